@@ -1,0 +1,20 @@
+"""What pinlaterd costs, measured side by side in one run: `tools/bench`.
+
+    main.py            the command line: which sections, how long, how often
+    sections.py        enqueue, dequeue, echo: the whole path against the engine alone
+    interference.py    dequeues while others ask for much: slow reader, search, upkeep
+    idle.py            a service that nobody calls, and a shard with deep queues
+    targets.py         the figures to reach
+    report.py          the table, the JSON file
+
+    deployment.py      a service of its own in a temporary folder, on free ports
+    load.py            the load generator: one process, epoll, frames encoded beforehand
+    frames.py          those frames, and what is read of the replies
+    engine_alone.py    the storage engine called in process with the same batches
+    echo_engine.py     an engine that stores nothing; echo_shard.py runs it as a shard
+    trivial_server.py  answers every frame with the same bytes: the load generator's own limit
+    usage.py           CPU and memory of processes
+
+Absolute figures drift with the machine; ratios within one run hold. So what is compared is
+measured in turn: engine, whole, engine, whole.
+"""

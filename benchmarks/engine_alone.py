@@ -1,0 +1,153 @@
+"""The storage engine alone, called in process with the same batches as the service's shards.
+
+One process for each shard. Only the time within `apply` counts, so that making the next batch,
+which is the shard's work, does not make the engine look slower than it is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from typing import Literal
+
+from benchmarks import frames
+from benchmarks.load import Window, percentile
+from pinlaterd.config.schema import ShardSettings
+from pinlaterd.engines.base import Ack, AckOp, Batch, Claim, ClaimOp, EnqueueOp, StorageEngine
+from pinlaterd.engines.registry import make_engine
+from pinlaterd.model import Job, JobKey, Payload
+
+QUEUE = "bench"
+FILL_JOBS = 500
+
+Work = Literal["enqueue", "dequeue", "dequeue from memory"]
+
+
+@dataclass(frozen=True)
+class EngineLoad:
+    """What one process does with one store."""
+
+    shard: ShardSettings
+    work: Work
+    jobs_per_batch: int
+    stored_jobs: int = 0  # before the clock starts
+
+
+@dataclass(frozen=True)
+class EngineOutcome:
+    batches: int
+    jobs: int
+    apply_seconds: float
+    cpu_seconds: float
+    p50_ms: float
+    p99_ms: float
+    durability: str
+
+    @property
+    def batches_per_second(self) -> float:
+        return self.batches / self.apply_seconds if self.apply_seconds else 0.0
+
+    @property
+    def jobs_per_second(self) -> float:
+        return self.jobs / self.apply_seconds if self.apply_seconds else 0.0
+
+
+def measure(loads: list[EngineLoad], seconds: float, warm_up_seconds: float) -> list[EngineOutcome]:
+    """All at the same time, each in a process of its own."""
+    context = get_context("spawn")
+    pipes = []
+    for load in loads:
+        ours, theirs = context.Pipe()
+        context.Process(target=_main, args=(load, theirs), daemon=True).start()
+        theirs.close()
+        pipes.append(ours)
+    for pipe in pipes:
+        pipe.recv()  # it has stored what it needs
+    window = Window.soon(seconds, warm_up_seconds)
+    for pipe in pipes:
+        pipe.send(window)
+    return [pipe.recv() for pipe in pipes]
+
+
+def _main(load: EngineLoad, pipe: Connection) -> None:
+    engine = make_engine(load.shard)
+    engine.open(_now_ms())
+    try:
+        engine.create_queue(QUEUE, _now_ms())
+        if load.work == "enqueue":
+            batches = _enqueues(load)
+        else:
+            keys = _fill(engine, load.stored_jobs)
+            batches = _claims(keys, load, from_memory=load.work == "dequeue from memory")
+        pipe.send(None)
+        pipe.send(_apply_all(engine, batches, pipe.recv()))
+    finally:
+        engine.close()
+
+
+def _apply_all(
+    engine: StorageEngine, batches: Iterator[tuple[Batch, int]], window: Window
+) -> EngineOutcome:
+    time.sleep(max(0.0, window.begin - time.monotonic()))
+    durations: list[float] = []
+    jobs = 0
+    cpu_seconds = 0.0
+    for batch, size in batches:
+        began, cpu_began = time.monotonic(), time.process_time()
+        if began >= window.until:
+            break
+        engine.apply(batch, _now_ms())
+        if began >= window.measure_from:
+            durations.append(time.monotonic() - began)
+            cpu_seconds += time.process_time() - cpu_began
+            jobs += size
+    return EngineOutcome(
+        batches=len(durations),
+        jobs=jobs,
+        apply_seconds=sum(durations),
+        cpu_seconds=cpu_seconds,
+        p50_ms=percentile(durations, 50) * 1000.0,
+        p99_ms=percentile(durations, 99) * 1000.0,
+        durability=engine.durability().setting,
+    )
+
+
+def _enqueues(load: EngineLoad) -> Iterator[tuple[Batch, int]]:
+    job = Job(frames.body())
+    batch = Batch(enqueues=[EnqueueOp(QUEUE, [job] * load.jobs_per_batch)])
+    while True:
+        yield batch, load.jobs_per_batch
+
+
+def _fill(engine: StorageEngine, jobs: int) -> list[tuple[JobKey, int]]:
+    """Store so many jobs; returns their keys and run-after times, in order."""
+    keys: list[tuple[JobKey, int]] = []
+    batch = Batch(enqueues=[EnqueueOp(QUEUE, [Job(frames.body())] * FILL_JOBS)])
+    while len(keys) < jobs:
+        now_ms = _now_ms()
+        for local_id in engine.apply(batch, now_ms).enqueues[0]:
+            keys.append((JobKey(1, local_id), now_ms))  # noqa: PERF401  (reads better in order)
+    return keys
+
+
+def _claims(
+    keys: list[tuple[JobKey, int]], load: EngineLoad, *, from_memory: bool
+) -> Iterator[tuple[Batch, int]]:
+    """Claims of the next jobs with acks of those before, until none are left."""
+    payload = Payload(frames.body(), 2, 2) if from_memory else None
+    acks: list[Ack] = []
+    for at in range(0, len(keys), load.jobs_per_batch):
+        part = keys[at : at + load.jobs_per_batch]
+        claims = [
+            Claim(key, run_after_ms, f"localhost:9010:1700000000000:bench:load:{at}", payload)
+            for key, run_after_ms in part
+        ]
+        yield Batch(acks=[AckOp(QUEUE, acks, ())], claims=[ClaimOp(QUEUE, claims)]), len(part)
+        acks = [Ack(key) for key, _ in part]
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

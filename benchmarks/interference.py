@@ -1,0 +1,163 @@
+"""Dequeues while others ask for much: a slow reader, a search over all bodies, upkeep.
+
+The load is paced well below what the service can do, as a service in use is: with every core
+busy, whatever else runs doubles the latency of everything, and nothing is learnt. Each
+disturbance is compared with a quiet window right before it.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from functools import partial
+
+from benchmarks import frames
+from benchmarks.deployment import Deployment
+from benchmarks.load import Load, Outcome, Window
+from benchmarks.report import Case, Measurement
+from benchmarks.sections import SHARDS, WHOLE, Bench, fill, sleep_until
+from pinlaterd.model import CountRequest, DequeueRequest, JobState, Method
+
+CONNECTIONS = 8
+CALLS_PER_SECOND = 200.0  # dequeues, and as many enqueues
+JOBS_A_CALL = 10
+
+SLOW_READERS = 4
+SLOW_CALLS = 200  # pipelined by each
+SLOW_ANSWER_JOBS = 1000
+SLOW_BYTES_PER_SECOND = 1_000_000
+SLOW_RECEIVE_BYTES = 50_000
+
+SEARCHED_JOBS = 200_000
+EXPIRING_JOBS = 100_000
+CLAIM_SECONDS = 12.0  # after which their claims expire
+CLAIM_LIMIT = 500
+
+BUSY, ARCHIVE, EXPIRING = "busy", "archive", "expiring"
+
+SECTION = "interference"
+
+
+def interference(bench: Bench, run: int, *, scale: float) -> None:
+    """`scale`: 1 for the full number of jobs, less for a quick look."""
+    with Deployment(
+        bench.folder,
+        shards=SHARDS,
+        settings={"monitor_interval_seconds": 0.5},
+        queues={EXPIRING: {"job_claimed_timeout_seconds": CLAIM_SECONDS}},
+    ) as service:
+        fill(bench, service, BUSY, JOBS_A_CALL * CONNECTIONS * 10)
+        fill(bench, service, ARCHIVE, round(SEARCHED_JOBS * scale))
+        _slow_reader(bench, run, service)
+        _search(bench, run, service, round(SEARCHED_JOBS * scale))
+        _upkeep(bench, run, service, round(EXPIRING_JOBS * scale))
+
+
+def quiet(name: str) -> Case:
+    return Case(SECTION, f"before {name}", CONNECTIONS, WHOLE)
+
+
+def disturbed(name: str) -> Case:
+    return Case(SECTION, name, CONNECTIONS, WHOLE)
+
+
+DISTURBANCES = ("slow reader", "body search", "upkeep")
+
+
+def _slow_reader(bench: Bench, run: int, service: Deployment) -> None:
+    _measure(bench, run, quiet("slow reader"), service)
+    window = bench.window()
+    reader = bench.generators.call(partial(read_slowly, service.port, window))
+    _measure(bench, run, disturbed("slow reader"), service, window)
+    read = reader.result()
+    bench.report.facts["slow reader"] = f"{read / 1e6:.1f} MB taken of what was asked for"
+
+
+def read_slowly(port: int, window: Window) -> int:
+    """Pipeline calls for large answers and take them at a trickle; returns the bytes taken."""
+    request = DequeueRequest(ARCHIVE, SLOW_ANSWER_JOBS, dry_run=True)
+    calls = memoryview(frames.call_frame(Method.DEQUEUE, request) * SLOW_CALLS)
+    sleep_until(window.begin)
+    readers = {}
+    for _ in range(SLOW_READERS):
+        reader = socket.create_connection(("127.0.0.1", port))
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SLOW_RECEIVE_BYTES)
+        reader.setblocking(False)
+        readers[reader] = calls
+    taken = 0
+    pause = SLOW_RECEIVE_BYTES / SLOW_BYTES_PER_SECOND
+    while time.monotonic() < window.until:
+        readable, writable, _ = select.select(
+            readers, [r for r in readers if readers[r]], (), pause
+        )
+        for reader in writable:
+            readers[reader] = readers[reader][reader.send(readers[reader]) :]
+        for reader in readable:
+            taken += len(reader.recv(SLOW_RECEIVE_BYTES))
+        time.sleep(pause)
+    for reader in readers:
+        reader.close()
+    return taken
+
+
+def _search(bench: Bench, run: int, service: Deployment, jobs: int) -> None:
+    _measure(bench, run, quiet("body search"), service)
+    window = bench.window()
+    request = CountRequest(ARCHIVE, JobState.PENDING, body_regex="[g-z]+[0-9]{3}never$")
+    script = partial(frames.SameCall, Method.COUNT, request, 1)
+    searches = bench.generators.start(Load(service.port, 1, script, window))
+    _measure(bench, run, disturbed("body search"), service, window)
+    outcome = searches.result()
+    bench.report.facts["body search"] = (
+        f"{outcome.calls} searches over {jobs:,} bodies, {outcome.errors} errors, "
+        f"p50 {outcome.percentile_ms(50):,.0f} ms"
+    )
+
+
+def _upkeep(bench: Bench, run: int, service: Deployment, jobs: int) -> None:
+    fill(bench, service, EXPIRING, jobs)
+    _measure(bench, run, quiet("upkeep"), service)
+    claim_window = Window.soon(60.0, 0.0)
+    request = DequeueRequest(EXPIRING, CLAIM_LIMIT)
+    script = partial(frames.SameCall, Method.DEQUEUE, request, CLAIM_LIMIT)
+    claims = Load(service.port, 2, script, claim_window, max_calls=jobs // CLAIM_LIMIT)
+    bench.generators.start(claims).result()
+    with service.client() as client:
+        claimed = client.count(EXPIRING, JobState.IN_PROGRESS)
+        expiry = claim_window.begin + CLAIM_SECONDS
+        begin = expiry - bench.warm_up_seconds
+        window = Window(begin, expiry, expiry + bench.seconds)
+        _measure(bench, run, disturbed("upkeep"), service, window)
+        left = client.count(EXPIRING, JobState.IN_PROGRESS)
+    bench.report.facts["upkeep"] = f"{claimed - left:,} of {claimed:,} claims expired meanwhile"
+
+
+def _measure(
+    bench: Bench, run: int, case: Case, service: Deployment, window: Window | None = None
+) -> None:
+    """Dequeues with acks, and as many enqueues; only the dequeues are reported."""
+    window = window or bench.window()
+    half = CONNECTIONS // 2
+    enqueues = Load(
+        service.port, half, partial(frames.enqueue, BUSY, JOBS_A_CALL), window, CALLS_PER_SECOND
+    )
+    dequeues = Load(
+        service.port, half, partial(frames.DequeueWithAcks, BUSY, JOBS_A_CALL), window,
+        CALLS_PER_SECOND,
+    )  # fmt: skip
+    both = [bench.generators.start(load) for load in (enqueues, dequeues)]
+    outcomes: list[Outcome] = [future.result() for future in both]
+    dequeued = outcomes[1]
+    bench.report.add(
+        Measurement(
+            case=case,
+            run=run,
+            calls_per_second=dequeued.calls_per_second,
+            jobs_per_second=dequeued.jobs_per_second,
+            p50_ms=dequeued.percentile_ms(50),
+            p99_ms=dequeued.percentile_ms(99),
+            generator_cpu_share=sum(o.cpu_share for o in outcomes),
+            note=f"{dequeued.errors} errors" if dequeued.errors else "",
+        )
+    )

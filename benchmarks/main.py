@@ -1,0 +1,111 @@
+"""The command line of the benchmark: `tools/bench`."""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+
+from benchmarks import idle, interference, sections
+from benchmarks.deployment import BenchmarkFailed, scratch_folder
+from benchmarks.load import Generators
+from benchmarks.report import Report, machine_facts
+from benchmarks.sections import Bench
+from benchmarks.targets import judged
+
+SECTIONS = ("enqueue", "dequeue", "echo", "generator", "interference", "idle")
+WARM_UP_SECONDS = 1.0
+QUICK_SECONDS = 1.5
+GENERATORS = 3  # processes: at most so many loads run at a time
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--seconds", default=6.0, show_default=True, help="What each figure is measured over."
+)
+@click.option("--runs", default=3, show_default=True, help="Medians of so many are reported.")
+@click.option("--only", default=",".join(SECTIONS), show_default=True, help="Which sections.")
+@click.option("--quick", is_flag=True, help="A look in a few minutes: one short run, fewer jobs.")
+@click.option(
+    "--json", "json_file", type=click.Path(path_type=Path, dir_okay=False),
+    help="Where the figures go  [default: bench-results/TIME.json]",
+)  # fmt: skip
+@click.option(
+    "--dir", "parent", type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="Where the services keep their data  [default: the folder for temporary files]",
+)  # fmt: skip
+def cli(
+    *,
+    seconds: float,
+    runs: int,
+    only: str,
+    quick: bool,
+    json_file: Path | None,
+    parent: Path | None,
+) -> None:
+    """Measure the whole path against the storage engine alone, on this machine.
+
+    Starts services of its own in a temporary folder, on free ports, and ends them. Exits with 1
+    if a target is not reached.
+
+    \b
+    tools/bench                              everything, about 15 minutes
+    tools/bench --quick --only enqueue,echo  a look
+    """
+    wanted = [name.strip() for name in only.split(",")]
+    unknown = set(wanted) - set(SECTIONS)
+    if unknown:
+        raise click.BadParameter(
+            f"unknown section {', '.join(sorted(unknown))}; choose from {', '.join(SECTIONS)}",
+            param_hint="--only",
+        )
+    if quick:
+        seconds, runs = QUICK_SECONDS, 1
+    report = Report(_progress)
+    try:
+        with scratch_folder(parent) as folder, Generators(GENERATORS) as generators:
+            report.facts |= machine_facts(folder)
+            report.facts["runs"] = f"{runs} of {seconds:g} s each; medians"
+            bench = Bench(folder, seconds, WARM_UP_SECONDS, report, generators)
+            for run in range(1, runs + 1):
+                for name in wanted:
+                    _measure(bench, name, run, scale=0.1 if quick else 1.0)
+    except BenchmarkFailed as error:
+        raise click.ClickException(str(error)) from error
+    targets = judged(report)
+    click.echo(report.text(targets))
+    json_file = json_file or _default_json_file()
+    report.write_json(json_file, targets)
+    click.echo(f"\nwritten to {json_file}")
+    sys.exit(0 if all(target.reached for target in targets) else 1)
+
+
+def _measure(bench: Bench, section: str, run: int, *, scale: float) -> None:
+    match section:
+        case "enqueue":
+            sections.enqueue(bench, run)
+        case "dequeue":
+            sections.dequeue(bench, run)
+        case "echo":
+            sections.echo(bench, run)
+        case "generator":
+            sections.generator(bench, run)
+        case "interference":
+            interference.interference(bench, run, scale=scale)
+        case "idle":
+            idle.idle(bench, run, idle_seconds=20.0 * max(scale, 0.25), scale=scale)
+
+
+def _default_json_file() -> Path:
+    return Path("bench-results") / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json"
+
+
+def _progress(line: str) -> None:
+    if sys.stderr.isatty():
+        click.echo(line, err=True)
+
+
+if __name__ == "__main__":
+    cli()

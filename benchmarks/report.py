@@ -1,0 +1,216 @@
+"""What was measured: the table, the targets, the JSON file. Several runs become their medians."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sqlite3
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import psutil
+
+MB = 1_000_000
+
+
+class Case(NamedTuple):
+    """What was measured, but for the run."""
+
+    section: str
+    name: str
+    connections: int
+    what: str  # "whole", "engine alone", …
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One case in one run."""
+
+    case: Case
+    run: int
+    calls_per_second: float = 0.0
+    jobs_per_second: float = 0.0
+    p50_ms: float = 0.0
+    p99_ms: float = 0.0
+    cpu_seconds_per_1000_jobs: Mapping[str, float] = field(default_factory=dict)
+    rss_mb: Mapping[str, float] = field(default_factory=dict)
+    generator_cpu_share: float = 0.0
+    figures: Mapping[str, float] = field(default_factory=dict)  # others, by name with unit
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A figure to reach."""
+
+    name: str
+    value: float
+    bound: Literal["at least", "at most"]
+    limit: float
+    unit: str = ""
+
+    @property
+    def reached(self) -> bool:
+        return self.value >= self.limit if self.bound == "at least" else self.value <= self.limit
+
+    def line(self) -> str:
+        verdict = "reached    " if self.reached else "NOT REACHED"
+        return (
+            f"{verdict}  {self.name}: {self.value:,.3g}{self.unit}"
+            f"  ({self.bound} {self.limit:,.3g}{self.unit})"
+        )
+
+
+class Report:
+    """Collects measurements, and shows them."""
+
+    def __init__(self, progress: Callable[[str], None]) -> None:
+        self.measurements: list[Measurement] = []
+        self.facts: dict[str, object] = {}
+        self._progress = progress
+
+    def add(self, measurement: Measurement) -> None:
+        self.measurements.append(measurement)
+        self._progress(f"run {measurement.run}: {_row_text(measurement)}")
+
+    def runs(self, case: Case) -> list[Measurement]:
+        return [m for m in self.measurements if m.case == case]
+
+    def ratio(
+        self, above: Case, below: Case, figure: Callable[[Measurement], float]
+    ) -> float | None:
+        """The median of the runs' ratios; None if one of the two was not measured."""
+        ratios = [
+            figure(a) / statistics.median(figure(b) for b in same_run)
+            for a in self.runs(above)
+            if (same_run := [b for b in self.runs(below) if b.run == a.run and figure(b)])
+        ]
+        return statistics.median(ratios) if ratios else None
+
+    def median(self, case: Case) -> Measurement | None:
+        """None if it was not measured."""
+        runs = self.runs(case)
+        return _median(runs) if runs else None
+
+    def medians(self) -> list[Measurement]:
+        cases = dict.fromkeys(m.case for m in self.measurements)
+        return [_median(self.runs(case)) for case in cases]
+
+    def text(self, targets: Sequence[Target]) -> str:
+        rows = [_HEADINGS, *(_row(m) for m in self.medians())]
+        lines = [f"{name}: {value}" for name, value in self.facts.items()]
+        lines += ["", *_aligned(rows), ""]
+        lines += [target.line() for target in targets]
+        return "\n".join(lines)
+
+    def write_json(self, path: Path, targets: Sequence[Target]) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = {
+            "facts": self.facts,
+            "targets": [{**asdict(t), "reached": t.reached} for t in targets],
+            "medians": [_as_json(m) for m in self.medians()],
+            "runs": [_as_json(m) for m in self.measurements],
+        }
+        path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def machine_facts(folder: Path) -> dict[str, object]:
+    """What figures depend on."""
+    return {
+        "measured": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "machine": f"{_processor()}, {os.cpu_count()} cores, "
+        f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
+        "system": f"{platform.system()} {platform.release()}, {_filesystem(folder)}",
+        "software": f"CPython {platform.python_version()}, SQLite {sqlite3.sqlite_version}",
+    }
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _filesystem(folder: Path) -> str:
+    """The kind of file system that `folder` lies on: on tmpfs a flush costs nothing."""
+    mounts = [
+        part
+        for part in psutil.disk_partitions(all=True)
+        if folder.resolve().is_relative_to(part.mountpoint)
+    ]
+    return max(mounts, key=lambda part: len(part.mountpoint)).fstype if mounts else "unknown"
+
+
+# --- the table ----------------------------------------------------------------------------
+
+_HEADINGS = (
+    "section", "case", "connections", "what", "calls/s", "jobs/s", "p50 ms", "p99 ms",
+    "CPU s/1000 jobs", "generator's CPU", "",
+)  # fmt: skip
+
+
+def _row(m: Measurement) -> Sequence[str]:
+    others = [f"{name} {value:.4g}" for name, value in m.figures.items()]
+    cpu = ", ".join(f"{name} {value:.4f}" for name, value in m.cpu_seconds_per_1000_jobs.items())
+    return (
+        m.case.section,
+        m.case.name,
+        str(m.case.connections or ""),
+        m.case.what,
+        f"{m.calls_per_second:,.0f}" if m.calls_per_second else "",
+        f"{m.jobs_per_second:,.0f}" if m.jobs_per_second else "",
+        f"{m.p50_ms:.2f}" if m.p50_ms else "",
+        f"{m.p99_ms:.2f}" if m.p99_ms else "",
+        cpu,
+        f"{m.generator_cpu_share:.0%}" if m.generator_cpu_share else "",
+        ", ".join([*others, m.note] if m.note else others),
+    )
+
+
+def _row_text(m: Measurement) -> str:
+    return "  ".join(text for text in _row(m) if text)
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> Iterable[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        yield "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+
+
+# --- medians ------------------------------------------------------------------------------
+
+
+def _median(runs: Sequence[Measurement]) -> Measurement:
+    def middle(figure: Callable[[Measurement], float]) -> float:
+        return statistics.median(figure(m) for m in runs)
+
+    def middles(figures: Callable[[Measurement], Mapping[str, float]]) -> dict[str, float]:
+        names = dict.fromkeys(name for m in runs for name in figures(m))
+        return {
+            name: statistics.median(figures(m)[name] for m in runs if name in figures(m))
+            for name in names
+        }
+
+    return Measurement(
+        case=runs[0].case,
+        run=0,
+        calls_per_second=middle(lambda m: m.calls_per_second),
+        jobs_per_second=middle(lambda m: m.jobs_per_second),
+        p50_ms=middle(lambda m: m.p50_ms),
+        p99_ms=middle(lambda m: m.p99_ms),
+        cpu_seconds_per_1000_jobs=middles(lambda m: m.cpu_seconds_per_1000_jobs),
+        rss_mb=middles(lambda m: m.rss_mb),
+        generator_cpu_share=middle(lambda m: m.generator_cpu_share),
+        figures=middles(lambda m: m.figures),
+        note=runs[-1].note,
+    )
+
+
+def _as_json(m: Measurement) -> dict[str, object]:
+    return {**m.case._asdict(), **{k: v for k, v in asdict(m).items() if k != "case"}}

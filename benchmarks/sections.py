@@ -1,0 +1,250 @@
+"""The whole path against the engine alone: enqueue, dequeue with acks, and without storage."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from tempfile import TemporaryDirectory
+
+from benchmarks import engine_alone, frames, usage
+from benchmarks.deployment import BenchmarkFailed, Deployment, EchoDeployment
+from benchmarks.engine_alone import EngineLoad, Work
+from benchmarks.frames import Script
+from benchmarks.load import Generators, Load, Outcome, Window
+from benchmarks.report import MB, Case, Measurement, Report
+from benchmarks.trivial_server import TrivialServer
+from pinlaterd.config.schema import ShardSettings
+from pinlaterd.model import ClaimedJob, DequeueResult, Result
+from pinlaterd.rpc import codec
+
+SHARDS = 2
+CONNECTIONS = (1, 16, 64)
+JOBS_A_CALL = (1, 10, 100)
+DEQUEUE_LIMIT = 100
+WHOLE, ENGINE = "whole", "engine alone"
+ENQUEUE_LIMIT = 500  # jobs a call, when a queue is only to be filled
+FILL_SECONDS_AT_MOST = 300.0
+
+# More than any machine of today dequeues, so that the queue does not run dry within the window.
+DEQUEUES_PER_SECOND_AT_MOST = {1: 60_000, 16: 200_000, 64: 200_000}
+ENGINE_DEQUEUES_PER_SECOND_AT_MOST = 200_000
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What every section needs."""
+
+    folder: Path
+    seconds: float
+    warm_up_seconds: float
+    report: Report
+    generators: Generators
+
+    def window(self) -> Window:
+        return Window.soon(self.seconds, self.warm_up_seconds)
+
+    @property
+    def busy_seconds(self) -> float:
+        return self.seconds + self.warm_up_seconds
+
+
+# --- enqueue ------------------------------------------------------------------------------
+
+
+def enqueue(bench: Bench, run: int) -> None:
+    with Deployment(bench.folder, shards=SHARDS) as service:
+        for jobs in JOBS_A_CALL:
+            _engine(bench, run, enqueue_case(jobs), jobs, "enqueue")
+            for connections in CONNECTIONS:
+                queue = f"enqueue_{jobs}_{connections}"
+                with service.client() as client:
+                    client.create_queue(queue)
+                script = partial(frames.enqueue, queue, jobs)
+                measure_whole(bench, run, enqueue_case(jobs, connections), service, script)
+
+
+def enqueue_case(jobs: int, connections: int = 0) -> Case:
+    """Over so many connections; 0: the engine alone."""
+    return Case("enqueue", f"{jobs} a call", connections, WHOLE if connections else ENGINE)
+
+
+# --- dequeue ------------------------------------------------------------------------------
+
+
+def dequeue(bench: Bench, run: int) -> None:
+    with Deployment(bench.folder, shards=SHARDS) as service:
+        for connections in CONNECTIONS:
+            _engine(bench, run, dequeue_case(), DEQUEUE_LIMIT, "dequeue")
+            queue = f"dequeue_{connections}"
+            most = DEQUEUES_PER_SECOND_AT_MOST[connections]
+            fill(bench, service, queue, round(most * bench.busy_seconds))
+            script = partial(frames.DequeueWithAcks, queue, DEQUEUE_LIMIT)
+            case = dequeue_case(connections)
+            measure_whole(bench, run, case, service, script, until_dry=True)
+        case = dequeue_case()._replace(what=f"{ENGINE}, bodies from memory")
+        _engine(bench, run, case, DEQUEUE_LIMIT, "dequeue from memory")
+
+
+def dequeue_case(connections: int = 0) -> Case:
+    """Over so many connections; 0: the engine alone, which reads all bodies from the store."""
+    name = f"{DEQUEUE_LIMIT} a call, with acks"
+    return Case("dequeue", name, connections, WHOLE if connections else ENGINE)
+
+
+# --- without storage ----------------------------------------------------------------------
+
+
+def echo(bench: Bench, run: int) -> None:
+    with EchoDeployment(bench.folder, shards=SHARDS) as service:
+        with service.client() as client:
+            client.create_queue("echo")
+        script = partial(frames.enqueue, "echo", 1)
+        for connections in (16, 64):
+            measure_whole(bench, run, echo_case(connections), service, script)
+
+
+def echo_case(connections: int) -> Case:
+    return Case("echo", "1 a call", connections, "router and shards, no storage")
+
+
+def generator(bench: Bench, run: int) -> None:
+    """What the load generator itself can do, against a server that does next to nothing."""
+    descriptors = [f"bench:s1:p1:{number}" for number in range(1_000_001, 1_000_101)]
+    claim = "localhost:9010:1700000000000:bench:load:1000001"
+    claimed = [ClaimedJob(d, frames.body(), 2, 2, claim, 600) for d in descriptors]
+    cases: Sequence[tuple[str, Callable[[], Script], Result]] = [
+        ("enqueue, 1 a call", partial(frames.enqueue, "bench", 1), descriptors[:1]),
+        ("enqueue, 100 a call", partial(frames.enqueue, "bench", 100), descriptors),
+        (
+            "dequeue, 100 a call, with acks",
+            partial(frames.DequeueWithAcks, "bench", 100),
+            DequeueResult(claimed),
+        ),
+    ]
+    for name, script, result in cases:
+        head = codec.peek(script().first()[4:]).head
+        with TrivialServer(frames.framed(codec.encode_reply(head, result))) as server:
+            window = bench.window()
+            outcome = bench.generators.start(Load(server.port, 16, script, window)).result()
+        case = Case("generator", name, 16, "load generator, trivial server")
+        bench.report.add(_measurement(case, run, outcome))
+
+
+# --- measuring ----------------------------------------------------------------------------
+
+
+def measure_whole(
+    bench: Bench,
+    run: int,
+    case: Case,
+    service: Deployment,
+    script: Callable[[], Script],
+    *,
+    until_dry: bool = False,
+) -> None:
+    window = bench.window()
+    load = Load(service.port, case.connections, script, window, until_dry=until_dry)
+    future = bench.generators.start(load)
+    before, after = usage_over(service, window, future)
+    outcome = future.result()
+    bench.report.add(
+        _measurement(
+            case,
+            run,
+            outcome,
+            cpu_seconds=usage.cpu_seconds_between(before, after),
+            rss_mb={name: u.rss_bytes / MB for name, u in after.items()},
+        )
+    )
+
+
+def fill(bench: Bench, service: Deployment, queue: str, jobs: int) -> None:
+    """Make a queue and store at least so many jobs in it."""
+    with service.client() as client:
+        client.create_queue(queue)
+    script = partial(frames.enqueue, queue, ENQUEUE_LIMIT)
+    window = Window.soon(FILL_SECONDS_AT_MOST, 0.0)
+    load = Load(service.port, 4, script, window, max_calls=-(-jobs // ENQUEUE_LIMIT))
+    outcome = bench.generators.start(load).result()
+    if outcome.jobs < jobs or outcome.errors:
+        raise BenchmarkFailed(
+            f"{queue}: stored {outcome.jobs} of {jobs} jobs, with {outcome.errors} errors"
+        )
+
+
+def sleep_until(monotonic: float) -> None:
+    time.sleep(max(0.0, monotonic - time.monotonic()))
+
+
+def _engine(bench: Bench, run: int, case: Case, jobs: int, work: Work) -> None:
+    """The same number of processes as the service has shards; their rates add up."""
+    with TemporaryDirectory(prefix="engine-", dir=bench.folder) as folder:
+        stored = 0
+        if work != "enqueue":
+            stored = round(ENGINE_DEQUEUES_PER_SECOND_AT_MOST * bench.busy_seconds / SHARDS)
+        loads = [
+            EngineLoad(ShardSettings(str(n), file=f"{folder}/{n}.sqlite"), work, jobs, stored)
+            for n in range(1, SHARDS + 1)
+        ]
+        outcomes = engine_alone.measure(loads, bench.seconds, bench.warm_up_seconds)
+    bench.report.facts["durability"] = outcomes[0].durability
+    bench.report.add(
+        Measurement(
+            case=case,
+            run=run,
+            calls_per_second=sum(o.batches_per_second for o in outcomes),
+            jobs_per_second=sum(o.jobs_per_second for o in outcomes),
+            p50_ms=fmean(o.p50_ms for o in outcomes),
+            p99_ms=max(o.p99_ms for o in outcomes),
+            cpu_seconds_per_1000_jobs={
+                f"engine {number}": o.cpu_seconds / o.jobs * 1000.0
+                for number, o in enumerate(outcomes, 1)
+                if o.jobs
+            },
+        )
+    )
+
+
+def usage_over(
+    service: Deployment, window: Window, future: Future[Outcome]
+) -> tuple[usage.Usages, usage.Usages]:
+    """The processes' usage when measuring begins and when it ends; a failed load ends it."""
+    sleep_until(window.measure_from)
+    before = service.usage()
+    if not future.done():
+        sleep_until(window.until)
+    return before, service.usage()
+
+
+def _measurement(
+    case: Case,
+    run: int,
+    outcome: Outcome,
+    *,
+    cpu_seconds: dict[str, float] | None = None,
+    rss_mb: dict[str, float] | None = None,
+) -> Measurement:
+    notes = [f"{outcome.errors} errors"] if outcome.errors else []
+    notes += ["ran dry"] if outcome.ran_dry else []
+    thousands = outcome.jobs / 1000.0
+    return Measurement(
+        case=case,
+        run=run,
+        calls_per_second=outcome.calls_per_second,
+        jobs_per_second=outcome.jobs_per_second,
+        p50_ms=outcome.percentile_ms(50),
+        p99_ms=outcome.percentile_ms(99),
+        cpu_seconds_per_1000_jobs={
+            name: seconds / thousands for name, seconds in (cpu_seconds or {}).items()
+        }
+        if thousands
+        else {},
+        rss_mb=rss_mb or {},
+        generator_cpu_share=outcome.cpu_share,
+        note=", ".join(notes),
+    )

@@ -1,0 +1,91 @@
+"""The figures to reach, judged from the medians of all runs; what was left out is not judged."""
+
+from __future__ import annotations
+
+from benchmarks import idle, interference, sections
+from benchmarks.report import Measurement, Report, Target
+
+RATIO_OF_ENQUEUE = 0.85
+RATIO_OF_DEQUEUE = 0.8
+GROUP_COMMIT_GAIN = 10.0
+ECHO_CALLS_PER_SECOND = 25_000
+INTERFERENCE_RATIO = 2.0
+IDLE_CPU_PERCENT = 0.5
+RSS_MB = {"router": 45.0, "shard": 45.0, "coordinator": 70.0}
+SHARD_GROWTH_MB = 32 * 1024 * 1024 / 1e6  # shard_buffer_bytes
+
+
+def judged(report: Report) -> list[Target]:
+    return [*_ratios(report), *_echo(report), *_interference(report), *_idle(report)]
+
+
+def _ratios(report: Report) -> list[Target]:
+    enqueue, dequeue = sections.enqueue_case, sections.dequeue_case
+    wanted = [
+        (
+            "enqueue of 100, 16 connections: whole / engine alone",
+            enqueue(100, 16),
+            enqueue(100),
+            RATIO_OF_ENQUEUE,
+        ),
+        (
+            "dequeue of 100 with acks, 16 connections: whole / engine alone",
+            dequeue(16),
+            dequeue(),
+            RATIO_OF_DEQUEUE,
+        ),
+        (
+            "enqueue of 1: 64 connections / 1 connection",
+            enqueue(1, 64),
+            enqueue(1, 1),
+            GROUP_COMMIT_GAIN,
+        ),
+    ]
+    return [
+        Target(name, ratio, "at least", limit)
+        for name, above, below, limit in wanted
+        if (ratio := report.ratio(above, below, _jobs)) is not None
+    ]
+
+
+def _echo(report: Report) -> list[Target]:
+    median = report.median(sections.echo_case(16))
+    if median is None:
+        return []
+    name = "no storage, 1 job a call, 16 connections"
+    return [Target(name, median.calls_per_second, "at least", ECHO_CALLS_PER_SECOND, " calls/s")]
+
+
+def _interference(report: Report) -> list[Target]:
+    return [
+        Target(f"dequeue p99 with {name} / without", ratio, "at most", INTERFERENCE_RATIO)
+        for name in interference.DISTURBANCES
+        if (ratio := report.ratio(interference.disturbed(name), interference.quiet(name), _p99))
+        is not None
+    ]
+
+
+def _idle(report: Report) -> list[Target]:
+    targets = []
+    quiet, deep = report.median(idle.IDLE), report.median(idle.DEEP_QUEUE)
+    if quiet is not None:
+        share = quiet.figures[idle.CPU_PERCENT]
+        targets.append(
+            Target("idle: the whole service", share, "at most", IDLE_CPU_PERCENT, " % of a core")
+        )
+        for kind, limit in RSS_MB.items():
+            largest = max(mb for name, mb in quiet.rss_mb.items() if name.startswith(kind))
+            targets.append(Target(f"idle: RSS of a {kind}", largest, "at most", limit, " MB"))
+    if deep is not None:
+        growth = deep.figures[idle.GROWTH_MB]
+        name = "deep queue under load: growth of the largest shard"
+        targets.append(Target(name, growth, "at most", SHARD_GROWTH_MB, " MB"))
+    return targets
+
+
+def _jobs(measurement: Measurement) -> float:
+    return measurement.jobs_per_second
+
+
+def _p99(measurement: Measurement) -> float:
+    return measurement.p99_ms

@@ -1,0 +1,113 @@
+"""The command line `pinlater-admin`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from pinlaterd import __version__
+from pinlaterd.admin import status_page, target
+from pinlaterd.admin.jobs import job
+from pinlaterd.admin.queues import queue, read_password
+from pinlaterd.client.cli import CommandLine, printable
+from pinlaterd.config.layout import ETC
+from pinlaterd.config.load import load_config
+from pinlaterd.config.password import hash_password
+from pinlaterd.errors import ConfigError
+from pinlaterd.lifecycle import ExitCode
+
+
+@click.group("pinlater-admin", cls=CommandLine, context_settings={"max_content_width": 100})
+@click.version_option(__version__, prog_name="pinlater-admin")
+@target.target_options
+def cli() -> None:
+    """Look at a pinlaterd service, and mend what is in it.
+
+    The service is that of the deployment in the current folder, or in --dir DIR.
+
+    \b
+    Examples:
+      pinlater-admin status
+      pinlater-admin queue stats mail
+      pinlater-admin job scan mail failed
+      pinlater-admin --dir /srv/pinlaterd job retry mail
+    """
+
+
+cli.add_command(queue)
+cli.add_command(job)
+
+
+@cli.group()
+def config() -> None:
+    """Check the configuration."""
+
+
+@config.command()
+@click.argument("directory", metavar="[DIR]", required=False, type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print the facts as JSON.")
+@target.target_options
+def check(*, directory: Path | None, as_json: bool) -> None:
+    """Report every mistake in DIR/etc at once. Exit 1 if there is one.
+
+    \b
+    Example:
+      pinlater-admin config check /srv/pinlaterd
+    """
+    etc = (directory if directory is not None else target.directory()) / ETC
+    try:
+        found = load_config(etc)
+    except ConfigError as error:
+        if as_json:
+            click.echo(json.dumps({"ok": False, "problems": error.problems}))
+        else:
+            for problem in error.problems:
+                click.echo(printable(problem, 2000))
+        sys.exit(ExitCode.FAILURE)
+    shards, queues = list(found.shards), list(found.queues)
+    if as_json:
+        click.echo(json.dumps({"ok": True, "problems": [], "shards": shards, "queues": queues}))
+    else:
+        click.echo(f"{etc}: fine; shards {', '.join(shards)}; settings of {len(queues)} queues")
+
+
+@cli.command("hash-password")
+def hash_password_command() -> None:
+    """Print the hash of a password, for admin_password_hash in etc/pinlaterd.yaml.
+
+    The password is asked for on a terminal, without echo; in a pipe it is the first line of
+    standard input. It is never an argument, which everyone on the machine could read.
+
+    \b
+    Examples:
+      pinlater-admin hash-password
+      pinlater-admin hash-password < /run/secrets/pinlaterd
+    """
+    click.echo(hash_password(read_password("Password", twice=True)))
+
+
+@cli.command()
+@click.option("--json", "as_json", is_flag=True, help="Print what the coordinator knows as JSON.")
+@target.target_options
+def status(*, as_json: bool) -> None:
+    """Show the service's processes, shards and warnings. Exit 1 if anything is unwell.
+
+    \b
+    Examples:
+      pinlater-admin status
+      pinlater-admin status --json --stats-url http://queue.example.com:9999
+    """
+    found = status_page.fetch()
+    if as_json:
+        click.echo(json.dumps(found))
+    else:
+        status_page.show(found)
+    if not status_page.is_well(found):
+        sys.exit(ExitCode.FAILURE)
+
+
+if __name__ == "__main__":
+    cli(prog_name="pinlater-admin")

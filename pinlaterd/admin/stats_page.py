@@ -1,0 +1,62 @@
+"""Asks the coordinator for a page: over its Unix socket, or over HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import socket
+import urllib.parse
+from pathlib import Path
+from typing import Any
+
+from pinlaterd.config.layout import STATS_SOCKET
+from pinlaterd.errors import ConnectionFailed
+
+_TIMEOUT_SECONDS = 5.0
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    """HTTP to DIR/run/stats.sock. Unix socket paths hold 107 bytes, DIR may hold more."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__("localhost", timeout=_TIMEOUT_SECONDS)
+        self._directory = directory
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        with contextlib.chdir(self._directory):
+            self.sock.connect(os.fspath(STATS_SOCKET))
+
+
+def fetch_json(path: str, *, directory: Path, url: str | None) -> Any:
+    """What the coordinator answers at `path`. Raises ConnectionFailed."""
+    connection, prefix, where = _connection(directory, url)
+    with contextlib.closing(connection):
+        try:
+            connection.request("GET", prefix + path)
+            response = connection.getresponse()
+            body = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            reason = (getattr(error, "strerror", None) or str(error)).lower()
+            raise ConnectionFailed(
+                f"no answer from the coordinator at {where}: {reason}"
+            ) from error
+    try:
+        # /health and /status.json answer 503 with their facts when something is unwell.
+        return json.loads(body)
+    except ValueError as error:
+        raise ConnectionFailed(
+            f"{where}{path} answered {response.status}, not JSON; is it pinlaterd's?"
+        ) from error
+
+
+def _connection(directory: Path, url: str | None) -> tuple[http.client.HTTPConnection, str, str]:
+    if url is None:
+        return _UnixConnection(directory), "", str(directory / STATS_SOCKET)
+    parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
+    made = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = made(parts.hostname or "localhost", parts.port, timeout=_TIMEOUT_SECONDS)
+    return connection, parts.path.rstrip("/"), url

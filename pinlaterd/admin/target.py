@@ -1,0 +1,85 @@
+"""Which service is meant: `--dir` names a deployment, `--host` and `--port` go before its files.
+
+The options may stand before a sub-command or after it; the last one counts.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from pinlaterd.client.client import Client
+from pinlaterd.config.layout import ETC
+from pinlaterd.config.load import load_config
+from pinlaterd.config.schema import ServerSettings
+from pinlaterd.errors import ConfigError
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_META = "pinlaterd.admin.target."
+
+
+def _remember(ctx: click.Context, parameter: click.Parameter, value: object) -> None:
+    if value is not None:
+        ctx.meta[f"{_META}{parameter.name}"] = value
+
+
+def _recall(name: str) -> Any:
+    return click.get_current_context().meta.get(f"{_META}{name}")
+
+
+def _option(*names: str, **attributes: Any) -> Callable[[Command], Command]:
+    return click.option(*names, expose_value=False, callback=_remember, **attributes)
+
+
+_OPTIONS = (
+    _option("--stats-url", metavar="URL", help="The coordinator, if not DIR/run/stats.sock."),
+    _option("--port", type=click.IntRange(1, 65535), help="Thrift port, if not DIR's."),
+    _option("--host", help="The service's host, if not DIR's."),
+    _option(
+        "--dir",
+        "directory",
+        type=click.Path(path_type=Path),
+        metavar="DIR",
+        help="The deployment  [default: the current folder]",
+    ),
+)
+
+
+def target_options(command: Command) -> Command:
+    return functools.reduce(lambda c, option: option(c), _OPTIONS, command)
+
+
+def directory() -> Path:
+    """The deployment's folder."""
+    chosen: Path | None = _recall("directory")
+    return chosen if chosen is not None else Path()
+
+
+def stats_url() -> str | None:
+    url: str | None = _recall("stats_url")
+    return url
+
+
+def connect() -> Client:
+    """A client of the service that is meant."""
+    host: str | None = _recall("host")
+    port: int | None = _recall("port")
+    if host is None and port is None:
+        server = _server_settings()
+        return Client(server.host, server.port)
+    server = ServerSettings()
+    return Client(host if host is not None else server.host, port or server.port)
+
+
+def _server_settings() -> ServerSettings:
+    try:
+        return load_config(directory() / ETC).server
+    except ConfigError as error:
+        raise ConfigError(
+            [*error.problems, "mend that, choose another --dir, or give --host and --port"]
+        ) from error

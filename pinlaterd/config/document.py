@@ -1,0 +1,215 @@
+"""Text to nodes that know their line: YAML or JSON, and nothing dangerous.
+
+JSON is tried first, so that PinLater's files are read exactly as JSON. In YAML, scalars mean what
+YAML's core types say (numbers, booleans, null, text); aliases and tags are refused. Keys are
+text as written: a shard named 001 stays 001. Duplicate keys are kept, for `load` to report.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import yaml
+
+MAX_FILE_BYTES = 4 * 1024 * 1024
+MAX_DEPTH = 20
+
+Scalar = str | int | float | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One key of a mapping."""
+
+    key: str
+    line: int
+    value: Node
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A mapping (entries), a sequence (items), or a scalar (`scalar`, written as `text`)."""
+
+    line: int
+    entries: Sequence[Entry] | None = None
+    items: Sequence[Node] | None = None
+    scalar: Scalar = None
+    text: str = ""
+
+    @property
+    def is_scalar(self) -> bool:
+        return self.entries is None and self.items is None
+
+    def get(self, key: str) -> Node | None:
+        """The value of `key`, if this is a mapping that has it."""
+        for entry in self.entries or ():
+            if entry.key == key:
+                return entry.value
+        return None
+
+    def describe(self) -> str:
+        """What this is, for messages: never the value of anything but a scalar."""
+        if self.entries is not None:
+            return "a mapping"
+        if self.items is not None:
+            return "a list"
+        if self.scalar is None:
+            return "nothing"
+        if isinstance(self.scalar, bool):
+            return f"the boolean {self.text}"
+        if isinstance(self.scalar, int | float):
+            return f"the number {self.text}"
+        return f"the text {self.text[:60]!r}"
+
+
+class DocumentError(Exception):
+    """The text can't be read at all."""
+
+    def __init__(self, line: int, problem: str) -> None:
+        super().__init__(problem)
+        self.line = line
+        self.problem = problem
+
+
+def parse(data: bytes) -> Node | None:
+    """The document in `data`, None if it is empty. Raises DocumentError."""
+    if len(data) > MAX_FILE_BYTES:
+        raise DocumentError(1, f"the file has {len(data)} bytes; at most {MAX_FILE_BYTES} are read")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise DocumentError(line, "not valid UTF-8; save the file as UTF-8") from error
+    try:
+        json.loads(text)
+    except ValueError:
+        return _parse_yaml(text)
+    except RecursionError as error:
+        raise DocumentError(1, "nested too deeply") from error
+    return _JsonReader(text).read()
+
+
+# --- YAML ---------------------------------------------------------------------------------
+
+_BOOLEANS = {"yes": True, "true": True, "on": True, "no": False, "false": False, "off": False}
+_INTEGER = re.compile(r"[-+]?[0-9][0-9_]*\Z")
+
+
+class _Loader(yaml.SafeLoader):
+    """Composes nodes, without aliases: a few lines of those can stand for gigabytes."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.events.AliasEvent):
+            event = self.peek_event()  # type: ignore[no-untyped-call]
+            raise yaml.composer.ComposerError(
+                None,
+                None,
+                "aliases (*name) are not accepted; write the value out",
+                event.start_mark,
+            )
+        return super().compose_node(parent, index)
+
+
+def _parse_yaml(text: str) -> Node | None:
+    try:
+        loader = _Loader(text)
+        try:
+            root = loader.get_single_node()
+        finally:
+            loader.dispose()
+        return None if root is None else _from_yaml(root, 0)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        problem = " ".join(part for part in (error.context, error.problem) if part)
+        raise DocumentError(mark.line + 1 if mark else 1, f"not valid YAML: {problem}") from error
+    except yaml.YAMLError as error:
+        raise DocumentError(1, f"not valid YAML: {error}") from error
+    except RecursionError as error:
+        raise DocumentError(1, "nested too deeply") from error
+
+
+def _from_yaml(node: yaml.Node, depth: int) -> Node:
+    line = node.start_mark.line + 1
+    if depth > MAX_DEPTH:
+        raise DocumentError(line, "nested too deeply")
+    if isinstance(node, yaml.MappingNode):
+        entries = []
+        for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise DocumentError(key.start_mark.line + 1, "a key has to be text")
+            entries.append(Entry(key.value, key.start_mark.line + 1, _from_yaml(value, depth + 1)))
+        return Node(line, entries=entries)
+    if isinstance(node, yaml.SequenceNode):
+        return Node(line, items=[_from_yaml(item, depth + 1) for item in node.value])
+    return Node(line, scalar=_yaml_scalar(node, line), text=node.value)
+
+
+def _yaml_scalar(node: yaml.Node, line: int) -> Scalar:
+    text = str(node.value)
+    kind = node.tag.removeprefix("tag:yaml.org,2002:")
+    if kind == "null":
+        return None
+    if kind == "bool":
+        return _BOOLEANS[text.lower()]
+    if kind == "int" and _INTEGER.match(text):
+        return int(text.replace("_", ""))
+    if kind == "float":
+        try:
+            return float(text.replace("_", "").replace(".inf", "inf").replace(".nan", "nan"))
+        except ValueError:
+            return text  # 1:30.5, which YAML 1.1 takes for sixty-fold
+    if kind in ("str", "int", "timestamp", "merge", "value"):
+        return text  # what YAML 1.1 sees in 0x1F, 1:30, 2026-01-01 or = nobody means
+    raise DocumentError(line, f"tag {node.tag} is not accepted")
+
+
+# --- JSON ---------------------------------------------------------------------------------
+
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}:,]|[^\s\[\]{}:,"]+')
+
+
+class _JsonReader:
+    """Nodes from text that `json.loads` has found valid: only lines are added here."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._tokens = _TOKEN.finditer(text)
+        self._line = 1
+        self._counted_to = 0
+
+    def read(self) -> Node:
+        return self._value(self._next(), 0)
+
+    def _next(self) -> str:
+        part = next(self._tokens)
+        self._line += self._text.count("\n", self._counted_to, part.start())
+        self._counted_to = part.start()
+        return part.group()
+
+    def _value(self, part: str, depth: int) -> Node:
+        line = self._line
+        if depth > MAX_DEPTH:
+            raise DocumentError(line, "nested too deeply")
+        if part == "{":
+            return self._object(line, depth)
+        if part == "[":
+            items = []
+            while (part := self._next()) != "]":
+                if part != ",":
+                    items.append(self._value(part, depth + 1))
+            return Node(line, items=items)
+        scalar = json.loads(part)
+        return Node(line, scalar=scalar, text=scalar if isinstance(scalar, str) else part)
+
+    def _object(self, line: int, depth: int) -> Node:
+        entries = []
+        while (part := self._next()) != "}":
+            if part == ",":
+                continue
+            key, key_line = json.loads(part), self._line
+            self._next()  # the colon
+            entries.append(Entry(key, key_line, self._value(self._next(), depth + 1)))
+        return Node(line, entries=entries)

@@ -1,0 +1,49 @@
+"""Where everything of a deployment lies, relative to its folder DIR.
+
+Every process makes DIR its current folder first (`enter`), so that the paths of Unix sockets
+stay short: the kernel allows them 107 bytes.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+ETC = Path("etc")
+RUN = Path("run")
+DATA = Path("data")
+
+SERVER_FILE = "pinlaterd.yaml"
+SHARDS_FILE = "shards.yaml"
+QUEUES_FILE = "queues.yaml"
+SUPERVISORD_FILE = "supervisord.conf"
+
+LOGS = RUN / "log"
+SHARD_PROGRAMS = RUN / "supervisord.d"
+STATS_SOCKET = RUN / "stats.sock"
+SUPERVISOR_SOCKET = RUN / "supervisor.sock"
+SUPERVISOR_PID_FILE = RUN / "supervisord.pid"
+COORDINATOR_LOCK = RUN / "coordinator.lock"
+SNAPSHOT_FILE = RUN / "snapshot.json"
+
+COORDINATOR_ENDPOINT = f"ipc://{RUN}/coordinator.ipc"
+
+
+def shard_endpoint(shard: str) -> str:
+    """The ZeroMQ address at which a shard's owner takes calls."""
+    return f"ipc://{RUN}/shard-{shard}.ipc"
+
+
+def shard_program(shard: str) -> str:
+    """The name of a shard's process, in supervisord and in reports."""
+    return f"shard-{shard}"
+
+
+def enter(etc: Path) -> Path:
+    """Make the deployment that `etc` (DIR/etc) belongs to the current folder.
+
+    Returns what `etc` is called from there. Creates DIR/run, for its owner only."""
+    etc = Path(os.path.abspath(etc))  # noqa: PTH100  (resolve() would follow a linked etc away)
+    os.chdir(etc.parent)
+    RUN.mkdir(mode=0o700, exist_ok=True)
+    return Path(etc.name)

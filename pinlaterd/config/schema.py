@@ -1,0 +1,266 @@
+"""All that can be configured: names, units, defaults, limits. Each stands here once.
+
+Times and sizes carry their unit in the name. `pinlaterd init` writes the explanations below into
+the files that it makes; `load` checks values against `allowed`.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
+
+from pinlaterd.config.layout import DATA
+
+T = TypeVar("T")
+
+KIB = 1024
+MIB = 1024 * KIB
+
+ENGINES = ("sqlite", "mysql", "redis")
+DEFAULT_ENGINE = "sqlite"
+LOG_LEVELS = ("debug", "info", "warning", "error")
+HASH_ENVIRONMENT = "PINLATERD_ADMIN_PASSWORD_HASH"
+SECONDS_A_YEAR = 366 * 24 * 3600
+HOURS_A_CENTURY = 100 * 366 * 24
+
+
+class Between(NamedTuple):
+    """Numbers from `low` to `high`, both included."""
+
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"choose from {self.low:,} to {self.high:,}".replace(",", "_")
+
+
+class OneOf(NamedTuple):
+    choices: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"choose from {', '.join(self.choices)}"
+
+
+class Characters(NamedTuple):
+    """Text of `low` to `high` characters, none of them in `without`, nor a space."""
+
+    low: int
+    high: int
+    without: str = ""
+
+    def __str__(self) -> str:
+        without = f", no {' '.join(self.without)!r} in it" if self.without else ""
+        return f"expected {self.low} to {self.high} characters without spaces{without}"
+
+
+class Setting(NamedTuple):
+    """What `load` and `init` know of a key, beside its type and default."""
+
+    doc: str
+    allowed: Between | OneOf | Characters | None = None
+    secret: bool = False
+    local: bool = False  # the default depends on the machine
+
+
+def _setting(
+    default: T,
+    doc: str,
+    allowed: Between | OneOf | Characters | None = None,
+    *,
+    secret: bool = False,
+    local: bool = False,
+) -> T:
+    return field(
+        default=default, metadata={"setting": Setting(doc, allowed, secret, local)}, repr=not secret
+    )
+
+
+# A claim descriptor HOST:PORT:STARTMILLIS:SOURCE:COUNTER has to fit into PinLater's
+# VARCHAR(200); a port, a time, a source of 120 bytes and a counter leave this for the host.
+ADVERTISED_HOST_CHARS = 36
+
+
+_OWN_HOST_NAME = socket.gethostname()[:ADVERTISED_HOST_CHARS]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """etc/pinlaterd.yaml."""
+
+    host: str = _setting(
+        "127.0.0.1", "address that the Thrift port listens on; 0.0.0.0: all", Characters(1, 255)
+    )
+    port: int = _setting(9010, "Thrift port", Between(1, 65535))
+    stats_host: str = _setting(
+        "127.0.0.1", "address that the statistics port listens on", Characters(1, 255)
+    )
+    stats_port: int = _setting(
+        9999, "HTTP port of /stats.txt, /stats.json, /metrics, /health", Between(1, 65535)
+    )
+    web_port: int = _setting(
+        9011, "HTTP port of the dashboard (not in this release)", Between(1, 65535)
+    )
+    advertised_host: str = _setting(
+        _OWN_HOST_NAME,
+        "this server's name in claim descriptors (default: the machine's host name)",
+        Characters(1, ADVERTISED_HOST_CHARS, ":"),
+        local=True,
+    )
+    routers: int = _setting(1, "router processes, all on the same port", Between(1, 64))
+
+    num_priority_levels: int = _setting(
+        3, "priorities are 1 (first) to this; lower it only once nothing uses them", Between(1, 127)
+    )
+    max_job_body_bytes: int = _setting(
+        1 * MIB, "longest body of a job, bytes", Between(1, 1024 * MIB)
+    )
+    enqueue_split_jobs: int = _setting(
+        1000, "an enqueue of more jobs is split over shards", Between(1, 1_000_000)
+    )
+    max_dequeue_wait_ms: int = _setting(
+        30_000, "longest wait of a long-polling dequeue, milliseconds", Between(0, 3_600_000)
+    )
+    request_timeout_ms: int = _setting(
+        10_000, "a call is answered within this (plus its own wait), ms", Between(100, 600_000)
+    )
+    count_limit: int = _setting(
+        100_000, "how far getJobCount counts, per shard and priority", Between(1, 1_000_000_000)
+    )
+    scan_limit: int = _setting(10_000, "most jobs in one answer of scanJobs", Between(1, 1_000_000))
+
+    job_claimed_timeout_seconds: float = _setting(
+        600.0,
+        "a claim older than this ends: the job is pending again with one attempt less, seconds",
+        Between(0.1, SECONDS_A_YEAR),
+    )
+    job_succeeded_ttl_hours: float = _setting(
+        24.0,
+        "succeeded jobs are kept so long, hours (fractions allowed)",
+        Between(0, HOURS_A_CENTURY),
+    )
+    job_failed_ttl_hours: float = _setting(
+        168.0,
+        "failed jobs are kept so long, hours (fractions allowed)",
+        Between(0, HOURS_A_CENTURY),
+    )
+    monitor_interval_seconds: float = _setting(
+        10.0,
+        "how often each shard looks for expired claims and old jobs, seconds",
+        Between(0.05, 3600),
+    )
+    monitor_batch_size: int = _setting(
+        500, "most jobs that one slice of this upkeep changes", Between(1, 100_000)
+    )
+
+    max_frame_bytes: int = _setting(
+        64 * MIB, "a longer Thrift frame closes its connection, bytes", Between(1 * KIB, 1024 * MIB)
+    )
+    max_response_bytes: int = _setting(
+        32 * MIB, "a dequeue's answer stops growing at this, bytes", Between(1 * KIB, 1024 * MIB)
+    )
+    max_connections: int = _setting(
+        10_000, "client connections of one router", Between(1, 1_000_000)
+    )
+    max_buffered_bytes: int = _setting(
+        256 * MIB,
+        "partial frames and unsent answers of all connections of one router, bytes",
+        Between(1 * MIB, 1024 * 1024 * MIB),
+    )
+    max_calls_in_flight: int = _setting(
+        20_000, "calls that one router works on at a time", Between(1, 10_000_000)
+    )
+    max_calls_per_connection: int = _setting(
+        1000, "pipelined calls of one connection that are worked on", Between(1, 1_000_000)
+    )
+    shard_buffer_bytes: int = _setting(
+        32 * MIB,
+        "memory of one shard for ready jobs and fresh bodies, bytes",
+        Between(1 * MIB, 1024 * 1024 * MIB),
+    )
+    owner_lease_seconds: float = _setting(
+        10.0,
+        "a frozen or cut-off owner of a mysql or redis shard loses it after this, seconds",
+        Between(1, 3600),
+    )
+    mysql_num_db_per_queue: int = _setting(
+        1,
+        "PinLater's shards.yaml in JSON: shards 1, 1d1 ... 1d(n-1) in each MySQL server",
+        Between(1, 1000),
+    )
+    admin_password_hash: str = _setting(
+        "",
+        "what deleteQueue's password is checked against, made by `pinlater-admin hash-password`;"
+        f" or admin_password_hash_file: PATH; or the environment's {HASH_ENVIRONMENT}."
+        " None: deleteQueue is refused",
+        secret=True,
+    )
+    log_level: str = _setting("info", "what is logged", OneOf(LOG_LEVELS))
+
+
+class Address(NamedTuple):
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+def default_file(shard: str) -> str:
+    """Where a SQLite shard keeps its jobs, unless its settings say otherwise."""
+    return str(DATA / f"shard-{shard}.sqlite")
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSettings:
+    """One shard of etc/shards.yaml. `file` is sqlite's; `master` to `passwd` the servers'."""
+
+    name: str
+    engine: str = DEFAULT_ENGINE
+    dequeue_only: bool = False
+    file: str = ""
+    master: Address | None = None
+    slave: Address | None = None
+    user: str = ""
+    passwd: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSettings:
+    """One queue's settings: those of etc/queues.yaml over the server's."""
+
+    job_claimed_timeout_seconds: float
+    job_succeeded_ttl_hours: float
+    job_failed_ttl_hours: float
+    max_jobs_per_second: float | None = field(
+        default=None,
+        metadata={
+            "setting": Setting(
+                "dequeues of the whole cluster, jobs/s (fractions allowed; 0 stops them)",
+                Between(0, 1_000_000_000),
+            )
+        },
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """A whole deployment's configuration, checked."""
+
+    server: ServerSettings = field(default_factory=ServerSettings)
+    shards: Mapping[str, ShardSettings] = field(default_factory=dict)
+    queues: Mapping[str, QueueSettings] = field(default_factory=dict)
+
+    def queue(self, name: str) -> QueueSettings:
+        """What holds for the queue `name`, whether or not queues.yaml names it."""
+        settings = self.queues.get(name)
+        return settings if settings is not None else default_queue_settings(self.server)
+
+
+def default_queue_settings(server: ServerSettings) -> QueueSettings:
+    return QueueSettings(
+        job_claimed_timeout_seconds=server.job_claimed_timeout_seconds,
+        job_succeeded_ttl_hours=server.job_succeeded_ttl_hours,
+        job_failed_ttl_hours=server.job_failed_ttl_hours,
+    )

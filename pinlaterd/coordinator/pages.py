@@ -1,0 +1,105 @@
+"""The HTTP pages: /stats.txt, /stats.json, /metrics, /health, /status.json.
+
+Read-only, on the statistics port and on run/stats.sock. `?process=shard-1` narrows figures down to
+one process.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
+from typing import Protocol
+
+from aiohttp import web
+
+from pinlaterd.coordinator.status import Status
+from pinlaterd.stats import StatsSnapshot, merge
+from pinlaterd.stats.prometheus import CONTENT_TYPE, prometheus_text
+from pinlaterd.stats.texts import figures, ostrich
+
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Source(Protocol):
+    """Whom the pages ask."""
+
+    def status(self) -> Status: ...
+
+    def stats(self) -> Mapping[str, StatsSnapshot]:
+        """Figures by process."""
+        ...
+
+
+def make_application(source: Source) -> web.Application:
+    pages = _Pages(source)
+    application = web.Application(middlewares=[_plain_errors])
+    application.router.add_get("/", pages.index)
+    application.router.add_get("/stats.txt", pages.stats_text)
+    application.router.add_get("/stats.json", pages.stats_json)
+    application.router.add_get("/metrics", pages.metrics)
+    application.router.add_get("/health", pages.health)
+    application.router.add_get("/status.json", pages.status_json)
+    return application
+
+
+class _Pages:
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    async def index(self, _request: web.Request) -> web.Response:
+        return web.Response(text="/stats.txt\n/stats.json\n/metrics\n/health\n/status.json\n")
+
+    async def stats_text(self, request: web.Request) -> web.Response:
+        return web.Response(text=ostrich(merge(self._chosen(request).values())))
+
+    async def stats_json(self, request: web.Request) -> web.Response:
+        chosen = self._chosen(request)
+        body = figures(merge(chosen.values())) | {
+            "processes": {name: figures(snapshot) for name, snapshot in chosen.items()}
+        }
+        return web.json_response(body)
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        text = prometheus_text(self._chosen(request))
+        return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
+
+    async def health(self, _request: web.Request) -> web.Response:
+        found = self._source.status()
+        return web.json_response(
+            {"healthy": found["healthy"], "problems": found["problems"]},
+            status=HTTPStatus.OK if found["healthy"] else HTTPStatus.SERVICE_UNAVAILABLE,
+        )
+
+    async def status_json(self, _request: web.Request) -> web.Response:
+        return web.json_response(self._source.status())
+
+    def _chosen(self, request: web.Request) -> Mapping[str, StatsSnapshot]:
+        stats = self._source.stats()
+        process = request.query.get("process")
+        if process is None:
+            return stats
+        if process not in stats:
+            names = ", ".join(stats)
+            raise web.HTTPNotFound(text=f"no process {process!r}; choose from {names}\n")
+        return {process: stats[process]}
+
+
+@web.middleware
+async def _plain_errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    """Say in JSON what is wrong, and what there is instead."""
+    try:
+        return await handler(request)
+    except web.HTTPMethodNotAllowed as error:
+        return _error(error, "only GET and HEAD are answered here")
+    except web.HTTPNotFound as error:
+        text = (error.text or "").strip()
+        return _error(error, text if "process" in text else "no such page; see /")
+
+
+def _error(error: web.HTTPException, what: str) -> web.Response:
+    headers = {key: value for key, value in error.headers.items() if key == "Allow"}
+    body = json.dumps({"error": what})
+    return web.Response(
+        status=error.status, text=body, content_type="application/json", headers=headers
+    )

@@ -1,0 +1,133 @@
+"""Who reports, how each of them is, and everybody's figures.
+
+Without sockets and timers: whether a process has ended or gone silent is found out whenever
+somebody asks. Figures are totals: when a process is replaced by a new one of its name, its
+counters and histograms stay in that name's totals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pinlaterd.clock import Clock
+from pinlaterd.stats import StatsSnapshot, empty, merge
+from pinlaterd.stats.snapshot import apply, totals
+from pinlaterd.wire.control import Report
+
+SILENT_SECONDS = 3.0  # three reports missed
+
+SILENT = "silent"
+STOPPED = "stopped"
+
+
+class ProcessView(NamedTuple):
+    """A process as others are told of it. `state`: as it reported, or silent, or stopped."""
+
+    process: str
+    kind: str
+    pid: int
+    started_at_ms: int
+    state: str
+    silent_seconds: float
+    facts: Mapping[str, str]
+
+    @property
+    def gone(self) -> bool:
+        return self.state in (SILENT, STOPPED)
+
+
+@dataclass(slots=True)
+class _Member:
+    report: Report  # the last one, with all figures so far
+    heard_at: float
+
+
+class Roster:
+    """What processes reported, by the peers (connections) that they reported through."""
+
+    def __init__(self, clock: Clock, is_alive: Callable[[int], bool]) -> None:
+        """`is_alive`: whether a process of that pid exists."""
+        self._clock = clock
+        self._is_alive = is_alive
+        self._members: dict[bytes, _Member] = {}
+        self._retired: dict[str, StatsSnapshot] = {}
+
+    def heard(self, peer: bytes, report: Report | None) -> bool:
+        """Note a report, or a heartbeat (None). False: `peer` has to tell all, since what it
+        sent says nothing without what went before."""
+        now = self._clock.monotonic()
+        member = self._members.get(peer)
+        if report is None:
+            if member is not None:
+                member.heard_at = now
+            return member is not None
+        if not report.full:
+            if member is None:
+                return False
+            report = report._replace(stats=apply(member.report.stats, report.stats), full=True)
+        if member is None:
+            self._forget_earlier_connections(report)
+        self._members[peer] = _Member(report, now)
+        return True
+
+    def knows(self, peer: bytes) -> bool:
+        return peer in self._members
+
+    def views(self) -> Sequence[ProcessView]:
+        """Every process that was heard of and not replaced, by name."""
+        self._retire_replaced()
+        found = [self._view(member) for member in self._members.values()]
+        return sorted(found, key=lambda view: (view.process, view.started_at_ms))
+
+    def stats(self) -> Mapping[str, StatsSnapshot]:
+        """Figures by process name. Of processes that have gone only totals are left."""
+        self._retire_replaced()
+        found: dict[str, list[StatsSnapshot]] = {
+            name: [snapshot] for name, snapshot in self._retired.items()
+        }
+        for member in self._members.values():
+            stats = member.report.stats
+            kept = totals(stats) if self._view(member).gone else stats
+            found.setdefault(member.report.process, []).append(kept)
+        return {name: merge(snapshots) for name, snapshots in sorted(found.items())}
+
+    def _forget_earlier_connections(self, newcomer: Report) -> None:
+        identity = (newcomer.process, newcomer.pid, newcomer.started_at_ms)
+        for peer, member in list(self._members.items()):
+            known = member.report
+            if (known.process, known.pid, known.started_at_ms) == identity:
+                del self._members[peer]
+
+    def _retire_replaced(self) -> None:
+        """Those that have gone make room for a live process of the same name. One that lives
+        stays beside it: a shard's owner and its standby bear one name."""
+        gone = {peer for peer, member in self._members.items() if self._view(member).gone}
+        live_names = {
+            member.report.process for peer, member in self._members.items() if peer not in gone
+        }
+        for peer in gone:
+            old = self._members[peer].report
+            if old.process in live_names:
+                del self._members[peer]
+                kept = self._retired.get(old.process, empty())
+                self._retired[old.process] = merge([kept, totals(old.stats)])
+
+    def _view(self, member: _Member) -> ProcessView:
+        report = member.report
+        silent_seconds = self._clock.monotonic() - member.heard_at
+        state: str = report.state
+        if not self._is_alive(report.pid):
+            state = STOPPED
+        elif silent_seconds > SILENT_SECONDS:
+            state = SILENT
+        return ProcessView(
+            report.process,
+            report.kind,
+            report.pid,
+            report.started_at_ms,
+            state,
+            silent_seconds,
+            report.facts,
+        )

@@ -1,0 +1,183 @@
+"""What `status` shows and /health judges: the configuration against what processes report.
+
+Pure but for the CPU and memory figures, which the kernel gives. A fact whose name ends in
+`warning` is a warning (a store that keeps commits less well than acknowledged, for one).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypedDict
+
+import psutil
+
+from pinlaterd import __version__
+from pinlaterd.config.layout import shard_program
+from pinlaterd.config.schema import Config, ShardSettings
+from pinlaterd.coordinator.roster import STOPPED, ProcessView
+from pinlaterd.wire.control import ProcessState
+
+_WARNING = "warning"
+
+
+class Usage(NamedTuple):
+    """What the kernel says of a process, its children (a shard's searcher) included."""
+
+    cpu_seconds: float
+    rss_bytes: int
+
+
+class ProcessStatus(TypedDict):
+    name: str
+    kind: str
+    pid: int | None  # None: never heard of
+    state: str
+    uptime_seconds: float
+    facts: Mapping[str, str]
+    warnings: Sequence[str]
+    cpu_seconds: float
+    rss_bytes: int
+
+
+class ShardStatus(TypedDict):
+    name: str
+    engine: str
+    state: str
+    healthy: bool
+    dequeue_only: bool
+    warnings: Sequence[str]
+
+
+class Status(TypedDict):
+    """The body of /status.json."""
+
+    version: str
+    deployment: str
+    healthy: bool
+    problems: Sequence[str]
+    config_problems: Sequence[str]
+    warnings: Sequence[str]
+    uptime_seconds: float
+    thrift: str
+    stats: str
+    snapshot_version: int
+    processes: Sequence[ProcessStatus]
+    shards: Sequence[ShardStatus]
+
+
+class About(NamedTuple):
+    """What the coordinator knows of itself."""
+
+    deployment: str
+    uptime_seconds: float
+    snapshot_version: int
+    config_problems: Sequence[str]
+
+
+def router_programs(routers: int) -> Sequence[str]:
+    """What supervisord calls the routers."""
+    return ["router"] if routers == 1 else [f"router-{n}" for n in range(1, routers + 1)]
+
+
+def expected_processes(config: Config) -> Mapping[str, str]:
+    """The processes that should report, and of what kind each is."""
+    routers = dict.fromkeys(router_programs(config.server.routers), "router")
+    return routers | {shard_program(name): "shard" for name in config.shards}
+
+
+def status(config: Config, views: Sequence[ProcessView], about: About) -> Status:
+    processes = _processes(config, views)
+    shards = [_shard(shard, processes) for shard in config.shards.values()]
+    problems = [*about.config_problems, *_problems(config, processes)]
+    return {
+        "version": __version__,
+        "deployment": about.deployment,
+        "healthy": not problems,
+        "problems": problems,
+        "config_problems": about.config_problems,
+        "warnings": [f"{p['name']}: {text}" for p in processes for text in p["warnings"]],
+        "uptime_seconds": round(about.uptime_seconds, 1),
+        "thrift": f"{config.server.host}:{config.server.port}",
+        "stats": f"{config.server.stats_host}:{config.server.stats_port}",
+        "snapshot_version": about.snapshot_version,
+        "processes": processes,
+        "shards": shards,
+    }
+
+
+def usage_of(pid: int) -> Usage | None:
+    """None if there is no such process (any more)."""
+    try:
+        process = psutil.Process(pid)
+        family = [process, *process.children()]
+        used = [(one.cpu_times(), one.memory_info()) for one in family]
+    except psutil.Error:
+        return None
+    return Usage(
+        round(sum(times.user + times.system for times, _ in used), 2),
+        sum(memory.rss for _, memory in used),
+    )
+
+
+def _processes(config: Config, views: Sequence[ProcessView]) -> list[ProcessStatus]:
+    """Those expected first, in their order; then any other that reported."""
+    expected = expected_processes(config)
+    found = []
+    for name, kind in expected.items():
+        known = [view for view in views if view.process == name]
+        found += [_process(view) for view in known] or [_missing(name, kind)]
+    return found + [_process(view) for view in views if view.process not in expected]
+
+
+def _process(view: ProcessView) -> ProcessStatus:
+    usage = None if view.state == STOPPED else usage_of(view.pid)
+    uptime = max(0.0, time.time() - view.started_at_ms / 1000)
+    return {
+        "name": view.process,
+        "kind": view.kind,
+        "pid": view.pid,
+        "state": view.state,
+        "uptime_seconds": 0.0 if view.state == STOPPED else round(uptime, 1),
+        "facts": view.facts,
+        "warnings": [text for key, text in view.facts.items() if key.endswith(_WARNING) and text],
+        "cpu_seconds": usage.cpu_seconds if usage else 0.0,
+        "rss_bytes": usage.rss_bytes if usage else 0,
+    }
+
+
+def _missing(name: str, kind: str) -> ProcessStatus:
+    return {
+        "name": name,
+        "kind": kind,
+        "pid": None,
+        "state": STOPPED,
+        "uptime_seconds": 0.0,
+        "facts": {},
+        "warnings": [],
+        "cpu_seconds": 0.0,
+        "rss_bytes": 0,
+    }
+
+
+def _shard(shard: ShardSettings, processes: Sequence[ProcessStatus]) -> ShardStatus:
+    mine = [process for process in processes if process["name"] == shard_program(shard.name)]
+    serving = [process for process in mine if process["state"] == ProcessState.SERVING]
+    return {
+        "name": shard.name,
+        "engine": shard.engine,
+        "state": (serving or mine)[0]["state"],
+        "healthy": bool(serving),
+        "dequeue_only": shard.dequeue_only,
+        "warnings": [text for process in mine for text in process["warnings"]],
+    }
+
+
+def _problems(config: Config, processes: Sequence[ProcessStatus]) -> list[str]:
+    """Each expected process that nobody serves in the place of."""
+    problems = []
+    for name in expected_processes(config):
+        states = [process["state"] for process in processes if process["name"] == name]
+        if ProcessState.SERVING not in states:
+            problems.append(f"{name} is {', '.join(states)}")
+    return problems

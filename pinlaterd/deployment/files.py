@@ -1,0 +1,163 @@
+"""The files of a new deployment. Explanations and defaults come from the configuration's schema."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import textwrap
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import NamedTuple
+
+from pinlaterd.config.layout import (
+    DATA,
+    ETC,
+    QUEUES_FILE,
+    RUN,
+    SERVER_FILE,
+    SHARDS_FILE,
+    SUPERVISORD_FILE,
+)
+from pinlaterd.config.load import settings_of
+from pinlaterd.config.schema import Between, QueueSettings, ServerSettings, Setting, default_file
+from pinlaterd.deployment.errors import DeploymentError
+
+_WIDTH = 100
+
+# A Unix socket's path holds 107 bytes; supervisord binds DIR/etc/../run/supervisor.sock.PID
+_LONGEST_DIRECTORY = 107 - len("/etc/../run/supervisor.sock.4194304")
+
+
+class Choices(NamedTuple):
+    """What `init` was asked for."""
+
+    engine: str
+    shards: int
+    ports: Mapping[str, int]  # key of pinlaterd.yaml -> port
+
+
+def check_depth(directory: Path) -> None:
+    """Refuse a folder whose sockets nobody could reach."""
+    length = len(os.fsencode(directory.absolute()))
+    if length > _LONGEST_DIRECTORY:
+        raise DeploymentError(
+            f"{directory.absolute()}: the path has {length} bytes, sockets in it would be longer "
+            f"than the system allows; choose a folder of at most {_LONGEST_DIRECTORY} bytes"
+        )
+
+
+def write_deployment(directory: Path, choices: Choices) -> list[Path]:
+    """Write DIR/etc, DIR/run and DIR/data; returns the files. Never overwrites: if one is there
+    already, or can't be written, none is left."""
+    check_depth(directory)
+    etc = directory / ETC
+    texts = {
+        etc / SERVER_FILE: server_text(choices.ports),
+        etc / SHARDS_FILE: shards_text(choices.engine, choices.shards),
+        etc / QUEUES_FILE: queues_text(),
+        etc / SUPERVISORD_FILE: supervisord_text(),
+    }
+    there = [path for path in texts if os.path.lexists(path)]
+    if there:
+        names = ", ".join(str(path) for path in there)
+        raise DeploymentError(f"{names}: there already, and nothing is ever overwritten")
+    written: list[Path] = []
+    try:
+        etc.mkdir(parents=True, exist_ok=True)
+        (directory / RUN).mkdir(mode=0o700, exist_ok=True)
+        (directory / DATA).mkdir(mode=0o700, exist_ok=True)
+        for path, text in texts.items():
+            with path.open("x", encoding="utf-8") as file:
+                written.append(path)
+                file.write(text)
+    except OSError as error:
+        for path in written:
+            with contextlib.suppress(OSError):
+                path.unlink()
+        raise DeploymentError(f"{error.filename or directory}: {error.strerror}") from error
+    return written
+
+
+def server_text(ports: Mapping[str, int]) -> str:
+    """pinlaterd.yaml: every key, explained; those that are as by default are commented out."""
+    lines = [
+        "# The server's settings. Each line that is commented out shows the default.",
+        "# `pinlater-admin config check` tells what is wrong; `pinlaterd up` applies changes.",
+    ]
+    defaults = ServerSettings()
+    for name, setting in settings_of(ServerSettings).items():
+        lines += ["", *_explanation(setting)]
+        if name in ports:
+            lines.append(f"{name}: {ports[name]}")
+        elif setting.secret or setting.local:
+            lines.append(f"#{name}:")
+        else:
+            lines.append(f"#{name}: {getattr(defaults, name)}")
+    return "\n".join(lines) + "\n"
+
+
+def queues_text() -> str:
+    settings = {**settings_of(ServerSettings), **settings_of(QueueSettings)}
+    lines = [
+        "# Settings of single queues; those that are not here hold for all (pinlaterd.yaml).",
+        "#",
+        "# queues:",
+        "#   mail:",
+    ]
+    for field in dataclasses.fields(QueueSettings):
+        default = getattr(ServerSettings(), field.name, 100)
+        lines += [f"#     {line}" for line in _explanation(settings[field.name])]
+        lines.append(f"#     {field.name}: {default}")
+    return "\n".join([*lines, "queues: {}"]) + "\n"
+
+
+def shards_text(engine: str, shards: int) -> str:
+    """shards.yaml with `shards` shards of `engine`, named 1, 2, …"""
+    blocks = [_SHARD_BLOCKS[engine](str(number)) for number in range(1, shards + 1)]
+    return resources_text("shards.yaml") + "shards:\n" + "".join(blocks)
+
+
+def supervisord_text() -> str:
+    return resources_text(SUPERVISORD_FILE)
+
+
+def resources_text(name: str) -> str:
+    """A file that lies beside this module."""
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _explanation(setting: Setting) -> list[str]:
+    allowed = setting.allowed
+    within = f" ({allowed.low} to {allowed.high})" if isinstance(allowed, Between) else ""
+    text = setting.doc[0].upper() + setting.doc[1:] + within
+    return textwrap.wrap(text, _WIDTH - 4, initial_indent="# ", subsequent_indent="# ")
+
+
+def _sqlite_shard(name: str) -> str:
+    return f"  {name}:\n    engine: sqlite\n    file: {default_file(name)}\n"
+
+
+def _mysql_shard(name: str) -> str:
+    return (
+        f"  {name}:\n"
+        "    engine: mysql\n"
+        "    master: {host: 127.0.0.1, port: 3306}\n"
+        "    #slave: {host: 127.0.0.1, port: 3307}\n"
+        "    user: pinlater\n"
+        "    #passwd_env: PINLATERD_MYSQL_PASSWORD\n"
+    )
+
+
+def _redis_shard(name: str) -> str:
+    return (
+        f"  {name}:\n"
+        "    engine: redis\n"
+        "    master: {host: 127.0.0.1, port: 6379}\n"
+        "    #slave: {host: 127.0.0.1, port: 6380}\n"
+        "    #passwd_env: PINLATERD_REDIS_PASSWORD\n"
+    )
+
+
+_SHARD_BLOCKS = {"sqlite": _sqlite_shard, "mysql": _mysql_shard, "redis": _redis_shard}

@@ -1,0 +1,107 @@
+"""The configuration to the programs that supervisord runs: one for each process."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import pickle
+import shlex
+import site
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pinlaterd
+from pinlaterd.config.layout import ETC, LOGS, shard_program
+from pinlaterd.config.schema import Config
+from pinlaterd.coordinator.plan import Program
+from pinlaterd.coordinator.status import router_programs
+
+COORDINATOR = "coordinator"
+
+# Started from low to high, stopped from high to low: the routers finish their calls first.
+_COORDINATOR_PRIORITY, _SHARD_PRIORITY, _ROUTER_PRIORITY = 100, 200, 300
+_SPARE_STOP_SECONDS = 5
+
+# A process that fails lives two seconds at least (lifecycle.exit_process), so supervisord, which
+# only waits longer and longer for those that end within startsecs, starts it again at once. One
+# killed within its first second is retried after 1, 2, 3, … seconds, and never given up.
+_DEFINITION = """\
+; Written by `pinlaterd up`, anew each time. Configuration: {fingerprint}
+[program:{name}]
+command = {command}
+directory = %(here)s/../..
+{environment}autostart = true
+autorestart = true
+startsecs = 1
+startretries = 1000000
+priority = {priority}
+stopsignal = TERM
+stopwaitsecs = {stop_seconds}
+stopasgroup = true
+killasgroup = true
+umask = 077
+redirect_stderr = true
+stdout_logfile = %(here)s/../../{log}
+stdout_logfile_maxbytes = 10MB
+stdout_logfile_backups = 5
+"""
+
+
+def wanted_programs(config: Config) -> Sequence[Program]:
+    """All programs of a deployment, in the order of their start."""
+    stop_seconds = math.ceil(config.server.request_timeout_ms / 1000) + _SPARE_STOP_SECONDS
+
+    def program(name: str, arguments: Sequence[str], priority: int, *reads: object) -> Program:
+        return _program(name, arguments, priority, stop_seconds, _fingerprint(reads))
+
+    server, queues = config.server, config.queues
+    return [
+        program(COORDINATOR, [COORDINATOR], _COORDINATOR_PRIORITY, server, queues, config.shards),
+        *(
+            program(shard_program(name), ["shard", name], _SHARD_PRIORITY, server, queues, shard)
+            for name, shard in config.shards.items()
+        ),
+        *(
+            program(name, ["router"], _ROUTER_PRIORITY, server)
+            for name in router_programs(server.routers)
+        ),
+    ]
+
+
+def log_file(program: str) -> Path:
+    return LOGS / f"{program}.log"
+
+
+def _fingerprint(settings: object) -> str:
+    """Changes when `settings` do, secrets included, and gives none of them away: so `up` starts
+    those processes anew, and only those, whose configuration has changed."""
+    return hashlib.sha256(pickle.dumps(settings, protocol=4)).hexdigest()[:12]
+
+
+def _program(
+    name: str, arguments: Sequence[str], priority: int, stop_seconds: int, fingerprint: str
+) -> Program:
+    # -P: a folder named pinlaterd in DIR is not taken for the package
+    command = [sys.executable, "-P", "-m", "pinlaterd", *arguments, "--config", str(ETC)]
+    return Program(
+        name,
+        _DEFINITION.format(
+            name=name,
+            fingerprint=fingerprint,
+            command=shlex.join(command).replace("%", "%%"),
+            environment=_environment(),
+            priority=priority,
+            stop_seconds=stop_seconds,
+            log=log_file(name),
+        ),
+    )
+
+
+def _environment() -> str:
+    """Where the package is, if it is not installed beside this Python."""
+    root = str(Path(pinlaterd.__file__).parent.parent)
+    if root in site.getsitepackages():
+        return ""
+    quoted = root.replace("%", "%%").replace("\\", "\\\\").replace('"', '\\"')
+    return f'environment = PYTHONPATH="{quoted}"\n'

@@ -1,0 +1,343 @@
+"""A deployment as a service: started as a whole, or stopped as a whole.
+
+`up` and `down` work from any state, also from what a kill -9 of everything left behind, and can be
+repeated. They run with the deployment as the current folder, so that socket paths stay short.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from pinlaterd.admin import stats_page
+from pinlaterd.client.client import Client
+from pinlaterd.config.layout import (
+    ETC,
+    LOGS,
+    RUN,
+    SERVER_FILE,
+    STATS_SOCKET,
+    SUPERVISOR_PID_FILE,
+    SUPERVISOR_SOCKET,
+    SUPERVISORD_FILE,
+    enter,
+)
+from pinlaterd.config.load import load_config
+from pinlaterd.config.schema import Config, ServerSettings
+from pinlaterd.coordinator.plan import plan
+from pinlaterd.coordinator.status import router_programs
+from pinlaterd.coordinator.supervisord import (
+    ProgramInfo,
+    Supervisord,
+    SupervisorError,
+    carry_out,
+    write_programs,
+)
+from pinlaterd.deployment import orphans
+from pinlaterd.deployment.errors import DeploymentError
+from pinlaterd.deployment.files import check_depth
+from pinlaterd.deployment.programs import COORDINATOR, log_file, wanted_programs
+from pinlaterd.errors import PinLaterError
+from pinlaterd.lifecycle import ExitCode
+
+UP_SECONDS = 60.0
+_STOP_SECONDS = 15.0  # for orphans, which nobody else stops
+_POLL_SECONDS = 0.1
+_LOG_LINES = 15
+_LOG_BYTES = 64 * 1024
+_CRASHES = 2  # a process that ended so often since `up` began won't come up by itself
+_COMMAND_LOCK = RUN / "command.lock"
+_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104
+
+Tell = Callable[[str], None]
+
+
+class UpResult(NamedTuple):
+    config: Config
+    changed: bool  # False: it was serving already
+
+
+def up(directory: Path, tell: Tell, seconds: float = UP_SECONDS) -> UpResult:
+    """Start everything, or what is missing of it, and return once all serve.
+
+    Raises ConfigError, DeploymentError. `tell` gets what is waited for, in short."""
+    config = load_config(directory / ETC)
+    with _at_work_in(directory):
+        started_at = time.time()
+        logs = _log_sizes(config)
+        supervisord = Supervisord()
+        if _answers(supervisord):
+            changed = _reconcile(config, supervisord, tell)
+        else:
+            _start(config, supervisord, tell)
+            changed = True
+        _wait_until_serving(
+            _Startup(config, supervisord, started_at, time.monotonic() + seconds, logs), tell
+        )
+    return UpResult(config, changed)
+
+
+def down(directory: Path, tell: Tell) -> bool:
+    """Let every process finish what it has in hand and stop. False: none ran."""
+    if not (directory / ETC).is_dir():
+        raise DeploymentError(f"{directory}: no deployment there (it has no {ETC} folder)")
+    with _at_work_in(directory):
+        supervisord = Supervisord()
+        running = orphans.processes_of(Path())
+        if not running:
+            return False
+        if _answers(supervisord):
+            _shut_down(supervisord, running, tell)
+        orphans.end(orphans.processes_of(Path()), _STOP_SECONDS, tell)
+        left = orphans.processes_of(Path())
+        if left:
+            names = ", ".join(f"{orphans.name_of(one)} (pid {one.pid})" for one in left)
+            raise DeploymentError(f"still running: {names}; stop them by hand")
+        _remove_stale_files()
+    return True
+
+
+def _shut_down(supervisord: Supervisord, running: Sequence[psutil.Process], tell: Tell) -> None:
+    tell("stopping")
+    with contextlib.suppress(SupervisorError):
+        supervisord.shut_down()
+    left = list(running)
+    while left and any(orphans.is_supervisord(process) for process in left):
+        # supervisord itself kills what does not stop in time, one priority after the other
+        _, left = psutil.wait_procs(left, timeout=_POLL_SECONDS)
+        tell("stopping " + ", ".join(sorted({orphans.name_of(process) for process in left})))
+
+
+# --- the folder ---------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _at_work_in(directory: Path) -> Iterator[None]:
+    """Make the deployment the current folder, and keep other commands out of it meanwhile."""
+    check_depth(directory)
+    before = Path.cwd()
+    try:
+        enter(directory / ETC)
+        LOGS.mkdir(mode=0o700, exist_ok=True)
+        descriptor = os.open(_COMMAND_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise DeploymentError(
+            f"{error.filename or directory}: {error.strerror}; run this as the deployment's owner"
+        ) from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise DeploymentError(
+                f"another `pinlaterd up` or `down` works in {directory}; wait until it is done"
+            ) from error
+        yield
+    finally:
+        os.close(descriptor)
+        os.chdir(before)
+
+
+def _remove_stale_files() -> None:
+    for path in (SUPERVISOR_SOCKET, SUPERVISOR_PID_FILE, STATS_SOCKET):
+        path.unlink(missing_ok=True)
+
+
+# --- starting -----------------------------------------------------------------------------
+
+
+def _answers(supervisord: Supervisord) -> bool:
+    try:
+        supervisord.pid()
+    except SupervisorError:
+        return False
+    return True
+
+
+def _reconcile(config: Config, supervisord: Supervisord, tell: Tell) -> bool:
+    """Make a running supervisord run what is wanted; whether anything had to be done."""
+    try:
+        actions = plan(wanted_programs(config), supervisord.running())
+        for action in actions:
+            tell(f"{action.step.value} {action.program.name}")
+        starting = {action.program.name for action in actions}
+        _check_ports(config.server, starting)
+        carry_out(actions, supervisord)
+    except SupervisorError as error:
+        raise DeploymentError(f"{error}; `pinlaterd down`, then `up` again") from error
+    return bool(actions)
+
+
+def _start(config: Config, supervisord: Supervisord, tell: Tell) -> None:
+    """Start a supervisord of our own, over the remains of one that was killed."""
+    orphans.end(orphans.processes_of(Path()), _STOP_SECONDS, tell)
+    _remove_stale_files()
+    wanted = wanted_programs(config)
+    _check_ports(config.server, {program.name for program in wanted})
+    write_programs(wanted)
+    command = [sys.executable, "-m", "supervisor.supervisord", "-c", str(ETC / SUPERVISORD_FILE)]
+    tell("starting supervisord")
+    done = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=UP_SECONDS,
+    )
+    if done.returncode != 0:
+        raise DeploymentError(f"supervisord did not start: {done.stdout.strip()}")
+    deadline = time.monotonic() + UP_SECONDS
+    while not _answers(supervisord):
+        if time.monotonic() > deadline:
+            tail = _last_lines(LOGS / "supervisord.log", 0)
+            raise DeploymentError(f"supervisord did not start:\n{tail}")
+        time.sleep(_POLL_SECONDS)
+
+
+def _check_ports(server: ServerSettings, starting: set[str]) -> None:
+    """Say now, not in some log, if another program has a port that one of `starting` needs."""
+    if not starting.isdisjoint(router_programs(server.routers)):
+        _check_port(server.host, server.port, "port")
+    if COORDINATOR in starting:
+        _check_port(server.stats_host, server.stats_port, "stats_port")
+
+
+def _check_port(host: str, port: int, key: str) -> None:
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except socket.gaierror as error:
+        raise DeploymentError(f"{host}: {error.strerror}; see etc/pinlaterd.yaml") from error
+    with socket.socket(family, kind) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+            probe.listen(1)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise DeploymentError(f"can't listen on {host}:{port}: {error.strerror}") from error
+            holder = _holder(port)
+            if holder in orphans.processes_of(Path()):
+                return  # our own predecessor, which supervisord is about to replace
+            by = f" by pid {holder.pid} ({orphans.name_of(holder)})" if holder else ""
+            raise DeploymentError(
+                f"{key} {port} is in use{by}; stop that, or set another {key} in "
+                f"{ETC / SERVER_FILE}"
+            ) from error
+
+
+def _holder(port: int) -> psutil.Process | None:
+    """Which process listens on `port`, as far as we may know."""
+    try:
+        for connection in psutil.net_connections("tcp"):
+            listening = connection.status == psutil.CONN_LISTEN
+            if listening and connection.laddr[1:2] == (port,) and connection.pid:
+                return psutil.Process(connection.pid)
+    except psutil.Error:
+        return None
+    return None
+
+
+# --- waiting ------------------------------------------------------------------------------
+
+
+class _Startup(NamedTuple):
+    config: Config
+    supervisord: Supervisord
+    started_at: float  # seconds since the epoch
+    deadline: float  # monotonic seconds
+    log_sizes: Mapping[str, int]  # before the start, by program
+
+
+def _wait_until_serving(startup: _Startup, tell: Tell) -> None:
+    """Raises DeploymentError as soon as a process has failed for good, or the deadline passed."""
+    crashes: dict[str, set[int]] = {}
+    while True:
+        missing = _missing(startup.config)
+        if not missing:
+            return
+        tell("waiting for " + ", ".join(missing))
+        try:
+            programs = startup.supervisord.programs()
+        except SupervisorError as error:
+            tail = _last_lines(LOGS / "supervisord.log", 0)
+            raise DeploymentError(f"supervisord has ended: {error}\n{tail}") from error
+        for program in programs:
+            if _failed(program, startup, crashes.setdefault(program.name, set())):
+                raise DeploymentError(
+                    f"{program.name} does not start. The last lines of {log_file(program.name)}:\n"
+                    + _last_lines(log_file(program.name), startup.log_sizes.get(program.name, 0))
+                )
+        if time.monotonic() > startup.deadline:
+            raise _late(missing, startup)
+        time.sleep(_POLL_SECONDS)
+
+
+def _missing(config: Config) -> Sequence[str]:
+    """What does not serve yet; nothing once all do, and a call over Thrift is answered."""
+    try:
+        status = stats_page.fetch_json("/status.json", directory=Path(), url=None)
+    except PinLaterError:
+        return [COORDINATOR]
+    if status["problems"]:
+        return [str(problem).split(" is ")[0] for problem in status["problems"]]
+    server = config.server
+    try:
+        with Client(_EVERYWHERE.get(server.host, server.host), server.port) as client:
+            client.queue_names()
+    except PinLaterError:
+        return [f"an answer on port {server.port}"]
+    return []
+
+
+def _failed(program: ProgramInfo, startup: _Startup, crashes: set[int]) -> bool:
+    """Whether `program` ended in a way that no further try mends. `crashes`: when it ended."""
+    if program.state == "FATAL":
+        return True
+    if program.stopped_at >= startup.started_at:
+        crashes.add(program.stopped_at)
+        if program.exit_status == ExitCode.CONFIG:
+            return True
+    return len(crashes) >= _CRASHES
+
+
+def _late(missing: Sequence[str], startup: _Startup) -> DeploymentError:
+    text = f"gave up waiting for {', '.join(missing)}; `pinlaterd status` shows more"
+    for name in missing:
+        if log_file(name).exists():
+            tail = _last_lines(log_file(name), startup.log_sizes.get(name, 0))
+            text += f"\nThe last lines of {log_file(name)}:\n{tail}"
+    return DeploymentError(text)
+
+
+def _log_sizes(config: Config) -> Mapping[str, int]:
+    sizes = {}
+    for program in wanted_programs(config):
+        with contextlib.suppress(OSError):
+            sizes[program.name] = log_file(program.name).stat().st_size
+    return sizes
+
+
+def _last_lines(path: Path, since: int) -> str:
+    """The end of a log, from byte `since` on if there is anything behind it."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            start = since if since < size else 0
+            file.seek(max(start, size - _LOG_BYTES))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return "  (empty)"
+    lines = text.splitlines()[-_LOG_LINES:]
+    return "\n".join(f"  {line}" for line in lines) or "  (empty)"

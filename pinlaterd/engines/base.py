@@ -1,0 +1,362 @@
+"""The StorageEngine contract: what a shard's store must do, and what it may count on.
+
+An engine stores one shard. It is blocking and used by one thread of one process, its owner; only
+the Searcher, which reads, may run in another process. It gets the time as an argument and
+never reads a clock. It knows queues, keys and rows, never Thrift, sockets or shards' names.
+
+What the owner (`pinlaterd.shard`) guarantees to an engine:
+  - requests are valid: names, priorities, sizes and times are within `limits`;
+  - nobody else writes to the store between `open` and `close`.
+
+What an engine guarantees to the owner:
+  - `apply` is one durable commit: when it returns, all of the batch is kept; when it raises
+    StorageNotCommitted, nothing is; when it raises another StorageError, nobody knows yet, and
+    the owner must close the engine and open it anew before going on;
+  - local ids are unique within a queue and priority, and never used twice, over deletes,
+    restarts and unclean ends (after one, 1,000,000 ids are skipped);
+  - foreign exceptions (of drivers, of the operating system) leave it as StorageError only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from pinlaterd.model import Job, JobKey, JobState, Payload, PendingKey
+
+
+class Limits(NamedTuple):
+    """What the store can hold."""
+
+    queue_name_chars: int
+    body_bytes: int
+    run_after_ms: int  # the latest run-after
+    custom_status_chars: int
+
+
+class Ownership(NamedTuple):
+    """What `open` found and decided."""
+
+    start_ms: int  # when ownership began: greater than any predecessor's start
+    clean: bool  # whether the predecessor closed the store in order
+
+
+class Durability(NamedTuple):
+    """How well a commit is kept, for `status`; `warning` is "" when acknowledged means kept."""
+
+    setting: str
+    warning: str = ""
+
+
+# --- what a batch is made of: all of one queue each --------------------------------------
+
+
+class Ack(NamedTuple):
+    """An end for a job that is IN_PROGRESS, and whose claim is `claim_descriptor` if given."""
+
+    key: JobKey
+    append_custom_status: str = ""
+    retry_delay_ms: int = 0
+    claim_descriptor: str | None = None
+
+
+class AckOp(NamedTuple):
+    """`succeeded` go first. An ack that does not apply changes nothing and counts as a no-op."""
+
+    queue: str
+    succeeded: Sequence[Ack]
+    failed: Sequence[Ack]
+
+
+class Checkpoint(NamedTuple):
+    """Applies while IN_PROGRESS and claimed by `claim_descriptor`, else by the op's source."""
+
+    key: JobKey
+    run_after_ms: int | None  # None: now
+    new_body: bytes | None = None
+    move_to_pending: bool = False
+    attempts: int | None = None  # becomes both allowed and remaining
+    prepend_custom_status: str | None = None
+    claim_descriptor: str | None = None
+
+
+class CheckpointOp(NamedTuple):
+    queue: str
+    source: str
+    checkpoints: Sequence[Checkpoint]
+
+
+class Release(NamedTuple):
+    """A claim that was never delivered: back to PENDING as it was, if that claim still holds."""
+
+    key: JobKey
+    claim_descriptor: str
+
+
+class ReleaseOp(NamedTuple):
+    queue: str
+    releases: Sequence[Release]
+
+
+class EnqueueOp(NamedTuple):
+    queue: str
+    jobs: Sequence[Job]
+
+
+class Claim(NamedTuple):
+    """One job to claim, chosen by the ready index. `payload` is given if it is in memory.
+
+    `run_after_ms` is where the ready index found it; the engine may use it to reach the row.
+    """
+
+    key: JobKey
+    run_after_ms: int
+    claim_descriptor: str
+    payload: Payload | None = None
+
+
+class ClaimOp(NamedTuple):
+    queue: str
+    claims: Sequence[Claim]
+
+
+class Batch(NamedTuple):
+    """One commit. Carried out in this order: acks, checkpoints, releases, enqueues, claims."""
+
+    acks: Sequence[AckOp] = ()
+    checkpoints: Sequence[CheckpointOp] = ()
+    releases: Sequence[ReleaseOp] = ()
+    enqueues: Sequence[EnqueueOp] = ()
+    claims: Sequence[ClaimOp] = ()
+
+
+class Requeued(NamedTuple):
+    """A job that became PENDING (again): news for the ready index."""
+
+    priority: int
+    key: PendingKey
+
+
+class AckResult(NamedTuple):
+    succeeded: int
+    failed: int  # those that will be retried, too
+    noop: int
+    requeued: Sequence[Requeued]  # the failed ones that have attempts left
+
+
+class CheckpointResult(NamedTuple):
+    done: int
+    noop: int
+    requeued: Sequence[Requeued]
+
+
+class BatchResult(NamedTuple):
+    """The results, in the order of the ops; enqueues: local ids in the order of the jobs;
+    claims: a Payload for each Claim, or None where the job was not PENDING any more."""
+
+    acks: Sequence[AckResult]
+    checkpoints: Sequence[CheckpointResult]
+    releases: Sequence[Sequence[Requeued]]
+    enqueues: Sequence[Sequence[int]]
+    claims: Sequence[Sequence[Payload | None]]
+
+
+class StoredJob(NamedTuple):
+    """A job as a look-up or a scan reads it."""
+
+    key: JobKey
+    state: JobState
+    attempts_allowed: int
+    attempts_remaining: int
+    custom_status: str
+    created_at_ms: int
+    run_after_ms: int
+    updated_at_ms: int
+    claim_descriptor: str | None
+    body: bytes | None
+
+
+class ScanAfter(NamedTuple):
+    """Where a scan goes on, within one queue and state: run-after downwards, then upwards by
+    priority and local id. A scan yields what comes strictly after this."""
+
+    run_after_ms: int
+    priority: int
+    local_id: int
+
+
+class Expired(NamedTuple):
+    """What `release_expired` did."""
+
+    retried: Sequence[Requeued]
+    failed: int
+
+
+class StorageEngine(Protocol):
+    """One shard's store, as its owner uses it."""
+
+    limits: Limits
+
+    def open(self, now_ms: int) -> Ownership:
+        """Take ownership and make the store ready.
+
+        Raises ShardOwned while another process owns it, StorageCorrupt if it can't be read.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give up ownership, noting that the end was clean. Safe to repeat."""
+        ...
+
+    def durability(self) -> Durability: ...
+
+    def apply(self, batch: Batch, now_ms: int) -> BatchResult:
+        """Carry out `batch` in one durable commit. Queues in it exist."""
+        ...
+
+    # queues
+
+    def queues(self) -> frozenset[str]: ...
+
+    def create_queue(self, queue: str, now_ms: int) -> None:
+        """Idempotent."""
+        ...
+
+    def delete_queue(self, queue: str) -> None:
+        """Drop the queue and its jobs, at once for every reader; the space may come back later,
+        in slices, through `vacuum`. No such queue is no error."""
+        ...
+
+    # reads of bounded cost, on the owner's connection
+
+    def read_pending(
+        self, queue: str, priority: int, *, after: PendingKey | None, until_ms: int, limit: int
+    ) -> Sequence[PendingKey]:
+        """The first `limit` PENDING jobs behind `after` with run-after <= `until_ms`, in order."""
+        ...
+
+    def payloads(self, queue: str, keys: Sequence[JobKey]) -> Sequence[Payload | None]:
+        """What a claim would hand out (dry runs), in the order of `keys`."""
+        ...
+
+    def lookup(
+        self, queue: str, keys: Sequence[JobKey], *, include_body: bool
+    ) -> Sequence[StoredJob]:
+        """Those of `keys` that exist."""
+        ...
+
+    def depths(self) -> Mapping[str, Mapping[tuple[int, JobState], int]]:
+        """Jobs of every queue by (priority, state), in constant time for each queue."""
+        ...
+
+    # writes in slices: each one durable commit of at most `limit` jobs
+
+    def retry_failed(
+        self,
+        queue: str,
+        priority: int,
+        *,
+        attempts: int,
+        run_after_ms: int,
+        limit: int,
+        now_ms: int,
+    ) -> Sequence[Requeued]:
+        """FAILED to PENDING, the longest failed first (by updated-at, then local id).
+
+        `attempts` remain; attempts allowed is raised to that if lower; no claim is left."""
+        ...
+
+    def oldest_failed(self, queue: str, priority: int, *, limit: int) -> Sequence[int]:
+        """updated-at of the longest failed, in order: what a retry over shards is divided by."""
+        ...
+
+    def delete_jobs(
+        self, queue: str, state: JobState, priority: int, *, limit: int
+    ) -> Sequence[JobKey]:
+        """Delete up to `limit` jobs of a state; returns which."""
+        ...
+
+    def delete_keys(self, queue: str, state: JobState, keys: Sequence[JobKey]) -> Sequence[JobKey]:
+        """Delete those of `keys` that still are in `state`; returns which."""
+        ...
+
+    def release_expired(
+        self, queue: str, *, claimed_before_ms: int, limit: int, now_ms: int
+    ) -> Expired:
+        """End claims last renewed before `claimed_before_ms`: PENDING with one attempt less and
+        run-after `now_ms`, or FAILED with 0 remaining (keeping the claim as a record)."""
+        ...
+
+    def collect_garbage(
+        self, queue: str, state: JobState, *, updated_before_ms: int, limit: int
+    ) -> int:
+        """Delete SUCCEEDED or FAILED jobs last changed before `updated_before_ms`; how many."""
+        ...
+
+    def vacuum(self, *, limit: int) -> bool:
+        """Do a bounded piece of the store's own upkeep (space of deleted queues, checkpoints).
+        True if there is more to do."""
+        ...
+
+    def searcher(self) -> SearcherFactory:
+        """What opens a Searcher on this store in another process: picklable."""
+        ...
+
+
+class Searcher(Protocol):
+    """Reads of unbounded cost, beside the owner, on a connection of its own.
+
+    Sees all that was committed before the call began. `deadline` is in monotonic seconds: past
+    it a call raises TimeoutError. `body_regex` is an RE2 pattern, searched anywhere in the body;
+    it was compiled successfully before.
+    """
+
+    def count(
+        self,
+        queue: str,
+        state: JobState,
+        priority: int,
+        *,
+        future: bool,
+        now_ms: int,
+        limit: int,
+        body_regex: str | None,
+        deadline: float,
+    ) -> int:
+        """Jobs with run-after <= `now_ms` (`future`: > `now_ms`), counted up to `limit`."""
+        ...
+
+    def scan(
+        self,
+        queue: str,
+        state: JobState,
+        priorities: Sequence[int],
+        *,
+        future: bool,
+        now_ms: int,
+        after: ScanAfter | None,
+        limit: int,
+        body_regex: str | None,
+        deadline: float,
+    ) -> Sequence[StoredJob]:
+        """Without bodies. In the order of ScanAfter."""
+        ...
+
+    def find(
+        self,
+        queue: str,
+        state: JobState,
+        priority: int,
+        *,
+        limit: int,
+        body_regex: str,
+        deadline: float,
+    ) -> Sequence[JobKey]:
+        """Jobs whose body matches, for a delete."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class SearcherFactory(Protocol):
+    def __call__(self) -> Searcher: ...

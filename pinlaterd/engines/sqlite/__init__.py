@@ -1,0 +1,12 @@
+"""The embedded default engine: one SQLite file a shard.
+
+    schema.sql   every table, what is in it and why
+    schema.py    opens such a file, or says why it is not one of ours; migrations
+    lock.py      sole ownership: flock on FILE.lock
+    store.py     the owning connection: transactions, faults, queue ids, depths, local ids
+    batch.py     what `apply` does to the tables within its one commit
+    engine.py    SqliteEngine: the StorageEngine contract
+    searcher.py  SqliteSearcher: counts and scans on a read-only connection in another process
+
+sqlite3 and its exceptions stop at this package.
+"""

@@ -1,0 +1,205 @@
+"""SqliteEngine: the StorageEngine contract on one SQLite file, with a write-ahead log.
+
+Commits are durable (synchronous=FULL). See schema.sql for the layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pinlaterd.engines.base import (
+    Batch,
+    BatchResult,
+    Durability,
+    Expired,
+    Ownership,
+    Requeued,
+    SearcherFactory,
+    StorageEngine,
+    StoredJob,
+)
+from pinlaterd.engines.sqlite import slices
+from pinlaterd.engines.sqlite.batch import apply_batch
+from pinlaterd.engines.sqlite.faults import reading
+from pinlaterd.engines.sqlite.limits import LIMITS
+from pinlaterd.engines.sqlite.records import stored_jobs
+from pinlaterd.engines.sqlite.searcher import SqliteSearcherFactory
+from pinlaterd.engines.sqlite.store import Store, id_list
+from pinlaterd.model import JobKey, JobState, Payload, PendingKey
+
+_BEFORE_ALL = PendingKey(-(2**63), 0)
+
+
+class SqliteEngine(StorageEngine):
+    """One shard in one file, with `-wal`, `-shm` and `.lock` files beside it.
+
+    To be used by the thread that opens it, in a process that does not fork meanwhile.
+    """
+
+    limits = LIMITS
+
+    def __init__(self, path: Path) -> None:
+        self._store = Store(path)
+        self._path = path
+
+    def open(self, now_ms: int) -> Ownership:
+        return self._store.open(now_ms)
+
+    def close(self) -> None:
+        self._store.close()
+
+    def durability(self) -> Durability:
+        return Durability("synchronous=FULL")
+
+    def apply(self, batch: Batch, now_ms: int) -> BatchResult:
+        with self._store.commit(now_ms) as tx:
+            return apply_batch(self._store, tx, batch)
+
+    # --- queues ------------------------------------------------------------------------------
+
+    def queues(self) -> frozenset[str]:
+        return frozenset(self._store.queue_ids)
+
+    def create_queue(self, queue: str, now_ms: int) -> None:
+        if queue in self._store.queue_ids:
+            return
+        with self._store.commit(now_ms) as tx:
+            [queue_id] = tx.db.execute(
+                "INSERT INTO queues (name, created_at) VALUES (?, ?) RETURNING id", (queue, now_ms)
+            ).fetchone()
+        self._store.queue_ids[queue] = queue_id
+
+    def delete_queue(self, queue: str) -> None:
+        queue_id = self._store.queue_ids.get(queue)
+        if queue_id is None:
+            return
+        with self._store.commit(now_ms=0) as tx:
+            tx.db.execute("UPDATE queues SET dropped = 1 WHERE id = ?", (queue_id,))
+            tx.db.execute("DELETE FROM depths WHERE queue = ?", (queue_id,))
+        del self._store.queue_ids[queue]
+        self._store.depths.pop(queue_id, None)
+
+    # --- reads of bounded cost ---------------------------------------------------------------
+
+    def read_pending(
+        self, queue: str, priority: int, *, after: PendingKey | None, until_ms: int, limit: int
+    ) -> Sequence[PendingKey]:
+        with reading(self._path):
+            rows = self._store.db.execute(
+                "SELECT run_after, local_id FROM pending WHERE queue = ? AND priority = ?"
+                " AND (run_after, local_id) > (?, ?) AND run_after <= ?"
+                " ORDER BY run_after, local_id LIMIT ?",
+                (self._store.queue_id(queue), priority, *(after or _BEFORE_ALL), until_ms, limit),
+            )
+            return [PendingKey(*row) for row in rows]
+
+    def payloads(self, queue: str, keys: Sequence[JobKey]) -> Sequence[Payload | None]:
+        with reading(self._path):
+            rows = self._store.db.execute(
+                "SELECT priority, local_id, body, attempts_allowed, attempts_remaining"
+                " FROM job_records WHERE local_id IN (SELECT value FROM json_each(?))"
+                " AND queue = ? AND state = 0",
+                (id_list(key.local_id for key in keys), self._store.queue_id(queue)),
+            )
+            found = {JobKey(*row[:2]): Payload(*row[2:]) for row in rows}
+        return [found.get(key) for key in keys]
+
+    def lookup(
+        self, queue: str, keys: Sequence[JobKey], *, include_body: bool
+    ) -> Sequence[StoredJob]:
+        wanted = set(keys)
+        with reading(self._path):
+            jobs = stored_jobs(
+                self._store.db,
+                self._store.queue_id(queue),
+                (key.local_id for key in keys),
+                with_body=include_body,
+            )
+            return [job for job in jobs if job.key in wanted]
+
+    def depths(self) -> Mapping[str, Mapping[tuple[int, JobState], int]]:
+        depths = self._store.depths
+        return {
+            queue: {key: jobs for key, jobs in depths.get(queue_id, {}).items() if jobs}
+            for queue, queue_id in self._store.queue_ids.items()
+        }
+
+    def oldest_failed(self, queue: str, priority: int, *, limit: int) -> Sequence[int]:
+        with reading(self._path):
+            rows = self._store.db.execute(
+                "SELECT ended_at FROM ended WHERE queue = ? AND state = 3 AND priority = ?"
+                " ORDER BY ended_at, local_id LIMIT ?",
+                (self._store.queue_id(queue), priority, limit),
+            )
+            return [ended_at for (ended_at,) in rows]
+
+    # --- writes in slices --------------------------------------------------------------------
+
+    def retry_failed(
+        self,
+        queue: str,
+        priority: int,
+        *,
+        attempts: int,
+        run_after_ms: int,
+        limit: int,
+        now_ms: int,
+    ) -> Sequence[Requeued]:
+        with self._store.commit(now_ms) as tx:
+            return slices.retry_failed(
+                tx,
+                self._store.queue_id(queue),
+                priority,
+                attempts=attempts,
+                run_after_ms=run_after_ms,
+                limit=limit,
+            )
+
+    def delete_jobs(
+        self, queue: str, state: JobState, priority: int, *, limit: int
+    ) -> Sequence[JobKey]:
+        with self._store.commit(now_ms=0) as tx:
+            queue_id = self._store.queue_id(queue)
+            keys = slices.first_jobs(tx.db, queue_id, state, priority, limit)
+            slices.delete_known(tx, queue_id, state, keys)
+        return keys
+
+    def delete_keys(self, queue: str, state: JobState, keys: Sequence[JobKey]) -> Sequence[JobKey]:
+        with self._store.commit(now_ms=0) as tx:
+            queue_id = self._store.queue_id(queue)
+            found = slices.still_in_state(tx.db, queue_id, state, keys)
+            slices.delete_known(tx, queue_id, state, found)
+        return found
+
+    def release_expired(
+        self, queue: str, *, claimed_before_ms: int, limit: int, now_ms: int
+    ) -> Expired:
+        with self._store.commit(now_ms) as tx:
+            return slices.release_expired(
+                self._store,
+                tx,
+                self._store.queue_id(queue),
+                claimed_before_ms=claimed_before_ms,
+                limit=limit,
+            )
+
+    def collect_garbage(
+        self, queue: str, state: JobState, *, updated_before_ms: int, limit: int
+    ) -> int:
+        with self._store.commit(now_ms=0) as tx:
+            return slices.collect_garbage(
+                self._store,
+                tx,
+                self._store.queue_id(queue),
+                state,
+                updated_before_ms=updated_before_ms,
+                limit=limit,
+            )
+
+    def vacuum(self, *, limit: int) -> bool:
+        with self._store.commit(now_ms=0) as tx:
+            return slices.remove_dropped_rows(tx, limit)
+
+    def searcher(self) -> SearcherFactory:
+        return SqliteSearcherFactory(self._path.absolute())

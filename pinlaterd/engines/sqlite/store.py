@@ -1,0 +1,230 @@
+"""The owning connection and what the engine keeps in memory about its file.
+
+`Store.commit` is the only way to write: one durable transaction, whose faults become
+StorageNotCommitted where nothing was kept beyond doubt, else StorageError. After the latter the
+store refuses everything until it is opened anew. What is mirrored in memory (queues, depths, the
+mark of local ids) changes only once a commit has succeeded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pinlaterd.engines.base import Ownership
+from pinlaterd.engines.sqlite.faults import (
+    FAULTS,
+    is_damage,
+    never_committed,
+    reading,
+    storage_error,
+)
+from pinlaterd.engines.sqlite.lock import OwnerLock
+from pinlaterd.engines.sqlite.schema import connect_owner
+from pinlaterd.errors import QueueNotFound, StorageError
+from pinlaterd.model import JobState
+
+# Local ids are marked as used ahead in blocks, so that a commit seldom writes the mark.
+_RESERVED_IDS = 10_000
+# An unclean end may have lost the last commits of a damaged disk or an older copy of the file
+# may stand in for it: ids that were given out then lie far below where the next owner begins.
+_IDS_SKIPPED_AFTER_UNCLEAN_END = 1_000_000
+
+
+def id_list(local_ids: Iterable[int]) -> str:
+    """The argument of `IN (SELECT value FROM json_each(?))`.
+
+    One statement for any number of ids, compiled once; an id of over 64 bits matches nothing.
+    """
+    return f"[{','.join(map(str, local_ids))}]"
+
+
+class Transaction:
+    """What one commit does: statements on `db`, and what it changes in the depths."""
+
+    def __init__(self, db: sqlite3.Connection, now_ms: int) -> None:
+        self.db = db
+        self.now_ms = now_ms
+        self.depth_changes: defaultdict[tuple[int, int, JobState], int] = defaultdict(int)
+
+    def moved(
+        self,
+        queue_id: int,
+        priorities: Iterable[int],
+        before: JobState | None,
+        after: JobState | None,
+    ) -> None:
+        """Note that jobs, of each of `priorities` one, changed state; None: not there."""
+        for priority, jobs in Counter(priorities).items():
+            if before is not None:
+                self.depth_changes[queue_id, priority, before] -= jobs
+            if after is not None:
+                self.depth_changes[queue_id, priority, after] += jobs
+
+
+class Store:
+    """One shard's file, open for its owner."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.queue_ids: dict[str, int] = {}
+        self.depths: dict[int, dict[tuple[int, JobState], int]] = {}  # by queue id
+        self._lock = OwnerLock(path.with_name(path.name + ".lock"))
+        self._db: sqlite3.Connection | None = None
+        self._outcome_unknown = False
+        self._next_local_id = 1
+        self._marked_local_id = 1  # ids below this are marked as used in the file
+
+    # --- ownership ---------------------------------------------------------------------------
+
+    def open(self, now_ms: int) -> Ownership:
+        if self._db is not None:
+            raise StorageError(f"{self.path} is open already; close it first")
+        with reading(self.path):
+            self._lock.acquire()
+            try:
+                self._db = connect_owner(self.path)
+                _sync_folder(self.path.parent)
+                self._outcome_unknown = False
+                self._load()
+                return self._take_over(now_ms)
+            except BaseException:
+                self._abandon()
+                raise
+
+    def _load(self) -> None:
+        db = self.db
+        self.queue_ids = dict(db.execute("SELECT name, id FROM queues WHERE NOT dropped"))
+        self.depths = {}
+        for queue_id, priority, state, jobs in db.execute(
+            "SELECT queue, priority, state, jobs FROM depths"
+        ):
+            self._change_depth(queue_id, (priority, JobState(state)), jobs)
+
+    def _take_over(self, now_ms: int) -> Ownership:
+        meta: dict[str, int] = dict(self.db.execute("SELECT key, value FROM meta"))
+        start_ms = max(now_ms, meta.get("start_ms", 0) + 1)
+        clean = bool(meta.get("clean", 1))
+        next_local_id = meta.get("next_local_id", 1)
+        if not clean:
+            next_local_id += _IDS_SKIPPED_AFTER_UNCLEAN_END
+        self._next_local_id = self._marked_local_id = next_local_id
+        with self.commit(now_ms) as tx:
+            self._set_meta(tx, {"start_ms": start_ms, "clean": 0, "next_local_id": next_local_id})
+        return Ownership(start_ms, clean)
+
+    def close(self) -> None:
+        """Safe to repeat. An end that can't be noted counts as unclean: ids are skipped."""
+        if self._db is not None and not self._outcome_unknown:
+            with contextlib.suppress(StorageError), self.commit(0) as tx:
+                self._set_meta(tx, {"clean": 1, "next_local_id": self._next_local_id})
+        self._abandon()
+
+    def _abandon(self) -> None:
+        db, self._db = self._db, None
+        try:
+            if db is not None:
+                with reading(self.path):
+                    db.close()
+        finally:
+            self._lock.release()
+
+    # --- reading and writing -----------------------------------------------------------------
+
+    @property
+    def db(self) -> sqlite3.Connection:
+        """The connection, for reading."""
+        if self._db is None:
+            raise StorageError(f"{self.path} is not open")
+        if self._outcome_unknown:
+            raise StorageError(f"{self.path} must be opened anew: its last commit is in doubt")
+        return self._db
+
+    @contextmanager
+    def commit(self, now_ms: int) -> Iterator[Transaction]:
+        """One durable transaction around the block."""
+        db = self.db
+        tx = Transaction(db, now_ms)
+        marked_local_id = self._marked_local_id
+        try:
+            db.execute("BEGIN IMMEDIATE")
+            yield tx
+            if self._next_local_id > self._marked_local_id:
+                self._marked_local_id = self._next_local_id + _RESERVED_IDS
+                self._set_meta(tx, {"next_local_id": self._marked_local_id})
+            self._write_depths(tx)
+        except BaseException as fault:
+            self._marked_local_id = marked_local_id
+            self._roll_back(db, fault)
+            raise
+        try:
+            db.execute("COMMIT")
+        except FAULTS as fault:
+            self._marked_local_id = marked_local_id
+            self._roll_back(db, fault, undone=never_committed(fault))
+        for (queue_id, priority, state), jobs in tx.depth_changes.items():
+            self._change_depth(queue_id, (priority, state), jobs)
+
+    def _roll_back(
+        self, db: sqlite3.Connection, fault: BaseException, *, undone: bool = True
+    ) -> None:
+        """Undo the transaction, and raise what stands for `fault` if it is the store's."""
+        try:
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+        except FAULTS:
+            undone = False
+        self._outcome_unknown = not undone or is_damage(fault)
+        if not undone or isinstance(fault, FAULTS):
+            raise storage_error(fault, self.path, undone=undone) from fault
+
+    def _write_depths(self, tx: Transaction) -> None:
+        tx.db.executemany(
+            "INSERT INTO depths (queue, priority, state, jobs) VALUES (?, ?, ?, ?)"
+            " ON CONFLICT DO UPDATE SET jobs = jobs + excluded.jobs",
+            [(*key, jobs) for key, jobs in tx.depth_changes.items() if jobs],
+        )
+
+    def _change_depth(self, queue_id: int, key: tuple[int, JobState], jobs: int) -> None:
+        depths = self.depths.setdefault(queue_id, {})
+        depths[key] = depths.get(key, 0) + jobs
+
+    def _set_meta(self, tx: Transaction, values: dict[str, int]) -> None:
+        tx.db.executemany("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", values.items())
+
+    # --- what is kept in memory --------------------------------------------------------------
+
+    def queue_id(self, queue: str) -> int:
+        """The number of a queue that exists."""
+        queue_id = self.queue_ids.get(queue)
+        if queue_id is None:
+            raise QueueNotFound(queue)
+        return queue_id
+
+    def take_local_ids(self, count: int) -> range:
+        """Ids never given out before. To be called within `commit`, which marks them as used."""
+        first = self._next_local_id
+        self._next_local_id = first + count
+        return range(first, first + count)
+
+    def priorities_holding(self, queue_id: int, state: JobState) -> list[int]:
+        """The priorities at which a queue has jobs in `state`, highest first."""
+        return sorted(
+            priority
+            for (priority, held), jobs in self.depths.get(queue_id, {}).items()
+            if held == state and jobs
+        )
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the entries of new files durable: SQLite syncs the files only."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,316 @@
+"""The nouns of pinlaterd: jobs, their descriptors, and the twelve requests with their results.
+
+Everything here is frozen and does no I/O; it may rely on the standard library only. Times are
+milliseconds since the epoch (`_ms`) unless a name says otherwise. What is made for every single
+job is a NamedTuple, which costs a third of what a frozen dataclass does.
+
+    Job                 what a client enqueues
+    PendingKey          where a PENDING job stands in its queue and priority: run-after, local id
+    JobKey              a job within its queue on one shard: priority, local id
+    JobDescriptor       a job in the whole service: QUEUE:sSHARD:pPRIORITY:LOCALID
+    ClaimedJob          what a dequeue hands out
+    JobRecord           all that is known of a job: what lookup and scan return
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from enum import IntEnum, StrEnum
+from typing import NamedTuple
+
+QUEUE_NAME = re.compile(r"[A-Za-z0-9_]+\Z")
+SHARD_NAME = re.compile(r"[A-Za-z0-9-]{1,16}\Z")
+_SCAN_TOKEN = re.compile(r"v1:(-?[0-9]{1,19}):([A-Za-z0-9-]{1,16}):([0-9]{1,3}):([0-9]{1,19})\Z")
+_DESCRIPTOR = re.compile(r"([A-Za-z0-9_]+):s([A-Za-z0-9-]{1,16}):p([0-9]{1,3}):([0-9]{1,19})\Z")
+
+CONTINUATION_START = "0"
+CONTINUATION_END = "-1"
+
+
+class JobState(IntEnum):
+    """The life of a job; the numbers are PinLater's, on the wire and in storage."""
+
+    PENDING = 0
+    IN_PROGRESS = 1
+    SUCCEEDED = 2
+    FAILED = 3
+
+
+class Method(StrEnum):
+    """The twelve operations, named as on the wire."""
+
+    CREATE_QUEUE = "createQueue"
+    DELETE_QUEUE = "deleteQueue"
+    ENQUEUE = "enqueueJobs"
+    DEQUEUE = "dequeueJobs"
+    ACK = "ackDequeuedJobs"
+    CHECKPOINT = "checkpointJobs"
+    LOOKUP = "lookupJobs"
+    COUNT = "getJobCount"
+    QUEUE_NAMES = "getQueueNames"
+    SCAN = "scanJobs"
+    RETRY_FAILED = "retryFailedJobs"
+    DELETE_JOBS = "deleteJobs"
+
+
+# --- jobs ---------------------------------------------------------------------------------
+
+
+class Job(NamedTuple):
+    """A job as a client enqueues it. `run_after_ms` None means now, by the shard's clock."""
+
+    body: bytes
+    priority: int = 1
+    run_after_ms: int | None = None
+    attempts_allowed: int = 2
+    custom_status: str = ""
+
+
+class JobKey(NamedTuple):
+    """A job within its queue on one shard."""
+
+    priority: int
+    local_id: int
+
+
+class PendingKey(NamedTuple):
+    """Where a PENDING job stands among those of its queue and priority: earliest first."""
+
+    run_after_ms: int
+    local_id: int
+
+
+class Payload(NamedTuple):
+    """What a claim hands to the worker, beside the key and the claim itself."""
+
+    body: bytes
+    attempts_allowed: int
+    attempts_remaining: int
+
+
+class ClaimedJob(NamedTuple):
+    """A job that a dequeue hands out. On a dry run `claim_descriptor` is empty."""
+
+    descriptor: str
+    body: bytes
+    attempts_allowed: int
+    attempts_remaining: int
+    claim_descriptor: str
+    claim_timeout_seconds: int
+
+
+class JobRecord(NamedTuple):
+    """All that is known of a job. `claim_descriptor` and `body` are None where there is none."""
+
+    descriptor: str
+    state: JobState
+    attempts_allowed: int
+    attempts_remaining: int
+    custom_status: str
+    created_at_ms: int
+    run_after_ms: int
+    updated_at_ms: int
+    claim_descriptor: str | None
+    body: bytes | None
+
+
+class JobDescriptor(NamedTuple):
+    """`QUEUE:sSHARD:pPRIORITY:LOCALID`, e.g. `mail:s1d2:p1:4711`."""
+
+    queue: str
+    shard: str
+    priority: int
+    local_id: int
+
+    def __str__(self) -> str:
+        return f"{self.queue}:s{self.shard}:p{self.priority}:{self.local_id}"
+
+    @classmethod
+    def parse(cls, text: str) -> JobDescriptor | None:
+        """The descriptor that `text` spells, or None if it spells none."""
+        match = _DESCRIPTOR.match(text)
+        if match is None:
+            return None
+        queue, shard, priority, local_id = match.groups()
+        return cls(queue, shard, int(priority), int(local_id))
+
+
+def claim_source(claim_descriptor: str) -> str | None:
+    """The source in `HOST:PORT:STARTMILLIS:SOURCE:COUNTER`, or None if it is not of that form.
+
+    A source may itself hold colons (`service:host`), so the ends are counted off.
+    """
+    head, _, _counter = claim_descriptor.rpartition(":")
+    parts = head.split(":", 3)
+    return parts[3] if len(parts) == 4 else None
+
+
+# --- requests and results -----------------------------------------------------------------
+
+
+class CallContext(NamedTuple):
+    """Who calls: `source` is typically `service:host`."""
+
+    source: str
+    request_id: str = ""
+
+
+class CreateQueueRequest(NamedTuple):
+    queue: str
+
+
+class DeleteQueueRequest(NamedTuple):
+    queue: str
+    password: str
+
+
+class EnqueueRequest(NamedTuple):
+    queue: str
+    jobs: Sequence[Job]
+
+
+class AckInfo(NamedTuple):
+    """One job of an ack. `descriptor` is as the client sent it, perhaps malformed."""
+
+    descriptor: str
+    append_custom_status: str = ""
+    retry_delay_ms: int = 0
+    claim_descriptor: str | None = None
+
+
+class AckRequest(NamedTuple):
+    queue: str
+    succeeded: Sequence[AckInfo] = ()
+    failed: Sequence[AckInfo] = ()
+
+
+class DequeueRequest(NamedTuple):
+    queue: str
+    limit: int
+    acks: AckRequest | None = None
+    dry_run: bool = False
+    coverage: float = 1.0
+    max_wait_ms: int = 0
+
+
+class DequeueResult(NamedTuple):
+    jobs: Sequence[ClaimedJob]
+
+
+class CheckpointInfo(NamedTuple):
+    """One checkpoint; None leaves as it is (run-after: becomes now)."""
+
+    descriptor: str
+    new_body: bytes | None = None
+    move_to_pending: bool = False
+    run_after_ms: int | None = None
+    attempts: int | None = None
+    prepend_custom_status: str | None = None
+    claim_descriptor: str | None = None
+
+
+class CheckpointRequest(NamedTuple):
+    queue: str
+    checkpoints: Sequence[CheckpointInfo]
+
+
+class LookupRequest(NamedTuple):
+    descriptors: Sequence[str]
+    include_body: bool = False
+
+
+class CountRequest(NamedTuple):
+    queue: str
+    state: JobState
+    priority: int | None = None
+    future: bool = False
+    body_regex: str | None = None
+
+
+class QueueNamesRequest(NamedTuple):
+    pass
+
+
+class ScanRequest(NamedTuple):
+    queue: str
+    state: JobState
+    priority: int | None = None
+    future: bool = False
+    continuation: str = CONTINUATION_START
+    limit: int = 100
+    body_regex: str | None = None
+
+
+class ScanResult(NamedTuple):
+    jobs: Sequence[JobRecord]
+    continuation: str = CONTINUATION_END
+
+
+class RetryFailedRequest(NamedTuple):
+    queue: str
+    priority: int = 1
+    attempts_to_allow: int = 1
+    run_after_ms: int | None = None
+    limit: int = 1000
+
+
+class DeleteJobsRequest(NamedTuple):
+    queue: str
+    state: JobState
+    priority: int = 1
+    body_regex: str | None = None
+    limit: int = 1000
+
+
+Request = (
+    CreateQueueRequest
+    | DeleteQueueRequest
+    | EnqueueRequest
+    | DequeueRequest
+    | AckRequest
+    | CheckpointRequest
+    | LookupRequest
+    | CountRequest
+    | QueueNamesRequest
+    | ScanRequest
+    | RetryFailedRequest
+    | DeleteJobsRequest
+)
+
+# createQueue, deleteQueue, ack, checkpoint: None. enqueue: the descriptors in the order of the
+# jobs. lookup: descriptor -> record. count, retry, delete: how many. getQueueNames: the names.
+Result = (
+    None
+    | Sequence[str]
+    | DequeueResult
+    | Mapping[str, JobRecord]
+    | int
+    | frozenset[str]
+    | ScanResult
+)
+
+
+class ScanKey(NamedTuple):
+    """The order of a scan: most recent run-after first, then shard, priority, local id."""
+
+    run_after_ms: int
+    shard: str
+    priority: int
+    local_id: int
+
+    def sort_key(self) -> tuple[int, str, int, int]:
+        return (-self.run_after_ms, self.shard, self.priority, self.local_id)
+
+    def token(self) -> str:
+        """A continuation that resumes right behind this job."""
+        return f"v1:{self.run_after_ms}:{self.shard}:{self.priority}:{self.local_id}"
+
+    @classmethod
+    def parse_token(cls, token: str) -> ScanKey | None:
+        """The key that `token` was made from, or None if it is not one of ours."""
+        match = _SCAN_TOKEN.match(token)
+        if match is None:
+            return None
+        run_after_ms, shard, priority, local_id = match.groups()
+        return cls(int(run_after_ms), shard, int(priority), int(local_id))

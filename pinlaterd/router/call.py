@@ -1,0 +1,104 @@
+"""One call in hand: what was asked, by when to answer, and how it ends.
+
+Relies on `rpc` to write errors. A call ends exactly once, by `reply`, `finish` or `fail`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from pinlaterd.errors import ErrorCode, PinLaterError, ShardConnectionFailed
+from pinlaterd.router.shards import Shard
+from pinlaterd.rpc import codec
+from pinlaterd.rpc.codec import Peek
+from pinlaterd.wire.router_end import Outcome, ShardReply
+
+
+class Answer(Protocol):
+    """Where the reply to one call goes (see `rpc.server`)."""
+
+    on_undelivered: Callable[[bytes], None] | None
+    """Called if the client goes after `send`, before its turn to be written has come."""
+
+    @property
+    def gone(self) -> bool:
+        """Whether the client has gone, so that nobody would read an answer."""
+        ...
+
+    def send(self, message: bytes) -> bool:
+        """False if the client has gone."""
+        ...
+
+
+class CallKeeper(Protocol):
+    """Who counts the calls in hand."""
+
+    def ended(self, call: Call, error: ErrorCode | None) -> None: ...
+
+
+class Call:
+    """A Thrift call on its way through the router. Times are monotonic seconds."""
+
+    __slots__ = ("_keeper", "answer", "deadline", "message", "peek", "started", "tried")
+
+    def __init__(
+        self,
+        message: bytes,
+        peek: Peek,
+        answer: Answer,
+        *,
+        started: float,
+        deadline: float,
+        keeper: CallKeeper,
+    ) -> None:
+        self.message = message
+        self.peek = peek
+        self.answer = answer
+        self.started = started
+        self.deadline = deadline
+        self.tried: tuple[str, ...] = ()  # shards that refused it
+        self._keeper = keeper
+
+    def reply(self, message: bytes, error: ErrorCode | None = None) -> bool:
+        """Answer with a Thrift reply; False if nobody is there to read it."""
+        sent = self.answer.send(message)
+        self._keeper.ended(self, error)
+        return sent
+
+    def fail(self, error: PinLaterError) -> None:
+        self.reply(codec.encode_error(self.peek.head, error), error.code)
+
+    def finish(self, shard: Shard, reply: ShardReply) -> None:
+        """Answer with what `shard` made of it."""
+        if reply.outcome is Outcome.DONE:
+            if reply.jobs:
+                # What a dequeue claimed and nobody gets goes back to be claimed by others.
+                self.answer.on_undelivered = shard.release
+            if not self.reply(reply.payload) and reply.jobs:
+                shard.release(reply.payload)
+        elif reply.outcome is Outcome.FAILED:
+            self.reply(reply.payload, code_of(self.peek, reply.payload))
+        else:
+            self.fail(shard_failed(shard.name, reply.outcome))
+
+
+def code_of(peek: Peek, failed_reply: bytes) -> ErrorCode:
+    """The code of the exception that a shard's reply bears."""
+    assert peek.method is not None
+    try:
+        codec.decode_reply(peek.method, failed_reply)
+    except PinLaterError as error:
+        return error.code
+    return ErrorCode.UNKNOWN
+
+
+def shard_failed(name: str, outcome: Outcome) -> ShardConnectionFailed:
+    """What to tell a caller whose shard gave no answer."""
+    if outcome is Outcome.LATE:
+        why = "did not answer in time; whether the call was carried out is not known"
+    elif outcome is Outcome.LOST:
+        why = "went away with the call in hand; whether it was carried out is not known"
+    else:
+        why = "is down or can't take more now; nothing was done there"
+    return ShardConnectionFailed([name], why)

@@ -1,0 +1,313 @@
+"""A dequeue that takes more than one shard, or that has to wait.
+
+The promise: no job of priority p + 1 leaves while a covered shard holds a ready one of priority
+p, and a short or empty answer is given only after every covered healthy shard confirmed it. What
+shards publish are hints; they choose whom to ask first. The proof is what shards answer to this
+very call: each claim names the lowest priority it may take, and its answer says what is left.
+
+Relies on `routing` for choices, on `waiting` for long polls, on `divided` for the acks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+from typing import cast
+
+from pinlaterd.clock import Clock
+from pinlaterd.config.schema import ServerSettings
+from pinlaterd.errors import (
+    DequeueRateLimited,
+    InvalidRequest,
+    NoHealthyShards,
+    PinLaterError,
+)
+from pinlaterd.model import (
+    CallContext,
+    ClaimedJob,
+    DequeueRequest,
+    DequeueResult,
+    JobDescriptor,
+    Method,
+)
+from pinlaterd.router import routing
+from pinlaterd.router.call import Call, shard_failed
+from pinlaterd.router.divided import DividedCalls
+from pinlaterd.router.limits import Limits
+from pinlaterd.router.shards import Shard, ShardSet
+from pinlaterd.router.waiting import WaitingRoom
+from pinlaterd.rpc import codec
+from pinlaterd.wire.router_end import Outcome, ShardCall, ShardReply
+
+# Rounds that bring neither a job nor a confirmation, after which hints are held for mistaken.
+_FRUITLESS_ROUNDS = 3
+# How soon a waiting dequeue looks for a new rate token.
+_TOKEN_RETRY_SECONDS = 0.1
+
+
+class Dequeuer:
+    """Dequeues over several shards."""
+
+    def __init__(
+        self,
+        shards: ShardSet,
+        settings: ServerSettings,
+        limits: Limits,
+        clock: Clock,
+        chance: Random,
+        divided: DividedCalls,
+    ) -> None:
+        self.waiting = WaitingRoom()
+        self._shards = shards
+        self._settings = settings
+        self._limits = limits
+        self._clock = clock
+        self._chance = chance
+        self._divided = divided
+        self._stopping = False
+
+    def stop_waiting(self) -> None:
+        """The server stops: those who wait are answered now, and nobody waits any more."""
+        self._stopping = True
+        self.waiting.wake_all()
+
+    def choose(self, queue: str) -> Shard | None:
+        """One shard to ask for all: one that may hold jobs of the best priority, if any does."""
+        healthy = self._shards.healthy()
+        if len(healthy) < 2:
+            return healthy[0] if healthy else None
+        levels = [routing.best_level(shard.ready_counts(queue)) for shard in healthy]
+        best = min(levels)
+        candidates = [shard for shard, level in zip(healthy, levels, strict=True) if level == best]
+        return candidates[int(self._chance.random() * len(candidates))]
+
+    async def run(self, call: Call) -> None:
+        """Serve a dequeue whose acks, coverage or rate take more than passing it through."""
+        gathering = self._begin(call)
+        context, request = gathering.context, gathering.request
+        _check(request)
+        if request.acks is not None:
+            # Carried out whatever becomes of the dequeue; if one fails, its error is the answer.
+            await self._divided.ack(context, request.acks, call.deadline)
+        await self._serve(gathering)
+
+    async def go_on(self, call: Call, first: Shard, reply: ShardReply) -> None:
+        """Serve a dequeue of which `first` gave a part (and has carried out the acks)."""
+        gathering = self._begin(call)
+        gathering.cover(self._covered(gathering.request))
+        if not gathering.request.dry_run:
+            gathering.take(first, reply)
+        await self._serve(gathering)
+
+    def _begin(self, call: Call) -> _Gathering:
+        decoded = codec.decode_call(call.message)
+        return _Gathering(
+            call,
+            decoded.context,
+            cast("DequeueRequest", decoded.request),
+            self._settings.max_response_bytes,
+        )
+
+    def _covered(self, request: DequeueRequest) -> list[Shard]:
+        healthy = self._shards.healthy()
+        if not healthy:
+            raise NoHealthyShards
+        return routing.cover(healthy, request.coverage, self._chance)
+
+    async def _serve(self, gathering: _Gathering) -> None:
+        """Gather, wait while there is nothing, answer; what can't be delivered goes back."""
+        call, request = gathering.call, gathering.request
+        wait_ms = min(request.max_wait_ms, self._settings.max_dequeue_wait_ms)
+        wait_until = call.started + wait_ms / 1000
+        # What a call takes comes on top of what it waits.
+        gathering.deadline = call.deadline + wait_ms / 1000
+        try:
+            while True:
+                limited = await self._gather(gathering)
+                seconds = wait_until - self._clock.monotonic()
+                if gathering.jobs or seconds <= 0 or call.answer.gone or self._stopping:
+                    break
+                if limited:
+                    seconds = min(seconds, _TOKEN_RETRY_SECONDS)
+                await self._wait_for_jobs(gathering, seconds, limited=limited)
+        except BaseException:
+            gathering.give_back()
+            raise
+        if limited and not gathering.jobs:
+            raise DequeueRateLimited(
+                f"queue {request.queue!r} has used up its rate; try again later"
+            )
+        call.answer.on_undelivered = lambda _message: gathering.give_back()
+        if not call.reply(codec.encode_reply(call.peek.head, DequeueResult(gathering.jobs))):
+            gathering.give_back()
+
+    async def _wait_for_jobs(self, gathering: _Gathering, seconds: float, *, limited: bool) -> None:
+        queue = gathering.request.queue
+        # News that came after its shard confirmed that there is nothing has woken nobody.
+        if limited or not self._shards.ready_jobs(queue):
+            await self.waiting.wait(queue, seconds, lambda: gathering.call.answer.gone)
+        gathering.cover([])
+
+    async def _gather(self, gathering: _Gathering) -> bool:
+        """Take what there is, up to the request's limit. True if the rate allows nothing."""
+        request = gathering.request
+        if not gathering.covered:
+            gathering.cover(self._covered(request))
+        if request.dry_run:
+            await self._look(gathering)
+            return False
+        wanted = request.limit - len(gathering.jobs)
+        granted = self._limits.take(request.queue, wanted)
+        if granted == 0:
+            return not gathering.jobs
+        before = len(gathering.jobs)
+        try:
+            await self._claim(gathering, before + granted)
+        finally:
+            self._limits.give_back(request.queue, granted - (len(gathering.jobs) - before))
+        return False
+
+    async def _claim(self, gathering: _Gathering, wanted: int) -> None:
+        """Claim level by level, until `wanted` jobs are there or all levels are confirmed empty."""
+        queue, levels = gathering.request.queue, self._settings.num_priority_levels
+        level = levels if len(gathering.covered) == 1 else 1
+        fruitless = 0
+        while len(gathering.jobs) < wanted and not gathering.full:
+            asked = gathering.unconfirmed(level)
+            if not asked:
+                level += 1
+                if level > levels:
+                    return
+                continue
+            ready = [routing.ready_through(shard.ready_counts(queue), level) for shard in asked]
+            if len(gathering.covered) == 1:
+                portions = [routing.Portion(0, wanted - len(gathering.jobs))]
+            else:
+                portions = routing.plan_round(ready, wanted - len(gathering.jobs))
+            before = len(gathering.jobs)
+            await gathering.ask([(asked[index], jobs) for index, jobs in portions], level)
+            if not gathering.covered and not gathering.jobs:
+                raise gathering.last_failure  # nobody confirmed that there is nothing
+            fruitful = len(gathering.jobs) > before or len(gathering.unconfirmed(level)) < len(
+                asked
+            )
+            fruitless = 0 if fruitful else fruitless + 1
+            if fruitless == _FRUITLESS_ROUNDS:
+                return
+
+    async def _look(self, gathering: _Gathering) -> None:
+        """A dry run: what each shard would give, the best of it."""
+        limit = gathering.request.limit
+        await gathering.ask([(shard, limit) for shard in gathering.covered], 0)
+        gathering.jobs.sort(key=_priority)
+        del gathering.jobs[limit:]
+
+
+class _Gathering:
+    """The jobs of one dequeue as they come in from its shards."""
+
+    def __init__(
+        self, call: Call, context: CallContext, request: DequeueRequest, most_bytes: int
+    ) -> None:
+        self.call = call
+        self.context = context
+        self.request = request
+        self.deadline = call.deadline
+        self.covered: list[Shard] = []
+        self.jobs: list[ClaimedJob] = []
+        self.last_failure: PinLaterError = NoHealthyShards()
+        self.full = False  # whether the answer has reached the size that it may have
+        self._confirmed: dict[str, int] = {}  # by shard: how many levels hold nothing ready
+        self._from: dict[str, tuple[Shard, list[ClaimedJob]]] = {}
+        self._bytes_left = most_bytes
+        # Without acks: they have been carried out. Each shard takes it for the whole request.
+        self._message = codec.encode_call(
+            Method.DEQUEUE,
+            call.peek.head.seqid,
+            context,
+            request._replace(acks=None, coverage=1.0, max_wait_ms=0),
+        )
+
+    def cover(self, shards: list[Shard]) -> None:
+        """Ask these from now on; nothing is confirmed yet."""
+        self.covered = shards
+        self._confirmed = {}
+
+    def unconfirmed(self, level: int) -> list[Shard]:
+        """Those that may hold ready jobs of priorities 1 to `level`."""
+        return [shard for shard in self.covered if self._confirmed.get(shard.name, 0) < level]
+
+    async def ask(self, portions: list[tuple[Shard, int]], lowest_priority: int) -> None:
+        """Ask each shard for its portion at once, and take what they give."""
+        replies = await asyncio.gather(
+            *(
+                shard.ask(
+                    ShardCall(
+                        self._message,
+                        self.deadline,
+                        max_jobs=jobs,
+                        lowest_priority=lowest_priority,
+                        whole=False,
+                    )
+                )
+                for shard, jobs in portions
+            )
+        )
+        for (shard, _), reply in zip(portions, replies, strict=True):
+            self.take(shard, reply)
+        for reply in replies:
+            if reply.outcome is Outcome.FAILED:
+                codec.decode_reply(Method.DEQUEUE, reply.payload)  # raises what the shard said
+
+    def take(self, shard: Shard, reply: ShardReply) -> None:
+        """Take a shard's jobs, and its word on what it has left. A shard that fails is left out:
+        what it may have claimed in vain ends by its time-out."""
+        if reply.outcome is not Outcome.DONE:
+            self.covered = [other for other in self.covered if other is not shard]
+            self.last_failure = shard_failed(shard.name, reply.outcome)
+            return
+        self._confirmed[shard.name] = routing.best_level(shard.ready_counts(self.request.queue))
+        if reply.jobs:
+            result = codec.decode_reply(Method.DEQUEUE, reply.payload)
+            self._add(shard, list(cast("DequeueResult", result).jobs))
+
+    def _add(self, shard: Shard, jobs: list[ClaimedJob]) -> None:
+        fitting = 0
+        for job in jobs:
+            size = len(job.body) + len(job.descriptor) * 2 + len(job.claim_descriptor)
+            if self.full or (size > self._bytes_left and (self.jobs or fitting)):
+                self.full = True
+                break
+            self._bytes_left -= size
+            fitting += 1
+        self.jobs += jobs[:fitting]
+        if not self.request.dry_run:
+            self._from.setdefault(shard.name, (shard, []))[1].extend(jobs[:fitting])
+            if jobs[fitting:]:
+                self._release(shard, jobs[fitting:])
+
+    def give_back(self) -> None:
+        """Nobody will get these jobs: end their claims."""
+        for shard, jobs in self._from.values():
+            if jobs:
+                self._release(shard, jobs)
+        self._from = {}
+        self.jobs = []
+
+    def _release(self, shard: Shard, jobs: list[ClaimedJob]) -> None:
+        shard.release(codec.encode_reply(self.call.peek.head, DequeueResult(jobs)))
+
+
+def _check(request: DequeueRequest) -> None:
+    """What a shard would say of a whole request, before it is divided."""
+    if request.limit < 1:
+        raise InvalidRequest(f"limit is {request.limit}; it must be at least 1")
+    if not 0 < request.coverage <= 1:
+        raise InvalidRequest(f"coverage is {request.coverage}; it must be above 0 and at most 1")
+    if request.max_wait_ms < 0:
+        raise InvalidRequest(f"maxWaitMillis is {request.max_wait_ms}; it must be at least 0")
+
+
+def _priority(job: ClaimedJob) -> int:
+    parsed = JobDescriptor.parse(job.descriptor)
+    return parsed.priority if parsed is not None else 0

@@ -1,0 +1,395 @@
+"""Calls that several shards answer together: divided, sent to all at once, merged.
+
+createQueue and getQueueNames go round a shard that is down; deleteQueue, counts, scans, retries
+and deletes over all shards need every one of them, and name those that are missing. Acks,
+checkpoints and look-ups need only the shards that their descriptors name.
+
+Relies on `routing` to divide and merge, on `rpc` for bytes, on `shards` for whom to ask.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
+from random import Random
+from typing import Any, cast
+
+from pinlaterd.clock import Clock
+from pinlaterd.config.password import verify_password
+from pinlaterd.config.schema import ServerSettings
+from pinlaterd.errors import (
+    ContinuationInvalid,
+    EnqueueRejected,
+    InvalidRequest,
+    NoHealthyShards,
+    PasswordInvalid,
+    PinLaterError,
+    QueueNameInvalid,
+    QueueNameTooLong,
+    ShardConnectionFailed,
+)
+from pinlaterd.model import (
+    CONTINUATION_START,
+    QUEUE_NAME,
+    AckRequest,
+    CallContext,
+    CheckpointRequest,
+    CountRequest,
+    CreateQueueRequest,
+    DeleteJobsRequest,
+    DeleteQueueRequest,
+    EnqueueRequest,
+    JobRecord,
+    LookupRequest,
+    Method,
+    QueueNamesRequest,
+    Request,
+    Result,
+    RetryFailedRequest,
+    ScanKey,
+    ScanRequest,
+    ScanResult,
+)
+from pinlaterd.router import routing
+from pinlaterd.router.call import Call, shard_failed
+from pinlaterd.router.shards import Shard, ShardSet
+from pinlaterd.rpc import codec
+from pinlaterd.wire.envelope import Op
+from pinlaterd.wire.router_end import Outcome, ShardCall, ShardReply
+
+_LARGEST_I32 = 2**31 - 1
+_CarryOut = Callable[[CallContext, Any, float], Coroutine[Any, Any, Result]]
+_MILLIS = struct.Struct(">q")
+
+
+class DividedCalls:
+    """The methods that take several shards, each as a coroutine that returns its result."""
+
+    def __init__(
+        self, shards: ShardSet, settings: ServerSettings, clock: Clock, chance: Random
+    ) -> None:
+        self._shards = shards
+        self._settings = settings
+        self._clock = clock
+        self._chance = chance
+        self._by_request: dict[type[Request], _CarryOut] = {
+            CreateQueueRequest: self._create_queue,
+            DeleteQueueRequest: self._delete_queue,
+            EnqueueRequest: self._enqueue,
+            AckRequest: self.ack,
+            CheckpointRequest: self._checkpoint,
+            LookupRequest: self._lookup,
+            CountRequest: self._count,
+            QueueNamesRequest: self._queue_names,
+            ScanRequest: self._scan,
+            RetryFailedRequest: self._retry_failed,
+            DeleteJobsRequest: self._delete_jobs,
+        }
+
+    async def run(self, call: Call) -> None:
+        """Decode `call`, carry it out and answer it."""
+        decoded = codec.decode_call(call.message)
+        carry_out = self._by_request[type(decoded.request)]
+        result = await carry_out(decoded.context, decoded.request, call.deadline)
+        call.reply(codec.encode_reply(call.peek.head, result))
+
+    # --- queues ------------------------------------------------------------------------------
+
+    async def _create_queue(
+        self, context: CallContext, request: CreateQueueRequest, deadline: float
+    ) -> None:
+        """On all healthy shards; those that are down catch up before they serve."""
+        _check_queue_name(request.queue)
+        longest = self._shards.longest_queue_name()
+        if len(request.queue) > longest:
+            raise QueueNameTooLong(request.queue, longest)
+        healthy = self._healthy()
+        await self._ask_each(healthy, Method.CREATE_QUEUE, context, request, deadline)
+
+    async def _delete_queue(
+        self, context: CallContext, request: DeleteQueueRequest, deadline: float
+    ) -> None:
+        """On all shards or on none: a shard that is down would bring the queue back."""
+        stored = self._settings.admin_password_hash
+        if not stored:
+            raise PasswordInvalid(
+                "deleteQueue is refused: no admin password is set; make one with "
+                "`pinlater-admin hash-password` and set admin_password_hash"
+            )
+        # The hash is slow by design; it must not hold up the loop.
+        if not await asyncio.get_running_loop().run_in_executor(
+            None, partial(verify_password, request.password, stored)
+        ):
+            raise PasswordInvalid("the password is not the admin password")
+        _check_queue_name(request.queue)
+        await self._ask_every(Method.DELETE_QUEUE, context, request, deadline)
+
+    async def _queue_names(
+        self, context: CallContext, request: QueueNamesRequest, deadline: float
+    ) -> frozenset[str]:
+        names = await self._ask_each(
+            self._healthy(), Method.QUEUE_NAMES, context, request, deadline
+        )
+        return frozenset().union(*cast("list[frozenset[str]]", names))
+
+    # --- jobs by descriptor --------------------------------------------------------------------
+
+    async def ack(self, context: CallContext, request: AckRequest, deadline: float) -> None:
+        """Each shard's acks to it. Those that can go nowhere fail alone, after all the others."""
+        if not self._shards.knows_queue(request.queue):
+            # Let a shard say what is wrong with the queue, also when there is nothing to ack.
+            await self._ask_one(Method.ACK, context, AckRequest(request.queue), deadline)
+        by_shard, bad = routing.divide_acks(request, self._shards.by_name)
+        await self._ask_named(Method.ACK, context, by_shard, deadline)
+        if bad:
+            raise InvalidRequest(routing.describe_bad(bad))
+
+    async def _checkpoint(
+        self, context: CallContext, request: CheckpointRequest, deadline: float
+    ) -> None:
+        if not self._shards.knows_queue(request.queue):
+            await self._ask_one(
+                Method.CHECKPOINT, context, CheckpointRequest(request.queue, ()), deadline
+            )
+        by_shard, bad = routing.divide_checkpoints(
+            request.checkpoints, request.queue, self._shards.by_name
+        )
+        requests = {
+            name: CheckpointRequest(request.queue, items) for name, items in by_shard.items()
+        }
+        await self._ask_named(Method.CHECKPOINT, context, requests, deadline)
+        if bad:
+            raise InvalidRequest(routing.describe_bad(bad))
+
+    async def _lookup(
+        self, context: CallContext, request: LookupRequest, deadline: float
+    ) -> Mapping[str, JobRecord]:
+        by_shard = routing.divide_lookups(request.descriptors, self._shards.by_name)
+        requests = {
+            name: LookupRequest(descriptors, request.include_body)
+            for name, descriptors in by_shard.items()
+        }
+        found: dict[str, JobRecord] = {}
+        for part in await self._ask_named(Method.LOOKUP, context, requests, deadline):
+            found.update(cast("Mapping[str, JobRecord]", part))
+        return found
+
+    # --- jobs by state -------------------------------------------------------------------------
+
+    async def _count(self, context: CallContext, request: CountRequest, deadline: float) -> int:
+        counts = await self._ask_every(Method.COUNT, context, request, deadline)
+        return min(_LARGEST_I32, sum(cast("list[int]", counts)))
+
+    async def _scan(
+        self, context: CallContext, request: ScanRequest, deadline: float
+    ) -> ScanResult:
+        if (
+            request.continuation != CONTINUATION_START
+            and ScanKey.parse_token(request.continuation) is None
+        ):
+            raise ContinuationInvalid(request.continuation)
+        limit = min(request.limit, self._settings.scan_limit)
+        results = await self._ask_every(
+            Method.SCAN, context, request._replace(limit=limit), deadline
+        )
+        return routing.merge_scans(cast("list[ScanResult]", results), limit)
+
+    async def _retry_failed(
+        self, context: CallContext, request: RetryFailedRequest, deadline: float
+    ) -> int:
+        """The oldest over all shards: each says how old its candidates are, and gets its share."""
+        shards = self._every()
+        message = codec.encode_call(Method.RETRY_FAILED, 0, context, request)
+        replies = await _ask_all(
+            [
+                (shard, ShardCall(message, deadline, Op.OLDEST_FAILED, whole=False))
+                for shard in shards
+            ]
+        )
+        for shard, reply in zip(shards, replies, strict=True):
+            if reply.outcome is not Outcome.DONE:
+                _result(shard, Method.RETRY_FAILED, reply)  # raises why
+        candidates = [[age for (age,) in _MILLIS.iter_unpack(reply.payload)] for reply in replies]
+        shares = routing.share_of_oldest(candidates, request.limit)
+        requests = {
+            shard.name: request._replace(limit=share)
+            for shard, share in zip(shards, shares, strict=True)
+            if share
+        }
+        done = await self._ask_named(Method.RETRY_FAILED, context, requests, deadline)
+        return sum(cast("list[int]", done))
+
+    async def _delete_jobs(
+        self, context: CallContext, request: DeleteJobsRequest, deadline: float
+    ) -> int:
+        """One shard after the other, so that together they never delete more than the limit."""
+        shards = self._every()
+        self._chance.shuffle(shards)
+        deleted = 0
+        for shard in shards:
+            part = request._replace(limit=request.limit - deleted)
+            (count,) = await self._ask_each([shard], Method.DELETE_JOBS, context, part, deadline)
+            deleted += cast("int", count)
+            if deleted >= request.limit:
+                break
+        return deleted
+
+    async def _enqueue(
+        self, context: CallContext, request: EnqueueRequest, deadline: float
+    ) -> Sequence[str]:
+        """A request too large for one transaction: in parts, over shards taken in turn.
+
+        All jobs are validated before any is stored. A part that no shard took may be tried
+        elsewhere; one whose outcome is unknown fails the call."""
+        shards = self._shards.enqueueable()
+        if not shards:
+            if self._shards.healthy():
+                raise EnqueueRejected(
+                    "every healthy shard is dequeue-only; see `pinlater-admin status`"
+                )
+            raise NoHealthyShards
+        whole = ShardCall(
+            codec.encode_call(Method.ENQUEUE, 0, context, request), deadline, Op.VALIDATE
+        )
+        for shard, reply in zip(
+            shards, await _ask_all([(shard, whole) for shard in shards]), strict=True
+        ):
+            if reply.outcome is Outcome.FAILED:
+                _result(shard, Method.ENQUEUE, reply)  # raises why
+        sizes = routing.split_evenly(max(1, len(request.jobs)), self._settings.enqueue_split_jobs)
+        first = int(self._chance.random() * len(shards))
+        parts, at = [], 0
+        for turn, size in enumerate(sizes):
+            part = EnqueueRequest(request.queue, request.jobs[at : at + size])
+            at += size
+            start = (first + turn) % len(shards)
+            parts.append(
+                self._enqueue_part(context, part, shards[start:] + shards[:start], deadline)
+            )
+        done = await asyncio.gather(*parts, return_exceptions=True)
+        for outcome in done:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        return [
+            descriptor for descriptors in done for descriptor in cast("Sequence[str]", descriptors)
+        ]
+
+    async def _enqueue_part(
+        self, context: CallContext, part: EnqueueRequest, shards: list[Shard], deadline: float
+    ) -> Sequence[str]:
+        message = codec.encode_call(Method.ENQUEUE, 0, context, part)
+        for shard in shards:
+            reply = await shard.ask(ShardCall(message, deadline))
+            if reply.outcome is not Outcome.REFUSED:
+                return cast("Sequence[str]", _result(shard, Method.ENQUEUE, reply))
+        raise EnqueueRejected(
+            f"overloaded: no shard could take {len(part.jobs)} of the jobs; try again later"
+        )
+
+    # --- asking --------------------------------------------------------------------------------
+
+    def _healthy(self) -> list[Shard]:
+        healthy = self._shards.healthy()
+        if not healthy:
+            raise NoHealthyShards
+        return healthy
+
+    def _every(self) -> list[Shard]:
+        """All shards; raises an error that names those that are down."""
+        down = self._shards.unhealthy()
+        if down:
+            raise ShardConnectionFailed(down, "down; this call needs every shard")
+        return self._healthy()
+
+    async def _ask_every(
+        self, method: Method, context: CallContext, request: Request, deadline: float
+    ) -> list[Result]:
+        return await self._ask_each(self._every(), method, context, request, deadline)
+
+    async def _ask_one(
+        self, method: Method, context: CallContext, request: Request, deadline: float
+    ) -> Result:
+        shards = self._healthy()
+        shard = shards[int(self._chance.random() * len(shards))]
+        (result,) = await self._ask_each([shard], method, context, request, deadline)
+        return result
+
+    async def _ask_each(
+        self,
+        shards: Sequence[Shard],
+        method: Method,
+        context: CallContext,
+        request: Request,
+        deadline: float,
+    ) -> list[Result]:
+        """The same of all `shards` at once."""
+        call = ShardCall(codec.encode_call(method, 0, context, request), deadline, whole=False)
+        replies = await _ask_all([(shard, call) for shard in shards])
+        return _results(method, shards, replies)
+
+    async def _ask_named(
+        self,
+        method: Method,
+        context: CallContext,
+        requests: Mapping[str, Request],
+        deadline: float,
+    ) -> list[Result]:
+        """To each shard its own, at once. A shard that is down fails after the others are done."""
+        shards = [self._shards.by_name[name] for name in requests]
+        replies = await _ask_all(
+            [
+                (
+                    shard,
+                    ShardCall(
+                        codec.encode_call(method, 0, context, requests[shard.name]),
+                        deadline,
+                        whole=False,
+                    ),
+                )
+                for shard in shards
+            ]
+        )
+        return _results(method, shards, replies)
+
+
+async def _ask_all(calls: Sequence[tuple[Shard, ShardCall]]) -> list[ShardReply]:
+    return await asyncio.gather(*(shard.ask(call) for shard, call in calls))
+
+
+def _results(
+    method: Method, shards: Sequence[Shard], replies: Sequence[ShardReply]
+) -> list[Result]:
+    """What each said; raises the first error that a shard gave, else names those that failed."""
+    for shard, reply in zip(shards, replies, strict=True):
+        if reply.outcome is Outcome.FAILED:
+            _result(shard, method, reply)
+    failed = [
+        (shard, reply)
+        for shard, reply in zip(shards, replies, strict=True)
+        if reply.outcome is not Outcome.DONE
+    ]
+    if failed:
+        errors = [shard_failed(shard.name, reply.outcome) for shard, reply in failed]
+        raise (
+            errors[0]
+            if len(errors) == 1
+            else ShardConnectionFailed(
+                [shard.name for shard, _ in failed], "; ".join(error.message for error in errors)
+            )
+        )
+    return [_result(shard, method, reply) for shard, reply in zip(shards, replies, strict=True)]
+
+
+def _result(shard: Shard, method: Method, reply: ShardReply) -> Result:
+    """What the reply bears; raises the error that it bears, or what became of the call."""
+    if reply.outcome in (Outcome.DONE, Outcome.FAILED):
+        return codec.decode_reply(method, reply.payload)
+    error: PinLaterError = shard_failed(shard.name, reply.outcome)
+    raise error
+
+
+def _check_queue_name(queue: str) -> None:
+    if QUEUE_NAME.match(queue) is None:
+        raise QueueNameInvalid(queue)

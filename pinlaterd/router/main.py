@@ -1,0 +1,164 @@
+"""`pinlaterd router`: wires the router's parts together and runs them until told to stop.
+
+Relies on everything below it; nothing imports it but the command line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from random import Random
+
+import uvloop
+
+from pinlaterd import log as logs
+from pinlaterd.clock import Clock, SystemClock
+from pinlaterd.config import layout
+from pinlaterd.config.load import load_config
+from pinlaterd.config.schema import ServerSettings
+from pinlaterd.errors import ConfigError
+from pinlaterd.lifecycle import ExitCode, StopSignal, allow_open_files, set_title
+from pinlaterd.router.limits import Unlimited
+from pinlaterd.router.service import RouterService
+from pinlaterd.router.shards import ShardPlan, ShardSet
+from pinlaterd.rpc.server import ThriftServer
+from pinlaterd.stats import Stats
+from pinlaterd.wire.control import ControlClient, ProcessState, Snapshot, read_snapshot
+from pinlaterd.wire.envelope import MalformedEnvelope
+from pinlaterd.wire.router_end import LinkListener, ShardLink, new_context
+
+log = logging.getLogger(__name__)
+
+_REPORT_SECONDS = 1.0
+_SPARE_FILES = 200  # beside clients: logs, sockets to shards and the coordinator
+_ALLOCATIONS_BETWEEN_COLLECTIONS = 50_000
+
+
+def run(etc: Path) -> int:
+    """Serve until SIGTERM; then finish the calls in hand. Returns the exit code."""
+    # There may be several routers; supervisord tells each what it is called.
+    name = os.environ.get("SUPERVISOR_PROCESS_NAME", "router")
+    set_title(name)
+    etc = layout.enter(etc)
+    try:
+        settings = load_config(etc).server
+    except ConfigError as error:
+        logs.set_up(name, "info")
+        for problem in error.problems:
+            log.error("%s", problem)
+        return ExitCode.CONFIG
+    logs.set_up(name, settings.log_level)
+    allow_open_files(settings.max_connections + _SPARE_FILES, log.warning)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(name, settings))
+
+
+async def _serve(name: str, settings: ServerSettings) -> int:
+    clock, stats, stop = SystemClock(), Stats(), StopSignal()
+    loop = asyncio.get_running_loop()
+    stop.catch_in(loop)
+    router = Router(name, settings, clock, stats)
+    try:
+        await router.start()
+    except OSError as error:
+        log.error("can't listen on %s:%d: %s", settings.host, settings.port, error.strerror)
+        return ExitCode.FAILURE
+    # All that lives as long as the process is out of the collector's sight from now on.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_ALLOCATIONS_BETWEEN_COLLECTIONS)
+    await stop.wait()
+    await router.stop()
+    return ExitCode.OK
+
+
+class Router:
+    """The router process: server, service, shards and the coordinator's news (a Service)."""
+
+    def __init__(self, name: str, settings: ServerSettings, clock: Clock, stats: Stats) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._stats = stats
+        self._state = ProcessState.STARTING
+        self._context = new_context()
+        self._chance = Random()
+        self._shards = ShardSet(self._connect, clock.monotonic, self._wake)
+        self._service = RouterService(
+            self._shards, settings, Unlimited(), clock, stats, self._chance
+        )
+        self._server = ThriftServer(self._service.handle, settings, stats)
+        self._control = ControlClient(name, "router", stats, clock.now_ms())
+        self._loop = asyncio.get_running_loop()
+        self._reporting: asyncio.TimerHandle | None = None
+
+    async def start(self) -> None:
+        """Raises OSError if the port can't be had."""
+        self._loop.add_reader(self._control.fileno(), self._hear)
+        snapshot = read_snapshot()
+        if snapshot is not None:
+            self._follow(snapshot)
+        await self._server.start()
+        self._state = ProcessState.SERVING
+        log.info("serving Thrift on %s:%d", self._settings.host, self._settings.port)
+        self._report()
+
+    async def stop(self) -> None:
+        """Take no new calls, finish those in hand, let go of the shards."""
+        self._state = ProcessState.STOPPING
+        log.info("stopping: finishing the calls in hand")
+        if self._reporting is not None:
+            self._reporting.cancel()
+        self._control.report(self._state, self._facts())
+        finishing = asyncio.ensure_future(
+            self._service.finish_calls(self._settings.request_timeout_ms / 1000)
+        )
+        await self._server.stop()
+        await finishing
+        self._shards.close()
+        self._loop.remove_reader(self._control.fileno())
+        self._control.close()
+        self._context.destroy(linger=0)
+
+    def _connect(self, name: str, listener: LinkListener) -> ShardLink:
+        shards = max(1, len(self._shards.by_name))
+        return ShardLink(
+            name,
+            layout.shard_endpoint(name),
+            self._context,
+            listener,
+            self._clock,
+            max(self._settings.max_frame_bytes, self._settings.max_buffered_bytes // shards),
+        )
+
+    def _wake(self, queue: str, ready: int) -> None:
+        self._service.wake(queue, ready)
+
+    # --- the coordinator -----------------------------------------------------------------------
+
+    def _hear(self) -> None:
+        try:
+            snapshot = self._control.receive()
+        except MalformedEnvelope:
+            log.error("the coordinator's snapshot can't be read; keeping the last one")
+            return
+        if snapshot is not None:
+            self._follow(snapshot)
+
+    def _follow(self, snapshot: Snapshot) -> None:
+        self._shards.follow(
+            [ShardPlan(shard.name, shard.dequeue_only) for shard in snapshot.shards]
+        )
+
+    def _report(self) -> None:
+        self._reporting = self._loop.call_later(_REPORT_SECONDS, self._report)
+        self._stats.gauge("router_calls_in_hand", self._service.calls_in_hand)
+        self._control.report(self._state, self._facts())
+        self._hear()
+
+    def _facts(self) -> Mapping[str, str]:
+        healthy = ", ".join(sorted(shard.name for shard in self._shards.healthy()))
+        return {"healthy shards": healthy or "none"}

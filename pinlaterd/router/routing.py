@@ -1,0 +1,188 @@
+"""Choosing shards, dividing requests over them, and merging what they say.
+
+Everything here is pure: no sockets, no clock, and chance comes in as an argument. It relies on
+`model` only. Shards are whatever has a name; `Hint` is what is known of one.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from random import Random
+from typing import NamedTuple, TypeVar
+
+from pinlaterd.model import (
+    CONTINUATION_END,
+    AckInfo,
+    AckRequest,
+    CheckpointInfo,
+    JobDescriptor,
+    JobRecord,
+    ScanKey,
+    ScanResult,
+)
+
+S = TypeVar("S")
+_Item = TypeVar("_Item", AckInfo, CheckpointInfo)
+
+
+def choose_least_loaded(shards: Sequence[S], load: Callable[[S], int], chance: Random) -> S:
+    """The better of two shards chosen at random, by `load`.
+
+    Power of two choices (Mitzenmacher, 2001): nearly as even as asking all, without the herd
+    that runs to the emptiest.
+    """
+    count = len(shards)
+    if count == 1:
+        return shards[0]
+    first = int(chance.random() * count)
+    second = int(chance.random() * (count - 1))
+    if second >= first:
+        second += 1
+    one, other = shards[first], shards[second]
+    return one if load(one) <= load(other) else other
+
+
+def cover(shards: Sequence[S], coverage: float, chance: Random) -> list[S]:
+    """max(1, round(coverage x shards)) of them, in random order."""
+    return chance.sample(list(shards), max(1, min(len(shards), round(coverage * len(shards)))))
+
+
+ALL_LEVELS = 1 << 16  # more priorities than there can be
+
+
+def best_level(counts: Sequence[int]) -> int:
+    """How many priorities, from the highest, hold nothing ready: 0 if priority 1 does hold some."""
+    for level, count in enumerate(counts):
+        if count:
+            return level
+    return ALL_LEVELS
+
+
+def ready_through(counts: Sequence[int], level: int) -> int:
+    """Jobs ready at priorities 1 to `level`."""
+    return sum(counts[:level])
+
+
+class Portion(NamedTuple):
+    """How many jobs to ask of the shard at `place`; 0 asks only what it holds."""
+
+    place: int
+    jobs: int
+
+
+def plan_round(ready: Sequence[int], wanted: int) -> list[Portion]:
+    """Whom to ask for `wanted` jobs of a level, given how many each shard may hold.
+
+    One shard is asked for all if its hint says that it has as many; else the portions follow the
+    hints. Where no hint says anything, all are asked what they hold: those answers are the hints
+    of the next round, and if they all are zero, its end. Together never more than `wanted` are
+    asked for, so that nothing is claimed in vain.
+    """
+    enough = [index for index, count in enumerate(ready) if count >= wanted]
+    if enough:
+        return [Portion(enough[0], wanted)]
+    portions = []
+    remaining = wanted
+    for index, count in enumerate(ready):
+        jobs = min(count, remaining)
+        remaining -= jobs
+        portions.append(Portion(index, jobs))
+    return portions
+
+
+def _place(descriptor: str, queue: str, shards: Mapping[str, object]) -> str | None:
+    parsed = JobDescriptor.parse(descriptor)
+    if parsed is None or parsed.queue != queue or parsed.shard not in shards:
+        return None
+    return parsed.shard
+
+
+def divide_acks(
+    request: AckRequest, shards: Mapping[str, object]
+) -> tuple[dict[str, AckRequest], list[str]]:
+    """The acks of each shard, and the descriptors that are malformed or name no job of ours."""
+    succeeded, bad = _divide(request.succeeded, request.queue, shards)
+    failed, bad_failed = _divide(request.failed, request.queue, shards)
+    return {
+        name: AckRequest(request.queue, succeeded.get(name, ()), failed.get(name, ()))
+        for name in {**succeeded, **failed}
+    }, bad + bad_failed
+
+
+def divide_checkpoints(
+    checkpoints: Sequence[CheckpointInfo], queue: str, shards: Mapping[str, object]
+) -> tuple[dict[str, list[CheckpointInfo]], list[str]]:
+    return _divide(checkpoints, queue, shards)
+
+
+def _divide(
+    items: Sequence[_Item], queue: str, shards: Mapping[str, object]
+) -> tuple[dict[str, list[_Item]], list[str]]:
+    by_shard: dict[str, list[_Item]] = {}
+    bad = []
+    for item in items:
+        name = _place(item.descriptor, queue, shards)
+        if name is None:
+            bad.append(item.descriptor)
+        else:
+            by_shard.setdefault(name, []).append(item)
+    return by_shard, bad
+
+
+def divide_lookups(
+    descriptors: Iterable[str], shards: Mapping[str, object]
+) -> dict[str, list[str]]:
+    """The descriptors of each shard; those of no shard of ours are left out."""
+    by_shard: dict[str, list[str]] = {}
+    for descriptor in dict.fromkeys(descriptors):
+        parsed = JobDescriptor.parse(descriptor)
+        if parsed is not None and parsed.shard in shards:
+            by_shard.setdefault(parsed.shard, []).append(descriptor)
+    return by_shard
+
+
+def describe_bad(descriptors: Sequence[str]) -> str:
+    """The message for acks and checkpoints that can be carried out nowhere."""
+    shown = ", ".join(repr(descriptor[:200]) for descriptor in descriptors[:10])
+    more = f" and {len(descriptors) - 10} more" if len(descriptors) > 10 else ""
+    return (
+        f"not job descriptors of this queue and its shards: {shown}{more}; "
+        "the other jobs of the call were carried out"
+    )
+
+
+def split_evenly(count: int, most: int) -> list[int]:
+    """`count` items in as few parts of at most `most` as possible, nearly equal."""
+    parts = -(-count // most)
+    size, larger = divmod(count, parts)
+    return [size + 1] * larger + [size] * (parts - larger)
+
+
+def share_of_oldest(candidates: Sequence[Sequence[int]], limit: int) -> list[int]:
+    """How many of the `limit` oldest come from each sorted list of ages."""
+    tagged = ([(age, index) for age in ages] for index, ages in enumerate(candidates))
+    shares = [0] * len(candidates)
+    for taken, (_, index) in enumerate(heapq.merge(*tagged)):
+        if taken == limit:
+            break
+        shares[index] += 1
+    return shares
+
+
+def scan_key(job: JobRecord) -> ScanKey:
+    parsed = JobDescriptor.parse(job.descriptor)
+    assert parsed is not None, job.descriptor
+    return ScanKey(job.run_after_ms, parsed.shard, parsed.priority, parsed.local_id)
+
+
+def merge_scans(results: Sequence[ScanResult], limit: int) -> ScanResult:
+    """The first `limit` of what the shards found, and where to go on."""
+    keyed = sorted(
+        ((scan_key(job), job) for result in results for job in result.jobs),
+        key=lambda pair: pair[0].sort_key(),
+    )
+    more = len(keyed) > limit or any(r.continuation != CONTINUATION_END for r in results)
+    keyed = keyed[:limit]
+    continuation = keyed[-1][0].token() if more and keyed else CONTINUATION_END
+    return ScanResult([job for _, job in keyed], continuation)

@@ -1,0 +1,260 @@
+"""The twelve operations, as the router serves them.
+
+The four of the job path (enqueue, dequeue, ack, checkpoint) and look-ups are passed through as
+bytes whenever one shard can answer; a dequeue from several is in `dequeue.py`, all else that
+takes several shards in `divided.py`. Relies on `rpc` for bytes, on `routing` for choices, and
+on `shards` for whom to ask. All runs on one event loop; nothing here blocks it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine
+from random import Random
+from typing import Any
+
+from pinlaterd.clock import Clock
+from pinlaterd.config.schema import ServerSettings
+from pinlaterd.errors import (
+    EnqueueRejected,
+    ErrorCode,
+    NoHealthyShards,
+    Overloaded,
+    PinLaterError,
+)
+from pinlaterd.model import Method
+from pinlaterd.router import routing
+from pinlaterd.router.call import Answer, Call
+from pinlaterd.router.dequeue import Dequeuer
+from pinlaterd.router.divided import DividedCalls
+from pinlaterd.router.limits import Limits
+from pinlaterd.router.shards import Shard, ShardSet
+from pinlaterd.rpc import codec
+from pinlaterd.stats import Stats
+from pinlaterd.wire.router_end import Outcome, ShardCall, ShardReply
+
+log = logging.getLogger(__name__)
+
+_MSEC_NAMES = {method: f"PinLaterService.{method}_msec" for method in Method}
+
+
+class RouterService:
+    """Takes each call off the wire and sees to it that it is answered exactly once, in time."""
+
+    def __init__(
+        self,
+        shards: ShardSet,
+        settings: ServerSettings,
+        limits: Limits,
+        clock: Clock,
+        stats: Stats,
+        chance: Random,
+    ) -> None:
+        self._shards = shards
+        self._limits = limits
+        self._clock = clock
+        self._stats = stats
+        self._chance = chance
+        self._timeout_seconds = settings.request_timeout_ms / 1000
+        self._most_in_hand = settings.max_calls_in_flight
+        self._split_jobs = settings.enqueue_split_jobs
+        self._in_hand = 0
+        self._none_in_hand: asyncio.Event | None = None  # only while finishing
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._divided = DividedCalls(shards, settings, clock, chance)
+        self._dequeuer = Dequeuer(shards, settings, limits, clock, chance, self._divided)
+        self._pass_through: dict[Method, Callable[[Call], None]] = {
+            Method.ENQUEUE: self._enqueue,
+            Method.DEQUEUE: self._dequeue,
+            Method.ACK: self._to_first_descriptor,
+            Method.CHECKPOINT: self._to_first_descriptor,
+            Method.LOOKUP: self._to_first_descriptor,
+        }
+
+    def handle(self, message: bytes, answer: Answer) -> None:
+        """Take one call. Raises ProtocolError if `message` is no Thrift message."""
+        peek = codec.peek(message)
+        method = peek.method
+        if method is None:
+            self._stats.count("PinLater.unknown_method")
+            answer.send(codec.encode_unknown_method(peek.head))
+            return
+        started = self._clock.monotonic()
+        call = Call(
+            message,
+            peek,
+            answer,
+            started=started,
+            deadline=started + self._timeout_seconds,
+            keeper=self,
+        )
+        self._in_hand += 1
+        if self._in_hand > self._most_in_hand:
+            call.fail(self._overloaded(method))
+        elif peek.canonical and method in self._pass_through:
+            self._pass_through[method](call)
+        else:
+            self._divide(call)
+
+    def wake(self, queue: str, ready: int) -> None:
+        """Shards hold `ready` jobs of `queue`: those who wait for it may try again."""
+        self._dequeuer.waiting.wake(queue, ready)
+
+    @property
+    def calls_in_hand(self) -> int:
+        return self._in_hand
+
+    async def finish_calls(self, seconds: float) -> None:
+        """Wait until all calls in hand are answered, at most so long; then give up the rest."""
+        self._dequeuer.stop_waiting()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._drained(), seconds)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _drained(self) -> None:
+        self._none_in_hand = asyncio.Event()
+        if self._in_hand:
+            await self._none_in_hand.wait()
+
+    def ended(self, call: Call, error: ErrorCode | None) -> None:
+        """A call was answered (see CallKeeper)."""
+        self._in_hand -= 1
+        if self._none_in_hand is not None and not self._in_hand:
+            self._none_in_hand.set()
+        method = call.peek.method
+        assert method is not None
+        self._stats.record(_MSEC_NAMES[method], (self._clock.monotonic() - call.started) * 1000)
+        if error is not None:
+            self._stats.count(f"PinLater.{method}.errors.{error.name}")
+            if error is ErrorCode.DEQUEUE_RATE_LIMITED:
+                self._stats.count(f"{call.peek.queue}_dequeue_requests_rate_limited")
+
+    # --- passing through -------------------------------------------------------------------
+
+    def _enqueue(self, call: Call) -> None:
+        if call.peek.items > self._split_jobs:
+            self._divide(call)
+        else:
+            self._try_enqueue(call, self._shards.enqueueable())
+
+    def _try_enqueue(self, call: Call, candidates: list[Shard]) -> None:
+        if not candidates:
+            call.fail(self._no_place_to_enqueue(call.tried))
+            return
+        shard = routing.choose_least_loaded(candidates, _calls_in_flight, self._chance)
+
+        def replied(reply: ShardReply) -> None:
+            if reply.outcome is not Outcome.REFUSED:
+                call.finish(shard, reply)
+                return
+            # Nothing was stored, so another shard may serve, unseen by the caller.
+            call.tried = (*call.tried, shard.name)
+            self._try_enqueue(
+                call, [c for c in self._shards.enqueueable() if c.name not in call.tried]
+            )
+
+        shard.call(ShardCall(call.message, call.deadline), replied)
+
+    def _no_place_to_enqueue(self, tried: tuple[str, ...]) -> PinLaterError:
+        if tried and self._shards.healthy():
+            names = ", ".join(tried)
+            return EnqueueRejected(
+                f"overloaded: shard {names} can't take more now, nothing was stored; try later"
+            )
+        if self._shards.healthy():
+            return EnqueueRejected(
+                "every healthy shard is dequeue-only; see `pinlater-admin status`"
+            )
+        return NoHealthyShards()
+
+    def _dequeue(self, call: Call) -> None:
+        """Ask one shard for all, the acks along with it if they look like its own.
+
+        A shard that finds another's acks among them, or a coverage below 1, answers FOREIGN."""
+        queue, limit, first = call.peek.queue, call.peek.limit, call.peek.first_descriptor
+        assert queue is not None
+        shard = self._dequeuer.choose(queue) if first is None else self._shard_named_in(first)
+        granted = self._limits.take(queue, limit) if shard is not None and limit > 0 else 0
+        if shard is None or granted == 0:
+            self._divide(call)
+            return
+
+        def replied(reply: ShardReply) -> None:
+            self._limits.give_back(queue, granted - reply.jobs)
+            if reply.outcome in (Outcome.FOREIGN, Outcome.REFUSED):
+                self._divide(call)
+            elif reply.outcome is Outcome.DONE and reply.jobs < granted and not call.answer.gone:
+                self._run(call, self._dequeuer.go_on(call, shard, reply))
+            else:
+                call.finish(shard, reply)
+
+        # Jobs of lower priorities only once the other shards have said that they hold no better.
+        lowest_priority = 0 if len(self._shards.by_name) == 1 else 1
+        shard.call(
+            ShardCall(
+                call.message, call.deadline, max_jobs=granted, lowest_priority=lowest_priority
+            ),
+            replied,
+        )
+
+    def _to_first_descriptor(self, call: Call) -> None:
+        first = call.peek.first_descriptor
+        shard = self._shard_named_in(first) if first is not None else None
+        if shard is None:
+            self._divide(call)
+            return
+
+        def replied(reply: ShardReply) -> None:
+            if reply.outcome in (Outcome.FOREIGN, Outcome.REFUSED):
+                self._divide(call)
+            else:
+                call.finish(shard, reply)
+
+        shard.call(ShardCall(call.message, call.deadline), replied)
+
+    def _shard_named_in(self, descriptor: str) -> Shard | None:
+        """The shard that `QUEUE:sSHARD:pPRIORITY:LOCALID` names, if it is healthy."""
+        parts = descriptor.split(":", 2)
+        shard = self._shards.by_name.get(parts[1][1:]) if len(parts) > 1 else None
+        return shard if shard is not None and shard.healthy else None
+
+    # --- what takes more than one shard ------------------------------------------------------
+
+    def _divide(self, call: Call) -> None:
+        """Decode the call, and let several shards answer it."""
+        if call.peek.method is Method.DEQUEUE:
+            self._run(call, self._dequeuer.run(call))
+        else:
+            self._run(call, self._divided.run(call))
+
+    def _run(self, call: Call, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(_see_to(call, work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _overloaded(self, method: Method) -> PinLaterError:
+        error = Overloaded(f"{self._most_in_hand} calls are in hand already")
+        return EnqueueRejected(error.message) if method is Method.ENQUEUE else error
+
+
+async def _see_to(call: Call, work: Coroutine[Any, Any, None]) -> None:
+    """Run `work`, which answers `call`; if it fails instead, answer with why."""
+    try:
+        await work
+    except PinLaterError as error:
+        call.fail(error)
+    except asyncio.CancelledError:
+        call.fail(PinLaterError("the server is stopping; try again"))
+        raise
+    except Exception:
+        # The outermost frame of this call: whatever happened, the caller gets an answer.
+        log.exception("%s failed", call.peek.method)
+        call.fail(PinLaterError("internal error; the server's log says more"))
+
+
+def _calls_in_flight(shard: Shard) -> int:
+    return shard.calls_in_flight

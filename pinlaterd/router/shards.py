@@ -1,0 +1,172 @@
+"""The shards that a router knows: who they are, who is healthy, what queues there are.
+
+Relies on `wire` (a link to each shard) and follows the coordinator's snapshots.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple, Protocol
+
+from pinlaterd.wire.envelope import Op, ReadyCounts, ShardFacts
+from pinlaterd.wire.router_end import LinkListener, OnReply, ShardCall, ShardReply
+
+log = logging.getLogger(__name__)
+
+_ENSURE_QUEUES_SECONDS = 30.0
+
+
+class Shard(Protocol):
+    """One shard as the router sees it: over ZeroMQ, or in process in tests."""
+
+    name: str
+    facts: ShardFacts | None
+
+    @property
+    def healthy(self) -> bool:
+        """Whether calls can be expected to be answered."""
+        ...
+
+    @property
+    def calls_in_flight(self) -> int: ...
+
+    def ready_counts(self, queue: str) -> tuple[int, ...]:
+        """How many jobs are ready by priority: a hint; () if nothing is known."""
+        ...
+
+    def call(self, call: ShardCall, on_reply: OnReply) -> None:
+        """Send `call`; `on_reply` is called exactly once, by the deadline or soon after."""
+        ...
+
+    def ask(self, call: ShardCall) -> asyncio.Future[ShardReply]:
+        """The same, to be awaited."""
+        ...
+
+    def release(self, dequeue_reply: bytes) -> None:
+        """End the claims in a dequeue's answer that can't be delivered."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class ShardPlan(NamedTuple):
+    """What the snapshot says of a shard."""
+
+    name: str
+    dequeue_only: bool
+
+
+Connect = Callable[[str, LinkListener], Shard]
+
+
+class ShardSet:
+    """All shards of the deployment, as links come and go. A LinkListener to each."""
+
+    def __init__(
+        self,
+        connect: Connect,
+        monotonic: Callable[[], float],
+        on_ready: Callable[[str, int], None],
+    ) -> None:
+        """`on_ready(queue, jobs)` is called when shards publish that jobs can be had."""
+        self._connect = connect
+        self._monotonic = monotonic
+        self._on_ready = on_ready
+        self._shards: dict[str, Shard] = {}
+        self._dequeue_only: frozenset[str] = frozenset()
+        self._queues: dict[str, set[str]] = {}  # by shard name, of those that are welcomed
+
+    # --- what there is -------------------------------------------------------------------
+
+    @property
+    def by_name(self) -> Mapping[str, Shard]:
+        return self._shards
+
+    def healthy(self) -> list[Shard]:
+        return [shard for shard in self._shards.values() if shard.healthy]
+
+    def unhealthy(self) -> list[str]:
+        return [name for name, shard in self._shards.items() if not shard.healthy]
+
+    def enqueueable(self) -> list[Shard]:
+        return [
+            shard
+            for name, shard in self._shards.items()
+            if name not in self._dequeue_only and shard.healthy
+        ]
+
+    def ready_jobs(self, queue: str) -> int:
+        return sum(sum(shard.ready_counts(queue)) for shard in self._shards.values())
+
+    def longest_queue_name(self) -> int:
+        """Characters, by the store that allows least."""
+        known = [shard.facts for shard in self._shards.values() if shard.facts is not None]
+        return min((facts.queue_name_chars for facts in known), default=64)
+
+    def knows_queue(self, queue: str) -> bool:
+        return any(queue in queues for queues in self._queues.values())
+
+    def follow(self, plans: Iterable[ShardPlan]) -> None:
+        """Connect to shards that are new, let go of those that are no more."""
+        wanted = {plan.name: plan for plan in plans}
+        for name in [name for name in self._shards if name not in wanted]:
+            self._queues.pop(name, None)
+            self._shards.pop(name).close()
+        for name in wanted:
+            if name not in self._shards:
+                self._shards[name] = self._connect(name, self)
+        self._dequeue_only = frozenset(name for name, plan in wanted.items() if plan.dequeue_only)
+
+    def close(self) -> None:
+        for shard in self._shards.values():
+            shard.close()
+        self._shards.clear()
+
+    # --- what links hear (LinkListener) ---------------------------------------------------
+
+    def queues_known(self) -> frozenset[str]:
+        """A queue exists if a healthy shard says so.
+
+        deleteQueue needs all shards healthy, so this never brings a deleted queue back."""
+        names = [
+            queues
+            for name, queues in self._queues.items()
+            if name in self._shards and self._shards[name].healthy
+        ]
+        return frozenset().union(*names)
+
+    def welcomed(self, link: Shard, facts: ShardFacts) -> None:
+        """A shard joined: it has what we know by now; the others get what only it has."""
+        self._queues[link.name] = set(facts.queues)
+        known = self.queues_known()
+        for shard in self.healthy():
+            missing = known - self._queues.get(shard.name, set())
+            if missing:
+                log.info("shard-%s lacks %d queues; creating them there", shard.name, len(missing))
+                call = ShardCall(
+                    json.dumps(sorted(missing)).encode(),
+                    self._monotonic() + _ENSURE_QUEUES_SECONDS,
+                    Op.ENSURE_QUEUES,
+                )
+                # Ahead of any call that follows on the same link, so no call misses a queue.
+                shard.call(call, lambda _reply: None)
+        for counts in facts.counts:
+            self._announce(counts.queue)
+
+    def counted(self, link: Shard, counts: Iterable[ReadyCounts]) -> None:
+        queues = self._queues.setdefault(link.name, set())
+        for queue, numbers in counts:
+            if not numbers:
+                queues.discard(queue)
+                continue
+            queues.add(queue)
+            if any(numbers):
+                self._announce(queue)
+
+    def _announce(self, queue: str) -> None:
+        ready = self.ready_jobs(queue)
+        if ready:
+            self._on_ready(queue, ready)

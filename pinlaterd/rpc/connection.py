@@ -1,0 +1,348 @@
+"""One client's connection: messages in, answers out in the order of the calls.
+
+It reads no more while it works on as many calls as it may, while its client does not take its
+answers, and while the server is short of memory. What a client does to its connection costs no
+other one anything. Relies on asyncio (any event loop) and on `framing`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, Protocol, cast
+
+from pinlaterd.errors import ProtocolError
+from pinlaterd.rpc.buffers import BufferBudget
+from pinlaterd.rpc.framing import FrameReader, Transcoders
+from pinlaterd.rpc.message import is_oneway
+
+_pack_length: Final = struct.Struct(">I").pack
+
+KIB: Final = 1024
+
+# The transport's own buffer: beyond the first, no more calls are begun, until below the second.
+_UNSENT_HIGH_BYTES: Final = 256 * KIB
+_UNSENT_LOW_BYTES: Final = 64 * KIB
+# Answers up to this size are put together with others to be written at once.
+_JOIN_BYTES: Final = 64 * KIB
+# A dead peer is found out by TCP after about two minutes of silence.
+_KEEPALIVE: Final = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 15),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+)
+# Fewer bytes than this in a whole period are no progress, unless they complete something.
+_PROGRESS_BYTES: Final = KIB
+
+
+class Host(Protocol):
+    """The server, as its connections see it."""
+
+    max_frame_bytes: int
+    max_calls: int
+    transcoders: Transcoders
+    budget: BufferBudget
+    handler: Callable[[bytes, Answer], None]
+
+    def opened(self, connection: Connection) -> bool:
+        """False: there are too many; the connection is closed."""
+        ...
+
+    def closed(self, connection: Connection) -> None: ...
+
+    def refused(self, connection: Connection, reason: str) -> None:
+        """The connection was closed, or will be, because of what its client did."""
+        ...
+
+
+class Answer:
+    """Where the answer to one call goes: `send` once, at any later time."""
+
+    __slots__ = ("_connection", "_message", "_oneway", "on_undelivered")
+
+    def __init__(self, connection: Connection, *, oneway: bool) -> None:
+        self._connection = connection
+        self._oneway = oneway
+        self._message: bytes | None = None
+        # Called with the message if the client goes while it still waits for earlier answers.
+        self.on_undelivered: Callable[[bytes], None] | None = None
+
+    @property
+    def gone(self) -> bool:
+        """Whether the client has gone, so that nobody would read an answer."""
+        return self._connection.is_lost()
+
+    def send(self, message: bytes) -> bool:
+        """False if the client has gone. A oneway call gets no answer: the message is dropped."""
+        connection = self._connection
+        if connection.is_lost():
+            return False
+        if not self._oneway:
+            assert self._message is None
+            self._message = message
+            connection.answered(self)
+        return True
+
+    @property
+    def message(self) -> bytes | None:
+        return self._message
+
+
+class _Mark(NamedTuple):
+    """How far something had got, and when."""
+
+    at: float
+    finished: int
+    moved_bytes: int
+
+
+class Connection(asyncio.Protocol):
+    """See the module. `gone` once the client has gone or was closed."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._transport: asyncio.Transport = cast("asyncio.Transport", None)
+        self._reader = FrameReader(host.max_frame_bytes, host.transcoders)
+        self._slots: deque[Answer] = deque()  # the calls in hand, oldest first
+        self._waiting: deque[bytes] = deque()  # messages that are not begun yet
+        self._reading = True
+        self._pumping = False
+        self._unsent_high = False
+        self._held = False
+        self._closing = False
+        self._received_bytes = 0
+        self._received_messages = 0
+        self._written_bytes = 0
+        self._partial_mark: _Mark | None = None
+        self._unsent_mark: _Mark | None = None
+        self._counted = False
+        self.gone = False
+        self.peer = "?"
+
+    # --- what asyncio calls ---------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self.peer = _address(transport.get_extra_info("peername"))
+        self._counted = self._host.opened(self)
+        if not self._counted:
+            self.abort()
+            return
+        connected: socket.socket = transport.get_extra_info("socket")
+        for level, option, value in _KEEPALIVE:
+            connected.setsockopt(level, option, value)
+        self._transport.set_write_buffer_limits(_UNSENT_HIGH_BYTES, _UNSENT_LOW_BYTES)
+
+    def data_received(self, data: bytes) -> None:
+        if self._closing or self.gone:
+            return
+        reader = self._reader
+        messages = reader.feed(data)
+        self._received_bytes += len(data)
+        self._received_messages += len(messages)
+        self._waiting.extend(messages)
+        if messages:
+            self._pump()
+        if reader.buffered or self._waiting:
+            self._host.budget.charge(len(data))
+        if reader.failure is not None and not self._closing:
+            self._refuse(str(reader.failure))
+
+    def pause_writing(self) -> None:
+        self._unsent_high = True
+        self._update_reading()
+
+    def resume_writing(self) -> None:
+        self._unsent_high = False
+        self._pump()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.gone = True
+        slots, self._slots = self._slots, deque()
+        self._waiting.clear()
+        if self._counted:
+            self._host.closed(self)
+        for answer in slots:
+            if answer.message is not None and answer.on_undelivered is not None:
+                answer.on_undelivered(answer.message)
+
+    # --- calls and answers ----------------------------------------------------------------------
+
+    def is_lost(self) -> bool:
+        """Whether nothing written now could arrive."""
+        return self.gone or self._transport.is_closing()
+
+    def answered(self, answer: Answer) -> None:
+        """An answer is there. It goes out once all earlier ones are."""
+        if self._pumping:
+            return
+        if self._slots[0] is answer:
+            self._pump()
+        else:
+            self._host.budget.charge(len(answer.message or b""))
+
+    def _pump(self) -> None:
+        """Write what can be written and begin what may be begun, until neither is left."""
+        if self._pumping or self.gone:
+            return
+        self._pumping = True
+        try:
+            self._write_answers()
+            while self._waiting and self._may_begin():
+                while self._waiting and len(self._slots) < self._host.max_calls:
+                    self._begin(self._waiting.popleft())
+                self._write_answers()
+        finally:
+            self._pumping = False
+        if self._closing:
+            self._close_if_done()
+        else:
+            self._update_reading()
+
+    def _may_begin(self) -> bool:
+        return len(self._slots) < self._host.max_calls and not self._unsent_high and not self.gone
+
+    def _begin(self, message: bytes) -> None:
+        oneway = is_oneway(message)
+        answer = Answer(self, oneway=oneway)
+        if not oneway:
+            self._slots.append(answer)
+        try:
+            self._host.handler(message, answer)
+        except ProtocolError as error:
+            if not oneway:
+                self._slots.pop()
+            self._refuse(str(error))
+
+    def _write_answers(self) -> None:
+        """Write the answers that no earlier call keeps waiting."""
+        slots = self._slots
+        framed = self._reader.framed
+        transcoder = self._reader.transcoder
+        parts: list[bytes] = []
+        size = 0
+        while slots:
+            message = slots[0].message
+            if message is None:
+                break
+            slots.popleft()
+            if transcoder is not None:
+                message = transcoder.from_binary(message)
+            if framed:
+                parts.append(_pack_length(len(message)))
+            parts.append(message)
+            size += 4 + len(message)
+        if not parts:
+            return
+        self._written_bytes += size
+        if size <= _JOIN_BYTES:
+            self._transport.write(b"".join(parts))
+        else:
+            self._transport.writelines(parts)
+        self._host.budget.charge(size)
+
+    # --- reading, or not ------------------------------------------------------------------------
+
+    def _update_reading(self) -> None:
+        if self.gone or self._closing:
+            return
+        calls = len(self._slots)
+        limit = self._host.max_calls
+        # Once full, half of the calls have to be answered before more are read.
+        full = bool(self._waiting) or calls >= (limit if self._reading else max(1, limit // 2))
+        wanted = not (full or self._unsent_high or self._held)
+        if wanted and not self._reading:
+            self._transport.resume_reading()
+        elif not wanted and self._reading:
+            self._transport.pause_reading()
+        self._reading = wanted
+
+    def hold(self, held: bool) -> None:  # noqa: FBT001 - see buffers.Holder
+        """Whether the server is too short of memory to read from this one."""
+        if held != self._held:
+            self._held = held
+            self._update_reading()
+
+    def held_bytes(self) -> int:
+        """What this connection keeps in memory: unfinished, not begun, answered but not sent."""
+        answers = sum(len(answer.message or b"") for answer in self._slots)
+        waiting = sum(map(len, self._waiting))
+        return self._reader.buffered + waiting + answers + self._transport.get_write_buffer_size()
+
+    # --- ends -------------------------------------------------------------------------------------
+
+    @property
+    def calls_in_hand(self) -> int:
+        return len(self._slots)
+
+    def _refuse(self, reason: str) -> None:
+        """Nothing more can be understood: answer the calls in hand, then close."""
+        self._host.refused(self, reason)
+        self.finish()
+
+    def finish(self) -> None:
+        """Take no more calls; close once those in hand are answered. Safe to repeat."""
+        if self.gone or self._closing:
+            return
+        self._closing = True
+        self._waiting.clear()
+        # Reading goes on, into nowhere, so that a client that closes is noticed.
+        if not self._reading:
+            self._transport.resume_reading()
+            self._reading = True
+        if not self._pumping:
+            self._close_if_done()
+
+    def _close_if_done(self) -> None:
+        if not self._slots and not self.gone:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once, whatever is in hand."""
+        if not self.gone:
+            self.gone = True
+            self._transport.abort()
+
+    def stalled(self, now: float, seconds: float) -> str | None:
+        """Why this connection should be closed: what has made no progress for so long."""
+        partial = self._reader.buffered
+        if partial and (self._reading or self._held):
+            mark = _Mark(now, self._received_messages, self._received_bytes)
+            self._partial_mark = _later(self._partial_mark, mark)
+            if now - self._partial_mark.at > seconds:
+                return (
+                    f"{partial} bytes of an unfinished message, and no more of it for {seconds:g} s"
+                )
+        else:
+            self._partial_mark = None
+        unsent = self._transport.get_write_buffer_size()
+        if unsent:
+            mark = _Mark(now, 0, self._written_bytes - unsent)
+            self._unsent_mark = _later(self._unsent_mark, mark)
+            if now - self._unsent_mark.at > seconds:
+                return f"{unsent} bytes of answers were not read for {seconds:g} s"
+        else:
+            self._unsent_mark = None
+        return None
+
+
+def _later(before: _Mark | None, now: _Mark) -> _Mark:
+    """The mark to measure from: `now` if there was progress since `before`."""
+    if (
+        before is None
+        or now.finished != before.finished
+        or now.moved_bytes - before.moved_bytes >= _PROGRESS_BYTES
+    ):
+        return now
+    return before
+
+
+def _address(peername: Any) -> str:
+    if isinstance(peername, tuple) and len(peername) >= 2:
+        return f"{peername[0]}:{peername[1]}"
+    return str(peername or "?")

@@ -1,0 +1,216 @@
+"""The bytes of one connection to Thrift messages: no I/O, no clock.
+
+A connection keeps to one form, told by its first bytes:
+
+    80 01 ..                   strict TBinaryProtocol without frames
+    LENGTH 80 01 ..            framed, strict
+    LENGTH 00 .. (or any)      framed, not strict: a message begins with the length of a name
+    LENGTH 82 ..               framed TCompactProtocol: needs a Transcoder
+
+A length never begins with 80 or above: frames are at most 1 GiB. Whatever the pieces in which bytes
+come, the same bytes give the same messages and the same failure; no byte is copied or looked at
+more than a bounded number of times.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import Final, Protocol
+
+from pinlaterd.errors import ProtocolError
+from pinlaterd.rpc.walk import MessageWalk
+
+_U32: Final = struct.Struct(">I").unpack_from
+_UNFRAMED: Final = b"\x80\x01"
+_COMPACT: Final = 0x82
+
+# The first bytes of what else may come to an open port: named, so that the log tells the cause.
+_STRANGERS: Final = (
+    ((b"GET ", b"POST", b"HEAD", b"PUT ", b"OPTI", b"DELE"), "HTTP; this is the Thrift port"),
+    ((b"\x16\x03",), "TLS; the Thrift port is not encrypted"),
+    ((b"SSH-",), "SSH; this is the Thrift port"),
+)
+
+
+class Transcoder(Protocol):
+    """Another of Thrift's protocols, message by message, to strict binary and back.
+
+    Both raise ProtocolError for bytes that are no message. What is within a message keeps its
+    meaning; sizes may differ.
+    """
+
+    def to_binary(self, message: bytes) -> bytes: ...
+
+    def from_binary(self, message: bytes) -> bytes: ...
+
+
+# By the first byte of a connection's first framed message.
+Transcoders = Mapping[int, Transcoder]
+
+
+class FrameReader:
+    """Cuts what one connection sends into messages."""
+
+    __slots__ = (
+        "_buffer",
+        "_decided",
+        "_max_frame_bytes",
+        "_missing",
+        "_transcoders",
+        "_walk",
+        "failure",
+        "framed",
+        "transcoder",
+    )
+
+    def __init__(self, max_frame_bytes: int, transcoders: Transcoders) -> None:
+        self._max_frame_bytes = max_frame_bytes
+        self._transcoders = transcoders
+        self._decided = False
+        self._buffer = bytearray()  # an unfinished message, or an unfinished length
+        self._missing = 0  # bytes of the framed message in `_buffer` that have yet to come
+        self._walk: MessageWalk | None = None  # through the unframed message in `_buffer`
+        self.framed = True
+        self.transcoder: Transcoder | None = None
+        self.failure: ProtocolError | None = None
+
+    @property
+    def buffered(self) -> int:
+        """Bytes of an unfinished message."""
+        return len(self._buffer)
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The messages that `data` completes.
+
+        Once the bytes make no sense, `failure` says why, and nothing more is read from them.
+        """
+        if self.failure is not None:
+            return []
+        messages: list[bytes] = []
+        try:
+            if self._decided:
+                self._cut(data, messages)
+            else:
+                self._begin(data, messages)
+        except ProtocolError as error:
+            self.failure = error
+            self._buffer = bytearray()
+        return messages
+
+    def _begin(self, data: bytes, messages: list[bytes]) -> None:
+        """Until the form is known, which takes four bytes."""
+        start = bytes(self._buffer) + data[: 4 - len(self._buffer)]
+        if len(start) < 4:
+            self._buffer += data
+            return
+        self._decided = True
+        self.framed = not start.startswith(_UNFRAMED)
+        if self.framed and start[0] >= 0x80:
+            raise ProtocolError(_stranger(start, "no Thrift protocol that is spoken here"))
+        if self._buffer:
+            data = bytes(self._buffer) + data
+            self._buffer = bytearray()
+        self._cut(data, messages)
+
+    def _cut(self, data: bytes, messages: list[bytes]) -> None:
+        if not self.framed:
+            self._cut_unframed(data, messages)
+        elif self._missing:
+            self._continue_frame(data, messages)
+        else:
+            if self._buffer:
+                data = bytes(self._buffer) + data
+                self._buffer = bytearray()
+            self._cut_frames(data, 0, messages)
+
+    def _cut_frames(self, data: bytes, at: int, messages: list[bytes]) -> None:
+        """Frames from `at` on, where a length begins."""
+        end = len(data)
+        max_bytes = self._max_frame_bytes
+        plain = self.transcoder is None
+        while end - at >= 4:
+            (length,) = _U32(data, at)
+            if not 0 < length <= max_bytes:
+                raise ProtocolError(self._bad_length(data[at : at + 4], length))
+            begin = at + 4
+            at = begin + length
+            if at > end:
+                self._buffer = bytearray(data[begin:])
+                self._missing = at - end
+                return
+            message = data[begin:at]
+            if plain and (message[0] == _COMPACT or message[0] in self._transcoders):
+                self._choose_transcoder(message[0])
+                plain = self.transcoder is None
+            messages.append(message if plain else self._to_binary(message))
+        if at < end:
+            self._buffer = bytearray(data[at:])
+
+    def _continue_frame(self, data: bytes, messages: list[bytes]) -> None:
+        """A frame that began in an earlier piece."""
+        missing = self._missing
+        if len(data) < missing:
+            self._buffer += data
+            self._missing = missing - len(data)
+            return
+        self._buffer += data[:missing]
+        message = bytes(self._buffer)
+        self._buffer = bytearray()
+        self._missing = 0
+        if self.transcoder is None and (message[0] == _COMPACT or message[0] in self._transcoders):
+            self._choose_transcoder(message[0])
+        messages.append(message if self.transcoder is None else self._to_binary(message))
+        self._cut_frames(data, missing, messages)
+
+    def _choose_transcoder(self, first: int) -> None:
+        """No binary message begins like this one, so this is another protocol."""
+        transcoder = self._transcoders.get(first)
+        if transcoder is None:
+            raise ProtocolError(
+                "framed TCompactProtocol, which this version does not speak; "
+                "set the client to framed TBinaryProtocol"
+            )
+        self.transcoder = transcoder
+
+    def _to_binary(self, message: bytes) -> bytes:
+        assert self.transcoder is not None
+        return self.transcoder.to_binary(message)
+
+    def _cut_unframed(self, data: bytes, messages: list[bytes]) -> None:
+        buffer: bytes | bytearray = data
+        if self._buffer:
+            self._buffer += data
+            buffer = self._buffer
+        walk = self._walk or MessageWalk(0, self._max_frame_bytes)
+        begin = 0
+        while True:
+            end = walk.end(buffer)
+            if end is None:
+                break
+            messages.append(bytes(buffer[begin:end]))
+            begin = end
+            if begin == len(buffer):
+                self._buffer, self._walk = bytearray(), None
+                return
+            walk = MessageWalk(begin, self._max_frame_bytes)
+        # What is left is walked anew if it moved: at most once for each message.
+        self._walk = walk if begin == 0 else MessageWalk(0, self._max_frame_bytes)
+        if begin or not self._buffer:
+            self._buffer = bytearray(buffer[begin:])
+
+    def _bad_length(self, start: bytes, length: int) -> str:
+        if length == 0:
+            return "a frame of length 0; a frame holds one message"
+        return _stranger(
+            start,
+            f"a frame of {length} bytes; max_frame_bytes is {self._max_frame_bytes}: send fewer "
+            "jobs a call, or raise it in etc/pinlaterd.yaml",
+        )
+
+
+def _stranger(start: bytes, otherwise: str) -> str:
+    for beginnings, name in _STRANGERS:
+        if start.startswith(beginnings):
+            return name
+    return f"{otherwise} (it begins {start.hex(' ')})"

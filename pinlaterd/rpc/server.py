@@ -1,0 +1,179 @@
+"""The Thrift port: accepts connections and gives each message to one handler.
+
+The handler is called on the event loop with the message (strict or non-strict TBinaryProtocol,
+without frames) and an Answer, and must not block; a ProtocolError from it means that the bytes
+are no call, and closes that connection. Relies on asyncio, and runs best on uvloop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from pinlaterd.config.schema import ServerSettings
+from pinlaterd.rpc.buffers import BufferBudget, Holder
+from pinlaterd.rpc.connection import Answer, Connection
+from pinlaterd.rpc.framing import Transcoder, Transcoders
+from pinlaterd.rpc.limited_log import LimitedLog
+from pinlaterd.stats import Stats
+
+__all__ = ["Answer", "ThriftServer"]
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[bytes, Answer], None]
+
+_NO_TRANSCODERS: Final[Mapping[int, Transcoder]] = MappingProxyType({})
+# A connection that makes no progress is closed after so many times the time for one call.
+_STALL_TIMEOUTS: Final = 3
+_LOOKS_PER_STALL: Final = 10
+_LOOK_SECONDS: Final = 1.0
+_STRAINED_LOOK_SECONDS: Final = 0.25
+_LOG_LINES: Final = 20
+_LOG_SECONDS: Final = 10.0
+_BACKLOG: Final = 1024
+
+
+class ThriftServer:
+    """Serves `handler` on settings.host and settings.port (a Service: both ends are safe to
+    repeat). With several routers they share the port (SO_REUSEPORT)."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        settings: ServerSettings,
+        stats: Stats,
+        transcoders: Transcoders = _NO_TRANSCODERS,
+    ) -> None:
+        self.handler = handler
+        self.max_frame_bytes = settings.max_frame_bytes
+        self.max_calls = settings.max_calls_per_connection
+        self.transcoders = transcoders
+        self.budget = BufferBudget(settings.max_buffered_bytes, lambda: self._connections)
+        self._settings = settings
+        self._stats = stats
+        self._connections: set[Connection] = set()
+        self._stall_seconds = _STALL_TIMEOUTS * settings.request_timeout_ms / 1000
+        self._server: asyncio.Server | None = None
+        self._looking: asyncio.TimerHandle | None = None
+        self._largest: tuple[Holder | None, int] = (None, 0)
+        self._emptied = asyncio.Event()
+        self._log = LimitedLog(log, self._monotonic, _LOG_LINES, _LOG_SECONDS)
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on: of interest where the settings say 0."""
+        assert self._server is not None
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def start(self) -> None:
+        """Listen. Raises OSError if the port can't be had."""
+        if self._server is not None:
+            return
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            lambda: Connection(self),
+            self._settings.host,
+            self._settings.port,
+            reuse_port=self._settings.routers > 1,
+            backlog=_BACKLOG,
+        )
+        self._look()
+
+    async def stop(self, grace_seconds: float | None = None) -> None:
+        """Take no new connections nor calls, answer those in hand, close.
+
+        What is not answered after `grace_seconds` (by default: the time that a call may
+        take) is given up.
+        """
+        if self._server is None:
+            return
+        if grace_seconds is None:
+            grace_seconds = self._settings.request_timeout_ms / 1000
+        server, self._server = self._server, None
+        server.close()
+        for connection in tuple(self._connections):
+            connection.finish()
+        try:
+            await asyncio.wait_for(self._wait_empty(), grace_seconds)
+        except TimeoutError:
+            log.warning("closing %d connections with calls in hand", len(self._connections))
+            for connection in tuple(self._connections):
+                connection.abort()
+            await self._wait_empty()
+        if self._looking is not None:
+            self._looking.cancel()
+        self._log.flush()
+        await server.wait_closed()
+
+    async def _wait_empty(self) -> None:
+        while self._connections:
+            self._emptied.clear()
+            await self._emptied.wait()
+
+    # --- what connections call (connection.Host) ----------------------------------------------
+
+    def opened(self, connection: Connection) -> bool:
+        if self._server is None:
+            return False
+        if len(self._connections) >= self._settings.max_connections:
+            self._stats.count("connections_refused")
+            self._log.warning(
+                f"closed a connection from {connection.peer}: there are {len(self._connections)}; "
+                "max_connections in etc/pinlaterd.yaml allows no more"
+            )
+            return False
+        self._connections.add(connection)
+        self._stats.count("connections_opened")
+        self._stats.gauge("connections", len(self._connections))
+        return True
+
+    def closed(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        self._stats.gauge("connections", len(self._connections))
+        if not self._connections:
+            self._emptied.set()
+
+    def refused(self, connection: Connection, reason: str) -> None:
+        self._stats.count("connections_closed_on_error")
+        self._log.warning(f"closing the connection from {connection.peer}: {reason}")
+
+    # --- from time to time --------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Close connections that make no progress, and those that starve the others."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for connection in tuple(self._connections):
+            reason = connection.stalled(now, self._stall_seconds)
+            if reason is not None:
+                self._close(connection, reason)
+        wait = min(self._stall_seconds / _LOOKS_PER_STALL, _LOOK_SECONDS)
+        if self.budget.strained:
+            self._make_room()
+            wait = min(wait, _STRAINED_LOOK_SECONDS)
+        self._looking = loop.call_later(wait, self._look)
+
+    def _make_room(self) -> None:
+        """At the limit nobody is read from; so if the largest got no smaller since the last
+        look, it has to go."""
+        largest = self.budget.count()
+        held = 0 if largest is None else largest.held_bytes()
+        before, self._largest = self._largest, (largest, held)
+        if isinstance(largest, Connection) and before[0] is largest and held >= before[1]:
+            self._close(
+                largest,
+                f"it holds {held} bytes, the most of all, and together they reach "
+                "max_buffered_bytes in etc/pinlaterd.yaml",
+            )
+
+    def _close(self, connection: Connection, reason: str) -> None:
+        self.refused(connection, reason)
+        connection.abort()
+
+    @staticmethod
+    def _monotonic() -> float:
+        return asyncio.get_running_loop().time()

@@ -1,0 +1,304 @@
+"""Dequeues: from the ready index into a commit, and from there into the answer.
+
+A dequeue that is short when its batch is committed, while the index holds more by then (jobs that
+its own acks or others' enqueues made ready, or more than one batch may hold), goes on with the
+next batch. It is answered when it has all it may take, when nothing is ready any more, when its
+answer is as large as it may be, or at its deadline.
+
+The size of an answer is known before anything is claimed: payloads that are not in memory are
+read first, in portions that fit into an answer even if all bodies are as long as they may be. The
+engine gets them with the claims, so that nothing is read twice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import count
+
+from pinlaterd.config.schema import ServerSettings
+from pinlaterd.engines.base import AckOp, Claim, ClaimOp, StorageEngine
+from pinlaterd.errors import PinLaterError, RequestError
+from pinlaterd.model import ClaimedJob, DequeueResult, JobKey, Payload, PendingKey
+from pinlaterd.rpc import codec
+from pinlaterd.rpc.codec import Head
+from pinlaterd.shard.ready import Taken
+from pinlaterd.shard.works import Arrival, Memory, Parts, Results, conclude_acks, done, failed
+from pinlaterd.wire.envelope import ReplyEntry
+
+# What a job costs in an answer beside its body: its descriptor twice, its claim, field heads.
+JOB_OVERHEAD_BYTES = 300
+_MOST_KEYS_A_READ = 500
+_new = tuple.__new__  # half the cost of calling a NamedTuple, for each job of a batch
+
+
+class ClaimDescriptors:
+    """`HOST:PORT:STARTMILLIS:SOURCE:COUNTER`, no two of them alike.
+
+    START differs from every other ownership of this shard. Other shards of this server may begin
+    in the same millisecond: each counts through numbers of its own, `position` modulo `shards`.
+    """
+
+    def __init__(
+        self, server: ServerSettings, start_ms: int, *, position: int, shards: int
+    ) -> None:
+        self._head = f"{server.advertised_host}:{server.port}:{start_ms}:"
+        self.counter = count(position, max(1, shards))
+
+    def prefix(self, source: str) -> str:
+        """What comes before the counter."""
+        return f"{self._head}{source}:"
+
+
+class DequeueWork:
+    """A dequeue on its way, perhaps through several commits."""
+
+    __slots__ = (
+        "_claim_timeout_seconds",
+        "acks",
+        "arrival",
+        "bytes_left",
+        "claims",
+        "dry_run",
+        "full",
+        "head",
+        "jobs",
+        "lowest_priority",
+        "problem",
+        "queue",
+        "remaining",
+        "source",
+    )
+
+    def __init__(
+        self,
+        arrival: Arrival,
+        head: Head,
+        queue: str,
+        source: str,
+        *,
+        limit: int,
+        dry_run: bool,
+        most_bytes: int,
+        claim_timeout_seconds: float,
+        acks: AckOp | None,
+        problem: RequestError | None,
+    ) -> None:
+        self.arrival = arrival
+        self.head = head
+        self.queue = queue
+        self.source = source
+        self.remaining = 0 if problem is not None else limit
+        self.dry_run = dry_run
+        self.bytes_left = most_bytes
+        self.full = False  # whether the answer is as large as it may be
+        self.lowest_priority = arrival.entry.lowest_priority
+        self.acks = acks
+        self.problem = problem  # what is wrong with its acks: then nothing is claimed
+        self.jobs: list[ClaimedJob] = []
+        self.claims: list[Claim] = []  # in hand, for the commit that is being made
+        self._claim_timeout_seconds = math.ceil(claim_timeout_seconds)
+
+    @property
+    def rows(self) -> int:
+        acks = self.acks
+        acked = 0 if acks is None else len(acks.succeeded) + len(acks.failed)
+        return acked + len(self.claims)
+
+    def contribute(self, parts: Parts) -> None:
+        if self.acks is not None:
+            parts.acks.append(self.acks)
+        if self.claims:
+            parts.claims.append(ClaimOp(self.queue, self.claims))
+
+    def conclude(self, results: Results, memory: Memory, now_ms: int) -> ReplyEntry | None:
+        memory.touched.add(self.queue)
+        if self.acks is not None:
+            conclude_acks(self.acks.queue, next(results.acks), memory, now_ms)
+            self.acks = None
+        if self.claims:
+            self._take_over(next(results.claims), memory, now_ms)
+        if self.problem is not None:
+            return failed(self.arrival, self.head, self.problem)
+        if (
+            self.remaining > 0
+            and not self.full
+            and self.queue in memory.ready
+            and memory.ready.has_ready(self.queue, self.lowest_priority, now_ms)
+        ):
+            return None
+        return self.answer()
+
+    def answer(self) -> ReplyEntry:
+        """What it has by now."""
+        payload = codec.encode_reply(self.head, DequeueResult(self.jobs))
+        return done(self.arrival, payload, 0 if self.dry_run else len(self.jobs))
+
+    def give_up(self, memory: Memory, now_ms: int) -> None:
+        if not self.claims:
+            return
+        for key, run_after_ms, _, payload in self.claims:
+            put_back = Taken(key.priority, [PendingKey(run_after_ms, key.local_id)])
+            memory.ready.put_back(self.queue, (put_back,), now_ms)
+            if payload is not None:
+                memory.fresh.keep(self.queue, key.priority, (key.local_id,), (payload,))
+        self.claims = []
+
+    def fail(self, error: PinLaterError) -> ReplyEntry:
+        """What earlier commits claimed is delivered all the same."""
+        return self.answer() if self.jobs else failed(self.arrival, self.head, error)
+
+    def add(self, priority: int, local_id: int, payload: Payload, claim: str, shard: str) -> None:
+        """One more job for the answer."""
+        body, allowed, remaining = payload
+        self.jobs.append(
+            _new(
+                ClaimedJob,
+                (
+                    f"{self.queue}:s{shard}:p{priority}:{local_id}",
+                    body,
+                    allowed,
+                    remaining,
+                    claim,
+                    self._claim_timeout_seconds,
+                ),
+            )
+        )
+
+    def _take_over(
+        self, payloads: Sequence[Payload | None], memory: Memory, now_ms: int
+    ) -> None:
+        """The claims were committed. None stands for a job that was gone from the store."""
+        claims, self.claims = self.claims, []
+        before = len(self.jobs)
+        add, shard = self.add, memory.name
+        for ((priority, local_id), _, claim, _), payload in zip(claims, payloads, strict=True):
+            if payload is not None:
+                add(priority, local_id, payload, claim, shard)
+        taken = self.jobs[before:]
+        self.remaining -= len(taken)
+        delay_ms = now_ms - claims[len(claims) // 2].run_after_ms
+        memory.figures.dequeued(self.queue, taken, delay_ms)
+
+
+class Claimer:
+    """Chooses the jobs that dequeues claim, or, on a dry run, look at."""
+
+    def __init__(
+        self,
+        engine: StorageEngine,
+        memory: Memory,
+        descriptors: ClaimDescriptors,
+        server: ServerSettings,
+    ) -> None:
+        self._engine = engine
+        self._memory = memory
+        self._descriptors = descriptors
+        fitting = server.max_response_bytes // (server.max_job_body_bytes + JOB_OVERHEAD_BYTES)
+        self._portion = max(1, min(_MOST_KEYS_A_READ, fitting))
+
+    def choose(self, work: DequeueWork, most_jobs: int, most_bytes: int, now_ms: int) -> int:
+        """Put claims into `work` for the next commit; returns the bytes of their jobs.
+
+        At most `most_jobs`, and `most_bytes` but for the first: a job that is larger than any
+        answer may be is handed out alone."""
+        ready, fresh, queue = self._memory.ready, self._memory.fresh, work.queue
+        if queue not in ready:
+            return 0
+        limit = min(work.remaining, most_jobs)
+        taken = ready.take(queue, limit, work.lowest_priority, now_ms)
+        used = 0
+        for at, (priority, keys) in enumerate(taken):
+            cached = fresh.take(queue, priority, [key[1] for key in keys])
+            chosen = 0
+            for part, payloads in self._portions(queue, priority, keys, cached):
+                fitting, size = _fitting(work, payloads, most_bytes - used)
+                used += size
+                self._claim(work, priority, part[:fitting], payloads[:fitting])
+                chosen += fitting
+                if fitting < len(part):
+                    left = Taken(priority, keys[chosen:])
+                    ready.put_back(queue, [left, *taken[at + 1 :]], now_ms)
+                    return used
+        return used
+
+    def look(self, work: DequeueWork, now_ms: int) -> None:
+        """A dry run: what `work` would get, without claims."""
+        ready, queue = self._memory.ready, work.queue
+        looked_at: list[Taken] = []
+        while work.remaining > 0 and not work.full:
+            limit = min(work.remaining, _MOST_KEYS_A_READ)
+            taken = ready.take(queue, limit, work.lowest_priority, now_ms)
+            if not taken:
+                break
+            looked_at += taken
+            for priority, keys in taken:
+                for part, payloads in self._portions(queue, priority, keys, None):
+                    fitting, _ = _fitting(work, payloads, work.bytes_left)
+                    for key, payload in zip(part[:fitting], payloads, strict=False):
+                        if payload is not None:
+                            work.add(priority, key.local_id, payload, "", self._memory.name)
+                    work.remaining -= fitting
+                    if work.full:
+                        break
+        ready.put_back(queue, looked_at, now_ms)
+
+    def _portions(
+        self,
+        queue: str,
+        priority: int,
+        keys: Sequence[PendingKey],
+        cached: Sequence[Payload | None] | None,
+    ) -> Iterator[tuple[Sequence[PendingKey], Sequence[Payload | None]]]:
+        """All of `keys` with their payloads, those not in memory read from the store; None for
+        a job that is gone from it."""
+        if cached is not None and None not in cached:
+            yield keys, cached
+            return
+        for begin in range(0, len(keys), self._portion):
+            part = keys[begin : begin + self._portion]
+            known = cached[begin : begin + self._portion] if cached else [None] * len(part)
+            unknown = [
+                JobKey(priority, key.local_id)
+                for key, payload in zip(part, known, strict=True)
+                if payload is None
+            ]
+            read = iter(self._engine.payloads(queue, unknown) if unknown else ())
+            yield part, [payload if payload is not None else next(read) for payload in known]
+
+    def _claim(
+        self,
+        work: DequeueWork,
+        priority: int,
+        keys: Sequence[PendingKey],
+        payloads: Sequence[Payload | None],
+    ) -> None:
+        prefix, counter = self._descriptors.prefix(work.source), self._descriptors.counter
+        work.claims += [
+            _new(Claim, (_new(JobKey, (priority, key[1])), key[0], f"{prefix}{number}", payload))
+            for key, payload, number in zip(keys, payloads, counter, strict=False)
+            if payload is not None
+        ]
+
+
+def _fitting(
+    work: DequeueWork, payloads: Sequence[Payload | None], room: int
+) -> tuple[int, int]:
+    """How many of `payloads` fit into `room` and the answer of `work`, and their bytes there.
+
+    Notes in `work` that its answer is full. What is None takes no bytes."""
+    room = min(room, work.bytes_left)
+    sizes = [
+        0 if payload is None else len(payload[0]) + JOB_OVERHEAD_BYTES for payload in payloads
+    ]
+    fitting, used = len(sizes), sum(sizes)
+    if used > room:
+        fitting = used = 0
+        for size in sizes:
+            if used + size > room and (fitting or work.jobs or work.claims):
+                break
+            fitting += 1
+            used += size
+        work.full = fitting < len(sizes) and used + sizes[fitting] > work.bytes_left
+    work.bytes_left -= used
+    return fitting, used

@@ -1,0 +1,312 @@
+"""Calls that go into no batch: queues, look-ups, searches, retries and deletes of many jobs.
+
+Queues are created and dropped at once. The rest are sliced works (see `tasks`): each is a
+generator that returns the call's result, so that neither a long list nor a large limit holds up
+the job path. What changes many jobs answers with the count so far once most of its time is used.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from pinlaterd.clock import Clock
+from pinlaterd.config.schema import ServerSettings
+from pinlaterd.engines.base import ScanAfter, StorageEngine, StoredJob
+from pinlaterd.errors import InvalidRequest, PinLaterError, StorageError
+from pinlaterd.model import (
+    CONTINUATION_END,
+    QUEUE_NAME,
+    CountRequest,
+    CreateQueueRequest,
+    DeleteJobsRequest,
+    DeleteQueueRequest,
+    JobDescriptor,
+    JobKey,
+    JobRecord,
+    LookupRequest,
+    RetryFailedRequest,
+    ScanKey,
+    ScanRequest,
+    ScanResult,
+)
+from pinlaterd.shard.dequeues import JOB_OVERHEAD_BYTES
+from pinlaterd.shard.planning import LAST_PRIORITY, NO_JOB, Place
+from pinlaterd.shard.search import SearchCall
+from pinlaterd.shard.tasks import Pace
+from pinlaterd.shard.validation import Rules
+from pinlaterd.shard.works import Memory
+
+# A sliced work that returns what the call is answered with.
+Answering = Generator[SearchCall | None, Any, Any]
+
+# The part of its time after which a call that changes many jobs answers with what it has done.
+_USABLE_TIME = 0.8
+_LOOKUPS_A_SLICE = 200
+# Large bodies: so many at once at most.
+_LOOKUPS_WITH_BODY_A_SLICE = 32
+_OLDEST_FAILED_LIMIT = 100_000
+_FOUND_AT_A_TIME = 100_000
+_MILLIS = struct.Struct(">q")
+
+
+class Inquiries:
+    """The operations of one shard that are not the job path's four."""
+
+    def __init__(
+        self,
+        engine: StorageEngine,
+        memory: Memory,
+        rules: Rules,
+        server: ServerSettings,
+        clock: Clock,
+        pace: Pace,
+    ) -> None:
+        self._engine = engine
+        self._memory = memory
+        self._rules = rules
+        self._server = server
+        self._clock = clock
+        self._pace = pace
+
+    # --- queues ------------------------------------------------------------------------------
+
+    def create_queue(self, request: CreateQueueRequest) -> None:
+        self._rules.queue_name(request.queue)
+        self._create(request.queue)
+
+    def create_queues(self, names: Iterable[object]) -> None:
+        """Of names that other shards have; what this store cannot hold is left out."""
+        for name in names:
+            if (
+                isinstance(name, str)
+                and QUEUE_NAME.match(name)
+                and len(name) <= self._engine.limits.queue_name_chars
+            ):
+                self._create(name)
+
+    def _create(self, queue: str) -> None:
+        if queue not in self._memory.ready:
+            self._engine.create_queue(queue, self._clock.now_ms())
+            self._memory.ready.open_queue(queue)
+            self._memory.touched.add(queue)
+
+    def delete_queue(self, request: DeleteQueueRequest) -> None:
+        """The router has checked the password."""
+        queue = request.queue
+        self._rules.queue_name(queue)
+        if queue in self._memory.ready:
+            self._engine.delete_queue(queue)
+            self._memory.ready.drop_queue(queue)
+            self._memory.fresh.drop_queue(queue)
+            self._memory.touched.add(queue)
+
+    # --- jobs by descriptor --------------------------------------------------------------------
+
+    def lookup(self, request: LookupRequest) -> Answering:
+        """What is not here, or malformed, is left out."""
+        by_queue: dict[str, list[JobKey]] = {}
+        for text in dict.fromkeys(request.descriptors):
+            parsed = JobDescriptor.parse(text)
+            if parsed is not None and parsed.shard == self._memory.name:
+                key = Place(parsed.queue, parsed.shard).key(text)
+                if key is not None and key is not NO_JOB:
+                    by_queue.setdefault(parsed.queue, []).append(key)
+        found: dict[str, JobRecord] = {}
+        room = self._server.max_frame_bytes
+        with_body = request.include_body
+        slice_keys = _LOOKUPS_WITH_BODY_A_SLICE if with_body else _LOOKUPS_A_SLICE
+        first = True
+        for queue, keys in by_queue.items():
+            for part in _parts(keys, slice_keys):
+                if not first:
+                    yield None
+                first = False
+                if queue not in self._memory.ready:
+                    break
+                for job in self._engine.lookup(queue, part, include_body=with_body):
+                    record = self._record(queue, job)
+                    found[record.descriptor] = record
+                    room -= len(job.body or b"") + len(job.custom_status) + JOB_OVERHEAD_BYTES
+                if room < 0:
+                    raise InvalidRequest(
+                        f"the answer would have more than {self._server.max_frame_bytes} bytes; "
+                        "look up fewer jobs at a time"
+                    )
+        return found
+
+    def _record(self, queue: str, job: StoredJob) -> JobRecord:
+        key = job.key
+        return JobRecord(
+            f"{queue}:s{self._memory.name}:p{key.priority}:{key.local_id}", *job[1:]
+        )
+
+    # --- searches ------------------------------------------------------------------------------
+
+    def count(self, request: CountRequest, deadline: float) -> Answering:
+        """Raises TimeoutError if it takes most of the time till `deadline`; so does `scan`."""
+        self._rules.count(request)
+        arguments = {
+            "queue": request.queue,
+            "state": request.state,
+            "future": request.future,
+            "now_ms": self._clock.now_ms(),
+            "limit": self._server.count_limit,
+            "body_regex": request.body_regex,
+        }
+        until = self._usable_until(deadline)
+        return (yield from _search("count", arguments, self._priorities(request.priority), until))
+
+    def scan(self, request: ScanRequest, deadline: float) -> Answering:
+        after = self._rules.scan(request)
+        limit = min(request.limit, self._server.scan_limit)
+        arguments = {
+            "queue": request.queue,
+            "state": request.state,
+            "future": request.future,
+            "now_ms": self._clock.now_ms(),
+            "after": self._after(after),
+            "limit": limit + 1,  # one more tells whether there is more
+            "body_regex": request.body_regex,
+        }
+        jobs: Sequence[StoredJob] = yield from _search(
+            "scan",
+            arguments,
+            self._priorities(request.priority),
+            self._usable_until(deadline),
+        )
+        if len(jobs) <= limit:
+            continuation = CONTINUATION_END
+        else:
+            last = jobs[limit - 1]
+            continuation = ScanKey(last.run_after_ms, self._memory.name, *last.key).token()
+        return ScanResult([self._record(request.queue, job) for job in jobs[:limit]], continuation)
+
+    def _after(self, key: ScanKey | None) -> ScanAfter | None:
+        """Where this shard goes on. Of equal run-after, the shards come one after the other."""
+        if key is None:
+            return None
+        if key.shard < self._memory.name:
+            return ScanAfter(key.run_after_ms, 0, 0)  # all of this run-after are still to come
+        if key.shard > self._memory.name:
+            return ScanAfter(key.run_after_ms, LAST_PRIORITY + 1, 0)  # none of them
+        return ScanAfter(key.run_after_ms, key.priority, key.local_id)
+
+    def _priorities(self, priority: int | None) -> Sequence[int]:
+        if priority is not None:
+            return (priority,)
+        return range(1, self._server.num_priority_levels + 1)
+
+    # --- changes of many jobs --------------------------------------------------------------------
+
+    def oldest_failed(self, request: RetryFailedRequest) -> bytes:
+        self._rules.retry_failed(request)
+        ages = self._engine.oldest_failed(
+            request.queue, request.priority, limit=min(request.limit, _OLDEST_FAILED_LIMIT)
+        )
+        return b"".join(map(_MILLIS.pack, ages))
+
+    def retry_failed(self, request: RetryFailedRequest, deadline: float) -> Answering:
+        self._rules.retry_failed(request)
+        queue = request.queue
+        until = self._usable_until(deadline)
+        changed = 0
+        while changed < request.limit and queue in self._memory.ready:
+            limit = min(self._pace.jobs, request.limit - changed)
+            now_ms = self._clock.now_ms()
+            requeued = self._engine.retry_failed(
+                queue,
+                request.priority,
+                attempts=request.attempts_to_allow,
+                run_after_ms=now_ms if request.run_after_ms is None else request.run_after_ms,
+                limit=limit,
+                now_ms=now_ms,
+            )
+            self._memory.requeue(queue, requeued, now_ms)
+            changed += len(requeued)
+            if len(requeued) < limit or self._clock.monotonic() >= until:
+                break
+            yield None
+        return changed
+
+    def delete_jobs(self, request: DeleteJobsRequest, deadline: float) -> Answering:
+        self._rules.delete_jobs(request)
+        until = self._usable_until(deadline)
+        if request.body_regex is not None:
+            return (yield from self._delete_matching(request, request.body_regex, until))
+        queue, state, priority = request.queue, request.state, request.priority
+        deleted = 0
+        while deleted < request.limit and queue in self._memory.ready:
+            limit = min(self._pace.jobs, request.limit - deleted)
+            keys = self._engine.delete_jobs(queue, state, priority, limit=limit)
+            self._forget(request, keys)
+            deleted += len(keys)
+            if len(keys) < limit or self._clock.monotonic() >= until:
+                break
+            yield None
+        return deleted
+
+    def _delete_matching(
+        self, request: DeleteJobsRequest, body_regex: str, until: float
+    ) -> Answering:
+        """The searcher finds them, the loop deletes those that still are in that state."""
+        deleted = 0
+        while deleted < request.limit:
+            wanted = min(_FOUND_AT_A_TIME, request.limit - deleted)
+            arguments = {
+                "queue": request.queue,
+                "state": request.state,
+                "limit": wanted,
+                "body_regex": body_regex,
+            }
+            try:
+                found: Sequence[JobKey] = yield from _search(
+                    "find", arguments, (request.priority,), until
+                )
+            except TimeoutError:
+                if deleted:
+                    break
+                raise
+            left = iter(found)
+            while part := list(islice(left, self._pace.jobs)):
+                if request.queue not in self._memory.ready:
+                    return deleted
+                keys = self._engine.delete_keys(request.queue, request.state, part)
+                self._forget(request, keys)
+                deleted += len(keys)
+                if self._clock.monotonic() >= until:
+                    return deleted
+                yield None
+            if len(found) < wanted:
+                break
+        return deleted
+
+    def _forget(self, request: DeleteJobsRequest, keys: Sequence[JobKey]) -> None:
+        """Deleted jobs leave the memory."""
+        queue, priority = request.queue, request.priority
+        local_ids = [key.local_id for key in keys]
+        self._memory.ready.discard(queue, priority, local_ids)
+        self._memory.fresh.discard(queue, priority, local_ids)
+        self._memory.touched.add(queue)
+
+    def _usable_until(self, deadline: float) -> float:
+        now = self._clock.monotonic()
+        return now + (deadline - now) * _USABLE_TIME
+
+
+def _search(
+    method: str, arguments: Mapping[str, Any], priorities: Sequence[int], deadline: float
+) -> Answering:
+    """Have the searcher do it. What it raises is raised here; its trouble with the store says
+    nothing about the owner's connection."""
+    try:
+        return (yield SearchCall(method, arguments, priorities, deadline))
+    except StorageError as error:
+        raise PinLaterError(f"the search failed: {error.message}") from error
+
+
+def _parts(keys: Sequence[JobKey], size: int) -> Iterator[Sequence[JobKey]]:
+    for at in range(0, len(keys), size):
+        yield keys[at : at + size]

@@ -1,0 +1,219 @@
+"""From a decoded call of the job path to the Work that its commit takes.
+
+What is wrong with a call is found here, before the batch, so that no other call suffers. May
+rely on validation and on what is in memory; touches no store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import cast
+
+from pinlaterd.config.schema import Config
+from pinlaterd.engines.base import (
+    Ack,
+    AckOp,
+    Checkpoint,
+    CheckpointOp,
+    Release,
+    ReleaseOp,
+)
+from pinlaterd.errors import InvalidRequest, PinLaterError, QueueNotFound, RequestError
+from pinlaterd.model import (
+    AckInfo,
+    AckRequest,
+    CheckpointRequest,
+    DequeueRequest,
+    DequeueResult,
+    EnqueueRequest,
+    JobDescriptor,
+    JobKey,
+    Method,
+)
+from pinlaterd.rpc import codec
+from pinlaterd.rpc.codec import Call
+from pinlaterd.shard.dequeues import DequeueWork
+from pinlaterd.shard.validation import Rules
+from pinlaterd.shard.works import AckWork, Arrival, CheckpointWork, EnqueueWork, Memory, ReleaseWork
+
+LAST_LOCAL_ID = (1 << 63) - 1
+LAST_PRIORITY = 127
+# What stands for descriptors that are well formed and whose job no store can hold: local ids
+# begin with 1.
+NO_JOB = JobKey(1, 0)
+_PRIORITIES = {str(priority): priority for priority in range(1, LAST_PRIORITY + 1)}
+_MOST_NAMED = 10  # bad descriptors that an error message shows
+_new = tuple.__new__  # half the cost of calling a NamedTuple, for each job of a batch
+
+
+class ForeignError(Exception):
+    """The call names jobs of other shards, or takes more than one shard: the router's to divide."""
+
+
+class Planner:
+    """Makes Works for one shard."""
+
+    def __init__(self, rules: Rules, memory: Memory, config: Config) -> None:
+        self._rules = rules
+        self._memory = memory
+        self._config = config
+
+    def check_queue(self, queue: str) -> None:
+        if queue not in self._memory.ready:
+            raise QueueNotFound(queue)
+
+    def enqueue(self, arrival: Arrival, call: Call) -> EnqueueWork:
+        request = cast("EnqueueRequest", call.request)
+        self.check_queue(request.queue)
+        jobs = self._rules.enqueue(call.context, request)
+        return EnqueueWork(arrival, call.head, request.queue, jobs)
+
+    def ack(self, arrival: Arrival, call: Call, now_ms: int) -> AckWork:
+        request = cast("AckRequest", call.request)
+        self.check_queue(request.queue)
+        op, problem = self._ack_op(arrival, request, now_ms)
+        return AckWork(arrival, call.head, op, problem)
+
+    def dequeue(self, arrival: Arrival, call: Call, now_ms: int) -> DequeueWork:
+        request = cast("DequeueRequest", call.request)
+        entry = arrival.entry
+        self.check_queue(request.queue)
+        self._rules.dequeue(call.context, request)
+        if entry.whole and request.coverage != 1.0:
+            raise ForeignError
+        op, problem = None, None
+        if request.acks is not None:
+            op, problem = self._ack_op(arrival, request.acks, now_ms)
+        limit = request.limit if entry.max_jobs < 0 else min(request.limit, entry.max_jobs)
+        return DequeueWork(
+            arrival,
+            call.head,
+            request.queue,
+            call.context.source,
+            limit=limit,
+            dry_run=request.dry_run,
+            most_bytes=self._config.server.max_response_bytes,
+            claim_timeout_seconds=self._config.queue(request.queue).job_claimed_timeout_seconds,
+            acks=op if op is not None and (op.succeeded or op.failed) else None,
+            problem=problem,
+        )
+
+    def checkpoint(self, arrival: Arrival, call: Call) -> CheckpointWork:
+        request = cast("CheckpointRequest", call.request)
+        self.check_queue(request.queue)
+        self._rules.checkpoints(call.context)
+        place = Place(request.queue, self._memory.name)
+        checkpoints, bad = [], []
+        problem: RequestError | None = None
+        for info in request.checkpoints:
+            key = place.key(info.descriptor)
+            wrong = self._rules.checkpoint(info)
+            if key is None:
+                bad.append(info.descriptor)
+            elif wrong is not None:
+                problem = problem or wrong
+            else:
+                checkpoints.append(
+                    Checkpoint(
+                        key,
+                        info.run_after_ms,
+                        info.new_body,
+                        info.move_to_pending,
+                        info.attempts,
+                        info.prepend_custom_status,
+                        info.claim_descriptor,
+                    )
+                )
+        if bad and arrival.entry.whole:
+            raise ForeignError
+        op = CheckpointOp(request.queue, call.context.source, checkpoints)
+        return CheckpointWork(arrival, call.head, op, _bad_descriptors(bad, place) or problem)
+
+    def release(self, arrival: Arrival) -> ReleaseWork:
+        """Of a dequeue's answer that could not be delivered. Raises ProtocolError."""
+        try:
+            result = codec.decode_reply(Method.DEQUEUE, arrival.entry.message)
+        except PinLaterError:
+            return ReleaseWork(arrival, ())  # an answer that is an error claims nothing
+        by_queue: dict[str, list[Release]] = {}
+        for job in cast("DequeueResult", result).jobs:
+            place = JobDescriptor.parse(job.descriptor)
+            if place is not None and place.shard == self._memory.name and job.claim_descriptor:
+                key = JobKey(place.priority, place.local_id)
+                by_queue.setdefault(place.queue, []).append(Release(key, job.claim_descriptor))
+        known = {queue: releases for queue, releases in by_queue.items() if queue in self._memory.ready}
+        return ReleaseWork(arrival, [ReleaseOp(*pair) for pair in known.items()])
+
+    # --- acks ------------------------------------------------------------------------------
+
+    def _ack_op(
+        self, arrival: Arrival, request: AckRequest, now_ms: int
+    ) -> tuple[AckOp, RequestError | None]:
+        """The acks that can be carried out, and what is wrong with the others."""
+        place = Place(request.queue, self._memory.name)
+        bad: list[str] = []
+        succeeded = _acks(place, request.succeeded, bad)
+        failing, problem = self._with_valid_delays(request.failed, now_ms)
+        failed = _acks(place, failing, bad)
+        if bad and arrival.entry.whole:
+            raise ForeignError
+        return AckOp(request.queue, succeeded, failed), _bad_descriptors(bad, place) or problem
+
+    def _with_valid_delays(
+        self, infos: Sequence[AckInfo], now_ms: int
+    ) -> tuple[Sequence[AckInfo], RequestError | None]:
+        delays = {info[2] for info in infos}
+        if not any(self._rules.ack_delay(delay, now_ms) for delay in delays):
+            return infos, None
+        valid = [info for info in infos if not self._rules.ack_delay(info.retry_delay_ms, now_ms)]
+        wrong = next(info for info in infos if self._rules.ack_delay(info.retry_delay_ms, now_ms))
+        problem = self._rules.ack_delay(wrong.retry_delay_ms, now_ms)
+        return valid, InvalidRequest(f"retryDelayMillis of {wrong.descriptor[:200]!r} is {problem}")
+
+
+class Place:
+    """The jobs of one queue on this shard."""
+
+    __slots__ = ("_prefix", "queue", "shard")
+
+    def __init__(self, queue: str, shard: str) -> None:
+        self.queue = queue
+        self.shard = shard
+        self._prefix = f"{queue}:s{shard}:p"
+
+    def key(self, descriptor: str) -> JobKey | None:
+        """The job that `descriptor` names; None if it is malformed or names none of ours."""
+        if descriptor.startswith(self._prefix):
+            priority_text, _, id_text = descriptor[len(self._prefix) :].partition(":")
+            priority = _PRIORITIES.get(priority_text)
+            if priority is not None and id_text.isdigit() and id_text.isascii() and len(id_text) < 19:
+                return _new(JobKey, (priority, int(id_text)))
+        parsed = JobDescriptor.parse(descriptor)
+        if parsed is None or parsed.queue != self.queue or parsed.shard != self.shard:
+            return None
+        if not 1 <= parsed.priority <= LAST_PRIORITY or parsed.local_id > LAST_LOCAL_ID:
+            return NO_JOB
+        return JobKey(parsed.priority, parsed.local_id)
+
+
+def _acks(place: Place, infos: Iterable[AckInfo], bad: list[str]) -> list[Ack]:
+    acks = []
+    key_of, append = place.key, acks.append
+    for descriptor, status, delay_ms, claim in infos:
+        key = key_of(descriptor)
+        if key is None:
+            bad.append(descriptor)
+        else:
+            append(_new(Ack, (key, status, delay_ms, claim)))
+    return acks
+
+
+def _bad_descriptors(bad: Sequence[str], place: Place) -> RequestError | None:
+    if not bad:
+        return None
+    shown = ", ".join(repr(descriptor[:200]) for descriptor in bad[:_MOST_NAMED])
+    more = f" and {len(bad) - _MOST_NAMED} more" if len(bad) > _MOST_NAMED else ""
+    return InvalidRequest(
+        f"not job descriptors of queue {place.queue!r} on shard {place.shard!r}: {shown}{more}; "
+        "the other jobs of the call were carried out"
+    )

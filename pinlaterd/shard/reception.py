@@ -1,0 +1,210 @@
+"""Takes calls as they arrive: decodes each, and finds out what it takes to answer it.
+
+A call of the job path becomes a Work for the next commit; all others are answered at once, or as
+sliced works. What is wrong with a call is answered here.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterable
+from typing import cast
+
+from pinlaterd.errors import (
+    InvalidRequest,
+    Overloaded,
+    PinLaterError,
+    ProtocolError,
+    ShardConnectionFailed,
+    StorageError,
+    StorageNotCommitted,
+)
+from pinlaterd.model import (
+    AckRequest,
+    CheckpointRequest,
+    CountRequest,
+    CreateQueueRequest,
+    DeleteJobsRequest,
+    DeleteQueueRequest,
+    DequeueRequest,
+    EnqueueRequest,
+    LookupRequest,
+    QueueNamesRequest,
+    RetryFailedRequest,
+    ScanRequest,
+)
+from pinlaterd.rpc import codec
+from pinlaterd.rpc.codec import Call, Head
+from pinlaterd.shard.inquiries import Answering, Inquiries
+from pinlaterd.shard.planning import ForeignError, Planner
+from pinlaterd.shard.tasks import Steps, Tasks
+from pinlaterd.shard.works import Arrival, Memory, Work, done, failed, foreign
+from pinlaterd.wire.envelope import CallEntry, Op, ReplyEntry
+
+log = logging.getLogger(__name__)
+
+# Sliced works in hand; more is more than would be done within their deadlines.
+MOST_TASKS = 1_000
+_DELETE_QUEUE = b"deleteQueue"
+_NEVER = float("inf")
+
+Reply = Callable[[Arrival, ReplyEntry], None]
+
+
+class Reception:
+    """The first to see a call. `reply` is called for those that are answered here."""
+
+    def __init__(
+        self,
+        planner: Planner,
+        inquiries: Inquiries,
+        tasks: Tasks,
+        memory: Memory,
+        reply: Reply,
+    ) -> None:
+        self._planner = planner
+        self._inquiries = inquiries
+        self._tasks = tasks
+        self._memory = memory
+        self._reply = reply
+
+    def take(self, arrival: Arrival, now_ms: int) -> Work | None:
+        """The Work that `arrival` takes; None if it is answered here, now or later."""
+        op = arrival.entry.op
+        if op is Op.CALL or op is Op.VALIDATE or op is Op.OLDEST_FAILED:
+            return self._take_call(arrival, now_ms)
+        try:
+            if op is Op.RELEASE:
+                return self._planner.release(arrival)
+            self.create_queues(json.loads(arrival.entry.message))
+        except (ProtocolError, ValueError) as error:
+            log.error("a router sent a message that can't be read: %s", error)
+        self._reply(arrival, done(arrival, b""))
+        return None
+
+    def changes_queues(self, arrival: Arrival) -> bool:
+        """Whether it may drop a queue that others in the same batch rely on. A job's body that
+        holds this name only ends a batch early."""
+        return arrival.entry.op is Op.CALL and _DELETE_QUEUE in arrival.entry.message[:40]
+
+    def create_queues(self, names: Iterable[object]) -> None:
+        self._inquiries.create_queues(names)
+
+    def release_of(self, router: bytes, entry: ReplyEntry) -> Arrival:
+        """A call to end the claims in an answer of ours."""
+        return Arrival(router, CallEntry(entry.call_id, _NEVER, entry.payload, Op.RELEASE))
+
+    def _take_call(self, arrival: Arrival, now_ms: int) -> Work | None:
+        message = arrival.entry.message
+        try:
+            call = codec.decode_call(message)
+        except (ProtocolError, PinLaterError) as error:
+            self._explain(arrival, error)
+            return None
+        try:
+            return self._dispatch(arrival, call, now_ms)
+        except ForeignError:
+            self._reply(arrival, foreign(arrival))
+        except StorageNotCommitted as error:
+            self._reply(arrival, failed(arrival, call.head, self._unable(error)))
+        except StorageError as error:
+            self._reply(arrival, failed(arrival, call.head, self._unable(error)))
+            raise
+        except PinLaterError as error:
+            self._reply(arrival, failed(arrival, call.head, error))
+        return None
+
+    def _explain(self, arrival: Arrival, error: ProtocolError | PinLaterError) -> None:
+        """Answer bytes that are no call of ours, if so much of them can be read."""
+        try:
+            peeked = codec.peek(arrival.entry.message)
+        except ProtocolError:
+            log.error("a router sent bytes that are no call")
+            self._reply(arrival, done(arrival, b""))
+            return
+        if peeked.method is None:
+            self._reply(arrival, done(arrival, codec.encode_unknown_method(peeked.head)))
+            return
+        told = error if isinstance(error, PinLaterError) else InvalidRequest(str(error))
+        self._reply(arrival, failed(arrival, peeked.head, told))
+
+    def _dispatch(self, arrival: Arrival, call: Call, now_ms: int) -> Work | None:
+        request, planner = call.request, self._planner
+        match request:
+            case EnqueueRequest():
+                work = planner.enqueue(arrival, call)
+                if arrival.entry.op is not Op.VALIDATE and work.jobs:
+                    return work
+                self._answer(arrival, call.head, [])
+                return None
+            case DequeueRequest():
+                return planner.dequeue(arrival, call, now_ms)
+            case AckRequest():
+                return planner.ack(arrival, call, now_ms)
+            case CheckpointRequest():
+                return planner.checkpoint(arrival, call)
+            case CreateQueueRequest():
+                self._inquiries.create_queue(request)
+                self._answer(arrival, call.head, None)
+            case DeleteQueueRequest():
+                self._inquiries.delete_queue(request)
+                self._answer(arrival, call.head, None)
+            case QueueNamesRequest():
+                self._answer(arrival, call.head, frozenset(self._memory.ready.queues()))
+            case RetryFailedRequest() if arrival.entry.op is Op.OLDEST_FAILED:
+                planner.check_queue(request.queue)
+                self._reply(arrival, done(arrival, self._inquiries.oldest_failed(request)))
+            case _:
+                self._start(arrival, call)
+        return None
+
+    def _answer(self, arrival: Arrival, head: Head, result: codec.Result) -> None:
+        self._reply(arrival, done(arrival, codec.encode_reply(head, result)))
+
+    # --- sliced works --------------------------------------------------------------------------
+
+    def _start(self, arrival: Arrival, call: Call) -> None:
+        if len(self._tasks) >= MOST_TASKS:
+            raise Overloaded(f"shard {self._memory.name} has {MOST_TASKS} such calls in hand")
+        request, deadline, inquiries = call.request, arrival.entry.deadline, self._inquiries
+        at_once = True
+        match request:
+            case LookupRequest():
+                answering = inquiries.lookup(request)
+            case CountRequest():
+                self._planner.check_queue(request.queue)
+                answering = inquiries.count(request, deadline)
+            case ScanRequest():
+                self._planner.check_queue(request.queue)
+                answering = inquiries.scan(request, deadline)
+            case RetryFailedRequest():
+                self._planner.check_queue(request.queue)
+                answering, at_once = inquiries.retry_failed(request, deadline), False
+            case _:
+                deleting = cast("DeleteJobsRequest", request)
+                self._planner.check_queue(deleting.queue)
+                answering, at_once = inquiries.delete_jobs(deleting, deadline), False
+        self._tasks.start(self._answering(arrival, call.head, answering), at_once=at_once)
+
+    def _answering(self, arrival: Arrival, head: Head, answering: Answering) -> Steps:
+        """Run it, and see to it that it is answered exactly once, however it ends."""
+        try:
+            result = yield from answering
+        except GeneratorExit:
+            closed = ShardConnectionFailed([self._memory.name], "closed its store meanwhile")
+            self._reply(arrival, failed(arrival, head, closed))
+            raise
+        except TimeoutError:
+            late = PinLaterError("the search did not end in time; narrow it")
+            self._reply(arrival, failed(arrival, head, late))
+        except StorageError as error:
+            self._reply(arrival, failed(arrival, head, self._unable(error)))
+            raise
+        except PinLaterError as error:
+            self._reply(arrival, failed(arrival, head, error))
+        else:
+            self._answer(arrival, head, result)
+
+    def _unable(self, error: StorageError) -> ShardConnectionFailed:
+        return ShardConnectionFailed([self._memory.name], error.message)

@@ -1,0 +1,420 @@
+"""A whole shard but for its sockets: calls in, answers out, one durable commit for many calls.
+
+The loop hands over what arrived (`submit`), lets a batch be made and committed (`run_batch`), gives
+other work a slice (`run_slice`), and sends what has become of it (`take_replies`, `take_counts`).
+
+An error of one call is that call's alone: what can be found before the commit is found before, and
+if a commit fails beyond doubt, each of its calls is tried alone. If the outcome is not known, the
+store is closed and opened anew, with nothing left in memory, as a new incarnation; whoever was in
+hand is told just that. While it can't be opened, calls are REFUSED: other shards may serve.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from random import Random
+
+from pinlaterd.clock import Clock
+from pinlaterd.config.schema import Config
+from pinlaterd.engines.base import BatchResult, StorageEngine
+from pinlaterd.errors import (
+    ShardConnectionFailed,
+    ShardOwned,
+    StorageError,
+    StorageNotCommitted,
+)
+from pinlaterd.model import JobState
+from pinlaterd.shard.dequeues import ClaimDescriptors, Claimer, DequeueWork
+from pinlaterd.shard.figures import Figures
+from pinlaterd.shard.fresh import FreshPayloads
+from pinlaterd.shard.inquiries import Inquiries
+from pinlaterd.shard.planning import Planner
+from pinlaterd.shard.ready import ReadyIndex
+from pinlaterd.shard.reception import Reception
+from pinlaterd.shard.search import SearchCall, SearchClient, SearchDone
+from pinlaterd.shard.tasks import Tasks
+from pinlaterd.shard.upkeep import Upkeep
+from pinlaterd.shard.validation import Rules
+from pinlaterd.shard.works import Arrival, Memory, Parts, Results, Work, refused
+from pinlaterd.stats import Stats
+from pinlaterd.wire.envelope import ReadyCounts, ReplyEntry, ShardFacts
+
+log = logging.getLogger(__name__)
+
+# Jobs in a batch: those who come while it is committed wait for all of it, and beyond this a
+# larger one saves nothing on a job.
+BATCH_JOBS = 2_000
+# Of shard_buffer_bytes: half for fresh payloads, a quarter for keys, a quarter for what is in hand.
+_FRESH_PART, _KEYS_PART, _BATCH_PART = 2, 4, 4
+# A PendingKey with its two numbers and its place in a list (CPython 3.11).
+_KEY_BYTES = 136
+_REOPEN_SECONDS, _MOST_REOPEN_SECONDS = 0.05, 5.0
+
+_NOTHING = Results(BatchResult((), (), (), (), ()))
+
+
+class ShardService:
+    """One shard. Used by one thread; no method waits for anything but the store."""
+
+    def __init__(
+        self,
+        name: str,
+        engine: StorageEngine,
+        config: Config,
+        clock: Clock,
+        stats: Stats,
+        chance: Random | None = None,
+    ) -> None:
+        server = config.server
+        self.name = name
+        self.incarnation = 0  # of the latest ownership
+        self.serving = False  # whether the store is open
+        self.trouble = ""  # why it is not
+        self._engine = engine
+        self._config = config
+        self._clock = clock
+        self._batch_bytes = server.shard_buffer_bytes // _BATCH_PART
+        ready = ReadyIndex(
+            engine,
+            server.num_priority_levels,
+            max_keys=server.shard_buffer_bytes // _KEYS_PART // _KEY_BYTES,
+            max_run_after_ms=engine.limits.run_after_ms,
+        )
+        fresh = FreshPayloads(server.shard_buffer_bytes // _FRESH_PART)
+        self._memory = Memory(name, ready, fresh, Figures(stats))
+        self._tasks = Tasks(clock, self._search, server.monitor_batch_size)
+        self.searches: SearchClient | None = None
+        rules = Rules(engine.limits, server)
+        self._reception = Reception(
+            Planner(rules, self._memory, config),
+            Inquiries(engine, self._memory, rules, server, clock, self._tasks.pace),
+            self._tasks,
+            self._memory,
+            self._reply,
+        )
+        self._upkeep = Upkeep(
+            engine, self._memory, config, clock, self._tasks.pace, chance or Random()
+        )
+        self._claimer: Claimer | None = None
+        self._backlog: deque[Arrival] = deque()
+        self._unfinished: list[DequeueWork] = []  # that go on with the next batch
+        self._in_hand: list[Work] = []  # the batch being made
+        self._replies: defaultdict[bytes, list[ReplyEntry]] = defaultdict(list)
+        self._reopen_at = 0.0
+        self._reopen_seconds = _REOPEN_SECONDS
+
+    # --- ownership ---------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Take ownership of the store. Raises ShardOwned, StorageCorrupt, StorageError."""
+        ownership = self._engine.open(self._clock.now_ms())
+        self.incarnation = max(ownership.start_ms, self.incarnation + 1)
+        try:
+            self._load()
+        except StorageError:
+            self._engine.close()
+            raise
+        self.serving, self.trouble = True, ""
+        self._reopen_seconds = _REOPEN_SECONDS
+        log.info(
+            "owns its store (incarnation %d); the predecessor ended %s",
+            self.incarnation,
+            "in order" if ownership.clean else "without closing it",
+        )
+
+    def _load(self) -> None:
+        """Begin with an empty memory."""
+        memory = self._memory
+        memory.clear()
+        depths = self._engine.depths()
+        for queue in self._engine.queues():
+            nonempty = {
+                priority
+                for (priority, state), jobs in depths.get(queue, {}).items()
+                if state is JobState.PENDING and jobs
+            }
+            memory.ready.open_queue(queue, nonempty)
+        shards = sorted({*self._config.shards, self.name})
+        descriptors = ClaimDescriptors(
+            self._config.server,
+            self.incarnation,
+            position=shards.index(self.name),
+            shards=len(shards),
+        )
+        self._claimer = Claimer(self._engine, memory, descriptors, self._config.server)
+        memory.ready.look(self._clock.now_ms())
+        memory.touched.update(memory.ready.queues())
+
+    def close(self) -> None:
+        """Note that the end was clean. What was answered is kept; nothing else is in hand."""
+        self.serving = False
+        self._tasks.abandon()
+        self._close_searches()
+        self._engine.close()
+
+    def recover(self) -> None:
+        """Try to open a store that failed, now and then. Raises ShardOwned if another process
+        has taken it over: this one's sockets are of no use then."""
+        now = self._clock.monotonic()
+        if self.serving or now < self._reopen_at:
+            return
+        try:
+            self.open()
+        except ShardOwned:
+            raise
+        except StorageError as error:
+            self.trouble = error.message
+            self._reopen_at = now + self._reopen_seconds
+            self._reopen_seconds = min(2 * self._reopen_seconds, _MOST_REOPEN_SECONDS)
+            log.error("can't open its store: %s", error.message)
+
+    def _break(self, error: StorageError) -> None:
+        """What the store holds is not known: end all that relies on it, and open it anew."""
+        log.error("closes its store to open it anew: %s", error.message)
+        self.serving, self.trouble = False, error.message
+        self._memory.figures.count("store_failures")
+        told = ShardConnectionFailed(
+            [self.name], f"{error.message}; whether the call was carried out is not known"
+        )
+        for work in (*self._in_hand, *self._unfinished):
+            self._reply(work.arrival, work.fail(told))
+        self._in_hand, self._unfinished = [], []
+        self._tasks.abandon()
+        self._close_searches()
+        queues = list(self._memory.ready.queues())
+        self._memory.clear()
+        for queue in queues:  # they exist still, with nothing to be had
+            self._memory.ready.open_queue(queue)
+        self._memory.touched.update(queues)
+        try:
+            self._engine.close()
+        except StorageError as again:
+            log.error("closing failed too: %s", again.message)
+        self._reopen_at = self._clock.monotonic()
+
+    # --- what the loop asks --------------------------------------------------------------------
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is work that waits for nothing."""
+        return bool(self._backlog or self._unfinished or self._tasks.runnable)
+
+    @property
+    def calls_wait(self) -> bool:
+        return bool(self._backlog or self._unfinished)
+
+    def idle_seconds(self) -> float:
+        """How long nothing will have to be done, if nothing arrives."""
+        now = self._clock.monotonic()
+        if self.busy:
+            return 0.0
+        if not self.serving:
+            return max(0.0, self._reopen_at - now)
+        until_due_ms = self._memory.ready.wake_ms() - self._clock.now_ms()
+        return max(0.0, min(until_due_ms / 1000, self._upkeep.due - now))
+
+    def facts(self) -> ShardFacts:
+        """For a router that says hello."""
+        queues = tuple(self._memory.ready.queues())
+        return ShardFacts(
+            self.name,
+            self._config.server.num_priority_levels,
+            self._engine.limits.queue_name_chars,
+            queues,
+            tuple(self._counts(queues)),
+        )
+
+    def take_replies(self) -> Mapping[bytes, list[ReplyEntry]]:
+        """The answers since the last time, by router."""
+        replies, self._replies = self._replies, defaultdict(list)
+        return replies
+
+    def take_counts(self) -> Sequence[ReadyCounts]:
+        """Ready jobs of the queues that were touched since the last time."""
+        if not self._memory.touched:
+            return ()
+        touched, self._memory.touched = self._memory.touched, set()
+        return self._counts(touched)
+
+    def _counts(self, queues: Iterable[str]) -> list[ReadyCounts]:
+        ready, now_ms = self._memory.ready, self._clock.now_ms()
+        try:
+            return [
+                ReadyCounts(queue, ready.counts(queue, now_ms) if queue in ready else ())
+                for queue in queues
+            ]
+        except StorageError as error:
+            self._break(error)
+            return self._counts(queues)  # of what is in memory now: nothing
+
+    def create_queues(self, names: Iterable[str]) -> None:
+        """Those that are missing: another shard has them."""
+        self._guarded(lambda: self._reception.create_queues(names))
+
+    def undelivered(self, router: bytes, entries: Iterable[ReplyEntry]) -> None:
+        """A router could not be reached: the jobs in these answers go back."""
+        for entry in entries:
+            if entry.jobs:
+                self._backlog.append(self._reception.release_of(router, entry))
+
+    def gauge(self) -> None:
+        """Figures that are looked at once a second."""
+        if self.serving:
+            memory = self._memory
+            memory.figures.gauge_queues(
+                self._engine.depths(), memory.ready, self._clock.now_ms()
+            )
+            held = memory.fresh.held_bytes + len(memory.ready) * _KEY_BYTES
+            memory.figures.gauge_memory(held)
+
+    # --- batches -------------------------------------------------------------------------------
+
+    def submit(self, arrivals: Iterable[Arrival]) -> None:
+        self._backlog.extend(arrivals)
+
+    def run_batch(self) -> None:
+        """One commit of what has arrived, as much as fits; its answers are taken afterwards."""
+        if not self.serving:
+            self._refuse_all()
+        elif self._backlog or self._unfinished:
+            self._guarded(self._run_batch)
+
+    def run_slice(self, *, calls_wait: bool) -> None:
+        """Work other than batches. `calls_wait`: whether it may only take a part of the time."""
+        if not self.serving:
+            return
+        self._guarded(self._look_for_due)
+        if self._upkeep.is_due():
+            self._tasks.start(self._upkeep.round())
+        self._guarded(lambda: self._tasks.run_slice(calls_wait=calls_wait))
+
+    def _look_for_due(self) -> None:
+        self._memory.touched.update(self._memory.ready.look(self._clock.now_ms()))
+
+    def _guarded(self, step: Callable[[], None]) -> None:
+        """Do `step`; a store that fails in it is opened anew."""
+        try:
+            step()
+        except StorageError as error:
+            self._break(error)
+
+    def _run_batch(self) -> None:
+        now_ms, now = self._clock.now_ms(), self._clock.monotonic()
+        writes: list[Work] = []
+        dequeues: list[Work] = []
+        jobs = 0
+        room = self._batch_bytes
+        waiting, self._unfinished = self._unfinished, []
+        self._in_hand = [*waiting]
+        while (waiting or self._backlog) and jobs < BATCH_JOBS:
+            if waiting:
+                work: Work | None = waiting.pop(0)
+            else:
+                arrival = self._backlog.popleft()
+                if arrival.entry.deadline <= now:
+                    self._memory.figures.count("calls_expired")
+                    continue
+                if (writes or dequeues) and self._reception.changes_queues(arrival):
+                    # What is in the batch relies on the queues as they are.
+                    self._backlog.appendleft(arrival)
+                    break
+                work = self._reception.take(arrival, now_ms)
+                jobs += 1
+                if work is None:
+                    continue
+                self._in_hand.append(work)
+            if isinstance(work, DequeueWork):
+                room -= self._choose(work, BATCH_JOBS - jobs, room, now_ms, now)
+                if work.rows:
+                    dequeues.append(work)
+            else:
+                writes.append(work)
+            jobs += work.rows
+        self._unfinished += waiting
+        # Dequeues last: what became ready in this commit is in the index when they conclude.
+        self._commit([*writes, *dequeues], now_ms)
+        self._in_hand = []
+
+    def _choose(
+        self, work: DequeueWork, most_jobs: int, room: int, now_ms: int, now: float
+    ) -> int:
+        """Let a dequeue choose its jobs; one that needs no commit is answered, or goes on later."""
+        assert self._claimer is not None
+        used = 0
+        expired = work.arrival.entry.deadline <= now
+        if expired:
+            work.remaining = 0  # what it has by now is its answer
+        elif work.dry_run:
+            if work.acks is None:
+                self._claimer.look(work, now_ms)
+                work.remaining = 0
+        elif work.remaining and most_jobs > 0 and room > 0:
+            used = self._claimer.choose(work, most_jobs, room, now_ms)
+        if not work.rows:
+            self._conclude(work, _NOTHING, now_ms)
+        return used
+
+    def _commit(self, works: Sequence[Work], now_ms: int) -> None:
+        if not works:
+            return
+        parts = Parts()
+        for work in works:
+            work.contribute(parts)
+        started = self._clock.monotonic()
+        try:
+            result = self._engine.apply(parts.batch(), now_ms)
+        except StorageNotCommitted as error:
+            if len(works) == 1:
+                self._give_up(works[0], error, now_ms)
+                return
+            log.warning("a batch failed, so its calls are tried one by one: %s", error.message)
+            for at, work in enumerate(works):
+                self._in_hand = list(works[at:])
+                self._commit([work], now_ms)
+            return
+        self._memory.figures.committed(
+            sum(work.rows for work in works), self._clock.monotonic() - started
+        )
+        results = Results(result)
+        for work in works:
+            self._conclude(work, results, now_ms)
+
+    def _conclude(self, work: Work, results: Results, now_ms: int) -> None:
+        entry = work.conclude(results, self._memory, now_ms)
+        if entry is not None:
+            self._reply(work.arrival, entry)
+        else:
+            assert isinstance(work, DequeueWork)
+            self._unfinished.append(work)
+
+    def _give_up(self, work: Work, error: StorageError, now_ms: int) -> None:
+        """Its commit failed, and nothing has changed: another shard may serve."""
+        log.warning("a call can't be carried out: %s", error.message)
+        self._memory.figures.count("calls_refused")
+        work.give_up(self._memory, now_ms)
+        has_jobs = isinstance(work, DequeueWork) and work.jobs
+        self._reply(work.arrival, work.fail(error) if has_jobs else refused(work.arrival))
+
+    def _refuse_all(self) -> None:
+        while self._backlog:
+            arrival = self._backlog.popleft()
+            self._memory.figures.count("calls_refused")
+            self._reply(arrival, refused(arrival))
+
+    def _reply(self, arrival: Arrival, entry: ReplyEntry) -> None:
+        self._replies[arrival.router].append(entry)
+
+    # --- searches ------------------------------------------------------------------------------
+
+    def _search(self, call: SearchCall, on_done: SearchDone) -> None:
+        if self.searches is None:
+            title = f"shard-{self.name}"
+            self.searches = SearchClient(self._engine.searcher(), self._clock, title)
+        self.searches.submit(call, on_done)
+
+    def _close_searches(self) -> None:
+        if self.searches is not None:
+            searches, self.searches = self.searches, None
+            searches.close()

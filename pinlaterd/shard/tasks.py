@@ -1,0 +1,107 @@
+"""Work that is done in slices between commits, so that no call waits long behind it.
+
+A task is a generator: it yields None after each slice (one short commit, or one short read), and
+a SearchCall where it needs the searcher, whose result it is then sent. Tasks take turns. Slices
+adapt their size to how long they take, and while calls wait, slices leave them most of the time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import Any
+
+from pinlaterd.clock import Clock
+from pinlaterd.shard.search import SearchCall, SearchDone
+
+# What a sliced work yields, is sent, and returns.
+Steps = Generator[SearchCall | None, Any, None]
+
+# A slice about as long as a commit of a full batch is not felt by those who wait for that.
+_SLICE_SECONDS = 0.002
+_FIRST_SLICE_JOBS = 50
+# While calls keep coming, slices take one part in so many of the time.
+_SHARE_WHEN_BUSY = 4
+
+Submit = Callable[[SearchCall, SearchDone], None]
+
+
+class Pace:
+    """How many jobs a slice may change, so that it takes about `_SLICE_SECONDS`."""
+
+    def __init__(self, most_jobs: int) -> None:
+        self._most_jobs = most_jobs
+        self.jobs = min(_FIRST_SLICE_JOBS, most_jobs)
+
+    def took(self, seconds: float) -> None:
+        if seconds > _SLICE_SECONDS:
+            self.jobs = max(1, self.jobs // 2)
+        elif seconds < _SLICE_SECONDS / 3:
+            self.jobs = min(self._most_jobs, self.jobs * 2)
+
+
+class Tasks:
+    """The sliced works in hand, in turn."""
+
+    def __init__(self, clock: Clock, submit: Submit, most_jobs: int) -> None:
+        self.pace = Pace(most_jobs)
+        self._clock = clock
+        self._submit = submit
+        self._ready: deque[tuple[Steps, Any]] = deque()
+        self._searching: set[Steps] = set()
+        self._not_before = 0.0  # monotonic seconds; holds while calls wait
+
+    def __len__(self) -> int:
+        return len(self._ready) + len(self._searching)
+
+    @property
+    def runnable(self) -> bool:
+        """Whether `run_slice` would find anything to do."""
+        return bool(self._ready)
+
+    def start(self, steps: Steps, *, at_once: bool = False) -> None:
+        """Take up `steps`; `at_once`: its first slice is small and done now."""
+        if at_once:
+            self._step(steps, None)
+        else:
+            self._ready.append((steps, None))
+
+    def run_slice(self, *, calls_wait: bool) -> None:
+        """One slice of the task whose turn it is, unless those who wait come first.
+
+        Raises what a task raised; that task is over."""
+        if not self._ready:
+            return
+        started = self._clock.monotonic()
+        if calls_wait and started < self._not_before:
+            return
+        steps, value = self._ready.popleft()
+        self._step(steps, value)
+        took = self._clock.monotonic() - started
+        self.pace.took(took)
+        self._not_before = started + took * _SHARE_WHEN_BUSY
+
+    def abandon(self) -> None:
+        """The store they work on has to be opened anew: end them; each answers as it can."""
+        ended = [steps for steps, _ in self._ready] + list(self._searching)
+        self._ready.clear()
+        self._searching.clear()
+        for steps in ended:
+            steps.close()
+
+    def _step(self, steps: Steps, value: Any) -> None:
+        try:
+            wanted = steps.throw(value) if isinstance(value, Exception) else steps.send(value)
+        except StopIteration:
+            return
+        if wanted is None:
+            self._ready.append((steps, None))
+            return
+        self._searching.add(steps)
+
+        def found(result: object) -> None:
+            if steps in self._searching:
+                self._searching.discard(steps)
+                self._ready.append((steps, result))
+
+        self._submit(wanted, found)

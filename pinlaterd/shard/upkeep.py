@@ -1,0 +1,95 @@
+"""Upkeep of one shard: claims that have timed out, jobs whose time to live has ended, old space.
+
+A round looks at every queue, in slices of a bounded number of jobs (see `tasks`): each slice is
+one short commit by the one owner, so nothing is ever counted or done twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+
+from pinlaterd.clock import Clock
+from pinlaterd.config.schema import Config
+from pinlaterd.engines.base import StorageEngine
+from pinlaterd.model import JobState
+from pinlaterd.shard.tasks import Pace, Steps
+from pinlaterd.shard.works import Memory
+
+_MS_AN_HOUR = 3_600_000
+
+
+class Upkeep:
+    """Says when a round is due, and does it step by step."""
+
+    def __init__(
+        self,
+        engine: StorageEngine,
+        memory: Memory,
+        config: Config,
+        clock: Clock,
+        pace: Pace,
+        chance: Random,
+    ) -> None:
+        self._engine = engine
+        self._memory = memory
+        self._config = config
+        self._clock = clock
+        self._pace = pace
+        self._interval_seconds = config.server.monitor_interval_seconds
+        self._running = False
+        # Shards that start together do not all begin at the same moment.
+        self.due = clock.monotonic() + chance.random() * self._interval_seconds
+
+    def is_due(self) -> bool:
+        return not self._running and self._clock.monotonic() >= self.due
+
+    def round(self) -> Steps:
+        """All queues once. The next round is due an interval after this one began."""
+        self._running = True
+        began = self._clock.monotonic()
+        try:
+            for queue in sorted(self._engine.queues()):
+                yield from self._queue(queue)
+            while self._engine.vacuum(limit=self._pace.jobs):
+                yield None
+        finally:
+            self._running = False
+            self.due = began + self._interval_seconds
+
+    def _queue(self, queue: str) -> Iterator[None]:
+        """Each part goes on while slices come back full. The queue may be dropped between two."""
+        for part in (self._release_expired, self._collect_succeeded, self._collect_failed):
+            while queue in self._memory.ready:
+                limit = self._pace.jobs
+                jobs = part(queue, limit)
+                if jobs:
+                    yield None
+                if jobs < limit:
+                    break
+
+    def _release_expired(self, queue: str, limit: int) -> int:
+        now_ms = self._clock.now_ms()
+        timeout_ms = self._config.queue(queue).job_claimed_timeout_seconds * 1000
+        result = self._engine.release_expired(
+            queue, claimed_before_ms=now_ms - round(timeout_ms), limit=limit, now_ms=now_ms
+        )
+        self._memory.figures.expired(queue, result)
+        self._memory.requeue(queue, result.retried, now_ms)
+        return len(result.retried) + result.failed
+
+    def _collect_succeeded(self, queue: str, limit: int) -> int:
+        hours = self._config.queue(queue).job_succeeded_ttl_hours
+        return self._collect(queue, JobState.SUCCEEDED, hours, limit)
+
+    def _collect_failed(self, queue: str, limit: int) -> int:
+        hours = self._config.queue(queue).job_failed_ttl_hours
+        return self._collect(queue, JobState.FAILED, hours, limit)
+
+    def _collect(self, queue: str, state: JobState, ttl_hours: float, limit: int) -> int:
+        before_ms = self._clock.now_ms() - round(ttl_hours * _MS_AN_HOUR)
+        jobs = self._engine.collect_garbage(
+            queue, state, updated_before_ms=before_ms, limit=limit
+        )
+        self._memory.figures.collected(queue, state, jobs)
+        return jobs

@@ -1,0 +1,214 @@
+"""What a caller may ask of a shard: every rule is checked here, before anything is stored.
+
+Pure. A check either passes or raises the error that the caller gets, which says what is wrong,
+where (the index of the job in its list) and what would be right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from pinlaterd.config.schema import ServerSettings
+from pinlaterd.engines.base import Limits
+from pinlaterd.errors import (
+    ContinuationInvalid,
+    InvalidEnqueue,
+    InvalidRequest,
+    PriorityNotSupported,
+    QueueNameInvalid,
+    QueueNameTooLong,
+    RequestError,
+)
+from pinlaterd.model import (
+    CONTINUATION_START,
+    QUEUE_NAME,
+    CallContext,
+    CheckpointInfo,
+    CountRequest,
+    DeleteJobsRequest,
+    DequeueRequest,
+    EnqueueRequest,
+    Job,
+    RetryFailedRequest,
+    ScanKey,
+    ScanRequest,
+)
+
+# A claim descriptor bears the source, and PinLater's tables hold 200 characters of it.
+SOURCE_BYTES = 120
+_LARGEST_I32 = 2**31 - 1
+_LARGEST_I64 = 2**63 - 1
+_NO_CONTROL = str.maketrans("", "", "".join(map(chr, (*range(32), 127))))
+
+
+class Rules:
+    """The rules of one shard: those of the interface, and what its store can hold."""
+
+    def __init__(self, limits: Limits, server: ServerSettings) -> None:
+        self._limits = limits
+        self._levels = server.num_priority_levels
+        self._body_bytes = min(server.max_job_body_bytes, limits.body_bytes)
+
+    # --- names -----------------------------------------------------------------------------
+
+    def queue_name(self, queue: str) -> None:
+        """Of a queue that is to be created or deleted."""
+        if QUEUE_NAME.match(queue) is None:
+            raise QueueNameInvalid(queue)
+        if len(queue) > self._limits.queue_name_chars:
+            raise QueueNameTooLong(queue, self._limits.queue_name_chars)
+
+    def priority(self, priority: int) -> None:
+        if not 1 <= priority <= self._levels:
+            raise PriorityNotSupported(priority, self._levels)
+
+    # --- enqueue ---------------------------------------------------------------------------
+
+    def enqueue(self, context: CallContext, request: EnqueueRequest) -> Sequence[Job]:
+        """The jobs as they are to be stored: custom statuses cut to what the store holds."""
+        _check_source(context.source, InvalidEnqueue)
+        most_body, levels = self._body_bytes, self._levels
+        latest, most_status = self._limits.run_after_ms, self._limits.custom_status_chars
+        too_long = False
+        for index, (body, priority, run_after_ms, attempts, status) in enumerate(request.jobs):
+            if (
+                len(body) > most_body
+                or not 0 < priority <= levels
+                or not 0 < attempts <= _LARGEST_I32
+                or (run_after_ms is not None and not 0 <= run_after_ms <= latest)
+            ):
+                self._explain(index, request.jobs[index])
+            if status and len(status) > most_status:
+                too_long = True
+        if too_long:
+            return [
+                job._replace(custom_status=job.custom_status[:most_status]) for job in request.jobs
+            ]
+        return request.jobs
+
+    def _explain(self, index: int, job: Job) -> None:
+        """Raise what is wrong with a job of an enqueue."""
+        if not 1 <= job.priority <= self._levels:
+            raise PriorityNotSupported(job.priority, self._levels)
+        if len(job.body) > self._body_bytes:
+            raise InvalidEnqueue(
+                f"jobs[{index}].body has {len(job.body)} bytes; at most {self._body_bytes} are kept"
+            )
+        if not 1 <= job.attempts_allowed <= _LARGEST_I32:
+            raise InvalidEnqueue(
+                f"jobs[{index}].numAttemptsAllowed is {job.attempts_allowed}; "
+                f"it must be 1 to {_LARGEST_I32}"
+            )
+        raise InvalidEnqueue(
+            f"jobs[{index}].runAfterTimestampMillis is {job.run_after_ms}; "
+            f"it must be 0 to {self._limits.run_after_ms}"
+        )
+
+    # --- dequeue, ack, checkpoint ------------------------------------------------------------
+
+    def dequeue(self, context: CallContext, request: DequeueRequest) -> None:
+        _check_source(context.source, InvalidRequest)
+        if request.limit < 1:
+            raise InvalidRequest(f"limit is {request.limit}; it must be at least 1")
+        if not 0 < request.coverage <= 1:
+            raise InvalidRequest(
+                f"coverage is {request.coverage}; it must be above 0 and at most 1"
+            )
+        if request.max_wait_ms < 0:
+            raise InvalidRequest(f"maxWaitMillis is {request.max_wait_ms}; it must be at least 0")
+        acks = request.acks
+        if acks is not None and acks.queue != request.queue:
+            raise InvalidRequest(
+                f"jobAckRequest.queueName is {acks.queue[:80]!r}; it must be the queue that the "
+                f"dequeue names, {request.queue[:80]!r}"
+            )
+
+    def ack_delay(self, delay_ms: int, now_ms: int) -> str | None:
+        """What is wrong with the delay of a failed job's ack."""
+        most = self._limits.run_after_ms - now_ms
+        return None if 0 <= delay_ms <= most else f"{delay_ms}; it must be 0 to {most}"
+
+    def checkpoints(self, context: CallContext) -> None:
+        _check_source(context.source, InvalidRequest)
+
+    def checkpoint(self, info: CheckpointInfo) -> InvalidRequest | None:
+        """What is wrong with one checkpoint."""
+        where = f"of the checkpoint of {info.descriptor[:200]!r}"
+        if info.new_body is not None and len(info.new_body) > self._body_bytes:
+            return InvalidRequest(
+                f"newBody {where} has {len(info.new_body)} bytes; at most {self._body_bytes} are kept"
+            )
+        if info.attempts is not None and not 1 <= info.attempts <= _LARGEST_I32:
+            return InvalidRequest(
+                f"numOfAttemptsAllowed {where} is {info.attempts}; it must be 1 to {_LARGEST_I32}"
+            )
+        if info.run_after_ms is not None and not 0 <= info.run_after_ms <= self._limits.run_after_ms:
+            return InvalidRequest(
+                f"runAfterTimestampMillis {where} is {info.run_after_ms}; "
+                f"it must be 0 to {self._limits.run_after_ms}"
+            )
+        return None
+
+    # --- jobs by state -----------------------------------------------------------------------
+
+    def count(self, request: CountRequest) -> None:
+        if request.priority is not None:
+            self.priority(request.priority)
+        _check_regex(request.body_regex)
+
+    def scan(self, request: ScanRequest) -> ScanKey | None:
+        """Where the scan goes on; None: it starts."""
+        if request.priority is not None:
+            self.priority(request.priority)
+        _check_limit(request.limit)
+        _check_regex(request.body_regex)
+        if request.continuation == CONTINUATION_START:
+            return None
+        key = ScanKey.parse_token(request.continuation)
+        if key is None or max(key.run_after_ms, key.local_id) > _LARGEST_I64:
+            raise ContinuationInvalid(request.continuation)
+        return key
+
+    def retry_failed(self, request: RetryFailedRequest) -> None:
+        self.priority(request.priority)
+        _check_limit(request.limit)
+        if not 1 <= request.attempts_to_allow <= _LARGEST_I32:
+            raise InvalidRequest(
+                f"attemptsToAllow is {request.attempts_to_allow}; it must be 1 to {_LARGEST_I32}"
+            )
+        run_after_ms = request.run_after_ms
+        if run_after_ms is not None and not 0 <= run_after_ms <= self._limits.run_after_ms:
+            raise InvalidRequest(
+                f"runAfterTimestampMillis is {run_after_ms}; "
+                f"it must be 0 to {self._limits.run_after_ms}"
+            )
+
+    def delete_jobs(self, request: DeleteJobsRequest) -> None:
+        self.priority(request.priority)
+        _check_limit(request.limit)
+        _check_regex(request.body_regex)
+
+
+def _check_source(source: str, error: Callable[[str], RequestError]) -> None:
+    if source.isascii() and len(source) <= SOURCE_BYTES and source.isprintable():
+        return
+    size = len(source.encode())
+    if size > SOURCE_BYTES:
+        raise error(f"the context's source has {size} bytes; at most {SOURCE_BYTES} are allowed")
+    if source.translate(_NO_CONTROL) != source:
+        raise error(
+            f"the context's source {source!r} holds control characters; use printable text"
+        )
+
+
+def _check_limit(limit: int) -> None:
+    if limit < 1:
+        raise InvalidRequest(f"limit is {limit}; it must be at least 1")
+
+
+def _check_regex(pattern: str | None) -> None:
+    if pattern is not None:
+        # Loaded when first needed: the library costs an idle shard more memory than its index.
+        from pinlaterd.engines.body_regex import compile_body_regex  # noqa: PLC0415
+
+        compile_body_regex(pattern)

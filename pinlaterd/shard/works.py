@@ -1,0 +1,314 @@
+"""Calls on their way through a commit: what each puts into it, and answers once it is durable.
+
+A Work is made of a valid call. It contributes to a Batch, and once that is committed it takes
+its results, in the same order, brings the shard's memory up to date, and answers. What was not
+committed it gives up: then nothing has changed. Dequeues are in `dequeues`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+from pinlaterd.engines.base import (
+    AckOp,
+    AckResult,
+    Batch,
+    BatchResult,
+    CheckpointOp,
+    CheckpointResult,
+    ClaimOp,
+    EnqueueOp,
+    ReleaseOp,
+    Requeued,
+)
+from pinlaterd.errors import PinLaterError, RequestError
+from pinlaterd.model import Job, Payload, PendingKey
+from pinlaterd.rpc import codec
+from pinlaterd.rpc.codec import Head
+from pinlaterd.shard.figures import Figures
+from pinlaterd.shard.fresh import FreshPayloads
+from pinlaterd.shard.ready import ReadyIndex
+from pinlaterd.wire.envelope import CallEntry, ReplyEntry, Status
+
+
+class Arrival(NamedTuple):
+    """An entry, and the router that it came from."""
+
+    router: bytes
+    entry: CallEntry
+
+
+class Memory:
+    """What a shard keeps in memory beside its store. Cleared when ownership begins anew."""
+
+    __slots__ = ("figures", "fresh", "name", "ready", "touched")
+
+    def __init__(
+        self, name: str, ready: ReadyIndex, fresh: FreshPayloads, figures: Figures
+    ) -> None:
+        self.name = name  # the shard's
+        self.ready = ready
+        self.fresh = fresh
+        self.figures = figures
+        self.touched: set[str] = set()  # queues whose ready counts may have changed, or are gone
+
+    def requeue(self, queue: str, requeued: Sequence[Requeued], now_ms: int) -> None:
+        """Jobs became PENDING again."""
+        if not requeued:
+            return
+        self.touched.add(queue)
+        if queue not in self.ready:
+            return
+        by_priority: dict[int, list[PendingKey]] = {}
+        for priority, key in requeued:
+            by_priority.setdefault(priority, []).append(key)
+        for priority, keys in by_priority.items():
+            keys.sort()
+            self.ready.add(queue, priority, keys, now_ms)
+
+    def clear(self) -> None:
+        self.ready.clear()
+        self.fresh.clear()
+
+
+class Parts:
+    """A Batch in the making."""
+
+    __slots__ = ("acks", "checkpoints", "claims", "enqueues", "releases")
+
+    def __init__(self) -> None:
+        self.acks: list[AckOp] = []
+        self.checkpoints: list[CheckpointOp] = []
+        self.releases: list[ReleaseOp] = []
+        self.enqueues: list[EnqueueOp] = []
+        self.claims: list[ClaimOp] = []
+
+    def batch(self) -> Batch:
+        return Batch(self.acks, self.checkpoints, self.releases, self.enqueues, self.claims)
+
+
+class Results:
+    """A BatchResult, handed out in the order in which its Works contributed."""
+
+    __slots__ = ("acks", "checkpoints", "claims", "enqueues", "releases")
+
+    def __init__(self, result: BatchResult) -> None:
+        self.acks: Iterator[AckResult] = iter(result.acks)
+        self.checkpoints: Iterator[CheckpointResult] = iter(result.checkpoints)
+        self.releases: Iterator[Sequence[Requeued]] = iter(result.releases)
+        self.enqueues: Iterator[Sequence[int]] = iter(result.enqueues)
+        self.claims: Iterator[Sequence[Payload | None]] = iter(result.claims)
+
+
+class Work(Protocol):
+    """One call. `rows`: how many jobs it puts into a commit, known before it contributes."""
+
+    @property
+    def arrival(self) -> Arrival: ...
+
+    @property
+    def rows(self) -> int: ...
+
+    def contribute(self, parts: Parts) -> None: ...
+
+    def conclude(self, results: Results, memory: Memory, now_ms: int) -> ReplyEntry | None:
+        """After the commit: the answer, or None if it takes another commit."""
+        ...
+
+    def give_up(self, memory: Memory, now_ms: int) -> None:
+        """Nothing of what it contributed was committed."""
+        ...
+
+    def fail(self, error: PinLaterError) -> ReplyEntry:
+        """The answer when it is not known what was committed."""
+        ...
+
+
+class _AnsweredCall:
+    """What all calls of clients share: a head to answer to."""
+
+    __slots__ = ("arrival", "head")
+
+    def __init__(self, arrival: Arrival, head: Head) -> None:
+        self.arrival = arrival
+        self.head = head
+
+    def give_up(self, memory: Memory, now_ms: int) -> None:
+        pass
+
+    def fail(self, error: PinLaterError) -> ReplyEntry:
+        return failed(self.arrival, self.head, error)
+
+
+class EnqueueWork(_AnsweredCall):
+    __slots__ = ("jobs", "queue")
+
+    def __init__(self, arrival: Arrival, head: Head, queue: str, jobs: Sequence[Job]) -> None:
+        super().__init__(arrival, head)
+        self.queue = queue
+        self.jobs = jobs
+
+    @property
+    def rows(self) -> int:
+        return len(self.jobs)
+
+    def contribute(self, parts: Parts) -> None:
+        parts.enqueues.append(EnqueueOp(self.queue, self.jobs))
+
+    def conclude(self, results: Results, memory: Memory, now_ms: int) -> ReplyEntry:
+        local_ids = next(results.enqueues)
+        queue, jobs = self.queue, self.jobs
+        memory.touched.add(queue)
+        memory.figures.enqueued(queue, jobs)
+        priorities = {job[1] for job in jobs}
+        prefix = f"{queue}:s{memory.name}:p"
+        if len(priorities) == 1:
+            (priority,) = priorities
+            _remember(memory, queue, priority, local_ids, jobs, now_ms)
+            prefix = f"{prefix}{priority}:"
+            descriptors = [f"{prefix}{local_id}" for local_id in local_ids]
+        else:
+            placed = list(zip(local_ids, jobs, strict=True))
+            for priority in priorities:
+                ids = [local_id for local_id, job in placed if job[1] == priority]
+                of_priority = [job for job in jobs if job[1] == priority]
+                _remember(memory, queue, priority, ids, of_priority, now_ms)
+            descriptors = [f"{prefix}{job[1]}:{local_id}" for local_id, job in placed]
+        return done(self.arrival, codec.encode_reply(self.head, descriptors))
+
+
+def _remember(
+    memory: Memory,
+    queue: str,
+    priority: int,
+    local_ids: Sequence[int],
+    jobs: Sequence[Job],
+    now_ms: int,
+) -> None:
+    """Jobs of one priority were enqueued: index them, and keep the payloads of those due soon."""
+    new = tuple.__new__  # half the cost of calling the class, for each job of a batch
+    keys = [
+        new(PendingKey, (now_ms if job[2] is None else job[2], local_id))
+        for local_id, job in zip(local_ids, jobs, strict=True)
+    ]
+    if keys[0].run_after_ms != keys[-1].run_after_ms or len({key[0] for key in keys}) > 1:
+        # Earliest first. Keys differ, so that the jobs beside them are never compared.
+        ordered = sorted(zip(keys, jobs, strict=True))
+        keys = [key for key, _ in ordered]
+        jobs = [job for _, job in ordered]
+        local_ids = [key.local_id for key in keys]
+    kept = memory.ready.add(queue, priority, keys, now_ms)
+    if kept:
+        payloads = [new(Payload, (job[0], job[3], job[3])) for job in jobs[:kept]]
+        memory.fresh.keep(queue, priority, local_ids[:kept], payloads)
+
+
+class AckWork(_AnsweredCall):
+    """`problem`: what is wrong with some of the acks; the others are carried out all the same."""
+
+    __slots__ = ("op", "problem")
+
+    def __init__(
+        self, arrival: Arrival, head: Head, op: AckOp, problem: RequestError | None
+    ) -> None:
+        super().__init__(arrival, head)
+        self.op = op
+        self.problem = problem
+
+    @property
+    def rows(self) -> int:
+        return len(self.op.succeeded) + len(self.op.failed)
+
+    def contribute(self, parts: Parts) -> None:
+        parts.acks.append(self.op)
+
+    def conclude(self, results: Results, memory: Memory, now_ms: int) -> ReplyEntry:
+        conclude_acks(self.op.queue, next(results.acks), memory, now_ms)
+        if self.problem is not None:
+            return self.fail(self.problem)
+        return done(self.arrival, codec.encode_reply(self.head, None))
+
+
+def conclude_acks(queue: str, result: AckResult, memory: Memory, now_ms: int) -> None:
+    memory.figures.acked(queue, result)
+    memory.requeue(queue, result.requeued, now_ms)
+
+
+class CheckpointWork(_AnsweredCall):
+    """`problem`: as in AckWork."""
+
+    __slots__ = ("op", "problem")
+
+    def __init__(
+        self, arrival: Arrival, head: Head, op: CheckpointOp, problem: RequestError | None
+    ) -> None:
+        super().__init__(arrival, head)
+        self.op = op
+        self.problem = problem
+
+    @property
+    def rows(self) -> int:
+        return len(self.op.checkpoints)
+
+    def contribute(self, parts: Parts) -> None:
+        parts.checkpoints.append(self.op)
+
+    def conclude(self, results: Results, memory: Memory, now_ms: int) -> ReplyEntry:
+        result = next(results.checkpoints)
+        memory.figures.checkpointed(self.op.queue, result)
+        memory.requeue(self.op.queue, result.requeued, now_ms)
+        if self.problem is not None:
+            return self.fail(self.problem)
+        return done(self.arrival, codec.encode_reply(self.head, None))
+
+
+class ReleaseWork:
+    """Claims that were never delivered. There may be nobody left to answer to."""
+
+    __slots__ = ("arrival", "ops")
+
+    def __init__(self, arrival: Arrival, ops: Sequence[ReleaseOp]) -> None:
+        self.arrival = arrival
+        self.ops = ops
+
+    @property
+    def rows(self) -> int:
+        return sum(len(op.releases) for op in self.ops)
+
+    def contribute(self, parts: Parts) -> None:
+        parts.releases.extend(self.ops)
+
+    def conclude(self, results: Results, memory: Memory, now_ms: int) -> ReplyEntry:
+        for op in self.ops:
+            released = next(results.releases)
+            memory.figures.count("claims_released", len(released))
+            memory.requeue(op.queue, released, now_ms)
+        return done(self.arrival, b"")
+
+    def give_up(self, memory: Memory, now_ms: int) -> None:
+        pass
+
+    def fail(self, error: PinLaterError) -> ReplyEntry:
+        """They end by their time-out."""
+        return refused(self.arrival)
+
+
+# --- answers --------------------------------------------------------------------------------
+
+
+def done(arrival: Arrival, payload: bytes, jobs: int = 0) -> ReplyEntry:
+    return ReplyEntry(arrival.entry.call_id, Status.DONE, payload, jobs)
+
+
+def failed(arrival: Arrival, head: Head, error: PinLaterError) -> ReplyEntry:
+    payload = codec.encode_error(head, error)
+    return ReplyEntry(arrival.entry.call_id, Status.FAILED, payload)
+
+
+def refused(arrival: Arrival) -> ReplyEntry:
+    return ReplyEntry(arrival.entry.call_id, Status.REFUSED, b"")
+
+
+def foreign(arrival: Arrival) -> ReplyEntry:
+    return ReplyEntry(arrival.entry.call_id, Status.FOREIGN, b"")

@@ -1,0 +1,401 @@
+"""The command line `pinlater`."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO, Any, TypeVar
+
+import click
+
+from pinlaterd import __version__
+from pinlaterd.client.cli import (
+    STATE,
+    CommandLine,
+    check_service,
+    fail,
+    printable,
+    show_jobs,
+    state_of,
+)
+from pinlaterd.client.client import Client
+from pinlaterd.config.schema import ServerSettings
+from pinlaterd.lifecycle import ExitCode, StopSignal
+from pinlaterd.tool.issuers import (
+    Batches,
+    DequeueIssuer,
+    EnqueueIssuer,
+    line_batches,
+    stamped_batches,
+)
+from pinlaterd.tool.ledger import Ledger, Verdict
+from pinlaterd.tool.load import Figures, Issuer, Load, LoadStopped
+from pinlaterd.tool.stamps import MIN_BODY_BYTES
+
+_SERVER = ServerSettings()
+_MAX_CONCURRENCY = 1000
+
+Command = TypeVar("Command", bound=Callable[..., None])
+
+
+# --- options that commands share ------------------------------------------------------------
+
+
+def _with(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
+    def decorate(command: Command) -> Command:
+        return functools.reduce(lambda c, option: option(c), options, command)
+
+    return decorate
+
+
+_service_options = _with(
+    click.option("--json", "as_json", is_flag=True, help="Print facts as JSON."),
+    click.option("--port", default=_SERVER.port, show_default=True, help="Thrift port."),
+    click.option("--host", default=_SERVER.host, show_default=True, help="The service's host."),
+)
+_queue_option = click.option("--queue", required=True, metavar="NAME", help="The queue.")
+_priority_option = click.option(
+    "--priority", type=click.IntRange(min=1), help="Priority of the jobs; 1 is the highest."
+)
+_load_options = _with(
+    click.option(
+        "--progress/--no-progress",
+        default=None,
+        help="A line a second on stderr  [default: if that is a terminal]",
+    ),
+    click.option(
+        "--concurrency",
+        type=click.IntRange(1, _MAX_CONCURRENCY),
+        default=1,
+        show_default=True,
+        help="Connections that make calls at the same time.",
+    ),
+    click.option(
+        "--batch-size",
+        type=click.IntRange(min=1),
+        default=1,
+        show_default=True,
+        help="Jobs in a call.",
+    ),
+)
+_success_option = click.option(
+    "--dequeue-success-percent",
+    type=click.IntRange(0, 100),
+    default=100,
+    show_default=True,
+    help="So many of the jobs, chosen at random, are acknowledged as succeeded, the rest as "
+    "failed.",
+)
+
+
+def _num_queries_option(default: int | None, meaning: str) -> Callable[[Command], Command]:
+    return click.option(
+        "--num-queries",
+        type=click.IntRange(min=-1),
+        default=default,
+        help=f"Calls to make over all connections; -1: {meaning}",
+    )
+
+
+@click.group("pinlater", cls=CommandLine, context_settings={"max_content_width": 100})
+@click.version_option(__version__, prog_name="pinlater")
+def cli() -> None:
+    """Use and load a PinLater service from the command line.
+
+    \b
+    Examples:
+      pinlater create --queue mail
+      pinlater enqueue --queue mail --num-queries 1000 --batch-size 100 --concurrency 8
+      pinlater dequeue --queue mail --num-queries -1 --batch-size 100
+      printf 'one\\ntwo\\n' | pinlater enqueue --queue mail --from-file -
+    """
+
+
+# --- loading --------------------------------------------------------------------------------
+
+
+@cli.command()
+@_queue_option
+@_num_queries_option(None, "until stopped  [default: 1; with --from-file: to its end]")
+@_load_options
+@_priority_option
+@click.option(
+    "--from-file",
+    type=click.File("rb"),
+    metavar="F|-",
+    help="Make a job of each line of this file (-: standard input).",
+)
+@click.option(
+    "--body-bytes",
+    type=click.IntRange(min=MIN_BODY_BYTES),
+    default=200,
+    show_default=True,
+    help="Size of a made-up body.",
+)
+@_service_options
+def enqueue(  # noqa: PLR0913  one parameter for each option
+    *,
+    host: str,
+    port: int,
+    queue: str,
+    num_queries: int | None,
+    batch_size: int,
+    concurrency: int,
+    priority: int | None,
+    from_file: IO[bytes] | None,
+    body_bytes: int,
+    progress: bool | None,
+    as_json: bool,
+) -> None:
+    """Enqueue made-up jobs, or one for each line of a file.
+
+    Made-up bodies are numbered and carry a checksum, for `pinlater check-dequeue`. A batch of
+    lines that can't be stored for sure stops the run, and is named; made-up ones are counted as
+    errors.
+
+    \b
+    Examples:
+      pinlater enqueue --queue mail --num-queries -1 --batch-size 100 --concurrency 16
+      pinlater enqueue --queue mail --from-file addresses.txt --batch-size 500
+    """
+    priority = priority if priority is not None else 1
+    if from_file is not None:
+        batches = line_batches(from_file, batch_size=batch_size, priority=priority)
+        num_queries = -1 if num_queries is None else num_queries
+    else:
+        batches = stamped_batches(batch_size=batch_size, body_bytes=body_bytes, priority=priority)
+        num_queries = 1 if num_queries is None else num_queries
+    source = Batches(batches)
+    with Client(host, port, max_connections=concurrency) as client:
+        issuers = [
+            EnqueueIssuer(client, queue, source, all_or_stop=from_file is not None)
+            for _ in range(concurrency)
+        ]
+        figures = _run(client, issuers, num_queries, progress=progress)
+    _report("enqueued", figures, as_json=as_json)
+
+
+@cli.command()
+@_queue_option
+@_num_queries_option(1, "until stopped  [default: 1]")
+@_load_options
+@_success_option
+@_service_options
+def dequeue(
+    *,
+    host: str,
+    port: int,
+    queue: str,
+    num_queries: int,
+    batch_size: int,
+    concurrency: int,
+    dequeue_success_percent: int,
+    progress: bool | None,
+    as_json: bool,
+) -> None:
+    """Dequeue jobs and acknowledge them: each call's jobs in the next call.
+
+    \b
+    Examples:
+      pinlater dequeue --queue mail --num-queries 10 --batch-size 100
+      pinlater dequeue --queue mail --num-queries -1 --dequeue-success-percent 95
+    """
+    with Client(host, port, max_connections=concurrency) as client:
+        issuers = [
+            DequeueIssuer(
+                client, queue, batch_size=batch_size, success_percent=dequeue_success_percent
+            )
+            for _ in range(concurrency)
+        ]
+        figures = _run(client, issuers, num_queries, progress=progress)
+    _report("dequeued", figures, as_json=as_json)
+
+
+@cli.command("check-dequeue")
+@_queue_option
+@_num_queries_option(-1, "until no job has come for a second  [default: -1]")
+@_load_options
+@_success_option
+@_service_options
+def check_dequeue(
+    *,
+    host: str,
+    port: int,
+    queue: str,
+    num_queries: int,
+    batch_size: int,
+    concurrency: int,
+    dequeue_success_percent: int,
+    progress: bool | None,
+    as_json: bool,
+) -> None:
+    """Dequeue, and check that what `pinlater enqueue` put in comes out.
+
+    Verifies each body's checksum, reports what comes out twice, and at the end what is missing
+    of each run of `enqueue`. Jobs are acknowledged as by `dequeue`. Exit 1 if anything is wrong.
+
+    \b
+    Examples:
+      pinlater enqueue --queue check --num-queries 100 --batch-size 100
+      pinlater check-dequeue --queue check --batch-size 100 --concurrency 4
+    """
+    ledger = Ledger()
+    with Client(host, port, max_connections=concurrency) as client:
+        issuers = [
+            DequeueIssuer(
+                client,
+                queue,
+                batch_size=batch_size,
+                success_percent=dequeue_success_percent,
+                inspect=ledger.enter,
+                until_empty=True,
+            )
+            for _ in range(concurrency)
+        ]
+        figures = _run(client, issuers, num_queries, progress=progress)
+    verdict = ledger.verdict()
+    _report("dequeued", figures, as_json=as_json, verdict=verdict)
+    if verdict.faults:
+        sys.exit(ExitCode.FAILURE)
+
+
+def _run(
+    client: Client, issuers: Sequence[Issuer], num_queries: int, *, progress: bool | None
+) -> Figures:
+    check_service(client)
+    stop = StopSignal()
+    stop.catch()
+    show = functools.partial(click.echo, err=True)
+    wanted = progress if progress is not None else sys.stderr.isatty()
+    load = Load(issuers, num_queries=None if num_queries == -1 else num_queries)
+    try:
+        return load.run(show if wanted else None, stop)
+    except LoadStopped as error:
+        fail(str(error))
+    finally:
+        stop.close()
+
+
+def _report(did: str, figures: Figures, *, as_json: bool, verdict: Verdict | None = None) -> None:
+    if as_json:
+        facts = figures.facts()
+        if verdict is not None:
+            facts["check"] = vars(verdict)
+        click.echo(json.dumps(facts))
+    else:
+        click.echo(f"{did} {figures.jobs:,} jobs in {figures.calls:,} calls")
+        click.echo(figures.line())
+        for line in _verdict_lines(verdict):
+            click.echo(line)
+    if figures.errors:
+        sys.exit(ExitCode.FAILURE)
+
+
+def _verdict_lines(verdict: Verdict | None) -> Iterator[str]:
+    if verdict is None:
+        return
+    yield (
+        f"checked {verdict.distinct:,} jobs of {verdict.runs} runs: {verdict.duplicates} "
+        f"duplicates, {verdict.missing} missing, {verdict.damaged} damaged"
+    )
+    if verdict.redelivered:
+        yield f"{verdict.redelivered:,} came again after they failed or timed out"
+    if verdict.unstamped:
+        yield f"{verdict.unstamped:,} were not made by `pinlater enqueue`"
+    for example in verdict.examples:
+        yield f"  {printable(example)}"
+
+
+# --- single calls ---------------------------------------------------------------------------
+
+
+@cli.command()
+@_queue_option
+@_service_options
+def create(*, host: str, port: int, queue: str, as_json: bool) -> None:
+    """Create a queue. One that exists is left as it is.
+
+    \b
+    Example:
+      pinlater create --queue mail
+    """
+    with Client(host, port) as client:
+        client.create_queue(queue)
+    click.echo(json.dumps({"created": queue}) if as_json else f"queue {queue} is there")
+
+
+@cli.command()
+@click.option(
+    "--job-descriptor",
+    "descriptors",
+    required=True,
+    multiple=True,
+    metavar="DESCRIPTOR",
+    help="A job; may be given several times.",
+)
+@_service_options
+def lookup(*, host: str, port: int, descriptors: tuple[str, ...], as_json: bool) -> None:
+    """Show all that is known of jobs. Exit 1 if one of them is unknown.
+
+    \b
+    Example:
+      pinlater lookup --job-descriptor mail:s1:p1:1 --job-descriptor mail:s2:p1:7
+    """
+    with Client(host, port) as client:
+        show_jobs(client, descriptors, as_json=as_json)
+
+
+@cli.command("get-queue-names")
+@_service_options
+def get_queue_names(*, host: str, port: int, as_json: bool) -> None:
+    """List the queues.
+
+    \b
+    Example:
+      pinlater get-queue-names --host queue.example.com
+    """
+    with Client(host, port) as client:
+        names = sorted(client.queue_names())
+    if as_json:
+        click.echo(json.dumps(names))
+    else:
+        for name in names:
+            click.echo(printable(name))
+
+
+@cli.command("get-job-count")
+@_queue_option
+@click.option("--job-state", type=STATE, default="pending", show_default=True, help="The state.")
+@_priority_option
+@click.option(
+    "--count-future-jobs", is_flag=True, help="Count jobs whose run-after is still to come."
+)
+@_service_options
+def get_job_count(
+    *,
+    host: str,
+    port: int,
+    queue: str,
+    job_state: str,
+    priority: int | None,
+    count_future_jobs: bool,
+    as_json: bool,
+) -> None:
+    """Count the jobs of a queue in a state.
+
+    \b
+    Examples:
+      pinlater get-job-count --queue mail --job-state failed
+      pinlater get-job-count --queue mail --count-future-jobs
+    """
+    with Client(host, port) as client:
+        count = client.count(
+            queue, state_of(job_state), priority=priority, future=count_future_jobs
+        )
+    click.echo(json.dumps({"count": count}) if as_json else str(count))
+
+
+if __name__ == "__main__":
+    cli(prog_name="pinlater")

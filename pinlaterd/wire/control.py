@@ -1,0 +1,239 @@
+"""The control channel: what processes tell the coordinator, and what it tells them.
+
+    process (DEALER) -> coordinator (ROUTER)    a Report, at most one a second; when nothing
+                                                changed, a heartbeat of two bytes
+    coordinator -> process                      the Snapshot, to each newcomer, and to all on change
+
+A report carries only the figures that changed since the one before. Whoever gets a Snapshot sends
+all of its figures next: so a coordinator that starts anew, and answers heartbeats of processes it
+does not know with the Snapshot, soon knows everything again. All messages are JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import zmq
+
+from pinlaterd.config.layout import COORDINATOR_ENDPOINT, SNAPSHOT_FILE
+from pinlaterd.stats import Stats, StatsSnapshot
+from pinlaterd.stats.snapshot import changes
+from pinlaterd.wire.envelope import MalformedEnvelope
+
+_HEARTBEAT = b"{}"
+_MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+_MESSAGES_IN_TRANSIT = 100  # for each process; a process that can't send just tries again
+_LINGER_MS = 200  # for the last report of a process that ends
+_RECONNECT_MS, _RECONNECT_MAX_MS = 100, 1000
+
+
+class ProcessState(StrEnum):
+    """What a process says of itself."""
+
+    STARTING = "starting"
+    STANDBY = "standby"  # another process owns the shard's store
+    SERVING = "serving"
+    STOPPING = "stopping"
+
+
+class Report(NamedTuple):
+    """What a process says. `stats`: all figures if `full`, else those that changed."""
+
+    process: str  # as supervisord names it: router, shard-1, …
+    kind: str  # router, shard
+    pid: int
+    started_at_ms: int
+    state: ProcessState
+    facts: Mapping[str, str]
+    stats: StatsSnapshot
+    full: bool = True
+
+
+class ShardEntry(NamedTuple):
+    name: str
+    dequeue_only: bool
+
+
+class Snapshot(NamedTuple):
+    """What all processes have to agree on. A later one has a greater version."""
+
+    version: int
+    shards: tuple[ShardEntry, ...]
+    rates: Mapping[str, float]  # queue -> this server's share, jobs/s; absent: no limit
+    generated_at_ms: int
+
+
+def pack_report(report: Report) -> bytes:
+    return json.dumps(report._asdict(), separators=(",", ":")).encode()
+
+
+def unpack_report(message: bytes) -> Report | None:
+    """The report, or None for a heartbeat."""
+    if message == _HEARTBEAT:
+        return None
+    try:
+        found = json.loads(message)
+        return Report(
+            process=str(found["process"]),
+            kind=str(found["kind"]),
+            pid=int(found["pid"]),
+            started_at_ms=int(found["started_at_ms"]),
+            state=ProcessState(found["state"]),
+            facts={str(key): str(value) for key, value in found["facts"].items()},
+            stats=_stats_of(found["stats"]),
+            full=bool(found["full"]),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise MalformedEnvelope("report") from error
+
+
+def _stats_of(found: Any) -> StatsSnapshot:
+    for section in StatsSnapshot.__required_keys__:
+        if not isinstance(found[section], dict):
+            raise TypeError(section)
+    stats: StatsSnapshot = found
+    return stats
+
+
+def pack_snapshot(snapshot: Snapshot) -> bytes:
+    shards = [shard._asdict() for shard in snapshot.shards]
+    return json.dumps(snapshot._asdict() | {"shards": shards}).encode()
+
+
+def unpack_snapshot(message: bytes) -> Snapshot:
+    try:
+        found = json.loads(message)
+        return Snapshot(
+            version=int(found["version"]),
+            shards=tuple(
+                ShardEntry(str(shard["name"]), bool(shard["dequeue_only"]))
+                for shard in found["shards"]
+            ),
+            rates={str(queue): float(rate) for queue, rate in found["rates"].items()},
+            generated_at_ms=int(found["generated_at_ms"]),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise MalformedEnvelope("snapshot") from error
+
+
+def write_snapshot(snapshot: Snapshot, path: Path = SNAPSHOT_FILE) -> None:
+    """Replace the file at once: readers see the old or the new one."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
+    temporary.write_bytes(pack_snapshot(snapshot))
+    temporary.replace(path)
+
+
+def read_snapshot(path: Path = SNAPSHOT_FILE) -> Snapshot | None:
+    """The last snapshot, for a process that starts while the coordinator is away; None if
+    there is none that can be read."""
+    try:
+        return unpack_snapshot(path.read_bytes())
+    except (OSError, MalformedEnvelope):
+        return None
+
+
+class ControlClient:
+    """A process's end. Never blocks, and never fails because the coordinator is away.
+
+    The owner calls `report` once a second and when its state changes. It calls `receive` when
+    `fileno()` is readable and after each `report`: the descriptor is edge-triggered.
+    """
+
+    def __init__(
+        self,
+        process: str,
+        kind: str,
+        stats: Stats,
+        started_at_ms: int,
+        *,
+        endpoint: str = COORDINATOR_ENDPOINT,
+        context: zmq.Context[Any] | None = None,
+    ) -> None:
+        self._about = (process, kind, os.getpid(), started_at_ms)
+        self._stats = stats
+        self._sent: tuple[ProcessState, dict[str, str], StatsSnapshot] | None = None
+        self._socket = (context or zmq.Context.instance()).socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.LINGER, _LINGER_MS)
+        self._socket.setsockopt(zmq.SNDHWM, _MESSAGES_IN_TRANSIT)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
+        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
+        # nothing piles up for a coordinator that is away: what it needs is the latest
+        self._socket.setsockopt(zmq.IMMEDIATE, 1)
+        self._socket.connect(endpoint)
+
+    def fileno(self) -> int:
+        return int(self._socket.getsockopt(zmq.FD))
+
+    def report(self, state: ProcessState, facts: Mapping[str, str]) -> None:
+        """Tell what changed since the last report, or just that we live."""
+        now = (state, dict(facts), self._stats.snapshot())
+        message = _HEARTBEAT
+        if self._sent is None:
+            message = pack_report(Report(*self._about, *now, full=True))
+        elif self._sent != now:
+            changed = changes(self._sent[2], now[2])
+            full = changed is None
+            stats = now[2] if changed is None else changed
+            message = pack_report(Report(*self._about, state, now[1], stats, full=full))
+        try:
+            self._socket.send(message, zmq.NOBLOCK)
+            self._sent = now
+        except zmq.Again:
+            self._sent = None
+
+    def receive(self) -> Snapshot | None:
+        """The latest snapshot that has come, if any. Raises MalformedEnvelope for what this
+        version can't read."""
+        latest = None
+        while True:
+            try:
+                latest = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+        if latest is None:
+            return None
+        self._sent = None
+        return unpack_snapshot(latest)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class ControlServer:
+    """The coordinator's end. `fileno()` is edge-triggered: `receive` until it returns nothing,
+    also after each `send`."""
+
+    def __init__(
+        self, *, endpoint: str = COORDINATOR_ENDPOINT, context: zmq.Context[Any] | None = None
+    ) -> None:
+        self._socket = (context or zmq.Context.instance()).socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.SNDHWM, _MESSAGES_IN_TRANSIT)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES)
+        self._socket.bind(endpoint)
+
+    def fileno(self) -> int:
+        return int(self._socket.getsockopt(zmq.FD))
+
+    def receive(self) -> tuple[bytes, bytes] | None:
+        """A peer and its message, for `unpack_report`; None if there is none."""
+        try:
+            frames: Sequence[bytes] = self._socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+        return (frames[0], frames[1]) if len(frames) == 2 else (frames[0], b"")
+
+    def send(self, peer: bytes, snapshot: Snapshot) -> None:
+        """Peers that have gone are passed over, and so are those that do not read."""
+        try:
+            self._socket.send_multipart((peer, pack_snapshot(snapshot)), zmq.NOBLOCK)
+        except zmq.Again:
+            return
+
+    def close(self) -> None:
+        self._socket.close()

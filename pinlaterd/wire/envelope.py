@@ -1,0 +1,229 @@
+"""What travels between a router and a shard: many calls in one ZeroMQ message, and back.
+
+Pure: bytes to tuples and back. A message is one frame: a kind byte, a header, then its entries.
+The Thrift bytes within an entry are the client's own, without transport framing, always
+TBinaryProtocol; the reply bears the client's seqid, so it goes back untouched.
+
+    router -> shard   HELLO      JSON {names: the queues that the router knows}
+                      CALLS      incarnation, then entries (CallEntry)
+    shard -> router   WELCOME    incarnation, JSON ShardFacts
+                      REPLIES    incarnation, entries (ReplyEntry), then counts (ReadyCounts)
+                      PULSE      incarnation, counts: sent when counts change, and once a second
+
+Every CALLS names the incarnation it is meant for: ZeroMQ hands what was sent to a dead shard to
+its successor, which discards it. Only so may a router, once a shard has gone, send an enqueue
+elsewhere without making a job twice. Deadlines are CLOCK_MONOTONIC seconds: one machine, one scale.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+
+class Kind(IntEnum):
+    HELLO = 1
+    CALLS = 2
+    WELCOME = 3
+    REPLIES = 4
+    PULSE = 5
+
+
+class Op(IntEnum):
+    """What a shard is asked to do with an entry's bytes."""
+
+    CALL = 0  # a Thrift call, as a client sent it or as the router wrote it
+    RELEASE = 1  # a dequeue's Thrift reply that could not be delivered: end its claims
+    OLDEST_FAILED = 2  # a retryFailedJobs call: answer when its candidates failed, change nothing
+    ENSURE_QUEUES = 3  # JSON list of names: create those that are missing
+    VALIDATE = 4  # an enqueueJobs call: DONE if it would be accepted, else FAILED; store nothing
+
+
+# By number: calling the enum costs more than the rest of an entry.
+_OPS = tuple(Op)
+
+
+class Status(IntEnum):
+    """What became of an entry."""
+
+    DONE = 0  # the payload is the Thrift reply that bears the result
+    FAILED = 1  # the payload is the Thrift reply that bears an exception
+    REFUSED = 2  # nothing was done and nothing will be: another shard may serve
+    FOREIGN = 3  # nothing was done: it names jobs of other shards, or asks for more than one shard
+
+
+class CallEntry(NamedTuple):
+    call_id: int
+    deadline: float
+    message: bytes
+    op: Op = Op.CALL
+    max_jobs: int = -1  # dequeue: take at most so many; -1: what the request says
+    lowest_priority: int = 0  # dequeue: take none below it; 0: any
+    whole: bool = True  # whether FOREIGN may be the answer; False: the router divided it already
+
+
+class ReplyEntry(NamedTuple):
+    call_id: int
+    status: Status
+    payload: bytes
+    jobs: int = 0  # dequeue: how many it carries
+
+
+_STATUSES = tuple(Status)
+
+
+class ReadyCounts(NamedTuple):
+    """Jobs of one queue that are ready now, by priority (index 0 is priority 1): hints.
+
+    A count may stop at what the shard holds in memory. An empty tuple: the queue is gone."""
+
+    queue: str
+    counts: tuple[int, ...]
+
+
+class ShardFacts(NamedTuple):
+    """What a shard says of itself to a router that greets it."""
+
+    shard: str
+    priorities: int
+    queue_name_chars: int
+    queues: tuple[str, ...]
+    counts: tuple[ReadyCounts, ...]
+
+
+class MalformedEnvelope(Exception):
+    """Bytes that no pinlaterd process of this version sends."""
+
+
+_HEAD = struct.Struct(">BQI")  # kind, incarnation, entries
+_CALL = struct.Struct(">IdBiBBI")  # call id, deadline, op, max jobs, lowest priority, whole, length
+_REPLY = struct.Struct(">IBII")  # call id, status, jobs, length
+_COUNTS = struct.Struct(">BB")  # length of the name, how many priorities
+
+
+def pack_hello(names: Iterable[str]) -> bytes:
+    return bytes((Kind.HELLO,)) + json.dumps({"names": sorted(names)}).encode()
+
+
+def unpack_hello(frame: bytes) -> frozenset[str]:
+    try:
+        return frozenset(str(name) for name in json.loads(frame[1:])["names"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise MalformedEnvelope("hello") from error
+
+
+def pack_calls(incarnation: int, entries: Sequence[CallEntry]) -> bytes:
+    parts = [_HEAD.pack(Kind.CALLS, incarnation, len(entries))]
+    for call_id, deadline, message, op, max_jobs, lowest_priority, whole in entries:
+        parts.append(
+            _CALL.pack(call_id, deadline, op, max_jobs, lowest_priority, whole, len(message))
+        )
+        parts.append(message)
+    return b"".join(parts)
+
+
+def incarnation_of(frame: bytes) -> int:
+    try:
+        return int(_HEAD.unpack_from(frame)[1])
+    except struct.error as error:
+        raise MalformedEnvelope("header") from error
+
+
+def unpack_calls(frame: bytes) -> list[CallEntry]:
+    entries = []
+    try:
+        _, _, count = _HEAD.unpack_from(frame)
+        at = _HEAD.size
+        for _ in range(count):
+            call_id, deadline, op, max_jobs, lowest, whole, length = _CALL.unpack_from(frame, at)
+            at += _CALL.size
+            message = frame[at : at + length]
+            at += length
+            entries.append(
+                CallEntry(call_id, deadline, message, _OPS[op], max_jobs, lowest, bool(whole))
+            )
+    except (struct.error, IndexError) as error:
+        raise MalformedEnvelope("calls") from error
+    if at != len(frame):
+        raise MalformedEnvelope("calls")
+    return entries
+
+
+def pack_welcome(incarnation: int, facts: ShardFacts) -> bytes:
+    return _HEAD.pack(Kind.WELCOME, incarnation, 0) + json.dumps(facts).encode()
+
+
+def unpack_welcome(frame: bytes) -> ShardFacts:
+    try:
+        shard, priorities, name_chars, queues, counts = json.loads(frame[_HEAD.size :])
+        return ShardFacts(
+            shard,
+            priorities,
+            name_chars,
+            tuple(queues),
+            tuple(ReadyCounts(queue, tuple(numbers)) for queue, numbers in counts),
+        )
+    except (ValueError, TypeError) as error:
+        raise MalformedEnvelope("welcome") from error
+
+
+def pack_replies(
+    incarnation: int, entries: Sequence[ReplyEntry], counts: Iterable[ReadyCounts]
+) -> bytes:
+    parts = [_HEAD.pack(Kind.REPLIES, incarnation, len(entries))]
+    for call_id, status, payload, jobs in entries:
+        parts.append(_REPLY.pack(call_id, status, jobs, len(payload)))
+        parts.append(payload)
+    _append_counts(parts, counts)
+    return b"".join(parts)
+
+
+def unpack_replies(frame: bytes) -> tuple[list[ReplyEntry], list[ReadyCounts]]:
+    entries = []
+    try:
+        _, _, count = _HEAD.unpack_from(frame)
+        at = _HEAD.size
+        for _ in range(count):
+            call_id, status, jobs, length = _REPLY.unpack_from(frame, at)
+            at += _REPLY.size
+            entries.append(ReplyEntry(call_id, _STATUSES[status], frame[at : at + length], jobs))
+            at += length
+        return entries, _read_counts(frame, at)
+    except (struct.error, ValueError, IndexError) as error:
+        raise MalformedEnvelope("replies") from error
+
+
+def pack_pulse(incarnation: int, counts: Iterable[ReadyCounts]) -> bytes:
+    parts = [_HEAD.pack(Kind.PULSE, incarnation, 0)]
+    _append_counts(parts, counts)
+    return b"".join(parts)
+
+
+def unpack_pulse(frame: bytes) -> list[ReadyCounts]:
+    try:
+        return _read_counts(frame, _HEAD.size)
+    except (struct.error, ValueError, IndexError) as error:
+        raise MalformedEnvelope("pulse") from error
+
+
+def _append_counts(parts: list[bytes], counts: Iterable[ReadyCounts]) -> None:
+    for queue, numbers in counts:
+        name = queue.encode()
+        parts.append(_COUNTS.pack(len(name), len(numbers)))
+        parts.append(name)
+        parts.append(struct.pack(f">{len(numbers)}I", *numbers))
+
+
+def _read_counts(frame: bytes, at: int) -> list[ReadyCounts]:
+    counts = []
+    while at < len(frame):
+        name_length, levels = _COUNTS.unpack_from(frame, at)
+        at += _COUNTS.size
+        queue = frame[at : at + name_length].decode()
+        at += name_length
+        counts.append(ReadyCounts(queue, struct.unpack_from(f">{levels}I", frame, at)))
+        at += 4 * levels
+    return counts

@@ -1,0 +1,358 @@
+"""The router's end of the wire: one ZeroMQ DEALER to each shard process, raw and non-blocking.
+
+A ShardLink gathers all calls of a loop turn into one message, matches replies to calls, notices
+when its shard is gone, frozen or new, and keeps the hints that the shard publishes. It relies on
+`wire.envelope` and on asyncio's `add_reader`; it knows nothing of Thrift but that a reply is bytes.
+
+ZeroMQ's file descriptor is edge-triggered: it becomes readable once, whatever is to be read.
+So after every send and every receive the socket's EVENTS are looked at again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from enum import IntEnum
+from typing import NamedTuple, Protocol
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from pinlaterd.clock import Clock
+from pinlaterd.wire import envelope
+from pinlaterd.wire.envelope import CallEntry, Kind, Op, ReadyCounts, ShardFacts, Status
+
+log = logging.getLogger(__name__)
+
+# A shard pulses once a second; three missed pulses mean that it is frozen or badly overloaded.
+STALLED_AFTER_SECONDS = 3.0
+_SWEEP_SECONDS = 0.25
+_GREET_AGAIN_SECONDS = 0.05
+# How long an answer is waited for after its caller was told that it is late.
+_FORGET_AFTER_SECONDS = 60.0
+_SEND_HIGH_WATER_MESSAGES = 1000
+
+
+def new_context() -> zmq.Context[zmq.Socket[bytes]]:
+    """One for each process; its one input/output thread serves any number of shards."""
+    return zmq.Context()
+
+
+class Outcome(IntEnum):
+    """What became of a call: a shard's Status, or what the link itself knows of it."""
+
+    DONE = Status.DONE
+    FAILED = Status.FAILED
+    REFUSED = Status.REFUSED
+    FOREIGN = Status.FOREIGN
+    LOST = 8  # the shard went away with the call in hand: whether it was carried out is unknown
+    LATE = 9  # no answer by the deadline: unknown, too
+
+
+# By number: making an IntEnum member from an int costs more than the rest of a reply.
+_OUTCOMES = {outcome.value: outcome for outcome in Outcome}
+
+
+class ShardReply(NamedTuple):
+    outcome: Outcome
+    payload: bytes = b""
+    jobs: int = 0
+
+
+_REFUSED = ShardReply(Outcome.REFUSED)
+_LOST = ShardReply(Outcome.LOST)
+_LATE = ShardReply(Outcome.LATE)
+
+OnReply = Callable[[ShardReply], None]
+
+
+class ShardCall(NamedTuple):
+    """One call to a shard; see `envelope.CallEntry` for the fields."""
+
+    message: bytes
+    deadline: float
+    op: Op = Op.CALL
+    max_jobs: int = -1
+    lowest_priority: int = 0
+    whole: bool = True
+
+
+class LinkListener(Protocol):
+    """Who wants to know what a link hears. Called on the event loop; must not raise."""
+
+    def welcomed(self, link: ShardLink, facts: ShardFacts) -> None:
+        """The shard serves (again)."""
+        ...
+
+    def counted(self, link: ShardLink, counts: Iterable[ReadyCounts]) -> None:
+        """Hints have changed."""
+        ...
+
+    def queues_known(self) -> Iterable[str]:
+        """The queues that a shard must have before it serves this router."""
+        ...
+
+
+class _InFlight(NamedTuple):
+    on_reply: OnReply | None  # None: given up at its deadline; a late answer's claims are released
+    deadline: float
+    size: int
+
+
+class ShardLink:
+    """One shard, as the router reaches it. All methods are called on the event loop."""
+
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        context: zmq.Context[zmq.Socket[bytes]],
+        listener: LinkListener,
+        clock: Clock,
+        max_bytes_in_flight: int,
+    ) -> None:
+        self.name = name
+        self.incarnation = 0  # 0: not welcomed on the present connection
+        self.facts: ShardFacts | None = None
+        self.ready: dict[str, tuple[int, ...]] = {}
+        self._listener = listener
+        self._clock = clock
+        self._max_bytes = max_bytes_in_flight
+        self._bytes_in_flight = 0
+        self._in_flight: dict[int, _InFlight] = {}
+        self._outbox: list[CallEntry] = []
+        self._next_call_id = 0
+        self._last_heard = 0.0
+        self._sweeping: asyncio.TimerHandle | None = None
+        self._flush_scheduled = False
+        self._loop = asyncio.get_running_loop()
+        self._socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        # Only onto a finished connection, so that a send that fails was never sent.
+        self._socket.setsockopt(zmq.IMMEDIATE, 1)
+        self._socket.setsockopt(zmq.SNDHWM, _SEND_HIGH_WATER_MESSAGES)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, 50)
+        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        self._monitor = self._socket.get_monitor_socket(
+            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        )
+        self._socket.connect(address)
+        self._loop.add_reader(_descriptor(self._socket), self._readable)
+        self._loop.add_reader(_descriptor(self._monitor), self._monitor_readable)
+
+    def close(self) -> None:
+        """Let go of the shard; calls in hand are LOST."""
+        self._loop.remove_reader(_descriptor(self._socket))
+        self._loop.remove_reader(_descriptor(self._monitor))
+        self._lose_calls()
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+        self._socket.disable_monitor()
+        self._socket.close(linger=0)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether calls to this shard can be expected to be answered."""
+        return (
+            self.incarnation != 0
+            and self._clock.monotonic() - self._last_heard < STALLED_AFTER_SECONDS
+        )
+
+    @property
+    def calls_in_flight(self) -> int:
+        return len(self._in_flight)
+
+    def ready_counts(self, queue: str) -> tuple[int, ...]:
+        """How many jobs are ready by priority, as last heard: a hint."""
+        return self.ready.get(queue, ())
+
+    def call(self, call: ShardCall, on_reply: OnReply) -> None:
+        """Send `call` with all others of this turn; `on_reply` is called once, later or now."""
+        size = len(call.message)
+        if self.incarnation == 0 or (
+            self._bytes_in_flight + size > self._max_bytes and self._in_flight
+        ):
+            on_reply(_REFUSED)
+            return
+        call_id = self._next_call_id
+        self._next_call_id = (call_id + 1) & 0xFFFFFFFF
+        self._in_flight[call_id] = _InFlight(on_reply, call.deadline, size)
+        self._bytes_in_flight += size
+        self._outbox.append(
+            CallEntry(
+                call_id,
+                call.deadline,
+                call.message,
+                call.op,
+                call.max_jobs,
+                call.lowest_priority,
+                call.whole,
+            )
+        )
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._loop.call_soon(self._flush)
+            if self._sweeping is None:
+                self._sweeping = self._loop.call_later(_SWEEP_SECONDS, self._sweep)
+
+    def ask(self, call: ShardCall) -> asyncio.Future[ShardReply]:
+        """`call`, to be awaited. A reply with claims that nobody awaits any more is released."""
+        future: asyncio.Future[ShardReply] = self._loop.create_future()
+
+        def arrived(reply: ShardReply) -> None:
+            if not future.cancelled():
+                future.set_result(reply)
+            elif reply.jobs:
+                self.release(reply.payload)
+
+        self.call(call, arrived)
+        return future
+
+    def release(self, dequeue_reply: bytes) -> None:
+        """End the claims in a dequeue's answer that could not be delivered.
+
+        If the shard has gone meanwhile, the claims end by their time-out."""
+        deadline = self._clock.monotonic() + 60.0
+        self.call(ShardCall(dequeue_reply, deadline, Op.RELEASE), lambda _reply: None)
+
+    # --- sending -----------------------------------------------------------------------
+
+    def _flush(self) -> None:
+        self._flush_scheduled = False
+        entries, self._outbox = self._outbox, []
+        if not entries:
+            return
+        if self.incarnation == 0 or not self._send(envelope.pack_calls(self.incarnation, entries)):
+            for entry in entries:
+                self._finish(entry.call_id, _REFUSED)
+
+    def _send(self, frame: bytes) -> bool:
+        try:
+            self._socket.send(frame, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        self._look_again()
+        return True
+
+    def _look_again(self) -> None:
+        """What came in while we sent or received raises no new edge on the descriptor."""
+        if int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            self._loop.call_soon(self._readable)
+
+    # --- receiving ---------------------------------------------------------------------
+
+    def _readable(self) -> None:
+        if self._socket.closed:
+            return
+        while True:
+            try:
+                frame = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._last_heard = self._clock.monotonic()
+            try:
+                self._take(frame)
+            except envelope.MalformedEnvelope:
+                log.error("shard-%s sent a message that cannot be read; ignored", self.name)
+
+    def _take(self, frame: bytes) -> None:
+        kind = frame[0] if frame else 0
+        if kind == Kind.WELCOME:
+            self._welcome(envelope.incarnation_of(frame), envelope.unpack_welcome(frame))
+            return
+        if envelope.incarnation_of(frame) != self.incarnation:
+            return  # from before the connection was lost; its calls have been given up
+        if kind == Kind.REPLIES:
+            entries, counts = envelope.unpack_replies(frame)
+            # Counts first: whoever acts on a reply acts on the hints that came with it.
+            self._count(counts)
+            for call_id, status, payload, jobs in entries:
+                self._finish(call_id, ShardReply(_OUTCOMES[status], payload, jobs))
+        elif kind == Kind.PULSE:
+            self._count(envelope.unpack_pulse(frame))
+
+    def _welcome(self, incarnation: int, facts: ShardFacts) -> None:
+        if self.incarnation not in (0, incarnation):
+            self._lose_calls()
+        self.incarnation = incarnation
+        self.facts = facts
+        self.ready = dict(facts.counts)
+        log.info("shard-%s serves (incarnation %d)", self.name, incarnation)
+        self._listener.welcomed(self, facts)
+
+    def _count(self, counts: list[ReadyCounts]) -> None:
+        if not counts:
+            return
+        for queue, numbers in counts:
+            if numbers:
+                self.ready[queue] = numbers
+            else:
+                self.ready.pop(queue, None)
+        self._listener.counted(self, counts)
+
+    def _finish(self, call_id: int, reply: ShardReply) -> None:
+        call = self._in_flight.pop(call_id, None)
+        if call is None:
+            return
+        self._bytes_in_flight -= call.size
+        if call.on_reply is not None:
+            call.on_reply(reply)
+        elif reply.jobs:
+            self.release(reply.payload)
+
+    # --- what goes wrong ---------------------------------------------------------------
+
+    def _monitor_readable(self) -> None:
+        while not self._socket.closed:
+            try:
+                event = recv_monitor_message(self._monitor, zmq.NOBLOCK)["event"]
+            except zmq.Again:
+                return
+            if event == zmq.EVENT_DISCONNECTED:
+                if self.incarnation:
+                    log.warning("shard-%s has gone; waiting for it to come back", self.name)
+                self.incarnation = 0
+                self.ready = {}
+                self._lose_calls()
+            else:
+                self._greet()
+
+    def _greet(self) -> None:
+        """Greet until it is sent: the handshake is reported a moment before sends go through."""
+        if self._socket.closed or self.incarnation:
+            return
+        if not self._send(envelope.pack_hello(self._listener.queues_known())):
+            self._loop.call_later(_GREET_AGAIN_SECONDS, self._greet)
+
+    def _lose_calls(self) -> None:
+        """What was handed to ZeroMQ may have been carried out; what is in the outbox was not."""
+        unsent, self._outbox = self._outbox, []
+        for entry in unsent:
+            self._finish(entry.call_id, _REFUSED)
+        for call_id in list(self._in_flight):
+            self._finish(call_id, _LOST)
+
+    def _sweep(self) -> None:
+        """Give up calls past their deadline; forget those whose late answers will not come."""
+        self._sweeping = None
+        now = self._clock.monotonic()
+        for call_id, call in list(self._in_flight.items()):
+            if call.deadline + _FORGET_AFTER_SECONDS <= now:
+                self._finish(call_id, _LATE)
+        late = [
+            (call_id, call)
+            for call_id, call in self._in_flight.items()
+            if call.deadline <= now and call.on_reply is not None
+        ]
+        for call_id, call in late:
+            self._in_flight[call_id] = call._replace(on_reply=None)
+        for _, call in late:
+            assert call.on_reply is not None
+            call.on_reply(_LATE)
+        if self._in_flight and self._sweeping is None:
+            self._sweeping = self._loop.call_later(_SWEEP_SECONDS, self._sweep)
+
+
+def _descriptor(socket: zmq.Socket[bytes]) -> int:
+    return int(socket.getsockopt(zmq.FD))

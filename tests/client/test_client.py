@@ -1,0 +1,343 @@
+"""The Client's promises: typed calls, errors by code, and no call carried out twice unawares."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+
+import pytest
+
+from pinlaterd.client import Client
+from pinlaterd.errors import ConnectionFailed, OutcomeUnknown, QueueNotFound
+from pinlaterd.model import (
+    AckInfo,
+    AckRequest,
+    CheckpointInfo,
+    CheckpointRequest,
+    ClaimedJob,
+    CountRequest,
+    CreateQueueRequest,
+    DeleteJobsRequest,
+    DeleteQueueRequest,
+    DequeueRequest,
+    DequeueResult,
+    EnqueueRequest,
+    Job,
+    JobRecord,
+    JobState,
+    LookupRequest,
+    QueueNamesRequest,
+    RetryFailedRequest,
+    ScanRequest,
+    ScanResult,
+)
+
+CLAIMED = ClaimedJob("mail:s1:p1:7", b"body", 3, 2, "h:9:1:me:4", 600)
+RECORD = JobRecord("mail:s1:p1:7", JobState.FAILED, 3, 0, "why", 1, 2, 3, "h:9:1:me:4", b"body")
+
+
+@pytest.fixture
+def client(server):
+    with Client(port=server.port, source="test:here", timeout_seconds=10) as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    ("call", "request_sent", "answer", "result"),
+    [
+        (lambda c: c.create_queue("mail"), CreateQueueRequest("mail"), None, None),
+        (
+            lambda c: c.delete_queue("mail", password="secret"),
+            DeleteQueueRequest("mail", "secret"),
+            None,
+            None,
+        ),
+        (
+            lambda c: c.enqueue("mail", [b"a", Job(b"b", 2, 1234, 5, "new")]),
+            EnqueueRequest("mail", [Job(b"a"), Job(b"b", 2, 1234, 5, "new")]),
+            ["mail:s1:p1:1", "mail:s1:p2:1"],
+            ["mail:s1:p1:1", "mail:s1:p2:1"],
+        ),
+        (
+            lambda c: c.dequeue("mail", limit=5, max_wait_ms=70, coverage=0.5, dry_run=True),
+            DequeueRequest("mail", 5, None, True, 0.5, 70),
+            DequeueResult([CLAIMED]),
+            [CLAIMED],
+        ),
+        (
+            lambda c: c.dequeue("mail", limit=5, succeeded=[CLAIMED]),
+            DequeueRequest(
+                "mail",
+                5,
+                AckRequest("mail", [AckInfo("mail:s1:p1:7", claim_descriptor="h:9:1:me:4")], []),
+            ),
+            DequeueResult([]),
+            [],
+        ),
+        (
+            lambda c: c.ack("mail", failed=[AckInfo("mail:s1:p1:7", "why", 50)]),
+            AckRequest("mail", [], [AckInfo("mail:s1:p1:7", "why", 50)]),
+            None,
+            None,
+        ),
+        (
+            lambda c: c.checkpoint("mail", [CheckpointInfo("mail:s1:p1:7", new_body=b"new")]),
+            CheckpointRequest("mail", [CheckpointInfo("mail:s1:p1:7", new_body=b"new")]),
+            None,
+            None,
+        ),
+        (
+            lambda c: c.lookup(["mail:s1:p1:7"], include_body=True),
+            LookupRequest(["mail:s1:p1:7"], include_body=True),
+            {"mail:s1:p1:7": RECORD},
+            {"mail:s1:p1:7": RECORD},
+        ),
+        (
+            lambda c: c.count("mail", JobState.PENDING, priority=2, future=True, body_regex="x"),
+            CountRequest("mail", JobState.PENDING, 2, True, "x"),
+            17,
+            17,
+        ),
+        (lambda c: c.queue_names(), QueueNamesRequest(), frozenset({"a"}), frozenset({"a"})),
+        (
+            lambda c: list(c.scan("mail", JobState.FAILED, page_size=7)),
+            ScanRequest("mail", JobState.FAILED, limit=7),
+            ScanResult([RECORD]),
+            [RECORD],
+        ),
+        (
+            lambda c: c.retry_failed("mail", attempts_to_allow=2, run_after_ms=9, limit=3),
+            RetryFailedRequest("mail", 1, 2, 9, 3),
+            3,
+            3,
+        ),
+        (
+            lambda c: c.delete_jobs("mail", JobState.FAILED, priority=2, limit=3),
+            DeleteJobsRequest("mail", JobState.FAILED, 2, None, 3),
+            0,
+            0,
+        ),
+    ],
+)
+def test_each_operation_is_one_call_and_its_result(
+    server, client, call, request_sent, answer, result
+):
+    server.reply = lambda _: answer
+
+    assert call(client) == result
+    [sent] = server.calls
+    assert sent.request == request_sent
+    assert sent.context.source == "test:here"
+
+
+@pytest.mark.parametrize(
+    ("method", "request_type"),
+    [
+        (Client.dequeue, DequeueRequest),
+        (Client.lookup, LookupRequest),
+        (Client.count, CountRequest),
+        (Client.scan, ScanRequest),
+        (Client.retry_failed, RetryFailedRequest),
+        (Client.delete_jobs, DeleteJobsRequest),
+    ],
+)
+def test_defaults_are_those_of_the_requests(method, request_type):
+    parameters = inspect.signature(method).parameters
+    renamed = {"page_size": "limit"}
+    defaults = {
+        renamed.get(name, name): parameter.default
+        for name, parameter in parameters.items()
+        if parameter.default is not inspect.Parameter.empty
+    }
+    common = defaults.keys() & request_type._field_defaults.keys()
+    assert common
+    assert {name: defaults[name] for name in common} == {
+        name: request_type._field_defaults[name] for name in common
+    }
+
+
+def test_a_scan_follows_continuations(server, client):
+    pages = {"0": ScanResult([RECORD], "next"), "next": ScanResult([RECORD, RECORD])}
+    server.reply = lambda call: pages[call.request.continuation]
+
+    assert len(list(client.scan("mail", JobState.FAILED))) == 3
+    assert [call.request.continuation for call in server.calls] == ["0", "next"]
+
+
+def test_the_services_errors_are_raised_by_their_class(server, client):
+    def refuse(call):
+        raise QueueNotFound(call.request.queue)
+
+    server.reply = refuse
+
+    with pytest.raises(QueueNotFound, match="'mail' does not exist"):
+        client.enqueue("mail", [b"a"])
+    assert server.connections == 1
+
+
+def test_an_error_leaves_the_connection_usable(server, client):
+    def refuse(call):
+        raise QueueNotFound(call.request.queue)
+
+    server.reply = refuse
+    with pytest.raises(QueueNotFound):
+        client.count("mail", JobState.PENDING)
+    server.reply = lambda _: 3
+
+    assert client.count("mail", JobState.PENDING) == 3
+    assert server.connections == 1
+
+
+def test_no_service_is_a_connection_failure_that_names_the_address(free_port):
+    port = free_port()
+    with (
+        Client(port=port) as client,
+        pytest.raises(ConnectionFailed, match=f"127.0.0.1:{port}: connection refused") as caught,
+    ):
+        client.queue_names()
+    assert not isinstance(caught.value, OutcomeUnknown)
+
+
+def test_an_idle_connection_that_the_server_closed_is_replaced_unseen(server, client, wait_until):
+    server.reply = lambda _: ["mail:s1:p1:1"]
+    client.enqueue("mail", [b"a"])
+    server.close_connections()
+    wait_until(client._pool._idle[0].is_stale)
+
+    assert client.enqueue("mail", [b"b"]) == ["mail:s1:p1:1"]
+    assert server.connections == 2
+    assert len(server.calls) == 2
+
+
+def test_a_write_without_an_answer_is_never_repeated(server, client, break_off):
+    def break_it(_call):
+        raise break_off
+
+    server.reply = break_it
+
+    with pytest.raises(OutcomeUnknown, match="may have been carried out"):
+        client.enqueue("mail", [b"a"])
+    assert len(server.calls) == 1
+
+
+def test_a_dequeue_with_acks_is_no_read_even_on_a_dry_run(server, client, break_off):
+    def break_it(_call):
+        raise break_off
+
+    server.reply = break_it
+
+    with pytest.raises(OutcomeUnknown):
+        client.dequeue("mail", limit=1, dry_run=True, succeeded=[CLAIMED])
+    assert len(server.calls) == 1
+
+
+def test_a_read_without_an_answer_is_repeated_once(server, client, break_off):
+    def break_first(_call):
+        if len(server.calls) == 1:
+            raise break_off
+        return 5
+
+    server.reply = break_first
+
+    assert client.count("mail", JobState.PENDING) == 5
+    assert len(server.calls) == 2
+
+
+def test_a_read_that_fails_twice_is_given_up(server, client, break_off):
+    def break_it(_call):
+        raise break_off
+
+    server.reply = break_it
+
+    with pytest.raises(OutcomeUnknown):
+        client.queue_names()
+    assert len(server.calls) == 2
+
+
+def test_silence_ends_with_the_timeout(server, say_nothing):
+    def stay_silent(_call):
+        raise say_nothing
+
+    server.reply = stay_silent
+    with (
+        Client(port=server.port, timeout_seconds=0.2) as client,
+        pytest.raises(OutcomeUnknown, match="timed out"),
+    ):
+        client.count("mail", JobState.PENDING)
+    assert len(server.calls) == 1
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\0\0\0\4nope", b"\0\0\0\1x and more than one answer"],
+)
+def test_answers_that_are_no_thrift_are_told_apart(server, client, nonsense):
+    server.reply = lambda _: nonsense
+
+    with pytest.raises(OutcomeUnknown):
+        client.enqueue("mail", [b"a"])
+
+
+def test_an_answer_to_another_call_is_never_taken_for_ones_own(server, say_nothing):
+    answers = iter([say_nothing, None])
+
+    def first_silent(_call):
+        if (answer := next(answers)) is not None:
+            raise answer
+        return 7
+
+    server.reply = first_silent
+    with Client(port=server.port, timeout_seconds=0.2) as client:
+        with pytest.raises(OutcomeUnknown):
+            client.count("mail", JobState.PENDING)
+        assert client.count("mail", JobState.PENDING) == 7
+    assert server.connections == 2
+
+
+def test_threads_share_a_bounded_number_of_connections(server):
+    server.reply = lambda _: 1
+    results: list[int] = []
+    with Client(port=server.port, max_connections=2) as client:
+        threads = [
+            threading.Thread(
+                target=lambda: results.extend(
+                    client.count("mail", JobState.PENDING) for _ in range(20)
+                )
+            )
+            for _ in range(8)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    assert results == [1] * 160
+    assert server.connections <= 2
+
+
+def test_when_all_connections_stay_in_use_the_caller_is_told(server):
+    holding = threading.Event()
+    release = threading.Event()
+
+    def hold(_call):
+        holding.set()
+        release.wait(20)
+        return DequeueResult([])
+
+    server.reply = hold
+    with Client(port=server.port, max_connections=1, timeout_seconds=0.2) as client:
+        holder = threading.Thread(
+            target=lambda: client.dequeue("mail", limit=1, max_wait_ms=10_000), daemon=True
+        )
+        holder.start()
+        assert holding.wait(20)
+        with pytest.raises(ConnectionFailed, match="max_connections"):
+            client.count("mail", JobState.PENDING)
+        release.set()
+        holder.join()
+
+
+def test_a_closed_client_says_so(server, client):
+    client.close()
+    with pytest.raises(ConnectionFailed, match="closed"):
+        client.queue_names()

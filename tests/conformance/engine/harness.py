@@ -1,0 +1,164 @@
+"""A shard's store as a test speaks to it: one queue at a time, with the time taken from a clock.
+
+It does what a shard does and no more: claims what `read_pending` shows, gives every claim a
+descriptor of its own, and lets each call be one batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from pinlaterd.clock import FakeClock
+from pinlaterd.engines.base import (
+    Ack,
+    AckOp,
+    AckResult,
+    Batch,
+    Checkpoint,
+    CheckpointOp,
+    CheckpointResult,
+    Claim,
+    ClaimOp,
+    EnqueueOp,
+    Ownership,
+    Release,
+    ReleaseOp,
+    Requeued,
+    StorageEngine,
+    StoredJob,
+)
+from pinlaterd.model import Job, JobKey, JobState, Payload, PendingKey
+from tests.conformance.engine.engines import EngineMaker
+
+QUEUE = "mail"
+END_OF_TIME_MS = 2**62
+
+
+class Claimed(NamedTuple):
+    """What a worker holds."""
+
+    key: JobKey
+    claim_descriptor: str
+    payload: Payload
+
+    @property
+    def body(self) -> bytes:
+        return self.payload.body
+
+
+class EngineHarness:
+    def __init__(self, make: EngineMaker, clock: FakeClock) -> None:
+        self.make = make
+        self.clock = clock
+        self.engine: StorageEngine = make()
+        self.ownership = self.engine.open(clock.now_ms())
+        self._claims = 0
+
+    @property
+    def now_ms(self) -> int:
+        return self.clock.now_ms()
+
+    def reopen(self) -> Ownership:
+        """What a restart in order does."""
+        self.engine.close()
+        self.engine = self.make()
+        self.ownership = self.engine.open(self.now_ms)
+        return self.ownership
+
+    # --- one batch each ----------------------------------------------------------------------
+
+    def enqueue(self, *jobs: Job | bytes, queue: str = QUEUE) -> list[JobKey]:
+        whole = [job if isinstance(job, Job) else Job(job) for job in jobs]
+        batch = Batch(enqueues=[EnqueueOp(queue, whole)])
+        [local_ids] = self.engine.apply(batch, self.now_ms).enqueues
+        return [JobKey(job.priority, i) for job, i in zip(whole, local_ids, strict=True)]
+
+    def ready(self, *, queue: str = QUEUE, priority: int = 1, limit: int = 1000) -> list[JobKey]:
+        """What is due now, in the order in which it is to be handed out."""
+        keys = self.engine.read_pending(
+            queue, priority, after=None, until_ms=self.now_ms, limit=limit
+        )
+        return [JobKey(priority, key.local_id) for key in keys]
+
+    def wanted(
+        self, *, queue: str = QUEUE, priority: int = 1, limit: int = 1000, source: str = "worker"
+    ) -> list[Claim]:
+        """Claims on what is due now, not yet made."""
+        keys = self.engine.read_pending(
+            queue, priority, after=None, until_ms=self.now_ms, limit=limit
+        )
+        return [self.claim_on(JobKey(priority, key.local_id), key, source=source) for key in keys]
+
+    def claim_on(self, key: JobKey, at: PendingKey, *, source: str = "worker") -> Claim:
+        self._claims += 1
+        start_ms = self.ownership.start_ms
+        return Claim(key, at.run_after_ms, f"host:9010:{start_ms}:{source}:{self._claims}")
+
+    def claim(
+        self, *, queue: str = QUEUE, priority: int = 1, limit: int = 1000, source: str = "worker"
+    ) -> list[Claimed]:
+        claims = self.wanted(queue=queue, priority=priority, limit=limit, source=source)
+        batch = Batch(claims=[ClaimOp(queue, claims)])
+        [payloads] = self.engine.apply(batch, self.now_ms).claims
+        return [
+            Claimed(claim.key, claim.claim_descriptor, payload)
+            for claim, payload in zip(claims, payloads, strict=True)
+            if payload is not None
+        ]
+
+    def succeed(self, *acks: Ack | JobKey, queue: str = QUEUE) -> AckResult:
+        return self._ack(AckOp(queue, _acks(acks), ()))
+
+    def fail(self, *acks: Ack | JobKey, queue: str = QUEUE) -> AckResult:
+        return self._ack(AckOp(queue, (), _acks(acks)))
+
+    def _ack(self, op: AckOp) -> AckResult:
+        [result] = self.engine.apply(Batch(acks=[op]), self.now_ms).acks
+        return result
+
+    def checkpoint(
+        self, *checkpoints: Checkpoint, queue: str = QUEUE, source: str = "worker"
+    ) -> CheckpointResult:
+        batch = Batch(checkpoints=[CheckpointOp(queue, source, checkpoints)])
+        [result] = self.engine.apply(batch, self.now_ms).checkpoints
+        return result
+
+    def release(self, *releases: Release, queue: str = QUEUE) -> Sequence[Requeued]:
+        batch = Batch(releases=[ReleaseOp(queue, releases)])
+        [requeued] = self.engine.apply(batch, self.now_ms).releases
+        return requeued
+
+    # --- what became of it -------------------------------------------------------------------
+
+    def job(self, key: JobKey, *, queue: str = QUEUE) -> StoredJob:
+        [stored] = self.engine.lookup(queue, [key], include_body=True)
+        return stored
+
+    def states(self, keys: Iterable[JobKey], *, queue: str = QUEUE) -> list[JobState | None]:
+        wanted = list(keys)
+        found = {
+            job.key: job.state for job in self.engine.lookup(queue, wanted, include_body=False)
+        }
+        return [found.get(key) for key in wanted]
+
+    def depths(self, queue: str = QUEUE) -> dict[tuple[int, JobState], int]:
+        return dict(self.engine.depths()[queue])
+
+    # --- shortcuts to a state ----------------------------------------------------------------
+
+    def in_progress(self, *jobs: Job | bytes, source: str = "worker") -> list[Claimed]:
+        """Enqueue, and claim all that is ready at the first job's priority."""
+        keys = self.enqueue(*jobs)
+        return self.claim(priority=keys[0].priority, source=source)
+
+    def failed(self, *jobs: Job | bytes) -> list[JobKey]:
+        keys = [claimed.key for claimed in self.in_progress(*jobs)]
+        while waiting := [key for key in keys if self.job(key).state is not JobState.FAILED]:
+            self.fail(*waiting)
+            self.claim(priority=keys[0].priority)
+        return keys
+
+
+def _acks(acks: Iterable[Ack | JobKey]) -> list[Ack]:
+    return [ack if isinstance(ack, Ack) else Ack(ack) for ack in acks]

@@ -1,0 +1,254 @@
+"""Acknowledgements: success, failure, retries, repeats, given claims, status texts."""
+
+from __future__ import annotations
+
+import pytest
+
+from pinlaterd.clock import FakeClock
+from pinlaterd.engines.base import Ack, AckOp, Batch
+from pinlaterd.model import Job, JobKey, JobState, PendingKey
+from tests.conformance.engine.harness import EngineHarness
+
+
+def test_success_ends_a_job_and_keeps_its_claim_as_a_record(store: EngineHarness, clock: FakeClock):
+    [claimed] = store.in_progress(Job(b"a", attempts_allowed=3))
+    clock.advance(2)
+
+    result = store.succeed(claimed.key)
+
+    assert result == (1, 0, 0, [])
+    job = store.job(claimed.key)
+    assert job.state is JobState.SUCCEEDED
+    assert job.claim_descriptor == claimed.claim_descriptor
+    assert (job.attempts_allowed, job.attempts_remaining) == (3, 3)
+    assert job.updated_at_ms == store.now_ms
+    assert job.body == b"a"
+    assert store.depths() == {(1, JobState.SUCCEEDED): 1}
+
+
+def test_failure_with_attempts_left_is_tried_again_after_the_delay(
+    store: EngineHarness, clock: FakeClock
+):
+    [claimed] = store.in_progress(Job(b"a", attempts_allowed=3))
+    clock.advance(2)
+
+    result = store.fail(Ack(claimed.key, retry_delay_ms=5_000))
+
+    retry_at_ms = store.now_ms + 5_000
+    requeued = [(1, PendingKey(retry_at_ms, claimed.key.local_id))]
+    assert result == (0, 1, 0, requeued)
+    job = store.job(claimed.key)
+    assert job.state is JobState.PENDING
+    assert (job.attempts_allowed, job.attempts_remaining) == (3, 2)
+    assert job.run_after_ms == retry_at_ms
+    assert job.claim_descriptor is None
+    assert job.updated_at_ms == store.now_ms
+    assert store.ready() == []
+    clock.advance(5)
+    assert store.ready() == [claimed.key]
+
+
+def test_the_last_failure_is_for_good(store: EngineHarness):
+    [claimed] = store.in_progress(Job(b"a", attempts_allowed=1))
+
+    result = store.fail(Ack(claimed.key, retry_delay_ms=5_000))
+
+    assert result == (0, 1, 0, [])
+    job = store.job(claimed.key)
+    assert job.state is JobState.FAILED
+    assert (job.attempts_allowed, job.attempts_remaining) == (1, 0)
+    assert job.claim_descriptor == claimed.claim_descriptor
+    assert store.depths() == {(1, JobState.FAILED): 1}
+
+
+def test_a_retry_delay_beyond_all_times_ends_at_the_limit(store: EngineHarness):
+    [claimed] = store.in_progress(b"a")
+
+    store.fail(Ack(claimed.key, retry_delay_ms=2**63 - 1))
+
+    assert store.job(claimed.key).run_after_ms == store.engine.limits.run_after_ms
+
+
+@pytest.mark.parametrize("first", ["succeed", "fail"])
+@pytest.mark.parametrize("again", ["succeed", "fail"])
+def test_an_ack_repeated_changes_nothing(store: EngineHarness, first: str, again: str):
+    [claimed] = store.in_progress(Job(b"a", attempts_allowed=1))
+    getattr(store, first)(claimed.key)
+    before = store.job(claimed.key)
+
+    result = getattr(store, again)(Ack(claimed.key, append_custom_status="again"))
+
+    assert result == (0, 0, 1, [])
+    assert store.job(claimed.key) == before
+
+
+def test_only_jobs_in_progress_can_be_acked(store: EngineHarness):
+    [pending] = store.enqueue(b"a")
+    unknown = JobKey(1, pending.local_id + 5_000)
+    beyond = JobKey(1, 9_999_999_999_999_999_999)
+
+    for ack in (store.succeed, store.fail):
+        assert ack(pending, unknown, beyond).noop == 3
+
+    assert store.states([pending, unknown]) == [JobState.PENDING, None]
+
+
+def test_an_ack_needs_the_right_priority(store: EngineHarness):
+    [claimed] = store.in_progress(b"a")
+    wrong = claimed.key._replace(priority=2)
+
+    assert store.succeed(wrong).noop == 1
+    assert store.fail(wrong).noop == 1
+    assert store.states([claimed.key]) == [JobState.IN_PROGRESS]
+
+
+def test_those_that_apply_are_carried_out_beside_those_that_do_not(store: EngineHarness):
+    running = [claimed.key for claimed in store.in_progress(*[b"x"] * 6)]
+    store.succeed(running[0])
+
+    result = store.engine.apply(
+        Batch(
+            acks=[
+                AckOp("mail", [Ack(key) for key in running[:2]], [Ack(running[2])]),
+                AckOp("mail", [Ack(running[3])], [Ack(JobKey(1, 1 << 40)), Ack(running[4])]),
+            ]
+        ),
+        store.now_ms,
+    ).acks
+
+    assert [(ack.succeeded, ack.failed, ack.noop) for ack in result] == [(1, 1, 1), (1, 1, 1)]
+    assert [[job.key.local_id for job in ack.requeued] for ack in result] == [
+        [running[2].local_id],
+        [running[4].local_id],
+    ]
+    assert store.depths() == {
+        (1, JobState.SUCCEEDED): 3,
+        (1, JobState.PENDING): 2,
+        (1, JobState.IN_PROGRESS): 1,
+    }
+
+
+def test_within_an_op_success_goes_before_failure(store: EngineHarness):
+    [claimed] = store.in_progress(b"a")
+    ack = Ack(claimed.key)
+
+    [result] = store.engine.apply(Batch(acks=[AckOp("mail", [ack, ack], [ack])]), store.now_ms).acks
+
+    assert (result.succeeded, result.failed, result.noop) == (1, 0, 2)
+    assert store.states([claimed.key]) == [JobState.SUCCEEDED]
+
+
+def test_ops_that_name_the_same_jobs_end_as_if_one_came_after_the_other(store: EngineHarness):
+    a, b = (claimed.key for claimed in store.in_progress(b"a", b"b"))
+
+    results = store.engine.apply(
+        Batch(acks=[AckOp("mail", [Ack(a)], [Ack(b)]), AckOp("mail", [Ack(b)], [Ack(a)])]),
+        store.now_ms,
+    ).acks
+
+    outcome = [(ack.succeeded, ack.failed, ack.noop) for ack in results]
+    assert outcome in ([(1, 1, 0), (0, 0, 2)], [(0, 0, 2), (1, 1, 0)])
+    assert set(store.states([a, b])) == {JobState.PENDING, JobState.SUCCEEDED}
+
+
+def test_a_given_claim_must_still_hold(store: EngineHarness):
+    [first] = store.in_progress(Job(b"a", attempts_allowed=5))
+    store.fail(first.key)
+    [second] = store.claim()
+
+    for ack in (store.succeed, store.fail):
+        late = Ack(first.key, claim_descriptor=first.claim_descriptor)
+        assert ack(late) == (0, 0, 1, [])
+    assert store.job(first.key).claim_descriptor == second.claim_descriptor
+
+    result = store.succeed(Ack(first.key, claim_descriptor=second.claim_descriptor))
+    assert result.succeeded == 1
+
+
+def test_acks_with_and_without_claims_go_together(store: EngineHarness):
+    first, second, third, fourth = store.in_progress(b"1", b"2", b"3", b"4")
+
+    result = store.succeed(
+        Ack(first.key),
+        Ack(second.key, claim_descriptor=second.claim_descriptor),
+        Ack(third.key, "not mine", claim_descriptor=second.claim_descriptor),
+        Ack(fourth.key, "done"),
+    )
+
+    assert (result.succeeded, result.noop) == (3, 1)
+    assert store.states([third.key]) == [JobState.IN_PROGRESS]
+    assert store.job(third.key).custom_status == ""
+    assert store.job(fourth.key).custom_status == "done"
+
+
+def test_a_status_is_appended_to(store: EngineHarness):
+    [claimed] = store.in_progress(Job(b"a", custom_status="start;", attempts_allowed=3))
+
+    store.fail(Ack(claimed.key, "naïve\0;"))
+    store.claim()
+    store.fail(Ack(claimed.key))
+    store.claim()
+    store.succeed(Ack(claimed.key, "🦆"))
+
+    assert store.job(claimed.key).custom_status == "start;naïve\0;🦆"
+
+
+@pytest.mark.parametrize("attempts", [1, 2])
+def test_the_status_of_a_failure_is_kept(store: EngineHarness, attempts: int):
+    [claimed] = store.in_progress(Job(b"a", attempts_allowed=attempts))
+
+    store.fail(Ack(claimed.key, "why"))
+
+    assert store.job(claimed.key).custom_status == "why"
+
+
+def test_an_appended_status_is_cut_at_the_end(store: EngineHarness):
+    limit = store.engine.limits.custom_status_chars
+    first, second = store.in_progress(
+        Job(b"a", custom_status="é" * (limit - 2)), Job(b"b", custom_status="é" * limit)
+    )
+
+    store.succeed(Ack(first.key, "xyz"), Ack(second.key, "xyz"))
+
+    assert store.job(first.key).custom_status == "é" * (limit - 2) + "xy"
+    assert store.job(second.key).custom_status == "é" * limit
+
+
+def test_acks_of_many_queues_and_priorities_in_one_batch(store: EngineHarness):
+    store.engine.create_queue("other", store.now_ms)
+    high, low = store.enqueue(Job(b"1"), Job(b"2", priority=2))
+    [others] = store.enqueue(Job(b"3"), queue="other")
+    store.claim()
+    store.claim(priority=2)
+    store.claim(queue="other")
+
+    results = store.engine.apply(
+        Batch(
+            acks=[
+                AckOp("other", [Ack(others)], ()),
+                AckOp("mail", [Ack(low)], [Ack(high)]),
+                AckOp("mail", (), ()),
+            ]
+        ),
+        store.now_ms,
+    ).acks
+
+    assert [(ack.succeeded, ack.failed, ack.noop) for ack in results] == [
+        (1, 0, 0),
+        (1, 1, 0),
+        (0, 0, 0),
+    ]
+    assert store.depths("other") == {(1, JobState.SUCCEEDED): 1}
+    assert store.depths() == {(2, JobState.SUCCEEDED): 1, (1, JobState.PENDING): 1}
+
+
+def test_a_batch_larger_than_any_statement(store: EngineHarness):
+    claimed = store.in_progress(*[b"x"] * 2_500)
+    keys = [one.key for one in store.claim()] + [one.key for one in claimed]
+    while more := store.claim():
+        keys += [one.key for one in more]
+
+    result = store.succeed(*keys)
+
+    assert result.succeeded == 2_500
+    assert store.depths() == {(1, JobState.SUCCEEDED): 2_500}

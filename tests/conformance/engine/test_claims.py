@@ -1,0 +1,175 @@
+"""Claims and their release."""
+
+from __future__ import annotations
+
+from pinlaterd.clock import FakeClock
+from pinlaterd.engines.base import Ack, AckOp, Batch, Claim, ClaimOp, EnqueueOp, Release
+from pinlaterd.model import Job, JobKey, JobState, Payload, PendingKey
+from tests.conformance.engine.harness import EngineHarness
+
+
+def test_a_claim_makes_a_job_in_progress(store: EngineHarness, clock: FakeClock):
+    [key] = store.enqueue(Job(b"a", attempts_allowed=3))
+    enqueued_ms = store.now_ms
+    clock.advance(1)
+
+    [claimed] = store.claim()
+
+    assert claimed.payload == (b"a", 3, 3)
+    job = store.job(key)
+    assert job.state is JobState.IN_PROGRESS
+    assert job.claim_descriptor == claimed.claim_descriptor
+    assert job.attempts_remaining == 3
+    assert (job.created_at_ms, job.run_after_ms) == (enqueued_ms, enqueued_ms)
+    assert job.updated_at_ms == store.now_ms
+    assert store.depths() == {(1, JobState.IN_PROGRESS): 1}
+
+
+def test_two_claimants_never_share_a_job(store: EngineHarness):
+    keys = store.enqueue(b"a", b"b")
+    first, second = store.wanted(source="w1"), store.wanted(source="w2")
+
+    mine, others = store.engine.apply(
+        Batch(claims=[ClaimOp("mail", first), ClaimOp("mail", second)]), store.now_ms
+    ).claims
+
+    assert [payload.body for payload in mine if payload] == [b"a", b"b"]
+    assert list(others) == [None, None]
+    assert [store.job(key).claim_descriptor for key in keys] == [
+        claim.claim_descriptor for claim in first
+    ]
+
+
+def test_a_claim_on_a_job_that_is_not_pending_fails_alone(store: EngineHarness):
+    keys = store.enqueue(*[b"%d" % i for i in range(6)])
+    claims = store.wanted()
+    store.engine.delete_keys("mail", JobState.PENDING, [keys[0]])
+    store.claim(limit=1)  # takes keys[1]
+    store.claim(limit=1)  # takes keys[2]
+    store.succeed(keys[2])
+    unknown = claims[0]._replace(key=JobKey(1, 987_654_321))
+    other_priority = claims[4]._replace(key=keys[4]._replace(priority=2))
+    wanted = [*claims[:4], claims[3], other_priority, unknown, claims[5]]
+
+    [payloads] = store.engine.apply(Batch(claims=[ClaimOp("mail", wanted)]), store.now_ms).claims
+
+    bodies = [payload.body if payload else None for payload in payloads]
+    assert bodies == [None, None, None, b"3", None, None, None, b"5"]
+    assert store.states(keys) == [
+        None,
+        JobState.IN_PROGRESS,
+        JobState.SUCCEEDED,
+        JobState.IN_PROGRESS,
+        JobState.PENDING,
+        JobState.IN_PROGRESS,
+    ]
+    assert store.depths() == {
+        (1, JobState.PENDING): 1,
+        (1, JobState.IN_PROGRESS): 3,
+        (1, JobState.SUCCEEDED): 1,
+    }
+
+
+def test_a_payload_in_memory_is_handed_out_without_a_read(store: EngineHarness):
+    store.enqueue(b"a", b"b")
+    first, second = store.wanted()
+    fresh = Payload(b"a", 2, 2)
+
+    [payloads] = store.engine.apply(
+        Batch(claims=[ClaimOp("mail", [first._replace(payload=fresh), second])]), store.now_ms
+    ).claims
+
+    assert payloads[0] is fresh
+    assert payloads[1] == (b"b", 2, 2)
+
+
+def test_claims_of_many_queues_and_priorities_in_one_batch(store: EngineHarness):
+    store.engine.create_queue("other", store.now_ms)
+    store.enqueue(Job(b"m1"), Job(b"m2", priority=2))
+    store.enqueue(Job(b"o1"), queue="other")
+    ops = [
+        ClaimOp("other", store.wanted(queue="other")),
+        ClaimOp("mail", store.wanted(priority=2) + store.wanted(priority=1)),
+        ClaimOp("mail", []),
+    ]
+
+    claims = store.engine.apply(Batch(claims=ops), store.now_ms).claims
+
+    assert [[p.body for p in op if p] for op in claims] == [[b"o1"], [b"m2", b"m1"], []]
+    assert store.depths("other") == {(1, JobState.IN_PROGRESS): 1}
+    assert store.depths() == {(1, JobState.IN_PROGRESS): 1, (2, JobState.IN_PROGRESS): 1}
+
+
+def test_a_batch_goes_from_acks_to_claims(store: EngineHarness):
+    [claimed] = store.in_progress(b"old")
+    retry_at = PendingKey(store.now_ms, claimed.key.local_id)
+    again = store.claim_on(claimed.key, retry_at)
+    batch = Batch(
+        acks=[AckOp("mail", (), [Ack(claimed.key)])],
+        enqueues=[EnqueueOp("mail", [Job(b"new")])],
+        claims=[ClaimOp("mail", [again])],
+    )
+
+    result = store.engine.apply(batch, store.now_ms)
+
+    assert result.acks[0].requeued == [(1, retry_at)]
+    assert result.claims[0][0] == (b"old", 2, 1)
+    assert store.job(claimed.key).claim_descriptor == again.claim_descriptor
+    assert store.depths() == {(1, JobState.PENDING): 1, (1, JobState.IN_PROGRESS): 1}
+
+
+def test_a_job_enqueued_and_claimed_in_one_batch(store: EngineHarness):
+    [key] = store.enqueue(b"first")
+    coming = JobKey(1, key.local_id + 1)
+    claim = Claim(coming, store.now_ms, "host:9010:1:worker:1", Payload(b"second", 2, 2))
+
+    result = store.engine.apply(
+        Batch(
+            enqueues=[EnqueueOp("mail", [Job(b"second")])],
+            claims=[ClaimOp("mail", [claim])],
+        ),
+        store.now_ms,
+    )
+
+    if list(result.enqueues[0]) == [coming.local_id]:
+        assert result.claims[0][0] == (b"second", 2, 2)
+    else:
+        assert result.claims[0][0] is None
+
+
+# --- releases -------------------------------------------------------------------------------
+
+
+def test_a_claim_that_was_not_delivered_goes_back_at_no_cost(
+    store: EngineHarness, clock: FakeClock
+):
+    [key] = store.enqueue(Job(b"a", run_after_ms=store.now_ms - 500))
+    before = store.job(key)
+    clock.advance(1)
+    [claimed] = store.claim()
+
+    requeued = store.release(Release(key, claimed.claim_descriptor))
+
+    assert requeued == [(1, PendingKey(before.run_after_ms, key.local_id))]
+    assert store.job(key) == before
+    assert store.ready() == [key]
+    assert store.depths() == {(1, JobState.PENDING): 1}
+
+
+def test_a_release_needs_the_very_claim(store: EngineHarness):
+    [first] = store.in_progress(b"a")
+    store.release(Release(first.key, first.claim_descriptor))
+    [second] = store.claim()
+
+    stale = store.release(Release(first.key, first.claim_descriptor))
+
+    assert list(stale) == []
+    assert store.job(first.key).claim_descriptor == second.claim_descriptor
+
+
+def test_a_release_repeated_within_one_op_counts_once(store: EngineHarness):
+    [claimed] = store.in_progress(b"a")
+    release = Release(claimed.key, claimed.claim_descriptor)
+
+    assert len(store.release(release, release)) == 1
+    assert store.depths() == {(1, JobState.PENDING): 1}

@@ -1,0 +1,98 @@
+"""Sole ownership, restarts, and ids that are never used twice."""
+
+from __future__ import annotations
+
+import pytest
+
+from pinlaterd.clock import FakeClock
+from pinlaterd.errors import ShardOwned
+from pinlaterd.model import Job, JobKey, JobState
+from tests.conformance.engine.engines import EngineMaker
+from tests.conformance.engine.harness import EngineHarness
+
+
+def test_a_store_has_one_owner_at_a_time(store: EngineHarness, make_engine: EngineMaker):
+    second = make_engine()
+
+    with pytest.raises(ShardOwned):
+        second.open(store.now_ms)
+
+    store.engine.close()
+    second.open(store.now_ms)
+    second.close()
+
+
+def test_a_refused_owner_leaves_the_first_one_at_work(
+    store: EngineHarness, make_engine: EngineMaker
+):
+    with pytest.raises(ShardOwned):
+        make_engine().open(store.now_ms)
+
+    [key] = store.enqueue(b"a")
+
+    assert store.states([key]) == [JobState.PENDING]
+
+
+def test_closing_may_be_repeated_and_may_come_before_opening(make_engine: EngineMaker):
+    engine = make_engine()
+
+    engine.close()
+    engine.open(1)
+    engine.close()
+    engine.close()
+
+
+def test_a_first_start_counts_as_clean(make_engine: EngineMaker):
+    engine = make_engine()
+
+    ownership = engine.open(5_000)
+
+    assert ownership.clean
+    assert ownership.start_ms == 5_000
+    engine.close()
+
+
+def test_a_start_is_greater_than_any_before_even_if_the_clock_went_back(
+    store: EngineHarness, clock: FakeClock
+):
+    starts = [store.ownership.start_ms]
+
+    for seconds in (10, 0, -3600):
+        clock.advance(seconds)
+        starts.append(store.reopen().start_ms)
+
+    assert starts == sorted(set(starts))
+
+
+def test_everything_is_there_after_a_restart(store: EngineHarness):
+    pending, running, done = store.enqueue(b"a", Job(b"b", priority=2), Job(b"c", priority=3))
+    [claimed] = store.claim(priority=2)
+    store.claim(priority=3)
+    store.succeed(done)
+    before = [store.job(key) for key in (pending, running, done)]
+    depths = store.depths()
+
+    ownership = store.reopen()
+
+    assert ownership.clean
+    assert [store.job(key) for key in (pending, running, done)] == before
+    assert store.depths() == depths
+    assert store.job(running).claim_descriptor == claimed.claim_descriptor
+    assert store.engine.queues() == {"mail"}
+
+
+def test_ids_are_not_used_twice_over_deletes_and_restarts(store: EngineHarness):
+    seen: list[JobKey] = []
+
+    for _ in range(3):
+        seen += store.enqueue(b"a", b"b")
+        store.engine.delete_jobs("mail", JobState.PENDING, 1, limit=100)
+        store.reopen()
+        seen += store.enqueue(b"c")
+        store.engine.delete_jobs("mail", JobState.PENDING, 1, limit=100)
+
+    assert len(set(seen)) == len(seen) == 9
+
+
+def test_the_durability_is_named(store: EngineHarness):
+    assert store.engine.durability().setting

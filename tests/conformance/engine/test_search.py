@@ -1,0 +1,323 @@
+"""Counts, scans and finds, beside the owner."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from pinlaterd.clock import FakeClock
+from pinlaterd.engines.base import ScanAfter, Searcher, StoredJob
+from pinlaterd.model import Job, JobKey, JobState
+from tests.conformance.engine.harness import EngineHarness
+
+NEVER = float("inf")
+
+
+class Search:
+    """A searcher with the arguments that most tests do not care for."""
+
+    def __init__(self, searcher: Searcher, clock: FakeClock) -> None:
+        self.searcher = searcher
+        self.clock = clock
+
+    def count(
+        self,
+        state: JobState = JobState.PENDING,
+        *,
+        priority: int = 1,
+        future: bool = False,
+        limit: int = 100_000,
+        regex: str | None = None,
+        deadline: float = NEVER,
+    ) -> int:
+        return self.searcher.count(
+            "mail",
+            state,
+            priority,
+            future=future,
+            now_ms=self.clock.now_ms(),
+            limit=limit,
+            body_regex=regex,
+            deadline=deadline,
+        )
+
+    def scan(
+        self,
+        state: JobState = JobState.PENDING,
+        *,
+        priorities: Sequence[int] = (1, 2, 3),
+        future: bool = False,
+        after: ScanAfter | None = None,
+        limit: int = 100,
+        regex: str | None = None,
+        deadline: float = NEVER,
+    ) -> Sequence[StoredJob]:
+        return self.searcher.scan(
+            "mail",
+            state,
+            priorities,
+            future=future,
+            now_ms=self.clock.now_ms(),
+            after=after,
+            limit=limit,
+            body_regex=regex,
+            deadline=deadline,
+        )
+
+    def find(
+        self,
+        regex: str,
+        state: JobState = JobState.PENDING,
+        *,
+        priority: int = 1,
+        limit: int = 100,
+        deadline: float = NEVER,
+    ) -> Sequence[JobKey]:
+        return self.searcher.find(
+            "mail", state, priority, limit=limit, body_regex=regex, deadline=deadline
+        )
+
+
+@pytest.fixture
+def search(searcher: Searcher, clock: FakeClock) -> Search:
+    return Search(searcher, clock)
+
+
+def _bring_to(store: EngineHarness, state: JobState, jobs: Sequence[Job]) -> list[JobKey]:
+    """The jobs in a state, whatever their run-after, priorities 1 to 3."""
+    keys = store.enqueue(*jobs)
+    if state is JobState.PENDING:
+        return keys
+    latest_ms = max(job.run_after_ms or 0 for job in jobs)
+    now_ms = store.now_ms
+    store.clock.advance(max(0, latest_ms - now_ms) / 1000)
+    for priority in {job.priority for job in jobs}:
+        store.claim(priority=priority)
+    if state is JobState.SUCCEEDED:
+        store.succeed(*keys)
+    elif state is JobState.FAILED:
+        store.fail(*keys)
+    store.clock.advance(-max(0, latest_ms - now_ms) / 1000)
+    assert set(store.states(keys)) == {state}
+    return keys
+
+
+def _jobs(*run_after_ms: int, priority: int = 1) -> list[Job]:
+    return [Job(b"body", priority, at, attempts_allowed=1) for at in run_after_ms]
+
+
+@pytest.mark.parametrize("state", list(JobState))
+def test_counts_are_by_state_priority_and_time(
+    store: EngineHarness, search: Search, state: JobState
+):
+    now_ms = store.now_ms
+    _bring_to(
+        store,
+        state,
+        _jobs(now_ms - 5, now_ms, now_ms + 1, now_ms + 9, now_ms + 99) + _jobs(now_ms, priority=2),
+    )
+
+    assert search.count(state) == 2
+    assert search.count(state, future=True) == 3
+    assert search.count(state, priority=2) == 1
+    assert search.count(state, priority=3) == 0
+    assert [search.count(each) for each in JobState if each is not state] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("state", list(JobState))
+def test_a_count_stops_at_its_limit(store: EngineHarness, search: Search, state: JobState):
+    _bring_to(store, state, _jobs(*[store.now_ms] * 7))
+
+    assert search.count(state, limit=5) == 5
+    assert search.count(state, limit=5, regex="body") == 5
+
+
+def test_a_search_sees_what_was_committed_before_it_began(store: EngineHarness, search: Search):
+    for expected in (1, 2, 3):
+        store.enqueue(b"x")
+        assert search.count() == expected
+    [claimed, *_] = store.claim()
+    assert (search.count(), search.count(JobState.IN_PROGRESS)) == (0, 3)
+    store.succeed(claimed.key)
+    assert search.count(JobState.SUCCEEDED) == 1
+
+
+@pytest.mark.parametrize("state", list(JobState))
+def test_a_scan_shows_whole_jobs_without_bodies(
+    store: EngineHarness, search: Search, state: JobState
+):
+    [key] = _bring_to(store, state, [Job(b"b", 2, store.now_ms, 1, "é\0")])
+
+    [found] = search.scan(state)
+
+    assert found == store.job(key)._replace(body=None)
+
+
+@pytest.mark.parametrize("state", list(JobState))
+def test_the_most_recent_run_after_comes_first_then_priority_then_id(
+    store: EngineHarness, search: Search, state: JobState
+):
+    now_ms = store.now_ms
+    jobs = [
+        Job(b"x", priority, now_ms - offset, attempts_allowed=1)
+        for offset in (3, 1, 2, 1, 3)
+        for priority in (3, 1, 2)
+    ]
+    _bring_to(store, state, jobs)
+
+    found = search.scan(state)
+
+    order = [(-job.run_after_ms, job.key.priority, job.key.local_id) for job in found]
+    assert len(found) == len(jobs)
+    assert order == sorted(order)
+    assert search.scan(state, limit=4) == found[:4]
+    assert [job.key.priority for job in search.scan(state, priorities=[2])] == [2] * 5
+
+
+@pytest.mark.parametrize("state", list(JobState))
+def test_a_scan_goes_on_strictly_after_a_job(store: EngineHarness, search: Search, state: JobState):
+    now_ms = store.now_ms
+    jobs = [Job(b"x", 1 + i % 3, now_ms - i // 6, attempts_allowed=1) for i in range(24)]
+    keys = _bring_to(store, state, jobs)
+
+    pages: list[StoredJob] = []
+    after = None
+    while page := search.scan(state, after=after, limit=5):
+        pages += page
+        last = page[-1]
+        after = ScanAfter(last.run_after_ms, last.key.priority, last.key.local_id)
+
+    assert pages == search.scan(state)
+    assert {job.key for job in pages} == set(keys)
+
+
+def test_a_scan_goes_on_where_it_was_while_jobs_come_and_go(store: EngineHarness, search: Search):
+    now_ms = store.now_ms
+    store.enqueue(*_jobs(now_ms - 1, now_ms - 2, now_ms - 3, now_ms - 4))
+    first_page = search.scan(limit=2)
+    last = first_page[-1]
+
+    store.engine.delete_keys("mail", JobState.PENDING, [last.key])
+    store.enqueue(*_jobs(now_ms))
+    second_page = search.scan(
+        after=ScanAfter(last.run_after_ms, last.key.priority, last.key.local_id)
+    )
+
+    assert [job.run_after_ms for job in second_page] == [now_ms - 3, now_ms - 4]
+
+
+@pytest.mark.parametrize("state", list(JobState))
+def test_future_jobs_are_scanned_apart(store: EngineHarness, search: Search, state: JobState):
+    now_ms = store.now_ms
+    _bring_to(store, state, _jobs(now_ms, now_ms + 10, now_ms + 20))
+
+    assert [job.run_after_ms for job in search.scan(state)] == [now_ms]
+    assert [job.run_after_ms for job in search.scan(state, future=True)] == [
+        now_ms + 20,
+        now_ms + 10,
+    ]
+
+
+@pytest.mark.parametrize("state", list(JobState))
+@pytest.mark.parametrize("same_time", [True, False])
+def test_scans_of_many_jobs_are_complete_and_in_order(
+    store: EngineHarness, search: Search, state: JobState, same_time: bool
+):
+    now_ms = store.now_ms
+    times = [now_ms - (0 if same_time else i * 7919 % 3000 // 4) for i in range(3_000)]
+    keys: list[JobKey] = []
+    for first in range(0, 3_000, 1_000):
+        keys += _bring_to(store, state, _jobs(*times[first : first + 1_000]))
+
+    found = search.scan(state, limit=10_000)
+
+    assert {job.key for job in found} == set(keys)
+    order = [(-job.run_after_ms, job.key.local_id) for job in found]
+    assert order == sorted(order)
+    assert search.count(state) == 3_000
+    assert len(search.find("o", state, limit=10_000)) == 3_000
+
+
+# --- bodies ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", list(JobState))
+def test_bodies_are_searched_anywhere(store: EngineHarness, search: Search, state: JobState):
+    bodies = [b"invoice 4711", b"prefix\0invoice\xff", b"voice", b"INVOICE", b""]
+    keys = _bring_to(
+        store, state, [Job(body, 1, store.now_ms, attempts_allowed=1) for body in bodies]
+    )
+
+    assert search.count(state, regex="invoice") == 2
+    assert {job.key for job in search.scan(state, regex="invoice")} == set(keys[:2])
+    assert set(search.find("invoice", state)) == set(keys[:2])
+    assert set(search.find("^(voice|)$", state)) == {keys[2], keys[4]}
+    assert set(search.find("(?i)invoice", state)) == {keys[0], keys[1], keys[3]}
+    assert list(search.find("nothing", state)) == []
+
+
+def test_a_find_takes_jobs_whatever_their_time(store: EngineHarness, search: Search):
+    keys = store.enqueue(*_jobs(store.now_ms - 5, store.now_ms + 5_000))
+
+    assert set(search.find("body")) == set(keys)
+    assert len(search.find("body", limit=1)) == 1
+    assert list(search.find("body", priority=2)) == []
+
+
+def test_what_was_found_can_be_deleted(store: EngineHarness, search: Search):
+    keep, drop = store.enqueue(b"keep", b"drop")
+
+    store.engine.delete_keys("mail", JobState.PENDING, search.find("dr.p"))
+
+    assert store.states([keep, drop]) == [JobState.PENDING, None]
+
+
+@pytest.mark.parametrize("pattern", ["(a*)*b", "(a|a)*b", "a{0,500}a{0,500}b"])
+def test_no_pattern_makes_a_search_endless(store: EngineHarness, search: Search, pattern: str):
+    store.enqueue(b"a" * 20_000)
+
+    assert search.count(regex=pattern, deadline=time.monotonic() + 30) == 0
+
+
+# --- the searcher itself --------------------------------------------------------------------
+
+
+def test_past_its_deadline_a_search_is_given_up(store: EngineHarness, search: Search):
+    store.enqueue(b"x")
+
+    with pytest.raises(TimeoutError):
+        search.count(deadline=time.monotonic() - 1)
+    with pytest.raises(TimeoutError):
+        search.scan(deadline=time.monotonic() - 1)
+    with pytest.raises(TimeoutError):
+        search.find("x", deadline=time.monotonic() - 1)
+
+    assert search.count() == 1
+
+
+def test_an_unknown_queue_holds_nothing(store: EngineHarness, search: Search):
+    store.engine.delete_queue("mail")
+
+    assert search.count() == 0
+    assert list(search.scan()) == []
+    assert list(search.find("x")) == []
+
+
+def test_its_factory_can_be_sent_to_another_process(store: EngineHarness):
+    store.enqueue(b"x")
+    factory = pickle.loads(pickle.dumps(store.engine.searcher()))
+    searcher = factory()
+
+    assert Search(searcher, store.clock).count() == 1
+    searcher.close()
+
+
+def test_it_closes_while_the_owner_goes_on(store: EngineHarness):
+    searcher = store.engine.searcher()()
+    Search(searcher, store.clock).count()
+    searcher.close()
+
+    assert store.states(store.enqueue(b"x")) == [JobState.PENDING]

@@ -1,0 +1,85 @@
+"""What tests share: the clock, free ports, waiting without sleeping, programs a machine may lack.
+
+No test depends on a server that someone started, on a fixed port, or on a folder outside its
+own `tmp_path`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import pytest
+from hypothesis import settings
+
+from pinlaterd.clock import FakeClock
+
+# Machines that run tests are slow and shared: an example's time says nothing.
+settings.register_profile("pinlaterd", deadline=None)
+settings.load_profile("pinlaterd")
+
+POLL_SECONDS = 0.01
+
+
+class WaitUntil(Protocol):
+    def __call__(self, condition: Callable[[], object], *, seconds: float = 20.0) -> None: ...
+
+
+class ProgramPath(Protocol):
+    def __call__(self, program: str, *, debian_package: str) -> str: ...
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture(scope="session")
+def free_port() -> Callable[[], int]:
+    """Hands out TCP ports of 127.0.0.1 that nothing listens on, each one once."""
+    given: set[int] = set()
+
+    def pick() -> int:
+        while True:
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                port = int(probe.getsockname()[1])
+            if port not in given:
+                given.add(port)
+                return port
+
+    return pick
+
+
+@pytest.fixture(scope="session")
+def wait_until() -> WaitUntil:
+    """Waits for a condition, and fails the test if it has not come true in time."""
+
+    def wait(condition: Callable[[], object], *, seconds: float = 20.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > deadline:
+                pytest.fail(f"not within {seconds:g} s: {condition}")
+            time.sleep(POLL_SECONDS)
+
+    return wait
+
+
+@pytest.fixture(scope="session")
+def program_path() -> ProgramPath:
+    """The path of a program; without it the test is skipped here, and fails where CI=true."""
+
+    def find(program: str, *, debian_package: str) -> str:
+        path = shutil.which(program)
+        if path is not None:
+            return path
+        message = f"{program} is missing; on Debian: apt-get install {debian_package}"
+        if os.environ.get("CI") == "true":
+            pytest.fail(message)
+        pytest.skip(message)
+
+    return find

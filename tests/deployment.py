@@ -1,0 +1,181 @@
+"""A real deployment for tests: every process under supervisord, in a folder of the test's own.
+
+It is started and stopped with the commands that operators use. Processes are told from others'
+by their current folder, which is the deployment's, so that whatever is left over is found.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from pinlaterd.client import Client, ConnectionFailed, JobState, PinLaterError
+from pinlaterd.config.layout import SUPERVISOR_SOCKET
+from pinlaterd.coordinator.supervisord import ProgramInfo, Supervisord, SupervisorError
+
+COMMAND_SECONDS = 60.0
+POLL_SECONDS = 0.02
+CALL_SECONDS = 10.0
+# A queue on which calls that need all shards are tried out.
+_PROBE = "probe"
+
+_ROOT = Path(__file__).parent.parent
+
+
+class Deployment:
+    """One deployment's folder and processes. `destroy` leaves no process, whatever happened."""
+
+    def __init__(self, folder: Path, free_port: Callable[[], int]) -> None:
+        self.folder = folder.resolve()
+        self.port = free_port()
+        self.stats_port = free_port()
+
+    # --- commands -------------------------------------------------------------------------
+
+    def init(self, *, shards: int, settings: Mapping[str, object]) -> None:
+        """Write it; `settings` are those of pinlaterd.yaml that differ from the defaults."""
+        self.command(
+            *("init", str(self.folder), "--shards", str(shards)),
+            *("--port", str(self.port), "--stats-port", str(self.stats_port)),
+        )
+        with (self.folder / "etc/pinlaterd.yaml").open("a", encoding="utf-8") as file:
+            file.writelines(f"{key}: {value}\n" for key, value in settings.items())
+
+    def up(self) -> None:
+        self.command("up", str(self.folder))
+
+    def down(self) -> None:
+        self.command("down", str(self.folder))
+
+    def command(self, *arguments: str) -> str:
+        """Run `pinlaterd ARGUMENTS` and return what it says; AssertionError if it fails."""
+        return _run([sys.executable, "-m", "pinlaterd", *arguments])
+
+    def supervisorctl(self, *arguments: str) -> str:
+        conf = str(self.folder / "etc/supervisord.conf")
+        return _run([sys.executable, "-m", "supervisor.supervisorctl", "-c", conf, *arguments])
+
+    def start_process(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """A process of the deployment that supervisord knows nothing of."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "pinlaterd", *arguments, "--config", str(self.folder / "etc")],
+            cwd=_ROOT,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def destroy(self) -> None:
+        """Stop it; kill whatever does not stop."""
+        try:
+            for process in self.processes():
+                process.send_signal(signal.SIGCONT)  # what a failed test left frozen
+            self.down()
+        finally:
+            for process in self.processes():
+                process.kill()
+
+    # --- processes ------------------------------------------------------------------------
+
+    def processes(self) -> list[psutil.Process]:
+        """All that run in the deployment's folder."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.status() != psutil.STATUS_ZOMBIE and process.cwd() == str(self.folder):
+                    found.append(process)
+            except psutil.Error:
+                continue  # ended meanwhile, or another user's
+        return found
+
+    def programs(self) -> Mapping[str, ProgramInfo]:
+        """What supervisord says of its programs; none if it does not answer."""
+        before = Path.cwd()
+        os.chdir(self.folder)  # a Unix socket's path must be short
+        try:
+            return {info.name: info for info in Supervisord(SUPERVISOR_SOCKET).programs()}
+        except SupervisorError:
+            return {}
+        finally:
+            os.chdir(before)
+
+    def pids(self) -> dict[str, int]:
+        """The pid of every program that runs."""
+        return {
+            name: info.pid for name, info in self.programs().items() if info.state == "RUNNING"
+        }
+
+    def pid_of(self, program: str) -> int:
+        return self.pids()[program]
+
+    def supervisord_pid(self) -> int:
+        return int((self.folder / "run/supervisord.pid").read_text())
+
+    def kill(self, program: str) -> int:
+        """kill -9; returns the pid that was."""
+        pid = self.pid_of(program)
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    # --- health ---------------------------------------------------------------------------
+
+    def client(self, source: str = "test", *, timeout_seconds: float = CALL_SECONDS) -> Client:
+        return Client(port=self.port, source=source, timeout_seconds=timeout_seconds)
+
+    def status(self) -> Mapping[str, Any]:
+        """What the coordinator says: /status.json."""
+        url = f"http://127.0.0.1:{self.stats_port}/status.json"
+        with urllib.request.urlopen(url, timeout=CALL_SECONDS) as answer:
+            found: Mapping[str, Any] = json.load(answer)
+        return found
+
+    def is_serving(self) -> bool:
+        """Every shard answers a call that needs them all, and the coordinator finds all well."""
+        try:
+            with self.client() as client:
+                client.create_queue(_PROBE)
+                client.count(_PROBE, JobState.FAILED)
+            return bool(self.status()["healthy"])
+        except (PinLaterError, ConnectionFailed, OSError):
+            return False
+
+    def wait_until_serving(self, *, seconds: float = 15.0) -> float:
+        """How long it took, in seconds; AssertionError if it took too long."""
+        began = time.monotonic()
+        while not self.is_serving():
+            waited = time.monotonic() - began
+            assert waited < seconds, f"not serving again within {seconds:g} s: {self.log_tails()}"
+            time.sleep(POLL_SECONDS)
+        return time.monotonic() - began
+
+    def log_tails(self, lines: int = 5) -> str:
+        """The last lines of every log, for messages."""
+        logs = sorted((self.folder / "run/log").glob("*.log"))
+        tails = (
+            "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) for path in logs
+        )
+        return "\n" + "\n".join(tails)
+
+
+def _run(command: list[str]) -> str:
+    done = subprocess.run(
+        command,
+        cwd=_ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=COMMAND_SECONDS,
+    )
+    assert done.returncode == 0, f"{' '.join(command)} ended with {done.returncode}: {done.stdout}"
+    return done.stdout

@@ -1,0 +1,79 @@
+"""A deployment of three shards that the tests of one module break, each on a queue of its own."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pinlaterd.config.password import hash_password
+from tests.deployment import Deployment
+from tests.faults.load import Load
+
+PASSWORD = "open sesame"
+# Short, so that what a frozen process costs is seen soon; claims outlive every test.
+SETTINGS = {
+    "request_timeout_ms": 3000,
+    "monitor_interval_seconds": 0.5,
+    "job_claimed_timeout_seconds": 600,
+}
+
+
+def unused_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="package")
+def shared_deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    deployment = make_deployment(tmp_path_factory.mktemp("d"), shards=3)
+    try:
+        deployment.up()
+        yield deployment
+    finally:
+        deployment.destroy()
+
+
+@pytest.fixture
+def deployment(shared_deployment: Deployment) -> Deployment:
+    """All of it serves, whatever the test before did."""
+    shared_deployment.wait_until_serving()
+    return shared_deployment
+
+
+@pytest.fixture
+def new_deployment(tmp_path: Path) -> Iterator[Callable[[int], Deployment]]:
+    """Writes a deployment of so many shards, of the test's own; it is not started."""
+    made: list[Deployment] = []
+
+    def make(shards: int) -> Deployment:
+        made.append(make_deployment(tmp_path / f"d{len(made)}", shards=shards))
+        return made[-1]
+
+    yield make
+    for deployment in made:
+        deployment.destroy()
+
+
+@pytest.fixture
+def queue(deployment: Deployment, request: pytest.FixtureRequest) -> str:
+    """A queue named after the test."""
+    name = "".join(c if c.isalnum() else "_" for c in request.node.name)[:60]
+    with deployment.client() as client:
+        client.create_queue(name)
+    return name
+
+
+@pytest.fixture
+def load(deployment: Deployment, queue: str) -> Load:
+    return Load(deployment, queue)
+
+
+def make_deployment(folder: Path, *, shards: int) -> Deployment:
+    deployment = Deployment(folder, unused_port)
+    settings = SETTINGS | {"admin_password_hash": f'"{hash_password(PASSWORD)}"'}
+    deployment.init(shards=shards, settings=settings)
+    return deployment

@@ -1,0 +1,90 @@
+"""Processes that hang instead of dying: SIGSTOP, then SIGCONT."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import pytest
+
+from pinlaterd.client import PinLaterError
+from tests.deployment import Deployment
+from tests.faults.load import Load, shards_of
+
+pytestmark = pytest.mark.service
+
+FROZEN_SECONDS = 5.0
+STALLED_SECONDS = 4.0  # by then the router must have noticed
+BACK_SECONDS = 10.0
+
+
+@contextmanager
+def _frozen(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_a_frozen_shard_costs_its_own_jobs_only(
+    deployment: Deployment, load: Load, queue: str, wait_until
+):
+    began = time.monotonic()
+    with load.running(), deployment.client(timeout_seconds=20) as client:
+        wait_until(partial(load.has_progressed, since=0))
+
+        with _frozen(deployment.pid_of("shard-3")):
+            frozen_at = time.monotonic()
+            wait_until(lambda: time.monotonic() > frozen_at + STALLED_SECONDS)
+            errors = len(load.errors)
+            descriptors: list[str] = []
+            while time.monotonic() < frozen_at + FROZEN_SECONDS:
+                descriptors += client.enqueue(f"{queue}_aside", [b"x"]) if descriptors else []
+                if not descriptors:
+                    client.create_queue(f"{queue}_aside")
+                    descriptors += client.enqueue(f"{queue}_aside", [b"x"])
+            progress = load.progress()
+            assert shards_of(descriptors) == {"1", "2"}
+            assert errors, "the frozen shard had no call in hand: the test shows nothing"
+            wait_until(partial(load.has_progressed, since=progress))
+
+        deployment.wait_until_serving(seconds=BACK_SECONDS)
+        wait_until(partial(load.has_progressed, since=load.progress()))
+
+    load.check()
+    assert time.monotonic() - began < 60
+
+
+def test_a_frozen_router_loses_nothing(deployment: Deployment, load: Load, wait_until):
+    with load.running():
+        wait_until(partial(load.has_progressed, since=0))
+
+        with _frozen(deployment.pid_of("router")):
+            frozen_at = time.monotonic()
+            wait_until(lambda: time.monotonic() > frozen_at + FROZEN_SECONDS)
+
+        deployment.wait_until_serving(seconds=BACK_SECONDS)
+        wait_until(partial(load.has_progressed, since=load.progress()))
+
+    load.check()
+
+
+def test_a_call_that_its_shard_never_saw_is_dropped_at_its_deadline(
+    deployment: Deployment, queue: str, wait_until
+):
+    """All shards frozen: the caller is told within its time, and nobody stores it afterwards."""
+    pids = [deployment.pid_of(f"shard-{n}") for n in (1, 2, 3)]
+    with deployment.client() as client:
+        with _frozen(pids[0]), _frozen(pids[1]), _frozen(pids[2]):
+            began = time.monotonic()
+            with pytest.raises(PinLaterError):
+                client.enqueue(queue, [b"too late"])
+            assert time.monotonic() - began < 5
+
+        deployment.wait_until_serving(seconds=BACK_SECONDS)
+        assert client.dequeue(queue, limit=10) == []

@@ -1,0 +1,183 @@
+"""kill -9 in the middle of load: nothing acknowledged is lost, nothing has two live claims, and
+the service comes back by itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+from functools import partial
+
+import psutil
+import pytest
+
+from pinlaterd.client import JobState
+from pinlaterd.model import JobDescriptor
+from tests.conftest import WaitUntil
+from tests.deployment import Deployment
+from tests.faults.load import Load
+
+pytestmark = pytest.mark.service
+
+IDS_SKIPPED = 1_000_000
+BACK_SECONDS = 10.0
+
+
+def _progresses(load: Load, wait_until: WaitUntil) -> None:
+    wait_until(partial(load.has_progressed, since=load.progress()))
+
+
+@pytest.mark.parametrize("program", ["router", "shard-2"])
+def test_a_killed_process_loses_nothing(deployment: Deployment, load: Load, program, wait_until):
+    with load.running():
+        _progresses(load, wait_until)
+
+        killed = deployment.kill(program)
+
+        wait_until(lambda: deployment.pids().get(program, killed) != killed)
+        deployment.wait_until_serving(seconds=BACK_SECONDS)
+        _progresses(load, wait_until)
+
+    load.check()
+
+
+def test_a_killed_coordinator_is_not_noticed(deployment: Deployment, load: Load, wait_until):
+    with load.running():
+        _progresses(load, wait_until)
+
+        killed = deployment.kill("coordinator")
+        wait_until(lambda: deployment.pids().get("coordinator", killed) != killed)
+        deployment.wait_until_serving(seconds=BACK_SECONDS)
+
+        _progresses(load, wait_until)
+
+    load.check()
+    assert load.errors == []
+
+
+def test_a_router_that_starts_without_a_coordinator_serves(
+    deployment: Deployment, load: Load, wait_until
+):
+    coordinator = deployment.pid_of("coordinator")
+    os.kill(coordinator, signal.SIGSTOP)
+    try:
+        with load.running():
+            _progresses(load, wait_until)
+            deployment.kill("router")
+            _progresses(load, wait_until)
+    finally:
+        os.kill(coordinator, signal.SIGCONT)
+
+    load.check()
+
+
+def test_a_shard_killed_again_and_again_loses_nothing(
+    deployment: Deployment, load: Load, wait_until
+):
+    with load.running():
+        for _ in range(3):
+            _progresses(load, wait_until)
+            killed = deployment.kill("shard-1")
+            wait_until(lambda pid=killed: deployment.pids().get("shard-1", pid) != pid)
+        deployment.wait_until_serving(seconds=BACK_SECONDS)
+
+    load.check()
+
+
+def test_all_processes_killed_at_once_lose_nothing(deployment: Deployment, load: Load, wait_until):
+    with load.running():
+        _progresses(load, wait_until)
+
+        # supervisord's children, and theirs: searchers
+        for process in psutil.Process(deployment.supervisord_pid()).children(recursive=True):
+            process.kill()
+
+        deployment.wait_until_serving(seconds=BACK_SECONDS)
+        _progresses(load, wait_until)
+
+    load.check()
+
+
+def test_the_service_goes_on_without_supervisord_and_up_takes_over(
+    deployment: Deployment, load: Load, wait_until
+):
+    programs = set(deployment.pids())
+    with load.running():
+        os.kill(deployment.supervisord_pid(), signal.SIGKILL)
+        _progresses(load, wait_until)
+        assert load.errors == []
+
+        deployment.up()
+
+        _progresses(load, wait_until)
+
+    load.check()
+    assert set(deployment.pids()) == programs
+    supervisord = psutil.Process(deployment.supervisord_pid())
+    family = {supervisord.pid, *(child.pid for child in supervisord.children(recursive=True))}
+    assert {process.pid for process in deployment.processes()} == family
+
+
+def test_everything_killed_comes_back_with_up(deployment: Deployment, load: Load, wait_until):
+    with load.running():
+        _progresses(load, wait_until)
+
+        # supervisord first, or it would start what it sees end
+        os.kill(deployment.supervisord_pid(), signal.SIGKILL)
+        for process in deployment.processes():
+            process.kill()
+        deployment.up()
+
+        _progresses(load, wait_until)
+
+    load.check()
+
+
+def test_local_ids_are_never_used_twice(deployment: Deployment, queue: str, wait_until):
+    with deployment.client() as client:
+
+        def newest_id_on_shard_1() -> int:
+            while True:
+                [text] = client.enqueue(queue, [b"x"])
+                descriptor = JobDescriptor.parse(text)
+                assert descriptor is not None
+                if descriptor.shard == "1":
+                    return descriptor.local_id
+
+        before = newest_id_on_shard_1()
+        # What was the greatest id must not be forgotten with its job.
+        client.delete_jobs(queue, JobState.PENDING)
+
+        killed = deployment.kill("shard-1")
+        wait_until(lambda: deployment.pids().get("shard-1", killed) != killed)
+        deployment.wait_until_serving(seconds=BACK_SECONDS)
+        after_kill = newest_id_on_shard_1()
+        client.delete_jobs(queue, JobState.PENDING)
+
+        deployment.supervisorctl("restart", "shard-1")
+        deployment.wait_until_serving(seconds=BACK_SECONDS)
+        after_restart = newest_id_on_shard_1()
+
+    assert after_kill > before + IDS_SKIPPED - 1
+    assert after_kill < after_restart < after_kill + IDS_SKIPPED
+
+
+def test_a_claim_whose_answer_died_with_the_router_comes_back_after_its_time_out(
+    new_deployment, wait_until
+):
+    deployment = new_deployment(1)
+    with (deployment.folder / "etc/queues.yaml").open("w") as file:
+        file.write("queues:\n  brief:\n    job_claimed_timeout_seconds: 1\n")
+    deployment.up()
+    with deployment.client() as client:
+        client.create_queue("brief")
+        [descriptor] = client.enqueue("brief", [b"x"])
+        [first] = client.dequeue("brief", limit=1)
+
+        deployment.kill("router")  # and with it, say, the worker
+        deployment.wait_until_serving(seconds=BACK_SECONDS)
+
+        [second] = client.dequeue("brief", limit=1, max_wait_ms=8000)
+
+    assert (second.descriptor, second.body) == (descriptor, b"x")
+    assert second.attempts_remaining == first.attempts_remaining - 1
+    assert second.claim_descriptor != first.claim_descriptor

@@ -1,0 +1,146 @@
+"""Choosing, dividing and merging: pure functions, tried on all that may come."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pinlaterd.model import (
+    CONTINUATION_END,
+    AckInfo,
+    AckRequest,
+    JobRecord,
+    JobState,
+    ScanKey,
+    ScanResult,
+)
+from pinlaterd.router import routing
+
+
+def record(run_after_ms: int, shard: str, priority: int = 1, local_id: int = 1) -> JobRecord:
+    descriptor = f"q:s{shard}:p{priority}:{local_id}"
+    return JobRecord(descriptor, JobState.PENDING, 1, 1, "", 0, run_after_ms, 0, None, None)
+
+
+def test_the_less_loaded_of_two_is_chosen():
+    loads = {"idle": 0, "busy": 9}
+
+    chosen = {
+        routing.choose_least_loaded(list(loads), loads.__getitem__, Random(n)) for n in range(50)
+    }
+
+    assert chosen == {"idle"}
+
+
+def test_equally_loaded_shards_share_evenly():
+    chance = Random(7)
+    shards = list("abcde")
+
+    chosen = Counter(routing.choose_least_loaded(shards, lambda _: 0, chance) for _ in range(5000))
+
+    assert all(800 < chosen[shard] < 1200 for shard in shards)
+
+
+@given(st.integers(1, 20), st.floats(0.0001, 1.0))
+def test_coverage_is_a_rounded_share_of_distinct_shards(count, coverage):
+    covered = routing.cover(range(count), coverage, Random(1))
+
+    assert len(covered) == len(set(covered)) == max(1, round(coverage * count))
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=8), st.integers(1, 100))
+def test_a_round_never_asks_for_more_than_is_wanted(ready, wanted):
+    portions = routing.plan_round(ready, wanted)
+
+    assert sum(jobs for _, jobs in portions) <= wanted
+    assert all(jobs >= 0 for _, jobs in portions)
+
+
+def test_one_shard_that_may_have_all_is_asked_alone():
+    assert routing.plan_round([3, 100, 100], 50) == [(1, 50)]
+
+
+def test_without_hints_all_are_asked_what_they_hold():
+    assert routing.plan_round([0, 0], 10) == [(0, 0), (1, 0)]
+
+
+def test_best_level_counts_the_empty_priorities():
+    assert routing.best_level((0, 0, 4)) == 2
+    assert routing.best_level((1, 0, 4)) == 0
+    assert routing.best_level((0, 0, 0)) == routing.ALL_LEVELS
+
+
+def test_acks_are_divided_by_shard_and_the_bad_ones_named():
+    request = AckRequest(
+        "mail",
+        succeeded=[AckInfo("mail:s1:p1:1"), AckInfo("mail:s2:p1:2"), AckInfo("nonsense")],
+        failed=[AckInfo("mail:s1:p2:3"), AckInfo("other:s1:p1:4"), AckInfo("mail:s9:p1:5")],
+    )
+
+    by_shard, bad = routing.divide_acks(request, {"1": object(), "2": object()})
+
+    assert [info.descriptor for info in by_shard["1"].succeeded] == ["mail:s1:p1:1"]
+    assert [info.descriptor for info in by_shard["1"].failed] == ["mail:s1:p2:3"]
+    assert [info.descriptor for info in by_shard["2"].succeeded] == ["mail:s2:p1:2"]
+    assert bad == ["nonsense", "other:s1:p1:4", "mail:s9:p1:5"]
+
+
+@given(st.integers(1, 100_000), st.integers(1, 1000))
+def test_parts_are_few_full_and_nearly_equal(count, most):
+    parts = routing.split_evenly(count, most)
+
+    assert sum(parts) == count
+    assert max(parts) <= most
+    assert max(parts) - min(parts) <= 1
+    assert len(parts) == -(-count // most)
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 50)).map(sorted), min_size=1, max_size=5), st.integers(0, 60)
+)
+def test_shares_are_those_of_the_oldest(candidates, limit):
+    shares = routing.share_of_oldest(candidates, limit)
+
+    taken = sorted(
+        age for ages, share in zip(candidates, shares, strict=True) for age in ages[:share]
+    )
+    assert taken == sorted(age for ages in candidates for age in ages)[:limit]
+
+
+def test_merged_scans_go_on_right_behind_the_last_job():
+    one = ScanResult([record(30, "1"), record(10, "1")])
+    two = ScanResult([record(30, "2"), record(20, "2")])
+
+    merged = routing.merge_scans([one, two], limit=3)
+
+    assert [job.descriptor for job in merged.jobs] == ["q:s1:p1:1", "q:s2:p1:1", "q:s2:p1:1"]
+    assert [job.run_after_ms for job in merged.jobs] == [30, 30, 20]
+    assert ScanKey.parse_token(merged.continuation) == ScanKey(20, "2", 1, 1)
+
+
+def test_a_scan_that_found_all_has_ended():
+    merged = routing.merge_scans([ScanResult([record(5, "1")]), ScanResult([])], limit=10)
+
+    assert merged.continuation == CONTINUATION_END
+
+
+@given(
+    st.integers(-(2**60), 2**60),
+    st.from_regex(r"[A-Za-z0-9-]{1,16}", fullmatch=True),
+    st.integers(1, 127),
+    st.integers(0, 2**62),
+)
+def test_a_scan_token_is_read_back(run_after_ms, shard, priority, local_id):
+    key = ScanKey(run_after_ms, shard, priority, local_id)
+
+    assert ScanKey.parse_token(key.token()) == key
+
+
+@given(st.text())
+def test_other_tokens_are_none_of_ours(token):
+    parsed = ScanKey.parse_token(token)
+
+    assert parsed is None or parsed.token() == token

@@ -1,0 +1,87 @@
+"""Thrift messages written by hand: any order of fields, unknown fields, any form.
+
+Independent of `pinlaterd.rpc`, so that both can be held against each other.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+BOOL, BYTE, DOUBLE, I16, I32, I64, STRING, STRUCT, MAP, SET, LIST = 2, 3, 4, 6, 8, 10, 11, 12, *(
+    13,
+    14,
+    15,
+)
+FORMATS = {BOOL: ">b", BYTE: ">b", DOUBLE: ">d", I16: ">h", I32: ">i", I64: ">q"}
+
+
+class Field(NamedTuple):
+    """`value`: a number; bytes; fields of a struct; (type, values); (type, type, pairs)."""
+
+    id: int
+    type: int
+    value: Any
+
+
+def write_value(code: int, value: Any) -> bytes:
+    if code == STRING:
+        return struct.pack(">i", len(value)) + value
+    if code == STRUCT:
+        return write_struct(value)
+    if code in (LIST, SET):
+        element, values = value
+        head = struct.pack(">Bi", element, len(values))
+        return head + b"".join(write_value(element, each) for each in values)
+    if code == MAP:
+        key, element, pairs = value
+        head = struct.pack(">BBi", key, element, len(pairs))
+        return head + b"".join(
+            write_value(key, name) + write_value(element, each) for name, each in pairs
+        )
+    return struct.pack(FORMATS[code], value)
+
+
+def write_struct(fields: Sequence[Field]) -> bytes:
+    parts = [
+        struct.pack(">Bh", field.type, field.id) + write_value(field.type, field.value)
+        for field in fields
+    ]
+    return b"".join(parts) + b"\0"
+
+
+def write_message(
+    name: str, fields: Sequence[Field], *, kind: int = 1, seqid: int = 7, strict: bool = True
+) -> bytes:
+    raw = name.encode()
+    named = struct.pack(">i", len(raw)) + raw
+    if strict:
+        head = struct.pack(">HBB", 0x8001, 0, kind) + named + struct.pack(">i", seqid)
+    else:
+        head = named + struct.pack(">bi", kind, seqid)
+    return head + write_struct(fields)
+
+
+def framed(message: bytes) -> bytes:
+    return struct.pack(">I", len(message)) + message
+
+
+def context(source: bytes = b"test:here", request_id: bytes | None = None) -> Field:
+    fields = [Field(1, STRING, source)]
+    if request_id is not None:
+        fields.append(Field(2, STRING, request_id))
+    return Field(1, STRUCT, fields)
+
+
+def enqueue(*jobs: Sequence[Field], queue: bytes = b"mail", **form: Any) -> bytes:
+    request = [Field(1, STRING, queue), Field(2, LIST, (STRUCT, jobs))]
+    return write_message("enqueueJobs", [context(), Field(2, STRUCT, request)], **form)
+
+
+def job(body: bytes = b"body", *fields: Field) -> list[Field]:
+    return [Field(1, STRING, body), *fields]
+
+
+def queue_names(**form: Any) -> bytes:
+    return write_message("getQueueNames", [context()], **form)

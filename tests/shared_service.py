@@ -1,0 +1,61 @@
+"""One real service that a folder's tests share, and a queue of each test's own.
+
+A conftest takes the fixtures over by importing them. What a test needs changed (a process down,
+other settings) it does to a deployment of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from pinlaterd.client import Client
+from pinlaterd.config.password import hash_password
+from tests.deployment import Deployment
+
+ADMIN_PASSWORD = "open sesame"
+# On this queue a claim times out so soon that tests can wait for it.
+SHORT_CLAIMS_QUEUE = "short_claims"
+SHORT_CLAIM_SECONDS = 1
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def service(
+    tmp_path_factory: pytest.TempPathFactory, free_port: Callable[[], int]
+) -> Iterator[Deployment]:
+    deployment = Deployment(tmp_path_factory.mktemp("service"), free_port)
+    deployment.init(
+        shards=2,
+        settings={
+            "admin_password_hash": hash_password(ADMIN_PASSWORD),
+            "monitor_interval_seconds": 0.1,
+        },
+    )
+    (deployment.folder / "etc/queues.yaml").write_text(
+        "queues:\n"
+        f"  {SHORT_CLAIMS_QUEUE}:\n"
+        f"    job_claimed_timeout_seconds: {SHORT_CLAIM_SECONDS}\n"
+    )
+    try:
+        deployment.up()
+        yield deployment
+    finally:
+        deployment.destroy()
+
+
+@pytest.fixture
+def client(service: Deployment) -> Iterator[Client]:
+    with service.client() as client:
+        yield client
+
+
+@pytest.fixture
+def queue(client: Client) -> str:
+    """A queue that no other test uses."""
+    name = f"queue_{next(_numbers)}"
+    client.create_queue(name)
+    return name

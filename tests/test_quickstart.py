@@ -1,0 +1,78 @@
+"""tools/quickstart, as a newcomer runs it, but in a folder and on ports of the test's own."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pinlaterd.client import JobState
+from tests.deployment import Deployment
+
+ROOT = Path(__file__).parent.parent
+
+pytestmark = pytest.mark.service
+
+
+@pytest.fixture
+def deployment(tmp_path: Path, free_port: Callable[[], int]) -> Iterator[Deployment]:
+    deployment = Deployment(tmp_path / "d", free_port)
+    yield deployment
+    if deployment.folder.exists():
+        deployment.destroy()
+
+
+def quickstart(deployment: Deployment) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [
+            *(ROOT / "tools/quickstart", "--dir", deployment.folder),
+            *("--port", str(deployment.port), "--stats-port", str(deployment.stats_port)),
+        ],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
+    )
+
+
+def test_it_does_what_it_says_and_a_second_run_reuses_what_is_there(deployment):
+    first = quickstart(deployment)
+    assert first.returncode == 0, first.stdout + first.stderr
+
+    enqueued = re.search(r"Enqueued (\d+) jobs", first.stdout)
+    assert enqueued is not None
+    assert f"all {enqueued[1]} jobs succeeded" in first.stdout
+    longest = first.stdout.split("The ten longest files")[1].split("How fast")[0]
+    assert len(re.findall(r"\.py  quickstart:s\d:p1:\d+", longest)) == 10
+    assert re.search(r"enqueueJobs +\d+ calls  p50 +[\d.]+ ms  p99 +[\d.]+ ms", first.stdout)
+    for way in ("supervisorctl", "pinlater-admin status", "/stats.txt", "pinlaterd down"):
+        assert way in first.stdout
+    assert "\r" not in first.stdout  # no progress in a pipe
+
+    with deployment.client() as client:
+        assert client.count("quickstart", JobState.SUCCEEDED) == int(enqueued[1])
+    pids = deployment.pids()
+    assert {"router", "coordinator", "shard-1", "shard-2", "shard-3"} <= pids.keys()
+
+    second = quickstart(deployment)
+    assert second.returncode == 0, second.stdout + second.stderr
+    assert "there already" in second.stdout
+    assert "running already" in second.stdout
+    assert "reused" in second.stdout
+    assert deployment.pids() == pids
+    with deployment.client() as client:
+        assert client.count("quickstart", JobState.SUCCEEDED) == 2 * int(enqueued[1])
+
+
+def test_a_taken_port_is_named_with_the_way_out(deployment):
+    with socket.create_server(("127.0.0.1", deployment.port)):
+        done = quickstart(deployment)
+
+    assert done.returncode == 1
+    assert f"127.0.0.1:{deployment.port} is taken" in done.stderr
+    assert "--port N" in done.stderr

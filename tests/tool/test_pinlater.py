@@ -1,0 +1,238 @@
+"""`pinlater` as a program, on a real service."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pinlaterd.client import Job, JobState
+from tests.deployment import Deployment
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+COMMAND = [sys.executable, "-m", "pinlaterd.tool.main"]
+
+
+@pytest.fixture
+def run(service: Deployment) -> Run:
+    def run(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [*COMMAND, *arguments, "--port", str(service.port)],
+            input=stdin,
+            capture_output=True,
+            check=False,
+            timeout=60,
+        )
+        return subprocess.CompletedProcess(
+            done.args, done.returncode, done.stdout.decode(), done.stderr.decode()
+        )
+
+    return run
+
+
+def facts(done: subprocess.CompletedProcess[str]) -> Any:
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_create_and_get_queue_names(run, client):
+    assert facts(run("create", "--queue", "made_by_tool", "--json")) == {"created": "made_by_tool"}
+    assert run("create", "--queue", "made_by_tool").returncode == 0
+
+    assert "made_by_tool" in client.queue_names()
+    assert "made_by_tool" in run("get-queue-names").stdout.splitlines()
+    assert "made_by_tool" in facts(run("get-queue-names", "--json"))
+
+
+def test_enqueue_makes_batches_over_all_connections(run, client, queue):
+    done = facts(
+        run(
+            *("enqueue", "--queue", queue, "--num-queries", "25", "--batch-size", "4"),
+            *("--concurrency", "3", "--priority", "2", "--body-bytes", "123", "--json"),
+        )
+    )
+
+    assert (done["calls"], done["jobs"], done["errors"]) == (25, 100, {})
+    assert done["p50_ms"] > 0
+    records = list(client.scan(queue, JobState.PENDING, priority=2))
+    assert len(records) == 100
+    bodies = client.lookup([r.descriptor for r in records], include_body=True).values()
+    assert {len(r.body or b"") for r in bodies} == {123}
+
+
+def test_what_was_enqueued_comes_out_checked(run, client, queue):
+    assert run("enqueue", "--queue", queue, "--num-queries", "20", "--batch-size", "10").stdout
+    done = facts(
+        run("check-dequeue", "--queue", queue, "--batch-size", "7", "--concurrency", "2", "--json")
+    )
+
+    assert done["check"]["distinct"] == 200
+    assert done["check"]["runs"] == 1
+    assert [done["check"][fault] for fault in ("duplicates", "missing", "damaged")] == [0, 0, 0]
+    assert client.count(queue, JobState.SUCCEEDED) == 200
+
+
+def test_check_dequeue_misses_a_lost_job(run, client, queue):
+    run("enqueue", "--queue", queue, "--num-queries", "1", "--batch-size", "10")
+    [stolen, *_] = client.dequeue(queue, limit=3)
+    client.ack(queue, succeeded=[stolen])
+
+    done = run("check-dequeue", "--queue", queue, "--batch-size", "10")
+
+    assert done.returncode == 1
+    assert "3 missing" in done.stdout
+
+
+def test_dequeue_fails_the_share_it_is_told_to(run, client, queue):
+    client.enqueue(queue, [Job(b"a", attempts_allowed=1)] * 60)
+
+    done = facts(
+        run(
+            *("dequeue", "--queue", queue, "--num-queries", "6", "--batch-size", "10"),
+            *("--dequeue-success-percent", "0", "--json"),
+        )
+    )
+
+    assert done["jobs"] == 60
+    assert client.count(queue, JobState.FAILED) == 60
+
+
+@pytest.mark.parametrize("source", ["file", "-"])
+def test_lines_of_a_file_become_jobs(run, client, queue, tmp_path, source):
+    content = b"to: ada\n\nto: gr\xffce"
+    path = tmp_path / "lines"
+    path.write_bytes(content)
+
+    done = run(
+        *("enqueue", "--queue", queue, "--batch-size", "2"),
+        *("--from-file", str(path) if source == "file" else "-"),
+        stdin=content,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "enqueued 3 jobs in 2 calls" in done.stdout
+    bodies = sorted(job.body for job in client.dequeue(queue, limit=10))
+    assert bodies == [b"", b"to: ada", b"to: gr\xffce"]
+
+
+def test_a_line_that_cannot_be_stored_stops_the_run_and_is_named(run, client, queue):
+    lines = b"short\n" * 4 + b"x" * (2 << 20) + b"\nshort\n"
+
+    done = run("enqueue", "--queue", queue, "--batch-size", "2", "--from-file", "-", stdin=lines)
+
+    assert done.returncode == 1
+    assert "stopped at lines 5 to 6" in done.stderr
+    assert client.count(queue, JobState.PENDING) == 4
+
+
+def test_get_job_count(run, client, queue):
+    client.enqueue(queue, [Job(b"a", priority=2), Job(b"b"), Job(b"c", run_after_ms=2**42)])
+
+    count = ("get-job-count", "--queue", queue)
+    assert run(*count).stdout == "2\n"
+    assert facts(run(*count, "--priority", "2", "--json")) == {"count": 1}
+    assert run(*count, "--count-future-jobs").stdout == "1\n"
+    assert run(*count, "--job-state", "FAILED").stdout == "0\n"
+
+
+def test_lookup_shows_jobs_and_fails_for_unknown_ones(run, client, queue):
+    [descriptor] = client.enqueue(queue, [b"\x1b[2J"])
+
+    shown = run("lookup", "--job-descriptor", descriptor)
+    assert shown.returncode == 0
+    assert "PENDING" in shown.stdout
+    assert "\\x1b[2J" in shown.stdout
+    found = facts(run("lookup", "--job-descriptor", descriptor, "--json"))
+    assert found[descriptor]["body"] == "\x1b[2J"
+
+    unknown = run("lookup", "--job-descriptor", f"{queue}:s1:p1:99999999")
+    assert unknown.returncode == 1
+    assert "unknown" in unknown.stderr
+
+
+def test_an_endless_load_shows_a_line_a_second_and_ends_in_order(service, queue, client):
+    process = subprocess.Popen(
+        [
+            *COMMAND,
+            "enqueue",
+            "--queue",
+            queue,
+            "--num-queries",
+            "-1",
+            "--progress",
+            "--port",
+            str(service.port),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    line = process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=30)
+
+    for word in ("calls/s", "jobs/s", "p50", "p99", "errors 0"):
+        assert word in line
+    assert process.returncode == 0
+    assert f"enqueued {client.count(queue, JobState.PENDING):,} jobs" in out
+
+
+def test_a_pipe_gets_the_summary_only(run, queue):
+    done = run("enqueue", "--queue", queue)
+
+    assert done.stderr == ""
+    assert done.stdout.startswith("enqueued 1 jobs in 1 calls\n")
+
+
+def test_an_unknown_queue_is_said_at_once(run):
+    done = run("dequeue", "--queue", "nowhere", "--num-queries", "-1")
+
+    assert done.returncode == 1
+    assert done.stderr.startswith("pinlater: QUEUE_NOT_FOUND: queue 'nowhere' does not exist")
+
+
+def test_no_service_is_said_with_the_cure(free_port):
+    done = subprocess.run(
+        [*COMMAND, "get-queue-names", "--port", str(free_port())],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 1
+    assert "connection refused" in done.stderr
+    assert "`pinlaterd up`" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["enqueue"], ["dequeue", "--queue", "q", "--batch-size", "0"], ["fly"]],
+)
+def test_wrong_usage_exits_2(run, arguments):
+    assert run(*arguments).returncode == 2
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["create", "enqueue", "dequeue", "check-dequeue", "lookup", "get-queue-names", "get-job-count"],
+)
+def test_every_command_has_help_with_an_example(command):
+    environment = {**os.environ, "COLUMNS": "100"}
+    done = subprocess.run(
+        [*COMMAND, command, "--help"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
+
+    assert done.returncode == 0
+    assert "Example" in done.stdout
+    assert f"pinlater {command}" in done.stdout

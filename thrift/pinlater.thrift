@@ -1,0 +1,544 @@
+/*
+ * The interface of PinLater, an asynchronous job service, as pinlaterd serves it.
+ *
+ * This file is the protocol document: what stands here may be relied upon, by clients in any
+ * language. It is compatible with the interface that Pinterest published in 2015: clients
+ * generated from that one work unchanged. What pinlaterd adds are optional fields with ids from
+ * 100 up, which old clients and old servers skip.
+ *
+ *
+ * 1. TERMS
+ *
+ * A JOB is an opaque body (bytes) with a priority (1 is the highest), a run-after time
+ * (milliseconds since the epoch), a number of attempts allowed and remaining, and a custom status
+ * (text). A QUEUE is a named set of jobs. It exists on every SHARD, a partition of the storage; a
+ * job lives in one shard for its whole life. A shard is enqueueable if it is healthy and not
+ * set to dequeue-only.
+ *
+ * A JOB DESCRIPTOR names a job for ever: it is never used for a second one.
+ *
+ *     QUEUE:sSHARD:pPRIORITY:LOCALID         mail:s1d2:p1:4711
+ *
+ * A CLAIM is what a dequeue takes on a job. Its CLAIM DESCRIPTOR names the claimer; no two claims
+ * ever bear the same one. START is when the owner of the shard took it over, in milliseconds.
+ *
+ *     HOST:PORT:START:SOURCE:COUNTER         jobs1:9010:1700000000000:mailer:web7:12
+ *
+ * SOURCE is the caller's name, from RequestContext, typically `service:host`.
+ *
+ *
+ * 2. THE LIFE OF A JOB
+ *
+ *   enqueueJobs
+ *       |              checkpointJobs with moveToPending
+ *       |              ack failed, more than one attempt remaining
+ *       |              time-out of the claim, more than one attempt remaining
+ *       |              dequeue's answer could not be delivered
+ *       v            .-----------------------------------------------.
+ *   +---------+ <----'                                        +------+------+
+ *   | PENDING |--------------- dequeueJobs ------------------>| IN_PROGRESS |--. checkpointJobs
+ *   +---------+     (run-after has come; a claim begins)      +------+------+<-' (same claim)
+ *       ^                                                        |       |
+ *       |                      ack failed, last attempt          |       | ack succeeded
+ *       |                      time-out, last attempt            |       |
+ *       |                  +--------+                            |       v
+ *       '-- retryFailed ---| FAILED |<---------------------------'   +-----------+
+ *               Jobs       +--------+                                | SUCCEEDED |
+ *                              | 168 hours, or deleteJobs            +-----------+
+ *                              v                                         | 24 hours,
+ *                             gone                                      gone, or deleteJobs
+ *
+ *   deleteJobs deletes jobs of any state. A claim ends by ack, moveToPending, time-out or
+ *   deletion. Attempts remaining go down by one at a failed ack and at a time-out, to 0 in
+ *   FAILED; an answer that could not be delivered costs none. SUCCEEDED and FAILED jobs keep
+ *   their last claim descriptor as a record; on the way back to PENDING it is cleared.
+ *
+ *
+ * 3. PROMISES
+ *
+ * At least once: a job whose enqueue was answered is kept until it succeeded, failed for good, was
+ * deleted, or its time to live ended, whatever process or machine died. A job may run twice, when
+ * its claim timed out or its ack was lost; so workers should be idempotent, or give the claim
+ * descriptor back with each ack and checkpoint, which then apply only while that claim holds.
+ * No job has two live claims.
+ *
+ * A call that begins after an enqueue, ack, checkpoint, retry or delete was answered, on any
+ * connection or router, sees its effect. A short or empty dequeue answer is given only after every
+ * covered healthy shard confirmed it.
+ *
+ * A shard that is down costs its own jobs only. Enqueue and dequeue go round it; createQueue
+ * succeeds on the healthy ones, and the others catch up before they serve. deleteQueue, counts,
+ * scans, retries and deletes over all shards, and look-ups and acks of jobs of its own, are
+ * SHARD_CONNECTION_FAILED meanwhile, with the shards' names, and may be repeated.
+ *
+ *
+ * 4. TRANSPORT
+ *
+ * TCP, by default on port 9010. Framed (a 4-byte length before each message) TBinaryProtocol,
+ * strict or not; on the same port, told apart by their first bytes, also unframed strict
+ * TBinaryProtocol and framed TCompactProtocol. One connection keeps to one of them.
+ *
+ * Calls of a connection may be pipelined: sent before earlier ones are answered. They are
+ * answered in their order. A call is answered within request_timeout_ms, plus its maxWaitMillis.
+ * A `oneway` call gets no answer. An unknown method gets a TApplicationException (unknown method)
+ * and the connection stays usable. Bytes that are no Thrift message close the connection.
+ *
+ * All text is UTF-8; text that is not is an invalid request. Bodies, `newBody` among them, are raw
+ * bytes whatever type they are declared with.
+ *
+ *
+ * 5. LIMITS
+ *
+ * Those with a name are settings of etc/pinlaterd.yaml; the value is the default.
+ *
+ *   queue name                     [A-Za-z0-9_]+, at most 64 characters, fewer on MySQL, where
+ *                                  plq_SHARD_QUEUE must fit into 64
+ *   shard name                     [A-Za-z0-9-]{1,16}
+ *   num_priority_levels            3: priorities 1 (highest) to 3; at most 127
+ *   max_job_body_bytes             1 MiB a body, less where a shard's table holds less
+ *   source                         120 bytes in an enqueue
+ *   custom status                  5,000 characters on MySQL and SQLite, where appends are added;
+ *                                  3,000 on Redis, where an append replaces. Cut at the end
+ *   enqueue_split_jobs             1,000 jobs of one enqueue are stored all or none; a larger
+ *                                  one is divided over shards, each part all or none
+ *   max_frame_bytes                64 MiB a message; beyond, the connection is closed
+ *   max_response_bytes             32 MiB; a dequeue's answer stops growing there
+ *   request_timeout_ms             10,000 until a call is answered
+ *   max_dequeue_wait_ms            30,000; a longer maxWaitMillis is cut to it
+ *   job_claimed_timeout_seconds    600 from the claim, or its last checkpoint, to its time-out
+ *   job_succeeded_ttl_hours        24 until a SUCCEEDED job is deleted
+ *   job_failed_ttl_hours           168 until a FAILED job is deleted
+ *   count_limit                    100,000 jobs counted for each shard and priority
+ *   scan_limit                     10,000 jobs in one answer of scanJobs
+ *   max_connections                10,000 to one router; beyond, they are closed at once
+ *   max_calls_per_connection       1,000 pipelined; beyond, the router reads no more until it
+ *                                  has answered some
+ *   max_calls_in_flight            20,000 in one router; beyond, calls are rejected (`overloaded`)
+ *   max_buffered_bytes             256 MiB of unfinished frames and unread answers in one router;
+ *                                  beyond, those who hold the most are read from no more
+ *   jobs per second and queue      etc/queues.yaml; see DEQUEUE_RATE_LIMITED
+ *
+ * A connection whose unfinished frame or unread answer makes no progress for three times
+ * request_timeout_ms is closed. An idle one, between calls, is kept.
+ *
+ * The settings of time-out and time to live may be set for each queue in etc/queues.yaml.
+ *
+ *
+ * 6. ERRORS
+ *
+ * Every error of the service is a PinLaterException. They are described once, at ErrorCode, with
+ * what to do about each. The message is for people; only two of its beginnings are part of this
+ * contract:
+ *
+ *     `invalid request: `   the request itself is wrong: what, where, and what would be right.
+ *                           Repeating it is of no use
+ *     `overloaded: `        a bounded queue within the service is full. Nothing was done. Repeat
+ *                           it later, with growing pauses
+ */
+
+namespace py pinlater
+namespace java com.pinterest.pinlater.thrift
+namespace cpp pinterest.pinlater
+
+// Where a scan begins.
+const string CONTINUATION_START = "0"
+// Nothing is left to scan.
+const string CONTINUATION_END = "-1"
+
+/**
+ * Why a call failed, and what to do. No code is ever added: generated clients in some languages
+ * cannot read a message that carries one they do not know.
+ *
+ * 4xx: the request; repeating it as it is changes nothing, but for 429, and 430 `overloaded: `.
+ * 5xx: the service; it may be repeated, with growing pauses.
+ */
+enum ErrorCode {
+  /** The scan's continuation is not one that scanJobs returned. Begin again at
+      CONTINUATION_START. */
+  CONTINUATION_INVALID = 400,
+
+  /** deleteQueue: not the admin password, or the server has none set. Nothing was deleted. */
+  PASSWORD_INVALID = 403,
+
+  /** The queue's name is not [A-Za-z0-9_]+. Choose another. */
+  QUEUE_NAME_INVALID = 410,
+
+  /** The queue's name is longer than the shards can hold; the message says by how much. No shard
+      has created it. Choose a shorter one. */
+  QUEUE_NAME_TOO_LONG = 411,
+
+  /** No healthy shard has a queue of that name. Call createQueue first. */
+  QUEUE_NOT_FOUND = 413,
+
+  /** The priority is not among 1 to num_priority_levels. Nothing was stored. */
+  PRIORITY_NOT_SUPPORTED = 416,
+
+  /** The queue's jobs per second are used up: not one job was granted. The acks of the call were
+      carried out. Wait, or use maxWaitMillis. */
+  DEQUEUE_RATE_LIMITED = 429,
+
+  /** Nothing was stored: the request is invalid (`invalid request: `; attempts below 1, a
+      body or source too long, a run-after that the store cannot hold, text that is not
+      UTF-8), or all shards are dequeue-only, or the service is full (`overloaded: `). */
+  ENQUEUE_REJECTED = 430,
+
+  /** Anything that no other code names. `invalid request: ` mend the request; `overloaded: ` repeat
+      it later; acks with bad descriptors: the message names them, the others were carried out. */
+  UNKNOWN = 500,
+
+  /** Not one shard is healthy. Nothing was done. Repeat it later. */
+  NO_HEALTHY_SHARDS = 501,
+
+  /** A shard that is needed is down, or failed in the middle: the outcome there is unknown. The
+      message names it. Acks, checkpoints, look-ups, counts and scans can be repeated safely; an
+      enqueue that is repeated may make the job twice. */
+  SHARD_CONNECTION_FAILED = 502
+}
+
+/** The states of a job; see 2, the life of a job. */
+enum PinLaterJobState {
+  /** Waits for its run-after time, or for a worker. */
+  PENDING = 0,
+  /** Claimed by a worker. */
+  IN_PROGRESS = 1,
+  /** Done. */
+  SUCCEEDED = 2,
+  /** Given up: no attempts remain. */
+  FAILED = 3
+}
+
+/** The error of every method. */
+exception PinLaterException {
+  1: required ErrorCode errorCode
+  /** For people; see 6, errors. */
+  2: required string message
+}
+
+/** Who calls. */
+struct RequestContext {
+  /** The caller's name, typically `service:host`. It becomes part of claim descriptors, and a
+      checkpoint without claim descriptor applies only to jobs claimed by the same source. */
+  1: required string source
+  /** For the caller's own tracing; not interpreted. */
+  2: optional string requestId = ""
+}
+
+/** A job as it is enqueued. */
+struct PinLaterJob {
+  /** Opaque; at most max_job_body_bytes. */
+  1: required binary body
+  /** 1 is the highest; up to num_priority_levels. */
+  2: optional byte priority = 1
+  /** When it may run at the earliest, in milliseconds since the epoch; default: now. */
+  3: optional i64 runAfterTimestampMillis
+  /** How often it may be run in all; at least 1. */
+  4: optional i32 numAttemptsAllowed = 2
+  /** A text for people, to which acks and checkpoints add. */
+  5: optional string customStatus = ""
+}
+
+struct PinLaterEnqueueRequest {
+  1: required string queueName
+  /** May be empty: then the answer is. */
+  2: required list<PinLaterJob> jobs
+}
+
+struct PinLaterEnqueueResponse {
+  /** In the order of the jobs. */
+  1: required list<string> jobDescriptors
+}
+
+/** The end of one job's run. */
+struct PinLaterJobAckInfo {
+  1: required string jobDescriptor
+  /** Appended to the custom status (Redis: replaces it). */
+  2: optional string appendCustomStatus = ""
+  /** Failed jobs only: how long the next attempt waits, from now. */
+  3: optional i64 retryDelayMillis = 0
+  /** As the dequeue gave it. If given, the ack applies only while that very claim holds: a
+      worker whose claim timed out cannot end a job that another worker now runs. */
+  100: optional string claimDescriptor
+}
+
+struct PinLaterJobAckRequest {
+  /** All jobs are of this queue. */
+  1: required string queueName
+  2: optional list<PinLaterJobAckInfo> jobsSucceeded
+  3: optional list<PinLaterJobAckInfo> jobsFailed
+}
+
+struct PinLaterDequeueRequest {
+  1: required string queueName
+  /** At most so many jobs; at least 1. */
+  2: required i32 limit
+  /** Carried out first, whatever becomes of the dequeue. */
+  3: optional PinLaterJobAckRequest jobAckRequest
+  /** Show what a dequeue would give, and claim nothing. Not rate limited. */
+  4: optional bool dryRun = 0
+  /** The part of the shards to look at: max(1, round(coverage * shards)) of them, chosen at
+      random. Above 0, at most 1. */
+  5: optional double coverage = 1.0
+  /** Long poll: with no job ready, or no rate token left, the answer waits up to so long for one,
+      at most max_dequeue_wait_ms. */
+  100: optional i32 maxWaitMillis
+}
+
+struct PinLaterDequeueMetadata {
+  1: optional i32 attemptsAllowed
+  /** With the attempt that now begins. */
+  2: optional i32 attemptsRemaining
+  /** The claim, to be given back with acks and checkpoints. Always sent; empty in a dry run. */
+  100: optional string claimDescriptor
+  /** The claim ends so many seconds from now, unless a checkpoint renews it. Always sent. */
+  101: optional i32 claimTimeoutSeconds
+}
+
+struct PinLaterDequeueResponse {
+  /** Bodies by job descriptor. */
+  1: optional map<string, binary> jobs
+  /** The same jobs' metadata. */
+  2: optional map<string, PinLaterDequeueMetadata> jobMetadata
+}
+
+/** What to change about a job that the caller runs. What is not given stays as it is. */
+struct PinLaterCheckpointJobRequest {
+  1: required string jobDescriptor
+  /** Raw bytes, although declared a string. */
+  2: optional string newBody
+  /** End the claim, back to PENDING, at no attempt's cost. */
+  3: optional bool moveToPending = 0
+  /** Default: now. */
+  4: optional i64 runAfterTimestampMillis
+  /** Becomes both attempts allowed and attempts remaining. */
+  5: optional i32 numOfAttemptsAllowed
+  /** Put in front of the custom status. */
+  6: optional string prependCustomStatus
+  /** As the dequeue gave it. If given, the checkpoint applies only while that very claim holds;
+      else the claim's source must equal the context's source. */
+  100: optional string claimDescriptor
+}
+
+struct PinLaterCheckpointJobsRequest {
+  /** All jobs are of this queue. */
+  1: required string queueName
+  2: required list<PinLaterCheckpointJobRequest> requests
+}
+
+struct PinLaterLookupJobRequest {
+  /** Of any queues and shards. */
+  1: required list<string> jobDescriptors
+  2: optional bool includeBody = 0
+}
+
+/** All that is known of a job. */
+struct PinLaterJobInfo {
+  1: required string jobDescriptor
+  2: required PinLaterJobState jobState
+  10: required i32 attemptsAllowed
+  3: required i32 attemptsRemaining
+  4: required string customStatus
+  5: required i64 createdAtTimestampMillis
+  6: optional i64 runAfterTimestampMillis
+  7: optional i64 updatedAtTimestampMillis
+  /** Of a job that is IN_PROGRESS; or of the last claim, when SUCCEEDED or FAILED. */
+  8: optional string claimDescriptor
+  /** Look-ups with includeBody only. */
+  9: optional binary body
+}
+
+struct PinLaterGetJobCountRequest {
+  1: required string queueName
+  2: required PinLaterJobState jobState
+  /** Default: all priorities. */
+  3: optional byte priority
+  /** Count those with run-after in the future, instead of those without. */
+  4: optional bool countFutureJobs = 0
+  /** RE2 syntax, searched anywhere in the body. */
+  5: optional string bodyRegexToMatch
+}
+
+struct PinLaterScanJobsRequest {
+  1: required string queueName
+  2: required PinLaterJobState jobState
+  /** Default: all priorities. */
+  3: optional byte priority
+  /** Scan those with run-after in the future, instead of those without. */
+  4: optional bool scanFutureJobs = 0
+  /** CONTINUATION_START, or the continuation of the answer before. */
+  5: optional string continuation = CONTINUATION_START
+  /** At most so many jobs in this answer; at least 1, at most scan_limit. */
+  6: optional i32 limit = 100
+  /** RE2 syntax, searched anywhere in the body. */
+  7: optional string bodyRegexToMatch
+}
+
+struct PinLaterScanJobsResponse {
+  /** Most recent run-after first. Without bodies. */
+  1: required list<PinLaterJobInfo> scannedJobs
+  /** Where the next call goes on; CONTINUATION_END if nothing is left. */
+  2: optional string continuation = CONTINUATION_END
+}
+
+struct PinLaterRetryFailedJobsRequest {
+  1: required string queueName
+  2: optional byte priority = 1
+  /** Attempts remaining; attempts allowed is raised to it if lower. At least 1. */
+  3: optional i32 attemptsToAllow = 1
+  /** Default: now. */
+  4: optional i64 runAfterTimestampMillis
+  /** At most so many jobs over all shards; at least 1. */
+  5: optional i32 limit = 1000
+}
+
+struct PinLaterDeleteJobsRequest {
+  1: required string queueName
+  2: required PinLaterJobState jobState
+  3: optional byte priority = 1
+  /** RE2 syntax, searched anywhere in the body. */
+  4: optional string bodyRegexToMatch
+  /** At most so many jobs over all shards; at least 1. */
+  5: optional i32 limit = 1000
+}
+
+/**
+ * Each method says what it does, then which errors of its own it gives. Any method may also answer
+ * UNKNOWN (invalid request, overloaded), and any that needs shards NO_HEALTHY_SHARDS or
+ * SHARD_CONNECTION_FAILED. "Holds" is what is true once the answer has been read, and what a server
+ * of this interface is tested by.
+ */
+service PinLater {
+
+  /**
+   * Create a queue, on all shards, dequeue-only ones too. Idempotent. Names are checked for all
+   * shards before anything is created. A shard that joins later gets every queue.
+   *
+   * Errors: QUEUE_NAME_INVALID, QUEUE_NAME_TOO_LONG.
+   * Holds: getQueueNames has it; enqueue and dequeue find it on every healthy shard.
+   */
+  void createQueue(1: RequestContext context, 2: string name)
+    throws (1: PinLaterException e)
+
+  /**
+   * Drop a queue and all its jobs, on all shards; nothing is dropped unless all are healthy. No
+   * queue of that name is no error.
+   *
+   * Errors: PASSWORD_INVALID, SHARD_CONNECTION_FAILED naming the shards that are down.
+   * Holds: getQueueNames lacks it; a new queue of the same name is empty, and hands out none
+   * of the old descriptors.
+   */
+  void deleteQueue(1: RequestContext context, 2: string name, 3: string password)
+    throws (1: PinLaterException e)
+
+  /**
+   * Store jobs. Up to enqueue_split_jobs of them go into one enqueueable shard, in one transaction:
+   * all are stored, or none is. Larger requests are split over shards. A shard that fails before it
+   * may have committed is replaced by another one, unseen.
+   *
+   * Errors: QUEUE_NOT_FOUND, PRIORITY_NOT_SUPPORTED, ENQUEUE_REJECTED, NO_HEALTHY_SHARDS: nothing
+   * was stored. SHARD_CONNECTION_FAILED: the outcome is unknown, and the server does not try again,
+   * so that no job is made twice.
+   * Holds: one descriptor for each job, in their order; each job is durable and can be looked up.
+   */
+  PinLaterEnqueueResponse enqueueJobs(1: RequestContext context, 2: PinLaterEnqueueRequest request)
+    throws (1: PinLaterException e)
+
+  /**
+   * Claim up to `limit` pending jobs whose run-after has come: higher priorities first over all
+   * covered shards, within a priority the earliest run-after first, for each shard. They become
+   * IN_PROGRESS. Claims whose answer cannot be delivered go back to PENDING at once.
+   *
+   * The acks in jobAckRequest go first, and are carried out whatever becomes of the dequeue. If one
+   * fails, nothing is claimed and its error is the answer.
+   *
+   * A queue with a rate limit grants min(limit, tokens) jobs, and takes tokens only for those it
+   * hands out.
+   *
+   * Errors: QUEUE_NOT_FOUND, DEQUEUE_RATE_LIMITED.
+   * Holds: no job of priority 2 was handed out while a covered shard held a ready one of priority
+   * 1; nobody else gets these jobs while the claims last; fewer than `limit` means that no covered
+   * healthy shard had more, or that the rate or max_response_bytes was reached.
+   */
+  PinLaterDequeueResponse dequeueJobs(1: RequestContext context, 2: PinLaterDequeueRequest request)
+    throws (1: PinLaterException e)
+
+  /**
+   * End the run of jobs. Succeeded: IN_PROGRESS becomes SUCCEEDED. Failed: with more than one
+   * attempt remaining it becomes PENDING with one attempt less, run-after now + retryDelayMillis;
+   * else FAILED with 0 remaining. The custom status is appended to.
+   *
+   * An ack of a job that is not IN_PROGRESS, or whose given claim no longer holds, changes nothing
+   * and is no error: acks can be repeated safely. A malformed descriptor, or one of another queue or
+   * of an unknown shard, fails alone: the others are carried out, then the answer is UNKNOWN and
+   * names the bad ones.
+   *
+   * Errors: QUEUE_NOT_FOUND, UNKNOWN as above.
+   * Holds: each job whose claim held is in its new state, durably.
+   */
+  void ackDequeuedJobs(1: RequestContext context, 2: PinLaterJobAckRequest request)
+    throws (1: PinLaterException e)
+
+  /**
+   * Change jobs while they run, and renew their claims: run-after is set (given, else now), and, if
+   * given, body, attempts, custom status and state. Applies while the job is IN_PROGRESS and
+   * claimed by the caller; else it changes nothing and is no error.
+   *
+   * Errors: QUEUE_NOT_FOUND, UNKNOWN naming bad descriptors, as for acks.
+   * Holds: each job whose claim held has what was given, durably, and times out counted from now.
+   */
+  void checkpointJobs(1: RequestContext context, 2: PinLaterCheckpointJobsRequest request)
+    throws (1: PinLaterException e)
+
+  /**
+   * What is known of jobs, by descriptor, over queues and shards. Unknown jobs, shards and queues
+   * are left out.
+   *
+   * Holds: every job that exists is in the map, under the descriptor that was asked for.
+   */
+  map<string, PinLaterJobInfo> lookupJobs(
+      1: RequestContext context, 2: PinLaterLookupJobRequest request)
+    throws (1: PinLaterException e)
+
+  /**
+   * How many jobs are in a state, with run-after up to now (countFutureJobs: later than now), of
+   * all priorities or one, with a matching body if a pattern is given. Counted up to count_limit
+   * for each shard and priority.
+   *
+   * Errors: QUEUE_NOT_FOUND, PRIORITY_NOT_SUPPORTED, UNKNOWN for a bad pattern.
+   */
+  i32 getJobCount(1: RequestContext context, 2: PinLaterGetJobCountRequest request)
+    throws (1: PinLaterException e)
+
+  /** The names of all queues. */
+  set<string> getQueueNames(1: RequestContext context)
+    throws (1: PinLaterException e)
+
+  /**
+   * Jobs in a state, most recent run-after first, merged over shards, without bodies. The answer's
+   * continuation resumes right after its last job, stable while jobs come and go.
+   *
+   * Errors: QUEUE_NOT_FOUND, PRIORITY_NOT_SUPPORTED, CONTINUATION_INVALID, UNKNOWN for a bad
+   * pattern.
+   * Holds: going on until CONTINUATION_END meets each job that was in that state throughout,
+   * once.
+   */
+  PinLaterScanJobsResponse scanJobs(1: RequestContext context, 2: PinLaterScanJobsRequest request)
+    throws (1: PinLaterException e)
+
+  /**
+   * Make failed jobs of a priority PENDING again, up to `limit` over all shards, the longest failed
+   * first. Their claim descriptors are cleared. Returns how many.
+   *
+   * Errors: QUEUE_NOT_FOUND, PRIORITY_NOT_SUPPORTED.
+   */
+  i32 retryFailedJobs(1: RequestContext context, 2: PinLaterRetryFailedJobsRequest request)
+    throws (1: PinLaterException e)
+
+  /**
+   * Delete up to `limit` jobs of a state and priority, with a matching body if a pattern is given.
+   * Returns how many.
+   *
+   * Errors: QUEUE_NOT_FOUND, PRIORITY_NOT_SUPPORTED, UNKNOWN for a bad pattern.
+   */
+  i32 deleteJobs(1: RequestContext context, 2: PinLaterDeleteJobsRequest request)
+    throws (1: PinLaterException e)
+}
