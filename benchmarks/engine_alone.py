@@ -15,7 +15,7 @@ from typing import Literal
 
 from benchmarks import frames
 from benchmarks.load import Window, percentile
-from pinlaterd.config.schema import ShardSettings
+from pinlaterd.config.schema import ServerSettings, ShardSettings
 from pinlaterd.engines.base import Ack, AckOp, Batch, Claim, ClaimOp, EnqueueOp, StorageEngine
 from pinlaterd.engines.registry import make_engine
 from pinlaterd.model import Job, JobKey, Payload
@@ -73,7 +73,7 @@ def measure(loads: list[EngineLoad], seconds: float, warm_up_seconds: float) -> 
 
 
 def _main(load: EngineLoad, pipe: Connection) -> None:
-    engine = make_engine(load.shard)
+    engine = make_engine(load.shard, ServerSettings())
     engine.open(_now_ms())
     try:
         engine.create_queue(QUEUE, _now_ms())

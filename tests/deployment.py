@@ -23,7 +23,7 @@ from pinlaterd.client import Client, ConnectionFailed, JobState, PinLaterError
 from pinlaterd.config.layout import SUPERVISOR_SOCKET
 from pinlaterd.coordinator.supervisord import ProgramInfo, Supervisord, SupervisorError
 
-COMMAND_SECONDS = 60.0
+COMMAND_SECONDS = 90.0
 POLL_SECONDS = 0.02
 CALL_SECONDS = 10.0
 # A queue on which calls that need all shards are tried out.
@@ -110,9 +110,7 @@ class Deployment:
 
     def pids(self) -> dict[str, int]:
         """The pid of every program that runs."""
-        return {
-            name: info.pid for name, info in self.programs().items() if info.state == "RUNNING"
-        }
+        return {name: info.pid for name, info in self.programs().items() if info.state == "RUNNING"}
 
     def pid_of(self, program: str) -> int:
         return self.pids()[program]
@@ -160,9 +158,7 @@ class Deployment:
     def log_tails(self, lines: int = 5) -> str:
         """The last lines of every log, for messages."""
         logs = sorted((self.folder / "run/log").glob("*.log"))
-        tails = (
-            "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) for path in logs
-        )
+        tails = ("\n".join(path.read_text(errors="replace").splitlines()[-lines:]) for path in logs)
         return "\n" + "\n".join(tails)
 
 

@@ -76,7 +76,8 @@
  *
  * TCP, by default on port 9010. Framed (a 4-byte length before each message) TBinaryProtocol,
  * strict or not; on the same port, told apart by their first bytes, also unframed strict
- * TBinaryProtocol and framed TCompactProtocol. One connection keeps to one of them.
+ * TBinaryProtocol. Framed TCompactProtocol is recognised, but not spoken in this release: such a
+ * connection is closed. One connection keeps to one form, and is answered in it.
  *
  * Calls of a connection may be pipelined: sent before earlier ones are answered. They are
  * answered in their order. A call is answered within request_timeout_ms, plus its maxWaitMillis.

@@ -32,9 +32,11 @@ def divide(
         name: demand if math.isfinite(demand) and demand > 0 else 0.0
         for name, demand in demands.items()
     }
-    total = math.fsum(wanted.values())
-    if total == 0:
+    most = max(wanted.values())
+    if most == 0:
         return dict.fromkeys(demands, left / len(demands))
+    parts = {name: demand / most for name, demand in wanted.items()}
+    total = math.fsum(parts.values())
     floor = left * FLOOR_FRACTION / len(demands)
     by_demand = left * (1 - FLOOR_FRACTION)
-    return {name: floor + by_demand * demand / total for name, demand in wanted.items()}
+    return {name: floor + by_demand * (part / total) for name, part in parts.items()}

@@ -48,7 +48,7 @@ from pinlaterd.deployment import orphans
 from pinlaterd.deployment.errors import DeploymentError
 from pinlaterd.deployment.files import check_depth
 from pinlaterd.deployment.programs import COORDINATOR, log_file, wanted_programs
-from pinlaterd.errors import PinLaterError
+from pinlaterd.errors import ConnectionFailed, PinLaterError
 from pinlaterd.lifecycle import ExitCode
 
 UP_SECONDS = 60.0
@@ -288,7 +288,7 @@ def _missing(config: Config) -> Sequence[str]:
     """What does not serve yet; nothing once all do, and a call over Thrift is answered."""
     try:
         status = stats_page.fetch_json("/status.json", directory=Path(), url=None)
-    except PinLaterError:
+    except (ConnectionFailed, PinLaterError):
         return [COORDINATOR]
     if status["problems"]:
         return [str(problem).split(" is ")[0] for problem in status["problems"]]
@@ -296,7 +296,7 @@ def _missing(config: Config) -> Sequence[str]:
     try:
         with Client(_EVERYWHERE.get(server.host, server.host), server.port) as client:
             client.queue_names()
-    except PinLaterError:
+    except (ConnectionFailed, PinLaterError):
         return [f"an answer on port {server.port}"]
     return []
 

@@ -235,8 +235,13 @@ class StorageEngine(Protocol):
         """The first `limit` PENDING jobs behind `after` with run-after <= `until_ms`, in order."""
         ...
 
-    def payloads(self, queue: str, keys: Sequence[JobKey]) -> Sequence[Payload | None]:
-        """What a claim would hand out (dry runs), in the order of `keys`."""
+    def payloads(
+        self, queue: str, keys: Sequence[JobKey], *, most_bytes: int
+    ) -> Sequence[Payload | None]:
+        """What a claim would hand out, in the order of `keys`; None for what is not PENDING.
+
+        Ends before the body with which all would have more than `most_bytes`, but never before
+        the first: so a read is bounded, however large bodies are."""
         ...
 
     def lookup(

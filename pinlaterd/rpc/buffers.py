@@ -48,9 +48,8 @@ class BufferBudget:
         if self._estimate > self._mark:
             self.count()
 
-    def count(self) -> Holder | None:
-        """Count exactly, and say who may go on. Returns the one that holds the most if the limit
-        is reached, so that nobody can go on unless it goes."""
+    def count(self) -> None:
+        """Count exactly, and say who may go on."""
         sizes = sorted(
             ((holder.held_bytes(), holder) for holder in self._holders()), key=lambda each: each[0]
         )
@@ -62,6 +61,3 @@ class BufferBudget:
         for size, holder in sizes:
             left -= size
             holder.hold(left < 0)
-        if total + self._step > self._max_bytes and sizes:
-            return sizes[-1][1]
-        return None

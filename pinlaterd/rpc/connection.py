@@ -8,6 +8,7 @@ other one anything. Relies on asyncio (any event loop) and on `framing`.
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import struct
 from collections import deque
@@ -22,6 +23,8 @@ from pinlaterd.rpc.message import is_oneway
 _pack_length: Final = struct.Struct(">I").pack
 
 KIB: Final = 1024
+
+NOT_HELD: Final = math.inf
 
 # The transport's own buffer: beyond the first, no more calls are begun, until below the second.
 _UNSENT_HIGH_BYTES: Final = 256 * KIB
@@ -48,6 +51,8 @@ class Host(Protocol):
     transcoders: Transcoders
     budget: BufferBudget
     handler: Callable[[bytes, Answer], None]
+
+    def now(self) -> float: ...
 
     def opened(self, connection: Connection) -> bool:
         """False: there are too many; the connection is closed."""
@@ -112,8 +117,10 @@ class Connection(asyncio.Protocol):
         self._waiting: deque[bytes] = deque()  # messages that are not begun yet
         self._reading = True
         self._pumping = False
+        self._ready_bytes = 0  # answers that came while pumping
         self._unsent_high = False
-        self._held = False
+        self._held_with = 0  # bytes, at that time
+        self.held_since = NOT_HELD  # since when it waits for memory
         self._closing = False
         self._received_bytes = 0
         self._received_messages = 0
@@ -180,6 +187,7 @@ class Connection(asyncio.Protocol):
     def answered(self, answer: Answer) -> None:
         """An answer is there. It goes out once all earlier ones are."""
         if self._pumping:
+            self._ready_bytes += len(answer.message or b"")
             return
         if self._slots[0] is answer:
             self._pump()
@@ -194,7 +202,11 @@ class Connection(asyncio.Protocol):
         try:
             self._write_answers()
             while self._waiting and self._may_begin():
-                while self._waiting and len(self._slots) < self._host.max_calls:
+                while (
+                    self._waiting
+                    and len(self._slots) < self._host.max_calls
+                    and self._ready_bytes < _JOIN_BYTES
+                ):
                     self._begin(self._waiting.popleft())
                 self._write_answers()
         finally:
@@ -221,6 +233,7 @@ class Connection(asyncio.Protocol):
 
     def _write_answers(self) -> None:
         """Write the answers that no earlier call keeps waiting."""
+        self._ready_bytes = 0
         slots = self._slots
         framed = self._reader.framed
         transcoder = self._reader.transcoder
@@ -265,8 +278,22 @@ class Connection(asyncio.Protocol):
     def hold(self, held: bool) -> None:  # noqa: FBT001 - see buffers.Holder
         """Whether the server is too short of memory to read from this one."""
         if held != self._held:
-            self._held = held
+            self.held_since = self._host.now() if held else NOT_HELD
+            self._held_with = self.held_bytes()
             self._update_reading()
+
+    @property
+    def _held(self) -> bool:
+        return self.held_since != NOT_HELD
+
+    def let_go_some(self, now: float) -> bool:
+        """Whether a connection that waits for memory holds less than when it began to; then
+        it begins to wait anew."""
+        held = self.held_bytes()
+        less = held < self._held_with
+        if less:
+            self.held_since, self._held_with = now, held
+        return less
 
     def held_bytes(self) -> int:
         """What this connection keeps in memory: unfinished, not begun, answered but not sent."""

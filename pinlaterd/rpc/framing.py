@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from typing import Final, Protocol
 
 from pinlaterd.errors import ProtocolError
-from pinlaterd.rpc.walk import MessageWalk
+from pinlaterd.rpc.walk import BeyondEnd, MessageWalk
 
 _U32: Final = struct.Struct(">I").unpack_from
 _UNFRAMED: Final = b"\x80\x01"
@@ -93,8 +93,11 @@ class FrameReader:
                 self._cut(data, messages)
             else:
                 self._begin(data, messages)
+        except BeyondEnd:
+            self.failure = ProtocolError(f"an unframed message is too long; {self._cure()}")
         except ProtocolError as error:
             self.failure = error
+        if self.failure is not None:
             self._buffer = bytearray()
         return messages
 
@@ -204,8 +207,13 @@ class FrameReader:
             return "a frame of length 0; a frame holds one message"
         return _stranger(
             start,
-            f"a frame of {length} bytes; max_frame_bytes is {self._max_frame_bytes}: send fewer "
-            "jobs a call, or raise it in etc/pinlaterd.yaml",
+            f"a frame of {length} bytes; {self._cure()}",
+        )
+
+    def _cure(self) -> str:
+        return (
+            f"max_frame_bytes is {self._max_frame_bytes}: send fewer jobs a call, "
+            "or raise it in etc/pinlaterd.yaml"
         )
 
 

@@ -14,8 +14,8 @@ from types import MappingProxyType
 from typing import Final
 
 from pinlaterd.config.schema import ServerSettings
-from pinlaterd.rpc.buffers import BufferBudget, Holder
-from pinlaterd.rpc.connection import Answer, Connection
+from pinlaterd.rpc.buffers import BufferBudget
+from pinlaterd.rpc.connection import NOT_HELD, Answer, Connection
 from pinlaterd.rpc.framing import Transcoder, Transcoders
 from pinlaterd.rpc.limited_log import LimitedLog
 from pinlaterd.stats import Stats
@@ -32,6 +32,7 @@ _STALL_TIMEOUTS: Final = 3
 _LOOKS_PER_STALL: Final = 10
 _LOOK_SECONDS: Final = 1.0
 _STRAINED_LOOK_SECONDS: Final = 0.25
+_ROOM_SECONDS: Final = 1.0
 _LOG_LINES: Final = 20
 _LOG_SECONDS: Final = 10.0
 _BACKLOG: Final = 1024
@@ -59,9 +60,8 @@ class ThriftServer:
         self._stall_seconds = _STALL_TIMEOUTS * settings.request_timeout_ms / 1000
         self._server: asyncio.Server | None = None
         self._looking: asyncio.TimerHandle | None = None
-        self._largest: tuple[Holder | None, int] = (None, 0)
         self._emptied = asyncio.Event()
-        self._log = LimitedLog(log, self._monotonic, _LOG_LINES, _LOG_SECONDS)
+        self._log = LimitedLog(log, self.now, _LOG_LINES, _LOG_SECONDS)
 
     @property
     def port(self) -> int:
@@ -141,6 +141,9 @@ class ThriftServer:
         self._stats.count("connections_closed_on_error")
         self._log.warning(f"closing the connection from {connection.peer}: {reason}")
 
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
     # --- from time to time --------------------------------------------------------------------
 
     def _look(self) -> None:
@@ -153,27 +156,24 @@ class ThriftServer:
                 self._close(connection, reason)
         wait = min(self._stall_seconds / _LOOKS_PER_STALL, _LOOK_SECONDS)
         if self.budget.strained:
-            self._make_room()
+            self._make_room(now)
             wait = min(wait, _STRAINED_LOOK_SECONDS)
         self._looking = loop.call_later(wait, self._look)
 
-    def _make_room(self) -> None:
-        """At the limit nobody is read from; so if the largest got no smaller since the last
-        look, it has to go."""
-        largest = self.budget.count()
-        held = 0 if largest is None else largest.held_bytes()
-        before, self._largest = self._largest, (largest, held)
-        if isinstance(largest, Connection) and before[0] is largest and held >= before[1]:
-            self._close(
-                largest,
-                f"it holds {held} bytes, the most of all, and together they reach "
-                "max_buffered_bytes in etc/pinlaterd.yaml",
-            )
+    def _make_room(self, now: float) -> None:
+        """Those who wait for memory can't go on until others let go of some. Whoever has waited
+        longest has to go, so that the rest can."""
+        self.budget.count()
+        waiting = [each for each in self._connections if each.held_since != NOT_HELD]
+        longest = min(waiting, key=lambda each: each.held_since, default=None)
+        if longest is None or longest.let_go_some(now) or now - longest.held_since < _ROOM_SECONDS:
+            return
+        self._close(
+            longest,
+            f"it holds {longest.held_bytes()} bytes, and all together too many; raise "
+            "max_buffered_bytes in etc/pinlaterd.yaml, or send fewer jobs a call",
+        )
 
     def _close(self, connection: Connection, reason: str) -> None:
         self.refused(connection, reason)
         connection.abort()
-
-    @staticmethod
-    def _monotonic() -> float:
-        return asyncio.get_running_loop().time()

@@ -28,6 +28,10 @@ _LEAST: Final = {int(code): size for code, size in LEAST_SIZE.items()}
 MAX_UNKNOWN_VALUES: Final = 100_000
 
 
+class BeyondEnd(ProtocolError):
+    """The value is longer than it may be."""
+
+
 class Walk:
     """One value, or one message, from `at` on.
 
@@ -72,7 +76,7 @@ class Walk:
                     return False
                 code = data[self.at]
                 if code == 0:
-                    self.at += 1
+                    self._skip(1, 0)
                     levels.pop()
                     continue
                 if self.at + 3 > available:
@@ -129,7 +133,7 @@ class Walk:
             raise ProtocolError(f"a collection claims {count} values of types {code} and {other}")
         least = _LEAST[code] + (_LEAST[other] if each == 2 else 0)
         if self.at + count * least > self.max_end:
-            raise ProtocolError(f"a collection claims {count} values, more than its message holds")
+            raise BeyondEnd(f"a collection claims {count} values, more than its message holds")
         self._open([count * each, code, other])
 
     def _open(self, level: list[int] | None) -> None:
@@ -141,7 +145,7 @@ class Walk:
         self.at += size
         self._values += values
         if self.at > self.max_end:
-            raise ProtocolError(f"a value claims to end {self.at - self.max_end} bytes too late")
+            raise BeyondEnd(f"a value claims {self.at - self.max_end} bytes more than there are")
         if self._values > self._max_values:
             raise ProtocolError(f"an unknown field holds more than {self._max_values} values")
 
@@ -156,7 +160,7 @@ def skip_value(data: bytes, at: int, code: int) -> int:
 
 
 class MessageWalk:
-    """The end of an unframed strict message that begins at `start`."""
+    """The end of an unframed strict message that begins at `start`, of `max_bytes` at most."""
 
     __slots__ = ("_in_body", "_start", "_walk")
 

@@ -6,7 +6,7 @@ next batch. It is answered when it has all it may take, when nothing is ready an
 answer is as large as it may be, or at its deadline.
 
 The size of an answer is known before anything is claimed: payloads that are not in memory are
-read first, in portions that fit into an answer even if all bodies are as long as they may be. The
+read first, in portions that end where an answer would. The
 engine gets them with the claims, so that nothing is read twice.
 """
 
@@ -15,13 +15,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import count
+from typing import cast
 
 from pinlaterd.config.schema import ServerSettings
 from pinlaterd.engines.base import AckOp, Claim, ClaimOp, StorageEngine
 from pinlaterd.errors import PinLaterError, RequestError
-from pinlaterd.model import ClaimedJob, DequeueResult, JobKey, Payload, PendingKey
+from pinlaterd.model import ClaimedJob, DequeueRequest, DequeueResult, JobKey, Payload, PendingKey
 from pinlaterd.rpc import codec
-from pinlaterd.rpc.codec import Head
+from pinlaterd.rpc.codec import Call
 from pinlaterd.shard.ready import Taken
 from pinlaterd.shard.works import Arrival, Memory, Parts, Results, conclude_acks, done, failed
 from pinlaterd.wire.envelope import ReplyEntry
@@ -73,23 +74,22 @@ class DequeueWork:
     def __init__(
         self,
         arrival: Arrival,
-        head: Head,
-        queue: str,
-        source: str,
+        call: Call,
         *,
-        limit: int,
-        dry_run: bool,
         most_bytes: int,
         claim_timeout_seconds: float,
         acks: AckOp | None,
         problem: RequestError | None,
     ) -> None:
+        request = cast("DequeueRequest", call.request)
+        most_jobs = arrival.entry.max_jobs
+        limit = request.limit if most_jobs < 0 else min(request.limit, most_jobs)
         self.arrival = arrival
-        self.head = head
-        self.queue = queue
-        self.source = source
+        self.head = call.head
+        self.queue = request.queue
+        self.source = call.context.source
         self.remaining = 0 if problem is not None else limit
-        self.dry_run = dry_run
+        self.dry_run = request.dry_run
         self.bytes_left = most_bytes
         self.full = False  # whether the answer is as large as it may be
         self.lowest_priority = arrival.entry.lowest_priority
@@ -165,9 +165,7 @@ class DequeueWork:
             )
         )
 
-    def _take_over(
-        self, payloads: Sequence[Payload | None], memory: Memory, now_ms: int
-    ) -> None:
+    def _take_over(self, payloads: Sequence[Payload | None], memory: Memory, now_ms: int) -> None:
         """The claims were committed. None stands for a job that was gone from the store."""
         claims, self.claims = self.claims, []
         before = len(self.jobs)
@@ -194,8 +192,7 @@ class Claimer:
         self._engine = engine
         self._memory = memory
         self._descriptors = descriptors
-        fitting = server.max_response_bytes // (server.max_job_body_bytes + JOB_OVERHEAD_BYTES)
-        self._portion = max(1, min(_MOST_KEYS_A_READ, fitting))
+        self._most_bytes = server.max_response_bytes
 
     def choose(self, work: DequeueWork, most_jobs: int, most_bytes: int, now_ms: int) -> int:
         """Put claims into `work` for the next commit; returns the bytes of their jobs.
@@ -226,7 +223,8 @@ class Claimer:
         """A dry run: what `work` would get, without claims."""
         ready, queue = self._memory.ready, work.queue
         looked_at: list[Taken] = []
-        while work.remaining > 0 and not work.full:
+        full = False
+        while work.remaining > 0 and not full:
             limit = min(work.remaining, _MOST_KEYS_A_READ)
             taken = ready.take(queue, limit, work.lowest_priority, now_ms)
             if not taken:
@@ -239,7 +237,8 @@ class Claimer:
                         if payload is not None:
                             work.add(priority, key.local_id, payload, "", self._memory.name)
                     work.remaining -= fitting
-                    if work.full:
+                    full = fitting < len(part)
+                    if full:
                         break
         ready.put_back(queue, looked_at, now_ms)
 
@@ -255,16 +254,41 @@ class Claimer:
         if cached is not None and None not in cached:
             yield keys, cached
             return
-        for begin in range(0, len(keys), self._portion):
-            part = keys[begin : begin + self._portion]
-            known = cached[begin : begin + self._portion] if cached else [None] * len(part)
-            unknown = [
-                JobKey(priority, key.local_id)
-                for key, payload in zip(part, known, strict=True)
-                if payload is None
-            ]
-            read = iter(self._engine.payloads(queue, unknown) if unknown else ())
-            yield part, [payload if payload is not None else next(read) for payload in known]
+        begin = 0
+        while begin < len(keys):
+            part = keys[begin : begin + _MOST_KEYS_A_READ]
+            known = cached[begin : begin + len(part)] if cached else [None] * len(part)
+            payloads = self._read(queue, priority, part, known)
+            yield part[: len(payloads)], payloads
+            begin += len(payloads)
+
+    def _read(
+        self,
+        queue: str,
+        priority: int,
+        keys: Sequence[PendingKey],
+        known: Sequence[Payload | None],
+    ) -> Sequence[Payload | None]:
+        """The payloads of the first of `keys`, as many as one answer may hold."""
+        unknown = [
+            _new(JobKey, (priority, key[1]))
+            for key, payload in zip(keys, known, strict=True)
+            if payload is None
+        ]
+        read = self._engine.payloads(queue, unknown, most_bytes=self._most_bytes)
+        if len(unknown) == len(keys):
+            return read
+        payloads: list[Payload | None] = []
+        left = iter(read)
+        for payload in known:
+            if payload is None:
+                try:
+                    payloads.append(next(left))
+                except StopIteration:
+                    break
+            else:
+                payloads.append(payload)
+        return payloads
 
     def _claim(
         self,
@@ -281,16 +305,12 @@ class Claimer:
         ]
 
 
-def _fitting(
-    work: DequeueWork, payloads: Sequence[Payload | None], room: int
-) -> tuple[int, int]:
+def _fitting(work: DequeueWork, payloads: Sequence[Payload | None], room: int) -> tuple[int, int]:
     """How many of `payloads` fit into `room` and the answer of `work`, and their bytes there.
 
     Notes in `work` that its answer is full. What is None takes no bytes."""
     room = min(room, work.bytes_left)
-    sizes = [
-        0 if payload is None else len(payload[0]) + JOB_OVERHEAD_BYTES for payload in payloads
-    ]
+    sizes = [0 if payload is None else len(payload[0]) + JOB_OVERHEAD_BYTES for payload in payloads]
     fitting, used = len(sizes), sum(sizes)
     if used > room:
         fitting = used = 0

@@ -139,9 +139,7 @@ class Inquiries:
 
     def _record(self, queue: str, job: StoredJob) -> JobRecord:
         key = job.key
-        return JobRecord(
-            f"{queue}:s{self._memory.name}:p{key.priority}:{key.local_id}", *job[1:]
-        )
+        return JobRecord(f"{queue}:s{self._memory.name}:p{key.priority}:{key.local_id}", *job[1:])
 
     # --- searches ------------------------------------------------------------------------------
 

@@ -37,6 +37,7 @@ from pinlaterd.shard.validation import Rules
 from pinlaterd.shard.works import AckWork, Arrival, CheckpointWork, EnqueueWork, Memory, ReleaseWork
 
 LAST_LOCAL_ID = (1 << 63) - 1
+_ID_DIGITS = len(str(LAST_LOCAL_ID))
 LAST_PRIORITY = 127
 # What stands for descriptors that are well formed and whose job no store can hold: local ids
 # begin with 1.
@@ -76,22 +77,16 @@ class Planner:
 
     def dequeue(self, arrival: Arrival, call: Call, now_ms: int) -> DequeueWork:
         request = cast("DequeueRequest", call.request)
-        entry = arrival.entry
         self.check_queue(request.queue)
         self._rules.dequeue(call.context, request)
-        if entry.whole and request.coverage != 1.0:
+        if arrival.entry.whole and request.coverage != 1.0:
             raise ForeignError
         op, problem = None, None
         if request.acks is not None:
             op, problem = self._ack_op(arrival, request.acks, now_ms)
-        limit = request.limit if entry.max_jobs < 0 else min(request.limit, entry.max_jobs)
         return DequeueWork(
             arrival,
-            call.head,
-            request.queue,
-            call.context.source,
-            limit=limit,
-            dry_run=request.dry_run,
+            call,
             most_bytes=self._config.server.max_response_bytes,
             claim_timeout_seconds=self._config.queue(request.queue).job_claimed_timeout_seconds,
             acks=op if op is not None and (op.succeeded or op.failed) else None,
@@ -141,8 +136,9 @@ class Planner:
             if place is not None and place.shard == self._memory.name and job.claim_descriptor:
                 key = JobKey(place.priority, place.local_id)
                 by_queue.setdefault(place.queue, []).append(Release(key, job.claim_descriptor))
-        known = {queue: releases for queue, releases in by_queue.items() if queue in self._memory.ready}
-        return ReleaseWork(arrival, [ReleaseOp(*pair) for pair in known.items()])
+        known = self._memory.ready
+        ops = [ReleaseOp(queue, jobs) for queue, jobs in by_queue.items() if queue in known]
+        return ReleaseWork(arrival, ops)
 
     # --- acks ------------------------------------------------------------------------------
 
@@ -186,7 +182,8 @@ class Place:
         if descriptor.startswith(self._prefix):
             priority_text, _, id_text = descriptor[len(self._prefix) :].partition(":")
             priority = _PRIORITIES.get(priority_text)
-            if priority is not None and id_text.isdigit() and id_text.isascii() and len(id_text) < 19:
+            plain = id_text.isdigit() and id_text.isascii() and len(id_text) < _ID_DIGITS
+            if priority is not None and plain:
                 return _new(JobKey, (priority, int(id_text)))
         parsed = JobDescriptor.parse(descriptor)
         if parsed is None or parsed.queue != self.queue or parsed.shard != self.shard:
@@ -197,7 +194,7 @@ class Place:
 
 
 def _acks(place: Place, infos: Iterable[AckInfo], bad: list[str]) -> list[Ack]:
-    acks = []
+    acks: list[Ack] = []
     key_of, append = place.key, acks.append
     for descriptor, status, delay_ms, claim in infos:
         key = key_of(descriptor)

@@ -168,7 +168,9 @@ class ReadyIndex:
         for key in keys:
             if line.insert(key, now_ms, room=len(line.keys) - before < room):
                 kept += 1
-        self._held += len(line.keys) - before - line.cut(self._line_keys)
+        line.cut(self._line_keys)
+        self._held += len(line.keys) - before
+        self._make_room(0)
         self._watch(line)
         return kept
 
@@ -179,17 +181,19 @@ class ReadyIndex:
                 self.add(queue, priority, keys, now_ms)
 
     def _make_room(self, count: int) -> None:
-        """Halve the longest lines until `count` more keys fit, or nothing is left to cut."""
+        """Halve the longest lines until `count` more keys fit.
+
+        Each keeps one, so that what is ready counts as ready: the bound is `max_keys`, or one for
+        each line if that is more."""
         while self._held + count > self._max_keys:
             longest = max(
                 (line for lines in self._queues.values() for line in lines),
                 key=lambda line: len(line.keys),
             )
-            dropped = longest.cut(len(longest.keys) // 2)
+            dropped = longest.cut(max(1, len(longest.keys) // 2))
             if not dropped:
                 return
             self._held -= dropped
-            self._watch(longest)
 
     # --- keys go -------------------------------------------------------------------------
 
@@ -243,7 +247,8 @@ class ReadyIndex:
 
     def oldest_ms(self, queue: str) -> int | None:
         """The earliest run-after of a ready job, of any priority."""
-        return min((line.keys[0].run_after_ms for line in self._queues[queue] if line.keys), default=None)
+        first = [line.keys[0].run_after_ms for line in self._queues[queue] if line.keys]
+        return min(first, default=None)
 
     def wake_ms(self) -> int:
         """When `look` has to be called next; NEVER_MS if nothing is scheduled."""
@@ -254,7 +259,7 @@ class ReadyIndex:
         if now_ms < self._wake_ms:
             return []
         self._wake_ms = NEVER_MS
-        read = []
+        read: list[str] = []
         for queue, lines in self._queues.items():
             for priority, line in enumerate(lines, 1):
                 if line.keys:
@@ -276,12 +281,13 @@ class ReadyIndex:
         after = None if line.horizon is _FIRST else line.horizon
         if self._held + self._read_keys > self._max_keys:
             self._make_room(self._read_keys)
+        limit = max(1, min(self._read_keys, self._max_keys - self._held))
         keys = self._store.read_pending(
-            queue, priority, after=after, until_ms=now_ms, limit=self._read_keys
+            queue, priority, after=after, until_ms=now_ms, limit=limit
         )
         line.keys = list(keys)
         self._held += len(keys)
-        if len(keys) == self._read_keys:
+        if len(keys) == limit:
             line.horizon = keys[-1]
             line.next_due_ms = keys[-1].run_after_ms
             return True  # there may be more due now: read again when these are taken

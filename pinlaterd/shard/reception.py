@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable
-from typing import cast
+from typing import NamedTuple, cast
 
 from pinlaterd.errors import (
     InvalidRequest,
@@ -31,6 +31,7 @@ from pinlaterd.model import (
     EnqueueRequest,
     LookupRequest,
     QueueNamesRequest,
+    Result,
     RetryFailedRequest,
     ScanRequest,
 )
@@ -50,6 +51,13 @@ _DELETE_QUEUE = b"deleteQueue"
 _NEVER = float("inf")
 
 Reply = Callable[[Arrival, ReplyEntry], None]
+
+
+class _Sliced(NamedTuple):
+    """A call that is answered in slices; `at_once`: the first is small, or only a search."""
+
+    answering: Answering
+    at_once: bool
 
 
 class Reception:
@@ -103,7 +111,7 @@ class Reception:
             self._explain(arrival, error)
             return None
         try:
-            return self._dispatch(arrival, call, now_ms)
+            found = self._dispatch(arrival, call, now_ms)
         except ForeignError:
             self._reply(arrival, foreign(arrival))
         except StorageNotCommitted as error:
@@ -113,6 +121,11 @@ class Reception:
             raise
         except PinLaterError as error:
             self._reply(arrival, failed(arrival, call.head, error))
+        else:
+            if not isinstance(found, _Sliced):
+                return found
+            steps = self._answering(arrival, call.head, found.answering)
+            self._tasks.start(steps, at_once=found.at_once)
         return None
 
     def _explain(self, arrival: Arrival, error: ProtocolError | PinLaterError) -> None:
@@ -129,7 +142,7 @@ class Reception:
         told = error if isinstance(error, PinLaterError) else InvalidRequest(str(error))
         self._reply(arrival, failed(arrival, peeked.head, told))
 
-    def _dispatch(self, arrival: Arrival, call: Call, now_ms: int) -> Work | None:
+    def _dispatch(self, arrival: Arrival, call: Call, now_ms: int) -> Work | _Sliced | None:
         request, planner = call.request, self._planner
         match request:
             case EnqueueRequest():
@@ -156,36 +169,33 @@ class Reception:
                 planner.check_queue(request.queue)
                 self._reply(arrival, done(arrival, self._inquiries.oldest_failed(request)))
             case _:
-                self._start(arrival, call)
+                return self._slice(arrival, call)
         return None
 
-    def _answer(self, arrival: Arrival, head: Head, result: codec.Result) -> None:
+    def _answer(self, arrival: Arrival, head: Head, result: Result) -> None:
         self._reply(arrival, done(arrival, codec.encode_reply(head, result)))
 
     # --- sliced works --------------------------------------------------------------------------
 
-    def _start(self, arrival: Arrival, call: Call) -> None:
+    def _slice(self, arrival: Arrival, call: Call) -> _Sliced:
         if len(self._tasks) >= MOST_TASKS:
             raise Overloaded(f"shard {self._memory.name} has {MOST_TASKS} such calls in hand")
         request, deadline, inquiries = call.request, arrival.entry.deadline, self._inquiries
-        at_once = True
-        match request:
-            case LookupRequest():
-                answering = inquiries.lookup(request)
+        if isinstance(request, LookupRequest):
+            return _Sliced(inquiries.lookup(request), at_once=True)
+        queued = cast(
+            "CountRequest | ScanRequest | RetryFailedRequest | DeleteJobsRequest", request
+        )
+        self._planner.check_queue(queued.queue)
+        match queued:
             case CountRequest():
-                self._planner.check_queue(request.queue)
-                answering = inquiries.count(request, deadline)
+                return _Sliced(inquiries.count(queued, deadline), at_once=True)
             case ScanRequest():
-                self._planner.check_queue(request.queue)
-                answering = inquiries.scan(request, deadline)
+                return _Sliced(inquiries.scan(queued, deadline), at_once=True)
             case RetryFailedRequest():
-                self._planner.check_queue(request.queue)
-                answering, at_once = inquiries.retry_failed(request, deadline), False
-            case _:
-                deleting = cast("DeleteJobsRequest", request)
-                self._planner.check_queue(deleting.queue)
-                answering, at_once = inquiries.delete_jobs(deleting, deadline), False
-        self._tasks.start(self._answering(arrival, call.head, answering), at_once=at_once)
+                return _Sliced(inquiries.retry_failed(queued, deadline), at_once=False)
+            case DeleteJobsRequest():
+                return _Sliced(inquiries.delete_jobs(queued, deadline), at_once=False)
 
     def _answering(self, arrival: Arrival, head: Head, answering: Answering) -> Steps:
         """Run it, and see to it that it is answered exactly once, however it ends."""
@@ -200,7 +210,8 @@ class Reception:
             self._reply(arrival, failed(arrival, head, late))
         except StorageError as error:
             self._reply(arrival, failed(arrival, head, self._unable(error)))
-            raise
+            if not isinstance(error, StorageNotCommitted):
+                raise
         except PinLaterError as error:
             self._reply(arrival, failed(arrival, head, error))
         else:

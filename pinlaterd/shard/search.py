@@ -23,6 +23,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
@@ -40,6 +41,8 @@ _GRACE_SECONDS = 5.0
 _SEND_SECONDS = 5.0
 _NICE = 10
 _READ_BYTES = 1 << 18
+# The shard has made its deployment the current folder; ours may not be installed.
+_PACKAGE_FOLDER = str(Path(__file__).resolve().parents[2])
 _LENGTH = struct.Struct(">I")
 
 
@@ -94,9 +97,7 @@ class SearchClient:
 
     def receive(self) -> None:
         """Take what the searcher has sent."""
-        if self._socket is None:
-            return
-        while True:
+        while self._socket is not None:
             try:
                 data = self._socket.recv(_READ_BYTES, socket.MSG_DONTWAIT)
             except BlockingIOError:
@@ -108,8 +109,6 @@ class SearchClient:
                 return
             self._received += data
             self._take_result()
-            if self._socket is None:
-                return
 
     def tick(self) -> None:
         """End a searcher that has nothing to do, or that is stuck."""
@@ -185,8 +184,9 @@ class SearchClient:
         ours, theirs = socket.socketpair()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "pinlaterd.shard.search", self._title],
-                stdin=theirs,
+                [sys.executable, "-P", "-m", "pinlaterd.shard.search", self._title],
+                env=os.environ | {"PYTHONPATH": _PACKAGE_FOLDER},
+                stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
             )
         except OSError:

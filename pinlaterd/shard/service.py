@@ -52,6 +52,24 @@ _FRESH_PART, _KEYS_PART, _BATCH_PART = 2, 4, 4
 _KEY_BYTES = 136
 _REOPEN_SECONDS, _MOST_REOPEN_SECONDS = 0.05, 5.0
 
+
+class _Batch:
+    """A batch in the making: `room` is for payloads, in bytes."""
+
+    def __init__(self, room: int) -> None:
+        self.works: list[Work] = []
+        self.jobs = 0
+        self.room = room
+
+    def add(self, work: Work) -> None:
+        self.works.append(work)
+        self.jobs += work.rows
+
+
+def _is_dequeue(work: Work) -> bool:
+    return isinstance(work, DequeueWork)
+
+
 _NOTHING = Results(BatchResult((), (), (), (), ()))
 
 
@@ -100,7 +118,7 @@ class ShardService:
         self._claimer: Claimer | None = None
         self._backlog: deque[Arrival] = deque()
         self._unfinished: list[DequeueWork] = []  # that go on with the next batch
-        self._in_hand: list[Work] = []  # the batch being made
+        self._in_hand: dict[Work, None] = {}  # not answered yet; the unfinished among them
         self._replies: defaultdict[bytes, list[ReplyEntry]] = defaultdict(list)
         self._reopen_at = 0.0
         self._reopen_seconds = _REOPEN_SECONDS
@@ -178,9 +196,9 @@ class ShardService:
         told = ShardConnectionFailed(
             [self.name], f"{error.message}; whether the call was carried out is not known"
         )
-        for work in (*self._in_hand, *self._unfinished):
-            self._reply(work.arrival, work.fail(told))
-        self._in_hand, self._unfinished = [], []
+        for work in list(self._in_hand):
+            self._settle(work, work.fail(told))
+        self._unfinished = []
         self._tasks.abandon()
         self._close_searches()
         queues = list(self._memory.ready.queues())
@@ -200,6 +218,11 @@ class ShardService:
     def busy(self) -> bool:
         """Whether there is work that waits for nothing."""
         return bool(self._backlog or self._unfinished or self._tasks.runnable)
+
+    @property
+    def backlog(self) -> int:
+        """Calls that have arrived and are in no batch yet."""
+        return len(self._backlog)
 
     @property
     def calls_wait(self) -> bool:
@@ -263,9 +286,7 @@ class ShardService:
         """Figures that are looked at once a second."""
         if self.serving:
             memory = self._memory
-            memory.figures.gauge_queues(
-                self._engine.depths(), memory.ready, self._clock.now_ms()
-            )
+            memory.figures.gauge_queues(self._engine.depths(), memory.ready, self._clock.now_ms())
             held = memory.fresh.held_bytes + len(memory.ready) * _KEY_BYTES
             memory.figures.gauge_memory(held)
 
@@ -286,9 +307,16 @@ class ShardService:
         if not self.serving:
             return
         self._guarded(self._look_for_due)
-        if self._upkeep.is_due():
-            self._tasks.start(self._upkeep.round())
-        self._guarded(lambda: self._tasks.run_slice(calls_wait=calls_wait))
+        due_round = self._upkeep.due_round()
+        if due_round is not None:
+            self._tasks.start(due_round)
+        self._guarded(lambda: self._run_task(calls_wait=calls_wait))
+
+    def _run_task(self, *, calls_wait: bool) -> None:
+        try:
+            self._tasks.run_slice(calls_wait=calls_wait)
+        except StorageNotCommitted as error:
+            log.warning("a slice of upkeep failed, and is left to the next round: %s", error)
 
     def _look_for_due(self) -> None:
         self._memory.touched.update(self._memory.ready.look(self._clock.now_ms()))
@@ -302,59 +330,49 @@ class ShardService:
 
     def _run_batch(self) -> None:
         now_ms, now = self._clock.now_ms(), self._clock.monotonic()
-        writes: list[Work] = []
-        dequeues: list[Work] = []
-        jobs = 0
-        room = self._batch_bytes
-        waiting, self._unfinished = self._unfinished, []
-        self._in_hand = [*waiting]
-        while (waiting or self._backlog) and jobs < BATCH_JOBS:
-            if waiting:
-                work: Work | None = waiting.pop(0)
-            else:
-                arrival = self._backlog.popleft()
-                if arrival.entry.deadline <= now:
-                    self._memory.figures.count("calls_expired")
-                    continue
-                if (writes or dequeues) and self._reception.changes_queues(arrival):
-                    # What is in the batch relies on the queues as they are.
-                    self._backlog.appendleft(arrival)
-                    break
-                work = self._reception.take(arrival, now_ms)
-                jobs += 1
-                if work is None:
-                    continue
-                self._in_hand.append(work)
+        batch = _Batch(self._batch_bytes)
+        # Those that have waited since the last batch go first.
+        unfinished, self._unfinished = self._unfinished, []
+        for waiting in unfinished:
+            self._add_dequeue(batch, waiting, now_ms, now)
+        while self._backlog and batch.jobs < BATCH_JOBS and batch.room > 0:
+            arrival = self._backlog.popleft()
+            if arrival.entry.deadline <= now:
+                self._memory.figures.count("calls_expired")
+                continue
+            if batch.works and self._reception.changes_queues(arrival):
+                # What is in the batch relies on the queues as they are.
+                self._backlog.appendleft(arrival)
+                break
+            batch.jobs += 1  # so that calls without jobs are bounded, too
+            work = self._reception.take(arrival, now_ms)
+            if work is None:
+                continue
+            self._in_hand[work] = None
             if isinstance(work, DequeueWork):
-                room -= self._choose(work, BATCH_JOBS - jobs, room, now_ms, now)
-                if work.rows:
-                    dequeues.append(work)
+                self._add_dequeue(batch, work, now_ms, now)
             else:
-                writes.append(work)
-            jobs += work.rows
-        self._unfinished += waiting
+                batch.add(work)
         # Dequeues last: what became ready in this commit is in the index when they conclude.
-        self._commit([*writes, *dequeues], now_ms)
-        self._in_hand = []
+        batch.works.sort(key=_is_dequeue)
+        self._commit(batch.works, now_ms)
 
-    def _choose(
-        self, work: DequeueWork, most_jobs: int, room: int, now_ms: int, now: float
-    ) -> int:
-        """Let a dequeue choose its jobs; one that needs no commit is answered, or goes on later."""
+    def _add_dequeue(self, batch: _Batch, work: DequeueWork, now_ms: int, now: float) -> None:
+        """Let it choose its jobs; one that needs no commit is answered, or goes on later."""
         assert self._claimer is not None
-        used = 0
-        expired = work.arrival.entry.deadline <= now
-        if expired:
+        most_jobs = BATCH_JOBS - batch.jobs
+        if work.arrival.entry.deadline <= now:
             work.remaining = 0  # what it has by now is its answer
         elif work.dry_run:
             if work.acks is None:
                 self._claimer.look(work, now_ms)
                 work.remaining = 0
-        elif work.remaining and most_jobs > 0 and room > 0:
-            used = self._claimer.choose(work, most_jobs, room, now_ms)
-        if not work.rows:
+        elif work.remaining and most_jobs > 0 and batch.room > 0:
+            batch.room -= self._claimer.choose(work, most_jobs, batch.room, now_ms)
+        if work.rows:
+            batch.add(work)
+        else:
             self._conclude(work, _NOTHING, now_ms)
-        return used
 
     def _commit(self, works: Sequence[Work], now_ms: int) -> None:
         if not works:
@@ -370,8 +388,7 @@ class ShardService:
                 self._give_up(works[0], error, now_ms)
                 return
             log.warning("a batch failed, so its calls are tried one by one: %s", error.message)
-            for at, work in enumerate(works):
-                self._in_hand = list(works[at:])
+            for work in works:
                 self._commit([work], now_ms)
             return
         self._memory.figures.committed(
@@ -384,7 +401,7 @@ class ShardService:
     def _conclude(self, work: Work, results: Results, now_ms: int) -> None:
         entry = work.conclude(results, self._memory, now_ms)
         if entry is not None:
-            self._reply(work.arrival, entry)
+            self._settle(work, entry)
         else:
             assert isinstance(work, DequeueWork)
             self._unfinished.append(work)
@@ -395,13 +412,17 @@ class ShardService:
         self._memory.figures.count("calls_refused")
         work.give_up(self._memory, now_ms)
         has_jobs = isinstance(work, DequeueWork) and work.jobs
-        self._reply(work.arrival, work.fail(error) if has_jobs else refused(work.arrival))
+        self._settle(work, work.fail(error) if has_jobs else refused(work.arrival))
 
     def _refuse_all(self) -> None:
         while self._backlog:
             arrival = self._backlog.popleft()
             self._memory.figures.count("calls_refused")
             self._reply(arrival, refused(arrival))
+
+    def _settle(self, work: Work, entry: ReplyEntry) -> None:
+        del self._in_hand[work]
+        self._reply(work.arrival, entry)
 
     def _reply(self, arrival: Arrival, entry: ReplyEntry) -> None:
         self._replies[arrival.router].append(entry)

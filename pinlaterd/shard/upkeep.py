@@ -6,6 +6,7 @@ one short commit by the one owner, so nothing is ever counted or done twice.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from random import Random
 
@@ -37,25 +38,26 @@ class Upkeep:
         self._clock = clock
         self._pace = pace
         self._interval_seconds = config.server.monitor_interval_seconds
-        self._running = False
+        self._round: Steps | None = None
         # Shards that start together do not all begin at the same moment.
         self.due = clock.monotonic() + chance.random() * self._interval_seconds
 
-    def is_due(self) -> bool:
-        return not self._running and self._clock.monotonic() >= self.due
+    def due_round(self) -> Steps | None:
+        """A round, if one is due and the one before has ended."""
+        now = self._clock.monotonic()
+        if now < self.due or (
+            self._round is not None and inspect.getgeneratorstate(self._round) != inspect.GEN_CLOSED
+        ):
+            return None
+        self.due = now + self._interval_seconds
+        self._round = self._all_queues()
+        return self._round
 
-    def round(self) -> Steps:
-        """All queues once. The next round is due an interval after this one began."""
-        self._running = True
-        began = self._clock.monotonic()
-        try:
-            for queue in sorted(self._engine.queues()):
-                yield from self._queue(queue)
-            while self._engine.vacuum(limit=self._pace.jobs):
-                yield None
-        finally:
-            self._running = False
-            self.due = began + self._interval_seconds
+    def _all_queues(self) -> Steps:
+        for queue in sorted(self._engine.queues()):
+            yield from self._queue(queue)
+        while self._engine.vacuum(limit=self._pace.jobs):
+            yield None
 
     def _queue(self, queue: str) -> Iterator[None]:
         """Each part goes on while slices come back full. The queue may be dropped between two."""
@@ -88,8 +90,6 @@ class Upkeep:
 
     def _collect(self, queue: str, state: JobState, ttl_hours: float, limit: int) -> int:
         before_ms = self._clock.now_ms() - round(ttl_hours * _MS_AN_HOUR)
-        jobs = self._engine.collect_garbage(
-            queue, state, updated_before_ms=before_ms, limit=limit
-        )
+        jobs = self._engine.collect_garbage(queue, state, updated_before_ms=before_ms, limit=limit)
         self._memory.figures.collected(queue, state, jobs)
         return jobs

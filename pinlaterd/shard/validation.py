@@ -136,16 +136,17 @@ class Rules:
         where = f"of the checkpoint of {info.descriptor[:200]!r}"
         if info.new_body is not None and len(info.new_body) > self._body_bytes:
             return InvalidRequest(
-                f"newBody {where} has {len(info.new_body)} bytes; at most {self._body_bytes} are kept"
+                f"newBody {where} has {len(info.new_body)} bytes; "
+                f"at most {self._body_bytes} are kept"
             )
         if info.attempts is not None and not 1 <= info.attempts <= _LARGEST_I32:
             return InvalidRequest(
                 f"numOfAttemptsAllowed {where} is {info.attempts}; it must be 1 to {_LARGEST_I32}"
             )
-        if info.run_after_ms is not None and not 0 <= info.run_after_ms <= self._limits.run_after_ms:
+        latest = self._limits.run_after_ms
+        if info.run_after_ms is not None and not 0 <= info.run_after_ms <= latest:
             return InvalidRequest(
-                f"runAfterTimestampMillis {where} is {info.run_after_ms}; "
-                f"it must be 0 to {self._limits.run_after_ms}"
+                f"runAfterTimestampMillis {where} is {info.run_after_ms}; it must be 0 to {latest}"
             )
         return None
 
@@ -196,9 +197,7 @@ def _check_source(source: str, error: Callable[[str], RequestError]) -> None:
     if size > SOURCE_BYTES:
         raise error(f"the context's source has {size} bytes; at most {SOURCE_BYTES} are allowed")
     if source.translate(_NO_CONTROL) != source:
-        raise error(
-            f"the context's source {source!r} holds control characters; use printable text"
-        )
+        raise error(f"the context's source {source!r} holds control characters; use printable text")
 
 
 def _check_limit(limit: int) -> None:

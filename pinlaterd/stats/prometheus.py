@@ -52,7 +52,7 @@ _SHAPES = (
     ),
     _Shape(
         "gauge",
-        re.compile(r"(?P<queue>\w+?)_depth_(?P<state>pending|in_progress|succeeded|failed)"),
+        re.compile(r"(?P<queue>\w+?)_(?P<state>pending|in_progress|succeeded|failed)"),
         "queue_depth",
     ),
     _Shape("gauge", re.compile(r"(?P<queue>\w+?)_(?P<event>oldest_ready_age_ms)"), "queue_{event}"),

@@ -140,6 +140,9 @@ class ShardLink:
         self._socket.connect(address)
         self._loop.add_reader(_descriptor(self._socket), self._readable)
         self._loop.add_reader(_descriptor(self._monitor), self._monitor_readable)
+        # What came before the descriptors were watched has raised its edge already.
+        self._loop.call_soon(self._monitor_readable)
+        self._loop.call_soon(self._readable)
 
     def close(self) -> None:
         """Let go of the shard; calls in hand are LOST."""

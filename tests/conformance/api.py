@@ -155,7 +155,15 @@ class Interface:
         return message
 
     def read(self, message: bytes) -> Answer:
-        protocol = _Protocol(TTransport.TMemoryBuffer(message))
+        (answer,) = self.read_all(message, 1)
+        return answer
+
+    def read_all(self, messages: bytes, count: int) -> list[Answer]:
+        """So many replies, one after the other; EOFError if there are fewer."""
+        protocol = _Protocol(TTransport.TMemoryBuffer(messages))
+        return [self._read(protocol) for _ in range(count)]
+
+    def _read(self, protocol: _Protocol) -> Answer:
         method, kind, seqid = protocol.readMessageBegin()
         if kind == TMessageType.EXCEPTION:
             problem = TApplicationException()
@@ -335,6 +343,14 @@ class Wire:
         (size,) = struct.unpack(">i", self._read(4))
         return self._api.read(self._read(size))
 
+    def read_unframed(self, count: int) -> list[Answer]:
+        """So many replies, of a connection that is used without frames."""
+        data = b""
+        while True:
+            with contextlib.suppress(EOFError):
+                return self._api.read_all(data, count)
+            data += self._read(1)
+
     def silent(self, seconds: float = 0.2) -> bool:
         """Whether nothing comes, neither bytes nor an end, for so long."""
         readable, _, _ = select.select([self._socket], [], [], seconds)
@@ -346,6 +362,17 @@ class Wire:
             return self._socket.recv(1) == b""
         except ConnectionError:
             return True
+
+    def finish_sending(self) -> None:
+        self._socket.shutdown(socket.SHUT_WR)
+
+    def read_to_end(self) -> bytes:
+        """All that the other side still sends before it closes."""
+        data = b""
+        with contextlib.suppress(ConnectionError):
+            while piece := self._socket.recv(64 * KIB):
+                data += piece
+        return data
 
     def _read(self, size: int) -> bytes:
         data = b""

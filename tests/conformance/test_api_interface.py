@@ -135,17 +135,16 @@ def type_name(kind: int, inner: Any) -> str:
 
 def inner_types(inner: Any) -> str:
     """The names in what the generated code nests to describe a container or struct."""
-    if isinstance(inner, type):
-        return inner.__name__
     if isinstance(inner, (list, tuple)):
+        if inner and isinstance(inner[0], type):
+            return inner[0].__name__
         return " ".join(filter(None, map(inner_types, inner)))
     return inner if isinstance(inner, str) else ""
 
 
 def is_required(struct: Any, name: str) -> bool:
     """Whether the generated check of `struct` misses the field, and nothing else."""
-    value = struct(**{field[2]: 0 for field in fields_of(struct) if field[2] != name})
-    setattr(value, name, None)
+    value = struct(**{field[2]: None if field[2] == name else 0 for field in fields_of(struct)})
     try:
         value.validate()
     except TProtocolException as error:

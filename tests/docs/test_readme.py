@@ -6,12 +6,9 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from tests.deployment import Deployment
 
 REPOSITORY = Path(__file__).parents[2]
 README = (REPOSITORY / "README.md").read_text()
@@ -19,21 +16,11 @@ README = (REPOSITORY / "README.md").read_text()
 pytestmark = pytest.mark.service
 
 
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory, free_port) -> Iterator[Deployment]:
-    deployment = Deployment(tmp_path_factory.mktemp("readme") / "jobs", free_port)
-    deployment.init(shards=2, settings={})
-    try:
-        deployment.up()
-        yield deployment
-    finally:
-        deployment.destroy()
-
-
 def code_block(holding: str) -> str:
     """The one block of Python in README.md that has these words in it."""
-    [block] = [b for b in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if holding in b]
-    return block
+    blocks: list[str] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    [found] = [block for block in blocks if holding in block]
+    return found
 
 
 def run(code: str, port: int, **environment: str) -> str:

@@ -45,12 +45,14 @@ def deployment(shared_deployment: Deployment) -> Deployment:
 
 
 @pytest.fixture
-def new_deployment(tmp_path: Path) -> Iterator[Callable[[int], Deployment]]:
+def new_deployment(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Callable[[int], Deployment]]:
     """Writes a deployment of so many shards, of the test's own; it is not started."""
     made: list[Deployment] = []
 
     def make(shards: int) -> Deployment:
-        made.append(make_deployment(tmp_path / f"d{len(made)}", shards=shards))
+        made.append(make_deployment(tmp_path_factory.mktemp("d"), shards=shards))
         return made[-1]
 
     yield make

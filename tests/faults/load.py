@@ -28,7 +28,7 @@ from pinlaterd.client import (
     OutcomeUnknown,
     PinLaterError,
 )
-from pinlaterd.errors import EnqueueRejected, NoHealthyShards
+from pinlaterd.errors import EnqueueRejected, NoHealthyShards, Overloaded
 from pinlaterd.model import JobDescriptor
 from tests.deployment import Deployment
 
@@ -129,7 +129,9 @@ class Load:
                 return
             count = _BATCHES[serial % len(_BATCHES)]
             bodies = [f"{name}/{serial}/{n}".encode() for n in range(count)]
-            jobs = [Job(body, priority=1 + serial % 3, attempts_allowed=ATTEMPTS) for body in bodies]
+            jobs = [
+                Job(body, priority=1 + serial % 3, attempts_allowed=ATTEMPTS) for body in bodies
+            ]
             try:
                 descriptors = client.enqueue(self.queue, jobs)
             except (PinLaterError, ConnectionFailed) as error:
@@ -291,7 +293,7 @@ def _stored_nothing(error: Exception) -> bool:
     """Whether an enqueue that ended so says for sure that nothing was stored."""
     if isinstance(error, ConnectionFailed):
         return not isinstance(error, OutcomeUnknown)
-    return isinstance(error, EnqueueRejected | NoHealthyShards)
+    return isinstance(error, EnqueueRejected | Overloaded | NoHealthyShards)
 
 
 def _shard_of(descriptor: str) -> str:

@@ -34,30 +34,25 @@ def _frozen(pid: int) -> Iterator[None]:
 def test_a_frozen_shard_costs_its_own_jobs_only(
     deployment: Deployment, load: Load, queue: str, wait_until
 ):
-    began = time.monotonic()
-    with load.running(), deployment.client(timeout_seconds=20) as client:
+    aside = f"{queue}_aside"
+    with load.running(), deployment.client() as client:
+        client.create_queue(aside)
         wait_until(partial(load.has_progressed, since=0))
 
         with _frozen(deployment.pid_of("shard-3")):
             frozen_at = time.monotonic()
             wait_until(lambda: time.monotonic() > frozen_at + STALLED_SECONDS)
-            errors = len(load.errors)
+            assert load.errors, "the frozen shard had no call in hand: the test shows nothing"
             descriptors: list[str] = []
             while time.monotonic() < frozen_at + FROZEN_SECONDS:
-                descriptors += client.enqueue(f"{queue}_aside", [b"x"]) if descriptors else []
-                if not descriptors:
-                    client.create_queue(f"{queue}_aside")
-                    descriptors += client.enqueue(f"{queue}_aside", [b"x"])
-            progress = load.progress()
+                descriptors += client.enqueue(aside, [b"x"])
             assert shards_of(descriptors) == {"1", "2"}
-            assert errors, "the frozen shard had no call in hand: the test shows nothing"
-            wait_until(partial(load.has_progressed, since=progress))
+            wait_until(partial(load.has_progressed, since=load.progress()))
 
         deployment.wait_until_serving(seconds=BACK_SECONDS)
         wait_until(partial(load.has_progressed, since=load.progress()))
 
     load.check()
-    assert time.monotonic() - began < 60
 
 
 def test_a_frozen_router_loses_nothing(deployment: Deployment, load: Load, wait_until):

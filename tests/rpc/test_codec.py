@@ -44,6 +44,8 @@ from pinlaterd.model import (
     LookupRequest,
     Method,
     QueueNamesRequest,
+    Request,
+    Result,
     RetryFailedRequest,
     ScanRequest,
     ScanResult,
@@ -70,7 +72,7 @@ from tests.rpc.thrift_bytes import (
 CONTEXT = CallContext("test:here", "r1")
 CLAIM = "jobs1:9010:1700000000000:mailer:web7:12"
 
-REQUESTS = {
+REQUESTS: dict[Method, Request] = {
     Method.CREATE_QUEUE: CreateQueueRequest("mail"),
     Method.DELETE_QUEUE: DeleteQueueRequest("mail", "secret"),
     Method.ENQUEUE: EnqueueRequest(
@@ -105,7 +107,7 @@ REQUESTS = {
 }
 
 RECORD = JobRecord("mail:s1:p1:1", JobState.FAILED, 3, 0, "ö", 1, 2, 3, CLAIM, b"\xff")
-RESULTS = {
+RESULTS: dict[Method, Result] = {
     Method.CREATE_QUEUE: None,
     Method.ENQUEUE: ["mail:s1:p1:1", "q" * 150, "täg"],
     Method.DEQUEUE: DequeueResult(
@@ -202,8 +204,10 @@ def test_coverage_is_not_judged_here():
         (
             enqueue(job(b"x"), [Field(2, BYTE, 1)]),
             InvalidEnqueue,
-            "enqueueJobs: request.jobs[1].body is missing; "
-            "PinLaterJob requires a binary in field 1",
+            (
+                "enqueueJobs: request.jobs[1].body is missing; "
+                "PinLaterJob requires a binary in field 1"
+            ),
         ),
         (
             enqueue(job(b"x", Field(2, STRING, b"1"))),
@@ -213,8 +217,10 @@ def test_coverage_is_not_judged_here():
         (
             enqueue(job(b"x", Field(5, STRING, b"ab\xff"))),
             InvalidEnqueue,
-            "enqueueJobs: request.jobs[0].customStatus is not valid UTF-8 at byte 2; "
-            "text has to be UTF-8",
+            (
+                "enqueueJobs: request.jobs[0].customStatus is not valid UTF-8 at byte 2; "
+                "text has to be UTF-8"
+            ),
         ),
         (
             enqueue(job(b"x"), queue=b"\xc3"),
@@ -243,8 +249,10 @@ def test_coverage_is_not_judged_here():
                 [context(), Field(2, STRUCT, [Field(1, STRING, b"q"), Field(2, I32, 7)])],
             ),
             InvalidRequest,
-            "getJobCount: request.jobState is 7; "
-            "choose from 0 PENDING, 1 IN_PROGRESS, 2 SUCCEEDED, 3 FAILED",
+            (
+                "getJobCount: request.jobState is 7; "
+                "choose from 0 PENDING, 1 IN_PROGRESS, 2 SUCCEEDED, 3 FAILED"
+            ),
         ),
         (
             write_message("getQueueNames", []),
@@ -336,7 +344,7 @@ def test_a_code_of_a_later_version_still_gives_its_message():
     failure = [Field(1, I32, 599), Field(2, STRING, b"new")]
     answer = write_message("createQueue", [Field(1, STRUCT, failure)], kind=2)
 
-    with pytest.raises(PinLaterError, match="^new$"):
+    with pytest.raises(PinLaterError, match=r"^new$"):
         codec.decode_reply(Method.CREATE_QUEUE, answer)
 
 

@@ -35,8 +35,7 @@ STRUCTS = {
     "100 opt string claimDescriptor",
     "PinLaterCheckpointJobsRequest": "1 req string queueName; "
     "2 req list<PinLaterCheckpointJobRequest> requests",
-    "PinLaterLookupJobRequest": "1 req list<string> jobDescriptors; "
-    "2 opt bool includeBody = False",
+    "PinLaterLookupJobRequest": "1 req list<string> jobDescriptors; 2 opt bool includeBody = False",
     "PinLaterJobInfo": "1 req string jobDescriptor; 2 req PinLaterJobState jobState; "
     "3 req i32 attemptsRemaining; 4 req string customStatus; "
     "5 req i64 createdAtTimestampMillis; 6 opt i64 runAfterTimestampMillis; "

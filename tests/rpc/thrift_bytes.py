@@ -9,10 +9,20 @@ import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-BOOL, BYTE, DOUBLE, I16, I32, I64, STRING, STRUCT, MAP, SET, LIST = 2, 3, 4, 6, 8, 10, 11, 12, *(
-    13,
-    14,
-    15,
+BOOL, BYTE, DOUBLE, I16, I32, I64, STRING, STRUCT, MAP, SET, LIST = (
+    2,
+    3,
+    4,
+    6,
+    8,
+    10,
+    11,
+    12,
+    *(
+        13,
+        14,
+        15,
+    ),
 )
 FORMATS = {BOOL: ">b", BYTE: ">b", DOUBLE: ">d", I16: ">h", I32: ">i", I64: ">q"}
 
@@ -27,6 +37,7 @@ class Field(NamedTuple):
 
 def write_value(code: int, value: Any) -> bytes:
     if code == STRING:
+        assert isinstance(value, bytes)
         return struct.pack(">i", len(value)) + value
     if code == STRUCT:
         return write_struct(value)

@@ -94,16 +94,33 @@ class SqliteEngine(StorageEngine):
             )
             return [PendingKey(*row) for row in rows]
 
-    def payloads(self, queue: str, keys: Sequence[JobKey]) -> Sequence[Payload | None]:
+    def payloads(
+        self, queue: str, keys: Sequence[JobKey], *, most_bytes: int
+    ) -> Sequence[Payload | None]:
+        payloads: list[Payload | None] = []
+        left = most_bytes
         with reading(self._path):
+            # One row for each key, in their order, so that the read can end anywhere.
             rows = self._store.db.execute(
-                "SELECT priority, local_id, body, attempts_allowed, attempts_remaining"
-                " FROM job_records WHERE local_id IN (SELECT value FROM json_each(?))"
-                " AND queue = ? AND state = 0",
+                "SELECT jobs.priority, jobs.body, jobs.attempts_allowed, jobs.attempts_remaining"
+                " FROM json_each(?) AS wanted LEFT JOIN jobs ON jobs.local_id = wanted.value"
+                " AND jobs.queue = ? AND EXISTS (SELECT 1 FROM pending"
+                " WHERE pending.queue = jobs.queue AND pending.priority = jobs.priority"
+                " AND pending.run_after = jobs.run_after AND pending.local_id = jobs.local_id)",
                 (id_list(key.local_id for key in keys), self._store.queue_id(queue)),
             )
-            found = {JobKey(*row[:2]): Payload(*row[2:]) for row in rows}
-        return [found.get(key) for key in keys]
+            for (wanted_priority, _), (priority, body, allowed, remaining) in zip(
+                keys, rows, strict=False
+            ):
+                if priority != wanted_priority:
+                    payloads.append(None)
+                    continue
+                left -= len(body)
+                if left < 0 and payloads:
+                    break
+                payloads.append(Payload(body, allowed, remaining))
+            rows.close()
+        return payloads
 
     def lookup(
         self, queue: str, keys: Sequence[JobKey], *, include_body: bool

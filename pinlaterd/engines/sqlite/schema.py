@@ -21,11 +21,18 @@ _CACHE_KIB = 8 * 1024
 _CHECKPOINT_PAGES = 1000
 _LOG_KEPT_BYTES = 64 << 20
 _CACHED_STATEMENTS = 512
+# Nobody else writes, so a lock that lasts is a stranger's: the shard must not stand still for it.
+_BUSY_TIMEOUT_SECONDS = 1.0
 
 
 def connect_owner(path: Path) -> sqlite3.Connection:
     """The connection that writes: transactions are begun by hand, commits are durable."""
-    db = sqlite3.connect(path, isolation_level=None, cached_statements=_CACHED_STATEMENTS)
+    db = sqlite3.connect(
+        path,
+        timeout=_BUSY_TIMEOUT_SECONDS,
+        isolation_level=None,
+        cached_statements=_CACHED_STATEMENTS,
+    )
     try:
         _check_ours(db, path)
         _configure(db, path)

@@ -162,12 +162,20 @@ def test_payloads_show_what_a_claim_would_hand_out(store: EngineHarness):
     store.claim(priority=2)
     wrong_priority = pending._replace(priority=2)
 
-    payloads = store.engine.payloads("mail", [claimed, pending, wrong_priority])
+    payloads = store.engine.payloads("mail", [claimed, pending, wrong_priority], most_bytes=1000)
 
     assert payloads[0] is None
     assert payloads[1] == (b"p", 4, 4)
     assert payloads[2] is None
     assert store.states([pending]) == [JobState.PENDING]
+
+
+def test_a_read_of_payloads_is_bounded_in_bytes_but_gives_one(store: EngineHarness):
+    keys = store.enqueue(b"x" * 400, b"y" * 400, b"z" * 400)
+
+    for most_bytes, bodies in ((10, 1), (400, 1), (800, 2), (1_199, 2), (1_200, 3)):
+        payloads = store.engine.payloads("mail", keys, most_bytes=most_bytes)
+        assert len(payloads) == bodies
 
 
 def test_a_look_up_finds_by_the_whole_key_only(store: EngineHarness):

@@ -1,0 +1,30 @@
+"""Engines by the name that shards.yaml gives. Each is loaded only when a shard needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from pinlaterd.config.schema import ServerSettings, ShardSettings
+from pinlaterd.engines.base import StorageEngine
+from pinlaterd.errors import ConfigError
+
+EngineFactory = Callable[[ShardSettings, ServerSettings], StorageEngine]
+
+
+def _sqlite(shard: ShardSettings, _server: ServerSettings) -> StorageEngine:
+    from pinlaterd.engines.sqlite.engine import SqliteEngine  # noqa: PLC0415
+
+    return SqliteEngine(Path(shard.file))
+
+
+ENGINES: dict[str, EngineFactory] = {"sqlite": _sqlite}
+
+
+def make_engine(shard: ShardSettings, server: ServerSettings | None = None) -> StorageEngine:
+    """The engine that `shard` names, not opened yet. Raises ConfigError if there is none."""
+    factory = ENGINES.get(shard.engine)
+    if factory is None:
+        problem = f"shards.{shard.name}.engine: {shard.engine!r} is not in this release"
+        raise ConfigError([f"{problem}; choose from {', '.join(ENGINES)}"])
+    return factory(shard, server or ServerSettings())

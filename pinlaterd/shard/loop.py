@@ -1,0 +1,228 @@
+"""The shard's loop: one thread that takes what has arrived, has it committed, and answers.
+
+    wait -> receive all that is there (bounded in frames and bytes) -> one batch, one commit
+    -> a slice of other work -> one message of answers to each router, with counts
+
+It sleeps while there is nothing to do, at most a second: then it pulses, so that routers know that
+it lives, and reports to the coordinator. Counts of ready jobs ride on the answers; a router that
+gets none is told at once when a queue that had nothing ready has something, and otherwise with the
+next pulse.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from pinlaterd.clock import Clock
+from pinlaterd.lifecycle import StopSignal
+from pinlaterd.shard.service import ShardService
+from pinlaterd.shard.works import Arrival
+from pinlaterd.stats import Stats
+from pinlaterd.wire import envelope
+from pinlaterd.wire.control import ControlClient, ProcessState
+from pinlaterd.wire.envelope import Kind, MalformedEnvelope, ReadyCounts, ReplyEntry
+from pinlaterd.wire.shard_end import Received, ShardEnd
+
+log = logging.getLogger(__name__)
+
+PULSE_SECONDS = 1.0
+# What one turn takes in. More would only wait in memory instead of in the sockets.
+_MOST_FRAMES = 500
+_MOST_BYTES = 8 << 20
+_MOST_BACKLOG = 4_000
+# Batches that a shard that stops still makes of what has arrived.
+_MOST_LAST_TURNS = 1_000
+
+
+class ShardLoop:
+    """Runs a ShardService behind its sockets. `end` is bound, and the service owns its store."""
+
+    def __init__(
+        self,
+        service: ShardService,
+        end: ShardEnd,
+        control: ControlClient,
+        stop: StopSignal,
+        clock: Clock,
+        stats: Stats,
+        facts: Mapping[str, str],
+    ) -> None:
+        self._service = service
+        self._end = end
+        self._control = control
+        self._stop = stop
+        self._clock = clock
+        self._stats = stats
+        self._facts = facts
+        self._incarnation = service.incarnation  # as routers know it
+        self._routers: set[bytes] = set()
+        self._told: dict[str, bool] = {}  # by queue: whether routers know of ready jobs
+        self._news: dict[str, ReadyCounts] = {}  # since the last pulse
+        self._next_pulse = 0.0
+        self._searcher_fileno: int | None = None
+
+    def run(self) -> None:
+        """Until told to stop. Raises ShardOwned if another process has taken the store over."""
+        self._end.watch(self._stop.fileno())
+        self._end.watch(self._control.fileno())
+        while not self._stop.requested:
+            self._turn()
+        self._finish()
+
+    def _turn(self) -> None:
+        service = self._service
+        self._watch_searcher()
+        readable = self._end.wait(self._wait_seconds())
+        received: Sequence[Received] = ()
+        if service.backlog < _MOST_BACKLOG:
+            received = self._end.receive(_MOST_FRAMES, _MOST_BYTES)
+        for router, frame in received:
+            self._take(router, frame)
+        service.run_batch()
+        service.run_slice(calls_wait=bool(received) or service.calls_wait)
+        if self._searcher_fileno in readable and service.searches is not None:
+            service.searches.receive()
+        self._publish()
+        if not service.serving:
+            service.recover()
+        if service.serving and service.incarnation != self._incarnation:
+            self._welcome_all()
+        if self._control.fileno() in readable:
+            self._hear()
+        if self._clock.monotonic() >= self._next_pulse:
+            self._pulse()
+
+    def _wait_seconds(self) -> float:
+        until_pulse = self._next_pulse - self._clock.monotonic()
+        return max(0.0, min(until_pulse, self._service.idle_seconds()))
+
+    def _watch_searcher(self) -> None:
+        searches = self._service.searches
+        fileno = None if searches is None else searches.fileno()
+        if fileno != self._searcher_fileno:
+            if self._searcher_fileno is not None:
+                self._end.forget(self._searcher_fileno)
+            if fileno is not None:
+                self._end.watch(fileno)
+            self._searcher_fileno = fileno
+
+    def _finish(self) -> None:
+        """Answer what has arrived; what comes later is for a successor."""
+        self._control.report(ProcessState.STOPPING, self._facts)
+        service = self._service
+        for router, frame in self._end.receive(_MOST_FRAMES, _MOST_BYTES):
+            self._take(router, frame)
+        for _ in range(_MOST_LAST_TURNS):
+            service.run_batch()
+            self._publish()
+            if not service.calls_wait:
+                break
+        service.close()
+        self._publish()
+
+    # --- what routers send ---------------------------------------------------------------------
+
+    def _take(self, router: bytes, frame: bytes) -> None:
+        kind = frame[0] if frame else 0
+        try:
+            if kind == Kind.CALLS:
+                self._routers.add(router)
+                if envelope.incarnation_of(frame) != self._incarnation:
+                    # Meant for a predecessor: its router has given these calls up already.
+                    self._stats.count("shard_calls_of_predecessors")
+                    return
+                calls = envelope.unpack_calls(frame)
+                self._service.submit([Arrival(router, entry) for entry in calls])
+            elif kind == Kind.HELLO:
+                self._routers.add(router)
+                self._service.create_queues(envelope.unpack_hello(frame))
+                if self._service.serving:
+                    self._welcome(router)
+            else:
+                raise MalformedEnvelope(f"kind {kind}")
+        except MalformedEnvelope as error:
+            log.error("a router sent a message that can't be read (%s); ignored", error)
+
+    # --- what routers are told -----------------------------------------------------------------
+
+    def _welcome(self, router: bytes) -> None:
+        frame = envelope.pack_welcome(self._incarnation, self._service.facts())
+        self._send(router, frame)
+
+    def _welcome_all(self) -> None:
+        """A new incarnation: what routers sent to the one before is lost to them."""
+        self._incarnation = self._service.incarnation
+        for router in list(self._routers):
+            self._welcome(router)
+
+    def _publish(self) -> None:
+        """Send all answers, with the counts of what they touched; others learn what is urgent."""
+        counts = self._service.take_counts()
+        replies = self._service.take_replies()
+        if not counts and not replies:
+            return
+        urgent = self._note(counts)
+        for router, entries in replies.items():
+            self._answer(router, entries, counts)
+        if urgent:
+            frame = envelope.pack_pulse(self._incarnation, urgent)
+            for router in self._routers - replies.keys():
+                self._send(router, frame)
+
+    def _answer(
+        self, router: bytes, entries: Sequence[ReplyEntry], counts: Sequence[ReadyCounts]
+    ) -> None:
+        frame = envelope.pack_replies(self._incarnation, entries, counts)
+        if not self._send(router, frame):
+            self._service.undelivered(router, entries)
+
+    def _note(self, counts: Sequence[ReadyCounts]) -> list[ReadyCounts]:
+        """Remember these for the next pulse; returns what cannot wait for it."""
+        urgent = []
+        for found in counts:
+            queue, numbers = found
+            self._news[queue] = found
+            ready = any(numbers)
+            if not numbers:
+                self._told.pop(queue, None)
+                urgent.append(found)
+            elif queue not in self._told or (ready and not self._told[queue]):
+                urgent.append(found)
+            if numbers:
+                self._told[queue] = ready
+        return urgent
+
+    def _send(self, router: bytes, frame: bytes) -> bool:
+        """False, and the router is forgotten, if it can't be reached; it says hello again."""
+        if self._end.send(router, frame):
+            return True
+        self._routers.discard(router)
+        self._stats.count("shard_routers_lost")
+        return False
+
+    # --- once a second -------------------------------------------------------------------------
+
+    def _pulse(self) -> None:
+        self._next_pulse = self._clock.monotonic() + PULSE_SECONDS
+        frame = envelope.pack_pulse(self._incarnation, self._news.values())
+        self._news = {}
+        for router in list(self._routers):
+            self._send(router, frame)
+        service = self._service
+        service.gauge()
+        if service.searches is not None:
+            service.searches.tick()
+        if service.serving:
+            self._control.report(ProcessState.SERVING, self._facts)
+        else:
+            trouble = {**self._facts, "store warning": service.trouble}
+            self._control.report(ProcessState.STARTING, trouble)
+        self._hear()
+
+    def _hear(self) -> None:
+        """The snapshot says nothing that a shard needs; taking it shows us to a new coordinator."""
+        try:
+            self._control.receive()
+        except MalformedEnvelope:
+            log.error("the coordinator sent a message that can't be read; ignored")

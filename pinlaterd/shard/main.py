@@ -1,0 +1,146 @@
+"""`pinlaterd shard NAME`: wires a shard's parts together and runs them until told to stop.
+
+Relies on everything below it; nothing imports it but the command line.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import select
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from pinlaterd import log as logs
+from pinlaterd.clock import Clock, SystemClock
+from pinlaterd.config import layout
+from pinlaterd.config.load import load_config
+from pinlaterd.config.schema import Config, ServerSettings, ShardSettings
+from pinlaterd.engines.base import StorageEngine
+from pinlaterd.engines.registry import make_engine
+from pinlaterd.errors import ConfigError, ShardOwned, StorageCorrupt, StorageError
+from pinlaterd.lifecycle import ExitCode, StopSignal, set_title
+from pinlaterd.shard.loop import ShardLoop
+from pinlaterd.shard.service import ShardService
+from pinlaterd.stats import Stats
+from pinlaterd.wire.control import ControlClient, ProcessState
+from pinlaterd.wire.shard_end import ShardEnd, new_context
+
+log = logging.getLogger(__name__)
+
+_RETRY_SECONDS = 1.0
+# Jobs come and go by the thousands and hold no cycles: looking for some costs more than it finds.
+_COLLECT_AFTER_ALLOCATIONS = (50_000, 20, 1_000)
+
+MakeEngine = Callable[[ShardSettings, ServerSettings], StorageEngine]
+
+
+def run(name: str, etc: Path, make: MakeEngine = make_engine) -> int:
+    """Serve until SIGTERM; then finish what is in hand. Returns the exit code."""
+    process = layout.shard_program(name)
+    set_title(process)
+    etc = layout.enter(etc)
+    try:
+        config = load_config(etc)
+        settings = config.shards.get(name)
+        if settings is None:
+            names = ", ".join(config.shards) or "none"
+            raise ConfigError(
+                [f"{etc / layout.SHARDS_FILE}: no shard {name!r}; there are: {names}"]
+            )
+        engine = make(settings, config.server)
+    except ConfigError as error:
+        logs.set_up(process, "info")
+        for problem in error.problems:
+            log.error("%s", problem)
+        return ExitCode.CONFIG
+    logs.set_up(process, config.server.log_level)
+    stop = StopSignal()
+    stop.catch()
+    return _Shard(settings, config, engine, stop).run()
+
+
+class _Shard:
+    """The shard's process."""
+
+    def __init__(
+        self, settings: ShardSettings, config: Config, engine: StorageEngine, stop: StopSignal
+    ) -> None:
+        self._settings = settings
+        self._engine = engine
+        self._stop = stop
+        self._clock: Clock = SystemClock()
+        self._stats = Stats()
+        self._service = ShardService(settings.name, engine, config, self._clock, self._stats)
+        self._context = new_context()
+        self._control = ControlClient(
+            layout.shard_program(settings.name),
+            "shard",
+            self._stats,
+            self._clock.now_ms(),
+            context=self._context,
+        )
+
+    def run(self) -> int:
+        try:
+            if not self._take_ownership():
+                return ExitCode.OK
+            return self._serve()
+        except StorageCorrupt as error:
+            log.error("can't serve: %s", error.message)
+            return ExitCode.FAILURE
+        finally:
+            self._control.close()
+            self._context.term()
+
+    def _take_ownership(self) -> bool:
+        """Wait until the store is ours; False if told to stop before."""
+        state, said = ProcessState.STARTING, ""
+        while not self._stop.requested:
+            try:
+                self._service.open()
+                return True
+            except ShardOwned as error:
+                state, trouble = ProcessState.STANDBY, {"owner": error.message}
+            except StorageCorrupt:
+                raise
+            except StorageError as error:
+                state, trouble = ProcessState.STARTING, {"store warning": error.message}
+            (text,) = trouble.values()
+            if text != said:
+                log.warning("waits for its store: %s", text)
+                said = text
+            self._control.report(state, {**self._facts(), **trouble})
+            self._control.receive()
+            select.select([self._stop], [], [], _RETRY_SECONDS)
+        return False
+
+    def _serve(self) -> int:
+        endpoint = layout.shard_endpoint(self._settings.name)
+        durability = self._engine.durability()
+        facts = {
+            **self._facts(),
+            "durability": durability.setting,
+            "durability warning": durability.warning,
+        }
+        end = ShardEnd(self._context)
+        try:
+            end.bind(endpoint)
+            log.info("serves at %s", endpoint)
+            # All that lives as long as the process is out of the collector's sight from now on.
+            gc.collect()
+            gc.freeze()
+            gc.set_threshold(*_COLLECT_AFTER_ALLOCATIONS)
+            ShardLoop(
+                self._service, end, self._control, self._stop, self._clock, self._stats, facts
+            ).run()
+        except ShardOwned as error:
+            log.error("has lost its store: %s", error.message)
+            return ExitCode.FAILURE
+        finally:
+            end.close()
+        log.info("stopped")
+        return ExitCode.OK
+
+    def _facts(self) -> Mapping[str, str]:
+        return {"engine": self._settings.engine, "file": self._settings.file}

@@ -1,0 +1,94 @@
+"""The shard's end of the wire: one ZeroMQ ROUTER socket, to which all routers connect.
+
+Blocking only in `wait`. It relies on `wire.envelope` for nothing: frames go through as bytes.
+ROUTER_MANDATORY makes a send to a router that has gone, or that does not read, fail at once, so
+that what it would have delivered can be taken back.
+"""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import NamedTuple
+
+import zmq
+
+_IPC = "ipc://"
+# Messages in transit to and from each router; each holds many calls or answers.
+_HIGH_WATER_MESSAGES = 1000
+# How long the answers of a shard that stops are still being sent.
+_LINGER_MS = 1000
+_UNREACHABLE = (errno.EHOSTUNREACH, errno.EAGAIN)
+
+
+def new_context() -> zmq.Context[zmq.Socket[bytes]]:
+    """One for each process; its one input/output thread serves any number of routers."""
+    return zmq.Context()
+
+
+class Received(NamedTuple):
+    """A frame, and the router that it came from."""
+
+    router: bytes
+    frame: bytes
+
+
+class ShardEnd:
+    """Takes frames from routers and sends frames to them."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self._socket = context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.SNDHWM, _HIGH_WATER_MESSAGES)
+        self._socket.setsockopt(zmq.RCVHWM, _HIGH_WATER_MESSAGES)
+        self._socket.setsockopt(zmq.LINGER, _LINGER_MS)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+
+    def bind(self, endpoint: str) -> None:
+        """Take calls at `endpoint`. Only the owner of the shard may: a file of that name that a
+        predecessor has left is removed."""
+        if endpoint.startswith(_IPC):
+            Path(endpoint.removeprefix(_IPC)).unlink(missing_ok=True)
+        self._socket.bind(endpoint)
+
+    def watch(self, descriptor: int) -> None:
+        """Have `wait` look at `descriptor` too."""
+        self._poller.register(descriptor, zmq.POLLIN)
+
+    def forget(self, descriptor: int) -> None:
+        self._poller.unregister(descriptor)
+
+    def wait(self, seconds: float) -> frozenset[int]:
+        """Until a frame is there, or a watched descriptor is readable, or time is up.
+
+        Returns the watched descriptors that are readable."""
+        events = self._poller.poll(round(seconds * 1000 + 0.5) if seconds > 0 else 0)
+        return frozenset(found for found, _ in events if isinstance(found, int))
+
+    def receive(self, most_frames: int, most_bytes: int) -> list[Received]:
+        """What is there by now, without waiting; stops once either bound is reached."""
+        received: list[Received] = []
+        size = 0
+        while len(received) < most_frames and size < most_bytes:
+            try:
+                parts = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            if len(parts) == 2:
+                received.append(Received(parts[0], parts[1]))
+                size += len(parts[1])
+        return received
+
+    def send(self, router: bytes, frame: bytes) -> bool:
+        """False if `router` has gone, or has stopped reading: it gets nothing of this frame."""
+        try:
+            self._socket.send_multipart((router, frame), zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno in _UNREACHABLE:
+                return False
+            raise
+        return True
+
+    def close(self) -> None:
+        self._socket.close()

@@ -1,0 +1,69 @@
+"""Whatever is in a file, reading it ends in a document or a DocumentError."""
+
+from __future__ import annotations
+
+import json
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pinlaterd.config.document import DocumentError, Node, parse
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=15,
+)
+
+
+def plain(node: Node) -> object:
+    if node.entries is not None:
+        return {entry.key: plain(entry.value) for entry in node.entries}
+    if node.items is not None:
+        return [plain(item) for item in node.items]
+    return node.scalar
+
+
+@given(json_values, st.sampled_from([None, 2, "\t"]))
+def test_json_is_read_as_json_reads_it(value, indent):
+    text = json.dumps(value, indent=indent)
+
+    node = parse(text.encode())
+
+    assert node is not None
+    assert plain(node) == json.loads(text)
+
+
+@given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
+def test_hostile_bytes_are_a_document_or_an_error(data):
+    try:
+        node = parse(data)
+    except DocumentError as error:
+        assert error.line >= 1  # noqa: PT017
+    else:
+        assert node is None or isinstance(node, Node)
+
+
+def test_lines_of_json_and_yaml():
+    for text in ('{"a": 1,\n"b": {\n"c": [1,\n2]}}', "a: 1\nb:\n  c: [1,\n2]"):
+        node = parse(text.encode())
+
+        assert node is not None
+        inner = node.get("b")
+        assert inner is not None
+        numbers = inner.get("c")
+        assert numbers is not None
+        assert numbers.items is not None
+        assert [item.line for item in numbers.items] == [3, 4]
+
+
+def test_scalars_of_yaml_mean_what_people_mean():
+    node = parse(b"[1_000, 1e3, 1.5, on, ~, 1:30, 1:30.5, 2026-01-01, 0x1F, 'x', -.inf, .nan, =]")
+
+    assert node is not None
+    values = plain(node)
+    assert isinstance(values, list)
+    assert math.isnan(values.pop(-2))
+    assert values[:5] == [1000, "1e3", 1.5, True, None]
+    assert values[5:] == ["1:30", "1:30.5", "2026-01-01", "0x1F", "x", -math.inf, "="]

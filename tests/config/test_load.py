@@ -1,0 +1,306 @@
+"""Configuration files: what is accepted, and how mistakes are told."""
+
+from __future__ import annotations
+
+import pytest
+
+from pinlaterd.config.load import load_config
+from pinlaterd.config.password import hash_password
+from pinlaterd.config.schema import Address, ServerSettings
+from pinlaterd.errors import ConfigError
+
+ONE_SHARD = "shards: {1: {engine: sqlite}}"
+
+
+@pytest.fixture
+def etc(tmp_path, monkeypatch):
+    """DIR/etc with one shard, DIR being the current folder, so that messages say etc/…"""
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc" / "shards.yaml").write_text(ONE_SHARD)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PINLATERD_ADMIN_PASSWORD_HASH", raising=False)
+    return (tmp_path / "etc").relative_to(tmp_path)
+
+
+def problems(etc):
+    with pytest.raises(ConfigError) as caught:
+        load_config(etc)
+    return list(caught.value.problems)
+
+
+def test_only_shards_are_needed(etc):
+    config = load_config(etc)
+
+    assert config.server == ServerSettings()
+    assert list(config.shards) == ["1"]
+    assert config.shards["1"].file == "data/shard-1.sqlite"
+    assert config.queue("mail").job_claimed_timeout_seconds == 600
+
+
+def test_every_mistake_of_every_file_is_told_at_once(etc):
+    (etc / "pinlaterd.yaml").write_text("prt: 9010\nport: 99999\nhost: [a]\nport: 1\n")
+    (etc / "shards.yaml").write_text("shards:\n  1:\n    engine: mysqll\n  a_b: {}\n")
+    (etc / "queues.yaml").write_text("queues:\n  mail: {max_jobs_per_second: -1}\n")
+
+    assert problems(etc) == [
+        "etc/pinlaterd.yaml:1: prt: unknown key; did you mean 'port'?",
+        "etc/pinlaterd.yaml:2: port: 99999 is out of range; choose from 1 to 65_535",
+        "etc/pinlaterd.yaml:3: host: expected text, got a list",
+        "etc/pinlaterd.yaml:4: port: given twice, first in line 2; keep one of them",
+        (
+            "etc/shards.yaml:3: shards.1.engine: unknown engine 'mysqll'; "
+            "choose from sqlite, mysql, redis"
+        ),
+        (
+            "etc/shards.yaml:4: shards.a_b: 'a_b' is no shard name; "
+            "use 1 to 16 letters, digits and hyphens"
+        ),
+        (
+            "etc/queues.yaml:2: queues.mail.max_jobs_per_second: -1 is out of range; "
+            "choose from 0 to 1_000_000_000"
+        ),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("setting", "what"),
+    [
+        ("port: '9010'", "expected a whole number, got the text '9010'"),
+        ("port: 9010.5", "expected a whole number, got the number 9010.5"),
+        ("port: true", "expected a whole number, got the boolean true"),
+        ("port:", "expected a whole number, got nothing"),
+        ("port: 0", "0 is out of range"),
+        ("max_frame_bytes: 1", "1 is out of range; choose from 1_024"),
+        ("job_succeeded_ttl_hours: .nan", "expected a number"),
+        ("job_succeeded_ttl_hours: .inf", ".inf is out of range"),
+        ("job_failed_ttl_hours: -1", "-1 is out of range"),
+        ("num_priority_levels: 128", "128 is out of range; choose from 1 to 127"),
+        ("log_level: loud", "unknown value 'loud'; choose from debug, info, warning, error"),
+        ("advertised_host: 'a:b'", "no ':' in it"),
+        ("advertised_host: ''", "expected 1 to 36 characters"),
+        ("host: 1", "expected text, got the number 1; put it in quotes"),
+        ("admin_password_hash: open sesame", "not a hash"),
+    ],
+)
+def test_a_wrong_value_is_told_with_what_is_allowed(etc, setting, what):
+    (etc / "pinlaterd.yaml").write_text(f"# a comment\n{setting}\n")
+
+    [problem] = problems(etc)
+
+    key = setting.partition(":")[0]
+    assert problem.startswith(f"etc/pinlaterd.yaml:2: {key}: ")
+    assert what in problem
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        (b"", "etc/shards.yaml:1: shards: the file is empty"),
+        (b"# nothing\n", "the file is empty"),
+        (b"shards:\n", "no shard is named; name at least one"),
+        (b"shards: {}\n", "no shard is named; name at least one"),
+        (b"shards: 3\n", "shards: expected a mapping, got the number 3"),
+        (b"- 1\n", "expected a mapping, got a list"),
+        (b"\nshards: \xff\n", "etc/shards.yaml:2: not valid UTF-8"),
+        (b"shards: {1: {}\n", "not valid YAML"),
+        (b"a: &a [1]\nshards: *a\n", "etc/shards.yaml:2: not valid YAML: aliases"),
+        (b"shards: {1: !!python/name:os.system x}", "tag tag:yaml.org,2002:python/name:os.system"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b"a:\n" + b"".join(b" " * n + b"a:\n" for n in range(1, 30)), "nested too deeply"),
+        (b'{"shards": ' + b"[" * 100_000, "nested too deeply"),
+        (b" " * 5_000_000, "at most"),
+        (b"shards: {1: {file: a}, 2: {file: ./a}}", "shard '1' has the file './a' already"),
+        (b"shards: {1: {fil: a}}", "shards.1.fil: unknown key; did you mean 'file'?"),
+        (b"shards: {1: {dequeue_only: 1}}", "expected true or false, got the number 1"),
+        (b"shards: {1: {}, '1': {}}", "shards.1: given twice"),
+        (b"shards: {12345678901234567: {}}", "is no shard name"),
+        (b"shards: {1: {engine: mysql}}", "shards.1.master: missing; mysql shards need it"),
+        (b"shards: {1: {engine: redis, master: {host: x}}}", "shards.1.master.port: missing"),
+        (b"shards: {1: {passwd: x}}", "shards.1.passwd: unknown key"),
+    ],
+)
+def test_a_shards_file_that_can_not_be_used(etc, text, what):
+    (etc / "shards.yaml").write_bytes(text)
+
+    assert what in "\n".join(problems(etc))
+
+
+def test_missing_files(etc, tmp_path):
+    (etc / "shards.yaml").unlink()
+
+    assert problems(etc) == [
+        "etc/shards.yaml: no such file; `pinlaterd init DIR` writes a new deployment"
+    ]
+    [problem] = problems(tmp_path / "elsewhere")
+    assert "no such folder" in problem
+
+
+def test_names_are_text_as_written(etc):
+    (etc / "shards.yaml").write_text("shards: {1: {}, '2': {}, 003: {}, a-b: {}, 1e3: {}, yes: {}}")
+
+    assert list(load_config(etc).shards) == ["1", "2", "003", "a-b", "1e3", "yes"]
+
+
+def test_mysql_and_redis_shards(etc, monkeypatch, tmp_path):
+    monkeypatch.setenv("SECRET", "hunter2")
+    (tmp_path / "redis.passwd").write_text("swordfish\n")
+    (etc / "shards.yaml").write_text(
+        "shards:\n"
+        "  1:\n"
+        "    engine: mysql\n"
+        "    master: {host: db1, port: 3306}\n"
+        "    user: pinlater\n"
+        "    passwd_env: SECRET\n"
+        "  2:\n"
+        "    engine: redis\n"
+        "    master: {host: cache1, port: 6379}\n"
+        "    slave: {host: cache2, port: 6379}\n"
+        "    passwd_file: redis.passwd\n"
+        "    dequeue_only: on\n"
+    )
+
+    config = load_config(etc)
+
+    mysql, redis = config.shards["1"], config.shards["2"]
+    assert (mysql.engine, mysql.master, mysql.user) == ("mysql", Address("db1", 3306), "pinlater")
+    assert (redis.engine, redis.slave, redis.dequeue_only) == ("redis", Address("cache2", 6379), 1)
+    assert (mysql.passwd, redis.passwd) == ("hunter2", "swordfish")
+    assert "hunter2" not in repr(config)
+    assert "swordfish" not in repr(config)
+
+
+@pytest.mark.parametrize(
+    ("password", "what"),
+    [
+        ("passwd: 4711", "shards.1.passwd: expected text, got something else; put it in quotes"),
+        ("passwd_env: NOT_THERE", "the environment has no NOT_THERE"),
+        ("passwd_file: nope", "nope: No such file or directory"),
+        ("passwd: s3cret, passwd_env: HOME", "shards.1.passwd is given too; keep one"),
+    ],
+)
+def test_a_password_that_can_not_be_had_is_never_shown(etc, password, what):
+    (etc / "shards.yaml").write_text(
+        f"shards: {{1: {{engine: mysql, user: u, master: {{host: h, port: 1}}, {password}}}}}"
+    )
+
+    [problem] = problems(etc)
+
+    assert what in problem
+    assert "4711" not in problem
+    assert "s3cret" not in problem
+
+
+def test_pinlaters_mysql_json(etc):
+    (etc / "pinlaterd.yaml").write_text("mysql_num_db_per_queue: 3")
+    (etc / "shards.yaml").write_text(
+        '{"pinlatermysql001": {"master": {"host": "db1", "port": 3306},\n'
+        '\t"slave": {"host": "db2", "port": 3306}, "user": "u", "passwd": "p",'
+        ' "dequeueOnly": true},\n'
+        '"pinlatermysql010": {"master": {"host": "db3", "port": 3306}, "user": "u"}}'
+    )
+
+    shards = load_config(etc).shards
+
+    assert list(shards) == ["1", "1d1", "1d2", "10", "10d1", "10d2"]
+    assert shards["1d1"].slave == Address("db2", 3306)
+    assert shards["1d1"].dequeue_only
+    assert shards["10"].master == Address("db3", 3306)
+
+
+def test_mistakes_in_pinlaters_mysql_json(etc):
+    (etc / "shards.yaml").write_text(
+        '{"a001": {"master": {"host": "db1", "port": 3306}, "user": "u"},\n'
+        ' "b01": {"master": {"host": "db1", "port": "x"}, "usr": "u"},\n'
+        ' "nonumber": {"master": {"host": "db1", "port": 3306}, "user": "u"}}'
+    )
+
+    found = problems(etc)
+
+    assert "etc/shards.yaml:2: b01.usr: unknown key; did you mean 'user'?" in found
+    assert "etc/shards.yaml:2: b01: a second shard '1'; rename one" in found
+    assert any("b01.master.port: expected a whole number" in problem for problem in found)
+    assert any("3: nonumber: expected a name that ends in" in problem for problem in found)
+
+
+def test_pinlaters_redis_json(etc):
+    (etc / "shards.yaml").write_text(
+        '{"shards": [{"name": "1", "shardConfig": {"master": {"host": "r1", "port": 6379},'
+        ' "slave": null, "dequeueOnly": false}}, {"name": "2", "shardConfig": {}}]}'
+    )
+    assert problems(etc) == ["etc/shards.yaml:1: shards.1.shardConfig.master: missing"]
+
+    (etc / "shards.yaml").write_text(
+        '{"shards": [{"name": "1", "shardConfig": {"master": {"host": "r1", "port": 6379}}}]}'
+    )
+    shard = load_config(etc).shards["1"]
+    assert (shard.engine, shard.master, shard.slave) == ("redis", Address("r1", 6379), None)
+
+
+def test_queue_settings_go_over_the_servers(etc):
+    (etc / "pinlaterd.yaml").write_text("job_claimed_timeout_seconds: 60\n")
+    (etc / "queues.yaml").write_text(
+        "queues:\n  mail: {job_succeeded_ttl_hours: 0.5, max_jobs_per_second: 0.1}\n  bulk:\n"
+    )
+
+    config = load_config(etc)
+
+    mail, bulk = config.queue("mail"), config.queue("bulk")
+    assert (mail.job_succeeded_ttl_hours, mail.max_jobs_per_second) == (0.5, 0.1)
+    assert mail.job_claimed_timeout_seconds == 60
+    assert bulk == config.queue("never heard of")
+    assert bulk.max_jobs_per_second is None
+
+
+def test_pinlaters_queue_json(etc):
+    (etc / "queues.yaml").write_text(
+        '{"queues": [{"name": "mail", "queueConfig": {"maxJobsPerSecond": 2.5}},\n'
+        '  {"name": "off", "queueConfig": {"maxJobsPerSecond": 0}}, {"name": "free"}]}'
+    )
+
+    config = load_config(etc)
+
+    rates = {name: queue.max_jobs_per_second for name, queue in config.queues.items()}
+    assert rates == {"mail": 2.5, "off": 0, "free": None}
+
+
+def test_mistakes_in_pinlaters_queue_json(etc):
+    (etc / "queues.yaml").write_text(
+        '{"queues": [{"name": "a b"}, {"queueConfig": {}},\n'
+        ' {"name": "m", "queueConfig": {"maxJobsPerSecon": 1}}, {"name": "m"}]}'
+    )
+
+    assert problems(etc) == [
+        (
+            "etc/queues.yaml:1: queues.0.name: 'a b' is no queue name; "
+            "use letters, digits and underscores"
+        ),
+        "etc/queues.yaml:1: queues.1.name: missing",
+        (
+            "etc/queues.yaml:2: queues.2.queueConfig.maxJobsPerSecon: unknown key; "
+            "did you mean 'maxJobsPerSecond'?"
+        ),
+        "etc/queues.yaml:2: queues.3.name: a second queue 'm'",
+    ]
+
+
+def test_the_admin_password_comes_from_the_file_or_the_environment(etc, monkeypatch, tmp_path):
+    in_file, in_environment = hash_password("a"), hash_password("b")
+    (tmp_path / "hash").write_text(in_file + "\n")
+    (etc / "pinlaterd.yaml").write_text("admin_password_hash_file: hash")
+    assert load_config(etc).server.admin_password_hash == in_file
+
+    monkeypatch.setenv("PINLATERD_ADMIN_PASSWORD_HASH", in_environment)
+    config = load_config(etc)
+    assert config.server.admin_password_hash == in_environment
+    assert in_environment not in repr(config)
+
+    monkeypatch.setenv("PINLATERD_ADMIN_PASSWORD_HASH", "nonsense")
+    [problem] = problems(etc)
+    assert "PINLATERD_ADMIN_PASSWORD_HASH: not a hash" in problem
+    assert "nonsense" not in problem
+
+
+def test_an_unreadable_folder_instead_of_a_file(etc):
+    (etc / "queues.yaml").mkdir()
+
+    assert problems(etc) == ["etc/queues.yaml: can't be read: Is a directory"]

@@ -1,0 +1,334 @@
+"""SPEC sections 1 and 3: dequeueJobs, and what a claim is.
+
+    up to limit, at least 1; IN_PROGRESS, with metadata      test_claimed_jobs, test_limit…
+    the claim descriptor, and that no two are the same       test_claim_descriptors
+    nobody else gets a claimed job                           test_workers_never_share_a_job
+    pending jobs whose run-after has come                    test_scheduled_job_waits_for_its_time
+    higher priorities first over all shards                  test_higher_priorities_first, test_one_…
+    earliest run-after first per shard                       test_earliest_run_after_first
+    coverage                                                 test_coverage…
+    dryRun                                                   test_dry_run…
+    jobAckRequest: first, whatever becomes of the dequeue    test_acks_go_first, test_acks_of_…
+    if an ack fails nothing is claimed                       test_failed_ack_claims_nothing
+    short or empty only when every shard confirmed it        test_the_last_job_is_always_found
+    the answer stops growing at max_response_bytes           test_answer_stops_growing
+    mistakes                                                 test_mistakes
+
+Unknown queues: test_api_queues.py; maxWaitMillis and claims that can't be delivered:
+test_api_waiting.py; with a shard down: test_api_shard_down.py.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.conformance.api import (
+    FAILED,
+    IN_PROGRESS,
+    KIB,
+    MAX_RESPONSE_BYTES,
+    PENDING,
+    SHARDS,
+    SUCCEEDED,
+    Client,
+    Deployment,
+    Refused,
+    priority_of,
+    shard_of,
+)
+from tests.conftest import WaitUntil
+
+pytestmark = pytest.mark.service
+
+
+def test_claimed_jobs(client: Client, queue):
+    (descriptor,) = client.enqueue(queue, client.job(b"body", priority=2, numAttemptsAllowed=5))
+
+    ((claimed_descriptor, claimed),) = client.dequeue(queue, 10).items()
+
+    assert claimed_descriptor == descriptor
+    assert (claimed.body, claimed.allowed, claimed.remaining) == (b"body", 5, 5)
+    assert claimed.timeout_seconds == 600
+    info = client.info(descriptor)
+    assert info.jobState == IN_PROGRESS
+    assert info.claimDescriptor == claimed.claim
+    assert info.attemptsRemaining == 5
+    assert client.dequeue(queue, 10) == {}
+
+
+@pytest.mark.parametrize("limit", [1, 4, 9, 1000])
+def test_limit(client: Client, queue, limit):
+    for _ in range(3):
+        client.enqueue(queue, *[b"job"] * 3)
+
+    assert len(client.dequeue(queue, limit)) == min(limit, 9)
+
+
+def test_claim_descriptors(service: Deployment, client: Client, queue):
+    client.enqueue_on_every_shard(queue, each=3)
+    with service.client(source="mailer:web7") as worker:
+        claims = [job.claim for job in worker.dequeue(queue, 1000).values()]
+    (again,) = client.enqueue(queue, b"claimed twice")
+    for _ in range(2):
+        claims.append(client.dequeue(queue)[again].claim)
+        client.checkpoint(queue, client.checkpoint_of(again, moveToPending=True))
+
+    form = rf"conformance:{service.port}:([0-9]{{13}}):(mailer:web7|conformance:host1):[0-9]+"
+    for claim in claims:
+        match = re.fullmatch(form, claim)
+        assert match, claim
+        assert int(match[1]) <= time.time() * 1000
+    assert len(set(claims)) == len(claims)
+
+
+def test_workers_never_share_a_job(service: Deployment, client: Client, queue):
+    jobs = 400
+    for _ in range(8):
+        client.enqueue(queue, *[b"job"] * (jobs // 8))
+
+    def work(_: int) -> list[str]:
+        taken: list[str] = []
+        with service.client() as worker:
+            while claimed := worker.dequeue(queue, 7):
+                taken += claimed
+        return taken
+
+    with ThreadPoolExecutor(4) as workers:
+        taken = [descriptor for share in workers.map(work, range(4)) for descriptor in share]
+
+    assert len(taken) == len(set(taken)) == jobs
+
+
+def test_scheduled_job_waits_for_its_time(client: Client, queue, wait_until: WaitUntil):
+    due_ms = int(time.time() * 1000) + 300
+    (later,) = client.enqueue(queue, client.job(b"later", runAfterTimestampMillis=due_ms))
+    (far,) = client.enqueue(queue, client.job(b"far", runAfterTimestampMillis=due_ms + 10**9))
+    claimed: dict[str, int] = {}
+
+    def dequeued() -> bool:
+        for descriptor in client.dequeue(queue, 10):
+            claimed[descriptor] = int(time.time() * 1000)
+        return bool(claimed)
+
+    wait_until(dequeued)
+
+    assert claimed.keys() == {later}
+    assert claimed[later] >= due_ms
+    assert client.info(far).jobState == PENDING
+
+
+def test_higher_priorities_first(client: Client, queue):
+    client.enqueue_on_every_shard(queue, lambda n: client.job(b"", priority=3 - n % 3), each=6)
+
+    priorities: list[int] = []
+    while taken := client.dequeue(queue, 4):
+        # The answer is a map; what counts is which jobs leave together.
+        priorities += sorted(map(priority_of, taken))
+
+    assert len(priorities) >= 18
+    assert priorities == sorted(priorities)
+
+
+def test_one_job_of_priority_1_goes_before_many_of_priority_2(client: Client, queue):
+    client.enqueue_on_every_shard(queue, lambda _: client.job(b"", priority=2), each=5)
+    for limit in [1, 2, 3, 4] * 5:
+        urgent = client.enqueue(queue, b"urgent")
+
+        taken = client.dequeue(queue, limit)
+
+        assert taken.keys() >= set(urgent)
+        assert len(taken) == limit
+        for descriptor in taken.keys() - set(urgent):
+            client.checkpoint(queue, client.checkpoint_of(descriptor, moveToPending=True))
+
+
+def test_earliest_run_after_first(client: Client, queue):
+    now_ms = int(time.time() * 1000)
+    offsets = [5, 3, 8, 1, 9, 2, 7, 4, 6, 0]
+    by_shard = client.enqueue_on_every_shard(
+        queue,
+        lambda n: client.job(b"", runAfterTimestampMillis=now_ms - 1000 * (offsets[n % 10] + 1)),
+        each=6,
+    )
+    jobs = {d: client.info(d).runAfterTimestampMillis for ds in by_shard.values() for d in ds}
+
+    order: dict[str, list[int]] = {}
+    while taken := client.dequeue(queue):
+        (descriptor,) = taken
+        order.setdefault(shard_of(descriptor), []).append(jobs[descriptor])
+
+    assert sum(map(len, order.values())) == len(jobs)
+    for times in order.values():
+        assert times == sorted(times)
+
+
+@pytest.mark.parametrize(
+    ("coverage", "shards"), [(0.0001, 1), (0.34, 1), (0.5, 2), (0.67, 2), (0.9, 3), (1.0, 3)]
+)
+def test_coverage(client: Client, queue, coverage, shards):
+    client.enqueue_on_every_shard(queue)
+
+    for _ in range(5):
+        seen = client.dequeue(queue, 1000, coverage=coverage, dryRun=True)
+        assert len({shard_of(d) for d in seen}) == shards
+    taken = client.dequeue(queue, 1000, coverage=coverage)
+    assert len({shard_of(d) for d in taken}) == shards
+
+
+def test_coverage_chooses_at_random(client: Client, queue):
+    client.enqueue_on_every_shard(queue)
+
+    # Some shard would be missing once in 10,000,000 runs.
+    seen = {
+        shard_of(descriptor)
+        for _ in range(45)
+        for descriptor in client.dequeue(queue, 1000, coverage=0.1, dryRun=True)
+    }
+    assert len(seen) == SHARDS
+
+
+def test_dry_run_claims_nothing(client: Client, queue):
+    by_shard = client.enqueue_on_every_shard(queue, lambda n: client.job(b"%d" % n, priority=2))
+    descriptors = {d for on_shard in by_shard.values() for d in on_shard}
+
+    for _ in range(2):
+        seen = client.dequeue(queue, 1000, dryRun=True)
+        assert seen.keys() == descriptors
+        assert sorted(int(job.body) for job in seen.values()) == list(range(len(descriptors)))
+        assert {(job.allowed, job.remaining) for job in seen.values()} == {(2, 2)}
+        assert {job.claim for job in seen.values()} == {""}
+
+    assert {info.jobState for info in client.lookup(*descriptors).values()} == {PENDING}
+
+
+def test_dry_run_shows_the_best_within_its_limit(client: Client, queue):
+    client.enqueue_on_every_shard(queue, lambda _: client.job(b"", priority=2), each=2)
+    urgent = client.enqueue(queue, b"urgent")
+
+    assert client.dequeue(queue, 1, dryRun=True).keys() == set(urgent)
+    assert len(client.dequeue(queue, 3, dryRun=True)) == 3
+    assert client.dequeue(queue, 1, dryRun=True, coverage=1.0).keys() == set(urgent)
+
+
+def test_acks_go_first(client: Client, queue):
+    """A job that fails with an attempt left is there for the dequeue of the same call."""
+    (done, failed) = client.enqueue(queue, b"done", b"failed")
+    client.dequeue(queue, 2)
+
+    taken = client.dequeue(queue, 2, jobAckRequest=client.ack_request(queue, [done], [failed]))
+
+    assert taken.keys() == {failed}
+    assert taken[failed].remaining == 1
+    assert client.info(done).jobState == SUCCEEDED
+
+
+def test_acks_of_several_shards(client: Client, queue):
+    by_shard = client.enqueue_on_every_shard(queue, each=2)
+    taken = list(client.dequeue(queue, 1000))
+    (more,) = client.enqueue(queue, b"more")
+
+    next_taken = client.dequeue(queue, 10, jobAckRequest=client.ack_request(queue, taken))
+
+    assert next_taken.keys() == {more}
+    for on_shard in by_shard.values():
+        assert {info.jobState for info in client.lookup(*on_shard).values()} == {SUCCEEDED}
+
+
+def test_acks_are_carried_out_whatever_becomes_of_the_dequeue(client: Client, queue):
+    descriptors = [client.enqueue(queue, b"job")[0] for _ in range(3)]
+    client.dequeue(queue, 3)
+    empty, dry, short = descriptors
+
+    assert client.dequeue(queue, 5, jobAckRequest=client.ack_request(queue, [empty])) == {}
+    assert (
+        client.dequeue(queue, 5, dryRun=True, jobAckRequest=client.ack_request(queue, [dry])) == {}
+    )
+    (last,) = client.enqueue(queue, b"last")
+    assert client.dequeue(
+        queue, 5, coverage=1.0, jobAckRequest=client.ack_request(queue, [short])
+    ).keys() == {last}
+
+    assert {info.jobState for info in client.lookup(*descriptors).values()} == {SUCCEEDED}
+
+
+@pytest.mark.parametrize(
+    "bad", ["nonsense", "other_queue:s1:p1:1", "{queue}:s99:p1:1", "{queue}:s1:p1:x", ""]
+)
+def test_failed_ack_claims_nothing(client: Client, queue, bad):
+    bad = bad.format(queue=queue)
+    (done, failed) = client.enqueue(queue, b"done", client.job(b"failed", numAttemptsAllowed=1))
+    client.dequeue(queue, 2)
+    (waiting,) = client.enqueue(queue, b"waiting")
+    acks = client.ack_request(queue, succeeded=[done, bad], failed=[failed])
+
+    with pytest.raises(Refused) as refused:
+        client.dequeue(queue, 10, jobAckRequest=acks)
+
+    assert refused.value.code == "UNKNOWN"
+    assert refused.value.message.startswith("invalid request: ")
+    assert repr(bad) in refused.value.message
+    states = [client.info(d).jobState for d in (done, failed, waiting)]
+    assert states == [SUCCEEDED, FAILED, PENDING]
+
+
+def test_the_last_job_is_always_found(service: Deployment, client: Client, queue):
+    for number in range(40):
+        (descriptor,) = client.enqueue(queue, client.job(b"", priority=1 + number % 3))
+        with service.client() as worker:
+            taken = worker.dequeue(queue, 1 + number % 5)
+            assert taken.keys() == {descriptor}
+            assert worker.dequeue(queue) == {}
+
+
+def test_answer_stops_growing(client: Client, queue):
+    body_bytes = 900 * KIB
+    bodies = [bytes([number]) * body_bytes for number in range(4)]
+    on_one_shard = client.enqueue(queue, *bodies)
+    elsewhere = [client.enqueue(queue, body)[0] for body in bodies]
+    taken: dict[str, bytes] = {}
+
+    while claimed := client.dequeue(queue, 100):
+        assert len(claimed) * body_bytes <= MAX_RESPONSE_BYTES
+        for descriptor, job in claimed.items():
+            assert descriptor not in taken
+            assert (job.allowed, job.remaining) == (2, 2)
+            taken[descriptor] = job.body
+
+    assert taken.keys() == {*on_one_shard, *elsewhere}
+    assert sorted(taken.values()) == sorted(bodies * 2)
+
+
+@pytest.mark.parametrize(
+    ("limit", "fields", "says"),
+    [
+        (0, {}, "limit"),
+        (-1, {}, "limit"),
+        (0, {"dryRun": True}, "limit"),
+        (1, {"coverage": 0.0}, "coverage"),
+        (1, {"coverage": -0.5}, "coverage"),
+        (1, {"coverage": 1.01}, "coverage"),
+        (1, {"coverage": math.nan}, "coverage"),
+    ],
+)
+def test_mistakes(client: Client, queue, limit, fields, says):
+    (descriptor,) = client.enqueue(queue, b"job")
+
+    with pytest.raises(Refused, match=f"^UNKNOWN: invalid request: .*{says}"):
+        client.dequeue(queue, limit, **fields)
+
+    assert client.info(descriptor).jobState == PENDING
+
+
+def test_acks_of_another_queue_are_a_mistake(client: Client, queue, new_queue):
+    other = new_queue()
+    (descriptor,) = client.enqueue(queue, b"job")
+
+    with pytest.raises(Refused, match="^UNKNOWN: invalid request: .*queueName"):
+        client.dequeue(queue, jobAckRequest=client.ack_request(other))
+
+    assert client.info(descriptor).jobState == PENDING

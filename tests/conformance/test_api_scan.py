@@ -1,0 +1,212 @@
+"""SPEC section 3: scanJobs.
+
+    most recent run-after first, merged over shards          test_order
+    without bodies                                           test_what_is_shown
+    by state, priority, present or future                    test_by_state, test_by_priority, …
+    the continuation resumes right after the last job        test_continuation
+    also among jobs of equal run-after                       test_continuation_among_equal_times
+    stable while jobs come and go                            test_continuation_while_jobs_come_and_go
+    CONTINUATION_END                                         test_end
+    a bad token: CONTINUATION_INVALID                        test_bad_continuation
+    mistakes                                                 test_mistakes
+
+Scans by body: test_api_body_search.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.conformance.api import (
+    IN_PROGRESS,
+    PENDING,
+    STATES,
+    SUCCEEDED,
+    Client,
+    Refused,
+)
+
+pytestmark = pytest.mark.service
+
+START, END = "0", "-1"
+
+
+def pages(client: Client, queue: str, limit: int, **fields: object) -> Iterator[list[Any]]:
+    """The answers of a whole scan."""
+    continuation = START
+    while continuation != END:
+        answer = client.scan(queue, limit=limit, continuation=continuation, **fields)
+        assert len(answer.scannedJobs) <= limit
+        yield answer.scannedJobs
+        continuation = answer.continuation
+
+
+def descriptors_of(infos: list[Any]) -> list[str]:
+    return [info.jobDescriptor for info in infos]
+
+
+def flat(by_shard: dict[str, list[str]]) -> list[str]:
+    return [descriptor for on_shard in by_shard.values() for descriptor in on_shard]
+
+
+@pytest.fixture
+def spread(client: Client, queue) -> list[str]:
+    """Jobs on every shard with different run-after times, the most recent first."""
+    now_ms = int(time.time() * 1000)
+    offsets = [5, 3, 8, 1, 9, 2, 7, 4, 6, 0]
+    by_shard = client.enqueue_on_every_shard(
+        queue,
+        lambda n: client.job(
+            b"", runAfterTimestampMillis=now_ms - 10_000 * (offsets[n % 10] + 1) - n
+        ),
+        each=5,
+    )
+    infos = client.lookup(*flat(by_shard))
+    return sorted(infos, key=lambda d: -infos[d].runAfterTimestampMillis)
+
+
+def test_order(client: Client, queue, spread):
+    assert descriptors_of(client.scan(queue, limit=1000).scannedJobs) == spread
+
+
+@pytest.mark.parametrize("limit", [1, 4, 1000])
+def test_continuation(client: Client, queue, spread, limit):
+    scanned = list(pages(client, queue, limit))
+
+    assert [d for page in scanned for d in descriptors_of(page)] == spread
+    assert all(len(page) == limit for page in scanned[:-1])
+
+
+def test_continuation_among_equal_times(client: Client, queue):
+    same_ms = int(time.time() * 1000) - 1000
+    by_shard = client.enqueue_on_every_shard(
+        queue,
+        lambda n: client.job(b"", priority=1 + n % 3, runAfterTimestampMillis=same_ms),
+        each=5,
+    )
+
+    for limit in (1, 3):
+        seen = [d for page in pages(client, queue, limit) for d in descriptors_of(page)]
+        assert len(seen) == len(set(seen))
+        assert set(seen) == set(flat(by_shard))
+
+
+def test_continuation_while_jobs_come_and_go(client: Client, queue, spread):
+    """What was there throughout is met once, in order, whatever joins or leaves around it."""
+    seen: list[str] = []
+    gone: set[str] = set()
+    for page in pages(client, queue, 3):
+        seen += descriptors_of(page)
+        # The last one met leaves, and so does one that is still to come; others join at both ends.
+        for descriptor in client.dequeue(queue):
+            gone.add(descriptor)
+        client.enqueue(
+            queue, b"now", client.job(b"old", priority=3, runAfterTimestampMillis=1000 + len(seen))
+        )
+        if len(gone) > 20:
+            break
+
+    stayed = [descriptor for descriptor in spread if descriptor not in gone]
+    assert len(seen) == len(set(seen))
+    assert [descriptor for descriptor in seen if descriptor in stayed] == stayed
+
+
+def test_continuation_from_a_job_that_is_gone(client: Client, queue, spread):
+    answer = client.scan(queue, limit=3)
+    assert client.delete_jobs(queue, PENDING) == len(spread)
+    (left,) = client.enqueue(queue, client.job(b"", runAfterTimestampMillis=1))
+
+    rest = client.scan(queue, limit=1000, continuation=answer.continuation)
+
+    assert descriptors_of(rest.scannedJobs) == [left]
+
+
+def test_end(client: Client, queue, spread):
+    assert client.scan(queue, limit=len(spread)).continuation == END
+    assert client.scan(queue, limit=len(spread) + 1).continuation == END
+    nothing = client.scan(queue, SUCCEEDED)
+    assert (nothing.scannedJobs, nothing.continuation) == ([], END)
+
+
+def test_default_limit(client: Client, queue):
+    client.enqueue(queue, *[b""] * 150)
+
+    answer = client.scan(queue)
+
+    assert len(answer.scannedJobs) == 100
+    rest = client.scan(queue, continuation=answer.continuation)
+    assert len(rest.scannedJobs) == 50
+
+
+def test_what_is_shown(client: Client, queue):
+    (descriptor,) = client.enqueue(queue, client.job(b"body", priority=2, customStatus="new"))
+    client.dequeue(queue)
+
+    (info,) = client.scan(queue, IN_PROGRESS).scannedJobs
+
+    assert info.body is None
+    assert info == client.info(descriptor)
+
+
+def test_by_state(client: Client, queue):
+    client.enqueue(queue, *[client.job(b"", numAttemptsAllowed=1)] * 3)
+    running, succeeded, failed = client.dequeue(queue, 3)
+    client.ack(queue, [succeeded], [failed])
+    (pending,) = client.enqueue(queue, b"")
+
+    scanned = {state: descriptors_of(client.scan(queue, state).scannedJobs) for state in STATES}
+
+    assert scanned == {0: [pending], 1: [running], 2: [succeeded], 3: [failed]}
+
+
+def test_by_priority(client: Client, queue):
+    by_priority = {
+        priority: flat(
+            client.enqueue_on_every_shard(
+                queue, lambda _, priority=priority: client.job(b"", priority=priority)
+            )
+        )
+        for priority in (1, 2, 3)
+    }
+
+    for priority, descriptors in by_priority.items():
+        found = client.scan(queue, priority=priority).scannedJobs
+        assert sorted(descriptors_of(found)) == sorted(descriptors)
+
+
+def test_future_jobs(client: Client, queue):
+    far_ms = int(time.time() * 1000) + 1_000_000
+    (now,) = client.enqueue(queue, b"")
+    later, latest = client.enqueue(
+        queue,
+        *(client.job(b"", runAfterTimestampMillis=far_ms + extra) for extra in (0, 1000)),
+    )
+
+    assert descriptors_of(client.scan(queue).scannedJobs) == [now]
+    assert descriptors_of(client.scan(queue, scanFutureJobs=True).scannedJobs) == [latest, later]
+
+
+@pytest.mark.parametrize(
+    "continuation", ["", "1", "nonsense", "0 OR 1=1", "v1:1:2:3", "v1:x:1:1:1", "🚀", "9" * 1000]
+)
+def test_bad_continuation(client: Client, queue, continuation):
+    with pytest.raises(Refused, match="^CONTINUATION_INVALID: "):
+        client.scan(queue, continuation=continuation)
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"limit": 0}, "UNKNOWN: invalid request: .*limit"),
+        ({"limit": -1}, "UNKNOWN: invalid request: .*limit"),
+        ({"priority": 0}, "PRIORITY_NOT_SUPPORTED: "),
+        ({"priority": 4}, "PRIORITY_NOT_SUPPORTED: "),
+    ],
+)
+def test_mistakes(client: Client, queue, fields, error):
+    with pytest.raises(Refused, match=f"^{error}"):
+        client.scan(queue, **fields)

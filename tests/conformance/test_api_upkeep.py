@@ -1,0 +1,163 @@
+"""SPEC section 4: what each shard does to its own jobs.
+
+    claims older than the time-out: PENDING, one attempt less, run-after now    test_claim_times_out
+    or FAILED at the last attempt                            test_claim_times_out_at_the_last_attempt
+    age counts from the claim or the last checkpoint         test_checkpoint_renews_a_claim
+    in batches, until all is done                            test_more_than_a_batch
+    a worker whose claim timed out can end nothing           test_late_worker_…
+    SUCCEEDED and FAILED jobs are deleted after their time   test_old_jobs_are_deleted
+    per-queue settings override the server's                 all of these: test_other_queues_…
+    counted                                                  all of these
+
+Nothing here waits for a time to pass: conditions are waited for, on queues of short times. Two
+processes on one store: test_api_shard_down.py.
+"""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.conformance.api import (
+    FAILED,
+    IN_PROGRESS,
+    MONITOR_BATCH_SIZE,
+    PENDING,
+    SUCCEEDED,
+    Client,
+    Deployment,
+)
+from tests.conftest import WaitUntil
+
+pytestmark = pytest.mark.service
+
+
+def test_claim_times_out(service: Deployment, client: Client, wait_until: WaitUntil):
+    queue = "claims_retried"
+    client.create(queue)
+    by_shard = client.enqueue_on_every_shard(
+        queue, lambda _: client.job(b"", numAttemptsAllowed=3, runAfterTimestampMillis=1)
+    )
+    jobs = sum(map(len, by_shard.values()))
+    before = int(time.time() * 1000)
+    assert len(client.dequeue(queue, 1000)) == jobs
+
+    wait_until(lambda: client.count(queue, PENDING) == jobs)
+
+    for on_shard in by_shard.values():
+        for info in client.lookup(*on_shard).values():
+            assert (info.attemptsAllowed, info.attemptsRemaining) == (3, 2)
+            assert info.claimDescriptor is None
+            assert before + 300 <= info.runAfterTimestampMillis <= int(time.time() * 1000) + 1
+    assert {job.remaining for job in client.dequeue(queue, 1000).values()} == {2}
+    wait_until(lambda: service.counter(f"{queue}_timeout_retry") >= jobs)
+
+
+def test_claim_times_out_at_the_last_attempt(
+    service: Deployment, client: Client, wait_until: WaitUntil
+):
+    queue = "claims_failed"
+    client.create(queue)
+    (descriptor,) = client.enqueue(queue, client.job(b"", numAttemptsAllowed=1))
+    (claimed,) = client.dequeue(queue).values()
+
+    wait_until(lambda: client.info(descriptor).jobState == FAILED)
+
+    info = client.info(descriptor)
+    assert (info.attemptsAllowed, info.attemptsRemaining) == (1, 0)
+    assert info.claimDescriptor == claimed.claim
+    assert client.dequeue(queue) == {}
+    wait_until(lambda: service.counter(f"{queue}_timeout_done") == 1)
+    assert service.counter(f"{queue}_timeout_retry") == 0
+
+
+def test_more_than_a_batch(service: Deployment, client: Client, wait_until: WaitUntil):
+    queue = "claims_batched"
+    jobs = 5 * MONITOR_BATCH_SIZE + 1
+    client.create(queue)
+    client.enqueue(queue, *[client.job(b"", numAttemptsAllowed=1)] * jobs)
+    assert len(client.dequeue(queue, jobs)) == jobs
+
+    wait_until(lambda: client.count(queue, FAILED) == jobs)
+
+    wait_until(lambda: service.counter(f"{queue}_timeout_done") == jobs)
+
+
+def test_checkpoint_renews_a_claim(client: Client, wait_until: WaitUntil):
+    queue = "claims_renewed"
+    client.create(queue)
+    renewed, forgotten = client.enqueue(queue, b"renewed", b"forgotten")
+    claim = client.dequeue(queue, 2)[renewed].claim
+
+    def forgotten_timed_out() -> bool:
+        client.checkpoint(queue, client.checkpoint_of(renewed))
+        return bool(client.info(forgotten).jobState == PENDING)
+
+    wait_until(forgotten_timed_out)
+
+    info = client.info(renewed)
+    assert (info.jobState, info.claimDescriptor) == (IN_PROGRESS, claim)
+    wait_until(lambda: client.info(renewed).jobState == PENDING)
+
+
+def test_late_worker_can_end_nothing(
+    service: Deployment, client: Client, wait_until: WaitUntil
+):
+    queue = "claims_taken_over"
+    client.create(queue)
+    (descriptor,) = client.enqueue(queue, client.job(b"", numAttemptsAllowed=100))
+    late = client.dequeue(queue)[descriptor].claim
+    wait_until(lambda: client.dequeue(queue))
+
+    client.ack(queue, succeeded=[client.ack_info(descriptor, claimDescriptor=late)])
+    client.checkpoint(queue, client.checkpoint_of(descriptor, newBody="x", claimDescriptor=late))
+
+    info = client.info(descriptor, body=True)
+    assert info.jobState in (PENDING, IN_PROGRESS)
+    assert info.body == b""
+    wait_until(lambda: service.counter(f"{queue}_ack_noop") == 1)
+
+
+@pytest.mark.parametrize(
+    ("queue", "outcome", "state", "counter"),
+    [
+        ("success_forgotten", "succeeded", SUCCEEDED, "succeeded_gc"),
+        ("failure_forgotten", "failed", FAILED, "failed_gc"),
+    ],
+)
+def test_old_jobs_are_deleted(
+    service: Deployment, client: Client, wait_until: WaitUntil, queue, outcome, state, counter
+):
+    client.create(queue)
+    jobs = 3 * MONITOR_BATCH_SIZE
+    descriptors = client.enqueue(queue, *[client.job(b"", numAttemptsAllowed=1)] * jobs)
+    taken = list(client.dequeue(queue, jobs))
+    client.ack(queue, **{outcome: taken})
+    client.enqueue(queue, b"", b"")
+    (running,) = client.dequeue(queue)
+
+    wait_until(lambda: client.lookup(*descriptors) == {})
+
+    assert client.count(queue, state) == 0
+    assert client.info(running).jobState == IN_PROGRESS
+    assert client.count(queue, PENDING) == 1
+    wait_until(lambda: service.counter(f"{queue}_{counter}") == jobs)
+
+
+def test_other_queues_keep_the_settings_of_the_server(
+    client: Client, queue, wait_until: WaitUntil
+):
+    """While a job of a queue with short times comes and goes, these stay."""
+    client.enqueue(queue, *[client.job(b"", numAttemptsAllowed=1)] * 3)
+    running, succeeded, failed = client.dequeue(queue, 3)
+    client.ack(queue, [succeeded], [failed])
+    brief = "success_forgotten"
+    client.create(brief)
+    (gone,) = client.enqueue(brief, b"")
+    client.ack(brief, succeeded=list(client.dequeue(brief, 1000)))
+
+    wait_until(lambda: client.lookup(gone) == {})
+
+    states = [client.info(d).jobState for d in (running, succeeded, failed)]
+    assert states == [IN_PROGRESS, SUCCEEDED, FAILED]

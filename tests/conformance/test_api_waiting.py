@@ -1,0 +1,191 @@
+"""SPEC sections 2 and 3: dequeues that wait, and claims that nobody can be given.
+
+    maxWaitMillis: with no job ready, the answer waits       every test below
+    it is woken by an enqueue on any connection, any shard   test_woken_by_an_enqueue, test_one_job_…
+    by a job becoming due                                    test_woken_by_a_job_becoming_due
+    by a time-out, a failed ack, a checkpoint, a retry       test_woken_by_…
+    bounded by maxWaitMillis and max_dequeue_wait_ms         test_answers_empty_…
+    with jobs ready it does not wait                         test_ready_job_does_not_wait
+    claims whose client has gone go back to PENDING at once, at no attempt's cost
+                                                             test_client_gone_…
+
+Answers that come too late: test_api_shard_down.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from tests.conformance.api import (
+    MAX_DEQUEUE_WAIT_MS,
+    PENDING,
+    Claimed,
+    Client,
+    Deployment,
+    Interface,
+    Wire,
+    claimed,
+)
+from tests.conftest import WaitUntil
+
+pytestmark = pytest.mark.service
+
+LONG_MS = 600_000
+
+
+class Waiter:
+    """A dequeue on a connection of its own that has been sent, and not been answered yet."""
+
+    def __init__(self, wire: Wire) -> None:
+        self.wire = wire
+
+    def result(self) -> dict[str, Claimed]:
+        return claimed(self.wire.receive().value)
+
+
+@pytest.fixture
+def waiter(
+    service: Deployment, api: Interface, client: Client
+) -> Iterator[Callable[[str], Waiter]]:
+    """Starts a dequeue that finds nothing, and waits."""
+    with ExitStack() as connections:
+
+        def wait(queue: str) -> Waiter:
+            wire = connections.enter_context(service.wire())
+            request = client.dequeue_request(queue, 10, maxWaitMillis=LONG_MS)
+            wire.send(api.message("dequeueJobs", request))
+            assert wire.silent()
+            return Waiter(wire)
+
+        yield wait
+
+
+def test_woken_by_an_enqueue(client: Client, queue, waiter):
+    for _ in range(3):
+        waiting = waiter(queue)
+
+        descriptors = client.enqueue(queue, b"job")
+
+        assert waiting.result().keys() == set(descriptors)
+
+
+def test_one_job_wakes_one_waiter(client: Client, queue, waiter):
+    waiting = [waiter(queue) for _ in range(4)]
+
+    descriptors = [client.enqueue(queue, b"job")[0] for _ in range(4)]
+
+    results = [list(one.result()) for one in waiting]
+    assert sorted(d for result in results for d in result) == sorted(descriptors)
+
+
+def test_woken_by_a_job_becoming_due(client: Client, queue, waiter):
+    due_ms = int(time.time() * 1000) + 500
+    descriptors = client.enqueue(queue, client.job(b"job", runAfterTimestampMillis=due_ms))
+
+    assert waiter(queue).result().keys() == set(descriptors)
+    assert time.time() * 1000 >= due_ms
+
+
+def test_woken_by_a_timed_out_claim(client: Client, waiter):
+    queue = "claims_awaited"
+    client.create(queue)
+    (descriptor,) = client.enqueue(queue, b"job")
+    client.dequeue(queue)
+
+    assert waiter(queue).result()[descriptor].remaining == 1
+
+
+def test_woken_by_a_failed_ack(client: Client, queue, waiter):
+    (descriptor,) = client.enqueue(queue, b"job")
+    client.dequeue(queue)
+    waiting = waiter(queue)
+
+    client.ack(queue, failed=[descriptor])
+
+    assert waiting.result()[descriptor].remaining == 1
+
+
+def test_woken_by_a_checkpoint(client: Client, queue, waiter):
+    (descriptor,) = client.enqueue(queue, b"job")
+    client.dequeue(queue)
+    waiting = waiter(queue)
+
+    client.checkpoint(queue, client.checkpoint_of(descriptor, moveToPending=True))
+
+    assert waiting.result()[descriptor].remaining == 2
+
+
+def test_woken_by_a_retry(client: Client, queue, waiter):
+    (descriptor,) = client.fail_for_good(queue, client.job(b"job", numAttemptsAllowed=1))
+    waiting = waiter(queue)
+
+    client.retry_failed(queue)
+
+    assert waiting.result().keys() == {descriptor}
+
+
+@pytest.mark.parametrize("max_wait_ms", [300, LONG_MS])
+def test_answers_empty_when_the_wait_is_over(client: Client, queue, max_wait_ms):
+    started = time.monotonic()
+
+    taken = client.dequeue(queue, maxWaitMillis=max_wait_ms)
+
+    waited_ms = (time.monotonic() - started) * 1000
+    assert taken == {}
+    assert waited_ms >= 0.98 * min(max_wait_ms, MAX_DEQUEUE_WAIT_MS)
+    assert waited_ms < LONG_MS / 20
+
+
+def test_ready_job_does_not_wait(client: Client, queue):
+    client.enqueue(queue, b"job")
+    started = time.monotonic()
+
+    taken = client.dequeue(queue, 10, maxWaitMillis=LONG_MS)
+
+    assert len(taken) == 1
+    assert (time.monotonic() - started) * 1000 < MAX_DEQUEUE_WAIT_MS
+
+
+def test_acks_of_a_waiting_dequeue_are_not_held_up(
+    service: Deployment, api: Interface, client: Client, queue, wait_until: WaitUntil
+):
+    (descriptor,) = client.enqueue(queue, b"job")
+    client.dequeue(queue)
+    acks = client.ack_request(queue, succeeded=[descriptor])
+    with service.wire() as wire:
+        request = client.dequeue_request(queue, 1, jobAckRequest=acks, maxWaitMillis=LONG_MS)
+        wire.send(api.message("dequeueJobs", request))
+
+        wait_until(lambda: client.info(descriptor).jobState == 2)
+        assert wire.silent(0)
+
+
+def test_client_gone_while_it_waits(client: Client, queue, waiter):
+    for _ in range(5):
+        waiter(queue).wire.close()
+
+    (descriptor,) = client.enqueue(queue, b"job")
+
+    taken = client.dequeue(queue, maxWaitMillis=LONG_MS)
+    assert taken[descriptor].remaining == 2
+
+
+def test_client_gone_with_its_dequeue_in_hand(
+    service: Deployment, api: Interface, client: Client, queue, wait_until: WaitUntil
+):
+    by_shard = client.enqueue_on_every_shard(queue, each=5)
+    descriptors = [d for on_shard in by_shard.values() for d in on_shard]
+    message = api.message("dequeueJobs", client.dequeue_request(queue, 3))
+    for _ in range(20):
+        with service.wire() as wire:
+            wire.send(message)
+
+    wait_until(lambda: client.count(queue, PENDING) == len(descriptors))
+
+    for info in client.lookup(*descriptors).values():
+        assert (info.attemptsAllowed, info.attemptsRemaining) == (2, 2)
+        assert info.claimDescriptor is None

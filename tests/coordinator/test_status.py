@@ -1,0 +1,98 @@
+"""What `status` shows and /health judges."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from pinlaterd.config.schema import Config, ServerSettings, ShardSettings
+from pinlaterd.coordinator.roster import ProcessView
+from pinlaterd.coordinator.status import About, status
+
+ABOUT = About("/srv/pinlaterd", 12.0, 7, ())
+CONFIG = Config(
+    ServerSettings(),
+    {
+        "1": ShardSettings("1", file="data/shard-1.sqlite"),
+        "2": ShardSettings("2", dequeue_only=True, file="data/shard-2.sqlite"),
+    },
+)
+
+
+def view(process, state="serving", facts=(), pid=None):
+    started_at_ms = int(time.time() * 1000) - 5000
+    return ProcessView(process, "x", pid or os.getpid(), started_at_ms, state, 0.0, dict(facts))
+
+
+ALL = [view("router"), view("shard-1"), view("shard-2")]
+
+
+def test_all_that_should_serve_does():
+    found = status(CONFIG, ALL, ABOUT)
+
+    assert found["healthy"]
+    assert found["problems"] == []
+    assert [process["name"] for process in found["processes"]] == ["router", "shard-1", "shard-2"]
+    assert [
+        (shard["name"], shard["healthy"], shard["dequeue_only"]) for shard in found["shards"]
+    ] == [("1", True, False), ("2", True, True)]
+    assert found["processes"][0]["uptime_seconds"] >= 5
+    assert found["processes"][0]["rss_bytes"] > 1_000_000
+
+
+def test_a_process_never_heard_of_is_a_problem():
+    found = status(CONFIG, ALL[:2], ABOUT)
+
+    assert not found["healthy"]
+    assert found["problems"] == ["shard-2 is stopped"]
+    assert not found["shards"][1]["healthy"]
+    assert found["processes"][2]["pid"] is None
+
+
+@pytest.mark.parametrize("state", ["starting", "standby", "stopping", "silent", "stopped"])
+def test_a_shard_that_does_not_serve_is_a_problem(state):
+    found = status(CONFIG, [*ALL[:2], view("shard-2", state)], ABOUT)
+
+    assert found["problems"] == [f"shard-2 is {state}"]
+    assert found["shards"][1]["state"] == state
+
+
+def test_a_standby_beside_the_owner_is_none():
+    found = status(CONFIG, [*ALL, view("shard-2", "standby")], ABOUT)
+
+    assert found["healthy"]
+    assert found["shards"][1]["state"] == "serving"
+    assert len(found["processes"]) == 4
+
+
+def test_warnings_are_gathered_from_facts():
+    facts = {"durability": "FULL", "durability warning": "", "store warning": "disk nearly full"}
+    found = status(CONFIG, [view("router"), view("shard-1", facts=facts), view("shard-2")], ABOUT)
+
+    assert found["healthy"]
+    assert found["warnings"] == ["shard-1: disk nearly full"]
+    assert found["shards"][0]["warnings"] == ["disk nearly full"]
+
+
+def test_problems_of_the_configuration_count():
+    found = status(CONFIG, ALL, ABOUT._replace(config_problems=("etc/queues.yaml:1: …",)))
+
+    assert not found["healthy"]
+    assert found["problems"] == ["etc/queues.yaml:1: …"]
+
+
+def test_several_routers_are_each_expected():
+    config = Config(ServerSettings(routers=2), CONFIG.shards)
+
+    found = status(config, [view("router-1"), *ALL[1:]], ABOUT)
+
+    assert found["problems"] == ["router-2 is stopped"]
+
+
+def test_an_ended_process_uses_nothing():
+    found = status(CONFIG, [view("router", "stopped"), *ALL[1:]], ABOUT)
+
+    router = found["processes"][0]
+    assert (router["uptime_seconds"], router["cpu_seconds"], router["rss_bytes"]) == (0, 0, 0)

@@ -1,0 +1,68 @@
+"""Nothing of a deployment is left running that its operator did not want."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from pinlaterd.client import JobState
+
+pytestmark = pytest.mark.service
+
+
+@pytest.fixture
+def busy(new_deployment):
+    """A running deployment of which a shard has a searcher beside it."""
+    deployment = new_deployment(2)
+    deployment.up()
+    with deployment.client() as client:
+        client.create_queue("q")
+        client.enqueue("q", [b"abc"])
+        assert client.count("q", JobState.PENDING, body_regex="b") == 1
+    return deployment
+
+
+def test_down_leaves_no_process(busy):
+    assert len(busy.processes()) >= 5  # supervisord, coordinator, router, two shards, searchers
+
+    busy.down()
+
+    assert busy.processes() == []
+
+
+def test_down_finds_what_a_killed_supervisord_left_behind(busy):
+    os.kill(busy.supervisord_pid(), signal.SIGKILL)
+
+    busy.down()
+
+    assert busy.processes() == []
+
+
+def test_a_searcher_ends_with_its_shard(busy, wait_until):
+    before = {process.pid for process in busy.processes()}
+    busy.supervisorctl("stop", "shard-1", "shard-2")
+    wait_until(lambda: len(busy.processes()) == 3)  # supervisord, coordinator, router
+
+    busy.supervisorctl("start", "shard-1", "shard-2")
+    busy.wait_until_serving()
+
+    assert {process.pid for process in busy.processes()} != before
+
+
+def test_a_killed_shard_takes_its_searcher_along(busy, wait_until):
+    children = {p.pid: p.children() for p in busy.processes()}
+    pids = [busy.kill("shard-1"), busy.kill("shard-2")]
+    searchers = [searcher for pid in pids for searcher in children[pid]]
+    assert searchers
+
+    wait_until(lambda: not any(searcher.is_running() for searcher in searchers))
+
+
+def test_down_and_up_keep_the_jobs(busy):
+    busy.down()
+    busy.up()
+
+    with busy.client() as client:
+        assert [job.body for job in client.dequeue("q", limit=10)] == [b"abc"]

@@ -1,0 +1,64 @@
+"""Two processes for one shard: one owns the store, the other stands by and takes over."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import pytest
+
+from tests.deployment import Deployment
+from tests.faults.load import Load
+
+pytestmark = pytest.mark.service
+
+
+def _states(deployment: Deployment) -> dict[int | None, str]:
+    """The processes of shard 1 by pid, as the coordinator sees them."""
+    processes = deployment.status()["processes"]
+    return {p["pid"]: p["state"] for p in processes if p["name"] == "shard-1"}
+
+
+@contextmanager
+def _supervisord_looks_away(deployment: Deployment) -> Iterator[None]:
+    pid = deployment.supervisord_pid()
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_a_standby_takes_over_when_the_owner_is_killed(
+    deployment: Deployment, load: Load, wait_until
+):
+    owner = deployment.pid_of("shard-1")
+    standby = deployment.start_process("shard", "1")
+    try:
+        wait_until(lambda: _states(deployment).get(standby.pid) == "standby")
+        assert _states(deployment)[owner] == "serving"
+
+        with load.running():
+            wait_until(partial(load.has_progressed, since=0))
+            with _supervisord_looks_away(deployment):
+                os.kill(owner, signal.SIGKILL)
+                wait_until(lambda: _states(deployment).get(standby.pid) == "serving")
+                deployment.wait_until_serving(seconds=5)
+                wait_until(partial(load.has_progressed, since=load.progress()))
+            # supervisord starts its own again, which now stands by
+            wait_until(lambda: deployment.pids().get("shard-1", owner) != owner)
+            wait_until(
+                lambda: _states(deployment).get(deployment.pids().get("shard-1")) == "standby"
+            )
+            assert _states(deployment)[standby.pid] == "serving"
+            wait_until(partial(load.has_progressed, since=load.progress()))
+        load.check()
+    finally:
+        standby.terminate()
+        standby.wait()
+
+    deployment.wait_until_serving()
+    assert _states(deployment)[deployment.pid_of("shard-1")] == "serving"

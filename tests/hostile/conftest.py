@@ -1,0 +1,108 @@
+"""A deployment under attack, and a bystander whose every call must succeed meanwhile."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from pinlaterd.client import ConnectionFailed, Job, PinLaterError
+from tests.deployment import Deployment
+
+MIB = 1024 * 1024
+GROWTH_BYTES = 50 * MIB
+SLOWEST_SECONDS = 5.0
+QUEUE = "target"
+SETTINGS = {
+    "request_timeout_ms": 5000,
+    "max_dequeue_wait_ms": 100,
+    # what a fuzzed dequeue claims comes back, for the next one
+    "job_claimed_timeout_seconds": 1,
+    "monitor_interval_seconds": 0.5,
+}
+
+
+class Bystander:
+    """Works on a queue of its own, on one connection, and remembers what went wrong."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self.calls = 0
+        self.slowest_seconds = 0.0
+        self.errors: list[Exception] = []
+        self._deployment = deployment
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+    def _work(self) -> None:
+        with self._deployment.client("bystander") as client:
+            client.create_queue("bystander")
+            while not self._stop.is_set():
+                began = time.monotonic()
+                try:
+                    body = b"%d" % self.calls
+                    client.enqueue("bystander", [Job(body)])
+                    jobs = client.dequeue("bystander", limit=10)
+                    client.ack("bystander", succeeded=jobs)
+                    assert body in [job.body for job in jobs]
+                except (PinLaterError, ConnectionFailed, AssertionError) as error:
+                    self.errors.append(error)
+                self.calls += 1
+                self.slowest_seconds = max(self.slowest_seconds, time.monotonic() - began)
+                self._stop.wait(0.005)
+
+
+def _unused_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="package")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    deployment = Deployment(tmp_path_factory.mktemp("d"), _unused_port)
+    deployment.init(shards=2, settings=SETTINGS)
+    try:
+        deployment.up()
+        with deployment.client() as client:
+            client.create_queue(QUEUE)
+        yield deployment
+    finally:
+        deployment.destroy()
+
+
+@pytest.fixture(autouse=True)
+def unharmed(deployment: Deployment, wait_until) -> Iterator[Bystander]:
+    """What every hostile test leaves: the same processes, no larger, and no other client hurt."""
+    pids = deployment.pids()
+    assert len(pids) == 4, pids
+    sizes = {name: _rss_bytes(pid) for name, pid in pids.items()}
+    bystander = Bystander(deployment)
+    bystander.start()
+    wait_until(lambda: bystander.calls > 3)
+
+    yield bystander
+
+    calls = bystander.calls
+    wait_until(lambda: bystander.calls > calls + 3)
+    bystander.stop()
+    assert bystander.errors == []
+    assert bystander.slowest_seconds < SLOWEST_SECONDS
+    assert deployment.pids() == pids
+    for name, pid in pids.items():
+        wait_until(lambda n=name, p=pid: _rss_bytes(p) < sizes[n] + GROWTH_BYTES)
+
+
+def _rss_bytes(pid: int) -> int:
+    return int(psutil.Process(pid).memory_info().rss)

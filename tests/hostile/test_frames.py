@@ -1,0 +1,284 @@
+"""Bytes that no client would send: each is answered with an error or closes its own connection."""
+
+from __future__ import annotations
+
+import random
+import socket
+import struct
+from collections.abc import Iterable
+
+import pytest
+
+from pinlaterd.errors import PinLaterError
+from pinlaterd.model import CallContext, LookupRequest, Method
+from pinlaterd.rpc import codec
+from tests.deployment import Deployment
+from tests.hostile.calls import (
+    I64,
+    LIST,
+    MAP,
+    SET,
+    STRING,
+    STRUCT,
+    field,
+    head,
+    mutated,
+    random_struct,
+    text,
+    valid_calls,
+)
+from tests.hostile.conftest import MIB, QUEUE
+from tests.hostile.wire import ANSWER_SECONDS, RawConnection, framed
+
+pytestmark = pytest.mark.service
+
+FRAME_LIMIT = 64 * MIB
+CALLS = valid_calls(QUEUE)
+
+
+def _exchange_all(deployment: Deployment, messages: Iterable[bytes]) -> list[bytes]:
+    """Each message is answered, or closes its connection; all answers."""
+    answers: list[bytes] = []
+    connection = RawConnection(deployment.port)
+    for message in messages:
+        try:
+            answers += connection.exchange(message)
+        except TimeoutError:
+            pytest.fail(f"neither answered nor closed: {message[:2000].hex()}")
+        if not connection.open:
+            connection.socket.close()
+            connection = RawConnection(deployment.port)
+    connection.socket.close()
+    return answers
+
+
+def test_valid_calls_are_answered(deployment: Deployment):
+    assert len(_exchange_all(deployment, CALLS)) == len(CALLS)
+
+
+def test_random_bytes(deployment: Deployment):
+    chance = random.Random(1)
+    _exchange_all(deployment, (chance.randbytes(chance.randrange(1, 300)) for _ in range(300)))
+
+
+def test_random_bytes_without_frames(deployment: Deployment):
+    chance = random.Random(2)
+    for _ in range(200):
+        with RawConnection(deployment.port) as connection:
+            connection.send(chance.randbytes(chance.randrange(1, 300)))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_mutated_calls(deployment: Deployment, seed):
+    chance = random.Random(seed)
+    _exchange_all(deployment, (mutated(chance.choice(CALLS), chance) for _ in range(400)))
+
+
+def test_calls_cut_off_anywhere(deployment: Deployment):
+    """A frame whose length is right and whose message ends too early."""
+    cut = (call[:at] for call in CALLS for at in range(1, len(call), 3))
+    _exchange_all(deployment, cut)
+
+
+@pytest.mark.parametrize("method", list(Method))
+def test_fields_of_any_type(deployment: Deployment, method):
+    chance = random.Random(method)
+    messages = [head(method) + random_struct(chance) for _ in range(60)]
+    answers = _exchange_all(deployment, messages)
+    assert answers, "none was even understood: the test shows nothing"
+
+
+def test_a_type_that_does_not_exist(deployment: Deployment):
+    _exchange_all(
+        deployment, (head(Method.ENQUEUE) + field(kind, 1, bytes(20)) for kind in range(256))
+    )
+
+
+@pytest.mark.parametrize("method", [Method.ENQUEUE, Method.CREATE_QUEUE, "noSuchMethod"])
+@pytest.mark.parametrize("depth", [100, 10_000, 1_000_000])
+def test_deep_nesting(deployment: Deployment, method, depth):
+    structs = field(STRUCT, 99, b"") * depth + bytes(depth)
+    lists = field(LIST, 99, struct.pack(">bi", LIST, 1) * depth + struct.pack(">bi", I64, 0))
+    maps = field(MAP, 99, struct.pack(">bbi", MAP, MAP, 1) * depth + struct.pack(">bbi", 8, 8, 0))
+    unended = field(SET, 99, struct.pack(">bi", SET, 1) * depth)
+    for body in (structs + bytes(1), lists + bytes(1), maps + bytes(1), unended):
+        _exchange_all(deployment, [head(method) + body])
+
+
+@pytest.mark.parametrize("count", [2**31 - 1, 10**9, -1, -(2**31)])
+def test_sizes_that_lie(deployment: Deployment, count):
+    """Lists, maps and texts that claim more than there is, or less than nothing."""
+    size = struct.pack(">i", count)
+    context = field(STRUCT, 1, field(STRING, 1, text(b"hostile")) + bytes(1))
+    queue = field(STRING, 1, text(QUEUE.encode()))
+    bodies = [
+        field(STRING, 2, size + b"abc"),
+        field(STRUCT, 2, queue + field(LIST, 2, b"\x0c" + size + bytes(50))),
+        field(STRUCT, 2, queue + field(LIST, 2, b"\x02" + size + bytes(50))),
+        field(STRUCT, 2, queue + field(MAP, 99, b"\x03\x03" + size + bytes(50))),
+        field(STRUCT, 2, queue + field(SET, 99, b"\x00" + size + bytes(50))),
+        field(LIST, 99, b"\x0c" + size + bytes(50)),
+    ]
+    messages = [head(method) + context + body for method in Method for body in bodies]
+    _exchange_all(deployment, messages)
+
+
+def test_a_list_of_many_empty_jobs_is_one_error(deployment: Deployment):
+    """Three million structs that lack what is required, in one valid frame."""
+    jobs = b"\x0c" + struct.pack(">i", 3_000_000) + bytes(3_000_000)
+    context = field(STRUCT, 1, field(STRING, 1, text(b"hostile")) + bytes(1))
+    request = field(STRING, 1, text(QUEUE.encode())) + field(LIST, 2, jobs) + bytes(1)
+    message = head(Method.ENQUEUE) + context + field(STRUCT, 2, request) + bytes(1)
+
+    [answer] = _exchange_all(deployment, [message])
+
+    with pytest.raises(PinLaterError, match="invalid request"):
+        codec.decode_reply(Method.ENQUEUE, answer)
+
+
+@pytest.mark.parametrize(
+    "length", [0, FRAME_LIMIT + 1, 2**31 - 1, 2**31, 2**32 - 1], ids=lambda n: f"{n:x}"
+)
+def test_a_frame_of_impossible_length_closes_its_connection(deployment: Deployment, length):
+    with RawConnection(deployment.port) as connection:
+        connection.send(struct.pack(">I", length))
+        assert connection.receive_message() is None
+
+
+@pytest.mark.parametrize("kind", [0, 2, 3, 5, 255], ids=lambda k: f"type{k}")
+def test_a_message_that_is_no_call_closes_its_connection(deployment: Deployment, kind):
+    with RawConnection(deployment.port) as connection:
+        assert connection.exchange(head(Method.QUEUE_NAMES, kind) + bytes(1)) == []
+        assert not connection.open
+
+
+def test_oneway_calls_get_no_answer(deployment: Deployment):
+    with RawConnection(deployment.port) as connection:
+        for call in CALLS:
+            oneway = call[:3] + b"\x04" + call[4:]
+            assert connection.exchange(oneway) == []
+            assert connection.open
+
+
+@pytest.mark.parametrize(
+    "greeting",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"SSH-2.0-OpenSSH_9.2\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500),
+        b"\x82\x21\x01\x0dgetQueueNames",
+    ],
+    ids=["http", "ssh", "tls", "compact"],
+)
+def test_other_protocols_are_shown_the_door(deployment: Deployment, greeting):
+    with RawConnection(deployment.port) as connection:
+        connection.send(greeting)
+        assert connection.receive_message() is None
+
+
+def test_a_call_that_drips_in_byte_by_byte_is_answered(deployment: Deployment):
+    with RawConnection(deployment.port) as connection:
+        for byte in framed(CALLS[8]):
+            connection.send(bytes([byte]))
+        answer = connection.receive_message()
+
+    assert answer is not None
+    names = codec.decode_reply(Method.QUEUE_NAMES, answer)
+    assert isinstance(names, frozenset)
+    assert QUEUE in names
+
+
+def test_connections_that_never_finish_a_frame(deployment: Deployment):
+    """Each announces 60 MiB; memory is taken for what comes, not for what is announced."""
+    connections = [RawConnection(deployment.port) for _ in range(200)]
+    for connection in connections:
+        connection.send(struct.pack(">I", 60 * MIB) + bytes(1000))
+
+    with RawConnection(deployment.port) as other:
+        other.exchange(CALLS[8])
+        assert other.open
+    for connection in connections:
+        connection.socket.close()
+
+
+def test_clients_that_hang_up_before_the_answer(deployment: Deployment):
+    for call in CALLS * 10:
+        with RawConnection(deployment.port) as connection:
+            connection.send(framed(call))
+            # Closed with a reset, as by a process that dies.
+            connection.socket.setsockopt(
+                socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+            )
+
+
+def test_jobs_of_a_client_that_hung_up_go_to_the_next(deployment: Deployment, wait_until):
+    with deployment.client() as client:
+        client.create_queue("hung_up")
+        descriptors = set(client.enqueue("hung_up", [b"x"] * 50))
+        dequeue = valid_calls("hung_up")[3]
+        for _ in range(50):
+            with RawConnection(deployment.port) as connection:
+                connection.send(framed(dequeue))
+
+        claimed: set[str] = set()
+
+        def all_came() -> bool:
+            claimed.update(job.descriptor for job in client.dequeue("hung_up", limit=100))
+            return claimed == descriptors
+
+        wait_until(all_came)
+
+
+def test_a_client_that_never_reads_its_answers(deployment: Deployment):
+    """Thousands of calls whose answers nobody takes: the server stops reading from it."""
+    with deployment.client() as client:
+        client.create_queue("unread")
+        descriptors = client.enqueue("unread", [bytes(100_000)] * 10)
+    call = codec.encode_call(
+        Method.LOOKUP, 7, CallContext("hostile"), LookupRequest(descriptors, include_body=True)
+    )
+    with RawConnection(deployment.port) as connection:
+        connection.socket.settimeout(0.5)
+        sent = 0
+        try:
+            while sent < 200 * MIB:
+                sent += connection.socket.send(framed(call) * 1000)
+        except TimeoutError:
+            pass
+        assert sent < 100 * MIB
+
+    with RawConnection(deployment.port) as other:
+        other.exchange(CALLS[8])
+        assert other.open
+
+
+def test_many_calls_pipelined_are_answered_in_their_order(deployment: Deployment):
+    with RawConnection(deployment.port) as connection:
+        wanted = []
+        for seqid in range(3000):
+            call = CALLS[seqid % len(CALLS)]
+            name_end = call.index(b"\x0c\x00\x01")
+            connection.send(
+                framed(call[: name_end - 4] + struct.pack(">i", seqid) + call[name_end:])
+            )
+            wanted.append(seqid)
+        got: list[int] = []
+        while len(got) < len(wanted):
+            answer = connection.receive_message()
+            assert answer is not None
+            got.append(codec.peek_seqid(answer))
+    assert got == wanted
+
+
+def test_a_frame_at_the_limit_of_size(deployment: Deployment):
+    """64 MiB of one call: refused in its content, not fatal to anyone."""
+    context = field(STRUCT, 1, field(STRING, 1, text(b"hostile")) + bytes(1))
+    start = head(Method.CREATE_QUEUE) + context
+    name = text(b"a" * (FRAME_LIMIT - len(start) - 8))
+    message = start + field(STRING, 2, name) + bytes(1)
+    assert len(message) == FRAME_LIMIT
+    with RawConnection(deployment.port) as connection:
+        connection.socket.settimeout(ANSWER_SECONDS)
+        [answer] = connection.exchange(message)
+        assert connection.open
+    assert len(answer) < 1000

@@ -1,0 +1,77 @@
+"""A raw connection to the Thrift port: bytes out, and what becomes of them."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from types import TracebackType
+from typing import Self
+
+from pinlaterd.rpc import codec
+from tests.hostile.calls import head
+
+ANSWER_SECONDS = 10.0
+TRACE_METHOD = "__can__finagle__trace__v3__"  # unknown to us: answered, whatever came before
+_TRACE_SEQID = 0x51EED
+
+
+def framed(message: bytes) -> bytes:
+    return struct.pack(">I", len(message)) + message
+
+
+class RawConnection:
+    """`exchange` finds out whether the server answered or closed; a third is a failure."""
+
+    def __init__(self, port: int) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=ANSWER_SECONDS)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.open = True
+        self._received = bytearray()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.socket.close()
+
+    def send(self, data: bytes) -> None:
+        """Send, also to a server that closes meanwhile."""
+        try:
+            self.socket.sendall(data)
+        except (ConnectionResetError, BrokenPipeError):
+            self.open = False
+
+    def receive_message(self) -> bytes | None:
+        """The next framed answer; None if the server closed. TimeoutError if it does neither."""
+        while True:
+            if len(self._received) >= 4:
+                end = 4 + int.from_bytes(self._received[:4], "big")
+                if len(self._received) >= end:
+                    message = bytes(self._received[4:end])
+                    del self._received[:end]
+                    return message
+            try:
+                chunk = self.socket.recv(65536)
+            except ConnectionResetError:
+                chunk = b""
+            if not chunk:
+                self.open = False
+                return None
+            self._received += chunk
+
+    def exchange(self, message: bytes) -> list[bytes]:
+        """Send a framed message and a harmless one behind it: the answers to the first.
+
+        Afterwards `open` says whether the harmless one was answered, or the server closed."""
+        self.send(framed(message) + framed(head(TRACE_METHOD, seqid=_TRACE_SEQID) + bytes(1)))
+        answers: list[bytes] = []
+        while (answer := self.receive_message()) is not None:
+            if codec.peek_seqid(answer) == _TRACE_SEQID:
+                break
+            answers.append(answer)
+        return answers

@@ -1,0 +1,237 @@
+"""The fast ways through the codec mean what the general ones mean, whatever the bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pinlaterd.errors import InvalidRequest, PinLaterError, ProtocolError
+from pinlaterd.model import (
+    AckInfo,
+    AckRequest,
+    CallContext,
+    ClaimedJob,
+    DequeueRequest,
+    DequeueResult,
+    EnqueueRequest,
+    Job,
+    Method,
+)
+from pinlaterd.rpc import codec, fast_read, fast_write
+from pinlaterd.rpc.binding import (
+    METHODS,
+    CallArguments,
+    DequeueMetadata,
+    DequeueResponse,
+    EnqueueResponse,
+    ResultBody,
+)
+from pinlaterd.rpc.message import read_call_head, read_message_head
+from pinlaterd.rpc.peek import UNUSUAL
+from pinlaterd.rpc.writer import write_struct
+from tests.rpc.strategies import Shape, calls
+from tests.rpc.thrift_bytes import write_message
+
+HOT = [Method.ENQUEUE, Method.DEQUEUE, Method.ACK]
+USUAL = Shape(in_order=True, unknown=False, wrong=False)
+STRANGE = Shape(in_order=False, unknown=True, wrong=False)
+WRONG = Shape(in_order=True, unknown=True, wrong=True)
+
+FAST: dict[Method, Any] = {
+    Method.ENQUEUE: fast_read.read_enqueue,
+    Method.DEQUEUE: fast_read.read_dequeue,
+    Method.ACK: fast_read.read_ack,
+}
+FORMS = st.booleans()
+
+
+def outcome(read: Any, *arguments: Any) -> Any:
+    """What it returns, or the type and message of the error it raises on purpose."""
+    try:
+        return read(*arguments)
+    except (ProtocolError, PinLaterError) as error:
+        return type(error), str(error)
+
+
+def general(message: bytes) -> codec.Call:
+    head, at = read_call_head(message)
+    return codec._decode_arguments(head, Method(head.method_name), message, at)
+
+
+def normal(value: Any) -> Any:
+    """NaN is not equal to itself, but its text is."""
+    return repr(value)
+
+
+@given(calls(HOT, USUAL), FORMS)
+def test_what_is_usual_is_read_fast_and_alike(call, strict):
+    name, fields = call
+    message = write_message(name, fields, strict=strict)
+    head, at = read_call_head(message)
+
+    context, request = FAST[Method(name)](message, at)
+
+    assert normal(codec.Call(head, context, request)) == normal(general(message))
+
+
+@given(calls(list(Method), STRANGE), FORMS)
+def test_the_order_of_fields_and_unknown_ones_do_not_matter(call, strict):
+    name, fields = call
+    message = write_message(name, fields, strict=strict)
+
+    assert normal(codec.decode_call(message)) == normal(general(message))
+
+
+@given(calls(list(Method), WRONG))
+def test_what_is_wrong_is_found_alike_and_is_the_callers_to_mend(call):
+    name, fields = call
+    message = write_message(name, fields)
+
+    found = outcome(codec.decode_call, message)
+
+    assert normal(found) == normal(outcome(general, message))
+    assert isinstance(found, codec.Call) or found[0] is not ProtocolError, found
+
+
+@given(calls(HOT, USUAL), st.data())
+def test_a_message_that_ends_early_is_no_message(call, data):
+    message = write_message(*call)
+    end = data.draw(st.integers(0, len(message) - 1))
+
+    assert outcome(codec.decode_call, message[:end])[0] is ProtocolError
+
+
+@given(st.one_of(calls(list(Method), USUAL), calls(list(Method), WRONG)), st.data())
+def test_changed_bytes_mean_the_same_both_ways_or_nothing(call, data):
+    message = bytearray(write_message(*call))
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(message) - 1))
+        message[at] = data.draw(st.sampled_from([0, 1, 2, 11, 12, 15, 127, 128, 255]))
+    changed = bytes(message)
+
+    found = outcome(codec.decode_call, changed)
+
+    if isinstance(found, codec.Call):
+        assert normal(found) == normal(general(changed))
+    elif found[0] is not ProtocolError and "there is no method" not in found[1]:
+        assert found == outcome(general, changed)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_answered_or_refused(message):
+    found = outcome(codec.decode_call, message)
+
+    assert isinstance(found, codec.Call) or issubclass(found[0], (ProtocolError, InvalidRequest))
+
+
+@given(st.one_of(calls(list(Method), USUAL), calls(list(Method), STRANGE)), FORMS)
+def test_what_is_peeked_is_what_decoding_gives(call, strict):
+    message = write_message(*call, strict=strict)
+
+    peeked = codec.peek(message)
+    decoded = codec.decode_call(message)
+
+    assert peeked.head == decoded.head
+    if peeked.canonical:
+        request: Any = decoded.request
+        assert peeked.queue == getattr(request, "queue", None)
+        if isinstance(request, EnqueueRequest):
+            assert peeked.items == len(request.jobs)
+        if isinstance(request, DequeueRequest):
+            assert peeked.limit == request.limit
+            request = request.acks or AckRequest("")
+        if isinstance(request, AckRequest):
+            acks = [*request.succeeded, *request.failed]
+            assert peeked.first_descriptor == (acks[0].descriptor if acks else None)
+
+
+# --- writing --------------------------------------------------------------------------------
+
+TEXT = st.text(st.characters(codec="utf-8"), max_size=200)
+I8 = st.integers(-128, 127)
+I32 = st.integers(-(2**31), 2**31 - 1)
+I64 = st.integers(-(2**63), 2**63 - 1)
+CONTEXTS = st.builds(CallContext, TEXT, TEXT)
+JOBS = st.builds(Job, st.binary(max_size=20), I8, st.none() | I64, I32, TEXT)
+ACKS = st.builds(AckInfo, TEXT, TEXT, I64, st.none() | TEXT)
+ACK_REQUESTS = st.builds(AckRequest, TEXT, st.lists(ACKS, max_size=3), st.lists(ACKS, max_size=3))
+HOT_REQUESTS = st.one_of(
+    st.builds(EnqueueRequest, TEXT, st.lists(JOBS, max_size=4)),
+    ACK_REQUESTS,
+    st.builds(
+        DequeueRequest,
+        TEXT,
+        I32,
+        st.none() | ACK_REQUESTS,
+        st.booleans(),
+        st.floats(allow_nan=False),
+        I32,
+    ),
+)
+METHOD_OF = {EnqueueRequest: Method.ENQUEUE, AckRequest: Method.ACK, DequeueRequest: Method.DEQUEUE}
+
+
+@given(CONTEXTS, HOT_REQUESTS)
+def test_a_request_is_written_byte_for_byte_alike(context, request_):
+    method = METHOD_OF[type(request_)]
+    message = codec.encode_call(method, 7, context, request_)
+
+    slow: list[bytes] = []
+    write_struct(slow, METHODS[method].arguments, CallArguments(context, request_))
+
+    assert message[read_call_head(message)[1] :] == b"".join(slow)
+    assert codec.decode_call(message)[1:] == (context, request_)
+
+
+@given(st.lists(TEXT, max_size=5))
+def test_descriptors_are_written_and_read_alike(descriptors):
+    reply = codec.encode_reply(codec.Head("enqueueJobs", 1, False, True), descriptors)
+
+    slow: list[bytes] = []
+    body = ResultBody(EnqueueResponse(descriptors))
+    write_struct(slow, METHODS[Method.ENQUEUE].result, body)
+
+    at = read_message_head(reply).at
+    assert reply[at:] == b"".join(slow) == fast_write.enqueue_result(descriptors)
+    assert codec.decode_reply(Method.ENQUEUE, reply) == descriptors
+    assert codec._decode_result(Method.ENQUEUE, reply, at) == descriptors
+
+
+CLAIMED = st.builds(ClaimedJob, TEXT, st.binary(max_size=20), I32, I32, TEXT, I32)
+
+
+@given(st.lists(CLAIMED, max_size=5, unique_by=lambda job: job.descriptor))
+def test_claimed_jobs_are_written_and_read_alike(jobs):
+    result = DequeueResult(jobs)
+    reply = codec.encode_reply(codec.Head("dequeueJobs", 1, False, True), result)
+
+    slow: list[bytes] = []
+    response = DequeueResponse(
+        {job.descriptor: job.body for job in jobs},
+        {job.descriptor: DequeueMetadata(*job[2:]) for job in jobs},
+    )
+    write_struct(slow, METHODS[Method.DEQUEUE].result, ResultBody(response))
+
+    at = read_message_head(reply).at
+    assert reply[at:] == b"".join(slow)
+    assert fast_read.read_dequeue_result(reply, at) == result
+    assert codec._decode_result(Method.DEQUEUE, reply, at) == result
+
+
+@given(st.lists(CLAIMED, max_size=3), st.data())
+def test_changed_answers_mean_the_same_both_ways_or_nothing(jobs, data):
+    reply = bytearray(
+        codec.encode_reply(codec.Head("dequeueJobs", 1, False, True), DequeueResult(jobs))
+    )
+    begin = read_message_head(bytes(reply)).at
+    at = data.draw(st.integers(begin, len(reply) - 1))
+    reply[at] = data.draw(st.integers(0, 255))
+    changed = bytes(reply)
+
+    try:
+        fast = fast_read.read_dequeue_result(changed, begin)
+    except UNUSUAL:
+        return
+    assert fast == codec._decode_result(Method.DEQUEUE, changed, begin)

@@ -1,0 +1,206 @@
+"""The same bytes give the same messages, whatever the pieces in which they come."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pinlaterd.errors import ProtocolError
+from pinlaterd.model import Method
+from pinlaterd.rpc.framing import FrameReader, Transcoder
+from tests.rpc.strategies import Shape, calls
+from tests.rpc.thrift_bytes import enqueue, framed, job, queue_names, write_message
+
+MAX_BYTES = 1 << 20
+
+
+def reader(
+    max_bytes: int = MAX_BYTES, transcoders: dict[int, Transcoder] | None = None
+) -> FrameReader:
+    return FrameReader(max_bytes, transcoders or {})
+
+
+def read_all(
+    pieces: Sequence[bytes], max_bytes: int = MAX_BYTES
+) -> tuple[list[bytes], str | None, int]:
+    """The messages, the failure, and what is left over."""
+    frames = reader(max_bytes)
+    messages = [message for piece in pieces for message in frames.feed(piece)]
+    return messages, str(frames.failure) if frames.failure else None, frames.buffered
+
+
+def split(data: bytes, cuts: Sequence[int]) -> list[bytes]:
+    places = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
+    return [data[begin:end] for begin, end in pairwise(places)]
+
+
+MESSAGES = st.lists(
+    calls(list(Method), Shape(in_order=False, unknown=True, wrong=False)).map(
+        lambda call: write_message(*call)
+    ),
+    min_size=1,
+    max_size=4,
+)
+CUTS = st.lists(st.integers(0, 10_000), max_size=8)
+
+
+@given(MESSAGES, CUTS, st.booleans(), st.integers(0, 20))
+def test_any_split_gives_the_same_messages(messages, cuts, with_frames, missing):
+    data = b"".join(map(framed, messages) if with_frames else messages)
+    rest = (framed(messages[0]) if with_frames else messages[0])[:missing]
+
+    got, failure, left = read_all(split(data + rest, cuts))
+
+    assert got == messages
+    assert failure is None
+    assert left == (missing - 4 if with_frames and missing >= 4 else missing)
+
+
+@given(st.binary(max_size=300), CUTS, st.sampled_from([b"", b"\x80\x01\x00\x01", b"\0\0\0\x09"]))
+def test_any_bytes_give_the_same_messages_and_failure_in_any_split(data, cuts, start):
+    data = start + data
+
+    whole = read_all([data], max_bytes=100)
+
+    assert read_all(split(data, cuts), max_bytes=100) == whole
+    assert read_all([data[at : at + 1] for at in range(len(data))], max_bytes=100) == whole
+
+
+@given(MESSAGES, st.data())
+def test_changed_unframed_bytes_give_the_same_in_any_split(messages, data):
+    changed = bytearray(b"".join(messages))
+    at = data.draw(st.integers(2, len(changed) - 1))
+    changed[at] = data.draw(st.integers(0, 255))
+
+    whole = read_all([bytes(changed)])
+
+    assert read_all(split(bytes(changed), data.draw(CUTS))) == whole
+
+
+def test_messages_that_are_not_strict_come_in_frames_too():
+    messages = [queue_names(strict=False), queue_names(strict=True)]
+
+    assert read_all([b"".join(map(framed, messages))])[0] == messages
+
+
+def test_messages_before_the_failure_are_kept():
+    data = framed(queue_names()) + b"\0\0\0\0" + framed(queue_names())
+
+    messages, failure, left = read_all([data])
+
+    assert messages == [queue_names()]
+    assert failure == "a frame of length 0; a frame holds one message"
+    assert left == 0
+
+
+CURE = "max_frame_bytes is 1048576: send fewer jobs a call, or raise it in etc/pinlaterd.yaml"
+COMPACT = (
+    "framed TCompactProtocol, which this version does not speak; "
+    "set the client to framed TBinaryProtocol"
+)
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"GET /stats.txt HTTP/1.1\r\n", "HTTP; this is the Thrift port"),
+        (b"\x16\x03\x01\x02\x00\x01", "TLS; the Thrift port is not encrypted"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "SSH; this is the Thrift port"),
+        (b"\x82\x21\x01\x0d", "no Thrift protocol that is spoken here (it begins 82 21 01 0d)"),
+        (b"\xff\xff\xff\xff", "no Thrift protocol that is spoken here (it begins ff ff ff ff)"),
+        (
+            b"\x00\x20\x00\x00",
+            f"a frame of 2097152 bytes; {CURE} (it begins 00 20 00 00)",
+        ),
+        (
+            framed(b"\x82\x21\x01\x0dgetQueueNames"),
+            COMPACT,
+        ),
+    ],
+)
+def test_a_failure_says_what_came_and_what_to_do(data, says):
+    frames = reader()
+
+    assert frames.feed(data) == []
+
+    assert isinstance(frames.failure, ProtocolError)
+    assert str(frames.failure) == says
+    assert frames.feed(framed(queue_names())) == []
+
+
+def test_an_unframed_message_is_bounded_too():
+    message = enqueue(job(b"x" * 2000))
+    frames = reader(1000)
+
+    assert frames.feed(message[:100]) == []
+
+    assert str(frames.failure) == "an unframed message is too long; " + CURE.replace(
+        "1048576", "1000"
+    )
+    assert reader(len(message)).feed(message) == [message]
+    assert reader(len(message) - 1).feed(message) == []
+
+
+class Reversing:
+    """A protocol whose messages are binary ones backwards, with a byte in front."""
+
+    def to_binary(self, message: bytes) -> bytes:
+        return message[:0:-1]
+
+    def from_binary(self, message: bytes) -> bytes:
+        return b"\x82" + message[::-1]
+
+
+def test_another_protocol_joins_by_its_first_byte():
+    frames = reader(transcoders={0x82: Reversing()})
+    sent = [b"\x82" + queue_names(seqid=number)[::-1] for number in range(3)]
+    data = b"".join(map(framed, sent))
+
+    messages = [*frames.feed(data[:40]), *frames.feed(data[40:])]
+
+    assert messages == [queue_names(seqid=number) for number in range(3)]
+    assert isinstance(frames.transcoder, Reversing)
+
+
+@pytest.mark.parametrize("with_frames", [True, False])
+def test_a_large_message_costs_in_proportion_to_its_size(with_frames):
+    """Eight times the bytes in pieces of the same size: eight times the time, not sixty-four."""
+
+    def seconds(megabytes: int) -> float:
+        message = enqueue(job(b"x" * (megabytes << 20)))
+        data = framed(message) if with_frames else message
+        pieces = [data[at : at + 16384] for at in range(0, len(data), 16384)]
+        best = 1e9
+        for _ in range(3):
+            frames = reader(64 << 20)
+            begin = time.perf_counter()
+            messages = [got for piece in pieces for got in frames.feed(piece)]
+            best = min(best, time.perf_counter() - begin)
+            assert messages == [message]
+        return best
+
+    assert seconds(16) < 8 * 4 * seconds(2)
+
+
+def test_many_small_values_in_small_pieces_are_walked_once():
+    message = enqueue(*[job(b"x")] * 5000)
+    frames = reader()
+
+    begin = time.perf_counter()
+    got = [found for at in range(len(message)) for found in frames.feed(message[at : at + 1])]
+
+    assert got == [message]
+    assert time.perf_counter() - begin < 20
+
+
+def test_a_claimed_length_takes_no_memory():
+    frames = reader(64 << 20)
+
+    frames.feed((64 << 20).to_bytes(4, "big") + b"x")
+
+    assert frames.buffered == 1

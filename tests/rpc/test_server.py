@@ -1,0 +1,493 @@
+"""The Thrift port over real sockets: order, back-pressure, hostile and absent clients."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import uvloop
+
+from pinlaterd.config.schema import ServerSettings
+from pinlaterd.rpc import codec
+from pinlaterd.rpc.framing import Transcoder
+from pinlaterd.rpc.server import Answer, Handler, ThriftServer
+from pinlaterd.stats import Stats
+from tests.rpc.thrift_bytes import enqueue, framed, job, queue_names, write_message
+
+HOST = "127.0.0.1"
+SECONDS = 20.0
+
+
+def answer_at_once(message: bytes, answer: Answer) -> None:
+    head = codec.peek(message).head
+    answer.send(codec.encode_reply(head, frozenset({"mail"})))
+
+
+class Collector:
+    """A handler that keeps its calls, for the test to answer when it likes."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[codec.Head, Answer]] = []
+
+    def __call__(self, message: bytes, answer: Answer) -> None:
+        self.calls.append((codec.peek(message).head, answer))
+
+    def answer(self, number: int, result: frozenset[str] = frozenset()) -> bool:
+        head, answer = self.calls[number]
+        return answer.send(codec.encode_reply(head, result))
+
+
+class RunningServer:
+    """A server on an event loop in a thread of its own."""
+
+    def __init__(
+        self, handler: Handler, transcoders: dict[int, Transcoder], **settings: Any
+    ) -> None:
+        self.stats = Stats()
+        self._loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self._settings = ServerSettings(host=HOST, port=0, **settings)
+        self._transcoders = transcoders
+        self.server = self.run(self._start(handler))
+
+    async def _start(self, handler: Handler) -> ThriftServer:
+        server = ThriftServer(handler, self._settings, self.stats, self._transcoders)
+        await server.start()
+        return server
+
+    def run(self, awaitable: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(awaitable, self._loop).result(SECONDS)
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call on the loop, where handlers and answers live."""
+
+        async def within() -> Any:
+            return function(*arguments)
+
+        return self.run(within())
+
+    def connect(self, *, receive_bytes: int | None = None) -> socket.socket:
+        client = socket.socket()
+        if receive_bytes is not None:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        client.settimeout(SECONDS)
+        client.connect((HOST, self.server.port))
+        return client
+
+    def counted(self, name: str) -> int:
+        return self.stats.snapshot()["counters"].get(name, 0)
+
+    def close(self) -> None:
+        self.run(self.server.stop(0.5))
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(SECONDS)
+        self._loop.close()
+
+
+Start = Callable[..., RunningServer]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    running: list[RunningServer] = []
+
+    def start_server(
+        handler: Handler = answer_at_once,
+        transcoders: dict[int, Transcoder] | None = None,
+        **settings: Any,
+    ) -> RunningServer:
+        running.append(RunningServer(handler, transcoders or {}, **settings))
+        return running[-1]
+
+    yield start_server
+    for server in running:
+        server.close()
+
+
+def receive_exactly(client: socket.socket, size: int) -> bytes:
+    received = b""
+    while len(received) < size:
+        piece = client.recv(size - len(received))
+        assert piece, "the server closed the connection"
+        received += piece
+    return received
+
+
+def receive_frame(client: socket.socket) -> bytes:
+    (length,) = struct.unpack(">I", receive_exactly(client, 4))
+    return receive_exactly(client, length)
+
+
+def receive_seqids(client: socket.socket, count: int) -> list[int]:
+    return [codec.peek_seqid(receive_frame(client)) for _ in range(count)]
+
+
+def assert_closed(client: socket.socket) -> None:
+    """The server closes; whether by an end or a reset depends on what it had not read."""
+    try:
+        while client.recv(65536):
+            pass
+    except ConnectionError:
+        pass
+
+
+def ask(client: socket.socket, seqid: int = 1) -> bytes:
+    client.sendall(framed(queue_names(seqid=seqid)))
+    return receive_frame(client)
+
+
+def test_framed_unframed_and_non_strict_clients_share_the_port(start):
+    server = start()
+    with server.connect() as strict, server.connect() as loose, server.connect() as unframed:
+        strict.sendall(framed(queue_names(seqid=1)))
+        loose.sendall(framed(queue_names(seqid=2, strict=False)))
+        unframed.sendall(queue_names(seqid=3) + queue_names(seqid=4))
+
+        assert receive_frame(strict).startswith(b"\x80\x01\x00\x02")
+        assert receive_frame(loose).startswith(b"\0\0\0\x0dgetQueueNames\x02")
+        head = codec.Head("getQueueNames", 3, oneway=False, strict=True)
+        expected = codec.encode_reply(head, frozenset({"mail"}))
+        assert receive_exactly(unframed, len(expected)) == expected
+        second = codec.encode_reply(head._replace(seqid=4), frozenset({"mail"}))
+        assert receive_exactly(unframed, len(second)) == second
+
+
+def test_pipelined_calls_are_answered_in_their_order(start, wait_until):
+    calls = Collector()
+    server = start(calls)
+    with server.connect() as client:
+        client.sendall(b"".join(framed(queue_names(seqid=number)) for number in range(5)))
+        wait_until(lambda: len(calls.calls) == 5)
+
+        for number in (3, 1, 4, 0, 2):
+            assert server.call(calls.answer, number)
+
+        assert receive_seqids(client, 5) == [0, 1, 2, 3, 4]
+
+
+def test_a_oneway_call_is_handled_and_gets_no_answer(start, wait_until):
+    calls = Collector()
+    server = start(calls)
+    with server.connect() as client:
+        client.sendall(framed(write_message("getQueueNames", [], kind=4, seqid=1)))
+        client.sendall(framed(queue_names(seqid=2)))
+        wait_until(lambda: len(calls.calls) == 2)
+
+        assert server.call(calls.answer, 0)
+        assert server.call(calls.answer, 1)
+
+        assert receive_seqids(client, 1) == [2]
+
+
+def test_no_more_calls_are_begun_than_a_connection_may_have(start, wait_until):
+    calls = Collector()
+    server = start(calls, max_calls_per_connection=4)
+    with server.connect() as client, server.connect() as other:
+        client.sendall(b"".join(framed(queue_names(seqid=number)) for number in range(20)))
+        wait_until(lambda: len(calls.calls) == 4)
+        other.sendall(framed(queue_names(seqid=99)))
+        wait_until(lambda: len(calls.calls) == 5)
+        assert [head.seqid for head, _ in calls.calls] == [0, 1, 2, 3, 99]
+
+        for number in range(21):
+            wait_until(lambda begun=number + 1: len(calls.calls) >= begun)
+            server.call(calls.answer, number)
+
+        assert receive_seqids(client, 20) == list(range(20))
+        assert receive_seqids(other, 1) == [99]
+
+
+def test_many_small_calls_in_one_piece_are_all_answered(start):
+    server = start(max_calls_per_connection=10)
+    with server.connect() as client:
+        client.sendall(b"".join(framed(queue_names(seqid=number)) for number in range(3000)))
+
+        assert receive_seqids(client, 3000) == list(range(3000))
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", "HTTP; this is the Thrift port"),
+        (b"\xde\xad\xbe\xef", "no Thrift protocol that is spoken here (it begins de ad be ef)"),
+        (framed(b"\x82\x21\x01\x0dgetQueueNames\0"), "framed TCompactProtocol, which this"),
+        (framed(b"\x80\x07\x00\x01zzzz"), "unknown version 0x8007; Thrift's is 0x8001"),
+        (framed(b"\0\0\0\x63abc"), "the message ends within its head"),
+        (b"\x00\x10\x00\x00", "a frame of 1048576 bytes; max_frame_bytes is 65536: send fewer"),
+    ],
+)
+def test_hostile_bytes_close_that_connection_only_and_are_logged(start, caplog, data, reason):
+    server = start(max_frame_bytes=65536)
+    with caplog.at_level(logging.WARNING), server.connect() as hostile, server.connect() as good:
+        address = "{}:{}".format(*hostile.getsockname())
+        ask(good)
+
+        hostile.sendall(data)
+
+        assert_closed(hostile)
+        assert codec.peek_seqid(ask(good, seqid=2)) == 2
+        assert server.counted("connections_closed_on_error") == 1
+        assert f"closing the connection from {address}: {reason}" in caplog.text
+
+
+def test_calls_ahead_of_hostile_bytes_are_still_answered(start, wait_until):
+    calls = Collector()
+    server = start(calls)
+    with server.connect() as client:
+        client.sendall(framed(queue_names(seqid=5)) + framed(b"\xff\xff\xff\xff nonsense"))
+        wait_until(lambda: server.counted("connections_closed_on_error") == 1)
+
+        assert server.call(calls.answer, 0)
+
+        assert receive_seqids(client, 1) == [5]
+        assert_closed(client)
+
+
+def test_an_unfinished_message_that_makes_no_progress_is_closed_and_an_idle_one_kept(start):
+    server = start(request_timeout_ms=100)
+    with server.connect() as stalled, server.connect() as unframed, server.connect() as idle:
+        ask(idle)
+        stalled.sendall(framed(queue_names())[:-3])
+        unframed.sendall(queue_names()[:-3])
+
+        assert_closed(stalled)
+        assert_closed(unframed)
+
+        assert codec.peek_seqid(ask(idle, seqid=2)) == 2
+        assert server.counted("connections_closed_on_error") == 2
+
+
+def test_a_client_that_trickles_single_bytes_is_closed(start, wait_until):
+    server = start(request_timeout_ms=100)
+    with server.connect() as client:
+        client.sendall((60_000).to_bytes(4, "big"))
+
+        def closed_after_one_more_byte() -> bool:
+            try:
+                client.sendall(b"x")
+            except ConnectionError:
+                return True
+            return False
+
+        wait_until(closed_after_one_more_byte)
+
+
+def test_a_call_that_takes_long_is_not_taken_for_a_stalled_client(start, wait_until):
+    """Its next call lies unfinished in the server only because the server reads no more."""
+    calls = Collector()
+    server = start(calls, request_timeout_ms=100, max_calls_per_connection=1)
+    with server.connect() as patient, server.connect() as stalled:
+        patient.sendall(framed(queue_names(seqid=1)) + framed(queue_names(seqid=2))[:-3])
+        stalled.sendall(b"\0\0\0\x09partial")
+        wait_until(lambda: len(calls.calls) == 1)
+        assert_closed(stalled)  # so the time is over for the patient one, too
+
+        assert server.call(calls.answer, 0)
+        patient.sendall(framed(queue_names(seqid=2))[-3:])
+        wait_until(lambda: len(calls.calls) == 2)
+        assert server.call(calls.answer, 1)
+
+        assert receive_seqids(patient, 2) == [1, 2]
+
+
+def test_an_answer_to_a_client_that_has_gone_is_not_sent(start, wait_until):
+    calls = Collector()
+    server = start(calls)
+    client = server.connect()
+    client.sendall(framed(queue_names(seqid=1)) + framed(queue_names(seqid=2)))
+    wait_until(lambda: len(calls.calls) == 2)
+    assert not calls.calls[0][1].gone
+    undelivered: list[bytes] = []
+    calls.calls[1][1].on_undelivered = undelivered.append
+    assert server.call(calls.answer, 1)  # waits for the first one
+
+    client.close()
+
+    wait_until(lambda: calls.calls[0][1].gone)
+    assert not server.call(calls.answer, 0)
+    wait_until(lambda: undelivered)
+    assert [codec.peek_seqid(message) for message in undelivered] == [2]
+
+
+BIG = 4 << 20
+
+
+def answer_with_much(message: bytes, answer: Answer) -> None:
+    head = codec.peek(message).head
+    size = BIG if head.seqid >= 1000 else 1
+    answer.send(codec.encode_reply(head, frozenset({"x" * size})))
+
+
+def test_a_slow_reader_is_not_read_from_and_disturbs_nobody(start, wait_until):
+    begun = Collector()
+
+    def handle(message: bytes, answer: Answer) -> None:
+        begun(message, answer)
+        answer_with_much(message, answer)
+
+    server = start(handle)
+    with server.connect(receive_bytes=4096) as slow, server.connect() as good:
+        slow.sendall(b"".join(framed(queue_names(seqid=1000 + each)) for each in range(6)))
+        wait_until(lambda: begun.calls)
+
+        for number in range(50):
+            assert codec.peek_seqid(ask(good, seqid=number)) == number
+
+        slow_begun = [head.seqid for head, _ in begun.calls if head.seqid >= 1000]
+        assert len(slow_begun) <= 2
+        assert receive_seqids(slow, 6) == list(range(1000, 1006))
+
+
+def test_a_reader_that_takes_nothing_is_closed(start):
+    server = start(answer_with_much, request_timeout_ms=100)
+    with server.connect(receive_bytes=4096) as slow, server.connect() as good:
+        slow.sendall(framed(queue_names(seqid=1000)))
+        receive_exactly(slow, 10)
+
+        while server.counted("connections_closed_on_error") == 0:
+            ask(good)
+
+        with pytest.raises(AssertionError, match="closed"):
+            receive_exactly(slow, BIG)
+
+
+def test_those_who_hold_too_much_together_make_room_for_others(start, wait_until, caplog):
+    """Eight clients leave frames unfinished; together they would hold more than is allowed."""
+    limit = 1 << 20
+    server = start(max_buffered_bytes=limit, max_frame_bytes=limit)
+    hoarders = [server.connect() for _ in range(8)]
+    try:
+        with caplog.at_level(logging.WARNING), server.connect() as good:
+            for client in hoarders:
+                client.setblocking(False)
+                client.sendall(limit.to_bytes(4, "big"))
+            wait_until(lambda: hoard(hoarders, server))
+
+            large = enqueue(job(b"x" * (limit // 4)), seqid=3)
+            good.sendall(framed(large))
+
+            assert codec.peek_seqid(receive_frame(good)) == 3
+            assert "max_buffered_bytes" in caplog.text
+    finally:
+        for client in hoarders:
+            client.close()
+
+
+def hoard(hoarders: list[socket.socket], server: RunningServer) -> bool:
+    """Send as much as goes; whether somebody was closed for it."""
+    for client in hoarders:
+        try:
+            client.send(b"x" * 65536)
+        except BlockingIOError:
+            continue
+        except ConnectionError:
+            continue
+    held = server.call(lambda: [each.held_bytes() for each in server.server._connections])
+    assert sum(held) <= (1 << 20) + (1 << 18)  # and one piece that was on its way
+    return server.counted("connections_closed_on_error") > 0
+
+
+def test_too_many_connections_are_closed_with_one_line_each_up_to_a_bound(start, caplog):
+    server = start(max_connections=2)
+    with caplog.at_level(logging.WARNING), server.connect() as one, server.connect() as two:
+        ask(one)
+        ask(two)
+
+        for _ in range(50):
+            with server.connect() as third:
+                assert_closed(third)
+
+        ask(one)
+        assert server.counted("connections_refused") == 50
+        lines = [line for line in caplog.messages if "max_connections" in line]
+        assert len(lines) == 20
+        assert lines[0].startswith("closed a connection from 127.0.0.1:")
+
+
+def test_stopping_answers_the_calls_in_hand_and_closes(start, wait_until):
+    calls = Collector()
+    server = start(calls)
+    with server.connect() as idle, server.connect() as busy:
+        busy.sendall(framed(queue_names(seqid=1)))
+        wait_until(lambda: len(calls.calls) == 1)
+        port = server.server.port
+
+        stopping = asyncio.run_coroutine_threadsafe(server.server.stop(SECONDS), server._loop)
+
+        assert_closed(idle)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((HOST, port), timeout=SECONDS)
+        assert not stopping.done()
+        assert server.call(calls.answer, 0)
+        assert receive_seqids(busy, 1) == [1]
+        assert_closed(busy)
+        stopping.result(SECONDS)
+        server.run(server.server.stop())  # safe to repeat
+
+
+def test_stopping_gives_up_calls_that_are_not_answered_in_time(start, wait_until):
+    calls = Collector()
+    server = start(calls)
+    with server.connect() as client:
+        client.sendall(framed(queue_names(seqid=1)))
+        wait_until(lambda: len(calls.calls) == 1)
+
+        server.run(server.server.stop(0.05))
+
+        assert_closed(client)
+        assert calls.calls[0][1].gone
+        assert not server.call(calls.answer, 0)
+
+
+class Reversing:
+    """A protocol whose messages are binary ones backwards, with a byte in front."""
+
+    def to_binary(self, message: bytes) -> bytes:
+        return message[:0:-1]
+
+    def from_binary(self, message: bytes) -> bytes:
+        return b"\x82" + message[::-1]
+
+
+def test_another_protocol_is_answered_in_kind(start):
+    server = start(transcoders={0x82: Reversing()})
+    with server.connect() as client:
+        client.sendall(framed(b"\x82" + queue_names(seqid=6)[::-1]))
+
+        assert codec.peek_seqid(Reversing().to_binary(receive_frame(client))) == 6
+
+
+def test_several_routers_share_a_port(start, free_port):
+    port = free_port()
+
+    async def start_and_stop() -> None:
+        settings = ServerSettings(host=HOST, port=port, routers=2)
+        servers = [ThriftServer(answer_at_once, settings, Stats()) for _ in range(2)]
+        for server in servers:
+            await server.start()
+            await server.start()  # safe to repeat
+        for server in servers:
+            await server.stop()
+
+    uvloop.run(start_and_stop())
+
+
+def test_an_error_in_the_handler_costs_one_connection(start):
+    def handle(message: bytes, answer: Answer) -> None:
+        if codec.peek(message).head.seqid == 13:
+            raise KeyError(13)
+        answer_at_once(message, answer)
+
+    server = start(handle)
+    with server.connect() as unlucky, server.connect() as good:
+        unlucky.sendall(framed(queue_names(seqid=13)))
+
+        assert_closed(unlucky)
+        assert codec.peek_seqid(ask(good, seqid=2)) == 2

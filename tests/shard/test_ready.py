@@ -1,0 +1,270 @@
+"""The ready index against a plain sorted list, on a store that keeps what the index does not."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from pinlaterd.model import PendingKey
+from pinlaterd.shard import ready as ready_module
+from pinlaterd.shard.ready import NEVER_MS, ReadyIndex, Taken
+
+LEVELS = 3
+LATEST_MS = 1 << 60
+
+
+class Store:
+    """What is PENDING, by priority, in order; counts the reads."""
+
+    def __init__(self) -> None:
+        self.pending: dict[tuple[str, int], list[PendingKey]] = {}
+        self.reads: list[PendingKey | None] = []
+
+    def add(self, queue: str, priority: int, key: PendingKey) -> None:
+        insort(self.pending.setdefault((queue, priority), []), key)
+
+    def remove(self, queue: str, priority: int, key: PendingKey) -> None:
+        self.pending[queue, priority].remove(key)
+
+    def read_pending(
+        self, queue: str, priority: int, *, after: PendingKey | None, until_ms: int, limit: int
+    ) -> Sequence[PendingKey]:
+        self.reads.append(after)
+        return [
+            key
+            for key in self.pending.get((queue, priority), ())
+            if (after is None or key > after) and key.run_after_ms <= until_ms
+        ][:limit]
+
+
+@pytest.fixture
+def store() -> Store:
+    return Store()
+
+
+@pytest.fixture
+def ready(store: Store) -> ReadyIndex:
+    index = ReadyIndex(store, LEVELS, max_keys=100_000, max_run_after_ms=LATEST_MS)
+    index.open_queue("mail")
+    return index
+
+
+def keys_of(taken: Sequence[Taken]) -> list[tuple[int, PendingKey]]:
+    return [(priority, key) for priority, keys in taken for key in keys]
+
+
+def test_higher_priorities_go_first_and_within_one_the_earliest(ready: ReadyIndex):
+    ready.add("mail", 2, [PendingKey(1, 7)], now_ms=10)
+    ready.add("mail", 1, [PendingKey(5, 2), PendingKey(9, 1)], now_ms=10)
+    ready.add("mail", 1, [PendingKey(3, 3)], now_ms=10)
+
+    taken = ready.take("mail", 10, 0, now_ms=10)
+
+    assert keys_of(taken) == [
+        (1, PendingKey(3, 3)),
+        (1, PendingKey(5, 2)),
+        (1, PendingKey(9, 1)),
+        (2, PendingKey(1, 7)),
+    ]
+
+
+def test_none_is_taken_below_the_lowest_priority_asked_for(ready: ReadyIndex):
+    ready.add("mail", 2, [PendingKey(1, 1)], now_ms=10)
+
+    assert ready.take("mail", 10, 1, now_ms=10) == []
+    assert not ready.has_ready("mail", 1, now_ms=10)
+    assert ready.has_ready("mail", 2, now_ms=10)
+
+
+def test_a_job_scheduled_for_later_is_ready_when_its_time_has_come(
+    ready: ReadyIndex, store: Store
+):
+    key = PendingKey(500, 1)
+    store.add("mail", 1, key)
+    ready.add("mail", 1, [key], now_ms=100)
+
+    assert ready.counts("mail", 499) == (0, 0, 0)
+    assert ready.wake_ms() == 500
+    assert ready.look(500) == ["mail"]
+    assert ready.counts("mail", 500) == (1, 0, 0)
+
+
+def test_nothing_is_read_while_nothing_can_be_due(ready: ReadyIndex, store: Store):
+    ready.add("mail", 1, [PendingKey(500, 1)], now_ms=100)
+    store.reads.clear()
+
+    for now_ms in range(100, 500, 50):
+        ready.take("mail", 10, 0, now_ms)
+        ready.counts("mail", now_ms)
+        ready.look(now_ms)
+
+    assert store.reads == []
+
+
+def test_a_deep_queue_is_read_from_where_the_last_read_ended(store: Store):
+    deep = [PendingKey(at, at) for at in range(1, 5_001)]
+    for key in deep:
+        store.add("mail", 1, key)
+    ready = ReadyIndex(store, LEVELS, max_keys=100_000, max_run_after_ms=LATEST_MS)
+    ready.open_queue("mail", nonempty=[1])
+
+    handed_out = []
+    while taken := ready.take("mail", 700, 0, now_ms=10_000):
+        for priority, key in keys_of(taken):
+            handed_out.append(key)
+            store.remove("mail", priority, key)
+
+    assert handed_out == deep
+    assert store.reads[0] is None
+    assert None not in store.reads[1:]
+    assert sorted(store.reads[1:]) == store.reads[1:]  # type: ignore[type-var]
+
+
+def test_memory_is_bounded_however_deep_the_queues(store: Store):
+    ready = ReadyIndex(store, LEVELS, max_keys=500, max_run_after_ms=LATEST_MS)
+    for queue in ("a", "b"):
+        ready.open_queue(queue)
+        for local_id in range(1, 2_001):
+            key = PendingKey(local_id, local_id)
+            store.add(queue, 1, key)
+            ready.add(queue, 1, [key], now_ms=5_000)
+            assert len(ready) <= 500 + 2 * LEVELS
+
+    for queue in ("a", "b"):
+        handed_out = []
+        while taken := ready.take(queue, 300, 0, now_ms=5_000):
+            handed_out += [key.local_id for _, key in keys_of(taken)]
+        assert handed_out == list(range(1, 2_001))
+
+
+def test_deleted_jobs_leave_the_index(ready: ReadyIndex):
+    ready.add("mail", 1, [PendingKey(1, 1), PendingKey(1, 2), PendingKey(1, 3)], now_ms=10)
+
+    ready.discard("mail", 1, [2, 99])
+
+    assert ready.counts("mail", 10) == (2, 0, 0)
+    assert [key.local_id for _, key in keys_of(ready.take("mail", 9, 0, 10))] == [1, 3]
+
+
+def test_a_dropped_queue_leaves_nothing_behind(ready: ReadyIndex):
+    ready.add("mail", 1, [PendingKey(1, 1)], now_ms=10)
+
+    ready.drop_queue("mail")
+
+    assert "mail" not in ready
+    assert len(ready) == 0
+    assert ready.look(1_000) == []
+
+
+def test_an_empty_shard_sleeps(ready: ReadyIndex):
+    assert ready.wake_ms() == NEVER_MS
+
+
+class AgainstAModel(RuleBasedStateMachine):
+    """Any order of enqueues, claims, put-backs, deletes, with time going on, and little room."""
+
+    @initialize(max_keys=st.integers(2, 12), read_keys=st.integers(1, 4))
+    def begin(self, max_keys: int, read_keys: int) -> None:
+        self.saved = (ready_module.READ_KEYS, ready_module.LINE_KEYS)
+        ready_module.READ_KEYS, ready_module.LINE_KEYS = read_keys, 6
+        self.store = Store()
+        self.now_ms = 10
+        self.next_id = 1
+        self.max_keys = max(max_keys, read_keys)
+        self.index = ReadyIndex(
+            self.store, 2, max_keys=self.max_keys, max_run_after_ms=LATEST_MS
+        )
+        self.index.open_queue("q")
+        self.index.open_queue("r")
+
+    def teardown(self) -> None:
+        if hasattr(self, "saved"):
+            ready_module.READ_KEYS, ready_module.LINE_KEYS = self.saved
+
+    def due(self, queue: str, priority: int) -> list[PendingKey]:
+        pending = self.store.pending.get((queue, priority), [])
+        return [key for key in pending if key.run_after_ms <= self.now_ms]
+
+    @rule(
+        queue=st.sampled_from("qr"),
+        priority=st.integers(1, 2),
+        delays=st.lists(st.integers(-15, 15), min_size=1, max_size=5),
+    )
+    def enqueue(self, queue: str, priority: int, delays: list[int]) -> None:
+        keys = []
+        for delay in delays:
+            keys.append(PendingKey(max(0, self.now_ms + delay), self.next_id))
+            self.next_id += 1
+        for key in keys:
+            self.store.add(queue, priority, key)
+        kept = self.index.add(queue, priority, sorted(keys), self.now_ms)
+        assert 0 <= kept <= len(keys)
+
+    @rule(queue=st.sampled_from("qr"), limit=st.integers(1, 8), claimed=st.integers(0, 8))
+    def take(self, queue: str, limit: int, claimed: int) -> None:
+        expected = [(p, key) for p in (1, 2) for key in self.due(queue, p)][:limit]
+        taken = self.index.take(queue, limit, 0, self.now_ms)
+        assert keys_of(taken) == expected
+        for priority, key in expected[:claimed]:
+            self.store.remove(queue, priority, key)
+        back = [Taken(priority, [key]) for priority, key in expected[claimed:]]
+        self.index.put_back(queue, back, self.now_ms)
+
+    @rule(queue=st.sampled_from("qr"), priority=st.integers(1, 2), data=st.data())
+    def delete(self, queue: str, priority: int, data: st.DataObject) -> None:
+        pending = self.store.pending.get((queue, priority), [])
+        if pending:
+            key = data.draw(st.sampled_from(pending))
+            self.store.remove(queue, priority, key)
+            self.index.discard(queue, priority, [key.local_id])
+
+    @rule(milliseconds=st.integers(1, 20))
+    def time_goes_on(self, milliseconds: int) -> None:
+        self.now_ms += milliseconds
+
+    @rule()
+    def look(self) -> None:
+        self.index.look(self.now_ms)
+
+    @rule(queue=st.sampled_from("qr"))
+    def counts_are_zero_only_if_nothing_is_ready(self, queue: str) -> None:
+        counts = self.index.counts(queue, self.now_ms)
+        for priority, count in enumerate(counts, 1):
+            assert count <= len(self.due(queue, priority))
+            assert bool(count) == bool(self.due(queue, priority))
+
+    @invariant()
+    def nothing_due_is_slept_through(self) -> None:
+        if hasattr(self, "index") and self.index.wake_ms() > self.now_ms:
+            for queue in "qr":
+                assert self.index.has_ready(queue, 0, self.now_ms) == any(
+                    self.due(queue, priority) for priority in (1, 2)
+                )
+
+    @invariant()
+    def memory_is_bounded(self) -> None:
+        if hasattr(self, "index"):
+            assert len(self.index) <= self.max_keys + 4  # lines
+
+
+TestAgainstAModel = AgainstAModel.TestCase
+TestAgainstAModel.settings = settings(max_examples=150, stateful_step_count=40)
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 100)), unique_by=lambda k: k[1]))
+def test_whatever_is_added_comes_out_in_order(pairs: list[tuple[int, int]]):
+    store = Store()
+    ready = ReadyIndex(store, 1, max_keys=1_000, max_run_after_ms=LATEST_MS)
+    ready.open_queue("q")
+    for pair in pairs:
+        store.add("q", 1, PendingKey(*pair))
+        ready.add("q", 1, [PendingKey(*pair)], now_ms=100)
+
+    taken = keys_of(ready.take("q", 1_000, 0, now_ms=100))
+
+    assert [key for _, key in taken] == sorted(PendingKey(*pair) for pair in pairs)

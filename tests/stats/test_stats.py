@@ -1,0 +1,230 @@
+"""Counting, merging, and the texts."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from pinlaterd.stats import Stats, empty, merge
+from pinlaterd.stats.histogram import Histogram, percentiles
+from pinlaterd.stats.prometheus import prometheus_text
+from pinlaterd.stats.snapshot import apply, changes, totals
+from pinlaterd.stats.texts import figures, ostrich
+
+samples = st.lists(st.floats(0.001, 1e9), min_size=1, max_size=200)
+
+
+def filled() -> Stats:
+    stats = Stats()
+    stats.count("mail_enqueue", 3)
+    stats.gauge("mail_pending", 2)
+    stats.peak("mail_oldest_ready_age_ms", 70)
+    stats.label("engine", "sqlite")
+    stats.record("PinLaterService.enqueueJobs_msec", 20)
+    stats.record_many("PinLaterService.enqueueJobs_msec", 20, 3)
+    return stats
+
+
+# --- histograms ---------------------------------------------------------------------------
+
+
+@given(samples, st.sampled_from([0.0001, 0.5, 0.9, 0.99, 1.0]))
+def test_a_percentile_is_within_five_percent(values, fraction):
+    histogram = Histogram()
+    for value in values:
+        histogram.add(value)
+
+    [found] = percentiles(histogram.data(), [fraction])
+
+    rank = max(1, -(-len(values) * fraction // 1))
+    exact = sorted(values)[int(rank) - 1]
+    assert found == pytest.approx(exact, rel=0.05)
+
+
+@given(samples, samples)
+def test_merging_is_as_if_all_had_been_recorded_in_one(left, right):
+    first, second, both = Stats(), Stats(), Stats()
+    for value in left:
+        first.record("x", value)
+        both.record("x", value)
+    for value in right:
+        second.record("x", value)
+        both.record("x", value)
+
+    merged = merge([first.snapshot(), second.snapshot()])["histograms"]["x"]
+
+    expected = both.snapshot()["histograms"]["x"]
+    assert merged["buckets"] == expected["buckets"]
+    assert merged["count"] == expected["count"]
+    assert merged["sum"] == pytest.approx(expected["sum"])
+    assert (merged["minimum"], merged["maximum"]) == (min(left + right), max(left + right))
+
+
+def test_buckets_are_bounded_whatever_is_recorded():
+    stats = Stats()
+    for exponent in range(-330, 309):
+        stats.record("x", float(f"1e{exponent}"))
+        stats.record("x", -float(f"1e{exponent}"))
+    stats.record("x", 0)
+    stats.record("x", float("inf"))
+
+    assert len(stats.snapshot()["histograms"]["x"]["buckets"]) < 600
+
+
+def test_many_equal_samples_count_each():
+    data = filled().snapshot()["histograms"]["PinLaterService.enqueueJobs_msec"]
+
+    assert (data["count"], data["sum"], data["minimum"], data["maximum"]) == (4, 80, 20, 20)
+
+
+def test_an_empty_histogram_has_no_samples():
+    assert percentiles(Histogram().data(), [0.5, 0.99]) == [0.0, 0.0]
+
+
+# --- snapshots ----------------------------------------------------------------------------
+
+
+def test_a_snapshot_survives_json():
+    snapshot = filled().snapshot()
+
+    assert json.loads(json.dumps(snapshot)) == snapshot
+
+
+def test_merging_adds_counters_and_gauges_and_takes_the_highest_peak():
+    first, second = filled(), filled()
+    second.peak("mail_oldest_ready_age_ms", 50)
+    second.label("engine", "redis")
+
+    merged = merge([first.snapshot(), second.snapshot(), empty()])
+
+    assert merged["counters"] == {"mail_enqueue": 6}
+    assert merged["gauges"] == {"mail_pending": 4}
+    assert merged["peaks"] == {"mail_oldest_ready_age_ms": 70}
+    assert merged["labels"] == {"engine": "redis, sqlite"}
+
+
+def test_changes_applied_to_what_was_give_what_is():
+    stats = filled()
+    before = stats.snapshot()
+    stats.count("mail_enqueue")
+    stats.record("new", 1)
+
+    changed = changes(before, stats.snapshot())
+
+    assert changed is not None
+    assert changed["counters"] == {"mail_enqueue": 4}
+    assert list(changed["histograms"]) == ["new"]
+    assert apply(before, changed) == stats.snapshot()
+
+
+def test_a_name_that_went_away_is_no_change_to_apply():
+    stats = filled()
+    before = stats.snapshot()
+    stats.drop_gauge("mail_pending")
+    stats.drop_gauge("never there")
+
+    assert changes(before, stats.snapshot()) is None
+
+
+def test_totals_are_what_stays_of_an_ended_process():
+    kept = totals(filled().snapshot())
+
+    assert kept["counters"] == {"mail_enqueue": 3}
+    assert not (kept["gauges"])
+    assert not (kept["peaks"])
+    assert not (kept["labels"])
+    assert len(kept["histograms"]) == 1
+
+
+# --- texts --------------------------------------------------------------------------------
+
+
+def test_ostrichs_layout():
+    assert ostrich(filled().snapshot()) == (
+        "counters:\n"
+        "  mail_enqueue: 3\n"
+        "gauges:\n"
+        "  mail_oldest_ready_age_ms: 70\n"
+        "  mail_pending: 2\n"
+        "labels:\n"
+        "  engine: sqlite\n"
+        "metrics:\n"
+        "  PinLaterService.enqueueJobs_msec: (average=20, count=4, maximum=20, minimum=20, "
+        "p50=20, p90=20, p95=20, p99=20, p999=20, p9999=20, sum=80)\n"
+    )
+
+
+def test_a_label_can_not_forge_a_line():
+    stats = Stats()
+    stats.label("engine", "sqlite\ncounters:\n  x: 1")
+
+    assert ostrich(stats.snapshot()).count("\n") == 5
+
+
+def test_json_has_ostrichs_sections():
+    shown = figures(filled().snapshot())
+
+    assert list(shown) == ["counters", "gauges", "labels", "metrics"]
+    assert shown["metrics"]["PinLaterService.enqueueJobs_msec"]["average"] == 20
+
+
+def series(text: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text.decode())
+        for sample in family.samples
+    }
+
+
+def test_prometheus_has_queue_method_code_and_process_as_labels():
+    stats = filled()
+    stats.count("PinLater.dequeueJobs.errors.QUEUE_NOT_FOUND")
+    stats.count("my_mail_ack_noop", 2)
+    stats.record("job_body_size_mail", 200)
+    stats.record("mail_dequeue_delay_ms", 5)
+    stats.gauge("shard_buffer_bytes", 7)
+
+    found = series(prometheus_text({"shard-1": stats.snapshot(), "shard-2": filled().snapshot()}))
+
+    one, two = ("process", "shard-1"), ("process", "shard-2")
+    mail, method = ("queue", "mail"), ("method", "dequeueJobs")
+    assert found["pinlaterd_queue_enqueue_total", (one, mail)] == 3
+    assert found["pinlaterd_queue_enqueue_total", (two, mail)] == 3
+    assert found["pinlaterd_queue_ack_noop_total", (one, ("queue", "my_mail"))] == 2
+    assert found["pinlaterd_errors_total", (("code", "QUEUE_NOT_FOUND"), method, one)] == 1
+    assert found["pinlaterd_queue_depth", (one, mail, ("state", "pending"))] == 2
+    assert found["pinlaterd_queue_oldest_ready_age_ms", (one, mail)] == 70
+    assert found["pinlaterd_job_body_size_bytes_count", (one, mail)] == 1
+    assert found["pinlaterd_queue_dequeue_delay_ms_sum", (one, mail)] == 5
+    assert found["pinlaterd_shard_buffer_bytes", (one,)] == 7
+    quantile = (("method", "enqueueJobs"), one, ("quantile", "0.99"))
+    assert found["pinlaterd_call_msec", quantile] == 20
+
+
+names = st.text(max_size=20) | st.sampled_from(
+    ["a_enqueue", "a_b_enqueue", "job_body_size_a_dequeue_delay_ms", "a.b", "a-b", 'q"\\\n_enqueue']
+)
+
+
+@given(st.lists(names, max_size=8), st.text(max_size=8))
+def test_prometheus_text_is_valid_whatever_things_are_called(found_names, process):
+    stats = Stats()
+    for name in found_names:
+        stats.count(name)
+        stats.gauge(name, 1)
+        stats.record(name, 1)
+    snapshots = {process: stats.snapshot(), "shard-1": stats.snapshot()}
+
+    text = prometheus_text(snapshots)
+
+    families = list(text_string_to_metric_families(text.decode()))
+    keys = [
+        (sample.name, *sorted(sample.labels.items()))
+        for family in families
+        for sample in family.samples
+    ]
+    assert len(keys) == len(set(keys))
