@@ -13,12 +13,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
+from urllib.request import urlopen
 
 import psutil
 import yaml
 
 from benchmarks import usage
-from pinlaterd.client import Client, ConnectionFailed
+from pinlaterd.client import Client, ConnectionFailed, PinLaterError
 from pinlaterd.config import layout
 
 PINLATERD = (sys.executable, "-m", "pinlaterd")
@@ -110,11 +111,12 @@ class EchoDeployment(Deployment):
         deadline = time.monotonic() + READY_SECONDS
         while True:
             try:
+                urlopen(f"http://127.0.0.1:{self.stats_port}/health").close()
                 with self.client() as client:
                     client.create_queue("ready")
                     client.enqueue("ready", [b""])
                     return
-            except (ConnectionFailed, OSError) as error:
+            except (PinLaterError, ConnectionFailed, OSError) as error:  # not there yet
                 if time.monotonic() > deadline:
                     log = (self.folder / "echo.log").read_text()
                     raise BenchmarkFailed(

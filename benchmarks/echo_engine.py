@@ -67,7 +67,9 @@ class EchoEngine:
     ) -> Sequence[PendingKey]:
         return ()
 
-    def payloads(self, queue: str, keys: Sequence[JobKey]) -> Sequence[Payload | None]:
+    def payloads(
+        self, queue: str, keys: Sequence[JobKey], *, most_bytes: int
+    ) -> Sequence[Payload | None]:
         return [None] * len(keys)
 
     def lookup(

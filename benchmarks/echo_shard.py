@@ -1,6 +1,6 @@
 """A shard's process as supervisord would run it, but with an engine that stores nothing.
 
-    python -m benchmarks.echo_shard NAME --config DIR/etc
+python -m benchmarks.echo_shard NAME --config DIR/etc
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def idle(bench: Bench, run: int, *, idle_seconds: float, scale: float) -> None:
         used = sum(usage.cpu_seconds_between(before, after).values())
         rss = {name: u.rss_bytes / MB for name, u in after.items()}
         figures = {CPU_PERCENT: 100.0 * used / seconds}
-        bench.report.add(Measurement(IDLE, run, rss_mb=rss, figures=figures, note=_text(rss)))
+        bench.report.add(Measurement(IDLE, run, rss_mb=rss, figures=figures))
         _deep_queues(bench, run, service, rss, round(DEEP_JOBS * scale))
 
 
@@ -57,7 +57,7 @@ def _deep_queues(
     )
     _watch(service, bench.generators.start(drain), peaks)
     growth = max(mb - idle_rss[name] for name, mb in peaks.items() if name in SHARD_PROCESSES)
-    note = f"{jobs:,} jobs; at most {_text(peaks)}"
+    note = f"{jobs:,} jobs; the largest sizes seen"
     bench.report.add(
         Measurement(DEEP_QUEUE, run, rss_mb=peaks, figures={GROWTH_MB: growth}, note=note)
     )
@@ -69,7 +69,3 @@ def _watch(service: Deployment, load: Future[Outcome], peaks: dict[str, float]) 
             peaks[name] = max(peaks.get(name, 0.0), process.rss_bytes / MB)
         time.sleep(SAMPLE_SECONDS)
     load.result()
-
-
-def _text(rss: dict[str, float]) -> str:
-    return ", ".join(f"{name} {mb:.0f} MB" for name, mb in sorted(rss.items()))

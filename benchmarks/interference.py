@@ -24,9 +24,11 @@ CALLS_PER_SECOND = 200.0  # dequeues, and as many enqueues
 JOBS_A_CALL = 10
 
 SLOW_READERS = 4
-SLOW_CALLS = 200  # pipelined by each
-SLOW_ANSWER_JOBS = 1000
-SLOW_BYTES_PER_SECOND = 1_000_000
+SLOW_CALLS = 4  # pipelined by each, and one more for each answer taken
+SLOW_JOBS = 100
+SLOW_BODY_BYTES = 10_000
+SLOW_ANSWER_BYTES = SLOW_JOBS * SLOW_BODY_BYTES
+SLOW_BYTES_PER_SECOND = 1_000_000  # each takes
 SLOW_RECEIVE_BYTES = 50_000
 
 SEARCHED_JOBS = 200_000
@@ -34,7 +36,7 @@ EXPIRING_JOBS = 100_000
 CLAIM_SECONDS = 12.0  # after which their claims expire
 CLAIM_LIMIT = 500
 
-BUSY, ARCHIVE, EXPIRING = "busy", "archive", "expiring"
+BUSY, ARCHIVE, EXPIRING, LARGE = "busy", "archive", "expiring", "large"
 
 SECTION = "interference"
 
@@ -49,6 +51,10 @@ def interference(bench: Bench, run: int, *, scale: float) -> None:
     ) as service:
         fill(bench, service, BUSY, JOBS_A_CALL * CONNECTIONS * 10)
         fill(bench, service, ARCHIVE, round(SEARCHED_JOBS * scale))
+        with service.client() as client:
+            client.create_queue(LARGE)
+            for _ in range(SHARDS * 2):
+                client.enqueue(LARGE, [frames.body(SLOW_BODY_BYTES)] * SLOW_JOBS)
         _slow_reader(bench, run, service)
         _search(bench, run, service, round(SEARCHED_JOBS * scale))
         _upkeep(bench, run, service, round(EXPIRING_JOBS * scale))
@@ -71,34 +77,31 @@ def _slow_reader(bench: Bench, run: int, service: Deployment) -> None:
     reader = bench.generators.call(partial(read_slowly, service.port, window))
     _measure(bench, run, disturbed("slow reader"), service, window)
     read = reader.result()
-    bench.report.facts["slow reader"] = f"{read / 1e6:.1f} MB taken of what was asked for"
+    bench.report.facts["slow reader"] = f"{SLOW_READERS} of them took {read / 1e6:.1f} MB"
 
 
 def read_slowly(port: int, window: Window) -> int:
-    """Pipeline calls for large answers and take them at a trickle; returns the bytes taken."""
-    request = DequeueRequest(ARCHIVE, SLOW_ANSWER_JOBS, dry_run=True)
-    calls = memoryview(frames.call_frame(Method.DEQUEUE, request) * SLOW_CALLS)
+    """Keep calls for large answers pipelined, and take these at a trickle; returns bytes taken."""
+    request = DequeueRequest(LARGE, SLOW_JOBS, dry_run=True)
+    call = frames.call_frame(Method.DEQUEUE, request)
     sleep_until(window.begin)
-    readers = {}
+    readers: dict[socket.socket, int] = {}  # bytes taken
     for _ in range(SLOW_READERS):
         reader = socket.create_connection(("127.0.0.1", port))
         reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SLOW_RECEIVE_BYTES)
-        reader.setblocking(False)
-        readers[reader] = calls
-    taken = 0
+        reader.sendall(call * SLOW_CALLS)
+        readers[reader] = 0
     pause = SLOW_RECEIVE_BYTES / SLOW_BYTES_PER_SECOND
     while time.monotonic() < window.until:
-        readable, writable, _ = select.select(
-            readers, [r for r in readers if readers[r]], (), pause
-        )
-        for reader in writable:
-            readers[reader] = readers[reader][reader.send(readers[reader]) :]
-        for reader in readable:
-            taken += len(reader.recv(SLOW_RECEIVE_BYTES))
+        for reader in select.select(readers, (), (), pause)[0]:
+            taken = readers[reader]
+            readers[reader] += len(reader.recv(SLOW_RECEIVE_BYTES))
+            if readers[reader] // SLOW_ANSWER_BYTES > taken // SLOW_ANSWER_BYTES:
+                reader.sendall(call)
         time.sleep(pause)
     for reader in readers:
         reader.close()
-    return taken
+    return sum(readers.values())
 
 
 def _search(bench: Bench, run: int, service: Deployment, jobs: int) -> None:

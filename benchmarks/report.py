@@ -60,10 +60,8 @@ class Target:
 
     def line(self) -> str:
         verdict = "reached    " if self.reached else "NOT REACHED"
-        return (
-            f"{verdict}  {self.name}: {self.value:,.3g}{self.unit}"
-            f"  ({self.bound} {self.limit:,.3g}{self.unit})"
-        )
+        value, limit = _number(self.value), _number(self.limit)
+        return f"{verdict}  {self.name}: {value}{self.unit}  ({self.bound} {limit}{self.unit})"
 
 
 class Report:
@@ -102,10 +100,15 @@ class Report:
         return [_median(self.runs(case)) for case in cases]
 
     def text(self, targets: Sequence[Target]) -> str:
-        rows = [_HEADINGS, *(_row(m) for m in self.medians())]
+        medians = self.medians()
         lines = [f"{name}: {value}" for name, value in self.facts.items()]
-        lines += ["", *_aligned(rows), ""]
-        lines += [target.line() for target in targets]
+        lines += ["", *_aligned([_HEADINGS, *(_row(m) for m in medians)])]
+        lines += [
+            "",
+            "CPU seconds for 1,000 jobs / MB resident:",
+            *_aligned(_process_rows(medians)),
+        ]
+        lines += ["", *(target.line() for target in targets)]
         return "\n".join(lines)
 
     def write_json(self, path: Path, targets: Sequence[Target]) -> None:
@@ -151,13 +154,12 @@ def _filesystem(folder: Path) -> str:
 
 _HEADINGS = (
     "section", "case", "connections", "what", "calls/s", "jobs/s", "p50 ms", "p99 ms",
-    "CPU s/1000 jobs", "generator's CPU", "",
+    "generator's CPU", "",
 )  # fmt: skip
 
 
 def _row(m: Measurement) -> Sequence[str]:
-    others = [f"{name} {value:.4g}" for name, value in m.figures.items()]
-    cpu = ", ".join(f"{name} {value:.4f}" for name, value in m.cpu_seconds_per_1000_jobs.items())
+    others = [f"{name} {_number(value)}" for name, value in m.figures.items()]
     return (
         m.case.section,
         m.case.name,
@@ -167,10 +169,31 @@ def _row(m: Measurement) -> Sequence[str]:
         f"{m.jobs_per_second:,.0f}" if m.jobs_per_second else "",
         f"{m.p50_ms:.2f}" if m.p50_ms else "",
         f"{m.p99_ms:.2f}" if m.p99_ms else "",
-        cpu,
         f"{m.generator_cpu_share:.0%}" if m.generator_cpu_share else "",
         ", ".join([*others, m.note] if m.note else others),
     )
+
+
+def _process_rows(measurements: Sequence[Measurement]) -> Sequence[Sequence[str]]:
+    """A column for each process."""
+    known = [m for m in measurements if m.cpu_seconds_per_1000_jobs or m.rss_mb]
+    names = dict.fromkeys(name for m in known for name in (*m.cpu_seconds_per_1000_jobs, *m.rss_mb))
+    rows = [["section", "case", "connections", "what", *names]]
+    for m in known:
+        case = [m.case.section, m.case.name, str(m.case.connections or ""), m.case.what]
+        rows.append([*case, *(_process_cell(m, name) for name in names)])
+    return rows
+
+
+def _process_cell(m: Measurement, name: str) -> str:
+    cpu, rss = m.cpu_seconds_per_1000_jobs.get(name), m.rss_mb.get(name)
+    parts = [f"{cpu:.4f}"] if cpu is not None else []
+    parts += [f"{rss:.0f}"] if rss is not None else []
+    return " / ".join(parts)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _row_text(m: Measurement) -> str:

@@ -237,7 +237,7 @@ def _run_process(name: str, run: Callable[[], int]) -> NoReturn:
     try:
         code = run()
     except OSError as error:
-        logging.getLogger(__name__).critical("%s ends: %s", name, error, exc_info=True)
+        logging.getLogger(__name__).critical("%s ends: %s", name, error)
         code = ExitCode.FAILURE
     except Exception:
         logging.getLogger(__name__).critical("%s ends: a defect", name, exc_info=True)

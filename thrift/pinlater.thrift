@@ -115,8 +115,9 @@
  *   max_calls_per_connection       1,000 pipelined; beyond, the router reads no more until it
  *                                  has answered some
  *   max_calls_in_flight            20,000 in one router; beyond, calls are rejected (`overloaded`)
- *   max_buffered_bytes             256 MiB of unfinished frames and unread answers in one router;
- *                                  beyond, those who hold the most are read from no more
+ *   max_buffered_bytes             256 MiB of unfinished messages and unread answers in one router;
+ *                                  above half of it, those whose message lacks the most wait, and
+ *                                  those who could go on and do not for 2 seconds are closed
  *   jobs per second and queue      etc/queues.yaml; see DEQUEUE_RATE_LIMITED
  *
  * A connection whose unfinished frame or unread answer makes no progress for three times

@@ -132,7 +132,7 @@ def start_service(directory: Path, server: ServerSettings) -> None:
                     f"{name.replace('-', '_')} in {directory}/etc/pinlaterd.yaml"
                 )
     # Also if it runs: this starts what may be down, and returns once everything serves.
-    run_pinlaterd(["up", str(directory)], f"Starting {SHARDS} SQLite shards under supervisord")
+    run_pinlaterd(["up", str(directory)], "Seeing to it that all shards serve, under supervisord")
 
 
 def run_pinlaterd(arguments: Sequence[str], doing: str) -> None:
@@ -243,7 +243,7 @@ def watch(
         if any(process.poll() is not None for process in processes):
             raise NotAsPromised("a worker process ended early; see its message above")
         waiting = [d for d in enqueued.paths if d not in records or not has_ended(records[d])]
-        records |= client.lookup(waiting)
+        records |= look_up(client, waiting)
         ended = sum(map(has_ended, records.values()))
         if sys.stdout.isatty():
             states = [record.state for record in records.values()]
@@ -255,6 +255,14 @@ def watch(
             )
         time.sleep(0.2)
     return records
+
+
+def look_up(client: Client, descriptors: Sequence[str]) -> dict[str, JobRecord]:
+    """Every one of these jobs, in this order, or it was lost."""
+    found = client.lookup(descriptors, include_body=True)
+    if lost := [descriptor for descriptor in descriptors if descriptor not in found]:
+        raise NotAsPromised(f"{len(lost)} jobs are unknown to the service; {lost[0]}, for one")
+    return {descriptor: found[descriptor] for descriptor in descriptors}
 
 
 def has_ended(record: JobRecord) -> bool:
@@ -310,12 +318,15 @@ def show_results(client: Client, server: ServerSettings, records: Mapping[str, J
     longest = sorted(records, key=lambda d: figures_of(records[d]).lines, reverse=True)[:10]
     print("\nThe ten longest files, looked up by descriptor:")
     print("     lines     words  file, descriptor")
-    for descriptor, record in client.lookup(longest, include_body=True).items():
+    for descriptor, record in look_up(client, longest).items():
         lines, words, _ = figures_of(record)
         path = os.fsdecode(record.body or b"")
         print(f"  {lines:>8}  {words:>8}  {path}  {descriptor}")
 
-    print("\nHow fast, by the server's own figures (since it started):")
+    print(
+        "\nHow fast, by the server's own figures (since it started; a dequeue may wait up to a\n"
+        "second for jobs to come):"
+    )
     # Scheduled and retried jobs waited on purpose.
     at_once = [
         r

@@ -9,6 +9,7 @@ import time
 from typing import IO, NoReturn
 
 import click
+from rich.console import Console
 
 from pinlaterd.admin import stats_page, target
 from pinlaterd.admin.tables import NUMBER_COLUMN, print_table
@@ -117,14 +118,16 @@ def stats(*, name: str, seconds: float, as_json: bool) -> None:
     """
     with target.connect() as client:
         counts = _counts(client, name)
-    rates = _rates(name, seconds)
+    with Console(stderr=True).status(f"measuring for {seconds:g} s"):  # on a terminal only
+        rates = _rates(name, seconds)
     if as_json:
         click.echo(json.dumps({"queue": name, "jobs": counts, "per_second": rates}))
         return
-    print_table(("state", f"{NUMBER_COLUMN}jobs"), [(s, f"{n:,}") for s, n in counts.items()])
+    print_table(("state", f"{NUMBER_COLUMN}jobs"), list(counts.items()))
     click.echo()
     print_table(
-        ("jobs", f"{NUMBER_COLUMN}per second"), [(what, f"{r:,.1f}") for what, r in rates.items()]
+        ("jobs", f"{NUMBER_COLUMN}per second"),
+        [(what, f"{rate:.1f}") for what, rate in rates.items()],
     )
 
 

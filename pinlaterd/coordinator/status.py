@@ -22,7 +22,7 @@ _WARNING = "warning"
 
 
 class Usage(NamedTuple):
-    """What the kernel says of a process, its children (a shard's searcher) included."""
+    """What the kernel says of a process, without its children."""
 
     cpu_seconds: float
     rss_bytes: int
@@ -110,14 +110,11 @@ def usage_of(pid: int) -> Usage | None:
     """None if there is no such process (any more)."""
     try:
         process = psutil.Process(pid)
-        family = [process, *process.children()]
-        used = [(one.cpu_times(), one.memory_info()) for one in family]
+        with process.oneshot():
+            times, memory = process.cpu_times(), process.memory_info()
     except psutil.Error:
         return None
-    return Usage(
-        round(sum(times.user + times.system for times, _ in used), 2),
-        sum(memory.rss for _, memory in used),
-    )
+    return Usage(round(times.user + times.system, 2), memory.rss)
 
 
 def _processes(config: Config, views: Sequence[ProcessView]) -> list[ProcessStatus]:

@@ -52,6 +52,7 @@ from pinlaterd.errors import ConnectionFailed, PinLaterError
 from pinlaterd.lifecycle import ExitCode
 
 UP_SECONDS = 60.0
+_SHUT_DOWN_SECONDS = 60.0  # for supervisord to stop its programs, before we do
 _STOP_SECONDS = 15.0  # for orphans, which nobody else stops
 _POLL_SECONDS = 0.1
 _LOG_LINES = 15
@@ -113,7 +114,8 @@ def _shut_down(supervisord: Supervisord, running: Sequence[psutil.Process], tell
     with contextlib.suppress(SupervisorError):
         supervisord.shut_down()
     left = list(running)
-    while left and any(orphans.is_supervisord(process) for process in left):
+    deadline = time.monotonic() + _SHUT_DOWN_SECONDS
+    while any(orphans.is_supervisord(process) for process in left) and time.monotonic() < deadline:
         # supervisord itself kills what does not stop in time, one priority after the other
         _, left = psutil.wait_procs(left, timeout=_POLL_SECONDS)
         tell("stopping " + ", ".join(sorted({orphans.name_of(process) for process in left})))

@@ -78,19 +78,9 @@ class Call:
             if not self.reply(reply.payload) and reply.jobs:
                 shard.release(reply.payload)
         elif reply.outcome is Outcome.FAILED:
-            self.reply(reply.payload, code_of(self.peek, reply.payload))
+            self.reply(reply.payload, codec.peek_error(reply.payload))
         else:
             self.fail(shard_failed(shard.name, reply.outcome))
-
-
-def code_of(peek: Peek, failed_reply: bytes) -> ErrorCode:
-    """The code of the exception that a shard's reply bears."""
-    assert peek.method is not None
-    try:
-        codec.decode_reply(peek.method, failed_reply)
-    except PinLaterError as error:
-        return error.code
-    return ErrorCode.UNKNOWN
 
 
 def shard_failed(name: str, outcome: Outcome) -> ShardConnectionFailed:

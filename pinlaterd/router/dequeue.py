@@ -267,7 +267,8 @@ class _Gathering:
             self.last_failure = shard_failed(shard.name, reply.outcome)
             return
         self._confirmed[shard.name] = routing.best_level(shard.ready_counts(self.request.queue))
-        if reply.jobs:
+        # `jobs` counts claims: a dry run's answer has none, whatever it shows.
+        if reply.jobs or self.request.dry_run:
             result = codec.decode_reply(Method.DEQUEUE, reply.payload)
             self._add(shard, list(cast("DequeueResult", result).jobs))
 

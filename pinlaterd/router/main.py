@@ -34,6 +34,8 @@ from pinlaterd.wire.router_end import LinkListener, ShardLink, new_context
 log = logging.getLogger(__name__)
 
 _REPORT_SECONDS = 1.0
+_WAIT_FOR_SHARDS_SECONDS = 2.0
+_LOOK_FOR_SHARDS_SECONDS = 0.02
 _SPARE_FILES = 200  # beside clients: logs, sockets to shards and the coordinator
 _ALLOCATIONS_BETWEEN_COLLECTIONS = 50_000
 
@@ -101,10 +103,21 @@ class Router:
         snapshot = read_snapshot()
         if snapshot is not None:
             self._follow(snapshot)
+        await self._wait_for_shards()
         await self._server.start()
         self._state = ProcessState.SERVING
         log.info("serving Thrift on %s:%d", self._settings.host, self._settings.port)
         self._report()
+
+    async def _wait_for_shards(self) -> None:
+        """Listen once all shards serve, or soon: so that a restart costs no caller an error."""
+        until = self._clock.monotonic() + _WAIT_FOR_SHARDS_SECONDS
+        while self._shards.unhealthy() or not self._shards.by_name:
+            if self._clock.monotonic() > until:
+                log.warning("not all shards serve yet; serving with those that do")
+                return
+            self._report_state()
+            await asyncio.sleep(_LOOK_FOR_SHARDS_SECONDS)
 
     async def stop(self) -> None:
         """Take no new calls, finish those in hand, let go of the shards."""
@@ -156,6 +169,9 @@ class Router:
     def _report(self) -> None:
         self._reporting = self._loop.call_later(_REPORT_SECONDS, self._report)
         self._stats.gauge("router_calls_in_hand", self._service.calls_in_hand)
+        self._report_state()
+
+    def _report_state(self) -> None:
         self._control.report(self._state, self._facts())
         self._hear()
 

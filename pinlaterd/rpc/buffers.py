@@ -1,10 +1,12 @@
 """How much all connections together may hold back: unfinished messages and unread answers.
 
 The sum is kept as an estimate that only grows, one addition for each piece of data, and counted
-exactly whenever the estimate reaches the next mark. Above half the limit, those who hold the most
-are read from no more, so many of them that what the others hold fits into what is left: the
-closer to the limit, the fewer may go on, and at the limit nobody. So the limit holds, and it is
-the largest who wait for it. Pure: it knows holders, not sockets.
+exactly whenever the estimate reaches the next mark. Above half the limit not all may go on, but
+only so many that what their unfinished messages still lack fits into what is left: those first
+that lack the least, since they are the soonest to give their memory back. One unfinished message
+may always go on, so that there is no deadlock; the limit may be exceeded by that one, and by what
+was on its way. Who may go on and does not is for the server to close. Pure: it knows holders, not
+sockets.
 """
 
 from __future__ import annotations
@@ -21,6 +23,10 @@ class Holder(Protocol):
 
     def held_bytes(self) -> int: ...
 
+    def missing_bytes(self) -> int:
+        """What its unfinished message still lacks, as far as is known; 0 if it has none."""
+        ...
+
     def hold(self, held: bool) -> None:  # noqa: FBT001 - two states, and that is what it is about
         """Whether to be read from no more. Safe to repeat."""
         ...
@@ -35,12 +41,8 @@ class BufferBudget:
         self._step = max(1, max_bytes // _COUNTS_PER_LIMIT)
         self._estimate = 0
         self._mark = max_bytes // 2
-        self._strained = False
-
-    @property
-    def strained(self) -> bool:
-        """Whether anybody may be waiting for memory: then `count` again soon."""
-        return self._strained
+        self.strained = False  # above half the limit: then `count` again soon
+        self.crowded = False  # somebody has to wait for memory
 
     def charge(self, size: int) -> None:
         """So many bytes more may be held."""
@@ -50,14 +52,28 @@ class BufferBudget:
 
     def count(self) -> None:
         """Count exactly, and say who may go on."""
-        sizes = sorted(
-            ((holder.held_bytes(), holder) for holder in self._holders()), key=lambda each: each[0]
-        )
-        total = sum(size for size, _ in sizes)
+        holders = self._holders()
+        total = sum(holder.held_bytes() for holder in holders)
         self._estimate = total
         self._mark = max(self._max_bytes // 2, total + self._step)
-        self._strained = total > self._max_bytes // 2
-        left = self._max_bytes - total if self._strained else self._max_bytes
-        for size, holder in sizes:
-            left -= size
-            holder.hold(left < 0)
+        self.strained = total > self._max_bytes // 2
+        if self.strained:
+            self._admit(holders, self._max_bytes - total)
+        elif self.crowded:
+            self.crowded = False
+            for holder in holders:
+                holder.hold(False)
+
+    def _admit(self, holders: Collection[Holder], room: int) -> None:
+        self.crowded = False
+        first = True
+        lacking = sorted(
+            ((holder.missing_bytes(), holder) for holder in holders), key=lambda each: each[0]
+        )
+        for missing, holder in lacking:
+            room -= missing
+            waits = room < 0 and not (first and missing)
+            holder.hold(waits)
+            self.crowded |= waits
+            if missing:
+                first = False

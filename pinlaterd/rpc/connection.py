@@ -8,7 +8,6 @@ other one anything. Relies on asyncio (any event loop) and on `framing`.
 from __future__ import annotations
 
 import asyncio
-import math
 import socket
 import struct
 from collections import deque
@@ -23,8 +22,6 @@ from pinlaterd.rpc.message import is_oneway
 _pack_length: Final = struct.Struct(">I").pack
 
 KIB: Final = 1024
-
-NOT_HELD: Final = math.inf
 
 # The transport's own buffer: beyond the first, no more calls are begun, until below the second.
 _UNSENT_HIGH_BYTES: Final = 256 * KIB
@@ -51,8 +48,6 @@ class Host(Protocol):
     transcoders: Transcoders
     budget: BufferBudget
     handler: Callable[[bytes, Answer], None]
-
-    def now(self) -> float: ...
 
     def opened(self, connection: Connection) -> bool:
         """False: there are too many; the connection is closed."""
@@ -119,8 +114,7 @@ class Connection(asyncio.Protocol):
         self._pumping = False
         self._ready_bytes = 0  # answers that came while pumping
         self._unsent_high = False
-        self._held_with = 0  # bytes, at that time
-        self.held_since = NOT_HELD  # since when it waits for memory
+        self._held = False  # has to wait until the server has memory for it
         self._closing = False
         self._received_bytes = 0
         self._received_messages = 0
@@ -155,7 +149,7 @@ class Connection(asyncio.Protocol):
         self._waiting.extend(messages)
         if messages:
             self._pump()
-        if reader.buffered or self._waiting:
+        if reader.missing or self._waiting:
             self._host.budget.charge(len(data))
         if reader.failure is not None and not self._closing:
             self._refuse(str(reader.failure))
@@ -278,22 +272,12 @@ class Connection(asyncio.Protocol):
     def hold(self, held: bool) -> None:  # noqa: FBT001 - see buffers.Holder
         """Whether the server is too short of memory to read from this one."""
         if held != self._held:
-            self.held_since = self._host.now() if held else NOT_HELD
-            self._held_with = self.held_bytes()
+            self._held = held
             self._update_reading()
 
-    @property
-    def _held(self) -> bool:
-        return self.held_since != NOT_HELD
-
-    def let_go_some(self, now: float) -> bool:
-        """Whether a connection that waits for memory holds less than when it began to; then
-        it begins to wait anew."""
-        held = self.held_bytes()
-        less = held < self._held_with
-        if less:
-            self.held_since, self._held_with = now, held
-        return less
+    def missing_bytes(self) -> int:
+        """What the unfinished message still lacks."""
+        return self._reader.missing
 
     def held_bytes(self) -> int:
         """What this connection keeps in memory: unfinished, not begun, answered but not sent."""
@@ -337,14 +321,11 @@ class Connection(asyncio.Protocol):
 
     def stalled(self, now: float, seconds: float) -> str | None:
         """Why this connection should be closed: what has made no progress for so long."""
-        partial = self._reader.buffered
-        if partial and (self._reading or self._held):
+        if self._reader.missing and self._reading:
             mark = _Mark(now, self._received_messages, self._received_bytes)
             self._partial_mark = _later(self._partial_mark, mark)
             if now - self._partial_mark.at > seconds:
-                return (
-                    f"{partial} bytes of an unfinished message, and no more of it for {seconds:g} s"
-                )
+                return f"an unfinished message, and no more of it for {seconds:g} s"
         else:
             self._partial_mark = None
         unsent = self._transport.get_write_buffer_size()

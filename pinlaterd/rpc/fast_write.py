@@ -64,32 +64,32 @@ def dequeue_result(result: DequeueResult) -> bytes:
     count = _pack_u32(len(jobs))
     bodies = [_DEQUEUE_RESULT, count]
     metadata = [_METADATA, count]
-    append_body, append_metadata, pack_u32 = bodies.append, metadata.append, _pack_u32
-    last: tuple[int, int, str, int] | None = None
-    fields = b""
+    pack_u32 = _pack_u32
+    last: tuple[int, int, int, int] | None = None
+    head = tail = b""
     for descriptor, body, allowed, remaining, claim, timeout in jobs:
         raw = descriptor.encode()
         key = pack_u32(len(raw)) + raw
-        append_body(key)
-        append_body(pack_u32(len(body)))
-        append_body(body)
-        append_metadata(key)
-        these = (allowed, remaining, claim, timeout)
+        bodies += (key, pack_u32(len(body)), body)
+        raw = claim.encode()
+        these = (allowed, remaining, len(raw), timeout)
         if these != last:
             last = these
-            fields = _metadata_fields(allowed, remaining, claim, timeout)
-        append_metadata(fields)
+            head, tail = _around_claim(*these)
+        metadata += (key, head, raw, tail)
     bodies += metadata
     bodies.append(b"\0\0")
     return b"".join(bodies)
 
 
-def _metadata_fields(allowed: int, remaining: int, claim: str, timeout: int) -> bytes:
-    raw = claim.encode()
+def _around_claim(
+    allowed: int, remaining: int, claim_bytes: int, timeout: int
+) -> tuple[bytes, bytes]:
+    """A job's metadata, before and behind its claim descriptor."""
     head = _METADATA_HEAD(
-        b"\x08\x00\x01", allowed, b"\x08\x00\x02", remaining, b"\x0b\x00\x64", len(raw)
+        b"\x08\x00\x01", allowed, b"\x08\x00\x02", remaining, b"\x0b\x00\x64", claim_bytes
     )
-    return head + raw + _METADATA_TAIL(b"\x08\x00\x65", timeout, 0)
+    return head, _METADATA_TAIL(b"\x08\x00\x65", timeout, 0)
 
 
 # --- requests -------------------------------------------------------------------------------

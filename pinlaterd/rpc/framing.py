@@ -55,6 +55,7 @@ class FrameReader:
     __slots__ = (
         "_buffer",
         "_decided",
+        "_is_first",
         "_max_frame_bytes",
         "_missing",
         "_transcoders",
@@ -68,6 +69,7 @@ class FrameReader:
         self._max_frame_bytes = max_frame_bytes
         self._transcoders = transcoders
         self._decided = False
+        self._is_first = True
         self._buffer = bytearray()  # an unfinished message, or an unfinished length
         self._missing = 0  # bytes of the framed message in `_buffer` that have yet to come
         self._walk: MessageWalk | None = None  # through the unframed message in `_buffer`
@@ -79,6 +81,15 @@ class FrameReader:
     def buffered(self) -> int:
         """Bytes of an unfinished message."""
         return len(self._buffer)
+
+    @property
+    def missing(self) -> int:
+        """How many bytes, at least, an unfinished message still lacks; 0: there is none."""
+        if self._missing:
+            return self._missing
+        if self._walk is not None:
+            return max(1, self._walk.at - len(self._buffer))
+        return 4 - len(self._buffer) if self._buffer else 0
 
     def feed(self, data: bytes) -> list[bytes]:
         """The messages that `data` completes.
@@ -99,6 +110,7 @@ class FrameReader:
             self.failure = error
         if self.failure is not None:
             self._buffer = bytearray()
+            self._missing, self._walk = 0, None
         return messages
 
     def _begin(self, data: bytes, messages: list[bytes]) -> None:
@@ -131,7 +143,6 @@ class FrameReader:
         """Frames from `at` on, where a length begins."""
         end = len(data)
         max_bytes = self._max_frame_bytes
-        plain = self.transcoder is None
         while end - at >= 4:
             (length,) = _U32(data, at)
             if not 0 < length <= max_bytes:
@@ -142,11 +153,7 @@ class FrameReader:
                 self._buffer = bytearray(data[begin:])
                 self._missing = at - end
                 return
-            message = data[begin:at]
-            if plain and (message[0] == _COMPACT or message[0] in self._transcoders):
-                self._choose_transcoder(message[0])
-                plain = self.transcoder is None
-            messages.append(message if plain else self._to_binary(message))
+            messages.append(self._accept(data[begin:at]))
         if at < end:
             self._buffer = bytearray(data[at:])
 
@@ -161,24 +168,21 @@ class FrameReader:
         message = bytes(self._buffer)
         self._buffer = bytearray()
         self._missing = 0
-        if self.transcoder is None and (message[0] == _COMPACT or message[0] in self._transcoders):
-            self._choose_transcoder(message[0])
-        messages.append(message if self.transcoder is None else self._to_binary(message))
+        messages.append(self._accept(message))
         self._cut_frames(data, missing, messages)
 
-    def _choose_transcoder(self, first: int) -> None:
-        """No binary message begins like this one, so this is another protocol."""
-        transcoder = self._transcoders.get(first)
-        if transcoder is None:
-            raise ProtocolError(
-                "framed TCompactProtocol, which this version does not speak; "
-                "set the client to framed TBinaryProtocol"
-            )
-        self.transcoder = transcoder
-
-    def _to_binary(self, message: bytes) -> bytes:
-        assert self.transcoder is not None
-        return self.transcoder.to_binary(message)
+    def _accept(self, message: bytes) -> bytes:
+        """A framed message as strict or non-strict binary; the first one tells which protocol
+        the connection speaks."""
+        if self._is_first:
+            self._is_first = False
+            self.transcoder = self._transcoders.get(message[0])
+            if self.transcoder is None and message[0] == _COMPACT:
+                raise ProtocolError(
+                    "framed TCompactProtocol, which this version does not speak; "
+                    "set the client to framed TBinaryProtocol"
+                )
+        return message if self.transcoder is None else self.transcoder.to_binary(message)
 
     def _cut_unframed(self, data: bytes, messages: list[bytes]) -> None:
         buffer: bytes | bytearray = data

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final
 
 from pinlaterd.config.schema import ServerSettings
 from pinlaterd.rpc.buffers import BufferBudget
-from pinlaterd.rpc.connection import NOT_HELD, Answer, Connection
+from pinlaterd.rpc.connection import Answer, Connection
 from pinlaterd.rpc.framing import Transcoder, Transcoders
 from pinlaterd.rpc.limited_log import LimitedLog
 from pinlaterd.stats import Stats
@@ -29,10 +30,13 @@ Handler = Callable[[bytes, Answer], None]
 _NO_TRANSCODERS: Final[Mapping[int, Transcoder]] = MappingProxyType({})
 # A connection that makes no progress is closed after so many times the time for one call.
 _STALL_TIMEOUTS: Final = 3
-_LOOKS_PER_STALL: Final = 10
+# While others wait for memory, those that may go on have no more than this.
+_CROWDED_SECONDS: Final = 2.0
+_CROWDED_CURE: Final = (
+    "; others wait for its memory: raise max_buffered_bytes in etc/pinlaterd.yaml"
+)
+_LOOKS_PER_PATIENCE: Final = 10
 _LOOK_SECONDS: Final = 1.0
-_STRAINED_LOOK_SECONDS: Final = 0.25
-_ROOM_SECONDS: Final = 1.0
 _LOG_LINES: Final = 20
 _LOG_SECONDS: Final = 10.0
 _BACKLOG: Final = 1024
@@ -61,7 +65,7 @@ class ThriftServer:
         self._server: asyncio.Server | None = None
         self._looking: asyncio.TimerHandle | None = None
         self._emptied = asyncio.Event()
-        self._log = LimitedLog(log, self.now, _LOG_LINES, _LOG_SECONDS)
+        self._log = LimitedLog(log, time.monotonic, _LOG_LINES, _LOG_SECONDS)
 
     @property
     def port(self) -> int:
@@ -141,38 +145,23 @@ class ThriftServer:
         self._stats.count("connections_closed_on_error")
         self._log.warning(f"closing the connection from {connection.peer}: {reason}")
 
-    def now(self) -> float:
-        return asyncio.get_running_loop().time()
-
     # --- from time to time --------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Close connections that make no progress, and those that starve the others."""
+        """Close connections that make no progress; sooner, while others wait for their memory."""
+        if self.budget.strained:
+            self.budget.count()
+        crowded = self.budget.crowded
+        patience = min(self._stall_seconds, _CROWDED_SECONDS) if crowded else self._stall_seconds
         loop = asyncio.get_running_loop()
         now = loop.time()
         for connection in tuple(self._connections):
-            reason = connection.stalled(now, self._stall_seconds)
+            reason = connection.stalled(now, patience)
             if reason is not None:
-                self._close(connection, reason)
-        wait = min(self._stall_seconds / _LOOKS_PER_STALL, _LOOK_SECONDS)
-        if self.budget.strained:
-            self._make_room(now)
-            wait = min(wait, _STRAINED_LOOK_SECONDS)
+                cure = _CROWDED_CURE if crowded else ""
+                self._close(connection, f"{reason}{cure}")
+        wait = min(patience / _LOOKS_PER_PATIENCE, _LOOK_SECONDS)
         self._looking = loop.call_later(wait, self._look)
-
-    def _make_room(self, now: float) -> None:
-        """Those who wait for memory can't go on until others let go of some. Whoever has waited
-        longest has to go, so that the rest can."""
-        self.budget.count()
-        waiting = [each for each in self._connections if each.held_since != NOT_HELD]
-        longest = min(waiting, key=lambda each: each.held_since, default=None)
-        if longest is None or longest.let_go_some(now) or now - longest.held_since < _ROOM_SECONDS:
-            return
-        self._close(
-            longest,
-            f"it holds {longest.held_bytes()} bytes, and all together too many; raise "
-            "max_buffered_bytes in etc/pinlaterd.yaml, or send fewer jobs a call",
-        )
 
     def _close(self, connection: Connection, reason: str) -> None:
         self.refused(connection, reason)

@@ -169,6 +169,11 @@ class MessageWalk:
         self._walk = Walk(start, start + max_bytes)
         self._in_body = False
 
+    @property
+    def at(self) -> int:
+        """How far the message goes at least."""
+        return self._walk.at
+
     def end(self, data: bytes | bytearray) -> int | None:
         """Where the message ends, or None if more bytes have to come."""
         walk = self._walk

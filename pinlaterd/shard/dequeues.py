@@ -168,12 +168,20 @@ class DequeueWork:
     def _take_over(self, payloads: Sequence[Payload | None], memory: Memory, now_ms: int) -> None:
         """The claims were committed. None stands for a job that was gone from the store."""
         claims, self.claims = self.claims, []
-        before = len(self.jobs)
-        add, shard = self.add, memory.name
-        for ((priority, local_id), _, claim, _), payload in zip(claims, payloads, strict=True):
-            if payload is not None:
-                add(priority, local_id, payload, claim, shard)
-        taken = self.jobs[before:]
+        heads = {
+            claim[0][0]: f"{self.queue}:s{memory.name}:p{claim[0][0]}:" for claim in claims
+        }
+        timeout = self._claim_timeout_seconds
+        taken = [
+            _new(
+                ClaimedJob,
+                (f"{heads[priority]}{local_id}", body, allowed, remaining, claim, timeout),
+            )
+            for ((priority, local_id), _, claim, _), payload in zip(claims, payloads, strict=True)
+            if payload is not None
+            for body, allowed, remaining in (payload,)
+        ]
+        self.jobs += taken
         self.remaining -= len(taken)
         delay_ms = now_ms - claims[len(claims) // 2].run_after_ms
         memory.figures.dequeued(self.queue, taken, delay_ms)

@@ -105,6 +105,10 @@ class Inquiries:
 
     # --- jobs by descriptor --------------------------------------------------------------------
 
+    def names_other_shards(self, request: LookupRequest) -> bool:
+        parsed = map(JobDescriptor.parse, request.descriptors)
+        return any(job is not None and job.shard != self._memory.name for job in parsed)
+
     def lookup(self, request: LookupRequest) -> Answering:
         """What is not here, or malformed, is left out."""
         by_queue: dict[str, list[JobKey]] = {}

@@ -194,14 +194,25 @@ class Place:
 
 
 def _acks(place: Place, infos: Iterable[AckInfo], bad: list[str]) -> list[Ack]:
-    acks: list[Ack] = []
-    key_of, append = place.key, acks.append
+    """Jobs that are acked together mostly have all but their local ids in common: what comes
+    before it is understood once, as long as it stays the same."""
+    acks = []
+    append = acks.append
+    known_head = None
+    priority = 0
     for descriptor, status, delay_ms, claim in infos:
-        key = key_of(descriptor)
+        head, _, id_text = descriptor.rpartition(":")
+        plain = id_text.isdigit() and id_text.isascii() and len(id_text) < _ID_DIGITS
+        if head == known_head and plain:
+            append(_new(Ack, (_new(JobKey, (priority, int(id_text))), status, delay_ms, claim)))
+            continue
+        key = place.key(descriptor)
         if key is None:
             bad.append(descriptor)
-        else:
-            append(_new(Ack, (key, status, delay_ms, claim)))
+            continue
+        append(_new(Ack, (key, status, delay_ms, claim)))
+        if plain and key.local_id:
+            known_head, priority = head, key.priority
     return acks
 
 

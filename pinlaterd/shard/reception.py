@@ -125,6 +125,7 @@ class Reception:
             if not isinstance(found, _Sliced):
                 return found
             steps = self._answering(arrival, call.head, found.answering)
+            next(steps)
             self._tasks.start(steps, at_once=found.at_once)
         return None
 
@@ -182,6 +183,8 @@ class Reception:
             raise Overloaded(f"shard {self._memory.name} has {MOST_TASKS} such calls in hand")
         request, deadline, inquiries = call.request, arrival.entry.deadline, self._inquiries
         if isinstance(request, LookupRequest):
+            if arrival.entry.whole and inquiries.names_other_shards(request):
+                raise ForeignError
             return _Sliced(inquiries.lookup(request), at_once=True)
         queued = cast(
             "CountRequest | ScanRequest | RetryFailedRequest | DeleteJobsRequest", request
@@ -198,8 +201,11 @@ class Reception:
                 return _Sliced(inquiries.delete_jobs(queued, deadline), at_once=False)
 
     def _answering(self, arrival: Arrival, head: Head, answering: Answering) -> Steps:
-        """Run it, and see to it that it is answered exactly once, however it ends."""
+        """Run it, and see to it that it is answered exactly once, however it ends.
+
+        Has to be begun at once: a generator that was never begun is closed without a trace."""
         try:
+            yield None
             result = yield from answering
         except GeneratorExit:
             closed = ShardConnectionFailed([self._memory.name], "closed its store meanwhile")

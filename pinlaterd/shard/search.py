@@ -99,7 +99,7 @@ class SearchClient:
         """Take what the searcher has sent."""
         while self._socket is not None:
             try:
-                data = self._socket.recv(_READ_BYTES, socket.MSG_DONTWAIT)
+                data = self._socket.recv(_READ_BYTES)
             except BlockingIOError:
                 return
             except OSError:
@@ -152,6 +152,7 @@ class SearchClient:
         sock = self._socket or self._start()
         sock.settimeout(_SEND_SECONDS)
         sock.sendall(_framed(tuple(call)))
+        sock.setblocking(False)  # for `receive`: a socket with a time-out waits, whatever the flags
         self._last_used = self._clock.monotonic()
 
     def _take_result(self) -> None:

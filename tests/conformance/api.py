@@ -212,7 +212,7 @@ class Client:
     def job(self, body: bytes, **fields: object) -> Any:
         return self._types.PinLaterJob(body, **fields)
 
-    def ack_info(self, descriptor: str, **fields: object) -> Any:
+    def ack_info(self, descriptor: str | bytes, **fields: object) -> Any:
         return self._types.PinLaterJobAckInfo(descriptor, **fields)
 
     def checkpoint_of(self, descriptor: str, **fields: object) -> Any:

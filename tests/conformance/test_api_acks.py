@@ -1,15 +1,15 @@
 """SPEC section 3: ackDequeuedJobs.
 
-    succeeded: IN_PROGRESS becomes SUCCEEDED                 test_succeeded
-    failed: PENDING with one attempt less, run-after later   test_failed_with_attempts_left
-    failed at the last attempt: FAILED with 0 remaining      test_failed_for_good
-    the last claim descriptor is kept, or cleared            the three above
-    the custom status is appended to, cut at its limit       test_custom_status_…
-    no-op unless IN_PROGRESS; repeatable; counted            test_repeated_acks…, test_acks_of_jobs_…
-    no-op unless the given claim holds; counted              test_given_claim_…
-    jobs of several shards in one call                       test_several_shards
+    succeeded: IN_PROGRESS becomes SUCCEEDED                test_succeeded
+    failed: PENDING with one attempt less, run-after later  test_failed_with_attempts_left
+    failed at the last attempt: FAILED with 0 remaining     test_failed_for_good
+    the last claim descriptor is kept, or cleared           the three above
+    the custom status is appended to, cut at its limit      test_custom_status_…
+    no-op unless IN_PROGRESS; repeatable; counted           test_repeated_acks…, test_acks_of_jobs_…
+    no-op unless the given claim holds; counted             test_given_claim_…
+    jobs of several shards in one call                      test_several_shards
     malformed, of another queue, of an unknown shard: fails alone, is named
-                                                             test_bad_descriptors_fail_alone
+                                                            test_bad_descriptors_fail_alone
 
 Unknown queue: test_api_queues.py; acks of a shard that is down: test_api_shard_down.py.
 """
@@ -233,7 +233,7 @@ def test_bad_retry_delay_fails_alone(client: Client, queue):
     good, bad = client.enqueue(queue, b"good", b"bad")
     client.dequeue(queue, 2)
 
-    with pytest.raises(Refused, match="^UNKNOWN: invalid request: .*retryDelayMillis"):
+    with pytest.raises(Refused, match=r"^UNKNOWN: invalid request: .*retryDelayMillis"):
         client.ack(queue, failed=[good, client.ack_info(bad, retryDelayMillis=-1)])
 
     assert client.info(good).jobState == PENDING

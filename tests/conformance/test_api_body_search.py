@@ -1,11 +1,11 @@
 """SPEC section 3: bodyRegexToMatch, in getJobCount, scanJobs and deleteJobs.
 
-    RE2 syntax, searched anywhere in the body                test_pattern
-    a body may be any bytes                                  test_pattern
-    a bad pattern: UNKNOWN, `invalid request: `              test_bad_pattern
-    linear time                                              test_pattern_that_others_choke_on
-    never code to the database                               test_pattern_is_never_code
-    with state, priority, limit, continuation                test_scan_…, test_delete_…
+RE2 syntax, searched anywhere in the body                test_pattern
+a body may be any bytes                                  test_pattern
+a bad pattern: UNKNOWN, `invalid request: `              test_bad_pattern
+linear time                                              test_pattern_that_others_choke_on
+never code to the database                               test_pattern_is_never_code
+with state, priority, limit, continuation                test_scan_…, test_delete_…
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def test_bad_pattern(client: Client, queue, pattern):
     client.enqueue(queue, b"aab")
 
     for call in (client.count, client.scan, client.delete_jobs):
-        with pytest.raises(Refused, match="^UNKNOWN: invalid request: "):
+        with pytest.raises(Refused, match=r"^UNKNOWN: invalid request: "):
             call(queue, PENDING, bodyRegexToMatch=pattern)
 
     assert client.count(queue) == 1
@@ -101,9 +101,7 @@ def test_scan_goes_on_where_the_last_match_was(client: Client, queue):
 
 
 def test_delete_up_to_a_limit(client: Client, queue):
-    client.enqueue_on_every_shard(
-        queue, lambda n: b"drop" if n % 2 == 0 else b"keep", each=6
-    )
+    client.enqueue_on_every_shard(queue, lambda n: b"drop" if n % 2 == 0 else b"keep", each=6)
     kept = client.count(queue, bodyRegexToMatch="keep")
     matching = client.count(queue, bodyRegexToMatch="drop")
 

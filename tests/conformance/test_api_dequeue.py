@@ -1,18 +1,18 @@
 """SPEC sections 1 and 3: dequeueJobs, and what a claim is.
 
-    up to limit, at least 1; IN_PROGRESS, with metadata      test_claimed_jobs, test_limit…
-    the claim descriptor, and that no two are the same       test_claim_descriptors
-    nobody else gets a claimed job                           test_workers_never_share_a_job
-    pending jobs whose run-after has come                    test_scheduled_job_waits_for_its_time
-    higher priorities first over all shards                  test_higher_priorities_first, test_one_…
-    earliest run-after first per shard                       test_earliest_run_after_first
-    coverage                                                 test_coverage…
-    dryRun                                                   test_dry_run…
-    jobAckRequest: first, whatever becomes of the dequeue    test_acks_go_first, test_acks_of_…
-    if an ack fails nothing is claimed                       test_failed_ack_claims_nothing
-    short or empty only when every shard confirmed it        test_the_last_job_is_always_found
-    the answer stops growing at max_response_bytes           test_answer_stops_growing
-    mistakes                                                 test_mistakes
+    up to limit, at least 1; IN_PROGRESS, with metadata    test_claimed_jobs, test_limit…
+    the claim descriptor, and that no two are the same     test_claim_descriptors
+    nobody else gets a claimed job                         test_workers_never_share_a_job
+    pending jobs whose run-after has come                  test_scheduled_job_waits_for_its_time
+    higher priorities first over all shards                test_higher_priorities_first, test_one_…
+    earliest run-after first per shard                     test_earliest_run_after_first
+    coverage                                               test_coverage…
+    dryRun                                                 test_dry_run…
+    jobAckRequest: first, whatever becomes of the dequeue  test_acks_go_first, test_acks_of_…
+    if an ack fails nothing is claimed                     test_failed_ack_claims_nothing
+    short or empty only when every shard confirmed it      test_the_last_job_is_always_found
+    the answer stops growing at max_response_bytes         test_answer_stops_growing
+    mistakes                                               test_mistakes
 
 Unknown queues: test_api_queues.py; maxWaitMillis and claims that can't be delivered:
 test_api_waiting.py; with a shard down: test_api_shard_down.py.
@@ -328,7 +328,7 @@ def test_acks_of_another_queue_are_a_mistake(client: Client, queue, new_queue):
     other = new_queue()
     (descriptor,) = client.enqueue(queue, b"job")
 
-    with pytest.raises(Refused, match="^UNKNOWN: invalid request: .*queueName"):
+    with pytest.raises(Refused, match=r"^UNKNOWN: invalid request: .*queueName"):
         client.dequeue(queue, jobAckRequest=client.ack_request(other))
 
     assert client.info(descriptor).jobState == PENDING

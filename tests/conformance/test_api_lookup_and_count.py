@@ -1,11 +1,11 @@
 """SPEC section 3: lookupJobs and getJobCount.
 
-    lookup: over queues and shards                           test_lookup_over_queues_and_shards
-    unknown jobs, shards, queues are left out                test_lookup_leaves_out_…
-    bodies only if asked for                                 test_lookup_with_and_without_body
-    count: a state; one priority or all                      test_count_by_state, test_count_by_priority
-    run-after <= now, or > now with countFutureJobs          test_count_of_future_jobs
-    capped at count_limit per shard and priority             test_count_is_capped
+    lookup: over queues and shards                   test_lookup_over_queues_and_shards
+    unknown jobs, shards, queues are left out        test_lookup_leaves_out_…
+    bodies only if asked for                         test_lookup_with_and_without_body
+    count: a state; one priority or all              test_count_by_state, test_count_by_priority
+    run-after <= now, or > now with countFutureJobs  test_count_of_future_jobs
+    capped at count_limit per shard and priority     test_count_is_capped
 
 Counts by body: test_api_body_search.py.
 """
@@ -89,9 +89,7 @@ def test_lookup_in_every_state(client: Client, queue):
 
 
 def test_count_by_state(client: Client, queue):
-    client.enqueue_on_every_shard(
-        queue, lambda _: client.job(b"", numAttemptsAllowed=1), each=4
-    )
+    client.enqueue_on_every_shard(queue, lambda _: client.job(b"", numAttemptsAllowed=1), each=4)
     taken = list(client.dequeue(queue, 7))
     client.ack(queue, succeeded=taken[:2], failed=taken[2:5])
     pending = len(client.dequeue(queue, 1000, dryRun=True))
@@ -112,7 +110,7 @@ def test_count_by_priority(client: Client, queue):
 
 @pytest.mark.parametrize("priority", [0, 4, -1])
 def test_count_of_a_priority_outside_the_levels(client: Client, queue, priority):
-    with pytest.raises(Refused, match="^PRIORITY_NOT_SUPPORTED: "):
+    with pytest.raises(Refused, match=r"^PRIORITY_NOT_SUPPORTED: "):
         client.count(queue, priority=priority)
 
 

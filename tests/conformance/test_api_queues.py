@@ -49,10 +49,22 @@ def test_create_is_idempotent(client: Client, queue):
 
 @pytest.mark.parametrize(
     "name",
-    ["", " ", "a-b", "a b", "a.b", "a:b", "a/../b", "größe", "a'; DROP TABLE jobs; --", "a\n", "a\0"],
+    [
+        "",
+        " ",
+        "a-b",
+        "a b",
+        "a.b",
+        "a:b",
+        "a/../b",
+        "größe",
+        "a'; DROP TABLE jobs; --",
+        "a\n",
+        "a\0",
+    ],
 )
 def test_name_of_other_characters(client: Client, name):
-    with pytest.raises(Refused, match="^QUEUE_NAME_INVALID: "):
+    with pytest.raises(Refused, match=r"^QUEUE_NAME_INVALID: "):
         client.create(name)
 
     assert name not in client.names()
@@ -87,7 +99,7 @@ def test_delete_drops_queue_and_jobs_on_every_shard(service: Deployment, client:
     with service.client() as other:
         assert queue not in other.names()
         assert other.lookup(*descriptors) == {}
-        with pytest.raises(Refused, match="^QUEUE_NOT_FOUND: "):
+        with pytest.raises(Refused, match=r"^QUEUE_NOT_FOUND: "):
             other.dequeue(queue)
 
 
@@ -96,7 +108,7 @@ def test_delete_with_a_wrong_password(client: Client, queue, password):
     (descriptor,) = client.enqueue(queue, b"kept")
 
     for name in (queue, "nowhere"):
-        with pytest.raises(Refused, match="^PASSWORD_INVALID: "):
+        with pytest.raises(Refused, match=r"^PASSWORD_INVALID: "):
             client.delete(name, password)
 
     assert client.info(descriptor).jobState == PENDING

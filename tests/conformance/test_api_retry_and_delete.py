@@ -1,13 +1,13 @@
 """SPEC section 3: retryFailedJobs and deleteJobs.
 
-    retry: FAILED to PENDING with attemptsToAllow, claim cleared    test_retried_jobs
-    attempts allowed raised to match if lower                       test_attempts_allowed_…
-    run-after given, or now                                         test_retried_jobs, test_retry_for_later
-    up to limit over all shards, oldest first                       test_oldest_are_retried_first
-    of one priority, 1 by default; returns how many                 test_retry_of_a_priority
-    delete: up to limit, of a state and a priority                  test_delete_…
-    a claim ends by deletion (section 10)                           test_delete_ends_a_claim
-    mistakes                                                        test_mistakes
+    retry: FAILED to PENDING with attemptsToAllow, claim cleared  test_retried_jobs
+    attempts allowed raised to match if lower        test_attempts_allowed_…
+    run-after given, or now                          test_retried_jobs, test_retry_for_later
+    up to limit over all shards, oldest first        test_oldest_are_retried_first
+    of one priority, 1 by default; returns how many  test_retry_of_a_priority
+    delete: up to limit, of a state and a priority   test_delete_…
+    a claim ends by deletion (section 10)            test_delete_ends_a_claim
+    mistakes                                         test_mistakes
 
 Deletes by body: test_api_body_search.py.
 """
@@ -15,6 +15,7 @@ Deletes by body: test_api_body_search.py.
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import pytest
 
@@ -68,14 +69,17 @@ def test_retry_for_later(client: Client, queue):
     assert client.dequeue(queue) == {}
 
 
+def is_past(time_ms: int) -> bool:
+    return time.time() * 1000 > time_ms
+
+
 def test_oldest_are_retried_first(client: Client, queue, wait_until: WaitUntil):
     client.enqueue_on_every_shard(queue, lambda _: client.job(b"", numAttemptsAllowed=1), each=3)
     in_order = []
     for descriptor in client.dequeue(queue, 1000):
         client.ack(queue, failed=[descriptor])
         in_order.append(descriptor)
-        failed_ms = client.info(descriptor).updatedAtTimestampMillis
-        wait_until(lambda failed_ms=failed_ms: time.time() * 1000 > failed_ms + 1)
+        wait_until(partial(is_past, client.info(descriptor).updatedAtTimestampMillis + 1))
 
     retried: list[str] = []
     for limit in (1, 4, 2):

@@ -1,14 +1,14 @@
 """SPEC section 3: scanJobs.
 
-    most recent run-after first, merged over shards          test_order
-    without bodies                                           test_what_is_shown
-    by state, priority, present or future                    test_by_state, test_by_priority, …
-    the continuation resumes right after the last job        test_continuation
-    also among jobs of equal run-after                       test_continuation_among_equal_times
-    stable while jobs come and go                            test_continuation_while_jobs_come_and_go
-    CONTINUATION_END                                         test_end
-    a bad token: CONTINUATION_INVALID                        test_bad_continuation
-    mistakes                                                 test_mistakes
+    most recent run-after first, merged over shards    test_order
+    without bodies                                     test_what_is_shown
+    by state, priority, present or future              test_by_state, test_by_priority, …
+    the continuation resumes right after the last job  test_continuation
+    also among jobs of equal run-after                 test_continuation_among_equal_times
+    stable while jobs come and go                      test_continuation_while_jobs_come_and_go
+    CONTINUATION_END                                   test_end
+    a bad token: CONTINUATION_INVALID                  test_bad_continuation
+    mistakes                                           test_mistakes
 
 Scans by body: test_api_body_search.py.
 """
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.service
 START, END = "0", "-1"
 
 
-def pages(client: Client, queue: str, limit: int, **fields: object) -> Iterator[list[Any]]:
+def pages(client: Client, queue: str, limit: int, **fields: Any) -> Iterator[list[Any]]:
     """The answers of a whole scan."""
     continuation = START
     while continuation != END:
@@ -167,7 +167,7 @@ def test_by_priority(client: Client, queue):
     by_priority = {
         priority: flat(
             client.enqueue_on_every_shard(
-                queue, lambda _, priority=priority: client.job(b"", priority=priority)
+                queue, lambda _, job=client.job(b"", priority=priority): job
             )
         )
         for priority in (1, 2, 3)
@@ -194,7 +194,7 @@ def test_future_jobs(client: Client, queue):
     "continuation", ["", "1", "nonsense", "0 OR 1=1", "v1:1:2:3", "v1:x:1:1:1", "🚀", "9" * 1000]
 )
 def test_bad_continuation(client: Client, queue, continuation):
-    with pytest.raises(Refused, match="^CONTINUATION_INVALID: "):
+    with pytest.raises(Refused, match=r"^CONTINUATION_INVALID: "):
         client.scan(queue, continuation=continuation)
 
 

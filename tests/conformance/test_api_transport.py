@@ -1,18 +1,18 @@
 """SPEC section 2, transport: how calls travel, and what bytes may not do.
 
-    framed, unframed; strict, non-strict; one port           test_kinds_of_binary_protocol
-    replies bear the call's name and seqid                   test_pipelined_calls_are_answered_in_order
-    pipelined calls, answered in their order                 the same; test_slow_call_…
-    unknown method, the connection stays usable              test_unknown_method, test_finagle_…
-    oneway calls get no answer                               test_oneway_…
-    max_frame_bytes: closed, with a log line                 test_frame_beyond_the_limit_…
-    frames up to it                                          test_large_frame_is_read
-    a frame may come in pieces                               test_frame_in_pieces
-    old clients and servers skip unknown fields              test_unknown_fields_are_skipped
-    text that is not UTF-8 is an invalid request             test_text_that_is_not_utf8_…
-    bodies, newBody are raw bytes                            test_bodies_are_raw_bytes
-    mistakes that no code names: `invalid request: `         test_missing_field_…, test_unknown_state_…
-    no bytes disturb others or kill a process (section 3)    test_nonsense_disturbs_nobody
+    framed, unframed; strict, non-strict; one port         test_kinds_of_binary_protocol
+    replies bear the call's name and seqid                 test_pipelined_calls_are_answered_in_order
+    pipelined calls, answered in their order               the same; test_slow_call_…
+    unknown method, the connection stays usable            test_unknown_method, test_finagle_…
+    oneway calls get no answer                             test_oneway_…
+    max_frame_bytes: closed, with a log line               test_frame_beyond_the_limit_…
+    frames up to it                                        test_large_frame_is_read
+    a frame may come in pieces                             test_frame_in_pieces
+    old clients and servers skip unknown fields            test_unknown_fields_are_skipped
+    text that is not UTF-8 is an invalid request           test_text_that_is_not_utf8_…
+    bodies, newBody are raw bytes                          test_bodies_are_raw_bytes
+    mistakes that no code names: `invalid request: `       test_missing_field_…, test_unknown_state_…
+    no bytes disturb others or kill a process (section 3)  test_nonsense_disturbs_nobody
 
 The time limit of a call is tested in test_api_shard_down.py. Framed TCompactProtocol is not part
 of this release.
@@ -261,7 +261,7 @@ def test_missing_field_is_named(service: Deployment, api: Interface, client: Cli
 @pytest.mark.parametrize("state", [4, -1, 2**31 - 1])
 def test_unknown_state_is_an_invalid_request(client: Client, queue, state):
     for call in (client.count, client.scan, client.delete_jobs):
-        with pytest.raises(Refused, match="^UNKNOWN: invalid request: .*jobState"):
+        with pytest.raises(Refused, match=r"^UNKNOWN: invalid request: .*jobState"):
             call(queue, state)
 
 
@@ -272,7 +272,7 @@ def test_text_that_is_not_utf8_is_an_invalid_enqueue(service: Deployment, client
     ]
     with service.client(source=NOT_UTF8) as odd_client:
         for caller, name, job in [*requests, (odd_client, queue, b"job")]:
-            with pytest.raises(Refused, match="^ENQUEUE_REJECTED: invalid request: "):
+            with pytest.raises(Refused, match=r"^ENQUEUE_REJECTED: invalid request: "):
                 caller.enqueue(name, job)
 
     assert client.count(queue) == 0
@@ -293,7 +293,7 @@ def test_text_that_is_not_utf8_is_an_invalid_request(service: Deployment, client
     ]
 
     for call in calls:
-        with pytest.raises(Refused, match="^UNKNOWN: invalid request: "):
+        with pytest.raises(Refused, match=r"^UNKNOWN: invalid request: "):
             call()
     assert client.info(descriptor).jobState == IN_PROGRESS
     assert client.names()
@@ -309,9 +309,10 @@ def test_bodies_are_raw_bytes(client: Client, queue):
 
 
 def nested_structs(depth: int) -> bytes:
-    return write_call(
-        "createQueue", lambda protocol: protocol.trans.write(b"\x0c\x00\x09" * depth)
-    ) + b"\x00" * depth
+    return (
+        write_call("createQueue", lambda protocol: protocol.trans.write(b"\x0c\x00\x09" * depth))
+        + b"\x00" * depth
+    )
 
 
 def framed(message: bytes) -> bytes:
@@ -332,12 +333,18 @@ def framed(message: bytes) -> bytes:
         ),
         pytest.param(
             framed(
-                write_call("enqueueJobs", lambda p: p.trans.write(b"\x0f\x00\x09\x0c\x7f\xff\xff\xff"))
+                write_call(
+                    "enqueueJobs", lambda p: p.trans.write(b"\x0f\x00\x09\x0c\x7f\xff\xff\xff")
+                )
             ),
             id="list longer than the frame",
         ),
         pytest.param(
-            framed(write_call("enqueueJobs", lambda p: p.trans.write(b"\x0f\x00\x09\x01\x7f\xff\xff\xff"))),
+            framed(
+                write_call(
+                    "enqueueJobs", lambda p: p.trans.write(b"\x0f\x00\x09\x01\x7f\xff\xff\xff")
+                )
+            ),
             id="long list of nothings",
         ),
         pytest.param(

@@ -1,13 +1,13 @@
 """SPEC section 4: what each shard does to its own jobs.
 
-    claims older than the time-out: PENDING, one attempt less, run-after now    test_claim_times_out
-    or FAILED at the last attempt                            test_claim_times_out_at_the_last_attempt
-    age counts from the claim or the last checkpoint         test_checkpoint_renews_a_claim
-    in batches, until all is done                            test_more_than_a_batch
-    a worker whose claim timed out can end nothing           test_late_worker_…
-    SUCCEEDED and FAILED jobs are deleted after their time   test_old_jobs_are_deleted
-    per-queue settings override the server's                 all of these: test_other_queues_…
-    counted                                                  all of these
+    claims older than the time-out: PENDING, one attempt less, run-after now  test_claim_times_out
+    or FAILED at the last attempt                           test_claim_times_out_at_the_last_attempt
+    age counts from the claim or the last checkpoint        test_checkpoint_renews_a_claim
+    in batches, until all is done                           test_more_than_a_batch
+    a worker whose claim timed out can end nothing          test_late_worker_…
+    SUCCEEDED and FAILED jobs are deleted after their time  test_old_jobs_are_deleted
+    per-queue settings override the server's                all of these: test_other_queues_…
+    counted                                                 all of these
 
 Nothing here waits for a time to pass: conditions are waited for, on queues of short times. Two
 processes on one store: test_api_shard_down.py.
@@ -101,9 +101,7 @@ def test_checkpoint_renews_a_claim(client: Client, wait_until: WaitUntil):
     wait_until(lambda: client.info(renewed).jobState == PENDING)
 
 
-def test_late_worker_can_end_nothing(
-    service: Deployment, client: Client, wait_until: WaitUntil
-):
+def test_late_worker_can_end_nothing(service: Deployment, client: Client, wait_until: WaitUntil):
     queue = "claims_taken_over"
     client.create(queue)
     (descriptor,) = client.enqueue(queue, client.job(b"", numAttemptsAllowed=100))
@@ -145,9 +143,7 @@ def test_old_jobs_are_deleted(
     wait_until(lambda: service.counter(f"{queue}_{counter}") == jobs)
 
 
-def test_other_queues_keep_the_settings_of_the_server(
-    client: Client, queue, wait_until: WaitUntil
-):
+def test_other_queues_keep_the_settings_of_the_server(client: Client, queue, wait_until: WaitUntil):
     """While a job of a queue with short times comes and goes, these stay."""
     client.enqueue(queue, *[client.job(b"", numAttemptsAllowed=1)] * 3)
     running, succeeded, failed = client.dequeue(queue, 3)

@@ -8,79 +8,100 @@ MAX_BYTES = 64_000
 
 
 class Client:
-    def __init__(self) -> None:
-        self.bytes = 0
+    """Holds `bytes` of an unfinished message of `frame` bytes."""
+
+    def __init__(self, held: int = 0, frame: int = 0) -> None:
+        self.bytes = held
+        self.frame = frame
         self.held = False
 
     def held_bytes(self) -> int:
         return self.bytes
 
+    def missing_bytes(self) -> int:
+        return max(0, self.frame - self.bytes)
+
     def hold(self, held: bool) -> None:
         self.held = held
 
 
-def clients_holding(*sizes: int) -> tuple[BufferBudget, list[Client]]:
-    clients = [Client() for _ in sizes]
+def budget_of(*clients: Client) -> BufferBudget:
     budget = BufferBudget(MAX_BYTES, lambda: clients)
-    for client, size in zip(clients, sizes, strict=True):
-        client.bytes = size
-        budget.charge(size)
-    return budget, clients
+    for client in clients:
+        budget.charge(client.bytes)
+    budget.count()
+    return budget
 
 
 def test_below_half_nobody_waits():
-    budget, clients = clients_holding(10_000, 20_000, 1000)
+    clients = [Client(10_000, 60_000), Client(20_000, 60_000), Client()]
+
+    budget = budget_of(*clients)
 
     assert not any(client.held for client in clients)
     assert not budget.strained
 
 
-def test_above_half_the_largest_waits():
-    budget, clients = clients_holding(30_000, 100, 4000)
+def test_above_half_those_go_on_who_lack_the_least_and_fit():
+    lacks_much, lacks_little, idle = Client(20_000, 60_000), Client(20_000, 24_000), Client()
 
-    assert [client.held for client in clients] == [True, False, False]
+    budget = budget_of(lacks_much, lacks_little, idle)
+
+    assert [lacks_much.held, lacks_little.held, idle.held] == [True, False, False]
     assert budget.strained
+    assert budget.crowded
 
 
 def test_once_there_is_room_all_go_on():
-    budget, clients = clients_holding(30_000, 100, 4000)
-    clients[0].bytes = 0
+    clients = [Client(20_000, 60_000), Client(20_000, 60_000)]
+    budget = budget_of(*clients)
+    assert [client.held for client in clients] == [False, True]
+    clients[0].bytes = clients[0].frame = 0
 
     budget.count()
 
     assert not any(client.held for client in clients)
     assert not budget.strained
+    assert not budget.crowded
 
 
-def test_at_the_limit_all_wait():
-    budget, clients = clients_holding(20_000, 30_000, 13_500)
+def test_at_the_limit_one_unfinished_message_still_goes_on():
+    unread_answers, one, other = Client(60_000), Client(3000, 50_000), Client(3000, 10_000)
+    idle = Client()
 
-    budget.count()
+    budget_of(unread_answers, one, other, idle)
 
-    assert all(client.held for client in clients)
+    assert [unread_answers.held, one.held, other.held, idle.held] == [True, True, False, True]
 
 
 def test_what_was_charged_and_has_gone_is_forgiven_when_counted():
-    budget, clients = clients_holding(0)
+    client = Client()
+    budget = budget_of(client)
 
     for _ in range(1000):
         budget.charge(1000)
 
-    assert not clients[0].held
+    assert not client.held
     assert not budget.strained
 
 
-def test_those_who_keep_sending_never_exceed_the_limit():
-    """Fifty clients send as long as they may: in pieces of 500 bytes, whatever the order."""
-    clients = [Client() for _ in range(50)]
-    budget = BufferBudget(MAX_BYTES, lambda: clients)
+def test_many_who_send_as_fast_as_they_may_all_finish_and_stay_within_the_limit():
+    """Fifty clients with messages of 4,000 bytes each: three times the limit, in pieces of 500."""
+    clients = [Client(0, 4000) for _ in range(50)]
+    budget = budget_of(*clients)
+    most = 0
+    rounds = 0
 
-    for _ in range(200):
+    while any(client.frame for client in clients):
+        rounds += 1
+        assert rounds < 1000
         for client in clients:
-            if not client.held:
+            if client.frame and not client.held:
                 client.bytes += 500
                 budget.charge(500)
+            most = max(most, sum(each.bytes for each in clients))
+            if client.bytes == client.frame:
+                client.bytes = client.frame = 0
+        budget.count()
 
-    total = sum(client.bytes for client in clients)
-    assert total <= MAX_BYTES + MAX_BYTES // 64
-    assert all(client.held for client in clients)
+    assert MAX_BYTES // 2 < most <= MAX_BYTES + 4000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import select
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -90,7 +91,8 @@ class Shard:
         self.service.run_batch()
         self.service.run_slice(calls_wait=False)
         searches = self.service.searches
-        if searches is not None:
+        if searches is not None and searches.fileno() is not None:
+            select.select([searches.fileno()], [], [], 0 if self.service.busy else 0.1)
             searches.receive()
         return list(self.service.take_replies().get(ROUTER, ()))
 
@@ -98,8 +100,11 @@ class Shard:
         """All of them in one batch; their answers, in their order."""
         self.submit(*entries)
         found: dict[int, ReplyEntry] = {}
+        give_up = time.monotonic() + 30
         while len(found) < len(entries):
             found.update({reply.call_id: reply for reply in self.turn()})
+            if time.monotonic() > give_up:
+                pytest.fail("no answer within 30 s")
         return [found[entry.call_id] for entry in entries]
 
     def results(self, *requests: Request, **options: Any) -> list[Any]:

@@ -81,9 +81,7 @@ def test_none_is_taken_below_the_lowest_priority_asked_for(ready: ReadyIndex):
     assert ready.has_ready("mail", 2, now_ms=10)
 
 
-def test_a_job_scheduled_for_later_is_ready_when_its_time_has_come(
-    ready: ReadyIndex, store: Store
-):
+def test_a_job_scheduled_for_later_is_ready_when_its_time_has_come(ready: ReadyIndex, store: Store):
     key = PendingKey(500, 1)
     store.add("mail", 1, key)
     ready.add("mail", 1, [key], now_ms=100)
@@ -176,9 +174,7 @@ class AgainstAModel(RuleBasedStateMachine):
         self.now_ms = 10
         self.next_id = 1
         self.max_keys = max(max_keys, read_keys)
-        self.index = ReadyIndex(
-            self.store, 2, max_keys=self.max_keys, max_run_after_ms=LATEST_MS
-        )
+        self.index = ReadyIndex(self.store, 2, max_keys=self.max_keys, max_run_after_ms=LATEST_MS)
         self.index.open_queue("q")
         self.index.open_queue("r")
 

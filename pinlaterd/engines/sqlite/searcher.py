@@ -165,6 +165,7 @@ class SqliteSearcher(Searcher):
         place: Place | None
         walk, place = begin(self._db, queue_id, state, priority, run_after_ms)
         while place is not None:
+            self._check(deadline)
             with self._snapshot():
                 local_ids, place = read_slice(self._db, walk, place)
                 jobs = self._read(wanted, local_ids, deadline)
@@ -182,11 +183,14 @@ class SqliteSearcher(Searcher):
     def _read(self, wanted: _Wanted, local_ids: Sequence[int], deadline: float) -> list[StoredJob]:
         (from_ms, to_ms), matches = wanted.run_after_ms, wanted.matches
         found = []
-        for job in stored_jobs(self._db, wanted.queue_id, local_ids, with_body=matches is not None):
-            self._check(deadline)
-            if from_ms <= job.run_after_ms <= to_ms and (
-                matches is None or matches(job.body or b"")
-            ):
+        for job in stored_jobs(self._db, wanted.queue_id, local_ids, with_body=bool(matches)):
+            if not from_ms <= job.run_after_ms <= to_ms:
+                continue
+            if matches is None:
+                found.append(job)
+                continue
+            self._check(deadline)  # within the slice too: bodies may be large
+            if matches(job.body or b""):
                 found.append(job._replace(body=None))
         return found
 

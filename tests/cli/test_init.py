@@ -1,0 +1,98 @@
+"""`pinlaterd init`: a deployment that works as it is, and no file overwritten."""
+
+from __future__ import annotations
+
+import stat
+
+import pytest
+
+from pinlaterd.config.load import load_config
+from pinlaterd.config.schema import ENGINES, ServerSettings
+from pinlaterd.deployment.errors import DeploymentError
+from pinlaterd.deployment.files import Choices, queues_text, server_text, write_deployment
+from tests.cli.conftest import ROOT
+
+
+def test_what_it_writes_is_a_valid_configuration(operator):
+    done = operator.init("--shards", 2, "--web-port", 4711)
+
+    assert done.returncode == 0, done.stderr
+    assert f"wrote {operator.folder}/etc/shards.yaml" in done.stdout
+    assert f"pinlaterd up {operator.folder}" in done.stdout
+    config = load_config(operator.folder / "etc")
+    assert config.server == ServerSettings(
+        port=operator.port, stats_port=operator.stats_port, web_port=4711
+    )
+    assert list(config.shards) == ["1", "2"]
+    assert stat.S_IMODE((operator.folder / "run").stat().st_mode) == 0o700
+    assert (operator.folder / "data").is_dir()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_engine_gets_a_configuration(operator, engine):
+    assert operator.init("--engine", engine, "--shards", 3).returncode == 0
+
+    shards = load_config(operator.folder / "etc").shards
+
+    assert [shard.engine for shard in shards.values()] == [engine] * 3
+
+
+def test_it_never_overwrites_and_leaves_nothing_half_written(operator):
+    (operator.folder / "etc").mkdir(parents=True)
+    operator.write("queues.yaml", "queues: {mail: }\n")
+
+    done = operator.init()
+
+    assert done.returncode == 1
+    assert f"{operator.folder}/etc/queues.yaml: there already" in done.stderr
+    assert [path.name for path in (operator.folder / "etc").iterdir()] == ["queues.yaml"]
+    assert (operator.folder / "etc" / "queues.yaml").read_text() == "queues: {mail: }\n"
+
+
+def test_a_folder_that_can_not_be_made_is_told(operator):
+    operator.folder.write_text("a file")
+
+    done = operator.init()
+
+    assert done.returncode == 2
+    assert "is a file" in done.stderr
+
+
+def test_a_folder_too_deep_for_sockets_is_refused_at_once(tmp_path):
+    deep = tmp_path / ("d" * 100)
+
+    with pytest.raises(DeploymentError, match=r"at most \d\d bytes"):
+        write_deployment(deep, Choices("sqlite", 1, {}))
+
+    assert not deep.exists()
+
+
+def test_a_wrong_option_is_a_usage_error(operator):
+    assert operator.init("--engine", "oracle").returncode == 2
+    assert operator.init("--shards", 0).returncode == 2
+
+
+def test_every_setting_is_explained_and_the_defaults_are_the_schemas(tmp_path):
+    text = server_text({})
+    for name in ServerSettings.__slots__:
+        assert f"\n#{name}:" in text
+
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc" / "shards.yaml").write_text("shards: {1: }")
+    shown = [line[1:] for line in text.splitlines() if line.startswith("#") and line[1] != " "]
+    given = "\n".join(line for line in shown if not line.endswith(":"))
+    (tmp_path / "etc" / "pinlaterd.yaml").write_text(given)
+    queues = [line.removeprefix("# ") for line in queues_text().splitlines()[2:-1]]
+    (tmp_path / "etc" / "queues.yaml").write_text("\n".join(queues))
+
+    config = load_config(tmp_path / "etc")
+
+    assert config.server == ServerSettings()
+    assert config.queue("mail").max_jobs_per_second == 100
+
+
+def test_the_repository_is_a_deployment_as_init_writes_it(tmp_path):
+    write_deployment(tmp_path / "d", Choices("sqlite", 3, {}))
+
+    for path in (tmp_path / "d" / "etc").iterdir():
+        assert (ROOT / "etc" / path.name).read_text() == path.read_text()

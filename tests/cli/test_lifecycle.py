@@ -1,0 +1,128 @@
+"""Signals, exit codes and the log, in processes of their own."""
+
+from __future__ import annotations
+
+import re
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from pinlaterd.lifecycle import MIN_LIFE_SECONDS, StopSignal
+from tests.cli.conftest import ROOT
+
+SECONDS = 20.0
+
+
+def start(code: str, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-u", "-c", textwrap.dedent(code)],
+        cwd=ROOT,
+        env={"PATH": "", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_blocking_loop_wakes_up_for_a_signal(number):
+    process = start(
+        """
+        import select
+        from pinlaterd.lifecycle import StopSignal
+        stop = StopSignal()
+        stop.catch()
+        print("ready")
+        select.select([stop], [], [])
+        print("stopping", stop.requested)
+        """
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+
+    process.send_signal(number)
+
+    assert process.communicate(timeout=SECONDS)[0] == "stopping True\n"
+    assert process.returncode == 0
+
+
+def test_an_event_loop_wakes_up_for_a_signal():
+    process = start(
+        """
+        import asyncio, uvloop
+        from pinlaterd.lifecycle import StopSignal
+        async def main():
+            stop = StopSignal()
+            stop.catch_in(asyncio.get_running_loop())
+            print("ready")
+            await stop.wait()
+            print("stopping", stop.requested)
+        asyncio.Runner(loop_factory=uvloop.new_event_loop).run(main())
+        """
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+
+    process.send_signal(signal.SIGTERM)
+
+    assert process.communicate(timeout=SECONDS)[0] == "stopping True\n"
+
+
+def test_asking_twice_is_asking_once():
+    stop = StopSignal()
+    try:
+        assert select.select([stop], [], [], 0)[0] == []
+        stop.set()
+        stop.set()
+        assert stop.requested
+        assert select.select([stop], [], [], 0)[0] == [stop]
+    finally:
+        stop.close()
+        stop.close()
+
+
+EXIT = (
+    "import time; from pinlaterd.lifecycle import exit_process; exit_process(%d, time.monotonic())"
+)
+
+
+@pytest.mark.parametrize(
+    ("code", "environment", "lingers"),
+    [
+        (1, {"SUPERVISOR_ENABLED": "1"}, True),
+        (0, {"SUPERVISOR_ENABLED": "1"}, False),
+        (3, {}, False),
+    ],
+)
+def test_who_fails_at_once_under_supervisord_stays_a_moment(code, environment, lingers):
+    started = time.monotonic()
+    process = start(EXIT % code, **environment)
+
+    assert process.wait(SECONDS) == code
+
+    process.communicate()
+    assert not lingers or time.monotonic() - started >= MIN_LIFE_SECONDS
+
+
+def test_a_record_is_one_line_with_time_level_and_process():
+    process = start(
+        """
+        import logging
+        from pinlaterd import log
+        log.set_up("shard-1", "info")
+        log.set_up("shard-1", "info")
+        logging.getLogger("x").debug("unseen")
+        logging.getLogger("x").warning("queue %s", "a\\n2026-01-01T00:00:00.000Z INFO forged")
+        """
+    )
+
+    said = process.communicate(timeout=SECONDS)[1]
+
+    assert re.fullmatch(
+        r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z WARNING shard-1 queue a\\n2026.* forged\n", said
+    )

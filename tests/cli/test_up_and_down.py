@@ -1,0 +1,286 @@
+"""`pinlaterd up`, `down` and `status` on real processes, from any state they may find."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from pinlaterd.client import Client
+from pinlaterd.deployment import orphans
+from tests.cli.conftest import ROOT
+
+pytestmark = pytest.mark.service
+
+ALL = {"supervisord", "coordinator", "router", "shard-1", "shard-2"}
+
+
+def kill(*pids):
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=20)
+
+
+@pytest.fixture
+def written(operator):
+    operator.init("--shards", 2)
+    return operator
+
+
+@pytest.fixture
+def serving(written):
+    done = written.up()
+    assert done.returncode == 0, done.stderr
+    return written
+
+
+def test_from_nothing_to_serving_and_back(written):
+    assert written.status().returncode == 1
+
+    done = written.up()
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"serving: Thrift on 127.0.0.1:{written.port}")
+    assert done.stderr == ""  # no progress in a pipe
+    with Client(port=written.port) as client:
+        assert client.queue_names() == frozenset()
+    assert set(written.pids()) == ALL
+
+    again = written.up()
+    assert again.returncode == 0
+    assert again.stdout.startswith("already serving")
+
+    assert written.down().stdout == "stopped\n"
+    assert written.pids() == {}
+    once_more = written.down()
+    assert (once_more.returncode, once_more.stdout) == (0, "was not running\n")
+
+
+def test_status(serving):
+    shown = serving.status()
+    assert shown.returncode == 0
+    assert "healthy" in shown.stdout
+    assert "shard-2" in shown.stdout
+
+    facts = json.loads(serving.status("--json").stdout)
+    assert facts["healthy"]
+    assert {process["name"] for process in facts["processes"]} == ALL - {"supervisord"}
+    assert all(process["rss_bytes"] > 0 for process in facts["processes"])
+    assert [shard["healthy"] for shard in facts["shards"]] == [True, True]
+
+    supervisorctl(serving, "stop", "shard-2")
+    unwell = serving.status()
+    assert unwell.returncode == 1
+    assert "shard-2 is stopped" in unwell.stdout
+
+    restarted = serving.up()
+    assert restarted.returncode == 0, restarted.stderr
+    assert serving.status().returncode == 0
+
+
+def supervisorctl(operator, *arguments):
+    conf = str(operator.folder / "etc" / "supervisord.conf")
+    return subprocess.run(
+        [sys.executable, "-m", "supervisor.supervisorctl", "-c", conf, *arguments],
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    ).stdout
+
+
+def test_supervisorctl_works_from_any_folder(serving):
+    shown = supervisorctl(serving, "status")
+
+    programs = {line.split()[0] for line in shown.splitlines() if "RUNNING" in line}
+    assert programs == ALL - {"supervisord"}
+
+
+def test_a_changed_configuration_restarts_only_whom_it_concerns(serving):
+    before = serving.pids()
+    serving.append("shards.yaml", "  3: {}\n")
+    assert serving.up().returncode == 0
+
+    grown = serving.pids()
+    assert set(grown) == ALL | {"shard-3"}
+    assert grown["shard-1"] == before["shard-1"]
+    assert grown["router"] == before["router"]
+    assert grown["coordinator"] != before["coordinator"]
+
+    serving.write("shards.yaml", "shards: {1: , 2: {dequeue_only: true}}\n")
+    assert serving.up().returncode == 0
+
+    shrunk = serving.pids()
+    assert set(shrunk) == ALL
+    assert shrunk["shard-1"] == before["shard-1"]
+    assert shrunk["shard-2"] != before["shard-2"]
+    facts = json.loads(serving.status("--json").stdout)
+    assert [shard["dequeue_only"] for shard in facts["shards"]] == [False, True]
+
+
+def test_another_port(serving, free_port):
+    port = free_port()
+    text = (serving.folder / "etc" / "pinlaterd.yaml").read_text()
+    serving.write("pinlaterd.yaml", text.replace(f"\nport: {serving.port}", f"\nport: {port}"))
+
+    assert serving.up().returncode == 0
+
+    with Client(port=port) as client:
+        assert client.queue_names() == frozenset()
+
+
+def test_several_routers(written):
+    written.append("pinlaterd.yaml", "routers: 2\n")
+
+    done = written.up()
+
+    assert done.returncode == 0, done.stderr
+    assert {"router-1", "router-2"} < set(written.pids())
+
+
+def test_after_supervisord_was_killed(serving):
+    before = serving.pids()
+    kill(before["supervisord"])
+
+    done = serving.up()
+    assert done.returncode == 0, done.stderr
+    after = serving.pids()
+    assert set(after) == ALL
+    assert set(after.values()).isdisjoint(before.values())
+
+    kill(after["supervisord"])
+    assert serving.down().stdout == "stopped\n"
+    assert serving.pids() == {}
+
+
+def test_after_everything_was_killed(serving):
+    kill(*serving.pids().values())
+
+    assert serving.status().returncode == 1
+    assert serving.down().stdout == "was not running\n"
+    assert serving.up().returncode == 0
+
+
+def test_what_is_killed_comes_back_by_itself(serving, wait_until):
+    before = serving.pids()
+    kill(*(pid for name, pid in before.items() if name != "supervisord"))
+
+    wait_until(lambda: serving.status().returncode == 0, seconds=40)
+
+    after = serving.pids()
+    assert after.pop("supervisord") == before.pop("supervisord")
+    assert set(after) == set(before)
+    assert set(after.values()).isdisjoint(before.values())
+
+
+def test_a_port_in_use_is_told_before_anything_starts(written):
+    for port, key in ((written.port, "port"), (written.stats_port, "stats_port")):
+        with socket.create_server(("127.0.0.1", port)):
+            done = written.up()
+
+        assert done.returncode == 1
+        assert f"{key} {port} is in use by pid {os.getpid()}" in done.stderr
+        assert f"set another {key}" in done.stderr
+        assert written.pids() == {}
+
+
+def test_a_broken_configuration_is_told_in_whole_before_anything_starts(written):
+    written.append("pinlaterd.yaml", "prt: 1\nhost: []\n")
+
+    done = written.up()
+
+    assert done.returncode == 1
+    assert "2 mistakes" in done.stderr
+    assert "prt: unknown key; did you mean 'port'?" in done.stderr
+    assert "host: expected text, got a list" in done.stderr
+    assert written.pids() == {}
+
+
+def test_a_process_that_fails_is_named_with_the_end_of_its_log(written):
+    (written.folder / "data").mkdir(exist_ok=True)
+    (written.folder / "data" / "shard-2.sqlite").write_bytes(
+        b"not a database, but long enough" * 99
+    )
+
+    done = written.up()
+
+    assert done.returncode == 1
+    assert "shard-2" in done.stderr
+    assert "The last lines of run/log/shard-2.log:" in done.stderr
+    assert "shard-2.sqlite" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("engine", ["mysql", "redis"])
+def test_an_engine_that_this_release_lacks_is_told(operator, engine):
+    operator.init("--engine", engine, "--shards", 1)
+
+    done = operator.up()
+
+    assert done.returncode == 1
+    assert engine in done.stderr
+    assert "not in this release" in done.stderr
+
+
+def test_no_deployment_there(operator):
+    for command in ("up", "down", "status"):
+        done = operator.run(command, operator.folder)
+        assert done.returncode == 1
+        assert str(operator.folder) in done.stderr
+        assert "Traceback" not in done.stderr
+    assert not operator.folder.exists()
+
+
+def test_only_one_command_works_in_a_folder_at_a_time(serving):
+    lock = (serving.folder / "run" / "command.lock").open("w")
+    with lock:
+        import fcntl
+
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = serving.down()
+
+    assert done.returncode == 1
+    assert "another `pinlaterd up` or `down` works in" in done.stderr
+    assert set(serving.pids()) == ALL
+
+
+def test_a_stranger_in_the_folder_is_left_alone(serving):
+    with subprocess.Popen(["sleep", "60"], cwd=serving.folder) as stranger:
+        try:
+            assert stranger.pid not in serving.pids().values()
+            serving.down()
+            assert stranger.poll() is None
+        finally:
+            stranger.kill()
+
+
+@pytest.mark.parametrize(
+    "command", ["", "init", "up", "down", "status", "router", "shard", "coordinator"]
+)
+def test_help_has_an_example(operator, command):
+    done = operator.run(*filter(None, [command]), "--help")
+
+    assert done.returncode == 0
+    assert f"pinlaterd {command}" in done.stdout.partition("Example")[2]
+
+
+def test_importing_the_command_line_loads_none_of_the_processes_libraries():
+    heavy = "aiohttp rich prometheus_client psutil zmq thriftpy2 supervisor yaml"
+    code = f"import sys, pinlaterd.main; print([m for m in '{heavy}'.split() if m in sys.modules])"
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout == "[]\n"
+
+
+def test_processes_are_found_by_title_and_folder(serving, tmp_path):
+    assert {orphans.name_of(found) for found in orphans.processes_of(serving.folder)} == ALL
+    assert orphans.processes_of(tmp_path) == []

@@ -1,0 +1,149 @@
+"""SPEC sections 1 and 3: dequeue-only shards, shards that join later, and no admin password.
+
+enqueues avoid a dequeue-only shard                      test_enqueues_avoid_it
+dequeues, acks and look-ups serve it                     test_its_jobs_are_served
+createQueue: on dequeue-only shards too                  test_new_queue_exists_there_too
+a shard that joins later gets every queue                test_shard_that_joins_later_…
+jobs and states outlive an orderly restart               test_its_jobs_are_served
+all are dequeue-only: ENQUEUE_REJECTED                   test_all_dequeue_only
+deleteQueue without an admin password set                test_delete_without_a_password_set
+the server's claim time-out, and a queue's over it       test_time_out_of_the_server
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import pytest
+
+from tests.conformance.api import (
+    IN_PROGRESS,
+    PENDING,
+    SHARDS,
+    SUCCEEDED,
+    Client,
+    Deployment,
+    Refused,
+    running,
+    shard_of,
+)
+from tests.conftest import WaitUntil
+
+pytestmark = pytest.mark.service
+
+DEQUEUE_ONLY = {"dequeue_only": True}
+PATIENT = "patient"
+
+
+class Grown(NamedTuple):
+    """A service whose shard 1 has become dequeue-only, and that got a fourth shard."""
+
+    deployment: Deployment
+    queue: str
+    by_shard: dict[str, list[str]]  # jobs from before
+    states: dict[str, int]
+
+
+@pytest.fixture(scope="module")
+def grown(new_deployment: Callable[[], Deployment]) -> Iterator[Grown]:
+    deployment = new_deployment()
+    deployment.configure(monitor_interval_seconds=0.1, job_claimed_timeout_seconds=0.3)
+    deployment.configure_queues({PATIENT: {"job_claimed_timeout_seconds": 600}})
+    with running(deployment), deployment.client() as client:
+        client.create(PATIENT)
+        by_shard = client.enqueue_on_every_shard(PATIENT, each=3)
+        taken = list(client.dequeue(PATIENT, 6))
+        client.ack(PATIENT, succeeded=taken[:3])
+        states = {
+            descriptor: info.jobState
+            for on_shard in by_shard.values()
+            for descriptor, info in client.lookup(*on_shard).items()
+        }
+    deployment.configure_shards({"1": DEQUEUE_ONLY, "4": {"engine": "sqlite"}})
+    with running(deployment):
+        yield Grown(deployment, PATIENT, by_shard, states)
+
+
+@pytest.fixture
+def client(grown: Grown) -> Iterator[Client]:
+    with grown.deployment.client() as connected:
+        yield connected
+
+
+def shards_that_take_jobs(client: Client, queue: str) -> set[str]:
+    # One of three would be missing once in 10,000,000 runs.
+    return {shard_of(client.enqueue(queue, client.job(b"", priority=2))[0]) for _ in range(45)}
+
+
+def test_its_jobs_are_served(client: Client, grown: Grown):
+    every = [d for on_shard in grown.by_shard.values() for d in on_shard]
+    before = {d: info.jobState for d, info in client.lookup(*every).items()}
+    assert before == grown.states
+    pending = {d for d in every if before[d] == PENDING}
+    running_on_1 = [d for d in grown.by_shard["1"] if before[d] == IN_PROGRESS]
+
+    taken = client.dequeue(grown.queue, len(pending))
+    client.ack(grown.queue, succeeded=[*taken, *running_on_1])
+
+    assert taken.keys() == pending
+    on_1 = client.lookup(*grown.by_shard["1"]).values()
+    assert {info.jobState for info in on_1} == {SUCCEEDED}
+
+
+def test_enqueues_avoid_it(client: Client, grown: Grown):
+    assert shards_that_take_jobs(client, grown.queue) == {"2", "3", "4"}
+    many = client.enqueue(grown.queue, *[client.job(b"", priority=3)] * 3500)
+    assert {shard_of(d) for d in many} == {"2", "3", "4"}
+
+
+def test_shard_that_joins_later_gets_every_queue(client: Client, grown: Grown):
+    assert "4" in shards_that_take_jobs(client, grown.queue)
+
+
+def test_new_queue_exists_there_too(client: Client):
+    client.create("new")
+
+    assert shards_that_take_jobs(client, "new") == {"2", "3", "4"}
+    # Each of these needs the queue on every shard.
+    assert client.count("new", priority=1) == 0
+    assert client.scan("new", priority=1).scannedJobs == []
+    assert len({shard_of(d) for d in client.dequeue("new", 1000, coverage=1.0)}) == SHARDS
+
+
+@pytest.mark.parametrize("password", ["", "anything"])
+def test_delete_without_a_password_set(client: Client, grown: Grown, password):
+    with pytest.raises(Refused, match=r"^PASSWORD_INVALID: "):
+        client.delete(grown.queue, password)
+
+    assert grown.queue in client.names()
+
+
+def test_time_out_of_the_server(client: Client, grown: Grown, wait_until: WaitUntil):
+    client.create("brief")
+    (brief,) = client.enqueue("brief", b"")
+    (patient,) = client.enqueue(grown.queue, b"")
+    assert patient in client.dequeue(grown.queue, 1)
+    client.dequeue("brief")
+
+    wait_until(lambda: client.info(brief).jobState == PENDING)
+
+    assert client.info(brief).attemptsRemaining == 1
+    assert client.info(patient).jobState == IN_PROGRESS
+
+
+def test_all_dequeue_only(client: Client, grown: Grown):
+    """The last one here: it restarts the service with other settings."""
+    (waiting,) = client.enqueue(grown.queue, b"waiting")
+    deployment = grown.deployment
+    deployment.down()
+    deployment.configure_shards(dict.fromkeys("1234", DEQUEUE_ONLY))
+    deployment.up()
+
+    with deployment.client() as later:
+        for jobs in (1, 1500):
+            with pytest.raises(Refused, match=r"^ENQUEUE_REJECTED: .*dequeue-only"):
+                later.enqueue(grown.queue, *[b"job"] * jobs)
+        assert waiting in later.dequeue(grown.queue, 1)
+        later.create("even_now")
+        assert "even_now" in later.names()

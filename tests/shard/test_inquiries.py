@@ -1,0 +1,383 @@
+"""Queues, look-ups, searches, retries and deletes on one shard."""
+
+from __future__ import annotations
+
+import json
+import struct
+
+import pytest
+
+from pinlaterd.errors import (
+    ContinuationInvalid,
+    InvalidRequest,
+    Overloaded,
+    PinLaterError,
+    PriorityNotSupported,
+    QueueNameInvalid,
+    QueueNameTooLong,
+    QueueNotFound,
+)
+from pinlaterd.model import (
+    CONTINUATION_END,
+    CONTINUATION_START,
+    CountRequest,
+    CreateQueueRequest,
+    DeleteJobsRequest,
+    DeleteQueueRequest,
+    DequeueRequest,
+    EnqueueRequest,
+    Job,
+    JobState,
+    LookupRequest,
+    QueueNamesRequest,
+    RetryFailedRequest,
+    ScanKey,
+    ScanRequest,
+)
+from pinlaterd.shard.search import MOST_WAITING
+from pinlaterd.wire.envelope import Op, Status
+
+PENDING, FAILED = JobState.PENDING, JobState.FAILED
+
+
+def fail_all(shard, *bodies: bytes) -> list[str]:
+    """Jobs that failed for good, one after the other."""
+    descriptors = []
+    for body in bodies:
+        descriptors += shard.enqueue(Job(body, attempts_allowed=1))
+        shard.dequeue()
+        shard.ack(failed=descriptors[-1:])
+        shard.clock.advance(1.0)
+    return descriptors
+
+
+def scan_all(shard, limit: int, **fields) -> list[str]:
+    found: list[str] = []
+    token = CONTINUATION_START
+    while token != CONTINUATION_END:
+        page = shard.call(ScanRequest("mail", PENDING, continuation=token, limit=limit, **fields))
+        assert len(page.jobs) <= limit
+        found += [job.descriptor for job in page.jobs]
+        token = page.continuation
+    return found
+
+
+# --- queues ---------------------------------------------------------------------------------
+
+
+def test_queues_are_created_once_and_named(shard):
+    shard.create("post")
+    shard.create("post")
+
+    assert shard.call(QueueNamesRequest()) == frozenset({"mail", "post"})
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a-b", "ü", "a\n"])
+def test_a_bad_name(shard, name):
+    with pytest.raises(QueueNameInvalid):
+        shard.call(CreateQueueRequest(name))
+
+
+def test_a_name_that_is_too_long(shard):
+    with pytest.raises(QueueNameTooLong, match="1 more than the 64"):
+        shard.call(CreateQueueRequest("q" * 65))
+
+
+def test_queues_that_another_shard_has_are_there_before_the_next_call(shard):
+    names = json.dumps(["post", "a b", "q" * 65, 7]).encode()
+
+    ensured, enqueued = shard.replies(
+        shard.raw(names, Op.ENSURE_QUEUES), shard.entry(EnqueueRequest("post", [Job(b"a")]))
+    )
+
+    assert (ensured.status, enqueued.status) == (Status.DONE, Status.DONE)
+    assert shard.call(QueueNamesRequest()) == frozenset({"mail", "post"})
+
+
+def test_a_deleted_queue_takes_its_jobs_along(shard):
+    (descriptor,) = shard.enqueue(b"a")
+    shard.service.take_counts()
+
+    shard.call(DeleteQueueRequest("mail", "checked by the router"))
+    shard.call(DeleteQueueRequest("mail", "checked by the router"))
+
+    assert ("mail", ()) in list(shard.service.take_counts())
+    assert shard.lookup(descriptor) == {}
+    with pytest.raises(QueueNotFound):
+        shard.dequeue()
+    shard.create()
+    assert shard.dequeue() == []
+
+
+def test_a_queue_deleted_in_the_midst_of_calls_on_it(shard):
+    shard.enqueue(b"a", b"b")
+
+    results = shard.results(
+        EnqueueRequest("mail", [Job(b"c")]),
+        DequeueRequest("mail", 1),
+        DeleteQueueRequest("mail", ""),
+        EnqueueRequest("mail", [Job(b"d")]),
+        DequeueRequest("mail", 1),
+    )
+
+    assert [job.body for job in results[1].jobs] == [b"a"]
+    assert results[2] is None
+    assert [type(result) for result in results[3:]] == [QueueNotFound, QueueNotFound]
+
+
+# --- look-ups -------------------------------------------------------------------------------
+
+
+def test_lookups_leave_out_what_is_not_there(shard):
+    (descriptor,) = shard.enqueue(b"a")
+    strange = [
+        "nonsense",
+        "mail:s2:p1:1",
+        "post:ss1:p1:1",
+        "mail:ss1:p2:1",
+        "mail:ss1:p1:2",
+        "mail:ss1:p0:1",
+        "mail:ss1:p200:1",
+        "mail:ss1:p1:9999999999999999999",
+    ]
+
+    found = shard.call(LookupRequest([descriptor, *strange]), whole=False)
+
+    assert list(found) == [descriptor]
+    assert found[descriptor].body is None
+
+
+def test_lookups_over_shards_are_the_routers_to_divide(shard):
+    (descriptor,) = shard.enqueue(b"a")
+
+    assert shard.results(LookupRequest([descriptor, "mail:s2:p1:1"])) == [Status.FOREIGN]
+    assert list(shard.lookup(descriptor, "nonsense")) == [descriptor]
+
+
+def test_a_long_list_is_looked_up_in_slices(shard):
+    descriptors = shard.enqueue(*[b"%d" % number for number in range(1_000)])
+
+    found = shard.call(LookupRequest(descriptors, include_body=True))
+
+    assert {found[descriptor].body for descriptor in descriptors} == {
+        b"%d" % number for number in range(1_000)
+    }
+
+
+def test_an_answer_that_no_frame_can_hold(make_shard):
+    shard = make_shard(max_frame_bytes=10_000)
+    shard.create()
+    descriptors = shard.enqueue(*[bytes(1_000)] * 10)
+
+    assert len(shard.lookup(*descriptors[:5], body=True)) == 5
+    with pytest.raises(InvalidRequest, match="look up fewer"):
+        shard.lookup(*descriptors, body=True)
+
+
+# --- searches -------------------------------------------------------------------------------
+
+
+def test_jobs_are_counted_by_state_time_and_body(shard):
+    fail_all(shard, b"bad")
+    later_ms = shard.clock.now_ms() + 1
+    shard.enqueue(Job(b"one"), Job(b"two", priority=2), Job(b"later", run_after_ms=later_ms))
+
+    assert shard.count(FAILED) == 1
+    assert shard.count(PENDING) == 2
+    assert shard.count(PENDING, future=True) == 1
+    assert shard.count(PENDING, priority=2) == 1
+    assert shard.count(PENDING, body_regex="^t.o$") == 1
+
+
+def test_a_count_stops_at_its_limit_for_each_priority(make_shard):
+    shard = make_shard(count_limit=3)
+    shard.create()
+    shard.enqueue(*[Job(b"a", priority=priority) for priority in (1, 2) for _ in range(5)])
+
+    assert shard.count(PENDING) == 6
+
+
+@pytest.mark.parametrize("limit", [1, 2, 7, 100])
+def test_a_scan_goes_on_where_it_ended(shard, limit):
+    now_ms = shard.clock.now_ms()
+    jobs = [
+        Job(b"", priority=1 + number % 3, run_after_ms=now_ms - number // 4) for number in range(20)
+    ]
+    descriptors = shard.enqueue(*jobs)
+
+    found = scan_all(shard, limit)
+
+    assert sorted(found) == sorted(descriptors)
+    records = shard.lookup(*descriptors)
+    times = [records[descriptor].run_after_ms for descriptor in found]
+    assert times == sorted(times, reverse=True)
+
+
+def test_of_equal_times_the_shards_come_in_the_order_of_their_names(shard):
+    (descriptor,) = shard.enqueue(Job(b"", run_after_ms=1_000))
+
+    def found_after(key: ScanKey) -> list[str]:
+        request = ScanRequest("mail", PENDING, continuation=key.token())
+        return [job.descriptor for job in shard.call(request).jobs]
+
+    assert found_after(ScanKey(1_000, "a", 3, 10**9)) == [descriptor]
+    assert found_after(ScanKey(1_000, "z", 1, 0)) == []
+    assert found_after(ScanKey(1_000, "s1", 1, 0)) == [descriptor]
+    assert found_after(ScanKey(1_000, "s1", 1, 10**9)) == []
+    assert found_after(ScanKey(1_001, "z", 1, 0)) == [descriptor]
+
+
+@pytest.mark.parametrize(
+    "token", ["", "1", "-1", "v1:1:a:1", f"v1:1:a:1:{10**19 - 1}", "v1:x:a:1:1"]
+)
+def test_a_bad_continuation(shard, token):
+    with pytest.raises(ContinuationInvalid):
+        shard.call(ScanRequest("mail", PENDING, continuation=token))
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        CountRequest("mail", PENDING, body_regex="("),
+        ScanRequest("mail", PENDING, body_regex="a{2,1}"),
+        DeleteJobsRequest("mail", PENDING, body_regex=r"\1"),
+    ],
+)
+def test_a_pattern_that_is_none(shard, request_):
+    with pytest.raises(InvalidRequest, match="bodyRegexToMatch"):
+        shard.call(request_)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        ScanRequest("mail", PENDING, limit=0),
+        RetryFailedRequest("mail", limit=0),
+        RetryFailedRequest("mail", attempts_to_allow=0),
+        RetryFailedRequest("mail", run_after_ms=-1),
+        DeleteJobsRequest("mail", PENDING, limit=-1),
+    ],
+)
+def test_limits_and_numbers_that_mean_nothing(shard, request_):
+    with pytest.raises(InvalidRequest, match="invalid request"):
+        shard.call(request_)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        CountRequest("mail", PENDING, priority=4),
+        ScanRequest("mail", PENDING, priority=0),
+        RetryFailedRequest("mail", priority=4),
+        DeleteJobsRequest("mail", PENDING, priority=-1),
+    ],
+)
+def test_priorities_that_there_are_not(shard, request_):
+    with pytest.raises(PriorityNotSupported):
+        shard.call(request_)
+
+
+def test_searches_that_wait_are_bounded(shard):
+    requests = [CountRequest("mail", PENDING)] * (MOST_WAITING + 3)
+
+    results = shard.results(*requests)
+
+    refused = [result for result in results if result != 0]
+    assert 1 <= len(refused) <= 3
+    assert all(isinstance(result, PinLaterError) for result in refused)
+    assert Overloaded("64 searches wait already").message in refused[0].message
+
+
+# --- changes of many jobs -------------------------------------------------------------------
+
+
+def test_failed_jobs_are_retried_the_longest_failed_first(shard):
+    descriptors = fail_all(shard, b"a", b"b", b"c")
+
+    changed = shard.call(RetryFailedRequest("mail", attempts_to_allow=3, limit=2))
+
+    assert changed == 2
+    assert [job.body for job in shard.dequeue()] == [b"a", b"b"]
+    assert shard.lookup(descriptors[0])[descriptors[0]].attempts_allowed == 3
+    assert shard.state(descriptors[2]) is FAILED
+
+
+def test_a_retry_may_be_for_later(shard):
+    fail_all(shard, b"a")
+    later_ms = shard.clock.now_ms() + 1_000
+
+    shard.call(RetryFailedRequest("mail", run_after_ms=later_ms))
+
+    assert shard.dequeue() == []
+    shard.clock.advance(1.0)
+    assert len(shard.dequeue()) == 1
+
+
+def test_the_ages_of_what_a_retry_would_take(shard):
+    descriptors = fail_all(shard, b"a", b"b", b"c")
+    entry = shard.entry(RetryFailedRequest("mail", limit=2), op=Op.OLDEST_FAILED)
+
+    (reply,) = shard.replies(entry)
+
+    ages = [age for (age,) in struct.iter_unpack(">q", reply.payload)]
+    records = shard.lookup(*descriptors)
+    assert ages == [records[descriptor].updated_at_ms for descriptor in descriptors[:2]]
+    assert shard.state(descriptors[0]) is FAILED
+
+
+def test_many_jobs_are_deleted_in_slices_and_calls_go_on_between_them(make_shard):
+    shard = make_shard(monitor_batch_size=100)
+    shard.create()
+    shard.enqueue(*[b"a"] * 1_000)
+    deleting = shard.entry(DeleteJobsRequest("mail", PENDING, limit=950))
+
+    shard.submit(deleting)
+    replies = shard.turn() + shard.turn()
+    assert replies == []
+    assert 500 < shard.counts()[0] < 1_000
+    assert len(shard.dequeue(10)) == 10
+    while not replies:
+        replies = shard.turn()
+
+    assert shard.decode(replies[0]) == 950
+    assert shard.count(PENDING) == 40
+
+
+def test_deleted_jobs_are_not_handed_out(shard):
+    shard.enqueue(Job(b"a"), Job(b"b", priority=2))
+
+    assert shard.call(DeleteJobsRequest("mail", PENDING)) == 1
+
+    assert shard.counts() == (0, 1, 0)
+    assert [job.body for job in shard.dequeue()] == [b"b"]
+
+
+def test_jobs_are_deleted_by_their_bodies(shard):
+    shard.enqueue(b"apple", b"pear", b"apricot", b"plum")
+
+    assert shard.call(DeleteJobsRequest("mail", PENDING, body_regex="^ap")) == 2
+
+    assert [job.body for job in shard.dequeue()] == [b"pear", b"plum"]
+
+
+def test_a_delete_by_body_stops_at_its_limit(shard):
+    shard.enqueue(*[b"apple"] * 10)
+
+    assert shard.call(DeleteJobsRequest("mail", PENDING, body_regex="a", limit=4)) == 4
+    assert shard.count(PENDING) == 6
+
+
+def test_what_takes_too_long_answers_with_the_count_so_far(make_shard):
+    shard = make_shard(monitor_batch_size=10)
+    shard.create()
+    shard.enqueue(*[b"a"] * 100)
+    deleting = shard.entry(DeleteJobsRequest("mail", PENDING))
+
+    shard.submit(deleting)
+    assert shard.turn() == []
+    shard.clock.advance(8.5)
+    (reply,) = shard.turn()
+
+    deleted = shard.decode(reply)
+    assert 0 < deleted < 100
+    assert shard.counts()[0] == 100 - deleted

@@ -1,0 +1,552 @@
+"""Enqueue, dequeue, ack and checkpoint on one shard, as a router sees them."""
+
+from __future__ import annotations
+
+import pytest
+
+from pinlaterd.errors import (
+    EnqueueRejected,
+    InvalidRequest,
+    PinLaterError,
+    PriorityNotSupported,
+    QueueNotFound,
+)
+from pinlaterd.model import (
+    AckInfo,
+    AckRequest,
+    CheckpointInfo,
+    CheckpointRequest,
+    DequeueRequest,
+    DequeueResult,
+    EnqueueRequest,
+    Job,
+    JobState,
+    Method,
+)
+from pinlaterd.rpc import codec
+from pinlaterd.rpc.codec import Head
+from pinlaterd.wire.envelope import Op, Status
+
+HEAD = Head("dequeueJobs", 1, oneway=False, strict=True)
+
+
+def bodies(jobs) -> list[bytes]:
+    return [job.body for job in jobs]
+
+
+# --- enqueue --------------------------------------------------------------------------------
+
+
+def test_descriptors_come_back_in_the_order_of_the_jobs(shard):
+    jobs = [Job(b"a", priority=2), Job(b"b"), Job(b"c", priority=3), Job(b"d")]
+
+    descriptors = shard.enqueue(*jobs)
+
+    found = shard.lookup(*descriptors, body=True)
+    assert [found[descriptor].body for descriptor in descriptors] == [b"a", b"b", b"c", b"d"]
+    assert [descriptor.rsplit(":", 1)[0] for descriptor in descriptors] == [
+        "mail:ss1:p2",
+        "mail:ss1:p1",
+        "mail:ss1:p3",
+        "mail:ss1:p1",
+    ]
+
+
+def test_no_jobs_are_no_error(shard):
+    assert shard.enqueue() == []
+
+
+def test_a_queue_that_does_not_exist(shard):
+    with pytest.raises(QueueNotFound):
+        shard.enqueue(b"a", queue="post")
+    with pytest.raises(QueueNotFound):
+        shard.dequeue(queue="post")
+    with pytest.raises(QueueNotFound):
+        shard.ack(["post:ss1:p1:1"], queue="post")
+
+
+@pytest.mark.parametrize(
+    ("job", "error", "says"),
+    [
+        (Job(b"", priority=4), PriorityNotSupported, "priority 4"),
+        (Job(b"", priority=0), PriorityNotSupported, "priority 0"),
+        (Job(b"", priority=-1), PriorityNotSupported, "priority -1"),
+        (Job(b"", attempts_allowed=0), EnqueueRejected, "invalid request: jobs[1].numAttempts"),
+        (Job(b"x" * 1001), EnqueueRejected, "invalid request: jobs[1].body has 1001 bytes"),
+        (Job(b"", run_after_ms=-1), EnqueueRejected, "invalid request: jobs[1].runAfter"),
+    ],
+)
+def test_one_bad_job_and_nothing_is_stored(make_shard, job, error, says):
+    shard = make_shard(max_job_body_bytes=1000)
+    shard.create()
+
+    with pytest.raises(error) as raised:
+        shard.enqueue(Job(b"good"), job)
+
+    assert says in raised.value.message
+    assert shard.counts() == (0, 0, 0)
+
+
+@pytest.mark.parametrize("source", ["x" * 121, "ü" * 61, "web\n", "a\0b", "\x7f"])
+def test_a_source_that_claims_cannot_bear(shard, source):
+    with pytest.raises(EnqueueRejected, match="invalid request: the context's source"):
+        shard.enqueue(b"a", source=source)
+    with pytest.raises(InvalidRequest, match="the context's source"):
+        shard.call(DequeueRequest("mail", 1), source=source)
+    with pytest.raises(InvalidRequest, match="the context's source"):
+        shard.call(CheckpointRequest("mail", ()), source=source)
+
+
+def test_a_long_custom_status_is_cut_by_characters(shard):
+    (descriptor,) = shard.enqueue(Job(b"a", custom_status="ü" * 6000))
+
+    assert shard.lookup(descriptor)[descriptor].custom_status == "ü" * 5000
+
+
+def test_validate_stores_nothing(shard):
+    good = shard.entry(EnqueueRequest("mail", [Job(b"a")]), op=Op.VALIDATE)
+    bad = shard.entry(EnqueueRequest("mail", [Job(b"a", priority=9)]), op=Op.VALIDATE)
+
+    statuses = [reply.status for reply in shard.replies(good, bad)]
+
+    assert statuses == [Status.DONE, Status.FAILED]
+    assert shard.counts() == (0, 0, 0)
+
+
+# --- dequeue --------------------------------------------------------------------------------
+
+
+def test_higher_priorities_first_then_the_earliest(shard):
+    now_ms = shard.clock.now_ms()
+    shard.enqueue(
+        Job(b"late", run_after_ms=now_ms - 1),
+        Job(b"low", priority=3, run_after_ms=1),
+        Job(b"early", run_after_ms=now_ms - 2),
+        Job(b"middle", priority=2),
+    )
+
+    assert bodies(shard.dequeue(10)) == [b"early", b"late", b"middle", b"low"]
+
+
+def test_a_claimed_job_is_handed_out_once_and_bears_its_claim(shard):
+    (descriptor,) = shard.enqueue(b"a")
+
+    (job,) = shard.dequeue()
+
+    assert (job.descriptor, job.attempts_allowed, job.attempts_remaining) == (descriptor, 2, 2)
+    assert job.claim_timeout_seconds == 600
+    assert job.claim_descriptor == f"box:9010:{shard.service.incarnation}:web:h1:0"
+    record = shard.lookup(descriptor)[descriptor]
+    assert (record.state, record.claim_descriptor) == (JobState.IN_PROGRESS, job.claim_descriptor)
+    assert shard.dequeue() == []
+
+
+def test_no_two_claims_are_alike(shard):
+    shard.enqueue(*[b"a"] * 300)
+
+    claims = [job.claim_descriptor for _ in range(3) for job in shard.dequeue(100)]
+
+    assert len(set(claims)) == 300
+
+
+def test_jobs_of_the_future_wait_for_their_time(shard):
+    shard.enqueue(Job(b"a", run_after_ms=shard.clock.now_ms() + 5_000))
+
+    assert shard.dequeue() == []
+    assert shard.service.idle_seconds() <= 5.0
+    shard.clock.advance(5.0)
+    assert bodies(shard.dequeue()) == [b"a"]
+
+
+def test_max_jobs_and_lowest_priority_of_the_router_cap_a_dequeue(shard):
+    shard.enqueue(Job(b"a"), Job(b"b"), Job(b"c", priority=2))
+    request = DequeueRequest("mail", 10)
+
+    assert bodies(shard.call(request, max_jobs=0).jobs) == []
+    assert bodies(shard.call(request, max_jobs=1).jobs) == [b"a"]
+    assert bodies(shard.call(request, lowest_priority=1).jobs) == [b"b"]
+    assert bodies(shard.call(request).jobs) == [b"c"]
+
+
+def test_a_dry_run_claims_nothing(shard):
+    descriptors = shard.enqueue(b"a", b"b")
+
+    jobs = shard.dequeue(1, dry_run=True)
+
+    assert [(job.body, job.claim_descriptor) for job in jobs] == [(b"a", "")]
+    assert shard.counts() == (2, 0, 0)
+    assert shard.state(descriptors[0]) is JobState.PENDING
+    assert bodies(shard.dequeue(10)) == [b"a", b"b"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"limit": 0}, "limit is 0"),
+        ({"limit": 1, "coverage": 0.0}, "coverage is 0"),
+        ({"limit": 1, "coverage": 1.1}, "coverage is 1.1"),
+        ({"limit": 1, "coverage": float("nan")}, "coverage is nan"),
+        ({"limit": 1, "max_wait_ms": -1}, "maxWaitMillis is -1"),
+        ({"limit": 1, "acks": AckRequest("post")}, "jobAckRequest.queueName"),
+    ],
+)
+def test_a_bad_dequeue_is_told_what_is_wrong(shard, fields, says):
+    with pytest.raises(InvalidRequest) as raised:
+        shard.call(DequeueRequest("mail", **fields))
+
+    assert raised.value.message.startswith("invalid request: ")
+    assert says in raised.value.message
+
+
+def test_more_jobs_than_a_batch_may_hold_take_several(make_shard):
+    shard = make_shard(max_response_bytes=64 << 20)
+    shard.create()
+    for _ in range(5):
+        shard.enqueue(*[Job(b"x")] * 1000)
+
+    assert len(shard.dequeue(5_000)) == 5_000
+
+
+def test_jobs_that_were_never_in_memory_are_handed_out_as_well(make_shard):
+    make_shard("s1").create()
+    before = make_shard("old")
+    before.create()
+    before.enqueue(*[b"%d" % number for number in range(100)])
+    before.service.close()
+    after = make_shard("old")
+
+    assert after.counts() == (100, 0, 0)
+    assert bodies(after.dequeue(100)) == [b"%d" % number for number in range(100)]
+
+
+def test_an_answer_stops_growing_at_its_limit(make_shard):
+    shard = make_shard(max_response_bytes=10_000)
+    shard.create()
+    shard.enqueue(*[bytes(1_000) for _ in range(30)])
+
+    first = shard.dequeue(30)
+
+    assert 5 < len(first) < 10
+    assert shard.counts()[0] == 30 - len(first)
+    assert shard.count(JobState.IN_PROGRESS) == len(first)
+
+
+def test_a_job_larger_than_any_answer_is_handed_out_alone(make_shard):
+    shard = make_shard(max_response_bytes=2_000)
+    shard.create()
+    shard.enqueue(bytes(5_000), b"small", bytes(6_000))
+
+    assert [len(job.body) for job in shard.dequeue(9)] == [5_000]
+    assert [len(job.body) for job in shard.dequeue(9)] == [5]
+    assert [len(job.body) for job in shard.dequeue(9)] == [6_000]
+
+
+def test_an_answers_limit_holds_for_jobs_read_from_the_store_too(make_shard):
+    shard = make_shard(max_response_bytes=10_000, max_job_body_bytes=2_000)
+    shard.create()
+    shard.enqueue(*[bytes(1_000) for _ in range(30)])
+    shard.service.close()
+    again = make_shard(max_response_bytes=10_000, max_job_body_bytes=2_000)
+
+    seen = 0
+    while jobs := again.dequeue(30):
+        assert len(jobs) < 10
+        seen += len(jobs)
+
+    assert seen == 30
+
+
+# --- acks -----------------------------------------------------------------------------------
+
+
+def test_acks_end_jobs_or_let_them_be_retried(shard):
+    done, retried = shard.enqueue(Job(b"a"), Job(b"b", attempts_allowed=2))
+    shard.dequeue()
+
+    shard.ack([done], [retried], delay_ms=1_000)
+
+    assert shard.state(done) is JobState.SUCCEEDED
+    assert shard.dequeue() == []
+    shard.clock.advance(1.0)
+    (job,) = shard.dequeue()
+    assert (job.descriptor, job.attempts_remaining) == (retried, 1)
+    shard.ack(failed=[retried])
+    assert shard.state(retried) is JobState.FAILED
+    counters = shard.counters()
+    assert counters["mail_ack_succeeded"] == 1
+    assert counters["mail_ack_failed"] == 2
+
+
+def test_acks_can_be_repeated(shard):
+    (descriptor,) = shard.enqueue(b"a")
+    shard.dequeue()
+
+    shard.ack([descriptor])
+    shard.ack([descriptor], [descriptor, "mail:ss1:p1:99", "mail:ss1:p1:9999999999999999999"])
+
+    assert shard.state(descriptor) is JobState.SUCCEEDED
+    assert shard.counters()["mail_ack_noop"] == 4
+
+
+def test_an_ack_with_a_claim_that_no_longer_holds_changes_nothing(shard):
+    (descriptor,) = shard.enqueue(b"a")
+    shard.dequeue()
+    stale = AckInfo(descriptor, claim_descriptor="box:9010:1:web:7")
+
+    shard.call(AckRequest("mail", [stale], [stale]))
+
+    assert shard.state(descriptor) is JobState.IN_PROGRESS
+
+
+def test_acks_of_a_dequeue_go_first_and_what_they_free_is_handed_out(shard):
+    (descriptor,) = shard.enqueue(b"a")
+    shard.dequeue()
+
+    jobs = shard.dequeue(10, acks=AckRequest("mail", failed=[AckInfo(descriptor)]))
+
+    assert [(job.descriptor, job.attempts_remaining) for job in jobs] == [(descriptor, 1)]
+
+
+@pytest.mark.parametrize(
+    "bad", ["nonsense", "mail:ss2:p1:1", "post:ss1:p1:1", "mail:ss1:p1:x", "mail:ss1:p1:٣", ""]
+)
+def test_a_call_that_names_jobs_of_others_is_the_routers_to_divide(shard, bad):
+    (descriptor,) = shard.enqueue(b"a")
+    shard.dequeue()
+    acks = AckRequest("mail", [AckInfo(descriptor), AckInfo(bad)])
+    requests = [
+        acks,
+        DequeueRequest("mail", 1, acks),
+        CheckpointRequest("mail", [CheckpointInfo(descriptor), CheckpointInfo(bad)]),
+    ]
+
+    assert shard.results(*requests) == [Status.FOREIGN] * 3
+    assert shard.state(descriptor) is JobState.IN_PROGRESS
+
+
+def test_a_dequeue_that_takes_only_some_shards_is_the_routers_to_divide(shard):
+    shard.enqueue(b"a")
+
+    assert shard.results(DequeueRequest("mail", 1, coverage=0.5)) == [Status.FOREIGN]
+    assert shard.counts() == (1, 0, 0)
+
+
+def test_of_divided_acks_the_bad_fail_alone_and_nothing_is_claimed(shard):
+    first, second = shard.enqueue(b"a", b"b")
+    shard.dequeue(1)
+    acks = AckRequest(
+        "mail", [AckInfo("nonsense"), AckInfo(first)], [AckInfo(second, retry_delay_ms=-1)]
+    )
+
+    with pytest.raises(PinLaterError, match="invalid request: .*'nonsense'"):
+        shard.call(DequeueRequest("mail", 1, acks), whole=False)
+
+    assert shard.state(first) is JobState.SUCCEEDED
+    assert shard.state(second) is JobState.PENDING
+
+
+def test_a_bad_delay_fails_alone(shard):
+    first, second = shard.enqueue(b"a", b"b")
+    shard.dequeue()
+    acks = AckRequest("mail", [AckInfo(first)], [AckInfo(second, retry_delay_ms=-5)])
+
+    with pytest.raises(InvalidRequest, match="retryDelayMillis of .* is -5"):
+        shard.call(acks)
+
+    assert shard.state(first) is JobState.SUCCEEDED
+    assert shard.state(second) is JobState.IN_PROGRESS
+
+
+# --- checkpoints ----------------------------------------------------------------------------
+
+
+def test_a_checkpoint_changes_a_claimed_job_and_may_send_it_back(shard):
+    (descriptor,) = shard.enqueue(b"a")
+    shard.dequeue()
+    checkpoint = CheckpointInfo(
+        descriptor,
+        new_body=b"\xff\0b",
+        move_to_pending=True,
+        attempts=7,
+        prepend_custom_status="half done",
+    )
+
+    shard.call(CheckpointRequest("mail", [checkpoint]))
+
+    (job,) = shard.dequeue()
+    assert (job.body, job.attempts_allowed, job.attempts_remaining) == (b"\xff\0b", 7, 7)
+    assert shard.lookup(descriptor)[descriptor].custom_status == "half done"
+    assert shard.counters()["mail_checkpoint"] == 1
+
+
+def test_a_checkpoint_by_someone_else_is_a_noop(shard):
+    (descriptor,) = shard.enqueue(b"a")
+    shard.dequeue()
+    request = CheckpointRequest("mail", [CheckpointInfo(descriptor, move_to_pending=True)])
+
+    shard.call(request, source="web:h")
+
+    assert shard.state(descriptor) is JobState.IN_PROGRESS
+    assert shard.counters()["mail_checkpoint_noop"] == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"attempts": 0}, "numOfAttemptsAllowed"),
+        ({"new_body": b"x" * 1001}, "newBody"),
+        ({"run_after_ms": -1}, "runAfterTimestampMillis"),
+    ],
+)
+def test_a_bad_checkpoint_fails_alone(make_shard, fields, says):
+    shard = make_shard(max_job_body_bytes=1000)
+    shard.create()
+    good, bad = shard.enqueue(b"a", b"b")
+    shard.dequeue()
+    request = CheckpointRequest(
+        "mail",
+        [CheckpointInfo(bad, **fields), CheckpointInfo(good, prepend_custom_status="seen")],
+    )
+
+    with pytest.raises(InvalidRequest, match=says):
+        shard.call(request)
+
+    assert shard.lookup(good)[good].custom_status == "seen"
+
+
+# --- many at once ---------------------------------------------------------------------------
+
+
+def test_a_bad_call_costs_the_others_in_its_batch_nothing(shard):
+    jobs = [Job(b"a")]
+    results = shard.results(
+        EnqueueRequest("mail", jobs),
+        EnqueueRequest("mail", [Job(b"b", priority=9)]),
+        EnqueueRequest("nowhere", jobs),
+        EnqueueRequest("mail", jobs),
+        DequeueRequest("mail", 0),
+    )
+
+    assert [type(result) for result in results] == [
+        list,
+        PriorityNotSupported,
+        QueueNotFound,
+        list,
+        InvalidRequest,
+    ]
+    assert shard.counts() == (2, 0, 0)
+
+
+def test_all_calls_that_are_there_go_into_one_commit(shard):
+    before = shard.stats.snapshot()["histograms"].get("shard_commit_ms")
+    assert before is None
+
+    shard.results(*[EnqueueRequest("mail", [Job(b"a")]) for _ in range(64)])
+
+    committed = shard.stats.snapshot()["histograms"]["shard_commit_ms"]
+    assert committed["count"] == 1
+    assert shard.counters()["mail_enqueue"] == 64
+
+
+def test_concurrent_dequeues_never_share_a_job(shard):
+    shard.enqueue(*[b"%d" % number for number in range(50)])
+
+    results = shard.results(*[DequeueRequest("mail", 10)] * 7)
+
+    handed_out = [job.body for result in results for job in result.jobs]
+    assert sorted(handed_out) == sorted(b"%d" % number for number in range(50))
+
+
+def test_calls_past_their_deadline_are_dropped_before_the_commit(shard):
+    late = shard.entry(EnqueueRequest("mail", [Job(b"a")]), deadline=shard.clock.monotonic())
+
+    shard.submit(late)
+
+    assert shard.turn() == []
+    assert shard.counts() == (0, 0, 0)
+    assert shard.counters()["shard_calls_expired"] == 1
+
+
+def test_bytes_that_are_no_call_are_answered_and_harm_nobody(shard):
+    good = shard.entry(EnqueueRequest("mail", [Job(b"a")]))
+    broken = shard.raw(good.message[:-3])
+    unknown = shard.raw(
+        codec.encode_call(
+            Method.QUEUE_NAMES, 5, codec.CallContext("x"), codec.QueueNamesRequest()
+        ).replace(b"getQueueNames", b"getQueueNamez")
+    )
+    garbage = shard.raw(b"\x80\x01")
+    empty = shard.raw(b"")
+
+    replies = shard.replies(broken, unknown, garbage, empty, good)
+
+    assert [reply.status for reply in replies] == [
+        Status.FAILED,
+        Status.DONE,
+        Status.DONE,
+        Status.DONE,
+        Status.DONE,
+    ]
+    with pytest.raises(PinLaterError, match="invalid request"):
+        codec.decode_reply(Method.ENQUEUE, replies[0].payload)
+    with pytest.raises(PinLaterError, match="unknown method"):
+        codec.decode_reply(Method.QUEUE_NAMES, replies[1].payload)
+
+
+# --- answers that can't be delivered --------------------------------------------------------
+
+
+def test_released_claims_are_pending_again_at_no_attempts_cost(shard):
+    (descriptor,) = shard.enqueue(b"a")
+    jobs = shard.dequeue()
+    reply = codec.encode_reply(HEAD, DequeueResult(jobs))
+
+    (released,) = shard.replies(shard.raw(reply, Op.RELEASE))
+
+    assert released.status is Status.DONE
+    (again,) = shard.dequeue()
+    assert (again.descriptor, again.attempts_remaining) == (descriptor, 2)
+    shard.replies(shard.raw(reply, Op.RELEASE))  # that claim holds no more
+    assert shard.state(descriptor) is JobState.IN_PROGRESS
+
+
+def test_a_release_that_means_nothing_is_harmless(shard):
+    job = codec.ClaimedJob("nonsense", b"", 1, 1, "claim", 1)
+    other = job._replace(descriptor="gone:ss1:p1:1")
+    strange = [b"", b"\0\0", codec.encode_reply(HEAD, DequeueResult([job, other]))]
+
+    replies = shard.replies(*[shard.raw(message, Op.RELEASE) for message in strange])
+
+    assert {reply.status for reply in replies} == {Status.DONE}
+
+
+def test_an_answer_whose_router_has_gone_is_taken_back(shard):
+    shard.enqueue(b"a")
+    (reply,) = shard.replies(shard.entry(DequeueRequest("mail", 1)))
+
+    shard.service.undelivered(b"router", [reply])
+    shard.turn()
+
+    assert shard.counts() == (1, 0, 0)
+    assert bodies(shard.dequeue()) == [b"a"]
+
+
+# --- counts ---------------------------------------------------------------------------------
+
+
+def test_counts_are_told_when_they_change(shard):
+    shard.service.take_counts()
+    shard.enqueue(Job(b"a", priority=2), b"b")
+    assert list(shard.service.take_counts()) == [("mail", (1, 1, 0))]
+
+    shard.dequeue()
+    assert list(shard.service.take_counts()) == [("mail", (0, 0, 0))]
+    assert shard.service.take_counts() == ()
+
+
+def test_the_confirmation_of_an_empty_queue_is_told_each_time(shard):
+    shard.service.take_counts()
+
+    shard.dequeue()
+
+    assert list(shard.service.take_counts()) == [("mail", (0, 0, 0))]

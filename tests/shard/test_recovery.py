@@ -1,0 +1,216 @@
+"""A store that fails: whose call it costs what, and how the shard comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pinlaterd.engines.base import Batch, BatchResult, Ownership
+from pinlaterd.engines.sqlite.engine import SqliteEngine
+from pinlaterd.errors import (
+    PinLaterError,
+    ShardConnectionFailed,
+    ShardOwned,
+    StorageError,
+    StorageNotCommitted,
+)
+from pinlaterd.model import (
+    AckRequest,
+    DeleteJobsRequest,
+    DequeueRequest,
+    EnqueueRequest,
+    Job,
+    JobState,
+    RetryFailedRequest,
+)
+from pinlaterd.wire.envelope import Status
+
+
+class Failing(SqliteEngine):
+    """The real engine, whose commits and opens fail when told to."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.on_apply: Callable[[Batch], None] = lambda _batch: None
+        self.after_apply: Callable[[Batch], None] = lambda _batch: None
+        self.on_open: Callable[[], None] = lambda: None
+        self.applied = 0
+
+    def open(self, now_ms: int) -> Ownership:
+        self.on_open()
+        return super().open(now_ms)
+
+    def apply(self, batch: Batch, now_ms: int) -> BatchResult:
+        self.applied += 1
+        self.on_apply(batch)
+        result = super().apply(batch, now_ms)
+        self.after_apply(batch)
+        return result
+
+
+@pytest.fixture
+def engine(tmp_path):
+    return Failing(tmp_path / "shard.sqlite")
+
+
+@pytest.fixture
+def shard(make_shard, engine):
+    made = make_shard(engine=engine)
+    made.create()
+    return made
+
+
+def refuse(bodies: set[bytes]) -> Callable[[Batch], None]:
+    """Commits that hold such a job fail, beyond doubt."""
+
+    def check(batch: Batch) -> None:
+        if any(job.body in bodies for op in batch.enqueues for job in op.jobs):
+            raise StorageNotCommitted("the disk is full")
+
+    return check
+
+
+def break_down(_batch: Batch) -> None:
+    raise StorageError("the disk is gone")
+
+
+# --- a commit that is known to have failed ----------------------------------------------------
+
+
+def test_the_call_that_fails_a_batch_is_refused_and_the_others_are_carried_out(shard, engine):
+    shard.enqueue(b"before")
+    engine.on_apply = refuse({b"poison"})
+
+    results = shard.results(
+        EnqueueRequest("mail", [Job(b"a")]),
+        EnqueueRequest("mail", [Job(b"poison")]),
+        DequeueRequest("mail", 1),
+        EnqueueRequest("mail", [Job(b"b")]),
+    )
+
+    assert len(results[0]) == len(results[3]) == 1
+    assert results[1] is Status.REFUSED
+    assert [job.body for job in results[2].jobs] == [b"before"]
+    assert shard.counts() == (2, 0, 0)
+    assert shard.service.serving
+
+
+def test_jobs_of_a_claim_that_failed_can_be_had_again(shard, engine):
+    shard.enqueue(b"a", b"b")
+
+    def no_claims(batch: Batch) -> None:
+        if batch.claims:
+            raise StorageNotCommitted("the disk is full")
+
+    engine.on_apply = no_claims
+    assert shard.results(DequeueRequest("mail", 10)) == [Status.REFUSED]
+    engine.on_apply = lambda _batch: None
+
+    assert [job.body for job in shard.dequeue()] == [b"a", b"b"]
+
+
+# --- a commit of which nothing is known -----------------------------------------------------
+
+
+def test_callers_are_told_that_nothing_is_known(shard, engine):
+    engine.on_apply = break_down
+
+    results = shard.results(
+        EnqueueRequest("mail", [Job(b"a")]), AckRequest("mail"), DequeueRequest("mail", 1)
+    )
+
+    assert all(isinstance(result, ShardConnectionFailed | PinLaterError) for result in results)
+    assert results[0].code == results[1].code == 502
+    assert "not known" in results[0].message
+    assert not shard.service.serving
+
+
+def test_the_shard_comes_back_as_a_new_incarnation_with_what_was_committed(shard, engine):
+    shard.enqueue(b"a", Job(b"b", priority=2))
+    before = shard.service.incarnation
+    engine.after_apply = break_down  # committed, and then the answer got lost
+    shard.results(EnqueueRequest("mail", [Job(b"c")]))
+    assert shard.counts() == (0, 0, 0)
+    engine.after_apply = lambda _batch: None
+
+    shard.service.recover()
+
+    assert shard.service.serving
+    assert shard.service.incarnation > before
+    assert shard.counts() == (2, 1, 0)
+    assert [job.body for job in shard.dequeue()] == [b"a", b"c", b"b"]
+
+
+def test_while_its_store_cannot_be_opened_all_is_refused(shard, engine):
+    shard.enqueue(b"a")
+    engine.on_apply = break_down
+    shard.results(EnqueueRequest("mail", [Job(b"b")]))
+
+    def stuck() -> None:
+        raise StorageError("the disk is gone")
+
+    engine.on_open = stuck
+    shard.service.recover()
+
+    assert "the disk is gone" in shard.service.trouble
+    assert shard.service.idle_seconds() > 0
+    results = shard.results(EnqueueRequest("mail", [Job(b"b")]), DequeueRequest("mail", 1))
+    assert results == [Status.REFUSED, Status.REFUSED]
+    assert shard.counts() == (
+        0,
+        0,
+        0,
+    )  # routers still know the queue, and that nothing is to be had
+
+    engine.on_open, engine.on_apply = (lambda: None), (lambda _batch: None)
+    shard.service.recover()
+    assert not shard.service.serving  # not before its time
+    shard.clock.advance(shard.service.idle_seconds())
+    shard.service.recover()
+    assert [job.body for job in shard.dequeue()] == [b"a"]
+
+
+def test_a_shard_that_another_process_took_over_ends(shard, engine):
+    engine.on_apply = break_down
+    shard.results(EnqueueRequest("mail", [Job(b"b")]))
+
+    def taken() -> None:
+        raise ShardOwned("process 7 owns it")
+
+    engine.on_open = taken
+    with pytest.raises(ShardOwned):
+        shard.service.recover()
+
+
+def test_jobs_that_were_claimed_before_the_failure_are_delivered(shard, engine):
+    """A dequeue that takes several commits has the jobs of those that were kept."""
+    shard.enqueue(*[b"a"] * 2_500)
+    claimed = 0
+
+    def fail_the_second(batch: Batch) -> None:
+        nonlocal claimed
+        claimed += sum(len(op.claims) for op in batch.claims)
+        if claimed > 2_000:
+            raise StorageError("the disk is gone")
+
+    engine.on_apply = fail_the_second
+    (result,) = shard.results(DequeueRequest("mail", 2_500))
+
+    assert 1_000 < len(result.jobs) <= 2_000
+
+
+def test_changes_of_many_jobs_end_with_the_store(shard, engine):
+    shard.enqueue(*[b"a"] * 200)
+    deleting = shard.entry(DeleteJobsRequest("mail", JobState.PENDING))
+    retrying = shard.entry(RetryFailedRequest("mail"))
+    shard.submit(deleting, retrying)
+    assert shard.turn() == []
+    engine.on_apply = break_down
+    shard.submit(shard.entry(EnqueueRequest("mail", [Job(b"b")])))
+
+    replies = shard.turn()
+
+    assert {reply.call_id for reply in replies} >= {deleting.call_id, retrying.call_id}
+    assert {reply.status for reply in replies} == {Status.FAILED}

@@ -1,0 +1,130 @@
+"""What a shard does to its jobs of its own accord."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from pinlaterd.config.schema import Config, QueueSettings, ServerSettings
+from pinlaterd.engines.sqlite.engine import SqliteEngine
+from pinlaterd.model import CheckpointInfo, CheckpointRequest, Job, JobState
+from pinlaterd.shard.service import ShardService
+from pinlaterd.stats import Stats
+
+INTERVAL = 10.0
+
+
+def upkeep(shard) -> None:
+    """A whole round, and what it leads to."""
+    shard.clock.advance(INTERVAL)
+    shard.turn()
+    while shard.service.busy:
+        shard.turn()
+
+
+def test_claims_that_time_out_are_retried_and_at_last_fail(shard):
+    (descriptor,) = shard.enqueue(Job(b"a", attempts_allowed=2))
+    shard.dequeue()
+
+    shard.clock.advance(595)
+    upkeep(shard)
+    assert shard.dequeue()[0].attempts_remaining == 1
+    shard.clock.advance(595)
+    upkeep(shard)
+
+    assert shard.state(descriptor) is JobState.FAILED
+    counters = shard.counters()
+    assert (counters["mail_timeout_retry"], counters["mail_timeout_done"]) == (1, 1)
+
+
+def test_a_checkpoint_renews_a_claim(shard):
+    (descriptor,) = shard.enqueue(b"a")
+    shard.dequeue()
+    shard.clock.advance(400)
+    shard.call(CheckpointRequest("mail", [CheckpointInfo(descriptor)]))
+    shard.clock.advance(400)
+
+    upkeep(shard)
+
+    assert shard.state(descriptor) is JobState.IN_PROGRESS
+
+
+def test_ended_jobs_are_deleted_when_their_time_has_come(shard):
+    done, failed = shard.enqueue(Job(b"a"), Job(b"b", attempts_allowed=1))
+    shard.dequeue()
+    shard.ack([done], [failed])
+
+    shard.clock.advance(24 * 3600)
+    upkeep(shard)
+    assert (shard.state(done), shard.state(failed)) == (None, JobState.FAILED)
+    shard.clock.advance(6 * 24 * 3600)
+    upkeep(shard)
+
+    assert shard.state(failed) is None
+    counters = shard.counters()
+    assert (counters["mail_succeeded_gc"], counters["mail_failed_gc"]) == (1, 1)
+
+
+def test_a_round_is_done_in_slices_and_calls_go_on_between_them(make_shard):
+    shard = make_shard(monitor_batch_size=100)
+    shard.create()
+    shard.enqueue(*[b"a"] * 1_000)
+    shard.dequeue(1_000)
+    shard.clock.advance(700)
+
+    shard.turn()
+    shard.turn()
+    retried = shard.counters()["mail_timeout_retry"]
+    assert 0 < retried < 1_000
+    assert len(shard.dequeue(10)) == 10
+    upkeep(shard)
+
+    assert shard.counters()["mail_timeout_retry"] == 1_000
+
+
+def test_a_queues_own_settings_hold_for_it(tmp_path, clock, make_shard):
+    server = ServerSettings()
+    own = QueueSettings(
+        job_claimed_timeout_seconds=1.5, job_succeeded_ttl_hours=1, job_failed_ttl_hours=1
+    )
+    config = Config(server, queues=MappingProxyType({"mail": own}))
+    engine = SqliteEngine(tmp_path / "own.sqlite")
+    service = ShardService("own", engine, config, clock, Stats())
+    service.open()
+    shard = make_shard()
+    shard.service.close()
+    shard.service, shard.engine = service, engine
+    for queue in ("mail", "post"):
+        shard.create(queue)
+        shard.enqueue(b"a", queue=queue)
+    assert shard.dequeue(queue="mail")[0].claim_timeout_seconds == 2
+    assert shard.dequeue(queue="post")[0].claim_timeout_seconds == 600
+
+    upkeep(shard)
+
+    assert shard.counts("mail") == (1, 0, 0)
+    assert shard.counts("post") == (0, 0, 0)
+    service.close()
+
+
+def test_jobs_that_come_back_are_told_to_routers(shard):
+    shard.enqueue(b"a")
+    shard.dequeue()
+    shard.service.take_counts()
+
+    shard.clock.advance(600)
+    upkeep(shard)
+
+    assert list(shard.service.take_counts()) == [("mail", (1, 0, 0))]
+
+
+def test_an_idle_shard_sleeps_until_something_is_due(shard):
+    upkeep(shard)
+    assert 0 < shard.service.idle_seconds() <= INTERVAL
+    shard.enqueue(Job(b"a", run_after_ms=shard.clock.now_ms() + 2_000))
+    assert 0 < shard.service.idle_seconds() <= 2.0
+
+    shard.clock.advance(2.0)
+    shard.turn()
+
+    assert list(shard.service.take_counts()) == [("mail", (1, 0, 0))]
+    assert shard.service.idle_seconds() > 0
