@@ -93,6 +93,7 @@ _FAST_RESULTS: Final[Mapping[Method, Callable[[bytes, int], Result]]] = {
 }
 _FAST_WRITES: Final[Mapping[type[Any], Callable[[Any], bytes]]] = fast_write.REQUESTS
 
+_METHODS: Final = {method.value: method for method in Method}
 _CONTEXT_FIELD: Final = b"\x0c\x00\x01"
 _REQUEST_FIELD: Final = b"\x0c\x00\x02"
 _ERROR_FIELD: Final = b"\x0c\x00\x01"
@@ -105,10 +106,9 @@ _ERROR_CODE: Final = _ERROR_FIELD + b"\x08\x00\x01"
 def decode_call(message: bytes) -> Call:
     """Raises ProtocolError, InvalidRequest or InvalidEnqueue."""
     head, at = read_call_head(message)
-    try:
-        method = Method(head.method_name)
-    except ValueError:
-        raise InvalidRequest(f"there is no method {head.method_name[:80]!r}") from None
+    method = _METHODS.get(head.method_name)
+    if method is None:
+        raise InvalidRequest(f"there is no method {head.method_name[:80]!r}")
     fast = _FAST_CALLS.get(method)
     if fast is not None:
         try:
@@ -179,7 +179,7 @@ def _arguments(method: Method, context: CallContext, request: Request) -> bytes:
 
 def encode_reply(head: Head, result: Result) -> bytes:
     """The answer to a call whose method is one of ours."""
-    method = Method(head.method_name)
+    method = _METHODS[head.method_name]
     start = message_head(head, MessageType.REPLY)
     if isinstance(result, DequeueResult):
         return start + fast_write.dequeue_result(result)

@@ -7,6 +7,7 @@ Pure; standard library only. A message here is TBinaryProtocol without transport
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from pinlaterd.errors import ProtocolError
@@ -14,6 +15,9 @@ from pinlaterd.rpc.thrift_types import STRICT_CALL, VERSION_1, MessageType
 
 U32: Final = struct.Struct(">I").unpack_from
 I32: Final = struct.Struct(">i").unpack_from
+_pack_i32: Final = struct.Struct(">i").pack
+# Longer names are what a client made up; they are not remembered.
+_USUAL_NAME_CHARS: Final = 64
 _LOOSE_TAIL: Final = struct.Struct(">Bi")
 
 
@@ -77,7 +81,16 @@ def is_oneway(message: bytes) -> bool:
 
 def message_head(head: Head, kind: MessageType) -> bytes:
     """The head of a message about the same call, in the same form."""
-    name = head.method_name.encode("utf-8", "replace")
-    if head.strict:
-        return struct.pack(f">HBBI{len(name)}si", VERSION_1, 0, kind, len(name), name, head.seqid)
-    return struct.pack(f">I{len(name)}sBi", len(name), name, kind, head.seqid)
+    usual = len(head.method_name) <= _USUAL_NAME_CHARS
+    before = _remembered_before_seqid if usual else _before_seqid
+    return before(head.method_name, kind, head.strict) + _pack_i32(head.seqid)
+
+
+def _before_seqid(method_name: str, kind: MessageType, strict: bool) -> bytes:  # noqa: FBT001
+    name = method_name.encode("utf-8", "replace")
+    if strict:
+        return struct.pack(f">HBBI{len(name)}s", VERSION_1, 0, kind, len(name), name)
+    return struct.pack(f">I{len(name)}sB", len(name), name, kind)
+
+
+_remembered_before_seqid = lru_cache(maxsize=256)(_before_seqid)

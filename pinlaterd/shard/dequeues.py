@@ -168,9 +168,7 @@ class DequeueWork:
     def _take_over(self, payloads: Sequence[Payload | None], memory: Memory, now_ms: int) -> None:
         """The claims were committed. None stands for a job that was gone from the store."""
         claims, self.claims = self.claims, []
-        heads = {
-            claim[0][0]: f"{self.queue}:s{memory.name}:p{claim[0][0]}:" for claim in claims
-        }
+        heads = {claim[0][0]: f"{self.queue}:s{memory.name}:p{claim[0][0]}:" for claim in claims}
         timeout = self._claim_timeout_seconds
         taken = [
             _new(
@@ -202,11 +200,12 @@ class Claimer:
         self._descriptors = descriptors
         self._most_bytes = server.max_response_bytes
 
-    def choose(self, work: DequeueWork, most_jobs: int, most_bytes: int, now_ms: int) -> int:
+    def choose(
+        self, work: DequeueWork, most_jobs: int, room: int, now_ms: int, *, first: bool
+    ) -> int:
         """Put claims into `work` for the next commit; returns the bytes of their jobs.
 
-        At most `most_jobs`, and `most_bytes` but for the first: a job that is larger than any
-        answer may be is handed out alone."""
+        At most `most_jobs`, and `room` bytes; `first`: nothing else is in that batch."""
         ready, fresh, queue = self._memory.ready, self._memory.fresh, work.queue
         if queue not in ready:
             return 0
@@ -217,7 +216,7 @@ class Claimer:
             cached = fresh.take(queue, priority, [key[1] for key in keys])
             chosen = 0
             for part, payloads in self._portions(queue, priority, keys, cached):
-                fitting, size = _fitting(work, payloads, most_bytes - used)
+                fitting, size = _fitting(work, payloads, room - used, first=first and not used)
                 used += size
                 self._claim(work, priority, part[:fitting], payloads[:fitting])
                 chosen += fitting
@@ -240,7 +239,7 @@ class Claimer:
             looked_at += taken
             for priority, keys in taken:
                 for part, payloads in self._portions(queue, priority, keys, None):
-                    fitting, _ = _fitting(work, payloads, work.bytes_left)
+                    fitting, _ = _fitting(work, payloads, work.bytes_left, first=True)
                     for key, payload in zip(part[:fitting], payloads, strict=False):
                         if payload is not None:
                             work.add(priority, key.local_id, payload, "", self._memory.name)
@@ -313,20 +312,24 @@ class Claimer:
         ]
 
 
-def _fitting(work: DequeueWork, payloads: Sequence[Payload | None], room: int) -> tuple[int, int]:
-    """How many of `payloads` fit into `room` and the answer of `work`, and their bytes there.
+def _fitting(
+    work: DequeueWork, payloads: Sequence[Payload | None], room: int, *, first: bool
+) -> tuple[int, int]:
+    """How many of `payloads` fit into the answer of `work` and the `room` of a batch, and their
+    bytes. A job too large for any answer is handed out alone; one too large for any batch, too.
 
-    Notes in `work` that its answer is full. What is None takes no bytes."""
-    room = min(room, work.bytes_left)
+    `first`: nothing is in that batch yet. Notes in `work` that its answer is full. What is None
+    takes no bytes."""
     sizes = [0 if payload is None else len(payload[0]) + JOB_OVERHEAD_BYTES for payload in payloads]
     fitting, used = len(sizes), sum(sizes)
-    if used > room:
+    if used > min(room, work.bytes_left):
+        alone = not work.jobs and not work.claims
         fitting = used = 0
         for size in sizes:
-            if used + size > room and (fitting or work.jobs or work.claims):
+            work.full = used + size > work.bytes_left and not (alone and fitting == 0)
+            if work.full or (used + size > room and not (first and fitting == 0)):
                 break
             fitting += 1
             used += size
-        work.full = fitting < len(sizes) and used + sizes[fitting] > work.bytes_left
     work.bytes_left -= used
     return fitting, used

@@ -34,7 +34,9 @@ class Figures:
     def enqueued(self, queue: str, jobs: Sequence[Job]) -> None:
         count = len(jobs)
         self._stats.count(f"{queue}_enqueue", count)
-        if count:
+        if count == 1:
+            self._stats.record(f"job_body_size_{queue}", len(jobs[0][0]))
+        elif count:
             mean = sum([len(job[0]) for job in jobs]) / count
             self._stats.record_many(f"job_body_size_{queue}", mean, count)
 

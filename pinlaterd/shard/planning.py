@@ -196,7 +196,7 @@ class Place:
 def _acks(place: Place, infos: Iterable[AckInfo], bad: list[str]) -> list[Ack]:
     """Jobs that are acked together mostly have all but their local ids in common: what comes
     before it is understood once, as long as it stays the same."""
-    acks = []
+    acks: list[Ack] = []
     append = acks.append
     known_head = None
     priority = 0

@@ -282,9 +282,7 @@ class ReadyIndex:
         if self._held + self._read_keys > self._max_keys:
             self._make_room(self._read_keys)
         limit = max(1, min(self._read_keys, self._max_keys - self._held))
-        keys = self._store.read_pending(
-            queue, priority, after=after, until_ms=now_ms, limit=limit
-        )
+        keys = self._store.read_pending(queue, priority, after=after, until_ms=now_ms, limit=limit)
         line.keys = list(keys)
         self._held += len(keys)
         if len(keys) == limit:

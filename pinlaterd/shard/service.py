@@ -368,7 +368,8 @@ class ShardService:
                 self._claimer.look(work, now_ms)
                 work.remaining = 0
         elif work.remaining and most_jobs > 0 and batch.room > 0:
-            batch.room -= self._claimer.choose(work, most_jobs, batch.room, now_ms)
+            first = batch.room == self._batch_bytes
+            batch.room -= self._claimer.choose(work, most_jobs, batch.room, now_ms, first=first)
         if work.rows:
             batch.add(work)
         else:

@@ -164,7 +164,7 @@ class EnqueueWork(_AnsweredCall):
         priorities = {job[1] for job in jobs}
         prefix = f"{queue}:s{memory.name}:p"
         if len(priorities) == 1:
-            (priority,) = priorities
+            priority = jobs[0].priority
             _remember(memory, queue, priority, local_ids, jobs, now_ms)
             prefix = f"{prefix}{priority}:"
             descriptors = [f"{prefix}{local_id}" for local_id in local_ids]
@@ -192,7 +192,7 @@ def _remember(
         new(PendingKey, (now_ms if job[2] is None else job[2], local_id))
         for local_id, job in zip(local_ids, jobs, strict=True)
     ]
-    if keys[0].run_after_ms != keys[-1].run_after_ms or len({key[0] for key in keys}) > 1:
+    if len(keys) > 1 and len({key[0] for key in keys}) > 1:
         # Earliest first. Keys differ, so that the jobs beside them are never compared.
         ordered = sorted(zip(keys, jobs, strict=True))
         keys = [key for key, _ in ordered]

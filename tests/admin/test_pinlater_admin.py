@@ -166,8 +166,8 @@ def test_the_password_is_asked_for_on_a_terminal_and_never_shown(service, client
 
 
 def test_queue_stats_shows_depth_by_state_and_rates(run, client, queue):
-    client.enqueue(queue, [b"a", b"b", Job(b"later", run_after_ms=2**42)])
     fail_jobs(client, queue, 2)
+    client.enqueue(queue, [b"a", b"b", Job(b"later", run_after_ms=2**42)])
 
     found = facts(run("queue", "stats", queue, "--seconds", "0.1", "--json"))
 

@@ -28,6 +28,7 @@ from tests.conformance.api import (
     SUCCEEDED,
     Client,
     Refused,
+    priority_of,
 )
 
 pytestmark = pytest.mark.service
@@ -164,14 +165,12 @@ def test_by_state(client: Client, queue):
 
 
 def test_by_priority(client: Client, queue):
-    by_priority = {
-        priority: flat(
-            client.enqueue_on_every_shard(
-                queue, lambda _, job=client.job(b"", priority=priority): job
-            )
-        )
-        for priority in (1, 2, 3)
-    }
+    jobs = client.enqueue_on_every_shard(
+        queue, lambda n: client.job(b"", priority=1 + n % 3), each=3
+    )
+    by_priority: dict[int, list[str]] = {1: [], 2: [], 3: []}
+    for descriptor in flat(jobs):
+        by_priority[priority_of(descriptor)].append(descriptor)
 
     for priority, descriptors in by_priority.items():
         found = client.scan(queue, priority=priority).scannedJobs

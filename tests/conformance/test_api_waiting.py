@@ -56,7 +56,7 @@ def waiter(
 
         def wait(queue: str) -> Waiter:
             wire = connections.enter_context(service.wire())
-            request = client.dequeue_request(queue, 10, maxWaitMillis=LONG_MS)
+            request = client.dequeue_request(queue, 1, maxWaitMillis=LONG_MS)
             wire.send(api.message("dequeueJobs", request))
             assert wire.silent()
             return Waiter(wire)
@@ -79,7 +79,7 @@ def test_one_job_wakes_one_waiter(client: Client, queue, waiter):
     descriptors = [client.enqueue(queue, b"job")[0] for _ in range(4)]
 
     results = [list(one.result()) for one in waiting]
-    assert sorted(d for result in results for d in result) == sorted(descriptors)
+    assert sorted(results) == sorted([descriptor] for descriptor in descriptors)
 
 
 def test_woken_by_a_job_becoming_due(client: Client, queue, waiter):

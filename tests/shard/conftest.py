@@ -17,6 +17,7 @@ from pinlaterd.clock import FakeClock
 from pinlaterd.config.schema import Config, ServerSettings, ShardSettings
 from pinlaterd.engines.base import StorageEngine
 from pinlaterd.engines.sqlite.engine import SqliteEngine
+from pinlaterd.errors import PinLaterError
 from pinlaterd.model import (
     AckInfo,
     AckRequest,
@@ -91,8 +92,9 @@ class Shard:
         self.service.run_batch()
         self.service.run_slice(calls_wait=False)
         searches = self.service.searches
-        if searches is not None and searches.fileno() is not None:
-            select.select([searches.fileno()], [], [], 0 if self.service.busy else 0.1)
+        fileno = None if searches is None else searches.fileno()
+        if searches is not None and fileno is not None:
+            select.select([fileno], [], [], 0 if self.service.busy else 0.1)
             searches.receive()
         return list(self.service.take_replies().get(ROUTER, ()))
 
@@ -117,7 +119,7 @@ class Shard:
             return reply.status
         try:
             return codec.decode_reply(self._methods[reply.call_id], reply.payload)
-        except Exception as error:
+        except PinLaterError as error:
             return error
 
     def call(self, request: Request, **options: Any) -> Any:
@@ -179,7 +181,7 @@ MakeShard = Callable[..., Shard]
 
 
 class ShardClock(FakeClock):
-    """Moves only when told to; deadlines by it lie ahead for the searcher, which has the real one."""
+    """Moves only when told to. By the real clock, which the searcher has, it is ahead."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,3 +1,5 @@
+"""Payloads of jobs that were just enqueued."""
+
 from __future__ import annotations
 
 from pinlaterd.model import Payload

@@ -14,14 +14,17 @@ from pinlaterd.errors import (
 from pinlaterd.model import (
     AckInfo,
     AckRequest,
+    CallContext,
     CheckpointInfo,
     CheckpointRequest,
+    ClaimedJob,
     DequeueRequest,
     DequeueResult,
     EnqueueRequest,
     Job,
     JobState,
     Method,
+    QueueNamesRequest,
 )
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.codec import Head
@@ -338,7 +341,7 @@ def test_of_divided_acks_the_bad_fail_alone_and_nothing_is_claimed(shard):
         "mail", [AckInfo("nonsense"), AckInfo(first)], [AckInfo(second, retry_delay_ms=-1)]
     )
 
-    with pytest.raises(PinLaterError, match="invalid request: .*'nonsense'"):
+    with pytest.raises(PinLaterError, match=r"invalid request: .*'nonsense'"):
         shard.call(DequeueRequest("mail", 1, acks), whole=False)
 
     assert shard.state(first) is JobState.SUCCEEDED
@@ -350,7 +353,7 @@ def test_a_bad_delay_fails_alone(shard):
     shard.dequeue()
     acks = AckRequest("mail", [AckInfo(first)], [AckInfo(second, retry_delay_ms=-5)])
 
-    with pytest.raises(InvalidRequest, match="retryDelayMillis of .* is -5"):
+    with pytest.raises(InvalidRequest, match=r"retryDelayMillis of .* is -5"):
         shard.call(acks)
 
     assert shard.state(first) is JobState.SUCCEEDED
@@ -471,9 +474,9 @@ def test_bytes_that_are_no_call_are_answered_and_harm_nobody(shard):
     good = shard.entry(EnqueueRequest("mail", [Job(b"a")]))
     broken = shard.raw(good.message[:-3])
     unknown = shard.raw(
-        codec.encode_call(
-            Method.QUEUE_NAMES, 5, codec.CallContext("x"), codec.QueueNamesRequest()
-        ).replace(b"getQueueNames", b"getQueueNamez")
+        codec.encode_call(Method.QUEUE_NAMES, 5, CallContext("x"), QueueNamesRequest()).replace(
+            b"getQueueNames", b"getQueueNamez"
+        )
     )
     garbage = shard.raw(b"\x80\x01")
     empty = shard.raw(b"")
@@ -511,7 +514,7 @@ def test_released_claims_are_pending_again_at_no_attempts_cost(shard):
 
 
 def test_a_release_that_means_nothing_is_harmless(shard):
-    job = codec.ClaimedJob("nonsense", b"", 1, 1, "claim", 1)
+    job = ClaimedJob("nonsense", b"", 1, 1, "claim", 1)
     other = job._replace(descriptor="gone:ss1:p1:1")
     strange = [b"", b"\0\0", codec.encode_reply(HEAD, DequeueResult([job, other]))]
 
