@@ -35,9 +35,11 @@ class SystemClock:
         self._last_monotonic = time.monotonic()
 
     def now_ms(self) -> int:
+        # Wall time first: a process that is held up between the two is behind wall time then, and
+        # the next call mends that. The other way round it would be ahead of it for good.
+        wall_ms = time.time() * 1000.0
         monotonic = time.monotonic()
         steady_ms = self._last_ms + (monotonic - self._last_monotonic) * 1000.0
-        wall_ms = time.time() * 1000.0
         self._last_ms = wall_ms if wall_ms > steady_ms else steady_ms
         self._last_monotonic = monotonic
         return int(self._last_ms)

@@ -102,6 +102,7 @@
  *                                  3,000 on Redis, where an append replaces. Cut at the end
  *   enqueue_split_jobs             1,000 jobs of one enqueue are stored all or none; a larger
  *                                  one is divided over shards, each part all or none
+ *   max_jobs_per_enqueue           100,000 jobs; an enqueue of more is refused whole
  *   max_frame_bytes                64 MiB a message; beyond, the connection is closed
  *   max_response_bytes             32 MiB; a dequeue's answer stops growing there
  *   request_timeout_ms             10,000 until a call is answered

@@ -20,6 +20,7 @@ from pinlaterd.config.schema import ServerSettings
 from pinlaterd.errors import (
     EnqueueRejected,
     ErrorCode,
+    InvalidEnqueue,
     NoHealthyShards,
     Overloaded,
     PinLaterError,
@@ -60,6 +61,7 @@ class RouterService:
         self._timeout_seconds = settings.request_timeout_ms / 1000
         self._most_in_hand = settings.max_calls_in_flight
         self._split_jobs = settings.enqueue_split_jobs
+        self._most_jobs = settings.max_jobs_per_enqueue
         self._in_hand = 0
         self._none_in_hand: asyncio.Event | None = None  # only while finishing
         self._tasks: set[asyncio.Task[None]] = set()
@@ -136,7 +138,15 @@ class RouterService:
     # --- passing through -------------------------------------------------------------------
 
     def _enqueue(self, call: Call) -> None:
-        if call.peek.items > self._split_jobs:
+        if call.peek.items > self._most_jobs:
+            # Refused before it is decoded: millions of tiny jobs would fill the memory.
+            call.fail(
+                InvalidEnqueue(
+                    f"jobs has {call.peek.items} elements; at most {self._most_jobs} may be "
+                    "enqueued at once"
+                )
+            )
+        elif call.peek.items > self._split_jobs:
             self._divide(call)
         else:
             self._try_enqueue(call, self._shards.enqueueable())

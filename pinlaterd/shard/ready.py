@@ -19,6 +19,7 @@ it and has to claim it or put it back.
 from __future__ import annotations
 
 from bisect import insort
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -28,7 +29,7 @@ NEVER_MS = 1 << 62
 _FIRST = PendingKey(-1, 0)  # before every key that a store holds
 _LAST_LOCAL_ID = (1 << 63) - 1
 
-LINE_KEYS = 4_000
+LINE_KEYS = 16_000
 # One read costs about as much as a commit, so that a refill is not felt by those who wait.
 READ_KEYS = 1_000
 # Lines that one look for what has come due may read for.
@@ -56,7 +57,7 @@ class _Line:
     __slots__ = ("horizon", "keys", "next_due_ms")
 
     def __init__(self, next_due_ms: int) -> None:
-        self.keys: list[PendingKey] = []
+        self.keys: deque[PendingKey] = deque()  # taken from the left, appended on the right
         self.horizon = _FIRST
         self.next_due_ms = next_due_ms
 
@@ -91,8 +92,8 @@ class _Line:
         dropped = len(self.keys) - keep
         if dropped <= 0:
             return 0
-        first_dropped = self.keys[keep]
-        del self.keys[keep:]
+        for _ in range(dropped):
+            first_dropped = self.keys.pop()
         self.horizon = (
             self.keys[-1]
             if self.keys
@@ -206,8 +207,8 @@ class ReadyIndex:
             while limit > 0:
                 if not line.keys and not self._read(queue, priority, line, now_ms):
                     break
-                keys = line.keys[:limit]
-                del line.keys[:limit]
+                popleft = line.keys.popleft
+                keys = [popleft() for _ in range(min(limit, len(line.keys)))]
                 self._held -= len(keys)
                 limit -= len(keys)
                 taken.append(Taken(priority, keys))
@@ -224,7 +225,7 @@ class ReadyIndex:
         if line.keys:
             gone = frozenset(local_ids)
             before = len(line.keys)
-            line.keys = [key for key in line.keys if key.local_id not in gone]
+            line.keys = deque([key for key in line.keys if key.local_id not in gone])
             self._held -= before - len(line.keys)
             self._watch(line)
 
@@ -283,7 +284,7 @@ class ReadyIndex:
             self._make_room(self._read_keys)
         limit = max(1, min(self._read_keys, self._max_keys - self._held))
         keys = self._store.read_pending(queue, priority, after=after, until_ms=now_ms, limit=limit)
-        line.keys = list(keys)
+        line.keys = deque(keys)
         self._held += len(keys)
         if len(keys) == limit:
             line.horizon = keys[-1]

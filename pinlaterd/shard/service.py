@@ -339,6 +339,7 @@ class ShardService:
             arrival = self._backlog.popleft()
             if arrival.entry.deadline <= now:
                 self._memory.figures.count("calls_expired")
+                self._reply(arrival, refused(arrival))  # nothing was done; the router can forget it
                 continue
             if batch.works and self._reception.changes_queues(arrival):
                 # What is in the batch relies on the queues as they are.

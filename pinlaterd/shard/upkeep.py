@@ -56,6 +56,7 @@ class Upkeep:
     def _all_queues(self) -> Steps:
         for queue in sorted(self._engine.queues()):
             yield from self._queue(queue)
+            yield None
         while self._engine.vacuum(limit=self._pace.jobs):
             yield None
 
@@ -64,11 +65,9 @@ class Upkeep:
         for part in (self._release_expired, self._collect_succeeded, self._collect_failed):
             while queue in self._memory.ready:
                 limit = self._pace.jobs
-                jobs = part(queue, limit)
-                if jobs:
-                    yield None
-                if jobs < limit:
+                if part(queue, limit) < limit:
                     break
+                yield None
 
     def _release_expired(self, queue: str, limit: int) -> int:
         now_ms = self._clock.now_ms()

@@ -151,9 +151,9 @@ def test_delete_of_future_jobs(client: Client, queue):
 
 
 def test_delete_of_many_in_slices(client: Client, queue):
-    descriptors = client.enqueue(queue, *[b""] * 2500)
+    descriptors = client.enqueue(queue, *[b""] * 1200)
 
-    assert client.delete_jobs(queue, PENDING, limit=2400) == 2400
+    assert client.delete_jobs(queue, PENDING, limit=1100) == 1100
     assert len(client.lookup(*descriptors)) == 100
 
 

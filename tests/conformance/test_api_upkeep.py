@@ -74,7 +74,7 @@ def test_claim_times_out_at_the_last_attempt(
 
 def test_more_than_a_batch(service: Deployment, client: Client, wait_until: WaitUntil):
     queue = "claims_batched"
-    jobs = 5 * MONITOR_BATCH_SIZE + 1
+    jobs = 2 * MONITOR_BATCH_SIZE + 1
     client.create(queue)
     client.enqueue(queue, *[client.job(b"", numAttemptsAllowed=1)] * jobs)
     assert len(client.dequeue(queue, jobs)) == jobs
@@ -128,7 +128,7 @@ def test_old_jobs_are_deleted(
     service: Deployment, client: Client, wait_until: WaitUntil, queue, outcome, state, counter
 ):
     client.create(queue)
-    jobs = 3 * MONITOR_BATCH_SIZE
+    jobs = 2 * MONITOR_BATCH_SIZE + 1
     descriptors = client.enqueue(queue, *[client.job(b"", numAttemptsAllowed=1)] * jobs)
     taken = list(client.dequeue(queue, jobs))
     client.ack(queue, **{outcome: taken})
