@@ -19,8 +19,11 @@ pytestmark = pytest.mark.service
 
 
 @pytest.fixture
-def deployment(tmp_path: Path, free_port: Callable[[], int]) -> Iterator[Deployment]:
-    deployment = Deployment(tmp_path / "d", free_port)
+def deployment(
+    tmp_path_factory: pytest.TempPathFactory, free_port: Callable[[], int]
+) -> Iterator[Deployment]:
+    # short: a path of a socket in it has to fit into 107 bytes
+    deployment = Deployment(tmp_path_factory.mktemp("q") / "d", free_port)
     yield deployment
     if deployment.folder.exists():
         deployment.destroy()

@@ -168,7 +168,8 @@ class DequeueWork:
     def _take_over(self, payloads: Sequence[Payload | None], memory: Memory, now_ms: int) -> None:
         """The claims were committed. None stands for a job that was gone from the store."""
         claims, self.claims = self.claims, []
-        heads = {claim[0][0]: f"{self.queue}:s{memory.name}:p{claim[0][0]}:" for claim in claims}
+        priorities = {claim[0][0] for claim in claims}
+        heads = {priority: f"{self.queue}:s{memory.name}:p{priority}:" for priority in priorities}
         timeout = self._claim_timeout_seconds
         taken = [
             _new(

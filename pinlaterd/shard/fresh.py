@@ -48,9 +48,9 @@ class FreshPayloads:
             return None
         pop = line.pop
         taken = [pop(local_id, None) for local_id in local_ids]
-        for payload in taken:
-            if payload is not None:
-                self._held_bytes -= len(payload[0]) + PAYLOAD_OVERHEAD_BYTES
+        found = [payload for payload in taken if payload] if None in taken else taken
+        self._held_bytes -= sum([len(payload[0]) for payload in found if payload])
+        self._held_bytes -= PAYLOAD_OVERHEAD_BYTES * len(found)
         return taken
 
     def discard(self, queue: str, priority: int, local_ids: Iterable[int]) -> None:

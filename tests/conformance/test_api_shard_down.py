@@ -121,7 +121,7 @@ class Scene(NamedTuple):
     running: dict[str, str]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="class")
 def without_shard_2(service: Deployment, wait_until: WaitUntil) -> Iterator[Scene]:
     queue = "without_shard_2"
     with service.client() as client:

@@ -90,6 +90,7 @@ def test_the_acks_of_healthy_shards_are_carried_out(
     client: Client, queue: str, on_every_shard, deployment: Deployment
 ):
     jobs = client.dequeue(queue, limit=1000)
+    assert {job.descriptor for job in jobs} == set().union(*on_every_shard.values())
     deployment.supervisorctl("stop", "shard-1")
     try:
         with pytest.raises(ShardConnectionFailed, match="shard 1"):

@@ -1,0 +1,452 @@
+"""The router's service over several shards, each the whole ShardService on SQLite in this process.
+
+What is tried here is what a test over sockets can't force: hints that are wrong, clients that go
+at the worst moment, shards that refuse, and which calls a request takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from random import Random
+from typing import cast
+
+import pytest
+
+from pinlaterd.clock import SystemClock
+from pinlaterd.config.schema import Config, ServerSettings, ShardSettings
+from pinlaterd.engines.sqlite.engine import SqliteEngine
+from pinlaterd.errors import (
+    EnqueueRejected,
+    InvalidRequest,
+    NoHealthyShards,
+    PinLaterError,
+    ShardConnectionFailed,
+)
+from pinlaterd.model import (
+    AckInfo,
+    AckRequest,
+    CallContext,
+    ClaimedJob,
+    DequeueRequest,
+    DequeueResult,
+    EnqueueRequest,
+    Job,
+    JobDescriptor,
+    LookupRequest,
+    Method,
+    Request,
+    Result,
+)
+from pinlaterd.router.limits import Unlimited
+from pinlaterd.router.service import RouterService
+from pinlaterd.router.shards import ShardPlan, ShardSet
+from pinlaterd.rpc import codec
+from pinlaterd.shard.service import ShardService
+from pinlaterd.stats import Stats
+from pinlaterd.wire.envelope import Op
+from pinlaterd.wire.router_end import ShardCall
+from tests.router.local_shard import LocalShard
+
+QUEUE = "mail"
+ANSWER_SECONDS = 10.0
+
+
+class Client:
+    """Takes one answer; `gone` when told so."""
+
+    def __init__(self) -> None:
+        self.gone = False
+        self.on_undelivered: Callable[[bytes], None] | None = None
+        self.message: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    def send(self, message: bytes) -> bool:
+        if not self.gone:
+            self.message.set_result(message)
+        return not self.gone
+
+
+class Site:
+    """A router and its shards."""
+
+    def __init__(self, folder: Path, shards: int) -> None:
+        names = [str(number) for number in range(1, shards + 1)]
+        self.clock = SystemClock()
+        settings = ServerSettings()
+        config = Config(
+            server=settings,
+            shards={
+                name: ShardSettings(
+                    name=name, engine="sqlite", dequeue_only=False, file=f"{folder}/{name}.sqlite"
+                )
+                for name in names
+            },
+            queues={},
+        )
+        self.services = {
+            name: ShardService(
+                name, SqliteEngine(folder / f"{name}.sqlite"), config, self.clock, Stats()
+            )
+            for name in names
+        }
+        for service in self.services.values():
+            service.open()
+            service.create_queues([QUEUE])
+        self.shards = ShardSet(
+            lambda name, _: LocalShard(self.services[name], self.shards, self.clock),
+            self.clock.monotonic,
+            self.wake,
+        )
+        self.shards.follow([ShardPlan(name, dequeue_only=False) for name in names])
+        for shard in self.locals():
+            assert shard.facts is not None
+            self.shards.welcomed(shard, shard.facts)
+        self.router = RouterService(
+            self.shards, settings, Unlimited(), self.clock, Stats(), Random(1)
+        )
+
+    def wake(self, queue: str, ready: int) -> None:
+        self.router.wake(queue, ready)
+
+    def locals(self) -> list[LocalShard]:
+        return cast("list[LocalShard]", list(self.shards.by_name.values()))
+
+    def shard(self, name: str) -> LocalShard:
+        return cast("LocalShard", self.shards.by_name[name])
+
+    def begin(self, method: Method, request: Request) -> Client:
+        client = Client()
+        message = codec.encode_call(method, 7, CallContext("web:h1"), request)
+        self.router.handle(message, client)
+        return client
+
+    async def call(self, method: Method, request: Request) -> Result:
+        message = await asyncio.wait_for(self.begin(method, request).message, ANSWER_SECONDS)
+        assert codec.peek_seqid(message) == 7
+        return codec.decode_reply(method, message)
+
+    async def enqueue(self, *jobs: Job) -> list[str]:
+        return list(
+            cast(
+                "Sequence[str]", await self.call(Method.ENQUEUE, EnqueueRequest(QUEUE, list(jobs)))
+            )
+        )
+
+    async def enqueue_on(self, name: str, *jobs: Job) -> list[str]:
+        """As through another router: ours learns of it only if the shard's news reach it."""
+        shard = self.shard(name)
+        message = codec.encode_call(
+            Method.ENQUEUE, 1, CallContext("web:h2"), EnqueueRequest(QUEUE, list(jobs))
+        )
+        reply = await shard.ask(ShardCall(message, self.clock.monotonic() + ANSWER_SECONDS))
+        return list(cast("Sequence[str]", codec.decode_reply(Method.ENQUEUE, reply.payload)))
+
+    async def dequeue(self, limit: int, **options: object) -> Sequence[ClaimedJob]:
+        request = DequeueRequest(QUEUE, limit)._replace(**options)  # type: ignore[arg-type]
+        return cast("DequeueResult", await self.call(Method.DEQUEUE, request)).jobs
+
+    async def states(self, descriptors: Sequence[str]) -> list[int]:
+        found = await self.call(Method.LOOKUP, LookupRequest(descriptors))
+        return [found[each].state for each in descriptors]  # type: ignore[index,call-overload]
+
+    def close(self) -> None:
+        for service in self.services.values():
+            service.close()
+
+
+Scenario = Callable[[Site], Awaitable[None]]
+Play = Callable[..., None]
+
+
+@pytest.fixture
+def play(tmp_path) -> Play:
+    def run(scenario: Scenario, *, shards: int = 3) -> None:
+        async def whole() -> None:
+            site = Site(tmp_path, shards)
+            try:
+                await scenario(site)
+            finally:
+                site.close()
+
+        asyncio.run(whole())
+
+    return run
+
+
+def shard_of(descriptor: str) -> str:
+    parsed = JobDescriptor.parse(descriptor)
+    assert parsed is not None
+    return parsed.shard
+
+
+def test_no_lower_priority_leaves_while_a_shard_of_stale_hints_holds_a_better_one(play):
+    async def scenario(site: Site) -> None:
+        await site.enqueue_on("1", Job(b"low", priority=2))
+        site.shard("2").ready = {}
+        await site.enqueue_on("2", Job(b"high", priority=1))
+        site.shard("2").ready = {}  # the router has not heard of it
+
+        first = await site.dequeue(1)
+        second = await site.dequeue(1)
+
+        assert [job.body for job in (*first, *second)] == [b"high", b"low"]
+
+    play(scenario)
+
+
+def test_a_short_answer_is_given_only_after_all_shards_were_asked(play):
+    async def scenario(site: Site) -> None:
+        for name in ("1", "2", "3"):
+            await site.enqueue_on(name, Job(name.encode()), Job(name.encode()))
+            site.shard(name).ready = {}
+
+        jobs = await site.dequeue(10)
+
+        assert sorted(job.body for job in jobs) == [b"1", b"1", b"2", b"2", b"3", b"3"]
+
+    play(scenario)
+
+
+def test_more_shards_never_give_more_than_the_limit(play):
+    async def scenario(site: Site) -> None:
+        for name in ("1", "2", "3"):
+            await site.enqueue_on(name, *[Job(b"x") for _ in range(5)])
+
+        assert len(await site.dequeue(7)) == 7
+        assert len(await site.dequeue(100)) == 8
+        assert len(await site.dequeue(100)) == 0
+
+    play(scenario)
+
+
+def test_a_dry_run_over_shards_gives_each_job_once_the_best_first(play):
+    async def scenario(site: Site) -> None:
+        await site.enqueue_on("1", Job(b"3", priority=3), Job(b"1", priority=1))
+        await site.enqueue_on("2", Job(b"2", priority=2))
+
+        jobs = await site.dequeue(10, dry_run=True)
+
+        assert [job.body for job in jobs] == [b"1", b"2", b"3"]
+        assert len(await site.dequeue(10)) == 3
+
+    play(scenario)
+
+
+def test_a_full_answer_of_one_shard_takes_one_call(play):
+    async def scenario(site: Site) -> None:
+        await site.enqueue_on("2", *[Job(b"x") for _ in range(5)])
+        before = [len(shard.calls) for shard in site.locals()]
+
+        await site.dequeue(5)
+
+        assert sum(len(shard.calls) for shard in site.locals()) == sum(before) + 1
+
+    play(scenario)
+
+
+def test_acks_of_one_shard_go_along_with_the_dequeue_in_one_call(play):
+    async def scenario(site: Site) -> None:
+        await site.enqueue_on("2", *[Job(b"x") for _ in range(4)])
+        done = await site.dequeue(2)
+        before = sum(len(shard.calls) for shard in site.locals())
+
+        await site.dequeue(2, acks=AckRequest(QUEUE, [AckInfo(job.descriptor) for job in done]))
+
+        assert sum(len(shard.calls) for shard in site.locals()) == before + 1
+        assert await site.states([job.descriptor for job in done]) == [2, 2]
+
+    play(scenario)
+
+
+def test_acks_of_several_shards_are_all_carried_out_before_the_claims(play):
+    async def scenario(site: Site) -> None:
+        await site.enqueue_on("1", Job(b"a"))
+        await site.enqueue_on("2", Job(b"b"))
+        done = await site.dequeue(2)
+        await site.enqueue_on("3", Job(b"c"))
+
+        jobs = await site.dequeue(1, acks=AckRequest(QUEUE, [AckInfo(j.descriptor) for j in done]))
+
+        assert [job.body for job in jobs] == [b"c"]
+        assert await site.states([job.descriptor for job in done]) == [2, 2]
+
+    play(scenario)
+
+
+def test_a_bad_ack_fails_alone_and_nothing_is_claimed(play):
+    async def scenario(site: Site) -> None:
+        await site.enqueue_on("1", Job(b"a"), Job(b"b"))
+        (job,) = await site.dequeue(1)
+        acks = AckRequest(QUEUE, [AckInfo("nonsense"), AckInfo(job.descriptor)])
+
+        with pytest.raises(InvalidRequest, match="nonsense"):
+            await site.dequeue(1, acks=acks)
+
+        assert await site.states([job.descriptor]) == [2]
+        assert [job.body for job in await site.dequeue(5)] == [b"b"]
+
+    play(scenario)
+
+
+def test_a_client_that_has_gone_leaves_its_jobs_to_others_at_no_cost(play):
+    async def scenario(site: Site) -> None:
+        await site.enqueue_on("1", Job(b"a"), Job(b"b"))
+        client = site.begin(Method.DEQUEUE, DequeueRequest(QUEUE, 2))
+        client.gone = True
+
+        jobs: Sequence[ClaimedJob] = []
+        while len(jobs) < 2:
+            jobs = [*jobs, *await site.dequeue(2)]
+
+        assert sorted((job.body, job.attempts_remaining) for job in jobs) == [(b"a", 2), (b"b", 2)]
+
+    play(scenario, shards=1)
+
+
+def test_a_waiting_dequeue_is_woken_by_a_job_on_any_shard(play):
+    async def scenario(site: Site) -> None:
+        waiting = site.begin(Method.DEQUEUE, DequeueRequest(QUEUE, 1, max_wait_ms=30_000))
+        await site.dequeue(1)  # by now the first has found nothing
+        assert not waiting.message.done()
+
+        await site.enqueue_on("3", Job(b"news"))
+
+        message = await asyncio.wait_for(waiting.message, ANSWER_SECONDS)
+        result = cast("DequeueResult", codec.decode_reply(Method.DEQUEUE, message))
+        assert [job.body for job in result.jobs] == [b"news"]
+
+    play(scenario)
+
+
+def test_one_job_wakes_one_of_those_who_wait(play):
+    async def scenario(site: Site) -> None:
+        request = DequeueRequest(QUEUE, 1, max_wait_ms=30_000)
+        waiting = [site.begin(Method.DEQUEUE, request) for _ in range(3)]
+        await site.dequeue(1)
+
+        await site.enqueue_on("1", Job(b"one"))
+        done, _ = await asyncio.wait(
+            [client.message for client in waiting], return_when=asyncio.FIRST_COMPLETED
+        )
+
+        assert len(done) == 1
+        await site.router.finish_calls(ANSWER_SECONDS)  # the others are answered at the end
+        assert all(client.message.done() for client in waiting)
+
+    play(scenario)
+
+
+def test_an_enqueue_that_a_shard_refuses_goes_to_another(play):
+    async def scenario(site: Site) -> None:
+        site.services["1"].close()
+        site.services["2"].close()
+
+        descriptors = [*await site.enqueue(Job(b"a")), *await site.enqueue(Job(b"b"))]
+
+        assert {shard_of(descriptor) for descriptor in descriptors} == {"3"}
+
+    play(scenario)
+
+
+def test_a_large_enqueue_is_split_and_answered_in_order(play):
+    async def scenario(site: Site) -> None:
+        jobs = [Job(str(number).encode()) for number in range(2500)]
+
+        descriptors = await site.enqueue(*jobs)
+
+        assert len(set(descriptors)) == 2500
+        assert {shard_of(descriptor) for descriptor in descriptors} == {"1", "2", "3"}
+        found = await site.call(Method.LOOKUP, LookupRequest(descriptors, include_body=True))
+        assert [found[each].body for each in descriptors] == [job.body for job in jobs]  # type: ignore[index,call-overload]
+
+    play(scenario)
+
+
+def test_of_a_large_enqueue_with_one_bad_job_nothing_is_stored(play):
+    async def scenario(site: Site) -> None:
+        jobs = [Job(b"x") for _ in range(2499)] + [Job(b"x", attempts_allowed=0)]
+
+        with pytest.raises(EnqueueRejected, match="invalid request"):
+            await site.enqueue(*jobs)
+
+        assert await site.dequeue(10) == []
+
+    play(scenario)
+
+
+def test_more_jobs_than_one_call_may_carry_are_refused(play):
+    async def scenario(site: Site) -> None:
+        with pytest.raises(EnqueueRejected, match="at most 100000"):
+            await site.enqueue(*[Job(b"") for _ in range(100_001)])
+
+    play(scenario, shards=1)
+
+
+def test_a_shard_that_is_down_costs_only_what_needs_it(play):
+    async def scenario(site: Site) -> None:
+        (lost,) = await site.enqueue_on("1", Job(b"a"))
+        (kept,) = await site.enqueue_on("2", Job(b"b"))
+        site.shard("1").healthy = False
+
+        assert [job.body for job in await site.dequeue(5)] == [b"b"]
+        with pytest.raises(ShardConnectionFailed, match="shard 1"):
+            await site.call(Method.ACK, AckRequest(QUEUE, [AckInfo(lost), AckInfo(kept)]))
+        assert await site.states([kept]) == [2]
+        with pytest.raises(ShardConnectionFailed, match="shard 1"):
+            await site.states([lost])
+
+    play(scenario)
+
+
+def test_without_shards_there_is_a_clear_error(play):
+    async def scenario(site: Site) -> None:
+        for shard in site.locals():
+            shard.healthy = False
+
+        with pytest.raises(NoHealthyShards):
+            await site.enqueue(Job(b"a"))
+        with pytest.raises(NoHealthyShards):
+            await site.dequeue(1)
+
+    play(scenario)
+
+
+def test_dequeue_only_shards_take_no_jobs_and_give_theirs(play):
+    async def scenario(site: Site) -> None:
+        await site.enqueue_on("1", Job(b"old"))
+        site.shards.follow([ShardPlan("1", dequeue_only=True), ShardPlan("2", dequeue_only=False)])
+
+        descriptors = [*await site.enqueue(Job(b"new")), *await site.enqueue(Job(b"new"))]
+
+        assert {shard_of(descriptor) for descriptor in descriptors} == {"2"}
+        assert len(await site.dequeue(5)) == 3
+        site.shards.follow([ShardPlan("1", dequeue_only=True), ShardPlan("2", dequeue_only=True)])
+        with pytest.raises(EnqueueRejected, match="dequeue-only"):
+            await site.enqueue(Job(b"new"))
+
+    play(scenario)
+
+
+def test_a_shard_that_joins_gets_the_queues_of_the_others(play):
+    async def scenario(site: Site) -> None:
+        site.services["1"].create_queues(["only_here"])
+        facts = site.services["1"].facts()
+
+        site.shards.welcomed(site.shard("1"), facts)
+        last = site.shard("2").calls[-1]
+
+        assert (last.op, last.message) == (Op.ENSURE_QUEUES, b'["only_here"]')
+
+    play(scenario)
+
+
+def test_nonsense_never_takes_a_call_out_of_hand(play):
+    async def scenario(site: Site) -> None:
+        for coverage, limit in ((0.0, 1), (2.0, 1), (float("nan"), 1), (1.0, 0), (1.0, -5)):
+            with pytest.raises(PinLaterError, match="invalid request"):
+                await site.dequeue(limit, coverage=coverage)
+
+        assert site.router.calls_in_hand == 0
+
+    play(scenario)
