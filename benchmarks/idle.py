@@ -10,7 +10,7 @@ from benchmarks import frames, usage
 from benchmarks.deployment import Deployment
 from benchmarks.load import Load, Outcome, Window
 from benchmarks.report import MB, Case, Measurement
-from benchmarks.sections import DEQUEUE_LIMIT, ENQUEUE_LIMIT, FILL_SECONDS_AT_MOST, WHOLE, Bench
+from benchmarks.sections import FILL_SECONDS_AT_MOST, WHOLE, Bench
 from pinlaterd.config import layout
 
 SHARDS = 3
@@ -18,10 +18,12 @@ SHARD_PROCESSES = [layout.shard_program(str(number)) for number in range(1, SHAR
 SETTLE_SECONDS = 3.0  # after the start: first reports, first upkeep
 SAMPLE_SECONDS = 0.25
 DEEP_JOBS = 1_000_000
+CONNECTIONS = 64
+JOBS_A_CALL = 100
 DEEP = "deep"
 
 IDLE = Case("idle", "no calls", 0, WHOLE)
-DEEP_QUEUE = Case("idle", "deep queue", 16, WHOLE)
+DEEP_QUEUE = Case("idle", "deep queue", CONNECTIONS, WHOLE)
 CPU_PERCENT = "CPU % of a core"
 GROWTH_MB = "growth of the largest shard, MB"
 
@@ -49,11 +51,14 @@ def _deep_queues(
         client.create_queue(DEEP)
     window = Window.soon(FILL_SECONDS_AT_MOST, 0.0)
     peaks: dict[str, float] = {}
-    script = partial(frames.enqueue, DEEP, ENQUEUE_LIMIT)
-    fill = Load(service.port, 4, script, window, max_calls=jobs // ENQUEUE_LIMIT)
+    script = partial(frames.enqueue, DEEP, JOBS_A_CALL)
+    fill = Load(service.port, CONNECTIONS, script, window, max_calls=jobs // JOBS_A_CALL)
     _watch(service, bench.generators.start(fill), peaks)
     drain = Load(
-        service.port, 16, partial(frames.DequeueWithAcks, DEEP, DEQUEUE_LIMIT), bench.window()
+        service.port,
+        CONNECTIONS,
+        partial(frames.DequeueWithAcks, DEEP, JOBS_A_CALL),
+        bench.window(),
     )
     _watch(service, bench.generators.start(drain), peaks)
     growth = max(mb - idle_rss[name] for name, mb in peaks.items() if name in SHARD_PROCESSES)

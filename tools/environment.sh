@@ -37,7 +37,7 @@ make_venv() {
 }
 
 pip_install() {
-    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check "$@"
+    "$VENV/bin/python" -m pip install --quiet --quiet --disable-pip-version-check "$@"
 }
 
 # What an environment installed now would be made from.

@@ -147,8 +147,8 @@ class Router:
             max(self._settings.max_frame_bytes, self._settings.max_buffered_bytes // shards),
         )
 
-    def _wake(self, queue: str, ready: int) -> None:
-        self._service.wake(queue, ready)
+    def _wake(self, queue: str) -> None:
+        self._service.wake(queue)
 
     # --- the coordinator -----------------------------------------------------------------------
 

@@ -100,9 +100,11 @@ class RouterService:
         else:
             self._divide(call)
 
-    def wake(self, queue: str, ready: int) -> None:
-        """Shards hold `ready` jobs of `queue`: those who wait for it may try again."""
-        self._dequeuer.waiting.wake(queue, ready)
+    def wake(self, queue: str) -> None:
+        """A shard holds jobs of `queue`: those who wait for it may try again."""
+        waiting = self._dequeuer.waiting
+        if queue in waiting:
+            waiting.wake(queue, self._shards.ready_jobs(queue))
 
     @property
     def calls_in_hand(self) -> int:

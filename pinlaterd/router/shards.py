@@ -69,9 +69,9 @@ class ShardSet:
         self,
         connect: Connect,
         monotonic: Callable[[], float],
-        on_ready: Callable[[str, int], None],
+        on_ready: Callable[[str], None],
     ) -> None:
-        """`on_ready(queue, jobs)` is called when shards publish that jobs can be had."""
+        """`on_ready(queue)` is called when a shard publishes that jobs can be had."""
         self._connect = connect
         self._monotonic = monotonic
         self._on_ready = on_ready
@@ -153,8 +153,9 @@ class ShardSet:
                 )
                 # Ahead of any call that follows on the same link, so no call misses a queue.
                 shard.call(call, lambda _reply: None)
-        for counts in facts.counts:
-            self._announce(counts.queue)
+        for queue, numbers in facts.counts:
+            if any(numbers):
+                self._on_ready(queue)
 
     def counted(self, link: Shard, counts: Iterable[ReadyCounts]) -> None:
         queues = self._queues.setdefault(link.name, set())
@@ -164,9 +165,4 @@ class ShardSet:
                 continue
             queues.add(queue)
             if any(numbers):
-                self._announce(queue)
-
-    def _announce(self, queue: str) -> None:
-        ready = self.ready_jobs(queue)
-        if ready:
-            self._on_ready(queue, ready)
+                self._on_ready(queue)

@@ -26,6 +26,10 @@ class WaitingRoom:
     def __len__(self) -> int:
         return sum(len(waiters) for waiters in self._waiters.values())
 
+    def __contains__(self, queue: str) -> bool:
+        """Whether anybody waits for `queue`."""
+        return queue in self._waiters
+
     async def wait(self, queue: str, seconds: float, has_gone: Callable[[], bool]) -> bool:
         """Wait for news of `queue`; False once `seconds` have passed without any."""
         waiter = _Waiter(asyncio.get_running_loop().create_future(), has_gone)

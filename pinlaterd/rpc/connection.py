@@ -26,6 +26,9 @@ KIB: Final = 1024
 # The transport's own buffer: beyond the first, no more calls are begun, until below the second.
 _UNSENT_HIGH_BYTES: Final = 256 * KIB
 _UNSENT_LOW_BYTES: Final = 64 * KIB
+# No more calls are begun at a time than would fill this, if their answers are as large as the last.
+_AHEAD_BYTES: Final = 8 * KIB * KIB
+_FIRST_GUESS_BYTES: Final = 256 * KIB
 # Answers up to this size are put together with others to be written at once.
 _JOIN_BYTES: Final = 64 * KIB
 # A dead peer is found out by TCP after about two minutes of silence.
@@ -114,6 +117,7 @@ class Connection(asyncio.Protocol):
         self._pumping = False
         self._ready_bytes = 0  # answers that came while pumping
         self._unsent_high = False
+        self._answer_bytes = _FIRST_GUESS_BYTES  # what the next answers are expected to have
         self._held = False  # has to wait until the server has memory for it
         self._closing = False
         self._received_bytes = 0
@@ -180,6 +184,7 @@ class Connection(asyncio.Protocol):
 
     def answered(self, answer: Answer) -> None:
         """An answer is there. It goes out once all earlier ones are."""
+        self._answer_bytes = max(len(answer.message or b""), self._answer_bytes // 2)
         if self._pumping:
             self._ready_bytes += len(answer.message or b"")
             return
@@ -198,7 +203,7 @@ class Connection(asyncio.Protocol):
             while self._waiting and self._may_begin():
                 while (
                     self._waiting
-                    and len(self._slots) < self._host.max_calls
+                    and len(self._slots) < self._most_calls()
                     and self._ready_bytes < _JOIN_BYTES
                 ):
                     self._begin(self._waiting.popleft())
@@ -211,7 +216,12 @@ class Connection(asyncio.Protocol):
             self._update_reading()
 
     def _may_begin(self) -> bool:
-        return len(self._slots) < self._host.max_calls and not self._unsent_high and not self.gone
+        return len(self._slots) < self._most_calls() and not self._unsent_high and not self.gone
+
+    def _most_calls(self) -> int:
+        """How many calls may be in hand: few of those whose answers are large, or a client that
+        reads none could have gigabytes of them made."""
+        return min(self._host.max_calls, 1 + _AHEAD_BYTES // (self._answer_bytes + 1))
 
     def _begin(self, message: bytes) -> None:
         oneway = is_oneway(message)

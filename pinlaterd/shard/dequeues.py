@@ -168,13 +168,12 @@ class DequeueWork:
     def _take_over(self, payloads: Sequence[Payload | None], memory: Memory, now_ms: int) -> None:
         """The claims were committed. None stands for a job that was gone from the store."""
         claims, self.claims = self.claims, []
-        priorities = {claim[0][0] for claim in claims}
-        heads = {priority: f"{self.queue}:s{memory.name}:p{priority}:" for priority in priorities}
+        prefix = f"{self.queue}:s{memory.name}:p"
         timeout = self._claim_timeout_seconds
         taken = [
             _new(
                 ClaimedJob,
-                (f"{heads[priority]}{local_id}", body, allowed, remaining, claim, timeout),
+                (f"{prefix}{priority}:{local_id}", body, allowed, remaining, claim, timeout),
             )
             for ((priority, local_id), _, claim, _), payload in zip(claims, payloads, strict=True)
             if payload is not None
@@ -216,7 +215,12 @@ class Claimer:
         for at, (priority, keys) in enumerate(taken):
             cached = fresh.take(queue, priority, [key[1] for key in keys])
             chosen = 0
-            for part, payloads in self._portions(queue, priority, keys, cached):
+            portions = (
+                ((keys, cached),)
+                if cached is not None and None not in cached
+                else self._portions(queue, priority, keys, cached)
+            )
+            for part, payloads in portions:
                 fitting, size = _fitting(work, payloads, room - used, first=first and not used)
                 used += size
                 self._claim(work, priority, part[:fitting], payloads[:fitting])
@@ -259,9 +263,6 @@ class Claimer:
     ) -> Iterator[tuple[Sequence[PendingKey], Sequence[Payload | None]]]:
         """All of `keys` with their payloads, those not in memory read from the store; None for
         a job that is gone from it."""
-        if cached is not None and None not in cached:
-            yield keys, cached
-            return
         begin = 0
         while begin < len(keys):
             part = keys[begin : begin + _MOST_KEYS_A_READ]

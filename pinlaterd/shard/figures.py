@@ -28,6 +28,8 @@ class Figures:
     def __init__(self, stats: Stats) -> None:
         self._stats = stats
         self._gauged: frozenset[str] = frozenset()
+        # Of the batch at hand: jobs, first attempts among them, their delays added up.
+        self._dequeued: dict[str, list[int]] = {}
 
     # --- calls -----------------------------------------------------------------------------
 
@@ -40,16 +42,27 @@ class Figures:
             mean = sum([len(job[0]) for job in jobs]) / count
             self._stats.record_many(f"job_body_size_{queue}", mean, count)
 
-    def dequeued(self, queue: str, jobs: Sequence[ClaimedJob], delay_ms: float) -> None:
+    def dequeued(self, queue: str, jobs: Sequence[ClaimedJob], delay_ms: int) -> None:
         """Jobs that were claimed together, `delay_ms` after the one in their middle was due."""
         count = len(jobs)
-        if not count:
-            return
         first_attempts = sum([job[2] == job[3] for job in jobs])
-        self._stats.count(f"{queue}_dequeue", count)
-        self._stats.record_many(f"{queue}_dequeue_delay_ms", delay_ms, count)
-        if first_attempts:
-            self._stats.record_many(f"{queue}_first_dequeue_delay_ms", delay_ms, first_attempts)
+        found = self._dequeued.get(queue)
+        if found is None:
+            found = self._dequeued[queue] = [0, 0, 0]
+        found[0] += count
+        found[1] += first_attempts
+        found[2] += delay_ms * count
+
+    def end_batch(self) -> None:
+        """Record what was dequeued in a batch."""
+        for queue, (count, first_attempts, delays_ms) in self._dequeued.items():
+            if count:
+                mean_ms = delays_ms / count
+                self._stats.count(f"{queue}_dequeue", count)
+                self._stats.record_many(f"{queue}_dequeue_delay_ms", mean_ms, count)
+                name = f"{queue}_first_dequeue_delay_ms"
+                self._stats.record_many(name, mean_ms, first_attempts)
+        self._dequeued.clear()
 
     def acked(self, queue: str, result: AckResult) -> None:
         if result.succeeded:

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 PULSE_SECONDS = 1.0
 # What one turn takes in. More would only wait in memory instead of in the sockets.
 _MOST_FRAMES = 500
-_MOST_BYTES = 8 << 20
+_MOST_BYTES = 4 << 20
 _MOST_BACKLOG = 4_000
 # Batches that a shard that stops still makes of what has arrived.
 _MOST_LAST_TURNS = 1_000
@@ -89,7 +89,7 @@ class ShardLoop:
         if service.serving and service.incarnation != self._incarnation:
             self._welcome_all()
         if self._control.fileno() in readable:
-            self._hear()
+            hear(self._control)
         if self._clock.monotonic() >= self._next_pulse:
             self._pulse()
 
@@ -120,6 +120,10 @@ class ShardLoop:
                 break
         service.close()
         self._publish()
+        # Calls that arrive from here on are not even read: their routers may try elsewhere.
+        farewell = envelope.pack_farewell(self._incarnation)
+        for router in list(self._routers):
+            self._send(router, farewell)
 
     # --- what routers send ---------------------------------------------------------------------
 
@@ -218,11 +222,12 @@ class ShardLoop:
         else:
             trouble = {**self._facts, "store warning": service.trouble}
             self._control.report(ProcessState.STARTING, trouble)
-        self._hear()
+        hear(self._control)
 
-    def _hear(self) -> None:
-        """The snapshot says nothing that a shard needs; taking it shows us to a new coordinator."""
-        try:
-            self._control.receive()
-        except MalformedEnvelope:
-            log.error("the coordinator sent a message that can't be read; ignored")
+
+def hear(control: ControlClient) -> None:
+    """The snapshot says nothing that a shard needs; taking it shows us to a new coordinator."""
+    try:
+        control.receive()
+    except MalformedEnvelope:
+        log.error("the coordinator sent a message that can't be read; ignored")

@@ -20,7 +20,7 @@ from pinlaterd.engines.base import StorageEngine
 from pinlaterd.engines.registry import make_engine
 from pinlaterd.errors import ConfigError, ShardOwned, StorageCorrupt, StorageError
 from pinlaterd.lifecycle import ExitCode, StopSignal, set_title
-from pinlaterd.shard.loop import ShardLoop
+from pinlaterd.shard.loop import ShardLoop, hear
 from pinlaterd.shard.service import ShardService
 from pinlaterd.stats import Stats
 from pinlaterd.wire.control import ControlClient, ProcessState
@@ -111,7 +111,7 @@ class _Shard:
                 log.warning("waits for its store: %s", text)
                 said = text
             self._control.report(state, {**self._facts(), **trouble})
-            self._control.receive()
+            hear(self._control)
             select.select([self._stop], [], [], _RETRY_SECONDS)
         return False
 

@@ -46,8 +46,9 @@ log = logging.getLogger(__name__)
 # Jobs in a batch: those who come while it is committed wait for all of it, and beyond this a
 # larger one saves nothing on a job.
 BATCH_JOBS = 2_000
-# Of shard_buffer_bytes: half for fresh payloads, a quarter for keys, a quarter for what is in hand.
-_FRESH_PART, _KEYS_PART, _BATCH_PART = 2, 4, 4
+# Of shard_buffer_bytes: half for fresh payloads, an eighth for keys, and a sixteenth for the bodies
+# of a batch, which are there three times while they are decoded or encoded, and packed.
+_FRESH_PART, _KEYS_PART, _BATCH_PART = 2, 8, 16
 # A PendingKey with its two numbers and its place in a list (CPython 3.11).
 _KEY_BYTES = 136
 _REOPEN_SECONDS, _MOST_REOPEN_SECONDS = 0.05, 5.0
@@ -57,17 +58,10 @@ class _Batch:
     """A batch in the making: `room` is for payloads, in bytes."""
 
     def __init__(self, room: int) -> None:
-        self.works: list[Work] = []
+        self.writes: list[Work] = []
+        self.dequeues: list[Work] = []
         self.jobs = 0
         self.room = room
-
-    def add(self, work: Work) -> None:
-        self.works.append(work)
-        self.jobs += work.rows
-
-
-def _is_dequeue(work: Work) -> bool:
-    return isinstance(work, DequeueWork)
 
 
 _NOTHING = Results(BatchResult((), (), (), (), ()))
@@ -120,6 +114,7 @@ class ShardService:
         self._unfinished: list[DequeueWork] = []  # that go on with the next batch
         self._in_hand: dict[Work, None] = {}  # not answered yet; the unfinished among them
         self._replies: defaultdict[bytes, list[ReplyEntry]] = defaultdict(list)
+        self._reply_bytes = 0  # in `_replies`
         self._reopen_at = 0.0
         self._reopen_seconds = _REOPEN_SECONDS
 
@@ -252,6 +247,7 @@ class ShardService:
     def take_replies(self) -> Mapping[bytes, list[ReplyEntry]]:
         """The answers since the last time, by router."""
         replies, self._replies = self._replies, defaultdict(list)
+        self._reply_bytes = 0
         return replies
 
     def take_counts(self) -> Sequence[ReadyCounts]:
@@ -336,12 +332,14 @@ class ShardService:
         for waiting in unfinished:
             self._add_dequeue(batch, waiting, now_ms, now)
         while self._backlog and batch.jobs < BATCH_JOBS and batch.room > 0:
+            if self._reply_bytes >= self._batch_bytes:
+                break  # look-ups are answered without a commit, and their answers may be large
             arrival = self._backlog.popleft()
             if arrival.entry.deadline <= now:
                 self._memory.figures.count("calls_expired")
                 self._reply(arrival, refused(arrival))  # nothing was done; the router can forget it
                 continue
-            if batch.works and self._reception.changes_queues(arrival):
+            if (batch.writes or batch.dequeues) and self._reception.changes_queues(arrival):
                 # What is in the batch relies on the queues as they are.
                 self._backlog.appendleft(arrival)
                 break
@@ -353,10 +351,9 @@ class ShardService:
             if isinstance(work, DequeueWork):
                 self._add_dequeue(batch, work, now_ms, now)
             else:
-                batch.add(work)
-        # Dequeues last: what became ready in this commit is in the index when they conclude.
-        batch.works.sort(key=_is_dequeue)
-        self._commit(batch.works, now_ms)
+                batch.writes.append(work)
+                batch.jobs += work.rows
+        self._commit([*batch.writes, *batch.dequeues], now_ms)
 
     def _add_dequeue(self, batch: _Batch, work: DequeueWork, now_ms: int, now: float) -> None:
         """Let it choose its jobs; one that needs no commit is answered, or goes on later."""
@@ -371,8 +368,10 @@ class ShardService:
         elif work.remaining and most_jobs > 0 and batch.room > 0:
             first = batch.room == self._batch_bytes
             batch.room -= self._claimer.choose(work, most_jobs, batch.room, now_ms, first=first)
-        if work.rows:
-            batch.add(work)
+        jobs = work.rows
+        if jobs:
+            batch.dequeues.append(work)
+            batch.jobs += jobs
         else:
             self._conclude(work, _NOTHING, now_ms)
 
@@ -393,12 +392,20 @@ class ShardService:
             for work in works:
                 self._commit([work], now_ms)
             return
-        self._memory.figures.committed(
-            sum(work.rows for work in works), self._clock.monotonic() - started
+        memory = self._memory
+        memory.figures.committed(
+            sum([work.rows for work in works]), self._clock.monotonic() - started
         )
         results = Results(result)
+        # Dequeues are last: what became ready in this commit is in the index when they conclude.
+        begun = False
         for work in works:
+            if not begun and isinstance(work, DequeueWork):
+                memory.take_in(now_ms)
+                begun = True
             self._conclude(work, results, now_ms)
+        memory.take_in(now_ms)
+        memory.figures.end_batch()
 
     def _conclude(self, work: Work, results: Results, now_ms: int) -> None:
         entry = work.conclude(results, self._memory, now_ms)
@@ -428,6 +435,7 @@ class ShardService:
 
     def _reply(self, arrival: Arrival, entry: ReplyEntry) -> None:
         self._replies[arrival.router].append(entry)
+        self._reply_bytes += len(entry.payload)
 
     # --- searches ------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ committed it gives up: then nothing has changed. Dequeues are in `dequeues`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import gt
 from typing import NamedTuple, Protocol
 
 from pinlaterd.engines.base import (
@@ -42,7 +43,7 @@ class Arrival(NamedTuple):
 class Memory:
     """What a shard keeps in memory beside its store. Cleared when ownership begins anew."""
 
-    __slots__ = ("figures", "fresh", "name", "ready", "touched")
+    __slots__ = ("_enqueued", "figures", "fresh", "name", "ready", "touched")
 
     def __init__(
         self, name: str, ready: ReadyIndex, fresh: FreshPayloads, figures: Figures
@@ -52,6 +53,56 @@ class Memory:
         self.fresh = fresh
         self.figures = figures
         self.touched: set[str] = set()  # queues whose ready counts may have changed, or are gone
+        self._enqueued: dict[str, tuple[list[int], list[Job]]] = {}  # see take_in
+
+    def enqueued(self, queue: str, local_ids: Sequence[int], jobs: Sequence[Job]) -> None:
+        """Jobs of one call were stored; `take_in` has to be called for those of a batch."""
+        found = self._enqueued.get(queue)
+        if found is None:
+            self._enqueued[queue] = (list(local_ids), list(jobs))
+        else:
+            found[0].extend(local_ids)
+            found[1].extend(jobs)
+
+    def take_in(self, now_ms: int) -> None:
+        """Index all jobs that a commit has stored, and keep the payloads of those due soon.
+
+        Once for all of a batch: with one job a call, this is a good part of what a call costs."""
+        for queue, (local_ids, jobs) in self._enqueued.items():
+            self.touched.add(queue)
+            self.figures.enqueued(queue, jobs)
+            priorities = {job[1] for job in jobs}
+            if len(priorities) == 1:
+                self._remember(queue, priorities.pop(), local_ids, jobs, now_ms)
+                continue
+            for priority in priorities:
+                ids = [
+                    local_id
+                    for local_id, job in zip(local_ids, jobs, strict=True)
+                    if job[1] == priority
+                ]
+                of_priority = [job for job in jobs if job[1] == priority]
+                self._remember(queue, priority, ids, of_priority, now_ms)
+        self._enqueued.clear()
+
+    def _remember(
+        self, queue: str, priority: int, local_ids: Sequence[int], jobs: Sequence[Job], now_ms: int
+    ) -> None:
+        new = tuple.__new__  # half the cost of calling the class, for each job of a batch
+        keys = [
+            new(PendingKey, (now_ms if job[2] is None else job[2], local_id))
+            for local_id, job in zip(local_ids, jobs, strict=True)
+        ]
+        if any(map(gt, keys, keys[1:])):
+            # Earliest first. Keys differ, so that the jobs beside them are never compared.
+            ordered = sorted(zip(keys, jobs, strict=True))
+            keys = [key for key, _ in ordered]
+            jobs = [job for _, job in ordered]
+            local_ids = [key.local_id for key in keys]
+        kept = self.ready.add(queue, priority, keys, now_ms)
+        if kept:
+            payloads = [new(Payload, (job[0], job[3], job[3])) for job in jobs[:kept]]
+            self.fresh.keep(queue, priority, local_ids[:kept], payloads)
 
     def requeue(self, queue: str, requeued: Sequence[Requeued], now_ms: int) -> None:
         """Jobs became PENDING again."""
@@ -159,49 +210,12 @@ class EnqueueWork(_AnsweredCall):
     def conclude(self, results: Results, memory: Memory, now_ms: int) -> ReplyEntry:
         local_ids = next(results.enqueues)
         queue, jobs = self.queue, self.jobs
-        memory.touched.add(queue)
-        memory.figures.enqueued(queue, jobs)
-        priorities = {job[1] for job in jobs}
+        memory.enqueued(queue, local_ids, jobs)
         prefix = f"{queue}:s{memory.name}:p"
-        if len(priorities) == 1:
-            priority = jobs[0].priority
-            _remember(memory, queue, priority, local_ids, jobs, now_ms)
-            prefix = f"{prefix}{priority}:"
-            descriptors = [f"{prefix}{local_id}" for local_id in local_ids]
-        else:
-            placed = list(zip(local_ids, jobs, strict=True))
-            for priority in priorities:
-                ids = [local_id for local_id, job in placed if job[1] == priority]
-                of_priority = [job for job in jobs if job[1] == priority]
-                _remember(memory, queue, priority, ids, of_priority, now_ms)
-            descriptors = [f"{prefix}{job[1]}:{local_id}" for local_id, job in placed]
+        descriptors = [
+            f"{prefix}{job[1]}:{local_id}" for local_id, job in zip(local_ids, jobs, strict=True)
+        ]
         return done(self.arrival, codec.encode_reply(self.head, descriptors))
-
-
-def _remember(
-    memory: Memory,
-    queue: str,
-    priority: int,
-    local_ids: Sequence[int],
-    jobs: Sequence[Job],
-    now_ms: int,
-) -> None:
-    """Jobs of one priority were enqueued: index them, and keep the payloads of those due soon."""
-    new = tuple.__new__  # half the cost of calling the class, for each job of a batch
-    keys = [
-        new(PendingKey, (now_ms if job[2] is None else job[2], local_id))
-        for local_id, job in zip(local_ids, jobs, strict=True)
-    ]
-    if len(keys) > 1 and len({key[0] for key in keys}) > 1:
-        # Earliest first. Keys differ, so that the jobs beside them are never compared.
-        ordered = sorted(zip(keys, jobs, strict=True))
-        keys = [key for key, _ in ordered]
-        jobs = [job for _, job in ordered]
-        local_ids = [key.local_id for key in keys]
-    kept = memory.ready.add(queue, priority, keys, now_ms)
-    if kept:
-        payloads = [new(Payload, (job[0], job[3], job[3])) for job in jobs[:kept]]
-        memory.fresh.keep(queue, priority, local_ids[:kept], payloads)
 
 
 class AckWork(_AnsweredCall):

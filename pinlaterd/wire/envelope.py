@@ -9,6 +9,8 @@ TBinaryProtocol; the reply bears the client's seqid, so it goes back untouched.
     shard -> router   WELCOME    incarnation, JSON ShardFacts
                       REPLIES    incarnation, entries (ReplyEntry), then counts (ReadyCounts)
                       PULSE      incarnation, counts: sent when counts change, and once a second
+                      FAREWELL   incarnation: it ends in order, has answered all that it carried
+                                 out, and will carry out nothing more
 
 Every CALLS names the incarnation it is meant for: ZeroMQ hands what was sent to a dead shard to
 its successor, which discards it. Only so may a router, once a shard has gone, send an enqueue
@@ -30,6 +32,7 @@ class Kind(IntEnum):
     WELCOME = 3
     REPLIES = 4
     PULSE = 5
+    FAREWELL = 6
 
 
 class Op(IntEnum):
@@ -98,6 +101,7 @@ class MalformedEnvelope(Exception):
     """Bytes that no pinlaterd process of this version sends."""
 
 
+_new = tuple.__new__  # half the cost of calling a NamedTuple, for each call of each client
 _HEAD = struct.Struct(">BQI")  # kind, incarnation, entries
 _CALL = struct.Struct(">IdBiBBI")  # call id, deadline, op, max jobs, lowest priority, whole, length
 _REPLY = struct.Struct(">IBII")  # call id, status, jobs, length
@@ -142,9 +146,8 @@ def unpack_calls(frame: bytes) -> list[CallEntry]:
             at += _CALL.size
             message = frame[at : at + length]
             at += length
-            entries.append(
-                CallEntry(call_id, deadline, message, _OPS[op], max_jobs, lowest, bool(whole))
-            )
+            fields = (call_id, deadline, message, _OPS[op], max_jobs, lowest, bool(whole))
+            entries.append(_new(CallEntry, fields))
     except (struct.error, IndexError) as error:
         raise MalformedEnvelope("calls") from error
     if at != len(frame):
@@ -189,7 +192,8 @@ def unpack_replies(frame: bytes) -> tuple[list[ReplyEntry], list[ReadyCounts]]:
         for _ in range(count):
             call_id, status, jobs, length = _REPLY.unpack_from(frame, at)
             at += _REPLY.size
-            entries.append(ReplyEntry(call_id, _STATUSES[status], frame[at : at + length], jobs))
+            fields = (call_id, _STATUSES[status], frame[at : at + length], jobs)
+            entries.append(_new(ReplyEntry, fields))
             at += length
         return entries, _read_counts(frame, at)
     except (struct.error, ValueError, IndexError) as error:
@@ -200,6 +204,10 @@ def pack_pulse(incarnation: int, counts: Iterable[ReadyCounts]) -> bytes:
     parts = [_HEAD.pack(Kind.PULSE, incarnation, 0)]
     _append_counts(parts, counts)
     return b"".join(parts)
+
+
+def pack_farewell(incarnation: int) -> bytes:
+    return _HEAD.pack(Kind.FAREWELL, incarnation, 0)
 
 
 def unpack_pulse(frame: bytes) -> list[ReadyCounts]:

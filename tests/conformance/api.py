@@ -31,7 +31,8 @@ from thrift.protocol.TBinaryProtocol import TBinaryProtocol
 from thrift.Thrift import TApplicationException, TMessageType
 from thrift.transport import TSocket, TTransport
 
-INTERFACE_FILE = Path(__file__).parents[2] / "thrift" / "pinlater.thrift"
+REPOSITORY = Path(__file__).parents[2]
+INTERFACE_FILE = REPOSITORY / "thrift" / "pinlater.thrift"
 PINLATERD = (sys.executable, "-m", "pinlaterd.main")
 ADMIN_PASSWORD = "correct horse"
 SOURCE = "conformance:host1"
@@ -46,6 +47,7 @@ MIB = 1024 * KIB
 MAX_FRAME_BYTES = 4 * MIB
 MAX_RESPONSE_BYTES = 2 * MIB
 MAX_DEQUEUE_WAIT_MS = 3000
+MAX_CALLS_PER_CONNECTION = 100
 COUNT_LIMIT = 50
 MONITOR_BATCH_SIZE = 20
 
@@ -500,6 +502,6 @@ def _run(*arguments: str) -> None:
         text=True,
         timeout=COMMAND_SECONDS,
         check=False,
-        cwd=INTERFACE_FILE.parents[1],
+        cwd=REPOSITORY,
     )
     assert done.returncode == 0, f"pinlaterd {' '.join(arguments)}: {done.stdout}"

@@ -14,8 +14,8 @@
     the answer stops growing at max_response_bytes         test_answer_stops_growing
     mistakes                                               test_mistakes
 
-Unknown queues: test_api_queues.py; maxWaitMillis and claims that can't be delivered:
-test_api_waiting.py; with a shard down: test_api_shard_down.py.
+Rate limits are section 5. Unknown queues: test_api_queues.py; maxWaitMillis, and claims that can't
+be delivered: test_api_waiting.py; with a shard down: test_api_shard_down.py.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """SPEC section 3: retryFailedJobs and deleteJobs.
 
     retry: FAILED to PENDING with attemptsToAllow, claim cleared  test_retried_jobs
-    attempts allowed raised to match if lower        test_attempts_allowed_…
-    run-after given, or now                          test_retried_jobs, test_retry_for_later
-    up to limit over all shards, oldest first        test_oldest_are_retried_first
-    of one priority, 1 by default; returns how many  test_retry_of_a_priority
-    delete: up to limit, of a state and a priority   test_delete_…
-    a claim ends by deletion (section 10)            test_delete_ends_a_claim
-    mistakes                                         test_mistakes
+    attempts allowed raised to match if lower         test_attempts_allowed_…
+    run-after given, or now                           test_retried_jobs, test_retry_for_later
+    up to limit over all shards, oldest first         test_oldest_are_retried_first
+    of one priority, 1 by default; returns how many   test_retry_of_a_priority
+    delete: up to limit, of a state and a priority    test_delete_…
+    calls that begin after the answer see the effect  test_effects_are_visible_…
+    a claim ends by deletion (section 10)             test_delete_ends_a_claim
+    mistakes                                          test_mistakes
 
 Deletes by body: test_api_body_search.py.
 """
@@ -26,6 +27,7 @@ from tests.conformance.api import (
     STATES,
     SUCCEEDED,
     Client,
+    Deployment,
     Refused,
 )
 from tests.conftest import WaitUntil
@@ -167,6 +169,24 @@ def test_delete_ends_a_claim(client: Client, queue):
 
     assert client.lookup(descriptor) == {}
     assert client.count(queue, SUCCEEDED) == 0
+
+
+def test_effects_are_visible_on_every_connection(service: Deployment, client: Client, queue):
+    for number in range(10):
+        (descriptor,) = client.fail_for_good(queue, client.job(b"job", numAttemptsAllowed=1))
+        with service.client() as other:
+            assert other.retry_failed(queue) == 1
+        with service.client() as other:
+            assert other.count(queue, FAILED) == 0
+            assert other.dequeue(queue, 10).keys() == {descriptor}
+        with service.client() as other:
+            other.checkpoint(queue, other.checkpoint_of(descriptor, newBody=f"new {number}"))
+        with service.client() as other:
+            assert other.info(descriptor, body=True).body == b"new %d" % number
+            assert other.delete_jobs(queue, IN_PROGRESS) == 1
+        with service.client() as other:
+            assert other.lookup(descriptor) == {}
+            assert other.count(queue, IN_PROGRESS) == 0
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from thrift.transport import TTransport
 
 from tests.conformance.api import (
     IN_PROGRESS,
+    MAX_CALLS_PER_CONNECTION,
     MAX_FRAME_BYTES,
     MIB,
     PENDING,
@@ -87,6 +88,14 @@ def test_pipelined_calls_are_answered_in_order(service: Deployment, api: Interfa
     assert [answer.method for answer in answers] == [call[0] for call in calls] * rounds
 
 
+def test_more_pipelined_calls_than_are_worked_on_at_a_time(service: Deployment, api: Interface):
+    calls = MAX_CALLS_PER_CONNECTION * 5
+    with service.wire() as wire:
+        wire.send(*(api.message("getQueueNames", seqid=number) for number in range(calls)))
+
+        assert [wire.receive().seqid for _ in range(calls)] == list(range(calls))
+
+
 def test_slow_call_is_not_overtaken(service: Deployment, api: Interface, client, queue):
     with service.wire() as wire:
         waiting = client.dequeue_request(queue, 1, maxWaitMillis=60_000)
@@ -128,13 +137,32 @@ def test_oneway_call_gets_no_answer(service: Deployment, api: Interface, client,
         wire.send(
             api.message("enqueueJobs", request, seqid=1, kind=TMessageType.ONEWAY),
             api.message("no_such_method", seqid=2, kind=TMessageType.ONEWAY),
-            api.message("enqueueJobs", client.enqueue_request("nowhere"), seqid=3, kind=4),
+            api.message(
+                "enqueueJobs", client.enqueue_request("nowhere"), seqid=3, kind=TMessageType.ONEWAY
+            ),
             api.message("getQueueNames", seqid=4),
         )
 
         assert wire.receive().seqid == 4
         assert wire.silent()
     assert client.count(queue) == 1
+
+
+def test_oneway_dequeue_claims_nothing(
+    service: Deployment, api: Interface, client: Client, queue, wait_until: WaitUntil
+):
+    """Nobody can be given the jobs, so that they are PENDING with all their attempts."""
+    (descriptor,) = client.enqueue(queue, b"job")
+    request = client.dequeue_request(queue, 10)
+    with service.wire() as wire:
+        wire.send(
+            api.message("dequeueJobs", request, kind=TMessageType.ONEWAY),
+            api.message("getQueueNames", seqid=2),
+        )
+        assert wire.receive().seqid == 2
+
+    wait_until(lambda: client.info(descriptor).jobState == PENDING)
+    assert client.dequeue(queue, 10)[descriptor].remaining == 2
 
 
 def test_frame_beyond_the_limit_closes_its_connection_only(

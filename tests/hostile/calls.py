@@ -78,7 +78,7 @@ def head(method: str, kind: int = 1, seqid: int = 7) -> bytes:
 
 
 def field(kind: int, number: int, value: bytes) -> bytes:
-    return struct.pack(">bh", kind, number) + value
+    return struct.pack(">Bh", kind, number) + value
 
 
 def text(value: bytes) -> bytes:

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -14,7 +15,8 @@ from pinlaterd.client import ConnectionFailed, Job, PinLaterError
 from tests.deployment import Deployment
 
 MIB = 1024 * 1024
-GROWTH_BYTES = 50 * MIB
+GROWTH_BYTES = 50 * MIB  # for good
+PEAK_BYTES = 200 * MIB  # for the moment: one frame may have 64 MiB, and is decoded
 SLOWEST_SECONDS = 5.0
 QUEUE = "target"
 SETTINGS = {
@@ -88,6 +90,8 @@ def unharmed(deployment: Deployment, wait_until) -> Iterator[Bystander]:
     pids = deployment.pids()
     assert len(pids) == 4, pids
     sizes = {name: _rss_bytes(pid) for name, pid in pids.items()}
+    for pid in pids.values():
+        Path(f"/proc/{pid}/clear_refs").write_text("5")  # the peak is counted from now
     bystander = Bystander(deployment)
     bystander.start()
     wait_until(lambda: bystander.calls > 3)
@@ -102,6 +106,13 @@ def unharmed(deployment: Deployment, wait_until) -> Iterator[Bystander]:
     assert deployment.pids() == pids
     for name, pid in pids.items():
         wait_until(lambda n=name, p=pid: _rss_bytes(p) < sizes[n] + GROWTH_BYTES)
+        assert peak_bytes(pid) < sizes[name] + PEAK_BYTES
+
+
+def peak_bytes(pid: int) -> int:
+    """The most memory that the process has had since its test began."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
 
 def _rss_bytes(pid: int) -> int:

@@ -27,7 +27,7 @@ from tests.hostile.calls import (
     text,
     valid_calls,
 )
-from tests.hostile.conftest import MIB, QUEUE
+from tests.hostile.conftest import GROWTH_BYTES, MIB, QUEUE, Bystander, peak_bytes
 from tests.hostile.wire import ANSWER_SECONDS, RawConnection, framed
 
 pytestmark = pytest.mark.service
@@ -229,8 +229,11 @@ def test_jobs_of_a_client_that_hung_up_go_to_the_next(deployment: Deployment, wa
         wait_until(all_came)
 
 
-def test_a_client_that_never_reads_its_answers(deployment: Deployment):
-    """Thousands of calls whose answers nobody takes: the server stops reading from it."""
+def test_a_client_that_never_reads_its_answers(
+    deployment: Deployment, unharmed: Bystander, wait_until
+):
+    """Thousands of calls for a megabyte each, whose answers nobody takes: few of them are made."""
+    sizes = {pid: peak_bytes(pid) for pid in deployment.pids().values()}
     with deployment.client() as client:
         client.create_queue("unread")
         descriptors = client.enqueue("unread", [bytes(100_000)] * 10)
@@ -246,7 +249,12 @@ def test_a_client_that_never_reads_its_answers(deployment: Deployment):
         except TimeoutError:
             pass
         assert sent < 100 * MIB
+        calls = unharmed.calls
+        wait_until(lambda: unharmed.calls > calls + 100)
 
+    assert unharmed.slowest_seconds < 1
+    for pid, size in sizes.items():
+        assert peak_bytes(pid) < size + GROWTH_BYTES
     with RawConnection(deployment.port) as other:
         other.exchange(CALLS[8])
         assert other.open

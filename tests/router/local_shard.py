@@ -10,7 +10,7 @@ from pinlaterd.clock import Clock
 from pinlaterd.router.shards import ShardSet
 from pinlaterd.shard.service import ShardService
 from pinlaterd.shard.works import Arrival
-from pinlaterd.wire.envelope import CallEntry, Op, ReadyCounts
+from pinlaterd.wire.envelope import CallEntry, Op, ReadyCounts, ShardFacts
 from pinlaterd.wire.router_end import OnReply, Outcome, ShardCall, ShardReply
 
 ROUTER = b"router"
@@ -22,10 +22,11 @@ class LocalShard:
 
     def __init__(self, service: ShardService, listener: ShardSet, clock: Clock) -> None:
         self.name = service.name
-        self.facts = service.facts()
+        facts = service.facts()
+        self.facts: ShardFacts | None = facts
         self.healthy = True
         self.calls: list[CallEntry] = []  # all that were ever made
-        self.ready: dict[str, tuple[int, ...]] = dict(self.facts.counts)
+        self.ready: dict[str, tuple[int, ...]] = dict(facts.counts)
         self.hints_lie_still = False
         self._service = service
         self._listener = listener

@@ -7,7 +7,7 @@ at the worst moment, shards that refuse, and which calls a request takes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import cast
@@ -34,6 +34,7 @@ from pinlaterd.model import (
     EnqueueRequest,
     Job,
     JobDescriptor,
+    JobRecord,
     LookupRequest,
     Method,
     Request,
@@ -106,8 +107,8 @@ class Site:
             self.shards, settings, Unlimited(), self.clock, Stats(), Random(1)
         )
 
-    def wake(self, queue: str, ready: int) -> None:
-        self.router.wake(queue, ready)
+    def wake(self, queue: str) -> None:
+        self.router.wake(queue)
 
     def locals(self) -> list[LocalShard]:
         return cast("list[LocalShard]", list(self.shards.by_name.values()))
@@ -146,9 +147,13 @@ class Site:
         request = DequeueRequest(QUEUE, limit)._replace(**options)  # type: ignore[arg-type]
         return cast("DequeueResult", await self.call(Method.DEQUEUE, request)).jobs
 
+    async def lookup(self, descriptors: Sequence[str]) -> list[JobRecord]:
+        request = LookupRequest(descriptors, include_body=True)
+        found = cast("Mapping[str, JobRecord]", await self.call(Method.LOOKUP, request))
+        return [found[descriptor] for descriptor in descriptors]
+
     async def states(self, descriptors: Sequence[str]) -> list[int]:
-        found = await self.call(Method.LOOKUP, LookupRequest(descriptors))
-        return [found[each].state for each in descriptors]  # type: ignore[index,call-overload]
+        return [record.state for record in await self.lookup(descriptors)]
 
     def close(self) -> None:
         for service in self.services.values():
@@ -357,8 +362,8 @@ def test_a_large_enqueue_is_split_and_answered_in_order(play):
 
         assert len(set(descriptors)) == 2500
         assert {shard_of(descriptor) for descriptor in descriptors} == {"1", "2", "3"}
-        found = await site.call(Method.LOOKUP, LookupRequest(descriptors, include_body=True))
-        assert [found[each].body for each in descriptors] == [job.body for job in jobs]  # type: ignore[index,call-overload]
+        found = await site.lookup(descriptors)
+        assert [record.body for record in found] == [job.body for job in jobs]
 
     play(scenario)
 
