@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +37,10 @@ _ROOT = Path(__file__).parent.parent
 class Deployment:
     """One deployment's folder and processes. `destroy` leaves no process, whatever happened."""
 
-    def __init__(self, folder: Path, free_port: Callable[[], int]) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
-        self.port = free_port()
-        self.stats_port = free_port()
+        self.port = _unused_port()
+        self.stats_port = _unused_port()
 
     # --- commands -------------------------------------------------------------------------
 
@@ -160,6 +162,19 @@ class Deployment:
         logs = sorted((self.folder / "run/log").glob("*.log"))
         tails = ("\n".join(path.read_text(errors="replace").splitlines()[-lines:]) for path in logs)
         return "\n" + "\n".join(tails)
+
+
+def _unused_port() -> int:
+    """A port below those that the system gives to outgoing connections: one of those could take
+    it while a killed router is away."""
+    while True:
+        port = random.SystemRandom().randrange(10_000, 32_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        return port
 
 
 def _run(command: list[str]) -> str:

@@ -7,7 +7,7 @@ other settings) it does to a deployment of its own.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -25,9 +25,9 @@ _numbers = itertools.count(1)
 
 @pytest.fixture(scope="session")
 def service(
-    tmp_path_factory: pytest.TempPathFactory, free_port: Callable[[], int]
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Deployment]:
-    deployment = Deployment(tmp_path_factory.mktemp("service"), free_port)
+    deployment = Deployment(tmp_path_factory.mktemp("service"))
     deployment.init(
         shards=2,
         settings={

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,10 +20,10 @@ pytestmark = pytest.mark.service
 
 @pytest.fixture
 def deployment(
-    tmp_path_factory: pytest.TempPathFactory, free_port: Callable[[], int]
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Deployment]:
     # short: a path of a socket in it has to fit into 107 bytes
-    deployment = Deployment(tmp_path_factory.mktemp("q") / "d", free_port)
+    deployment = Deployment(tmp_path_factory.mktemp("q") / "d")
     yield deployment
     if deployment.folder.exists():
         deployment.destroy()

@@ -15,6 +15,7 @@ from pinlaterd.errors import InvalidRequest
 
 # Bounds what a hostile pattern may take, compiled program and search cache together.
 _MAX_PATTERN_MEMORY_BYTES = 8 << 20
+_MAX_REASON_CHARS = 200  # RE2 repeats the pattern in it
 
 
 def compile_body_regex(pattern: str) -> Callable[[bytes], bool]:
@@ -34,6 +35,6 @@ def compile_body_regex(pattern: str) -> Callable[[bytes], bool]:
         if isinstance(reason, bytes):
             reason = reason.decode(errors="replace")
         raise InvalidRequest(
-            f"bodyRegexToMatch is no RE2 pattern: {reason}; see https://github.com/google/re2/wiki/Syntax"
+            f"bodyRegexToMatch is no RE2 pattern: {reason[:_MAX_REASON_CHARS]}; see https://github.com/google/re2/wiki/Syntax"
         ) from error
     return lambda body: search(body) is not None

@@ -21,7 +21,13 @@ from pinlaterd.config import layout
 from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import ServerSettings
 from pinlaterd.errors import ConfigError
-from pinlaterd.lifecycle import ExitCode, StopSignal, allow_open_files, set_title
+from pinlaterd.lifecycle import (
+    ExitCode,
+    StopSignal,
+    allow_open_files,
+    prefer_throughput,
+    set_title,
+)
 from pinlaterd.router.limits import Unlimited
 from pinlaterd.router.service import RouterService
 from pinlaterd.router.shards import ShardPlan, ShardSet
@@ -45,6 +51,7 @@ def run(etc: Path) -> int:
     # There may be several routers; supervisord tells each what it is called.
     name = os.environ.get("SUPERVISOR_PROCESS_NAME", "router")
     set_title(name)
+    prefer_throughput()
     etc = layout.enter(etc)
     try:
         settings = load_config(etc).server

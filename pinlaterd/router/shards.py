@@ -33,6 +33,11 @@ class Shard(Protocol):
     @property
     def calls_in_flight(self) -> int: ...
 
+    @property
+    def calls_unsent(self) -> int:
+        """Those of them that wait for the end of this turn of the loop, to go as one message."""
+        ...
+
     def ready_counts(self, queue: str) -> tuple[int, ...]:
         """How many jobs are ready by priority: a hint; () if nothing is known."""
         ...

@@ -19,7 +19,7 @@ from pinlaterd.config.schema import Config, ServerSettings, ShardSettings
 from pinlaterd.engines.base import StorageEngine
 from pinlaterd.engines.registry import make_engine
 from pinlaterd.errors import ConfigError, ShardOwned, StorageCorrupt, StorageError
-from pinlaterd.lifecycle import ExitCode, StopSignal, set_title
+from pinlaterd.lifecycle import ExitCode, StopSignal, prefer_throughput, set_title
 from pinlaterd.shard.loop import ShardLoop, hear
 from pinlaterd.shard.service import ShardService
 from pinlaterd.stats import Stats
@@ -39,6 +39,7 @@ def run(name: str, etc: Path, make: MakeEngine = make_engine) -> int:
     """Serve until SIGTERM; then finish what is in hand. Returns the exit code."""
     process = layout.shard_program(name)
     set_title(process)
+    prefer_throughput()
     etc = layout.enter(etc)
     try:
         config = load_config(etc)

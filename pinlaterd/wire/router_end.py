@@ -166,6 +166,10 @@ class ShardLink:
     def calls_in_flight(self) -> int:
         return len(self._in_flight)
 
+    @property
+    def calls_unsent(self) -> int:
+        return len(self._outbox)
+
     def ready_counts(self, queue: str) -> tuple[int, ...]:
         """How many jobs are ready by priority, as last heard: a hint."""
         return self.ready.get(queue, ())

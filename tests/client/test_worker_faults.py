@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,8 +15,8 @@ pytestmark = pytest.mark.service
 
 
 @pytest.fixture
-def deployment(tmp_path: Path, free_port: Callable[[], int]) -> Iterator[Deployment]:
-    deployment = Deployment(tmp_path / "d", free_port)
+def deployment(tmp_path: Path) -> Iterator[Deployment]:
+    deployment = Deployment(tmp_path / "d")
     deployment.init(shards=1, settings={})
     try:
         deployment.up()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,12 +18,6 @@ SETTINGS = {
     "monitor_interval_seconds": 0.5,
     "job_claimed_timeout_seconds": 600,
 }
-
-
-def unused_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="package")
@@ -75,7 +68,7 @@ def load(deployment: Deployment, queue: str) -> Load:
 
 
 def make_deployment(folder: Path, *, shards: int) -> Deployment:
-    deployment = Deployment(folder, unused_port)
+    deployment = Deployment(folder)
     settings = SETTINGS | {"admin_password_hash": f'"{hash_password(PASSWORD)}"'}
     deployment.init(shards=shards, settings=settings)
     return deployment

@@ -74,7 +74,7 @@ def test_a_shard_killed_again_and_again_loses_nothing(
     deployment: Deployment, load: Load, wait_until
 ):
     with load.running():
-        for _ in range(3):
+        for _ in range(2):
             _progresses(load, wait_until)
             killed = deployment.kill("shard-1")
             wait_until(lambda pid=killed: deployment.pids().get("shard-1", pid) != pid)

@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 
 from pinlaterd.client import JobState
+from tests.deployment import Deployment
+from tests.faults.conftest import make_deployment
 
 pytestmark = pytest.mark.service
 
 
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory) -> Iterator[Deployment]:
+    deployment = make_deployment(tmp_path_factory.mktemp("d"), shards=2)
+    yield deployment
+    deployment.destroy()
+
+
 @pytest.fixture
-def busy(new_deployment):
-    """A running deployment of which a shard has a searcher beside it."""
-    deployment = new_deployment(2)
+def busy(deployment: Deployment) -> Deployment:
+    """It runs, and its shards have searchers beside them."""
     deployment.up()
     with deployment.client() as client:
         client.create_queue("q")
-        client.enqueue("q", [b"abc"])
-        assert client.count("q", JobState.PENDING, body_regex="b") == 1
+        assert client.count("q", JobState.PENDING, body_regex="b") == 0
     return deployment
 
 
@@ -61,6 +69,9 @@ def test_a_killed_shard_takes_its_searcher_along(busy, wait_until):
 
 
 def test_down_and_up_keep_the_jobs(busy):
+    with busy.client() as client:
+        client.enqueue("q", [b"abc"])
+
     busy.down()
     busy.up()
 

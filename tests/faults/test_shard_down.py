@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import NamedTuple
 
 import pytest
 
@@ -19,148 +20,144 @@ SHARDS = ("1", "2", "3")
 JOBS_EACH = 5
 
 
-@pytest.fixture
-def client(deployment: Deployment) -> Iterator[Client]:
-    with deployment.client() as client:
+@pytest.fixture(scope="module")
+def client(shared_deployment: Deployment) -> Iterator[Client]:
+    shared_deployment.wait_until_serving()
+    with shared_deployment.client() as client:
         yield client
 
 
-@pytest.fixture
-def on_every_shard(client: Client, queue: str) -> dict[str, list[str]]:
-    """At least JOBS_EACH pending jobs on every shard, as descriptors by shard."""
+def _fill(client: Client, queue: str) -> set[str]:
+    """Pending jobs on every shard, JOBS_EACH at least."""
+    client.create_queue(queue)
     found: dict[str, list[str]] = {name: [] for name in SHARDS}
     while min(map(len, found.values())) < JOBS_EACH:
         [descriptor] = client.enqueue(queue, [b"x"])
         (shard,) = shards_of([descriptor])
         found[shard].append(descriptor)
-    return found
+    return {descriptor for descriptors in found.values() for descriptor in descriptors}
 
 
-@pytest.fixture
-def claimed_on_shard_1(
-    client: Client, queue: str, on_every_shard: dict[str, list[str]]
-) -> list[ClaimedJob]:
-    """All jobs are claimed; these are shard 1's."""
-    count = sum(map(len, on_every_shard.values()))
-    jobs = client.dequeue(queue, limit=count)
-    assert len(jobs) == count
-    return [job for job in jobs if job.descriptor in on_every_shard["1"]]
-
-
-@pytest.fixture
-def shard_1_is_down(deployment: Deployment) -> Iterator[None]:
-    deployment.supervisorctl("stop", "shard-1")
-    yield
-    if "shard-1" not in deployment.pids():
-        deployment.supervisorctl("start", "shard-1")
-    deployment.wait_until_serving()
-
-
-def test_enqueues_go_elsewhere_and_dequeues_skip_it(
-    client: Client, queue: str, on_every_shard, shard_1_is_down
-):
-    assert shards_of(client.enqueue(queue, [b"y"])[0] for _ in range(50)) == {"2", "3"}
-
-    claimed = client.dequeue(queue, limit=1000)
-
-    expected = 50 + len(on_every_shard["2"]) + len(on_every_shard["3"])
-    assert len(claimed) == expected
-    assert shards_of(job.descriptor for job in claimed) == {"2", "3"}
-
-
-def test_acks_to_it_fail_and_can_be_repeated(
-    deployment: Deployment, client: Client, queue: str, claimed_on_shard_1, shard_1_is_down
-):
-    descriptors = [job.descriptor for job in claimed_on_shard_1]
-    with pytest.raises(ShardConnectionFailed, match="shard 1"):
-        client.ack(queue, succeeded=claimed_on_shard_1)
-    with pytest.raises(ShardConnectionFailed, match="shard 1"):
-        client.lookup(descriptors)
-
-    deployment.supervisorctl("start", "shard-1")
-    deployment.wait_until_serving()
-    client.ack(queue, succeeded=claimed_on_shard_1)
-    client.ack(queue, succeeded=claimed_on_shard_1)
-
-    states = {record.state for record in client.lookup(descriptors).values()}
-    assert states == {JobState.SUCCEEDED}
-
-
-def test_the_acks_of_healthy_shards_are_carried_out(
-    client: Client, queue: str, on_every_shard, deployment: Deployment
-):
+def _claim_all(client: Client, queue: str) -> list[ClaimedJob]:
+    stored = _fill(client, queue)
     jobs = client.dequeue(queue, limit=1000)
-    assert {job.descriptor for job in jobs} == set().union(*on_every_shard.values())
-    deployment.supervisorctl("stop", "shard-1")
-    try:
+    assert {job.descriptor for job in jobs} == stored
+    return jobs
+
+
+def _states(client: Client, jobs: list[ClaimedJob]) -> set[JobState]:
+    records = client.lookup(job.descriptor for job in jobs)
+    assert len(records) == len(jobs)
+    return {record.state for record in records.values()}
+
+
+class _Before(NamedTuple):
+    """What was there when shard 1 went down."""
+
+    pending: set[str]  # in the queue "pending", on every shard
+    claimed: list[ClaimedJob]  # of the queue "claimed", on every shard
+
+    def claimed_on_1(self) -> list[ClaimedJob]:
+        return [job for job in self.claimed if shards_of([job.descriptor]) == {"1"}]
+
+    def claimed_elsewhere(self) -> list[ClaimedJob]:
+        return [job for job in self.claimed if shards_of([job.descriptor]) != {"1"}]
+
+
+class TestWhileItIsDown:
+    @pytest.fixture(scope="class")
+    def before(self, shared_deployment: Deployment, client: Client) -> Iterator[_Before]:
+        before = _Before(_fill(client, "pending"), _claim_all(client, "claimed"))
+        shared_deployment.supervisorctl("stop", "shard-1")
+        yield before
+        shared_deployment.supervisorctl("start", "shard-1")
+        shared_deployment.wait_until_serving()
+
+    def test_dequeues_skip_it(self, client: Client, before: _Before):
+        claimed = {job.descriptor for job in client.dequeue("pending", limit=1000)}
+
+        assert shards_of(before.pending - claimed) == {"1"}
+        assert shards_of(claimed) == {"2", "3"}
+
+    def test_enqueues_go_elsewhere(self, client: Client, before: _Before):
+        descriptors = [client.enqueue("pending", [b"y"])[0] for _ in range(50)]
+        assert shards_of(descriptors) == {"2", "3"}
+
+    def test_its_acks_and_look_ups_fail(self, client: Client, before: _Before):
+        mine = before.claimed_on_1()
         with pytest.raises(ShardConnectionFailed, match="shard 1"):
-            client.ack(queue, succeeded=jobs)
-        healthy = on_every_shard["2"] + on_every_shard["3"]
-        states = {record.state for record in client.lookup(healthy).values()}
-    finally:
-        deployment.supervisorctl("start", "shard-1")
-
-    assert states == {JobState.SUCCEEDED}
-
-
-def test_a_dequeue_whose_acks_fail_claims_nothing(
-    client: Client, queue: str, claimed_on_shard_1, shard_1_is_down
-):
-    client.enqueue(queue, [b"y"])
-
-    with pytest.raises(ShardConnectionFailed, match="shard 1"):
-        client.dequeue(queue, limit=10, succeeded=claimed_on_shard_1)
-
-    assert len(client.dequeue(queue, limit=10)) == 1
-
-
-def test_calls_over_all_shards_name_it(client: Client, queue: str, shard_1_is_down):
-    calls: list[Callable[[], object]] = [
-        partial(client.count, queue, JobState.PENDING),
-        lambda: list(client.scan(queue, JobState.PENDING)),
-        partial(client.retry_failed, queue),
-        partial(client.delete_jobs, queue, JobState.PENDING),
-        partial(client.delete_queue, queue, password=PASSWORD),
-    ]
-    for call in calls:
+            client.ack("claimed", failed=mine)
         with pytest.raises(ShardConnectionFailed, match="shard 1"):
-            call()
+            client.lookup(job.descriptor for job in mine)
 
-    assert queue in client.queue_names()
+    def test_a_dequeue_whose_acks_fail_claims_nothing(self, client: Client, before: _Before):
+        client.enqueue("claimed", [b"y"])
+
+        with pytest.raises(ShardConnectionFailed, match="shard 1"):
+            client.dequeue("claimed", limit=10, succeeded=before.claimed_on_1())
+
+        assert len(client.dequeue("claimed", limit=10)) == 1
+
+    def test_the_acks_of_healthy_shards_are_carried_out(self, client: Client, before: _Before):
+        with pytest.raises(ShardConnectionFailed, match="shard 1"):
+            client.ack("claimed", succeeded=before.claimed)
+
+        assert _states(client, before.claimed_elsewhere()) == {JobState.SUCCEEDED}
+
+    def test_calls_over_all_shards_name_it(self, client: Client, before: _Before):
+        calls: list[Callable[[], object]] = [
+            partial(client.count, "pending", JobState.PENDING),
+            lambda: list(client.scan("pending", JobState.PENDING)),
+            partial(client.retry_failed, "pending"),
+            partial(client.delete_jobs, "pending", JobState.PENDING),
+            partial(client.delete_queue, "pending", password=PASSWORD),
+        ]
+        for call in calls:
+            with pytest.raises(ShardConnectionFailed, match="shard 1"):
+                call()
+
+        assert "pending" in client.queue_names()
 
 
-def test_a_queue_made_meanwhile_exists_there_after_its_return(
-    deployment: Deployment, client: Client, queue: str, shard_1_is_down, wait_until
-):
-    made = f"{queue}_made"
-    client.create_queue(made)
-    # All answers come from the other two from here on, then from shard 1 alone.
-    deployment.supervisorctl("start", "shard-1")
-    deployment.wait_until_serving()
-    deployment.supervisorctl("stop", "shard-2", "shard-3")
-    try:
-        [descriptor] = client.enqueue(made, [b"x"])
-        names = client.queue_names()
-    finally:
-        deployment.supervisorctl("start", "shard-2", "shard-3")
+class TestAfterItsReturn:
+    @pytest.fixture(scope="class")
+    def acked_in_vain(
+        self, shared_deployment: Deployment, client: Client
+    ) -> Iterator[list[ClaimedJob]]:
+        """Shard 1 was down while these were acked, and while the queue "made" was made."""
+        jobs = [job for job in _claim_all(client, "vain") if shards_of([job.descriptor]) == {"1"}]
+        shared_deployment.supervisorctl("stop", "shard-1")
+        with pytest.raises(ShardConnectionFailed):
+            client.ack("vain", succeeded=jobs)
+        client.create_queue("made")
+        shared_deployment.supervisorctl("start", "shard-1")
+        shared_deployment.wait_until_serving()
+        yield jobs
+        shared_deployment.supervisorctl("start", *(f"shard-{name}" for name in SHARDS))
 
-    assert shards_of([descriptor]) == {"1"}
-    assert made in names
+    def test_acks_can_be_repeated(self, client: Client, acked_in_vain: list[ClaimedJob]):
+        assert _states(client, acked_in_vain) == {JobState.IN_PROGRESS}
 
+        client.ack("vain", succeeded=acked_in_vain)
+        client.ack("vain", succeeded=acked_in_vain)
 
-def test_with_no_shard_at_all_nothing_is_stored(deployment: Deployment, client: Client, queue: str):
-    everyone = ["shard-1", "shard-2", "shard-3"]
-    deployment.supervisorctl("stop", *everyone)
-    try:
+        assert _states(client, acked_in_vain) == {JobState.SUCCEEDED}
+
+    def test_it_has_the_queue_that_was_made_meanwhile(
+        self, shared_deployment: Deployment, client: Client, acked_in_vain
+    ):
+        # Nobody else is there to answer.
+        shared_deployment.supervisorctl("stop", "shard-2", "shard-3")
+
+        assert shards_of(client.enqueue("made", [b"x"])) == {"1"}
+        assert "made" in client.queue_names()
+
+        # Nor now.
+        shared_deployment.supervisorctl("stop", "shard-1")
         with pytest.raises(NoHealthyShards):
-            client.enqueue(queue, [b"x"])
+            client.enqueue("made", [b"y"])
         with pytest.raises(NoHealthyShards):
-            client.dequeue(queue, limit=1)
-    finally:
-        deployment.supervisorctl("start", *everyone)
-    deployment.wait_until_serving()
-
-    assert client.dequeue(queue, limit=1) == []
+            client.dequeue("made", limit=1)
 
 
 @pytest.mark.parametrize("program", ["shard-1", "router"])

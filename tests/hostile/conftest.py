@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from tests.deployment import Deployment
 
 MIB = 1024 * 1024
 GROWTH_BYTES = 50 * MIB  # for good
-PEAK_BYTES = 200 * MIB  # for the moment: one frame may have 64 MiB, and is decoded
+PEAK_BYTES = 400 * MIB  # for the moment: one frame may have 64 MiB, and is decoded
 SLOWEST_SECONDS = 5.0
 QUEUE = "target"
 SETTINGS = {
@@ -65,15 +64,9 @@ class Bystander:
                 self._stop.wait(0.005)
 
 
-def _unused_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.fixture(scope="package")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    deployment = Deployment(tmp_path_factory.mktemp("d"), _unused_port)
+    deployment = Deployment(tmp_path_factory.mktemp("d"))
     deployment.init(shards=2, settings=SETTINGS)
     try:
         deployment.up()

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -287,15 +286,9 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _unused_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    deployment = Deployment(tmp_path_factory.mktemp("d"), _unused_port)
+    deployment = Deployment(tmp_path_factory.mktemp("d"))
     deployment.init(shards=3, settings={})
     try:
         deployment.up()

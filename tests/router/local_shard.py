@@ -39,6 +39,10 @@ class LocalShard:
     def calls_in_flight(self) -> int:
         return len(self._waiting)
 
+    @property
+    def calls_unsent(self) -> int:
+        return 0
+
     def ready_counts(self, queue: str) -> tuple[int, ...]:
         return self.ready.get(queue, ())
 
