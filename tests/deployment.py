@@ -112,7 +112,7 @@ class Deployment:
 
     def pids(self) -> dict[str, int]:
         """The pid of every program that runs."""
-        return {name: info.pid for name, info in self.programs().items() if info.state == "RUNNING"}
+        return {name: info.pid for name, info in self.programs().items() if info.pid}
 
     def pid_of(self, program: str) -> int:
         return self.pids()[program]

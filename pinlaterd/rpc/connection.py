@@ -81,14 +81,13 @@ class Answer:
         return self._connection.is_lost()
 
     def send(self, message: bytes) -> bool:
-        """False if the client has gone. A oneway call gets no answer: the message is dropped."""
+        """False if nobody will get it: the client has gone, or the call is oneway."""
         connection = self._connection
-        if connection.is_lost():
+        if self._oneway or connection.is_lost():
             return False
-        if not self._oneway:
-            assert self._message is None
-            self._message = message
-            connection.answered(self)
+        assert self._message is None
+        self._message = message
+        connection.answered(self)
         return True
 
     @property

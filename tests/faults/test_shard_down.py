@@ -64,15 +64,16 @@ class _Before(NamedTuple):
         return [job for job in self.claimed if shards_of([job.descriptor]) != {"1"}]
 
 
-class TestWhileItIsDown:
-    @pytest.fixture(scope="class")
-    def before(self, shared_deployment: Deployment, client: Client) -> Iterator[_Before]:
-        before = _Before(_fill(client, "pending"), _claim_all(client, "claimed"))
-        shared_deployment.supervisorctl("stop", "shard-1")
-        yield before
-        shared_deployment.supervisorctl("start", "shard-1")
-        shared_deployment.wait_until_serving()
+@pytest.fixture(scope="class")
+def before(shared_deployment: Deployment, client: Client) -> Iterator[_Before]:
+    before = _Before(_fill(client, "pending"), _claim_all(client, "claimed"))
+    shared_deployment.supervisorctl("stop", "shard-1")
+    yield before
+    shared_deployment.supervisorctl("start", "shard-1")
+    shared_deployment.wait_until_serving()
 
+
+class TestWhileItIsDown:
     def test_dequeues_skip_it(self, client: Client, before: _Before):
         claimed = {job.descriptor for job in client.dequeue("pending", limit=1000)}
 
@@ -119,22 +120,21 @@ class TestWhileItIsDown:
         assert "pending" in client.queue_names()
 
 
-class TestAfterItsReturn:
-    @pytest.fixture(scope="class")
-    def acked_in_vain(
-        self, shared_deployment: Deployment, client: Client
-    ) -> Iterator[list[ClaimedJob]]:
-        """Shard 1 was down while these were acked, and while the queue "made" was made."""
-        jobs = [job for job in _claim_all(client, "vain") if shards_of([job.descriptor]) == {"1"}]
-        shared_deployment.supervisorctl("stop", "shard-1")
-        with pytest.raises(ShardConnectionFailed):
-            client.ack("vain", succeeded=jobs)
-        client.create_queue("made")
-        shared_deployment.supervisorctl("start", "shard-1")
-        shared_deployment.wait_until_serving()
-        yield jobs
-        shared_deployment.supervisorctl("start", *(f"shard-{name}" for name in SHARDS))
+@pytest.fixture(scope="class")
+def acked_in_vain(shared_deployment: Deployment, client: Client) -> Iterator[list[ClaimedJob]]:
+    """Shard 1 was down while these were acked, and while the queue "made" was made."""
+    jobs = [job for job in _claim_all(client, "vain") if shards_of([job.descriptor]) == {"1"}]
+    shared_deployment.supervisorctl("stop", "shard-1")
+    with pytest.raises(ShardConnectionFailed):
+        client.ack("vain", succeeded=jobs)
+    client.create_queue("made")
+    shared_deployment.supervisorctl("start", "shard-1")
+    shared_deployment.wait_until_serving()
+    yield jobs
+    shared_deployment.supervisorctl("start", *(f"shard-{name}" for name in SHARDS))
 
+
+class TestAfterItsReturn:
     def test_acks_can_be_repeated(self, client: Client, acked_in_vain: list[ClaimedJob]):
         assert _states(client, acked_in_vain) == {JobState.IN_PROGRESS}
 
