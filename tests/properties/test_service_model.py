@@ -297,7 +297,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
         deployment.destroy()
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_any_order_of_calls_leaves_what_the_model_has(deployment: Deployment, seed, wait_until):
     chance = random.Random(seed)
     queue = f"walk_{seed}"

@@ -86,7 +86,7 @@ def exchange(client, server, wait_until, state=ProcessState.SERVING):
 
 def next_report(client, server, wait_until):
     """The next report that is more than a heartbeat, of which some may still be on their way."""
-    found = []
+    found: list[Report] = []
     while not found:
         arrived = exchange(client, server, wait_until)
         found = [report for _, message in arrived if (report := unpack_report(message))]
