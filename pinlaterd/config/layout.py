@@ -42,8 +42,9 @@ def shard_program(shard: str) -> str:
 def enter(etc: Path) -> Path:
     """Make the deployment that `etc` (DIR/etc) belongs to the current folder.
 
-    Returns what `etc` is called from there. Creates DIR/run, for its owner only."""
+    Returns what `etc` is called from there. Creates DIR/run and DIR/data, for their owner only."""
     etc = Path(os.path.abspath(etc))  # noqa: PTH100  (resolve() would follow a linked etc away)
     os.chdir(etc.parent)
-    RUN.mkdir(mode=0o700, exist_ok=True)
+    for folder in (RUN, DATA):
+        folder.mkdir(mode=0o700, exist_ok=True)
     return Path(etc.name)
