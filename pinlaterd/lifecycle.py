@@ -117,3 +117,9 @@ def prefer_throughput() -> None:
     wake up. ZeroMQ's threads wake each other with every message; without this each wake-up
     costs the one who sends its place on the processor, and messages get small."""
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
+def run_when_idle() -> None:
+    """Have the kernel run this process only where no other one wants the processor, and take it
+    away the moment that one does."""
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))

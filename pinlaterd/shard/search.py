@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 from pinlaterd.clock import Clock
 from pinlaterd.engines.base import Searcher, SearcherFactory
 from pinlaterd.errors import Overloaded, PinLaterError, StorageError
-from pinlaterd.lifecycle import set_title
+from pinlaterd.lifecycle import run_when_idle, set_title
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,6 @@ _IDLE_SECONDS = 60.0
 # How long past its deadline a search may go on before its process is taken for stuck.
 _GRACE_SECONDS = 5.0
 _SEND_SECONDS = 5.0
-_NICE = 10
 _READ_BYTES = 1 << 18
 # The shard has made its deployment the current folder; ours may not be installed.
 _PACKAGE_FOLDER = str(Path(__file__).resolve().parents[2])
@@ -272,7 +271,7 @@ def _serve(sock: socket.socket) -> None:
 def main() -> None:
     """`python -m pinlaterd.shard.search TITLE`, with a socket to the shard as standard input."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C: the shard ends us
-    os.nice(_NICE)
+    run_when_idle()
     set_title(f"{sys.argv[1]} searcher")
     sock = socket.socket(fileno=os.dup(0))
     try:
