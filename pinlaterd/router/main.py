@@ -33,9 +33,10 @@ from pinlaterd.router.service import RouterService
 from pinlaterd.router.shards import ShardPlan, ShardSet
 from pinlaterd.rpc.server import ThriftServer
 from pinlaterd.stats import Stats
+from pinlaterd.wire.context import new_context
 from pinlaterd.wire.control import ControlClient, ProcessState, Snapshot, read_snapshot
 from pinlaterd.wire.envelope import MalformedEnvelope
-from pinlaterd.wire.router_end import LinkListener, ShardLink, new_context
+from pinlaterd.wire.router_end import LinkListener, ShardLink
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +101,7 @@ class Router:
             self._shards, settings, Unlimited(), clock, stats, self._chance
         )
         self._server = ThriftServer(self._service.handle, settings, stats)
-        self._control = ControlClient(name, "router", stats, clock.now_ms())
+        self._control = ControlClient(name, "router", stats, clock.now_ms(), context=self._context)
         self._loop = asyncio.get_running_loop()
         self._reporting: asyncio.TimerHandle | None = None
 

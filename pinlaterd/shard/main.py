@@ -23,8 +23,9 @@ from pinlaterd.lifecycle import ExitCode, StopSignal, prefer_throughput, set_tit
 from pinlaterd.shard.loop import ShardLoop, hear
 from pinlaterd.shard.service import ShardService
 from pinlaterd.stats import Stats
+from pinlaterd.wire.context import new_context
 from pinlaterd.wire.control import ControlClient, ProcessState
-from pinlaterd.wire.shard_end import ShardEnd, new_context
+from pinlaterd.wire.shard_end import ShardEnd
 
 log = logging.getLogger(__name__)
 

@@ -34,11 +34,6 @@ _FORGET_AFTER_SECONDS = 60.0
 _SEND_HIGH_WATER_MESSAGES = 1000
 
 
-def new_context() -> zmq.Context[zmq.Socket[bytes]]:
-    """One for each process; its one input/output thread serves any number of shards."""
-    return zmq.Context()
-
-
 class Outcome(IntEnum):
     """What became of a call: a shard's Status, or what the link itself knows of it."""
 
@@ -148,7 +143,7 @@ class ShardLink:
         """Let go of the shard; calls in hand are LOST."""
         self._loop.remove_reader(_descriptor(self._socket))
         self._loop.remove_reader(_descriptor(self._monitor))
-        self._lose_calls()
+        self._lose_calls(_LOST)
         if self._sweeping is not None:
             self._sweeping.cancel()
         self._socket.disable_monitor()
@@ -280,7 +275,7 @@ class ShardLink:
 
     def _welcome(self, incarnation: int, facts: ShardFacts) -> None:
         if self.incarnation not in (0, incarnation):
-            self._lose_calls()
+            self._lose_calls(_LOST)
         self.incarnation = incarnation
         self.facts = facts
         self.ready = dict(facts.counts)
@@ -290,11 +285,13 @@ class ShardLink:
     def _bid_farewell(self) -> None:
         """The shard ends in order: what it has not answered by now it will never carry out."""
         log.info("shard-%s stops; waiting for it to come back", self.name)
+        self._part(_REFUSED)
+
+    def _part(self, reply: ShardReply) -> None:
+        """Not welcomed any more: `reply` is the answer to all calls that were sent."""
         self.incarnation = 0
         self.ready = {}
-        self._outbox = []
-        for call_id in list(self._in_flight):
-            self._finish(call_id, _REFUSED)
+        self._lose_calls(reply)
 
     def _count(self, counts: list[ReadyCounts]) -> None:
         if not counts:
@@ -327,9 +324,7 @@ class ShardLink:
             if event == zmq.EVENT_DISCONNECTED:
                 if self.incarnation:
                     log.warning("shard-%s has gone; waiting for it to come back", self.name)
-                self.incarnation = 0
-                self.ready = {}
-                self._lose_calls()
+                self._part(_LOST)
             else:
                 self._greet()
 
@@ -340,13 +335,14 @@ class ShardLink:
         if not self._send(envelope.pack_hello(self._listener.queues_known())):
             self._loop.call_later(_GREET_AGAIN_SECONDS, self._greet)
 
-    def _lose_calls(self) -> None:
-        """What was handed to ZeroMQ may have been carried out; what is in the outbox was not."""
+    def _lose_calls(self, reply: ShardReply) -> None:
+        """What was handed to ZeroMQ is answered with `reply`: LOST if it may have been carried out.
+        What is still in the outbox was not."""
         unsent, self._outbox = self._outbox, []
         for entry in unsent:
             self._finish(entry.call_id, _REFUSED)
         for call_id in list(self._in_flight):
-            self._finish(call_id, _LOST)
+            self._finish(call_id, reply)
 
     def _sweep(self) -> None:
         """Give up calls past their deadline; forget those whose late answers will not come."""

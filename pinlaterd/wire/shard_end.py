@@ -23,11 +23,6 @@ _NONE_READABLE: frozenset[int] = frozenset()
 _UNREACHABLE = (errno.EHOSTUNREACH, errno.EAGAIN)
 
 
-def new_context() -> zmq.Context[zmq.Socket[bytes]]:
-    """One for each process; its one input/output thread serves any number of routers."""
-    return zmq.Context()
-
-
 class Received(NamedTuple):
     """A frame, and the router that it came from."""
 
