@@ -128,17 +128,17 @@ class Router:
             await asyncio.sleep(_LOOK_FOR_SHARDS_SECONDS)
 
     async def stop(self) -> None:
-        """Take no new calls, finish those in hand, let go of the shards."""
+        """Finish the calls in hand, take no new ones, let go of the shards."""
         self._state = ProcessState.STOPPING
         log.info("stopping: finishing the calls in hand")
         if self._reporting is not None:
             self._reporting.cancel()
         self._control.report(self._state, self._facts())
-        finishing = asyncio.ensure_future(
-            self._service.finish_calls(self._settings.request_timeout_ms / 1000)
-        )
+        until = self._clock.monotonic() + self._settings.request_timeout_ms / 1000
+        self._service.stop_waiting()
         await self._server.stop()
-        await finishing
+        # Those that nobody waits for any more: what they claimed goes back.
+        await self._service.finish_calls(max(0.0, until - self._clock.monotonic()))
         self._shards.close()
         self._loop.remove_reader(self._control.fileno())
         self._control.close()

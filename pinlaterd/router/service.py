@@ -114,9 +114,12 @@ class RouterService:
     def calls_in_hand(self) -> int:
         return self._in_hand
 
+    def stop_waiting(self) -> None:
+        """Dequeues that wait for jobs are answered now, and none waits any more."""
+        self._dequeuer.stop_waiting()
+
     async def finish_calls(self, seconds: float) -> None:
         """Wait until all calls in hand are answered, at most so long; then give up the rest."""
-        self._dequeuer.stop_waiting()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._drained(), seconds)
         for task in self._tasks:

@@ -118,6 +118,7 @@ class Connection(asyncio.Protocol):
         self._unsent_high = False
         self._answer_bytes = _FIRST_GUESS_BYTES  # what the next answers are expected to have
         self._held = False  # has to wait until the server has memory for it
+        self._retiring = False
         self._closing = False
         self._received_bytes = 0
         self._received_messages = 0
@@ -209,6 +210,8 @@ class Connection(asyncio.Protocol):
                 self._write_answers()
         finally:
             self._pumping = False
+        if self._retiring and not (self._slots or self._waiting or self._reader.missing):
+            self._closing = True
         if self._closing:
             self._close_if_done()
         else:
@@ -304,6 +307,16 @@ class Connection(asyncio.Protocol):
         """Nothing more can be understood: answer the calls in hand, then close."""
         self._host.refused(self, reason)
         self.finish()
+
+    def retire(self) -> None:
+        """Close with the next answer after which no call is in hand.
+
+        The answer and the end leave as one: a client that looks before it calls again sees it."""
+        if self.gone or self._closing or self._retiring:
+            return
+        self._retiring = True
+        connected: socket.socket = self._transport.get_extra_info("socket")
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
 
     def finish(self) -> None:
         """Take no more calls; close once those in hand are answered. Safe to repeat."""

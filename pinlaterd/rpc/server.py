@@ -8,6 +8,7 @@ are no call, and closes that connection. Relies on asyncio, and runs best on uvl
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -32,6 +33,10 @@ _NO_TRANSCODERS: Final[Mapping[int, Transcoder]] = MappingProxyType({})
 _STALL_TIMEOUTS: Final = 3
 # While others wait for memory, those that may go on have no more than this.
 _CROWDED_SECONDS: Final = 2.0
+# A server that stops waits so long for one more call on each connection. What a client sends at
+# the moment when its connection is closed has an unknown outcome; who calls all the time is spared
+# that by an end that comes with an answer.
+_RETIRE_SECONDS: Final = 0.25
 _CROWDED_CURE: Final = (
     "; others wait for its memory: raise max_buffered_bytes in etc/pinlaterd.yaml"
 )
@@ -88,7 +93,8 @@ class ThriftServer:
         self._look()
 
     async def stop(self, grace_seconds: float | None = None) -> None:
-        """Take no new connections nor calls, answer those in hand, close.
+        """Take no new connections; answer the calls in hand, and one more of each client that
+        calls before long; close.
 
         What is not answered after `grace_seconds` (by default: the time that a call may
         take) is given up.
@@ -100,10 +106,12 @@ class ThriftServer:
         server, self._server = self._server, None
         server.close()
         for connection in tuple(self._connections):
-            connection.finish()
-        try:
-            await asyncio.wait_for(self._wait_empty(), grace_seconds)
-        except TimeoutError:
+            connection.retire()
+        retire_seconds = min(_RETIRE_SECONDS, grace_seconds)
+        if not await self._is_empty_within(retire_seconds):
+            for connection in tuple(self._connections):
+                connection.finish()
+        if not await self._is_empty_within(grace_seconds - retire_seconds):
             log.warning("closing %d connections with calls in hand", len(self._connections))
             for connection in tuple(self._connections):
                 connection.abort()
@@ -113,6 +121,11 @@ class ThriftServer:
         self._log.flush()
         await server.wait_closed()
 
+    async def _is_empty_within(self, seconds: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._wait_empty(), seconds)
+        return not self._connections
+
     async def _wait_empty(self) -> None:
         while self._connections:
             self._emptied.clear()
@@ -121,8 +134,6 @@ class ThriftServer:
     # --- what connections call (connection.Host) ----------------------------------------------
 
     def opened(self, connection: Connection) -> bool:
-        if self._server is None:
-            return False
         if len(self._connections) >= self._settings.max_connections:
             self._stats.count("connections_refused")
             self._log.warning(
@@ -133,6 +144,8 @@ class ThriftServer:
         self._connections.add(connection)
         self._stats.count("connections_opened")
         self._stats.gauge("connections", len(self._connections))
+        if self._server is None:  # it was accepted just before the end
+            connection.retire()
         return True
 
     def closed(self, connection: Connection) -> None:

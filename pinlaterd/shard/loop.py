@@ -33,6 +33,9 @@ _MOST_BYTES = 4 << 20
 _MOST_BACKLOG = 4_000
 # Batches that a shard that stops still makes of what has arrived.
 _MOST_LAST_TURNS = 1_000
+# How long a shard that stops waits for routers to hear of it; a frozen one never does.
+_FAREWELL_SECONDS = 1.0
+_PARTED = bytes((Kind.PARTED,))
 
 
 class ShardLoop:
@@ -120,10 +123,25 @@ class ShardLoop:
                 break
         service.close()
         self._publish()
-        # Calls that arrive from here on are not even read: their routers may try elsewhere.
+        self._bid_farewell()
+
+    def _bid_farewell(self) -> None:
+        """Calls that arrive from here on are not carried out: their routers may try elsewhere.
+
+        A router's ZeroMQ drops what it has not read when it finds the connection closed. So this
+        one stays open until every router has heard."""
         farewell = envelope.pack_farewell(self._incarnation)
         for router in list(self._routers):
             self._send(router, farewell)
+        self._watch_searcher()
+        self._end.forget(self._stop.fileno())
+        self._end.forget(self._control.fileno())
+        until = self._clock.monotonic() + _FAREWELL_SECONDS
+        while self._routers and (left := until - self._clock.monotonic()) > 0:
+            self._end.wait(left)
+            for router, frame in self._end.receive(_MOST_FRAMES, _MOST_BYTES):
+                if frame[:1] == _PARTED:
+                    self._routers.discard(router)
 
     # --- what routers send ---------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ TBinaryProtocol; the reply bears the client's seqid, so it goes back untouched.
 
     router -> shard   HELLO      JSON {names: the queues that the router knows}
                       CALLS      incarnation, then entries (CallEntry)
+                      PARTED     incarnation: has heard its farewell, and all that came before
     shard -> router   WELCOME    incarnation, JSON ShardFacts
                       REPLIES    incarnation, entries (ReplyEntry), then counts (ReadyCounts)
                       PULSE      incarnation, counts: sent when counts change, and once a second
@@ -33,6 +34,7 @@ class Kind(IntEnum):
     REPLIES = 4
     PULSE = 5
     FAREWELL = 6
+    PARTED = 7
 
 
 class Op(IntEnum):
@@ -208,6 +210,10 @@ def pack_pulse(incarnation: int, counts: Iterable[ReadyCounts]) -> bytes:
 
 def pack_farewell(incarnation: int) -> bytes:
     return _HEAD.pack(Kind.FAREWELL, incarnation, 0)
+
+
+def pack_parted(incarnation: int) -> bytes:
+    return _HEAD.pack(Kind.PARTED, incarnation, 0)
 
 
 def unpack_pulse(frame: bytes) -> list[ReadyCounts]:

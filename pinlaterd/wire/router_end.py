@@ -285,6 +285,7 @@ class ShardLink:
     def _bid_farewell(self) -> None:
         """The shard ends in order: what it has not answered by now it will never carry out."""
         log.info("shard-%s stops; waiting for it to come back", self.name)
+        self._send(envelope.pack_parted(self.incarnation))
         self._part(_REFUSED)
 
     def _part(self, reply: ShardReply) -> None:

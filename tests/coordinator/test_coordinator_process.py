@@ -78,6 +78,12 @@ class Coordinator:
         except ConnectionFailed:
             return False
 
+    def serves_its_port(self) -> bool:
+        try:
+            return self.get("/health")[0] > 0
+        except urllib.error.URLError:
+            return False
+
     def state_of(self, process: str) -> str:
         [found] = [one for one in self.status()["processes"] if one["name"] == process]
         return str(found["state"])
@@ -97,6 +103,7 @@ def coordinator(free_port, monkeypatch):
 def serving(coordinator, wait_until):
     coordinator.process = coordinator.start()
     wait_until(coordinator.is_up)
+    wait_until(coordinator.serves_its_port)  # opened after the socket
     return coordinator
 
 

@@ -55,7 +55,7 @@ def test_a_standby_takes_over_when_the_owner_is_killed(
             )
             assert _states(deployment)[standby.pid] == "serving"
             wait_until(partial(load.has_progressed, since=load.progress()))
-        load.check()
+        load.check(claims_may_be_lost=True)
     finally:
         standby.terminate()
         standby.wait()

@@ -336,7 +336,8 @@ def test_one_job_wakes_one_of_those_who_wait(play):
         )
 
         assert len(done) == 1
-        await site.router.finish_calls(ANSWER_SECONDS)  # the others are answered at the end
+        site.router.stop_waiting()  # the others are answered at the end
+        await site.router.finish_calls(ANSWER_SECONDS)
         assert all(client.message.done() for client in waiting)
 
     play(scenario)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import logging
+import select
 import socket
 import struct
 import threading
@@ -431,6 +434,43 @@ def test_stopping_answers_the_calls_in_hand_and_closes(start, wait_until):
         assert_closed(busy)
         stopping.result(SECONDS)
         server.run(server.server.stop())  # safe to repeat
+
+
+def test_stopping_costs_a_client_that_calls_all_the_time_no_call(start):
+    """Its connection ends with an answer, in the same moment, and it sees that before it calls."""
+    server = start()
+    asked = threading.Semaphore(0)
+    unanswered: list[Exception] = []
+
+    def call_until_closed(client: socket.socket) -> None:
+        for seqid in itertools.count():
+            if select.select([client], [], [], 0)[0]:
+                assert client.recv(1) == b""
+                return
+            try:
+                ask(client, seqid)
+            except (ConnectionError, AssertionError) as error:
+                unanswered.append(error)
+                return
+            asked.release()
+
+    with contextlib.ExitStack() as clients:
+        callers = [
+            threading.Thread(
+                target=call_until_closed, args=(clients.enter_context(server.connect()),)
+            )
+            for _ in range(4)
+        ]
+        for caller in callers:
+            caller.start()
+        for _ in range(100):
+            assert asked.acquire(timeout=SECONDS)
+
+        server.run(server.server.stop())
+
+        for caller in callers:
+            caller.join(SECONDS)
+    assert unanswered == []
 
 
 def test_stopping_gives_up_calls_that_are_not_answered_in_time(start, wait_until):
