@@ -218,7 +218,13 @@ class RouterService:
             self._limits.give_back(queue, granted - reply.jobs)
             if reply.outcome in (Outcome.FOREIGN, Outcome.REFUSED):
                 self._divide(call)
-            elif reply.outcome is Outcome.DONE and reply.jobs < granted and not call.answer.gone:
+            elif (
+                reply.outcome is Outcome.DONE
+                and reply.jobs < granted
+                # A dry run claims nothing, and may be whole all the same.
+                and codec.peek_jobs(reply.payload) < granted
+                and not call.answer.gone
+            ):
                 self._run(call, self._dequeuer.go_on(call, shard, reply))
             else:
                 call.finish(shard, reply)

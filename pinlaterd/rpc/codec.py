@@ -6,6 +6,7 @@
     encode_reply, encode_error, encode_unknown_method    the answer to a call, in the call's form
     decode_reply    an answer -> its result, or the error that it carries, raised
     peek_error      the code of the error that an answer carries, without decoding it
+    peek_jobs       how many jobs an answer to a dequeue carries
     peek_seqid      which call a message belongs to
 
 Messages are TBinaryProtocol without transport framing; one call or one answer each. Bytes that
@@ -72,6 +73,7 @@ __all__ = [
     "error_from_code",
     "peek",
     "peek_error",
+    "peek_jobs",
     "peek_seqid",
 ]
 
@@ -285,6 +287,14 @@ def peek_error(message: bytes) -> ErrorCode | None:
         return ErrorCode(I32(message, head.at + len(_ERROR_CODE))[0])
     except (ValueError, struct.error):
         return ErrorCode.UNKNOWN
+
+
+def peek_jobs(message: bytes) -> int:
+    """How many jobs an answer of ours to dequeueJobs carries; 0 if it is an error."""
+    head = read_message_head(message)
+    if head.kind != MessageType.REPLY:
+        return 0
+    return fast_read.count_dequeued(message, head.at)
 
 
 def peek_seqid(message: bytes) -> int:

@@ -337,6 +337,11 @@ def read_enqueue_result(message: bytes, at: int) -> list[str]:
     return descriptors
 
 
+def count_dequeued(message: bytes, at: int) -> int:
+    """How many jobs the result struct of dequeueJobs has, as this version writes it."""
+    return int(U32(message, at + 8)[0]) if message.startswith(_CLAIMED_JOBS, at) else 0
+
+
 def read_dequeue_result(message: bytes, at: int) -> DequeueResult:
     """The result struct of dequeueJobs, as this version writes it: the same jobs in both maps,
     in the same order, with all metadata."""

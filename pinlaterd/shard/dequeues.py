@@ -30,6 +30,9 @@ from pinlaterd.wire.envelope import ReplyEntry
 # What a job costs in an answer beside its body: its descriptor twice, its claim, field heads.
 JOB_OVERHEAD_BYTES = 300
 _MOST_KEYS_A_READ = 500
+# What a dry run reads at a time, about as much as a commit costs: those who wait don't feel it.
+_MOST_KEYS_A_LOOK = 200
+_MOST_BYTES_A_LOOK = 256 << 10
 _new = tuple.__new__  # half the cost of calling a NamedTuple, for each job of a batch
 
 
@@ -199,6 +202,7 @@ class Claimer:
         self._memory = memory
         self._descriptors = descriptors
         self._most_bytes = server.max_response_bytes
+        self._levels = server.num_priority_levels
 
     def choose(
         self, work: DequeueWork, most_jobs: int, room: int, now_ms: int, *, first: bool
@@ -231,28 +235,27 @@ class Claimer:
                     return used
         return used
 
-    def look(self, work: DequeueWork, now_ms: int) -> None:
-        """A dry run: what `work` would get, without claims."""
-        ready, queue = self._memory.ready, work.queue
-        looked_at: list[Taken] = []
-        full = False
-        while work.remaining > 0 and not full:
-            limit = min(work.remaining, _MOST_KEYS_A_READ)
-            taken = ready.take(queue, limit, work.lowest_priority, now_ms)
-            if not taken:
-                break
-            looked_at += taken
-            for priority, keys in taken:
-                for part, payloads in self._portions(queue, priority, keys, None):
-                    fitting, _ = _fitting(work, payloads, work.bytes_left, first=True)
-                    for key, payload in zip(part[:fitting], payloads, strict=False):
-                        if payload is not None:
-                            work.add(priority, key.local_id, payload, "", self._memory.name)
-                    work.remaining -= fitting
-                    full = fitting < len(part)
-                    if full:
-                        break
-        ready.put_back(queue, looked_at, now_ms)
+    def look(self, work: DequeueWork, now_ms: int) -> Iterator[None]:
+        """A dry run, in slices: what `work` would get, as the store has it, without claims."""
+        queue = work.queue
+        for priority in range(1, (work.lowest_priority or self._levels) + 1):
+            after: PendingKey | None = None
+            while work.remaining > 0 and not work.full and queue in self._memory.ready:
+                limit = min(work.remaining, _MOST_KEYS_A_LOOK)
+                keys = self._engine.read_pending(
+                    queue, priority, after=after, until_ms=now_ms, limit=limit
+                )
+                if not keys:
+                    break
+                unknown = [None] * len(keys)
+                payloads = self._read(queue, priority, keys, unknown, _MOST_BYTES_A_LOOK)
+                fitting, _ = _fitting(work, payloads, work.bytes_left, first=True)
+                work.remaining -= fitting
+                for key, payload in zip(keys[:fitting], payloads, strict=False):
+                    after = key
+                    if payload is not None:
+                        work.add(priority, key.local_id, payload, "", self._memory.name)
+                yield None
 
     def _portions(
         self,
@@ -267,7 +270,7 @@ class Claimer:
         while begin < len(keys):
             part = keys[begin : begin + _MOST_KEYS_A_READ]
             known = cached[begin : begin + len(part)] if cached else [None] * len(part)
-            payloads = self._read(queue, priority, part, known)
+            payloads = self._read(queue, priority, part, known, self._most_bytes)
             yield part[: len(payloads)], payloads
             begin += len(payloads)
 
@@ -277,14 +280,15 @@ class Claimer:
         priority: int,
         keys: Sequence[PendingKey],
         known: Sequence[Payload | None],
+        most_bytes: int,
     ) -> Sequence[Payload | None]:
-        """The payloads of the first of `keys`, as many as one answer may hold."""
+        """The payloads of the first of `keys`, up to `most_bytes`, of one at least."""
         unknown = [
             _new(JobKey, (priority, key[1]))
             for key, payload in zip(keys, known, strict=True)
             if payload is None
         ]
-        read = self._engine.payloads(queue, unknown, most_bytes=self._most_bytes)
+        read = self._engine.payloads(queue, unknown, most_bytes=most_bytes)
         if len(unknown) == len(keys):
             return read
         payloads: list[Payload | None] = []

@@ -34,7 +34,7 @@ from pinlaterd.shard.planning import Planner
 from pinlaterd.shard.ready import ReadyIndex
 from pinlaterd.shard.reception import Reception
 from pinlaterd.shard.search import SearchCall, SearchClient, SearchDone
-from pinlaterd.shard.tasks import Tasks
+from pinlaterd.shard.tasks import Steps, Tasks
 from pinlaterd.shard.upkeep import Upkeep
 from pinlaterd.shard.validation import Rules
 from pinlaterd.shard.works import Arrival, Memory, Parts, Results, Work, refused
@@ -363,8 +363,8 @@ class ShardService:
             work.remaining = 0  # what it has by now is its answer
         elif work.dry_run:
             if work.acks is None:
-                self._claimer.look(work, now_ms)
-                work.remaining = 0
+                self._tasks.start(self._look(work, now_ms))
+                return
         elif work.remaining and most_jobs > 0 and batch.room > 0:
             first = batch.room == self._batch_bytes
             batch.room -= self._claimer.choose(work, most_jobs, batch.room, now_ms, first=first)
@@ -374,6 +374,16 @@ class ShardService:
             batch.jobs += jobs
         else:
             self._conclude(work, _NOTHING, now_ms)
+
+    def _look(self, work: DequeueWork, now_ms: int) -> Steps:
+        """A dry run, beside the batches."""
+        assert self._claimer is not None
+        try:
+            yield from self._claimer.look(work, now_ms)
+        except StorageNotCommitted as error:
+            self._give_up(work, error, now_ms)
+        else:
+            self._settle(work, work.answer())
 
     def _commit(self, works: Sequence[Work], now_ms: int) -> None:
         if not works:

@@ -238,12 +238,13 @@ def test_a_dry_run_over_shards_gives_each_job_once_the_best_first(play):
     play(scenario)
 
 
-def test_a_full_answer_of_one_shard_takes_one_call(play):
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_a_full_answer_of_one_shard_takes_one_call(play, dry_run):
     async def scenario(site: Site) -> None:
         await site.enqueue_on("2", *[Job(b"x") for _ in range(5)])
         before = [len(shard.calls) for shard in site.locals()]
 
-        await site.dequeue(5)
+        assert len(await site.dequeue(5, dry_run=dry_run)) == 5
 
         assert sum(len(shard.calls) for shard in site.locals()) == sum(before) + 1
 

@@ -147,6 +147,15 @@ def test_a_result_is_read_as_it_was_written(method, strict):
     assert codec.peek_seqid(reply) == 7
 
 
+def test_the_jobs_of_an_answer_are_counted_without_reading_them():
+    result = RESULTS[Method.DEQUEUE]
+    assert isinstance(result, DequeueResult)
+    assert result.jobs
+
+    assert codec.peek_jobs(codec.encode_reply(head_of(Method.DEQUEUE), result)) == len(result.jobs)
+    assert codec.peek_jobs(codec.encode_error(head_of(Method.DEQUEUE), Overloaded("x"))) == 0
+
+
 def test_an_answer_is_in_the_form_of_its_call():
     for strict in (True, False):
         head = codec.decode_call(queue_names(strict=strict, seqid=-5)).head
