@@ -243,8 +243,8 @@ class _Gathering:
             *(
                 shard.ask(
                     ShardCall(
-                        self._message,
                         self.deadline,
+                        self._message,
                         max_jobs=jobs,
                         lowest_priority=lowest_priority,
                         whole=False,

@@ -204,7 +204,7 @@ class DividedCalls:
         message = codec.encode_call(Method.RETRY_FAILED, 0, context, request)
         replies = await _ask_all(
             [
-                (shard, ShardCall(message, deadline, Op.OLDEST_FAILED, whole=False))
+                (shard, ShardCall(deadline, message, Op.OLDEST_FAILED, whole=False))
                 for shard in shards
             ]
         )
@@ -251,7 +251,7 @@ class DividedCalls:
                 )
             raise NoHealthyShards
         whole = ShardCall(
-            codec.encode_call(Method.ENQUEUE, 0, context, request), deadline, Op.VALIDATE
+            deadline, codec.encode_call(Method.ENQUEUE, 0, context, request), Op.VALIDATE
         )
         for shard, reply in zip(
             shards, await _ask_all([(shard, whole) for shard in shards]), strict=True
@@ -281,7 +281,7 @@ class DividedCalls:
     ) -> Sequence[str]:
         message = codec.encode_call(Method.ENQUEUE, 0, context, part)
         for shard in shards:
-            reply = await shard.ask(ShardCall(message, deadline))
+            reply = await shard.ask(ShardCall(deadline, message))
             if reply.outcome is not Outcome.REFUSED:
                 return cast("Sequence[str]", _result(shard, Method.ENQUEUE, reply))
         raise EnqueueRejected(
@@ -325,7 +325,7 @@ class DividedCalls:
         deadline: float,
     ) -> list[Result]:
         """The same of all `shards` at once."""
-        call = ShardCall(codec.encode_call(method, 0, context, request), deadline, whole=False)
+        call = ShardCall(deadline, codec.encode_call(method, 0, context, request), whole=False)
         replies = await _ask_all([(shard, call) for shard in shards])
         return _results(method, shards, replies)
 
@@ -343,8 +343,8 @@ class DividedCalls:
                 (
                     shard,
                     ShardCall(
-                        codec.encode_call(method, 0, context, requests[shard.name]),
                         deadline,
+                        codec.encode_call(method, 0, context, requests[shard.name]),
                         whole=False,
                     ),
                 )

@@ -147,6 +147,7 @@ class RouterService:
     # --- passing through -------------------------------------------------------------------
 
     def _enqueue(self, call: Call) -> None:
+        last = self._last_enqueued
         if call.peek.items > self._most_jobs:
             # Refused before it is decoded: millions of tiny jobs would fill the memory.
             call.fail(
@@ -157,6 +158,14 @@ class RouterService:
             )
         elif call.peek.items > self._split_jobs:
             self._divide(call)
+        elif (
+            last is not None
+            and 0 < last.calls_unsent < _FILL_CALLS
+            and len(call.message) < _SMALL_CALL_BYTES
+        ):
+            # Small calls of one turn of the loop share a message: what a message costs on its
+            # way, and what a commit costs, is several times what such a call costs.
+            self._enqueue_on(last, call)
         else:
             self._try_enqueue(call, self._shards.enqueueable())
 
@@ -164,20 +173,11 @@ class RouterService:
         if not candidates:
             call.fail(self._no_place_to_enqueue(call.tried))
             return
-        last = self._last_enqueued
-        if (
-            last is not None
-            and last in candidates
-            and 0 < last.calls_unsent < _FILL_CALLS
-            and len(call.message) < _SMALL_CALL_BYTES
-        ):
-            # Small calls of one turn of the loop share a message: what a message costs on its
-            # way, and what a commit costs, is several times what such a call costs.
-            shard = last
-        else:
-            shard = routing.choose_least_loaded(candidates, _calls_in_flight, self._chance)
-            self._last_enqueued = shard
+        shard = routing.choose_least_loaded(candidates, _calls_in_flight, self._chance)
+        self._last_enqueued = shard
+        self._enqueue_on(shard, call)
 
+    def _enqueue_on(self, shard: Shard, call: Call) -> None:
         def replied(reply: ShardReply) -> None:
             if reply.outcome is not Outcome.REFUSED:
                 call.finish(shard, reply)
@@ -188,7 +188,7 @@ class RouterService:
                 call, [c for c in self._shards.enqueueable() if c.name not in call.tried]
             )
 
-        shard.call(ShardCall(call.message, call.deadline), replied)
+        shard.call(ShardCall(call.deadline, call.message), replied)
 
     def _no_place_to_enqueue(self, tried: tuple[str, ...]) -> PinLaterError:
         if tried and self._shards.healthy():
@@ -233,7 +233,7 @@ class RouterService:
         lowest_priority = 0 if len(self._shards.by_name) == 1 else 1
         shard.call(
             ShardCall(
-                call.message, call.deadline, max_jobs=granted, lowest_priority=lowest_priority
+                call.deadline, call.message, max_jobs=granted, lowest_priority=lowest_priority
             ),
             replied,
         )
@@ -251,7 +251,7 @@ class RouterService:
             else:
                 call.finish(shard, reply)
 
-        shard.call(ShardCall(call.message, call.deadline), replied)
+        shard.call(ShardCall(call.deadline, call.message), replied)
 
     def _shard_named_in(self, descriptor: str) -> Shard | None:
         """The shard that `QUEUE:sSHARD:pPRIORITY:LOCALID` names, if it is healthy."""

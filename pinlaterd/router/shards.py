@@ -152,8 +152,8 @@ class ShardSet:
             if missing:
                 log.info("shard-%s lacks %d queues; creating them there", shard.name, len(missing))
                 call = ShardCall(
-                    json.dumps(sorted(missing)).encode(),
                     self._monotonic() + _ENSURE_QUEUES_SECONDS,
+                    json.dumps(sorted(missing)).encode(),
                     Op.ENSURE_QUEUES,
                 )
                 # Ahead of any call that follows on the same link, so no call misses a queue.

@@ -19,6 +19,10 @@ _HIGH_WATER_MESSAGES = 1000
 # How long the answers of a shard that stops are still being sent.
 _LINGER_MS = 1000
 _WAITS_BETWEEN_LOOKS = 20
+# Plain numbers: arithmetic with pyzmq's enums costs as much as the calls that take them.
+_NOBLOCK = int(zmq.NOBLOCK)
+_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
+_READABLE = int(zmq.POLLIN)
 _NONE_READABLE: frozenset[int] = frozenset()
 _UNREACHABLE = (errno.EHOSTUNREACH, errno.EAGAIN)
 
@@ -69,7 +73,8 @@ class ShardEnd:
         return frozenset([found for found, _ in events if isinstance(found, int)])
 
     def _has_frame(self) -> bool:
-        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+        events: int = self._socket.getsockopt(zmq.EVENTS)  # type: ignore[assignment]
+        return bool(events & _READABLE)
 
     def receive(self, most_frames: int, most_bytes: int) -> list[Received]:
         """What is there by now, without waiting; stops once either bound is reached."""
@@ -78,10 +83,10 @@ class ShardEnd:
         socket = self._socket
         # To ask costs less than the exception of a receive in vain.
         while len(received) < most_frames and size < most_bytes and self._has_frame():
-            router = socket.recv(zmq.NOBLOCK)
-            frame = socket.recv(zmq.NOBLOCK)
+            router = socket.recv(_NOBLOCK)
+            frame = socket.recv(_NOBLOCK)
             while socket.getsockopt(zmq.RCVMORE):  # nothing of ours has more parts
-                socket.recv(zmq.NOBLOCK)
+                socket.recv(_NOBLOCK)
             received.append(Received(router, frame))
             size += len(frame)
         return received
@@ -89,8 +94,8 @@ class ShardEnd:
     def send(self, router: bytes, frame: bytes) -> bool:
         """False if `router` has gone, or has stopped reading: it gets nothing of this frame."""
         try:
-            self._socket.send(router, zmq.NOBLOCK | zmq.SNDMORE)
-            self._socket.send(frame, zmq.NOBLOCK)
+            self._socket.send(router, _MORE)
+            self._socket.send(frame, _NOBLOCK)
         except zmq.ZMQError as error:
             if error.errno in _UNREACHABLE:
                 return False

@@ -71,7 +71,7 @@ class LocalShard:
 
     def release(self, dequeue_reply: bytes) -> None:
         deadline = self._clock.monotonic() + 60
-        self.call(ShardCall(dequeue_reply, deadline, Op.RELEASE), lambda _: None)
+        self.call(ShardCall(deadline, dequeue_reply, Op.RELEASE), lambda _: None)
 
     def close(self) -> None:
         self.healthy = False

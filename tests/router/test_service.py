@@ -140,7 +140,7 @@ class Site:
         message = codec.encode_call(
             Method.ENQUEUE, 1, CallContext("web:h2"), EnqueueRequest(QUEUE, list(jobs))
         )
-        reply = await shard.ask(ShardCall(message, self.clock.monotonic() + ANSWER_SECONDS))
+        reply = await shard.ask(ShardCall(self.clock.monotonic() + ANSWER_SECONDS, message))
         return list(cast("Sequence[str]", codec.decode_reply(Method.ENQUEUE, reply.payload)))
 
     async def dequeue(self, limit: int, **options: object) -> Sequence[ClaimedJob]:
