@@ -95,6 +95,7 @@ _FAST_RESULTS: Final[Mapping[Method, Callable[[bytes, int], Result]]] = {
 }
 _FAST_WRITES: Final[Mapping[type[Any], Callable[[Any], bytes]]] = fast_write.REQUESTS
 
+_new: Final = tuple.__new__  # half the cost of calling a NamedTuple, for each call of each client
 _METHODS: Final = {method.value: method for method in Method}
 _CONTEXT_FIELD: Final = b"\x0c\x00\x01"
 _REQUEST_FIELD: Final = b"\x0c\x00\x02"
@@ -115,7 +116,7 @@ def decode_call(message: bytes) -> Call:
     if fast is not None:
         try:
             context, request = fast(message, at)
-            return Call(head, context, request)
+            return _new(Call, (head, context, request))
         except UNUSUAL:
             pass
     return _decode_arguments(head, method, message, at)

@@ -94,7 +94,7 @@ def read_enqueue(message: bytes, at: int) -> tuple[CallContext, EnqueueRequest]:
         raise Uncanonical
     jobs, at = _jobs(message, at + 8, count)
     _expect_end(message, at)
-    return context, EnqueueRequest(queue, jobs)
+    return context, _new(EnqueueRequest, (queue, jobs))
 
 
 def read_ack(message: bytes, at: int) -> tuple[CallContext, AckRequest]:

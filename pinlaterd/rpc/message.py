@@ -19,6 +19,8 @@ _pack_i32: Final = struct.Struct(">i").pack
 # Longer names are what a client made up; they are not remembered.
 _USUAL_NAME_CHARS: Final = 64
 _LOOSE_TAIL: Final = struct.Struct(">Bi")
+_CUT_OFF: Final = "the message ends within its head"
+_new: Final = tuple.__new__  # half the cost of calling a NamedTuple, for each call of each client
 
 
 class Head(NamedTuple):
@@ -58,11 +60,20 @@ def read_message_head(message: bytes) -> MessageHead:
         name = message[4:at].decode("utf-8", "replace")
         return MessageHead(name, kind, seqid, False, at + _LOOSE_TAIL.size)
     except struct.error as error:
-        raise ProtocolError("the message ends within its head") from error
+        raise ProtocolError(_CUT_OFF) from error
 
 
 def read_call_head(message: bytes) -> tuple[Head, int]:
     """The head of a call, and where its arguments begin."""
+    if message.startswith(STRICT_CALL):
+        try:
+            (length,) = U32(message, 4)
+            at = 8 + length
+            (seqid,) = I32(message, at)
+        except struct.error as error:
+            raise ProtocolError(_CUT_OFF) from error
+        name = message[8:at].decode("utf-8", "replace")
+        return _new(Head, (name, seqid, False, True)), at + 4
     name, kind, seqid, strict, at = read_message_head(message)
     if kind not in (MessageType.CALL, MessageType.ONEWAY):
         raise ProtocolError(f"expected a call, got a message of type {kind}")

@@ -302,11 +302,13 @@ class ShardService:
         """Work other than batches. `calls_wait`: whether it may only take a part of the time."""
         if not self.serving:
             return
-        self._guarded(self._look_for_due)
+        if self._memory.ready.wake_ms() <= self._clock.now_ms():
+            self._guarded(self._look_for_due)
         due_round = self._upkeep.due_round()
         if due_round is not None:
             self._tasks.start(due_round)
-        self._guarded(lambda: self._run_task(calls_wait=calls_wait))
+        if self._tasks.runnable:
+            self._guarded(lambda: self._run_task(calls_wait=calls_wait))
 
     def _run_task(self, *, calls_wait: bool) -> None:
         try:

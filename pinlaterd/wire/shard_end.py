@@ -8,6 +8,7 @@ that what it would have delivered can be taken back.
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,14 +62,16 @@ class ShardEnd:
     def forget(self, descriptor: int) -> None:
         self._poller.unregister(descriptor)
 
-    def wait(self, seconds: float) -> frozenset[int]:
-        """Until a frame is there, or a watched descriptor is readable, or time is up.
+    def wait(self, until: Callable[[], float]) -> frozenset[int]:
+        """Until a frame is there, or a watched descriptor is readable, or `until()` seconds have
+        passed.
 
         Returns the watched descriptors that are readable. While frames keep coming, those are
         looked at only now and then: a look costs as much as taking a call."""
         self._waits += 1
         if self._waits % _WAITS_BETWEEN_LOOKS and self._has_frame():
             return _NONE_READABLE
+        seconds = until()
         events = self._poller.poll(round(seconds * 1000 + 0.5) if seconds > 0 else 0)
         return frozenset([found for found, _ in events if isinstance(found, int)])
 
