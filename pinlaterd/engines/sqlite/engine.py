@@ -31,6 +31,7 @@ from pinlaterd.engines.sqlite.store import Store, id_list
 from pinlaterd.model import JobKey, JobState, Payload, PendingKey
 
 _BEFORE_ALL = PendingKey(-(2**63), 0)
+_new = tuple.__new__  # half the cost of calling a NamedTuple, for each job of a batch
 
 
 class SqliteEngine(StorageEngine):
@@ -94,7 +95,7 @@ class SqliteEngine(StorageEngine):
                 " ORDER BY run_after, local_id LIMIT ?",
                 (self._store.queue_id(queue), priority, *(after or _BEFORE_ALL), until_ms, limit),
             )
-            return [PendingKey(*row) for row in rows]
+            return [_new(PendingKey, row) for row in rows]
 
     def payloads(
         self, queue: str, keys: Sequence[JobKey], *, most_bytes: int
@@ -122,12 +123,9 @@ class SqliteEngine(StorageEngine):
         rows = self._store.db.execute(
             "SELECT jobs.body, jobs.attempts_allowed, jobs.attempts_remaining"
             " FROM json_each(?) AS wanted LEFT JOIN jobs ON jobs.local_id = wanted.value"
-            " AND jobs.queue = ? AND jobs.priority = ? AND EXISTS (SELECT 1 FROM pending"
-            " WHERE pending.queue = jobs.queue AND pending.priority = jobs.priority"
-            " AND pending.run_after = jobs.run_after AND pending.local_id = jobs.local_id)",
-            (id_list(key[1] for key in keys), self._store.queue_id(queue), priority),
+            " AND jobs.queue = ? AND jobs.priority = ?",
+            (id_list([key[1] for key in keys]), self._store.queue_id(queue), priority),
         )
-        new = tuple.__new__  # half the cost of calling the class, for each job of a batch
         before = len(payloads)
         append = payloads.append
         for row in rows:
@@ -139,7 +137,7 @@ class SqliteEngine(StorageEngine):
             if most_bytes < 0 and payloads:
                 rows.close()
                 break
-            append(new(Payload, row))
+            append(_new(Payload, row))
         return len(payloads) - before
 
     def lookup(

@@ -158,16 +158,13 @@ def test_a_status_is_cut_at_the_end_by_characters(store: EngineHarness):
 
 
 def test_payloads_show_what_a_claim_would_hand_out(store: EngineHarness):
-    pending, claimed = store.enqueue(Job(b"p", attempts_allowed=4), Job(b"c", priority=2))
-    store.claim(priority=2)
-    wrong_priority = pending._replace(priority=2)
+    second, first = store.enqueue(Job(b"2", attempts_allowed=4), Job(b"1", priority=2))
+    wrong_priority = second._replace(priority=2)
 
-    payloads = store.engine.payloads("mail", [claimed, pending, wrong_priority], most_bytes=1000)
+    payloads = store.engine.payloads("mail", [first, second, wrong_priority], most_bytes=1000)
 
-    assert payloads[0] is None
-    assert payloads[1] == (b"p", 4, 4)
-    assert payloads[2] is None
-    assert store.states([pending]) == [JobState.PENDING]
+    assert list(payloads) == [(b"1", 2, 2), (b"2", 4, 4), None]
+    assert store.states([first, second]) == [JobState.PENDING, JobState.PENDING]
 
 
 def test_a_read_of_payloads_is_bounded_in_bytes_but_gives_one(store: EngineHarness):
