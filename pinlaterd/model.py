@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from enum import IntEnum, StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 QUEUE_NAME = re.compile(r"[A-Za-z0-9_]+\Z")
 SHARD_NAME = re.compile(r"[A-Za-z0-9-]{1,16}\Z")
@@ -177,6 +177,41 @@ class AckInfo(NamedTuple):
     append_custom_status: str = ""
     retry_delay_ms: int = 0
     claim_descriptor: str | None = None
+
+
+class AlikeAcks(Sequence[AckInfo]):
+    """Acks that differ only in the last part of their descriptors, the jobs' numbers.
+
+    Those of one call mostly are; who makes use of it is spared several objects for each."""
+
+    __slots__ = ("digits", "head", "rest")
+
+    def __init__(
+        self, head: str, digits: Sequence[bytes], rest: tuple[str, int, str | None]
+    ) -> None:
+        self.head = head  # of all descriptors, up to their last colon and with it
+        self.digits = digits  # what follows there: as many decimal digits in all of them
+        self.rest = rest  # the other fields of an AckInfo
+
+    def __len__(self) -> int:
+        return len(self.digits)
+
+    @overload
+    def __getitem__(self, index: int) -> AckInfo: ...
+    @overload
+    def __getitem__(self, index: slice) -> AlikeAcks: ...
+    def __getitem__(self, index: int | slice) -> AckInfo | AlikeAcks:
+        if isinstance(index, slice):
+            return AlikeAcks(self.head, self.digits[index], self.rest)
+        return AckInfo(self.head + self.digits[index].decode(), *self.rest)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(list(self))
 
 
 class AckRequest(NamedTuple):

@@ -14,11 +14,13 @@ fields that are not given come from the binding, as for `reader`.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Final
 
 from pinlaterd.model import (
     AckInfo,
     AckRequest,
+    AlikeAcks,
     CallContext,
     ClaimedJob,
     DequeueRequest,
@@ -242,7 +244,29 @@ def _ack_request(message: bytes, queue: str, at: int) -> tuple[AckRequest, int]:
     return AckRequest(queue, succeeded, failed), at + 1
 
 
-def _acks(message: bytes, at: int, count: int) -> tuple[list[AckInfo], int]:
+def _alike_acks(message: bytes, at: int, count: int) -> tuple[AlikeAcks, int] | None:
+    """The elements of a list of acks and where it ends, if they differ only in their jobs' numbers
+    and those have equally many digits: then each takes as many bytes as the first."""
+    begin = at + 7
+    (length,) = U32(message, at + 3)
+    end = begin + length
+    rest, _, after = _ack_rest(message, end)
+    cut = message.rfind(b":", begin, end) + 1
+    tail = message[end:after]
+    list_end = at + (after - at) * count
+    last_end = list_end - len(tail)
+    if not cut or not message.startswith(tail, last_end):
+        return None
+    # What stands between two numbers is the same everywhere, with the length of the descriptor.
+    digits = message[cut:last_end].split(tail + message[at:cut])
+    if len(digits) != count or set(map(len, digits)) != {end - cut}:
+        return None
+    if not b"".join(digits).isdigit():
+        return None
+    return AlikeAcks(message[begin:cut].decode(), digits, rest), list_end
+
+
+def _acks(message: bytes, at: int, count: int) -> tuple[Sequence[AckInfo], int]:
     """The elements of a list of acks, and where the list ends. Like `_jobs`; beside what
     follows a descriptor, that part of it is remembered which comes before the claim."""
     acks: list[AckInfo] = []
@@ -251,6 +275,10 @@ def _acks(message: bytes, at: int, count: int) -> tuple[list[AckInfo], int]:
     append, startswith, new = acks.append, message.startswith, _new
     if not startswith(_DESCRIPTOR, at):
         raise Uncanonical
+    if count > 1:
+        alike = _alike_acks(message, at, count)
+        if alike is not None:
+            return alike
     at += 3
     between = before_claim = b""
     status, delay_ms, first_claim = _NO_ACK_REST

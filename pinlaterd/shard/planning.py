@@ -6,7 +6,7 @@ rely on validation and on what is in memory; touches no store.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 from pinlaterd.config.schema import Config
@@ -22,6 +22,7 @@ from pinlaterd.errors import InvalidRequest, PinLaterError, QueueNotFound, Reque
 from pinlaterd.model import (
     AckInfo,
     AckRequest,
+    AlikeAcks,
     CheckpointRequest,
     DequeueRequest,
     DequeueResult,
@@ -158,7 +159,7 @@ class Planner:
     def _with_valid_delays(
         self, infos: Sequence[AckInfo], now_ms: int
     ) -> tuple[Sequence[AckInfo], RequestError | None]:
-        delays = {info[2] for info in infos}
+        delays = {infos.rest[1]} if isinstance(infos, AlikeAcks) else {info[2] for info in infos}
         if not any(self._rules.ack_delay(delay, now_ms) for delay in delays):
             return infos, None
         valid = [info for info in infos if not self._rules.ack_delay(info.retry_delay_ms, now_ms)]
@@ -193,9 +194,17 @@ class Place:
         return JobKey(parsed.priority, parsed.local_id)
 
 
-def _acks(place: Place, infos: Iterable[AckInfo], bad: list[str]) -> list[Ack]:
+def _acks(place: Place, infos: Sequence[AckInfo], bad: list[str]) -> list[Ack]:
     """Jobs that are acked together mostly have all but their local ids in common: what comes
     before it is understood once, as long as it stays the same."""
+    if isinstance(infos, AlikeAcks) and len(infos.digits[0]) < _ID_DIGITS:
+        first = place.key(infos[0].descriptor)
+        if first is not None and first is not NO_JOB:
+            priority, (status, delay_ms, claim) = first.priority, infos.rest
+            return [
+                _new(Ack, (_new(JobKey, (priority, local_id)), status, delay_ms, claim))
+                for local_id in map(int, infos.digits)
+            ]
     acks: list[Ack] = []
     append = acks.append
     known_head = None

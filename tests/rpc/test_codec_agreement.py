@@ -11,6 +11,7 @@ from pinlaterd.errors import InvalidRequest, PinLaterError, ProtocolError
 from pinlaterd.model import (
     AckInfo,
     AckRequest,
+    AlikeAcks,
     CallContext,
     ClaimedJob,
     DequeueRequest,
@@ -117,6 +118,45 @@ def test_changed_bytes_mean_the_same_both_ways_or_nothing(call, data):
         assert normal(found) == normal(general(changed))
     elif found[0] is not ProtocolError and "there is no method" not in found[1]:
         assert found == outcome(general, changed)
+
+
+@st.composite
+def acks_that_are_nearly_alike(draw: st.DrawFn) -> bytes:
+    """A call whose acks differ in their jobs' numbers, and perhaps in one other byte."""
+    head = draw(st.sampled_from(["mail:s1:p1:", "x", ":", "mail:s1:p1:0", "é:"]))
+    digits = draw(st.integers(1, 7))
+    numbers = draw(st.lists(st.integers(0, 10**digits - 1), min_size=2, max_size=6))
+    rest = draw(st.tuples(st.sampled_from(["", "ok"]), st.integers(0, 9), st.none() | st.just("c")))
+    acks = [AckInfo(f"{head}{number:0{digits}}", *rest) for number in numbers]
+    request = AckRequest("mail", acks, draw(st.sampled_from([[], acks])))
+    message = bytearray(codec.encode_call(Method.ACK, 1, CallContext("a:b"), request))
+    for _ in range(draw(st.integers(0, 2))):
+        at = draw(st.integers(40, len(message) - 1))
+        message[at] = draw(
+            st.sampled_from([0, 1, 11, 48, 49, 58, 255, len(head), message[at] + 1 & 255])
+        )
+    return bytes(message)
+
+
+@given(acks_that_are_nearly_alike())
+def test_acks_that_are_nearly_alike_are_read_alike(message):
+    found = outcome(codec.decode_call, message)
+
+    assert normal(found) == normal(outcome(general, message))
+
+
+def test_acks_that_are_alike_are_a_sequence_like_any_other():
+    infos = [AckInfo(f"mail:s1:p1:{number}", "ok", 5, "c") for number in (10, 11, 12)]
+    message = codec.encode_call(Method.ACK, 1, CallContext("a:b"), AckRequest("mail", infos))
+
+    read = codec.decode_call(message).request
+
+    assert isinstance(read, AckRequest)
+    assert isinstance(read.succeeded, AlikeAcks)
+    assert read.succeeded == infos
+    assert list(read.succeeded[1:]) == infos[1:]
+    assert read.succeeded[-1] == infos[-1]
+    assert read.succeeded != infos[1:]
 
 
 @given(st.binary(max_size=200))
