@@ -68,9 +68,9 @@ class EchoEngine:
         return ()
 
     def payloads(
-        self, queue: str, keys: Sequence[JobKey], *, most_bytes: int
+        self, queue: str, priority: int, local_ids: Sequence[int], *, most_bytes: int
     ) -> Sequence[Payload | None]:
-        return [None] * len(keys)
+        return [None] * len(local_ids)
 
     def lookup(
         self, queue: str, keys: Sequence[JobKey], *, include_body: bool

@@ -236,11 +236,11 @@ class StorageEngine(Protocol):
         ...
 
     def payloads(
-        self, queue: str, keys: Sequence[JobKey], *, most_bytes: int
+        self, queue: str, priority: int, local_ids: Sequence[int], *, most_bytes: int
     ) -> Sequence[Payload | None]:
-        """What a claim would hand out, in the order of `keys`; None for what does not exist.
+        """What a claim would hand out, in the order of `local_ids`; None for what does not exist.
 
-        The keys are such as `read_pending` gave; whether a job is PENDING still, its claim finds
+        The ids are such as `read_pending` gave; whether a job is PENDING still, its claim finds
         out. Ends before the body with which all would have more than `most_bytes`, but never
         before the first: so a read is bounded, however large bodies are."""
         ...

@@ -283,12 +283,8 @@ class Claimer:
         most_bytes: int,
     ) -> Sequence[Payload | None]:
         """The payloads of the first of `keys`, up to `most_bytes`, of one at least."""
-        unknown = [
-            _new(JobKey, (priority, key[1]))
-            for key, payload in zip(keys, known, strict=True)
-            if payload is None
-        ]
-        read = self._engine.payloads(queue, unknown, most_bytes=most_bytes)
+        unknown = [key[1] for key, payload in zip(keys, known, strict=True) if payload is None]
+        read = self._engine.payloads(queue, priority, unknown, most_bytes=most_bytes)
         if len(unknown) == len(keys):
             return read
         payloads: list[Payload | None] = []

@@ -6,8 +6,6 @@ Commits are durable (synchronous=FULL). See schema.sql for the layout.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 
 from pinlaterd.engines.base import (
@@ -98,47 +96,29 @@ class SqliteEngine(StorageEngine):
             return [_new(PendingKey, row) for row in rows]
 
     def payloads(
-        self, queue: str, keys: Sequence[JobKey], *, most_bytes: int
+        self, queue: str, priority: int, local_ids: Sequence[int], *, most_bytes: int
     ) -> Sequence[Payload | None]:
         payloads: list[Payload | None] = []
-        with reading(self._path):
-            for priority, group in groupby(keys, itemgetter(0)):
-                wanted = list(group)
-                found = self._payloads(queue, priority, wanted, most_bytes, payloads)
-                if found < len(wanted):
-                    break
-                most_bytes -= sum([len(payload[0]) for payload in payloads[-found:] if payload])
-        return payloads
-
-    def _payloads(
-        self,
-        queue: str,
-        priority: int,
-        keys: Sequence[JobKey],
-        most_bytes: int,
-        payloads: list[Payload | None],
-    ) -> int:
-        """Append those of one priority; returns how many, fewer if the next would be too much."""
-        # One row for each key, in their order, so that the read can end anywhere.
-        rows = self._store.db.execute(
-            "SELECT jobs.body, jobs.attempts_allowed, jobs.attempts_remaining"
-            " FROM json_each(?) AS wanted LEFT JOIN jobs ON jobs.local_id = wanted.value"
-            " AND jobs.queue = ? AND jobs.priority = ?",
-            (id_list([key[1] for key in keys]), self._store.queue_id(queue), priority),
-        )
-        before = len(payloads)
         append = payloads.append
-        for row in rows:
-            body = row[0]
-            if body is None:
-                append(None)
-                continue
-            most_bytes -= len(body)
-            if most_bytes < 0 and payloads:
-                rows.close()
-                break
-            append(_new(Payload, row))
-        return len(payloads) - before
+        with reading(self._path):
+            # One row for each id, in their order, so that the read can end anywhere.
+            rows = self._store.db.execute(
+                "SELECT jobs.body, jobs.attempts_allowed, jobs.attempts_remaining"
+                " FROM json_each(?) AS wanted LEFT JOIN jobs ON jobs.local_id = wanted.value"
+                " AND jobs.queue = ? AND jobs.priority = ?",
+                (id_list(local_ids), self._store.queue_id(queue), priority),
+            )
+            for row in rows:
+                body = row[0]
+                if body is None:
+                    append(None)
+                    continue
+                most_bytes -= len(body)
+                if most_bytes < 0 and payloads:
+                    rows.close()
+                    break
+                append(_new(Payload, row))
+        return payloads
 
     def lookup(
         self, queue: str, keys: Sequence[JobKey], *, include_body: bool

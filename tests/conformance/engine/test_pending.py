@@ -158,20 +158,21 @@ def test_a_status_is_cut_at_the_end_by_characters(store: EngineHarness):
 
 
 def test_payloads_show_what_a_claim_would_hand_out(store: EngineHarness):
-    second, first = store.enqueue(Job(b"2", attempts_allowed=4), Job(b"1", priority=2))
-    wrong_priority = second._replace(priority=2)
+    keys = store.enqueue(Job(b"a", attempts_allowed=4), Job(b"b", priority=2), b"c")
+    local_ids = [key.local_id for key in reversed(keys)]
 
-    payloads = store.engine.payloads("mail", [first, second, wrong_priority], most_bytes=1000)
+    payloads = store.engine.payloads("mail", 1, local_ids, most_bytes=1000)
 
-    assert list(payloads) == [(b"1", 2, 2), (b"2", 4, 4), None]
-    assert store.states([first, second]) == [JobState.PENDING, JobState.PENDING]
+    assert list(payloads) == [(b"c", 2, 2), None, (b"a", 4, 4)]
+    assert store.states(keys) == [JobState.PENDING] * 3
 
 
 def test_a_read_of_payloads_is_bounded_in_bytes_but_gives_one(store: EngineHarness):
     keys = store.enqueue(b"x" * 400, b"y" * 400, b"z" * 400)
+    local_ids = [key.local_id for key in keys]
 
     for most_bytes, bodies in ((10, 1), (400, 1), (800, 2), (1_199, 2), (1_200, 3)):
-        payloads = store.engine.payloads("mail", keys, most_bytes=most_bytes)
+        payloads = store.engine.payloads("mail", 1, local_ids, most_bytes=most_bytes)
         assert len(payloads) == bodies
 
 

@@ -124,7 +124,7 @@ def test_a_deleted_job_is_gone_for_everything(store: EngineHarness, state: JobSt
     assert store.succeed(key).noop == 1
     assert store.fail(key).noop == 1
     assert key not in store.ready()
-    assert list(store.engine.payloads("mail", [key], most_bytes=1000)) == [None]
+    assert list(store.engine.payloads("mail", 1, [key.local_id], most_bytes=1000)) == [None]
 
 
 def test_deletes_stop_at_their_limit(store: EngineHarness):

@@ -33,7 +33,9 @@ CALLS: dict[str, Call] = {
     "read_pending": lambda engine, keys: engine.read_pending(
         QUEUE, 1, after=PendingKey(0, 10), until_ms=END_OF_TIME_MS, limit=LIMIT
     ),
-    "payloads": lambda engine, keys: engine.payloads(QUEUE, keys[:LIMIT], most_bytes=1_000),
+    "payloads": lambda engine, keys: engine.payloads(
+        QUEUE, 1, [key.local_id for key in keys[:LIMIT]], most_bytes=1_000
+    ),
     "lookup": lambda engine, keys: engine.lookup(QUEUE, keys[:LIMIT], include_body=True),
     "acks": lambda engine, keys: engine.apply(
         Batch(acks=[AckOp(QUEUE, [Ack(key) for key in keys[:LIMIT]], ())]), END_OF_TIME_MS

@@ -30,7 +30,7 @@ STORAGE_CALLS: dict[str, Call] = {
     "create_queue": lambda engine: engine.create_queue("new", 1),
     "delete_queue": lambda engine: engine.delete_queue(QUEUE),
     "read_pending": lambda engine: engine.read_pending(QUEUE, 1, after=None, until_ms=1, limit=1),
-    "payloads": lambda engine: engine.payloads(QUEUE, [KEY], most_bytes=1),
+    "payloads": lambda engine: engine.payloads(QUEUE, 1, [KEY.local_id], most_bytes=1),
     "lookup": lambda engine: engine.lookup(QUEUE, [KEY], include_body=True),
     "oldest_failed": lambda engine: engine.oldest_failed(QUEUE, 1, limit=1),
     "retry_failed": lambda engine: engine.retry_failed(
