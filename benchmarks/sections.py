@@ -31,7 +31,7 @@ ENQUEUE_LIMIT = 500  # jobs a call, when a queue is only to be filled
 FILL_SECONDS_AT_MOST = 300.0
 
 # More than any machine of today dequeues, so that the queue does not run dry within the window.
-DEQUEUES_PER_SECOND_AT_MOST = {1: 60_000, 16: 200_000, 64: 200_000}
+DEQUEUES_PER_SECOND_AT_MOST = {1: 100_000, 16: 200_000, 64: 200_000}
 ENGINE_DEQUEUES_PER_SECOND_AT_MOST = 200_000
 
 

@@ -30,7 +30,7 @@ _UNSENT_LOW_BYTES: Final = 64 * KIB
 _AHEAD_BYTES: Final = 8 * KIB * KIB
 _FIRST_GUESS_BYTES: Final = 256 * KIB
 # Answers up to this size are put together with others to be written at once.
-_JOIN_BYTES: Final = 64 * KIB
+_JOIN_BYTES: Final = 16 * KIB
 # A dead peer is found out by TCP after about two minutes of silence.
 _KEEPALIVE: Final = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
