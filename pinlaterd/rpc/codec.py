@@ -4,6 +4,7 @@
     decode_call     a call -> Call(head, context, request)
     encode_call     a request -> a call, for shards and servers
     encode_reply, encode_error, encode_unknown_method    the answer to a call, in the call's form
+    DequeueAnswer, encode_dequeued    a dequeue's answer, as its jobs come in
     decode_reply    an answer -> its result, or the error that it carries, raised
     peek_error      the code of the error that an answer carries, without decoding it
     peek_jobs       how many jobs an answer to a dequeue carries
@@ -54,6 +55,7 @@ from pinlaterd.rpc.binding import (
     ResultBody,
 )
 from pinlaterd.rpc.error_codes import code_in, error_from_code
+from pinlaterd.rpc.fast_write import DequeueAnswer
 from pinlaterd.rpc.message import I32, Head, message_head, read_call_head, read_message_head
 from pinlaterd.rpc.peek import UNUSUAL, Peek, peek
 from pinlaterd.rpc.reader import Mismatch, Reader
@@ -62,11 +64,13 @@ from pinlaterd.rpc.writer import write_struct
 
 __all__ = [
     "Call",
+    "DequeueAnswer",
     "Head",
     "Peek",
     "decode_call",
     "decode_reply",
     "encode_call",
+    "encode_dequeued",
     "encode_error",
     "encode_reply",
     "encode_unknown_method",
@@ -191,6 +195,11 @@ def encode_reply(head: Head, result: Result) -> bytes:
     parts = [start]
     write_struct(parts, METHODS[method].result, ResultBody(success=result))
     return b"".join(parts)
+
+
+def encode_dequeued(head: Head, answer: DequeueAnswer) -> bytes:
+    """The answer to a dequeue."""
+    return message_head(head, MessageType.REPLY) + answer.encode()
 
 
 def encode_error(head: Head, error: PinLaterError) -> bytes:

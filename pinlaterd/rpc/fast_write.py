@@ -8,9 +8,19 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Final
 
-from pinlaterd.model import AckInfo, AckRequest, DequeueRequest, DequeueResult, EnqueueRequest, Job
+from pinlaterd.model import (
+    AckInfo,
+    AckRequest,
+    DequeueRequest,
+    DequeueResult,
+    EnqueueRequest,
+    Job,
+    Payload,
+)
 
 _pack_u32: Final = struct.Struct(">I").pack
 _I8: Final = struct.Struct(">b")
@@ -58,28 +68,82 @@ def _texts(values: Sequence[str]) -> bytes:
     return joined.encode("ascii") if joined.isascii() else b"".join(map(_text, values))
 
 
+class DequeueAnswer:
+    """The result struct of dequeueJobs in the making, both maps with the same jobs in the same
+    order. Jobs come as columns, so that most of the work for each is done by whole lists."""
+
+    def __init__(self) -> None:
+        self._jobs = 0
+        self._bodies: list[bytes] = []
+        self._metadata: list[bytes] = []
+
+    def __len__(self) -> int:
+        return self._jobs
+
+    def add(
+        self,
+        descriptors: Sequence[str],
+        payloads: Sequence[Payload],
+        claims: Sequence[str],
+        timeout_seconds: int,
+    ) -> None:
+        """Jobs that were claimed together; the columns are of the same length."""
+        keys = _keys(descriptors)
+        pack_u32 = _pack_u32
+        bodies = [payload[0] for payload in payloads]
+        self._jobs += len(keys)
+        self._bodies += _interleave(keys, [pack_u32(len(body)) for body in bodies], bodies)
+        raws = [claim.encode() for claim in claims]
+        kinds = [
+            (payload[1], payload[2], len(raw)) for payload, raw in zip(payloads, raws, strict=True)
+        ]
+        around = {kind: _around_claim(*kind, timeout_seconds) for kind in set(kinds)}
+        if len(around) == 1:
+            [(head, tail)] = around.values()
+            claimed = [head + raw + tail for raw in raws]
+        else:
+            both = [around[kind] for kind in kinds]
+            claimed = [head + raw + tail for (head, tail), raw in zip(both, raws, strict=True)]
+        self._metadata += _interleave(keys, claimed)
+
+    def encode(self) -> bytes:
+        count = _pack_u32(self._jobs)
+        return b"".join(
+            (_DEQUEUE_RESULT, count, *self._bodies, _METADATA, count, *self._metadata, b"\0\0")
+        )
+
+
 def dequeue_result(result: DequeueResult) -> bytes:
-    """The result struct of dequeueJobs: both maps, the same jobs in the same order."""
-    jobs = result.jobs
-    count = _pack_u32(len(jobs))
-    bodies = [_DEQUEUE_RESULT, count]
-    metadata = [_METADATA, count]
-    pack_u32 = _pack_u32
-    last: tuple[int, int, int, int] | None = None
-    head = tail = b""
-    for descriptor, body, allowed, remaining, claim, timeout in jobs:
-        raw = descriptor.encode()
-        key = pack_u32(len(raw)) + raw
-        bodies += (key, pack_u32(len(body)), body)
-        raw = claim.encode()
-        these = (allowed, remaining, len(raw), timeout)
-        if these != last:
-            last = these
-            head, tail = _around_claim(*these)
-        metadata += (key, head, raw, tail)
-    bodies += metadata
-    bodies.append(b"\0\0")
-    return b"".join(bodies)
+    """The result struct of dequeueJobs."""
+    answer = DequeueAnswer()
+    for timeout_seconds, group in groupby(result.jobs, itemgetter(5)):
+        jobs = list(group)
+        answer.add(
+            [job.descriptor for job in jobs],
+            [Payload(*job[1:4]) for job in jobs],
+            [job.claim_descriptor for job in jobs],
+            timeout_seconds,
+        )
+    return answer.encode()
+
+
+def _keys(texts: Sequence[str]) -> list[bytes]:
+    """Each with its length in front."""
+    try:
+        short = _SHORT_TEXT
+        keys = [short[len(text)] + text for text in texts]
+        return [key.encode("ascii") for key in keys]
+    except (IndexError, UnicodeEncodeError):
+        return [_text(text) for text in texts]
+
+
+def _interleave(*columns: Sequence[bytes]) -> list[bytes]:
+    """The first of each, then the second of each, …"""
+    count = len(columns)
+    mixed = [b""] * (count * len(columns[0]))
+    for at, column in enumerate(columns):
+        mixed[at::count] = column
+    return mixed
 
 
 def _around_claim(

@@ -13,16 +13,16 @@ engine gets them with the claims, so that nothing is read twice.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 from typing import cast
 
 from pinlaterd.config.schema import ServerSettings
 from pinlaterd.engines.base import AckOp, Claim, ClaimOp, StorageEngine
 from pinlaterd.errors import PinLaterError, RequestError
-from pinlaterd.model import ClaimedJob, DequeueRequest, DequeueResult, JobKey, Payload, PendingKey
+from pinlaterd.model import DequeueRequest, JobKey, Payload, PendingKey
 from pinlaterd.rpc import codec
-from pinlaterd.rpc.codec import Call
+from pinlaterd.rpc.codec import Call, DequeueAnswer
 from pinlaterd.shard.ready import Taken
 from pinlaterd.shard.works import Arrival, Memory, Parts, Results, conclude_acks, done, failed
 from pinlaterd.wire.envelope import ReplyEntry
@@ -98,7 +98,7 @@ class DequeueWork:
         self.lowest_priority = arrival.entry.lowest_priority
         self.acks = acks
         self.problem = problem  # what is wrong with its acks: then nothing is claimed
-        self.jobs: list[ClaimedJob] = []
+        self.jobs = DequeueAnswer()
         self.claims: list[Claim] = []  # in hand, for the commit that is being made
         self._claim_timeout_seconds = math.ceil(claim_timeout_seconds)
 
@@ -134,7 +134,7 @@ class DequeueWork:
 
     def answer(self) -> ReplyEntry:
         """What it has by now."""
-        payload = codec.encode_reply(self.head, DequeueResult(self.jobs))
+        payload = codec.encode_dequeued(self.head, self.jobs)
         return done(self.arrival, payload, 0 if self.dry_run else len(self.jobs))
 
     def give_up(self, memory: Memory, now_ms: int) -> None:
@@ -151,41 +151,32 @@ class DequeueWork:
         """What earlier commits claimed is delivered all the same."""
         return self.answer() if self.jobs else failed(self.arrival, self.head, error)
 
-    def add(self, priority: int, local_id: int, payload: Payload, claim: str, shard: str) -> None:
-        """One more job for the answer."""
-        body, allowed, remaining = payload
-        self.jobs.append(
-            _new(
-                ClaimedJob,
-                (
-                    f"{self.queue}:s{shard}:p{priority}:{local_id}",
-                    body,
-                    allowed,
-                    remaining,
-                    claim,
-                    self._claim_timeout_seconds,
-                ),
-            )
-        )
+    def add(
+        self,
+        shard: str,
+        keys: Iterable[JobKey],
+        payloads: Sequence[Payload],
+        claims: Sequence[str],
+    ) -> None:
+        """More jobs for the answer."""
+        prefix = f"{self.queue}:s{shard}:p"
+        descriptors = [f"{prefix}{priority}:{local_id}" for priority, local_id in keys]
+        self.jobs.add(descriptors, payloads, claims, self._claim_timeout_seconds)
+        self.remaining -= len(descriptors)
 
     def _take_over(self, payloads: Sequence[Payload | None], memory: Memory, now_ms: int) -> None:
         """The claims were committed. None stands for a job that was gone from the store."""
         claims, self.claims = self.claims, []
-        prefix = f"{self.queue}:s{memory.name}:p"
-        timeout = self._claim_timeout_seconds
-        taken = [
-            _new(
-                ClaimedJob,
-                (f"{prefix}{priority}:{local_id}", body, allowed, remaining, claim, timeout),
-            )
-            for ((priority, local_id), _, claim, _), payload in zip(claims, payloads, strict=True)
-            if payload is not None
-            for body, allowed, remaining in (payload,)
-        ]
-        self.jobs += taken
-        self.remaining -= len(taken)
         delay_ms = now_ms - claims[len(claims) // 2].run_after_ms
-        memory.figures.dequeued(self.queue, taken, delay_ms)
+        held = [payload for payload in payloads if payload is not None]
+        if len(held) < len(claims):
+            claims = [
+                claim
+                for claim, payload in zip(claims, payloads, strict=True)
+                if payload is not None
+            ]
+        self.add(memory.name, [claim[0] for claim in claims], held, [claim[2] for claim in claims])
+        memory.figures.dequeued(self.queue, held, delay_ms)
 
 
 class Claimer:
@@ -250,11 +241,15 @@ class Claimer:
                 unknown = [None] * len(keys)
                 payloads = self._read(queue, priority, keys, unknown, _MOST_BYTES_A_LOOK)
                 fitting, _ = _fitting(work, payloads, work.bytes_left, first=True)
-                work.remaining -= fitting
-                for key, payload in zip(keys[:fitting], payloads, strict=False):
-                    after = key
-                    if payload is not None:
-                        work.add(priority, key.local_id, payload, "", self._memory.name)
+                found = [
+                    (_new(JobKey, (priority, key.local_id)), payload)
+                    for key, payload in zip(keys[:fitting], payloads, strict=False)
+                    if payload is not None
+                ]
+                held = [payload for _, payload in found]
+                work.add(self._memory.name, [key for key, _ in found], held, [""] * len(held))
+                if fitting:
+                    after = keys[fitting - 1]
                 yield None
 
     def _portions(

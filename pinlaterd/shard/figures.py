@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pinlaterd.engines.base import AckResult, CheckpointResult, Expired
-from pinlaterd.model import ClaimedJob, Job, JobState
+from pinlaterd.model import Job, JobState, Payload
 from pinlaterd.shard.ready import ReadyIndex
 from pinlaterd.stats import Stats
 
@@ -42,10 +42,10 @@ class Figures:
             mean = sum([len(job[0]) for job in jobs]) / count
             self._stats.record_many(f"job_body_size_{queue}", mean, count)
 
-    def dequeued(self, queue: str, jobs: Sequence[ClaimedJob], delay_ms: int) -> None:
+    def dequeued(self, queue: str, payloads: Sequence[Payload], delay_ms: int) -> None:
         """Jobs that were claimed together, `delay_ms` after the one in their middle was due."""
-        count = len(jobs)
-        first_attempts = sum([job[2] == job[3] for job in jobs])
+        count = len(payloads)
+        first_attempts = sum([payload[1] == payload[2] for payload in payloads])
         found = self._dequeued.get(queue)
         if found is None:
             found = self._dequeued[queue] = [0, 0, 0]
