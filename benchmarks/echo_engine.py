@@ -41,6 +41,9 @@ class EchoEngine:
     def close(self) -> None:
         self._queues.clear()
 
+    def heartbeat(self) -> None:
+        pass
+
     def durability(self) -> Durability:
         return Durability("none", "nothing is stored")
 

@@ -208,6 +208,12 @@ class StorageEngine(Protocol):
         """Give up ownership, noting that the end was clean. Safe to repeat."""
         ...
 
+    def heartbeat(self) -> None:
+        """Keep ownership alive; called about once a second, also while nothing else is.
+
+        Raises StorageError if it has been lost: the owner closes, and opens anew."""
+        ...
+
     def durability(self) -> Durability: ...
 
     def apply(self, batch: Batch, now_ms: int) -> BatchResult:

@@ -233,7 +233,7 @@ class ShardLoop:
         for router in list(self._routers):
             self._send(router, frame)
         service = self._service
-        service.gauge()
+        service.tick()
         if service.searches is not None:
             service.searches.tick()
         if service.serving:

@@ -278,8 +278,10 @@ class ShardService:
             if entry.jobs:
                 self._backlog.append(self._reception.release_of(router, entry))
 
-    def gauge(self) -> None:
-        """Figures that are looked at once a second."""
+    def tick(self) -> None:
+        """What is due once a second: ownership is kept alive, and figures are looked at."""
+        if self.serving:
+            self._guarded(self._engine.heartbeat)
         if self.serving:
             memory = self._memory
             memory.figures.gauge_queues(self._engine.depths(), memory.ready, self._clock.now_ms())

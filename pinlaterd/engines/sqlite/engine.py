@@ -212,6 +212,9 @@ class SqliteEngine(StorageEngine):
                 limit=limit,
             )
 
+    def heartbeat(self) -> None:
+        """The lock is the operating system's: it lasts as long as we do."""
+
     def vacuum(self, *, limit: int) -> bool:
         with self._store.commit(now_ms=0) as tx:
             return slices.remove_dropped_rows(tx, limit)
