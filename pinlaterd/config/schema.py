@@ -182,6 +182,21 @@ class ServerSettings:
         "memory of one shard for ready jobs and fresh bodies, bytes",
         Between(1 * MIB, 1024 * 1024 * MIB),
     )
+    health_failures_in_row: int = _setting(
+        5, "a shard whose store failed so often in a row gets no new work", Between(1, 1_000_000)
+    )
+    health_failure_share: float = _setting(
+        0.5, "nor does one whose store failed in this share of its uses", Between(0.001, 1)
+    )
+    health_window_seconds: float = _setting(
+        30.0, "over which that share is taken, seconds", Between(1, 3600)
+    )
+    health_slow_factor: float = _setting(
+        20.0, "nor does one whose store takes so many times what is normal", Between(2, 1_000_000)
+    )
+    health_slow_ms: int = _setting(
+        500, "but less than this is never too slow, milliseconds", Between(1, 600_000)
+    )
     owner_lease_seconds: float = _setting(
         10.0,
         "a frozen or cut-off owner of a mysql or redis shard loses it after this, seconds",

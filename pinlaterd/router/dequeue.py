@@ -73,7 +73,7 @@ class Dequeuer:
 
     def choose(self, queue: str) -> Shard | None:
         """One shard to ask for all: one that may hold jobs of the best priority, if any does."""
-        healthy = self._shards.healthy()
+        healthy = self._shards.dependable()
         if len(healthy) < 2:
             return healthy[0] if healthy else None
         levels = [routing.best_level(shard.ready_counts(queue)) for shard in healthy]
@@ -109,7 +109,7 @@ class Dequeuer:
         )
 
     def _covered(self, request: DequeueRequest) -> list[Shard]:
-        healthy = self._shards.healthy()
+        healthy = self._shards.dependable()
         if not healthy:
             raise NoHealthyShards
         return routing.cover(healthy, request.coverage, self._chance)

@@ -31,6 +31,11 @@ class Shard(Protocol):
         ...
 
     @property
+    def ailing(self) -> bool:
+        """Whether it says that its store can't be relied on: others come first."""
+        ...
+
+    @property
     def calls_in_flight(self) -> int: ...
 
     @property
@@ -93,15 +98,22 @@ class ShardSet:
     def healthy(self) -> list[Shard]:
         return [shard for shard in self._shards.values() if shard.healthy]
 
+    def dependable(self) -> list[Shard]:
+        """Those to ask for jobs: whose stores do well, or if there are none, the others."""
+        healthy = self.healthy()
+        return [shard for shard in healthy if not shard.ailing] or healthy
+
     def unhealthy(self) -> list[str]:
         return [name for name, shard in self._shards.items() if not shard.healthy]
 
     def enqueueable(self) -> list[Shard]:
-        return [
+        """Those to give jobs to; of ailing ones only if there is no other."""
+        found = [
             shard
             for name, shard in self._shards.items()
             if name not in self._dequeue_only and shard.healthy
         ]
+        return [shard for shard in found if not shard.ailing] or found
 
     def ready_jobs(self, queue: str) -> int:
         return sum(sum(shard.ready_counts(queue)) for shard in self._shards.values())

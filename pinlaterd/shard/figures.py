@@ -124,6 +124,10 @@ class Figures:
             age_ms = 0 if oldest_ms is None else now_ms - oldest_ms
             self._stats.peak(f"{queue}_oldest_ready_age_ms", age_ms)
 
+    def gauge_health(self, *, ailing: bool) -> None:
+        """Over several shards: how many ail."""
+        self._stats.gauge("shard_ailing", ailing)
+
     def gauge_memory(self, held_bytes: int) -> None:
         """What is held in memory of ready jobs and fresh bodies."""
         self._stats.gauge("shard_buffer_bytes", held_bytes)

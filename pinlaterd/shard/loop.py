@@ -61,6 +61,7 @@ class ShardLoop:
         self._facts = facts
         self._incarnation = service.incarnation  # as routers know it
         self._routers: set[bytes] = set()
+        self._told_ailing = False
         self._told: dict[str, bool] = {}  # by queue: whether routers know of ready jobs
         self._news: dict[str, ReadyCounts] = {}  # since the last pulse
         self._next_pulse = 0.0
@@ -94,7 +95,9 @@ class ShardLoop:
             self._welcome_all()
         if self._control.fileno() in readable:
             hear(self._control)
-        if self._clock.monotonic() >= self._next_pulse:
+        if self._clock.monotonic() >= self._next_pulse or (
+            bool(service.ailing) != self._told_ailing
+        ):
             self._pulse()
 
     def _wait_seconds(self) -> float:
@@ -189,7 +192,7 @@ class ShardLoop:
         for router, entries in replies.items():
             self._answer(router, entries, counts)
         if urgent:
-            frame = envelope.pack_pulse(self._incarnation, urgent)
+            frame = envelope.pack_pulse(self._incarnation, urgent, ailing=self._told_ailing)
             for router in self._routers - replies.keys():
                 self._send(router, frame)
 
@@ -228,7 +231,10 @@ class ShardLoop:
 
     def _pulse(self) -> None:
         self._next_pulse = self._clock.monotonic() + PULSE_SECONDS
-        frame = envelope.pack_pulse(self._incarnation, self._news.values())
+        self._told_ailing = bool(self._service.ailing)
+        frame = envelope.pack_pulse(
+            self._incarnation, self._news.values(), ailing=self._told_ailing
+        )
         self._news = {}
         for router in list(self._routers):
             self._send(router, frame)
@@ -237,7 +243,8 @@ class ShardLoop:
         if service.searches is not None:
             service.searches.tick()
         if service.serving:
-            self._control.report(ProcessState.SERVING, self._facts)
+            facts = {**self._facts, "health warning": service.ailing}
+            self._control.report(ProcessState.SERVING, facts)
         else:
             trouble = {**self._facts, "store warning": service.trouble}
             self._control.report(ProcessState.STARTING, trouble)

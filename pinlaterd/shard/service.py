@@ -29,6 +29,7 @@ from pinlaterd.model import JobState
 from pinlaterd.shard.dequeues import ClaimDescriptors, Claimer, DequeueWork
 from pinlaterd.shard.figures import Figures
 from pinlaterd.shard.fresh import FreshPayloads
+from pinlaterd.shard.health import HealthLimits, StoreHealth
 from pinlaterd.shard.inquiries import Inquiries
 from pinlaterd.shard.planning import Planner
 from pinlaterd.shard.ready import ReadyIndex
@@ -115,6 +116,15 @@ class ShardService:
         self._in_hand: dict[Work, None] = {}  # not answered yet; the unfinished among them
         self._replies: defaultdict[bytes, list[ReplyEntry]] = defaultdict(list)
         self._reply_bytes = 0  # in `_replies`
+        self._health = StoreHealth(
+            HealthLimits(
+                server.health_failures_in_row,
+                server.health_failure_share,
+                server.health_window_seconds,
+                server.health_slow_factor,
+                server.health_slow_ms / 1000,
+            )
+        )
         self._reopen_at = 0.0
         self._reopen_seconds = _REOPEN_SECONDS
 
@@ -179,6 +189,7 @@ class ShardService:
             raise
         except StorageError as error:
             self.trouble = error.message
+            self._health.failed(now)
             self._reopen_at = now + self._reopen_seconds
             self._reopen_seconds = min(2 * self._reopen_seconds, _MOST_REOPEN_SECONDS)
             log.error("can't open its store: %s", error.message)
@@ -187,6 +198,7 @@ class ShardService:
         """What the store holds is not known: end all that relies on it, and open it anew."""
         log.error("closes its store to open it anew: %s", error.message)
         self.serving, self.trouble = False, error.message
+        self._health.failed(self._clock.monotonic())
         self._memory.figures.count("store_failures")
         told = ShardConnectionFailed(
             [self.name], f"{error.message}; whether the call was carried out is not known"
@@ -213,6 +225,11 @@ class ShardService:
     def busy(self) -> bool:
         """Whether there is work that waits for nothing."""
         return bool(self._backlog or self._unfinished or self._tasks.runnable)
+
+    @property
+    def ailing(self) -> str:
+        """Why routers should send new work elsewhere, if they can; "" if they need not."""
+        return self._health.reason or self.trouble
 
     @property
     def backlog(self) -> int:
@@ -282,11 +299,23 @@ class ShardService:
         """What is due once a second: ownership is kept alive, and figures are looked at."""
         if self.serving:
             self._guarded(self._engine.heartbeat)
+        if self.serving and self._health.ailing:
+            self._guarded(self._probe)
         if self.serving:
             memory = self._memory
             memory.figures.gauge_queues(self._engine.depths(), memory.ready, self._clock.now_ms())
             held = memory.fresh.held_bytes + len(memory.ready) * _KEY_BYTES
             memory.figures.gauge_memory(held)
+        self._memory.figures.gauge_health(ailing=bool(self.ailing))
+
+    def _probe(self) -> None:
+        """Use the store, so that a shard that gets no work finds out when it is well again."""
+        began = self._clock.monotonic()
+        for queue in self._memory.ready.queues():
+            self._engine.read_pending(queue, 1, after=None, until_ms=0, limit=1)
+            break
+        now = self._clock.monotonic()
+        self._health.succeeded(now - began, now)
 
     # --- batches -------------------------------------------------------------------------------
 
@@ -399,6 +428,7 @@ class ShardService:
         try:
             result = self._engine.apply(parts.batch(), now_ms)
         except StorageNotCommitted as error:
+            self._health.failed(self._clock.monotonic())
             if len(works) == 1:
                 self._give_up(works[0], error, now_ms)
                 return
@@ -407,9 +437,9 @@ class ShardService:
                 self._commit([work], now_ms)
             return
         memory = self._memory
-        memory.figures.committed(
-            sum([work.rows for work in works]), self._clock.monotonic() - started
-        )
+        now = self._clock.monotonic()
+        self._health.succeeded(now - started, now)
+        memory.figures.committed(sum([work.rows for work in works]), now - started)
         results = Results(result)
         # Dequeues are last: what became ready in this commit is in the index when they conclude.
         begun = False

@@ -9,7 +9,8 @@ TBinaryProtocol; the reply bears the client's seqid, so it goes back untouched.
                       PARTED     incarnation: has heard its farewell, and all that came before
     shard -> router   WELCOME    incarnation, JSON ShardFacts
                       REPLIES    incarnation, entries (ReplyEntry), then counts (ReadyCounts)
-                      PULSE      incarnation, counts: sent when counts change, and once a second
+                      PULSE      incarnation, whether it ails, counts: sent when counts or that
+                                 change, and once a second
                       FAREWELL   incarnation: it ends in order, has answered all that it carried
                                  out, and will carry out nothing more
 
@@ -202,8 +203,8 @@ def unpack_replies(frame: bytes) -> tuple[list[ReplyEntry], list[ReadyCounts]]:
         raise MalformedEnvelope("replies") from error
 
 
-def pack_pulse(incarnation: int, counts: Iterable[ReadyCounts]) -> bytes:
-    parts = [_HEAD.pack(Kind.PULSE, incarnation, 0)]
+def pack_pulse(incarnation: int, counts: Iterable[ReadyCounts], *, ailing: bool = False) -> bytes:
+    parts = [_HEAD.pack(Kind.PULSE, incarnation, ailing)]
     _append_counts(parts, counts)
     return b"".join(parts)
 
@@ -216,9 +217,10 @@ def pack_parted(incarnation: int) -> bytes:
     return _HEAD.pack(Kind.PARTED, incarnation, 0)
 
 
-def unpack_pulse(frame: bytes) -> list[ReadyCounts]:
+def unpack_pulse(frame: bytes) -> tuple[list[ReadyCounts], bool]:
+    """The counts, and whether the shard ails."""
     try:
-        return _read_counts(frame, _HEAD.size)
+        return _read_counts(frame, _HEAD.size), bool(_HEAD.unpack_from(frame)[2])
     except (struct.error, ValueError, IndexError) as error:
         raise MalformedEnvelope("pulse") from error
 

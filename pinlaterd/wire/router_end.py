@@ -114,6 +114,7 @@ class ShardLink:
         self.name = name
         self.incarnation = 0  # 0: not welcomed on the present connection
         self.facts: ShardFacts | None = None
+        self.ailing = False
         self.ready: dict[str, tuple[int, ...]] = {}
         self._listener = listener
         self._clock = clock
@@ -267,7 +268,11 @@ class ShardLink:
             for call_id, status, payload, jobs in entries:
                 self._finish(call_id, _new(ShardReply, (_OUTCOMES[status], payload, jobs)))
         elif kind == Kind.PULSE:
-            self._count(envelope.unpack_pulse(frame))
+            counts, ailing = envelope.unpack_pulse(frame)
+            if ailing != self.ailing:
+                self.ailing = ailing
+                log.warning("shard-%s %s", self.name, "ails" if ailing else "is well again")
+            self._count(counts)
         elif kind == Kind.FAREWELL:
             self._bid_farewell()
 
@@ -289,6 +294,7 @@ class ShardLink:
     def _part(self, reply: ShardReply) -> None:
         """Not welcomed any more: `reply` is the answer to all calls that were sent."""
         self.incarnation = 0
+        self.ailing = False
         self.ready = {}
         self._lose_calls(reply)
 

@@ -25,6 +25,7 @@ class LocalShard:
         facts = service.facts()
         self.facts: ShardFacts | None = facts
         self.healthy = True
+        self.ailing = False
         self.calls: list[CallEntry] = []  # all that were ever made
         self.ready: dict[str, tuple[int, ...]] = dict(facts.counts)
         self.hints_lie_still = False

@@ -35,6 +35,7 @@ from pinlaterd.model import (
     Job,
     JobDescriptor,
     JobRecord,
+    JobState,
     LookupRequest,
     Method,
     Request,
@@ -340,6 +341,38 @@ def test_one_job_wakes_one_of_those_who_wait(play):
         site.router.stop_waiting()  # the others are answered at the end
         await site.router.finish_calls(ANSWER_SECONDS)
         assert all(client.message.done() for client in waiting)
+
+    play(scenario)
+
+
+def test_an_ailing_shard_gets_no_new_work_but_its_acks(play):
+    async def scenario(site: Site) -> None:
+        [descriptor] = await site.enqueue_on("2", Job(b"a"))
+        [job] = await site.dequeue(1)
+        await site.enqueue_on("2", Job(b"b"))
+        site.shard("2").ailing = True
+        calls_before = len(site.shard("2").calls)
+
+        placed = {shard_of(d) for _ in range(30) for d in await site.enqueue(Job(b"x"))}
+        assert placed == {"1", "3"}
+        assert len(await site.dequeue(100)) == 30
+        assert len(site.shard("2").calls) == calls_before
+
+        ack = AckInfo(job.descriptor, claim_descriptor=job.claim_descriptor)
+        await site.call(Method.ACK, AckRequest(QUEUE, [ack]))
+        assert await site.states([descriptor]) == [JobState.SUCCEEDED]
+
+    play(scenario)
+
+
+def test_where_all_ail_they_are_used_all_the_same(play):
+    async def scenario(site: Site) -> None:
+        for shard in site.locals():
+            shard.ailing = True
+
+        await site.enqueue(Job(b"a"))
+
+        assert [job.body for job in await site.dequeue(5)] == [b"a"]
 
     play(scenario)
 

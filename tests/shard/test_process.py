@@ -93,7 +93,7 @@ class Router:
             entries, counts = envelope.unpack_replies(frame)
             self.replies.update({entry.call_id: entry for entry in entries})
         elif frame[0] == Kind.PULSE:
-            counts = envelope.unpack_pulse(frame)
+            counts, _ = envelope.unpack_pulse(frame)
         self.counts.update(counts)
         return True
 

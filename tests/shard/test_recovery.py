@@ -170,6 +170,32 @@ def test_while_its_store_cannot_be_opened_all_is_refused(shard, engine):
     assert [job.body for job in shard.dequeue()] == [b"a"]
 
 
+def test_a_store_that_keeps_failing_ails_until_it_has_done_well_for_a_while(shard, engine):
+    engine.on_apply = refuse({b"bad"})
+    for _ in range(4):
+        shard.results(EnqueueRequest("mail", [Job(b"bad")]))
+    assert shard.service.ailing == ""
+
+    shard.results(EnqueueRequest("mail", [Job(b"bad")]))
+
+    assert shard.service.ailing == "its store failed 5 times in a row"
+    shard.enqueue(b"good")  # what comes all the same is served
+    shard.service.tick()
+    assert shard.service.ailing
+    shard.service.tick()  # probes: nobody sends it work
+    assert shard.service.ailing == ""
+
+
+def test_a_store_that_is_closed_ails_until_it_is_open(shard, engine):
+    engine.on_apply = break_down
+    shard.results(EnqueueRequest("mail", [Job(b"b")]))
+    assert "the disk is gone" in shard.service.ailing
+
+    shard.service.recover()
+
+    assert shard.service.ailing == ""
+
+
 def test_a_shard_that_another_process_took_over_ends(shard, engine):
     engine.on_apply = break_down
     shard.results(EnqueueRequest("mail", [Job(b"b")]))

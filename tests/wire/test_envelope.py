@@ -60,7 +60,9 @@ def test_replies_and_counts_come_out_as_they_went_in(incarnation, replies, count
 
 @given(INCARNATIONS, st.lists(COUNTS, max_size=20))
 def test_a_pulse_carries_counts(incarnation, counts):
-    assert envelope.unpack_pulse(envelope.pack_pulse(incarnation, counts)) == counts
+    for ailing in (False, True):
+        frame = envelope.pack_pulse(incarnation, counts, ailing=ailing)
+        assert envelope.unpack_pulse(frame) == (counts, ailing)
 
 
 def test_greetings_carry_queues_and_facts():

@@ -1,0 +1,118 @@
+"""Whether a shard's store can be relied on, judged by how its last uses went.
+
+Pure: outcomes go in, a verdict comes out. A store is healthy until it fails several times in a
+row, or too often within a window, or takes much longer than it is used to; then it ails, with the
+reason, until a few uses in a row have gone well. Routers send an ailing shard no new work as long
+as others can take it; acks still come, and a probe every second.
+
+Times are seconds, by any clock that only goes forward.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import NamedTuple
+
+# Fewer uses say nothing of a share.
+LEAST_OUTCOMES = 10
+# Uses in a row that have to go well before an ailing store is trusted again.
+GOOD_IN_A_ROW = 3
+# After so many uses it is known what is normal. Of a mean, each use changes this part.
+LEAST_USES = 100
+_NORMAL_PART, _RECENT_PART = 0.002, 0.1
+
+
+class HealthLimits(NamedTuple):
+    """See the settings of the same names in etc/pinlaterd.yaml."""
+
+    failures_in_row: int
+    failure_share: float
+    window_seconds: float
+    slow_factor: float
+    slow_seconds: float
+
+
+@dataclass
+class _Second:
+    """What happened within one second."""
+
+    began: int
+    uses: int = 0
+    failures: int = 0
+
+
+class StoreHealth:
+    """The verdict on one store. `reason` is "" while it is healthy."""
+
+    def __init__(self, limits: HealthLimits) -> None:
+        self._limits = limits
+        self.reason = ""
+        self._failures_in_row = 0
+        self._good_in_row = 0
+        self._window: deque[_Second] = deque()
+        self._uses = 0  # that went well while it was healthy, ever
+        self._normal = 0.0
+        self._recent = 0.0
+
+    @property
+    def ailing(self) -> bool:
+        return bool(self.reason)
+
+    def succeeded(self, seconds: float, now: float) -> None:
+        """A use went well, and took so long."""
+        self._failures_in_row = 0
+        self._this_second(now).uses += 1
+        self._recent += _RECENT_PART * (seconds - self._recent)
+        if self.ailing:
+            self._good_in_row = 0 if self._is_slow(seconds) else self._good_in_row + 1
+            if self._good_in_row >= GOOD_IN_A_ROW:
+                self._recover()
+            return
+        self._uses += 1
+        part = max(1 / self._uses, _NORMAL_PART)
+        if self._is_slow(self._recent):
+            self.reason = (
+                f"its store takes {self._recent * 1000:.0f} ms for a commit, "
+                f"{self._normal * 1000:.0f} ms is normal"
+            )
+            return
+        self._normal += part * (seconds - self._normal)
+
+    def failed(self, now: float) -> None:
+        """A use failed."""
+        self._failures_in_row += 1
+        self._good_in_row = 0
+        second = self._this_second(now)
+        second.uses += 1
+        second.failures += 1
+        if self.ailing:
+            return
+        limits = self._limits
+        uses = sum(second.uses for second in self._window)
+        failures = sum(second.failures for second in self._window)
+        if self._failures_in_row >= limits.failures_in_row:
+            self.reason = f"its store failed {self._failures_in_row} times in a row"
+        elif uses >= LEAST_OUTCOMES and failures >= limits.failure_share * uses:
+            self.reason = (
+                f"its store failed {failures} of {uses} times within {limits.window_seconds:g} s"
+            )
+
+    def _is_slow(self, seconds: float) -> bool:
+        if self._uses < LEAST_USES:
+            return False
+        return seconds > max(self._limits.slow_seconds, self._limits.slow_factor * self._normal)
+
+    def _this_second(self, now: float) -> _Second:
+        window, began = self._window, int(now)
+        if not window or window[-1].began != began:
+            window.append(_Second(began))
+            while window[0].began < began - self._limits.window_seconds:
+                window.popleft()
+        return window[-1]
+
+    def _recover(self) -> None:
+        self.reason = ""
+        self._good_in_row = 0
+        self._recent = self._normal
+        self._window.clear()
