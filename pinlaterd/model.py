@@ -193,6 +193,10 @@ class AlikeAcks(Sequence[AckInfo]):
         self.digits = digits  # what follows there: as many decimal digits in all of them
         self.rest = rest  # the other fields of an AckInfo
 
+    @property
+    def retry_delay_ms(self) -> int:
+        return self.rest[1]
+
     def __len__(self) -> int:
         return len(self.digits)
 

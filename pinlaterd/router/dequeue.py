@@ -199,6 +199,8 @@ class Dequeuer:
         """A dry run: what each shard would give, the best of it."""
         limit = gathering.request.limit
         await gathering.ask([(shard, limit) for shard in gathering.covered], 0)
+        if not gathering.covered and not gathering.jobs:
+            raise gathering.last_failure
         gathering.jobs.sort(key=_priority)
         del gathering.jobs[limit:]
 

@@ -210,12 +210,15 @@ class Connection(asyncio.Protocol):
                 self._write_answers()
         finally:
             self._pumping = False
-        if self._retiring and not (self._slots or self._waiting or self._reader.missing):
+        if self._is_done_when_retiring():
             self._closing = True
         if self._closing:
             self._close_if_done()
         else:
             self._update_reading()
+
+    def _is_done_when_retiring(self) -> bool:
+        return self._retiring and not (self._slots or self._waiting or self._reader.missing)
 
     def _may_begin(self) -> bool:
         return len(self._slots) < self._most_calls() and not self._unsent_high and not self.gone
@@ -258,6 +261,10 @@ class Connection(asyncio.Protocol):
             size += 4 + len(message)
         if not parts:
             return
+        if self._is_done_when_retiring():
+            # This is the last answer: it leaves with the end of the connection, as one segment.
+            connected: socket.socket = self._transport.get_extra_info("socket")
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
         self._written_bytes += size
         if size <= _JOIN_BYTES:
             self._transport.write(b"".join(parts))
@@ -315,8 +322,6 @@ class Connection(asyncio.Protocol):
         if self.gone or self._closing or self._retiring:
             return
         self._retiring = True
-        connected: socket.socket = self._transport.get_extra_info("socket")
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
 
     def finish(self) -> None:
         """Take no more calls; close once those in hand are answered. Safe to repeat."""
@@ -333,6 +338,9 @@ class Connection(asyncio.Protocol):
 
     def _close_if_done(self) -> None:
         if not self._slots and not self.gone:
+            if self._retiring and self._transport.can_write_eof():
+                # Closing alone would throw away what is corked if a call has come in unread.
+                self._transport.write_eof()
             self._transport.close()
 
     def abort(self) -> None:

@@ -141,8 +141,12 @@ class ShardLoop:
         self._end.forget(self._stop.fileno())
         self._end.forget(self._control.fileno())
         until = self._clock.monotonic() + _FAREWELL_SECONDS
-        while self._routers and (left := until - self._clock.monotonic()) > 0:
-            self._end.wait(lambda: left)
+
+        def left() -> float:
+            return until - self._clock.monotonic()
+
+        while self._routers and left() > 0:
+            self._end.wait(left)
             for router, frame in self._end.receive(_MOST_FRAMES, _MOST_BYTES):
                 if frame[:1] == _PARTED:
                     self._routers.discard(router)

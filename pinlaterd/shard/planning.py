@@ -159,7 +159,9 @@ class Planner:
     def _with_valid_delays(
         self, infos: Sequence[AckInfo], now_ms: int
     ) -> tuple[Sequence[AckInfo], RequestError | None]:
-        delays = {infos.rest[1]} if isinstance(infos, AlikeAcks) else {info[2] for info in infos}
+        delays = (
+            {infos.retry_delay_ms} if isinstance(infos, AlikeAcks) else {info[2] for info in infos}
+        )
         if not any(self._rules.ack_delay(delay, now_ms) for delay in delays):
             return infos, None
         valid = [info for info in infos if not self._rules.ack_delay(info.retry_delay_ms, now_ms)]

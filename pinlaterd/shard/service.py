@@ -20,6 +20,8 @@ from pinlaterd.clock import Clock
 from pinlaterd.config.schema import Config
 from pinlaterd.engines.base import BatchResult, StorageEngine
 from pinlaterd.errors import (
+    Overloaded,
+    PinLaterError,
     ShardConnectionFailed,
     ShardOwned,
     StorageError,
@@ -52,6 +54,8 @@ BATCH_JOBS = 2_000
 _FRESH_PART, _KEYS_PART, _BATCH_PART = 2, 8, 16
 # A PendingKey with its two numbers and its place in a list (CPython 3.11).
 _KEY_BYTES = 136
+# Dry runs that wait for their turn.
+MOST_LOOKS = 1_000
 _REOPEN_SECONDS, _MOST_REOPEN_SECONDS = 0.05, 5.0
 
 
@@ -113,7 +117,8 @@ class ShardService:
         self._claimer: Claimer | None = None
         self._backlog: deque[Arrival] = deque()
         self._unfinished: list[DequeueWork] = []  # that go on with the next batch
-        self._in_hand: dict[Work, None] = {}  # not answered yet; the unfinished among them
+        self._looks: deque[DequeueWork] = deque()  # dry runs, in turn
+        self._in_hand: dict[Work, None] = {}  # not answered yet; those two among them
         self._replies: defaultdict[bytes, list[ReplyEntry]] = defaultdict(list)
         self._reply_bytes = 0  # in `_replies`
         self._health = StoreHealth(
@@ -171,9 +176,9 @@ class ShardService:
         memory.touched.update(memory.ready.queues())
 
     def close(self) -> None:
-        """Note that the end was clean. What was answered is kept; nothing else is in hand."""
+        """Note that the end was clean. What is in hand still (dry runs) is answered with that."""
         self.serving = False
-        self._tasks.abandon()
+        self._abandon(ShardConnectionFailed([self.name], "closed its store meanwhile"))
         self._close_searches()
         self._engine.close()
 
@@ -203,10 +208,7 @@ class ShardService:
         told = ShardConnectionFailed(
             [self.name], f"{error.message}; whether the call was carried out is not known"
         )
-        for work in list(self._in_hand):
-            self._settle(work, work.fail(told))
-        self._unfinished = []
-        self._tasks.abandon()
+        self._abandon(told)
         self._close_searches()
         queues = list(self._memory.ready.queues())
         self._memory.clear()
@@ -218,6 +220,14 @@ class ShardService:
         except StorageError as again:
             log.error("closing failed too: %s", again.message)
         self._reopen_at = self._clock.monotonic()
+
+    def _abandon(self, told: PinLaterError) -> None:
+        """End all that is in hand; whoever waits for it is told why."""
+        for work in list(self._in_hand):
+            self._settle(work, work.fail(told))
+        self._unfinished = []
+        self._looks.clear()
+        self._tasks.abandon()
 
     # --- what the loop asks --------------------------------------------------------------------
 
@@ -395,8 +405,8 @@ class ShardService:
         if work.arrival.entry.deadline <= now:
             work.remaining = 0  # what it has by now is its answer
         elif work.dry_run:
-            if work.acks is None:
-                self._tasks.start(self._look(work, now_ms))
+            if work.acks is None and work.remaining:
+                self._look_later(work)
                 return
         elif work.remaining and most_jobs > 0 and batch.room > 0:
             first = batch.room == self._batch_bytes
@@ -408,15 +418,32 @@ class ShardService:
         else:
             self._conclude(work, _NOTHING, now_ms)
 
-    def _look(self, work: DequeueWork, now_ms: int) -> Steps:
-        """A dry run, beside the batches."""
-        assert self._claimer is not None
-        try:
-            yield from self._claimer.look(work, now_ms)
-        except StorageNotCommitted as error:
-            self._give_up(work, error, now_ms)
-        else:
-            self._settle(work, work.answer())
+    def _look_later(self, work: DequeueWork) -> None:
+        """A dry run is done beside the batches, one after the other: an answer may be large."""
+        if len(self._looks) >= MOST_LOOKS:
+            self._settle(work, work.fail(Overloaded(f"{MOST_LOOKS} dry runs are in hand already")))
+            return
+        self._looks.append(work)
+        if len(self._looks) == 1:
+            self._tasks.start(self._look_in_turn(), paced=False)
+
+    def _look_in_turn(self) -> Steps:
+        """All dry runs in hand; the one at work is the first until it is answered."""
+        while self._looks:
+            work, now_ms = self._looks[0], self._clock.now_ms()
+            entry = work.arrival.entry
+            assert self._claimer is not None
+            try:
+                for _ in self._claimer.look(work, now_ms):
+                    yield None
+                    if entry.deadline <= self._clock.monotonic():
+                        break
+            except StorageNotCommitted as error:
+                self._looks.popleft()
+                self._give_up(work, error, now_ms)
+            else:
+                self._looks.popleft()
+                self._settle(work, work.answer())
 
     def _commit(self, works: Sequence[Work], now_ms: int) -> None:
         if not works:

@@ -49,6 +49,7 @@ class Tasks:
         self._submit = submit
         self._ready: deque[tuple[Steps, Any]] = deque()
         self._searching: set[Steps] = set()
+        self._unpaced: set[Steps] = set()
         self._not_before = 0.0  # monotonic seconds; holds while calls wait
 
     def __len__(self) -> int:
@@ -59,8 +60,11 @@ class Tasks:
         """Whether `run_slice` would find anything to do."""
         return bool(self._ready)
 
-    def start(self, steps: Steps, *, at_once: bool = False) -> None:
-        """Take up `steps`; `at_once`: its first slice is small and done now."""
+    def start(self, steps: Steps, *, at_once: bool = False, paced: bool = True) -> None:
+        """Take up `steps`; `at_once`: its first slice is small and done now. `paced`: its slices
+        are as large as the pace says, so that their times tell how large they should be."""
+        if not paced:
+            self._unpaced.add(steps)
         if at_once:
             self._step(steps, None)
         else:
@@ -78,7 +82,8 @@ class Tasks:
         steps, value = self._ready.popleft()
         self._step(steps, value)
         took = self._clock.monotonic() - started
-        self.pace.took(took)
+        if steps not in self._unpaced:
+            self.pace.took(took)
         self._not_before = started + took * _SHARE_WHEN_BUSY
 
     def abandon(self) -> None:
@@ -86,6 +91,7 @@ class Tasks:
         ended = [steps for steps, _ in self._ready] + list(self._searching)
         self._ready.clear()
         self._searching.clear()
+        self._unpaced.clear()
         for steps in ended:
             steps.close()
 
@@ -93,6 +99,7 @@ class Tasks:
         try:
             wanted = steps.throw(value) if isinstance(value, Exception) else steps.send(value)
         except StopIteration:
+            self._unpaced.discard(steps)
             return
         if wanted is None:
             self._ready.append((steps, None))

@@ -259,6 +259,9 @@ class ShardLink:
         if kind == Kind.WELCOME:
             self._welcome(envelope.incarnation_of(frame), envelope.unpack_welcome(frame))
             return
+        if kind == Kind.FAREWELL:
+            # Also where it never served us: it waits to be heard.
+            self._send(envelope.pack_parted(envelope.incarnation_of(frame)))
         if envelope.incarnation_of(frame) != self.incarnation:
             return  # from before the connection was lost; its calls have been given up
         if kind == Kind.REPLIES:
@@ -288,7 +291,6 @@ class ShardLink:
     def _bid_farewell(self) -> None:
         """The shard ends in order: what it has not answered by now it will never carry out."""
         log.info("shard-%s stops; waiting for it to come back", self.name)
-        self._send(envelope.pack_parted(self.incarnation))
         self._part(_REFUSED)
 
     def _part(self, reply: ShardReply) -> None:

@@ -50,7 +50,7 @@ def test_a_killed_coordinator_is_not_noticed(deployment: Deployment, load: Load,
 
         _progresses(load, wait_until)
 
-    load.check(claims_may_be_lost=True)
+    load.check()
     assert load.errors == []
 
 

@@ -443,23 +443,22 @@ def test_stopping_costs_a_client_that_calls_all_the_time_no_call(start):
     unanswered: list[Exception] = []
 
     def call_until_closed(client: socket.socket) -> None:
-        for seqid in itertools.count():
-            if select.select([client], [], [], 0)[0]:
-                assert client.recv(1) == b""
-                return
-            try:
+        try:
+            for seqid in itertools.count():
+                if select.select([client], [], [], 0)[0]:
+                    assert client.recv(1) == b""
+                    return
                 ask(client, seqid)
-            except (ConnectionError, AssertionError) as error:
-                unanswered.append(error)
-                return
-            asked.release()
+                asked.release()
+        except (OSError, AssertionError) as error:
+            unanswered.append(error)
 
     with contextlib.ExitStack() as clients:
         callers = [
             threading.Thread(
                 target=call_until_closed, args=(clients.enter_context(server.connect()),)
             )
-            for _ in range(4)
+            for _ in range(16)
         ]
         for caller in callers:
             caller.start()
@@ -470,7 +469,30 @@ def test_stopping_costs_a_client_that_calls_all_the_time_no_call(start):
 
         for caller in callers:
             caller.join(SECONDS)
+        assert not any(caller.is_alive() for caller in callers)
     assert unanswered == []
+
+
+@pytest.mark.parametrize("most_calls", [1, 4])
+def test_stopping_answers_what_it_began_although_more_has_come_in(start, wait_until, most_calls):
+    """A connection that is closed over unread bytes throws away what it has not sent."""
+    calls = Collector()
+    server = start(calls, max_calls_per_connection=most_calls)
+    with server.connect() as client:
+        client.sendall(b"".join(framed(queue_names(seqid=n)) for n in range(most_calls + 3)))
+        wait_until(lambda: len(calls.calls) == most_calls)
+        client.sendall(framed(queue_names(seqid=99)) * 10)  # it reads no more by now
+        stopping = asyncio.run_coroutine_threadsafe(server.server.stop(SECONDS), server._loop)
+        wait_until(lambda: server.server._server is None)
+
+        for number in range(most_calls):
+            server.call(calls.answer, number)
+
+        assert receive_seqids(client, most_calls) == list(range(most_calls))
+        for number in range(most_calls, len(calls.calls)):
+            server.call(calls.answer, number)
+        assert_closed(client)
+        stopping.result(SECONDS)
 
 
 def test_stopping_gives_up_calls_that_are_not_answered_in_time(start, wait_until):

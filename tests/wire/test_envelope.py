@@ -16,6 +16,7 @@ from pinlaterd.wire.envelope import (
     ShardFacts,
     Status,
 )
+from pinlaterd.wire.router_end import ShardCall
 
 CALLS = st.builds(
     CallEntry,
@@ -95,3 +96,8 @@ def test_a_cut_off_message_is_malformed():
         envelope.unpack_calls(frame[:20])
     with pytest.raises(MalformedEnvelope):
         envelope.unpack_calls(frame[:-1])
+
+
+def test_a_call_on_its_way_has_the_fields_of_an_entry_but_its_id():
+    """A link puts the id in front of it, and nothing else."""
+    assert ShardCall._fields == CallEntry._fields[1:]

@@ -1,0 +1,78 @@
+"""A shard's loop that ends in order, over real sockets."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from pinlaterd.lifecycle import StopSignal
+from pinlaterd.shard.loop import ShardLoop
+from pinlaterd.stats import Stats
+from pinlaterd.wire import envelope
+from pinlaterd.wire.control import ControlClient
+from pinlaterd.wire.envelope import Kind
+from pinlaterd.wire.shard_end import ShardEnd
+from tests.shard.conftest import Shard
+
+ENDPOINT = "ipc://s.ipc"
+MILLISECONDS = 20_000
+
+
+Context = zmq.Context  # of sockets that send and receive bytes
+
+
+@pytest.fixture
+def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Context[Any]]:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    with zmq.Context() as made:
+        yield made
+
+
+def test_it_stays_until_its_routers_have_heard_of_it(shard: Shard, context: Context[Any]):
+    """The loop's clock stands still, so that it would wait for them for ever."""
+    stop, end, ended = StopSignal(), ShardEnd(context), threading.Event()
+    end.bind(ENDPOINT)
+    control = ControlClient("shard-1", "shard", Stats(), 0, context=context)
+    stayed: list[bool] = []
+
+    def hear_of_it() -> None:
+        routers = [context.socket(zmq.DEALER) for _ in range(2)]
+        for router in routers:
+            router.linger = MILLISECONDS
+            router.connect(ENDPOINT)
+            router.send(envelope.pack_hello([]))
+        welcomes = [_hear(router, Kind.WELCOME) for router in routers]
+        stop.set()
+        parted = envelope.pack_parted(envelope.incarnation_of(welcomes[0]))
+        for router in routers:
+            _hear(router, Kind.FAREWELL)
+            # As long as one of them has said nothing, it is there.
+            stayed.append(not ended.wait(0.1))
+            router.send(parted)
+            router.close()
+
+    hearing = threading.Thread(target=hear_of_it)
+    hearing.start()
+
+    ShardLoop(shard.service, end, control, stop, shard.clock, Stats(), {}).run()
+
+    ended.set()
+    hearing.join()
+    assert stayed == [True, True]
+    end.close()
+    control.close()
+    stop.close()
+
+
+def _hear(router: zmq.Socket[bytes], kind: Kind) -> bytes:
+    while router.poll(MILLISECONDS):
+        frame = router.recv()
+        if frame[0] == kind:
+            return frame
+    pytest.fail(f"no {kind.name}")
