@@ -283,10 +283,13 @@ class ShardService:
         if self.serving:
             self._guarded(self._engine.heartbeat)
         if self.serving:
-            memory = self._memory
-            memory.figures.gauge_queues(self._engine.depths(), memory.ready, self._clock.now_ms())
-            held = memory.fresh.held_bytes + len(memory.ready) * _KEY_BYTES
-            memory.figures.gauge_memory(held)
+            self._guarded(self._gauge)
+
+    def _gauge(self) -> None:
+        memory = self._memory
+        memory.figures.gauge_queues(self._engine.depths(), memory.ready, self._clock.now_ms())
+        held = memory.fresh.held_bytes + len(memory.ready) * _KEY_BYTES
+        memory.figures.gauge_memory(held)
 
     # --- batches -------------------------------------------------------------------------------
 

@@ -108,9 +108,7 @@ def new_shard() -> str:
 
 
 def redis_engine(server: Server, shard: str) -> StorageEngine:
-    return RedisEngine(
-        shard, server, priority_levels=PRIORITY_LEVELS, lease_seconds=LEASE_SECONDS
-    )
+    return RedisEngine(shard, server, priority_levels=PRIORITY_LEVELS, lease_seconds=LEASE_SECONDS)
 
 
 @pytest.fixture(scope="session")

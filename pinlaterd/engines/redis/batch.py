@@ -59,9 +59,7 @@ def apply_arguments(batch: Batch, now_ms: int) -> list[Argument]:
     return arguments
 
 
-def _runs(
-    items: Iterable[T], alike: Callable[[T], Hashable]
-) -> list[tuple[Any, list[T]]]:
+def _runs(items: Iterable[T], alike: Callable[[T], Hashable]) -> list[tuple[Any, list[T]]]:
     return [(head, list(run)) for head, run in groupby(items, alike)]
 
 
@@ -131,8 +129,14 @@ def _add_claims(arguments: list[Argument], op: ClaimOp) -> None:
 def batch_result(batch: Batch, answer: Sequence[Sequence[Any]]) -> BatchResult:
     acks, checkpoints, releases, enqueues, claims = answer
     return BatchResult(
-        acks=[AckResult(*result[:3], _requeued(result[3:])) for result in acks],
-        checkpoints=[CheckpointResult(*result[:2], _requeued(result[2:])) for result in checkpoints],
+        acks=[
+            AckResult(succeeded, failed, noop, _requeued(requeued))
+            for succeeded, failed, noop, *requeued in acks
+        ],
+        checkpoints=[
+            CheckpointResult(done, noop, _requeued(requeued))
+            for done, noop, *requeued in checkpoints
+        ],
         releases=[_requeued(result) for result in releases],
         enqueues=[
             range(first, first + len(op.jobs))

@@ -2,7 +2,7 @@
 -- A queue that is made anew goes on with ids far from those that it gave before: an unclean end
 -- in between skipped none in the counter of a queue that was deleted.
 
-local problem = begin_write(true)
+local problem = begin_write(false)
 if problem then
   return problem
 end

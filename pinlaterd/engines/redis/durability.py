@@ -24,7 +24,9 @@ def _warnings(settings: dict[str, str], *, is_replica: bool) -> list[str]:
     if is_replica:
         found.append("it is a replica: name its master as `master` in shards.yaml")
     if settings["appendonly"] == "no":
-        lost = "since its last snapshot" if settings["save"] else "of all time: nothing is persisted"
+        lost = (
+            "since its last snapshot" if settings["save"] else "of all time: nothing is persisted"
+        )
         found.append(f"a restart of Redis loses the jobs {lost}; set appendonly yes")
     elif settings["appendfsync"] == "everysec":
         found.append(

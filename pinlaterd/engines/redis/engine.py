@@ -116,7 +116,11 @@ class RedisEngine(StorageEngine):
         )
         self._forget(
             queue,
-            (JobKey(priority, i) for i, row in zip(local_ids, rows, strict=False) if row == _EVICTED),
+            (
+                JobKey(priority, i)
+                for i, row in zip(local_ids, rows, strict=False)
+                if row == _EVICTED
+            ),
         )
         return [stored_payload(row) if isinstance(row, list) else None for row in rows]
 
@@ -131,9 +135,7 @@ class RedisEngine(StorageEngine):
             "1" if include_body else "0",
             *_flat(wanted),
         )
-        self._forget(
-            queue, (key for key, row in zip(wanted, rows, strict=True) if row == _EVICTED)
-        )
+        self._forget(queue, (key for key, row in zip(wanted, rows, strict=True) if row == _EVICTED))
         return [
             stored_job(key, row, with_body=include_body)
             for key, row in zip(wanted, rows, strict=True)

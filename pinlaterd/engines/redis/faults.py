@@ -23,7 +23,7 @@ _CLUSTER = (
     "is part of a Redis Cluster, which can't hold a shard; name a server that stands alone as"
     " `master` in shards.yaml"
 )
-_PASSWORD = (
+_LET_IN = (
     "refuses the user or the password; correct `user` and `passwd` of the shard in shards.yaml"
 )
 _REPLICA = "is a replica, which can't be written to; name its master as `master` in shards.yaml"
@@ -40,8 +40,8 @@ _TEXTS = {
     "TRYAGAIN": _CLUSTER,
     "CLUSTERDOWN": _CLUSTER,
     "CROSSSLOT": _CLUSTER,
-    "WRONGPASS": _PASSWORD,
-    "NOAUTH": _PASSWORD,
+    "WRONGPASS": _LET_IN,
+    "NOAUTH": _LET_IN,
     "NOPERM": (
         "does not let this user do that; give it the right to all commands on keys `pl*`"
         " (ACL SETUSER … ~pl* +@all)"

@@ -162,9 +162,7 @@ class RedisSearcher(Searcher):
             rows = self._connection.read(
                 *("ZREVRANGEBYSCORE", key, high, low, "WITHSCORES", "LIMIT", 0, _PAGE_JOBS)
             )
-            jobs = [
-                (to_ms(score), int(i)) for i, score in zip(rows[::2], rows[1::2], strict=True)
-            ]
+            jobs = [(to_ms(score), int(i)) for i, score in zip(rows[::2], rows[1::2], strict=True)]
             if len(jobs) < _PAGE_JOBS:
                 yield [local_id for _, local_id in jobs]
                 return
@@ -194,7 +192,7 @@ class RedisSearcher(Searcher):
             met.update(local_ids)
 
     def _ended_pages(self, wanted: _Wanted, priority: int) -> Iterator[list[int]]:
-        """Those that ended before the walk began: what is retried and ends again is not among them."""
+        """Those that ended before the walk began, not what is retried and ends again."""
         newest = self._connection.read(
             "ZREVRANGE", self._set_key(wanted, priority), 0, 0, "WITHSCORES"
         )

@@ -1,10 +1,10 @@
 """Ownership of a shard's keys, and the names of its queues.
 
-An owner holds a lease, which others respect, and a token, which is the proof: every script that writes
-compares it with the record of the last owner, and renews the lease. Whoever takes over, because the
-lease ran out, writes another token there; from then on the former owner can write nothing more,
-frozen or cut off for however long. After a fault of the connection the store refuses everything until
-it is opened anew.
+An owner holds a lease, which others respect, and a token, which is the proof: every script that
+writes compares it with the record of the last owner, and renews the lease. Whoever takes over,
+because the lease ran out, writes another token there; from then on the former owner can write
+nothing more, frozen or cut off for however long. After a fault of the connection the store refuses
+everything until it is opened anew.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from pinlaterd.engines.redis.faults import refusal_words
 from pinlaterd.engines.redis.scripts import Script
 from pinlaterd.errors import QueueNotFound, ShardOwned, StorageError, StorageNotCommitted
 
-# After an unclean end, the last second of an append-only file may be lost, or an older copy of it may
-# stand in for it: ids that were given out then lie far below where the next owner begins.
+# After an unclean end, the last second of an append-only file may be lost, or an older copy of it
+# may stand in for it: ids that were given out then lie far below where the next owner begins.
 _IDS_SKIPPED = 1_000_000
 # A server that hangs is given up in time to open it anew within a lease.
 _MOST_ANSWER_SECONDS = 5.0
@@ -122,7 +122,7 @@ class Store:
             message = f"{self.shard} is not ours any more, but owned by {owner}"
             connection.fail(message)
             raise StorageError(f"{message}; nothing was written")
-        return answer
+        return list(answer)
 
     def heartbeat(self) -> None:
         """Renew the lease. A server that takes no writes keeps no owner."""
