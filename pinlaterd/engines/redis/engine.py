@@ -85,12 +85,13 @@ class RedisEngine(StorageEngine):
         arguments = (self._store.known(queue), priority, *place, str(until_ms), limit)
         while True:
             answer = self._store.read(scripts.PENDING, *arguments)
-            if len(answer) == 3:
-                self._rescore(queue, priority, low=answer[1], high=answer[2])
+            if len(answer) == 2:
+                self._rescore(queue, priority, low=answer[0], high=answer[1])
                 continue
+            [flat] = answer
             return [
                 _new(PendingKey, (run_after_ms, int(local_id)))
-                for local_id, run_after_ms in zip(answer[::2], answer[1::2], strict=True)
+                for local_id, run_after_ms in zip(flat[::2], flat[1::2], strict=True)
             ]
 
     def _rescore(self, queue: str, priority: int, *, low: bytes, high: bytes) -> None:

@@ -1,5 +1,5 @@
 -- A page of one set. Arguments: the shard, queue, priority, state, score and id to begin behind (or
--- '' and ''), limit. Returns OK, then id and score of each.
+-- '' and ''), limit. Returns OK and a table of id and score of each.
 
 local queue, priority, state = take(), take(), take()
 local score, id, limit = take_number(), take(), take_number()

@@ -1,6 +1,6 @@
 -- Read PENDING jobs in the order of (run-after, id). Arguments: the shard, queue, priority, run-after
 -- in ms and id to begin behind (or '' and ''), the latest run-after in ms, limit.
--- Returns OK, then id and ms of each; or RESCORE and two bounds: between them lie scores that
+-- Returns OK and a table of id and ms of each; or OK and two bounds: between them lie scores that
 -- PinLater made, by which jobs of one millisecond are not in the order of their ids.
 
 local queue, priority = take(), take()
@@ -21,7 +21,7 @@ end
 local function rescore(from_ms, to_ms)
   local low = window(from_ms)
   local _, high = window(to_ms)
-  return { 'RESCORE', bound(low), below(high) }
+  return { 'OK', bound(low), below(high) }
 end
 
 local first = 0
@@ -32,7 +32,7 @@ if after_ms then
   first = rank_behind(set, score_of(after_ms, after_id), after_id)
 end
 local rows = redis.call('ZRANGE', set, first, first + limit - 1, 'WITHSCORES')
-local found = { 'OK' }
+local found = {}
 local last_ms
 for at = 1, #rows, 2 do
   local id, score = rows[at], tonumber(rows[at + 1])
@@ -52,4 +52,4 @@ end
 if last_ms and #rows == 2 * limit and not in_order(last_ms) then
   return rescore(last_ms, last_ms)
 end
-return found
+return { 'OK', found }
