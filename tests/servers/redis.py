@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from pinlaterd.engines.base import StorageEngine
 from pinlaterd.engines.redis.connection import Server
@@ -49,10 +51,11 @@ class RedisServer:
         assert self._process is not None
         return self._process.pid
 
-    def start(self) -> None:
+    def start(self, *more_settings: str) -> None:
+        """Until it answers, be it that it is loading."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._process = subprocess.Popen(
-            self._command,
+            [*self._command, *more_settings],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -67,7 +70,7 @@ class RedisServer:
         try:
             with self.client() as client:
                 client.ping()
-        except redis.AuthenticationError:
+        except (redis.AuthenticationError, redis.BusyLoadingError):
             return True
         except redis.ConnectionError:
             return False
@@ -95,7 +98,13 @@ class RedisServer:
 
     def client(self) -> redis.Redis:
         """Somebody with redis-cli, who knows nothing of owners."""
-        return redis.Redis(HOST, self.port, socket_timeout=_START_SECONDS)
+        return redis.Redis(
+            host=HOST,
+            port=self.port,
+            socket_timeout=_START_SECONDS,
+            retry=Retry(NoBackoff(), 0),
+            protocol=2,
+        )
 
     @property
     def address(self) -> Server:

@@ -19,7 +19,7 @@ _ANSWERS = (
     driver.AuthorizationError,
 )
 
-_CLUSTER = (
+CLUSTER_WORDS = (
     "is part of a Redis Cluster, which can't hold a shard; name a server that stands alone as"
     " `master` in shards.yaml"
 )
@@ -35,11 +35,11 @@ _TEXTS = {
     "LOADING": "is loading its data; it is asked again until it has",
     "READONLY": _REPLICA,
     "MASTERDOWN": _REPLICA,
-    "MOVED": _CLUSTER,
-    "ASK": _CLUSTER,
-    "TRYAGAIN": _CLUSTER,
-    "CLUSTERDOWN": _CLUSTER,
-    "CROSSSLOT": _CLUSTER,
+    "MOVED": CLUSTER_WORDS,
+    "ASK": CLUSTER_WORDS,
+    "TRYAGAIN": CLUSTER_WORDS,
+    "CLUSTERDOWN": CLUSTER_WORDS,
+    "CROSSSLOT": CLUSTER_WORDS,
     "WRONGPASS": _LET_IN,
     "NOAUTH": _LET_IN,
     "NOPERM": (
@@ -52,6 +52,9 @@ _TEXTS = {
     ),
     "BUSY": "is busy with somebody's script; end that with SCRIPT KILL",
 }
+# What errors that a script ends with say, of release 7 and of those before.
+_WITHIN_A_SCRIPT = ("@user_script", "Error running script")
+_SCRIPT_NOT_PERMITTED = "The user executing the script"  # which comes without a code
 # redis-py takes the code off an answer that it has a class for.
 _CODES: tuple[tuple[type[Exception], str], ...] = (
     (driver.OutOfMemoryError, "OOM"),
@@ -78,9 +81,19 @@ def is_unknown_script(fault: BaseException) -> bool:
     return isinstance(fault, driver.NoScriptError)
 
 
+def is_permission_denied(fault: BaseException | None) -> bool:
+    """Also where a hosted server has taken a command away, which is then unknown."""
+    return isinstance(fault, driver.NoPermissionError) or "unknown command" in str(fault)
+
+
 def is_refusal(fault: BaseException) -> bool:
-    """Whether the server answered before it did anything."""
-    return is_answer(fault) and _code(fault, str(fault)) in _TEXTS
+    """Whether the server answered before it did anything: not from within a script."""
+    text = str(fault)
+    return (
+        is_answer(fault)
+        and _code(fault, text) in _TEXTS
+        and not any(mark in text for mark in _WITHIN_A_SCRIPT)
+    )
 
 
 def words(fault: BaseException) -> str:
@@ -114,5 +127,7 @@ def _code(fault: BaseException, text: str) -> str:
 
 def _code_in(text: str) -> str:
     """The code is the first word; releases before 7 put words of their own in front."""
+    if _SCRIPT_NOT_PERMITTED in text:
+        return "NOPERM"
     words_ = text.replace("-", " ").split()
     return next((word for word in words_ if word in _TEXTS), "")

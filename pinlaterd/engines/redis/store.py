@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 from pinlaterd.engines.base import Durability, Ownership
 from pinlaterd.engines.redis import scripts
 from pinlaterd.engines.redis.connection import Argument, Connection, Server
-from pinlaterd.engines.redis.durability import read_durability
 from pinlaterd.engines.redis.faults import refusal_words
 from pinlaterd.engines.redis.scripts import Script
+from pinlaterd.engines.redis.server_facts import read_durability, refuse_cluster
 from pinlaterd.errors import QueueNotFound, ShardOwned, StorageError, StorageNotCommitted
 
 # After an unclean end, the last second of an append-only file may be lost, or an older copy of it
@@ -63,6 +63,7 @@ class Store:
             raise StorageError(f"{self.shard} is open already; close it first")
         connection = Connection(self.shard.server, self._answer_seconds)
         try:
+            refuse_cluster(connection)
             ownership = self._take_over(connection, now_ms)
             self.durability = read_durability(connection)
         except BaseException:

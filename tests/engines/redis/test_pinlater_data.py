@@ -178,9 +178,14 @@ def test_searches_find_its_jobs(serve: EngineHarness, pinlater: PinLater):
     pinlater.put(8, JobState.PENDING, 1_421_450_000.5, body=b"needle")
     searcher = serve.engine.searcher()()
 
-    times = {"future": False, "now_ms": serve.now_ms, "deadline": float("inf")}
     succeeded = searcher.scan(
-        QUEUE, JobState.SUCCEEDED, [1], after=None, limit=10, body_regex=None, **times
+        *(QUEUE, JobState.SUCCEEDED, [1]),
+        future=False,
+        now_ms=serve.now_ms,
+        after=None,
+        limit=10,
+        body_regex=None,
+        deadline=float("inf"),
     )
     found = searcher.find(
         QUEUE, JobState.PENDING, 1, limit=5, body_regex="need", deadline=float("inf")

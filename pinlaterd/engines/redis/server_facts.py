@@ -1,12 +1,11 @@
-"""How well a Redis server keeps what it has acknowledged, by its own settings."""
+"""What a Redis server says of itself: its kind, and how well it keeps what it acknowledged."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from pinlaterd.engines.base import Durability
 from pinlaterd.engines.redis.connection import Connection
-from pinlaterd.errors import StorageNotCommitted
+from pinlaterd.engines.redis.faults import CLUSTER_WORDS, is_permission_denied
+from pinlaterd.errors import StorageError, StorageNotCommitted
 
 _SETTINGS = ("appendonly", "appendfsync", "save", "maxmemory-policy")
 
@@ -17,6 +16,12 @@ def read_durability(connection: Connection) -> Durability:
         f"{name} {settings[name] or repr('')}" for name in ("appendonly", "appendfsync", "save")
     )
     return Durability(shown, "; ".join(_warnings(settings, is_replica=_is_replica(connection))))
+
+
+def refuse_cluster(connection: Connection) -> None:
+    """A script's keys have to be in one place."""
+    if b"cluster_enabled:1" in _info(connection, "cluster"):
+        raise StorageError(f"{connection.server} {CLUSTER_WORDS}")
 
 
 def _warnings(settings: dict[str, str], *, is_replica: bool) -> list[str]:
@@ -50,14 +55,23 @@ def _setting(connection: Connection, name: str) -> str:
     """'?' where nobody may know it: some hosted servers refuse CONFIG."""
     try:
         answer: list[bytes] = connection.read("CONFIG GET", name)
-    except StorageNotCommitted:
-        return "?"
+    except StorageNotCommitted as error:
+        if is_permission_denied(error.__cause__):
+            return "?"
+        raise
     return answer[1].decode() if len(answer) == 2 else "?"
 
 
 def _is_replica(connection: Connection) -> bool:
+    return b"role:slave" in _info(connection, "replication")
+
+
+def _info(connection: Connection, section: str) -> bytes:
+    """Nothing where it is refused to this user."""
     try:
-        info: Any = connection.read("INFO", "replication")
-    except StorageNotCommitted:
-        return False
-    return b"role:slave" in bytes(info)
+        info: bytes = connection.read("INFO", section)
+    except StorageNotCommitted as error:
+        if is_permission_denied(error.__cause__):
+            return b""
+        raise
+    return info
