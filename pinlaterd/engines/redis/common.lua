@@ -37,7 +37,8 @@
 -- scores that we write are therefore a little later than the time that they stand for, by an
 -- amount that grows with the number of digits of the id and is less than half a millisecond.
 -- So the order of a set is the order by (ms, id), and rounding gives the very ms. Half a microsecond
--- in each keeps them apart from scores of PinLater's, which are whole milli- or microseconds.
+-- in each keeps them apart from scores of PinLater's, which are whole milli- or microseconds. PENDING
+-- jobs of PinLater's are given such scores when they are read (rescore.lua).
 --
 -- Arguments come in one flat list, read by `take`. Whatever a client sent is an argument, never code.
 
@@ -45,6 +46,8 @@ local SHARD = ARGV[1]
 local RECORD, LEASE, QUEUES, DROPPED = 'plm_' .. SHARD, 'plo_' .. SHARD, 'pln_' .. SHARD, 'plt_' .. SHARD
 local PENDING, IN_PROGRESS, SUCCEEDED, FAILED = '0', '1', '2', '3'
 local MOST_DIGITS = 19
+-- Up to here, the year 4147, scores tell the digits apart; limits.py promises no later run-after.
+local LATEST_ORDERED_MS = 2 ^ 36 * 1000
 
 local taken = 1
 
@@ -88,6 +91,11 @@ end
 
 local function ms_of(score)
   return math.floor(tonumber(score) * 1000 + 0.5)
+end
+
+-- Whether a member of a set can be a job's number.
+local function is_id(member)
+  return #member <= MOST_DIGITS and string.find(member, '^[1-9][0-9]*$') ~= nil
 end
 
 -- The scores that stand for `ms`: from the first on, below the second.

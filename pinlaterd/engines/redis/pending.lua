@@ -9,6 +9,9 @@ local set = set_key(queue, priority, PENDING)
 
 -- Whether all scores that stand for a millisecond are of our making.
 local function in_order(ms)
+  if ms > LATEST_ORDERED_MS then
+    return true -- a PinLater's job that is not to be run; any order will do
+  end
   local low, high = window(ms)
   local ours = 0
   for digits = 1, MOST_DIGITS do
@@ -18,16 +21,17 @@ local function in_order(ms)
   return ours == redis.call('ZCOUNT', set, bound(low), below(high))
 end
 
-local function rescore(from_ms, to_ms)
-  local low = window(from_ms)
-  local _, high = window(to_ms)
-  return { 'OK', bound(low), below(high) }
+-- All milliseconds from one score's to another's. Far in the future they have no width.
+local function rescore(from_score, to_score)
+  local low = window(ms_of(from_score))
+  local _, high = window(ms_of(to_score))
+  return { 'OK', bound(math.min(low, from_score)), bound(math.max(high, to_score)) }
 end
 
 local first = 0
 if after_ms then
   if not in_order(after_ms) then
-    return rescore(after_ms, after_ms)
+    return rescore(after_ms / 1000, after_ms / 1000)
   end
   first = rank_behind(set, score_of(after_ms, after_id), after_id)
 end
@@ -41,8 +45,8 @@ for at = 1, #rows, 2 do
     last_ms = nil
     break
   end
-  if score ~= score_of(ms, id) then
-    return rescore(ms, math.max(ms, ms_of(rows[#rows])))
+  if not is_id(id) or (score ~= score_of(ms, id) and ms <= LATEST_ORDERED_MS) then
+    return rescore(score, tonumber(rows[#rows]))
   end
   last_ms = ms
   found[#found + 1] = id
@@ -50,6 +54,6 @@ for at = 1, #rows, 2 do
 end
 -- The last millisecond may go on behind the page.
 if last_ms and #rows == 2 * limit and not in_order(last_ms) then
-  return rescore(last_ms, last_ms)
+  return rescore(last_ms / 1000, last_ms / 1000)
 end
 return { 'OK', found }

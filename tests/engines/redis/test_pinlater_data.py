@@ -256,6 +256,24 @@ def test_more_jobs_of_one_millisecond_than_are_put_in_order_at_once(
     assert [key.local_id for key in later] == [9_999, 10_000, 10_001, 10_002]
 
 
+def test_far_times_and_what_is_no_job_at_all_break_no_read(
+    serve: EngineHarness, pinlater: PinLater, stranger: redis.Redis, shard: str
+):
+    never = [253_402_300_799.0, 1e13, 1e15]
+    for local_id, seconds in enumerate(never, 1):
+        pinlater.put(local_id, JobState.PENDING, seconds)
+    junk: dict[str, float] = {"": 1.5, "nine": 1.5, "007": 1.5, "9" * 20: 1.5, "1.5": 1e14}
+    stranger.zadd(f"plq_{shard}_{QUEUE}.p1_s0", junk)
+
+    for limit in (1, 2, 100):
+        read: list[PendingKey] = []
+        while page := serve.engine.read_pending(
+            QUEUE, 1, after=read[-1] if read else None, until_ms=2**62, limit=limit
+        ):
+            read += page
+        assert read == [PendingKey(round(at * 1000), i) for i, at in enumerate(never, 1)]
+
+
 def test_fields_that_are_missing_break_nothing(
     serve: EngineHarness, stranger: redis.Redis, shard: str
 ):
