@@ -29,6 +29,10 @@ class WaitUntil(Protocol):
     def __call__(self, condition: Callable[[], object], *, seconds: float = 20.0) -> None: ...
 
 
+class FreePort(Protocol):
+    def __call__(self) -> int: ...
+
+
 class ProgramPath(Protocol):
     def __call__(self, program: str, *, debian_package: str) -> str: ...
 
@@ -39,7 +43,7 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture(scope="session")
-def free_port() -> Callable[[], int]:
+def free_port() -> FreePort:
     """Hands out TCP ports of 127.0.0.1 that nothing listens on, each one once."""
     given: set[int] = set()
 

@@ -18,7 +18,20 @@ def _sqlite(shard: ShardSettings, _server: ServerSettings) -> StorageEngine:
     return SqliteEngine(Path(shard.file))
 
 
-ENGINES: dict[str, EngineFactory] = {"sqlite": _sqlite}
+def _redis(shard: ShardSettings, server: ServerSettings) -> StorageEngine:
+    from pinlaterd.engines.redis.connection import Server  # noqa: PLC0415
+    from pinlaterd.engines.redis.engine import RedisEngine  # noqa: PLC0415
+
+    assert shard.master is not None, "shards.yaml is checked for it"
+    return RedisEngine(
+        shard.name,
+        Server(*shard.master, shard.user, shard.passwd),
+        priority_levels=server.num_priority_levels,
+        lease_seconds=server.owner_lease_seconds,
+    )
+
+
+ENGINES: dict[str, EngineFactory] = {"sqlite": _sqlite, "redis": _redis}
 
 
 def make_engine(shard: ShardSettings, server: ServerSettings | None = None) -> StorageEngine:

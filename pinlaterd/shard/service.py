@@ -312,11 +312,14 @@ class ShardService:
         if self.serving and self._health.ailing:
             self._guarded(self._probe)
         if self.serving:
-            memory = self._memory
-            memory.figures.gauge_queues(self._engine.depths(), memory.ready, self._clock.now_ms())
-            held = memory.fresh.held_bytes + len(memory.ready) * _KEY_BYTES
-            memory.figures.gauge_memory(held)
+            self._guarded(self._gauge)
         self._memory.figures.gauge_health(ailing=bool(self.ailing))
+
+    def _gauge(self) -> None:
+        memory = self._memory
+        memory.figures.gauge_queues(self._engine.depths(), memory.ready, self._clock.now_ms())
+        held = memory.fresh.held_bytes + len(memory.ready) * _KEY_BYTES
+        memory.figures.gauge_memory(held)
 
     def _probe(self) -> None:
         """Use the store, so that a shard that gets no work finds out when it is well again."""

@@ -50,6 +50,7 @@ MAX_DEQUEUE_WAIT_MS = 3000
 MAX_CALLS_PER_CONNECTION = 100
 COUNT_LIMIT = 50
 MONITOR_BATCH_SIZE = 20
+OWNER_LEASE_SECONDS = 2  # what waits for the lease of a killed owner waits so long
 
 # Short enough for a test to wait for, in hours: 0.36 s.
 BRIEF_TTL_HOURS = 0.0001
@@ -79,7 +80,10 @@ class Backend(NamedTuple):
     ack_replaces_status: bool = False
 
 
-BACKENDS = (Backend("sqlite", queue_name_characters=64, status_characters=5000),)
+BACKENDS = (
+    Backend("redis", queue_name_characters=64, status_characters=5000),
+    Backend("sqlite", queue_name_characters=64, status_characters=5000),
+)
 
 
 class Refused(Exception):
@@ -387,13 +391,20 @@ class Wire:
 
 
 class Deployment:
-    """One service in a folder of its own."""
+    """One service in a folder of its own. `store`: the settings of a shard that say where it
+    keeps its jobs, beside its engine."""
 
     def __init__(
-        self, api: Interface, backend: Backend, folder: Path, free_port: Callable[[], int]
+        self,
+        api: Interface,
+        backend: Backend,
+        folder: Path,
+        free_port: Callable[[], int],
+        store: Mapping[str, object],
     ) -> None:
         self.api = api
         self.folder = folder
+        self.shard_settings = {"engine": backend.engine, **store}
         self.port, self.stats_port = free_port(), free_port()
         _run(
             "init", str(folder), "--engine", backend.engine, "--shards", str(SHARDS),
@@ -403,6 +414,8 @@ class Deployment:
         self._supervisor: Any = xmlrpc.client.ServerProxy(
             "http://127.0.0.1", transport=transport
         ).supervisor
+        self.configure(owner_lease_seconds=OWNER_LEASE_SECONDS)
+        self.configure_shards({str(n): store for n in range(1, SHARDS + 1)})
 
     def configure(self, **settings: object) -> None:
         path = self.folder / "etc" / "pinlaterd.yaml"

@@ -6,7 +6,7 @@ What a test needs changed (a shard down, other settings) it does to a deployment
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -28,7 +28,12 @@ from tests.conformance.api import (
     Interface,
     running,
 )
-from tests.conftest import ProgramPath
+from tests.conftest import FreePort, ProgramPath
+from tests.servers.redis import RedisServer, redis_program
+
+__all__ = ["redis_program"]
+
+NewStore = Callable[[Path], Mapping[str, object]]
 
 _numbers = itertools.count(1)
 
@@ -50,17 +55,39 @@ def api(thrift_compiler: str, tmp_path_factory: pytest.TempPathFactory) -> Inter
 
 
 @pytest.fixture(scope="session")
+def new_store(
+    backend: Backend, request: pytest.FixtureRequest, free_port: FreePort
+) -> Iterator[NewStore]:
+    """A store for the shards of one deployment: their settings that say where it is. A server,
+    where the engine needs one, runs to the end of the session."""
+    servers: list[RedisServer] = []
+
+    def start_redis(folder: Path) -> Mapping[str, object]:
+        program: str = request.getfixturevalue("redis_program")
+        server = RedisServer(program, folder / "redis", free_port())
+        servers.append(server)
+        server.start()
+        return {"master": {"host": server.address.host, "port": server.port}}
+
+    stores: Mapping[str, NewStore] = {"redis": start_redis, "sqlite": lambda _folder: {}}
+    yield stores[backend.engine]
+    for server in servers:
+        server.stop()
+
+
+@pytest.fixture(scope="session")
 def new_deployment(
     api: Interface,
     backend: Backend,
+    new_store: NewStore,
     tmp_path_factory: pytest.TempPathFactory,
-    free_port: Callable[[], int],
+    free_port: FreePort,
 ) -> Callable[[], Deployment]:
     """Writes a deployment that nobody has started yet."""
 
     def write() -> Deployment:
-        folder: Path = tmp_path_factory.mktemp(backend.engine) / "service"
-        return Deployment(api, backend, folder, free_port)
+        folder: Path = tmp_path_factory.mktemp(backend.engine)
+        return Deployment(api, backend, folder / "service", free_port, new_store(folder))
 
     return write
 

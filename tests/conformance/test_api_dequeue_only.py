@@ -60,7 +60,7 @@ def grown(new_deployment: Callable[[], Deployment]) -> Iterator[Grown]:
             for on_shard in by_shard.values()
             for descriptor, info in client.lookup(*on_shard).items()
         }
-    deployment.configure_shards({"1": DEQUEUE_ONLY, "4": {"engine": "sqlite"}})
+    deployment.configure_shards({"1": DEQUEUE_ONLY, "4": deployment.shard_settings})
     with running(deployment):
         yield Grown(deployment, PATIENT, by_shard, states)
 

@@ -10,6 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,11 @@ from pinlaterd.engines.base import (
     StoredJob,
 )
 from pinlaterd.model import Job, JobKey, JobState, PendingKey, claim_source
-from tests.conformance.engine.engines import ENGINES, maker
+from tests.conformance.engine.engines import ENGINES, EngineMaker, maker
 from tests.conformance.engine.harness import END_OF_TIME_MS, QUEUE, EngineHarness
+from tests.servers.redis import redis_program, redis_server
+
+__all__ = ["redis_program", "redis_server"]
 
 PRIORITIES = (1, 2)
 STATUS_CHARS = 5000
@@ -110,13 +114,13 @@ class ModelJob:
 
 
 class QueueMachine(RuleBasedStateMachine):
-    engine_name: str
+    new_maker: Callable[[Path], EngineMaker]  # of a new store, in an empty folder
 
     @initialize()
     def start(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="pinlaterd-model-"))
         self.clock = FakeClock()
-        self.store = EngineHarness(maker(self.engine_name, self.folder), self.clock)
+        self.store = EngineHarness(self.new_maker(self.folder), self.clock)
         self.store.engine.create_queue(QUEUE, self.now_ms)
         self.jobs: dict[JobKey, ModelJob] = {}
         self.gone: list[JobKey] = []
@@ -485,8 +489,9 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("engine", sorted(ENGINES))
-def test_an_engine_agrees_with_the_model(engine: str):
-    machine: Any = type("Machine", (QueueMachine,), {"engine_name": engine})
+def test_an_engine_agrees_with_the_model(engine: str, request: pytest.FixtureRequest):
+    new_maker = partial(maker, engine, request)
+    machine: Any = type("Machine", (QueueMachine,), {"new_maker": staticmethod(new_maker)})
 
     run_state_machine_as_test(
         machine,

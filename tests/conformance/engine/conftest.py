@@ -11,12 +11,15 @@ from pinlaterd.clock import FakeClock
 from pinlaterd.engines.base import Searcher
 from tests.conformance.engine.engines import ENGINES, EngineMaker, maker
 from tests.conformance.engine.harness import QUEUE, EngineHarness
+from tests.servers.redis import redis_program, redis_server
+
+__all__ = ["redis_program", "redis_server"]
 
 
 @pytest.fixture(params=sorted(ENGINES))
 def make_engine(request: pytest.FixtureRequest, tmp_path: Path) -> EngineMaker:
     """Another engine on the same, at first empty, store with every call."""
-    return maker(request.param, tmp_path)
+    return maker(request.param, request, tmp_path)
 
 
 @pytest.fixture

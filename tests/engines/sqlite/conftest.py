@@ -5,12 +5,13 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from pinlaterd.clock import FakeClock
-from tests.conformance.engine.engines import maker
+from tests.conformance.engine.engines import sqlite_engine
 from tests.conformance.engine.harness import QUEUE, EngineHarness
 
 
@@ -22,7 +23,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def store(tmp_path: Path, clock: FakeClock) -> Iterator[EngineHarness]:
-    harness = EngineHarness(maker("sqlite", tmp_path), clock)
+    harness = EngineHarness(partial(sqlite_engine, tmp_path), clock)
     harness.engine.create_queue(QUEUE, clock.now_ms())
     yield harness
     harness.engine.close()

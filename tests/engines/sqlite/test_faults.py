@@ -18,56 +18,12 @@ from pinlaterd.engines.base import Batch, EnqueueOp, Searcher, StorageEngine
 from pinlaterd.engines.sqlite.engine import SqliteEngine
 from pinlaterd.errors import StorageCorrupt, StorageError, StorageNotCommitted
 from pinlaterd.model import Job, JobKey, JobState
+from tests.conformance.engine.calls import SEARCHES, STORAGE_CALLS, Call
 from tests.conformance.engine.harness import QUEUE, EngineHarness
 
-Call = Callable[[StorageEngine], object]
-
-ONE_JOB = Batch(enqueues=[EnqueueOp(QUEUE, [Job(b"x")])])
-KEY = JobKey(1, 1)
-
-STORAGE_CALLS: dict[str, Call] = {
-    "apply": lambda engine: engine.apply(ONE_JOB, 1),
-    "create_queue": lambda engine: engine.create_queue("new", 1),
-    "delete_queue": lambda engine: engine.delete_queue(QUEUE),
-    "read_pending": lambda engine: engine.read_pending(QUEUE, 1, after=None, until_ms=1, limit=1),
-    "payloads": lambda engine: engine.payloads(QUEUE, 1, [KEY.local_id], most_bytes=1),
-    "lookup": lambda engine: engine.lookup(QUEUE, [KEY], include_body=True),
-    "oldest_failed": lambda engine: engine.oldest_failed(QUEUE, 1, limit=1),
-    "retry_failed": lambda engine: engine.retry_failed(
-        QUEUE, 1, attempts=1, run_after_ms=1, limit=1, now_ms=1
-    ),
-    "delete_jobs": lambda engine: engine.delete_jobs(QUEUE, JobState.PENDING, 1, limit=1),
-    "delete_keys": lambda engine: engine.delete_keys(QUEUE, JobState.PENDING, [KEY]),
-    "release_expired": lambda engine: engine.release_expired(
-        QUEUE, claimed_before_ms=1, limit=1, now_ms=1
-    ),
-    "collect_garbage": lambda engine: engine.collect_garbage(
-        QUEUE, JobState.FAILED, updated_before_ms=1, limit=1
-    ),
-    "vacuum": lambda engine: engine.vacuum(limit=1),
-}
 # These answer from memory, or have tests of their own.
-OTHER_CALLS = {"open", "close", "queues", "depths", "durability", "searcher"}
-
-SEARCHES: dict[str, Callable[[Searcher], object]] = {
-    "count": lambda searcher: searcher.count(
-        QUEUE, JobState.FAILED, 1, future=False, now_ms=1, limit=1, body_regex=None, deadline=9e9
-    ),
-    "scan": lambda searcher: searcher.scan(
-        QUEUE,
-        JobState.PENDING,
-        [1],
-        future=False,
-        now_ms=1,
-        after=None,
-        limit=1,
-        body_regex=None,
-        deadline=9e9,
-    ),
-    "find": lambda searcher: searcher.find(
-        QUEUE, JobState.PENDING, 1, limit=1, body_regex="x", deadline=9e9
-    ),
-}
+OTHER_CALLS = {"open", "close", "heartbeat", "queues", "depths", "durability", "searcher"}
+STORE_CALLS = {name: call for name, call in STORAGE_CALLS.items() if name not in OTHER_CALLS}
 
 
 def _methods(protocol: type) -> set[str]:
@@ -75,7 +31,7 @@ def _methods(protocol: type) -> set[str]:
 
 
 def test_every_call_is_looked_at():
-    assert STORAGE_CALLS.keys() | OTHER_CALLS == _methods(StorageEngine)
+    assert STORE_CALLS.keys() | OTHER_CALLS == _methods(StorageEngine)
     assert SEARCHES.keys() | {"close"} == _methods(Searcher)
 
 
@@ -86,7 +42,7 @@ def _break_the_schema(stranger: sqlite3.Connection) -> None:
             stranger.execute(f"DROP {kind} {name}")
 
 
-@pytest.mark.parametrize("call", STORAGE_CALLS.values(), ids=STORAGE_CALLS)
+@pytest.mark.parametrize("call", STORE_CALLS.values(), ids=STORE_CALLS)
 def test_no_call_lets_a_foreign_exception_through(
     store: EngineHarness, stranger: sqlite3.Connection, call: Call
 ):

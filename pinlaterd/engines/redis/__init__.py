@@ -1,0 +1,16 @@
+"""The Redis engine: a shard is a set of keys, in PinLater's own layout, in a Redis server.
+
+    common.lua       every key, what is in it and why; what all scripts begin with
+    *.lua            one script each; those that write see first that the caller owns the shard
+    scripts.py       the scripts as the server runs them
+    faults.py        what the server or the connection may answer, in words
+    connection.py    one connection that is never silently made anew
+    server_facts.py  what the server says of itself: part of a cluster, a replica, how durable
+    store.py         ownership: the lease and its token; queue names
+    batch.py         a Batch as the arguments of apply.lua, and its answer as a BatchResult
+    records.py       a whole job as lookup.lua answers it
+    engine.py        RedisEngine: the StorageEngine contract
+    searcher.py      RedisSearcher: counts and scans on a connection of its own, elsewhere
+
+redis-py and its exceptions stop at this package.
+"""

@@ -1,0 +1,169 @@
+"""A Batch as the arguments of apply.lua, and its answer as a BatchResult.
+
+Jobs that have much in common follow one another in a request, so what they have in common is sent
+once for a run of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from itertools import groupby
+from typing import Any, TypeVar
+
+from pinlaterd.engines.base import (
+    Ack,
+    AckResult,
+    Batch,
+    BatchResult,
+    CheckpointOp,
+    CheckpointResult,
+    Claim,
+    ClaimOp,
+    Requeued,
+)
+from pinlaterd.engines.redis.connection import Argument
+from pinlaterd.engines.redis.limits import LIMITS
+from pinlaterd.model import Job, Payload, PendingKey
+
+T = TypeVar("T")
+
+
+def apply_arguments(batch: Batch, now_ms: int) -> list[Argument]:
+    grows = any(op.jobs for op in batch.enqueues)
+    arguments: list[Argument] = [
+        "1" if grows else "0",
+        now_ms,
+        LIMITS.run_after_ms,
+        LIMITS.custom_status_chars,
+        len(batch.acks),
+    ]
+    for op in batch.acks:
+        arguments.append(op.queue)
+        _add_acks(arguments, op.succeeded)
+        _add_acks(arguments, op.failed)
+    arguments.append(len(batch.checkpoints))
+    for checkpoints in batch.checkpoints:
+        _add_checkpoints(arguments, checkpoints, now_ms)
+    arguments.append(len(batch.releases))
+    for releases in batch.releases:
+        arguments += (releases.queue, len(releases.releases))
+        for (priority, local_id), claim in releases.releases:
+            arguments += (priority, str(local_id), claim)
+    arguments.append(len(batch.enqueues))
+    for enqueue in batch.enqueues:
+        arguments += (enqueue.queue, len(enqueue.jobs))
+        _add_jobs(arguments, enqueue.jobs, now_ms)
+    arguments.append(len(batch.claims))
+    for claims in batch.claims:
+        _add_claims(arguments, claims)
+    return arguments
+
+
+def _runs(items: Iterable[T], alike: Callable[[T], Hashable]) -> list[tuple[Any, list[T]]]:
+    return [(head, list(run)) for head, run in groupby(items, alike)]
+
+
+def _optional(value: bytes | str | int | None) -> bytes:
+    if value is None:
+        return b"-"
+    return b"=" + (value if isinstance(value, bytes) else str(value).encode())
+
+
+def _alike_acks(ack: Ack) -> tuple[int, str, int, str | None]:
+    return (ack.key[0], *ack[1:])
+
+
+def _add_acks(arguments: list[Argument], acks: Sequence[Ack]) -> None:
+    runs = _runs(acks, _alike_acks)
+    arguments.append(len(runs))
+    for (priority, text, delay_ms, claim), run in runs:
+        arguments += (len(run), priority, text, str(delay_ms), _optional(claim))
+        arguments += [str(ack.key[1]) for ack in run]
+
+
+def _add_checkpoints(arguments: list[Argument], op: CheckpointOp, now_ms: int) -> None:
+    arguments += (op.queue, op.source, len(op.checkpoints))
+    for key, run_after_ms, body, to_pending, attempts, text, claim in op.checkpoints:
+        arguments += (
+            key.priority,
+            str(key.local_id),
+            str(now_ms if run_after_ms is None else run_after_ms),
+            _optional(body),
+            "1" if to_pending else "0",
+            _optional(attempts),
+            text or "",
+            _optional(claim),
+        )
+
+
+def _alike_jobs(job: Job) -> tuple[int, int | None, int, str]:
+    return job[1:]
+
+
+def _add_jobs(arguments: list[Argument], jobs: Sequence[Job], now_ms: int) -> None:
+    runs = _runs(jobs, _alike_jobs)
+    arguments.append(len(runs))
+    for (priority, run_after_ms, attempts, status), run in runs:
+        run_after = now_ms if run_after_ms is None else run_after_ms
+        arguments += (len(run), priority, str(run_after), str(attempts))
+        arguments.append(status[: LIMITS.custom_status_chars])
+        arguments += [job[0] for job in run]
+
+
+def _priority_of(claim: Claim) -> int:
+    return claim.key[0]
+
+
+def _add_claims(arguments: list[Argument], op: ClaimOp) -> None:
+    runs = _runs(op.claims, _priority_of)
+    arguments += (op.queue, len(runs))
+    for priority, run in runs:
+        arguments += (len(run), priority)
+        for (_, local_id), _, claim, payload in run:
+            arguments += (str(local_id), claim, "0" if payload is None else "1")
+
+
+# --- the answer -----------------------------------------------------------------------------
+
+
+def batch_result(batch: Batch, answer: Sequence[Sequence[Any]]) -> BatchResult:
+    acks, checkpoints, releases, enqueues, claims = answer
+    return BatchResult(
+        acks=[
+            AckResult(succeeded, failed, noop, _requeued(requeued))
+            for succeeded, failed, noop, *requeued in acks
+        ],
+        checkpoints=[
+            CheckpointResult(done, noop, _requeued(requeued))
+            for done, noop, *requeued in checkpoints
+        ],
+        releases=[_requeued(result) for result in releases],
+        enqueues=[
+            range(first, first + len(op.jobs))
+            for first, op in zip(enqueues, batch.enqueues, strict=True)
+        ],
+        claims=[
+            [_payload(claim, result) for claim, result in zip(op.claims, results, strict=True)]
+            for op, results in zip(batch.claims, claims, strict=True)
+        ],
+    )
+
+
+def _requeued(flat: Sequence[Any]) -> list[Requeued]:
+    """Of priority, id, run-after in ms, and so on."""
+    return [
+        Requeued(int(priority), PendingKey(run_after_ms, int(local_id)))
+        for priority, local_id, run_after_ms in zip(flat[::3], flat[1::3], flat[2::3], strict=True)
+    ]
+
+
+def _payload(claim: Claim, result: Any) -> Payload | None:
+    if result == 0:
+        return None
+    return claim.payload if result == 1 else stored_payload(result)
+
+
+def stored_payload(row: Sequence[bytes | None]) -> Payload:
+    """Of body, attempts allowed and remaining. PinLater's jobs may lack the numbers."""
+    body, allowed, remaining = row
+    return Payload(body or b"", int(allowed or 1), int(remaining or 1))

@@ -1,0 +1,166 @@
+-- The beginning of every script of this engine: the keys, what is in them, and what all scripts share.
+--
+-- This is PinLater's layout, and its jobs are served as they stand. SHARD is the shard's name, ID a
+-- job's number in decimal digits, without leading zeros. Times are seconds with fraction; they are
+-- read by rounding to milliseconds.
+--
+--   pln_SHARD                 sorted set: the names of queues, by when they were created
+--   plj_SHARD_QUEUE           counter: the last id given to a job of the queue, of any priority. It stays
+--                             when the queue is deleted: no id is given twice
+--   plh_SHARD_QUEUE.ID        hash, a job:
+--                               bd  body                  al  attempts allowed
+--                               cs  custom status         ar  attempts remaining
+--                               ca  created at            cd  claim descriptor, of the last claim
+--                               ua  updated at; a claim leaves it, so that a release finds it again
+--                               ra  run-after in ms; a job of PinLater has none: its score counts
+--   plq_SHARD_QUEUE.pP_sS     sorted set: ids of the jobs of priority P in state S (0 PENDING,
+--                             1 IN_PROGRESS, 2 SUCCEEDED, 3 FAILED); its score is the run-after where
+--                             PENDING, else the time at which the job came to be in that state
+--                             (IN_PROGRESS: was claimed, or last checkpointed)
+--
+-- and what is ours:
+--
+--   plm_SHARD                 hash, what the shard remembers of its owners:
+--                               owner     the token of the owner; empty after an end in order
+--                               fence     how many owners there were: the first part of a token
+--                               start_ms  when the last owner began
+--                               clean     1 after an end in order, else 0
+--                               dropped   how many sets of deleted queues there ever were
+--   plo_SHARD                 the owner's token, FENCE:START_MS:WHO, for as long as its lease lasts
+--   plt_SHARD                 list: the keys of deleted queues' sets, whose jobs are yet to be removed
+--   plt_SHARD_QUEUE.N         such a set
+--
+-- A job is in the state whose set holds its id, and in none if no set does: then its hash is a deleted
+-- queue's. An id whose hash is gone was evicted: such an id is removed when it is met.
+--
+-- Scores. Redis orders equal scores by the bytes of the member, so that "10" comes before "9". The
+-- scores that we write are therefore a little later than the time that they stand for, by an
+-- amount that grows with the number of digits of the id and is less than half a millisecond.
+-- So the order of a set is the order by (ms, id), and rounding gives the very ms. Half a microsecond
+-- in each keeps them apart from scores of PinLater's, which are whole milli- or microseconds. PENDING
+-- jobs of PinLater's are given such scores when they are read (rescore.lua).
+--
+-- Arguments come in one flat list, read by `take`. Whatever a client sent is an argument, never code.
+
+local SHARD = ARGV[1]
+local RECORD, LEASE, QUEUES, DROPPED = 'plm_' .. SHARD, 'plo_' .. SHARD, 'pln_' .. SHARD, 'plt_' .. SHARD
+local PENDING, IN_PROGRESS, SUCCEEDED, FAILED = '0', '1', '2', '3'
+local MOST_DIGITS = 19
+-- Up to here, the year 4147, scores tell the digits apart; limits.py promises no later run-after.
+local LATEST_ORDERED_MS = 2 ^ 36 * 1000
+
+local taken = 1
+
+local function take()
+  taken = taken + 1
+  return ARGV[taken]
+end
+
+local function take_number()
+  return tonumber(take())
+end
+
+-- nil for '-', else what follows '='
+local function take_optional()
+  local value = take()
+  if value == '-' then
+    return nil
+  end
+  return string.sub(value, 2)
+end
+
+local function set_key(queue, priority, state)
+  return 'plq_' .. SHARD .. '_' .. queue .. '.p' .. priority .. '_s' .. state
+end
+
+local function job_key(queue, id)
+  return 'plh_' .. SHARD .. '_' .. queue .. '.' .. id
+end
+
+local function counter_key(queue)
+  return 'plj_' .. SHARD .. '_' .. queue
+end
+
+local function score_of_digits(ms, digits)
+  return ms / 1000 + (23 * digits + 0.5) / 1000000
+end
+
+local function score_of(ms, id)
+  return score_of_digits(ms, #id)
+end
+
+local function ms_of(score)
+  return math.floor(tonumber(score) * 1000 + 0.5)
+end
+
+-- Whether a member of a set can be a job's number.
+local function is_id(member)
+  return #member <= MOST_DIGITS and string.find(member, '^[1-9][0-9]*$') ~= nil
+end
+
+-- The scores that stand for `ms`: from the first on, below the second.
+local function window(ms)
+  return (ms - 0.5) / 1000, (ms + 0.5) / 1000
+end
+
+local function seconds(ms)
+  return string.format('%.3f', ms / 1000)
+end
+
+-- A number as an argument of a bound, in full precision.
+local function bound(score)
+  return string.format('%.17g', score)
+end
+
+local function below(score)
+  return '(' .. bound(score)
+end
+
+-- The rank of the first member behind (score, id). Within one score, members of one length are in
+-- the order of their numbers.
+local function rank_behind(set, score, id)
+  local low = redis.call('ZCOUNT', set, '-inf', below(score))
+  local high = low + redis.call('ZCOUNT', set, bound(score), bound(score))
+  while low < high do
+    local middle = math.floor((low + high) / 2)
+    if redis.call('ZRANGE', set, middle, middle)[1] > id then
+      high = middle
+    else
+      low = middle + 1
+    end
+  end
+  return low
+end
+
+-- Begin a script that writes: nil if the caller owns the shard still, and then its lease is renewed;
+-- else what the script has to return, before it has written anything. A server that takes no
+-- writes says so here, too. Redis refuses commands that need memory when it is full, until a
+-- script has made its first write: with `grows` that one is refused, so that nothing is stored
+-- by halves; without it the first write is one that needs none, and acks and claims go on.
+local function begin_write(grows)
+  local token, lease_ms = take(), take()
+  local owner = redis.call('HGET', RECORD, 'owner')
+  if owner ~= token then
+    return { 'DEPOSED', owner or '' }
+  end
+  local renewed = 0
+  if not grows then
+    renewed = redis.pcall('PEXPIRE', LEASE, lease_ms)
+  end
+  if renewed == 0 then
+    renewed = redis.pcall('SET', LEASE, token, 'PX', lease_ms)
+  end
+  if type(renewed) == 'table' and renewed.err then
+    return { 'REFUSED', renewed.err }
+  end
+  return nil
+end
+
+-- Whether a job of a set is gone, evicted; then its id is removed.
+local function forget_if_gone(set, queue, id)
+  if redis.call('EXISTS', job_key(queue, id)) == 1 then
+    return false
+  end
+  redis.call('ZREM', set, id)
+  return true
+end

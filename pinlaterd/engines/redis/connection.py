@@ -1,0 +1,128 @@
+"""One connection to a Redis server, made once and never silently made anew.
+
+redis-py's pools and clients connect again whenever they find a connection closed. An owner must
+not: a server that was away may have come back with older data. So once a connection has failed
+it refuses everything, and who opens another one begins with an empty memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from redis.backoff import NoBackoff
+from redis.connection import Connection as DriverConnection
+from redis.retry import Retry
+
+from pinlaterd.engines.redis.faults import (
+    CONNECTION_FAULTS,
+    PACKING_FAULTS,
+    is_answer,
+    is_refusal,
+    is_unknown_script,
+    words,
+)
+from pinlaterd.engines.redis.scripts import Script
+from pinlaterd.errors import StorageError, StorageNotCommitted
+
+Argument = bytes | str | int
+
+CONNECT_SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class Server:
+    """Where a Redis server is, and how to be let in."""
+
+    host: str
+    port: int
+    user: str = ""
+    passwd: str = field(default="", repr=False)
+
+    def __str__(self) -> str:
+        return f"Redis at {self.host}:{self.port}"
+
+
+class Connection:
+    """Blocking; `answer_seconds` is how long the server may take for one answer."""
+
+    def __init__(self, server: Server, answer_seconds: float) -> None:
+        """Connect. Raises StorageError."""
+        self.server = server
+        self._trouble = ""
+        self._driver = DriverConnection(
+            host=server.host,
+            port=server.port,
+            username=server.user or None,
+            password=server.passwd or None,
+            socket_timeout=answer_seconds,
+            socket_connect_timeout=CONNECT_SECONDS,
+            socket_keepalive=True,
+            retry=Retry(NoBackoff(), 0),
+            protocol=2,
+        )
+        try:
+            self._driver.connect()
+        except CONNECTION_FAULTS as fault:
+            self.close()
+            raise StorageError(f"{server} {words(fault)}") from fault
+
+    def close(self) -> None:
+        """Safe to repeat."""
+        self._trouble = self._trouble or "its connection is closed"
+        with contextlib.suppress(*CONNECTION_FAULTS):
+            self._driver.disconnect()
+
+    def fail(self, trouble: str) -> None:
+        """Refuse everything from now on."""
+        self._trouble = trouble
+        self.close()
+
+    @property
+    def failed(self) -> bool:
+        return bool(self._trouble)
+
+    def run(self, script: Script, arguments: Sequence[Argument]) -> Any:
+        """What a script returns. Raises StorageNotCommitted where it has changed nothing."""
+        try:
+            return self._call(("EVALSHA", script.sha, 0, *arguments), writes=script.writes)
+        except _UnknownScript:
+            self._call(("SCRIPT LOAD", script.text), writes=False)
+        return self._call(("EVALSHA", script.sha, 0, *arguments), writes=script.writes)
+
+    def read(self, *command: Argument) -> Any:
+        """What a command that changes nothing answers."""
+        return self._call(command, writes=False)
+
+    def _call(self, command: Sequence[Argument], *, writes: bool) -> Any:
+        if self._trouble:
+            raise StorageError(f"{self.server} must be opened anew: {self._trouble}")
+        try:
+            packed = self._driver.pack_command(*command)
+        except PACKING_FAULTS as fault:
+            raise StorageNotCommitted(f"{self.server} can't be sent a value: {fault}") from fault
+        try:
+            self._driver.send_packed_command(packed)
+            return self._driver.read_response()
+        except CONNECTION_FAULTS as fault:
+            raise self._error(fault, writes=writes) from fault
+        except BaseException:
+            self.fail("a call was broken off")  # its answer may come yet
+            raise
+
+    def _error(self, fault: Exception, *, writes: bool) -> StorageError:
+        if is_unknown_script(fault):
+            return _UnknownScript(str(fault))
+        message = f"{self.server} {words(fault)}"
+        if is_refusal(fault) or (is_answer(fault) and not writes):
+            return StorageNotCommitted(message)
+        self.fail("its connection failed" if not is_answer(fault) else "a script failed")
+        if writes:
+            message += "; whether the last batch was kept is not known"
+        return StorageError(message)
+
+
+class _UnknownScript(StorageNotCommitted):
+    """The server has been restarted, or has forgotten its scripts."""

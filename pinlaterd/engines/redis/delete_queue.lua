@@ -1,0 +1,21 @@
+-- Arguments: the shard, token, lease in ms, queue, the most priorities there may be.
+-- The queue's sets are renamed, so that its jobs are in no state from now on; vacuum.lua removes them.
+
+local problem = begin_write(false)
+if problem then
+  return problem
+end
+local queue, most_priorities = take(), take_number()
+redis.call('ZREM', QUEUES, queue)
+for priority = 1, most_priorities do
+  for _, state in ipairs({ PENDING, IN_PROGRESS, SUCCEEDED, FAILED }) do
+    local set = set_key(queue, priority, state)
+    if redis.call('EXISTS', set) == 1 then
+      local number = redis.call('HINCRBY', RECORD, 'dropped', 1)
+      local dropped = string.format('%s_%s.%.0f', DROPPED, queue, number)
+      redis.call('RENAME', set, dropped)
+      redis.call('RPUSH', DROPPED, dropped)
+    end
+  end
+end
+return { 'OK' }

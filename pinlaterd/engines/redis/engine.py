@@ -1,0 +1,239 @@
+"""RedisEngine: the StorageEngine contract on a Redis server, in PinLater's layout.
+
+What is acknowledged is kept as well as the server's `appendfsync` promises. See common.lua for the
+layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pinlaterd.engines.base import (
+    Batch,
+    BatchResult,
+    Durability,
+    Expired,
+    Ownership,
+    Requeued,
+    SearcherFactory,
+    StorageEngine,
+    StoredJob,
+)
+from pinlaterd.engines.redis import scripts
+from pinlaterd.engines.redis.batch import apply_arguments, batch_result, stored_payload
+from pinlaterd.engines.redis.connection import Argument, Server
+from pinlaterd.engines.redis.limits import LIMITS
+from pinlaterd.engines.redis.records import stored_job, to_ms
+from pinlaterd.engines.redis.searcher import RedisSearcherFactory
+from pinlaterd.engines.redis.store import ShardKeys, Store
+from pinlaterd.model import JobKey, JobState, Payload, PendingKey
+
+_EVICTED = -1  # what scripts say of an id whose hash is gone
+_MOST_RESCORED_AT_ONCE = 5_000
+_new = tuple.__new__  # half the cost of calling a NamedTuple, for each job of a batch
+
+
+class RedisEngine(StorageEngine):
+    """One shard in one Redis server, which may hold others. To be used by one thread."""
+
+    limits = LIMITS
+
+    def __init__(
+        self, shard: str, server: Server, *, priority_levels: int, lease_seconds: float
+    ) -> None:
+        self._shard = ShardKeys(shard, server)
+        self._store = Store(self._shard, lease_seconds)
+        self._priorities = range(1, priority_levels + 1)
+
+    def open(self, now_ms: int) -> Ownership:
+        return self._store.open(now_ms)
+
+    def close(self) -> None:
+        self._store.close()
+
+    def heartbeat(self) -> None:
+        self._store.heartbeat()
+
+    def durability(self) -> Durability:
+        return self._store.durability
+
+    def apply(self, batch: Batch, now_ms: int) -> BatchResult:
+        for ops in batch:
+            for op in ops:
+                self._store.known(op.queue)
+        answer = self._store.write(scripts.APPLY, apply_arguments(batch, now_ms))
+        return batch_result(batch, answer)
+
+    # --- queues ------------------------------------------------------------------------------
+
+    def queues(self) -> frozenset[str]:
+        return frozenset(self._store.queues)
+
+    def create_queue(self, queue: str, now_ms: int) -> None:
+        self._store.create_queue(queue, now_ms)
+
+    def delete_queue(self, queue: str) -> None:
+        self._store.delete_queue(queue)
+
+    # --- reads of bounded cost ---------------------------------------------------------------
+
+    def read_pending(
+        self, queue: str, priority: int, *, after: PendingKey | None, until_ms: int, limit: int
+    ) -> Sequence[PendingKey]:
+        place = ("", "") if after is None else (str(after.run_after_ms), str(after.local_id))
+        arguments = (self._store.known(queue), priority, *place, str(until_ms), limit)
+        while True:
+            answer = self._store.read(scripts.PENDING, *arguments)
+            if len(answer) == 2:
+                self._rescore(queue, priority, low=answer[0], high=answer[1])
+                continue
+            [flat] = answer
+            return [
+                _new(PendingKey, (run_after_ms, int(local_id)))
+                for local_id, run_after_ms in zip(flat[::2], flat[1::2], strict=True)
+            ]
+
+    def _rescore(self, queue: str, priority: int, *, low: bytes, high: bytes) -> None:
+        """Once for each job of PinLater's that is read; in slices, so that others are served."""
+        offset = 0
+        while True:
+            [looked_at] = self._store.write(
+                scripts.RESCORE, (queue, priority, low, high, offset, _MOST_RESCORED_AT_ONCE)
+            )
+            offset += looked_at
+            if looked_at < _MOST_RESCORED_AT_ONCE:
+                return
+
+    def payloads(
+        self, queue: str, priority: int, local_ids: Sequence[int], *, most_bytes: int
+    ) -> Sequence[Payload | None]:
+        rows = self._store.read(
+            scripts.PAYLOADS,
+            self._store.known(queue),
+            priority,
+            most_bytes,
+            *[str(local_id) for local_id in local_ids],
+        )
+        self._forget(
+            queue,
+            (
+                JobKey(priority, i)
+                for i, row in zip(local_ids, rows, strict=False)
+                if row == _EVICTED
+            ),
+        )
+        return [stored_payload(row) if isinstance(row, list) else None for row in rows]
+
+    def lookup(
+        self, queue: str, keys: Sequence[JobKey], *, include_body: bool
+    ) -> Sequence[StoredJob]:
+        wanted = list(dict.fromkeys(keys))
+        rows = self._store.read(
+            scripts.LOOKUP,
+            self._store.known(queue),
+            "",
+            "1" if include_body else "0",
+            *_flat(wanted),
+        )
+        self._forget(queue, (key for key, row in zip(wanted, rows, strict=True) if row == _EVICTED))
+        return [
+            stored_job(key, row, with_body=include_body)
+            for key, row in zip(wanted, rows, strict=True)
+            if isinstance(row, list)
+        ]
+
+    def _forget(self, queue: str, keys: Iterable[JobKey]) -> None:
+        """Remove jobs that a read found evicted."""
+        evicted = _flat(keys)
+        if evicted:
+            self._store.write(scripts.FORGET, (queue, *evicted))
+
+    def depths(self) -> Mapping[str, Mapping[tuple[int, JobState], int]]:
+        queues = sorted(self._store.queues)
+        rows = self._store.read(scripts.DEPTHS, len(self._priorities), *queues)
+        keys = [(priority, state) for priority in self._priorities for state in JobState]
+        return {
+            queue: {key: jobs for key, jobs in zip(keys, row, strict=True) if jobs}
+            for queue, row in zip(queues, rows, strict=True)
+        }
+
+    def oldest_failed(self, queue: str, priority: int, *, limit: int) -> Sequence[int]:
+        [rows] = self._store.read(
+            scripts.PAGE, self._store.known(queue), priority, int(JobState.FAILED), "", "", limit
+        )
+        return [to_ms(score) for score in rows[1::2]]
+
+    # --- writes in slices --------------------------------------------------------------------
+
+    def retry_failed(
+        self,
+        queue: str,
+        priority: int,
+        *,
+        attempts: int,
+        run_after_ms: int,
+        limit: int,
+        now_ms: int,
+    ) -> Sequence[Requeued]:
+        local_ids = self._store.write(
+            scripts.RETRY_FAILED,
+            (self._store.known(queue), priority, attempts, run_after_ms, limit, now_ms),
+        )
+        return [Requeued(priority, PendingKey(run_after_ms, int(i))) for i in local_ids]
+
+    def delete_jobs(
+        self, queue: str, state: JobState, priority: int, *, limit: int
+    ) -> Sequence[JobKey]:
+        return _keys(
+            self._store.write(
+                scripts.DELETE_FIRST, (self._store.known(queue), int(state), limit, "", priority)
+            )
+        )
+
+    def delete_keys(self, queue: str, state: JobState, keys: Sequence[JobKey]) -> Sequence[JobKey]:
+        return _keys(
+            self._store.write(
+                scripts.DELETE_KEYS, (self._store.known(queue), int(state), *_flat(keys))
+            )
+        )
+
+    def release_expired(
+        self, queue: str, *, claimed_before_ms: int, limit: int, now_ms: int
+    ) -> Expired:
+        failed, *retried = self._store.write(
+            scripts.RELEASE_EXPIRED,
+            (self._store.known(queue), claimed_before_ms, limit, now_ms, *self._priorities),
+        )
+        return Expired(
+            [Requeued(key.priority, PendingKey(now_ms, key.local_id)) for key in _keys(retried)],
+            failed,
+        )
+
+    def collect_garbage(
+        self, queue: str, state: JobState, *, updated_before_ms: int, limit: int
+    ) -> int:
+        deleted = self._store.write(
+            scripts.DELETE_FIRST,
+            (self._store.known(queue), int(state), limit, updated_before_ms, *self._priorities),
+        )
+        return len(_keys(deleted))
+
+    def vacuum(self, *, limit: int) -> bool:
+        [left] = self._store.write(scripts.VACUUM, (limit,))
+        return bool(left)
+
+    def searcher(self) -> SearcherFactory:
+        return RedisSearcherFactory(self._shard)
+
+
+def _flat(keys: Iterable[JobKey]) -> list[Argument]:
+    """As scripts take them; an id may have more than 64 bits."""
+    return [part for priority, local_id in keys for part in (priority, str(local_id))]
+
+
+def _keys(flat: Sequence[Any]) -> list[JobKey]:
+    return [
+        JobKey(int(priority), int(local_id))
+        for priority, local_id in zip(flat[::2], flat[1::2], strict=True)
+    ]

@@ -1,0 +1,133 @@
+"""Where redis-py's and the operating system's exceptions become words: nowhere else.
+
+An answer that is an error comes before the server has done anything, but for errors in the midst of
+a script. A fault of the connection leaves open what the server did.
+"""
+
+from __future__ import annotations
+
+import redis.exceptions as driver
+
+# What redis-py raises, beside OSError: its own tree; UnicodeError for text that is no UTF-8.
+CONNECTION_FAULTS = (driver.RedisError, OSError)
+PACKING_FAULTS = (driver.DataError, UnicodeError, OverflowError, TypeError)
+# Answers of the server that redis-py takes for faults of the connection.
+_ANSWERS = (
+    driver.ResponseError,
+    driver.BusyLoadingError,
+    driver.AuthenticationError,
+    driver.AuthorizationError,
+)
+
+CLUSTER_WORDS = (
+    "is part of a Redis Cluster, which can't hold a shard; name a server that stands alone as"
+    " `master` in shards.yaml"
+)
+_LET_IN = (
+    "refuses the user or the password; correct `user` and `passwd` of the shard in shards.yaml"
+)
+_REPLICA = "is a replica, which can't be written to; name its master as `master` in shards.yaml"
+_TEXTS = {
+    "OOM": (
+        "is full (maxmemory) and takes no new jobs until there is room, while dequeues and acks"
+        " go on; raise maxmemory, or let workers catch up"
+    ),
+    "LOADING": "is loading its data; it is asked again until it has",
+    "READONLY": _REPLICA,
+    "MASTERDOWN": _REPLICA,
+    "MOVED": CLUSTER_WORDS,
+    "ASK": CLUSTER_WORDS,
+    "TRYAGAIN": CLUSTER_WORDS,
+    "CLUSTERDOWN": CLUSTER_WORDS,
+    "CROSSSLOT": CLUSTER_WORDS,
+    "WRONGPASS": _LET_IN,
+    "NOAUTH": _LET_IN,
+    "NOPERM": (
+        "does not let this user do that; give it the right to all commands on keys `pl*`"
+        " (ACL SETUSER … ~pl* +@all)"
+    ),
+    "MISCONF": (
+        "takes no writes because it can't write to its disk; its log says why: make room there,"
+        " or mend it"
+    ),
+    "BUSY": "is busy with somebody's script; end that with SCRIPT KILL",
+}
+# What errors that a script ends with say, of release 7 and of those before.
+_WITHIN_A_SCRIPT = ("@user_script", "Error running script")
+_SCRIPT_NOT_PERMITTED = "The user executing the script"  # which comes without a code
+# redis-py takes the code off an answer that it has a class for.
+_CODES: tuple[tuple[type[Exception], str], ...] = (
+    (driver.OutOfMemoryError, "OOM"),
+    (driver.BusyLoadingError, "LOADING"),
+    (driver.ReadOnlyError, "READONLY"),
+    (driver.MasterDownError, "MASTERDOWN"),
+    (driver.MovedError, "MOVED"),
+    (driver.AskError, "ASK"),
+    (driver.TryAgainError, "TRYAGAIN"),
+    (driver.ClusterDownError, "CLUSTERDOWN"),
+    (driver.ClusterCrossSlotError, "CROSSSLOT"),
+    (driver.AuthenticationWrongNumberOfArgsError, "WRONGPASS"),
+    (driver.AuthenticationError, "WRONGPASS"),
+    (driver.NoPermissionError, "NOPERM"),
+)
+
+
+def is_answer(fault: BaseException) -> bool:
+    """Whether the server answered, so that the connection is still good."""
+    return isinstance(fault, _ANSWERS)
+
+
+def is_unknown_script(fault: BaseException) -> bool:
+    return isinstance(fault, driver.NoScriptError)
+
+
+def is_permission_denied(fault: BaseException | None) -> bool:
+    """Also where a hosted server has taken a command away, which is then unknown."""
+    return isinstance(fault, driver.NoPermissionError) or "unknown command" in str(fault)
+
+
+def is_refusal(fault: BaseException) -> bool:
+    """Whether the server answered before it did anything: not from within a script."""
+    text = str(fault)
+    return (
+        is_answer(fault)
+        and _code(fault, text) in _TEXTS
+        and not any(mark in text for mark in _WITHIN_A_SCRIPT)
+    )
+
+
+def words(fault: BaseException) -> str:
+    """What follows the server's name in a message."""
+    text = str(fault)
+    if isinstance(fault, (driver.TimeoutError, TimeoutError)):
+        return f"did not answer in time ({text}); see whether it is overloaded or cut off"
+    if not is_answer(fault):
+        return (
+            f"can't be reached ({text}); start it, or correct `master` of the shard in shards.yaml"
+        )
+    return _answer_words(_code(fault, text), text)
+
+
+def refusal_words(text: str) -> str:
+    """The same for an error that a script met and passed on."""
+    return _answer_words(_code_in(text), text)
+
+
+def _answer_words(code: str, text: str) -> str:
+    known = _TEXTS.get(code)
+    return f"answers: {text}" if known is None else f"{known} ({text})"
+
+
+def _code(fault: BaseException, text: str) -> str:
+    for kind, code in _CODES:
+        if isinstance(fault, kind):
+            return code
+    return _code_in(text)
+
+
+def _code_in(text: str) -> str:
+    """The code is the first word; releases before 7 put words of their own in front."""
+    if _SCRIPT_NOT_PERMITTED in text:
+        return "NOPERM"
+    words_ = text.replace("-", " ").split()
+    return next((word for word in words_ if word in _TEXTS), "")

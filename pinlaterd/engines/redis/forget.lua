@@ -1,0 +1,17 @@
+-- Remove jobs that a read found evicted. Arguments: the shard, token, lease in ms, queue, then of
+-- each priority and id.
+
+local problem = begin_write(false)
+if problem then
+  return problem
+end
+local queue = take()
+while taken < #ARGV do
+  local priority, id = take(), take()
+  if redis.call('EXISTS', job_key(queue, id)) == 0 then
+    for _, state in ipairs({ PENDING, IN_PROGRESS, SUCCEEDED, FAILED }) do
+      redis.call('ZREM', set_key(queue, priority, state), id)
+    end
+  end
+end
+return { 'OK' }

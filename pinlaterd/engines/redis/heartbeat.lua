@@ -1,0 +1,3 @@
+-- Renew the lease. Arguments: the shard, token, lease in ms.
+
+return begin_write(false) or { 'OK' }

@@ -1,0 +1,27 @@
+-- What claims would hand out. Arguments: the shard, queue, priority, most bytes, ids.
+-- Returns OK, then for each id a table of body, attempts allowed and remaining, or 0 if it is not
+-- PENDING, or -1 if it was evicted. Ends before the body with which all would have more than those bytes.
+
+local queue, priority, most_bytes = take(), take(), take_number()
+local set = set_key(queue, priority, PENDING)
+local found = { 'OK' }
+while taken < #ARGV do
+  local id = take()
+  if not redis.call('ZSCORE', set, id) then
+    found[#found + 1] = 0
+  else
+    local key = job_key(queue, id)
+    local fields = redis.call('HMGET', key, 'bd', 'al', 'ar')
+    if not fields[2] and redis.call('EXISTS', key) == 0 then
+      found[#found + 1] = -1
+    else
+      local body = fields[1] or ''
+      most_bytes = most_bytes - #body
+      if most_bytes < 0 and #found > 1 then
+        break
+      end
+      found[#found + 1] = { body, fields[2], fields[3] }
+    end
+  end
+end
+return found

@@ -1,0 +1,23 @@
+-- FAILED to PENDING, the longest failed first. Arguments: the shard, token, lease in ms, queue,
+-- priority, attempts, run-after in ms, limit, now_ms. Returns OK, ids.
+
+local problem = begin_write(false)
+if problem then
+  return problem
+end
+local queue, priority, attempts = take(), take(), take_number()
+local run_after, limit, now = take_number(), take_number(), take_number()
+local failed, pending = set_key(queue, priority, FAILED), set_key(queue, priority, PENDING)
+local retried = { 'OK' }
+visit_first(failed, queue, '+inf', limit, function(id)
+  local key = job_key(queue, id)
+  local allowed = tonumber(redis.call('HGET', key, 'al')) or 0
+  redis.call('ZREM', failed, id)
+  redis.call('HDEL', key, 'cd')
+  redis.call(
+    'HSET', key, 'al', math.max(allowed, attempts), 'ar', attempts, 'ra', run_after, 'ua', seconds(now)
+  )
+  redis.call('ZADD', pending, score_of(run_after, id), id)
+  retried[#retried + 1] = id
+end)
+return retried

@@ -1,0 +1,414 @@
+"""Faults of Redis and of the way to it: what becomes of them, and that service goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import redis
+
+from pinlaterd.clock import FakeClock
+from pinlaterd.engines.base import Batch, Checkpoint, EnqueueOp, Searcher, StorageEngine
+from pinlaterd.engines.redis.connection import Server
+from pinlaterd.errors import ShardOwned, StorageError, StorageNotCommitted
+from pinlaterd.model import Job, JobKey, JobState
+from tests.conformance.engine.calls import SEARCHES, STORAGE_CALLS
+from tests.conformance.engine.harness import QUEUE, EngineHarness
+from tests.conftest import FreePort, WaitUntil
+from tests.engines.redis.conftest import NewServer
+from tests.servers.redis import HOST, LEASE_SECONDS, RedisServer, redis_engine
+
+NewStore = Callable[[RedisServer], EngineHarness]
+
+
+def _methods(protocol: type) -> set[str]:
+    return {name for name, value in vars(protocol).items() if callable(value) and name[0] != "_"}
+
+
+def test_every_call_is_looked_at():
+    # These answer from memory, or have tests of their own.
+    others = {"open", "close", "queues", "durability", "searcher"}
+    assert STORAGE_CALLS.keys() | others == _methods(StorageEngine)
+    assert SEARCHES.keys() | {"close"} == _methods(Searcher)
+
+
+@pytest.mark.parametrize("name", sorted(STORAGE_CALLS))
+def test_no_call_lets_a_lost_connection_through_or_makes_it_anew(
+    store: EngineHarness, stranger: redis.Redis, name: str
+):
+    for client in stranger.client_list():
+        if client["id"] != str(stranger.client_id()):
+            stranger.client_kill_filter(_id=client["id"])
+
+    with pytest.raises(StorageError, match="can't be reached") as caught:
+        STORAGE_CALLS[name](store.engine)
+    assert not isinstance(caught.value, StorageNotCommitted)
+    with pytest.raises(StorageError, match="must be opened anew"):
+        STORAGE_CALLS[name](store.engine)
+
+    store.engine.close()
+    assert not store.engine.open(store.now_ms).clean  # at once: the lease is its own
+    STORAGE_CALLS[name](store.engine)
+
+
+@pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES)
+def test_a_search_that_loses_its_connection_fails_and_the_next_makes_it_anew(
+    store: EngineHarness, stranger: redis.Redis, search: Callable[[Searcher], object]
+):
+    searcher = store.engine.searcher()()
+    search(searcher)
+    for client in stranger.client_list():
+        if client["id"] != str(stranger.client_id()):
+            stranger.client_kill_filter(_id=client["id"])
+
+    with pytest.raises(StorageError, match="can't be reached"):
+        search(searcher)
+
+    search(searcher)
+    searcher.close()
+
+
+@pytest.mark.parametrize("name", sorted(STORAGE_CALLS.keys() - {"heartbeat", "vacuum"}))
+def test_keys_of_a_stranger_are_a_storage_error(
+    store: EngineHarness, stranger: redis.Redis, shard: str, name: str
+):
+    store.enqueue(b"x")
+    for state in JobState:
+        key = f"plq_{shard}_{QUEUE}.p1_s{int(state)}"
+        stranger.delete(key)
+        stranger.set(key, "not a sorted set")
+    stranger.delete(f"pln_{shard}")
+    stranger.set(f"pln_{shard}", "not a sorted set")
+
+    with pytest.raises(StorageError, match="WRONGTYPE"):
+        STORAGE_CALLS[name](store.engine)
+
+
+# --- what the server may answer -------------------------------------------------------------
+
+
+def _opening(server: Server) -> StorageError:
+    with pytest.raises(StorageError) as caught:
+        redis_engine(server, "1").open(1)
+    with pytest.raises(StorageError):
+        redis_engine(server, "1").searcher()().count(
+            *(QUEUE, JobState.PENDING, 1),
+            future=False,
+            now_ms=1,
+            limit=1,
+            body_regex=None,
+            deadline=float("inf"),
+        )
+    assert str(server) in caught.value.message
+    return caught.value
+
+
+def test_nobody_is_there(free_port: FreePort):
+    error = _opening(Server(HOST, free_port()))
+
+    assert "start it, or correct `master` of the shard in shards.yaml" in error.message
+
+
+@pytest.mark.parametrize("passwd", ["", "wrong"], ids=["none", "wrong"])
+def test_the_password_is_wrong(new_server: NewServer, passwd: str):
+    port = new_server("--requirepass", "secret").port
+
+    error = _opening(Server(HOST, port, "", passwd))
+
+    assert "correct `user` and `passwd`" in error.message
+    assert "secret" not in repr(Server(HOST, port, "", "secret"))
+    engine = redis_engine(Server(HOST, port, "", "secret"), "1")
+    engine.open(1)
+    engine.close()
+
+
+_GUEST = ("guest", "on", ">pass")
+
+
+def test_the_user_may_not(new_server: NewServer):
+    server = new_server("--user", *_GUEST, "~other*", "+@all")
+
+    error = _opening(Server(HOST, server.port, "guest", "pass"))
+
+    assert "ACL SETUSER" in error.message
+
+
+def test_settings_that_may_not_be_read_are_a_warning(new_server: NewServer):
+    server = new_server("--user", *_GUEST, "~pl*", "+@all", "-config", "-info")
+    engine = redis_engine(Server(HOST, server.port, "guest", "pass"), "1")
+
+    engine.open(1)
+
+    assert "CONFIG GET is refused" in engine.durability().warning
+    engine.close()
+
+
+def test_it_is_a_replica(new_server: NewServer):
+    master = new_server()
+    replica = new_server("--replicaof", f"{HOST} {master.port}")
+
+    error = _opening_writer(replica)
+
+    assert "is a replica" in error.message
+    assert "name its master" in error.message
+
+
+def _opening_writer(server: RedisServer) -> StorageError:
+    with pytest.raises(StorageError) as caught:
+        redis_engine(server.address, "1").open(1)
+    return caught.value
+
+
+def test_an_owner_whose_server_becomes_a_replica_steps_back(
+    new_server: NewServer, new_store: NewStore
+):
+    server, other = new_server(), new_server()
+    store = new_store(server)
+    with server.client() as client:
+        client.replicaof(HOST, other.port)
+
+    with pytest.raises(StorageNotCommitted, match="is a replica"):
+        store.enqueue(b"x")
+    with pytest.raises(StorageError, match="is a replica"):
+        store.engine.heartbeat()
+
+
+def test_it_is_part_of_a_cluster(new_server: NewServer, free_port: FreePort):
+    bus_port = str(free_port())
+    error = _opening_writer(new_server("--cluster-enabled", "yes", "--cluster-port", bus_port))
+
+    assert "Redis Cluster" in error.message
+
+
+def test_it_is_loading(new_server: NewServer, new_store: NewStore, wait_until: WaitUntil):
+    server = new_server("--appendfsync", "always")
+    store = new_store(server)
+    keys = store.enqueue(*[b"x" * 200] * 200)
+    with server.client() as client:  # so that there are keys to load, not commands
+        client.bgrewriteaof()
+        wait_until(lambda: not client.info("persistence")["aof_rewrite_in_progress"])
+    server.kill()
+    # So many microseconds for each key; the server answers meanwhile.
+    server.start("--key-load-delay", "10000", "--loading-process-events-interval-bytes", "1024")
+
+    error = _opening_writer(server)
+
+    assert "is loading its data" in error.message
+    store.engine.close()
+    wait_until(partial(_can_open, store))
+    assert set(store.states(keys)) == {JobState.PENDING}
+
+
+def _can_open(store: EngineHarness) -> bool:
+    try:
+        store.engine.open(store.now_ms)
+    except StorageError:
+        return False
+    return True
+
+
+def test_its_disk_takes_nothing_more(
+    new_server: NewServer, new_store: NewStore, wait_until: WaitUntil
+):
+    server = new_server("--save", "3600 1", "--appendonly", "no")
+    store = new_store(server)
+    [key] = store.enqueue(b"x")
+    blocked = server.folder / "dump.rdb"
+    blocked.unlink(missing_ok=True)
+    (blocked / "a folder in the way of the snapshot").mkdir(parents=True)
+    with server.client() as client:
+        client.bgsave()
+        wait_until(lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err")
+
+    with pytest.raises(StorageNotCommitted, match="can't write to its disk"):
+        store.enqueue(b"y")
+
+    assert store.states([key]) == [JobState.PENDING]
+    (blocked / "a folder in the way of the snapshot").rmdir()
+    blocked.rmdir()
+    with server.client() as client:
+        client.bgsave()
+        wait_until(lambda: client.info("persistence")["rdb_last_bgsave_status"] == "ok")
+    assert store.states(store.enqueue(b"z")) == [JobState.PENDING]
+
+
+def test_it_is_busy_with_somebodys_script(
+    new_server: NewServer, new_store: NewStore, wait_until: WaitUntil
+):
+    server = new_server("--busy-reply-threshold", "50")
+    store = new_store(server)
+
+    def run_for_ever() -> None:
+        with server.client() as client, pytest.raises(redis.ResponseError):
+            client.eval("while true do end", 0)
+
+    def is_busy() -> bool:
+        with server.client() as client:
+            try:
+                client.get("x")
+            except redis.ResponseError as error:
+                return "BUSY" in str(error)
+        return False
+
+    thread = threading.Thread(target=run_for_ever)
+    thread.start()
+    try:
+        wait_until(is_busy)
+        with pytest.raises(StorageNotCommitted, match="SCRIPT KILL"):
+            store.enqueue(b"x")
+    finally:
+        with server.client() as client:
+            client.script_kill()
+        thread.join()
+    assert store.states(store.enqueue(b"x")) == [JobState.PENDING]
+
+
+def test_it_hangs(new_server: NewServer, new_store: NewStore):
+    server = new_server()
+    store = new_store(server)
+    store.enqueue(b"before")
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(StorageError, match="did not answer in time") as caught:
+            store.enqueue(b"in doubt")
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+
+    assert "whether the last batch was kept is not known" in caught.value.message
+    store.engine.close()
+    store.engine.open(store.now_ms)
+    found = store.ready()
+    assert len(found) in (1, 2)
+    assert store.depths() == {(1, JobState.PENDING): len(found)}
+
+
+def test_it_has_forgotten_the_scripts(store: EngineHarness, stranger: redis.Redis):
+    [key] = store.enqueue(b"x")
+    stranger.script_flush()
+
+    assert store.ready() == [key]
+    stranger.script_flush()
+    assert [claimed.key for claimed in store.claim()] == [key]
+    stranger.script_flush()
+    store.engine.heartbeat()
+
+
+# --- a full memory --------------------------------------------------------------------------
+
+
+def test_a_full_memory_refuses_new_jobs_and_goes_on_with_the_others(
+    new_server: NewServer, new_store: NewStore, clock: FakeClock
+):
+    server = new_server("--maxmemory-policy", "noeviction")
+    store = new_store(server)
+    keys = store.enqueue(*[Job(b"x" * 1_000, attempts_allowed=2)] * 100)
+    with server.client() as client:
+        client.config_set("maxmemory", client.info("memory")["used_memory"] // 2)
+
+    for _ in range(3):
+        with pytest.raises(StorageNotCommitted, match="raise maxmemory"):
+            store.enqueue(b"new")
+    mixed = Batch(enqueues=[EnqueueOp(QUEUE, [Job(b"y")])])
+    with pytest.raises(StorageNotCommitted):
+        store.engine.apply(mixed, store.now_ms)
+
+    assert store.depths() == {(1, JobState.PENDING): 100}
+    claimed = [one.key for one in store.claim(limit=50)]
+    assert store.succeed(*claimed[:10]).succeeded == 10
+    assert store.fail(*claimed[10:20]).failed == 10
+    assert store.checkpoint(Checkpoint(claimed[20], None, move_to_pending=True)).done == 1
+    clock.advance(601)
+    expired = store.engine.release_expired(
+        QUEUE, claimed_before_ms=store.now_ms, limit=100, now_ms=store.now_ms
+    )
+    assert len(expired.retried) == 29
+    store.engine.heartbeat()
+    assert store.reopen().clean
+    store.engine.create_queue("other", store.now_ms)
+    assert len(store.engine.delete_jobs(QUEUE, JobState.PENDING, 1, limit=1_000)) == 90
+    with server.client() as client:
+        client.config_set("maxmemory", 0)
+    [new] = store.enqueue(b"new")
+    assert new not in keys
+
+
+# --- kill -9 of the server, and of its owner ------------------------------------------------
+
+
+def test_a_server_that_is_killed_loses_nothing_acknowledged(
+    new_server: NewServer, new_store: NewStore
+):
+    server = new_server("--appendfsync", "always")
+    store = new_store(server)
+    known: dict[JobKey, JobState] = {}
+    for _ in range(4):
+        known |= dict.fromkeys(store.enqueue(*[b"x" * 300] * 20), JobState.PENDING)
+        claimed = [one.key for one in store.claim(limit=10)]
+        known |= dict.fromkeys(claimed, JobState.IN_PROGRESS)
+        store.succeed(*claimed[:5])
+        known |= dict.fromkeys(claimed[:5], JobState.SUCCEEDED)
+        server.kill()
+        with pytest.raises(StorageError, match="can't be reached"):
+            store.enqueue(b"lost")
+        server.start()
+
+        store.engine.close()
+        ownership = store.engine.open(store.now_ms)
+
+        assert not ownership.clean
+        assert ownership.start_ms > store.ownership.start_ms
+        store.ownership = ownership
+        assert store.states(known) == list(known.values())
+        assert sum(store.depths().values()) == len(known)
+        [key] = store.enqueue(b"next")
+        assert key.local_id > max(before.local_id for before in known) + 1_000_000
+        known[key] = JobState.PENDING
+
+
+def test_a_deposed_owner_can_write_nothing(store: EngineHarness, wait_until: WaitUntil):
+    [key] = store.enqueue(b"x")
+    claims = store.wanted()
+    second = EngineHarness(store.make, store.clock)  # waits for the end of the lease
+
+    for _ in range(2):
+        with pytest.raises(StorageError) as caught:
+            store.enqueue(b"late")
+        assert not isinstance(caught.value, StorageNotCommitted)
+    with pytest.raises(StorageError, match="is not ours any more"):
+        store.engine.heartbeat()
+    store.engine.close()
+    with pytest.raises(ShardOwned, match=f"owned by process {os.getpid()}"):
+        store.engine.open(store.now_ms)
+
+    assert second.ownership.start_ms > store.ownership.start_ms
+    assert second.depths() == {(1, JobState.PENDING): 1}
+    assert [one.key for one in second.claim()] == [key]
+    assert claims
+    second.engine.close()
+
+
+def test_an_owner_whose_lease_ran_out_goes_on_if_nobody_took_over(
+    store: EngineHarness, stranger: redis.Redis, shard: str, wait_until: WaitUntil
+):
+    wait_until(lambda: not stranger.exists(f"plo_{shard}"), seconds=10 * LEASE_SECONDS)
+
+    store.enqueue(b"x")
+
+    with pytest.raises(ShardOwned):
+        store.make().open(store.now_ms)
+
+
+def test_a_heartbeat_keeps_the_lease(
+    store: EngineHarness, stranger: redis.Redis, shard: str, wait_until: WaitUntil
+):
+    lease = f"plo_{shard}"
+    whole_ms = LEASE_SECONDS * 1000
+    wait_until(lambda: stranger.pttl(lease) < whole_ms / 2)
+
+    store.engine.heartbeat()
+
+    assert stranger.pttl(lease) > whole_ms / 2
