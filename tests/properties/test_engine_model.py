@@ -40,7 +40,7 @@ from pinlaterd.engines.base import (
     StoredJob,
 )
 from pinlaterd.model import Job, JobKey, JobState, PendingKey, claim_source
-from tests.conformance.engine.engines import ENGINES, maker
+from tests.conformance.engine.engines import ENGINES, SERVERS, maker
 from tests.conformance.engine.harness import END_OF_TIME_MS, QUEUE, EngineHarness
 
 PRIORITIES = (1, 2)
@@ -485,7 +485,9 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("engine", sorted(ENGINES))
-def test_an_engine_agrees_with_the_model(engine: str):
+def test_an_engine_agrees_with_the_model(engine: str, request: pytest.FixtureRequest):
+    if engine in SERVERS:
+        request.getfixturevalue(SERVERS[engine])
     machine: Any = type("Machine", (QueueMachine,), {"engine_name": engine})
 
     run_state_machine_as_test(

@@ -9,13 +9,15 @@ import pytest
 
 from pinlaterd.clock import FakeClock
 from pinlaterd.engines.base import Searcher
-from tests.conformance.engine.engines import ENGINES, EngineMaker, maker
+from tests.conformance.engine.engines import ENGINES, SERVERS, EngineMaker, maker
 from tests.conformance.engine.harness import QUEUE, EngineHarness
 
 
 @pytest.fixture(params=sorted(ENGINES))
 def make_engine(request: pytest.FixtureRequest, tmp_path: Path) -> EngineMaker:
     """Another engine on the same, at first empty, store with every call."""
+    if request.param in SERVERS:
+        request.getfixturevalue(SERVERS[request.param])
     return maker(request.param, tmp_path)
 
 
