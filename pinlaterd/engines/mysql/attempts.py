@@ -1,8 +1,8 @@
 """How an attempt ends: claims that hold, acknowledgements, failures and retries.
 
 Called within a Transaction. Jobs are reached by primary key, and each change names the state that
-it expects. Plain successes are not looked at first: if fewer of them are found IN_PROGRESS than were
-named, all is rolled back and done again, carefully.
+it expects. Plain successes are not looked at first: if fewer of them are found IN_PROGRESS than
+were named, all is rolled back and done again, carefully.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from pinlaterd.engines.base import Ack, AckOp, AckResult, Requeued
-from pinlaterd.engines.mysql.limits import STATUS_CHARS
-from pinlaterd.engines.mysql.literals import LATEST_MS, quote_text
+from pinlaterd.engines.mysql.literals import LATEST_MS
 from pinlaterd.engines.mysql.statements import (
     RUN_AFTER_MS,
     STATUS,
@@ -133,11 +132,8 @@ def prepended(table: Table, texts: Sequence[str]) -> list[Each]:
 
 
 def _status(table: Table, before: bytes, texts: Sequence[str], behind: bytes) -> Each:
-    # A text longer than the column adds nothing to what is left of it after the cut.
-    values = [quote_text(text[:STATUS_CHARS]) for text in texts]
-    before, behind = b"LEFT(" + before, behind + b", %d)" % table.status_chars
-    begin, _, end = table.status(b"\0").partition(b"\0")
-    return Each(b"custom_status = " + begin + before, values, behind + end)
+    values = [table.status(text) for text in texts]
+    return Each(b"custom_status = LEFT(" + before, values, behind + b", %d)" % table.status_chars)
 
 
 # --- acknowledgements -----------------------------------------------------------------------

@@ -232,7 +232,7 @@ def _between(tx: Transaction, table: Table, job: Job) -> bytes:
     return b", 0, %d, %d, %b, %b, %b, %b, " % (
         job.attempts_allowed,
         job.attempts_allowed,
-        table.status(quote_text(job.custom_status[: table.status_chars])),
+        table.status(job.custom_status),
         table.updated_at.literal(tx.now_ms),
         table.created_at.literal(tx.now_ms),
         table.run_after.literal(run_after_ms),
@@ -260,8 +260,8 @@ def _check_body(table: Table, body: bytes) -> None:
 def _check_time(table: Table, run_after_ms: int) -> None:
     if run_after_ms > table.run_after.latest_ms:
         raise StorageNotCommitted(
-            f"table {table.label} holds times up to {table.run_after.latest_ms} ms, and a run-after "
-            f"is {run_after_ms}: change its column run_after to DATETIME(3)"
+            f"table {table.label} holds times up to {table.run_after.latest_ms} ms, and a "
+            f"run-after is {run_after_ms}: change its column run_after to DATETIME(3)"
         )
 
 

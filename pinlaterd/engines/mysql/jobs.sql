@@ -23,6 +23,21 @@
 -- wait for an AUTO_INCREMENT lock, and no id comes back, neither after a delete nor with a queue of
 -- an old name. AUTO_INCREMENT stays for a PinLater server, which relies on it.
 --
+-- A claim gives each job a descriptor of its own. Measured (MariaDB 10.11, 2 cores, 200-byte bodies, one
+-- transaction flushed, median of 30 and 8, ms for 100 and for 800 jobs):
+--
+--     one UPDATE a job                                 12.7 to 13.6     82 to 108
+--     CASE over the ids, 100 a statement                1.9 to 2.1    16.3 to 17.4
+--     CASE over the ids, all in one                     1.9 to 2.0    16.9 to 18.1
+--     join with SELECT … UNION ALL                      2.1           19.7 to 20.2
+--     join with VALUES (MariaDB's syntax)               2.1 to 2.2    17.5
+--     join with JSON_TABLE                              2.1 to 2.2    15.2 to 21.3
+--     INSERT … ON DUPLICATE KEY UPDATE                  2.2 to 2.6    15.4 to 16.1
+--
+-- So what counts is that there is one statement, and the change of the rows and of their two indexes costs
+-- the rest. CASE was taken: fastest at 100, among the fastest at 800, the same on both kinds of server, and it
+-- can't bring back a job that was deleted, as the last one would.
+--
 -- States: 0 PENDING, 1 IN_PROGRESS, 2 SUCCEEDED, 3 FAILED.
 CREATE TABLE IF NOT EXISTS {table} (
     local_id           BIGINT UNSIGNED NOT NULL AUTO_INCREMENT,

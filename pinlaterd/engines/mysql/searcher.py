@@ -1,9 +1,9 @@
 """MysqlSearcher: reads of unbounded cost, on a read-only connection in another process.
 
-A search walks a state's jobs in the order of a scan (run-after downwards, then local id upwards), in
-pages that are ranges of an index and statements of their own: no lock and no old version of a row is
-kept for long, and between pages jobs may come and go. What is in memory is one page without bodies, and
-what is returned. The server ends a statement at the search's deadline, and so do we.
+A search walks a state's jobs in the order of a scan (run-after downwards, then local id upwards),
+in pages that are ranges of an index and statements of their own: no lock and no old version of a
+row is kept for long, and between pages jobs may come and go. What is in memory is one page without
+bodies, and what is returned. The server ends a statement at the search's deadline, and so do we.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Writes in slices: retries, deletes, time-outs, garbage.
 
 Each function does at most `limit` jobs within a Transaction, and finds them by an index. PinLater's
-tables have none by the time of a change: there claims that timed out are looked for among all that
-are IN_PROGRESS, the longest failed among all that FAILED, and garbage by run-after, as PinLater did.
+tables have none by the time of a change. There, claims that timed out are looked for among all that
+are IN_PROGRESS, the longest failed among all that FAILED, and garbage by run-after, as it did.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from pinlaterd.model import JobState
 LISTED_IDS = 800
 CASE_IDS = 100
 # A time as milliseconds since the epoch; one that PinLater's server left as 0 counts as the epoch.
-_MS = "COALESCE(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {}) DIV 1000, 0)"
+_MS = "CAST(COALESCE(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {}) DIV 1000, 0) AS SIGNED)"
 RUN_AFTER_MS = _MS.format("run_after").encode()
 UPDATED_AT_MS = _MS.format("updated_at").encode()
 CREATED_AT_MS = _MS.format("created_at").encode()

@@ -201,16 +201,17 @@ class Store:
     def _pass_used_ids(self, db: Connection) -> None:
         """Go on above every id that a table has given out: PinLater's, or a stranger's."""
         for queue, tables in self.tables.items():
-            statements = [
-                b"SELECT COALESCE(MAX(local_id), 0) + 1 FROM " + table.name
+            used = [
+                row
                 for table in tables.values()
+                for row in db.rows(b"SELECT MAX(local_id) FROM " + table.name)
             ]
-            statements.append(
-                b"SELECT COALESCE(auto_increment, 0) FROM information_schema.tables"
+            used += db.rows(
+                b"SELECT auto_increment - 1 FROM information_schema.tables"
                 b" WHERE table_schema = " + quote_text(self._prefix + queue)
             )
-            used = [row[0] for statement in statements for row in db.rows(statement)]
-            self._next_local_id = max(self._next_local_id, *used)
+            last = max(int(local_id or 0) for (local_id,) in used)
+            self._next_local_id = max(self._next_local_id, last + 1)
 
     def close(self) -> None:
         """Safe to repeat. An end that can't be noted counts as unclean: ids are skipped."""
@@ -244,8 +245,8 @@ class Store:
         return self._db
 
     def transact(self, now_ms: int, work: Callable[[Transaction], T]) -> T:
-        """`work` in one durable transaction. It may be called again, if a stranger's locks or ids, or
-        jobs in an unexpected state, get in its way: nothing is kept of what it did before."""
+        """`work` in one durable transaction. It may be called again, if a stranger's locks or ids,
+        or jobs in an unexpected state, get in its way: nothing is kept of what it did before."""
         careful, attempts_left = False, _ATTEMPTS
         while True:
             db = self.db
@@ -262,16 +263,16 @@ class Store:
                 self._roll_back(db, misfit)
                 careful = True
                 continue
-            except BaseException as fault:
+            except FAULTS as fault:
                 self._marked_local_id = marked_local_id
                 self._roll_back(db, fault)
                 attempts_left -= 1
-                if not attempts_left or not (is_retryable(fault) or is_duplicate(fault)):
-                    self._give_up(fault)
-                if is_duplicate(fault):
-                    with self.reading():
-                        self._pass_used_ids(db)
+                self._prepare_to_repeat(db, fault, attempts_left)
                 continue
+            except BaseException as fault:
+                self._marked_local_id = marked_local_id
+                self._roll_back(db, fault)
+                raise
             self._commit(db)
             for (queue, priority, state), jobs in tx.depth_changes.items():
                 self.depths[queue][priority, state] += jobs
@@ -287,12 +288,16 @@ class Store:
         except FAULTS as lost:
             self._lose(lost)
 
-    def _give_up(self, fault: BaseException) -> NoReturn:
-        if isinstance(fault, FAULTS):
+    def _prepare_to_repeat(self, db: Connection, fault: BaseException, attempts_left: int) -> None:
+        """After a fault of a transaction that is rolled back. Raises what stands for it, unless
+        that was an accident with strangers: their locks, or ids that they have used."""
+        if attempts_left and is_duplicate(fault):
+            with self.reading():
+                self._pass_used_ids(db)
+        elif not attempts_left or not is_retryable(fault):
             if is_gone(fault):
                 self._lose(fault)
             raise storage_error(fault, str(self), undone=True) from fault
-        raise fault
 
     def _commit(self, db: Connection) -> None:
         try:

@@ -1,8 +1,8 @@
 """The tables of a queue as they are: what their columns can hold, and which indexes there are.
 
 Ours (jobs.sql) hold all that the limits promise. Those that PinLater made hold whole seconds up to
-2038, bodies of 64 KiB and perhaps the characters of latin1 only; a hand may have changed any of it. So
-everything is read from information_schema when a queue is first used.
+2038, bodies of 64 KiB and perhaps the characters of latin1 only; a hand may have changed any of it.
+So everything is read from information_schema when a queue is first used.
 """
 
 from __future__ import annotations
@@ -33,7 +33,12 @@ _COLUMNS = frozenset(
     {"local_id", "state", "claim_descriptor", "attempts_allowed", "attempts_remaining"}
     | {"custom_status", "body", *_TIME_COLUMNS}
 )
-_WHOLE_CHARSET = "utf8mb4"
+# Character sets that have every character, and Python's names of those that PinLater's tables are
+# likely to have. Of any other, only ASCII is relied on.
+_WHOLE_CHARSETS = frozenset({"utf8mb4", "utf16", "utf32"})
+_CODECS = {"latin1": "cp1252", "latin2": "iso8859_2", "cp1251": "cp1251", "utf8": "bmp"}
+_CODECS["utf8mb3"] = _CODECS["utf8"]
+_BEYOND_BMP = re.compile("[^\0-\uffff]")
 
 
 class TimeColumn(NamedTuple):
@@ -70,7 +75,7 @@ class Table(NamedTuple):
     body_bytes: int
     claim_chars: int
     status_chars: int
-    status_charset: bytes  # "" if it has every character
+    status_codec: str  # "" if it has every character
     plain_claims: bool  # claims are stored in ASCII, other characters as ?
     has_pending_since: bool
     by_run_after: bytes  # FORCE INDEX, where there is one
@@ -88,11 +93,15 @@ class Table(NamedTuple):
             return claim_descriptor.encode("ascii", "replace").decode()
         return claim_descriptor
 
-    def status(self, expression: bytes) -> bytes:
-        """A text for custom_status; characters that its character set lacks become `?`."""
-        if not self.status_charset:
-            return expression
-        return b"CONVERT(%s USING %s)" % (expression, self.status_charset)
+    def status(self, text: str) -> bytes:
+        """A text for custom_status, as a literal; characters that the table lacks become `?`."""
+        text = text[: self.status_chars]
+        if not text.isascii():
+            if self.status_codec == "bmp":
+                text = _BEYOND_BMP.sub("?", text)
+            elif self.status_codec:
+                text = text.encode(self.status_codec, "replace").decode(self.status_codec)
+        return quote_text(text)
 
 
 # --- reading ---------------------------------------------------------------------------------
@@ -113,12 +122,13 @@ def load_tables(db: Connection, database: str) -> dict[int, Table]:
     Raises StorageCorrupt for one that is not laid out as a job table."""
     columns: defaultdict[str, dict[str, _Column]] = defaultdict(dict)
     where = b"WHERE table_schema = " + quote_text(database) + b" AND table_name LIKE 'jobs\\_p%'"
-    for table, column, *facts in db.rows(
-        b"SELECT table_name, column_name, data_type, column_type,"
-        b" COALESCE(character_maximum_length, 0), COALESCE(datetime_precision, 0),"
-        b" COALESCE(character_set_name, ''), extra FROM information_schema.columns " + where
+    for table, column, kind, whole_kind, chars, precision, charset, extra in db.rows(
+        b"SELECT table_name, column_name, data_type, column_type, character_maximum_length,"
+        b" datetime_precision, character_set_name, extra FROM information_schema.columns " + where
     ):
-        columns[table][column.lower()] = _Column(*facts)
+        columns[table][column.lower()] = _Column(
+            kind, whole_kind, int(chars or 0), int(precision or 0), charset or "", extra
+        )
     if not columns:
         return {}
     engines = dict(
@@ -172,8 +182,8 @@ def _table(
         body_bytes=columns["body"].chars,
         claim_chars=columns["claim_descriptor"].chars,
         status_chars=min(STATUS_CHARS, columns["custom_status"].chars),
-        status_charset=b"" if charset == _WHOLE_CHARSET else charset.encode(),
-        plain_claims=columns["claim_descriptor"].charset != _WHOLE_CHARSET,
+        status_codec="" if charset in _WHOLE_CHARSETS else _CODECS.get(charset, "ascii"),
+        plain_claims=columns["claim_descriptor"].charset not in _WHOLE_CHARSETS,
         has_pending_since="pending_since" in columns,
         by_run_after=_force_index(indexes, "run_after"),
         by_updated_at=_force_index(indexes, "updated_at"),
