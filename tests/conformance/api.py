@@ -79,7 +79,11 @@ class Backend(NamedTuple):
     ack_replaces_status: bool = False
 
 
-BACKENDS = (Backend("sqlite", queue_name_characters=64, status_characters=5000),)
+BACKENDS = (
+    Backend("sqlite", queue_name_characters=64, status_characters=5000),
+    # A database's name holds 64 characters, and begins with plq_1_.
+    Backend("mysql", queue_name_characters=58, status_characters=5000),
+)
 
 
 class Refused(Exception):
@@ -390,8 +394,14 @@ class Deployment:
     """One service in a folder of its own."""
 
     def __init__(
-        self, api: Interface, backend: Backend, folder: Path, free_port: Callable[[], int]
+        self,
+        api: Interface,
+        backend: Backend,
+        folder: Path,
+        free_port: Callable[[], int],
+        shard_settings: Mapping[str, object],
     ) -> None:
+        """`shard_settings`: where the store of every shard is, if it needs a server."""
         self.api = api
         self.folder = folder
         self.port, self.stats_port = free_port(), free_port()
@@ -399,6 +409,7 @@ class Deployment:
             "init", str(folder), "--engine", backend.engine, "--shards", str(SHARDS),
             "--port", str(self.port), "--stats-port", str(self.stats_port),
         )  # fmt: skip
+        self.configure_shards({str(number): shard_settings for number in range(1, SHARDS + 1)})
         transport = SupervisorTransport(None, None, f"unix://{folder}/run/supervisor.sock")
         self._supervisor: Any = xmlrpc.client.ServerProxy(
             "http://127.0.0.1", transport=transport

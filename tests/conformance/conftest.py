@@ -6,7 +6,7 @@ What a test needs changed (a shard down, other settings) it does to a deployment
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -29,6 +29,7 @@ from tests.conformance.api import (
     running,
 )
 from tests.conftest import ProgramPath
+from tests.servers.mariadb import HOST, PASSWD, USER, MariaDB, start_mariadb
 
 _numbers = itertools.count(1)
 
@@ -55,14 +56,23 @@ def new_deployment(
     backend: Backend,
     tmp_path_factory: pytest.TempPathFactory,
     free_port: Callable[[], int],
-) -> Callable[[], Deployment]:
-    """Writes a deployment that nobody has started yet."""
+    program_path: ProgramPath,
+) -> Iterator[Callable[[], Deployment]]:
+    """Writes a deployment that nobody has started yet, with a server of its own if it needs one."""
+    servers: list[MariaDB] = []
 
     def write() -> Deployment:
-        folder: Path = tmp_path_factory.mktemp(backend.engine) / "service"
-        return Deployment(api, backend, folder, free_port)
+        folder: Path = tmp_path_factory.mktemp(backend.engine)
+        store: Mapping[str, object] = {}
+        if backend.engine == "mysql":
+            servers.append(start_mariadb(program_path, folder / "db", free_port()))
+            master = {"host": HOST, "port": servers[-1].port}
+            store = {"master": master, "user": USER, "passwd": PASSWD}
+        return Deployment(api, backend, folder / "service", free_port, store)
 
-    return write
+    yield write
+    for server in servers:
+        server.stop()
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pymysql
-from pymysql.constants import CLIENT
+from pymysql import err
+from pymysql.constants import CLIENT, ER
 from pymysql.cursors import SSCursor
 
 from pinlaterd.clock import Clock
@@ -61,6 +62,7 @@ class Connection:
 
         Raises StorageError if there is no such server, or it does not let us in."""
         self._clock = clock
+        self._packet_bytes = _PACKET_MARGIN_BYTES  # until the server has told
         try:
             self._db = pymysql.connect(
                 host=server.host,
@@ -106,6 +108,7 @@ class Connection:
         )
         if read_only:
             self.execute(b"SET SESSION TRANSACTION READ ONLY")
+        self._packet_bytes = int(packet)
         room = max(int(packet) - _PACKET_MARGIN_BYTES, _PACKET_MARGIN_BYTES)
         self.statement_bytes = min(room, _LARGEST_STATEMENT_BYTES)
 
@@ -113,14 +116,26 @@ class Connection:
         """From now on an answer may take so long. The driver has no public way to say so."""
         self._db._read_timeout = seconds  # noqa: SLF001
 
+    def _check_size(self, statement: bytes) -> None:
+        """Beyond its bound the server would not only refuse the packet but hang up, and with the
+        connection go its locks."""
+        if len(statement) >= self._packet_bytes:
+            raise err.OperationalError(
+                ER.NET_PACKET_TOO_LARGE,
+                f"a statement has {len(statement)} bytes, and max_allowed_packet is "
+                f"{self._packet_bytes}",
+            )
+
     def execute(self, statement: bytes) -> int:
         """Returns how many rows it found."""
+        self._check_size(statement)
         with self._db.cursor() as cursor:
             found: int = cursor.execute(statement)
         self.used_at = self._clock.monotonic()
         return found
 
     def rows(self, statement: bytes) -> tuple[tuple[Any, ...], ...]:
+        self._check_size(statement)
         with self._db.cursor() as cursor:
             cursor.execute(statement)
             rows: tuple[tuple[Any, ...], ...] = cursor.fetchall()

@@ -71,6 +71,11 @@ def is_retryable(fault: BaseException) -> bool:
     return code_of(fault) in (_LOCK_WAIT, _DEADLOCK)
 
 
+def is_lock_wait(fault: BaseException) -> bool:
+    """Whether the time for waiting was used up already."""
+    return code_of(fault) == _LOCK_WAIT
+
+
 def is_duplicate(fault: BaseException) -> bool:
     return code_of(fault) == _DUPLICATE_KEY
 

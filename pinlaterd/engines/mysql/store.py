@@ -26,6 +26,7 @@ from pinlaterd.engines.mysql.faults import (
     describe,
     is_duplicate,
     is_gone,
+    is_lock_wait,
     is_lost,
     is_retryable,
     storage_error,
@@ -53,6 +54,7 @@ _IDS_SKIPPED_AFTER_UNCLEAN_END = 1_000_000
 _LOCK_WAIT_SECONDS = 1
 # Counting the jobs at open, and making and dropping tables, take as long as they take.
 _LONG_SECONDS = 300.0
+# How often a transaction is begun. One that waited in vain for a lock counts twice: callers wait.
 _ATTEMPTS = 4
 
 
@@ -266,7 +268,7 @@ class Store:
             except FAULTS as fault:
                 self._marked_local_id = marked_local_id
                 self._roll_back(db, fault)
-                attempts_left -= 1
+                attempts_left -= 2 if is_lock_wait(fault) else 1
                 self._prepare_to_repeat(db, fault, attempts_left)
                 continue
             except BaseException as fault:
@@ -291,10 +293,10 @@ class Store:
     def _prepare_to_repeat(self, db: Connection, fault: BaseException, attempts_left: int) -> None:
         """After a fault of a transaction that is rolled back. Raises what stands for it, unless
         that was an accident with strangers: their locks, or ids that they have used."""
-        if attempts_left and is_duplicate(fault):
+        if attempts_left > 0 and is_duplicate(fault):
             with self.reading():
                 self._pass_used_ids(db)
-        elif not attempts_left or not is_retryable(fault):
+        elif attempts_left <= 0 or not is_retryable(fault):
             if is_gone(fault):
                 self._lose(fault)
             raise storage_error(fault, str(self), undone=True) from fault

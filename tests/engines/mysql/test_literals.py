@@ -52,7 +52,8 @@ def db(mariadb: MariaDB) -> Iterator[Connection]:
     connection = Connection(server, SystemClock(), patience_seconds=30)
     connection.execute(b"CREATE DATABASE literals DEFAULT CHARACTER SET utf8mb4")
     connection.execute(
-        b"CREATE TABLE literals.kept (body LONGBLOB, text LONGTEXT, at DATETIME(3), id BIGINT UNSIGNED)"
+        b"CREATE TABLE literals.kept"
+        b" (body LONGBLOB, text LONGTEXT, at DATETIME(3), id BIGINT UNSIGNED)"
     )
     yield connection
     connection.execute(b"DROP DATABASE literals")
