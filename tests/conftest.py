@@ -10,13 +10,14 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import pytest
 from hypothesis import settings
 
 from pinlaterd.clock import FakeClock
+from tests.servers.mariadb import MariaDB, start_mariadb
 
 # Machines that run tests are slow and shared: an example's time says nothing.
 settings.register_profile("pinlaterd", deadline=None)
@@ -87,3 +88,16 @@ def program_path() -> ProgramPath:
         pytest.skip(message)
 
     return find
+
+
+@pytest.fixture(scope="session")
+def mariadb(
+    program_path: ProgramPath,
+    tmp_path_factory: pytest.TempPathFactory,
+    free_port: Callable[[], int],
+) -> Iterator[MariaDB]:
+    """The server that all tests of this worker share, each with shards of its own name."""
+    server = start_mariadb(program_path, tmp_path_factory.mktemp("db") / "shared", free_port())
+    os.environ["PINLATERD_TEST_MARIADB_PORT"] = str(server.port)
+    yield server
+    server.stop()

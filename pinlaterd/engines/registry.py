@@ -18,6 +18,19 @@ def _sqlite(shard: ShardSettings, _server: ServerSettings) -> StorageEngine:
     return SqliteEngine(Path(shard.file))
 
 
+def _mysql(shard: ShardSettings, server: ServerSettings) -> StorageEngine:
+    from pinlaterd.engines.mysql.connection import Server  # noqa: PLC0415
+    from pinlaterd.engines.mysql.engine import MysqlEngine  # noqa: PLC0415
+
+    assert shard.master is not None  # mysql shards need one: config.shards_file
+    return MysqlEngine(
+        shard.name,
+        Server(shard.master.host, shard.master.port, shard.user, shard.passwd),
+        levels=server.num_priority_levels,
+        lease_seconds=server.owner_lease_seconds,
+    )
+
+
 def _redis(shard: ShardSettings, server: ServerSettings) -> StorageEngine:
     from pinlaterd.engines.redis.connection import Server  # noqa: PLC0415
     from pinlaterd.engines.redis.engine import RedisEngine  # noqa: PLC0415
@@ -31,7 +44,7 @@ def _redis(shard: ShardSettings, server: ServerSettings) -> StorageEngine:
     )
 
 
-ENGINES: dict[str, EngineFactory] = {"sqlite": _sqlite, "redis": _redis}
+ENGINES: dict[str, EngineFactory] = {"sqlite": _sqlite, "mysql": _mysql, "redis": _redis}
 
 
 def make_engine(shard: ShardSettings, server: ServerSettings | None = None) -> StorageEngine:

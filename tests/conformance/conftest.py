@@ -29,6 +29,8 @@ from tests.conformance.api import (
     running,
 )
 from tests.conftest import FreePort, ProgramPath
+from tests.servers import mariadb
+from tests.servers.mariadb import MariaDB, start_mariadb
 from tests.servers.redis import RedisServer, redis_program
 
 __all__ = ["redis_program"]
@@ -60,7 +62,14 @@ def new_store(
 ) -> Iterator[NewStore]:
     """A store for the shards of one deployment: their settings that say where it is. A server,
     where the engine needs one, runs to the end of the session."""
-    servers: list[RedisServer] = []
+    servers: list[MariaDB | RedisServer] = []
+
+    def start_mysql(folder: Path) -> Mapping[str, object]:
+        program_path: ProgramPath = request.getfixturevalue("program_path")
+        server = start_mariadb(program_path, folder / "db", free_port())
+        servers.append(server)
+        master = {"host": mariadb.HOST, "port": server.port}
+        return {"master": master, "user": mariadb.USER, "passwd": mariadb.PASSWD}
 
     def start_redis(folder: Path) -> Mapping[str, object]:
         program: str = request.getfixturevalue("redis_program")
@@ -69,7 +78,11 @@ def new_store(
         server.start()
         return {"master": {"host": server.address.host, "port": server.port}}
 
-    stores: Mapping[str, NewStore] = {"redis": start_redis, "sqlite": lambda _folder: {}}
+    stores: Mapping[str, NewStore] = {
+        "mysql": start_mysql,
+        "redis": start_redis,
+        "sqlite": lambda _folder: {},
+    }
     yield stores[backend.engine]
     for server in servers:
         server.stop()

@@ -488,6 +488,7 @@ class QueueMachine(RuleBasedStateMachine):
             ]
 
 
+@pytest.mark.timeout(600)  # thousands of commits, each flushed to the disk
 @pytest.mark.parametrize("engine", sorted(ENGINES))
 def test_an_engine_agrees_with_the_model(engine: str, request: pytest.FixtureRequest):
     new_maker = partial(maker, engine, request)

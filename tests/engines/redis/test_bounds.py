@@ -84,8 +84,8 @@ def deep(store: EngineHarness) -> EngineHarness:
 
 
 def _running(deep: EngineHarness, stranger: redis.Redis, shard: str) -> list[JobKey]:
-    ids = stranger.zrange(f"plq_{shard}_{QUEUE}.p1_s1", 0, LIMIT - 1)
-    return [JobKey(1, int(str(local_id, "ascii"))) for local_id in ids]
+    ids: list[bytes] = stranger.zrange(f"plq_{shard}_{QUEUE}.p1_s1", 0, LIMIT - 1)
+    return [JobKey(1, int(local_id)) for local_id in ids]
 
 
 def _commands(stranger: redis.Redis) -> int:

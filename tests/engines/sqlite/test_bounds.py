@@ -94,3 +94,15 @@ def test_no_call_walks_over_a_deep_queue(deep: EngineHarness, call: Call):
     deep.engine._store.db.set_progress_handler(None, 0)
 
     assert steps < STEPS
+
+
+def test_the_rows_of_a_deleted_queue_need_several_slices(store: EngineHarness):
+    store.enqueue(*[b"x"] * 25)
+    store.claim(limit=15)
+    store.engine.delete_queue(QUEUE)
+
+    slices = 1
+    while store.engine.vacuum(limit=LIMIT):
+        slices += 1
+
+    assert slices >= 3

@@ -1,0 +1,19 @@
+"""The engine for MySQL and MariaDB servers: one database a queue, as PinLater laid them out.
+
+    jobs.sql       the table of a queue's priority, the whole layout and why it is so
+    owner.sql      what a shard remembers of itself
+    literals.py    values as SQL literals: the only place where any becomes part of a statement
+    connection.py  one connection: its session's settings, its patience
+    faults.py      the driver's exceptions as pinlaterd's own
+    tables.py      what the tables of a queue can hold, ours and PinLater's; making them
+    statements.py  UPDATE, DELETE and SELECT of many jobs at once, by primary key
+    store.py       the owning connection: ownership, transactions, ids, depths
+    attempts.py    how an attempt ends
+    batch.py       what `apply` does within its one transaction
+    slices.py      retries, deletes, time-outs, garbage
+    records.py     how a whole job is read
+    engine.py      MysqlEngine: the StorageEngine contract
+    searcher.py    MysqlSearcher: counts and scans on a read-only connection in another process
+
+PyMySQL and its exceptions stop at this package.
+"""

@@ -1,0 +1,256 @@
+"""How an attempt ends: claims that hold, acknowledgements, failures and retries.
+
+Called within a Transaction. Jobs are reached by primary key, and each change names the state that
+it expects. Plain successes are not looked at first: if fewer of them are found IN_PROGRESS than
+were named, all is rolled back and done again, carefully.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from pinlaterd.engines.base import Ack, AckOp, AckResult, Requeued
+from pinlaterd.engines.mysql.literals import LATEST_MS
+from pinlaterd.engines.mysql.statements import (
+    RUN_AFTER_MS,
+    STATUS,
+    Each,
+    select_locked,
+    update,
+)
+from pinlaterd.engines.mysql.store import Misfit, Store, Transaction
+from pinlaterd.engines.mysql.tables import Table
+from pinlaterd.model import JobKey, JobState, PendingKey
+
+QueueKey = tuple[str, JobKey]
+_HELD = b"local_id, claim_descriptor, attempts_remaining, " + RUN_AFTER_MS
+
+
+class HeldClaim(NamedTuple):
+    """A job IN_PROGRESS."""
+
+    local_id: int
+    claim_descriptor: str
+    attempts_remaining: int
+    run_after_ms: int
+
+
+class FailedAttempt(NamedTuple):
+    """An attempt that ends without success; `retry_at_ms` counts if attempts are left."""
+
+    claim: HeldClaim
+    retry_at_ms: int
+    append_custom_status: str = ""
+
+
+def held_claims(tx: Transaction, table: Table, local_ids: Sequence[int]) -> dict[int, HeldClaim]:
+    """Those of the jobs that are IN_PROGRESS. Nobody can change them before our commit."""
+    return held_in(tx.read(select_locked(table, _HELD, local_ids, JobState.IN_PROGRESS)))
+
+
+def held_in(rows: Iterable[tuple[int, str | None, int, int]]) -> dict[int, HeldClaim]:
+    return {
+        local_id: HeldClaim(local_id, claim_descriptor or "", *rest)
+        for local_id, claim_descriptor, *rest in rows
+    }
+
+
+def oldest_claims(table: Table, claimed_before_ms: int, limit: int) -> bytes:
+    """The statement for `held_in`. Without an index by age the longest claimed are not told from
+    the others, and need not be."""
+    order = b" ORDER BY updated_at, local_id" if table.by_updated_at else b""
+    return (
+        b"SELECT " + _HELD + b" FROM " + table.name + table.by_updated_at
+        + b" WHERE state = 1 AND updated_at < " + table.updated_at.bound(claimed_before_ms)
+        + order + b" LIMIT %d FOR UPDATE" % limit
+    )  # fmt: skip
+
+
+def to_pending(tx: Transaction, table: Table) -> bytes:
+    """The assignments by which a job becomes PENDING as from now."""
+    since = b"pending_since = NULL, " if table.has_pending_since else b""
+    return b"state = 0, claim_descriptor = NULL, %supdated_at = %s" % (
+        since,
+        table.updated_at.literal(tx.now_ms),
+    )
+
+
+def fail_attempts(
+    tx: Transaction, queue: str, table: Table, attempts: Sequence[FailedAttempt], most_bytes: int
+) -> list[Requeued]:
+    """PENDING with one attempt less, or FAILED with none; returns those that are PENDING."""
+    retried = [attempt for attempt in attempts if attempt.claim.attempts_remaining > 1]
+    failed = [attempt for attempt in attempts if attempt.claim.attempts_remaining <= 1]
+    run_after = table.run_after
+    if retried:
+        each = [Each(b"run_after = ", [run_after.literal(a.retry_at_ms) for a in retried])]
+        each += appended(table, [a.append_custom_status for a in retried])
+        common = to_pending(tx, table) + b", attempts_remaining = attempts_remaining - 1"
+        _update_held(tx, table, [a.claim.local_id for a in retried], common, each, most_bytes)
+        tx.moved(queue, table.priority, len(retried), JobState.IN_PROGRESS, JobState.PENDING)
+    if failed:
+        common = b"state = 3, attempts_remaining = 0, updated_at = " + table.updated_at.literal(
+            tx.now_ms
+        )
+        each = appended(table, [a.append_custom_status for a in failed])
+        ids = [a.claim.local_id for a in failed]
+        _update_held(tx, table, ids, common + table.pins, each, most_bytes)
+        tx.moved(queue, table.priority, len(failed), JobState.IN_PROGRESS, JobState.FAILED)
+    return [
+        Requeued(table.priority, PendingKey(run_after.floor(a.retry_at_ms), a.claim.local_id))
+        for a in retried
+    ]
+
+
+def _update_held(
+    tx: Transaction,
+    table: Table,
+    local_ids: Sequence[int],
+    common: bytes,
+    each: Sequence[Each],
+    most_bytes: int,
+) -> None:
+    """Change jobs that `held_claims` has read, and locked."""
+    state = JobState.IN_PROGRESS
+    tx.run(update(table, local_ids, state, common, each, most_bytes=most_bytes))
+
+
+def appended(table: Table, texts: Sequence[str]) -> list[Each]:
+    """Texts to be put behind the jobs' custom statuses."""
+    if not any(texts):
+        return []
+    return [_status(table, b"CONCAT(" + STATUS + b", ", texts, b")")]
+
+
+def prepended(table: Table, texts: Sequence[str]) -> list[Each]:
+    """Texts to be put in front of the jobs' custom statuses."""
+    if not any(texts):
+        return []
+    return [_status(table, b"CONCAT(", texts, b", " + STATUS + b")")]
+
+
+def _status(table: Table, before: bytes, texts: Sequence[str], behind: bytes) -> Each:
+    values = [table.status(text) for text in texts]
+    return Each(b"custom_status = LEFT(" + before, values, behind + b", %d)" % table.status_chars)
+
+
+# --- acknowledgements -----------------------------------------------------------------------
+
+
+def apply_acks(store: Store, tx: Transaction, ops: Sequence[AckOp]) -> list[AckResult]:
+    """Ops that name no job twice commute, and are carried out together: successes, then failures.
+    Otherwise each goes in its turn, and within it each ack."""
+    if _name_no_job_twice(ops):
+        return _apply_together(store, tx, ops)
+    return [_apply_in_turn(store, tx, op) for op in ops]
+
+
+def _name_no_job_twice(ops: Sequence[AckOp]) -> bool:
+    if len({op.queue for op in ops}) == 1:
+        keys: list[object] = [ack.key for op in ops for acks in op[1:] for ack in acks]
+    else:
+        keys = [(op.queue, ack.key) for op in ops for acks in op[1:] for ack in acks]
+    return len(set(keys)) == len(keys)
+
+
+def _apply_in_turn(store: Store, tx: Transaction, op: AckOp) -> AckResult:
+    if _name_no_job_twice([op]):
+        return _apply_together(store, tx, [op])[0]
+    single_acks = [AckOp(op.queue, [ack], ()) for ack in op.succeeded]
+    single_acks += [AckOp(op.queue, (), [ack]) for ack in op.failed]
+    results = [_apply_together(store, tx, [single])[0] for single in single_acks]
+    return AckResult(
+        succeeded=sum(result.succeeded for result in results),
+        failed=sum(result.failed for result in results),
+        noop=sum(result.noop for result in results),
+        requeued=[requeued for result in results for requeued in result.requeued],
+    )
+
+
+def _apply_together(store: Store, tx: Transaction, ops: Sequence[AckOp]) -> list[AckResult]:
+    successes: defaultdict[tuple[str, int], list[Ack]] = defaultdict(list)
+    failures: defaultdict[tuple[str, int], list[Ack]] = defaultdict(list)
+    for op in ops:
+        for ack in op.succeeded:
+            successes[op.queue, ack.key.priority].append(ack)
+        for ack in op.failed:
+            failures[op.queue, ack.key.priority].append(ack)
+
+    missed: set[QueueKey] = set()  # acks that do not apply
+    requeued: dict[QueueKey, Requeued] = {}
+    for (queue, priority), acks in successes.items():
+        table = store.tables_of(queue).get(priority)
+        lost = {ack.key.local_id for ack in acks}
+        if table is not None:
+            lost = _succeed(store, tx, queue, table, acks)
+        missed.update((queue, JobKey(priority, local_id)) for local_id in lost)
+    for (queue, priority), acks in failures.items():
+        table = store.tables_of(queue).get(priority)
+        attempts = [] if table is None else _failed_attempts(tx, table, acks)
+        missed.update((queue, ack.key) for ack in acks)
+        missed.difference_update((queue, JobKey(priority, a.claim.local_id)) for a in attempts)
+        if table is not None:
+            for job in fail_attempts(tx, queue, table, attempts, store.db.statement_bytes):
+                requeued[queue, JobKey(priority, job.key.local_id)] = job
+    return [_result(op, missed, requeued) for op in ops]
+
+
+def _result(op: AckOp, missed: set[QueueKey], requeued: dict[QueueKey, Requeued]) -> AckResult:
+    queue = op.queue
+    not_succeeded = sum((queue, ack.key) in missed for ack in op.succeeded) if missed else 0
+    not_failed = sum((queue, ack.key) in missed for ack in op.failed) if missed else 0
+    return AckResult(
+        succeeded=len(op.succeeded) - not_succeeded,
+        failed=len(op.failed) - not_failed,
+        noop=not_succeeded + not_failed,
+        requeued=[requeued[key] for ack in op.failed if (key := (queue, ack.key)) in requeued],
+    )
+
+
+def _succeed(
+    store: Store, tx: Transaction, queue: str, table: Table, acks: Sequence[Ack]
+) -> set[int]:
+    """IN_PROGRESS becomes SUCCEEDED; returns the local ids of acks that do not apply."""
+    missed: set[int] = set()
+    to_look_at = [ack for ack in acks if tx.careful or ack.claim_descriptor is not None]
+    if to_look_at:
+        held = held_claims(tx, table, [ack.key.local_id for ack in to_look_at])
+        missed = {ack.key.local_id for ack in to_look_at if not _holds(ack, table, held)}
+        acks = [ack for ack in acks if ack.key.local_id not in missed]
+    if not acks:
+        return missed
+    common = b"state = 2, updated_at = " + table.updated_at.literal(tx.now_ms) + table.pins
+    each = appended(table, [ack.append_custom_status for ack in acks])
+    local_ids = [ack.key.local_id for ack in acks]
+    most_bytes = store.db.statement_bytes
+    found = tx.run(
+        update(table, local_ids, JobState.IN_PROGRESS, common, each, most_bytes=most_bytes)
+    )
+    if found != len(acks):
+        raise Misfit
+    tx.moved(queue, table.priority, found, JobState.IN_PROGRESS, JobState.SUCCEEDED)
+    return missed
+
+
+def _holds(ack: Ack, table: Table, held: dict[int, HeldClaim]) -> bool:
+    claim = held.get(ack.key.local_id)
+    if claim is None:
+        return False
+    given = ack.claim_descriptor
+    return given is None or table.claim(given) == table.claim(claim.claim_descriptor)
+
+
+def _failed_attempts(tx: Transaction, table: Table, acks: Sequence[Ack]) -> list[FailedAttempt]:
+    """The failed attempts that `acks` report, where they apply."""
+    held = held_claims(tx, table, [ack.key.local_id for ack in acks])
+    return [
+        FailedAttempt(
+            held[ack.key.local_id],
+            min(tx.now_ms + ack.retry_delay_ms, LATEST_MS),
+            ack.append_custom_status,
+        )
+        for ack in acks
+        if _holds(ack, table, held)
+    ]

@@ -1,0 +1,324 @@
+"""What `apply` does to the tables, within its one transaction.
+
+The order is the contract's: acks, checkpoints, releases, enqueues, claims. Of each kind, what all
+ops have in common goes in one statement for each table.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from pinlaterd.engines.base import (
+    Batch,
+    BatchResult,
+    Checkpoint,
+    CheckpointOp,
+    CheckpointResult,
+    Claim,
+    ClaimOp,
+    EnqueueOp,
+    ReleaseOp,
+    Requeued,
+)
+from pinlaterd.engines.mysql.attempts import (
+    HeldClaim,
+    apply_acks,
+    held_claims,
+    prepended,
+    to_pending,
+)
+from pinlaterd.engines.mysql.limits import STATUS_CHARS
+from pinlaterd.engines.mysql.literals import quote_bytes, quote_text
+from pinlaterd.engines.mysql.statements import Each, select, update
+from pinlaterd.engines.mysql.store import Store, Transaction
+from pinlaterd.engines.mysql.tables import Table
+from pinlaterd.errors import StorageNotCommitted
+from pinlaterd.model import Job, JobKey, JobState, Payload, PendingKey, claim_source
+
+PAYLOAD = b"local_id, COALESCE(body, ''), COALESCE(attempts_allowed, 1), attempts_remaining"
+
+
+def apply_batch(store: Store, tx: Transaction, batch: Batch) -> BatchResult:
+    return BatchResult(
+        acks=apply_acks(store, tx, batch.acks) if batch.acks else (),
+        checkpoints=[_checkpoint(store, tx, op) for op in batch.checkpoints],
+        releases=[_release(store, tx, op) for op in batch.releases],
+        enqueues=_enqueue(store, tx, batch.enqueues) if batch.enqueues else (),
+        claims=_claim(store, tx, batch.claims) if batch.claims else (),
+    )
+
+
+# --- checkpoints and releases ---------------------------------------------------------------
+
+
+@dataclass
+class _Change:
+    """What all checkpoints of one job in an op come to."""
+
+    run_after_ms: int
+    attempts: int | None = None
+    prepend_custom_status: str = ""
+    body: bytes | None = None
+    to_pending: bool = False
+
+    def follow(self, checkpoint: Checkpoint, run_after_ms: int) -> None:
+        self.run_after_ms = run_after_ms
+        if checkpoint.attempts is not None:
+            self.attempts = checkpoint.attempts
+        if checkpoint.new_body is not None:
+            self.body = checkpoint.new_body
+        text = checkpoint.prepend_custom_status or ""
+        self.prepend_custom_status = (text + self.prepend_custom_status)[:STATUS_CHARS]
+        self.to_pending = checkpoint.move_to_pending
+
+    @property
+    def shape(self) -> tuple[bool, bool, bool, bool]:
+        """Changes of one shape assign the same columns."""
+        return (
+            self.to_pending,
+            self.attempts is not None,
+            bool(self.prepend_custom_status),
+            self.body is not None,
+        )
+
+
+def _checkpoint(store: Store, tx: Transaction, op: CheckpointOp) -> CheckpointResult:
+    tables = store.tables_of(op.queue)
+    held = _held(store, tx, op.queue, [checkpoint.key for checkpoint in op.checkpoints])
+    changes: dict[JobKey, _Change] = {}
+    requeued: list[Requeued] = []
+    done = 0
+    for checkpoint in op.checkpoints:
+        key = checkpoint.key
+        claim = held.get(key)
+        if claim is None or not _is_claimers(checkpoint, tables[key.priority], claim, op.source):
+            continue
+        done += 1
+        table = tables[key.priority]
+        at_ms = tx.now_ms if checkpoint.run_after_ms is None else checkpoint.run_after_ms
+        _check_time(table, at_ms)
+        if checkpoint.new_body is not None:
+            _check_body(table, checkpoint.new_body)
+        at_ms = table.run_after.floor(at_ms)
+        changes.setdefault(key, _Change(at_ms)).follow(checkpoint, at_ms)
+        if checkpoint.move_to_pending:
+            del held[key]
+            requeued.append(Requeued(key.priority, PendingKey(at_ms, key.local_id)))
+    _change(store, tx, op.queue, changes)
+    return CheckpointResult(done, len(op.checkpoints) - done, requeued)
+
+
+def _held(
+    store: Store, tx: Transaction, queue: str, keys: Sequence[JobKey]
+) -> dict[JobKey, HeldClaim]:
+    tables = store.tables_of(queue)
+    by_priority: defaultdict[int, set[int]] = defaultdict(set)
+    for priority, local_id in keys:
+        if priority in tables:
+            by_priority[priority].add(local_id)
+    return {
+        JobKey(priority, local_id): claim
+        for priority, local_ids in by_priority.items()
+        for local_id, claim in held_claims(tx, tables[priority], sorted(local_ids)).items()
+    }
+
+
+def _is_claimers(checkpoint: Checkpoint, table: Table, claim: HeldClaim, source: str) -> bool:
+    held = table.claim(claim.claim_descriptor)
+    if checkpoint.claim_descriptor is not None:
+        return table.claim(checkpoint.claim_descriptor) == held
+    return claim_source(held) == table.claim(source)
+
+
+def _change(store: Store, tx: Transaction, queue: str, changes: dict[JobKey, _Change]) -> None:
+    alike: defaultdict[tuple[int, tuple[bool, ...]], dict[int, _Change]] = defaultdict(dict)
+    for (priority, local_id), change in changes.items():
+        alike[priority, change.shape][local_id] = change
+    for (priority, shape), part in alike.items():
+        is_pending, has_attempts, _, has_body = shape
+        table = store.tables_of(queue)[priority]
+        values = list(part.values())
+        each = [Each(b"run_after = ", [table.run_after.literal(c.run_after_ms) for c in values])]
+        if has_attempts:
+            attempts = [b"%d" % (c.attempts or 0) for c in values]
+            each.append(Each(b"attempts_allowed = ", attempts))
+            each.append(Each(b"attempts_remaining = ", attempts))
+        each += prepended(table, [c.prepend_custom_status for c in values])
+        if has_body:
+            each.append(Each(b"body = ", [quote_bytes(c.body or b"") for c in values]))
+        common = to_pending(tx, table) if is_pending else _renewed(tx, table)
+        most_bytes = store.db.statement_bytes
+        tx.run(update(table, list(part), JobState.IN_PROGRESS, common, each, most_bytes=most_bytes))
+        if is_pending:
+            tx.moved(queue, priority, len(part), JobState.IN_PROGRESS, JobState.PENDING)
+
+
+def _renewed(tx: Transaction, table: Table) -> bytes:
+    """The assignments of a claim that holds from now on. Given back unused, the job has been
+    PENDING since now."""
+    now = table.updated_at.literal(tx.now_ms)
+    since = b", pending_since = " + now if table.has_pending_since else b""
+    return b"updated_at = " + now + since
+
+
+def _release(store: Store, tx: Transaction, op: ReleaseOp) -> list[Requeued]:
+    tables = store.tables_of(op.queue)
+    held = _held(store, tx, op.queue, [release.key for release in op.releases])
+    requeued = []
+    by_priority: defaultdict[int, list[int]] = defaultdict(list)
+    for key, claim_descriptor in op.releases:
+        claim = held.get(key)
+        if claim is None:
+            continue
+        table = tables[key.priority]
+        if table.claim(claim.claim_descriptor) == table.claim(claim_descriptor):
+            del held[key]
+            requeued.append(Requeued(key.priority, PendingKey(claim.run_after_ms, key.local_id)))
+            by_priority[key.priority].append(key.local_id)
+    for priority, local_ids in by_priority.items():
+        table = tables[priority]
+        # PinLater's tables do not tell since when it was PENDING: there it is since the claim.
+        since = b"COALESCE(pending_since, updated_at)" if table.has_pending_since else b"updated_at"
+        common = b"state = 0, claim_descriptor = NULL, updated_at = " + since + table.pins
+        most_bytes = store.db.statement_bytes
+        state = JobState.IN_PROGRESS
+        tx.run(update(table, local_ids, state, common, most_bytes=most_bytes))
+        tx.moved(op.queue, priority, len(local_ids), state, JobState.PENDING)
+    return requeued
+
+
+# --- enqueues -------------------------------------------------------------------------------
+
+_COLUMNS = (
+    b"local_id, state, attempts_allowed, attempts_remaining, custom_status, updated_at, created_at,"
+    b" run_after, body"
+)
+
+
+def _enqueue(store: Store, tx: Transaction, ops: Sequence[EnqueueOp]) -> list[range]:
+    taken = []
+    rows: defaultdict[tuple[str, int], list[bytes]] = defaultdict(list)
+    for queue, jobs in ops:
+        tables = store.tables_of(queue)
+        local_ids = store.take_local_ids(len(jobs))
+        taken.append(local_ids)
+        like: tuple[object, ...] | None = None
+        for local_id, job in zip(local_ids, jobs, strict=True):
+            body, priority, *rest = job
+            if like != (priority, *rest):  # most jobs of a call differ in their bodies alone
+                like = (priority, *rest)
+                table = tables[priority]
+                add = rows[queue, priority].append
+                between = _between(tx, table, job)
+            if table.holds_less:
+                _check_body(table, body)
+            add(b"(%d%b%b)" % (local_id, between, quote_bytes(body)))
+    for (queue, priority), part in rows.items():
+        head = (
+            b"INSERT INTO " + store.tables_of(queue)[priority].name
+            + b" (" + _COLUMNS + b") VALUES "
+        )  # fmt: skip
+        tx.run(_inserts(head, part, store.db.statement_bytes))
+        tx.moved(queue, priority, len(part), None, JobState.PENDING)
+    return taken
+
+
+def _between(tx: Transaction, table: Table, job: Job) -> bytes:
+    """What stands between a row's id and its body."""
+    run_after_ms = tx.now_ms if job.run_after_ms is None else job.run_after_ms
+    _check_time(table, run_after_ms)
+    return b", 0, %d, %d, %b, %b, %b, %b, " % (
+        job.attempts_allowed,
+        job.attempts_allowed,
+        table.status(job.custom_status),
+        table.updated_at.literal(tx.now_ms),
+        table.created_at.literal(tx.now_ms),
+        table.run_after.literal(run_after_ms),
+    )
+
+
+def _inserts(head: bytes, rows: Sequence[bytes], most_bytes: int) -> Iterator[bytes]:
+    first, size = 0, len(head)
+    for at, row in enumerate(rows):
+        size += len(row) + 2
+        if size > most_bytes and at > first:
+            yield head + b", ".join(rows[first:at])
+            first, size = at, len(head) + len(row)
+    yield head + b", ".join(rows[first:])
+
+
+def _check_body(table: Table, body: bytes) -> None:
+    if len(body) > table.body_bytes:
+        raise StorageNotCommitted(
+            f"table {table.label} holds bodies of {table.body_bytes} bytes, and one has "
+            f"{len(body)}: change its column body to LONGBLOB"
+        )
+
+
+def _check_time(table: Table, run_after_ms: int) -> None:
+    if run_after_ms > table.run_after.latest_ms:
+        raise StorageNotCommitted(
+            f"table {table.label} holds times up to {table.run_after.latest_ms} ms, and a "
+            f"run-after is {run_after_ms}: change its column run_after to DATETIME(3)"
+        )
+
+
+# --- claims ---------------------------------------------------------------------------------
+
+
+def _claim(store: Store, tx: Transaction, ops: Sequence[ClaimOp]) -> list[list[Payload | None]]:
+    wanted: defaultdict[tuple[str, int], dict[int, Claim]] = defaultdict(dict)
+    for queue, claims in ops:
+        for claim in claims:
+            # A job that is named twice is the first one's.
+            wanted[queue, claim.key.priority].setdefault(claim.key.local_id, claim)
+    made: dict[tuple[str, int], dict[int, Claim]] = {}
+    stored: dict[tuple[str, JobKey], Payload] = {}
+    for (queue, priority), by_id in wanted.items():
+        table = store.tables_of(queue).get(priority)
+        if table is None:
+            continue
+        kept = _claim_in(store, tx, table, by_id)
+        made[queue, priority] = kept
+        tx.moved(queue, priority, len(kept), JobState.PENDING, JobState.IN_PROGRESS)
+        missing = [local_id for local_id, claim in kept.items() if claim.payload is None]
+        for local_id, *payload in tx.read(select(table, PAYLOAD, missing, None)):
+            stored[queue, JobKey(priority, local_id)] = Payload(*payload)
+
+    def handed_out(queue: str, claim: Claim) -> Payload | None:
+        claims = made.get((queue, claim.key.priority))
+        if claims is None or claims.get(claim.key.local_id) is not claim:
+            return None
+        del claims[claim.key.local_id]  # the same claim may come a second time
+        return claim.payload or stored[queue, claim.key]
+
+    return [[handed_out(queue, claim) for claim in claims] for queue, claims in ops]
+
+
+def _claim_in(
+    store: Store, tx: Transaction, table: Table, wanted: dict[int, Claim]
+) -> dict[int, Claim]:
+    """Claim the jobs that are PENDING; returns those."""
+    descriptors = [table.claim(claim.claim_descriptor) for claim in wanted.values()]
+    since = b"pending_since = updated_at, " if table.has_pending_since else b""  # its old value
+    common = b"state = 1, %supdated_at = %s%s" % (
+        since,
+        table.updated_at.literal(tx.now_ms),
+        table.pins,
+    )
+    each = [Each(b"claim_descriptor = ", [quote_text(text) for text in descriptors])]
+    local_ids = list(wanted)
+    most_bytes = store.db.statement_bytes
+    found = tx.run(update(table, local_ids, JobState.PENDING, common, each, most_bytes=most_bytes))
+    if found == len(wanted):
+        return wanted
+    # No two claims are alike, so it is ours where it is found.
+    rows = tx.read(select(table, b"local_id, claim_descriptor", local_ids, JobState.IN_PROGRESS))
+    claimed = dict(rows)
+    return {
+        local_id: claim
+        for (local_id, claim), text in zip(wanted.items(), descriptors, strict=True)
+        if claimed.get(local_id) == text
+    }

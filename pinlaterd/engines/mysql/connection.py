@@ -1,0 +1,162 @@
+"""One connection to a server, with a session in which statements mean what they say.
+
+Everything that a statement's meaning depends on is pinned, whatever the server's defaults: UTC,
+utf8mb4, strict and backslash-escaping sql_mode, READ COMMITTED. Everything has a time limit. A
+connection that is lost stays lost: no reconnecting here, for what it held is lost with it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pymysql
+from pymysql import err
+from pymysql.constants import CLIENT, ER
+from pymysql.cursors import SSCursor
+
+from pinlaterd.clock import Clock
+from pinlaterd.engines.mysql.faults import FAULTS, connect_error
+
+_CONNECT_SECONDS = 5.0
+# What a statement's text may add to the values in it.
+_PACKET_MARGIN_BYTES = 64 * 1024
+# Beyond this a longer statement saves nothing.
+_LARGEST_STATEMENT_BYTES = 4 << 20
+# The longest that both kinds of server take.
+_NEVER_SECONDS = 31_536_000
+
+# The rows of an IN list stay a list: servers turn long ones into a join of their own.
+_ONLY_MARIADB = ", in_predicate_conversion_threshold = 0"
+# Cached figures of tables may be a day old, and AUTO_INCREMENT is among them.
+_ONLY_MYSQL = ", information_schema_stats_expiry = 0"
+
+
+class Server(NamedTuple):
+    """Where a shard's master is, and as whom."""
+
+    host: str
+    port: int
+    user: str
+    passwd: str
+
+    def __str__(self) -> str:
+        return f"mysql {self.host}:{self.port}"
+
+
+class Connection:
+    """To be used by one thread. The driver's exceptions leave it as they are (faults.py)."""
+
+    def __init__(
+        self,
+        server: Server,
+        clock: Clock,
+        *,
+        patience_seconds: float,
+        idle_seconds: float | None = None,
+        read_only: bool = False,
+    ) -> None:
+        """`patience_seconds`: how long an answer may take before the connection counts as lost.
+        `idle_seconds`: how long the server keeps it without a statement (None: as long as can be).
+
+        Raises StorageError if there is no such server, or it does not let us in."""
+        self._clock = clock
+        self._packet_bytes = _PACKET_MARGIN_BYTES  # until the server has told
+        try:
+            self._db = pymysql.connect(
+                host=server.host,
+                port=server.port,
+                user=server.user,
+                password=server.passwd,
+                charset="utf8mb4",
+                autocommit=True,
+                connect_timeout=_CONNECT_SECONDS,
+                read_timeout=patience_seconds,
+                write_timeout=patience_seconds,
+                client_flag=CLIENT.FOUND_ROWS,
+                program_name="pinlaterd",
+            )
+            self.is_mariadb = "mariadb" in self._db.get_server_info().lower()
+            self._configure(patience_seconds, idle_seconds, read_only=read_only)
+        except FAULTS as fault:
+            raise connect_error(fault, str(server), server.user) from fault
+
+    def _configure(
+        self, patience_seconds: float, idle_seconds: float | None, *, read_only: bool
+    ) -> None:
+        idle = _NEVER_SECONDS if idle_seconds is None else math.ceil(idle_seconds)
+        patience = math.ceil(patience_seconds)
+        # A stranger's lock must not take all the time there is: its wait ends first.
+        lock_wait = max(1, patience // 3)
+        only_here = _ONLY_MARIADB if self.is_mariadb else _ONLY_MYSQL
+        self.execute(
+            b"SET SESSION time_zone = '+00:00',"
+            b" sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION',"
+            b" wait_timeout = %d, net_read_timeout = %d, net_write_timeout = %d,"
+            b" innodb_lock_wait_timeout = %d, lock_wait_timeout = %d%s"
+            % (idle, patience, patience, lock_wait, patience, only_here.encode())
+        )
+        [[packet, logged, log_format]] = self.rows(
+            b"SELECT @@max_allowed_packet, @@log_bin, @@binlog_format"
+        )
+        # InnoDB refuses READ COMMITTED where statements themselves are replicated.
+        by_statement = bool(logged) and log_format == "STATEMENT"
+        self.execute(
+            b"SET SESSION TRANSACTION ISOLATION LEVEL "
+            + (b"REPEATABLE READ" if by_statement else b"READ COMMITTED")
+        )
+        if read_only:
+            self.execute(b"SET SESSION TRANSACTION READ ONLY")
+        self._packet_bytes = int(packet)
+        room = max(int(packet) - _PACKET_MARGIN_BYTES, _PACKET_MARGIN_BYTES)
+        self.statement_bytes = min(room, _LARGEST_STATEMENT_BYTES)
+
+    def be_patient(self, seconds: float) -> None:
+        """From now on an answer may take so long. The driver has no public way to say so."""
+        self._db._read_timeout = seconds  # noqa: SLF001
+
+    def _check_size(self, statement: bytes) -> None:
+        """Beyond its bound the server would not only refuse the packet but hang up, and with the
+        connection go its locks."""
+        if len(statement) >= self._packet_bytes:
+            raise err.OperationalError(
+                ER.NET_PACKET_TOO_LARGE,
+                f"a statement has {len(statement)} bytes, and max_allowed_packet is "
+                f"{self._packet_bytes}",
+            )
+
+    def execute(self, statement: bytes) -> int:
+        """Returns how many rows it found."""
+        self._check_size(statement)
+        with self._db.cursor() as cursor:
+            found: int = cursor.execute(statement)
+        self.used_at = self._clock.monotonic()
+        return found
+
+    def rows(self, statement: bytes) -> tuple[tuple[Any, ...], ...]:
+        self._check_size(statement)
+        with self._db.cursor() as cursor:
+            cursor.execute(statement)
+            rows: tuple[tuple[Any, ...], ...] = cursor.fetchall()
+        self.used_at = self._clock.monotonic()
+        return rows
+
+    def stream(self, statement: bytes) -> Iterator[tuple[Any, ...]]:
+        """Rows one by one, never all in memory. To be read to the end, or the connection closed."""
+        with self._db.cursor(SSCursor) as cursor:
+            cursor.execute(statement)
+            yield from cursor.fetchall_unbuffered()
+        self.used_at = self._clock.monotonic()
+
+    def ping(self) -> None:
+        self._db.ping(reconnect=False)
+        self.used_at = self._clock.monotonic()
+
+    def close(self) -> None:
+        """Safe to repeat, and whatever state it is in."""
+        if self._db.open:
+            try:
+                self._db.close()
+            except FAULTS:
+                self._db._force_close()  # noqa: SLF001

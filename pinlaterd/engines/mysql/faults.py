@@ -1,0 +1,133 @@
+"""Where PyMySQL's and the operating system's exceptions become pinlaterd's own: nowhere else.
+
+lost connection   StorageError: the lock that made us owner went with it
+gone tables       StorageError: opened anew, the engine finds what is there
+anything else     StorageNotCommitted, once the transaction is rolled back
+during a COMMIT   StorageError, whatever it is: nobody knows
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+from pymysql import err
+
+from pinlaterd.errors import StorageError, StorageNotCommitted
+
+# All that PyMySQL raises: its own tree, what sockets raise, and, for packets or values that can't
+# be read or written, struct.error, OverflowError, UnicodeError.
+FAULTS = (err.MySQLError, OSError, MemoryError, OverflowError, UnicodeError, struct.error)
+
+_ACCESS_DENIED, _NO_PRIVILEGE = 1045, 1044
+_DUPLICATE_KEY = 1062
+_LOCK_WAIT, _DEADLOCK = 1205, 1213
+_CANNOT_CONNECT = 2003
+# 1053 shutdown, 1080 and 1152 aborted, 1927 killed, 2006 gone, 2013 lost, 2014 out of step,
+# 2055 lost in the system, 4031 closed for idleness
+_LOST = frozenset({0, 1053, 1080, 1152, 1158, 1159, 1160, 1161, 1927, 2006, 2013, 2014, 2055, 4031})
+# 1008 and 1049 unknown database, 1051 and 1146 unknown table, 1054 unknown column, 1932 damaged
+_GONE = frozenset({1008, 1049, 1051, 1054, 1146, 1932})
+_TIMED_OUT = frozenset({1028, 1317, 1969, 3024})
+
+_CURES = {
+    1021: "the server's disk is full; make room there",
+    1040: "the server has no connection left; raise max_connections",
+    1044: "grant the shard's user ALL on `plq\\_%`.* and `plm\\_%`.*",
+    1045: "correct user and passwd of this shard in etc/shards.yaml",
+    1114: "the server's tablespace or disk is full; make room there",
+    1129: "the server blocks this host; run FLUSH HOSTS there",
+    1130: "the server does not let this host in; create the user for it",
+    1142: "grant the shard's user ALL on `plq\\_%`.* and `plm\\_%`.*",
+    1153: "raise max_allowed_packet of the server above twice the largest body",
+    1205: "somebody else holds locks on the shard's tables; end that transaction",
+    1264: "PinLater's table holds less; change its columns to those of jobs.sql",
+    1290: "the server is read-only; point this shard's master to the primary",
+    1292: "PinLater's table holds less; change its columns to those of jobs.sql",
+    1406: "PinLater's table holds less; change its columns to those of jobs.sql",
+    1836: "the server is read-only; point this shard's master to the primary",
+}
+
+
+def code_of(fault: BaseException) -> int | None:
+    """The server's or the driver's number of an error; None: it has none."""
+    if isinstance(fault, err.MySQLError) and fault.args and isinstance(fault.args[0], int):
+        return fault.args[0]
+    return None
+
+
+def is_lost(fault: BaseException) -> bool:
+    """Whether the connection is of no use any more, as far as `fault` tells."""
+    return isinstance(fault, (OSError, struct.error)) or code_of(fault) in _LOST
+
+
+def is_gone(fault: BaseException) -> bool:
+    """Whether tables that we know of are not there any more."""
+    return code_of(fault) in _GONE
+
+
+def is_retryable(fault: BaseException) -> bool:
+    """Whether the same transaction may well succeed when it is begun again."""
+    return code_of(fault) in (_LOCK_WAIT, _DEADLOCK)
+
+
+def is_lock_wait(fault: BaseException) -> bool:
+    """Whether the time for waiting was used up already."""
+    return code_of(fault) == _LOCK_WAIT
+
+
+def is_duplicate(fault: BaseException) -> bool:
+    return code_of(fault) == _DUPLICATE_KEY
+
+
+def is_timeout(fault: BaseException) -> bool:
+    """Whether a statement was ended at its deadline, by the server or by our patience."""
+    if code_of(fault) in _TIMED_OUT or isinstance(fault, TimeoutError):
+        return True
+    # The driver reports a read that timed out as a lost connection, with that in its text.
+    return code_of(fault) in _LOST and "timed out" in str(fault)
+
+
+def describe(fault: BaseException) -> str:
+    """What is wrong, and how to mend it where that is known."""
+    code = code_of(fault)
+    if code is None:
+        return f"{fault} ({type(fault).__name__})"
+    said = str(fault.args[1]) if len(fault.args) > 1 else type(fault).__name__
+    cure = _CURES.get(code)
+    return f"{said} (error {code})" + (f"; {cure}" if cure else "")
+
+
+def storage_error(fault: BaseException, server: str, *, undone: bool) -> StorageError:
+    """The StorageError that stands for `fault`; `undone`: nothing changed, and we still own."""
+    message = f"{server}: {describe(fault)}"
+    if undone:
+        return StorageNotCommitted(message)
+    if is_gone(fault):
+        return StorageError(f"{message}; the tables were changed by somebody else")
+    return StorageError(message)
+
+
+def connect_error(fault: BaseException, server: str, user: str) -> StorageError:
+    """Why there is no connection, and how to mend it."""
+    cause = getattr(fault, "original_exception", None) or fault
+    if code_of(fault) == _ACCESS_DENIED:
+        return StorageError(
+            f"{server}: user {user!r} or its password is not accepted (error 1045); "
+            f"{_CURES[_ACCESS_DENIED]}"
+        )
+    if isinstance(cause, socket.gaierror):
+        return StorageError(
+            f"{server}: the host is unknown ({cause.strerror}); correct master of this shard in "
+            "etc/shards.yaml"
+        )
+    if isinstance(cause, ConnectionRefusedError):
+        return StorageError(
+            f"{server}: nothing listens there; start the server, or correct master of this shard "
+            "in etc/shards.yaml"
+        )
+    if isinstance(cause, TimeoutError):
+        return StorageError(
+            f"{server}: no answer in time; see whether the server hangs or a firewall is between"
+        )
+    return StorageError(f"{server}: no connection: {describe(fault)}")

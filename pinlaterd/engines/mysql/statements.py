@@ -1,0 +1,110 @@
+"""Statements on many jobs at once, by primary key.
+
+Lists of ids come in pieces: servers plan very long ones badly. Where jobs differ in what they get,
+a CASE over the ids tells it, which the server walks through for every row: such statements are
+short (the figures are on top of jobs.sql). Where all get the same, there is no CASE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from pinlaterd.engines.mysql.literals import id_list
+from pinlaterd.engines.mysql.tables import Table
+from pinlaterd.model import JobState
+
+LISTED_IDS = 800
+CASE_IDS = 100
+# A time as milliseconds since the epoch; one that PinLater's server left as 0 counts as the epoch.
+_MS = "CAST(COALESCE(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {}) DIV 1000, 0) AS SIGNED)"
+RUN_AFTER_MS = _MS.format("run_after").encode()
+UPDATED_AT_MS = _MS.format("updated_at").encode()
+CREATED_AT_MS = _MS.format("created_at").encode()
+STATUS = b"COALESCE(custom_status, '')"
+
+
+class Each(NamedTuple):
+    """An assignment in which jobs differ: what stands before the value and behind it, and the
+    value, a literal, of each job."""
+
+    before: bytes
+    values: Sequence[bytes]
+    behind: bytes = b""
+
+
+def pieces(local_ids: Sequence[int], size: int = LISTED_IDS) -> Iterator[Sequence[int]]:
+    if len(local_ids) <= size:
+        if local_ids:
+            yield local_ids
+        return
+    for first in range(0, len(local_ids), size):
+        yield local_ids[first : first + size]
+
+
+def by_ids(local_ids: Sequence[int], state: JobState | None) -> bytes:
+    """WHERE: those of `local_ids` that are in `state`."""
+    where = b" WHERE local_id IN (" + id_list(local_ids) + b")"
+    return where if state is None else where + b" AND state = %d" % state
+
+
+def select(
+    table: Table, columns: bytes, local_ids: Sequence[int], state: JobState | None
+) -> Iterator[bytes]:
+    for part in pieces(local_ids):
+        yield (
+            b"SELECT " + columns + b" FROM " + table.name + b" FORCE INDEX (PRIMARY)"
+            + by_ids(part, state)
+        )  # fmt: skip
+
+
+def select_locked(
+    table: Table, columns: bytes, local_ids: Sequence[int], state: JobState | None
+) -> Iterator[bytes]:
+    """So that nobody, not even a stranger, changes them before our transaction ends."""
+    for statement in select(table, columns, local_ids, state):
+        yield statement + b" FOR UPDATE"
+
+
+def delete(table: Table, local_ids: Sequence[int], state: JobState) -> Iterator[bytes]:
+    for part in pieces(local_ids):
+        yield b"DELETE FROM " + table.name + by_ids(part, state)
+
+
+def update(
+    table: Table,
+    local_ids: Sequence[int],
+    state: JobState,
+    common: bytes,
+    each: Sequence[Each] = (),
+    *,
+    most_bytes: int,
+) -> Iterator[bytes]:
+    """Of those that are in `state`: `common` assignments, then those of `each`."""
+    for one in each:
+        if len(set(one.values)) == 1:
+            common += b", " + one.before + one.values[0] + one.behind
+    each = [one for one in each if len(set(one.values)) > 1]
+    head = b"UPDATE " + table.name + b" FORCE INDEX (PRIMARY) SET " + common
+    if not each:
+        for part in pieces(local_ids):
+            yield head + by_ids(part, state)
+        return
+    first = 0
+    while first < len(local_ids):
+        end, room = first, most_bytes - len(head)
+        while end < len(local_ids) and end - first < CASE_IDS:
+            room -= 60 + sum(len(one.values[end]) + 30 for one in each)
+            if room < 0 and end > first:
+                break
+            end += 1
+        part = local_ids[first:end]
+        cases = b"".join(b", " + _case(one, part, first) for one in each)
+        yield head + cases + by_ids(part, state)
+        first = end
+
+
+def _case(one: Each, part: Sequence[int], first: int) -> bytes:
+    values = one.values[first : first + len(part)]
+    whens = b" ".join([b"WHEN %d THEN %b" % pair for pair in zip(part, values, strict=True)])
+    return one.before + b"CASE local_id " + whens + b" END" + one.behind

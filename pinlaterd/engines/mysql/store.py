@@ -1,0 +1,385 @@
+"""The owning connection and what the engine keeps in memory about its shard.
+
+Who holds the lock `pinlaterd:<shard>` of the server owns the shard. The lock belongs to the
+connection that writes; the server ends both when it has heard nothing for `lease_seconds`. So a
+process that was frozen or cut off has lost the power to write together with the lock, and finds
+out with its next statement: a lost connection is lost ownership. It is never replaced silently; the
+store refuses everything until it is opened anew, and looks then who owns the shard now.
+
+`Store.transact` is the only way to write jobs: one durable transaction. What is mirrored in memory
+(queues, depths, the mark of local ids) changes only once it has been committed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn, TypeVar
+
+from pinlaterd.clock import Clock
+from pinlaterd.engines.base import Ownership
+from pinlaterd.engines.mysql.connection import Connection, Server
+from pinlaterd.engines.mysql.faults import (
+    FAULTS,
+    describe,
+    is_duplicate,
+    is_gone,
+    is_lock_wait,
+    is_lost,
+    is_retryable,
+    storage_error,
+)
+from pinlaterd.engines.mysql.limits import database_prefix, owner_database
+from pinlaterd.engines.mysql.literals import quote_name, quote_text
+from pinlaterd.engines.mysql.tables import (
+    Table,
+    create_database,
+    create_owner_table,
+    create_tables,
+    load_tables,
+)
+from pinlaterd.errors import QueueNotFound, ShardOwned, StorageError
+from pinlaterd.model import QUEUE_NAME, JobState
+
+T = TypeVar("T")
+
+# Local ids are marked as used ahead in blocks, so that a commit seldom writes the mark.
+_RESERVED_IDS = 10_000
+# An unclean end may have lost the last commits of a damaged disk, or an older copy or a replica may
+# stand in: ids that were given out then lie far below where the next owner begins.
+_IDS_SKIPPED_AFTER_UNCLEAN_END = 1_000_000
+# A server takes a moment to notice that a process that was killed has gone.
+_LOCK_WAIT_SECONDS = 1
+# Counting the jobs at open, and making and dropping tables, take as long as they take.
+_LONG_SECONDS = 300.0
+# How often a transaction is begun. One that waited in vain for a lock counts twice: callers wait.
+_ATTEMPTS = 4
+
+
+class Misfit(Exception):
+    """Jobs were not in the state that a statement relied on: to be done again, looking first."""
+
+
+class Transaction:
+    """What one commit does: statements, and what it changes in the depths."""
+
+    def __init__(self, db: Connection, now_ms: int, *, careful: bool) -> None:
+        self.db = db
+        self.now_ms = now_ms
+        self.careful = careful  # whether a Misfit has been met
+        self.depth_changes: defaultdict[tuple[str, int, JobState], int] = defaultdict(int)
+
+    def run(self, statements: Iterable[bytes]) -> int:
+        """Returns how many rows they found."""
+        return sum([self.db.execute(statement) for statement in statements])
+
+    def read(self, statements: Iterable[bytes]) -> list[tuple[Any, ...]]:
+        return [row for statement in statements for row in self.db.rows(statement)]
+
+    def moved(
+        self, queue: str, priority: int, jobs: int, before: JobState | None, after: JobState | None
+    ) -> None:
+        """Note that so many jobs changed state; None: not there."""
+        if before is not None:
+            self.depth_changes[queue, priority, before] -= jobs
+        if after is not None:
+            self.depth_changes[queue, priority, after] += jobs
+
+
+class Store:
+    """One shard's databases, open for their owner."""
+
+    def __init__(
+        self, shard: str, server: Server, clock: Clock, *, levels: int, lease_seconds: float
+    ) -> None:
+        self.shard = shard
+        self.server = server
+        self.tables: dict[str, dict[int, Table]] = {}  # by queue and priority
+        self.depths: dict[str, Counter[tuple[int, JobState]]] = {}
+        self._clock = clock
+        self._levels = levels
+        self._lease_seconds = lease_seconds
+        self._prefix = database_prefix(shard)
+        self._owner_database = owner_database(shard)
+        self._lock = f"pinlaterd:{shard}"
+        self._db: Connection | None = None
+        self._trouble = ""  # why it must be opened anew
+        self._next_local_id = 1
+        self._marked_local_id = 1  # ids below this are marked as used in the owner's table
+
+    def __str__(self) -> str:
+        return f"shard {self.shard} in {self.server}"
+
+    # --- ownership ---------------------------------------------------------------------------
+
+    def open(self, now_ms: int) -> Ownership:
+        if self._db is not None:
+            raise StorageError(f"{self} is open already; close it first")
+        db = Connection(
+            self.server,
+            self._clock,
+            patience_seconds=self._lease_seconds,
+            idle_seconds=self._lease_seconds,
+        )
+        self._db, self._trouble = db, ""
+        try:
+            with self._guarded(), self._patiently(db):
+                self._lock_shard(db)
+                self._check_writable(db)
+                self._load(db)
+                return self._take_over(db, now_ms)
+        except BaseException:
+            self._abandon()
+            raise
+
+    def _lock_shard(self, db: Connection) -> None:
+        name = quote_text(self._lock)
+        [[locked]] = db.rows(b"SELECT GET_LOCK(%s, %d)" % (name, _LOCK_WAIT_SECONDS))
+        if locked == 1:
+            return
+        [[holder]] = db.rows(b"SELECT IS_USED_LOCK(%s)" % name)
+        raise ShardOwned(
+            f"{self}: connection {holder or '?'} of that server holds the lock {self._lock!r}: "
+            "another process owns this shard"
+        )
+
+    def _check_writable(self, db: Connection) -> None:
+        """Before anything fails half-way; an administrator's account would even succeed."""
+        [[read_only]] = db.rows(b"SELECT @@read_only")
+        if str(read_only).upper() not in ("0", "OFF"):
+            raise StorageError(
+                f"{self.server} is read-only, as replicas are; point master of shard {self.shard} "
+                "in etc/shards.yaml to the primary, or make it writable"
+            )
+
+    def _load(self, db: Connection) -> None:
+        self.tables, self.depths = {}, {}
+        prefix = quote_text(self._prefix)
+        for (database,) in db.rows(
+            b"SELECT schema_name FROM information_schema.schemata"
+            b" WHERE BINARY LEFT(schema_name, %d) = %s" % (len(self._prefix), prefix)
+        ):
+            queue = database[len(self._prefix) :]
+            if QUEUE_NAME.match(queue):
+                self._load_queue(db, queue)
+
+    def _load_queue(self, db: Connection, queue: str) -> None:
+        database = self._prefix + queue
+        tables = load_tables(db, database)
+        missing = set(range(1, self._levels + 1)) - tables.keys()
+        if missing:  # it was made for fewer priorities, or never finished
+            for statement in create_tables(database, sorted(missing)):
+                db.execute(statement)
+            tables = load_tables(db, database)
+        depths: Counter[tuple[int, JobState]] = Counter()
+        for priority, table in tables.items():
+            for state, jobs in db.rows(
+                b"SELECT state, COUNT(*) FROM " + table.name + b" GROUP BY state"
+            ):
+                if state in iter(JobState):
+                    depths[priority, JobState(state)] = jobs
+        self.tables[queue], self.depths[queue] = tables, depths
+
+    def _take_over(self, db: Connection, now_ms: int) -> Ownership:
+        db.execute(create_database(self._owner_database))
+        db.execute(create_owner_table(self._owner_database))
+        known: dict[str, int] = dict(
+            db.rows(b"SELECT name, value FROM " + quote_name(self._owner_database, "owner"))
+        )
+        start_ms = max(now_ms, known.get("start_ms", 0) + 1)
+        clean = bool(known.get("clean", 1))
+        next_local_id = known.get("next_local_id", 1)
+        if not clean:
+            next_local_id += _IDS_SKIPPED_AFTER_UNCLEAN_END
+        self._next_local_id = next_local_id
+        self._pass_used_ids(db)
+        self._marked_local_id = self._next_local_id
+        values = {"start_ms": start_ms, "clean": 0, "next_local_id": self._next_local_id}
+        self.transact(now_ms, lambda tx: self._remember(tx, values))
+        return Ownership(start_ms, clean)
+
+    def _pass_used_ids(self, db: Connection) -> None:
+        """Go on above every id that a table has given out: PinLater's, or a stranger's."""
+        for queue, tables in self.tables.items():
+            used = [
+                row
+                for table in tables.values()
+                for row in db.rows(b"SELECT MAX(local_id) FROM " + table.name)
+            ]
+            used += db.rows(
+                b"SELECT auto_increment - 1 FROM information_schema.tables"
+                b" WHERE table_schema = " + quote_text(self._prefix + queue)
+            )
+            last = max(int(local_id or 0) for (local_id,) in used)
+            self._next_local_id = max(self._next_local_id, last + 1)
+
+    def close(self) -> None:
+        """Safe to repeat. An end that can't be noted counts as unclean: ids are skipped."""
+        if self._db is not None and not self._trouble:
+            values = {"clean": 1, "next_local_id": self._next_local_id}
+            with contextlib.suppress(StorageError):
+                self.transact(0, lambda tx: self._remember(tx, values))
+        self._abandon()
+
+    def _abandon(self) -> None:
+        db, self._db = self._db, None
+        if db is not None:
+            db.close()
+
+    def heartbeat(self) -> None:
+        """Let the server hear from us before it takes us for dead."""
+        db = self.db
+        if self._clock.monotonic() - db.used_at >= self._lease_seconds / 3:
+            with self.reading():
+                db.ping()
+
+    # --- reading and writing -----------------------------------------------------------------
+
+    @property
+    def db(self) -> Connection:
+        """The connection, for reading."""
+        if self._db is None:
+            raise StorageError(f"{self} is not open")
+        if self._trouble:
+            raise StorageError(f"{self} must be opened anew: {self._trouble}")
+        return self._db
+
+    def transact(self, now_ms: int, work: Callable[[Transaction], T]) -> T:
+        """`work` in one durable transaction. It may be called again, if a stranger's locks or ids,
+        or jobs in an unexpected state, get in its way: nothing is kept of what it did before."""
+        careful, attempts_left = False, _ATTEMPTS
+        while True:
+            db = self.db
+            tx = Transaction(db, now_ms, careful=careful)
+            marked_local_id = self._marked_local_id
+            try:
+                db.execute(b"BEGIN")
+                result = work(tx)
+                if self._next_local_id > self._marked_local_id:
+                    self._marked_local_id = self._next_local_id + _RESERVED_IDS
+                    self._remember(tx, {"next_local_id": self._marked_local_id})
+            except Misfit as misfit:
+                self._marked_local_id = marked_local_id
+                self._roll_back(db, misfit)
+                careful = True
+                continue
+            except FAULTS as fault:
+                self._marked_local_id = marked_local_id
+                self._roll_back(db, fault)
+                attempts_left -= 2 if is_lock_wait(fault) else 1
+                self._prepare_to_repeat(db, fault, attempts_left)
+                continue
+            except BaseException as fault:
+                self._marked_local_id = marked_local_id
+                self._roll_back(db, fault)
+                raise
+            self._commit(db)
+            for (queue, priority, state), jobs in tx.depth_changes.items():
+                self.depths[queue][priority, state] += jobs
+            return result
+
+    def _roll_back(self, db: Connection, fault: BaseException) -> None:
+        """Undo the transaction. One whose connection is lost the server undoes by itself, but we
+        own nothing then."""
+        try:
+            if is_lost(fault):
+                raise fault
+            db.execute(b"ROLLBACK")
+        except FAULTS as lost:
+            self._lose(lost)
+
+    def _prepare_to_repeat(self, db: Connection, fault: BaseException, attempts_left: int) -> None:
+        """After a fault of a transaction that is rolled back. Raises what stands for it, unless
+        that was an accident with strangers: their locks, or ids that they have used."""
+        if attempts_left > 0 and is_duplicate(fault):
+            with self.reading():
+                self._pass_used_ids(db)
+        elif attempts_left <= 0 or not is_retryable(fault):
+            if is_gone(fault):
+                self._lose(fault)
+            raise storage_error(fault, str(self), undone=True) from fault
+
+    def _commit(self, db: Connection) -> None:
+        try:
+            db.execute(b"COMMIT")
+        except FAULTS as fault:
+            self._trouble = "its last commit is in doubt"
+            raise StorageError(
+                f"{self}: {describe(fault)}; whether the last commit was kept is not known"
+            ) from fault
+
+    def _lose(self, fault: BaseException) -> NoReturn:
+        self._trouble = describe(fault)
+        raise storage_error(fault, str(self), undone=False) from fault
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Around what changes nothing."""
+        try:
+            yield
+        except FAULTS as fault:
+            if is_lost(fault) or is_gone(fault):
+                self._lose(fault)
+            raise storage_error(fault, str(self), undone=True) from fault
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Around what is no transaction and changes something: after a fault, nobody knows."""
+        try:
+            yield
+        except FAULTS as fault:
+            self._lose(fault)
+
+    @contextmanager
+    def _patiently(self, db: Connection) -> Iterator[None]:
+        """Around what may take long."""
+        db.be_patient(_LONG_SECONDS)
+        try:
+            yield
+        finally:
+            db.be_patient(self._lease_seconds)
+
+    def _remember(self, tx: Transaction, values: dict[str, int]) -> None:
+        rows = b", ".join(b"(%s, %d)" % (quote_text(name), value) for name, value in values.items())
+        table = quote_name(self._owner_database, "owner")
+        tx.db.execute(b"REPLACE INTO " + table + b" (name, value) VALUES " + rows)
+
+    # --- queues ------------------------------------------------------------------------------
+
+    def create_queue(self, queue: str) -> None:
+        db = self.db
+        with self.reading(), self._patiently(db):
+            db.execute(create_database(self._prefix + queue))
+            self._load_queue(db, queue)
+            self._pass_used_ids(db)
+
+    def delete_queue(self, queue: str) -> None:
+        """A server drops a database table by table: if that ends half-way, nobody knows how far."""
+        db = self.db
+        with self._guarded(), self._patiently(db):
+            db.execute(b"DROP DATABASE IF EXISTS " + quote_name(self._prefix + queue))
+        del self.tables[queue], self.depths[queue]
+
+    # --- what is kept in memory --------------------------------------------------------------
+
+    def tables_of(self, queue: str) -> dict[int, Table]:
+        tables = self.tables.get(queue)
+        if tables is None:
+            raise QueueNotFound(queue)
+        return tables
+
+    def take_local_ids(self, count: int) -> range:
+        """Ids never given out before. To be called within `transact`, which marks them as used."""
+        first = self._next_local_id
+        self._next_local_id = first + count
+        return range(first, first + count)
+
+    def priorities_holding(self, queue: str, state: JobState) -> Sequence[int]:
+        """The priorities at which a queue has jobs in `state`, highest first."""
+        return sorted(
+            priority
+            for (priority, held), jobs in self.depths.get(queue, {}).items()
+            if held is state and jobs > 0
+        )

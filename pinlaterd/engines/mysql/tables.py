@@ -1,0 +1,246 @@
+"""The tables of a queue as they are: what their columns can hold, and which indexes there are.
+
+Ours (jobs.sql) hold all that the limits promise. Those that PinLater made hold whole seconds up to
+2038, bodies of 64 KiB and perhaps the characters of latin1 only; a hand may have changed any of it.
+So everything is read from information_schema when a queue is first used.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import resources
+from typing import NamedTuple
+
+from pinlaterd.engines.mysql.connection import Connection
+from pinlaterd.engines.mysql.limits import STATUS_CHARS
+from pinlaterd.engines.mysql.literals import (
+    EARLIEST_MS,
+    LATEST_MS,
+    quote_name,
+    quote_text,
+    quote_time,
+)
+from pinlaterd.errors import StorageCorrupt
+
+# TIMESTAMP begins one second after the epoch, for 0 means no time, and ends where 31 bits do.
+_TIMESTAMP_MS = (1_000, (2**31 - 1) * 1000)
+_DATETIME_MS = (EARLIEST_MS, LATEST_MS)
+_TABLE_NAME = re.compile(r"jobs_p([1-9][0-9]{0,2})\Z")
+_TIME_COLUMNS = ("run_after", "updated_at", "created_at")
+_COLUMNS = frozenset(
+    {"local_id", "state", "claim_descriptor", "attempts_allowed", "attempts_remaining"}
+    | {"custom_status", "body", *_TIME_COLUMNS}
+)
+# Character sets that have every character, and Python's names of those that PinLater's tables are
+# likely to have. Of any other, only ASCII is relied on.
+_WHOLE_CHARSETS = frozenset({"utf8mb4", "utf16", "utf32"})
+_CODECS = {"latin1": "cp1252", "latin2": "iso8859_2", "cp1251": "cp1251", "utf8": "bmp"}
+_CODECS["utf8mb3"] = _CODECS["utf8"]
+_BEYOND_BMP = re.compile("[^\0-\uffff]")
+
+
+class TimeColumn(NamedTuple):
+    """What a column of times holds: from and to, in steps."""
+
+    step_ms: int
+    earliest_ms: int
+    latest_ms: int
+
+    def floor(self, time_ms: int) -> int:
+        """The time as it is stored: servers differ in how they would round it."""
+        if self.step_ms > 1:
+            time_ms -= time_ms % self.step_ms
+        return min(max(time_ms, self.earliest_ms), self.latest_ms)
+
+    def literal(self, time_ms: int) -> bytes:
+        return quote_time(self.floor(time_ms))
+
+    def bound(self, time_ms: int) -> bytes:
+        """To compare stored times with: floored as they were, but not cut to what can be stored."""
+        return quote_time(time_ms - time_ms % self.step_ms)
+
+
+class Table(NamedTuple):
+    """One priority of a queue."""
+
+    name: bytes  # quoted, with its database
+    label: str  # for messages
+    priority: int
+    storage: str  # InnoDB, or else
+    run_after: TimeColumn
+    updated_at: TimeColumn
+    created_at: TimeColumn
+    body_bytes: int
+    claim_chars: int
+    status_chars: int
+    status_codec: str  # "" if it has every character
+    plain_claims: bool  # claims are stored in ASCII, other characters as ?
+    has_pending_since: bool
+    by_run_after: bytes  # FORCE INDEX, where there is one
+    by_updated_at: bytes
+    pins: bytes  # assignments that keep the server from changing times by itself
+
+    @property
+    def holds_less(self) -> bool:
+        """Whether something within the engine's limits may not fit."""
+        return self.run_after.latest_ms < LATEST_MS or self.body_bytes < 2**32 - 1
+
+    def claim(self, claim_descriptor: str) -> str:
+        """A claim descriptor as the table holds it."""
+        if self.plain_claims and not claim_descriptor.isascii():
+            return claim_descriptor.encode("ascii", "replace").decode()
+        return claim_descriptor
+
+    def status(self, text: str) -> bytes:
+        """A text for custom_status, as a literal; characters that the table lacks become `?`."""
+        text = text[: self.status_chars]
+        if not text.isascii():
+            if self.status_codec == "bmp":
+                text = _BEYOND_BMP.sub("?", text)
+            elif self.status_codec:
+                text = text.encode(self.status_codec, "replace").decode(self.status_codec)
+        return quote_text(text)
+
+
+# --- reading ---------------------------------------------------------------------------------
+
+
+class _Column(NamedTuple):
+    kind: str
+    whole_kind: str
+    chars: int
+    precision: int
+    charset: str
+    extra: str
+
+
+def load_tables(db: Connection, database: str) -> dict[int, Table]:
+    """The job tables of a queue's database, by priority; none if there is no such database.
+
+    Raises StorageCorrupt for one that is not laid out as a job table."""
+    columns: defaultdict[str, dict[str, _Column]] = defaultdict(dict)
+    where = b"WHERE table_schema = " + quote_text(database) + b" AND table_name LIKE 'jobs\\_p%'"
+    for table, column, kind, whole_kind, chars, precision, charset, extra in db.rows(
+        b"SELECT table_name, column_name, data_type, column_type, character_maximum_length,"
+        b" datetime_precision, character_set_name, extra FROM information_schema.columns " + where
+    ):
+        columns[table][column.lower()] = _Column(
+            kind, whole_kind, int(chars or 0), int(precision or 0), charset or "", extra
+        )
+    if not columns:
+        return {}
+    engines = dict(
+        db.rows(b"SELECT table_name, COALESCE(engine, '?') FROM information_schema.tables " + where)
+    )
+    indexes: defaultdict[str, defaultdict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for table, index, column in db.rows(
+        b"SELECT table_name, index_name, column_name FROM information_schema.statistics "
+        + where
+        + b" ORDER BY table_name, index_name, seq_in_index"
+    ):
+        indexes[table][index].append(column.lower())
+    tables = {}
+    for name, facts_of in columns.items():
+        match = _TABLE_NAME.match(name)
+        if match is not None:
+            priority = int(match[1])
+            tables[priority] = _table(
+                database, name, priority, engines[name], facts_of, indexes[name]
+            )
+    return tables
+
+
+def _table(
+    database: str,
+    name: str,
+    priority: int,
+    storage: str,
+    columns: Mapping[str, _Column],
+    indexes: Mapping[str, Sequence[str]],
+) -> Table:
+    label = f"{database}.{name}"
+    missing = sorted(_COLUMNS - columns.keys())
+    if missing:
+        raise StorageCorrupt(
+            f"table {label} has no column {', '.join(missing)}; it is no table of jobs: move it to "
+            "another database"
+        )
+    run_after, updated_at, created_at = (
+        _time_column(label, column, columns[column]) for column in _TIME_COLUMNS
+    )
+    charset = columns["custom_status"].charset
+    return Table(
+        name=quote_name(database, name),
+        label=label,
+        priority=priority,
+        storage=storage,
+        run_after=run_after,
+        updated_at=updated_at,
+        created_at=created_at,
+        body_bytes=columns["body"].chars,
+        claim_chars=columns["claim_descriptor"].chars,
+        status_chars=min(STATUS_CHARS, columns["custom_status"].chars),
+        status_codec="" if charset in _WHOLE_CHARSETS else _CODECS.get(charset, "ascii"),
+        plain_claims=columns["claim_descriptor"].charset not in _WHOLE_CHARSETS,
+        has_pending_since="pending_since" in columns,
+        by_run_after=_force_index(indexes, "run_after"),
+        by_updated_at=_force_index(indexes, "updated_at"),
+        pins=b"".join(
+            b", %s = %s" % (column.encode(), column.encode())
+            for column in ("created_at", "run_after")
+            if "on update" in columns[column].extra.lower()
+        ),
+    )
+
+
+def _time_column(label: str, name: str, column: _Column) -> TimeColumn:
+    if column.kind not in ("timestamp", "datetime"):
+        raise StorageCorrupt(
+            f"column {name} of table {label} is {column.whole_kind}, expected timestamp or "
+            "datetime; change it"
+        )
+    earliest_ms, latest_ms = _TIMESTAMP_MS if column.kind == "timestamp" else _DATETIME_MS
+    step_ms = 10 ** max(0, 3 - column.precision)
+    return TimeColumn(step_ms, earliest_ms, latest_ms)
+
+
+def _force_index(indexes: Mapping[str, Sequence[str]], column: str) -> bytes:
+    """Of the indexes on (state, `column`), InnoDB's own or explicit local_id behind them, one.
+
+    Named, because the figures that a server would choose by are of yesterday's table."""
+    for index, columns in indexes.items():
+        if list(columns) in (["state", column], ["state", column, "local_id"]):
+            return b" FORCE INDEX (" + quote_name(index) + b")"
+    return b""
+
+
+# --- making ----------------------------------------------------------------------------------
+
+
+def create_database(name: str) -> bytes:
+    return (
+        b"CREATE DATABASE IF NOT EXISTS "
+        + quote_name(name)
+        + b" DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
+    )
+
+
+def create_tables(database: str, priorities: Iterable[int]) -> list[bytes]:
+    script = _script("jobs.sql")
+    return [
+        script.replace(b"{table}", quote_name(database, f"jobs_p{priority}"))
+        for priority in priorities
+    ]
+
+
+def create_owner_table(database: str) -> bytes:
+    return _script("owner.sql").replace(b"{table}", quote_name(database, "owner"))
+
+
+def _script(name: str) -> bytes:
+    """A statement of a file beside this module, without the explanations on top of it."""
+    text = resources.files(__package__).joinpath(name).read_text("utf-8")
+    lines = [line for line in text.splitlines() if not line.startswith("--")]
+    return "\n".join(lines).encode()

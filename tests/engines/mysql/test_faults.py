@@ -1,0 +1,340 @@
+"""Faults of the server, of the network and of strangers: what becomes of them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pinlaterd.clock import FakeClock
+from pinlaterd.engines.base import Ack, Batch, EnqueueOp, StorageEngine
+from pinlaterd.errors import ShardOwned, StorageError, StorageNotCommitted
+from pinlaterd.model import Job, JobKey, JobState
+from tests.conformance.engine.harness import QUEUE, EngineHarness
+from tests.conftest import ProgramPath
+from tests.engines.mysql.conftest import NewEngine
+from tests.servers.mariadb import HOST, MariaDB, start_mariadb
+from tests.servers.proxy import Cut, Proxy
+
+Call = Callable[[StorageEngine], object]
+
+ONE_JOB = Batch(enqueues=[EnqueueOp(QUEUE, [Job(b"x")])])
+STORAGE_CALLS: dict[str, Call] = {
+    "apply": lambda engine: engine.apply(ONE_JOB, 1),
+    "create_queue": lambda engine: engine.create_queue("new", 1),
+    "delete_queue": lambda engine: engine.delete_queue(QUEUE),
+    "read_pending": lambda engine: engine.read_pending(QUEUE, 1, after=None, until_ms=1, limit=1),
+    "payloads": lambda engine: engine.payloads(QUEUE, 1, [1], most_bytes=1),
+    "lookup": lambda engine: engine.lookup(QUEUE, [JobKey(1, 1)], include_body=True),
+    "oldest_failed": lambda engine: engine.oldest_failed(QUEUE, 1, limit=1),
+    "retry_failed": lambda engine: engine.retry_failed(
+        QUEUE, 1, attempts=1, run_after_ms=1, limit=1, now_ms=1
+    ),
+    "delete_jobs": lambda engine: engine.delete_jobs(QUEUE, JobState.PENDING, 1, limit=1),
+    "delete_keys": lambda engine: engine.delete_keys(QUEUE, JobState.PENDING, [JobKey(1, 1)]),
+    "release_expired": lambda engine: engine.release_expired(
+        QUEUE, claimed_before_ms=1, limit=1, now_ms=1
+    ),
+    "collect_garbage": lambda engine: engine.collect_garbage(
+        QUEUE, JobState.FAILED, updated_before_ms=1, limit=1
+    ),
+    "durability": lambda engine: engine.durability(),
+}
+
+
+# --- the connection is lost ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", STORAGE_CALLS.values(), ids=STORAGE_CALLS)
+def test_after_a_lost_connection_nothing_goes_on_until_it_is_opened_anew(
+    behind_proxy: EngineHarness, proxy: Proxy, call: Call
+):
+    behind_proxy.failed(Job(b"failed", attempts_allowed=1))
+    [claimed] = behind_proxy.in_progress(b"running")
+    proxy.cut_at(b"", Cut.BEFORE)
+
+    with pytest.raises(StorageError) as caught:
+        call(behind_proxy.engine)
+    assert not isinstance(caught.value, StorageNotCommitted)
+    for _ in range(2):
+        with pytest.raises(StorageError, match="opened anew"):
+            behind_proxy.engine.apply(ONE_JOB, 1)
+
+    assert not behind_proxy.reopen().clean
+    assert behind_proxy.states([claimed.key]) in ([JobState.IN_PROGRESS], [])
+
+
+def test_cut_before_the_commit_nothing_is_kept(behind_proxy: EngineHarness, proxy: Proxy):
+    kept = behind_proxy.enqueue(b"kept")
+    proxy.cut_at(b"COMMIT", Cut.BEFORE)
+
+    with pytest.raises(StorageError, match="not known"):
+        behind_proxy.enqueue(b"lost")
+
+    behind_proxy.reopen()
+    assert behind_proxy.ready() == kept
+
+
+def test_cut_within_the_commit_the_outcome_is_not_known_and_may_be_kept(
+    behind_proxy: EngineHarness, proxy: Proxy
+):
+    [claimed] = behind_proxy.in_progress(b"a")
+    proxy.cut_at(b"COMMIT", Cut.AFTER)
+
+    with pytest.raises(StorageError, match="not known") as caught:
+        behind_proxy.succeed(claimed.key)
+    assert not isinstance(caught.value, StorageNotCommitted)
+
+    behind_proxy.reopen()
+    assert behind_proxy.states([claimed.key]) == [JobState.SUCCEEDED]
+    assert behind_proxy.depths() == {(1, JobState.SUCCEEDED): 1}
+    assert behind_proxy.succeed(claimed.key).noop == 1
+
+
+def test_cut_before_its_commit_an_ack_can_be_repeated(behind_proxy: EngineHarness, proxy: Proxy):
+    [claimed] = behind_proxy.in_progress(b"a")
+    proxy.cut_at(b"UPDATE", Cut.BEFORE)
+
+    with pytest.raises(StorageError, match=r"(?i)lost"):
+        behind_proxy.succeed(claimed.key)
+
+    behind_proxy.reopen()
+    ack = Ack(claimed.key, claim_descriptor=claimed.claim_descriptor)
+    assert behind_proxy.succeed(ack).succeeded == 1
+
+
+def test_a_network_that_swallows_everything_costs_the_lease_at_most(
+    proxy: Proxy, new_engine: NewEngine, clock: FakeClock
+):
+    engine = new_engine(port=proxy.port, lease_seconds=1)
+    engine.open(clock.now_ms())
+    engine.create_queue(QUEUE, clock.now_ms())
+    proxy.hold()
+
+    with pytest.raises(StorageError, match="timed out"):
+        engine.apply(ONE_JOB, clock.now_ms())
+
+    engine.close()
+    proxy.go_on()
+
+
+def test_a_heartbeat_finds_out(behind_proxy: EngineHarness, proxy: Proxy, clock: FakeClock):
+    engine = behind_proxy.engine
+    engine._store._clock = clock  # type: ignore[attr-defined]
+    engine._store._db._clock = clock  # type: ignore[attr-defined]
+    behind_proxy.enqueue(b"a")  # notes the time
+    proxy.cut_at(b"", Cut.BEFORE)
+    clock.advance(1)
+    engine.heartbeat()
+    assert proxy.cuts == 0  # it has been heard of lately
+    clock.advance(3)
+
+    with pytest.raises(StorageError):
+        engine.heartbeat()
+
+
+# --- the server dies ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own_server(
+    program_path: ProgramPath, tmp_path: Path, free_port: Callable[[], int]
+) -> Iterator[MariaDB]:
+    """For a test that kills it."""
+    server = start_mariadb(program_path, tmp_path / "db", free_port())
+    yield server
+    server.stop()
+
+
+def test_a_server_killed_between_commits_has_kept_them(
+    own_server: MariaDB, new_engine: NewEngine, clock: FakeClock
+):
+    store = EngineHarness(lambda: new_engine(port=own_server.port), clock)
+    store.engine.create_queue(QUEUE, clock.now_ms())
+    keys = store.enqueue(*[b"x" * 300] * 20)
+    claimed = store.claim(limit=10)
+    store.succeed(*[one.key for one in claimed[:5]])
+    before = [store.job(key) for key in keys]
+
+    own_server.kill()
+    with pytest.raises(StorageError):
+        store.enqueue(b"lost")
+    with pytest.raises(StorageError, match="nothing listens"):
+        store.reopen()
+    own_server.start()
+    ownership = store.reopen()
+
+    assert not ownership.clean
+    assert [store.job(key) for key in keys] == before
+    [new] = store.enqueue(b"after")
+    assert new.local_id > max(key.local_id for key in keys) + 1_000_000
+    store.engine.close()
+
+
+def test_a_weaker_durability_is_told(
+    own_server: MariaDB, new_engine: NewEngine, clock: FakeClock, table: str
+):
+    store = EngineHarness(lambda: new_engine(port=own_server.port), clock)
+    store.engine.create_queue(QUEUE, clock.now_ms())
+    assert store.engine.durability() == ("innodb_flush_log_at_trx_commit=1", "")
+
+    with own_server.connect() as stranger, stranger.cursor() as cursor:
+        cursor.execute("SET GLOBAL innodb_flush_log_at_trx_commit = 2")
+        cursor.execute(f"ALTER TABLE {table.replace('_p1', '_p2')} ENGINE = Aria")
+    store.reopen()
+
+    durability = store.engine.durability()
+    assert durability.setting == "innodb_flush_log_at_trx_commit=2"
+    assert "set it to 1" in durability.warning
+    assert "jobs_p2" in durability.warning
+    assert "ENGINE = InnoDB" in durability.warning
+    store.engine.close()
+
+
+def test_a_read_only_server_is_refused(
+    own_server: MariaDB, new_engine: NewEngine, clock: FakeClock
+):
+    with own_server.connect() as stranger, stranger.cursor() as cursor:
+        cursor.execute("SET GLOBAL read_only = 1")
+
+    with pytest.raises(StorageError, match=r"read-only.*primary"):
+        new_engine(port=own_server.port).open(clock.now_ms())
+
+
+# --- there is no connection to be had -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"passwd": "wrong"}, r"user 'pinlater' or its password.*etc/shards.yaml"),
+        ({"user": "nobody"}, r"user 'nobody' or its password.*etc/shards.yaml"),
+        ({"host": "no-such-host.invalid"}, r"host is unknown.*master"),
+    ],
+)
+def test_why_it_cannot_connect(new_engine: NewEngine, wrong: dict[str, Any], said: str):
+    with pytest.raises(StorageError, match=said):
+        new_engine(**wrong).open(1)
+
+
+def test_nobody_listens(new_engine: NewEngine, free_port: Callable[[], int]):
+    with pytest.raises(StorageError, match=f"{HOST}:.*nothing listens.*master"):
+        new_engine(port=free_port()).open(1)
+
+
+def test_a_user_who_may_not(mariadb: MariaDB, stranger: Any, new_engine: NewEngine):
+    stranger.execute(f"CREATE OR REPLACE USER reader@'{HOST}' IDENTIFIED BY 'r'")
+
+    with pytest.raises(StorageError, match="grant the shard's user"):
+        new_engine(user="reader", passwd="r").open(1)
+
+
+def test_an_owner_is_named(store: EngineHarness, new_engine: NewEngine):
+    with pytest.raises(ShardOwned, match=r"connection \d+ .*another process owns"):
+        new_engine().open(1)
+
+
+# --- strangers ----------------------------------------------------------------------------------
+
+
+def test_a_strangers_lock_costs_that_batch_alone(
+    mariadb: MariaDB, new_engine: NewEngine, clock: FakeClock, table: str
+):
+    store = EngineHarness(lambda: new_engine(lease_seconds=2), clock)
+    store.engine.create_queue(QUEUE, clock.now_ms())
+    [claimed] = store.in_progress(b"a")
+
+    with mariadb.connect() as other, other.cursor() as cursor:
+        cursor.execute("BEGIN")
+        cursor.execute(f"UPDATE {table} SET custom_status = 'mine'")
+        with pytest.raises(StorageNotCommitted, match="end that transaction"):
+            store.succeed(claimed.key)
+        cursor.execute("ROLLBACK")
+
+    assert store.succeed(claimed.key).succeeded == 1
+    store.engine.close()
+
+
+def test_jobs_that_a_stranger_took_are_not_claimed(store: EngineHarness, stranger: Any, table: str):
+    mine, theirs, gone = store.enqueue(b"mine", b"theirs", b"gone")
+    claims = store.wanted()
+    stranger.execute(
+        f"UPDATE {table} SET state = 1, claim_descriptor = 'x' WHERE local_id = {theirs.local_id}"
+    )
+    stranger.execute(f"DELETE FROM {table} WHERE local_id = {gone.local_id}")
+
+    store.engine.read_pending(QUEUE, 1, after=None, until_ms=store.now_ms, limit=9)
+    claimed = _claim(store, claims)
+
+    assert claimed == [mine]
+    assert store.job(theirs).claim_descriptor == "x"
+
+
+def _claim(store: EngineHarness, claims: Any) -> list[JobKey]:
+    from pinlaterd.engines.base import ClaimOp
+
+    [payloads] = store.engine.apply(Batch(claims=[ClaimOp(QUEUE, claims)]), store.now_ms).claims
+    return [claim.key for claim, got in zip(claims, payloads, strict=True) if got is not None]
+
+
+def test_ids_that_a_stranger_has_used_are_passed(store: EngineHarness, stranger: Any, table: str):
+    """A PinLater server that still runs: it inserts with ids of its own."""
+    [first] = store.enqueue(b"ours")
+    for _ in range(3):
+        stranger.execute(
+            f"INSERT INTO {table} (state, attempts_allowed, attempts_remaining, custom_status,"
+            " created_at, run_after, body)"
+            " VALUES (0, 2, 2, '', UTC_TIMESTAMP(), UTC_TIMESTAMP(), 'x')"
+        )
+
+    keys = store.enqueue(b"a", b"b")
+
+    stranger.execute(f"SELECT local_id FROM {table} WHERE body = 'x'")
+    theirs = [local_id for (local_id,) in stranger.fetchall()]
+    assert len({first.local_id, *theirs, *[key.local_id for key in keys]}) == 6
+    assert [store.job(key).body for key in keys] == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("call", STORAGE_CALLS.values(), ids=STORAGE_CALLS)
+def test_no_call_lets_a_foreign_exception_through(
+    store: EngineHarness, stranger: Any, shard: str, call: Call
+):
+    store.failed(Job(b"failed", attempts_allowed=1))
+    store.in_progress(b"running")
+    store.enqueue(b"pending")
+    stranger.execute(f"DROP DATABASE `plq_{shard}_{QUEUE}`")
+
+    with contextlib.suppress(StorageError):
+        call(store.engine)
+
+    store.reopen()
+    assert QUEUE not in store.engine.queues()
+
+
+def test_a_body_beyond_the_packet_is_refused_with_the_cure(store: EngineHarness):
+    with pytest.raises(StorageNotCommitted, match="max_allowed_packet"):
+        store.enqueue(b"x" * (17 << 20))
+
+    assert store.states(store.enqueue(b"small")) == [JobState.PENDING]
+
+
+def test_many_large_bodies_go_in_several_statements(store: EngineHarness):
+    bodies = [bytes([number]) * (3 << 20) for number in range(4)]
+
+    keys = store.enqueue(*bodies)
+
+    assert [store.job(key).body for key in keys] == bodies
+
+
+def test_ids_and_times_are_whole_numbers(store: EngineHarness):
+    """A server may well answer with decimals, which compare alike and cost far more."""
+    [key] = store.enqueue(b"a")
+    [pending] = store.engine.read_pending(QUEUE, 1, after=None, until_ms=store.now_ms, limit=1)
+    job = store.job(key)
+
+    numbers = [*pending, job.run_after_ms, job.created_at_ms, job.updated_at_ms, *job.key]
+    numbers += [*store.depths().values(), store.ownership.start_ms]
+    assert {type(number) for number in numbers} == {int}

@@ -1,0 +1,116 @@
+"""Every kind of value comes back from the real server as it went in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pinlaterd.clock import SystemClock
+from pinlaterd.engines.mysql.connection import Connection, Server
+from pinlaterd.engines.mysql.literals import (
+    EARLIEST_MS,
+    LATEST_MS,
+    id_list,
+    quote_bytes,
+    quote_name,
+    quote_text,
+    quote_time,
+)
+from tests.servers.mariadb import HOST, PASSWD, USER, MariaDB
+
+# What a lexer might trip over: quotes, escapes, ends, and pieces of longer characters before them.
+TRAPS = [
+    b"'",
+    b'"',
+    b"\\",
+    b"\0",
+    b"\x1a",
+    b"%",
+    b"%s",
+    b"`",
+    b"--",
+    b"/*",
+    b"\xc3",
+    b"\xbf\\",
+    b"\xf0\x9f",
+]
+bodies = st.one_of(
+    st.binary(max_size=200), st.lists(st.sampled_from(TRAPS), max_size=12).map(b"".join)
+)
+texts = st.one_of(
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=100),
+    st.text(st.sampled_from("'\"\\%\0\x1a`;-¥₩表é\U0001f986"), max_size=20),
+)
+
+
+@pytest.fixture(scope="module")
+def db(mariadb: MariaDB) -> Iterator[Connection]:
+    server = Server(HOST, mariadb.port, USER, PASSWD)
+    connection = Connection(server, SystemClock(), patience_seconds=30)
+    connection.execute(b"CREATE DATABASE literals DEFAULT CHARACTER SET utf8mb4")
+    connection.execute(
+        b"CREATE TABLE literals.kept"
+        b" (body LONGBLOB, text LONGTEXT, at DATETIME(3), id BIGINT UNSIGNED)"
+    )
+    yield connection
+    connection.execute(b"DROP DATABASE literals")
+    connection.close()
+
+
+@given(body=bodies, text=texts, other=texts)
+def test_bytes_and_texts_side_by_side(db: Connection, body: bytes, text: str, other: str):
+    statement = b"SELECT %b, %b, %b, HEX(%b)" % (
+        quote_text(text),
+        quote_bytes(body),
+        quote_text(other),
+        quote_bytes(body),
+    )
+
+    assert db.rows(statement) == ((text, body, other, body.hex().upper()),)
+
+
+@given(
+    rows=st.lists(
+        st.tuples(bodies, texts, st.integers(EARLIEST_MS, LATEST_MS), st.integers(0, 2**64 - 1)),
+        min_size=1,
+        max_size=5,
+        unique_by=lambda row: row[3],
+    )
+)
+def test_rows_that_were_stored(db: Connection, rows: list[tuple[bytes, str, int, int]]):
+    db.execute(b"DELETE FROM literals.kept")
+    values = [
+        b"(%b, %b, %b, %d)" % (quote_bytes(body), quote_text(text), quote_time(at_ms), number)
+        for body, text, at_ms, number in rows
+    ]
+    db.execute(b"INSERT INTO literals.kept (body, text, at, id) VALUES " + b", ".join(values))
+
+    found = db.rows(
+        b"SELECT body, text, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', at) DIV 1000, id"
+        b" FROM literals.kept WHERE id IN (%b)" % id_list(row[3] for row in rows)
+    )
+
+    assert sorted(found, key=lambda row: row[3]) == sorted(rows, key=lambda row: row[3])
+
+
+@given(name=st.text(st.sampled_from("ab_-1`'\\ "), min_size=1, max_size=20))
+def test_names(db: Connection, name: str):
+    quoted = quote_name(f"x{name}x")  # servers drop blanks at the ends of an alias
+
+    [[found]] = db.rows(b"SELECT named.%b FROM (SELECT 7 AS %b) AS named" % (quoted, quoted))
+
+    assert found == 7
+
+
+def test_a_body_of_a_mebibyte_of_quotes(db: Connection):
+    body = b"'\\" * (1 << 19)
+
+    assert db.rows(b"SELECT LENGTH(%b)" % quote_bytes(body)) == ((1 << 20,),)
+
+
+def test_what_is_no_text_is_refused():
+    with pytest.raises(UnicodeEncodeError):
+        quote_text("\ud800")

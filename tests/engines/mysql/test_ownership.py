@@ -1,0 +1,101 @@
+"""An owner that is frozen loses the shard after its lease, and can't write when it wakes up."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from multiprocessing.connection import Connection
+
+import pytest
+
+from pinlaterd.clock import FakeClock
+from pinlaterd.engines.mysql.connection import Server
+from pinlaterd.engines.mysql.engine import MysqlEngine
+from pinlaterd.errors import ShardOwned, StorageError, StorageNotCommitted
+from tests.conformance.engine.engines import LEVELS
+from tests.conformance.engine.harness import QUEUE, EngineHarness
+from tests.conftest import WaitUntil
+from tests.engines.mysql.conftest import NewEngine
+from tests.servers.mariadb import HOST, PASSWD, USER, MariaDB
+
+LEASE_SECONDS = 2.0
+SPAWN = multiprocessing.get_context("spawn")
+
+
+def _own(shard: str, port: int, talk: Connection) -> None:
+    """An owner that writes when it is told to, tells what came of it, and beats meanwhile."""
+    server = Server(HOST, port, USER, PASSWD)
+    store = EngineHarness(
+        lambda: MysqlEngine(shard, server, levels=LEVELS, lease_seconds=LEASE_SECONDS), FakeClock()
+    )
+    store.engine.create_queue(QUEUE, store.now_ms)
+    talk.send(store.enqueue(b"first"))
+    try:
+        while not talk.poll(0.1):
+            store.engine.heartbeat()
+        talk.send(store.enqueue(b"again"))
+    except StorageError as error:
+        talk.send(error)
+
+
+@pytest.fixture
+def owner(mariadb: MariaDB, shard: str):
+    ours, theirs = SPAWN.Pipe()
+    process = SPAWN.Process(target=_own, args=(shard, mariadb.port, theirs), daemon=True)
+    process.start()
+    assert ours.poll(60)
+    ours.recv()
+    yield process, ours
+    process.kill()
+    process.join()
+
+
+def test_a_frozen_owner_loses_its_shard_and_cannot_write_afterwards(
+    owner, new_engine: NewEngine, clock: FakeClock, wait_until: WaitUntil
+):
+    process, talk = owner
+    engine = new_engine(lease_seconds=LEASE_SECONDS)
+    with pytest.raises(ShardOwned):
+        engine.open(clock.now_ms())
+    os.kill(process.pid, signal.SIGSTOP)
+
+    def takes_over() -> bool:
+        try:
+            engine.open(clock.now_ms())
+        except ShardOwned:
+            return False
+        return True
+
+    wait_until(takes_over)
+    before = engine.depths()
+    talk.send(True)
+    os.kill(process.pid, signal.SIGCONT)
+    assert talk.poll(60)
+    outcome = talk.recv()
+
+    assert isinstance(outcome, StorageError), outcome
+    assert not isinstance(outcome, StorageNotCommitted)
+    assert engine.depths() == before
+    keys = engine.read_pending(QUEUE, 1, after=None, until_ms=clock.now_ms(), limit=9)
+    assert len(keys) == 1
+    engine.close()
+
+
+def test_heartbeats_keep_an_idle_owner_alive(
+    new_engine: NewEngine, clock: FakeClock, wait_until: WaitUntil
+):
+    engine = new_engine(lease_seconds=LEASE_SECONDS)
+    engine.open(clock.now_ms())
+    began = time.monotonic()
+
+    def beat() -> bool:
+        engine.heartbeat()
+        return time.monotonic() > began + 1.5 * LEASE_SECONDS
+
+    wait_until(beat)
+
+    engine.create_queue(QUEUE, clock.now_ms())
+    assert engine.queues() == {QUEUE}
+    engine.close()

@@ -1,0 +1,213 @@
+"""Tables that PinLater made, with its jobs in all states, served as they stand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pinlaterd.clock import FakeClock
+from pinlaterd.engines.base import Ack, Checkpoint, Release
+from pinlaterd.errors import StorageNotCommitted
+from pinlaterd.model import Job, JobKey, JobState, PendingKey
+from tests.conformance.engine.harness import END_OF_TIME_MS, QUEUE, EngineHarness
+from tests.engines.mysql.conftest import NewEngine
+
+SECOND = 1000
+CLAIM = "host:9010:1600000000000:web:7"
+PENDING, RUNNING, DONE, FAILED = (JobKey(1, number) for number in (1, 4, 7, 10))
+
+
+def make_tables(stranger: Any, shard: str, charset: str) -> None:
+    database = f"`plq_{shard}_{QUEUE}`"
+    stranger.execute(f"CREATE DATABASE {database} DEFAULT CHARACTER SET {charset}")
+    for priority in (1, 2, 3):
+        stranger.execute(
+            f"CREATE TABLE {database}.jobs_p{priority} ("
+            " local_id BIGINT UNSIGNED NOT NULL AUTO_INCREMENT PRIMARY KEY,"
+            " state TINYINT NOT NULL, claim_descriptor VARCHAR(200),"
+            " attempts_allowed INT, attempts_remaining INT NOT NULL, custom_status VARCHAR(5000),"
+            " updated_at TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP ON UPDATE CURRENT_TIMESTAMP,"
+            " created_at TIMESTAMP NOT NULL, run_after TIMESTAMP NOT NULL, body BLOB NOT NULL,"
+            " INDEX (state, run_after), INDEX (claim_descriptor)) ENGINE = InnoDB"
+        )
+
+
+@pytest.fixture(params=["latin1", "utf8mb4"])
+def charset(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def old(
+    stranger: Any, shard: str, table: str, charset: str, new_engine: NewEngine, clock: FakeClock
+):
+    """PinLater's jobs, two minutes old; its server counted ids in steps of three."""
+    make_tables(stranger, shard, charset)
+    stranger.execute("SET time_zone = '+00:00', auto_increment_increment = 3")
+    stranger.execute("SET auto_increment_offset = 1")
+    enqueued = clock.now_ms() // SECOND - 120
+    for state, claim, status in (
+        (0, None, ""),
+        (1, CLAIM, "café;"),
+        (2, CLAIM, None),
+        (3, CLAIM, "why"),
+    ):
+        stranger.execute(
+            f"INSERT INTO {table} (state, claim_descriptor, attempts_allowed, attempts_remaining,"
+            " custom_status, updated_at, created_at, run_after, body) VALUES"
+            " (%s, %s, 3, %s, %s, FROM_UNIXTIME(%s), FROM_UNIXTIME(%s), FROM_UNIXTIME(%s), %s)",
+            (state, claim, 0 if state == 3 else 2, status, *[enqueued] * 3, b"old\xff\0"),
+        )
+    store = EngineHarness(new_engine, clock)
+    yield store
+    store.engine.close()
+
+
+def test_jobs_are_found_as_pinlater_left_them(old: EngineHarness):
+    enqueued_ms = (old.now_ms // SECOND - 120) * SECOND
+
+    assert old.states([PENDING, RUNNING, DONE, FAILED]) == list(JobState)
+    running = old.job(RUNNING)
+    assert running.claim_descriptor == CLAIM
+    assert running.custom_status == "café;"
+    assert running.body == b"old\xff\0"
+    assert (running.attempts_allowed, running.attempts_remaining) == (3, 2)
+    assert running.created_at_ms == running.run_after_ms == running.updated_at_ms == enqueued_ms
+    assert old.job(DONE).custom_status == ""
+    assert old.depths() == dict.fromkeys([(1, state) for state in JobState], 1)
+
+
+def test_jobs_are_served_and_finished(old: EngineHarness):
+    [claimed] = old.claim()
+    assert claimed.key == PENDING
+    assert claimed.payload == (b"old\xff\0", 3, 2)
+    assert old.succeed(Ack(PENDING, "ok", 0, claimed.claim_descriptor)).succeeded == 1
+    assert old.fail(Ack(RUNNING, "no", 60 * SECOND, CLAIM)).requeued == [
+        (1, PendingKey((old.now_ms // SECOND + 60) * SECOND, RUNNING.local_id))
+    ]
+    retried = old.engine.retry_failed(
+        QUEUE, 1, attempts=1, run_after_ms=old.now_ms, limit=9, now_ms=old.now_ms
+    )
+
+    assert [job.key.local_id for job in retried] == [FAILED.local_id]
+    assert old.job(PENDING).custom_status == "ok"
+    assert old.job(RUNNING).custom_status == "café;no"
+    assert old.states([PENDING, RUNNING, DONE, FAILED]) == [
+        JobState.SUCCEEDED,
+        JobState.PENDING,
+        JobState.SUCCEEDED,
+        JobState.PENDING,
+    ]
+
+
+def test_times_are_floored_to_whole_seconds_and_told_so(old: EngineHarness, clock: FakeClock):
+    clock.advance(0.789 - old.now_ms % SECOND / SECOND)
+    [key] = old.enqueue(Job(b"new", run_after_ms=old.now_ms + 1))
+    whole_ms = old.now_ms - old.now_ms % SECOND
+
+    assert old.now_ms % SECOND == 789
+    job = old.job(key)
+    assert job.created_at_ms == job.run_after_ms == job.updated_at_ms == whole_ms
+    keys = old.engine.read_pending(QUEUE, 1, after=None, until_ms=END_OF_TIME_MS, limit=9)
+    assert PendingKey(whole_ms, key.local_id) in keys
+    old.claim()
+    back = old.checkpoint(Checkpoint(key, old.now_ms + 1500, move_to_pending=True)).requeued
+    assert back == [(1, PendingKey(whole_ms + 2 * SECOND, key.local_id))]
+    assert old.job(key).run_after_ms == whole_ms + 2 * SECOND
+
+
+def test_claims_time_out_never_early(old: EngineHarness, clock: FakeClock):
+    clock.advance(0.9 - old.now_ms % SECOND / SECOND)
+    old.succeed(RUNNING)
+    [claimed] = old.claim()
+    claimed_ms = old.now_ms
+
+    def expire(age_ms: int):
+        return old.engine.release_expired(
+            QUEUE, claimed_before_ms=claimed_ms + age_ms, limit=9, now_ms=old.now_ms
+        )
+
+    assert expire(-200) == expire(0) == expire(50) == ([], 0)
+    assert [job.key.local_id for job in expire(SECOND).retried] == [claimed.key.local_id]
+
+
+def test_garbage_goes_by_its_age(old: EngineHarness):
+    def collect(state: JobState, age_seconds: int) -> int:
+        return old.engine.collect_garbage(
+            QUEUE, state, updated_before_ms=old.now_ms - age_seconds * SECOND, limit=9
+        )
+
+    assert collect(JobState.SUCCEEDED, 200) == 0
+    assert collect(JobState.SUCCEEDED, 60) == 1
+    assert collect(JobState.FAILED, 60) == 1
+
+
+def test_a_claim_given_back_is_pending_again(old: EngineHarness):
+    [claimed] = old.claim()
+
+    requeued = old.release(Release(claimed.key, claimed.claim_descriptor))
+
+    assert requeued == [(1, PendingKey(old.job(PENDING).run_after_ms, PENDING.local_id))]
+    assert old.job(PENDING).claim_descriptor is None
+
+
+def test_new_ids_are_above_all_that_pinlater_gave(
+    old: EngineHarness, stranger: Any, table: str, new_engine: NewEngine
+):
+    old.engine.close()
+    stranger.execute(f"ALTER TABLE {table} AUTO_INCREMENT = 5000")  # 4999 was deleted
+
+    store = EngineHarness(new_engine, old.clock)
+    [key] = store.enqueue(b"new")
+    store.engine.close()
+
+    assert key.local_id >= 5000
+
+
+def test_texts_that_the_charset_lacks_are_stored_with_question_marks(
+    old: EngineHarness, charset: str
+):
+    [key] = old.enqueue(Job(b"a", custom_status="é日🦆"))
+    claims = old.claim(source="wörker日")
+    [claimed] = [one for one in claims if one.key == key]
+    old.checkpoint(Checkpoint(key, None, prepend_custom_status="ü本"), source="wörker日")
+
+    result = old.succeed(Ack(key, "語ñ", 0, claimed.claim_descriptor))
+
+    assert result.succeeded == 1
+    whole = "ü本é日🦆語ñ"
+    assert old.job(key).custom_status == (whole if charset == "utf8mb4" else "ü?é??" + "?ñ")
+
+
+def test_what_does_not_fit_is_refused_with_the_cure(old: EngineHarness):
+    for job, cure in (
+        (Job(b"x" * 65_536), "LONGBLOB"),
+        (Job(b"x", run_after_ms=2**31 * SECOND), r"DATETIME\(3\)"),
+    ):
+        with pytest.raises(StorageNotCommitted, match=cure):
+            old.enqueue(job)
+
+    [key] = old.enqueue(Job(b"x" * 65_535))
+    assert len(old.job(key).body or b"") == 65_535
+
+
+def test_searches_read_them(old: EngineHarness):
+    searcher = old.engine.searcher()()
+    now_ms, never = old.now_ms, float("inf")
+
+    for state, key in zip(JobState, (PENDING, RUNNING, DONE, FAILED), strict=True):
+        [job] = searcher.scan(
+            QUEUE, state, [1, 2, 3], future=False, now_ms=now_ms, after=None, limit=9,
+            body_regex="^old", deadline=never,
+        )  # fmt: skip
+        assert job == old.job(key)._replace(body=None)
+        assert [
+            searcher.count(
+                QUEUE, state, 1, future=future, now_ms=now_ms, limit=9, body_regex=None,
+                deadline=never,
+            )
+            for future in (False, True)
+        ] == [1, 0]  # fmt: skip
+    searcher.close()

@@ -1,0 +1,92 @@
+"""A TCP proxy in between, that a test can make cut or hold a connection at a chosen moment."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable
+from enum import Enum
+
+HOST = "127.0.0.1"
+_CHUNK = 1 << 16
+
+
+class Cut(Enum):
+    BEFORE = "what was said is not passed on"
+    AFTER = "what was said is passed on, the answer is not"
+
+
+class Proxy:
+    """Passes on what comes to `port`, until it is told otherwise. Ends with `close`."""
+
+    def __init__(self, target_port: int) -> None:
+        self._target_port = target_port
+        self._plan: tuple[bytes, Cut] | None = None
+        self._open: set[socket.socket] = set()
+        self._listener = socket.create_server((HOST, 0))
+        self.port = int(self._listener.getsockname()[1])
+        self.cuts = 0
+        self._held = threading.Event()
+        self._flow = threading.Event()
+        self._flow.set()
+        self._start(self._accept)
+
+    def cut_at(self, said: bytes, how: Cut) -> None:
+        """End the connection on which a client next says `said`."""
+        self._plan = (said, how)
+
+    def hold(self) -> None:
+        """From now on nothing comes through, in either direction, and nobody is told."""
+        self._flow.clear()
+
+    def go_on(self) -> None:
+        self._flow.set()
+
+    def close(self) -> None:
+        self._flow.set()
+        self._listener.close()
+        for each in list(self._open):
+            _end(each)
+
+    def _start(self, work: Callable[..., None], *arguments: object) -> None:
+        threading.Thread(target=work, args=arguments, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.create_connection((HOST, self._target_port))
+                self._open |= {client, server}
+                self._start(self._pass_on, client, server, True)
+                self._start(self._pass_on, server, client, False)
+
+    def _pass_on(self, source: socket.socket, to: socket.socket, is_client: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(_CHUNK):
+                self._flow.wait()
+                plan = self._plan
+                if is_client and plan is not None and plan[0] in data:
+                    self._plan = None
+                    self._cut(source, to, data, plan[1])
+                    break
+                to.sendall(data)
+        _end(source)
+        _end(to)
+
+    def _cut(self, client: socket.socket, server: socket.socket, data: bytes, how: Cut) -> None:
+        # The client's end first, so that no answer slips through.
+        _end(client)
+        if how is Cut.AFTER:
+            server.sendall(data)
+            with contextlib.suppress(OSError):
+                server.shutdown(socket.SHUT_WR)
+                while server.recv(_CHUNK):  # it has done what was said when it hangs up
+                    pass
+        self.cuts += 1
+
+
+def _end(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()
