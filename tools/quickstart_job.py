@@ -24,6 +24,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import quickstart_store
+from quickstart_store import Store, StoreMissing
+
 from pinlaterd.client import Client, ConnectionFailed, Job, JobRecord, JobState, PinLaterError
 from pinlaterd.config.layout import ETC, SHARDS_FILE, STATS_SOCKET
 from pinlaterd.config.load import load_config
@@ -34,6 +37,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 WORKER = REPOSITORY / "examples" / "wordcount_worker.py"
 PROGRAMS = Path(sys.executable).parent
 
+ENGINES = ("sqlite", "mysql", "redis")
 QUEUE = "quickstart"
 SHARDS = 3
 WORKERS = 2
@@ -70,12 +74,22 @@ class Enqueued(NamedTuple):
 def main() -> int:
     defaults = ServerSettings()
     parser = argparse.ArgumentParser(prog="tools/quickstart", description=__doc__)
-    parser.add_argument("--dir", type=Path, default=REPOSITORY, help="deployment (this folder)")
+    parser.add_argument("--engine", choices=ENGINES, default="sqlite", help="what stores the jobs")
+    parser.add_argument(
+        "--dir", type=Path, help="deployment (this folder; quickstart-ENGINE for another engine)"
+    )
+    parser.add_argument(
+        "--server", metavar="HOST:PORT", help="a MySQL or Redis server to use (a private one)"
+    )
+    parser.add_argument("--user", default="", help="at that server")
+    parser.add_argument(
+        "--passwd-env", metavar="NAME", help="the environment's variable with its password"
+    )
     parser.add_argument("--port", type=int, help=f"Thrift port ({defaults.port})")
     parser.add_argument("--stats-port", type=int, help=f"HTTP port ({defaults.stats_port})")
     parser.add_argument("--web-port", type=int, help=f"dashboard port ({defaults.web_port})")
     options = parser.parse_args()
-    directory = options.dir.resolve()
+    directory = (options.dir or default_directory(options.engine)).resolve()
     try:
         server = prepare_deployment(directory, options)
         start_service(directory, server)
@@ -112,9 +126,45 @@ def prepare_deployment(directory: Path, options: argparse.Namespace) -> ServerSe
                 "change them there, or choose another --dir"
             )
         return server
-    command = ["init", str(directory), "--engine", "sqlite", "--shards", str(SHARDS), *given]
+    engine = options.engine
+    command = ["init", str(directory), "--engine", engine, "--shards", str(SHARDS), *given]
     run_pinlaterd(command, f"Writing deployment {directory}")
+    if engine != "sqlite":
+        try:
+            store = given_store(options) or private_store(directory, engine)
+        except NotAsPromised:
+            # Half a deployment would be taken for a whole one the next time.
+            (directory / ETC / SHARDS_FILE).unlink()
+            raise
+        text = quickstart_store.shards_text(store, SHARDS)
+        (directory / ETC / SHARDS_FILE).write_text(text, encoding="utf-8")
     return load_config(directory / ETC).server
+
+
+def default_directory(engine: str) -> Path:
+    return REPOSITORY if engine == "sqlite" else REPOSITORY / f"quickstart-{engine}"
+
+
+def given_store(options: argparse.Namespace) -> Store | None:
+    """The server that --server names."""
+    if options.server is None:
+        return None
+    host, _, port = options.server.rpartition(":")
+    if not host or not port.isdecimal():
+        raise NotAsPromised(f"--server {options.server}: expected HOST:PORT")
+    passwd_line = f"passwd_env: {options.passwd_env}" if options.passwd_env else ""
+    return Store(options.engine, host, int(port), options.user, passwd_line)
+
+
+def private_store(directory: Path, engine: str) -> Store:
+    print(f"Setting up a private {engine} server in {directory}/data ... ", end="", flush=True)
+    try:
+        store = quickstart_store.add_private_store(directory, engine)
+    except (StoreMissing, OSError, subprocess.CalledProcessError) as error:
+        print("failed")
+        raise NotAsPromised(str(error)) from error
+    print("done")
+    return store
 
 
 def start_service(directory: Path, server: ServerSettings) -> None:
