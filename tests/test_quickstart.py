@@ -29,10 +29,10 @@ def deployment(
         deployment.destroy()
 
 
-def quickstart(deployment: Deployment) -> subprocess.CompletedProcess[str]:
+def quickstart(deployment: Deployment, *more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [
-            *(ROOT / "tools/quickstart", "--dir", deployment.folder),
+            *(str(ROOT / "tools/quickstart"), "--dir", str(deployment.folder), *more),
             *("--port", str(deployment.port), "--stats-port", str(deployment.stats_port)),
         ],
         stdin=subprocess.DEVNULL,
@@ -70,6 +70,44 @@ def test_it_does_what_it_says_and_a_second_run_reuses_what_is_there(deployment):
     assert deployment.pids() == pids
     with deployment.client() as client:
         assert client.count("quickstart", JobState.SUCCEEDED) == 2 * int(enqueued[1])
+
+
+@pytest.mark.parametrize(
+    ("engine", "program", "package"),
+    [
+        ("mysql", "mariadbd", "mariadb-server"),
+        ("redis", "redis-server", "redis-server"),
+    ],
+)
+def test_on_another_engine_it_brings_a_private_server(
+    deployment, program_path, engine, program, package
+):
+    program_path(program, debian_package=package)
+
+    done = quickstart(deployment, "--engine", engine)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    enqueued = re.search(r"Enqueued (\d+) jobs", done.stdout)
+    assert enqueued is not None
+    assert f"all {enqueued[1]} jobs succeeded" in done.stdout
+    assert {"store", "shard-3"} <= deployment.pids().keys()
+    secret = (deployment.folder / "etc/store.passwd").read_text().strip()
+    assert secret not in done.stdout
+    for path in (deployment.folder / "etc").iterdir():
+        assert secret not in path.read_text() or path.stat().st_mode & 0o077 == 0, path
+
+    deployment.down()
+    deployment.up()
+
+    with deployment.client() as client:
+        assert client.count("quickstart", JobState.SUCCEEDED) == int(enqueued[1])
+
+
+def test_a_server_that_is_named_badly_is_refused(deployment):
+    done = quickstart(deployment, "--engine", "redis", "--server", "localhost")
+
+    assert done.returncode == 1
+    assert "--server localhost: expected HOST:PORT" in done.stderr
 
 
 def test_a_taken_port_is_named_with_the_way_out(deployment):
