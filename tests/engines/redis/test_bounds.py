@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import pytest
 import redis
@@ -84,8 +85,8 @@ def deep(store: EngineHarness) -> EngineHarness:
 
 
 def _running(deep: EngineHarness, stranger: redis.Redis, shard: str) -> list[JobKey]:
-    ids = stranger.zrange(f"plq_{shard}_{QUEUE}.p1_s1", 0, LIMIT - 1)
-    return [JobKey(1, int(str(local_id, "ascii"))) for local_id in ids]
+    ids = cast("list[bytes]", stranger.zrange(f"plq_{shard}_{QUEUE}.p1_s1", 0, LIMIT - 1))
+    return [JobKey(1, int(local_id)) for local_id in ids]
 
 
 def _commands(stranger: redis.Redis) -> int:
