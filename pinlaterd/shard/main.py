@@ -145,4 +145,6 @@ class _Shard:
         return ExitCode.OK
 
     def _facts(self) -> Mapping[str, str]:
-        return {"engine": self._settings.engine, "file": self._settings.file}
+        settings = self._settings
+        master = "" if settings.master is None else str(settings.master)
+        return {"engine": settings.engine, "file": settings.file, "master": master}

@@ -157,7 +157,12 @@ local enqueues = each_op(function(queue)
   if jobs == 0 then
     return 0
   end
-  local first = redis.call('INCRBY', counter_key(queue), jobs) - jobs + 1
+  local counter = counter_key(queue)
+  if redis.call('EXISTS', counter) == 0 then
+    -- It was evicted. No queue has given as many ids as there are milliseconds since the epoch.
+    redis.call('SET', counter, string.format('%.0f', now))
+  end
+  local first = redis.call('INCRBY', counter, jobs) - jobs + 1
   local number = first
   for _ = 1, runs do
     local count, priority, run_after, attempts, status = take_number(), take(), take(), take(), take()

@@ -7,7 +7,8 @@ if problem then
   return problem
 end
 local queue, now, skipped = take(), take_number(), take()
-if redis.call('ZADD', QUEUES, 'NX', now / 1000, queue) == 1 and redis.call('EXISTS', counter_key(queue)) == 1 then
-  redis.call('INCRBY', counter_key(queue), skipped)
+local counter = counter_key(queue)
+if redis.call('ZADD', QUEUES, 'NX', now / 1000, queue) == 1 and not redis.call('SET', counter, 0, 'NX') then
+  redis.call('INCRBY', counter, skipped)
 end
 return { 'OK' }

@@ -26,7 +26,9 @@ redis.call('SET', LEASE, token, 'PX', lease_ms)
 local queues = redis.call('ZRANGE', QUEUES, 0, -1)
 if not clean then
   for _, queue in ipairs(queues) do
-    redis.call('INCRBY', counter_key(queue), skipped)
+    if redis.call('EXISTS', counter_key(queue)) == 1 then
+      redis.call('INCRBY', counter_key(queue), skipped)
+    end
   end
 end
 return { 'OK', token, start, clean and 1 or 0, queues }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import cast
 
 import pytest
 import redis
@@ -85,7 +85,7 @@ def deep(store: EngineHarness) -> EngineHarness:
 
 
 def _running(deep: EngineHarness, stranger: redis.Redis, shard: str) -> list[JobKey]:
-    ids: Any = stranger.zrange(f"plq_{shard}_{QUEUE}.p1_s1", 0, LIMIT - 1)
+    ids = cast("list[bytes]", stranger.zrange(f"plq_{shard}_{QUEUE}.p1_s1", 0, LIMIT - 1))
     return [JobKey(1, int(local_id)) for local_id in ids]
 
 

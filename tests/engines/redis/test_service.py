@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import redis
 
-from pinlaterd.client import Client, ConnectionFailed, Job, JobState, PinLaterError
+from pinlaterd.client import AckInfo, Client, ConnectionFailed, Job, JobState, PinLaterError
 from tests.conftest import WaitUntil
 from tests.deployment import Deployment
 from tests.engines.redis.conftest import NewServer
@@ -19,16 +23,36 @@ pytestmark = pytest.mark.service
 
 QUEUE = "mail"
 LEASE_SECONDS = 2
-SHARDS_YAML = """\
-shards:
-  1: {engine: redis, master: {host: %(host)s, port: %(port)d}}
-  2: {engine: redis, master: {host: %(host)s, port: %(port)d}}
-"""
+OLD_QUEUE = "old"
+OLD_CLAIM = "pinlater-host:9010:1421450000123:test:7"
+LAST_OLD_ID = 100
+
+
+def _pinlaters_json(server: RedisServer) -> str:
+    """The file that PinLater's server is given."""
+    master = {"host": HOST, "port": server.port}
+    config = {"master": master, "slave": None, "dequeueOnly": False}
+    return json.dumps({"shards": [{"name": name, "shardConfig": config} for name in "12"]})
+
+
+def _lay_down_pinlaters_jobs(client: redis.Redis) -> None:
+    """In shard 1: job 7 is pending, 8 in progress."""
+    client.zadd("pln_1", {OLD_QUEUE: 1_421_450_000.5})
+    client.set(f"plj_1_{OLD_QUEUE}", LAST_OLD_ID)
+    common: dict[Any, Any] = {"cs": "", "al": "3", "ar": "3"}
+    common |= {"ca": "1421450000.123", "ua": "1421450000.123"}
+    client.hset(f"plh_1_{OLD_QUEUE}.7", mapping=common | {"bd": b"pending"})
+    client.zadd(f"plq_1_{OLD_QUEUE}.p1_s0", {"7": 1_421_450_000.123})
+    client.hset(f"plh_1_{OLD_QUEUE}.8", mapping=common | {"bd": b"running", "cd": OLD_CLAIM})
+    client.zadd(f"plq_1_{OLD_QUEUE}.p1_s1", {"8": time.time()})
 
 
 @pytest.fixture
 def server(new_server: NewServer) -> RedisServer:
-    return new_server("--appendfsync", "always")
+    server = new_server("--appendfsync", "always")
+    with server.client() as client:
+        _lay_down_pinlaters_jobs(client)
+    return server
 
 
 @pytest.fixture
@@ -39,8 +63,7 @@ def service(server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> It
         shards=2,
         settings={"owner_lease_seconds": LEASE_SECONDS, "monitor_interval_seconds": 0.1},
     )
-    shards = SHARDS_YAML % {"host": HOST, "port": server.port}
-    (deployment.folder / "etc/shards.yaml").write_text(shards)
+    (deployment.folder / "etc/shards.yaml").write_text(_pinlaters_json(server))
     try:
         deployment.up()
         yield deployment
@@ -79,6 +102,31 @@ class Acknowledged:
         return found.keys() == self.states.keys() and all(
             found[descriptor].state is JobState.SUCCEEDED for descriptor in ended
         )
+
+
+def test_pinlaters_jobs_are_served_with_pinlaters_configuration(
+    service: Deployment, client: Client
+):
+    pending, running = f"{OLD_QUEUE}:s1:p1:7", f"{OLD_QUEUE}:s1:p1:8"
+    assert OLD_QUEUE in client.queue_names()
+    assert {name: job.state for name, job in client.lookup([pending, running]).items()} == {
+        pending: JobState.PENDING,
+        running: JobState.IN_PROGRESS,
+    }
+
+    claimed = client.dequeue(OLD_QUEUE, limit=10)
+    client.ack(
+        OLD_QUEUE,
+        succeeded=[*claimed, AckInfo(running, claim_descriptor=OLD_CLAIM)],
+    )
+
+    assert [(job.descriptor, job.body) for job in claimed] == [(pending, b"pending")]
+    found = client.lookup([pending, running])
+    assert {job.state for job in found.values()} == {JobState.SUCCEEDED}
+    new = [client.enqueue(OLD_QUEUE, [b"new"])[0] for _ in range(20)]
+    on_shard_1 = [name for name in new if ":s1:" in name]
+    assert all(int(name.rpartition(":")[2]) > LAST_OLD_ID for name in on_shard_1)
+    assert on_shard_1
 
 
 def _until_it_fails(jobs: Acknowledged, client: Client) -> None:
