@@ -219,14 +219,13 @@ def test_a_process_that_fails_is_named_with_the_end_of_its_log(written):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("engine", ["mysql", "redis"])
-def test_an_engine_that_this_release_lacks_is_told(operator, engine):
-    operator.init("--engine", engine, "--shards", 1)
+def test_an_engine_that_this_release_lacks_is_told(operator):
+    operator.init("--engine", "redis", "--shards", 1)
 
     done = operator.up()
 
     assert done.returncode == 1
-    assert engine in done.stderr
+    assert "redis" in done.stderr
     assert "not in this release" in done.stderr
 
 
