@@ -68,7 +68,7 @@ def cli() -> None:
     type=click.Choice(["sqlite", "mysql", "redis"]),
     default="sqlite",
     show_default=True,
-    help="What stores the jobs. This release runs sqlite and redis.",
+    help="What stores the jobs.",
 )
 @click.option(
     "--shards",

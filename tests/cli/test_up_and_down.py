@@ -219,16 +219,6 @@ def test_a_process_that_fails_is_named_with_the_end_of_its_log(written):
     assert "Traceback" not in done.stderr
 
 
-def test_an_engine_that_this_release_lacks_is_told(operator):
-    operator.init("--engine", "mysql", "--shards", 1)
-
-    done = operator.up()
-
-    assert done.returncode == 1
-    assert "mysql" in done.stderr
-    assert "not in this release" in done.stderr
-
-
 def test_no_deployment_there(operator):
     for command in ("up", "down", "status"):
         done = operator.run(command, operator.folder)

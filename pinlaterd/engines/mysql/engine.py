@@ -123,9 +123,12 @@ class MysqlEngine(StorageEngine):
             else:
                 # Apart, so that both are ranges of the index, however many are of one time.
                 at = table.run_after.bound(after.run_after_ms)
+                # A time that the table can't hold is none of its rows': the caller has it from a
+                # clock or an enqueue, and what came after it may be stored as of that very step.
+                local_id = 0 if after.run_after_ms % table.run_after.step_ms else after.local_id
                 rows += self._store.db.rows(
                     head + b"run_after = %b AND local_id > %d AND run_after <= %b"
-                    b" ORDER BY local_id LIMIT %d" % (at, after.local_id, until, limit)
+                    b" ORDER BY local_id LIMIT %d" % (at, local_id, until, limit)
                 )
                 where = b"run_after > %b AND run_after <= %b" % (at, until)
             if len(rows) < limit:

@@ -112,6 +112,13 @@ def test_times_are_floored_to_whole_seconds_and_told_so(old: EngineHarness, cloc
     assert job.created_at_ms == job.run_after_ms == job.updated_at_ms == whole_ms
     keys = old.engine.read_pending(QUEUE, 1, after=None, until_ms=END_OF_TIME_MS, limit=9)
     assert PendingKey(whole_ms, key.local_id) in keys
+    behind_us = PendingKey(old.now_ms, 2**63 - 1)  # as the ready index remembers where it has been
+    for after in (behind_us, PendingKey(whole_ms, key.local_id - 1)):
+        assert old.engine.read_pending(QUEUE, 1, after=after, until_ms=END_OF_TIME_MS, limit=9) == [
+            PendingKey(whole_ms, key.local_id)
+        ]
+    stored = PendingKey(whole_ms, key.local_id)
+    assert not old.engine.read_pending(QUEUE, 1, after=stored, until_ms=END_OF_TIME_MS, limit=9)
     old.claim()
     back = old.checkpoint(Checkpoint(key, old.now_ms + 1500, move_to_pending=True)).requeued
     assert back == [(1, PendingKey(whole_ms + 2 * SECOND, key.local_id))]
