@@ -31,13 +31,16 @@ class BenchmarkFailed(Exception):
 
 
 class Deployment:
-    """A running service of so many SQLite shards, under supervisord; ends with the `with`."""
+    """A running service of so many shards, under supervisord; ends with the `with`.
+
+    `shard`: the settings of each in shards.yaml; by default it is SQLite's."""
 
     def __init__(
         self,
         parent: Path,
         *,
         shards: int,
+        shard: Mapping[str, object] | None = None,
         settings: Mapping[str, object] | None = None,
         queues: Mapping[str, Mapping[str, object]] | None = None,
     ) -> None:
@@ -49,6 +52,9 @@ class Deployment:
         )  # fmt: skip
         self.etc = self.folder / layout.ETC
         _update_yaml(self.etc / layout.SERVER_FILE, settings or {})
+        if shard is not None:
+            named = {str(number): shard for number in range(1, shards + 1)}
+            _update_yaml(self.etc / layout.SHARDS_FILE, {"shards": named})
         _update_yaml(self.etc / layout.QUEUES_FILE, {"queues": queues} if queues else {})
 
     def __enter__(self) -> Self:

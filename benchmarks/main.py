@@ -13,6 +13,7 @@ from benchmarks.deployment import BenchmarkFailed, scratch_folder
 from benchmarks.load import Generators
 from benchmarks.report import Report, machine_facts
 from benchmarks.sections import Bench
+from benchmarks.stores import ENGINES, open_store
 from benchmarks.targets import judged
 
 SECTIONS = ("enqueue", "dequeue", "echo", "generator", "interference", "idle")
@@ -27,6 +28,10 @@ GENERATORS = 3  # processes: at most so many loads run at a time
 )
 @click.option("--runs", default=3, show_default=True, help="Medians of so many are reported.")
 @click.option("--only", default=",".join(SECTIONS), show_default=True, help="Which sections.")
+@click.option(
+    "--engine", type=click.Choice(ENGINES), default="sqlite", show_default=True,
+    help="What enqueue and dequeue are measured on; redis: appendfsync everysec.",
+)  # fmt: skip
 @click.option("--quick", is_flag=True, help="A look in a few minutes: one short run, fewer jobs.")
 @click.option(
     "--json", "json_file", type=click.Path(path_type=Path, dir_okay=False),
@@ -41,6 +46,7 @@ def cli(
     seconds: float,
     runs: int,
     only: str,
+    engine: str,
     quick: bool,
     json_file: Path | None,
     parent: Path | None,
@@ -53,6 +59,7 @@ def cli(
     \b
     tools/bench                              everything, about 15 minutes
     tools/bench --quick --only enqueue,echo  a look
+    tools/bench --engine mysql --only enqueue,dequeue
     """
     wanted = [name.strip() for name in only.split(",")]
     unknown = set(wanted) - set(SECTIONS)
@@ -65,16 +72,21 @@ def cli(
         seconds, runs = QUICK_SECONDS, 1
     report = Report(_progress)
     try:
-        with scratch_folder(parent) as folder, Generators(GENERATORS) as generators:
+        with (
+            scratch_folder(parent) as folder,
+            Generators(GENERATORS) as generators,
+            open_store(engine, folder) as store,
+        ):
             report.facts |= machine_facts(folder)
             report.facts["runs"] = f"{runs} of {seconds:g} s each; medians"
-            bench = Bench(folder, seconds, WARM_UP_SECONDS, report, generators)
+            report.facts["engine"] = engine
+            bench = Bench(folder, seconds, WARM_UP_SECONDS, report, generators, store)
             for run in range(1, runs + 1):
                 for name in wanted:
                     _measure(bench, name, run, scale=0.1 if quick else 1.0)
     except BenchmarkFailed as error:
         raise click.ClickException(str(error)) from error
-    targets = judged(report)
+    targets = judged(report, engine)
     click.echo(report.text(targets))
     json_file = json_file or _default_json_file()
     report.write_json(json_file, targets)

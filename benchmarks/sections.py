@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
@@ -17,12 +19,13 @@ from benchmarks.engine_alone import EngineLoad, Work
 from benchmarks.frames import Script
 from benchmarks.load import Generators, Load, Outcome, Window
 from benchmarks.report import MB, Case, Measurement, Report
+from benchmarks.stores import Store
 from benchmarks.trivial_server import TrivialServer
-from pinlaterd.config.schema import ShardSettings
 from pinlaterd.model import ClaimedJob, DequeueResult, Result
 from pinlaterd.rpc import codec
 
 SHARDS = 2
+_numbers = count(1)  # of the shards of engines alone: each has a store of its own
 CONNECTIONS = (1, 16, 64)
 JOBS_A_CALL = (1, 10, 100)
 DEQUEUE_LIMIT = 100
@@ -44,6 +47,17 @@ class Bench:
     warm_up_seconds: float
     report: Report
     generators: Generators
+    store: Store
+
+    @contextmanager
+    def service(self) -> Iterator[Deployment]:
+        """Two shards on the store, which is empty again afterwards."""
+        try:
+            shard = self.store.settings()
+            with Deployment(self.folder, shards=SHARDS, shard=shard) as service:
+                yield service
+        finally:
+            self.store.clear()
 
     def window(self) -> Window:
         return Window.soon(self.seconds, self.warm_up_seconds)
@@ -57,7 +71,7 @@ class Bench:
 
 
 def enqueue(bench: Bench, run: int) -> None:
-    with Deployment(bench.folder, shards=SHARDS) as service:
+    with bench.service() as service:
         for jobs in JOBS_A_CALL:
             _engine(bench, run, enqueue_case(jobs), jobs, "enqueue")
             for connections in CONNECTIONS:
@@ -77,7 +91,7 @@ def enqueue_case(jobs: int, connections: int = 0) -> Case:
 
 
 def dequeue(bench: Bench, run: int) -> None:
-    with Deployment(bench.folder, shards=SHARDS) as service:
+    with bench.service() as service:
         for connections in CONNECTIONS:
             _engine(bench, run, dequeue_case(), DEQUEUE_LIMIT, "dequeue")
             queue = f"dequeue_{connections}"
@@ -188,8 +202,10 @@ def _engine(bench: Bench, run: int, case: Case, jobs: int, work: Work) -> None:
         if work != "enqueue":
             stored = round(ENGINE_DEQUEUES_PER_SECOND_AT_MOST * bench.busy_seconds / SHARDS)
         loads = [
-            EngineLoad(ShardSettings(str(n), file=f"{folder}/{n}.sqlite"), work, jobs, stored)
-            for n in range(1, SHARDS + 1)
+            EngineLoad(
+                bench.store.shard(f"alone{next(_numbers)}", Path(folder)), work, jobs, stored
+            )
+            for _ in range(SHARDS)
         ]
         outcomes = engine_alone.measure(loads, bench.seconds, bench.warm_up_seconds)
     bench.report.facts["durability"] = outcomes[0].durability
