@@ -9,7 +9,7 @@ from pinlaterd.model import DequeueRequest, EnqueueRequest, Job
 
 
 def held_bytes(shard) -> float:
-    shard.service.gauge()
+    shard.service.tick()
     return float(shard.stats.snapshot()["gauges"]["shard_buffer_bytes"])
 
 
