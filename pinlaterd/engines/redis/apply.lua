@@ -1,13 +1,14 @@
 -- One batch: acks, checkpoints, releases, enqueues, claims, in this order, each in its turn.
 --
 -- The batch is atomic. Redis runs a script alone, with nothing in between, and writes what it
--- changed to the append-only file as one transaction, of which a restart takes all or nothing. What may
--- be refused is refused by the script's first write (begin_write), before anything has changed; the
--- commands after it are such as cannot fail, unless a stranger put something else under our keys.
+-- changed to the append-only file as one transaction, of which a restart takes all or nothing. What
+-- may be refused is refused by the script's first write (begin_write), before anything has changed;
+-- the commands after it are such as cannot fail, unless a stranger put something else under our
+-- keys.
 --
 -- Arguments: the shard, token, lease in ms, '1' if there are enqueues, now_ms, the latest run-after
--- in ms, most characters of a status; then of each kind how many ops, and of each op its queue and what
--- batch.py writes there. Returns OK and, of each kind, the ops' results.
+-- in ms, most characters of a status; then of each kind how many ops, and of each op its queue and
+-- what batch.py writes there. Returns OK and, of each kind, the ops' results.
 
 local problem = begin_write(ARGV[4] == '1')
 if problem then
@@ -48,9 +49,8 @@ local function succeed(job, queue, priority, text)
   if text == '' then
     redis.call('HSET', job.key, 'ua', now_seconds, 'ra', job.run_after)
   else
-    redis.call(
-      'HSET', job.key, 'ua', now_seconds, 'ra', job.run_after, 'cs', cut(job.status .. text, status_chars)
-    )
+    local status = cut(job.status .. text, status_chars)
+    redis.call('HSET', job.key, 'ua', now_seconds, 'ra', job.run_after, 'cs', status)
   end
   redis.call('ZADD', set_key(queue, priority, SUCCEEDED), score_of(now, job.id), job.id)
 end
@@ -58,7 +58,8 @@ end
 local function each_ack(queue, end_attempt)
   local done, noop = 0, 0
   for _ = 1, take_number() do
-    local count, priority, text, delay, claim = take_number(), take(), take(), take_number(), take_optional()
+    local count, priority, text = take_number(), take(), take()
+    local delay, claim = take_number(), take_optional()
     for _ = 1, count do
       local id = take()
       local job = held_by(queue, priority, id, claim)
@@ -89,8 +90,8 @@ local acks = each_op(function(queue)
 end)
 
 -- --- checkpoints ------------------------------------------------------------------------------
--- Of each op: source, how many. Of each checkpoint: priority, id, run-after in ms, body or none, '1' if
--- it goes back to PENDING, attempts or none, text, claim or none.
+-- Of each op: source, how many. Of each checkpoint: priority, id, run-after in ms, body or none,
+-- '1' if it goes back to PENDING, attempts or none, text, claim or none.
 
 -- The source in HOST:PORT:STARTMILLIS:SOURCE:COUNTER; nil if it is not of that form.
 local function claim_source(claim)
@@ -101,7 +102,8 @@ local checkpoints = each_op(function(queue)
   local source, result = take(), { 0, 0 }
   for _ = 1, take_number() do
     local priority, id, run_after, body = take(), take(), take_number(), take_optional()
-    local to_pending, attempts, text, claim = take() == '1', take_optional(), take(), take_optional()
+    local to_pending, attempts = take() == '1', take_optional()
+    local text, claim = take(), take_optional()
     local job = held_by(queue, priority, id, claim)
     if not job or (claim == nil and claim_source(job.claim) ~= source) then
       result[2] = result[2] + 1
@@ -165,13 +167,14 @@ local enqueues = each_op(function(queue)
   local first = redis.call('INCRBY', counter, jobs) - jobs + 1
   local number = first
   for _ = 1, runs do
-    local count, priority, run_after, attempts, status = take_number(), take(), take(), take(), take()
+    local count, priority, run_after = take_number(), take(), take()
+    local attempts, status = take(), take()
     local pending, run_after_ms = set_key(queue, priority, PENDING), tonumber(run_after)
     for _ = 1, count do
       local id = string.format('%.0f', number)
       redis.call(
-        'HSET', job_key(queue, id), 'bd', take(), 'cs', status, 'ca', now_seconds, 'ua', now_seconds,
-        'al', attempts, 'ar', attempts, 'ra', run_after
+        'HSET', job_key(queue, id), 'bd', take(), 'cs', status,
+        'ca', now_seconds, 'ua', now_seconds, 'al', attempts, 'ar', attempts, 'ra', run_after
       )
       redis.call('ZADD', pending, score_of(run_after_ms, id), id)
       number = number + 1
@@ -181,9 +184,9 @@ local enqueues = each_op(function(queue)
 end)
 
 -- --- claims -----------------------------------------------------------------------------------
--- Of each op: how many runs. A run: how many, priority; then of each id, claim, '1' if its payload is
--- known. The result of a claim: 0 if the job is not PENDING; 1; or a table of body, attempts allowed
--- and remaining.
+-- Of each op: how many runs. A run: how many, priority; then of each id, claim, '1' if its payload
+-- is known. The result of a claim: 0 if the job is not PENDING; 1; or a table of body, attempts
+-- allowed and remaining.
 
 local function claim_job(queue, priority, pending, running)
   local id, claim, known = take(), take(), take() == '1'
@@ -217,7 +220,8 @@ local claims = each_op(function(queue)
   local result = {}
   for _ = 1, take_number() do
     local count, priority = take_number(), take()
-    local pending, running = set_key(queue, priority, PENDING), set_key(queue, priority, IN_PROGRESS)
+    local pending = set_key(queue, priority, PENDING)
+    local running = set_key(queue, priority, IN_PROGRESS)
     for _ = 1, count do
       result[#result + 1] = claim_job(queue, priority, pending, running)
     end

@@ -1,12 +1,13 @@
--- The beginning of every script of this engine: the keys, what is in them, and what all scripts share.
+-- The beginning of every script of this engine: the keys, what is in them, and what all scripts
+-- share.
 --
 -- This is PinLater's layout, and its jobs are served as they stand. SHARD is the shard's name, ID a
 -- job's number in decimal digits, without leading zeros. Times are seconds with fraction; they are
 -- read by rounding to milliseconds.
 --
 --   pln_SHARD                 sorted set: the names of queues, by when they were created
---   plj_SHARD_QUEUE           counter: the last id given to a job of the queue, of any priority. It stays
---                             when the queue is deleted: no id is given twice
+--   plj_SHARD_QUEUE           counter: the last id given to a job of the queue, of any priority.
+--                             It stays when the queue is deleted: no id is given twice
 --   plh_SHARD_QUEUE.ID        hash, a job:
 --                               bd  body                  al  attempts allowed
 --                               cs  custom status         ar  attempts remaining
@@ -14,9 +15,9 @@
 --                               ua  updated at; a claim leaves it, so that a release finds it again
 --                               ra  run-after in ms; a job of PinLater has none: its score counts
 --   plq_SHARD_QUEUE.pP_sS     sorted set: ids of the jobs of priority P in state S (0 PENDING,
---                             1 IN_PROGRESS, 2 SUCCEEDED, 3 FAILED); its score is the run-after where
---                             PENDING, else the time at which the job came to be in that state
---                             (IN_PROGRESS: was claimed, or last checkpointed)
+--                             1 IN_PROGRESS, 2 SUCCEEDED, 3 FAILED); its score is the run-after
+--                             where PENDING, else the time at which the job came to be in that
+--                             state (IN_PROGRESS: was claimed, or last checkpointed)
 --
 -- and what is ours:
 --
@@ -27,23 +28,25 @@
 --                               clean     1 after an end in order, else 0
 --                               dropped   how many sets of deleted queues there ever were
 --   plo_SHARD                 the owner's token, FENCE:START_MS:WHO, for as long as its lease lasts
---   plt_SHARD                 list: the keys of deleted queues' sets, whose jobs are yet to be removed
+--   plt_SHARD                 list: keys of deleted queues' sets, whose jobs are yet to be removed
 --   plt_SHARD_QUEUE.N         such a set
 --
--- A job is in the state whose set holds its id, and in none if no set does: then its hash is a deleted
--- queue's. An id whose hash is gone was evicted: such an id is removed when it is met.
+-- A job is in the state whose set holds its id, and in none if no set does: then its hash is a
+-- deleted queue's. An id whose hash is gone was evicted: such an id is removed when it is met.
 --
 -- Scores. Redis orders equal scores by the bytes of the member, so that "10" comes before "9". The
--- scores that we write are therefore a little later than the time that they stand for, by an
--- amount that grows with the number of digits of the id and is less than half a millisecond.
--- So the order of a set is the order by (ms, id), and rounding gives the very ms. Half a microsecond
--- in each keeps them apart from scores of PinLater's, which are whole milli- or microseconds. PENDING
--- jobs of PinLater's are given such scores when they are read (rescore.lua).
+-- scores that we write are therefore a little later than the time that they stand for, by an amount
+-- that grows with the number of digits of the id and is less than half a millisecond. So the order
+-- of a set is the order by (ms, id), and rounding gives the very ms. Half a microsecond in each
+-- keeps them apart from scores of PinLater's, which are whole milli- or microseconds. PENDING jobs
+-- of PinLater's are given such scores when they are read (rescore.lua).
 --
--- Arguments come in one flat list, read by `take`. Whatever a client sent is an argument, never code.
+-- Arguments come in one flat list, read by `take`. Whatever a client sent is an argument, never
+-- code.
 
 local SHARD = ARGV[1]
-local RECORD, LEASE, QUEUES, DROPPED = 'plm_' .. SHARD, 'plo_' .. SHARD, 'pln_' .. SHARD, 'plt_' .. SHARD
+local RECORD, LEASE = 'plm_' .. SHARD, 'plo_' .. SHARD
+local QUEUES, DROPPED = 'pln_' .. SHARD, 'plt_' .. SHARD
 local PENDING, IN_PROGRESS, SUCCEEDED, FAILED = '0', '1', '2', '3'
 local MOST_DIGITS = 19
 -- Up to here, the year 4147, scores tell the digits apart; limits.py promises no later run-after.
@@ -132,11 +135,11 @@ local function rank_behind(set, score, id)
   return low
 end
 
--- Begin a script that writes: nil if the caller owns the shard still, and then its lease is renewed;
--- else what the script has to return, before it has written anything. A server that takes no
--- writes says so here, too. Redis refuses commands that need memory when it is full, until a
--- script has made its first write: with `grows` that one is refused, so that nothing is stored
--- by halves; without it the first write is one that needs none, and acks and claims go on.
+-- Begin a script that writes: nil if the caller owns the shard still, and then its lease is
+-- renewed; else what the script has to return, before it has written anything. A server that takes
+-- no writes says so here, too. Redis refuses commands that need memory when it is full, until a
+-- script has made its first write: with `grows` that one is refused, so that nothing is stored by
+-- halves; without it the first write is one that needs none, and acks and claims go on.
 local function begin_write(grows)
   local token, lease_ms = take(), take()
   local owner = redis.call('HGET', RECORD, 'owner')

@@ -8,7 +8,8 @@ if problem then
 end
 local queue, now, skipped = take(), take_number(), take()
 local counter = counter_key(queue)
-if redis.call('ZADD', QUEUES, 'NX', now / 1000, queue) == 1 and not redis.call('SET', counter, 0, 'NX') then
+local is_new = redis.call('ZADD', QUEUES, 'NX', now / 1000, queue) == 1
+if is_new and not redis.call('SET', counter, 0, 'NX') then
   redis.call('INCRBY', counter, skipped)
 end
 return { 'OK' }

@@ -1,6 +1,6 @@
--- Delete the first jobs of a state: the first to be handed out, or the oldest. Arguments: the shard,
--- token, lease in ms, queue, state, limit, the time in ms that they have to be before (or ''), priorities.
--- Returns OK, then priority and id of each.
+-- Delete the first jobs of a state: the first to be handed out, or the oldest. Arguments: the
+-- shard, token, lease in ms, queue, state, limit, the time in ms that they have to be before (or
+-- ''), priorities. Returns OK, then priority and id of each.
 
 local problem = begin_write(false)
 if problem then

@@ -1,5 +1,5 @@
--- Delete jobs that are in a state still. Arguments: the shard, token, lease in ms, queue, state, then
--- of each priority and id. Returns OK, then priority and id of those deleted.
+-- Delete jobs that are in a state still. Arguments: the shard, token, lease in ms, queue, state,
+-- then of each priority and id. Returns OK, then priority and id of those deleted.
 
 local problem = begin_write(false)
 if problem then

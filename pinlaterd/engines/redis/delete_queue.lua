@@ -1,5 +1,5 @@
--- Arguments: the shard, token, lease in ms, queue, the most priorities there may be.
--- The queue's sets are renamed, so that its jobs are in no state from now on; vacuum.lua removes them.
+-- Arguments: the shard, token, lease in ms, queue, the most priorities there may be. The queue's
+-- sets are renamed, so that its jobs are in no state from now on; vacuum.lua removes them.
 
 local problem = begin_write(false)
 if problem then

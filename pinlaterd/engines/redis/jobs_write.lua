@@ -47,11 +47,13 @@ local function fail_attempt(job, queue, priority, retry_ms, status, now)
   redis.call('ZREM', job.running, job.id)
   if job.remaining > 1 then
     redis.call('HDEL', job.key, 'cd')
-    redis.call('HSET', job.key, 'ar', job.remaining - 1, 'ra', retry_ms, 'ua', seconds(now), 'cs', status)
+    redis.call('HSET', job.key, 'ar', job.remaining - 1, 'ra', retry_ms)
+    redis.call('HSET', job.key, 'ua', seconds(now), 'cs', status)
     redis.call('ZADD', set_key(queue, priority, PENDING), score_of(retry_ms, job.id), job.id)
     return true
   end
-  redis.call('HSET', job.key, 'ar', 0, 'ra', job.run_after, 'ua', seconds(now), 'cs', status)
+  redis.call('HSET', job.key, 'ar', 0, 'ra', job.run_after)
+  redis.call('HSET', job.key, 'ua', seconds(now), 'cs', status)
   redis.call('ZADD', set_key(queue, priority, FAILED), score_of(now, job.id), job.id)
   return false
 end

@@ -1,7 +1,6 @@
 -- Whole jobs. Arguments: the shard, queue, the state they have to be in (or ''), whether with body
--- ('1'), then of each job priority and id.
--- Returns OK, then for each a table of state, score, al, ar, cs, ca, ra, ua, cd, bd; or 0 if there is
--- no such job; or -1 if it was evicted.
+-- ('1'), then of each job priority and id. Returns OK, then for each a table of state, score, al,
+-- ar, cs, ca, ra, ua, cd, bd; or 0 if there is no such job; or -1 if it was evicted.
 
 local queue, wanted_state, with_body = take(), take(), take() == '1'
 local states = { PENDING, IN_PROGRESS, SUCCEEDED, FAILED }

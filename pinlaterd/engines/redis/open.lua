@@ -1,7 +1,7 @@
 -- Take ownership. Arguments: the shard, now_ms, lease in ms, who asks, ids to skip after an unclean
 -- end. Who asks again, having lost its connection, need not wait for the end of its own lease.
--- Returns OK, the token, start_ms, clean, names of queues; or OWNED, the owner's token, what is left
--- of its lease in ms; or REFUSED and why.
+-- Returns OK, the token, start_ms, clean, names of queues; or OWNED, the owner's token, what is
+-- left of its lease in ms; or REFUSED and why.
 
 local now, lease_ms, who, skipped = take_number(), take(), take(), take()
 

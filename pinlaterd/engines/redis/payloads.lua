@@ -1,6 +1,6 @@
--- What claims would hand out. Arguments: the shard, queue, priority, most bytes, ids.
--- Returns OK, then for each id a table of body, attempts allowed and remaining, or 0 if it is not
--- PENDING, or -1 if it was evicted. Ends before the body with which all would have more than those bytes.
+-- What claims would hand out. Arguments: the shard, queue, priority, most bytes, ids. Returns OK,
+-- then for each id a table of body, attempts allowed and remaining, or 0 if it is not PENDING, or
+-- -1 if it was evicted. Ends before the body with which all would have more than those bytes.
 
 local queue, priority, most_bytes = take(), take(), take_number()
 local set = set_key(queue, priority, PENDING)

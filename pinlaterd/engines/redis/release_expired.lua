@@ -1,5 +1,6 @@
--- End claims last renewed before a time. Arguments: the shard, token, lease in ms, queue, that time in
--- ms, limit, now_ms, priorities. Returns OK, how many failed for good, then priority and id of the others.
+-- End claims last renewed before a time. Arguments: the shard, token, lease in ms, queue, that time
+-- in ms, limit, now_ms, priorities. Returns OK, how many failed for good, then priority and id of
+-- the others.
 
 local problem = begin_write(false)
 if problem then

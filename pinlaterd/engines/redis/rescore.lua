@@ -1,7 +1,6 @@
 -- Give jobs that PinLater made scores that order them by id within a millisecond (common.lua), and
--- remove what is no job's number.
--- Arguments: the shard, token, lease in ms, queue, priority, lowest and highest score, offset, limit.
--- Returns OK, how many were looked at.
+-- remove what is no job's number. Arguments: the shard, token, lease in ms, queue, priority, lowest
+-- and highest score, offset, limit. Returns OK, how many were looked at.
 
 local problem = begin_write(false)
 if problem then

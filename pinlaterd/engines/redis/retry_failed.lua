@@ -14,9 +14,8 @@ visit_first(failed, queue, '+inf', limit, function(id)
   local allowed = tonumber(redis.call('HGET', key, 'al')) or 0
   redis.call('ZREM', failed, id)
   redis.call('HDEL', key, 'cd')
-  redis.call(
-    'HSET', key, 'al', math.max(allowed, attempts), 'ar', attempts, 'ra', run_after, 'ua', seconds(now)
-  )
+  redis.call('HSET', key, 'al', math.max(allowed, attempts), 'ar', attempts)
+  redis.call('HSET', key, 'ra', run_after, 'ua', seconds(now))
   redis.call('ZADD', pending, score_of(run_after, id), id)
   retried[#retried + 1] = id
 end)

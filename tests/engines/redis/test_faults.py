@@ -14,6 +14,7 @@ import redis
 from pinlaterd.clock import FakeClock
 from pinlaterd.engines.base import Batch, Checkpoint, EnqueueOp, Searcher, StorageEngine
 from pinlaterd.engines.redis.connection import Server
+from pinlaterd.engines.redis.faults import refusal_words
 from pinlaterd.errors import ShardOwned, StorageError, StorageNotCommitted
 from pinlaterd.model import Job, JobKey, JobState
 from tests.conformance.engine.calls import SEARCHES, STORAGE_CALLS
@@ -295,6 +296,29 @@ def test_it_has_forgotten_the_scripts(store: EngineHarness, stranger: redis.Redi
     assert [claimed.key for claimed in store.claim()] == [key]
     stranger.script_flush()
     store.engine.heartbeat()
+
+
+def test_its_record_is_gone(store: EngineHarness, stranger: redis.Redis, shard: str):
+    keys = store.enqueue(b"x")
+    stranger.delete(f"plm_{shard}", f"plo_{shard}")
+
+    with pytest.raises(StorageError, match="owned by nobody"):
+        store.enqueue(b"y")
+
+    store.engine.close()
+    store.engine.open(store.now_ms)
+    assert store.ready() == keys
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "OOM command not allowed when used memory > 'maxmemory'.",
+        "-OOM command not allowed when used memory > 'maxmemory'.",  # before release 7
+    ],
+)
+def test_an_error_that_a_script_passes_on_is_put_into_words(text: str):
+    assert "raise maxmemory" in refusal_words(text)
 
 
 # --- a full memory --------------------------------------------------------------------------

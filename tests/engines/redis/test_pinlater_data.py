@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 
 import pytest
@@ -227,6 +228,35 @@ def test_of_one_millisecond_the_lower_number_comes_first_whatever_its_digits(
         *[PendingKey(at_ms, local_id) for local_id in sorted([*ids, 70, 700, 7_000])],
         PendingKey(at_ms + 1, 5),
     ]
+
+
+def test_whatever_the_numbers_and_times_any_page_is_in_order(
+    serve: EngineHarness, stranger: redis.Redis, shard: str
+):
+    chance = random.Random(4711)
+    key = f"plq_{shard}_{QUEUE}.p1_s0"
+    for _ in range(60):
+        # microseconds, as PinLater's clients may give them, in few milliseconds
+        begin = chance.choice([0, 1_421_450_000_000_000, 4_102_444_800_000_000])
+        jobs = {
+            chance.randrange(1, 10 ** chance.randrange(1, 7)): begin + chance.randrange(4_000)
+            for _ in range(chance.randrange(1, 80))
+        }
+        stranger.delete(key)
+        stranger.zadd(key, {str(local_id): at / 1_000_000 for local_id, at in jobs.items()})
+
+        read: list[PendingKey] = []
+        until_ms = 2**53
+        while page := serve.engine.read_pending(
+            *(QUEUE, 1),
+            after=read[-1] if read else None,
+            until_ms=until_ms,
+            limit=chance.randrange(1, 30),
+        ):
+            read += page
+
+        whole_ms = {local_id: (at + 500) // 1_000 for local_id, at in jobs.items()}
+        assert read == sorted(PendingKey(ms, local_id) for local_id, ms in whole_ms.items())
 
 
 def test_its_jobs_and_ours_stand_in_one_order(serve: EngineHarness, pinlater: PinLater):
