@@ -98,7 +98,8 @@
  *   num_priority_levels            3: priorities 1 (highest) to 3; at most 127
  *   max_job_body_bytes             1 MiB a body, less where a shard's table holds less
  *   source                         120 bytes in an enqueue
- *   custom status                  5,000 characters; what is appended is added. Cut at the end
+ *   custom status                  5,000 characters on MySQL and SQLite, where appends are added;
+ *                                  3,000 on Redis, where an append replaces. Cut at the end
  *   enqueue_split_jobs             1,000 jobs of one enqueue are stored all or none; a larger
  *                                  one is divided over shards, each part all or none
  *   max_jobs_per_enqueue           100,000 jobs; an enqueue of more is refused whole
@@ -253,7 +254,7 @@ struct PinLaterEnqueueResponse {
 /** The end of one job's run. */
 struct PinLaterJobAckInfo {
   1: required string jobDescriptor
-  /** Appended to the custom status. */
+  /** Appended to the custom status (Redis: replaces it). */
   2: optional string appendCustomStatus = ""
   /** Failed jobs only: how long the next attempt waits, from now. */
   3: optional i64 retryDelayMillis = 0

@@ -32,6 +32,7 @@ class Limits(NamedTuple):
     body_bytes: int
     run_after_ms: int  # the latest run-after
     custom_status_chars: int
+    acks_replace_status: bool = False  # an ack's text, if it has one, takes the old one's place
 
 
 class Ownership(NamedTuple):

@@ -83,7 +83,7 @@ class Backend(NamedTuple):
 BACKENDS = (
     # A database's name holds 64 characters, and begins with plq_1_.
     Backend("mysql", queue_name_characters=58, status_characters=5000),
-    Backend("redis", queue_name_characters=64, status_characters=5000),
+    Backend("redis", queue_name_characters=64, status_characters=3000, ack_replaces_status=True),
     Backend("sqlite", queue_name_characters=64, status_characters=5000),
 )
 

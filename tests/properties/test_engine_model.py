@@ -36,6 +36,7 @@ from pinlaterd.engines.base import (
     Claim,
     ClaimOp,
     EnqueueOp,
+    Limits,
     Release,
     Requeued,
     StoredJob,
@@ -48,7 +49,6 @@ from tests.servers.redis import redis_program, redis_server
 __all__ = ["redis_program", "redis_server"]
 
 PRIORITIES = (1, 2)
-STATUS_CHARS = 5000
 NO_CLAIM = "host:9010:1:web:0"
 
 priorities = st.sampled_from(PRIORITIES)
@@ -106,11 +106,12 @@ class ModelJob:
     def requeued(self) -> Requeued:
         return Requeued(self.key.priority, PendingKey(self.run_after_ms, self.key.local_id))
 
-    def append(self, text: str) -> None:
-        self.custom_status = (self.custom_status + text)[:STATUS_CHARS]
+    def append(self, text: str, limits: Limits) -> None:
+        before = "" if text and limits.acks_replace_status else self.custom_status
+        self.custom_status = (before + text)[: limits.custom_status_chars]
 
-    def prepend(self, text: str) -> None:
-        self.custom_status = (text + self.custom_status)[:STATUS_CHARS]
+    def prepend(self, text: str, limits: Limits) -> None:
+        self.custom_status = (text + self.custom_status)[: limits.custom_status_chars]
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -273,11 +274,11 @@ class QueueMachine(RuleBasedStateMachine):
         return applies
 
     def _succeed(self, ack: Ack) -> None:
-        self.jobs[ack.key].append(ack.append_custom_status)
+        self.jobs[ack.key].append(ack.append_custom_status, self.store.engine.limits)
         self.jobs[ack.key].become(JobState.SUCCEEDED, self.now_ms)
 
     def _fail(self, ack: Ack) -> list[Requeued]:
-        self.jobs[ack.key].append(ack.append_custom_status)
+        self.jobs[ack.key].append(ack.append_custom_status, self.store.engine.limits)
         requeued = self.jobs[ack.key].end_attempt(self.now_ms + ack.retry_delay_ms, self.now_ms)
         return [] if requeued is None else [requeued]
 
@@ -321,7 +322,7 @@ class QueueMachine(RuleBasedStateMachine):
             job.body = checkpoint.new_body
         if checkpoint.attempts is not None:
             job.attempts_allowed = job.attempts_remaining = checkpoint.attempts
-        job.prepend(checkpoint.prepend_custom_status or "")
+        job.prepend(checkpoint.prepend_custom_status or "", self.store.engine.limits)
         job.become(
             JobState.PENDING if checkpoint.move_to_pending else JobState.IN_PROGRESS, self.now_ms
         )

@@ -49,7 +49,8 @@ local function succeed(job, queue, priority, text)
   if text == '' then
     redis.call('HSET', job.key, 'ua', now_seconds, 'ra', job.run_after)
   else
-    local status = cut(job.status .. text, status_chars)
+    -- As PinLater does here: the text of an ack replaces what was there.
+    local status = cut(text, status_chars)
     redis.call('HSET', job.key, 'ua', now_seconds, 'ra', job.run_after, 'cs', status)
   end
   redis.call('ZADD', set_key(queue, priority, SUCCEEDED), score_of(now, job.id), job.id)
@@ -81,7 +82,8 @@ local acks = each_op(function(queue)
   end)
   local failed, not_failed = each_ack(queue, function(job, priority, text, delay)
     local retry_ms = math.min(now + delay, latest_ms)
-    if fail_attempt(job, queue, priority, retry_ms, cut(job.status .. text, status_chars), now) then
+    local status = text == '' and job.status or cut(text, status_chars)
+    if fail_attempt(job, queue, priority, retry_ms, status, now) then
       requeue(result, priority, job.id, retry_ms)
     end
   end)
