@@ -47,7 +47,7 @@ STORAGE_CALLS: dict[str, Call] = {
     "vacuum": lambda engine: engine.vacuum(limit=1),
 }
 # These answer from memory, or have tests of their own.
-OTHER_CALLS = {"open", "close", "queues", "depths", "durability", "searcher"}
+OTHER_CALLS = {"open", "close", "heartbeat", "queues", "depths", "durability", "searcher"}
 
 SEARCHES: dict[str, Callable[[Searcher], object]] = {
     "count": lambda searcher: searcher.count(
