@@ -1,6 +1,6 @@
 -- The jobs of one priority of one queue: table jobs_p<priority> in database plq_<shard>_<queue>.
--- Names and meanings are PinLater's, so that its tables are served as they stand, and that a PinLater
--- server can go on with ours (on a server whose time zone is UTC). Ours are better in this:
+-- Names and meanings are PinLater's, so that its tables are served as they stand, and that a
+-- PinLater server can go on with ours (where the server's time zone is UTC). Ours are better in this:
 --
 --   DATETIME(3)      PinLater: TIMESTAMP, which holds whole seconds and ends in January 2038. Not
 --                    BIGINT: that would save nothing that can be measured, and NOW() of a PinLater
@@ -16,15 +16,15 @@
 --   by_run_after     what is ready, in the order in which it is handed out (state 0); scans, which
 --                    go by run-after downwards in any state
 --   by_updated_at    claims that timed out (1), garbage (2, 3), the longest failed (3)
--- PinLater's index on claim_descriptor is not needed: claims are made, and read, by primary key. Each
--- index that a claim or an ack has to change costs, so there is none that some call can do without.
+-- PinLater's index on claim_descriptor is not needed: claims are made, and read, by primary key.
+-- Each index that a claim or an ack has to change costs, so there is none that could be spared.
 --
--- local_id is given by the owner, from one counter for the whole shard (plm_<shard>): inserts need not
--- wait for an AUTO_INCREMENT lock, and no id comes back, neither after a delete nor with a queue of
--- an old name. AUTO_INCREMENT stays for a PinLater server, which relies on it.
+-- local_id is given by the owner, from one counter for the whole shard (plm_<shard>): inserts need
+-- not wait for an AUTO_INCREMENT lock, and no id comes back, neither after a delete nor with a queue
+-- of an old name. AUTO_INCREMENT stays for a PinLater server, which relies on it.
 --
--- A claim gives each job a descriptor of its own. Measured (MariaDB 10.11, 2 cores, 200-byte bodies, one
--- transaction flushed, median of 30 and 8, ms for 100 and for 800 jobs):
+-- A claim gives each job a descriptor of its own. Measured twice (MariaDB 10.11, 2 shared cores,
+-- 200-byte bodies, one flushed transaction; medians of 30 and of 8, in ms for 100 and for 800 jobs):
 --
 --     one UPDATE a job                                 12.7 to 13.6     82 to 108
 --     CASE over the ids, 100 a statement                1.9 to 2.1    16.3 to 17.4
@@ -34,9 +34,9 @@
 --     join with JSON_TABLE                              2.1 to 2.2    15.2 to 21.3
 --     INSERT … ON DUPLICATE KEY UPDATE                  2.2 to 2.6    15.4 to 16.1
 --
--- So what counts is that there is one statement, and the change of the rows and of their two indexes costs
--- the rest. CASE was taken: fastest at 100, among the fastest at 800, the same on both kinds of server, and it
--- can't bring back a job that was deleted, as the last one would.
+-- So what counts is that there is one statement; changing the rows and their two indexes costs the
+-- rest. CASE was taken: fastest at 100, among the fastest at 800, the same on both kinds of server,
+-- and it can't bring back a job that was deleted, as the last one would.
 --
 -- States: 0 PENDING, 1 IN_PROGRESS, 2 SUCCEEDED, 3 FAILED.
 CREATE TABLE IF NOT EXISTS {table} (

@@ -89,15 +89,20 @@ def collect_garbage(
             break
         table = store.tables_of(queue)[priority]
         bound = table.updated_at.bound(updated_before_ms)
-        where, order = b"updated_at < " + bound, b"updated_at, local_id"
-        if not table.by_updated_at:
-            where, order = b"run_after < " + bound + b" AND " + where, b"run_after, local_id"
-        found = tx.db.execute(
-            b"DELETE FROM %b WHERE state = %d AND %b ORDER BY %b LIMIT %d"
-            % (table.name, state, where, order, limit - deleted)
+        index, where, order = table.by_updated_at, b"updated_at < " + bound, b"updated_at"
+        if not index:
+            index, order = table.by_run_after, b"run_after"
+            where = b"run_after < " + bound + b" AND " + where
+        rows = tx.read(
+            [
+                b"SELECT local_id FROM %b%b WHERE state = %d AND %b ORDER BY %b, local_id LIMIT %d"
+                b" FOR UPDATE" % (table.name, index, state, where, order, limit - deleted)
+            ]
         )
-        tx.moved(queue, priority, found, state, None)
-        deleted += found
+        local_ids = [local_id for (local_id,) in rows]
+        tx.run(delete(table, local_ids, state))
+        tx.moved(queue, priority, len(local_ids), state, None)
+        deleted += len(local_ids)
     return deleted
 
 

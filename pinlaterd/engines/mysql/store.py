@@ -221,6 +221,9 @@ class Store:
             values = {"clean": 1, "next_local_id": self._next_local_id}
             with contextlib.suppress(StorageError):
                 self.transact(0, lambda tx: self._remember(tx, values))
+                # A server that is busy may see much later that the connection has been closed.
+                with self.reading():
+                    self.db.execute(b"DO RELEASE_LOCK(" + quote_text(self._lock) + b")")
         self._abandon()
 
     def _abandon(self) -> None:

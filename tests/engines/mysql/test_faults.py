@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -43,6 +45,15 @@ STORAGE_CALLS: dict[str, Call] = {
     ),
     "durability": lambda engine: engine.durability(),
 }
+# These answer from memory, or have tests of their own.
+OTHER_CALLS = {"open", "close", "heartbeat", "queues", "depths", "vacuum", "searcher"}
+
+
+def test_every_call_is_looked_at():
+    methods = {
+        name for name, value in vars(StorageEngine).items() if callable(value) and name[0] != "_"
+    }
+    assert STORAGE_CALLS.keys() | OTHER_CALLS == methods
 
 
 # --- the connection is lost ---------------------------------------------------------------------
@@ -113,10 +124,14 @@ def test_a_network_that_swallows_everything_costs_the_lease_at_most(
     engine.open(clock.now_ms())
     engine.create_queue(QUEUE, clock.now_ms())
     proxy.hold()
+    began = time.monotonic()
 
-    with pytest.raises(StorageError, match="timed out"):
+    # Our patience and the server's end at about the same time: either ends it.
+    with pytest.raises(StorageError) as caught:
         engine.apply(ONE_JOB, clock.now_ms())
 
+    assert not isinstance(caught.value, StorageNotCommitted)
+    assert time.monotonic() - began < 10  # nobody waits for the system's own time-outs
     engine.close()
     proxy.go_on()
 
@@ -256,6 +271,42 @@ def test_a_strangers_lock_costs_that_batch_alone(
 
     assert store.succeed(claimed.key).succeeded == 1
     store.engine.close()
+
+
+def test_a_deadlock_with_a_stranger_is_tried_again(
+    store: EngineHarness, mariadb: MariaDB, table: str
+):
+    """The server ends the transaction that has changed less: ours, which is then begun anew."""
+    [first] = store.in_progress(b"a")
+    [second] = store.in_progress(Job(b"b", priority=2))
+    other_table = table.replace("_p1", "_p2")
+    statement = "UPDATE {} SET custom_status = 'theirs' WHERE local_id = {}"
+    with mariadb.connect() as other, other.cursor() as cursor:
+        cursor.execute("BEGIN")
+        cursor.execute(
+            f"INSERT INTO {other_table} (state, attempts_allowed, attempts_remaining, created_at,"
+            " run_after, body) SELECT 2, 1, 1, NOW(), NOW(), 'x' FROM "
+            f"{table.split('.', maxsplit=1)[0]}.seq_1_to_500"
+        )
+        cursor.execute(statement.format(other_table, second.key.local_id))
+
+        def then_the_first_one() -> None:
+            # It comes when our transaction holds the first job and waits for the second.
+            with mariadb.connect() as watch, watch.cursor() as looking:
+                waits = "SELECT COUNT(*) FROM information_schema.innodb_lock_waits"
+                while looking.execute(waits) and not looking.fetchone()[0]:
+                    pass
+            cursor.execute(statement.format(table, first.key.local_id))
+            cursor.execute("COMMIT")
+
+        stranger = threading.Thread(target=then_the_first_one)
+        stranger.start()
+        result = store.succeed(first.key, second.key)
+        stranger.join()
+
+    assert result.succeeded == 2
+    assert store.states([first.key, second.key]) == [JobState.SUCCEEDED] * 2
+    assert store.job(first.key).custom_status == "theirs"
 
 
 def test_jobs_that_a_stranger_took_are_not_claimed(store: EngineHarness, stranger: Any, table: str):

@@ -1,0 +1,101 @@
+"""What the owner's loop does costs what it moves, not what the queue holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from pinlaterd.engines.base import Ack, AckOp, Batch, ClaimOp
+from pinlaterd.engines.mysql.engine import MysqlEngine
+from pinlaterd.model import Job, JobKey, JobState, PendingKey
+from tests.conformance.engine.harness import END_OF_TIME_MS, QUEUE, EngineHarness
+
+DEEP = 1_500
+LIMIT = 10
+# Rows and index entries that the server looks at; a walk over a deep queue looks at DEEP of them.
+LOOKS = 300
+
+Call = Callable[[MysqlEngine, list[JobKey]], object]
+
+
+def delete(state: JobState) -> Call:
+    return lambda engine, keys: engine.delete_jobs(QUEUE, state, 1, limit=LIMIT)
+
+
+def garbage(state: JobState) -> Call:
+    return lambda engine, keys: engine.collect_garbage(
+        QUEUE, state, updated_before_ms=END_OF_TIME_MS, limit=LIMIT
+    )
+
+
+CALLS: dict[str, Call] = {
+    "read_pending": lambda engine, keys: engine.read_pending(
+        QUEUE, 1, after=PendingKey(0, 10), until_ms=END_OF_TIME_MS, limit=LIMIT
+    ),
+    "payloads": lambda engine, keys: engine.payloads(
+        QUEUE, 1, [key.local_id for key in keys], most_bytes=1_000
+    ),
+    "lookup": lambda engine, keys: engine.lookup(QUEUE, keys, include_body=True),
+    "acks": lambda engine, keys: engine.apply(
+        Batch(acks=[AckOp(QUEUE, [Ack(key) for key in keys], ())]), 1
+    ),
+    "failures": lambda engine, keys: engine.apply(
+        Batch(acks=[AckOp(QUEUE, (), [Ack(key, "why") for key in keys])]), 1
+    ),
+    "none expired": lambda engine, keys: engine.release_expired(
+        QUEUE, claimed_before_ms=0, limit=LIMIT, now_ms=0
+    ),
+    "some expired": lambda engine, keys: engine.release_expired(
+        QUEUE, claimed_before_ms=END_OF_TIME_MS, limit=LIMIT, now_ms=0
+    ),
+    "oldest_failed": lambda engine, keys: engine.oldest_failed(QUEUE, 1, limit=LIMIT),
+    "retry_failed": lambda engine, keys: engine.retry_failed(
+        QUEUE, 1, attempts=1, run_after_ms=1, limit=LIMIT, now_ms=1
+    ),
+    **{f"delete {state.name}": delete(state) for state in JobState},
+    "garbage SUCCEEDED": garbage(JobState.SUCCEEDED),
+    "garbage FAILED": garbage(JobState.FAILED),
+}
+
+
+@pytest.fixture
+def deep(store: EngineHarness) -> EngineHarness:
+    """DEEP jobs in each state."""
+    for end in (store.succeed, store.fail, None):
+        store.enqueue(*[Job(b"x", attempts_allowed=1)] * DEEP)
+        keys = [claimed.key for claimed in store.claim(limit=DEEP)]
+        if end is not None:
+            end(*keys)
+    store.enqueue(*[b"x"] * DEEP)
+    return store
+
+
+def _looks(engine: MysqlEngine) -> int:
+    db = engine._store.db
+    return sum(int(count) for _, count in db.rows(b"SHOW SESSION STATUS LIKE 'Handler_read_%'"))
+
+
+def test_no_call_walks_over_a_deep_queue(deep: EngineHarness):
+    engine = deep.engine
+    assert isinstance(engine, MysqlEngine)
+    running = engine._store.db.rows(
+        b"SELECT local_id FROM " + engine._store.tables[QUEUE][1].name + b" WHERE state = 1"
+    )
+    keys = [JobKey(1, local_id) for (local_id,) in running]
+    claims = deep.wanted(limit=LIMIT)
+    calls: dict[str, Call] = {
+        **CALLS,
+        "claims": lambda engine, keys: engine.apply(Batch(claims=[ClaimOp(QUEUE, claims)]), 1),
+    }
+
+    looks = {}
+    for number, (name, call) in enumerate(calls.items()):
+        before = _looks(engine)
+        own = _looks(engine) - before
+        before = _looks(engine)
+        call(engine, keys[number * LIMIT : (number + 1) * LIMIT])
+        looks[name] = _looks(engine) - before - own
+
+    assert {name: count for name, count in looks.items() if count > LOOKS} == {}
+    assert looks["claims"] >= LIMIT
