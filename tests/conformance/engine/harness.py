@@ -79,7 +79,7 @@ class EngineHarness:
         """What a restart in order does."""
         self.engine.close()
         self.engine = self.make()
-        self.ownership = self.engine.open(self.now_ms)
+        self.ownership = open_when_free(self.engine, self.now_ms)
         return self.ownership
 
     # --- one batch each ----------------------------------------------------------------------
