@@ -76,10 +76,19 @@ def shards_text(store: Store, shards: int) -> str:
 
 def _mariadb(directory: Path, port: int, password: str) -> list[str]:
     data = directory / "data" / "mariadb"
+    temporary = directory / "data" / "mariadb-tmp"  # a shared one is swept by whoever starts
+    temporary.mkdir(parents=True, exist_ok=True)
     as_root = ["--user=root"] if os.geteuid() == 0 else []
     install = _program("mariadb-install-db", "mariadb-server")
     subprocess.run(
-        [install, "--no-defaults", f"--datadir={data}", "--skip-test-db", *as_root],
+        [
+            install,
+            "--no-defaults",
+            f"--datadir={data}",
+            f"--tmpdir={temporary}",
+            "--skip-test-db",
+            *as_root,
+        ],
         check=True,
         capture_output=True,
     )
@@ -95,6 +104,7 @@ def _mariadb(directory: Path, port: int, password: str) -> list[str]:
         _program("mariadbd", "mariadb-server"),
         "--no-defaults",
         f"--datadir={data}",
+        f"--tmpdir={temporary}",
         f"--socket={data}/server.sock",
         f"--pid-file={data}/server.pid",
         f"--bind-address={_LOOPBACK}",

@@ -3,7 +3,8 @@
 Pure: outcomes go in, a verdict comes out. A store is healthy until it fails several times in a
 row, or too often within a window, or takes much longer than it is used to; then it ails, with the
 reason, until a few uses in a row have gone well. Routers send an ailing shard no new work as long
-as others can take it; acks still come, and a probe every second.
+as others can take it; acks still come, and a probe every second. What a store refuses beyond doubt,
+because it is full, is no failure of it: its jobs have to go, so that there is room again.
 
 Times are seconds, by any clock that only goes forward.
 """

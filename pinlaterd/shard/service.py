@@ -458,7 +458,6 @@ class ShardService:
         try:
             result = self._engine.apply(parts.batch(), now_ms)
         except StorageNotCommitted as error:
-            self._health.failed(self._clock.monotonic())
             if len(works) == 1:
                 self._give_up(works[0], error, now_ms)
                 return

@@ -44,7 +44,7 @@ class MariaDB:
         self.port = port
         self._options = options
         self._process: subprocess.Popen[bytes] | None = None
-        folder.mkdir(parents=True)
+        (folder / "tmp").mkdir(parents=True)
         self._log = folder / "server.log"
         self._install()
         self.start()
@@ -58,6 +58,7 @@ class MariaDB:
                 "mariadb-install-db",
                 "--no-defaults",
                 f"--datadir={self.folder / 'data'}",
+                f"--tmpdir={self.folder / 'tmp'}",
                 f"--user={getpass.getuser()}",
                 "--auth-root-authentication-method=normal",
                 "--skip-test-db",
@@ -79,6 +80,8 @@ class MariaDB:
                     shutil.which("mariadbd") or "/usr/sbin/mariadbd",
                     "--no-defaults",
                     f"--datadir={self.folder / 'data'}",
+                    # Not a shared one: a server that starts removes what it takes for its own.
+                    f"--tmpdir={self.folder / 'tmp'}",
                     f"--socket={self.folder / 's'}",
                     f"--pid-file={self.folder / 'pid'}",
                     f"--port={self.port}",

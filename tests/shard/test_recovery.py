@@ -171,18 +171,29 @@ def test_while_its_store_cannot_be_opened_all_is_refused(shard, engine):
 
 
 def test_a_store_that_keeps_failing_ails_until_it_has_done_well_for_a_while(shard, engine):
-    engine.on_apply = refuse({b"bad"})
-    for _ in range(4):
+    for failures in range(1, 6):
+        engine.on_apply = break_down
         shard.results(EnqueueRequest("mail", [Job(b"bad")]))
-    assert shard.service.ailing == ""
-
-    shard.results(EnqueueRequest("mail", [Job(b"bad")]))
+        engine.on_apply = lambda _batch: None
+        shard.clock.advance(60)
+        shard.service.recover()
+        assert bool(shard.service.ailing) == (failures == 5)
 
     assert shard.service.ailing == "its store failed 5 times in a row"
     shard.enqueue(b"good")  # what comes all the same is served
     shard.service.tick()
     assert shard.service.ailing
     shard.service.tick()  # probes: nobody sends it work
+    assert shard.service.ailing == ""
+
+
+def test_a_store_that_is_full_does_not_ail(shard, engine):
+    """It refuses beyond doubt; its jobs have to be dequeued, so that there is room again."""
+    engine.on_apply = refuse({b"more"})
+
+    for _ in range(20):
+        shard.results(EnqueueRequest("mail", [Job(b"more")]))
+
     assert shard.service.ailing == ""
 
 
