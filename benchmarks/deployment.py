@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 from typing import Self
 from urllib.request import urlopen
@@ -53,7 +54,7 @@ class Deployment:
         self.etc = self.folder / layout.ETC
         _update_yaml(self.etc / layout.SERVER_FILE, settings or {})
         if shard is not None:
-            named = {str(number): shard for number in range(1, shards + 1)}
+            named = {str(number): deepcopy(shard) for number in range(1, shards + 1)}
             _update_yaml(self.etc / layout.SHARDS_FILE, {"shards": named})
         _update_yaml(self.etc / layout.QUEUES_FILE, {"queues": queues} if queues else {})
 
