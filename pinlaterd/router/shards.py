@@ -108,12 +108,12 @@ class ShardSet:
 
     def enqueueable(self) -> list[Shard]:
         """Those to give jobs to; of ailing ones only if there is no other."""
-        found = [
+        dequeue_only = self._dequeue_only
+        return [
             shard
             for name, shard in self._shards.items()
-            if name not in self._dequeue_only and shard.healthy
-        ]
-        return [shard for shard in found if not shard.ailing] or found
+            if name not in dequeue_only and shard.healthy and not shard.ailing
+        ] or [shard for shard in self.healthy() if shard.name not in dequeue_only]
 
     def ready_jobs(self, queue: str) -> int:
         return sum(sum(shard.ready_counts(queue)) for shard in self._shards.values())

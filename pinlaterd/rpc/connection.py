@@ -210,15 +210,15 @@ class Connection(asyncio.Protocol):
                 self._write_answers()
         finally:
             self._pumping = False
-        if self._is_done_when_retiring():
+        if self._retiring and self._has_nothing_in_hand():
             self._closing = True
         if self._closing:
             self._close_if_done()
         else:
             self._update_reading()
 
-    def _is_done_when_retiring(self) -> bool:
-        return self._retiring and not (self._slots or self._waiting or self._reader.missing)
+    def _has_nothing_in_hand(self) -> bool:
+        return not (self._slots or self._waiting or self._reader.missing)
 
     def _may_begin(self) -> bool:
         return len(self._slots) < self._most_calls() and not self._unsent_high and not self.gone
@@ -261,7 +261,7 @@ class Connection(asyncio.Protocol):
             size += 4 + len(message)
         if not parts:
             return
-        if self._is_done_when_retiring():
+        if self._retiring and self._has_nothing_in_hand():
             # This is the last answer: it leaves with the end of the connection, as one segment.
             connected: socket.socket = self._transport.get_extra_info("socket")
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
