@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
+from pinlaterd.engines.acks import carry_out_acks
 from pinlaterd.engines.base import Ack, AckOp, AckResult, Requeued
 from pinlaterd.engines.mysql.literals import LATEST_MS
 from pinlaterd.engines.mysql.statements import (
@@ -140,11 +142,7 @@ def _status(table: Table, before: bytes, texts: Sequence[str], behind: bytes) ->
 
 
 def apply_acks(store: Store, tx: Transaction, ops: Sequence[AckOp]) -> list[AckResult]:
-    """Ops that name no job twice commute, and are carried out together: successes, then failures.
-    Otherwise each goes in its turn, and within it each ack."""
-    if _name_no_job_twice(ops):
-        return _apply_together(store, tx, ops)
-    return [_apply_in_turn(store, tx, op) for op in ops]
+    return carry_out_acks(ops, partial(_apply_together, store, tx), _name_no_job_twice)
 
 
 def _name_no_job_twice(ops: Sequence[AckOp]) -> bool:
@@ -153,20 +151,6 @@ def _name_no_job_twice(ops: Sequence[AckOp]) -> bool:
     else:
         keys = [(op.queue, ack.key) for op in ops for acks in op[1:] for ack in acks]
     return len(set(keys)) == len(keys)
-
-
-def _apply_in_turn(store: Store, tx: Transaction, op: AckOp) -> AckResult:
-    if _name_no_job_twice([op]):
-        return _apply_together(store, tx, [op])[0]
-    single_acks = [AckOp(op.queue, [ack], ()) for ack in op.succeeded]
-    single_acks += [AckOp(op.queue, (), [ack]) for ack in op.failed]
-    results = [_apply_together(store, tx, [single])[0] for single in single_acks]
-    return AckResult(
-        succeeded=sum(result.succeeded for result in results),
-        failed=sum(result.failed for result in results),
-        noop=sum(result.noop for result in results),
-        requeued=[requeued for result in results for requeued in result.requeued],
-    )
 
 
 def _apply_together(store: Store, tx: Transaction, ops: Sequence[AckOp]) -> list[AckResult]:

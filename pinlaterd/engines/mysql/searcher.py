@@ -24,6 +24,7 @@ from pinlaterd.engines.mysql.limits import database_prefix
 from pinlaterd.engines.mysql.literals import EARLIEST_MS, LATEST_MS
 from pinlaterd.engines.mysql.records import WITH_BODY, WITHOUT_BODY, stored_job
 from pinlaterd.engines.mysql.tables import Table, load_tables
+from pinlaterd.engines.scans import scan_order, too_late
 from pinlaterd.model import JobKey, JobState
 
 T = TypeVar("T")
@@ -109,7 +110,7 @@ class MysqlSearcher(Searcher):
                 self._walk(wanted, after, deadline)
                 for wanted in self._wanted(queue, state, several, range_ms, body_regex)
             ]
-            return list(islice(heapq.merge(*walks, key=_scan_order), limit))
+            return list(islice(heapq.merge(*walks, key=scan_order), limit))
 
         return self._until(deadline, search, nothing=())
 
@@ -149,7 +150,7 @@ class MysqlSearcher(Searcher):
         except FAULTS as fault:
             self.close()
             if is_timeout(fault):
-                raise _too_late() from fault
+                raise too_late() from fault
             if is_gone(fault):
                 return nothing
             raise storage_error(fault, str(self._server), undone=True) from fault
@@ -159,7 +160,7 @@ class MysqlSearcher(Searcher):
 
     def _check(self, deadline: float) -> None:
         if self._clock.monotonic() > deadline:
-            raise _too_late()
+            raise too_late()
 
     def _connection(self) -> Connection:
         if self._db is None:
@@ -261,7 +262,7 @@ class MysqlSearcher(Searcher):
         if len(keys) == room:
             next_place = _Place(keys[-1].run_after_ms, 0)
             below = [job for job in below if job.run_after_ms != next_place.run_after_ms]
-        return equal + sorted(below, key=_scan_order), next_place
+        return equal + sorted(below, key=scan_order), next_place
 
     def _read(
         self, wanted: _Wanted, where: bytes, deadline: float
@@ -306,16 +307,8 @@ def _run_after_range(now_ms: int, *, future: bool) -> tuple[int, int]:
     return (now_ms + 1, LATEST_MS) if future else (EARLIEST_MS, now_ms)
 
 
-def _scan_order(job: StoredJob) -> tuple[int, int, int]:
-    return (-job.run_after_ms, job.key.priority, job.key.local_id)
-
-
 def _behind(after: ScanAfter, priority: int) -> tuple[int, int]:
     """Where a scan goes on in the table of `priority`: what comes behind this run-after and id."""
     if priority < after.priority:
         return after.run_after_ms, 2**64 - 1  # all of that run-after have come
     return after.run_after_ms, after.local_id if priority == after.priority else 0
-
-
-def _too_late() -> TimeoutError:
-    return TimeoutError("the search took longer than its deadline allows")

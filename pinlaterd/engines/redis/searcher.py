@@ -12,7 +12,7 @@ walked by age, all of them, and a scan keeps the best. Evicted jobs are passed o
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
@@ -24,6 +24,7 @@ from pinlaterd.engines.redis import scripts
 from pinlaterd.engines.redis.connection import Connection
 from pinlaterd.engines.redis.records import stored_job, to_ms
 from pinlaterd.engines.redis.store import ShardKeys
+from pinlaterd.engines.scans import behind, scan_order, too_late
 from pinlaterd.model import JobKey, JobState
 
 _PAGE_JOBS = 1000
@@ -95,11 +96,11 @@ class RedisSearcher(Searcher):
         if wanted is None:
             return []
         walks = [
-            _behind(after, self._walk(wanted, priority)) for priority in sorted(set(priorities))
+            behind(after, self._walk(wanted, priority)) for priority in sorted(set(priorities))
         ]
         if state is JobState.PENDING:
-            return list(islice(heapq.merge(*walks, key=_scan_order), limit))
-        return heapq.nsmallest(limit, (job for walk in walks for job in walk), key=_scan_order)
+            return list(islice(heapq.merge(*walks, key=scan_order), limit))
+        return heapq.nsmallest(limit, (job for walk in walks for job in walk), key=scan_order)
 
     def find(
         self,
@@ -137,7 +138,7 @@ class RedisSearcher(Searcher):
 
     def _check(self, deadline: float) -> None:
         if self._clock.monotonic() > deadline:
-            raise TimeoutError("the search took longer than its deadline allows")
+            raise too_late()
 
     def _set_key(self, wanted: _Wanted, priority: int) -> str:
         return f"plq_{self._shard.name}_{wanted.queue}.p{priority}_s{int(wanted.state)}"
@@ -149,7 +150,7 @@ class RedisSearcher(Searcher):
             JobState.IN_PROGRESS: self._running_pages,
         }.get(wanted.state, self._ended_pages)
         for local_ids in walk(wanted, priority):
-            yield from sorted(self._read(wanted, priority, local_ids), key=_scan_order)
+            yield from sorted(self._read(wanted, priority, local_ids), key=scan_order)
 
     def _pending_pages(self, wanted: _Wanted, priority: int) -> Iterator[list[int]]:
         """Ids, of whole milliseconds, the latest first. The set runs the other way within
@@ -269,17 +270,3 @@ def _to(ms: int) -> str:
 
 def _run_after_range(now_ms: int, *, future: bool) -> tuple[int, int]:
     return (now_ms + 1, _LATEST_MS) if future else (_EARLIEST_MS, now_ms)
-
-
-def _scan_order(job: StoredJob) -> tuple[int, int, int]:
-    return (-job.run_after_ms, job.key.priority, job.key.local_id)
-
-
-def _behind(after: ScanAfter | None, jobs: Iterable[StoredJob]) -> Iterator[StoredJob]:
-    """Those that a scan yields which goes on after `after`."""
-    if after is None:
-        yield from jobs
-        return
-    run_after_ms, priority, local_id = after
-    place = (-run_after_ms, priority, local_id)
-    yield from (job for job in jobs if _scan_order(job) > place)

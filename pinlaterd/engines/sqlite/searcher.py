@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -22,6 +22,7 @@ from typing import NamedTuple
 from pinlaterd.clock import Clock, SystemClock
 from pinlaterd.engines.base import ScanAfter, Searcher, StoredJob
 from pinlaterd.engines.body_regex import compile_body_regex
+from pinlaterd.engines.scans import behind, scan_order, too_late
 from pinlaterd.engines.sqlite.faults import FAULTS, reading, storage_error
 from pinlaterd.engines.sqlite.records import stored_jobs
 from pinlaterd.engines.sqlite.schema import connect_reader
@@ -94,12 +95,12 @@ class SqliteSearcher(Searcher):
             if wanted is None:
                 return []
             walks = [
-                _behind(after, self._walk(wanted, priority, deadline))
+                behind(after, self._walk(wanted, priority, deadline))
                 for priority in sorted(set(priorities))
             ]
             if state is JobState.PENDING:
-                return list(islice(heapq.merge(*walks, key=_scan_order), limit))
-            return heapq.nsmallest(limit, (job for walk in walks for job in walk), key=_scan_order)
+                return list(islice(heapq.merge(*walks, key=scan_order), limit))
+            return heapq.nsmallest(limit, (job for walk in walks for job in walk), key=scan_order)
 
     def find(
         self,
@@ -130,14 +131,14 @@ class SqliteSearcher(Searcher):
             raise
         except FAULTS as fault:
             if getattr(fault, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT:
-                raise _too_late() from fault
+                raise too_late() from fault
             raise storage_error(fault, self._path, undone=True) from fault
         finally:
             self._db.set_progress_handler(None, 0)
 
     def _check(self, deadline: float) -> None:
         if self._clock.monotonic() > deadline:
-            raise _too_late()
+            raise too_late()
 
     def _wanted(
         self, queue: str, state: JobState, run_after_ms: tuple[int, int], body_regex: str | None
@@ -169,7 +170,7 @@ class SqliteSearcher(Searcher):
             with self._snapshot():
                 local_ids, place = read_slice(self._db, walk, place)
                 jobs = self._read(wanted, local_ids, deadline)
-            yield from sorted(jobs, key=_scan_order)
+            yield from sorted(jobs, key=scan_order)
 
     @contextmanager
     def _snapshot(self) -> Iterator[None]:
@@ -207,21 +208,3 @@ class SqliteSearcherFactory:
 
 def _run_after_range(now_ms: int, *, future: bool) -> tuple[int, int]:
     return (now_ms + 1, LATEST_MS) if future else (EARLIEST_MS, now_ms)
-
-
-def _scan_order(job: StoredJob) -> tuple[int, int, int]:
-    return (-job.run_after_ms, job.key.priority, job.key.local_id)
-
-
-def _behind(after: ScanAfter | None, jobs: Iterable[StoredJob]) -> Iterator[StoredJob]:
-    """Those that a scan yields which goes on after `after`."""
-    if after is None:
-        yield from jobs
-        return
-    run_after_ms, priority, local_id = after
-    place = (-run_after_ms, priority, local_id)
-    yield from (job for job in jobs if _scan_order(job) > place)
-
-
-def _too_late() -> TimeoutError:
-    return TimeoutError("the search took longer than its deadline allows")

@@ -1,0 +1,30 @@
+"""What the searchers of all engines have in common: the order of a scan, and its end.
+
+Pure; relies on the contract in `base` only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from pinlaterd.engines.base import ScanAfter, StoredJob
+
+
+def scan_order(job: StoredJob) -> tuple[int, int, int]:
+    """By which a scan is sorted: see `ScanAfter`."""
+    return (-job.run_after_ms, job.key.priority, job.key.local_id)
+
+
+def behind(after: ScanAfter | None, jobs: Iterable[StoredJob]) -> Iterator[StoredJob]:
+    """Those that a scan yields which goes on after `after`."""
+    if after is None:
+        yield from jobs
+        return
+    run_after_ms, priority, local_id = after
+    place = (-run_after_ms, priority, local_id)
+    yield from (job for job in jobs if scan_order(job) > place)
+
+
+def too_late() -> TimeoutError:
+    """What a search ends with at its deadline."""
+    return TimeoutError("the search took longer than its deadline allows")
