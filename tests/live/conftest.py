@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
 
 from pinlaterd.client import Client
-from tests.conftest import WaitUntil
-from tests.deployment import Deployment
+from pinlaterd.coordinator.watch import ConfigFiles
+from tests.conftest import POLL_SECONDS
+from tests.deployment import CALL_SECONDS, Deployment
 from tests.faults.load import Load
 
 SETTINGS = {"request_timeout_ms": 5000, "monitor_interval_seconds": 0.2}
@@ -23,10 +26,9 @@ BASE = "shards:\n  1: {}\n  2: {}\n"
 class Live:
     """A deployment of the shards 1 and 2, and the files in its etc/."""
 
-    def __init__(self, deployment: Deployment, wait_until: WaitUntil) -> None:
+    def __init__(self, deployment: Deployment) -> None:
         self.deployment = deployment
         self.etc = deployment.folder / "etc"
-        self._wait_until = wait_until
 
     def write(self, name: str, text: str) -> None:
         """As editors do: a new file takes the old one's place."""
@@ -37,10 +39,36 @@ class Live:
     def shards(self, text: str) -> None:
         self.write("shards.yaml", text)
 
+    def settings(self, **changed: object) -> None:
+        """Settings of pinlaterd.yaml, in the place of those that it has."""
+        path = self.etc / "pinlaterd.yaml"
+        kept = [
+            line
+            for line in path.read_text().splitlines(keepends=True)
+            if line.partition(":")[0] not in changed
+        ]
+        new = [f"{key}: {value}\n" for key, value in changed.items()]
+        self.write("pinlaterd.yaml", "".join(kept + new))
+
+    def figures(self) -> Mapping[str, Any]:
+        url = f"http://127.0.0.1:{self.deployment.stats_port}/stats.json"
+        with urllib.request.urlopen(url, timeout=CALL_SECONDS) as answer:
+            found: Mapping[str, Any] = json.load(answer)
+        return found
+
+    def wait_until_changed(self) -> int:
+        """Until what is in the files is carried out, and followed; the version then."""
+        digest = ConfigFiles(self.etc).digest
+        self.wait_until_followed(lambda status: status["config_judged"] == digest)
+        return int(self.deployment.status()["config_version"])
+
     def wait_until(self, condition: Callable[[Mapping[str, Any]], object]) -> float:
         """Until `condition` holds of the status; how long it took, in seconds."""
         began = time.monotonic()
-        self._wait_until(lambda: condition(self.deployment.status()), seconds=IN_FORCE_SECONDS)
+        while not condition(status := self.deployment.status()):
+            waited = time.monotonic() - began
+            assert waited < IN_FORCE_SECONDS, f"not within {waited:.1f} s: {status}"
+            time.sleep(POLL_SECONDS)
         return time.monotonic() - began
 
     def wait_until_followed(self, condition: Callable[[Mapping[str, Any]], object]) -> float:
@@ -69,12 +97,12 @@ def serves(status: Mapping[str, Any], *names: str) -> bool:
 
 
 @pytest.fixture(scope="package")
-def running(tmp_path_factory: pytest.TempPathFactory, wait_until: WaitUntil) -> Iterator[Live]:
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     deployment = Deployment(tmp_path_factory.mktemp("d"))
     deployment.init(shards=2, settings=SETTINGS)
     try:
         deployment.up()
-        yield Live(deployment, wait_until)
+        yield Live(deployment)
     finally:
         deployment.destroy()
 

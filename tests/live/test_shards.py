@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from pinlaterd.client import Job, JobState
+from pinlaterd.client import AckInfo, Job, JobState
 from tests.faults.load import shards_of
 from tests.live.conftest import BASE, is_dequeue_only, serves
 
@@ -94,7 +94,7 @@ def test_full_shard_is_not_removed_until_it_is_empty_or_abandoned(live, client, 
     )
     live.wait_until(lambda s: s["config_problems"] == [told])
     assert serves(live.deployment.status(), "1", "2", "3")
-    client.ack(queue, succeeded=[taken.descriptor])
+    client.ack(queue, succeeded=[AckInfo(taken.descriptor)])
     live.wait_until(lambda s: any("2 jobs are pending and 0" in p for p in s["config_problems"]))
 
     live.shards(f"{BASE}abandon: [3]\n")
@@ -111,9 +111,6 @@ def test_another_address_is_another_store(live, client, queue, load, wait_until,
     router = live.deployment.pid_of("router")
     with load.running():
         goes_on(load, wait_until)
-        live.shards(ONE_DEQUEUE_ONLY)
-        live.wait_until_followed(lambda s: is_dequeue_only(s, "1"))
-        wait_until(lambda: client.count(queue, JobState.PENDING) < 100)
         began = time.monotonic()
         live.shards("shards:\n  1: {file: data/other.sqlite}\n  2: {}\n")
         live.wait_until_followed(
