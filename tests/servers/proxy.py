@@ -1,10 +1,11 @@
-"""A TCP proxy in between, that a test can make cut or hold a connection at a chosen moment."""
+"""A TCP proxy in between, that a test can make slow, cut a connection or swallow everything."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable
 from enum import Enum
 
@@ -27,7 +28,7 @@ class Proxy:
         self._listener = socket.create_server((HOST, 0))
         self.port = int(self._listener.getsockname()[1])
         self.cuts = 0
-        self._held = threading.Event()
+        self.delay_seconds = 0.0  # of whatever passes, in each direction
         self._flow = threading.Event()
         self._flow.set()
         self._start(self._accept)
@@ -56,7 +57,11 @@ class Proxy:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                server = socket.create_connection((HOST, self._target_port))
+                try:
+                    server = socket.create_connection((HOST, self._target_port))
+                except OSError:
+                    _end(client)  # there is no server now
+                    continue
                 self._open |= {client, server}
                 self._start(self._pass_on, client, server, True)
                 self._start(self._pass_on, server, client, False)
@@ -64,6 +69,7 @@ class Proxy:
     def _pass_on(self, source: socket.socket, to: socket.socket, is_client: bool) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(_CHUNK):
+                time.sleep(self.delay_seconds)
                 self._flow.wait()
                 plan = self._plan
                 if is_client and plan is not None and plan[0] in data:

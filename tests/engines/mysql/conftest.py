@@ -40,7 +40,13 @@ def new_engine(mariadb: MariaDB, shard: str) -> NewEngine:
         name: str = shard,
     ) -> MysqlEngine:
         server = Server(host, port, user, passwd)
-        return MysqlEngine(name, server, levels=LEVELS, lease_seconds=lease_seconds)
+        return MysqlEngine(
+            name,
+            server,
+            levels=LEVELS,
+            lease_seconds=lease_seconds,
+            answer_seconds=lease_seconds,
+        )
 
     return make
 

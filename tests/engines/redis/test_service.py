@@ -22,7 +22,7 @@ from tests.servers.redis import HOST, RedisServer
 pytestmark = pytest.mark.service
 
 QUEUE = "mail"
-LEASE_SECONDS = 2
+LEASE_SECONDS = 3
 OLD_QUEUE = "old"
 OLD_CLAIM = "pinlater-host:9010:1421450000123:test:7"
 LAST_OLD_ID = 100
