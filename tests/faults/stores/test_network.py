@@ -28,7 +28,7 @@ pytestmark = pytest.mark.service
 # What a server is told when a batch is to be committed.
 COMMITS = {"mysql": b"COMMIT", "redis": scripts.APPLY.sha.encode()}
 # A commit is one round trip in Redis and several in MySQL.
-DELAY_SECONDS = {"mysql": 0.05, "redis": 0.25}
+DELAY_SECONDS = {"mysql": 0.03, "redis": 0.12}
 # By then every shard has committed often enough to know what is normal.
 JOBS_UNTIL_NORMAL = 3000
 CUTS = (Cut.AFTER, Cut.BEFORE) * 3
