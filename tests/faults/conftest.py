@@ -10,6 +10,9 @@ import pytest
 from pinlaterd.config.password import hash_password
 from tests.deployment import Deployment
 from tests.faults.load import Load
+from tests.faults.small_disk import small_disk
+
+__all__ = ["small_disk"]
 
 PASSWORD = "open sesame"
 QUEUE_NAME_CHARS = 40
