@@ -22,8 +22,8 @@ GOOD_IN_A_ROW = 3
 # After so many uses it is known what is normal. Of that mean, each use changes this part.
 LEAST_USES = 100
 _NORMAL_PART = 0.002
-# Of the recent mean a use changes this part at least; the rarer they are, the more, for a slow store
-# has few, and what is older than so many seconds is past. Half at most: one may be an accident.
+# Of the recent mean a use changes this part at least; the rarer they are, the more, for a slow
+# store has few, and what is older than so many seconds is past. Half at most: one is an accident.
 _RECENT_PART, _RECENT_SECONDS, _MOST_RECENT_PART = 0.1, 4.0, 0.5
 
 

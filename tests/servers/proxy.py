@@ -29,8 +29,8 @@ class Proxy:
         self.port = int(self._listener.getsockname()[1])
         self.cuts = 0
         self.delay_seconds = 0.0  # of whatever passes, in each direction
-        self._flow = threading.Event()
-        self._flow.set()
+        self._flow = _flowing()
+        self._flows = [self._flow]
         self._start(self._accept)
 
     def cut_at(self, said: bytes, how: Cut) -> None:
@@ -41,11 +41,18 @@ class Proxy:
         """From now on nothing comes through, in either direction, and nobody is told."""
         self._flow.clear()
 
+    def hold_what_is_open(self) -> None:
+        """The same on the connections that there are; others pass."""
+        self._flow.clear()
+        self._flow = _flowing()
+        self._flows.append(self._flow)
+
     def go_on(self) -> None:
-        self._flow.set()
+        for flow in self._flows:
+            flow.set()
 
     def close(self) -> None:
-        self._flow.set()
+        self.go_on()
         self._listener.close()
         for each in list(self._open):
             _end(each)
@@ -63,14 +70,16 @@ class Proxy:
                     _end(client)  # there is no server now
                     continue
                 self._open |= {client, server}
-                self._start(self._pass_on, client, server, True)
-                self._start(self._pass_on, server, client, False)
+                self._start(self._pass_on, self._flow, client, server, True)
+                self._start(self._pass_on, self._flow, server, client, False)
 
-    def _pass_on(self, source: socket.socket, to: socket.socket, is_client: bool) -> None:
+    def _pass_on(
+        self, flow: threading.Event, source: socket.socket, to: socket.socket, is_client: bool
+    ) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(_CHUNK):
                 time.sleep(self.delay_seconds)
-                self._flow.wait()
+                flow.wait()
                 plan = self._plan
                 if is_client and plan is not None and plan[0] in data:
                     self._plan = None
@@ -90,6 +99,12 @@ class Proxy:
                 while server.recv(_CHUNK):  # it has done what was said when it hangs up
                     pass
         self.cuts += 1
+
+
+def _flowing() -> threading.Event:
+    flow = threading.Event()
+    flow.set()
+    return flow
 
 
 def _end(connection: socket.socket) -> None:

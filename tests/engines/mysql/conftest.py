@@ -37,6 +37,7 @@ def new_engine(mariadb: MariaDB, shard: str) -> NewEngine:
         user: str = USER,
         passwd: str = PASSWD,
         lease_seconds: float = LEASE_SECONDS,
+        answer_seconds: float | None = None,
         name: str = shard,
     ) -> MysqlEngine:
         server = Server(host, port, user, passwd)
@@ -45,7 +46,7 @@ def new_engine(mariadb: MariaDB, shard: str) -> NewEngine:
             server,
             levels=LEVELS,
             lease_seconds=lease_seconds,
-            answer_seconds=lease_seconds,
+            answer_seconds=answer_seconds or lease_seconds,
         )
 
     return make

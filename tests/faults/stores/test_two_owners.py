@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import WaitUntil
 from tests.deployment import Deployment
 from tests.faults.load import Load
-from tests.faults.stores.store import BACK_SECONDS, Store, check_calls
+from tests.faults.stores.store import BACK_SECONDS, Store
 
 pytestmark = pytest.mark.service
 
