@@ -22,6 +22,10 @@ ENGINES = ("sqlite", "mysql", "redis")
 DEFAULT_ENGINE = "sqlite"
 LOG_LEVELS = ("debug", "info", "warning", "error")
 HASH_ENVIRONMENT = "PINLATERD_ADMIN_PASSWORD_HASH"
+# Owners renew their leases once a second: a shorter one would end by an accident.
+LEAST_LEASE_SECONDS = 3
+# Less would take a server for dead that had a lot to do for a moment.
+_LEAST_STORE_ANSWER_SECONDS = 1.0
 SECONDS_A_YEAR = 366 * 24 * 3600
 HOURS_A_CENTURY = 100 * 366 * 24
 
@@ -212,8 +216,9 @@ class ServerSettings:
     )
     owner_lease_seconds: float = _setting(
         10.0,
-        "a frozen or cut-off owner of a mysql or redis shard loses it after this, seconds",
-        Between(1, 3600),
+        "a frozen or cut-off owner of a mysql or redis shard loses it after this, seconds;"
+        " a server that takes half of this, or of request_timeout_ms, to answer is given up",
+        Between(LEAST_LEASE_SECONDS, 3600),
     )
     mysql_num_db_per_queue: int = _setting(
         1,
@@ -230,6 +235,16 @@ class ServerSettings:
         live=True,
     )
     log_level: str = _setting("info", "what is logged", OneOf(LOG_LEVELS), live=True)
+
+    @property
+    def store_answer_seconds(self) -> float:
+        """How long a store's server may take for one answer before it is given up.
+
+        Half of the time for a call: so whoever waits is told what is known before the time is up,
+        and what had to wait behind it can still be done by another shard. Half of the lease: so an
+        owner that is cut off has given up before its successor may take over."""
+        half = min(self.owner_lease_seconds, self.request_timeout_ms / 1000) / 2
+        return max(half, _LEAST_STORE_ANSWER_SECONDS)
 
 
 class Address(NamedTuple):

@@ -27,6 +27,7 @@ def _mysql(shard: ShardSettings, server: ServerSettings) -> StorageEngine:
         Server(shard.master.host, shard.master.port, shard.user, shard.passwd),
         levels=server.num_priority_levels,
         lease_seconds=server.owner_lease_seconds,
+        answer_seconds=server.store_answer_seconds,
     )
 
 
@@ -40,6 +41,7 @@ def _redis(shard: ShardSettings, server: ServerSettings) -> StorageEngine:
         Server(*shard.master, shard.user, shard.passwd),
         priority_levels=server.num_priority_levels,
         lease_seconds=server.owner_lease_seconds,
+        answer_seconds=server.store_answer_seconds,
     )
 
 

@@ -90,5 +90,5 @@ def shard_failed(name: str, outcome: Outcome) -> ShardConnectionFailed:
     elif outcome is Outcome.LOST:
         why = "went away with the call in hand; whether it was carried out is not known"
     else:
-        why = "is down or can't take more now; nothing was done there"
+        why = "is down, can't take more now, or got this too late; nothing was done there"
     return ShardConnectionFailed([name], why)

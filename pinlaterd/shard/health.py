@@ -19,9 +19,12 @@ from typing import NamedTuple
 LEAST_OUTCOMES = 10
 # Uses in a row that have to go well before an ailing store is trusted again.
 GOOD_IN_A_ROW = 3
-# After so many uses it is known what is normal. Of a mean, each use changes this part.
+# After so many uses it is known what is normal. Of that mean, each use changes this part.
 LEAST_USES = 100
-_NORMAL_PART, _RECENT_PART = 0.002, 0.1
+_NORMAL_PART = 0.002
+# Of the recent mean a use changes this part at least; the rarer they are, the more, for a slow
+# store has few, and what is older than so many seconds is past. Half at most: one is an accident.
+_RECENT_PART, _RECENT_SECONDS, _MOST_RECENT_PART = 0.1, 4.0, 0.5
 
 
 class HealthLimits(NamedTuple):
@@ -55,6 +58,7 @@ class StoreHealth:
         self._uses = 0  # that went well while it was healthy, ever
         self._normal = 0.0
         self._recent = 0.0
+        self._last_use = 0.0  # when that was
 
     @property
     def ailing(self) -> bool:
@@ -64,7 +68,9 @@ class StoreHealth:
         """A use went well, and took so long."""
         self._failures_in_row = 0
         self._this_second(now).uses += 1
-        self._recent += _RECENT_PART * (seconds - self._recent)
+        part = max(_RECENT_PART, (now - self._last_use) / _RECENT_SECONDS)
+        self._recent += min(part, _MOST_RECENT_PART) * (seconds - self._recent)
+        self._last_use = now
         if self.ailing:
             self._good_in_row = 0 if self._is_slow(seconds) else self._good_in_row + 1
             if self._good_in_row >= GOOD_IN_A_ROW:

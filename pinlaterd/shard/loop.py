@@ -12,7 +12,7 @@ next pulse.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from pinlaterd.clock import Clock
 from pinlaterd.lifecycle import StopSignal
@@ -61,7 +61,7 @@ class ShardLoop:
         self._clock = clock
         self._stats = stats
         self._facts = facts
-        self._incarnation = service.incarnation  # as routers know it
+        self._incarnation = service.incarnation  # as routers know it; 0 while the store is closed
         self._routers: set[bytes] = set()
         self._told_ailing = False
         self._told: dict[str, bool] = {}  # by queue: whether routers know of ready jobs
@@ -92,6 +92,7 @@ class ShardLoop:
             service.searches.receive()
         self._publish()
         if not service.serving:
+            self._withdraw()
             service.recover()
         if service.serving and service.incarnation != self._incarnation:
             self._welcome_all()
@@ -131,14 +132,27 @@ class ShardLoop:
         self._publish()
         self._bid_farewell()
 
-    def _bid_farewell(self) -> None:
-        """Calls that arrive from here on are not carried out: their routers may try elsewhere.
+    def _withdraw(self) -> None:
+        """The store is closed: until it is open again the shard is down, as routers see it. So
+        none waits for an answer while an attempt to open it takes its time."""
+        if not self._incarnation:
+            return
+        self._service.run_batch()  # which refuses all that has arrived
+        self._publish()
+        self._say_farewell()
+        self._incarnation = 0
+        self._news = {}
 
-        A router's ZeroMQ drops what it has not read when it finds the connection closed. So this
-        one stays open until every router has heard."""
+    def _say_farewell(self) -> None:
+        """Calls that arrive from here on are not carried out: their routers may try elsewhere."""
         farewell = envelope.pack_farewell(self._incarnation)
         for router in list(self._routers):
             self._send(router, farewell)
+
+    def _bid_farewell(self) -> None:
+        """A router's ZeroMQ drops what it has not read when it finds the connection closed. So this
+        one stays open until every router has heard."""
+        self._say_farewell()
         self._watch_searcher()
         self._end.forget(self._stop.fileno())
         self._end.forget(self._control.fileno())
@@ -168,15 +182,22 @@ class ShardLoop:
                 self._service.submit([_new(Arrival, (router, entry)) for entry in calls])
             elif kind == Kind.HELLO:
                 self._routers.add(router)
-                self._service.create_queues(envelope.unpack_hello(frame))
-                if self._service.serving:
-                    self._welcome(router)
+                self._greet(router, envelope.unpack_hello(frame))
+            elif kind == Kind.PARTED:
+                pass  # it has heard that the store is closed
             else:
                 raise MalformedEnvelope(f"kind {kind}")
         except MalformedEnvelope as error:
             log.error("a router sent a message that can't be read (%s); ignored", error)
 
     # --- what routers are told -----------------------------------------------------------------
+
+    def _greet(self, router: bytes, queues: Iterable[str]) -> None:
+        """Who comes while the store is closed is welcomed when it is open, as all others are."""
+        if self._service.serving:
+            self._service.create_queues(queues)
+        if self._service.serving:
+            self._welcome(router)
 
     def _welcome(self, router: bytes) -> None:
         frame = envelope.pack_welcome(self._incarnation, self._service.facts())
@@ -187,12 +208,13 @@ class ShardLoop:
         self._incarnation = self._service.incarnation
         for router in list(self._routers):
             self._welcome(router)
+        self._next_pulse = 0.0  # a store that is open again may ail still
 
     def _publish(self) -> None:
         """Send all answers, with the counts of what they touched; others learn what is urgent."""
         counts = self._service.take_counts()
         replies = self._service.take_replies()
-        if not counts and not replies:
+        if not (counts or replies) or not self._incarnation:
             return
         urgent = self._note(counts)
         for router, entries in replies.items():
@@ -242,8 +264,9 @@ class ShardLoop:
             self._incarnation, self._news.values(), ailing=self._told_ailing
         )
         self._news = {}
-        for router in list(self._routers):
-            self._send(router, frame)
+        if self._incarnation:
+            for router in list(self._routers):
+                self._send(router, frame)
         service = self._service
         service.tick()
         if service.searches is not None:

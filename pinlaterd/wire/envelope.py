@@ -11,8 +11,8 @@ TBinaryProtocol; the reply bears the client's seqid, so it goes back untouched.
                       REPLIES    incarnation, entries (ReplyEntry), then counts (ReadyCounts)
                       PULSE      incarnation, whether it ails, counts: sent when counts or that
                                  change, and once a second
-                      FAREWELL   incarnation: it ends in order, has answered all that it carried
-                                 out, and will carry out nothing more
+                      FAREWELL   incarnation: it ends in order, or its store is closed; it has
+                                 answered all that it carried out, and will carry out nothing more
 
 Every CALLS names the incarnation it is meant for: ZeroMQ hands what was sent to a dead shard to
 its successor, which discards it. Only so may a router, once a shard has gone, send an enqueue

@@ -289,8 +289,9 @@ class ShardLink:
         self._listener.welcomed(self, facts)
 
     def _bid_farewell(self) -> None:
-        """The shard ends in order: what it has not answered by now it will never carry out."""
-        log.info("shard-%s stops; waiting for it to come back", self.name)
+        """The shard ends in order, or its store is closed: what it has not answered by now it will
+        never carry out."""
+        log.info("shard-%s does not serve for now; waiting for it to come back", self.name)
         self._part(_REFUSED)
 
     def _part(self, reply: ShardReply) -> None:

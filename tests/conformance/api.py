@@ -50,7 +50,7 @@ MAX_DEQUEUE_WAIT_MS = 3000
 MAX_CALLS_PER_CONNECTION = 100
 COUNT_LIMIT = 50
 MONITOR_BATCH_SIZE = 20
-OWNER_LEASE_SECONDS = 2  # what waits for the lease of a killed owner waits so long
+OWNER_LEASE_SECONDS = 3  # what waits for the lease of a killed owner waits so long
 
 # Short enough for a test to wait for, in hours: 0.36 s.
 BRIEF_TTL_HOURS = 0.0001

@@ -10,8 +10,12 @@ import pytest
 from pinlaterd.config.password import hash_password
 from tests.deployment import Deployment
 from tests.faults.load import Load
+from tests.faults.small_disk import small_disk
+
+__all__ = ["small_disk"]
 
 PASSWORD = "open sesame"
+QUEUE_NAME_CHARS = 40
 # Short, so that what a frozen process costs is seen soon; claims outlive every test.
 SETTINGS = {
     "request_timeout_ms": 3000,
@@ -55,8 +59,8 @@ def new_deployment(
 
 @pytest.fixture
 def queue(deployment: Deployment, request: pytest.FixtureRequest) -> str:
-    """A queue named after the test."""
-    name = "".join(c if c.isalnum() else "_" for c in request.node.name)[:60]
+    """A queue named after the test, as far as MySQL's names allow."""
+    name = "".join(c if c.isalnum() else "_" for c in request.node.name)[-QUEUE_NAME_CHARS:]
     with deployment.client() as client:
         client.create_queue(name)
     return name

@@ -72,7 +72,9 @@ def fails_first(body: bytes) -> bool:
 class Load:
     """Enqueuers and workers on one queue. All books are written under one lock."""
 
-    def __init__(self, deployment: Deployment, queue: str) -> None:
+    def __init__(self, deployment: Deployment, queue: str, *, rest_seconds: float = 0.0) -> None:
+        """`rest_seconds`: what an enqueuer waits after each call, so that little comes together
+        while a test waits for long."""
         self.queue = queue
         self.acknowledged: dict[str, bytes] = {}  # descriptor -> body
         self.unsure: set[bytes] = set()  # bodies whose enqueue has an unknown outcome
@@ -80,7 +82,9 @@ class Load:
         self.hand_outs: list[HandOut] = []
         self.endings: list[Ending] = []
         self.errors: list[Exception] = []
+        self.longest_call_seconds = 0.0  # without what a dequeue was asked to wait
         self._deployment = deployment
+        self._rest_seconds = rest_seconds
         self._lock = threading.Lock()
         self._stop_enqueuing = threading.Event()
         self._stop_working = threading.Event()
@@ -123,6 +127,7 @@ class Load:
 
     def _enqueue(self, client: Client, name: str) -> None:
         for serial in itertools.count():
+            self._stop_enqueuing.wait(self._rest_seconds)
             while self._unfinished() > _MOST_UNFINISHED and not self._stop_enqueuing.is_set():
                 self._stop_enqueuing.wait(_PAUSE_SECONDS)
             if self._stop_enqueuing.is_set():
@@ -133,7 +138,8 @@ class Load:
                 Job(body, priority=1 + serial % 3, attempts_allowed=ATTEMPTS) for body in bodies
             ]
             try:
-                descriptors = client.enqueue(self.queue, jobs)
+                with self._timed():
+                    descriptors = client.enqueue(self.queue, jobs)
             except (PinLaterError, ConnectionFailed) as error:
                 with self._lock:
                     self.errors.append(error)
@@ -161,13 +167,14 @@ class Load:
         for ending in along:
             ending.began_at = now
         try:
-            jobs = client.dequeue(
-                self.queue,
-                limit=_DEQUEUE_LIMIT,
-                succeeded=[ending.info for ending in along if ending.succeeded],
-                failed=[ending.info for ending in along if not ending.succeeded],
-                max_wait_ms=_DEQUEUE_WAIT_MS,
-            )
+            with self._timed(wait_ms=_DEQUEUE_WAIT_MS):
+                jobs = client.dequeue(
+                    self.queue,
+                    limit=_DEQUEUE_LIMIT,
+                    succeeded=[ending.info for ending in along if ending.succeeded],
+                    failed=[ending.info for ending in along if not ending.succeeded],
+                    max_wait_ms=_DEQUEUE_WAIT_MS,
+                )
         except (PinLaterError, ConnectionFailed) as error:
             self._note(error)
             return []
@@ -185,11 +192,12 @@ class Load:
         for shard in {_shard_of(ending.job.descriptor) for ending in repeated}:
             mine = [e for e in repeated if _shard_of(e.job.descriptor) == shard]
             try:
-                client.ack(
-                    self.queue,
-                    succeeded=[ending.info for ending in mine if ending.succeeded],
-                    failed=[ending.info for ending in mine if not ending.succeeded],
-                )
+                with self._timed():
+                    client.ack(
+                        self.queue,
+                        succeeded=[ending.info for ending in mine if ending.succeeded],
+                        failed=[ending.info for ending in mine if not ending.succeeded],
+                    )
             except (PinLaterError, ConnectionFailed) as error:
                 self._note(error)
             else:
@@ -202,6 +210,16 @@ class Load:
         with self._lock:
             self.errors.append(error)
         self._stop_working.wait(_PAUSE_SECONDS)
+
+    @contextmanager
+    def _timed(self, *, wait_ms: int = 0) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            took = time.monotonic() - began - wait_ms / 1000
+            with self._lock:
+                self.longest_call_seconds = max(self.longest_call_seconds, took)
 
     def _unfinished(self) -> int:
         with self._lock:

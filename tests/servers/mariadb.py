@@ -112,6 +112,11 @@ class MariaDB:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def has_ended(self) -> bool:
+        """By itself: it aborts, for one, when it can write nowhere."""
+        return self._process is not None and self._process.poll() is not None
+
     def connect(self, user: str = USER, passwd: str = PASSWD, **options: Any) -> Any:
         """A connection of a stranger, who knows nothing of owners."""
         return pymysql.connect(
@@ -128,7 +133,7 @@ class MariaDB:
 
     def _end(self, how: signal.Signals) -> None:
         process, self._process = self._process, None
-        if process is not None:
+        if process is not None and process.poll() is None:
             os.kill(process.pid, signal.SIGCONT)
             process.send_signal(how)
             process.wait(60)

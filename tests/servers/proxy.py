@@ -1,10 +1,11 @@
-"""A TCP proxy in between, that a test can make cut or hold a connection at a chosen moment."""
+"""A TCP proxy in between, that a test can make slow, cut a connection or swallow everything."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable
 from enum import Enum
 
@@ -27,9 +28,9 @@ class Proxy:
         self._listener = socket.create_server((HOST, 0))
         self.port = int(self._listener.getsockname()[1])
         self.cuts = 0
-        self._held = threading.Event()
-        self._flow = threading.Event()
-        self._flow.set()
+        self.delay_seconds = 0.0  # of whatever passes, in each direction
+        self._flow = _flowing()
+        self._flows = [self._flow]
         self._start(self._accept)
 
     def cut_at(self, said: bytes, how: Cut) -> None:
@@ -40,11 +41,18 @@ class Proxy:
         """From now on nothing comes through, in either direction, and nobody is told."""
         self._flow.clear()
 
+    def hold_what_is_open(self) -> None:
+        """The same on the connections that there are; others pass."""
+        self._flow.clear()
+        self._flow = _flowing()
+        self._flows.append(self._flow)
+
     def go_on(self) -> None:
-        self._flow.set()
+        for flow in self._flows:
+            flow.set()
 
     def close(self) -> None:
-        self._flow.set()
+        self.go_on()
         self._listener.close()
         for each in list(self._open):
             _end(each)
@@ -56,15 +64,22 @@ class Proxy:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                server = socket.create_connection((HOST, self._target_port))
+                try:
+                    server = socket.create_connection((HOST, self._target_port))
+                except OSError:
+                    _end(client)  # there is no server now
+                    continue
                 self._open |= {client, server}
-                self._start(self._pass_on, client, server, True)
-                self._start(self._pass_on, server, client, False)
+                self._start(self._pass_on, self._flow, client, server, True)
+                self._start(self._pass_on, self._flow, server, client, False)
 
-    def _pass_on(self, source: socket.socket, to: socket.socket, is_client: bool) -> None:
+    def _pass_on(
+        self, flow: threading.Event, source: socket.socket, to: socket.socket, is_client: bool
+    ) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(_CHUNK):
-                self._flow.wait()
+                time.sleep(self.delay_seconds)
+                flow.wait()
                 plan = self._plan
                 if is_client and plan is not None and plan[0] in data:
                     self._plan = None
@@ -84,6 +99,12 @@ class Proxy:
                 while server.recv(_CHUNK):  # it has done what was said when it hangs up
                     pass
         self.cuts += 1
+
+
+def _flowing() -> threading.Event:
+    flow = threading.Event()
+    flow.set()
+    return flow
 
 
 def _end(connection: socket.socket) -> None:

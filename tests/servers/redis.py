@@ -117,7 +117,13 @@ def new_shard() -> str:
 
 
 def redis_engine(server: Server, shard: str) -> StorageEngine:
-    return RedisEngine(shard, server, priority_levels=PRIORITY_LEVELS, lease_seconds=LEASE_SECONDS)
+    return RedisEngine(
+        shard,
+        server,
+        priority_levels=PRIORITY_LEVELS,
+        lease_seconds=LEASE_SECONDS,
+        answer_seconds=LEASE_SECONDS / 2,
+    )
 
 
 @pytest.fixture(scope="session")

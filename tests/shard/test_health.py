@@ -89,6 +89,16 @@ def test_a_few_slow_commits_are_nothing(health):
     assert not health.ailing
 
 
+def test_of_uses_that_are_rare_a_few_slow_ones_tell(health):
+    use(health, 1000)
+    use(health, 1, at=10, seconds=0.7)
+    assert not health.ailing
+
+    use(health, 1, at=12, seconds=0.7)
+
+    assert health.ailing
+
+
 def test_good_uses_in_a_row_make_it_well(health):
     fail(health, 3)
     use(health, GOOD_IN_A_ROW - 1, at=1)

@@ -95,10 +95,10 @@ class Connection:
             b" sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION',"
             b" wait_timeout = %d, net_read_timeout = %d, net_write_timeout = %d,"
             b" innodb_lock_wait_timeout = %d, lock_wait_timeout = %d%s"
-            % (idle, patience, patience, lock_wait, patience, only_here.encode())
+            % (idle, patience, patience, lock_wait, lock_wait, only_here.encode())
         )
-        [[packet, logged, log_format]] = self.rows(
-            b"SELECT @@max_allowed_packet, @@log_bin, @@binlog_format"
+        [[packet, logged, log_format, self.number]] = self.rows(
+            b"SELECT @@max_allowed_packet, @@log_bin, @@binlog_format, CONNECTION_ID()"
         )
         # InnoDB refuses READ COMMITTED where statements themselves are replicated.
         by_statement = bool(logged) and log_format == "STATEMENT"

@@ -44,13 +44,20 @@ class MysqlEngine(StorageEngine):
         *,
         levels: int,
         lease_seconds: float,
+        answer_seconds: float,
         clock: Clock | None = None,
     ) -> None:
-        """`levels`: how many priorities a queue has tables for. `clock`: its monotonic time says
-        when the server has to hear from us; what is stored bears the times that calls give."""
+        """`levels`: how many priorities a queue has tables for. `answer_seconds`: a server that
+        takes longer for an answer is given up. `clock`: its monotonic time says when the server has
+        to hear from us; what is stored bears the times that calls give."""
         self.limits = limits_of(shard)
         self._store = Store(
-            shard, server, clock or SystemClock(), levels=levels, lease_seconds=lease_seconds
+            shard,
+            server,
+            clock or SystemClock(),
+            levels=levels,
+            lease_seconds=lease_seconds,
+            answer_seconds=answer_seconds,
         )
 
     def open(self, now_ms: int) -> Ownership:

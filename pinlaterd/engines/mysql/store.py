@@ -92,7 +92,14 @@ class Store:
     """One shard's databases, open for their owner."""
 
     def __init__(
-        self, shard: str, server: Server, clock: Clock, *, levels: int, lease_seconds: float
+        self,
+        shard: str,
+        server: Server,
+        clock: Clock,
+        *,
+        levels: int,
+        lease_seconds: float,
+        answer_seconds: float,
     ) -> None:
         self.shard = shard
         self.server = server
@@ -101,10 +108,12 @@ class Store:
         self._clock = clock
         self._levels = levels
         self._lease_seconds = lease_seconds
+        self._answer_seconds = answer_seconds
         self._prefix = database_prefix(shard)
         self._owner_database = owner_database(shard)
         self._lock = f"pinlaterd:{shard}"
         self._db: Connection | None = None
+        self._locked_by = 0  # the connection of ours that got the lock last
         self._trouble = ""  # why it must be opened anew
         self._next_local_id = 1
         self._marked_local_id = 1  # ids below this are marked as used in the owner's table
@@ -120,7 +129,7 @@ class Store:
         db = Connection(
             self.server,
             self._clock,
-            patience_seconds=self._lease_seconds,
+            patience_seconds=self._answer_seconds,
             idle_seconds=self._lease_seconds,
         )
         self._db, self._trouble = db, ""
@@ -135,15 +144,29 @@ class Store:
             raise
 
     def _lock_shard(self, db: Connection) -> None:
+        if self._gets_lock(db):
+            return
+        [[holder]] = db.rows(b"SELECT IS_USED_LOCK(%s)" % quote_text(self._lock))
+        if holder != self._locked_by:
+            raise ShardOwned(
+                f"{self}: connection {holder or '?'} of that server holds the lock {self._lock!r}: "
+                "another process owns this shard"
+            )
+        # Our own, which we gave up: the server has not heard of it yet, or is still at work for it.
+        with contextlib.suppress(*FAULTS):  # it may have ended by now
+            db.execute(b"KILL CONNECTION %d" % holder)
+        if not self._gets_lock(db):
+            raise StorageError(
+                f"{self}: connection {holder} of that server, which was ours, still holds the lock "
+                f"{self._lock!r}; it is waited for"
+            )
+
+    def _gets_lock(self, db: Connection) -> bool:
         name = quote_text(self._lock)
         [[locked]] = db.rows(b"SELECT GET_LOCK(%s, %d)" % (name, _LOCK_WAIT_SECONDS))
         if locked == 1:
-            return
-        [[holder]] = db.rows(b"SELECT IS_USED_LOCK(%s)" % name)
-        raise ShardOwned(
-            f"{self}: connection {holder or '?'} of that server holds the lock {self._lock!r}: "
-            "another process owns this shard"
-        )
+            self._locked_by = db.number
+        return bool(locked == 1)
 
     def _check_writable(self, db: Connection) -> None:
         """Before anything fails half-way; an administrator's account would even succeed."""
@@ -342,7 +365,7 @@ class Store:
         try:
             yield
         finally:
-            db.be_patient(self._lease_seconds)
+            db.be_patient(self._answer_seconds)
 
     def _remember(self, tx: Transaction, values: dict[str, int]) -> None:
         rows = b", ".join(b"(%s, %d)" % (quote_text(name), value) for name, value in values.items())

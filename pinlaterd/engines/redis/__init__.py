@@ -6,6 +6,7 @@
     faults.py        what the server or the connection may answer, in words
     connection.py    one connection that is never silently made anew
     server_facts.py  what the server says of itself: part of a cluster, a replica, how durable
+    owner.py         an owner's name, which tells whether its process runs still
     store.py         ownership: the lease and its token; queue names
     batch.py         a Batch as the arguments of apply.lua, and its answer as a BatchResult
     records.py       a whole job as lookup.lua answers it

@@ -40,10 +40,17 @@ class RedisEngine(StorageEngine):
     limits = LIMITS
 
     def __init__(
-        self, shard: str, server: Server, *, priority_levels: int, lease_seconds: float
+        self,
+        shard: str,
+        server: Server,
+        *,
+        priority_levels: int,
+        lease_seconds: float,
+        answer_seconds: float,
     ) -> None:
+        """`answer_seconds`: a server that takes longer for an answer is given up."""
         self._shard = ShardKeys(shard, server)
-        self._store = Store(self._shard, lease_seconds)
+        self._store = Store(self._shard, lease_seconds=lease_seconds, answer_seconds=answer_seconds)
         self._priorities = range(1, priority_levels + 1)
 
     def open(self, now_ms: int) -> Ownership:

@@ -1,12 +1,13 @@
--- Take ownership. Arguments: the shard, now_ms, lease in ms, who asks, ids to skip after an unclean
--- end. Who asks again, having lost its connection, need not wait for the end of its own lease.
+-- Take ownership. Arguments: the shard, now_ms, lease in ms, who asks, the token of an owner that is
+-- known to have ended or '', ids to skip after an unclean end. Its lease need not be waited for, nor
+-- need who asks again, having lost its connection, wait for the end of its own.
 -- Returns OK, the token, start_ms, clean, names of queues; or OWNED, the owner's token, what is
 -- left of its lease in ms; or REFUSED and why.
 
-local now, lease_ms, who, skipped = take_number(), take(), take(), take()
+local now, lease_ms, who, ended, skipped = take_number(), take(), take(), take(), take()
 
 local owner = redis.call('GET', LEASE)
-if owner and string.match(owner, '^[^:]*:[^:]*:(.*)$') ~= who then
+if owner and owner ~= ended and string.match(owner, '^[^:]*:[^:]*:(.*)$') ~= who then
   return { 'OWNED', owner, redis.call('PTTL', LEASE) }
 end
 -- The first write is one that a full Redis takes, so that a shard can be opened on it.

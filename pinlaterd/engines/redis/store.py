@@ -2,17 +2,15 @@
 
 An owner holds a lease, which others respect, and a token, which is the proof: every script that
 writes compares it with the record of the last owner, and renews the lease. Whoever takes over,
-because the lease ran out, writes another token there; from then on the former owner can write
-nothing more, frozen or cut off for however long. After a fault of the connection the store refuses
+because the lease ran out or its holder is a process of this machine that has ended, writes another
+token there; from then on the former owner can write nothing more, frozen or cut off for however
+long. After a fault of the connection the store refuses
 everything until it is opened anew.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import secrets
-import socket
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -20,6 +18,7 @@ from pinlaterd.engines.base import Durability, Ownership
 from pinlaterd.engines.redis import scripts
 from pinlaterd.engines.redis.connection import Argument, Connection, Server
 from pinlaterd.engines.redis.faults import refusal_words
+from pinlaterd.engines.redis.owner import has_ended, own_name
 from pinlaterd.engines.redis.scripts import Script
 from pinlaterd.engines.redis.server_facts import read_durability, refuse_cluster
 from pinlaterd.errors import QueueNotFound, ShardOwned, StorageError, StorageNotCommitted
@@ -27,8 +26,6 @@ from pinlaterd.errors import QueueNotFound, ShardOwned, StorageError, StorageNot
 # After an unclean end, the last second of an append-only file may be lost, or an older copy of it
 # may stand in for it: ids that were given out then lie far below where the next owner begins.
 _IDS_SKIPPED = 1_000_000
-# A server that hangs is given up in time to open it anew within a lease.
-_MOST_ANSWER_SECONDS = 5.0
 _MOST_PRIORITIES = 127  # that any configuration may have had
 
 
@@ -45,14 +42,13 @@ class ShardKeys(NamedTuple):
 class Store:
     """One shard's keys, open for their owner."""
 
-    def __init__(self, shard: ShardKeys, lease_seconds: float) -> None:
+    def __init__(self, shard: ShardKeys, *, lease_seconds: float, answer_seconds: float) -> None:
         self.shard = shard
         self.queues: set[str] = set()
         self.durability = Durability("not opened yet")
         self._lease_ms = round(lease_seconds * 1000)
-        self._answer_seconds = min(_MOST_ANSWER_SECONDS, lease_seconds / 2)
-        host = socket.gethostname().replace(":", "-")
-        self._who = f"process {os.getpid()} on {host} ({secrets.token_hex(8)})"
+        self._answer_seconds = answer_seconds
+        self._who = own_name()
         self._token = b""
         self._connection: Connection | None = None
 
@@ -73,9 +69,9 @@ class Store:
         return ownership
 
     def _take_over(self, connection: Connection, now_ms: int) -> Ownership:
-        status, *answer = connection.run(
-            scripts.OPEN, (self.shard.name, now_ms, self._lease_ms, self._who, _IDS_SKIPPED)
-        )
+        status, *answer = self._ask_for_ownership(connection, now_ms, instead_of=b"")
+        if status == b"OWNED" and has_ended(_name_in(answer[0])):
+            status, *answer = self._ask_for_ownership(connection, now_ms, instead_of=answer[0])
         if status == b"REFUSED":
             raise StorageError(f"{self.shard.server} {refusal_words(answer[0].decode())}")
         if status == b"OWNED":
@@ -87,6 +83,14 @@ class Store:
         self._token, start_ms, clean, queues = answer
         self.queues = {queue.decode() for queue in queues}
         return Ownership(start_ms, bool(clean))
+
+    def _ask_for_ownership(
+        self, connection: Connection, now_ms: int, *, instead_of: bytes
+    ) -> list[Any]:
+        """`instead_of`: the token of an owner whose lease need not be waited for."""
+        arguments = (now_ms, self._lease_ms, self._who, instead_of, _IDS_SKIPPED)
+        answer: list[Any] = connection.run(scripts.OPEN, (self.shard.name, *arguments))
+        return answer
 
     def close(self) -> None:
         """Safe to repeat. An end that can't be noted counts as unclean: ids are skipped."""
@@ -151,6 +155,11 @@ class Store:
             self.queues.remove(queue)
 
 
-def _who(token: bytes) -> str:
-    """Of a token FENCE:START_MS:WHO."""
+def _name_in(token: bytes) -> str:
+    """Of a token FENCE:START_MS:NAME."""
     return token.decode(errors="replace").split(":", 2)[-1]
+
+
+def _who(token: bytes) -> str:
+    """An owner as operators know it."""
+    return _name_in(token).partition(" (")[0]

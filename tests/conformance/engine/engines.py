@@ -35,7 +35,13 @@ def sqlite_engine(folder: Path) -> StorageEngine:
 
 def mysql_engine(folder: Path) -> StorageEngine:
     server = Server(HOST, int(os.environ[MARIADB_PORT]), USER, PASSWD)
-    return MysqlEngine(shard_for(folder), server, levels=LEVELS, lease_seconds=LEASE_SECONDS)
+    return MysqlEngine(
+        shard_for(folder),
+        server,
+        levels=LEVELS,
+        lease_seconds=LEASE_SECONDS,
+        answer_seconds=LEASE_SECONDS,
+    )
 
 
 def shard_for(folder: Path) -> str:

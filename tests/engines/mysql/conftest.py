@@ -37,10 +37,17 @@ def new_engine(mariadb: MariaDB, shard: str) -> NewEngine:
         user: str = USER,
         passwd: str = PASSWD,
         lease_seconds: float = LEASE_SECONDS,
+        answer_seconds: float | None = None,
         name: str = shard,
     ) -> MysqlEngine:
         server = Server(host, port, user, passwd)
-        return MysqlEngine(name, server, levels=LEVELS, lease_seconds=lease_seconds)
+        return MysqlEngine(
+            name,
+            server,
+            levels=LEVELS,
+            lease_seconds=lease_seconds,
+            answer_seconds=answer_seconds or lease_seconds,
+        )
 
     return make
 

@@ -136,6 +136,26 @@ def test_a_network_that_swallows_everything_costs_the_lease_at_most(
     proxy.go_on()
 
 
+def test_a_connection_that_was_given_up_is_not_waited_for(
+    proxy: Proxy, new_engine: NewEngine, clock: FakeClock
+):
+    """The server has heard nothing of it, and would keep the lock to the end of the lease."""
+    engine = new_engine(port=proxy.port, lease_seconds=3600, answer_seconds=1)
+    engine.open(clock.now_ms())
+    engine.create_queue(QUEUE, clock.now_ms())
+    proxy.hold_what_is_open()
+    with pytest.raises(StorageError, match="timed out"):
+        engine.apply(ONE_JOB, clock.now_ms())
+    engine.close()
+
+    assert not engine.open(clock.now_ms()).clean
+
+    engine.apply(ONE_JOB, clock.now_ms())
+    with pytest.raises(ShardOwned):  # of others only the lease makes an end
+        new_engine().open(clock.now_ms())
+    engine.close()
+
+
 def test_a_heartbeat_finds_out(behind_proxy: EngineHarness, proxy: Proxy, clock: FakeClock):
     engine = behind_proxy.engine
     engine._store._clock = clock  # type: ignore[attr-defined]

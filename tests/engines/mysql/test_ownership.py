@@ -28,7 +28,14 @@ def _own(shard: str, port: int, talk: Connection) -> None:
     """An owner that writes when it is told to, tells what came of it, and beats meanwhile."""
     server = Server(HOST, port, USER, PASSWD)
     store = EngineHarness(
-        lambda: MysqlEngine(shard, server, levels=LEVELS, lease_seconds=LEASE_SECONDS), FakeClock()
+        lambda: MysqlEngine(
+            shard,
+            server,
+            levels=LEVELS,
+            lease_seconds=LEASE_SECONDS,
+            answer_seconds=LEASE_SECONDS,
+        ),
+        FakeClock(),
     )
     store.engine.create_queue(QUEUE, store.now_ms)
     talk.send(store.enqueue(b"first"))

@@ -1,0 +1,67 @@
+"""Two processes for one shard of a server: one owns it, the other stands by and takes over."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.conftest import WaitUntil
+from tests.deployment import Deployment
+from tests.faults.load import Load
+from tests.faults.stores.store import BACK_SECONDS, Store
+
+pytestmark = pytest.mark.service
+
+
+@pytest.fixture
+def standby(deployment: Deployment, store: Store) -> Iterator[subprocess.Popen[bytes]]:
+    process = deployment.start_process("shard", store.shard)
+    yield process
+    process.terminate()
+    process.wait()
+
+
+def test_an_owner_that_froze_cannot_write_after_another_took_over(
+    deployment: Deployment,
+    load: Load,
+    store: Store,
+    standby: subprocess.Popen[bytes],
+    progresses: Callable[[], None],
+    wait_until: WaitUntil,
+):
+    program = f"shard-{store.shard}"
+    owner = deployment.pid_of(program)
+
+    def states() -> dict[int | None, str]:
+        processes = deployment.status()["processes"]
+        return {p["pid"]: p["state"] for p in processes if p["name"] == program}
+
+    wait_until(lambda: states().get(standby.pid) == "standby")
+    assert states()[owner] == "serving"
+    with load.running():
+        progresses()
+        os.kill(owner, signal.SIGSTOP)
+        try:
+            wait_until(lambda: states().get(standby.pid) == "serving")
+            progresses()
+        finally:
+            os.kill(owner, signal.SIGCONT)
+        # It ends, and the one that supervisord starts instead stands by.
+        wait_until(lambda: deployment.pids().get(program, owner) != owner)
+        wait_until(lambda: states().get(deployment.pids().get(program)) == "standby")
+        assert states()[standby.pid] == "serving"
+
+        # Who connects now finds the owner, too.
+        deployment.kill("router")
+        deployment.wait_until_serving(seconds=BACK_SECONDS)
+        progresses()
+
+    load.check(claims_may_be_lost=True)
+    standby.terminate()
+    standby.wait()
+    deployment.wait_until_serving(seconds=BACK_SECONDS)
+    assert states()[deployment.pid_of(program)] == "serving"
