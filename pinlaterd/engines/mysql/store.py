@@ -165,7 +165,8 @@ class Store:
 
     def _gets_lock(self, db: Connection) -> bool:
         name = quote_text(self._lock)
-        [[locked]] = db.rows(b"SELECT GET_LOCK(%s, %d)" % (name, _LOCK_WAIT_SECONDS))
+        with self._patiently(db, _LOCK_WAIT_SECONDS):
+            [[locked]] = db.rows(b"SELECT GET_LOCK(%s, %d)" % (name, _LOCK_WAIT_SECONDS))
         if locked == 1:
             self._locked_by = db.number
         return bool(locked == 1)
