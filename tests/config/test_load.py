@@ -74,6 +74,7 @@ def test_every_mistake_of_every_file_is_told_at_once(etc):
         ("job_succeeded_ttl_hours: .nan", "expected a number"),
         ("job_succeeded_ttl_hours: .inf", ".inf is out of range"),
         ("job_failed_ttl_hours: -1", "-1 is out of range"),
+        ("owner_lease_seconds: 2", "2 is out of range; choose from 3 to 3_600"),
         ("num_priority_levels: 128", "128 is out of range; choose from 1 to 127"),
         ("log_level: loud", "unknown value 'loud'; choose from debug, info, warning, error"),
         ("advertised_host: 'a:b'", "no ':' in it"),
@@ -139,6 +140,19 @@ def test_names_are_text_as_written(etc):
     (etc / "shards.yaml").write_text("shards: {1: {}, '2': {}, 003: {}, a-b: {}, 1e3: {}, yes: {}}")
 
     assert list(load_config(etc).shards) == ["1", "2", "003", "a-b", "1e3", "yes"]
+
+
+@pytest.mark.parametrize(
+    ("lease_seconds", "request_timeout_ms", "expected"),
+    [(10, 10_000, 5.0), (4, 10_000, 2.0), (10, 3_000, 1.5), (3600, 100, 1.0)],
+)
+def test_a_store_is_given_up_before_the_caller_and_the_lease_are(
+    lease_seconds, request_timeout_ms, expected
+):
+    settings = ServerSettings(
+        owner_lease_seconds=lease_seconds, request_timeout_ms=request_timeout_ms
+    )
+    assert settings.store_answer_seconds == expected
 
 
 def test_mysql_and_redis_shards(etc, monkeypatch, tmp_path):

@@ -16,6 +16,7 @@ _CHUNK = 1 << 16
 class Cut(Enum):
     BEFORE = "what was said is not passed on"
     AFTER = "what was said is passed on, the answer is not"
+    SILENCE = "neither is passed on, and nobody is told"
 
 
 class Proxy:
@@ -34,7 +35,7 @@ class Proxy:
         self._start(self._accept)
 
     def cut_at(self, said: bytes, how: Cut) -> None:
-        """End the connection on which a client next says `said`."""
+        """End the connection on which a client next says `said`; SILENCE holds what is open."""
         self._plan = (said, how)
 
     def hold(self) -> None:
@@ -83,6 +84,10 @@ class Proxy:
                 plan = self._plan
                 if is_client and plan is not None and plan[0] in data:
                     self._plan = None
+                    if plan[1] is Cut.SILENCE:
+                        self.hold_what_is_open()
+                        flow.wait()
+                        continue
                     self._cut(source, to, data, plan[1])
                     break
                 to.sendall(data)

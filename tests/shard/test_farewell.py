@@ -1,21 +1,25 @@
-"""A shard's loop that ends in order, over real sockets."""
+"""A shard's loop that ends in order, or whose store fails, over real sockets."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import zmq
 
+from pinlaterd.engines.base import Batch, BatchResult
+from pinlaterd.engines.sqlite.engine import SqliteEngine
+from pinlaterd.errors import StorageError
 from pinlaterd.lifecycle import StopSignal
+from pinlaterd.model import EnqueueRequest, Job
 from pinlaterd.shard.loop import ShardLoop
 from pinlaterd.stats import Stats
 from pinlaterd.wire import envelope
 from pinlaterd.wire.control import ControlClient
-from pinlaterd.wire.envelope import Kind
+from pinlaterd.wire.envelope import Kind, Status
 from pinlaterd.wire.shard_end import ShardEnd
 from tests.shard.conftest import Shard
 
@@ -65,6 +69,60 @@ def test_it_stays_until_its_routers_have_heard_of_it(shard: Shard, context: Cont
     ended.set()
     hearing.join()
     assert stayed == [True, True]
+    end.close()
+    control.close()
+    stop.close()
+
+
+class BreaksOnce(SqliteEngine):
+    """The real engine, whose first commit ends nobody knows how."""
+
+    broken = False
+
+    def apply(self, batch: Batch, now_ms: int) -> BatchResult:
+        result = super().apply(batch, now_ms)
+        if not self.broken:
+            self.broken = True
+            raise StorageError("its server went away")
+        return result
+
+
+def test_to_its_routers_it_is_down_until_its_store_is_open_again(
+    make_shard: Callable[..., Shard], tmp_path: Path, context: Context[Any]
+):
+    shard = make_shard(engine=BreaksOnce(tmp_path / "shard.sqlite"))
+    shard.create()
+    stop, end = StopSignal(), ShardEnd(context)
+    end.bind(ENDPOINT)
+    control = ControlClient("shard-1", "shard", Stats(), 0, context=context)
+    heard: list[bytes] = []
+
+    def call_it() -> None:
+        with context.socket(zmq.DEALER) as router:
+            router.linger = MILLISECONDS
+            router.connect(ENDPOINT)
+            router.send(envelope.pack_hello([]))
+            incarnation = envelope.incarnation_of(_hear(router, Kind.WELCOME))
+            call = shard.entry(EnqueueRequest("mail", [Job(b"a")]))
+            router.send(envelope.pack_calls(incarnation, [call]))
+            while not heard or heard[-1][0] != Kind.WELCOME:
+                assert router.poll(MILLISECONDS)
+                heard.append(router.recv())
+            stop.set()
+            router.send(envelope.pack_parted(incarnation))
+
+    calling = threading.Thread(target=call_it)
+    calling.start()
+
+    ShardLoop(shard.service, end, control, stop, shard.clock, Stats(), {}).run()
+
+    calling.join()
+    reply, farewell, welcome = [frame for frame in heard if frame[0] != Kind.PULSE]
+    [entry], _ = envelope.unpack_replies(reply)
+    assert entry.status is Status.FAILED
+    assert farewell[0] == Kind.FAREWELL
+    assert envelope.incarnation_of(reply) == envelope.incarnation_of(farewell)
+    assert envelope.incarnation_of(welcome) > envelope.incarnation_of(farewell)
     end.close()
     control.close()
     stop.close()

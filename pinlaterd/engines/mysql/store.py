@@ -52,8 +52,10 @@ _RESERVED_IDS = 10_000
 _IDS_SKIPPED_AFTER_UNCLEAN_END = 1_000_000
 # A server takes a moment to notice that a process that was killed has gone.
 _LOCK_WAIT_SECONDS = 1
-# Counting the jobs at open, and making and dropping tables, take as long as they take.
-_LONG_SECONDS = 300.0
+# What makes a server slow may take long, but no longer than that explains: counting jobs so long
+# for each, at worst from a cold disk, and dropping a queue with its files.
+_COUNT_SECONDS_A_JOB = 1 / 100_000
+_DROP_SECONDS = 300.0
 # How often a transaction is begun. One that waited in vain for a lock counts twice: callers wait.
 _ATTEMPTS = 4
 
@@ -134,7 +136,7 @@ class Store:
         )
         self._db, self._trouble = db, ""
         try:
-            with self._guarded(), self._patiently(db):
+            with self._guarded():
                 self._lock_shard(db)
                 self._check_writable(db)
                 self._load(db)
@@ -163,7 +165,8 @@ class Store:
 
     def _gets_lock(self, db: Connection) -> bool:
         name = quote_text(self._lock)
-        [[locked]] = db.rows(b"SELECT GET_LOCK(%s, %d)" % (name, _LOCK_WAIT_SECONDS))
+        with self._patiently(db, _LOCK_WAIT_SECONDS):
+            [[locked]] = db.rows(b"SELECT GET_LOCK(%s, %d)" % (name, _LOCK_WAIT_SECONDS))
         if locked == 1:
             self._locked_by = db.number
         return bool(locked == 1)
@@ -196,14 +199,25 @@ class Store:
             for statement in create_tables(database, sorted(missing)):
                 db.execute(statement)
             tables = load_tables(db, database)
+        self.tables[queue], self.depths[queue] = tables, self._count(db, database, tables)
+
+    def _count(
+        self, db: Connection, database: str, tables: dict[int, Table]
+    ) -> Counter[tuple[int, JobState]]:
+        """By priority and state."""
+        [[estimate]] = db.rows(
+            b"SELECT COALESCE(SUM(table_rows), 0) FROM information_schema.tables"
+            b" WHERE table_schema = " + quote_text(database)
+        )
         depths: Counter[tuple[int, JobState]] = Counter()
-        for priority, table in tables.items():
-            for state, jobs in db.rows(
-                b"SELECT state, COUNT(*) FROM " + table.name + b" GROUP BY state"
-            ):
-                if state in iter(JobState):
-                    depths[priority, JobState(state)] = jobs
-        self.tables[queue], self.depths[queue] = tables, depths
+        with self._patiently(db, int(estimate) * _COUNT_SECONDS_A_JOB):
+            for priority, table in tables.items():
+                for state, jobs in db.rows(
+                    b"SELECT state, COUNT(*) FROM " + table.name + b" GROUP BY state"
+                ):
+                    if state in iter(JobState):
+                        depths[priority, JobState(state)] = jobs
+        return depths
 
     def _take_over(self, db: Connection, now_ms: int) -> Ownership:
         db.execute(create_database(self._owner_database))
@@ -359,9 +373,9 @@ class Store:
             self._lose(fault)
 
     @contextmanager
-    def _patiently(self, db: Connection) -> Iterator[None]:
-        """Around what may take long."""
-        db.be_patient(_LONG_SECONDS)
+    def _patiently(self, db: Connection, seconds: float) -> Iterator[None]:
+        """Around what may take so much longer than other statements."""
+        db.be_patient(self._answer_seconds + seconds)
         try:
             yield
         finally:
@@ -376,7 +390,7 @@ class Store:
 
     def create_queue(self, queue: str) -> None:
         db = self.db
-        with self.reading(), self._patiently(db):
+        with self.reading():
             db.execute(create_database(self._prefix + queue))
             self._load_queue(db, queue)
             self._pass_used_ids(db)
@@ -384,7 +398,7 @@ class Store:
     def delete_queue(self, queue: str) -> None:
         """A server drops a database table by table: if that ends half-way, nobody knows how far."""
         db = self.db
-        with self._guarded(), self._patiently(db):
+        with self._guarded(), self._patiently(db, _DROP_SECONDS):
             db.execute(b"DROP DATABASE IF EXISTS " + quote_name(self._prefix + queue))
         del self.tables[queue], self.depths[queue]
 

@@ -136,6 +136,25 @@ def test_a_network_that_swallows_everything_costs_the_lease_at_most(
     proxy.go_on()
 
 
+def test_a_server_that_falls_silent_while_jobs_are_counted_is_given_up_soon(
+    proxy: Proxy, new_engine: NewEngine, clock: FakeClock
+):
+    """However long it might take to count the jobs of a larger table."""
+    engine = new_engine(port=proxy.port, answer_seconds=1)
+    engine.open(clock.now_ms())
+    engine.create_queue(QUEUE, clock.now_ms())
+    engine.close()
+    proxy.cut_at(b"COUNT(*)", Cut.SILENCE)
+    began = time.monotonic()
+
+    with pytest.raises(StorageError, match="timed out"):
+        engine.open(clock.now_ms())
+
+    assert time.monotonic() - began < 10
+    assert engine.open(clock.now_ms()).clean
+    engine.close()
+
+
 def test_a_connection_that_was_given_up_is_not_waited_for(
     proxy: Proxy, new_engine: NewEngine, clock: FakeClock
 ):

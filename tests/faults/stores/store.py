@@ -31,6 +31,7 @@ SETTINGS = {
     "request_timeout_ms": round(REQUEST_SECONDS * 1000),
     "owner_lease_seconds": LEASE_SECONDS,
     "health_slow_ms": 100,
+    "health_slow_factor": 5,
     "monitor_interval_seconds": 0.5,
     "job_claimed_timeout_seconds": 600,
 }

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
@@ -28,14 +29,14 @@ pytestmark = pytest.mark.service
 # What a server is told when a batch is to be committed.
 COMMITS = {"mysql": b"COMMIT", "redis": scripts.APPLY.sha.encode()}
 # A commit is one round trip in Redis and several in MySQL.
-DELAY_SECONDS = {"mysql": 0.03, "redis": 0.12}
+DELAY_SECONDS = {"mysql": 0.05, "redis": 0.12}
 # By then every shard has committed often enough to know what is normal.
 JOBS_UNTIL_NORMAL = 3000
 CUTS = (Cut.AFTER, Cut.BEFORE) * 3
 
 
 @pytest.fixture
-def store(store: Store):
+def store(store: Store) -> Iterator[Store]:
     """As the test finds it, the network is well afterwards."""
     yield store
     store.proxy.delay_seconds = 0
@@ -57,9 +58,9 @@ def test_a_slow_network(
     aside = f"{load.queue}_aside"
     with load.running(), deployment.client() as client:
         client.create_queue(aside)
-        wait_until(lambda: load.progress() > JOBS_UNTIL_NORMAL)
+        wait_until(lambda: load.progress() > JOBS_UNTIL_NORMAL, seconds=60)
         store.proxy.delay_seconds = DELAY_SECONDS[store.shard]
-        wait_until(lambda: "is normal" in health_warning())
+        wait_until(lambda: "is normal" in health_warning(), seconds=60)
         check_work_goes_elsewhere(deployment, aside, without=[store])
 
         store.proxy.delay_seconds = 0
@@ -82,7 +83,7 @@ def test_connections_that_are_cut_in_the_middle_of_commits(
         for how in CUTS:
             before = store.proxy.cuts
             store.proxy.cut_at(COMMITS[store.shard], how)
-            wait_until(lambda before=before: store.proxy.cuts > before)
+            wait_until(partial(_is_cut, store, before))
             deployment.wait_until_serving(seconds=BACK_SECONDS)
             progresses()
 
@@ -90,6 +91,10 @@ def test_connections_that_are_cut_in_the_middle_of_commits(
     check_calls(load, disturbed=[store])
     assert {type(error) for error in load.errors} == {ShardConnectionFailed}
     assert deployment.pid_of(f"shard-{store.shard}") == shard
+
+
+def _is_cut(store: Store, before: int) -> bool:
+    return store.proxy.cuts > before
 
 
 def test_a_network_that_swallows_everything(
