@@ -147,7 +147,7 @@ class Reception:
         request, planner = call.request, self._planner
         match request:
             case EnqueueRequest():
-                work = planner.enqueue(arrival, call)
+                work = planner.enqueue(arrival, call, now_ms)
                 if arrival.entry.op is not Op.VALIDATE and work.jobs:
                     return work
                 self._answer(arrival, call.head, [])

@@ -103,7 +103,7 @@ class ShardService:
         self._memory = Memory(name, ready, fresh, Figures(stats))
         self._tasks = Tasks(clock, self._search, server.monitor_batch_size)
         self.searches: SearchClient | None = None
-        rules = Rules(engine.limits, server)
+        rules = Rules(engine.limits, engine.narrower, server)
         self._reception = Reception(
             Planner(rules, self._memory, config),
             Inquiries(engine, self._memory, rules, server, clock, self._tasks.pace),

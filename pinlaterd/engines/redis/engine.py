@@ -19,6 +19,7 @@ from pinlaterd.engines.base import (
     SearcherFactory,
     StorageEngine,
     StoredJob,
+    TableLimits,
 )
 from pinlaterd.engines.redis import scripts
 from pinlaterd.engines.redis.batch import apply_arguments, batch_result, stored_payload
@@ -69,6 +70,9 @@ class RedisEngine(StorageEngine):
 
     def queues(self) -> frozenset[str]:
         return frozenset(self._store.queues)
+
+    def narrower(self, queue: str) -> Mapping[int, TableLimits]:
+        return {}
 
     def create_queue(self, queue: str, now_ms: int) -> None:
         self._store.create_queue(queue, now_ms)
