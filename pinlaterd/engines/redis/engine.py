@@ -6,6 +6,7 @@ layout.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -28,6 +29,7 @@ from pinlaterd.engines.redis.limits import LIMITS
 from pinlaterd.engines.redis.records import stored_job, to_ms
 from pinlaterd.engines.redis.searcher import RedisSearcherFactory
 from pinlaterd.engines.redis.store import ShardKeys, Store
+from pinlaterd.errors import StorageNotCommitted
 from pinlaterd.model import JobKey, JobState, Payload, PendingKey
 
 _EVICTED = -1  # what scripts say of an id whose hash is gone
@@ -148,10 +150,12 @@ class RedisEngine(StorageEngine):
         ]
 
     def _forget(self, queue: str, keys: Iterable[JobKey]) -> None:
-        """Remove jobs that a read found evicted."""
+        """Remove jobs that a read found evicted. If the server takes no writes now, they are met
+        again."""
         evicted = _flat(keys)
         if evicted:
-            self._store.write(scripts.FORGET, (queue, *evicted))
+            with contextlib.suppress(StorageNotCommitted):
+                self._store.write(scripts.FORGET, (queue, *evicted))
 
     def depths(self) -> Mapping[str, Mapping[tuple[int, JobState], int]]:
         queues = sorted(self._store.queues)
