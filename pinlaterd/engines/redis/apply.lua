@@ -8,13 +8,32 @@
 --
 -- Arguments: the shard, token, lease in ms, '1' if there are enqueues, now_ms, the latest run-after
 -- in ms, most characters of a status; then of each kind how many ops, and of each op its queue and
--- what batch.py writes there. Returns OK and, of each kind, the ops' results.
+-- what batch.py writes there. In front of the time: how many queues and priorities the batch has to
+-- do with, and these, and how many queues it enqueues to, and these. Returns OK and, of each kind,
+-- the ops' results; or DAMAGED, and then it has written nothing.
 
 local problem = begin_write(ARGV[4] == '1')
 if problem then
   return problem
 end
 take()
+for _ = 1, take_number() do
+  problem = damaged_set(take(), take())
+  if problem then
+    return problem
+  end
+end
+for _ = 1, take_number() do
+  local counter = counter_key(take())
+  problem = damage(counter, 'string')
+  if problem then
+    return problem
+  end
+  local last = redis.call('GET', counter)
+  if last and not (string.find(last, '^[0-9]+$') and number_in(last, 0, MOST_EXACT / 2)) then
+    return { 'DAMAGED', counter, 'what is no id', 'the last id given' }
+  end
+end
 local now, latest_ms, status_chars = take_number(), take_number(), take_number()
 local now_seconds = seconds(now)
 
@@ -163,8 +182,10 @@ local enqueues = each_op(function(queue)
   end
   local counter = counter_key(queue)
   if redis.call('EXISTS', counter) == 0 then
-    -- It was evicted. No queue has given as many ids as there are milliseconds since the epoch.
-    redis.call('SET', counter, string.format('%.0f', now))
+    -- It was evicted, perhaps not for the first time. No queue has given a million ids a second
+    -- since the epoch.
+    local began = number_in(redis.call('HGET', RECORD, 'start_ms'), 0, LATEST_ORDERED_MS) or 0
+    redis.call('SET', counter, string.format('%.0f', math.max(now, began) * 1000))
   end
   local first = redis.call('INCRBY', counter, jobs) - jobs + 1
   local number = first
@@ -200,16 +221,16 @@ local function claim_job(queue, priority, pending, running)
   local key = job_key(queue, id)
   local f
   if known then
-    f = redis.call('HMGET', key, 'ra')
+    f = fields_of(key, 'ra')
   else
-    f = redis.call('HMGET', key, 'ra', 'bd', 'al', 'ar')
+    f = fields_of(key, 'ra', 'bd', 'al', 'ar')
   end
-  if f[1] then
-    redis.call('HSET', key, 'cd', claim)
-  elseif redis.call('EXISTS', key) == 1 then
-    redis.call('HSET', key, 'cd', claim, 'ra', ms_of(score))
-  else
+  if not f then
     return 0
+  elseif f[1] then
+    redis.call('HSET', key, 'cd', claim)
+  else
+    redis.call('HSET', key, 'cd', claim, 'ra', ms_of(score))
   end
   redis.call('ZADD', running, score_of(now, id), id)
   if known then

@@ -7,6 +7,7 @@ layout.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -28,9 +29,11 @@ from pinlaterd.engines.redis.connection import Argument, Server
 from pinlaterd.engines.redis.limits import LIMITS
 from pinlaterd.engines.redis.records import stored_job, to_ms
 from pinlaterd.engines.redis.searcher import RedisSearcherFactory
-from pinlaterd.engines.redis.store import ShardKeys, Store
+from pinlaterd.engines.redis.store import DamagedKey, ShardKeys, Store
 from pinlaterd.errors import StorageNotCommitted
 from pinlaterd.model import JobKey, JobState, Payload, PendingKey
+
+log = logging.getLogger(__name__)
 
 _EVICTED = -1  # what scripts say of an id whose hash is gone
 _MOST_RESCORED_AT_ONCE = 5_000
@@ -90,7 +93,12 @@ class RedisEngine(StorageEngine):
         place = ("", "") if after is None else (str(after.run_after_ms), str(after.local_id))
         arguments = (self._store.known(queue), priority, *place, str(until_ms), limit)
         while True:
-            answer = self._store.read(scripts.PENDING, *arguments)
+            try:
+                answer = self._store.read(scripts.PENDING, *arguments)
+            except DamagedKey as damage:
+                # Others must not suffer from it: what is not there can't be served.
+                log.error("jobs can't be read: %s", damage.message)
+                return []
             if len(answer) == 2:
                 self._rescore(queue, priority, low=answer[0], high=answer[1])
                 continue

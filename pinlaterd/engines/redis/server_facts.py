@@ -24,6 +24,11 @@ def refuse_cluster(connection: Connection) -> None:
         raise StorageError(f"{connection.server} {CLUSTER_WORDS}")
 
 
+def evicts(connection: Connection) -> bool:
+    """Whether jobs may vanish while their ids stay: to be counted, each has to be looked at."""
+    return b"maxmemory_policy:noeviction" not in _info(connection, "memory")
+
+
 def _warnings(settings: dict[str, str], *, is_replica: bool) -> list[str]:
     found = []
     if is_replica:
