@@ -194,3 +194,37 @@ def test_searches_read_them(old: EngineHarness):
             for future in (False, True)
         ] == [1, 0]  # fmt: skip
     searcher.close()
+
+
+def test_rows_that_a_hand_left_half_empty_break_no_call(
+    old: EngineHarness, stranger: Any, table: str, clock: FakeClock
+):
+    stranger.execute(
+        f"ALTER TABLE {table} MODIFY state TINYINT, MODIFY attempts_remaining INT,"
+        " MODIFY body BLOB, MODIFY run_after TIMESTAMP NULL, MODIFY created_at TIMESTAMP NULL,"
+        " MODIFY updated_at TIMESTAMP NULL"
+    )
+    for local_id, state in {101: 0, 102: 1, 103: 3, 104: 2, 105: None, 106: 9}.items():
+        stranger.execute(
+            f"INSERT INTO {table} (local_id, state, updated_at) VALUES (%s, %s, NULL)",
+            (local_id, state),
+        )
+
+    keys = [JobKey(1, local_id) for local_id in range(101, 107)]
+    assert old.states(keys) == [*[JobState(state) for state in (0, 1, 3, 2)], None, None]
+    stored = old.job(keys[0])
+    assert stored == (
+        keys[0], JobState.PENDING, 1, 0, "", 0, 0, 0, None, b"",
+    )  # fmt: skip
+    searcher = old.engine.searcher()()
+    for state in JobState:
+        searcher.scan(
+            QUEUE, state, [1], future=False, now_ms=old.now_ms, after=None, limit=9,
+            body_regex="x", deadline=float("inf"),
+        )  # fmt: skip
+    searcher.close()
+    assert old.succeed(Ack(keys[1])).succeeded == 1
+    assert old.engine.retry_failed(
+        QUEUE, 1, attempts=1, run_after_ms=old.now_ms, limit=9, now_ms=old.now_ms
+    )
+    assert keys[2] in [claimed.key for claimed in old.claim()]
