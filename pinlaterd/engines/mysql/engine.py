@@ -66,12 +66,23 @@ class MysqlEngine(StorageEngine):
     def durability(self) -> Durability:
         store = self._store
         with store.reading():
-            [[flush]] = store.db.rows(b"SELECT @@innodb_flush_log_at_trx_commit")
+            [[flush, logged, log_flush]] = store.db.rows(
+                b"SELECT @@innodb_flush_log_at_trx_commit, @@log_bin, @@sync_binlog"
+            )
+        setting = f"innodb_flush_log_at_trx_commit={flush}"
+        if logged:
+            setting += f", sync_binlog={log_flush}"
         warnings = []
         if flush != 1:
             warnings.append(
-                f"the server would lose the last second's jobs with its machine: "
+                "a crash of its machine loses the jobs of the last second: "
                 f"innodb_flush_log_at_trx_commit is {flush}; set it to 1"
+            )
+        if logged and log_flush != 1:
+            # After a crash the server undoes what its binary log lacks.
+            warnings.append(
+                "a crash of its machine loses the jobs that the binary log lacks: "
+                f"sync_binlog is {log_flush}; set it to 1"
             )
         fragile = [
             table.label
@@ -84,7 +95,7 @@ class MysqlEngine(StorageEngine):
                 f"commits are no commits in {', '.join(fragile[:3])}"
                 f"{', …' if len(fragile) > 3 else ''}: ALTER TABLE … ENGINE = InnoDB"
             )
-        return Durability(f"innodb_flush_log_at_trx_commit={flush}", "; ".join(warnings))
+        return Durability(setting, "; ".join(warnings))
 
     def apply(self, batch: Batch, now_ms: int) -> BatchResult:
         store = self._store

@@ -161,7 +161,7 @@ class Store:
         prefix = quote_text(self._prefix)
         for (database,) in db.rows(
             b"SELECT schema_name FROM information_schema.schemata"
-            b" WHERE BINARY LEFT(schema_name, %d) = %s" % (len(self._prefix), prefix)
+            b" WHERE CAST(LEFT(schema_name, %d) AS BINARY) = %s" % (len(self._prefix), prefix)
         ):
             queue = database[len(self._prefix) :]
             if QUEUE_NAME.match(queue):

@@ -209,6 +209,22 @@ def test_a_weaker_durability_is_told(
     store.engine.close()
 
 
+def test_a_binary_log_of_statements_is_served_and_its_flush_is_looked_at(
+    own_server: MariaDB, new_engine: NewEngine, clock: FakeClock
+):
+    own_server.stop()
+    own_server.start("--log-bin", "--binlog-format=STATEMENT", "--sync-binlog=0")
+    store = EngineHarness(lambda: new_engine(port=own_server.port), clock)
+    store.engine.create_queue(QUEUE, clock.now_ms())
+
+    [claimed] = store.in_progress(b"a")
+    assert store.succeed(claimed.key).succeeded == 1
+    durability = store.engine.durability()
+    assert durability.setting == "innodb_flush_log_at_trx_commit=1, sync_binlog=0"
+    assert "sync_binlog is 0; set it to 1" in durability.warning
+    store.engine.close()
+
+
 def test_a_read_only_server_is_refused(
     own_server: MariaDB, new_engine: NewEngine, clock: FakeClock
 ):
