@@ -20,6 +20,7 @@ from pinlaterd.engines.base import (
     Requeued,
     SearcherFactory,
     StoredJob,
+    TableLimits,
 )
 from pinlaterd.model import JobKey, JobState, Payload, PendingKey
 
@@ -58,6 +59,9 @@ class EchoEngine:
 
     def queues(self) -> frozenset[str]:
         return frozenset(self._queues)
+
+    def narrower(self, queue: str) -> Mapping[int, TableLimits]:
+        return {}
 
     def create_queue(self, queue: str, now_ms: int) -> None:
         self._queues.add(queue)

@@ -104,7 +104,7 @@ def status(config: Config, views: Sequence[ProcessView], about: About) -> Status
         "problems": problems,
         "config_problems": about.config_problems,
         "needs_restart": about.needs_restart,
-        "warnings": [f"{p['name']}: {text}" for p in processes for text in p["warnings"]],
+        "warnings": _warnings(processes),
         "uptime_seconds": round(about.uptime_seconds, 1),
         "thrift": f"{config.server.host}:{config.server.port}",
         "stats": f"{config.server.stats_host}:{config.server.stats_port}",
@@ -181,6 +181,15 @@ def _shard(shard: ShardSettings, processes: Sequence[ProcessStatus]) -> ShardSta
         "dequeue_only": shard.dequeue_only,
         "warnings": [text for process in mine for text in process["warnings"]],
     }
+
+
+def _warnings(processes: Sequence[ProcessStatus]) -> list[str]:
+    """Each once: what one store lacks, the others on the same server lack too."""
+    names: dict[str, list[str]] = {}
+    for process in processes:
+        for text in process["warnings"]:
+            names.setdefault(text, []).append(process["name"])
+    return [f"{', '.join(of)}: {text}" for text, of in names.items()]
 
 
 def _problems(config: Config, processes: Sequence[ProcessStatus]) -> list[str]:

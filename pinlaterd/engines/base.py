@@ -5,7 +5,8 @@ the Searcher, which reads, may run in another process. It gets the time as an ar
 never reads a clock. It knows queues, keys and rows, never Thrift, sockets or shards' names.
 
 What the owner (`pinlaterd.shard`) guarantees to an engine:
-  - requests are valid: names, priorities, sizes and times are within `limits`;
+  - requests are valid: names, priorities, sizes and times are within `limits`, and within what
+    `narrower` says of the place where they go;
   - nobody else writes to the store between `open` and `close`.
 
 What an engine guarantees to the owner:
@@ -33,6 +34,28 @@ class Limits(NamedTuple):
     run_after_ms: int  # the latest run-after
     custom_status_chars: int
     acks_replace_status: bool = False  # an ack's text, if it has one, takes the old one's place
+
+
+class Times(NamedTuple):
+    """The times that a column of a store can hold: whole steps, first and last included."""
+
+    step_ms: int
+    earliest_ms: int
+    latest_ms: int
+
+    def floor(self, time_ms: int) -> int:
+        """The time as it is stored."""
+        if self.step_ms > 1:
+            time_ms -= time_ms % self.step_ms
+        return min(max(time_ms, self.earliest_ms), self.latest_ms)
+
+
+class TableLimits(NamedTuple):
+    """What one priority of a queue can hold, where that is less than `Limits` says: tables that
+    PinLater made. A run-after is stored floored."""
+
+    body_bytes: int
+    run_after: Times
 
 
 class Ownership(NamedTuple):
@@ -224,6 +247,11 @@ class StorageEngine(Protocol):
     # queues
 
     def queues(self) -> frozenset[str]: ...
+
+    def narrower(self, queue: str) -> Mapping[int, TableLimits]:
+        """The priorities of `queue` that hold less than `limits`; mostly none, and none of a queue
+        that does not exist. From memory: it is asked for each call."""
+        ...
 
     def create_queue(self, queue: str, now_ms: int) -> None:
         """Idempotent."""

@@ -19,7 +19,7 @@ from typing import cast
 
 from pinlaterd.config.schema import ServerSettings
 from pinlaterd.engines.base import AckOp, Claim, ClaimOp, StorageEngine
-from pinlaterd.errors import PinLaterError, RequestError
+from pinlaterd.errors import PinLaterError, RequestError, StorageError
 from pinlaterd.model import DequeueRequest, JobKey, Payload, PendingKey
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.codec import Call, DequeueAnswer
@@ -200,12 +200,26 @@ class Claimer:
     ) -> int:
         """Put claims into `work` for the next commit; returns the bytes of their jobs.
 
-        At most `most_jobs`, and `room` bytes; `first`: nothing else is in that batch."""
-        ready, fresh, queue = self._memory.ready, self._memory.fresh, work.queue
+        At most `most_jobs`, and `room` bytes; `first`: nothing else is in that batch. If the store
+        can't be read, StorageError is raised, and what is in `work` by then has to be given up."""
+        ready, queue = self._memory.ready, work.queue
         if queue not in ready:
             return 0
         limit = min(work.remaining, most_jobs)
         taken = ready.take(queue, limit, work.lowest_priority, now_ms)
+        try:
+            return self._choose_of(taken, work, room, now_ms, first=first)
+        except StorageError:
+            chosen = {claim.key for claim in work.claims}
+            for priority, keys in taken:
+                left = [key for key in keys if (priority, key.local_id) not in chosen]
+                ready.put_back(queue, [Taken(priority, left)], now_ms)
+            raise
+
+    def _choose_of(
+        self, taken: Sequence[Taken], work: DequeueWork, room: int, now_ms: int, *, first: bool
+    ) -> int:
+        ready, fresh, queue = self._memory.ready, self._memory.fresh, work.queue
         used = 0
         for at, (priority, keys) in enumerate(taken):
             cached = fresh.take(queue, priority, [key[1] for key in keys])

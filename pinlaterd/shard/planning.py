@@ -64,10 +64,10 @@ class Planner:
         if queue not in self._memory.ready:
             raise QueueNotFound(queue)
 
-    def enqueue(self, arrival: Arrival, call: Call) -> EnqueueWork:
+    def enqueue(self, arrival: Arrival, call: Call, now_ms: int) -> EnqueueWork:
         request = cast("EnqueueRequest", call.request)
         self.check_queue(request.queue)
-        jobs = self._rules.enqueue(call.context, request)
+        jobs = self._rules.enqueue(call.context, request, now_ms)
         return EnqueueWork(arrival, call.head, request.queue, jobs)
 
     def ack(self, arrival: Arrival, call: Call, now_ms: int) -> AckWork:
@@ -103,10 +103,11 @@ class Planner:
         problem: RequestError | None = None
         for info in request.checkpoints:
             key = place.key(info.descriptor)
-            wrong = self._rules.checkpoint(info)
             if key is None:
                 bad.append(info.descriptor)
-            elif wrong is not None:
+                continue
+            wrong = self._rules.checkpoint(request.queue, key.priority, info)
+            if wrong is not None:
                 problem = problem or wrong
             else:
                 checkpoints.append(
@@ -152,6 +153,12 @@ class Planner:
         succeeded = _acks(place, request.succeeded, bad)
         failing, problem = self._with_valid_delays(request.failed, now_ms)
         failed = _acks(place, failing, bad)
+        unheld = self._rules.unheld_retries(request.queue, failed, now_ms)
+        if unheld:
+            failed = [ack for ack in failed if ack not in unheld]
+            ack, wrong = next(iter(unheld.items()))
+            name = place.descriptor(ack.key)
+            problem = problem or InvalidRequest(f"retryDelayMillis of {name!r} is {wrong}")
         if bad and arrival.entry.whole:
             raise ForeignError
         return AckOp(request.queue, succeeded, failed), _bad_descriptors(bad, place) or problem
@@ -179,6 +186,9 @@ class Place:
         self.queue = queue
         self.shard = shard
         self._prefix = f"{queue}:s{shard}:p"
+
+    def descriptor(self, key: JobKey) -> str:
+        return f"{self._prefix}{key.priority}:{key.local_id}"
 
     def key(self, descriptor: str) -> JobKey | None:
         """The job that `descriptor` names; None if it is malformed or names none of ours."""

@@ -203,6 +203,16 @@ class ReadyIndex:
 
         None of a priority below `lowest_priority`; 0: any."""
         taken: list[Taken] = []
+        try:
+            self._take(taken, queue, limit, lowest_priority, now_ms)
+        except BaseException:
+            self.put_back(queue, taken, now_ms)
+            raise
+        return taken
+
+    def _take(
+        self, taken: list[Taken], queue: str, limit: int, lowest_priority: int, now_ms: int
+    ) -> None:
         for priority, line in enumerate(self._queues[queue][: lowest_priority or None], 1):
             while limit > 0:
                 if not line.keys and not self._read(queue, priority, line, now_ms):
@@ -215,7 +225,6 @@ class ReadyIndex:
             self._watch(line)
             if limit <= 0:
                 break
-        return taken
 
     def discard(self, queue: str, priority: int, local_ids: Iterable[int]) -> None:
         """Jobs are PENDING no more (deleted)."""

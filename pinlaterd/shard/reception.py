@@ -152,7 +152,7 @@ class Reception:
                 self._reply(arrival, refused(arrival))
                 return None
             case EnqueueRequest():
-                work = planner.enqueue(arrival, call)
+                work = planner.enqueue(arrival, call, now_ms)
                 if arrival.entry.op is not Op.VALIDATE and work.jobs:
                     return work
                 self._answer(arrival, call.head, [])

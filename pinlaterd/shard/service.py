@@ -4,9 +4,10 @@ The loop hands over what arrived (`submit`), lets a batch be made and committed 
 other work a slice (`run_slice`), and sends what has become of it (`take_replies`, `take_counts`).
 
 An error of one call is that call's alone: what can be found before the commit is found before, and
-if a commit fails beyond doubt, each of its calls is tried alone. If the outcome is not known, the
-store is closed and opened anew, with nothing left in memory, as a new incarnation; whoever was in
-hand is told just that. While it can't be opened, calls are REFUSED: other shards may serve.
+if a commit fails beyond doubt, each of its calls is tried alone, and the store stays open. If the
+outcome is not known, the store is closed and opened anew, with nothing left in memory, as a new
+incarnation; whoever was in hand is told just that. While it can't be opened, calls are REFUSED:
+other shards may serve.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class ShardService:
         self._memory = Memory(name, ready, fresh, Figures(stats))
         self._tasks = Tasks(clock, self._search, server.monitor_batch_size)
         self.searches: SearchClient | None = None
-        rules = Rules(engine.limits, server)
+        rules = Rules(engine.limits, engine.narrower, server)
         self._planner = Planner(rules, self._memory, config)
         self._inquiries = Inquiries(engine, self._memory, rules, server, clock, self._tasks.pace)
         self._reception = Reception(
@@ -318,12 +319,9 @@ class ShardService:
 
     def tick(self) -> None:
         """What is due once a second: ownership is kept alive, and figures are looked at."""
-        if self.serving:
-            self._guarded(self._engine.heartbeat)
-        if self.serving and self._health.ailing:
-            self._guarded(self._probe)
-        if self.serving:
-            self._guarded(self._gauge)
+        for step in (self._engine.heartbeat, self._probe, self._gauge):
+            if self.serving:
+                self._guarded(step, can_wait=True)
         self._memory.figures.gauge_health(ailing=bool(self.ailing))
 
     def _gauge(self) -> None:
@@ -333,7 +331,9 @@ class ShardService:
         memory.figures.gauge_memory(held)
 
     def _probe(self) -> None:
-        """Use the store, so that a shard that gets no work finds out when it is well again."""
+        """Use a store that ails, so that a shard without work finds out when it is well again."""
+        if not self._health.ailing:
+            return
         began = self._clock.monotonic()
         for queue in self._memory.ready.queues():
             self._engine.read_pending(queue, 1, after=None, until_ms=0, limit=1)
@@ -374,12 +374,17 @@ class ShardService:
     def _look_for_due(self) -> None:
         self._memory.touched.update(self._memory.ready.look(self._clock.now_ms()))
 
-    def _guarded(self, step: Callable[[], None]) -> None:
-        """Do `step`; a store that fails in it is opened anew."""
+    def _guarded(self, step: Callable[[], None], *, can_wait: bool = False) -> None:
+        """Do `step`; a store that fails in it is opened anew. So is one that refuses it, unless it
+        `can_wait` for the next time: without what the ready index had to read, or a queue that
+        others have, what is in memory is not what the store holds."""
         try:
             step()
         except StorageError as error:
-            self._break(error)
+            if can_wait and isinstance(error, StorageNotCommitted):
+                log.warning("its store refused what is due each second: %s", error.message)
+            else:
+                self._break(error)
 
     def _run_batch(self) -> None:
         now_ms, now = self._clock.now_ms(), self._clock.monotonic()
@@ -424,7 +429,11 @@ class ShardService:
                 return
         elif work.remaining and most_jobs > 0 and batch.room > 0:
             first = batch.room == self._batch_bytes
-            batch.room -= self._claimer.choose(work, most_jobs, batch.room, now_ms, first=first)
+            try:
+                batch.room -= self._claimer.choose(work, most_jobs, batch.room, now_ms, first=first)
+            except StorageNotCommitted as error:
+                self._give_up(work, error, now_ms)
+                return
         jobs = work.rows
         if jobs:
             batch.dequeues.append(work)

@@ -6,10 +6,10 @@ where (the index of the job in its list) and what would be right.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from pinlaterd.config.schema import ServerSettings
-from pinlaterd.engines.base import Limits
+from pinlaterd.engines.base import Ack, Limits, TableLimits
 from pinlaterd.errors import (
     ContinuationInvalid,
     InvalidEnqueue,
@@ -42,10 +42,17 @@ _NO_CONTROL = str.maketrans("", "", "".join(map(chr, (*range(32), 127))))
 
 
 class Rules:
-    """The rules of one shard: those of the interface, and what its store can hold."""
+    """The rules of one shard: those of the interface, and what its store can hold: `limits`, and
+    of a queue, by priority, what `narrower` says."""
 
-    def __init__(self, limits: Limits, server: ServerSettings) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        narrower: Callable[[str], Mapping[int, TableLimits]],
+        server: ServerSettings,
+    ) -> None:
         self._limits = limits
+        self._narrower = narrower
         self._levels = server.num_priority_levels
         self._body_bytes = min(server.max_job_body_bytes, limits.body_bytes)
 
@@ -64,8 +71,9 @@ class Rules:
 
     # --- enqueue ---------------------------------------------------------------------------
 
-    def enqueue(self, context: CallContext, request: EnqueueRequest) -> Sequence[Job]:
-        """The jobs as they are to be stored: custom statuses cut to what the store holds."""
+    def enqueue(self, context: CallContext, request: EnqueueRequest, now_ms: int) -> Sequence[Job]:
+        """The jobs as they are to be stored: custom statuses and times cut to what the store
+        holds, so that the order in memory is that of the store."""
         _check_source(context.source, InvalidEnqueue)
         most_body, levels = self._body_bytes, self._levels
         latest, most_status = self._limits.run_after_ms, self._limits.custom_status_chars
@@ -80,11 +88,16 @@ class Rules:
                 self._explain(index, request.jobs[index])
             if status and len(status) > most_status:
                 too_long = True
+        jobs = request.jobs
         if too_long:
-            return [
-                job._replace(custom_status=job.custom_status[:most_status]) for job in request.jobs
+            jobs = [job._replace(custom_status=job.custom_status[:most_status]) for job in jobs]
+        narrower = self._narrower(request.queue)
+        if narrower:
+            jobs = [
+                _fitted(index, job, narrower.get(job.priority), now_ms)
+                for index, job in enumerate(jobs)
             ]
-        return request.jobs
+        return jobs
 
     def _explain(self, index: int, job: Job) -> None:
         """Raise what is wrong with a job of an enqueue."""
@@ -125,25 +138,36 @@ class Rules:
 
     def ack_delay(self, delay_ms: int, now_ms: int) -> str | None:
         """What is wrong with the delay of a failed job's ack."""
-        most = self._limits.run_after_ms - now_ms
-        return None if 0 <= delay_ms <= most else f"{delay_ms}; it must be 0 to {most}"
+        return _ack_delay(delay_ms, self._limits.run_after_ms - now_ms)
+
+    def unheld_retries(self, queue: str, failed: Sequence[Ack], now_ms: int) -> dict[Ack, str]:
+        """Of acks whose delays are valid: what is wrong with those that a table can't hold."""
+        narrower = self._narrower(queue)
+        wrong = {}
+        for ack in failed if narrower else ():
+            table = narrower.get(ack.key.priority)
+            if table is not None:
+                problem = _ack_delay(ack.retry_delay_ms, table.run_after.latest_ms - now_ms)
+                if problem is not None:
+                    wrong[ack] = problem
+        return wrong
 
     def checkpoints(self, context: CallContext) -> None:
         _check_source(context.source, InvalidRequest)
 
-    def checkpoint(self, info: CheckpointInfo) -> InvalidRequest | None:
-        """What is wrong with one checkpoint."""
+    def checkpoint(self, queue: str, priority: int, info: CheckpointInfo) -> InvalidRequest | None:
+        """What is wrong with one checkpoint, of a job of that queue and priority."""
         where = f"of the checkpoint of {info.descriptor[:200]!r}"
-        if info.new_body is not None and len(info.new_body) > self._body_bytes:
+        most_body = self._most_body(queue, priority)
+        if info.new_body is not None and len(info.new_body) > most_body:
             return InvalidRequest(
-                f"newBody {where} has {len(info.new_body)} bytes; "
-                f"at most {self._body_bytes} are kept"
+                f"newBody {where} has {len(info.new_body)} bytes; at most {most_body} are kept"
             )
         if info.attempts is not None and not 1 <= info.attempts <= _LARGEST_I32:
             return InvalidRequest(
                 f"numOfAttemptsAllowed {where} is {info.attempts}; it must be 1 to {_LARGEST_I32}"
             )
-        latest = self._limits.run_after_ms
+        latest = self._latest(queue, priority)
         if info.run_after_ms is not None and not 0 <= info.run_after_ms <= latest:
             return InvalidRequest(
                 f"runAfterTimestampMillis {where} is {info.run_after_ms}; it must be 0 to {latest}"
@@ -177,17 +201,49 @@ class Rules:
             raise InvalidRequest(
                 f"attemptsToAllow is {request.attempts_to_allow}; it must be 1 to {_LARGEST_I32}"
             )
-        run_after_ms = request.run_after_ms
-        if run_after_ms is not None and not 0 <= run_after_ms <= self._limits.run_after_ms:
+        run_after_ms, latest = request.run_after_ms, self._latest(request.queue, request.priority)
+        if run_after_ms is not None and not 0 <= run_after_ms <= latest:
             raise InvalidRequest(
-                f"runAfterTimestampMillis is {run_after_ms}; "
-                f"it must be 0 to {self._limits.run_after_ms}"
+                f"runAfterTimestampMillis is {run_after_ms}; it must be 0 to {latest}"
             )
 
     def delete_jobs(self, request: DeleteJobsRequest) -> None:
         self.priority(request.priority)
         _check_limit(request.limit)
         _check_regex(request.body_regex)
+
+    # --- what the tables of a queue hold -----------------------------------------------------
+
+    def _most_body(self, queue: str, priority: int) -> int:
+        table = self._narrower(queue).get(priority)
+        return self._body_bytes if table is None else min(self._body_bytes, table.body_bytes)
+
+    def _latest(self, queue: str, priority: int) -> int:
+        table = self._narrower(queue).get(priority)
+        return self._limits.run_after_ms if table is None else table.run_after.latest_ms
+
+
+def _fitted(index: int, job: Job, table: TableLimits | None, now_ms: int) -> Job:
+    """A job, valid otherwise, as its table holds it. Raises InvalidEnqueue if it can't."""
+    if table is None:
+        return job
+    if len(job.body) > table.body_bytes:
+        raise InvalidEnqueue(
+            f"jobs[{index}].body has {len(job.body)} bytes; the table of priority {job.priority} "
+            f"of this queue holds {table.body_bytes}"
+        )
+    run_after_ms = now_ms if job.run_after_ms is None else job.run_after_ms
+    latest = table.run_after.latest_ms
+    if run_after_ms > latest:
+        raise InvalidEnqueue(
+            f"jobs[{index}].runAfterTimestampMillis is {run_after_ms}; the table of priority "
+            f"{job.priority} of this queue holds times up to {latest}"
+        )
+    return job._replace(run_after_ms=table.run_after.floor(run_after_ms))
+
+
+def _ack_delay(delay_ms: int, most_ms: int) -> str | None:
+    return None if 0 <= delay_ms <= most_ms else f"{delay_ms}; it must be 0 to {most_ms}"
 
 
 def _check_source(source: str, error: Callable[[str], RequestError]) -> None:

@@ -78,6 +78,21 @@ def test_warnings_are_gathered_from_facts():
     assert found["shards"][0]["warnings"] == ["disk nearly full"]
 
 
+def test_a_warning_that_several_shards_have_is_given_once():
+    facts = {"durability warning": "appendfsync everysec: …"}
+    own = {**facts, "store warning": "disk nearly full"}
+
+    found = status(
+        CONFIG, [view("router"), view("shard-1", facts=facts), view("shard-2", facts=own)], ABOUT
+    )
+
+    assert found["warnings"] == [
+        "shard-1, shard-2: appendfsync everysec: …",
+        "shard-2: disk nearly full",
+    ]
+    assert found["shards"][0]["warnings"] == ["appendfsync everysec: …"]
+
+
 def test_a_broken_file_takes_nothing_out_of_service():
     about = ABOUT._replace(config_problems=("etc/queues.yaml:1: …",), needs_restart=("port …",))
     found = status(CONFIG, ALL, about)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,7 @@ from pinlaterd.model import (
     EnqueueRequest,
     Job,
     JobState,
+    Payload,
     RetryFailedRequest,
 )
 from pinlaterd.wire.envelope import Status
@@ -35,11 +36,28 @@ class Failing(SqliteEngine):
         self.on_apply: Callable[[Batch], None] = lambda _batch: None
         self.after_apply: Callable[[Batch], None] = lambda _batch: None
         self.on_open: Callable[[], None] = lambda: None
+        self.on_read: Callable[[str], None] = lambda _call: None
         self.applied = 0
+        self.opened = 0
 
     def open(self, now_ms: int) -> Ownership:
         self.on_open()
+        self.opened += 1
         return super().open(now_ms)
+
+    def heartbeat(self) -> None:
+        self.on_read("heartbeat")
+        super().heartbeat()
+
+    def depths(self) -> Mapping[str, Mapping[tuple[int, JobState], int]]:
+        self.on_read("depths")
+        return super().depths()
+
+    def payloads(
+        self, queue: str, priority: int, local_ids: Sequence[int], *, most_bytes: int
+    ) -> Sequence[Payload | None]:
+        self.on_read("payloads")
+        return super().payloads(queue, priority, local_ids, most_bytes=most_bytes)
 
     def apply(self, batch: Batch, now_ms: int) -> BatchResult:
         self.applied += 1
@@ -108,6 +126,65 @@ def test_jobs_of_a_claim_that_failed_can_be_had_again(shard, engine):
     engine.on_apply = lambda _batch: None
 
     assert [job.body for job in shard.dequeue()] == [b"a", b"b"]
+
+
+def refuse_calls(*names: str) -> Callable[[str], None]:
+    def check(call: str) -> None:
+        if call in names:
+            raise StorageNotCommitted("the server is busy")
+
+    return check
+
+
+def test_a_dequeue_whose_jobs_cannot_be_read_is_refused_alone_and_they_can_be_had_again(
+    shard, engine
+):
+    shard.enqueue(Job(b"first"), Job(b"second", priority=2))
+    shard.service.close()
+    shard.service.open()  # with no payloads in memory
+    engine.on_read = refuse_calls("payloads")
+
+    results = shard.results(
+        EnqueueRequest("mail", [Job(b"a")]),
+        DequeueRequest("mail", 10),
+        EnqueueRequest("mail", [Job(b"b")]),
+    )
+    assert [len(results[0]), results[1], len(results[2])] == [1, Status.REFUSED, 1]
+    assert shard.counts() == (3, 1, 0)
+    engine.on_read = lambda _call: None
+
+    assert [job.body for job in shard.dequeue()] == [b"first", b"a", b"b", b"second"]
+    assert shard.service.serving
+
+
+def test_a_store_that_refuses_what_is_due_each_second_stays_open(shard, engine):
+    [descriptor] = shard.enqueue(b"a")
+    shard.dequeue()
+    incarnation, opened = shard.service.incarnation, engine.opened
+    engine.on_read = refuse_calls("heartbeat", "depths")
+
+    shard.service.tick()
+
+    assert shard.service.serving
+    assert (shard.service.incarnation, engine.opened) == (incarnation, opened)
+    shard.ack([descriptor])
+    assert shard.state(descriptor) is JobState.SUCCEEDED
+
+
+def test_an_owner_that_cannot_prove_that_it_still_is_one_opens_its_store_anew(shard, engine):
+    incarnation = shard.service.incarnation
+
+    def lost(call: str) -> None:
+        if call == "heartbeat":
+            raise StorageError("the lease is gone")
+
+    engine.on_read = lost
+    shard.service.tick()
+    assert not shard.service.serving
+    engine.on_read = lambda _call: None
+    shard.service.recover()
+
+    assert shard.service.incarnation > incarnation
 
 
 # --- a commit of which nothing is known -----------------------------------------------------

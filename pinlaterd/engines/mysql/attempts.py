@@ -27,7 +27,7 @@ from pinlaterd.engines.mysql.tables import Table
 from pinlaterd.model import JobKey, JobState, PendingKey
 
 QueueKey = tuple[str, JobKey]
-_HELD = b"local_id, claim_descriptor, attempts_remaining, " + RUN_AFTER_MS
+_HELD = b"local_id, claim_descriptor, COALESCE(attempts_remaining, 1), " + RUN_AFTER_MS
 
 
 class HeldClaim(NamedTuple):

@@ -34,10 +34,11 @@ from pinlaterd.engines.mysql.literals import quote_bytes, quote_text
 from pinlaterd.engines.mysql.statements import Each, select, update
 from pinlaterd.engines.mysql.store import Store, Transaction
 from pinlaterd.engines.mysql.tables import Table
-from pinlaterd.errors import StorageNotCommitted
 from pinlaterd.model import Job, JobKey, JobState, Payload, PendingKey, claim_source
 
-PAYLOAD = b"local_id, COALESCE(body, ''), COALESCE(attempts_allowed, 1), attempts_remaining"
+PAYLOAD = (
+    b"local_id, COALESCE(body, ''), COALESCE(attempts_allowed, 1), COALESCE(attempts_remaining, 1)"
+)
 
 
 def apply_batch(store: Store, tx: Transaction, batch: Batch) -> BatchResult:
@@ -98,9 +99,6 @@ def _checkpoint(store: Store, tx: Transaction, op: CheckpointOp) -> CheckpointRe
         done += 1
         table = tables[key.priority]
         at_ms = tx.now_ms if checkpoint.run_after_ms is None else checkpoint.run_after_ms
-        _check_time(table, at_ms)
-        if checkpoint.new_body is not None:
-            _check_body(table, checkpoint.new_body)
         at_ms = table.run_after.floor(at_ms)
         changes.setdefault(key, _Change(at_ms)).follow(checkpoint, at_ms)
         if checkpoint.move_to_pending:
@@ -212,8 +210,6 @@ def _enqueue(store: Store, tx: Transaction, ops: Sequence[EnqueueOp]) -> list[ra
                 table = tables[priority]
                 add = rows[queue, priority].append
                 between = _between(tx, table, job)
-            if table.holds_less:
-                _check_body(table, body)
             add(b"(%d%b%b)" % (local_id, between, quote_bytes(body)))
     for (queue, priority), part in rows.items():
         head = (
@@ -228,7 +224,6 @@ def _enqueue(store: Store, tx: Transaction, ops: Sequence[EnqueueOp]) -> list[ra
 def _between(tx: Transaction, table: Table, job: Job) -> bytes:
     """What stands between a row's id and its body."""
     run_after_ms = tx.now_ms if job.run_after_ms is None else job.run_after_ms
-    _check_time(table, run_after_ms)
     return b", 0, %d, %d, %b, %b, %b, %b, " % (
         job.attempts_allowed,
         job.attempts_allowed,
@@ -247,22 +242,6 @@ def _inserts(head: bytes, rows: Sequence[bytes], most_bytes: int) -> Iterator[by
             yield head + b", ".join(rows[first:at])
             first, size = at, len(head) + len(row)
     yield head + b", ".join(rows[first:])
-
-
-def _check_body(table: Table, body: bytes) -> None:
-    if len(body) > table.body_bytes:
-        raise StorageNotCommitted(
-            f"table {table.label} holds bodies of {table.body_bytes} bytes, and one has "
-            f"{len(body)}: change its column body to LONGBLOB"
-        )
-
-
-def _check_time(table: Table, run_after_ms: int) -> None:
-    if run_after_ms > table.run_after.latest_ms:
-        raise StorageNotCommitted(
-            f"table {table.label} holds times up to {table.run_after.latest_ms} ms, and a "
-            f"run-after is {run_after_ms}: change its column run_after to DATETIME(3)"
-        )
 
 
 # --- claims ---------------------------------------------------------------------------------

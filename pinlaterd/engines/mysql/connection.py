@@ -97,19 +97,24 @@ class Connection:
             b" innodb_lock_wait_timeout = %d, lock_wait_timeout = %d%s"
             % (idle, patience, patience, lock_wait, lock_wait, only_here.encode())
         )
-        [[packet, logged, log_format, self.number]] = self.rows(
-            b"SELECT @@max_allowed_packet, @@log_bin, @@binlog_format, CONNECTION_ID()"
+        # Not by @@: a server that has no such variable (any more) would refuse all of them.
+        found = dict(
+            self.rows(
+                b"SHOW SESSION VARIABLES WHERE variable_name IN"
+                b" ('max_allowed_packet', 'log_bin', 'binlog_format')"
+            )
         )
+        [[self.number]] = self.rows(b"SELECT CONNECTION_ID()")
         # InnoDB refuses READ COMMITTED where statements themselves are replicated.
-        by_statement = bool(logged) and log_format == "STATEMENT"
+        by_statement = found.get("log_bin") == "ON" and found.get("binlog_format") == "STATEMENT"
         self.execute(
             b"SET SESSION TRANSACTION ISOLATION LEVEL "
             + (b"REPEATABLE READ" if by_statement else b"READ COMMITTED")
         )
         if read_only:
             self.execute(b"SET SESSION TRANSACTION READ ONLY")
-        self._packet_bytes = int(packet)
-        room = max(int(packet) - _PACKET_MARGIN_BYTES, _PACKET_MARGIN_BYTES)
+        self._packet_bytes = int(found["max_allowed_packet"])
+        room = max(self._packet_bytes - _PACKET_MARGIN_BYTES, _PACKET_MARGIN_BYTES)
         self.statement_bytes = min(room, _LARGEST_STATEMENT_BYTES)
 
     def be_patient(self, seconds: float) -> None:

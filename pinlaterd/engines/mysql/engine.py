@@ -18,12 +18,13 @@ from pinlaterd.engines.base import (
     SearcherFactory,
     StorageEngine,
     StoredJob,
+    TableLimits,
 )
 from pinlaterd.engines.mysql import slices
 from pinlaterd.engines.mysql.batch import PAYLOAD, apply_batch
 from pinlaterd.engines.mysql.connection import Server
 from pinlaterd.engines.mysql.limits import limits_of
-from pinlaterd.engines.mysql.records import WITH_BODY, WITHOUT_BODY, stored_job
+from pinlaterd.engines.mysql.records import STATES, WITH_BODY, WITHOUT_BODY, stored_job
 from pinlaterd.engines.mysql.searcher import MysqlSearcherFactory
 from pinlaterd.engines.mysql.statements import RUN_AFTER_MS, UPDATED_AT_MS, select
 from pinlaterd.engines.mysql.store import Store
@@ -72,12 +73,23 @@ class MysqlEngine(StorageEngine):
     def durability(self) -> Durability:
         store = self._store
         with store.reading():
-            [[flush]] = store.db.rows(b"SELECT @@innodb_flush_log_at_trx_commit")
+            [[flush, logged, log_flush]] = store.db.rows(
+                b"SELECT @@innodb_flush_log_at_trx_commit, @@log_bin, @@sync_binlog"
+            )
+        setting = f"innodb_flush_log_at_trx_commit={flush}"
+        if logged:
+            setting += f", sync_binlog={log_flush}"
         warnings = []
         if flush != 1:
             warnings.append(
-                f"the server would lose the last second's jobs with its machine: "
+                "a crash of its machine loses the jobs of the last second: "
                 f"innodb_flush_log_at_trx_commit is {flush}; set it to 1"
+            )
+        if logged and log_flush != 1:
+            # After a crash the server undoes what its binary log lacks.
+            warnings.append(
+                "a crash of its machine loses the jobs that the binary log lacks: "
+                f"sync_binlog is {log_flush}; set it to 1"
             )
         fragile = [
             table.label
@@ -90,7 +102,7 @@ class MysqlEngine(StorageEngine):
                 f"commits are no commits in {', '.join(fragile[:3])}"
                 f"{', …' if len(fragile) > 3 else ''}: ALTER TABLE … ENGINE = InnoDB"
             )
-        return Durability(f"innodb_flush_log_at_trx_commit={flush}", "; ".join(warnings))
+        return Durability(setting, "; ".join(warnings))
 
     def apply(self, batch: Batch, now_ms: int) -> BatchResult:
         store = self._store
@@ -100,6 +112,9 @@ class MysqlEngine(StorageEngine):
 
     def queues(self) -> frozenset[str]:
         return frozenset(self._store.tables)
+
+    def narrower(self, queue: str) -> Mapping[int, TableLimits]:
+        return self._store.narrower.get(queue, {})
 
     def create_queue(self, queue: str, now_ms: int) -> None:
         if queue not in self._store.tables:
@@ -128,15 +143,13 @@ class MysqlEngine(StorageEngine):
             if after is None:
                 where = b"run_after <= %b" % until
             else:
-                # Apart, so that both are ranges of the index, however many are of one time.
                 at = table.run_after.bound(after.run_after_ms)
-                # A time that the table can't hold is none of its rows': the caller has it from a
-                # clock or an enqueue, and what came after it may be stored as of that very step.
-                local_id = 0 if after.run_after_ms % table.run_after.step_ms else after.local_id
-                rows += self._store.db.rows(
-                    head + b"run_after = %b AND local_id > %d AND run_after <= %b"
-                    b" ORDER BY local_id LIMIT %d" % (at, local_id, until, limit)
-                )
+                if after.run_after_ms % table.run_after.step_ms == 0:
+                    # Apart, so that both are ranges of the index, however many are of one time.
+                    rows += self._store.db.rows(
+                        head + b"run_after = %b AND local_id > %d AND run_after <= %b"
+                        b" ORDER BY local_id LIMIT %d" % (at, after.local_id, until, limit)
+                    )
                 where = b"run_after > %b AND run_after <= %b" % (at, until)
             if len(rows) < limit:
                 rows += self._store.db.rows(
@@ -156,7 +169,7 @@ class MysqlEngine(StorageEngine):
         small = max(most_bytes // len(local_ids), 256)
         columns = (
             b"local_id, IF(LENGTH(body) <= %d, body, NULL), COALESCE(attempts_allowed, 1),"
-            b" attempts_remaining, COALESCE(LENGTH(body), 0)" % small
+            b" COALESCE(attempts_remaining, 1), COALESCE(LENGTH(body), 0)" % small
         )
         with self._store.reading():
             db = self._store.db
@@ -185,7 +198,7 @@ class MysqlEngine(StorageEngine):
                 columns = WITH_BODY if include_body else WITHOUT_BODY
                 for statement in select(tables[priority], columns, local_ids, None):
                     rows = self._store.db.rows(statement)
-                    jobs += [stored_job(priority, row) for row in rows]
+                    jobs += [stored_job(priority, row) for row in rows if row[1] in STATES]
         return jobs
 
     def depths(self) -> Mapping[str, Mapping[tuple[int, JobState], int]]:

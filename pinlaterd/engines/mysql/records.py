@@ -9,9 +9,12 @@ from pinlaterd.engines.mysql.statements import CREATED_AT_MS, RUN_AFTER_MS, STAT
 from pinlaterd.model import JobKey, JobState
 
 WITHOUT_BODY = (
-    b"local_id, state, COALESCE(attempts_allowed, 1), attempts_remaining, " + STATUS + b", "
-    + CREATED_AT_MS + b", " + RUN_AFTER_MS + b", " + UPDATED_AT_MS + b", claim_descriptor, NULL"
+    b"local_id, state, COALESCE(attempts_allowed, 1), COALESCE(attempts_remaining, 0), "
+    + STATUS + b", " + CREATED_AT_MS + b", " + RUN_AFTER_MS + b", " + UPDATED_AT_MS
+    + b", claim_descriptor, NULL"
 )  # fmt: skip
+# Other numbers in the column `state` are a hand's: such rows are no jobs.
+STATES = frozenset(JobState)
 WITH_BODY = WITHOUT_BODY.replace(b", NULL", b", COALESCE(body, '')")
 
 

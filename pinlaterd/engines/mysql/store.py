@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
 from pinlaterd.clock import Clock
-from pinlaterd.engines.base import Ownership
+from pinlaterd.engines.base import Ownership, TableLimits
 from pinlaterd.engines.mysql.connection import Connection, Server
 from pinlaterd.engines.mysql.faults import (
     FAULTS,
@@ -33,6 +33,7 @@ from pinlaterd.engines.mysql.faults import (
 )
 from pinlaterd.engines.mysql.limits import database_prefix, owner_database
 from pinlaterd.engines.mysql.literals import quote_name, quote_text
+from pinlaterd.engines.mysql.records import STATES
 from pinlaterd.engines.mysql.tables import (
     Table,
     create_database,
@@ -106,6 +107,7 @@ class Store:
         self.shard = shard
         self.server = server
         self.tables: dict[str, dict[int, Table]] = {}  # by queue and priority
+        self.narrower: dict[str, dict[int, TableLimits]] = {}  # what some of them hold
         self.depths: dict[str, Counter[tuple[int, JobState]]] = {}
         self._clock = clock
         self._levels = levels
@@ -181,11 +183,11 @@ class Store:
             )
 
     def _load(self, db: Connection) -> None:
-        self.tables, self.depths = {}, {}
+        self.tables, self.narrower, self.depths = {}, {}, {}
         prefix = quote_text(self._prefix)
         for (database,) in db.rows(
             b"SELECT schema_name FROM information_schema.schemata"
-            b" WHERE BINARY LEFT(schema_name, %d) = %s" % (len(self._prefix), prefix)
+            b" WHERE CAST(LEFT(schema_name, %d) AS BINARY) = %s" % (len(self._prefix), prefix)
         ):
             queue = database[len(self._prefix) :]
             if QUEUE_NAME.match(queue):
@@ -200,6 +202,11 @@ class Store:
                 db.execute(statement)
             tables = load_tables(db, database)
         self.tables[queue], self.depths[queue] = tables, self._count(db, database, tables)
+        self.narrower[queue] = {
+            priority: narrower
+            for priority, table in tables.items()
+            if (narrower := table.narrower) is not None
+        }
 
     def _count(
         self, db: Connection, database: str, tables: dict[int, Table]
@@ -215,7 +222,7 @@ class Store:
                 for state, jobs in db.rows(
                     b"SELECT state, COUNT(*) FROM " + table.name + b" GROUP BY state"
                 ):
-                    if state in iter(JobState):
+                    if state in STATES:
                         depths[priority, JobState(state)] = jobs
         return depths
 
@@ -400,7 +407,7 @@ class Store:
         db = self.db
         with self._guarded(), self._patiently(db, _DROP_SECONDS):
             db.execute(b"DROP DATABASE IF EXISTS " + quote_name(self._prefix + queue))
-        del self.tables[queue], self.depths[queue]
+        del self.tables[queue], self.narrower[queue], self.depths[queue]
 
     # --- what is kept in memory --------------------------------------------------------------
 

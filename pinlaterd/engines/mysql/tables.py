@@ -13,8 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from typing import NamedTuple
 
+from pinlaterd.engines.base import TableLimits, Times
 from pinlaterd.engines.mysql.connection import Connection
-from pinlaterd.engines.mysql.limits import STATUS_CHARS
+from pinlaterd.engines.mysql.limits import BODY_BYTES, STATUS_CHARS
 from pinlaterd.engines.mysql.literals import (
     EARLIEST_MS,
     LATEST_MS,
@@ -28,6 +29,8 @@ from pinlaterd.errors import StorageCorrupt
 _TIMESTAMP_MS = (1_000, (2**31 - 1) * 1000)
 _DATETIME_MS = (EARLIEST_MS, LATEST_MS)
 _TABLE_NAME = re.compile(r"jobs_p([1-9][0-9]{0,2})\Z")
+# As PinLater made it. No claim of ours is longer, whatever host and source are in it.
+_CLAIM_CHARS = 200
 _TIME_COLUMNS = ("run_after", "updated_at", "created_at")
 _COLUMNS = frozenset(
     {"local_id", "state", "claim_descriptor", "attempts_allowed", "attempts_remaining"}
@@ -41,20 +44,13 @@ _CODECS["utf8mb3"] = _CODECS["utf8"]
 _BEYOND_BMP = re.compile("[^\0-\uffff]")
 
 
-class TimeColumn(NamedTuple):
-    """What a column of times holds: from and to, in steps."""
+class TimeColumn(Times):
+    """A column of times."""
 
-    step_ms: int
-    earliest_ms: int
-    latest_ms: int
-
-    def floor(self, time_ms: int) -> int:
-        """The time as it is stored: servers differ in how they would round it."""
-        if self.step_ms > 1:
-            time_ms -= time_ms % self.step_ms
-        return min(max(time_ms, self.earliest_ms), self.latest_ms)
+    __slots__ = ()
 
     def literal(self, time_ms: int) -> bytes:
+        """Floored by us: servers differ in how they would round it."""
         return quote_time(self.floor(time_ms))
 
     def bound(self, time_ms: int) -> bytes:
@@ -73,7 +69,6 @@ class Table(NamedTuple):
     updated_at: TimeColumn
     created_at: TimeColumn
     body_bytes: int
-    claim_chars: int
     status_chars: int
     status_codec: str  # "" if it has every character
     plain_claims: bool  # claims are stored in ASCII, other characters as ?
@@ -83,9 +78,11 @@ class Table(NamedTuple):
     pins: bytes  # assignments that keep the server from changing times by itself
 
     @property
-    def holds_less(self) -> bool:
-        """Whether something within the engine's limits may not fit."""
-        return self.run_after.latest_ms < LATEST_MS or self.body_bytes < 2**32 - 1
+    def narrower(self) -> TableLimits | None:
+        """What it holds, if something within the engine's limits may not fit, or not exactly."""
+        if self.body_bytes >= BODY_BYTES and self.run_after == (1, *_DATETIME_MS):
+            return None
+        return TableLimits(min(self.body_bytes, BODY_BYTES), self.run_after)
 
     def claim(self, claim_descriptor: str) -> str:
         """A claim descriptor as the table holds it."""
@@ -167,6 +164,12 @@ def _table(
             f"table {label} has no column {', '.join(missing)}; it is no table of jobs: move it to "
             "another database"
         )
+    claim_chars = columns["claim_descriptor"].chars
+    if claim_chars < _CLAIM_CHARS:
+        raise StorageCorrupt(
+            f"column claim_descriptor of table {label} holds {claim_chars} characters, expected "
+            f"{_CLAIM_CHARS} or more; change it to VARCHAR(500)"
+        )
     run_after, updated_at, created_at = (
         _time_column(label, column, columns[column]) for column in _TIME_COLUMNS
     )
@@ -180,7 +183,6 @@ def _table(
         updated_at=updated_at,
         created_at=created_at,
         body_bytes=columns["body"].chars,
-        claim_chars=columns["claim_descriptor"].chars,
         status_chars=min(STATUS_CHARS, columns["custom_status"].chars),
         status_codec="" if charset in _WHOLE_CHARSETS else _CODECS.get(charset, "ascii"),
         plain_claims=columns["claim_descriptor"].charset not in _WHOLE_CHARSETS,

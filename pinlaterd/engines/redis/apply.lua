@@ -8,13 +8,32 @@
 --
 -- Arguments: the shard, token, lease in ms, '1' if there are enqueues, now_ms, the latest run-after
 -- in ms, most characters of a status; then of each kind how many ops, and of each op its queue and
--- what batch.py writes there. Returns OK and, of each kind, the ops' results.
+-- what batch.py writes there. In front of the time: how many queues and priorities the batch has to
+-- do with, and these, and how many queues it enqueues to, and these. Returns OK and, of each kind,
+-- the ops' results; or DAMAGED, and then it has written nothing.
 
 local problem = begin_write(ARGV[4] == '1')
 if problem then
   return problem
 end
 take()
+for _ = 1, take_number() do
+  problem = damaged_set(take(), take())
+  if problem then
+    return problem
+  end
+end
+for _ = 1, take_number() do
+  local counter = counter_key(take())
+  problem = damage(counter, 'string')
+  if problem then
+    return problem
+  end
+  local last = redis.call('GET', counter)
+  if last and not (string.find(last, '^[0-9]+$') and number_in(last, 0, MOST_EXACT / 2)) then
+    return { 'DAMAGED', counter, 'what is no id', 'the last id given' }
+  end
+end
 local now, latest_ms, status_chars = take_number(), take_number(), take_number()
 local now_seconds = seconds(now)
 
@@ -52,12 +71,13 @@ local function succeed(queue, priority, ids, text, claim)
   for _, id in ipairs(ids) do
     local key, score = job_key(queue, id), held[id]
     held[id] = nil -- given twice, it ends once
-    local job = score and redis.call('HMGET', key, 'cd', 'ra')
-    local gone = job and not (job[1] and job[2]) and forget_if_gone(running, queue, id)
-    if job and not gone and (claim == nil or claim == job[1]) then
+    local job = score and fields_of(key, 'cd', 'ra')
+    if score and not job then
+      redis.call('ZREM', running, id) -- evicted
+    elseif job and (claim == nil or claim == job[1]) then
       -- A job of PinLater's gets the run-after that its score stood for, before the score goes.
       local changes = { 'ua', now_seconds }
-      if not job[2] then
+      if not number_in(job[2], -LATEST_ORDERED_MS, LATEST_MS) then
         changes = { 'ua', now_seconds, 'ra', ms_of(score) }
       end
       if text ~= '' then
@@ -191,8 +211,10 @@ local enqueues = each_op(function(queue)
   end
   local counter = counter_key(queue)
   if redis.call('EXISTS', counter) == 0 then
-    -- It was evicted. No queue has given as many ids as there are milliseconds since the epoch.
-    redis.call('SET', counter, string.format('%.0f', now))
+    -- It was evicted, perhaps not for the first time. No queue has given a million ids a second
+    -- since the epoch.
+    local began = number_in(redis.call('HGET', RECORD, 'start_ms'), 0, LATEST_ORDERED_MS) or 0
+    redis.call('SET', counter, string.format('%.0f', math.max(now, began) * 1000))
   end
   local first = redis.call('INCRBY', counter, jobs) - jobs + 1
   local number = first
@@ -224,16 +246,16 @@ end)
 local function claim_job(key, score, claim, known)
   local job
   if known then
-    job = redis.call('HMGET', key, 'ra')
+    job = fields_of(key, 'ra')
   else
-    job = redis.call('HMGET', key, 'ra', 'bd', 'al', 'ar')
+    job = fields_of(key, 'ra', 'bd', 'al', 'ar')
   end
-  if job[1] then
-    redis.call('HSET', key, 'cd', claim)
-  elseif redis.call('EXISTS', key) == 1 then
-    redis.call('HSET', key, 'cd', claim, 'ra', ms_of(score))
-  else
+  if not job then
     return 0
+  elseif job[1] then
+    redis.call('HSET', key, 'cd', claim)
+  else
+    redis.call('HSET', key, 'cd', claim, 'ra', ms_of(score))
   end
   if known then
     return 1

@@ -19,44 +19,55 @@ from pinlaterd.engines.base import (
     CheckpointResult,
     Claim,
     ClaimOp,
+    EnqueueOp,
     Requeued,
 )
 from pinlaterd.engines.redis.connection import Argument
 from pinlaterd.engines.redis.limits import LIMITS
+from pinlaterd.engines.redis.records import attempts_in
 from pinlaterd.model import Job, Payload, PendingKey
 
 T = TypeVar("T")
 
 
+Places = set[tuple[str, int]]  # queues and priorities
+
+
 def apply_arguments(batch: Batch, now_ms: int) -> list[Argument]:
-    grows = any(op.jobs for op in batch.enqueues)
-    arguments: list[Argument] = [
-        "1" if grows else "0",
+    growing = {op.queue for op in batch.enqueues if op.jobs}
+    places: Places = set()
+    ops: list[Argument] = [len(batch.acks)]
+    for op in batch.acks:
+        ops.append(op.queue)
+        _add_acks(ops, places, op.queue, op.succeeded)
+        _add_acks(ops, places, op.queue, op.failed)
+    ops.append(len(batch.checkpoints))
+    for checkpoints in batch.checkpoints:
+        _add_checkpoints(ops, places, checkpoints, now_ms)
+    ops.append(len(batch.releases))
+    for releases in batch.releases:
+        ops += (releases.queue, len(releases.releases))
+        for (priority, local_id), claim in releases.releases:
+            places.add((releases.queue, priority))
+            ops += (priority, str(local_id), claim)
+    ops.append(len(batch.enqueues))
+    for enqueue in batch.enqueues:
+        ops += (enqueue.queue, len(enqueue.jobs))
+        _add_jobs(ops, places, enqueue, now_ms)
+    ops.append(len(batch.claims))
+    for claims in batch.claims:
+        _add_claims(ops, places, claims)
+    return [
+        "1" if growing else "0",
+        len(places),
+        *[part for place in places for part in place],
+        len(growing),
+        *growing,
         now_ms,
         LIMITS.run_after_ms,
         LIMITS.custom_status_chars,
-        len(batch.acks),
+        *ops,
     ]
-    for op in batch.acks:
-        arguments.append(op.queue)
-        _add_acks(arguments, op.succeeded)
-        _add_acks(arguments, op.failed)
-    arguments.append(len(batch.checkpoints))
-    for checkpoints in batch.checkpoints:
-        _add_checkpoints(arguments, checkpoints, now_ms)
-    arguments.append(len(batch.releases))
-    for releases in batch.releases:
-        arguments += (releases.queue, len(releases.releases))
-        for (priority, local_id), claim in releases.releases:
-            arguments += (priority, str(local_id), claim)
-    arguments.append(len(batch.enqueues))
-    for enqueue in batch.enqueues:
-        arguments += (enqueue.queue, len(enqueue.jobs))
-        _add_jobs(arguments, enqueue.jobs, now_ms)
-    arguments.append(len(batch.claims))
-    for claims in batch.claims:
-        _add_claims(arguments, claims)
-    return arguments
 
 
 def _runs(items: Iterable[T], alike: Callable[[T], Hashable]) -> list[tuple[Any, list[T]]]:
@@ -73,17 +84,21 @@ def _alike_acks(ack: Ack) -> tuple[int, str, int, str | None]:
     return (ack.key[0], *ack[1:])
 
 
-def _add_acks(arguments: list[Argument], acks: Sequence[Ack]) -> None:
+def _add_acks(arguments: list[Argument], places: Places, queue: str, acks: Sequence[Ack]) -> None:
     runs = _runs(acks, _alike_acks)
     arguments.append(len(runs))
     for (priority, text, delay_ms, claim), run in runs:
+        places.add((queue, priority))
         arguments += (len(run), priority, text, str(delay_ms), _optional(claim))
         arguments += [str(ack.key[1]) for ack in run]
 
 
-def _add_checkpoints(arguments: list[Argument], op: CheckpointOp, now_ms: int) -> None:
+def _add_checkpoints(
+    arguments: list[Argument], places: Places, op: CheckpointOp, now_ms: int
+) -> None:
     arguments += (op.queue, op.source, len(op.checkpoints))
     for key, run_after_ms, body, to_pending, attempts, text, claim in op.checkpoints:
+        places.add((op.queue, key.priority))
         arguments += (
             key.priority,
             str(key.local_id),
@@ -100,10 +115,11 @@ def _alike_jobs(job: Job) -> tuple[int, int | None, int, str]:
     return job[1:]
 
 
-def _add_jobs(arguments: list[Argument], jobs: Sequence[Job], now_ms: int) -> None:
-    runs = _runs(jobs, _alike_jobs)
+def _add_jobs(arguments: list[Argument], places: Places, op: EnqueueOp, now_ms: int) -> None:
+    runs = _runs(op.jobs, _alike_jobs)
     arguments.append(len(runs))
     for (priority, run_after_ms, attempts, status), run in runs:
+        places.add((op.queue, priority))
         run_after = now_ms if run_after_ms is None else run_after_ms
         arguments += (len(run), priority, str(run_after), str(attempts))
         arguments.append(status[: LIMITS.custom_status_chars])
@@ -114,10 +130,11 @@ def _priority_of(claim: Claim) -> int:
     return claim.key[0]
 
 
-def _add_claims(arguments: list[Argument], op: ClaimOp) -> None:
+def _add_claims(arguments: list[Argument], places: Places, op: ClaimOp) -> None:
     runs = _runs(op.claims, _priority_of)
     arguments += (op.queue, len(runs))
     for priority, run in runs:
+        places.add((op.queue, priority))
         arguments += (len(run), priority)
         for (_, local_id), _, claim, payload in run:
             arguments += (str(local_id), claim, "0" if payload is None else "1")
@@ -166,4 +183,4 @@ def _payload(claim: Claim, result: Any) -> Payload | None:
 def stored_payload(row: Sequence[bytes | None]) -> Payload:
     """Of body, attempts allowed and remaining. PinLater's jobs may lack the numbers."""
     body, allowed, remaining = row
-    return Payload(body or b"", int(allowed or 1), int(remaining or 1))
+    return Payload(body or b"", attempts_in(allowed, 1), attempts_in(remaining, 1))

@@ -32,7 +32,12 @@
 --   plt_SHARD_QUEUE.N         such a set
 --
 -- A job is in the state whose set holds its id, and in none if no set does: then its hash is a
--- deleted queue's. An id whose hash is gone was evicted: such an id is removed when it is met.
+-- deleted queue's. An id whose hash is gone was evicted: such an id is removed when it is met. So is
+-- one where something else than a hash lies, and a member that can be no job's number. A field that
+-- should be a number and is none counts as missing.
+--
+-- Something else than a sorted set in place of one is a stranger's doing that only an operator can
+-- mend: nothing is written to that queue and priority (`damage`), and a read finds no jobs there.
 --
 -- Scores. Redis orders equal scores by the bytes of the member, so that "10" comes before "9". The
 -- scores that we write are therefore a little later than the time that they stand for, by an amount
@@ -51,6 +56,10 @@ local PENDING, IN_PROGRESS, SUCCEEDED, FAILED = '0', '1', '2', '3'
 local MOST_DIGITS = 19
 -- Up to here, the year 4147, scores tell the digits apart; limits.py promises no later run-after.
 local LATEST_ORDERED_MS = 2 ^ 36 * 1000
+local LATEST_MS = 2 ^ 63 - 1024
+local MOST_EXACT = 2 ^ 53 -- whole numbers up to here are such in Lua
+local LAST_ID = '9223372036854775807'
+local LARGEST_I32 = 2 ^ 31 - 1
 
 local taken = 1
 
@@ -92,13 +101,66 @@ local function score_of(ms, id)
   return score_of_digits(ms, #id)
 end
 
+-- Of infinite scores, too: those are a stranger's.
 local function ms_of(score)
-  return math.floor(tonumber(score) * 1000 + 0.5)
+  local ms = math.floor(tonumber(score) * 1000 + 0.5)
+  return math.max(-LATEST_ORDERED_MS, math.min(LATEST_MS, ms))
 end
 
 -- Whether a member of a set can be a job's number.
 local function is_id(member)
-  return #member <= MOST_DIGITS and string.find(member, '^[1-9][0-9]*$') ~= nil
+  return string.find(member, '^[1-9][0-9]*$') ~= nil
+    and (#member < MOST_DIGITS or (#member == MOST_DIGITS and member <= LAST_ID))
+end
+
+-- The number in a field, or nil if there is none from `least` to `most`.
+local function number_in(field, least, most)
+  local number = tonumber(field or nil)
+  if number and number >= least and number <= most then
+    return math.floor(number)
+  end
+  return nil
+end
+
+-- What a script returns, before it has written anything, where something else than `wanted` lies
+-- under a key; nil if it does not.
+local function damage(key, wanted)
+  local found = redis.call('TYPE', key).ok
+  if found == wanted or found == 'none' then
+    return nil
+  end
+  return { 'DAMAGED', key, found, wanted }
+end
+
+-- The same of the sets of a queue and priority.
+local function damaged_set(queue, priority)
+  for _, state in ipairs({ PENDING, IN_PROGRESS, SUCCEEDED, FAILED }) do
+    local problem = damage(set_key(queue, priority, state), 'zset')
+    if problem then
+      return problem
+    end
+  end
+  return nil
+end
+
+-- The score of a member, or nil; nil also in what is no set.
+local function score_in(set, member)
+  local score = redis.pcall('ZSCORE', set, member)
+  return type(score) == 'string' and score or nil
+end
+
+-- Fields of a job, or nil if it has no hash.
+local function fields_of(key, ...)
+  local fields = redis.pcall('HMGET', key, ...)
+  if fields.err then
+    return nil
+  end
+  for at = 1, select('#', ...) do
+    if fields[at] then
+      return fields
+    end
+  end
+  return redis.call('EXISTS', key) == 1 and fields or nil
 end
 
 -- The scores that stand for `ms`: from the first on, below the second.
@@ -192,9 +254,9 @@ local function begin_write(grows)
   return nil
 end
 
--- Whether a job of a set is gone, evicted; then its id is removed.
+-- Whether a member of a set is no job, or one that was evicted; then it is removed.
 local function forget_if_gone(set, queue, id)
-  if redis.call('EXISTS', job_key(queue, id)) == 1 then
+  if is_id(id) and redis.call('TYPE', job_key(queue, id)).ok == 'hash' then
     return false
   end
   redis.call('ZREM', set, id)

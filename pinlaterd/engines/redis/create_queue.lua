@@ -6,10 +6,14 @@ local problem = begin_write(false)
 if problem then
   return problem
 end
+problem = damage(QUEUES, 'zset')
+if problem then
+  return problem
+end
 local queue, now, skipped = take(), take_number(), take()
 local counter = counter_key(queue)
 local is_new = redis.call('ZADD', QUEUES, 'NX', now / 1000, queue) == 1
 if is_new and not redis.call('SET', counter, 0, 'NX') then
-  redis.call('INCRBY', counter, skipped)
+  redis.pcall('INCRBY', counter, skipped) -- what is no number is told of with the first enqueue
 end
 return { 'OK' }

@@ -15,11 +15,13 @@ local deleted = { 'OK' }
 while taken < #ARGV and limit > 0 do
   local priority = take()
   local set = set_key(queue, priority, state)
-  limit = limit - visit_first(set, queue, most, limit, function(id)
-    redis.call('ZREM', set, id)
-    redis.call('UNLINK', job_key(queue, id))
-    deleted[#deleted + 1] = priority
-    deleted[#deleted + 1] = id
-  end)
+  if not damage(set, 'zset') then
+    limit = limit - visit_first(set, queue, most, limit, function(id)
+      redis.call('ZREM', set, id)
+      redis.call('UNLINK', job_key(queue, id))
+      deleted[#deleted + 1] = priority
+      deleted[#deleted + 1] = id
+    end)
+  end
 end
 return deleted

@@ -9,7 +9,7 @@ local queue, state = take(), take()
 local deleted = { 'OK' }
 while taken < #ARGV do
   local priority, id = take(), take()
-  if redis.call('ZREM', set_key(queue, priority, state), id) == 1
+  if redis.pcall('ZREM', set_key(queue, priority, state), id) == 1
     and redis.call('UNLINK', job_key(queue, id)) == 1
   then
     deleted[#deleted + 1] = priority

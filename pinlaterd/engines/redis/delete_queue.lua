@@ -5,14 +5,24 @@ local problem = begin_write(false)
 if problem then
   return problem
 end
+problem = damage(QUEUES, 'zset')
+if problem then
+  return problem
+end
 local queue, most_priorities = take(), take_number()
 redis.call('ZREM', QUEUES, queue)
 for priority = 1, most_priorities do
   for _, state in ipairs({ PENDING, IN_PROGRESS, SUCCEEDED, FAILED }) do
     local set = set_key(queue, priority, state)
     if redis.call('EXISTS', set) == 1 then
-      local number = redis.call('HINCRBY', RECORD, 'dropped', 1)
-      local dropped = string.format('%s_%s.%.0f', DROPPED, queue, number)
+      -- The record may have been evicted: a set that is not emptied yet keeps its key.
+      local number = number_in(redis.call('HGET', RECORD, 'dropped'), 0, MOST_EXACT / 2) or 0
+      local dropped
+      repeat
+        number = number + 1
+        dropped = string.format('%s_%s.%.0f', DROPPED, queue, number)
+      until redis.call('EXISTS', dropped) == 0
+      redis.call('HSET', RECORD, 'dropped', string.format('%.0f', number))
       redis.call('RENAME', set, dropped)
       redis.call('RPUSH', DROPPED, dropped)
     end

@@ -8,7 +8,8 @@ while taken < #ARGV do
   local jobs = {}
   for priority = 1, levels do
     for _, state in ipairs({ PENDING, IN_PROGRESS, SUCCEEDED, FAILED }) do
-      jobs[#jobs + 1] = redis.call('ZCARD', set_key(queue, priority, state))
+      local held = redis.pcall('ZCARD', set_key(queue, priority, state))
+      jobs[#jobs + 1] = type(held) == 'number' and held or 0
     end
   end
   found[#found + 1] = jobs

@@ -6,6 +6,8 @@ layout.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +21,7 @@ from pinlaterd.engines.base import (
     SearcherFactory,
     StorageEngine,
     StoredJob,
+    TableLimits,
 )
 from pinlaterd.engines.redis import scripts
 from pinlaterd.engines.redis.batch import apply_arguments, batch_result, stored_payload
@@ -26,8 +29,11 @@ from pinlaterd.engines.redis.connection import Argument, Server
 from pinlaterd.engines.redis.limits import LIMITS
 from pinlaterd.engines.redis.records import stored_job, to_ms
 from pinlaterd.engines.redis.searcher import RedisSearcherFactory
-from pinlaterd.engines.redis.store import ShardKeys, Store
+from pinlaterd.engines.redis.store import DamagedKey, ShardKeys, Store
+from pinlaterd.errors import StorageNotCommitted
 from pinlaterd.model import JobKey, JobState, Payload, PendingKey
+
+log = logging.getLogger(__name__)
 
 _EVICTED = -1  # what scripts say of an id whose hash is gone
 _MOST_RESCORED_AT_ONCE = 5_000
@@ -77,6 +83,9 @@ class RedisEngine(StorageEngine):
     def queues(self) -> frozenset[str]:
         return frozenset(self._store.queues)
 
+    def narrower(self, queue: str) -> Mapping[int, TableLimits]:
+        return {}
+
     def create_queue(self, queue: str, now_ms: int) -> None:
         self._store.create_queue(queue, now_ms)
 
@@ -91,7 +100,12 @@ class RedisEngine(StorageEngine):
         place = ("", "") if after is None else (str(after.run_after_ms), str(after.local_id))
         arguments = (self._store.known(queue), priority, *place, str(until_ms), limit)
         while True:
-            answer = self._store.read(scripts.PENDING, *arguments)
+            try:
+                answer = self._store.read(scripts.PENDING, *arguments)
+            except DamagedKey as damage:
+                # Others must not suffer from it: what is not there can't be served.
+                log.error("jobs can't be read: %s", damage.message)
+                return []
             if len(answer) == 2:
                 self._rescore(queue, priority, low=answer[0], high=answer[1])
                 continue
@@ -151,10 +165,12 @@ class RedisEngine(StorageEngine):
         ]
 
     def _forget(self, queue: str, keys: Iterable[JobKey]) -> None:
-        """Remove jobs that a read found evicted."""
+        """Remove jobs that a read found evicted. If the server takes no writes now, they are met
+        again."""
         evicted = _flat(keys)
         if evicted:
-            self._store.write(scripts.FORGET, (queue, *evicted))
+            with contextlib.suppress(StorageNotCommitted):
+                self._store.write(scripts.FORGET, (queue, *evicted))
 
     def depths(self) -> Mapping[str, Mapping[tuple[int, JobState], int]]:
         queues = sorted(self._store.queues)

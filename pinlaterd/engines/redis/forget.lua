@@ -8,9 +8,9 @@ end
 local queue = take()
 while taken < #ARGV do
   local priority, id = take(), take()
-  if redis.call('EXISTS', job_key(queue, id)) == 0 then
+  if redis.call('TYPE', job_key(queue, id)).ok ~= 'hash' then
     for _, state in ipairs({ PENDING, IN_PROGRESS, SUCCEEDED, FAILED }) do
-      redis.call('ZREM', set_key(queue, priority, state), id)
+      redis.pcall('ZREM', set_key(queue, priority, state), id)
     end
   end
 end

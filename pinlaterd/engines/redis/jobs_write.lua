@@ -17,8 +17,6 @@ local function cut(text, most_chars)
   return text
 end
 
-local HELD_FIELDS = { 'cd', 'ar', 'ra', 'cs' }
-
 -- A job that is IN_PROGRESS, or nil.
 local function held_claim(queue, priority, id)
   local running = set_key(queue, priority, IN_PROGRESS)
@@ -27,8 +25,9 @@ local function held_claim(queue, priority, id)
     return nil
   end
   local key = job_key(queue, id)
-  local fields = redis.call('HMGET', key, unpack(HELD_FIELDS))
-  if not (fields[1] and fields[2]) and forget_if_gone(running, queue, id) then
+  local fields = fields_of(key, 'cd', 'ar', 'ra', 'cs')
+  if not fields then
+    redis.call('ZREM', running, id)
     return nil
   end
   return {
@@ -36,8 +35,8 @@ local function held_claim(queue, priority, id)
     key = key,
     running = running,
     claim = fields[1] or '',
-    remaining = tonumber(fields[2]) or 1,
-    run_after = tonumber(fields[3]) or ms_of(score),
+    remaining = number_in(fields[2], 0, LARGEST_I32) or 1,
+    run_after = number_in(fields[3], -LATEST_ORDERED_MS, LATEST_MS) or ms_of(score),
     status = fields[4] or '',
   }
 end
@@ -61,7 +60,8 @@ end
 local MOST_GONE_AT_ONCE = 10000
 
 -- Give `visit` the first jobs of a set with scores up to `most`, `limit` at most. It has to remove
--- what it is given. Evicted ones are removed on the way, so many at once and no more.
+-- what it is given. What is no job, or was evicted, is removed on the way, so many at once and no
+-- more.
 local function visit_first(set, queue, most, limit, visit)
   local visited, gone = 0, 0
   while visited < limit and gone < MOST_GONE_AT_ONCE do

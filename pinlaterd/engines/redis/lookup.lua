@@ -12,7 +12,7 @@ while taken < #ARGV do
   local priority, id = take(), take()
   local state, score
   for _, each in ipairs(states) do
-    score = redis.call('ZSCORE', set_key(queue, priority, each), id)
+    score = score_in(set_key(queue, priority, each), id)
     if score then
       state = each
       break
@@ -24,11 +24,11 @@ while taken < #ARGV do
     local key = job_key(queue, id)
     local f
     if with_body then
-      f = redis.call('HMGET', key, 'al', 'ar', 'cs', 'ca', 'ra', 'ua', 'cd', 'bd')
+      f = fields_of(key, 'al', 'ar', 'cs', 'ca', 'ra', 'ua', 'cd', 'bd')
     else
-      f = redis.call('HMGET', key, 'al', 'ar', 'cs', 'ca', 'ra', 'ua', 'cd')
+      f = fields_of(key, 'al', 'ar', 'cs', 'ca', 'ra', 'ua', 'cd')
     end
-    if not f[1] and redis.call('EXISTS', key) == 0 then
+    if not f then
       found[#found + 1] = -1
     else
       found[#found + 1] = { state, score, f[1], f[2], f[3], f[4], f[5], f[6], f[7], f[8] or false }

@@ -2,10 +2,17 @@
 -- known to have ended or '', ids to skip after an unclean end. Its lease need not be waited for, nor
 -- need who asks again, having lost its connection, wait for the end of its own.
 -- Returns OK, the token, start_ms, clean, names of queues; or OWNED, the owner's token, what is
--- left of its lease in ms; or REFUSED and why.
+-- left of its lease in ms; or REFUSED and why; or DAMAGED.
 
 local now, lease_ms, who, ended, skipped = take_number(), take(), take(), take(), take()
 
+local problem = damage(LEASE, 'string')
+  or damage(RECORD, 'hash')
+  or damage(QUEUES, 'zset')
+  or damage(DROPPED, 'list')
+if problem then
+  return problem
+end
 local owner = redis.call('GET', LEASE)
 if owner and owner ~= ended and string.match(owner, '^[^:]*:[^:]*:(.*)$') ~= who then
   return { 'OWNED', owner, redis.call('PTTL', LEASE) }
@@ -16,19 +23,22 @@ if type(freed) == 'table' and freed.err then
   return { 'REFUSED', freed.err }
 end
 
-local record = redis.call('HMGET', RECORD, 'start_ms', 'clean')
-local start = math.max(now, (tonumber(record[1]) or -1) + 1)
+local record = redis.call('HMGET', RECORD, 'start_ms', 'clean', 'fence')
+local start = math.max(now, (number_in(record[1], 0, LATEST_ORDERED_MS) or -1) + 1)
 local clean = record[2] ~= '0'
-local fence = redis.call('HINCRBY', RECORD, 'fence', 1)
-local token = string.format('%.0f:%.0f:%s', fence, start, who)
-redis.call('HSET', RECORD, 'owner', token, 'start_ms', string.format('%.0f', start), 'clean', 0)
+local fence = string.format('%.0f', (number_in(record[3], 0, MOST_EXACT / 2) or 0) + 1)
+local token = string.format('%s:%.0f:%s', fence, start, who)
+redis.call(
+  'HSET', RECORD, 'owner', token, 'start_ms', string.format('%.0f', start), 'clean', 0,
+  'fence', fence
+)
 redis.call('SET', LEASE, token, 'PX', lease_ms)
 
 local queues = redis.call('ZRANGE', QUEUES, 0, -1)
 if not clean then
   for _, queue in ipairs(queues) do
     if redis.call('EXISTS', counter_key(queue)) == 1 then
-      redis.call('INCRBY', counter_key(queue), skipped)
+      redis.pcall('INCRBY', counter_key(queue), skipped) -- enqueues tell of what is no number
     end
   end
 end

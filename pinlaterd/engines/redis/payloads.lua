@@ -7,12 +7,12 @@ local set = set_key(queue, priority, PENDING)
 local found = { 'OK' }
 while taken < #ARGV do
   local id = take()
-  if not redis.call('ZSCORE', set, id) then
+  if not score_in(set, id) then
     found[#found + 1] = 0
   else
     local key = job_key(queue, id)
-    local fields = redis.call('HMGET', key, 'bd', 'al', 'ar')
-    if not fields[2] and redis.call('EXISTS', key) == 0 then
+    local fields = fields_of(key, 'bd', 'al', 'ar')
+    if not fields then
       found[#found + 1] = -1
     else
       local body = fields[1] or ''

@@ -1,11 +1,15 @@
 -- Read PENDING jobs in the order of (run-after, id). Arguments: the shard, queue, priority,
 -- run-after in ms and id to begin behind (or '' and ''), the latest run-after in ms, limit. Returns
 -- OK and a table of id and ms of each; or OK and two bounds: between them lie scores that PinLater
--- made, by which jobs of one millisecond are not in the order of their ids.
+-- made, by which jobs of one millisecond are not in the order of their ids; or DAMAGED.
 
 local queue, priority = take(), take()
 local after_ms, after_id, until_ms, limit = take_number(), take(), take_number(), take_number()
 local set = set_key(queue, priority, PENDING)
+local problem = damage(set, 'zset')
+if problem then
+  return problem
+end
 
 -- Whether all scores that stand for a millisecond are of our making.
 local function in_order(ms)

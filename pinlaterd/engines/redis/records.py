@@ -1,15 +1,21 @@
 """A whole job as lookup.lua answers it, as a StoredJob.
 
-PinLater's own jobs may lack fields; texts of theirs may be no UTF-8.
+PinLater's own jobs may lack fields; texts of theirs may be no UTF-8. Whatever a hand put
+in place of a number counts as missing (common.lua).
 """
 
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 from pinlaterd.engines.base import StoredJob
 from pinlaterd.model import JobKey, JobState
+
+# As ms_of in common.lua.
+_EARLIEST_MS, _LATEST_MS = -(2**36) * 1000, 2**63 - 1024
+_LOCAL_ID = re.compile(rb"[1-9][0-9]{0,18}\Z")
 
 
 def stored_job(key: JobKey, row: list[Any], *, with_body: bool) -> StoredJob:
@@ -19,17 +25,17 @@ def stored_job(key: JobKey, row: list[Any], *, with_body: bool) -> StoredJob:
     if job_state is JobState.PENDING:
         # The score is where the ready index finds it.
         run_after_ms = since_ms
-        updated_ms = to_ms(updated) if updated else since_ms
+        updated_ms = _time_ms(updated, since_ms)
     else:
-        run_after_ms = int(run_after) if run_after else since_ms
+        run_after_ms = _whole(run_after, _EARLIEST_MS, _LATEST_MS, since_ms)
         updated_ms = since_ms
     return StoredJob(
         key,
         job_state,
-        int(allowed or 1),
-        int(remaining or 0),
+        attempts_in(allowed, 1),
+        attempts_in(remaining, 0),
         (status or b"").decode(errors="replace"),
-        to_ms(created) if created else since_ms,
+        _time_ms(created, since_ms),
         run_after_ms,
         updated_ms,
         claim.decode(errors="replace") if claim and job_state is not JobState.PENDING else None,
@@ -37,6 +43,32 @@ def stored_job(key: JobKey, row: list[Any], *, with_body: bool) -> StoredJob:
     )
 
 
+def attempts_in(field: bytes | None, otherwise: int) -> int:
+    """A number of attempts; `otherwise` if there is none in its field."""
+    return _whole(field, 0, 2**31 - 1, otherwise)
+
+
+def _whole(field: bytes | None, least: int, most: int, otherwise: int) -> int:
+    try:
+        number = int(field or b"")
+    except ValueError:
+        return otherwise
+    return number if least <= number <= most else otherwise
+
+
+def _time_ms(seconds: bytes | None, otherwise: int) -> int:
+    try:
+        ms = float(seconds or b"nan") * 1000
+    except ValueError:
+        return otherwise
+    return math.floor(ms + 0.5) if _EARLIEST_MS <= ms <= _LATEST_MS else otherwise
+
+
 def to_ms(seconds: bytes) -> int:
-    """Of a time as it is stored, in seconds with fraction; as common.lua rounds it."""
-    return math.floor(float(seconds) * 1000 + 0.5)
+    """Of a score: a time in seconds with fraction. As common.lua rounds it."""
+    return math.floor(max(_EARLIEST_MS, min(_LATEST_MS, float(seconds) * 1000 + 0.5)))
+
+
+def local_id(member: bytes) -> int | None:
+    """The job whose number a member of a set is; None: a hand put it there."""
+    return int(member) if _LOCAL_ID.match(member) else None

@@ -13,15 +13,17 @@ local result = { 'OK', 0 }
 while taken < #ARGV and limit > 0 do
   local priority = take()
   local running = set_key(queue, priority, IN_PROGRESS)
-  limit = limit - visit_first(running, queue, most, limit, function(id)
-    local job = held_claim(queue, priority, id)
-    if fail_attempt(job, queue, priority, now, job.status, now) then
-      result[#result + 1] = priority
-      result[#result + 1] = id
-    else
-      failed = failed + 1
-    end
-  end)
+  if not damaged_set(queue, priority) then
+    limit = limit - visit_first(running, queue, most, limit, function(id)
+      local job = held_claim(queue, priority, id)
+      if fail_attempt(job, queue, priority, now, job.status, now) then
+        result[#result + 1] = priority
+        result[#result + 1] = id
+      else
+        failed = failed + 1
+      end
+    end)
+  end
 end
 result[2] = failed
 return result

@@ -8,6 +8,10 @@ if problem then
 end
 local queue, priority, low, high, offset, limit = take(), take(), take(), take(), take(), take()
 local set = set_key(queue, priority, PENDING)
+problem = damage(set, 'zset')
+if problem then
+  return problem
+end
 local rows = redis.call('ZRANGEBYSCORE', set, low, high, 'WITHSCORES', 'LIMIT', offset, limit)
 for at = 1, #rows, 2 do
   local id, ms = rows[at], ms_of(rows[at + 1])

@@ -6,12 +6,16 @@ if problem then
   return problem
 end
 local queue, priority, attempts = take(), take(), take_number()
+problem = damaged_set(queue, priority)
+if problem then
+  return problem
+end
 local run_after, limit, now = take_number(), take_number(), take_number()
 local failed, pending = set_key(queue, priority, FAILED), set_key(queue, priority, PENDING)
 local retried = { 'OK' }
 visit_first(failed, queue, '+inf', limit, function(id)
   local key = job_key(queue, id)
-  local allowed = tonumber(redis.call('HGET', key, 'al')) or 0
+  local allowed = number_in(redis.call('HGET', key, 'al'), 0, LARGEST_I32) or 0
   redis.call('ZREM', failed, id)
   redis.call('HDEL', key, 'cd')
   redis.call('HSET', key, 'al', math.max(allowed, attempts), 'ar', attempts)

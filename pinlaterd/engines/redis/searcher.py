@@ -22,7 +22,8 @@ from pinlaterd.engines.base import ScanAfter, Searcher, StoredJob
 from pinlaterd.engines.body_regex import compile_body_regex
 from pinlaterd.engines.redis import scripts
 from pinlaterd.engines.redis.connection import Connection
-from pinlaterd.engines.redis.records import stored_job, to_ms
+from pinlaterd.engines.redis.records import local_id, stored_job, to_ms
+from pinlaterd.engines.redis.server_facts import evicts
 from pinlaterd.engines.redis.store import ShardKeys
 from pinlaterd.engines.scans import behind, scan_order, too_late
 from pinlaterd.model import JobKey, JobState
@@ -70,7 +71,7 @@ class RedisSearcher(Searcher):
         wanted = self._wanted(queue, state, times, body_regex, deadline)
         if wanted is None:
             return 0
-        if state is JobState.PENDING and body_regex is None:
+        if state is JobState.PENDING and body_regex is None and not evicts(self._connection):
             key = self._set_key(wanted, priority)
             jobs: int = self._connection.read("ZCOUNT", key, _from(times[0]), _to(times[1]))
             return min(limit, jobs)
@@ -163,13 +164,18 @@ class RedisSearcher(Searcher):
             rows = self._connection.read(
                 *("ZREVRANGEBYSCORE", key, high, low, "WITHSCORES", "LIMIT", 0, _PAGE_JOBS)
             )
-            jobs = [(to_ms(score), int(i)) for i, score in zip(rows[::2], rows[1::2], strict=True)]
-            if len(jobs) < _PAGE_JOBS:
-                yield [local_id for _, local_id in jobs]
+            times = [to_ms(score) for score in rows[1::2]]
+            jobs = [
+                (ms, number)
+                for ms, member in zip(times, rows[::2], strict=True)
+                if (number := local_id(member)) is not None
+            ]
+            if len(times) < _PAGE_JOBS:
+                yield [number for _, number in jobs]
                 return
-            cut_ms = jobs[-1][0]
-            whole = [local_id for ms, local_id in jobs if ms != cut_ms]
-            if whole:
+            cut_ms = times[-1]
+            whole = [number for ms, number in jobs if ms != cut_ms]
+            if times[0] != cut_ms:
                 yield whole
                 high = _to(cut_ms)
             else:
@@ -189,7 +195,7 @@ class RedisSearcher(Searcher):
         """A checkpoint moves a job to the end, where it is met again."""
         met: set[int] = set()
         for local_ids, _ in self._pages(wanted, priority):
-            yield [local_id for local_id in local_ids if local_id not in met]
+            yield [number for number in local_ids if number not in met]
             met.update(local_ids)
 
     def _ended_pages(self, wanted: _Wanted, priority: int) -> Iterator[list[int]]:
@@ -199,8 +205,8 @@ class RedisSearcher(Searcher):
         )
         for local_ids, scores in self._pages(wanted, priority):
             yield [
-                local_id
-                for local_id, score in zip(local_ids, scores, strict=True)
+                number
+                for number, score in zip(local_ids, scores, strict=True)
                 if newest and float(score) <= float(newest[1])
             ]
             if not newest or float(scores[-1]) > float(newest[1]):
@@ -209,15 +215,20 @@ class RedisSearcher(Searcher):
     def _pages(
         self, wanted: _Wanted, priority: int, place: tuple[bytes | str, bytes | str] = ("", "")
     ) -> Iterator[tuple[list[int], list[bytes]]]:
-        """Ids and scores behind `place`, in the order of the set. None is empty."""
+        """Ids and scores behind `place`, in the order of the set."""
         while True:
             self._check(wanted.deadline)
             _, rows = self._connection.run(
                 scripts.PAGE,
                 (self._shard.name, wanted.queue, priority, int(wanted.state), *place, _PAGE_JOBS),
             )
-            if rows:
-                yield [int(local_id) for local_id in rows[::2]], rows[1::2]
+            found = [
+                (number, score)
+                for member, score in zip(rows[::2], rows[1::2], strict=True)
+                if (number := local_id(member)) is not None
+            ]
+            if found:
+                yield [number for number, _ in found], [score for _, score in found]
             if len(rows) < 2 * _PAGE_JOBS:
                 return
             place = (rows[-1], rows[-2])
@@ -230,7 +241,7 @@ class RedisSearcher(Searcher):
         at_once = _PAGE_JOBS if matches is None else _BODIES_AT_ONCE
         for begin in range(0, len(local_ids), at_once):
             self._check(wanted.deadline)
-            keys = [JobKey(priority, local_id) for local_id in local_ids[begin : begin + at_once]]
+            keys = [JobKey(priority, number) for number in local_ids[begin : begin + at_once]]
             _, *rows = self._connection.run(
                 scripts.LOOKUP,
                 (

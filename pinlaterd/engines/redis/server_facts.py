@@ -24,6 +24,11 @@ def refuse_cluster(connection: Connection) -> None:
         raise StorageError(f"{connection.server} {CLUSTER_WORDS}")
 
 
+def evicts(connection: Connection) -> bool:
+    """Whether jobs may vanish while their ids stay: to be counted, each has to be looked at."""
+    return b"maxmemory_policy:noeviction" not in _info(connection, "memory")
+
+
 def _warnings(settings: dict[str, str], *, is_replica: bool) -> list[str]:
     found = []
     if is_replica:
@@ -35,8 +40,8 @@ def _warnings(settings: dict[str, str], *, is_replica: bool) -> list[str]:
         found.append(f"a restart of Redis loses the jobs {lost}; set appendonly yes")
     elif settings["appendfsync"] == "everysec":
         found.append(
-            "a crash of its machine may lose the jobs of the last second; to keep them, set"
-            " appendfsync always"
+            "appendfsync everysec: a crash of its machine, though not of Redis alone, loses the"
+            " jobs of the last second; appendfsync always keeps them"
         )
     elif settings["appendfsync"] == "no":
         found.append(

@@ -22,6 +22,7 @@ from pinlaterd.engines.redis.owner import has_ended, own_name
 from pinlaterd.engines.redis.scripts import Script
 from pinlaterd.engines.redis.server_facts import read_durability, refuse_cluster
 from pinlaterd.errors import QueueNotFound, ShardOwned, StorageError, StorageNotCommitted
+from pinlaterd.model import QUEUE_NAME
 
 # After an unclean end, the last second of an append-only file may be lost, or an older copy of it
 # may stand in for it: ids that were given out then lie far below where the next owner begins.
@@ -37,6 +38,16 @@ class ShardKeys(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.server}, shard {self.name}"
+
+
+class DamagedKey(StorageNotCommitted):
+    """Something else lies under a key than belongs there; nothing was written."""
+
+    def __init__(self, shard: ShardKeys, key: bytes, found: bytes, wanted: bytes) -> None:
+        super().__init__(
+            f"{shard}: key {key.decode()} holds {found.decode()}, expected {wanted.decode()};"
+            " somebody else wrote it: see what it is, then RENAME or DEL it"
+        )
 
 
 class Store:
@@ -74,6 +85,8 @@ class Store:
             status, *answer = self._ask_for_ownership(connection, now_ms, instead_of=answer[0])
         if status == b"REFUSED":
             raise StorageError(f"{self.shard.server} {refusal_words(answer[0].decode())}")
+        if status == b"DAMAGED":
+            raise StorageError(DamagedKey(self.shard, *answer).message)
         if status == b"OWNED":
             owner, left_ms = answer
             raise ShardOwned(
@@ -81,7 +94,8 @@ class Store:
                 " if it does not renew its lease"
             )
         self._token, start_ms, clean, queues = answer
-        self.queues = {queue.decode() for queue in queues}
+        names = [queue.decode(errors="replace") for queue in queues]
+        self.queues = {name for name in names if QUEUE_NAME.match(name)}
         return Ownership(start_ms, bool(clean))
 
     def _ask_for_ownership(
@@ -111,8 +125,10 @@ class Store:
 
     def read(self, script: Script, *arguments: Argument) -> list[Any]:
         """What a script that only reads returns, behind its OK."""
-        answer: list[Any] = self.connection.run(script, (self.shard.name, *arguments))
-        return answer[1:]
+        status, *answer = self.connection.run(script, (self.shard.name, *arguments))
+        if status == b"DAMAGED":
+            raise DamagedKey(self.shard, *answer)
+        return list(answer)
 
     def write(self, script: Script, arguments: Sequence[Argument] = ()) -> list[Any]:
         """What a script that writes returns, behind its OK. All of it is done, or nothing."""
@@ -122,8 +138,10 @@ class Store:
         )
         if status == b"REFUSED":
             raise StorageNotCommitted(f"{self.shard.server} {refusal_words(answer[0].decode())}")
+        if status == b"DAMAGED":
+            raise DamagedKey(self.shard, *answer)
         if status == b"DEPOSED":
-            owner = _who(answer[0]) if answer[0] else "nobody, by its record"
+            owner = _who(answer[0]) if answer[0] else "nobody: its record is gone"
             message = f"{self.shard} is not ours any more, but owned by {owner}"
             connection.fail(message)
             raise StorageError(f"{message}; nothing was written")

@@ -12,6 +12,9 @@ while limit > 0 do
     break
   end
   local queue = string.match(string.sub(set, #DROPPED + 2), '^([^.]*)')
+  if damage(set, 'zset') then
+    redis.call('UNLINK', set) -- what lay in place of a set when its queue was deleted
+  end
   local popped = redis.call('ZPOPMIN', set, limit)
   for at = 1, #popped, 2 do
     redis.call('UNLINK', job_key(queue, popped[at]))

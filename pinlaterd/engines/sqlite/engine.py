@@ -18,6 +18,7 @@ from pinlaterd.engines.base import (
     SearcherFactory,
     StorageEngine,
     StoredJob,
+    TableLimits,
 )
 from pinlaterd.engines.sqlite import slices
 from pinlaterd.engines.sqlite.batch import apply_batch
@@ -61,6 +62,9 @@ class SqliteEngine(StorageEngine):
 
     def queues(self) -> frozenset[str]:
         return frozenset(self._store.queue_ids)
+
+    def narrower(self, queue: str) -> Mapping[int, TableLimits]:
+        return {}
 
     def create_queue(self, queue: str, now_ms: int) -> None:
         if queue in self._store.queue_ids:

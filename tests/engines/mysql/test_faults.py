@@ -46,7 +46,7 @@ STORAGE_CALLS: dict[str, Call] = {
     "durability": lambda engine: engine.durability(),
 }
 # These answer from memory, or have tests of their own.
-OTHER_CALLS = {"open", "close", "heartbeat", "queues", "depths", "vacuum", "searcher"}
+OTHER_CALLS = {"open", "close", "heartbeat", "queues", "narrower", "depths", "vacuum", "searcher"}
 
 
 def test_every_call_is_looked_at():
@@ -245,6 +245,22 @@ def test_a_weaker_durability_is_told(
     assert "set it to 1" in durability.warning
     assert "jobs_p2" in durability.warning
     assert "ENGINE = InnoDB" in durability.warning
+    store.engine.close()
+
+
+def test_a_binary_log_of_statements_is_served_and_its_flush_is_looked_at(
+    own_server: MariaDB, new_engine: NewEngine, clock: FakeClock
+):
+    own_server.stop()
+    own_server.start("--log-bin", "--binlog-format=STATEMENT", "--sync-binlog=0")
+    store = EngineHarness(lambda: new_engine(port=own_server.port), clock)
+    store.engine.create_queue(QUEUE, clock.now_ms())
+
+    [claimed] = store.in_progress(b"a")
+    assert store.succeed(claimed.key).succeeded == 1
+    durability = store.engine.durability()
+    assert durability.setting == "innodb_flush_log_at_trx_commit=1, sync_binlog=0"
+    assert "sync_binlog is 0; set it to 1" in durability.warning
     store.engine.close()
 
 

@@ -8,29 +8,14 @@ import pytest
 
 from pinlaterd.clock import FakeClock
 from pinlaterd.engines.base import Ack, Checkpoint, Release
-from pinlaterd.errors import StorageNotCommitted
 from pinlaterd.model import Job, JobKey, JobState, PendingKey
 from tests.conformance.engine.harness import END_OF_TIME_MS, QUEUE, EngineHarness
 from tests.engines.mysql.conftest import NewEngine
+from tests.engines.mysql.pinlater import make_tables
 
 SECOND = 1000
 CLAIM = "host:9010:1600000000000:web:7"
 PENDING, RUNNING, DONE, FAILED = (JobKey(1, number) for number in (1, 4, 7, 10))
-
-
-def make_tables(stranger: Any, shard: str, charset: str) -> None:
-    database = f"`plq_{shard}_{QUEUE}`"
-    stranger.execute(f"CREATE DATABASE {database} DEFAULT CHARACTER SET {charset}")
-    for priority in (1, 2, 3):
-        stranger.execute(
-            f"CREATE TABLE {database}.jobs_p{priority} ("
-            " local_id BIGINT UNSIGNED NOT NULL AUTO_INCREMENT PRIMARY KEY,"
-            " state TINYINT NOT NULL, claim_descriptor VARCHAR(200),"
-            " attempts_allowed INT, attempts_remaining INT NOT NULL, custom_status VARCHAR(5000),"
-            " updated_at TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP ON UPDATE CURRENT_TIMESTAMP,"
-            " created_at TIMESTAMP NOT NULL, run_after TIMESTAMP NOT NULL, body BLOB NOT NULL,"
-            " INDEX (state, run_after), INDEX (claim_descriptor)) ENGINE = InnoDB"
-        )
 
 
 @pytest.fixture(params=["latin1", "utf8mb4"])
@@ -44,7 +29,7 @@ def old(
     stranger: Any, shard: str, table: str, charset: str, new_engine: NewEngine, clock: FakeClock
 ):
     """PinLater's jobs, two minutes old; its server counted ids in steps of three."""
-    make_tables(stranger, shard, charset)
+    make_tables(stranger, shard, QUEUE, charset)
     stranger.execute("SET time_zone = '+00:00', auto_increment_increment = 3")
     stranger.execute("SET auto_increment_offset = 1")
     enqueued = clock.now_ms() // SECOND - 120
@@ -112,13 +97,16 @@ def test_times_are_floored_to_whole_seconds_and_told_so(old: EngineHarness, cloc
     assert job.created_at_ms == job.run_after_ms == job.updated_at_ms == whole_ms
     keys = old.engine.read_pending(QUEUE, 1, after=None, until_ms=END_OF_TIME_MS, limit=9)
     assert PendingKey(whole_ms, key.local_id) in keys
-    behind_us = PendingKey(old.now_ms, 2**63 - 1)  # as the ready index remembers where it has been
-    for after in (behind_us, PendingKey(whole_ms, key.local_id - 1)):
-        assert old.engine.read_pending(QUEUE, 1, after=after, until_ms=END_OF_TIME_MS, limit=9) == [
-            PendingKey(whole_ms, key.local_id)
-        ]
     stored = PendingKey(whole_ms, key.local_id)
-    assert not old.engine.read_pending(QUEUE, 1, after=stored, until_ms=END_OF_TIME_MS, limit=9)
+    last_read = PendingKey(old.now_ms, 2**63 - 1)  # as the ready index remembers where it has been
+    for after, found in (
+        (PendingKey(whole_ms, key.local_id - 1), [stored]),
+        (PendingKey(whole_ms - 1, 2**63 - 1), [stored]),
+        (stored, []),
+        (last_read, []),
+    ):
+        behind = old.engine.read_pending(QUEUE, 1, after=after, until_ms=END_OF_TIME_MS, limit=9)
+        assert behind == found
     old.claim()
     back = old.checkpoint(Checkpoint(key, old.now_ms + 1500, move_to_pending=True)).requeued
     assert back == [(1, PendingKey(whole_ms + 2 * SECOND, key.local_id))]
@@ -188,18 +176,6 @@ def test_texts_that_the_charset_lacks_are_stored_with_question_marks(
     assert old.job(key).custom_status == (whole if charset == "utf8mb4" else "ü?é??" + "?ñ")
 
 
-def test_what_does_not_fit_is_refused_with_the_cure(old: EngineHarness):
-    for job, cure in (
-        (Job(b"x" * 65_536), "LONGBLOB"),
-        (Job(b"x", run_after_ms=2**31 * SECOND), r"DATETIME\(3\)"),
-    ):
-        with pytest.raises(StorageNotCommitted, match=cure):
-            old.enqueue(job)
-
-    [key] = old.enqueue(Job(b"x" * 65_535))
-    assert len(old.job(key).body or b"") == 65_535
-
-
 def test_searches_read_them(old: EngineHarness):
     searcher = old.engine.searcher()()
     now_ms, never = old.now_ms, float("inf")
@@ -218,3 +194,37 @@ def test_searches_read_them(old: EngineHarness):
             for future in (False, True)
         ] == [1, 0]  # fmt: skip
     searcher.close()
+
+
+def test_rows_that_a_hand_left_half_empty_break_no_call(
+    old: EngineHarness, stranger: Any, table: str, clock: FakeClock
+):
+    stranger.execute(
+        f"ALTER TABLE {table} MODIFY state TINYINT, MODIFY attempts_remaining INT,"
+        " MODIFY body BLOB, MODIFY run_after TIMESTAMP NULL, MODIFY created_at TIMESTAMP NULL,"
+        " MODIFY updated_at TIMESTAMP NULL"
+    )
+    for local_id, state in {101: 0, 102: 1, 103: 3, 104: 2, 105: None, 106: 9}.items():
+        stranger.execute(
+            f"INSERT INTO {table} (local_id, state, updated_at) VALUES (%s, %s, NULL)",
+            (local_id, state),
+        )
+
+    keys = [JobKey(1, local_id) for local_id in range(101, 107)]
+    assert old.states(keys) == [*[JobState(state) for state in (0, 1, 3, 2)], None, None]
+    stored = old.job(keys[0])
+    assert stored == (
+        keys[0], JobState.PENDING, 1, 0, "", 0, 0, 0, None, b"",
+    )  # fmt: skip
+    searcher = old.engine.searcher()()
+    for state in JobState:
+        searcher.scan(
+            QUEUE, state, [1], future=False, now_ms=old.now_ms, after=None, limit=9,
+            body_regex="x", deadline=float("inf"),
+        )  # fmt: skip
+    searcher.close()
+    assert old.succeed(Ack(keys[1])).succeeded == 1
+    assert old.engine.retry_failed(
+        QUEUE, 1, attempts=1, run_after_ms=old.now_ms, limit=9, now_ms=old.now_ms
+    )
+    assert keys[2] in [claimed.key for claimed in old.claim()]

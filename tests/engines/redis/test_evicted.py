@@ -11,6 +11,8 @@ from pinlaterd.clock import FakeClock
 from pinlaterd.engines.base import Batch, Checkpoint, ClaimOp, Release
 from pinlaterd.model import Job, JobKey, JobState, Payload
 from tests.conformance.engine.harness import END_OF_TIME_MS, QUEUE, EngineHarness
+from tests.engines.redis.conftest import NewServer
+from tests.servers.redis import RedisServer
 
 Evict = Callable[..., None]
 
@@ -173,4 +175,30 @@ def test_searches_pass_over_them(store: EngineHarness, evict: Evict, state: JobS
 
     assert [job.key for job in scanned] == [keys[0], keys[2]]
     assert set(found) == {keys[0], keys[2]}
+    searcher.close()
+
+
+def test_they_are_not_counted(
+    new_server: NewServer, new_store: Callable[[RedisServer], EngineHarness], shard: str
+):
+    server = new_server("--maxmemory-policy", "allkeys-lru")
+    store = new_store(server)
+    keys = store.enqueue(*[b"x"] * 5, Job(b"later", run_after_ms=store.now_ms + 1))
+    with server.client() as client:
+        client.delete(*[f"plh_{shard}_{QUEUE}.{key.local_id}" for key in keys[1:3]])
+    searcher = store.engine.searcher()()
+
+    counts = [
+        searcher.count(
+            *(QUEUE, JobState.PENDING, 1),
+            future=future,
+            now_ms=store.now_ms,
+            limit=limit,
+            body_regex=None,
+            deadline=float("inf"),
+        )
+        for future, limit in ((False, 99), (False, 2), (True, 99))
+    ]
+
+    assert counts == [3, 2, 1]
     searcher.close()

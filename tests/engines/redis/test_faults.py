@@ -32,7 +32,7 @@ def _methods(protocol: type) -> set[str]:
 
 def test_every_call_is_looked_at():
     # These answer from memory, or have tests of their own.
-    others = {"open", "close", "queues", "durability", "searcher"}
+    others = {"open", "close", "queues", "narrower", "durability", "searcher"}
     assert STORAGE_CALLS.keys() | others == _methods(StorageEngine)
     assert SEARCHES.keys() | {"close"} == _methods(Searcher)
 
@@ -71,22 +71,6 @@ def test_a_search_that_loses_its_connection_fails_and_the_next_makes_it_anew(
 
     search(searcher)
     searcher.close()
-
-
-@pytest.mark.parametrize("name", sorted(STORAGE_CALLS.keys() - {"heartbeat", "vacuum"}))
-def test_keys_of_a_stranger_are_a_storage_error(
-    store: EngineHarness, stranger: redis.Redis, shard: str, name: str
-):
-    store.enqueue(b"x")
-    for state in JobState:
-        key = f"plq_{shard}_{QUEUE}.p1_s{int(state)}"
-        stranger.delete(key)
-        stranger.set(key, "not a sorted set")
-    stranger.delete(f"pln_{shard}")
-    stranger.set(f"pln_{shard}", "not a sorted set")
-
-    with pytest.raises(StorageError, match="WRONGTYPE"):
-        STORAGE_CALLS[name](store.engine)
 
 
 # --- what the server may answer -------------------------------------------------------------

@@ -3,31 +3,48 @@
 Any order of enqueue, dequeue, ack, checkpoint, retry, delete and kill -9 of a shard leaves the
 same jobs in the same states as the model, which is a dictionary. What the service may choose
 (which shard, which of equal jobs, what the limit of a retry or delete cuts off) the model learns
-from its answers, after checking that the choice was allowed.
+from its answers, after checking that the choice was allowed. Each engine is walked by a test in a
+file of its own, so that they run side by side.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-
-import pytest
+from pathlib import Path
+from typing import NamedTuple
 
 from pinlaterd.client import AckInfo, CheckpointInfo, ClaimedJob, Client, Job, JobRecord, JobState
 from pinlaterd.model import JobDescriptor
+from tests.conftest import WaitUntil
 from tests.deployment import Deployment
-
-pytestmark = pytest.mark.service
 
 PRIORITIES = (1, 2, 3)
 HOUR_MS = 3_600_000
 STEPS = 250
 STEPS_BETWEEN_COMPARISONS = 10
-MOST_STATUS_CHARS = 5000
+SHARDS = ("walk-1", "walk-2", "walk-3")
+# So that the owner of a Redis shard that was killed is soon succeeded.
+LEASE_SECONDS = 3
+
+
+class Keeps(NamedTuple):
+    """What an engine keeps of a custom status."""
+
+    status_chars: int
+    acks_replace_status: bool
+
+    def status(self, first: str, then: str) -> str:
+        return (first + then)[: self.status_chars]
+
+
+SQL_KEEPS = Keeps(status_chars=5000, acks_replace_status=False)
 
 
 @dataclass
@@ -40,6 +57,7 @@ class ModelJob:
     attempts_remaining: int
     status: str
     due: bool
+    keeps: Keeps
     state: JobState = JobState.PENDING
     claim: str | None = None
 
@@ -55,7 +73,7 @@ class ModelJob:
         self.state, self.claim, self.due = JobState.PENDING, None, due
 
     def append_status(self, text: str) -> None:
-        self.status = (self.status + text)[:MOST_STATUS_CHARS]
+        self.status = self.keeps.status("" if self.keeps.acks_replace_status else self.status, text)
 
 
 @dataclass
@@ -66,6 +84,7 @@ class Walk:
     queue: str
     restart_shard: Callable[[], None]
     chance: random.Random
+    keeps: Keeps
     jobs: dict[str, ModelJob] = field(default_factory=dict)
     claimed: list[ClaimedJob] = field(default_factory=list)  # also those that have ended since
     serial: int = 0
@@ -87,6 +106,7 @@ class Walk:
                 attempts_remaining=job.attempts_allowed,
                 status=job.custom_status,
                 due=job.run_after_ms is None or job.run_after_ms <= _now_ms(),
+                keeps=self.keeps,
             )
 
     def dequeue(self) -> None:
@@ -189,7 +209,7 @@ class Walk:
         records = self.client.lookup(self.jobs, include_body=True)
         assert records.keys() == self.jobs.keys()
         for descriptor, model in self.jobs.items():
-            assert _seen(records[descriptor]) == model, descriptor
+            assert _seen(records[descriptor], self.keeps) == model, descriptor
             self.met.add(model.state)
         for state in JobState:
             for due in (True, False):
@@ -255,12 +275,12 @@ def _apply_checkpoint(model: ModelJob, info: CheckpointInfo) -> None:
     if info.attempts is not None:
         model.attempts_allowed = model.attempts_remaining = info.attempts
     if info.prepend_custom_status is not None:
-        model.status = (info.prepend_custom_status + model.status)[:MOST_STATUS_CHARS]
+        model.status = model.keeps.status(info.prepend_custom_status, model.status)
     if info.move_to_pending:
         model.to_pending(due=due)
 
 
-def _seen(record: JobRecord) -> ModelJob:
+def _seen(record: JobRecord, keeps: Keeps) -> ModelJob:
     parsed = JobDescriptor.parse(record.descriptor)
     assert parsed is not None
     assert record.body is not None
@@ -271,6 +291,7 @@ def _seen(record: JobRecord) -> ModelJob:
         attempts_remaining=record.attempts_remaining,
         status=record.custom_status,
         due=record.run_after_ms <= _now_ms(),
+        keeps=keeps,
         state=record.state,
         claim=record.claim_descriptor,
     )
@@ -286,10 +307,13 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-@pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    deployment = Deployment(tmp_path_factory.mktemp("d"))
-    deployment.init(shards=3, settings={})
+@contextmanager
+def running(folder: Path, shard: Mapping[str, object]) -> Iterator[Deployment]:
+    """A service of SHARDS, each with these settings of etc/shards.yaml."""
+    deployment = Deployment(folder)
+    deployment.init(shards=1, settings={"owner_lease_seconds": LEASE_SECONDS})
+    shards = json.dumps({"shards": {name: dict(shard) for name in SHARDS}})
+    (deployment.folder / "etc/shards.yaml").write_text(shards)
     try:
         deployment.up()
         yield deployment
@@ -297,13 +321,13 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
         deployment.destroy()
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_any_order_of_calls_leaves_what_the_model_has(deployment: Deployment, seed, wait_until):
+def check_service(deployment: Deployment, seed: int, wait_until: WaitUntil, keeps: Keeps) -> None:
+    """Walk STEPS calls on a new queue, with a shard killed now and then."""
     chance = random.Random(seed)
     queue = f"walk_{seed}"
 
     def restart_shard() -> None:
-        program = f"shard-{chance.choice((1, 2, 3))}"
+        program = f"shard-{chance.choice(SHARDS)}"
         pid = deployment.pid_of(program)
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: deployment.pids().get(program, pid) != pid)
@@ -311,7 +335,7 @@ def test_any_order_of_calls_leaves_what_the_model_has(deployment: Deployment, se
 
     with deployment.client("walker") as client:
         client.create_queue(queue)
-        walk = Walk(client, queue, restart_shard, chance)
+        walk = Walk(client, queue, restart_shard, chance, keeps)
         steps = {
             walk.enqueue: 25,
             walk.dequeue: 25,

@@ -1,7 +1,8 @@
 """Any order of operations leaves an engine where a plain model of a queue is.
 
 The model is a dictionary of jobs and knows nothing of tables, indexes or commits. After every step
-all jobs, the depths and the order of what is pending are compared.
+all jobs, the depths and the order of what is pending are compared. Each engine is walked by a test
+in a file of its own, so that they run side by side.
 """
 
 from __future__ import annotations
@@ -42,11 +43,8 @@ from pinlaterd.engines.base import (
     StoredJob,
 )
 from pinlaterd.model import Job, JobKey, JobState, PendingKey, claim_source
-from tests.conformance.engine.engines import ENGINES, EngineMaker, maker
+from tests.conformance.engine.engines import EngineMaker, maker
 from tests.conformance.engine.harness import END_OF_TIME_MS, QUEUE, EngineHarness
-from tests.servers.redis import redis_program, redis_server
-
-__all__ = ["redis_program", "redis_server"]
 
 PRIORITIES = (1, 2)
 NO_CLAIM = "host:9010:1:web:0"
@@ -489,17 +487,15 @@ class QueueMachine(RuleBasedStateMachine):
             ]
 
 
-@pytest.mark.timeout(600)  # thousands of commits, each flushed to the disk
-@pytest.mark.parametrize("engine", sorted(ENGINES))
-def test_an_engine_agrees_with_the_model(engine: str, request: pytest.FixtureRequest):
+def check_engine(engine: str, request: pytest.FixtureRequest, *, examples: int) -> None:
+    """Walk `examples` orders of operations on new stores of an engine."""
     new_maker = partial(maker, engine, request)
     machine: Any = type("Machine", (QueueMachine,), {"new_maker": staticmethod(new_maker)})
 
     run_state_machine_as_test(
         machine,
         settings=settings(
-            # A commit costs a server's round trips, too.
-            max_examples=250 if engine == "sqlite" else 100,
+            max_examples=examples,
             stateful_step_count=40,
             deadline=None,
             report_multiple_bugs=False,
