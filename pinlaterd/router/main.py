@@ -36,7 +36,7 @@ from pinlaterd.stats import Stats
 from pinlaterd.wire.context import new_context
 from pinlaterd.wire.control import ControlClient, ProcessState, Snapshot, read_snapshot
 from pinlaterd.wire.envelope import MalformedEnvelope
-from pinlaterd.wire.router_end import LinkListener, ShardLink
+from pinlaterd.wire.router_end import LinkLimits, LinkListener, ShardLink
 
 log = logging.getLogger(__name__)
 
@@ -145,14 +145,14 @@ class Router:
         self._context.destroy(linger=0)
 
     def _connect(self, name: str, listener: LinkListener) -> ShardLink:
-        shards = max(1, len(self._shards.by_name))
+        settings = self._settings
+        share = settings.max_buffered_bytes // max(1, len(self._shards.by_name))
+        limits = LinkLimits(
+            bytes_in_flight=max(settings.max_frame_bytes, share),
+            return_seconds=settings.shard_restart_grace_ms / 1000,
+        )
         return ShardLink(
-            name,
-            layout.shard_endpoint(name),
-            self._context,
-            listener,
-            self._clock,
-            max(self._settings.max_frame_bytes, self._settings.max_buffered_bytes // shards),
+            name, layout.shard_endpoint(name), self._context, listener, self._clock, limits
         )
 
     def _wake(self, queue: str) -> None:
