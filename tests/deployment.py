@@ -63,6 +63,11 @@ class Deployment:
         """Run `pinlaterd ARGUMENTS` and return what it says; AssertionError if it fails."""
         return _run([sys.executable, "-m", "pinlaterd", *arguments])
 
+    def admin(self, *arguments: str) -> str:
+        """Run `pinlater-admin ARGUMENTS` and return what it says; AssertionError if it fails."""
+        command = [sys.executable, "-m", "pinlaterd.admin.main", *arguments]
+        return _run([*command, "--dir", str(self.folder)])
+
     def supervisorctl(self, *arguments: str) -> str:
         conf = str(self.folder / "etc/supervisord.conf")
         return _run([sys.executable, "-m", "supervisor.supervisorctl", "-c", conf, *arguments])

@@ -26,7 +26,26 @@ SUPERVISOR_PID_FILE = RUN / "supervisord.pid"
 COORDINATOR_LOCK = RUN / "coordinator.lock"
 SNAPSHOT_FILE = RUN / "snapshot.json"
 
+_RELIEF = "-relief"
+
 COORDINATOR_ENDPOINT = f"ipc://{RUN}/coordinator.ipc"
+
+
+def relief_program(router: str) -> str:
+    """The name of the process that serves in a router's place while that one is restarted."""
+    return f"{router}{_RELIEF}"
+
+
+def counterpart(router: str) -> str:
+    """The router that a relief relieves, or the relief of a router."""
+    if router.endswith(_RELIEF):
+        return router.removesuffix(_RELIEF)
+    return relief_program(router)
+
+
+def listener_socket(router: str) -> Path:
+    """Where a router's process hands out its listening sockets."""
+    return RUN / f"{router}.listener"
 
 
 def shard_endpoint(shard: str) -> str:

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypedDict
 import psutil
 
 from pinlaterd import __version__
-from pinlaterd.config.layout import shard_program
+from pinlaterd.config.layout import relief_program, shard_program
 from pinlaterd.config.schema import Config, ShardSettings
 from pinlaterd.coordinator.roster import STOPPED, ProcessView
 from pinlaterd.wire.control import ProcessState
@@ -118,13 +118,14 @@ def usage_of(pid: int) -> Usage | None:
 
 
 def _processes(config: Config, views: Sequence[ProcessView]) -> list[ProcessStatus]:
-    """Those expected first, in their order; then any other that reported."""
+    """Those expected first, in their order; then any other that reports."""
     expected = expected_processes(config)
     found = []
     for name, kind in expected.items():
         known = [view for view in views if view.process == name]
         found += [_process(view) for view in known] or [_missing(name, kind)]
-    return found + [_process(view) for view in views if view.process not in expected]
+    others = [view for view in views if view.process not in expected and view.state != STOPPED]
+    return found + [_process(view) for view in others]
 
 
 def _process(view: ProcessView) -> ProcessStatus:
@@ -172,9 +173,10 @@ def _shard(shard: ShardSettings, processes: Sequence[ProcessStatus]) -> ShardSta
 
 def _problems(config: Config, processes: Sequence[ProcessStatus]) -> list[str]:
     """Each expected process that nobody serves in the place of."""
+    serving = {p["name"] for p in processes if p["state"] == ProcessState.SERVING}
     problems = []
     for name in expected_processes(config):
         states = [process["state"] for process in processes if process["name"] == name]
-        if ProcessState.SERVING not in states:
+        if serving.isdisjoint((name, relief_program(name))):
             problems.append(f"{name} is {', '.join(states)}")
     return problems

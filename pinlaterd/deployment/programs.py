@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pinlaterd
-from pinlaterd.config.layout import ETC, LOGS, shard_program
-from pinlaterd.config.schema import Config
+from pinlaterd.config.layout import ETC, LOGS, relief_program, shard_program
+from pinlaterd.config.schema import Config, ServerSettings
 from pinlaterd.coordinator.plan import Program
 from pinlaterd.coordinator.status import router_programs
 
@@ -50,10 +50,9 @@ stdout_logfile_backups = 5
 
 def wanted_programs(config: Config) -> Sequence[Program]:
     """All programs of a deployment, in the order of their start."""
-    stop_seconds = math.ceil(config.server.request_timeout_ms / 1000) + _SPARE_STOP_SECONDS
 
     def program(name: str, arguments: Sequence[str], priority: int, *reads: object) -> Program:
-        return _program(name, arguments, priority, stop_seconds, _fingerprint(reads))
+        return _program(name, arguments, priority, stop_seconds(config.server), _fingerprint(reads))
 
     server, queues = config.server, config.queues
     return [
@@ -67,6 +66,18 @@ def wanted_programs(config: Config) -> Sequence[Program]:
             for name in router_programs(server.routers)
         ),
     ]
+
+
+def relief_of(router: Program) -> Program:
+    """The program that serves in a router's place: the same command, under a name of its own."""
+    name = relief_program(router.name)
+    definition = router.definition.replace(f"[program:{router.name}]", f"[program:{name}]")
+    return Program(name, definition.replace(str(log_file(router.name)), str(log_file(name))))
+
+
+def stop_seconds(server: ServerSettings) -> int:
+    """What a process has to finish the calls in hand, before it is killed."""
+    return math.ceil(server.request_timeout_ms / 1000) + _SPARE_STOP_SECONDS
 
 
 def log_file(program: str) -> Path:
