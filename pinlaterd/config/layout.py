@@ -36,11 +36,14 @@ def relief_program(router: str) -> str:
     return f"{router}{_RELIEF}"
 
 
+def is_relief(program: str) -> bool:
+    # A shard's name may end so, too.
+    return program.startswith("router") and program.endswith(_RELIEF)
+
+
 def counterpart(router: str) -> str:
     """The router that a relief relieves, or the relief of a router."""
-    if router.endswith(_RELIEF):
-        return router.removesuffix(_RELIEF)
-    return relief_program(router)
+    return router.removesuffix(_RELIEF) if is_relief(router) else relief_program(router)
 
 
 def listener_socket(router: str) -> Path:

@@ -32,6 +32,7 @@ from pinlaterd.config.layout import (
     SUPERVISOR_SOCKET,
     SUPERVISORD_FILE,
     enter,
+    is_relief,
 )
 from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import Config, ServerSettings
@@ -86,6 +87,7 @@ def up(directory: Path, tell: Tell, seconds: float = UP_SECONDS) -> UpResult:
         _wait_until_serving(
             Startup(config, supervisord, started_at, time.monotonic() + seconds, logs), tell
         )
+        _remove_reliefs(supervisord, tell)
     return UpResult(config, changed)
 
 
@@ -170,7 +172,9 @@ def answers(supervisord: Supervisord) -> bool:
 def _reconcile(config: Config, supervisord: Supervisord, tell: Tell) -> bool:
     """Make a running supervisord run what is wanted; whether anything had to be done."""
     try:
-        actions = plan(wanted_programs(config), supervisord.running())
+        # A relief stays until the routers serve, which may have its socket to take over.
+        present = [found for found in supervisord.running() if not is_relief(found.name)]
+        actions = plan(wanted_programs(config), present)
         for action in actions:
             tell(f"{action.step.value} {action.program.name}")
         starting = {action.program.name for action in actions}
@@ -179,6 +183,17 @@ def _reconcile(config: Config, supervisord: Supervisord, tell: Tell) -> bool:
     except SupervisorError as error:
         raise DeploymentError(f"{error}; `pinlaterd down`, then `up` again") from error
     return bool(actions)
+
+
+def _remove_reliefs(supervisord: Supervisord, tell: Tell) -> None:
+    """Of a restart that was interrupted."""
+    try:
+        for program in supervisord.programs():
+            if is_relief(program.name):
+                tell(f"stopping {program.name}")
+                supervisord.remove(program.name)
+    except SupervisorError as error:
+        raise DeploymentError(f"{error}; `pinlaterd up` again") from error
 
 
 def _start(config: Config, supervisord: Supervisord, tell: Tell) -> None:

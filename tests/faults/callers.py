@@ -1,4 +1,4 @@
-"""Callers that connect anew for each call, over bare sockets: whatever befalls a connection shows."""
+"""Callers that connect anew for each call, on bare sockets: what befalls a connection shows."""
 
 from __future__ import annotations
 
