@@ -51,6 +51,7 @@ from pinlaterd.deployment.files import check_depth
 from pinlaterd.deployment.programs import COORDINATOR, log_file, wanted_programs
 from pinlaterd.errors import ConnectionFailed, PinLaterError
 from pinlaterd.lifecycle import ExitCode
+from pinlaterd.wire.control import ProcessState
 
 UP_SECONDS = 60.0
 _SHUT_DOWN_SECONDS = 60.0  # for supervisord to stop its programs, before we do
@@ -311,6 +312,10 @@ def _missing(config: Config) -> Sequence[str]:
     if status["problems"]:
         return [str(problem).split(" is ")[0] for problem in status["problems"]]
     server = config.server
+    serving = {p["name"] for p in status["processes"] if p["state"] == ProcessState.SERVING}
+    missing = [name for name in router_programs(server.routers) if name not in serving]
+    if missing:  # though a relief serves in its place
+        return missing
     try:
         with Client(_EVERYWHERE.get(server.host, server.host), server.port) as client:
             client.queue_names()
