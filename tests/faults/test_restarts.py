@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
 import pytest
 
-from pinlaterd.client import JobState
+from pinlaterd.client import ConnectionFailed, JobState, PinLaterError
 from pinlaterd.config.layout import relief_program
 from tests.conftest import WaitUntil
 from tests.deployment import Deployment
@@ -60,11 +61,39 @@ def _unnoticed(load: Load, wait_until: WaitUntil) -> Iterator[None]:
     assert load.errors == []
 
 
+@contextmanager
+def _asking(deployment: Deployment, queue: str) -> Iterator[None]:
+    """Searches over all shards run all the time, and none of them fails."""
+    errors: list[Exception] = []
+    stop = threading.Event()
+
+    def ask() -> None:
+        with deployment.client() as client:
+            while not stop.is_set():
+                try:
+                    client.count(queue, JobState.SUCCEEDED, body_regex="[0-9]/[0-9]")
+                    client.lookup(
+                        record.descriptor for record in client.scan(queue, JobState.FAILED)
+                    )
+                    client.dequeue(queue, limit=100, dry_run=True)
+                except (PinLaterError, ConnectionFailed) as error:
+                    errors.append(error)
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        asking.join()
+    assert errors == []
+
+
 # --- shards -----------------------------------------------------------------------------------
 
 
 def test_each_shard_in_turn(deployment: Deployment, load: Load, wait_until):
-    with _unnoticed(load, wait_until):
+    with _unnoticed(load, wait_until), _asking(deployment, load.queue):
         for shard in ("shard-1", "shard-2", "shard-3"):
             deployment.supervisorctl("restart", shard)
             wait_until(partial(load.has_progressed, since=load.progress()))
@@ -73,7 +102,7 @@ def test_each_shard_in_turn(deployment: Deployment, load: Load, wait_until):
 def test_the_only_shard(pair: Deployment, pair_load: Load, wait_until):
     before = pair.pid_of("shard-1")
 
-    with _unnoticed(pair_load, wait_until):
+    with _unnoticed(pair_load, wait_until), _asking(pair, pair_load.queue):
         [done] = json.loads(pair.admin("restart", "shard", "all", "--json"))
         pair.supervisorctl("restart", "shard-1")
 
