@@ -193,8 +193,9 @@ class ShardSet:
                     json.dumps(sorted(missing)).encode(),
                     Op.ENSURE_QUEUES,
                 )
-                # Ahead of any call that follows on the same link, so no call misses a queue.
-                shard.call(call, lambda _reply: None)
+                # Ahead of any call that follows on the same link, so no call misses a queue. A
+                # successor is asked anew.
+                shard.call(call, lambda _reply: None, patient=False)
         for queue, numbers in facts.counts:
             if any(numbers):
                 self._on_ready(queue)
