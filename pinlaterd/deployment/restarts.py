@@ -20,7 +20,7 @@ from pinlaterd.config.layout import ETC, shard_program
 from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import Config
 from pinlaterd.coordinator.plan import Program
-from pinlaterd.coordinator.status import router_programs
+from pinlaterd.coordinator.status import Status, router_programs
 from pinlaterd.coordinator.supervisord import ProgramInfo, Supervisord, SupervisorError
 from pinlaterd.deployment.errors import DeploymentError
 from pinlaterd.deployment.programs import (
@@ -53,7 +53,7 @@ class Restarted(NamedTuple):
 
 
 def restart_routers(directory: Path, tell: Tell) -> Sequence[Restarted]:
-    """Raises ConfigError, DeploymentError; so do the others."""
+    """Raises ConfigError, DeploymentError, ConnectionFailed (no coordinator); so do the others."""
     return _restart(directory, lambda config: router_programs(config.server.routers), tell)
 
 
@@ -80,6 +80,8 @@ def _restart(
     with at_work_in(directory):
         try:
             work = _Restarts(config, tell)
+            if COORDINATOR not in names:
+                _fetch_status()  # it is asked who serves: find out before anything is stopped
             return [work.restart(name) for name in names]
         except SupervisorError as error:
             raise DeploymentError(f"{error}; `pinlaterd up` starts what does not run") from error
@@ -180,10 +182,16 @@ class _Restarts:
     def _serves(self, found: ProgramInfo) -> bool:
         """Whether the coordinator has heard from this very process that it serves."""
         try:
-            status = stats_page.fetch_json("/status.json", directory=Path(), url=None)
+            status = _fetch_status()
         except ConnectionFailed:
             return False
         return any(
             process["pid"] == found.pid and process["state"] == ProcessState.SERVING
             for process in status["processes"]
         )
+
+
+def _fetch_status() -> Status:
+    """Raises ConnectionFailed."""
+    found: Status = stats_page.fetch_json("/status.json", directory=Path(), url=None)
+    return found

@@ -206,6 +206,18 @@ def test_the_coordinator(pair: Deployment, pair_load: Load, wait_until):
     assert {name for name in after if after[name] != before[name]} == {"coordinator"}
 
 
+def test_without_a_coordinator_nothing_is_stopped(pair: Deployment):
+    pair.supervisorctl("stop", "coordinator")
+    before = pair.pids()
+
+    with pytest.raises(AssertionError, match="no answer from the coordinator"):
+        pair.admin("restart", "router")
+
+    assert pair.pids() == before
+    pair.admin("restart", "coordinator")
+    assert pair.status()["healthy"]
+
+
 def test_a_shard_that_there_is_not(pair: Deployment):
     with pytest.raises(AssertionError, match="no shard '7'; there are: 1"):
         pair.admin("restart", "shard", "7")
