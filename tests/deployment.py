@@ -63,6 +63,20 @@ class Deployment:
         """Run `pinlaterd ARGUMENTS` and return what it says; AssertionError if it fails."""
         return _run([sys.executable, "-m", "pinlaterd", *arguments])
 
+    def admin(self, *arguments: str) -> str:
+        """Run `pinlater-admin ARGUMENTS` and return what it says; AssertionError if it fails."""
+        return _run(self._admin_command(*arguments))
+
+    def start_admin(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """The same, not waited for."""
+        return subprocess.Popen(
+            self._admin_command(*arguments), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+
+    def _admin_command(self, *arguments: str) -> list[str]:
+        command = [sys.executable, "-m", "pinlaterd.admin.main", *arguments]
+        return [*command, "--dir", str(self.folder)]
+
     def supervisorctl(self, *arguments: str) -> str:
         conf = str(self.folder / "etc/supervisord.conf")
         return _run([sys.executable, "-m", "supervisor.supervisorctl", "-c", conf, *arguments])

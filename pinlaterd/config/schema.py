@@ -136,6 +136,11 @@ class ServerSettings:
     request_timeout_ms: int = _setting(
         10_000, "a call is answered within this (plus its own wait), ms", Between(100, 600_000)
     )
+    shard_restart_grace_ms: int = _setting(
+        3000,
+        "calls wait so long for a shard that has gone to come back, milliseconds; 0: not at all",
+        Between(0, 600_000),
+    )
     count_limit: int = _setting(
         100_000,
         "how far getJobCount counts, per shard and priority",

@@ -73,12 +73,12 @@ class Dequeuer:
 
     def choose(self, queue: str) -> Shard | None:
         """One shard to ask for all: one that may hold jobs of the best priority, if any does."""
-        healthy = self._shards.dependable()
-        if len(healthy) < 2:
-            return healthy[0] if healthy else None
-        levels = [routing.best_level(shard.ready_counts(queue)) for shard in healthy]
+        shards = self._shards.dependable()
+        if len(shards) < 2:
+            return shards[0] if shards else None
+        levels = [routing.best_level(shard.ready_counts(queue)) for shard in shards]
         best = min(levels)
-        candidates = [shard for shard, level in zip(healthy, levels, strict=True) if level == best]
+        candidates = [shard for shard, level in zip(shards, levels, strict=True) if level == best]
         return candidates[int(self._chance.random() * len(candidates))]
 
     async def run(self, call: Call) -> None:
@@ -109,10 +109,10 @@ class Dequeuer:
         )
 
     def _covered(self, request: DequeueRequest) -> list[Shard]:
-        healthy = self._shards.dependable()
-        if not healthy:
+        shards = self._shards.dependable()
+        if not shards:
             raise NoHealthyShards
-        return routing.cover(healthy, request.coverage, self._chance)
+        return routing.cover(shards, request.coverage, self._chance)
 
     async def _serve(self, gathering: _Gathering) -> None:
         """Gather, wait while there is nothing, answer; what can't be delivered goes back."""

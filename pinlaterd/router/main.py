@@ -27,21 +27,25 @@ from pinlaterd.lifecycle import (
     prefer_throughput,
     set_title,
 )
+from pinlaterd.router import listeners
 from pinlaterd.router.limits import Unlimited
 from pinlaterd.router.service import RouterService
 from pinlaterd.router.shards import ShardPlan, ShardSet
-from pinlaterd.rpc.server import ThriftServer
+from pinlaterd.rpc.server import RETIRE_SECONDS, ThriftServer
 from pinlaterd.stats import Stats
 from pinlaterd.wire.context import new_context
 from pinlaterd.wire.control import ControlClient, ProcessState, Snapshot, read_snapshot
 from pinlaterd.wire.envelope import MalformedEnvelope
-from pinlaterd.wire.router_end import LinkListener, ShardLink
+from pinlaterd.wire.router_end import LinkLimits, LinkListener, ShardLink
 
 log = logging.getLogger(__name__)
 
 _REPORT_SECONDS = 1.0
 _WAIT_FOR_SHARDS_SECONDS = 2.0
 _LOOK_FOR_SHARDS_SECONDS = 0.02
+# A router that ends while another one serves its port is in no hurry: of a client that calls once
+# within so long, no call meets the end of its connection.
+_RELIEVED_RETIRE_SECONDS = 5.0
 _SPARE_FILES = 200  # beside clients: logs, sockets to shards and the coordinator
 _ALLOCATIONS_BETWEEN_COLLECTIONS = 50_000
 
@@ -107,6 +111,8 @@ class Router:
         self._control.config_version = in_force.version
         self._loop = asyncio.get_running_loop()
         self._reporting: asyncio.TimerHandle | None = None
+        self._other = layout.listener_socket(layout.counterpart(name))
+        self._offer: listeners.Offer | None = None
 
     async def start(self) -> None:
         """Raises OSError if the port can't be had."""
@@ -115,9 +121,15 @@ class Router:
         if snapshot is not None:
             self._follow(snapshot)
         await self._wait_for_shards()
-        await self._server.start()
+        address = f"{self._settings.host}:{self._settings.port}"
+        taken = listeners.take(self._other, address)
+        await self._server.start(taken)
+        self._offer = listeners.Offer(
+            layout.listener_socket(self._name), address, self._server.listeners
+        )
+        self._offer.start()
         self._state = ProcessState.SERVING
-        log.info("serving Thrift on %s:%d", self._settings.host, self._settings.port)
+        log.info("serving Thrift on %s%s", address, ", taken over" if taken else "")
         self._report()
 
     async def _wait_for_shards(self) -> None:
@@ -132,6 +144,9 @@ class Router:
 
     async def stop(self) -> None:
         """Finish the calls in hand, take no new ones, let go of the shards."""
+        relieved = listeners.is_offered(self._other)
+        if self._offer is not None:
+            self._offer.stop()
         self._state = ProcessState.STOPPING
         log.info("stopping: finishing the calls in hand")
         if self._reporting is not None:
@@ -139,7 +154,9 @@ class Router:
         self._control.report(self._state, self._facts())
         until = self._clock.monotonic() + self._settings.request_timeout_ms / 1000
         self._service.stop_waiting()
-        await self._server.stop()
+        await self._server.stop(
+            retire_seconds=_RELIEVED_RETIRE_SECONDS if relieved else RETIRE_SECONDS
+        )
         # Those that nobody waits for any more: what they claimed goes back.
         await self._service.finish_calls(max(0.0, until - self._clock.monotonic()))
         self._shards.close()
@@ -148,14 +165,14 @@ class Router:
         self._context.destroy(linger=0)
 
     def _connect(self, name: str, listener: LinkListener) -> ShardLink:
-        shards = max(1, len(self._shards.by_name))
+        settings = self._settings
+        share = settings.max_buffered_bytes // max(1, len(self._shards.by_name))
+        limits = LinkLimits(
+            bytes_in_flight=max(settings.max_frame_bytes, share),
+            return_seconds=settings.shard_restart_grace_ms / 1000,
+        )
         return ShardLink(
-            name,
-            layout.shard_endpoint(name),
-            self._context,
-            listener,
-            self._clock,
-            max(self._settings.max_frame_bytes, self._settings.max_buffered_bytes // shards),
+            name, layout.shard_endpoint(name), self._context, listener, self._clock, limits
         )
 
     def _wake(self, queue: str) -> None:

@@ -185,17 +185,22 @@ class RouterService:
         self._enqueue_on(shard, call)
 
     def _enqueue_on(self, shard: Shard, call: Call) -> None:
+        # Others may take it if this one goes. One that has gone was chosen for want of another.
+        waits = shard.returning
+
         def replied(reply: ShardReply) -> None:
             if reply.outcome is not Outcome.REFUSED:
                 call.finish(shard, reply)
                 return
-            # Nothing was stored, so another shard may serve, unseen by the caller.
-            call.tried = (*call.tried, shard.name)
+            # Nothing was stored, so another shard may serve, unseen by the caller; or this one
+            # once it is back, which is tried once.
+            if waits or not shard.returning:
+                call.tried = (*call.tried, shard.name)
             self._try_enqueue(
                 call, [c for c in self._shards.enqueueable() if c.name not in call.tried]
             )
 
-        shard.call(ShardCall(call.deadline, call.message), replied)
+        shard.call(ShardCall(call.deadline, call.message), replied, patient=waits)
 
     def _no_place_to_enqueue(self, tried: tuple[str, ...]) -> PinLaterError:
         if tried and self._shards.healthy():
@@ -243,6 +248,7 @@ class RouterService:
                 call.deadline, call.message, max_jobs=granted, lowest_priority=lowest_priority
             ),
             replied,
+            patient=False,  # others may have jobs; if there are none, the divided call waits
         )
 
     def _to_first_descriptor(self, call: Call) -> None:
@@ -261,10 +267,12 @@ class RouterService:
         shard.call(ShardCall(call.deadline, call.message), replied)
 
     def _shard_named_in(self, descriptor: str) -> Shard | None:
-        """The shard that `QUEUE:sSHARD:pPRIORITY:LOCALID` names, if it is healthy."""
+        """The shard that `QUEUE:sSHARD:pPRIORITY:LOCALID` names, unless it is down."""
         parts = descriptor.split(":", 2)
         shard = self._shards.by_name.get(parts[1][1:]) if len(parts) > 1 else None
-        return shard if shard is not None and shard.healthy else None
+        if shard is None or not (shard.healthy or shard.returning):
+            return None
+        return shard
 
     # --- what takes more than one shard ------------------------------------------------------
 
