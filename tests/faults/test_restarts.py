@@ -183,16 +183,17 @@ def _states(deployment: Deployment) -> set[tuple[str, str]]:
 
 
 def test_a_router_that_can_not_start_leaves_the_old_one_as_it_is(pair: Deployment):
+    """What is in force has a port by now that a stranger has."""
     before = pair.pids()
-    settings = pair.folder / "etc/pinlaterd.yaml"
-    text = settings.read_text()
+    in_force = pair.folder / "run/config.json"
+    text = in_force.read_text()
     callers = Callers(pair.port)
     with socket.create_server(("127.0.0.1", 0)) as stranger, callers.running():
         port = stranger.getsockname()[1]
-        settings.write_text(text.replace(f"port: {pair.port}", f"port: {port}", 1))
+        in_force.write_text(text.replace(f'"port": {pair.port}', f'"port": {port}', 1))
         with pytest.raises(AssertionError, match="router-1 was left as it is") as failure:
             pair.admin("restart", "router")
-        settings.write_text(text)
+        in_force.write_text(text)
 
     assert f"can't listen on 127.0.0.1:{port}" in str(failure.value)
     assert callers.errors == []
