@@ -25,6 +25,8 @@ SUPERVISOR_SOCKET = RUN / "supervisor.sock"
 SUPERVISOR_PID_FILE = RUN / "supervisord.pid"
 COORDINATOR_LOCK = RUN / "coordinator.lock"
 SNAPSHOT_FILE = RUN / "snapshot.json"
+RATES_FILE = RUN / "rates.json"
+SERVER_SET_COPY = RUN / "server_set"
 
 COORDINATOR_ENDPOINT = f"ipc://{RUN}/coordinator.ipc"
 

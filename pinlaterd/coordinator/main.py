@@ -24,6 +24,7 @@ from pinlaterd.config import layout
 from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import Config
 from pinlaterd.coordinator.pages import make_application
+from pinlaterd.coordinator.rates import RateControl
 from pinlaterd.coordinator.roster import ProcessView, Roster
 from pinlaterd.coordinator.status import About, Status, status, usage_of
 from pinlaterd.errors import ConfigError
@@ -39,6 +40,7 @@ from pinlaterd.wire.control import (
     write_snapshot,
 )
 from pinlaterd.wire.envelope import MalformedEnvelope
+from pinlaterd.wire.rates import TAG as RATES
 
 log = logging.getLogger(__name__)
 
@@ -108,6 +110,7 @@ class Coordinator:
         self._started = clock.monotonic()
         self._stats = Stats()
         self._roster = Roster(clock, psutil.pid_exists)
+        self._rates = RateControl(config, clock, self._stats, psutil.pid_exists)
         self._snapshot = self._next_snapshot()
         self._control: ControlServer | None = None
         self._web = web.AppRunner(make_application(self), access_log=None)
@@ -150,7 +153,7 @@ class Coordinator:
             str(Path.cwd()),
             self._clock.monotonic() - self._started,
             self._snapshot.version,
-            config_problems=(),
+            config_problems=self._rates.problems(),
         )
         return status(self._config, [self._view(), *self._roster.views()], about)
 
@@ -174,17 +177,27 @@ class Coordinator:
     # --- the control channel -------------------------------------------------------------------
 
     def _hear(self) -> None:
+        assert self._control is not None
+        self._take_messages()
+        while self._rates.act(self._control):
+            self._take_messages()  # that came while we sent: the descriptor says nothing of them
+
+    def _take_messages(self) -> None:
         """Take all that has come; answer those who are new or out of step with the snapshot."""
         assert self._control is not None
         while (arrived := self._control.receive()) is not None:
             peer, message = arrived
             try:
+                if message.startswith(RATES):
+                    self._rates.heard(peer, message)
+                    continue
                 report = unpack_report(message)
             except MalformedEnvelope:
                 self._stats.count("reports_malformed")
                 log.warning("a report that can't be read; is another version running here?")
                 continue
             self._stats.count("reports")
+            self._rates.heartbeat(peer)
             newcomer = not self._roster.knows(peer)
             understood = self._roster.heard(peer, report)
             if newcomer and report is not None and understood:

@@ -13,13 +13,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from random import Random
 
+import psutil
 import uvloop
 
 from pinlaterd import log as logs
 from pinlaterd.clock import Clock, SystemClock
 from pinlaterd.config import layout
 from pinlaterd.config.load import load_config
-from pinlaterd.config.schema import ServerSettings
+from pinlaterd.config.schema import Config
 from pinlaterd.errors import ConfigError
 from pinlaterd.lifecycle import (
     ExitCode,
@@ -28,7 +29,8 @@ from pinlaterd.lifecycle import (
     prefer_throughput,
     set_title,
 )
-from pinlaterd.router.limits import Unlimited
+from pinlaterd.router.limits import RateLimits
+from pinlaterd.router.rate_reports import RateReporter, shares_at_start
 from pinlaterd.router.service import RouterService
 from pinlaterd.router.shards import ShardPlan, ShardSet
 from pinlaterd.rpc.server import ThriftServer
@@ -36,6 +38,7 @@ from pinlaterd.stats import Stats
 from pinlaterd.wire.context import new_context
 from pinlaterd.wire.control import ControlClient, ProcessState, Snapshot, read_snapshot
 from pinlaterd.wire.envelope import MalformedEnvelope
+from pinlaterd.wire.rates import RouterId, read_holdings
 from pinlaterd.wire.router_end import LinkListener, ShardLink
 
 log = logging.getLogger(__name__)
@@ -55,23 +58,24 @@ def run(etc: Path) -> int:
     prefer_throughput()
     etc = layout.enter(etc)
     try:
-        settings = load_config(etc).server
+        config = load_config(etc)
     except ConfigError as error:
         logs.set_up(name, "info")
         for problem in error.problems:
             log.error("%s", problem)
         return ExitCode.CONFIG
-    logs.set_up(name, settings.log_level)
-    allow_open_files(settings.max_connections + _SPARE_FILES, log.warning)
+    logs.set_up(name, config.server.log_level)
+    allow_open_files(config.server.max_connections + _SPARE_FILES, log.warning)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(name, settings))
+        return runner.run(_serve(name, config))
 
 
-async def _serve(name: str, settings: ServerSettings) -> int:
+async def _serve(name: str, config: Config) -> int:
     clock, stats, stop = SystemClock(), Stats(), StopSignal()
     loop = asyncio.get_running_loop()
     stop.catch_in(loop)
-    router = Router(name, settings, clock, stats)
+    settings = config.server
+    router = Router(name, config, clock, stats)
     try:
         await router.start()
     except OSError as error:
@@ -89,7 +93,8 @@ async def _serve(name: str, settings: ServerSettings) -> int:
 class Router:
     """The router process: server, service, shards and the coordinator's news (a Service)."""
 
-    def __init__(self, name: str, settings: ServerSettings, clock: Clock, stats: Stats) -> None:
+    def __init__(self, name: str, config: Config, clock: Clock, stats: Stats) -> None:
+        settings = config.server
         self._settings = settings
         self._clock = clock
         self._stats = stats
@@ -97,11 +102,20 @@ class Router:
         self._context = new_context()
         self._chance = Random()
         self._shards = ShardSet(self._connect, clock.monotonic, self._wake)
-        self._service = RouterService(
-            self._shards, settings, Unlimited(), clock, stats, self._chance
-        )
+        limits = RateLimits(clock, self._notice_demand)
+        self._service = RouterService(self._shards, settings, limits, clock, stats, self._chance)
         self._server = ThriftServer(self._service.handle, settings, stats)
-        self._control = ControlClient(name, "router", stats, clock.now_ms(), context=self._context)
+        started_at_ms = clock.now_ms()
+        self._control = ControlClient(name, "router", stats, started_at_ms, context=self._context)
+        self._rates = RateReporter(
+            RouterId(name, os.getpid(), started_at_ms), limits, self._control, stats, self._hear
+        )
+        limited = [
+            queue
+            for queue, of_queue in config.queues.items()
+            if of_queue.max_jobs_per_second is not None
+        ]
+        limits.follow(shares_at_start(name, limited, read_holdings(), psutil.pid_exists), {})
         self._loop = asyncio.get_running_loop()
         self._reporting: asyncio.TimerHandle | None = None
 
@@ -140,6 +154,7 @@ class Router:
         # Those that nobody waits for any more: what they claimed goes back.
         await self._service.finish_calls(max(0.0, until - self._clock.monotonic()))
         self._shards.close()
+        self._rates.stop()
         self._loop.remove_reader(self._control.fileno())
         self._control.close()
         self._context.destroy(linger=0)
@@ -158,16 +173,27 @@ class Router:
     def _wake(self, queue: str) -> None:
         self._service.wake(queue)
 
+    def _notice_demand(self) -> None:
+        self._rates.notice()
+
     # --- the coordinator -----------------------------------------------------------------------
 
     def _hear(self) -> None:
+        """Take all that has come, also while we answered: the descriptor says nothing of that."""
+        while self._take_news():
+            pass
+
+    def _take_news(self) -> bool:
+        """Follow what has come and answer; whether there was anything."""
         try:
             snapshot = self._control.receive()
         except MalformedEnvelope:
-            log.error("the coordinator's snapshot can't be read; keeping the last one")
-            return
+            log.error("what the coordinator says can't be read; going on as before")
+            return False
         if snapshot is not None:
             self._follow(snapshot)
+            self._rates.report()
+        return self._rates.hear() or snapshot is not None
 
     def _follow(self, snapshot: Snapshot) -> None:
         self._shards.follow(
@@ -177,6 +203,7 @@ class Router:
     def _report(self) -> None:
         self._reporting = self._loop.call_later(_REPORT_SECONDS, self._report)
         self._stats.gauge("router_calls_in_hand", self._service.calls_in_hand)
+        self._rates.show()
         self._report_state()
 
     def _report_state(self) -> None:

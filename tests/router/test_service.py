@@ -41,7 +41,7 @@ from pinlaterd.model import (
     Request,
     Result,
 )
-from pinlaterd.router.limits import Unlimited
+from pinlaterd.router.limits import RateLimits
 from pinlaterd.router.service import RouterService
 from pinlaterd.router.shards import ShardPlan, ShardSet
 from pinlaterd.rpc import codec
@@ -104,8 +104,10 @@ class Site:
         for shard in self.locals():
             assert shard.facts is not None
             self.shards.welcomed(shard, shard.facts)
+        self.limits = RateLimits(self.clock, lambda: None)
+        self.stats = Stats()
         self.router = RouterService(
-            self.shards, settings, Unlimited(), self.clock, Stats(), Random(1)
+            self.shards, settings, self.limits, self.clock, self.stats, Random(1)
         )
 
     def wake(self, queue: str) -> None:
