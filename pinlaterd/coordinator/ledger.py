@@ -11,10 +11,10 @@ may be spending (`held`), and not what it was told last:
 - A router that died spends nothing; but its successor, when it starts without being able to
   ask, takes over its share. So that stays counted until a router of that name has said what it
   holds, or nobody of that name is expected, or for KEPT_SECONDS, within which it would report.
-- A coordinator that starts reads the entries that its predecessor noted (before each raise), and
-  counts what routers report or what was noted, the larger, until they confirm its own first
-  grant. It raises nothing until all expected routers have reported, or for SETTLE_SECONDS: where
-  no note is left, it does not know of them.
+- A coordinator that starts reads the entries that its predecessor noted (each change, before any
+  grant that follows from it), and counts what routers report or what was noted, the larger, until
+  they confirm its own first grant. It raises nothing until all expected routers have reported, or
+  for SETTLE_SECONDS: where no note is left, it does not know of them.
 - Only a limit that is lowered may leave more held than allowed, until the cuts are confirmed: a
   few milliseconds for routers that are heard.
 
@@ -117,7 +117,10 @@ class Ledger:
             self._changed = True
         elif report.grant == entry.number and entry.was_granted and not entry.confirmed:
             entry.confirmed = True
-            entry.held = dict(entry.sent)
+            # what one that died meanwhile held may have been taken over, as it was noted
+            if self._is_running(report.router.pid):
+                self._note_due |= entry.held != entry.sent
+                entry.held = dict(entry.sent)
             self._changed = True
             for queue, tokens in report.returned.items():
                 self._spare[queue] = self._spare.get(queue, 0.0) + tokens
@@ -160,7 +163,7 @@ class Ledger:
 
     @property
     def note_due(self) -> bool:
-        """Whether what routers may hold has grown since `holdings` was asked for."""
+        """Whether what routers may hold has changed since `holdings` was asked for."""
         return self._note_due
 
     def holdings(self) -> Sequence[Holding]:
@@ -189,9 +192,7 @@ class Ledger:
         sent = {router: entry.sent.get(queue, 0.0) for router, entry in sharers.items()}
         if _is_good(sent, demands, rest) and all(queue in entry.sent for entry in live):
             return
-        names = {str(number): router for number, router in enumerate(sharers)}
-        divided = divide(rest, {name: demands[router] for name, router in names.items()})
-        targets = {names[name]: share for name, share in divided.items()}
+        targets = divide(rest, demands)
         free = max(0.0, limit - math.fsum(held.values())) if self._settled else 0.0
         missing = {
             router: targets[router] - held[router]
@@ -284,6 +285,7 @@ class Ledger:
                 self._changed = True
             if self._is_succeeded(entry) or now - entry.died_at > KEPT_SECONDS:
                 del self._entries[entry.router]
+                self._note_due = True
                 self._by_peer.pop(entry.peer, None)
                 self._changed = True
 

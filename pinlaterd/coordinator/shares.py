@@ -8,7 +8,10 @@ floor, so that one whose demand has just begun is not without a token until the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
+from typing import TypeVar
+
+Sharer = TypeVar("Sharer", bound=Hashable)
 
 # Of the rate, for all together. It is lost while those who have it want nothing, so it stays well
 # below the 2 % by which a queue may miss its rate.
@@ -20,19 +23,19 @@ def server_share(rate: float, servers: int) -> float:
     return rate / max(1, servers)
 
 
-def divide(rate: float, demands: Mapping[str, float]) -> dict[str, float]:
+def divide(rate: float, demands: Mapping[Sharer, float]) -> dict[Sharer, float]:
     """`rate` over the sharers in `demands`, who want so much each (in the same unit, at least 0).
 
     What nobody wants is divided evenly: it is there for demand that grows."""
     if not demands:
         return {}
     floor = rate * FLOOR_FRACTION / len(demands)
-    wanted = {name: max(0.0, demand - floor) for name, demand in demands.items()}
+    wanted = {sharer: max(0.0, demand - floor) for sharer, demand in demands.items()}
     left = rate - floor * len(demands)
     shares = dict.fromkeys(demands, floor)
-    hungry = sorted(wanted, key=lambda name: wanted[name])
-    for index, name in enumerate(hungry):
-        part = min(wanted[name], left / (len(hungry) - index))
-        shares[name] += part
+    hungry = sorted(wanted, key=lambda sharer: wanted[sharer])
+    for index, sharer in enumerate(hungry):
+        part = min(wanted[sharer], left / (len(hungry) - index))
+        shares[sharer] += part
         left -= part
-    return {name: share + left / len(demands) for name, share in shares.items()}
+    return {sharer: share + left / len(demands) for sharer, share in shares.items()}

@@ -12,6 +12,7 @@ from collections import deque
 
 # Far below a token; makes up for what floating point loses around a whole one.
 _EPSILON = 1e-9
+_MARGIN_SECONDS = 0.5
 _SLOT_SECONDS = 0.2
 _SLOTS = 5
 
@@ -19,7 +20,9 @@ _SLOTS = 5
 class TokenBucket:
     """Fills by `rate` tokens a second, holds one second's worth, but at least one token.
 
-    It starts empty. At rate 0 it holds nothing."""
+    It starts empty. At rate 0 it holds nothing. On top of one token it always keeps what half a
+    second brings, which is less than another one: a slow bucket that held one and no more would
+    lose whatever comes between the moment that it is full and the next call."""
 
     __slots__ = ("_level", "_since", "_spent", "rate")
 
@@ -31,7 +34,7 @@ class TokenBucket:
 
     @property
     def capacity(self) -> float:
-        return max(1.0, self.rate) if self.rate > 0 else 0.0
+        return max(1.0 + _MARGIN_SECONDS * self.rate, self.rate) if self.rate > 0 else 0.0
 
     def tokens(self, now: float) -> float:
         level = self._level + self.rate * (now - self._since) - self._spent

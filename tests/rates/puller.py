@@ -73,9 +73,7 @@ class Puller:
             self._stop.wait(self._pause)
 
     def _dequeue(self, seqid: int) -> int:
-        message = codec.encode_call(
-            Method.DEQUEUE, seqid, CallContext("puller"), self._request
-        )
+        message = codec.encode_call(Method.DEQUEUE, seqid, CallContext("puller"), self._request)
         self._socket.sendall(struct.pack(">I", len(message)) + message)
         (size,) = struct.unpack(">I", self._receive(4))
         result = codec.decode_reply(Method.DEQUEUE, self._receive(size))
