@@ -108,7 +108,7 @@ class ServerSetFile:
         self._seen: object = self._signature()
         self._read: object = self._seen
         self._servers: Sequence[str] = self._last_good()
-        self._problems: Sequence[str] = ()
+        self._problems: Sequence[str] = []
         self._take(*self._content())
 
     def servers(self) -> Sequence[str]:

@@ -13,7 +13,8 @@ less than that. At 0.5 jobs/s it is 2 jobs of 6.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import pytest
 
@@ -21,7 +22,7 @@ from pinlaterd.client import JobState
 from pinlaterd.errors import DequeueRateLimited
 from tests.conftest import WaitUntil
 from tests.deployment import Deployment
-from tests.rates.conftest import RATES, NewDeployment, write_rates
+from tests.rates.conftest import RATES, NewDeployment
 from tests.rates.puller import Puller
 
 pytestmark = pytest.mark.service
@@ -119,3 +120,31 @@ def test_killed_processes_never_take_more_than_the_rate(
     # and nothing is lost for good
     after = total([*staying, *coming], recovered, end)
     assert after == pytest.approx(rate * (end - recovered), abs=tolerance(rate, 3) + 2)
+
+
+def test_servers_of_a_set_share_the_rate(
+    new_deployment: NewDeployment, pull: Pull, tmp_path: Path, wait_until: WaitUntil
+):
+    server_set = tmp_path / "server_set"
+    server_set.write_text("one:1\ntwo:2\n")
+    one, two = (
+        new_deployment(rates={"shared": 20}, server_set_file=server_set, server_set_name=name)
+        for name in ("one:1", "two:2")
+    )
+    pullers = [pull(each, "router", "shared") for each in (one, two, two)]
+    pass_seconds(_QUIET_SECONDS)
+    begin, end = pass_seconds(5)
+    each = [total([puller], begin, end) for puller in pullers]
+    assert sum(each) == pytest.approx(20 * (end - begin), abs=tolerance(20, 5))
+    assert each[0] == pytest.approx(10 * (end - begin), abs=tolerance(10, 5))
+
+    def limit() -> float:
+        return float(one.stats()["gauges"]["shared_rate_limit"])
+
+    server_set.write_text("one:1\ntwo\n")
+    wait_until(lambda: one.status()["config_problems"])
+    assert "server_set:2: 'two' is no server" in one.status()["config_problems"][0]
+    assert limit() == 10
+    server_set.write_text("one:1\n")
+    wait_until(lambda: limit() == 20)
+    assert one.status()["config_problems"] == []
