@@ -62,7 +62,11 @@ class RateControl:
         grants = self._ledger.reckon()
         if self._ledger.note_due:
             # before anybody may spend it: a coordinator that comes after us has to know
-            write_holdings(self._ledger.holdings())
+            try:
+                write_holdings(self._ledger.holdings())
+            except OSError as error:
+                # it will have to rely on what routers report
+                log.error("what routers hold can't be noted: %s", error)
         for peer, grant in grants:
             control.grant(peer, grant)
         return bool(grants)
