@@ -147,7 +147,14 @@ class Deployment:
 
     def status(self) -> Mapping[str, Any]:
         """What the coordinator says: /status.json."""
-        url = f"http://127.0.0.1:{self.stats_port}/status.json"
+        return self._page("/status.json")
+
+    def stats(self) -> Mapping[str, Any]:
+        """All figures: /stats.json."""
+        return self._page("/stats.json")
+
+    def _page(self, path: str) -> Mapping[str, Any]:
+        url = f"http://127.0.0.1:{self.stats_port}{path}"
         with urllib.request.urlopen(url, timeout=CALL_SECONDS) as answer:
             found: Mapping[str, Any] = json.load(answer)
         return found

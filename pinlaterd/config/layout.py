@@ -30,6 +30,8 @@ CONFIG_FILE = RUN / "config.json"
 CONFIG_LOCK = RUN / "config.lock"
 PROGRAMS_LOCK = RUN / "programs.lock"
 PROGRAMS_DUE = RUN / "programs.due"
+RATES_FILE = RUN / "rates.json"
+SERVER_SET_COPY = RUN / "server_set"
 
 _RELIEF = "-relief"
 

@@ -114,6 +114,17 @@ class ServerSettings:
         local=True,
     )
     routers: int = _setting(1, "router processes, all on the same port", Between(1, 64))
+    server_set_file: str = _setting(
+        "",
+        "file that lists the servers which share the queues' rates, HOST:PORT a line, from the"
+        " deployment's folder; none: this server has them alone",
+        Characters(0, 4096),
+    )
+    server_set_name: str = _setting(
+        "",
+        "this server's HOST:PORT in that file (default: advertised_host and port)",
+        Characters(0, 300),
+    )
 
     num_priority_levels: int = _setting(
         3, "priorities are 1 (first) to this; lower it only once nothing uses them", Between(1, 127)

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from random import Random
 
+import psutil
 import uvloop
 
 from pinlaterd import log as logs
@@ -28,7 +29,8 @@ from pinlaterd.lifecycle import (
     set_title,
 )
 from pinlaterd.router import listeners
-from pinlaterd.router.limits import Unlimited
+from pinlaterd.router.limits import RateLimits
+from pinlaterd.router.rate_reports import RateReporter, shares_at_start
 from pinlaterd.router.service import RouterService
 from pinlaterd.router.shards import ShardPlan, ShardSet
 from pinlaterd.rpc.server import RETIRE_SECONDS, ThriftServer
@@ -36,6 +38,7 @@ from pinlaterd.stats import Stats
 from pinlaterd.wire.context import new_context
 from pinlaterd.wire.control import ControlClient, ProcessState, Snapshot, read_snapshot
 from pinlaterd.wire.envelope import MalformedEnvelope
+from pinlaterd.wire.rates import RouterId, read_holdings
 from pinlaterd.wire.router_end import LinkLimits, LinkListener, ShardLink
 
 log = logging.getLogger(__name__)
@@ -103,12 +106,21 @@ class Router:
         self._context = new_context()
         self._chance = Random()
         self._shards = ShardSet(self._connect, clock.monotonic, self._wake)
-        self._service = RouterService(
-            self._shards, settings, Unlimited(), clock, stats, self._chance
-        )
+        limits = RateLimits(clock, self._notice_demand)
+        self._service = RouterService(self._shards, settings, limits, clock, stats, self._chance)
         self._server = ThriftServer(self._service.handle, settings, stats)
-        self._control = ControlClient(name, "router", stats, clock.now_ms(), context=self._context)
+        started_at_ms = clock.now_ms()
+        self._control = ControlClient(name, "router", stats, started_at_ms, context=self._context)
         self._control.config_version = in_force.version
+        self._rates = RateReporter(
+            RouterId(name, os.getpid(), started_at_ms), limits, self._control, stats, self._hear
+        )
+        limited = [
+            queue
+            for queue, of_queue in in_force.config.queues.items()
+            if of_queue.max_jobs_per_second is not None
+        ]
+        limits.follow(shares_at_start(name, limited, read_holdings(), psutil.pid_exists), {})
         self._loop = asyncio.get_running_loop()
         self._reporting: asyncio.TimerHandle | None = None
         self._other = layout.listener_socket(layout.counterpart(name))
@@ -160,6 +172,7 @@ class Router:
         # Those that nobody waits for any more: what they claimed goes back.
         await self._service.finish_calls(max(0.0, until - self._clock.monotonic()))
         self._shards.close()
+        self._rates.stop()
         self._loop.remove_reader(self._control.fileno())
         self._control.close()
         self._context.destroy(linger=0)
@@ -178,17 +191,28 @@ class Router:
     def _wake(self, queue: str) -> None:
         self._service.wake(queue)
 
+    def _notice_demand(self) -> None:
+        self._rates.notice()
+
     # --- the coordinator -----------------------------------------------------------------------
 
     def _hear(self) -> None:
+        """Take all that has come, also while we answered: the descriptor says nothing of that."""
+        while self._take_news():
+            pass
+
+    def _take_news(self) -> bool:
+        """Follow what has come and answer; whether there was anything."""
         try:
             snapshot = self._control.receive()
         except MalformedEnvelope:
-            log.error("the coordinator's snapshot can't be read; keeping the last one")
-            return
+            log.error("what the coordinator says can't be read; going on as before")
+            return False
         if snapshot is not None:
             self._follow(snapshot)
             self._control.report(self._state, self._facts())
+            self._rates.report()
+        return self._rates.hear() or snapshot is not None
 
     def _follow(self, snapshot: Snapshot) -> None:
         if snapshot.config_version != self._control.config_version:
@@ -215,6 +239,7 @@ class Router:
     def _report(self) -> None:
         self._reporting = self._loop.call_later(_REPORT_SECONDS, self._report)
         self._stats.gauge("router_calls_in_hand", self._service.calls_in_hand)
+        self._rates.show()
         self._report_state()
 
     def _report_state(self) -> None:

@@ -227,14 +227,14 @@ class RouterService:
             return
 
         def replied(reply: ShardReply) -> None:
-            self._limits.give_back(queue, granted - reply.jobs)
+            self._limits.settle(queue, wanted=limit, taken=granted, used=reply.jobs)
             if reply.outcome in (Outcome.FOREIGN, Outcome.REFUSED):
                 self._divide(call)
             elif (
                 reply.outcome is Outcome.DONE
                 and reply.jobs < granted
-                # A dry run claims nothing, and may be whole all the same.
-                and codec.peek_jobs(reply.payload) < granted
+                # A dry run claims nothing, and may be whole all the same; it needs no tokens.
+                and (granted < limit or codec.peek_jobs(reply.payload) < granted)
                 and not call.answer.gone
             ):
                 self._run(call, self._dequeuer.go_on(call, shard, reply))
