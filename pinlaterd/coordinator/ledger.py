@@ -11,8 +11,8 @@ may be spending (`held`), and not what it was told last:
 - A router that died spends nothing; but its successor, when it starts without being able to
   ask, takes over its share. So that stays counted until a router of that name has said what it
   holds, or nobody of that name is expected, or for KEPT_SECONDS, within which it would report.
-- A coordinator that starts reads the entries that its predecessor noted (each change, before any
-  grant that follows from it), and counts what routers report or what was noted, the larger, until
+- A coordinator that starts reads the entries that its predecessor noted (each grant, before it
+  was sent), and counts what routers report or what was noted, the larger, until
   they confirm its own first grant. It raises nothing until all expected routers have reported, or
   for SETTLE_SECONDS: where no note is left, it does not know of them.
 - Only a limit that is lowered may leave more held than allowed, until the cuts are confirmed: a
@@ -246,9 +246,10 @@ class Ledger:
         entry.number, entry.sent, entry.confirmed = self._number, dict(shares), False
         entry.sent_at = self._clock.monotonic()
         for queue, share in shares.items():
-            if share > entry.held.get(queue, 0.0):
-                entry.held[queue] = share
-                self._note_due = True
+            entry.held[queue] = max(share, entry.held.get(queue, 0.0))
+        # Cuts, too, for their numbers: a successor's grants must have greater ones, whatever the
+        # clock says by then, or a router would take one of ours, which comes late, for its.
+        self._note_due = True
         return RateGrant(self._number, shares, credits_)
 
     def _is_worth_telling(self, entry: _Entry, shares: Mapping[str, float]) -> bool:
