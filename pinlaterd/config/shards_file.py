@@ -9,7 +9,8 @@ Redis    {"shards": [{"name", "shardConfig": {"master", "slave", "dequeueOnly"}}
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
@@ -63,10 +64,12 @@ def read_shards(
         return {}
     listed = root.get("shards")
     form = _ShardsReader(reader, base)
-    if listed is not None and listed.items is not None:
+    kind = form_of(root)
+    if kind is Form.PINLATER_REDIS:
+        assert listed is not None
         reader.refuse_unknown(root, "", ("shards",))
         form.read_pinlater_redis(listed)
-    elif listed is None and any(entry.value.get("master") for entry in root.entries or ()):
+    elif kind is Form.PINLATER_MYSQL:
         form.read_pinlater_mysql(root, server.mysql_num_db_per_queue)
     else:
         form.read_ours(root)
@@ -77,6 +80,32 @@ def read_shards(
             root.line, "shards", f"{len(form.shards)} shards are too many; at most {MAX_SHARDS}"
         )
     return form.shards
+
+
+class Form(Enum):
+    """How shards are written down."""
+
+    OURS = "ours"
+    PINLATER_MYSQL = "PinLater's for MySQL"
+    PINLATER_REDIS = "PinLater's for Redis"
+
+
+def form_of(root: Node) -> Form:
+    listed = root.get("shards")
+    if listed is not None and listed.items is not None:
+        return Form.PINLATER_REDIS
+    if listed is None and any(entry.value.get("master") for entry in root.entries or ()):
+        return Form.PINLATER_MYSQL
+    return Form.OURS
+
+
+def pinlater_mysql_shards(key: str, databases: int) -> Sequence[str]:
+    """The shards that an entry of PinLater's for MySQL stands for; none if `key` names none."""
+    match = _PINLATER_MYSQL_NAME.match(key)
+    if match is None:
+        return []
+    number = match[1].lstrip("0") or "0"
+    return [f"{number}d{index}" if index else number for index in range(databases)]
 
 
 class _ShardsReader:
@@ -124,8 +153,8 @@ class _ShardsReader:
     def read_pinlater_mysql(self, root: Node, databases: int) -> None:
         reader = self._reader
         for key, node in reader.mapping(root, "").items():
-            match = _PINLATER_MYSQL_NAME.match(key)
-            if match is None:
+            names = pinlater_mysql_shards(key, databases)
+            if not names:
                 reader.problem(node.line, key, "expected a name that ends in the shard's number")
                 continue
             values = reader.mapping(node, key)
@@ -133,9 +162,7 @@ class _ShardsReader:
             known = ("master", "slave", "user", "dequeueOnly", *secret_keys("passwd"))
             reader.refuse_unknown(node, prefix, known)
             self._require(node, values, prefix, ("master", "user"))
-            number = match[1].lstrip("0") or "0"
-            for index in range(databases):
-                name = f"{number}d{index}" if index else number
+            for name in names:
                 if not self._good_name(node, key, name):
                     break
                 self._add(

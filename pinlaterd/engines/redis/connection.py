@@ -96,6 +96,10 @@ class Connection:
         """What a command that changes nothing answers."""
         return self._call(command, writes=False)
 
+    def administer(self, *command: Argument) -> Any:
+        """What a command answers that changes the server's part in replication, and no data."""
+        return self._call(command, writes=False)
+
     def _call(self, command: Sequence[Argument], *, writes: bool) -> Any:
         if self._trouble:
             raise StorageError(f"{self.server} must be opened anew: {self._trouble}")
