@@ -1,8 +1,8 @@
 """Carrying out a failover: from the look at both servers until the shards serve from the new one.
 
-Which steps there are is the engine's (engines/failover.py). What is here is the same for all: which
-shards are concerned, what is refused, the order, the change of shards.yaml, and the journal by which
-a command that was broken off is gone on with.
+Which steps there are is the engine's (engines/failover.py). What is here is the same for all:
+which shards are concerned, what is refused, the order, the change of shards.yaml, and the journal
+by which a command that was broken off is gone on with.
 
     look -> refuse, or ask -> steps -> shards.yaml -> the old master -> wait for the shards
 
@@ -25,12 +25,12 @@ from pinlaterd.config.layout import ETC, RUN, shard_program
 from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import Address, Config, ShardSettings
 from pinlaterd.engines.failover import Account, Examination, Failover, Handover, Pair, Place, Step
-from pinlaterd.engines.registry import FAILOVERS
+from pinlaterd.engines.registry import has_failover, make_failover
 from pinlaterd.errors import ConnectionFailed, StorageError
 from pinlaterd.wire.control import ProcessState
 
 _LOCK = "failover.lock"
-_SWITCH = "switch"  # the step that is ours: shards.yaml
+_SWAP = "swap"  # the step that is ours: shards.yaml
 _POLL_SECONDS = 0.1
 
 Tell = Callable[[str], None]
@@ -59,8 +59,6 @@ class Plan(NamedTuple):
     """What would be done. `risks` are accepted."""
 
     shards: Sequence[str]
-    master: Address
-    replica: Address
     resumed: bool
     examination: Examination
     risks: Sequence[str]
@@ -82,7 +80,7 @@ class ShardFailover:
         if journal is None:
             journal = _new_journal(directory / RUN, config, settings, wanted)
         elif wanted.accept_loss:
-            journal.accepts_loss()
+            journal.accept_loss()
         self._journal = journal
         self._failover = _make(settings, journal, wanted)
         self._examination = self._failover.examine()
@@ -94,29 +92,30 @@ class ShardFailover:
         found, journal = self._examination, self._journal
         if found.obstacles and not journal.resumed:
             raise FailoverRefused("; ".join(found.obstacles))
-        if found.risks and not journal.accept_loss and not journal.resumed:
+        if found.risks and not journal.accepts_loss and not journal.resumed:
             raise FailoverRefused(
                 f"acknowledged jobs could be lost: {'; '.join(found.risks)}. Mend that, or give"
                 " --accept-loss if what is lost has to be lost"
             )
         return Plan(
             journal.shards,
-            journal.master,
-            journal.replica,
             journal.resumed,
             found,
-            found.risks if journal.accept_loss else (),
+            found.risks if journal.accepts_loss else (),
             [step.words for step in self._all_steps()],
         )
 
     def _all_steps(self) -> Sequence[Step]:
-        switch = Step(_SWITCH, "swap master and slave in etc/shards.yaml", self._switch)
-        return [*self._failover.steps(), switch, *self._failover.last_steps()]
+        steps = list(self._failover.steps())
+        if self._journal.pair is not None:
+            steps.append(Step(_SWAP, "swap master and slave in etc/shards.yaml", self._swap))
+        return [*steps, *self._failover.last_steps()]
 
-    def _switch(self) -> str:
-        journal = self._journal
-        set_servers(self._etc, journal.shards, master=journal.replica, slave=journal.master)
-        return f"etc/shards.yaml names {journal.replica} as the master"
+    def _swap(self) -> str:
+        assert self._journal.pair is not None
+        old, new = (Address(*place) for place in self._journal.pair)
+        set_servers(self._etc, self._journal.shards, master=new, slave=old)
+        return f"etc/shards.yaml names {new} as the master"
 
     def carry_out(self, tell: Tell) -> None:
         """Until shards.yaml names the new master and the old one is seen to.
@@ -172,11 +171,18 @@ class ShardFailover:
 
 
 def _new_journal(run: Path, config: Config, shard: ShardSettings, wanted: Wanted) -> Journal:
-    if shard.engine not in FAILOVERS:
+    if not has_failover(shard):
         raise FailoverRefused(
             f"shard {shard.name} is a file ({shard.file}) and has no replica; restore a backup"
             " instead, see docs/operations.md"
         )
+    along = [other.name for other in config.shards.values() if _same_server(other, shard)]
+    if shard.sentinel is not None:
+        if wanted.to is not None:
+            raise FailoverRefused(
+                f"Sentinels choose the master of shard {shard.name}; leave out --to"
+            )
+        return Journal.new(run, along, None, accept_loss=wanted.accept_loss)
     assert shard.master is not None, "the loader sees to it"
     replica = wanted.to or shard.slave
     if replica is None:
@@ -186,12 +192,16 @@ def _new_journal(run: Path, config: Config, shard: ShardSettings, wanted: Wanted
         )
     if replica == shard.master:
         raise FailoverRefused(f"{replica} is the master of shard {shard.name} already")
-    along = [
-        other.name
-        for other in config.shards.values()
-        if (other.engine, other.master) == (shard.engine, shard.master)
-    ]
-    return Journal.new(run, along, shard.master, replica, accept_loss=wanted.accept_loss)
+    pair = Pair(Place(*shard.master), Place(*replica))
+    return Journal.new(run, along, pair, accept_loss=wanted.accept_loss)
+
+
+def _same_server(one: ShardSettings, other: ShardSettings) -> bool:
+    if one.sentinel is not None and other.sentinel is not None:
+        return one.sentinel.service == other.sentinel.service and not set(
+            one.sentinel.addresses
+        ).isdisjoint(other.sentinel.addresses)
+    return one.master is not None and (one.engine, one.master) == (other.engine, other.master)
 
 
 def _make(settings: ShardSettings, journal: Journal, wanted: Wanted) -> Failover:
@@ -200,11 +210,10 @@ def _make(settings: ShardSettings, journal: Journal, wanted: Wanted) -> Failover
         shards=journal.shards,
         administrator=wanted.administrator or own,
         replication=wanted.replication or own,
-        accept_loss=journal.accept_loss,
+        accept_loss=journal.accepts_loss,
         catch_up_seconds=wanted.catch_up_seconds,
     )
-    pair = Pair(Place(*journal.master), Place(*journal.replica))
-    return FAILOVERS[settings.engine](pair, handover, journal)
+    return make_failover(settings, journal.pair, handover, journal)
 
 
 @contextmanager

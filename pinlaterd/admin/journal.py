@@ -1,7 +1,8 @@
 """How far a failover has come, on disk: a command that is broken off is gone on with by the next.
 
 One file a failover, `run/failover-SHARD.json`, from before the first change to a server until after
-the last. It holds no secrets.
+the last. It holds no secrets. Where Sentinels choose the servers there is none: a crash leaves
+nothing that they, or time, do not bring to an end.
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from pinlaterd.config.schema import Address
-from pinlaterd.engines.failover import Notes
+from pinlaterd.engines.failover import Notes, Pair, Place
 from pinlaterd.errors import ConfigError
 
 _PATTERN = "failover-*.json"
@@ -22,8 +22,7 @@ _PATTERN = "failover-*.json"
 @dataclass
 class _Record:
     shards: list[str]
-    master: tuple[str, int]
-    replica: tuple[str, int]
+    pair: Pair | None
     accept_loss: bool
     done: list[str] = field(default_factory=list)  # the names of steps
     notes: dict[str, str] = field(default_factory=dict)
@@ -39,18 +38,10 @@ class Journal(Notes):
 
     @classmethod
     def new(
-        cls,
-        run: Path,
-        shards: Sequence[str],
-        master: Address,
-        replica: Address,
-        *,
-        accept_loss: bool,
+        cls, run: Path, shards: Sequence[str], pair: Pair | None, *, accept_loss: bool
     ) -> Journal:
-        """Nothing is written before the first note, or `begin`."""
-        record = _Record(
-            list(shards), (master.host, master.port), (replica.host, replica.port), accept_loss
-        )
+        """Nothing is written before the first note, or `begin`. No `pair`: Sentinels choose."""
+        record = _Record(list(shards), pair, accept_loss)
         return cls(run / _PATTERN.replace("*", shards[0]), record, resumed=False)
 
     @classmethod
@@ -58,17 +49,15 @@ class Journal(Notes):
         """That of a failover of `shard` that was begun and not ended. Raises ConfigError."""
         for path in sorted(run.glob(_PATTERN)):
             try:
-                facts = json.loads(path.read_bytes())
-                record = _Record(**facts)
-                record.master = (str(record.master[0]), int(record.master[1]))
-                record.replica = (str(record.replica[0]), int(record.replica[1]))
-            except (OSError, ValueError, TypeError, IndexError) as error:
-                raise ConfigError(
-                    [
-                        f"{path}: can't be read ({error}); a failover was begun: see what both"
-                        " servers are, put them in order by hand, and delete this file"
-                    ]
-                ) from error
+                record = _Record(**json.loads(path.read_bytes()))
+                master, replica = record.pair or ()
+                record.pair = Pair(Place(*master), Place(*replica))
+            except (OSError, ValueError, TypeError) as error:
+                problem = (
+                    f"{path}: can't be read ({error}); a failover was begun: see what both servers"
+                    " are, put them in order by hand, and delete this file"
+                )
+                raise ConfigError([problem]) from error
             if shard in record.shards:
                 return cls(path, record, resumed=True)
         return None
@@ -78,18 +67,14 @@ class Journal(Notes):
         return self._record.shards
 
     @property
-    def master(self) -> Address:
-        return Address(*self._record.master)
+    def pair(self) -> Pair | None:
+        return self._record.pair
 
     @property
-    def replica(self) -> Address:
-        return Address(*self._record.replica)
-
-    @property
-    def accept_loss(self) -> bool:
+    def accepts_loss(self) -> bool:
         return self._record.accept_loss
 
-    def accepts_loss(self) -> None:
+    def accept_loss(self) -> None:
         """From now on."""
         self._record.accept_loss = True
 
@@ -116,6 +101,8 @@ class Journal(Notes):
         self._path.unlink(missing_ok=True)
 
     def _write(self) -> None:
+        if self._record.pair is None:
+            return
         temporary = self._path.with_name(f"{self._path.name}.{os.getpid()}.new")
         with temporary.open("w", encoding="utf-8") as file:
             json.dump(asdict(self._record), file)

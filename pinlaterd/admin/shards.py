@@ -72,11 +72,8 @@ def failover(
     check: bool,
     yes: bool,
     catch_up_seconds: float,
-    user: str | None,
-    passwd_file: IO[str] | None,
-    replication_user: str | None,
-    replication_passwd_file: IO[str] | None,
     as_json: bool,
+    **accounts: Any,
 ) -> None:
     """Make the replica of shard NAME its master, and swap both in etc/shards.yaml.
 
@@ -96,8 +93,8 @@ def failover(
         name,
         to,
         accept_loss,
-        _account("--user", user, passwd_file),
-        _account("--replication-user", replication_user, replication_passwd_file),
+        _account("", **accounts),
+        _account("replication_", **accounts),
         catch_up_seconds,
     )
     try:
@@ -120,9 +117,12 @@ def failover(
         fail(str(error))
 
 
-def _account(option: str, user: str | None, passwd_file: IO[str] | None) -> Account | None:
+def _account(prefix: str, **options: Any) -> Account | None:
+    user: str | None = options[f"{prefix}user"]
+    passwd_file: IO[str] | None = options[f"{prefix}passwd_file"]
     if user is None:
         if passwd_file is not None:
+            option = f"--{prefix}user".replace("_", "-")
             raise click.UsageError(f"whose password is it? Give {option}, too")
         return None
     return Account(user, "" if passwd_file is None else passwd_file.readline().rstrip("\r\n"))

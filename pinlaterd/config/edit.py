@@ -1,9 +1,10 @@
 """Changing the configuration files themselves, so that file and service never disagree.
 
-A person's file stays a person's file: comments, order, quotes and indentation stay, JSON stays JSON,
-and mode and owner of the file stay. A change is checked by the loader before it takes the file's
-place, all at once; whoever reads meanwhile finds the old file or the new one. Nothing is changed
-where the configuration has mistakes already, or where the file was changed by others meanwhile.
+A person's file stays a person's file: comments, order, quotes and indentation stay, JSON stays
+JSON, and mode and owner of the file stay. A change is checked by the loader before it takes the
+file's place, all at once; whoever reads meanwhile finds the old file or the new one. Nothing is
+changed where the configuration has mistakes already, or where the file was changed by others
+meanwhile.
 """
 
 from __future__ import annotations

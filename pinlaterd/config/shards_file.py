@@ -1,6 +1,7 @@
 """etc/shards.yaml, in its three forms: ours, and PinLater's JSON for MySQL and for Redis.
 
 ours     shards: {NAME: {engine: sqlite, dequeue_only: false, file: …}}
+         a redis shard has `master`, or `sentinel: {service, addresses: [{host, port}, …]}`
 MySQL    {"<prefix>001": {"master": {"host", "port"}, "slave", "user", "passwd", "dequeueOnly"}}
          shard 001 is named 1; with mysql_num_db_per_queue n there are also 1d1 … 1d(n-1)
 Redis    {"shards": [{"name", "shardConfig": {"master", "slave", "dequeueOnly"}}]}
@@ -22,6 +23,7 @@ from pinlaterd.config.schema import (
     Address,
     Between,
     Characters,
+    SentinelSettings,
     ServerSettings,
     Setting,
     ShardSettings,
@@ -48,7 +50,7 @@ _COMMON_KEYS = ("engine", "dequeue_only")
 _ENGINE_KEYS = {
     "sqlite": _EngineKeys((), ("file",)),
     "mysql": _EngineKeys(("master", "user"), ("slave", *secret_keys("passwd"))),
-    "redis": _EngineKeys(("master",), ("slave", "user", *secret_keys("passwd"))),
+    "redis": _EngineKeys((), ("master", "slave", "sentinel", "user", *secret_keys("passwd"))),
 }
 assert set(_ENGINE_KEYS) == set(ENGINES)
 
@@ -139,6 +141,8 @@ class _ShardsReader:
         reader.refuse_unknown(node, prefix, (*_COMMON_KEYS, *keys.required, *keys.optional))
         for missing in [key for key in keys.required if key not in values]:
             reader.problem(node.line, f"{prefix}{missing}", f"missing; {engine} shards need it")
+        if engine == "redis":
+            self._check_redis_master(node, values, prefix)
         return ShardSettings(
             name=name,
             engine=engine,
@@ -146,8 +150,49 @@ class _ShardsReader:
             file=self._file(name, values, prefix) if "file" in keys.optional else "",
             master=self._address(values, "master", prefix),
             slave=self._address(values, "slave", prefix),
+            sentinel=self._sentinel(values, prefix),
             user=self._text(values, "user", prefix),
             passwd=reader.secret(values, "passwd", prefix, self._base) or "",
+        )
+
+    def _check_redis_master(self, node: Node, values: Mapping[str, Node], prefix: str) -> None:
+        """It is named, or Sentinels name it."""
+        if "sentinel" not in values:
+            if "master" not in values:
+                self._reader.problem(
+                    node.line, f"{prefix}master", "missing; redis shards need it, or sentinel"
+                )
+            return
+        for key in ("master", "slave"):
+            if key in values:
+                self._reader.problem(
+                    values[key].line, f"{prefix}{key}", "Sentinels know it; keep only sentinel"
+                )
+
+    def _sentinel(self, values: Mapping[str, Node], prefix: str) -> SentinelSettings | None:
+        node = values.get("sentinel")
+        if node is None:
+            return None
+        reader, prefix = self._reader, f"{prefix}sentinel."
+        inner = reader.mapping(node, prefix.removesuffix("."))
+        reader.refuse_unknown(
+            node, prefix, ("service", "addresses", "user", *secret_keys("passwd"))
+        )
+        if not self._require(node, inner, prefix, ("service", "addresses")):
+            return None
+        service = reader.text(inner["service"], f"{prefix}service", _HOST)
+        places = reader.sequence(inner["addresses"], f"{prefix}addresses")
+        addresses = [
+            self._address_at(place, f"{prefix}addresses.{index}")
+            for index, place in enumerate(places)
+        ]
+        if not addresses:
+            reader.problem(node.line, f"{prefix}addresses", "name at least one Sentinel")
+        return SentinelSettings(
+            service=service or "",
+            addresses=tuple(address for address in addresses if address is not None),
+            user=self._text(inner, "user", prefix),
+            passwd=reader.secret(inner, "passwd", prefix, self._base) or "",
         )
 
     def read_pinlater_mysql(self, root: Node, databases: int) -> None:
@@ -272,7 +317,9 @@ class _ShardsReader:
         node = values.get(name)
         if node is None or (node.is_scalar and node.scalar is None and name != "master"):
             return None
-        key = f"{prefix}{name}"
+        return self._address_at(node, f"{prefix}{name}")
+
+    def _address_at(self, node: Node, key: str) -> Address | None:
         inner = self._reader.mapping(node, key)
         if node.entries is None:
             if node.scalar is None and node.is_scalar:

@@ -1,11 +1,12 @@
 """The Failover seam: how a replica becomes the master of the shards that its server copies.
 
-Beside the engines' own contract, for whoever administers shards, never for the job path. An engine
-whose servers replicate has one; `registry.make_failover` finds it. It knows servers and replication;
-shards.yaml, questions to people and the memory of how far one has come are its caller's.
+Beside the engines' own contract, for whoever administers shards, never for the job path. An
+engine whose servers replicate has one; `registry.make_failover` finds it. It knows servers and
+replication; shards.yaml, questions to people and the memory of how far one has come are its
+caller's.
 
 What the caller guarantees:
-  - `shards` are all shards that the deployment has on the master: a server is failed over as a whole;
+  - `shards` are all shards that the deployment has on the master: a server fails over as a whole;
   - steps run in their order; after a crash they run again from the first one, or from behind the
     last one that was done and is not `revocable`;
   - what steps note is kept before `put` returns, and given again to whoever goes on after a crash.

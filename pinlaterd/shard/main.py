@@ -146,5 +146,8 @@ class _Shard:
 
     def _facts(self) -> Mapping[str, str]:
         settings = self._settings
-        master = "" if settings.master is None else str(settings.master)
-        return {"engine": settings.engine, "file": settings.file, "master": master}
+        return {
+            "engine": settings.engine,
+            "file": settings.file,
+            "master": self._engine.address(),
+        }

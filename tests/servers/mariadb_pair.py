@@ -7,11 +7,11 @@ Two servers that stay, because to install one takes seconds; what a test did to 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from pymysql.cursors import DictCursor
 
 from tests.conftest import FreePort, ProgramPath, WaitUntil
 from tests.servers.mariadb import HOST, PASSWD, USER, MariaDB, start_mariadb
@@ -69,12 +69,9 @@ def cursor_of(server: MariaDB) -> Iterator[Any]:
 
 def replica_status(server: MariaDB) -> dict[str, Any]:
     """SHOW SLAVE STATUS; empty if it is no replica."""
-    import pymysql.cursors
-
-    with server.connect(cursorclass=pymysql.cursors.DictCursor) as connection:
-        with connection.cursor() as cursor:
-            cursor.execute("SHOW SLAVE STATUS")
-            return dict(cursor.fetchone() or {})
+    with server.connect(cursorclass=DictCursor) as connection, connection.cursor() as cursor:
+        cursor.execute("SHOW SLAVE STATUS")
+        return dict(cursor.fetchone() or {})
 
 
 def is_read_only(server: MariaDB) -> bool:
@@ -121,8 +118,5 @@ def gtid_pair(mariadb_servers: MariaDBPair, wait_until: WaitUntil) -> MariaDBPai
 
 def fresh(pair: MariaDBPair, wait_until: WaitUntil, *, gtid: bool) -> MariaDBPair:
     pair.reset(gtid=gtid)
-    replicates: Callable[[], object] = lambda: (
-        replica_status(pair.replica)["Slave_IO_Running"] == "Yes"
-    )
-    wait_until(replicates)
+    wait_until(lambda: replica_status(pair.replica)["Slave_IO_Running"] == "Yes")
     return pair

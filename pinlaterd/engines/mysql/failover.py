@@ -1,15 +1,15 @@
 """Failover between MySQL or MariaDB servers: the Failover seam.
 
-    stop-writes   read_only on the old master, and the lock of each shard, taken from its owner whose
-                  connection is ended. A crash leaves it read-only: repeat, or allow writes by hand
+    stop-writes   read_only on the old master, and the lock of each shard, taken from its owner
+                  whose connection is ended. A crash leaves it read-only: repeat, or allow writes
+                  by hand
     catch-up      until the replica has applied all that the old master has written
-    promote       the replica stops replicating and takes writes. A crash leaves it anywhere between:
-                  repeat. What it had applied is noted first, so that nobody has to prove it again
-    follow        the old master becomes a replica of the new one, if it has nothing that that lacks
+    promote       the replica stops replicating and takes writes. A crash leaves it anywhere
+                  between: repeat. What it had applied was noted first, and need not be proven again
+    follow        the old master becomes a replica of the new one, if it has nothing that it lacks
 
-An owner can't write once its connection is gone: it opens a shard only where it gets the lock, which
-this one holds, and where the server takes writes. Without read_only, whoever asks for the lock
-after us would.
+An owner can't write once its connection is gone: it opens a shard only where it gets the lock,
+which is held here, and where the server takes writes. The lock alone would end with our connection.
 """
 
 from __future__ import annotations
@@ -310,8 +310,8 @@ class MysqlFailover(Failover):
         old, (master, replica) = self._old(), self._pair
         proven, goes_on = self._notes.get(_PROVEN), self._notes.get(_GOES_ON)
         by_hand = (
-            f"{master} may have jobs that {replica} lacks: keep it from taking writes, save what you"
-            f" need of it, and build it anew as a replica of {replica}"
+            f"{master} may have jobs that {replica} lacks: keep it from taking writes, save what"
+            f" you need of it, and build it anew as a replica of {replica}"
         )
         if not proven:
             return by_hand

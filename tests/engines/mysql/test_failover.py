@@ -309,9 +309,7 @@ def test_broken_off_after_any_step_it_is_done_by_repeating_all(
 
 
 @pytest.mark.parametrize("statement", ["STOP SLAVE", "SET GLOBAL read_only = 0"])
-def test_broken_off_in_the_midst_of_promoting_it_goes_on(
-    gtid_pair, owner, new_failover, statement
-):
+def test_broken_off_in_the_midst_of_promoting_it_goes_on(gtid_pair, owner, new_failover, statement):
     notes = Remembered()
     first = new_failover(gtid_pair, notes=notes)
     carry_out(first, until="catch-up")
