@@ -11,6 +11,8 @@
     load.py            the load generator: one process, epoll, frames encoded beforehand
     frames.py          those frames, and what is read of the replies
     engine_alone.py    the storage engine called in process with the same batches
+    pinlater_statements.py  the same with PinLater's own statements, the baseline for MySQL
+    stores.py          where shards keep their jobs: files, or a private server for the run
     echo_engine.py     an engine that stores nothing; echo_shard.py runs it as a shard
     trivial_server.py  answers every frame with the same bytes: the load generator's own limit
     usage.py           CPU and memory of processes

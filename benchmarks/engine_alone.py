@@ -1,20 +1,24 @@
 """The storage engine alone, called in process with the same batches as the service's shards.
 
-One process for each shard. Only the time within `apply` counts, so that making the next batch,
-which is the shard's work, does not make the engine look slower than it is.
+One process for each shard. Only the time within a step (one `apply`; a full cycle has two) counts,
+so that making the next batch, which is the shard's work, does not make the engine look slower than
+it is. The same steps can be done with PinLater's statements instead.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Literal
 
 from benchmarks import frames
 from benchmarks.load import Window, percentile
+from benchmarks.pinlater_statements import PinLaterShard
 from pinlaterd.config.schema import ServerSettings, ShardSettings
 from pinlaterd.engines.base import Ack, AckOp, Batch, Claim, ClaimOp, EnqueueOp, StorageEngine
 from pinlaterd.engines.registry import make_engine
@@ -23,7 +27,9 @@ from pinlaterd.model import Job, JobKey, Payload
 QUEUE = "bench"
 FILL_JOBS = 500
 
-Work = Literal["enqueue", "dequeue", "dequeue from memory"]
+Work = Literal["enqueue", "dequeue", "dequeue from memory", "full cycle"]
+Step = tuple[Callable[[], object], int]
+"""What is timed, and how many jobs it does."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,7 @@ class EngineLoad:
     work: Work
     jobs_per_batch: int
     stored_jobs: int = 0  # before the clock starts
+    pinlater: bool = False  # with PinLater's statements, not with the engine
 
 
 @dataclass(frozen=True)
@@ -73,33 +80,21 @@ def measure(loads: list[EngineLoad], seconds: float, warm_up_seconds: float) -> 
 
 
 def _main(load: EngineLoad, pipe: Connection) -> None:
-    engine = make_engine(load.shard, ServerSettings())
-    engine.open(_now_ms())
-    try:
-        engine.create_queue(QUEUE, _now_ms())
-        if load.work == "enqueue":
-            batches = _enqueues(load)
-        else:
-            keys = _fill(engine, load.stored_jobs)
-            batches = _claims(keys, load, from_memory=load.work == "dequeue from memory")
+    with _pinlater(load) if load.pinlater else _engine(load) as (steps, durability):
         pipe.send(None)
-        pipe.send(_apply_all(engine, batches, pipe.recv()))
-    finally:
-        engine.close()
+        pipe.send(_time(steps, durability, pipe.recv()))
 
 
-def _apply_all(
-    engine: StorageEngine, batches: Iterator[tuple[Batch, int]], window: Window
-) -> EngineOutcome:
+def _time(steps: Iterator[Step], durability: str, window: Window) -> EngineOutcome:
     time.sleep(max(0.0, window.begin - time.monotonic()))
     durations: list[float] = []
     jobs = 0
     cpu_seconds = 0.0
-    for batch, size in batches:
+    for do, size in steps:
         began, cpu_began = time.monotonic(), time.process_time()
         if began >= window.until:
             break
-        engine.apply(batch, _now_ms())
+        do()
         if began >= window.measure_from:
             durations.append(time.monotonic() - began)
             cpu_seconds += time.process_time() - cpu_began
@@ -111,8 +106,55 @@ def _apply_all(
         cpu_seconds=cpu_seconds,
         p50_ms=percentile(durations, 50) * 1000.0,
         p99_ms=percentile(durations, 99) * 1000.0,
-        durability=engine.durability().setting,
+        durability=durability,
     )
+
+
+# --- the engine ---------------------------------------------------------------------------
+
+
+@contextmanager
+def _engine(load: EngineLoad) -> Iterator[tuple[Iterator[Step], str]]:
+    engine = make_engine(load.shard, ServerSettings())
+    engine.open(_now_ms())
+    try:
+        engine.create_queue(QUEUE, _now_ms())
+        yield _engine_steps(engine, load), engine.durability().setting
+    finally:
+        engine.close()
+
+
+def _engine_steps(engine: StorageEngine, load: EngineLoad) -> Iterator[Step]:
+    if load.work == "full cycle":
+        return _cycles(engine, load)
+    if load.work == "enqueue":
+        batches = _enqueues(load)
+    else:
+        keys = _fill(engine, load.stored_jobs)
+        batches = _claims(keys, load, from_memory=load.work == "dequeue from memory")
+    return ((partial(_apply, engine, batch), size) for batch, size in batches)
+
+
+def _apply(engine: StorageEngine, batch: Batch) -> None:
+    engine.apply(batch, _now_ms())
+
+
+def _cycles(engine: StorageEngine, load: EngineLoad) -> Iterator[Step]:
+    """Enqueue, then claim with the acks of those before; what is fresh is in memory."""
+    enqueue = Batch(enqueues=[EnqueueOp(QUEUE, [Job(frames.body())] * load.jobs_per_batch)])
+    payload = Payload(frames.body(), 2, 2)
+    acks: list[Ack] = []
+
+    def cycle() -> None:
+        now_ms = _now_ms()
+        keys = [JobKey(1, local_id) for local_id in engine.apply(enqueue, now_ms).enqueues[0]]
+        claim = f"localhost:9010:1700000000000:bench:load:{keys[0].local_id}"
+        claims = [Claim(key, now_ms, claim, payload) for key in keys]
+        engine.apply(Batch(acks=[AckOp(QUEUE, acks, ())], claims=[ClaimOp(QUEUE, claims)]), now_ms)
+        acks[:] = [Ack(key) for key in keys]
+
+    while True:
+        yield cycle, load.jobs_per_batch
 
 
 def _enqueues(load: EngineLoad) -> Iterator[tuple[Batch, int]]:
@@ -147,6 +189,39 @@ def _claims(
         ]
         yield Batch(acks=[AckOp(QUEUE, acks, ())], claims=[ClaimOp(QUEUE, claims)]), len(part)
         acks = [Ack(key) for key, _ in part]
+
+
+# --- PinLater's statements ----------------------------------------------------------------
+
+
+@contextmanager
+def _pinlater(load: EngineLoad) -> Iterator[tuple[Iterator[Step], str]]:
+    shard = PinLaterShard(load.shard)
+    try:
+        shard.fill(load.stored_jobs)
+        yield _pinlater_steps(shard, load), "the same"
+    finally:
+        shard.close()
+
+
+def _pinlater_steps(shard: PinLaterShard, load: EngineLoad) -> Iterator[Step]:
+    size = load.jobs_per_batch
+
+    def dequeue() -> None:
+        local_ids = shard.claim(size)
+        shard.ack(local_ids)
+
+    def cycle() -> None:
+        shard.enqueue(size)
+        dequeue()
+
+    steps: dict[Work, Callable[[], object]] = {
+        "enqueue": partial(shard.enqueue, size),
+        "dequeue": dequeue,
+        "full cycle": cycle,
+    }
+    while True:
+        yield steps[load.work], size
 
 
 def _now_ms() -> int:

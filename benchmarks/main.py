@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -16,7 +17,10 @@ from benchmarks.sections import Bench
 from benchmarks.stores import ENGINES, open_store
 from benchmarks.targets import judged
 
-SECTIONS = ("enqueue", "dequeue", "echo", "generator", "interference", "idle")
+# What depends on the engine; the rest of SECTIONS is measured with SQLite, whatever the engine.
+OF_ENGINES = ("enqueue", "dequeue")
+OF_MYSQL = "statements"
+SECTIONS = (*OF_ENGINES, OF_MYSQL, "echo", "generator", "interference", "idle")
 WARM_UP_SECONDS = 1.0
 QUICK_SECONDS = 1.5
 GENERATORS = 3  # processes: at most so many loads run at a time
@@ -27,7 +31,11 @@ GENERATORS = 3  # processes: at most so many loads run at a time
     "--seconds", default=6.0, show_default=True, help="What each figure is measured over."
 )
 @click.option("--runs", default=3, show_default=True, help="Medians of so many are reported.")
-@click.option("--only", default=",".join(SECTIONS), show_default=True, help="Which sections.")
+@click.option(
+    "--only", default="",
+    help=f"Which sections, of {', '.join(SECTIONS)}  [default: those that depend on the engine;"
+    " with sqlite all that it has]",
+)  # fmt: skip
 @click.option(
     "--engine", type=click.Choice(ENGINES), default="sqlite", show_default=True,
     help="What enqueue and dequeue are measured on; redis: appendfsync everysec.",
@@ -59,15 +67,17 @@ def cli(
     \b
     tools/bench                              everything, about 15 minutes
     tools/bench --quick --only enqueue,echo  a look
-    tools/bench --engine mysql --only enqueue,dequeue
+    tools/bench --engine mysql               enqueue, dequeue, and PinLater's own statements
     """
-    wanted = [name.strip() for name in only.split(",")]
+    wanted = [name.strip() for name in only.split(",")] if only else list(_default(engine))
     unknown = set(wanted) - set(SECTIONS)
     if unknown:
         raise click.BadParameter(
             f"unknown section {', '.join(sorted(unknown))}; choose from {', '.join(SECTIONS)}",
             param_hint="--only",
         )
+    if OF_MYSQL in wanted and engine != "mysql":
+        raise click.BadParameter(f"{OF_MYSQL} needs --engine mysql", param_hint="--only")
     if quick:
         seconds, runs = QUICK_SECONDS, 1
     report = Report(_progress)
@@ -94,12 +104,20 @@ def cli(
     sys.exit(0 if all(target.reached for target in targets) else 1)
 
 
+def _default(engine: str) -> Sequence[str]:
+    if engine == "sqlite":
+        return [name for name in SECTIONS if name != OF_MYSQL]
+    return (*OF_ENGINES, OF_MYSQL) if engine == "mysql" else OF_ENGINES
+
+
 def _measure(bench: Bench, section: str, run: int, *, scale: float) -> None:
     match section:
         case "enqueue":
             sections.enqueue(bench, run)
         case "dequeue":
             sections.dequeue(bench, run)
+        case "statements":
+            sections.statements(bench, run)
         case "echo":
             sections.echo(bench, run)
         case "generator":

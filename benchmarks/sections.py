@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,13 +29,11 @@ _numbers = count(1)  # of the shards of engines alone: each has a store of its o
 CONNECTIONS = (1, 16, 64)
 JOBS_A_CALL = (1, 10, 100)
 DEQUEUE_LIMIT = 100
-WHOLE, ENGINE = "whole", "engine alone"
+WHOLE, ENGINE, PINLATER = "whole", "engine alone", "PinLater's statements"
+PINLATER_DEQUEUES_PER_SECOND_AT_MOST = 30_000
+STATEMENTS_WORK: Mapping[Work, str] = {"dequeue": "claim with acks", "full cycle": "full cycle"}
 ENQUEUE_LIMIT = 500  # jobs a call, when a queue is only to be filled
 FILL_SECONDS_AT_MOST = 300.0
-
-# More than any machine of today dequeues, so that the queue does not run dry within the window.
-DEQUEUES_PER_SECOND_AT_MOST = {1: 100_000, 16: 200_000, 64: 200_000}
-ENGINE_DEQUEUES_PER_SECOND_AT_MOST = 200_000
 
 
 @dataclass(frozen=True)
@@ -95,7 +93,7 @@ def dequeue(bench: Bench, run: int) -> None:
         for connections in CONNECTIONS:
             _engine(bench, run, dequeue_case(), DEQUEUE_LIMIT, "dequeue")
             queue = f"dequeue_{connections}"
-            most = DEQUEUES_PER_SECOND_AT_MOST[connections]
+            most = bench.store.dequeues_per_second_at_most / (2 if connections == 1 else 1)
             fill(bench, service, queue, round(most * bench.busy_seconds))
             script = partial(frames.DequeueWithAcks, queue, DEQUEUE_LIMIT)
             case = dequeue_case(connections)
@@ -108,6 +106,23 @@ def dequeue_case(connections: int = 0) -> Case:
     """Over so many connections; 0: the engine alone, which reads all bodies from the store."""
     name = f"{DEQUEUE_LIMIT} a call, with acks"
     return Case("dequeue", name, connections, WHOLE if connections else ENGINE)
+
+
+# --- PinLater's statements ----------------------------------------------------------------
+
+
+def statements(bench: Bench, run: int) -> None:
+    """The MySQL engine against PinLater's statements, in turn: claims with acks, full cycles."""
+    for jobs in JOBS_A_CALL:
+        for work in STATEMENTS_WORK:
+            for what in (ENGINE, PINLATER):
+                case = statements_case(work, jobs, what)
+                _engine(bench, run, case, jobs, work, pinlater=what == PINLATER)
+    bench.store.clear()
+
+
+def statements_case(work: Work, jobs: int, what: str) -> Case:
+    return Case("statements", f"{STATEMENTS_WORK[work]}, {jobs} a batch", 0, what)
 
 
 # --- without storage ----------------------------------------------------------------------
@@ -195,20 +210,30 @@ def sleep_until(monotonic: float) -> None:
     time.sleep(max(0.0, monotonic - time.monotonic()))
 
 
-def _engine(bench: Bench, run: int, case: Case, jobs: int, work: Work) -> None:
+def _engine(
+    bench: Bench, run: int, case: Case, jobs: int, work: Work, *, pinlater: bool = False
+) -> None:
     """The same number of processes as the service has shards; their rates add up."""
     with TemporaryDirectory(prefix="engine-", dir=bench.folder) as folder:
         stored = 0
-        if work != "enqueue":
-            stored = round(ENGINE_DEQUEUES_PER_SECOND_AT_MOST * bench.busy_seconds / SHARDS)
+        if work in ("dequeue", "dequeue from memory"):
+            most = bench.store.dequeues_per_second_at_most
+            if pinlater:
+                most = min(most, PINLATER_DEQUEUES_PER_SECOND_AT_MOST)
+            stored = round(most * bench.busy_seconds / SHARDS)
         loads = [
             EngineLoad(
-                bench.store.shard(f"alone{next(_numbers)}", Path(folder)), work, jobs, stored
+                shard=bench.store.shard(f"alone{next(_numbers)}", Path(folder)),
+                work=work,
+                jobs_per_batch=jobs,
+                stored_jobs=stored,
+                pinlater=pinlater,
             )
             for _ in range(SHARDS)
         ]
         outcomes = engine_alone.measure(loads, bench.seconds, bench.warm_up_seconds)
-    bench.report.facts["durability"] = outcomes[0].durability
+    if not pinlater:
+        bench.report.facts["durability"] = outcomes[0].durability
     bench.report.add(
         Measurement(
             case=case,

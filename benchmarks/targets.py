@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from benchmarks import idle, interference, sections
+from benchmarks.engine_alone import Work
 from benchmarks.report import Measurement, Report, Target
 
 # By engine: whole / engine alone, at 100 jobs a call and 16 connections.
 RATIO_OF_ENQUEUE = {"sqlite": 0.85, "mysql": 0.85, "redis": 0.5, "redis-always": 0.5}
 RATIO_OF_DEQUEUE = {"sqlite": 0.8, "mysql": 0.9, "redis": 0.75, "redis-always": 0.75}
+# The MySQL engine / PinLater's statements, at 100 jobs a batch.
+GAIN_OVER_PINLATER: Mapping[Work, float] = {"dequeue": 3.0, "full cycle": 2.5}
 GROUP_COMMIT_GAIN = {"sqlite": 10.0, "mysql": 4.0, "redis": 4.0, "redis-always": 4.0}
 ECHO_CALLS_PER_SECOND = 25_000
 INTERFERENCE_RATIO = 2.0
@@ -17,7 +22,13 @@ SHARD_GROWTH_MB = 32 * 1024 * 1024 / 1e6  # shard_buffer_bytes
 
 
 def judged(report: Report, engine: str) -> list[Target]:
-    return [*_ratios(report, engine), *_echo(report), *_interference(report), *_idle(report)]
+    return [
+        *_ratios(report, engine),
+        *_statements(report),
+        *_echo(report),
+        *_interference(report),
+        *_idle(report),
+    ]
 
 
 def _ratios(report: Report, engine: str) -> list[Target]:
@@ -46,6 +57,25 @@ def _ratios(report: Report, engine: str) -> list[Target]:
         Target(name, ratio, "at least", limit)
         for name, above, below, limit in wanted
         if (ratio := report.ratio(above, below, _jobs)) is not None
+    ]
+
+
+def _statements(report: Report) -> list[Target]:
+    case = sections.statements_case
+    return [
+        Target(
+            f"{sections.STATEMENTS_WORK[work]}, 100 a batch: engine alone / PinLater's statements",
+            ratio,
+            "at least",
+            limit,
+        )
+        for work, limit in GAIN_OVER_PINLATER.items()
+        if (
+            ratio := report.ratio(
+                case(work, 100, sections.ENGINE), case(work, 100, sections.PINLATER), _jobs
+            )
+        )
+        is not None
     ]
 
 
