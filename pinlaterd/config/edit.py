@@ -30,7 +30,7 @@ from pinlaterd.config.document import Node, parse
 from pinlaterd.config.layout import SHARDS_FILE
 from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import Address
-from pinlaterd.config.shards_file import Form, form_of, pinlater_mysql_shards
+from pinlaterd.config.shards_file import ABANDON, Form, form_of, pinlater_mysql_shards
 from pinlaterd.errors import ConfigError
 
 _BYTE_ORDER_MARK = "\ufeff"
@@ -67,6 +67,8 @@ class ShardsDocument:
         listed = node.get("shards")
         if self._form is Form.PINLATER_MYSQL:
             for entry, settings in zip(node.entries or (), tree.values(), strict=True):
+                if entry.key == ABANDON:
+                    continue
                 names = pinlater_mysql_shards(entry.key, databases)
                 yield Entry(names, settings, "dequeueOnly")
         elif self._form is Form.PINLATER_REDIS:

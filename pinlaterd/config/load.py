@@ -46,8 +46,10 @@ def load_config(etc: Path, read: ReadBytes = Path.read_bytes) -> Config:
     server = _read_server(server_file, etc.parent)
     shards = read_shards(shards_file, server, etc.parent)
     queues = _read_queues(queues_file, server)
-    raise_problems([server_file, shards_file, queues_file])
-    return Config(server, dict(shards), queues)
+    files = (server_file, shards_file, queues_file)
+    raise_problems(files)
+    held = tuple(file.path.name for file in files if not file.blank)
+    return Config(server, dict(shards.by_name), queues, shards.abandon, held)
 
 
 def settings_of(schema: type) -> Mapping[str, Setting]:

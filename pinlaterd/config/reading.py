@@ -23,6 +23,7 @@ class FileReader:
     def __init__(self, path: Path, read: ReadBytes = Path.read_bytes) -> None:
         """`read` gives the file's bytes, or raises OSError."""
         self.path = path
+        self.blank = True  # whether there was nothing in it
         self._read = read
         self._problems: list[tuple[int, str]] = []
 
@@ -39,7 +40,9 @@ class FileReader:
     def read(self, *, required: bool = False) -> Node | None:
         """The file's document; None if there is nothing in it to use."""
         try:
-            node = parse(self._read(self.path))
+            data = self._read(self.path)
+            self.blank = not data.strip()
+            node = parse(data)
         except FileNotFoundError:
             if required:
                 self.problem(0, "", "no such file; `pinlaterd init DIR` writes a new deployment")

@@ -5,12 +5,15 @@ ours     shards: {NAME: {engine: sqlite, dequeue_only: false, file: …}}
 MySQL    {"<prefix>001": {"master": {"host", "port"}, "slave", "user", "passwd", "dequeueOnly"}}
          shard 001 is named 1; with mysql_num_db_per_queue n there are also 1d1 … 1d(n-1)
 Redis    {"shards": [{"name", "shardConfig": {"master", "slave", "dequeueOnly"}}]}
+
+In each, `abandon: [NAME, ...]` names shards that may be removed with the jobs that they hold.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
@@ -32,6 +35,7 @@ from pinlaterd.config.schema import (
 from pinlaterd.model import SHARD_NAME
 
 NAME_RULE = "use 1 to 16 letters, digits and hyphens"
+ABANDON = "abandon"
 _HOST = Setting("", Characters(1, 255))
 _PORT = Setting("", Between(1, 65535))
 _PINLATER_MYSQL_NAME = re.compile(r".*?([0-9]+)\Z", re.DOTALL)
@@ -55,15 +59,21 @@ _ENGINE_KEYS = {
 assert set(_ENGINE_KEYS) == set(ENGINES)
 
 
-def read_shards(
-    reader: FileReader, server: ServerSettings, base: Path
-) -> Mapping[str, ShardSettings]:
-    """The shards by name, in the order of the file. `base` is DIR, for relative paths."""
+class ShardsFile(NamedTuple):
+    """What shards.yaml says; the shards in the order of the file."""
+
+    by_name: Mapping[str, ShardSettings]
+    abandon: tuple[str, ...]
+
+
+def read_shards(reader: FileReader, server: ServerSettings, base: Path) -> ShardsFile:
+    """`base` is DIR, for relative paths."""
     root = reader.read(required=True)
     if root is None:
         if not reader.problems:
             reader.problem(1, "shards", "the file is empty; name at least one shard")
-        return {}
+        return ShardsFile({}, ())
+    root, abandoned = _without(root, ABANDON)
     listed = root.get("shards")
     form = _ShardsReader(reader, base)
     kind = form_of(root)
@@ -81,7 +91,34 @@ def read_shards(
         reader.problem(
             root.line, "shards", f"{len(form.shards)} shards are too many; at most {MAX_SHARDS}"
         )
-    return form.shards
+    return ShardsFile(form.shards, _read_abandon(reader, abandoned, form.shards))
+
+
+def _without(root: Node, key: str) -> tuple[Node, Node | None]:
+    """`root` without `key`, whose place no form of the file has; and what `key` says."""
+    if root.entries is None:
+        return root, None
+    rest = [entry for entry in root.entries if entry.key != key]
+    return replace(root, entries=rest), root.get(key)
+
+
+def _read_abandon(
+    reader: FileReader, node: Node | None, shards: Mapping[str, ShardSettings]
+) -> tuple[str, ...]:
+    if node is None or (node.is_scalar and node.scalar is None):
+        return ()
+    names = []
+    for index, item in enumerate(reader.sequence(node, ABANDON)):
+        key = f"{ABANDON}.{index}"
+        if not item.is_scalar or not SHARD_NAME.match(item.text):
+            reader.problem(item.line, key, f"expected a shard's name; {NAME_RULE}")
+        elif item.text in shards:
+            reader.problem(
+                item.line, key, f"shard {item.text!r} is listed under shards too; keep one of them"
+            )
+        else:
+            names.append(item.text)
+    return tuple(names)
 
 
 class Form(Enum):
@@ -153,6 +190,7 @@ class _ShardsReader:
             sentinel=self._sentinel(values, prefix),
             user=self._text(values, "user", prefix),
             passwd=reader.secret(values, "passwd", prefix, self._base) or "",
+            passwd_env=_variable(values),
         )
 
     def _check_redis_master(self, node: Node, values: Mapping[str, Node], prefix: str) -> None:
@@ -193,6 +231,7 @@ class _ShardsReader:
             addresses=tuple(address for address in addresses if address is not None),
             user=self._text(inner, "user", prefix),
             passwd=reader.secret(inner, "passwd", prefix, self._base) or "",
+            passwd_env=_variable(inner),
         )
 
     def read_pinlater_mysql(self, root: Node, databases: int) -> None:
@@ -219,6 +258,7 @@ class _ShardsReader:
                         slave=self._address(values, "slave", prefix),
                         user=self._text(values, "user", prefix),
                         passwd=reader.secret(values, "passwd", prefix, self._base) or "",
+                        passwd_env=_variable(values),
                     ),
                     node,
                     key,
@@ -248,6 +288,7 @@ class _ShardsReader:
                 master=self._address(settings, "master", prefix),
                 slave=self._address(settings, "slave", prefix),
                 passwd=reader.secret(settings, "passwd", prefix, self._base) or "",
+                passwd_env=_variable(settings),
             )
             self._add(shard, values["name"], f"{key}.name")
 
@@ -331,3 +372,9 @@ class _ShardsReader:
         host = self._reader.text(inner["host"], f"{key}.host", _HOST)
         port = self._reader.integer(inner["port"], f"{key}.port", _PORT)
         return None if host is None or port is None else Address(host, port)
+
+
+def _variable(values: Mapping[str, Node]) -> str:
+    """The environment variable that a shard's password comes from; "" if it does not."""
+    _, _, env = secret_keys("passwd")
+    return values[env].text if env in values else ""

@@ -12,10 +12,11 @@ next pulse.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from pinlaterd.clock import Clock
 from pinlaterd.lifecycle import StopSignal
+from pinlaterd.shard.news import CoordinatorNews
 from pinlaterd.shard.service import ShardService
 from pinlaterd.shard.works import Arrival
 from pinlaterd.stats import Stats
@@ -50,11 +51,13 @@ class ShardLoop:
         stop: StopSignal,
         clock: Clock,
         stats: Stats,
-        facts: Mapping[str, str],
+        facts: Callable[[], Mapping[str, str]],
     ) -> None:
+        """`facts`: for reports, each time anew: the store may move to another server."""
         self._service = service
         self._end = end
         self._control = control
+        self._coordinator = CoordinatorNews(control, service)
         self._stop = stop
         self._clock = clock
         self._stats = stats
@@ -94,7 +97,7 @@ class ShardLoop:
         if service.serving and service.incarnation != self._incarnation:
             self._welcome_all()
         if self._control.fileno() in readable:
-            hear(self._control)
+            self._hear()
         if self._clock.monotonic() >= self._next_pulse or (
             bool(service.ailing) != self._told_ailing
         ):
@@ -116,7 +119,7 @@ class ShardLoop:
 
     def _finish(self) -> None:
         """Answer what has arrived; what comes later is for a successor."""
-        self._control.report(ProcessState.STOPPING, self._facts)
+        self._control.report(ProcessState.STOPPING, self._facts())
         service = self._service
         for router, frame in self._end.receive(_MOST_FRAMES, _MOST_BYTES):
             self._take(router, frame)
@@ -247,17 +250,13 @@ class ShardLoop:
         if service.searches is not None:
             service.searches.tick()
         if service.serving:
-            facts = {**self._facts, "health warning": service.ailing}
+            facts = {**self._facts(), "health warning": service.ailing}
             self._control.report(ProcessState.SERVING, facts)
         else:
-            trouble = {**self._facts, "store warning": service.trouble}
+            trouble = {**self._facts(), "store warning": service.trouble}
             self._control.report(ProcessState.STARTING, trouble)
-        hear(self._control)
+        self._hear()
 
-
-def hear(control: ControlClient) -> None:
-    """The snapshot says nothing that a shard needs; taking it shows us to a new coordinator."""
-    try:
-        control.receive()
-    except MalformedEnvelope:
-        log.error("the coordinator sent a message that can't be read; ignored")
+    def _hear(self) -> None:
+        if self._coordinator.hear():
+            self._next_pulse = 0.0  # tell at once what is followed now, and what is held by then
