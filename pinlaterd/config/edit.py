@@ -10,6 +10,7 @@ meanwhile.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import fcntl
 import io
 import json
@@ -113,8 +114,9 @@ def edit_shards(etc: Path, change: Callable[[ShardsDocument], None]) -> bool:
         node = parse(before)
         assert node is not None, "the loader found shards in it"
         text = _Text.of(path, before)
+        unchanged = text.render()
         change(ShardsDocument(node, text.tree, config.server.mysql_num_db_per_queue))
-        after = text.render()
+        after = _as_it_was(before, unchanged, text.render())
         if after == before:
             return False
         load_config(etc, lambda read: after if read == path else read.read_bytes())
@@ -178,6 +180,19 @@ class _Text:
             ensure_ascii=self._text.isascii(),
         )
         return text + self._text[len(self._text.rstrip()) :]
+
+
+def _as_it_was(before: bytes, unchanged: bytes, after: bytes) -> bytes:
+    """`after`, but with the lines of `before` where it does not differ from `unchanged`, which is
+    what the writer makes of `before`: blanks within lines, for one, it does not keep."""
+    old, same, new = (text.splitlines(keepends=True) for text in (before, unchanged, after))
+    if len(old) != len(same):
+        return after
+    lines: list[bytes] = []
+    matcher = difflib.SequenceMatcher(None, same, new, autojunk=False)
+    for kind, start, end, new_start, new_end in matcher.get_opcodes():
+        lines += old[start:end] if kind == "equal" else new[new_start:new_end]
+    return b"".join(lines)
 
 
 def _yaml_like(text: str) -> YAML:
