@@ -50,8 +50,17 @@ class Entry(NamedTuple):
     """One entry of shards.yaml. PinLater's form for MySQL has some that are several shards."""
 
     shards: Sequence[str]
-    settings: Settings  # to be changed in place
-    dequeue_only: str  # what that key is called here
+    place: Any  # the mapping or list that the entry's settings are in
+    key: Any
+    dequeue_only: str  # what that setting is called here
+
+    @property
+    def settings(self) -> Settings:
+        """To be changed in place."""
+        if self.place[self.key] is None:  # nothing but a name, `1:`
+            self.place[self.key] = CommentedMap()
+        settings: Settings = self.place[self.key]
+        return settings
 
 
 class ShardsDocument:
@@ -67,24 +76,21 @@ class ShardsDocument:
         """By position: a key such as 001 is text to the loader, and a number to others."""
         listed = node.get("shards")
         if self._form is Form.PINLATER_MYSQL:
-            for entry, settings in zip(node.entries or (), tree.values(), strict=True):
-                if entry.key == ABANDON:
-                    continue
-                names = pinlater_mysql_shards(entry.key, databases)
-                yield Entry(names, settings, "dequeueOnly")
+            for entry, key in zip(node.entries or (), list(tree), strict=True):
+                if entry.key != ABANDON:
+                    names = pinlater_mysql_shards(entry.key, databases)
+                    yield Entry(names, tree, key, "dequeueOnly")
         elif self._form is Form.PINLATER_REDIS:
             assert listed is not None
             for item, shard in zip(listed.items or (), tree["shards"], strict=True):
                 name = item.get("name")
                 assert name is not None
-                yield Entry([name.text], shard["shardConfig"], "dequeueOnly")
+                yield Entry([name.text], shard, "shardConfig", "dequeueOnly")
         else:
             assert listed is not None
-            keys = list(tree["shards"])
-            for entry, key in zip(listed.entries or (), keys, strict=True):
-                if tree["shards"][key] is None:
-                    tree["shards"][key] = CommentedMap()
-                yield Entry([entry.key], tree["shards"][key], "dequeue_only")
+            shards = tree["shards"]
+            for entry, key in zip(listed.entries or (), list(shards), strict=True):
+                yield Entry([entry.key], shards, key, "dequeue_only")
 
     def entries_of(self, shards: Collection[str]) -> list[Entry]:
         """The entries that stand for any of these shards, in the order of the file."""

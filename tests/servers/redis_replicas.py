@@ -96,6 +96,13 @@ class Watched:
             [_, port] = client.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE)
         return int(port)
 
+    def has_all(self, master: RedisServer) -> bool:
+        """Whether the other server has all that `master` has."""
+        other = self.pair.replica if master is self.pair.master else self.pair.master
+        return (
+            replication(other).get("slave_repl_offset") == replication(master)["master_repl_offset"]
+        )
+
     def server_at(self, port: int) -> RedisServer:
         [server] = [one for one in (self.pair.master, self.pair.replica) if one.port == port]
         return server
