@@ -49,9 +49,13 @@ class Cluster:
         self.redis = redis
         self.watched: Watched | None = None
 
+    def command(self, *arguments: str) -> list[str]:
+        """`pinlater-admin ARGUMENTS`."""
+        return [*ADMIN, *arguments, "--dir", str(self.deployment.folder)]
+
     def admin(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*ADMIN, *arguments, "--dir", str(self.deployment.folder)],
+            self.command(*arguments),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -283,16 +287,7 @@ def test_a_command_killed_in_its_midst_is_gone_on_with(cluster, load, queue, wai
         with cursor_of(new) as blocker:
             blocker.execute("FLUSH TABLES WITH READ LOCK")
             command = subprocess.Popen(
-                [
-                    *ADMIN,
-                    "shard",
-                    "failover",
-                    "m1",
-                    "--yes",
-                    "--dir",
-                    str(cluster.deployment.folder),
-                ],
-                stdout=subprocess.DEVNULL,
+                cluster.command("shard", "failover", "m1", "--yes"), stdout=subprocess.DEVNULL
             )
             wait_until(lambda: is_read_only(old))
             os.kill(command.pid, signal.SIGKILL)

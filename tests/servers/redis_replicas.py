@@ -118,7 +118,7 @@ def _sentinel(program: str, folder: Path, port: int, master_port: int) -> RedisS
     (folder / "sentinel.conf").write_text(
         f"sentinel monitor {SERVICE} {HOST} {master_port} {_QUORUM}\n"
         f"sentinel down-after-milliseconds {SERVICE} {DOWN_AFTER_MS}\n"
-        f"sentinel failover-timeout {SERVICE} 6000\n"
+        f"sentinel failover-timeout {SERVICE} 3000\n"
     )
     return _Sentinel(program, folder, port)
 

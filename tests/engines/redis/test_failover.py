@@ -119,9 +119,10 @@ def test_a_hand_over_that_was_broken_off_is_repeated(redis_pair, owner):
     assert len(pending(opened(redis_pair.replica))) == 100
 
 
-def test_a_master_that_can_t_hand_over_goes_on(redis_pair, owner):
+def test_a_master_that_can_t_hand_over_goes_on(redis_pair, owner, wait_until):
     with redis_pair.replica.client() as client:
         client.replicaof("NO", "ONE")
+    wait_until(lambda: replication(redis_pair.master)["connected_slaves"] == 0)
     failover = failover_of(redis_pair)
 
     assert "is no replica" in failover.examine().obstacles[0]
