@@ -6,7 +6,7 @@ import pytest
 
 from pinlaterd.config.load import load_config
 from pinlaterd.config.password import hash_password
-from pinlaterd.config.schema import Address, ServerSettings
+from pinlaterd.config.schema import Address, SentinelSettings, ServerSettings
 from pinlaterd.errors import ConfigError
 
 ONE_SHARD = "shards: {1: {engine: sqlite}}"
@@ -337,7 +337,11 @@ def test_a_redis_shard_may_ask_sentinels_for_its_master(etc):
 @pytest.mark.parametrize(
     ("before", "after", "problem"),
     [
-        ("    passwd: of the master\n", "    master: {host: a, port: 1}\n", "1.master: Sentinels know it"),
+        (
+            "    passwd: of the master\n",
+            "    master: {host: a, port: 1}\n",
+            "1.master: Sentinels know it",
+        ),
         ("      service: jobs\n", "", "1.sentinel.service: missing"),
         ("port: 26379}\n        - ", "port: 0}\n        - ", "addresses.0.port: 0 is out of range"),
         ("service:", "servise:", "did you mean 'service'?"),
