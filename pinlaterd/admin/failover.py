@@ -26,7 +26,7 @@ from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import Address, Config, ShardSettings
 from pinlaterd.engines.failover import Account, Examination, Failover, Handover, Pair, Place, Step
 from pinlaterd.engines.registry import has_failover, make_failover
-from pinlaterd.errors import ConnectionFailed, StorageError
+from pinlaterd.errors import ConfigError, ConnectionFailed, StorageError
 from pinlaterd.wire.control import ProcessState
 
 _LOCK = "failover.lock"
@@ -126,8 +126,8 @@ class ShardFailover:
         for step in self._steps_to_do():
             try:
                 done = step.run()
-            except (StorageError, KeyboardInterrupt) as error:
-                why = error.message if isinstance(error, StorageError) else "interrupted"
+            except (StorageError, ConfigError, KeyboardInterrupt) as error:
+                why = str(error) or "interrupted"
                 if step.revocable:
                     self._put_back(why)
                 raise FailoverBroken(

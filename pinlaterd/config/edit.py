@@ -30,7 +30,7 @@ from ruamel.yaml.scalarstring import ScalarString
 from pinlaterd.config.document import Node, parse
 from pinlaterd.config.layout import SHARDS_FILE
 from pinlaterd.config.load import load_config
-from pinlaterd.config.schema import Address
+from pinlaterd.config.schema import Address, Config
 from pinlaterd.config.shards_file import ABANDON, Form, form_of, pinlater_mysql_shards
 from pinlaterd.errors import ConfigError
 
@@ -109,19 +109,30 @@ def set_servers(etc: Path, shards: Collection[str], *, master: Address, slave: A
 
 
 def edit_shards(etc: Path, change: Callable[[ShardsDocument], None]) -> bool:
-    """Have `change` change etc/shards.yaml. Returns whether that made a difference.
+    """Have `change` change etc/shards.yaml. As edit_file."""
 
-    Raises ConfigError, with nothing changed, if there are mistakes in the configuration before or
-    after, or if the file can't be written."""
-    path = etc / SHARDS_FILE
+    def change_tree(config: Config, node: Node, tree: Any) -> None:
+        change(ShardsDocument(node, tree, config.server.mysql_num_db_per_queue))
+
+    return edit_file(etc, SHARDS_FILE, change_tree)
+
+
+def edit_file(etc: Path, name: str, change: Callable[[Config, Node, Any], None]) -> bool:
+    """Have `change` change the file `name` of the folder `etc`, which has something in it.
+
+    It gets the configuration, the document as the loader reads it, and the tree to be changed in
+    place. Returns whether that made a difference. Raises ConfigError, with nothing changed, if
+    there are mistakes in the configuration before or after, or if the file can't be written."""
+    path = etc / name
     with _alone(etc):
         config = load_config(etc)
         before = _read(path)
         node = parse(before)
-        assert node is not None, "the loader found shards in it"
+        if node is None:
+            raise ConfigError([f"{path}: the file is empty; begin it by hand"])
         text = _Text.of(path, before)
         unchanged = text.render()
-        change(ShardsDocument(node, text.tree, config.server.mysql_num_db_per_queue))
+        change(config, node, text.tree)
         after = _as_it_was(before, unchanged, text.render())
         if after == before:
             return False

@@ -6,6 +6,8 @@
     ask       a Sentinel begins a failover. From here on the Sentinels carry it out by themselves
     switch    until they have agreed on another master
     release   the shards are free there, and their next owners are told of an unclean end
+    follow    the old master becomes a replica at once. Sentinels would see to it, too, but only
+              when they have seen it claim to be a master for a while
 
 Without the hold, what an owner wrote between the promotion and the old master's end would be lost:
 Sentinels promote a replica first. Shards find the new master by themselves.
@@ -88,8 +90,8 @@ class SentinelFailover(Failover):
         ]
 
     def last_steps(self) -> Sequence[Step]:
-        """Sentinels make the old master a replica."""
-        return []
+        words = f"make {self._old()} a replica, which Sentinels would do a little later"
+        return [Step("follow", words, self._follow)]
 
     def successor(self) -> Place:
         server = self._successor or self._sentinels.find()
@@ -148,6 +150,18 @@ class SentinelFailover(Failover):
         server = self._successor or self._sentinels.find()
         self._free(server)
         return f"the shards are free at {server}"
+
+    def _follow(self) -> str:
+        old, place = self._old(), self.successor()
+        try:
+            connection = self._connect(old)
+            try:
+                connection.administer("REPLICAOF", place.host, place.port)
+            finally:
+                connection.close()
+        except StorageError as error:
+            return f"{error.message}; Sentinels will see to it"
+        return f"{old} replicates from {place}"
 
     def _free(self, server: Server) -> None:
         connection = self._connect(server)
