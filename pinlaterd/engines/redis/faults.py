@@ -27,8 +27,8 @@ _LET_IN = (
     "refuses the user or the password; correct `user` and `passwd` of the shard in shards.yaml"
 )
 REPLICA_WORDS = (
-    "is a replica, which can't be written to; name its master as `master` in shards.yaml, unless"
-    " Sentinels are asked, who will name it once they have agreed"
+    "is a replica, which can't be written to; name its master as `master` in shards.yaml (Sentinels"
+    " do that by themselves, once they have agreed)"
 )
 _TEXTS = {
     "OOM": (

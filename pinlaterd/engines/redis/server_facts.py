@@ -15,7 +15,7 @@ def read_durability(connection: Connection) -> Durability:
     shown = ", ".join(
         f"{name} {settings[name] or repr('')}" for name in ("appendonly", "appendfsync", "save")
     )
-    return Durability(shown, "; ".join(_warnings(settings, is_replica=_is_replica(connection))))
+    return Durability(shown, "; ".join(_warnings(settings)))
 
 
 def refuse_cluster(connection: Connection) -> None:
@@ -25,15 +25,13 @@ def refuse_cluster(connection: Connection) -> None:
 
 
 def refuse_replica(connection: Connection) -> None:
-    """Before anything fails half-way: whoever named it may know better in a moment."""
-    if _is_replica(connection):
+    """Also one that takes writes: its master's would replace them."""
+    if b"role:slave" in _info(connection, "replication"):
         raise StorageError(f"{connection.server} {REPLICA_WORDS}")
 
 
-def _warnings(settings: dict[str, str], *, is_replica: bool) -> list[str]:
+def _warnings(settings: dict[str, str]) -> list[str]:
     found = []
-    if is_replica:
-        found.append("it is a replica: name its master as `master` in shards.yaml")
     if settings["appendonly"] == "no":
         lost = (
             "since its last snapshot" if settings["save"] else "of all time: nothing is persisted"
@@ -66,10 +64,6 @@ def _setting(connection: Connection, name: str) -> str:
             return "?"
         raise
     return answer[1].decode() if len(answer) == 2 else "?"
-
-
-def _is_replica(connection: Connection) -> bool:
-    return b"role:slave" in _info(connection, "replication")
 
 
 def _info(connection: Connection, section: str) -> bytes:

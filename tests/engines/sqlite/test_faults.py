@@ -22,7 +22,9 @@ from tests.conformance.engine.calls import SEARCHES, STORAGE_CALLS, Call
 from tests.conformance.engine.harness import QUEUE, EngineHarness
 
 # These answer from memory, or have tests of their own.
-OTHER_CALLS = {"open", "close", "heartbeat", "queues", "depths", "durability", "searcher"}
+OTHER_CALLS = {
+    *("open", "close", "heartbeat", "queues", "depths", "address", "durability", "searcher"),
+}
 STORE_CALLS = {name: call for name, call in STORAGE_CALLS.items() if name not in OTHER_CALLS}
 
 
