@@ -79,8 +79,10 @@ class ShardFailover:
         journal = Journal.find(directory / RUN, wanted.shard)
         if journal is None:
             journal = _new_journal(directory / RUN, config, settings, wanted)
-        elif wanted.accept_loss:
-            journal.accept_loss()
+        else:
+            _check_same(journal, wanted)
+            if wanted.accept_loss:
+                journal.accept_loss()
         self._journal = journal
         self._failover = _make(settings, journal, wanted)
         self._examination = self._failover.examine()
@@ -194,6 +196,17 @@ def _new_journal(run: Path, config: Config, shard: ShardSettings, wanted: Wanted
         raise FailoverRefused(f"{replica} is the master of shard {shard.name} already")
     pair = Pair(Place(*shard.master), Place(*replica))
     return Journal.new(run, along, pair, accept_loss=wanted.accept_loss)
+
+
+def _check_same(journal: Journal, wanted: Wanted) -> None:
+    """Raises FailoverRefused if another replica is wanted than the one that was begun with."""
+    assert journal.pair is not None, "only such failovers are remembered"
+    begun_with = journal.pair.replica
+    if wanted.to is not None and wanted.to != begun_with:
+        raise FailoverRefused(
+            f"a failover to {begun_with} was begun and broken off; go on with that first, without"
+            " --to"
+        )
 
 
 def _same_server(one: ShardSettings, other: ShardSettings) -> bool:

@@ -17,6 +17,7 @@ from pinlaterd.admin.tables import print_table
 from pinlaterd.client.cli import fail
 from pinlaterd.config.schema import Address
 from pinlaterd.engines.failover import Account, ServerFacts
+from pinlaterd.errors import StorageError
 
 _SERVE_SECONDS = 60.0
 
@@ -111,7 +112,7 @@ def failover(
             if not yes:
                 _ask()
             _carry_out(one, plan, as_json=as_json)
-    except FailoverRefused as error:
+    except (FailoverRefused, StorageError) as error:
         fail(f"refused: {error}")
     except FailoverBroken as error:
         fail(str(error))

@@ -68,9 +68,13 @@ def test_what_is_broken_off_behind_the_promotion_is_gone_on_with(deployment, red
             broken.carry_out(lambda _: None)
         broken.close()
     shards_file.write_text(good)
+    elsewhere = ("--to", f"{HOST}:1")
+    other = admin("shard", "failover", "2", "--yes", "--dir", str(deployment), *elsewhere)
 
     done = admin("shard", "failover", "2", "--yes", "--dir", str(deployment))
 
+    assert other.returncode == 1
+    assert "go on with that first" in other.stderr
     assert done.returncode == 0, done.stderr
     assert "broken off" in done.stdout
     assert masters(deployment) == [Address(HOST, redis_pair.replica.port)] * 2
