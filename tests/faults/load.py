@@ -83,7 +83,7 @@ class Load:
         self.endings: list[Ending] = []
         self.errors: list[Exception] = []
         self.longest_call_seconds = 0.0  # without what a dequeue was asked to wait
-        self._deployment = deployment
+        self.deployment = deployment
         self._rest_seconds = rest_seconds
         self._lock = threading.Lock()
         self._stop_enqueuing = threading.Event()
@@ -122,7 +122,7 @@ class Load:
     # --- the threads ----------------------------------------------------------------------
 
     def _run(self, body: Callable[[Client, str], None], name: str) -> None:
-        with self._deployment.client(name) as client:
+        with self.deployment.client(name) as client:
             body(client, name)
 
     def _enqueue(self, client: Client, name: str) -> None:
@@ -229,7 +229,7 @@ class Load:
 
     def _drain(self) -> None:
         deadline = time.monotonic() + _DRAIN_SECONDS
-        with self._deployment.client() as client:
+        with self.deployment.client() as client:
             while client.count(self.queue, JobState.PENDING):
                 assert time.monotonic() < deadline, "pending jobs are not handed out"
                 time.sleep(_PAUSE_SECONDS)
@@ -256,7 +256,7 @@ class Load:
 
     def _all_records(self) -> dict[str, JobRecord]:
         """All jobs of the queue with their bodies, by descriptor."""
-        with self._deployment.client() as client:
+        with self.deployment.client() as client:
             found = [
                 record.descriptor
                 for state in JobState

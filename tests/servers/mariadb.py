@@ -117,6 +117,10 @@ class MariaDB:
         """By itself: it aborts, for one, when it can write nowhere."""
         return self._process is not None and self._process.poll() is not None
 
+    @property
+    def runs(self) -> bool:
+        return self._process is not None
+
     def connect(self, user: str = USER, passwd: str = PASSWD, **options: Any) -> Any:
         """A connection of a stranger, who knows nothing of owners."""
         return pymysql.connect(

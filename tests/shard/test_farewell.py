@@ -64,7 +64,7 @@ def test_it_stays_until_its_routers_have_heard_of_it(shard: Shard, context: Cont
     hearing = threading.Thread(target=hear_of_it)
     hearing.start()
 
-    ShardLoop(shard.service, end, control, stop, shard.clock, Stats(), {}).run()
+    ShardLoop(shard.service, end, control, stop, shard.clock, Stats(), dict).run()
 
     ended.set()
     hearing.join()
@@ -114,7 +114,7 @@ def test_to_its_routers_it_is_down_until_its_store_is_open_again(
     calling = threading.Thread(target=call_it)
     calling.start()
 
-    ShardLoop(shard.service, end, control, stop, shard.clock, Stats(), {}).run()
+    ShardLoop(shard.service, end, control, stop, shard.clock, Stats(), dict).run()
 
     calling.join()
     reply, farewell, welcome = [frame for frame in heard if frame[0] != Kind.PULSE]

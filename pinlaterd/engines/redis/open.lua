@@ -1,10 +1,13 @@
 -- Take ownership. Arguments: the shard, now_ms, lease in ms, who asks, the token of an owner that is
--- known to have ended or '', ids to skip after an unclean end. Its lease need not be waited for, nor
--- need who asks again, having lost its connection, wait for the end of its own.
+-- known to have ended or '', ids to skip after an unclean end, 1 if who asks was an owner before and
+-- did not end in order: a replica that has taken the server's place may not know of that. The lease
+-- of an owner that has ended need not be waited for, nor need who asks again, having lost its
+-- connection, wait for the end of its own.
 -- Returns OK, the token, start_ms, clean, names of queues; or OWNED, the owner's token, what is
 -- left of its lease in ms; or REFUSED and why; or DAMAGED.
 
 local now, lease_ms, who, ended, skipped = take_number(), take(), take(), take(), take()
+local ended_badly = take() == '1'
 
 local problem = damage(LEASE, 'string')
   or damage(RECORD, 'hash')
@@ -25,7 +28,7 @@ end
 
 local record = redis.call('HMGET', RECORD, 'start_ms', 'clean', 'fence')
 local start = math.max(now, (number_in(record[1], 0, LATEST_ORDERED_MS) or -1) + 1)
-local clean = record[2] ~= '0'
+local clean = record[2] ~= '0' and not ended_badly
 local fence = string.format('%.0f', (number_in(record[3], 0, MOST_EXACT / 2) or 0) + 1)
 local token = string.format('%s:%.0f:%s', fence, start, who)
 redis.call(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pinlaterd.engines.base import Durability
 from pinlaterd.engines.redis.connection import Connection
-from pinlaterd.engines.redis.faults import CLUSTER_WORDS, is_permission_denied
+from pinlaterd.engines.redis.faults import CLUSTER_WORDS, REPLICA_WORDS, is_permission_denied
 from pinlaterd.errors import StorageError, StorageNotCommitted
 
 _SETTINGS = ("appendonly", "appendfsync", "save", "maxmemory-policy")
@@ -15,7 +15,7 @@ def read_durability(connection: Connection) -> Durability:
     shown = ", ".join(
         f"{name} {settings[name] or repr('')}" for name in ("appendonly", "appendfsync", "save")
     )
-    return Durability(shown, "; ".join(_warnings(settings, is_replica=_is_replica(connection))))
+    return Durability(shown, "; ".join(_warnings(settings)))
 
 
 def refuse_cluster(connection: Connection) -> None:
@@ -29,10 +29,14 @@ def evicts(connection: Connection) -> bool:
     return b"maxmemory_policy:noeviction" not in _info(connection, "memory")
 
 
-def _warnings(settings: dict[str, str], *, is_replica: bool) -> list[str]:
+def refuse_replica(connection: Connection) -> None:
+    """Also one that takes writes: its master's would replace them."""
+    if b"role:slave" in _info(connection, "replication"):
+        raise StorageError(f"{connection.server} {REPLICA_WORDS}")
+
+
+def _warnings(settings: dict[str, str]) -> list[str]:
     found = []
-    if is_replica:
-        found.append("it is a replica: name its master as `master` in shards.yaml")
     if settings["appendonly"] == "no":
         lost = (
             "since its last snapshot" if settings["save"] else "of all time: nothing is persisted"
@@ -65,10 +69,6 @@ def _setting(connection: Connection, name: str) -> str:
             return "?"
         raise
     return answer[1].decode() if len(answer) == 2 else "?"
-
-
-def _is_replica(connection: Connection) -> bool:
-    return b"role:slave" in _info(connection, "replication")
 
 
 def _info(connection: Connection, section: str) -> bytes:

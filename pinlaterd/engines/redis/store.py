@@ -4,8 +4,8 @@ An owner holds a lease, which others respect, and a token, which is the proof: e
 writes compares it with the record of the last owner, and renews the lease. Whoever takes over,
 because the lease ran out or its holder is a process of this machine that has ended, writes another
 token there; from then on the former owner can write nothing more, frozen or cut off for however
-long. After a fault of the connection the store refuses
-everything until it is opened anew.
+long. After a fault of the connection the store refuses everything until it is opened anew, where
+the shard's server is then.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from pinlaterd.engines.redis.connection import Argument, Connection, Server
 from pinlaterd.engines.redis.faults import refusal_words
 from pinlaterd.engines.redis.owner import has_ended, own_name
 from pinlaterd.engines.redis.scripts import Script
-from pinlaterd.engines.redis.server_facts import read_durability, refuse_cluster
+from pinlaterd.engines.redis.sentinel import Locator
+from pinlaterd.engines.redis.server_facts import read_durability, refuse_cluster, refuse_replica
 from pinlaterd.errors import QueueNotFound, ShardOwned, StorageError, StorageNotCommitted
 from pinlaterd.model import QUEUE_NAME
 
@@ -53,8 +54,12 @@ class DamagedKey(StorageNotCommitted):
 class Store:
     """One shard's keys, open for their owner."""
 
-    def __init__(self, shard: ShardKeys, *, lease_seconds: float, answer_seconds: float) -> None:
-        self.shard = shard
+    def __init__(
+        self, name: str, locator: Locator, *, lease_seconds: float, answer_seconds: float
+    ) -> None:
+        self._name = name
+        self._locator = locator
+        self._shard: ShardKeys | None = None  # where it was opened last
         self.queues: set[str] = set()
         self.durability = Durability("not opened yet")
         self._lease_ms = round(lease_seconds * 1000)
@@ -65,12 +70,26 @@ class Store:
 
     # --- ownership ---------------------------------------------------------------------------
 
+    @property
+    def shard(self) -> ShardKeys:
+        if self._shard is None:
+            raise StorageError(f"shard {self._name} is not open")
+        return self._shard
+
+    def address(self) -> str:
+        """Of the server; "" before it was found for the first time."""
+        if self._shard is None:
+            return ""
+        return f"{self._shard.server.host}:{self._shard.server.port}"
+
     def open(self, now_ms: int) -> Ownership:
         if self._connection is not None:
             raise StorageError(f"{self.shard} is open already; close it first")
-        connection = Connection(self.shard.server, self._answer_seconds)
+        self._shard = ShardKeys(self._name, self._locator.find())
+        connection = Connection(self._shard.server, self._answer_seconds)
         try:
             refuse_cluster(connection)
+            refuse_replica(connection)
             ownership = self._take_over(connection, now_ms)
             self.durability = read_durability(connection)
         except BaseException:
@@ -102,8 +121,9 @@ class Store:
         self, connection: Connection, now_ms: int, *, instead_of: bytes
     ) -> list[Any]:
         """`instead_of`: the token of an owner whose lease need not be waited for."""
-        arguments = (now_ms, self._lease_ms, self._who, instead_of, _IDS_SKIPPED)
-        answer: list[Any] = connection.run(scripts.OPEN, (self.shard.name, *arguments))
+        ended_badly = "1" if self._token else "0"
+        arguments = (now_ms, self._lease_ms, self._who, instead_of, _IDS_SKIPPED, ended_badly)
+        answer: list[Any] = connection.run(scripts.OPEN, (self._name, *arguments))
         return answer
 
     def close(self) -> None:
@@ -112,7 +132,8 @@ class Store:
         if connection is None:
             return
         with contextlib.suppress(StorageError):
-            connection.run(scripts.CLOSE, (self.shard.name, self._token))
+            connection.run(scripts.CLOSE, (self._name, self._token))
+            self._token = b""
         connection.close()
 
     # --- reading and writing -----------------------------------------------------------------
@@ -125,7 +146,7 @@ class Store:
 
     def read(self, script: Script, *arguments: Argument) -> list[Any]:
         """What a script that only reads returns, behind its OK."""
-        status, *answer = self.connection.run(script, (self.shard.name, *arguments))
+        status, *answer = self.connection.run(script, (self._name, *arguments))
         if status == b"DAMAGED":
             raise DamagedKey(self.shard, *answer)
         return list(answer)
@@ -134,7 +155,7 @@ class Store:
         """What a script that writes returns, behind its OK. All of it is done, or nothing."""
         connection = self.connection
         status, *answer = connection.run(
-            script, (self.shard.name, self._token, self._lease_ms, *arguments)
+            script, (self._name, self._token, self._lease_ms, *arguments)
         )
         if status == b"REFUSED":
             raise StorageNotCommitted(f"{self.shard.server} {refusal_words(answer[0].decode())}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pinlaterd.errors import StorageError
 from tests.engines.redis.conftest import NewServer
 from tests.servers.redis import HOST, RedisServer, redis_engine
 
@@ -51,11 +52,12 @@ def test_what_may_be_lost_is_warned_of(
     assert warning in said
 
 
-def test_a_replica_that_can_be_written_to_is_warned_of(new_server: NewServer):
+def test_a_replica_is_refused_even_where_it_takes_writes(new_server: NewServer):
     master = new_server("--appendfsync", "always")
     replica = new_server(
         *("--appendfsync", "always", "--replica-read-only", "no"),
         *("--replicaof", f"{HOST} {master.port}"),
     )
 
-    assert "it is a replica" in _durability(replica)[1]
+    with pytest.raises(StorageError, match="is a replica"):
+        redis_engine(replica.address, "s").open(1_000)

@@ -1,0 +1,120 @@
+"""`pinlater-admin shard failover` without a service: the configuration, and going on with it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pinlaterd.admin.failover import FailoverBroken, FailoverRefused, ShardFailover, Wanted, alone
+from pinlaterd.config.load import load_config
+from pinlaterd.config.schema import Address
+from pinlaterd.errors import ConfigError
+from tests.admin.test_pinlater_admin import admin
+from tests.servers.redis import HOST
+from tests.servers.redis_replicas import RedisPair, redis_pair, redis_program, replication
+
+__all__ = ["redis_pair", "redis_program"]
+
+WANTED = Wanted("1", None, False, None, None, 5.0)
+
+
+@pytest.fixture
+def deployment(tmp_path: Path, redis_pair: RedisPair) -> Path:
+    """Written, and never started. In the form that PinLater's server was given."""
+    master = {"host": HOST, "port": redis_pair.master.port}
+    slave = {"host": HOST, "port": redis_pair.replica.port}
+    shards = [
+        {"name": name, "shardConfig": {"master": master, "slave": slave, "dequeueOnly": False}}
+        for name in ("1", "2")
+    ]
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/shards.yaml").write_text(json.dumps({"shards": shards}, indent=2))
+    return tmp_path
+
+
+def masters(deployment: Path) -> list[Address | None]:
+    return [shard.master for shard in load_config(deployment / "etc").shards.values()]
+
+
+def test_without_a_service_servers_and_file_are_changed(deployment, redis_pair):
+    done = admin("shard", "failover", "2", "--yes", "--dir", str(deployment))
+
+    assert done.returncode == 0, done.stderr
+    assert "no service runs here" in done.stdout
+    assert masters(deployment) == [Address(HOST, redis_pair.replica.port)] * 2
+    assert replication(redis_pair.master)["role"] == "slave"
+    assert list((deployment / "run").glob("failover-*.json")) == []
+
+
+def test_nobody_is_asked_in_a_pipe(deployment, redis_pair):
+    done = admin("shard", "failover", "1", "--dir", str(deployment))
+
+    assert done.returncode == 2
+    assert "--yes" in done.stderr
+    assert replication(redis_pair.master)["role"] == "master"
+
+
+def test_what_is_broken_off_behind_the_promotion_is_gone_on_with(deployment, redis_pair):
+    """As by a crash: another command has nothing but the journal."""
+    shards_file = deployment / "etc/shards.yaml"
+    good = shards_file.read_text()
+    with alone(deployment):
+        broken = ShardFailover(deployment, WANTED)
+        broken.plan()
+        shards_file.write_text("{")
+        with pytest.raises(FailoverBroken, match="it goes on from there"):
+            broken.carry_out(lambda _: None)
+        broken.close()
+    shards_file.write_text(good)
+    elsewhere = ("--to", f"{HOST}:1")
+    other = admin("shard", "failover", "2", "--yes", "--dir", str(deployment), *elsewhere)
+
+    done = admin("shard", "failover", "2", "--yes", "--dir", str(deployment))
+
+    assert other.returncode == 1
+    assert "go on with that first" in other.stderr
+    assert done.returncode == 0, done.stderr
+    assert "broken off" in done.stdout
+    assert masters(deployment) == [Address(HOST, redis_pair.replica.port)] * 2
+
+
+def test_only_one_failover_at_a_time(deployment):
+    with alone(deployment), pytest.raises(FailoverRefused, match="another failover"):  # noqa: SIM117
+        with alone(deployment):
+            pass
+
+
+def test_a_journal_that_can_t_be_read_is_not_passed_over(deployment, redis_pair):
+    (deployment / "run").mkdir()
+    (deployment / "run/failover-1.json").write_text('{"shards": ["1"]}')
+
+    with pytest.raises(ConfigError, match="put them in order by hand"):
+        ShardFailover(deployment, WANTED)
+
+    assert replication(redis_pair.master)["role"] == "master"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--to", "nowhere"), "'nowhere' is not HOST:PORT"),
+        (("--passwd-file", "/dev/null"), "Give --user, too"),
+    ],
+)
+def test_wrong_usage_is_told(deployment, arguments, words):
+    done = admin("shard", "failover", "1", "--dir", str(deployment), *arguments)
+
+    assert done.returncode == 2
+    assert words in done.stderr
+
+
+def test_a_file_has_no_replica(tmp_path):
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/shards.yaml").write_text("shards: {1: {}}")
+
+    done = admin("shard", "failover", "1", "--yes", "--dir", str(tmp_path))
+
+    assert done.returncode == 1
+    assert "has no replica" in done.stderr
