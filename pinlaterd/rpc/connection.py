@@ -162,7 +162,8 @@ class Connection(asyncio.Protocol):
         if messages:
             self._pump()
         if reader.missing or self._waiting:
-            self._host.budget.charge(len(data))
+            # A compact message has grown meanwhile.
+            self._host.budget.charge(max(len(data), sum(map(len, messages))))
         if reader.failure is not None and not self._closing:
             self._refuse(str(reader.failure), reader.farewell)
 

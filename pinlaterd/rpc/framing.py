@@ -8,9 +8,9 @@ A connection keeps to one form, told by its first bytes:
     LENGTH 82 ..               framed TCompactProtocol, by its Transcoder
 
 A length never begins with 80 or above: frames are at most 1 GiB. What begins otherwise is none of
-these; `strangers` knows some of them. Whatever the pieces in which bytes
-come, the same bytes give the same messages and the same failure; no byte is copied or looked at
-more than a bounded number of times.
+these; `strangers` knows who it may be. Whatever the pieces in which bytes come, the same bytes give
+the same messages and the same failure; no byte is copied or looked at more than a bounded number of
+times.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@
 #include <iostream>
 #include <map>
 #include <memory>
+#include <set>
 #include <sstream>
 #include <string>
 
@@ -43,6 +44,15 @@ static PinLaterJobAckInfo ack(const string& descriptor) {
   PinLaterJobAckInfo info;
   info.jobDescriptor = descriptor;
   return info;
+}
+
+static std::shared_ptr<TProtocol> connect(int port, const string& framing, const string& encoding) {
+  std::shared_ptr<TTransport> transport = std::make_shared<TSocket>("127.0.0.1", port);
+  if (framing == "framed") transport = std::make_shared<TFramedTransport>(transport);
+  else transport = std::make_shared<TBufferedTransport>(transport);
+  transport->open();
+  if (encoding == "compact") return std::make_shared<TCompactProtocol>(transport);
+  return std::make_shared<TBinaryProtocol>(transport);
 }
 
 static void live(PinLaterClient& service, const string& queue) {
@@ -155,17 +165,8 @@ static void live(PinLaterClient& service, const string& queue) {
 }
 
 int main(int, char** argv) {
-  const int port = std::stoi(argv[1]);
-  const string queue = argv[2], framing = argv[3], encoding = argv[4];
-  std::shared_ptr<TTransport> transport = std::make_shared<TSocket>("127.0.0.1", port);
-  if (framing == "framed") transport = std::make_shared<TFramedTransport>(transport);
-  else transport = std::make_shared<TBufferedTransport>(transport);
-  std::shared_ptr<TProtocol> protocol;
-  if (encoding == "compact") protocol = std::make_shared<TCompactProtocol>(transport);
-  else protocol = std::make_shared<TBinaryProtocol>(transport);
-
-  transport->open();
+  const auto protocol = connect(std::stoi(argv[1]), argv[3], argv[4]);
   PinLaterClient service(protocol);
-  live(service, queue);
-  transport->close();
+  live(service, argv[2]);
+  protocol->getTransport()->close();
 }

@@ -29,14 +29,12 @@ public class Life {
   }
 
   public static void main(String[] args) throws TException {
-    int port = Integer.parseInt(args[0]);
-    String queue = args[1];
-    TTransport socket = new TSocket("127.0.0.1", port);
+    TTransport socket = new TSocket("127.0.0.1", Integer.parseInt(args[0]));
     TTransport transport = args[2].equals("framed") ? new TFramedTransport(socket) : socket;
     TProtocol protocol =
         args[3].equals("compact") ? new TCompactProtocol(transport) : new TBinaryProtocol(transport);
     transport.open();
-    live(new PinLater.Client(protocol), queue, new PrintStream(System.out, true, UTF_8));
+    live(new PinLater.Client(protocol), args[1], new PrintStream(System.out, true, UTF_8));
     transport.close();
   }
 
