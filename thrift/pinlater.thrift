@@ -105,7 +105,8 @@
  *   max_jobs_per_enqueue           100,000 jobs; an enqueue of more is refused whole
  *   max_frame_bytes                64 MiB a message, of compact as binary, too; beyond, the
  *                                  connection is closed
- *   TCompactProtocol               1,000,000 values (fields, elements) a message
+ *   TCompactProtocol               1,000,000 values (fields, elements) a message, 1,000 fields
+ *                                  a struct; beyond, the connection is closed
  *   max_response_bytes             32 MiB; a dequeue's answer stops growing there
  *   request_timeout_ms             10,000 until a call is answered
  *   max_dequeue_wait_ms            30,000; a longer maxWaitMillis is cut to it
