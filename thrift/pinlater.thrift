@@ -78,8 +78,8 @@
  *
  * TCP, by default on port 9010. Framed (a 4-byte length before each message) TBinaryProtocol,
  * strict or not; on the same port, told apart by their first bytes, also unframed strict
- * TBinaryProtocol. Framed TCompactProtocol is recognised, but not spoken in this release: such a
- * connection is closed. One connection keeps to one form, and is answered in it.
+ * TBinaryProtocol and framed TCompactProtocol. One connection keeps to one form, and is answered in
+ * it.
  *
  * Calls of a connection may be pipelined: sent before earlier ones are answered. They are
  * answered in their order. A call is answered within request_timeout_ms, plus its maxWaitMillis.
@@ -105,7 +105,10 @@
  *   enqueue_split_jobs             1,000 jobs of one enqueue are stored all or none; a larger
  *                                  one is divided over shards, each part all or none
  *   max_jobs_per_enqueue           100,000 jobs; an enqueue of more is refused whole
- *   max_frame_bytes                64 MiB a message; beyond, the connection is closed
+ *   max_frame_bytes                64 MiB a message, of compact as binary, too; beyond, the
+ *                                  connection is closed
+ *   TCompactProtocol               1,000,000 values (fields, elements) a message, 1,000 fields
+ *                                  a struct; beyond, the connection is closed
  *   max_response_bytes             32 MiB; a dequeue's answer stops growing there
  *   request_timeout_ms             10,000 until a call is answered
  *   max_dequeue_wait_ms            30,000; a longer maxWaitMillis is cut to it

@@ -9,7 +9,7 @@
 
 `client` has the twelve operations, `worker` the loop that claims, runs and acknowledges jobs,
 `claims` what it has in hand, `pool` and `connection` the sockets. May rely on `rpc` and below.
-docs/client.md is the guide.
+docs/python.md is the guide.
 """
 
 from pinlaterd.client.client import Client

@@ -10,6 +10,8 @@
     peek             what the router must know of a call: the cost does not grow with the jobs
     codec            what others use: peek, decode, encode
     framing          TCP bytes to messages, no I/O
+    compact          the compact protocol to binary and back
+    strangers        what else may come to an open port
     connection, buffers, server   the asyncio side
 
 Others see `pinlaterd.model` types and bytes, never a Thrift struct. May rely on `config`, `stats`

@@ -39,6 +39,9 @@ _KEEPALIVE: Final = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
 )
+# A client that got an answer in its own language may take so long to read it: an end that comes at
+# once, while it still sends, would be a reset, which takes the answer with it.
+_FAREWELL_SECONDS: Final = 2.0
 # Fewer bytes than this in a whole period are no progress, unless they complete something.
 _PROGRESS_BYTES: Final = KIB
 
@@ -60,6 +63,10 @@ class Host(Protocol):
 
     def refused(self, connection: Connection, reason: str) -> None:
         """The connection was closed, or will be, because of what its client did."""
+        ...
+
+    def left_in_silence(self, connection: Connection, seconds: float) -> None:
+        """The client closed after so long, without having sent anything."""
         ...
 
 
@@ -126,6 +133,7 @@ class Connection(asyncio.Protocol):
         self._partial_mark: _Mark | None = None
         self._unsent_mark: _Mark | None = None
         self._counted = False
+        self._since = asyncio.get_running_loop().time()
         self.gone = False
         self.peer = "?"
 
@@ -154,9 +162,10 @@ class Connection(asyncio.Protocol):
         if messages:
             self._pump()
         if reader.missing or self._waiting:
-            self._host.budget.charge(len(data))
+            # A compact message has grown meanwhile.
+            self._host.budget.charge(max(len(data), sum(map(len, messages))))
         if reader.failure is not None and not self._closing:
-            self._refuse(str(reader.failure))
+            self._refuse(str(reader.failure), reader.farewell)
 
     def pause_writing(self) -> None:
         self._unsent_high = True
@@ -167,6 +176,9 @@ class Connection(asyncio.Protocol):
         self._pump()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if not (self._received_bytes or self.gone or self._closing or self._retiring):
+            seconds = asyncio.get_running_loop().time() - self._since
+            self._host.left_in_silence(self, seconds)
         self.gone = True
         slots, self._slots = self._slots, deque()
         self._waiting.clear()
@@ -310,10 +322,17 @@ class Connection(asyncio.Protocol):
     def calls_in_hand(self) -> int:
         return len(self._slots)
 
-    def _refuse(self, reason: str) -> None:
-        """Nothing more can be understood: answer the calls in hand, then close."""
+    def _refuse(self, reason: str, farewell: bytes = b"") -> None:
+        """Nothing more can be understood: answer the calls in hand, then close. A client that
+        never made a call may get a farewell."""
         self._host.refused(self, reason)
-        self.finish()
+        if farewell:
+            self._closing = True
+            self._transport.write(farewell)
+            self._transport.write_eof()
+            asyncio.get_running_loop().call_later(_FAREWELL_SECONDS, self.abort)
+        else:
+            self.finish()
 
     def retire(self) -> None:
         """Close with the next answer after which no call is in hand.

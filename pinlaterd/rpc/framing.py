@@ -5,11 +5,12 @@ A connection keeps to one form, told by its first bytes:
     80 01 ..                   strict TBinaryProtocol without frames
     LENGTH 80 01 ..            framed, strict
     LENGTH 00 .. (or any)      framed, not strict: a message begins with the length of a name
-    LENGTH 82 ..               framed TCompactProtocol: needs a Transcoder
+    LENGTH 82 ..               framed TCompactProtocol, by its Transcoder
 
-A length never begins with 80 or above: frames are at most 1 GiB. Whatever the pieces in which bytes
-come, the same bytes give the same messages and the same failure; no byte is copied or looked at
-more than a bounded number of times.
+A length never begins with 80 or above: frames are at most 1 GiB. What begins otherwise is none of
+these; `strangers` knows who it may be. Whatever the pieces in which bytes come, the same bytes give
+the same messages and the same failure; no byte is copied or looked at more than a bounded number of
+times.
 """
 
 from __future__ import annotations
@@ -19,18 +20,12 @@ from collections.abc import Mapping
 from typing import Final, Protocol
 
 from pinlaterd.errors import ProtocolError
+from pinlaterd.rpc.strangers import Stranger, recognize, recognize_framed
 from pinlaterd.rpc.walk import BeyondEnd, MessageWalk
 
 _U32: Final = struct.Struct(">I").unpack_from
+_U32_BYTES: Final = struct.Struct(">I").pack
 _UNFRAMED: Final = b"\x80\x01"
-_COMPACT: Final = 0x82
-
-# The first bytes of what else may come to an open port: named, so that the log tells the cause.
-_STRANGERS: Final = (
-    ((b"GET ", b"POST", b"HEAD", b"PUT ", b"OPTI", b"DELE"), "HTTP; this is the Thrift port"),
-    ((b"\x16\x03",), "TLS; the Thrift port is not encrypted"),
-    ((b"SSH-",), "SSH; this is the Thrift port"),
-)
 
 
 class Transcoder(Protocol):
@@ -61,6 +56,7 @@ class FrameReader:
         "_transcoders",
         "_walk",
         "failure",
+        "farewell",
         "framed",
         "transcoder",
     )
@@ -76,6 +72,7 @@ class FrameReader:
         self.framed = True
         self.transcoder: Transcoder | None = None
         self.failure: ProtocolError | None = None
+        self.farewell = b""  # what to tell a client that speaks another protocol
 
     @property
     def buffered(self) -> int:
@@ -120,9 +117,12 @@ class FrameReader:
             self._buffer += data
             return
         self._decided = True
+        self._refuse(recognize(start))
         self.framed = not start.startswith(_UNFRAMED)
         if self.framed and start[0] >= 0x80:
-            raise ProtocolError(_stranger(start, "no Thrift protocol that is spoken here"))
+            raise ProtocolError(
+                f"no Thrift protocol that is spoken here (it begins {start.hex(' ')})"
+            )
         if self._buffer:
             data = bytes(self._buffer) + data
             self._buffer = bytearray()
@@ -146,7 +146,7 @@ class FrameReader:
         while end - at >= 4:
             (length,) = _U32(data, at)
             if not 0 < length <= max_bytes:
-                raise ProtocolError(self._bad_length(data[at : at + 4], length))
+                raise ProtocolError(self._bad_length(length))
             begin = at + 4
             at = begin + length
             if at > end:
@@ -176,12 +176,8 @@ class FrameReader:
         the connection speaks."""
         if self._is_first:
             self._is_first = False
+            self._refuse(recognize_framed(message))
             self.transcoder = self._transcoders.get(message[0])
-            if self.transcoder is None and message[0] == _COMPACT:
-                raise ProtocolError(
-                    "framed TCompactProtocol, which this version does not speak; "
-                    "set the client to framed TBinaryProtocol"
-                )
         return message if self.transcoder is None else self.transcoder.to_binary(message)
 
     def _cut_unframed(self, data: bytes, messages: list[bytes]) -> None:
@@ -206,12 +202,16 @@ class FrameReader:
         if begin or not self._buffer:
             self._buffer = bytearray(buffer[begin:])
 
-    def _bad_length(self, start: bytes, length: int) -> str:
+    def _refuse(self, stranger: Stranger | None) -> None:
+        if stranger is not None:
+            self.farewell = stranger.answer
+            raise ProtocolError(stranger.mistake)
+
+    def _bad_length(self, length: int) -> str:
         if length == 0:
             return "a frame of length 0; a frame holds one message"
-        return _stranger(
-            start,
-            f"a frame of {length} bytes; {self._cure()}",
+        return (
+            f"a frame of {length} bytes (it begins {_U32_BYTES(length).hex(' ')}); {self._cure()}"
         )
 
     def _cure(self) -> str:
@@ -219,10 +219,3 @@ class FrameReader:
             f"max_frame_bytes is {self._max_frame_bytes}: send fewer jobs a call, "
             "or raise it in etc/pinlaterd.yaml"
         )
-
-
-def _stranger(start: bytes, otherwise: str) -> str:
-    for beginnings, name in _STRANGERS:
-        if start.startswith(beginnings):
-            return name
-    return f"{otherwise} (it begins {start.hex(' ')})"

@@ -12,15 +12,16 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from pinlaterd.config.schema import ServerSettings
 from pinlaterd.rpc.buffers import BufferBudget
+from pinlaterd.rpc.compact import PROTOCOL_ID, CompactTranscoder
 from pinlaterd.rpc.connection import Answer, Connection
-from pinlaterd.rpc.framing import Transcoder, Transcoders
+from pinlaterd.rpc.framing import Transcoders
 from pinlaterd.rpc.limited_log import LimitedLog
+from pinlaterd.rpc.strangers import SILENT
 from pinlaterd.stats import Stats
 
 __all__ = ["RETIRE_SECONDS", "Answer", "ThriftServer"]
@@ -29,7 +30,6 @@ log = logging.getLogger(__name__)
 
 Handler = Callable[[bytes, Answer], None]
 
-_NO_TRANSCODERS: Final[Mapping[int, Transcoder]] = MappingProxyType({})
 # A connection that makes no progress is closed after so many times the time for one call.
 _STALL_TIMEOUTS: Final = 3
 # While others wait for memory, those that may go on have no more than this.
@@ -41,6 +41,8 @@ RETIRE_SECONDS: Final = 0.25
 _CROWDED_CURE: Final = (
     "; others wait for its memory: raise max_buffered_bytes in etc/pinlaterd.yaml"
 )
+# Those who only look whether the port is open go sooner.
+_SILENCE_SECONDS: Final = 5.0
 _LOOKS_PER_PATIENCE: Final = 10
 _LOOK_SECONDS: Final = 1.0
 _LOG_LINES: Final = 20
@@ -52,17 +54,11 @@ class ThriftServer:
     """Serves `handler` on settings.host and settings.port (a Service: both ends are safe to
     repeat). With several routers they share the port (SO_REUSEPORT)."""
 
-    def __init__(
-        self,
-        handler: Handler,
-        settings: ServerSettings,
-        stats: Stats,
-        transcoders: Transcoders = _NO_TRANSCODERS,
-    ) -> None:
+    def __init__(self, handler: Handler, settings: ServerSettings, stats: Stats) -> None:
         self.handler = handler
         self.max_frame_bytes = settings.max_frame_bytes
         self.max_calls = settings.max_calls_per_connection
-        self.transcoders = transcoders
+        self.transcoders: Transcoders = {PROTOCOL_ID: CompactTranscoder(settings.max_frame_bytes)}
         self.budget = BufferBudget(settings.max_buffered_bytes, lambda: self._connections)
         self._settings = settings
         self._stats = stats
@@ -175,6 +171,13 @@ class ThriftServer:
     def refused(self, connection: Connection, reason: str) -> None:
         self._stats.count("connections_closed_on_error")
         self._log.warning(f"closing the connection from {connection.peer}: {reason}")
+
+    def left_in_silence(self, connection: Connection, seconds: float) -> None:
+        if seconds >= _SILENCE_SECONDS:
+            self._log.warning(
+                f"the connection from {connection.peer} ended after {seconds:.0f} s without a "
+                f"byte: {SILENT}"
+            )
 
     # --- from time to time --------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple, Self
 import yaml
 from supervisor.xmlrpc import SupervisorTransport
 from thrift.protocol.TBinaryProtocol import TBinaryProtocol
+from thrift.protocol.TCompactProtocol import TCompactProtocol
 from thrift.Thrift import TApplicationException, TMessageType
 from thrift.transport import TSocket, TTransport
 
@@ -194,6 +195,7 @@ class Client:
         source: str | bytes = SOURCE,
         framed: bool = True,
         strict: bool = True,
+        compact: bool = False,
     ) -> None:
         self.api = api
         self._types = api.types
@@ -203,7 +205,11 @@ class Client:
         wrap = TTransport.TFramedTransport if framed else TTransport.TBufferedTransport
         self._transport = wrap(connection)
         self._transport.open()
-        self._service = api.service.Client(_Protocol(self._transport, strictWrite=strict))
+        self._service = api.service.Client(
+            TCompactProtocol(self._transport)
+            if compact
+            else _Protocol(self._transport, strictWrite=strict)
+        )
 
     def __enter__(self) -> Self:
         return self

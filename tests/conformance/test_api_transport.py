@@ -1,6 +1,6 @@
 """SPEC section 2, transport: how calls travel, and what bytes may not do.
 
-    framed, unframed; strict, non-strict; one port         test_kinds_of_binary_protocol
+    framed, unframed; strict, non-strict; compact          test_kinds_of_protocol
     replies bear the call's name and seqid                 test_pipelined_…
     pipelined calls, answered in their order               the same; test_slow_call_…
     unknown method, the connection stays usable            test_unknown_method…
@@ -14,8 +14,8 @@
     mistakes that no code names: `invalid request: `       test_missing_…, test_unknown_state_…
     no bytes disturb others or kill a process (section 3)  test_nonsense_disturbs_nobody
 
-The time limit of a call is tested in test_api_shard_down.py. Framed TCompactProtocol is not part
-of this release.
+The time limit of a call is tested in test_api_shard_down.py; compact in full in tests/rpc and
+tests/clients.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ ALL_BYTES = bytes(range(256))
 
 
 @pytest.mark.parametrize(
-    ("framed", "strict"),
-    [(True, True), (True, False), (False, True)],
-    ids=["framed strict", "framed non-strict", "unframed strict"],
+    "form",
+    [{}, {"strict": False}, {"framed": False}, {"compact": True}],
+    ids=["framed strict", "framed non-strict", "unframed strict", "framed compact"],
 )
-def test_kinds_of_binary_protocol(service: Deployment, queue, framed, strict):
-    with service.client(framed=framed, strict=strict) as client:
+def test_kinds_of_protocol(service: Deployment, queue, form):
+    with service.client(**form) as client:
         (descriptor,) = client.enqueue(queue, ALL_BYTES)
         (claimed,) = client.dequeue(queue).values()
         client.ack(queue, succeeded=[descriptor])

@@ -12,6 +12,8 @@ import pytest
 from pinlaterd.errors import PinLaterError
 from pinlaterd.model import CallContext, LookupRequest, Method
 from pinlaterd.rpc import codec
+from pinlaterd.rpc.compact import CompactTranscoder
+from pinlaterd.rpc.framing import Transcoder
 from tests.deployment import Deployment
 from tests.hostile.calls import (
     I64,
@@ -34,12 +36,21 @@ pytestmark = pytest.mark.service
 
 FRAME_LIMIT = 64 * MIB
 CALLS = valid_calls(QUEUE)
+COMPACT = CompactTranscoder(FRAME_LIMIT)
 
 
-def _exchange_all(deployment: Deployment, messages: Iterable[bytes]) -> list[bytes]:
+def _exchange_all(
+    deployment: Deployment, messages: Iterable[bytes], transcoder: Transcoder | None = None
+) -> list[bytes]:
     """Each message is answered, or closes its connection; all answers."""
     answers: list[bytes] = []
-    connection = RawConnection(deployment.port)
+
+    def connect() -> RawConnection:
+        connection = RawConnection(deployment.port, transcoder)
+        connection.begin()
+        return connection
+
+    connection = connect()
     for message in messages:
         try:
             answers += connection.exchange(message)
@@ -47,7 +58,7 @@ def _exchange_all(deployment: Deployment, messages: Iterable[bytes]) -> list[byt
             pytest.fail(f"neither answered nor closed: {message[:2000].hex()}")
         if not connection.open:
             connection.socket.close()
-            connection = RawConnection(deployment.port)
+            connection = connect()
     connection.socket.close()
     return answers
 
@@ -72,6 +83,42 @@ def test_random_bytes_without_frames(deployment: Deployment):
 def test_mutated_calls(deployment: Deployment, seed):
     chance = random.Random(seed)
     _exchange_all(deployment, (mutated(chance.choice(CALLS), chance) for _ in range(400)))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_mutated_compact_calls(deployment: Deployment, seed):
+    chance = random.Random(seed)
+    calls = [COMPACT.from_binary(call) for call in CALLS]
+    mutants = (mutated(chance.choice(calls), chance) for _ in range(400))
+    assert _exchange_all(deployment, mutants, COMPACT)
+
+
+def test_compact_fields_of_any_type(deployment: Deployment):
+    chance = random.Random(3)
+    messages = [
+        COMPACT.from_binary(head(method) + random_struct(chance))
+        for method in Method
+        for _ in range(20)
+    ]
+    assert _exchange_all(deployment, messages, COMPACT)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(b"\x1c" * 1_000_000, id="deep structs"),
+        pytest.param(b"\x19" * 1_000_000, id="deep lists"),
+        pytest.param(b"\x19\xfc\xff\xff\xff\xff\x0f" + bytes(1000), id="a list that lies"),
+        pytest.param(b"\x19\xfc\xff\x83\x7a" + bytes(2_000_001), id="too many structs"),
+        pytest.param(b"\x19\xf6\xbf\x84\x3d" + bytes(999_999), id="as many numbers as may be"),
+        pytest.param(b"\x1b\xff\xff\xff\xff\x0f\x88" + bytes(1000), id="a map that lies"),
+        pytest.param(b"\x18\xff\xff\xff\xff\x0f" + bytes(1000), id="a text that lies"),
+        pytest.param(b"\x15" + b"\xff" * 1_000_000, id="a number without end"),
+    ],
+)
+def test_compact_messages_that_would_be_dear(deployment: Deployment, body):
+    start = COMPACT.from_binary(head(Method.CREATE_QUEUE) + bytes(1))[:-1]
+    _exchange_all(deployment, [start + body + bytes(1)] * 3, COMPACT)
 
 
 def test_calls_cut_off_anywhere(deployment: Deployment):
@@ -163,12 +210,11 @@ def test_oneway_calls_get_no_answer(deployment: Deployment):
 @pytest.mark.parametrize(
     "greeting",
     [
-        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
         b"SSH-2.0-OpenSSH_9.2\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500),
         b"\x82\x21\x01\x0dgetQueueNames",
     ],
-    ids=["http", "ssh", "tls", "compact"],
+    ids=["ssh", "tls", "unframed compact"],
 )
 def test_other_protocols_are_shown_the_door(deployment: Deployment, greeting):
     with RawConnection(deployment.port) as connection:

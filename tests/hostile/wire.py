@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from pinlaterd.rpc import codec
+from pinlaterd.rpc.framing import Transcoder
 from tests.hostile.calls import head
 
 ANSWER_SECONDS = 10.0
@@ -20,12 +21,19 @@ def framed(message: bytes) -> bytes:
 
 
 class RawConnection:
-    """`exchange` finds out whether the server answered or closed; a third is a failure."""
+    """`exchange` finds out whether the server answered or closed; a third is a failure.
 
-    def __init__(self, port: int) -> None:
+    With a transcoder the connection speaks that protocol: what is sent is in it already, answers
+    are turned into binary."""
+
+    def __init__(self, port: int, transcoder: Transcoder | None = None) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=ANSWER_SECONDS)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.open = True
+        self._transcoder = transcoder
+        self._harmless = head(TRACE_METHOD, seqid=_TRACE_SEQID) + bytes(1)
+        if transcoder is not None:
+            self._harmless = transcoder.from_binary(self._harmless)
         self._received = bytearray()
 
     def __enter__(self) -> Self:
@@ -54,7 +62,7 @@ class RawConnection:
                 if len(self._received) >= end:
                     message = bytes(self._received[4:end])
                     del self._received[:end]
-                    return message
+                    return self._transcoder.to_binary(message) if self._transcoder else message
             try:
                 chunk = self.socket.recv(65536)
             except ConnectionResetError:
@@ -64,11 +72,16 @@ class RawConnection:
                 return None
             self._received += chunk
 
+    def begin(self) -> None:
+        """A first, harmless call: from now on the server knows the connection's protocol."""
+        self.send(framed(self._harmless))
+        assert self.receive_message() is not None
+
     def exchange(self, message: bytes) -> list[bytes]:
         """Send a framed message and a harmless one behind it: the answers to the first.
 
         Afterwards `open` says whether the harmless one was answered, or the server closed."""
-        self.send(framed(message) + framed(head(TRACE_METHOD, seqid=_TRACE_SEQID) + bytes(1)))
+        self.send(framed(message) + framed(self._harmless))
         answers: list[bytes] = []
         while (answer := self.receive_message()) is not None:
             if codec.peek_seqid(answer) == _TRACE_SEQID:

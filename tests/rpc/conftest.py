@@ -14,10 +14,12 @@ from pinlaterd.rpc.interface import INTERFACE_FILE
 
 @pytest.fixture(scope="session")
 def apache(tmp_path_factory: pytest.TempPathFactory, program_path) -> SimpleNamespace:
-    """`service` and `types` as generated, `write(call)` and `read(reply)` of whole messages."""
+    """`service` and `types` as generated, `write(call)` and `read(reply)` of whole messages, in
+    binary or compact."""
     compiler = program_path("thrift", debian_package="thrift-compiler")
     transport = pytest.importorskip("thrift.transport.TTransport")
     protocol = pytest.importorskip("thrift.protocol.TBinaryProtocol")
+    compact = pytest.importorskip("thrift.protocol.TCompactProtocol").TCompactProtocol
     folder = tmp_path_factory.mktemp("apache")
     subprocess.run(
         [compiler, "--gen", "py", "-out", folder, INTERFACE_FILE.resolve()],
@@ -39,6 +41,17 @@ def apache(tmp_path_factory: pytest.TempPathFactory, program_path) -> SimpleName
         getattr(client, f"send_{method}")(*arguments)
         return bytes(buffer.getvalue())
 
+    def write_compact(method: str, *arguments: object, seqid: int = 7) -> bytes:
+        buffer = transport.TMemoryBuffer()
+        client = service.Client(compact(buffer))
+        client._seqid = seqid
+        getattr(client, f"send_{method}")(*arguments)
+        return bytes(buffer.getvalue())
+
+    def read_compact(method: str, reply: bytes) -> object:
+        client = service.Client(compact(transport.TMemoryBuffer(reply)))
+        return getattr(client, f"recv_{method}")()
+
     def read(method: str, reply: bytes) -> object:
         client = service.Client(protocol.TBinaryProtocol(transport.TMemoryBuffer(reply)))
         return getattr(client, f"recv_{method}")()
@@ -51,4 +64,13 @@ def apache(tmp_path_factory: pytest.TempPathFactory, program_path) -> SimpleName
         )
         return bytes(answer.getvalue())
 
-    return SimpleNamespace(service=service, types=types, write=write, read=read, serve=serve)
+    return SimpleNamespace(
+        service=service,
+        types=types,
+        write=write,
+        read=read,
+        serve=serve,
+        unknown_method=pytest.importorskip("thrift.Thrift").TApplicationException,
+        write_compact=write_compact,
+        read_compact=read_compact,
+    )

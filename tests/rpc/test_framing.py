@@ -99,27 +99,45 @@ def test_messages_before_the_failure_are_kept():
 
 
 CURE = "max_frame_bytes is 1048576: send fewer jobs a call, or raise it in etc/pinlaterd.yaml"
-COMPACT = (
-    "framed TCompactProtocol, which this version does not speak; "
-    "set the client to framed TBinaryProtocol"
+PORT = "this is pinlaterd's Thrift port"
+UNFRAMED_COMPACT = (
+    "TCompactProtocol without frames; set the client to framed transport (TFramedTransport)"
 )
 
 
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (b"GET /stats.txt HTTP/1.1\r\n", "HTTP; this is the Thrift port"),
-        (b"\x16\x03\x01\x02\x00\x01", "TLS; the Thrift port is not encrypted"),
-        (b"SSH-2.0-OpenSSH_9.2\r\n", "SSH; this is the Thrift port"),
-        (b"\x82\x21\x01\x0d", "no Thrift protocol that is spoken here (it begins 82 21 01 0d)"),
+        (b"GET /stats.txt HTTP/1.1\r\n", f"HTTP; {PORT}, statistics are on stats_port"),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", f"HTTP/2, as gRPC speaks it; {PORT}"),
+        (
+            b"\x16\x03\x01\x02\x00\x01",
+            f"TLS; {PORT}, which is not encrypted: switch TLS off in the client",
+        ),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", f"SSH; {PORT}"),
+        (b"*1\r\n$4\r\nPING\r\n", f"a Redis client; {PORT}"),
+        (
+            b"PROXY TCP4 10.0.0.1 10.0.0.2 5000 9010\r\n",
+            "the PROXY protocol, which is not spoken here; switch it off in the load balancer",
+        ),
+        (
+            b'[1,"getQueueNames",1,0,{}]',
+            "TJSONProtocol; set the client to TBinaryProtocol or TCompactProtocol",
+        ),
+        (
+            framed(b'[1,"getQueueNames",1,0,{}]'),
+            "TJSONProtocol; set the client to TBinaryProtocol or TCompactProtocol",
+        ),
+        (
+            framed(b"\x0f\xff\0\0\0\0\0\1\0\1\0\0\0\0"),
+            "THeader transport; set the client to framed transport without headers",
+        ),
+        (b"\x82\x21\x01\x0dgetQueueNames", UNFRAMED_COMPACT),
+        (b"\x82\xff\x01\x0d", "no Thrift protocol that is spoken here (it begins 82 ff 01 0d)"),
         (b"\xff\xff\xff\xff", "no Thrift protocol that is spoken here (it begins ff ff ff ff)"),
         (
             b"\x00\x20\x00\x00",
-            f"a frame of 2097152 bytes; {CURE} (it begins 00 20 00 00)",
-        ),
-        (
-            framed(b"\x82\x21\x01\x0dgetQueueNames"),
-            COMPACT,
+            f"a frame of 2097152 bytes (it begins 00 20 00 00); {CURE}",
         ),
     ],
 )

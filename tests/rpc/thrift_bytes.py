@@ -74,6 +74,91 @@ def write_message(
     return head + write_struct(fields)
 
 
+# --- TCompactProtocol -----------------------------------------------------------------------
+
+COMPACT_TYPES = {
+    BOOL: 1,
+    BYTE: 3,
+    I16: 4,
+    I32: 5,
+    I64: 6,
+    DOUBLE: 7,
+    STRING: 8,
+    LIST: 9,
+    SET: 10,
+    MAP: 11,
+    STRUCT: 12,
+}
+
+
+def varint(number: int) -> bytes:
+    low, rest = number & 0x7F, number >> 7
+    return bytes([low | 0x80]) + varint(rest) if rest else bytes([low])
+
+
+def zigzag(number: int) -> bytes:
+    return varint(2 * number if number >= 0 else -2 * number - 1)
+
+
+def write_compact_value(code: int, value: Any) -> bytes:
+    if code == STRING:
+        assert isinstance(value, bytes)
+        return varint(len(value)) + value
+    if code == STRUCT:
+        return write_compact_struct(value)
+    if code in (LIST, SET):
+        element, values = value
+        count, kind = len(values), COMPACT_TYPES[element]
+        head = bytes([count << 4 | kind]) if count < 15 else bytes([0xF0 | kind]) + varint(count)
+        return head + b"".join(write_compact_value(element, each) for each in values)
+    if code == MAP:
+        key, element, pairs = value
+        if not pairs:
+            return b"\0"
+        types = bytes([COMPACT_TYPES[key] << 4 | COMPACT_TYPES[element]])
+        return (
+            varint(len(pairs))
+            + types
+            + b"".join(
+                write_compact_value(key, name) + write_compact_value(element, each)
+                for name, each in pairs
+            )
+        )
+    if code == BOOL:
+        return b"\1" if value else b"\2"
+    if code == BYTE:
+        return struct.pack(">b", value)
+    return struct.pack("<d", value) if code == DOUBLE else zigzag(value)
+
+
+def write_compact_struct(fields: Sequence[Field]) -> bytes:
+    parts = []
+    last = 0
+    for field in fields:
+        kind = COMPACT_TYPES[field.type]
+        if field.type == BOOL and not field.value:
+            kind = 2
+        distance, last = field.id - last, field.id
+        if 0 < distance < 16:
+            parts.append(bytes([distance << 4 | kind]))
+        else:
+            parts.append(bytes([kind]) + zigzag(field.id))
+        if field.type != BOOL:
+            parts.append(write_compact_value(field.type, field.value))
+    return b"".join(parts) + b"\0"
+
+
+def write_compact_message(
+    name: str, fields: Sequence[Field], *, kind: int = 1, seqid: int = 7
+) -> bytes:
+    raw = name.encode()
+    head = bytes([0x82, kind << 5 | 1]) + varint(seqid & 0xFFFFFFFF) + varint(len(raw)) + raw
+    return head + write_compact_struct(fields)
+
+
+# --- calls ----------------------------------------------------------------------------------
+
+
 def framed(message: bytes) -> bytes:
     return struct.pack(">I", len(message)) + message
 
