@@ -4,6 +4,7 @@
     fractions; 0 stops; acks along are carried out           test_the_rate…, test_a_paused_queue…
     never above it when processes are killed                 test_killed_processes…
     several servers share it                                 test_servers_of_a_set…
+    a change of queues.yaml acts                             test_a_changed_limit…
 
 A queue's total must be within 2 % of its rate, or 2 jobs, the larger, over 60 s. Over 12 s at 20
 jobs/s 2 % are 4.8 jobs: a quarter of a second, so every change of demand in the window has to cost
@@ -22,7 +23,7 @@ from pinlaterd.client import JobState
 from pinlaterd.errors import DequeueRateLimited
 from tests.conftest import WaitUntil
 from tests.deployment import Deployment
-from tests.rates.conftest import RATES, NewDeployment
+from tests.rates.conftest import RATES, NewDeployment, write_rates
 from tests.rates.puller import Puller
 
 pytestmark = pytest.mark.service
@@ -148,3 +149,25 @@ def test_servers_of_a_set_share_the_rate(
     server_set.write_text("one:1\n")
     wait_until(lambda: limit() == 20)
     assert one.status()["warnings"] == []
+
+
+def test_a_changed_limit_acts_at_once(deployment: Deployment, wait_until: WaitUntil):
+    """Nobody is restarted for it: a pause is lifted, and put on again."""
+    pids = deployment.pids()
+    with deployment.client() as client:
+        try:
+            write_rates(deployment, RATES | {"paused": 1000})
+            jobs = client.dequeue("paused", limit=1, max_wait_ms=10_000)
+            assert len(jobs) == 1
+        finally:
+            write_rates(deployment, RATES)
+
+        def is_paused() -> bool:
+            try:
+                return not client.dequeue("paused", limit=1)
+            except DequeueRateLimited:
+                return True
+
+        wait_until(is_paused)
+        wait_until(lambda: deployment.stats()["gauges"]["paused_rate_limit"] == 0)
+    assert deployment.pids() == pids
