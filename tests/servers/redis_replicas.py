@@ -31,12 +31,15 @@ class RedisPair:
         self.replica.start()
 
     def wait_until_in_step(self, wait_until: WaitUntil) -> None:
-        """The replica has all that the master has."""
+        """The replica has all that the master has, and the master says that it is there."""
 
         def in_step() -> bool:
             at_master, at_replica = replication(self.master), replication(self.replica)
+            listed = at_master.get("slave0")
             return (
-                at_replica.get("master_link_status") == "up"
+                isinstance(listed, dict)
+                and listed["state"] == "online"
+                and at_replica.get("master_link_status") == "up"
                 and at_replica["slave_repl_offset"] == at_master["master_repl_offset"]
             )
 
