@@ -12,6 +12,8 @@ from pinlaterd import __version__
 from pinlaterd.admin import status_page, target
 from pinlaterd.admin.jobs import job
 from pinlaterd.admin.queues import queue, read_password
+from pinlaterd.admin.shards import shard
+from pinlaterd.admin.top import top
 from pinlaterd.client.cli import CommandLine, printable
 from pinlaterd.config.layout import ETC
 from pinlaterd.config.load import load_config
@@ -31,6 +33,8 @@ def cli() -> None:
     \b
     Examples:
       pinlater-admin status
+      pinlater-admin top
+      pinlater-admin shard drain 3 --wait
       pinlater-admin queue stats mail
       pinlater-admin job scan mail failed
       pinlater-admin --dir /srv/pinlaterd job retry mail
@@ -39,6 +43,8 @@ def cli() -> None:
 
 cli.add_command(queue)
 cli.add_command(job)
+cli.add_command(shard)
+cli.add_command(top)
 
 
 @cli.group()
