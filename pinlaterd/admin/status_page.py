@@ -51,6 +51,8 @@ def show(status: Status) -> None:
     click.echo()
     print_table(("shard", "engine", "state", "enqueues"), [_shard_row(s) for s in status["shards"]])
     _show_list("Problems", status["problems"])
+    _show_list("Problems of the configuration", status["config_problems"])
+    _show_list("Changes that need a restart", status["needs_restart"])
     _show_list("Warnings", status["warnings"])
 
 

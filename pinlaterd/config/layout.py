@@ -17,6 +17,7 @@ SERVER_FILE = "pinlaterd.yaml"
 SHARDS_FILE = "shards.yaml"
 QUEUES_FILE = "queues.yaml"
 SUPERVISORD_FILE = "supervisord.conf"
+CONFIG_FILES = (SERVER_FILE, SHARDS_FILE, QUEUES_FILE)
 
 LOGS = RUN / "log"
 SHARD_PROGRAMS = RUN / "supervisord.d"
@@ -25,6 +26,10 @@ SUPERVISOR_SOCKET = RUN / "supervisor.sock"
 SUPERVISOR_PID_FILE = RUN / "supervisord.pid"
 COORDINATOR_LOCK = RUN / "coordinator.lock"
 SNAPSHOT_FILE = RUN / "snapshot.json"
+CONFIG_FILE = RUN / "config.json"
+CONFIG_LOCK = RUN / "config.lock"
+PROGRAMS_LOCK = RUN / "programs.lock"
+PROGRAMS_DUE = RUN / "programs.due"
 
 COORDINATOR_ENDPOINT = f"ipc://{RUN}/coordinator.ipc"
 

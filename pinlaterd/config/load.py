@@ -16,7 +16,7 @@ from typing import Any, get_type_hints
 from pinlaterd.config.document import Node
 from pinlaterd.config.layout import QUEUES_FILE, SERVER_FILE, SHARDS_FILE
 from pinlaterd.config.password import is_hash
-from pinlaterd.config.reading import FileReader, raise_problems
+from pinlaterd.config.reading import FileReader, ReadBytes, raise_problems
 from pinlaterd.config.schema import (
     HASH_ENVIRONMENT,
     Config,
@@ -36,18 +36,20 @@ _HASH_FILE = f"{_HASH}_file"
 _PINLATER_QUEUE_KEYS = {"maxJobsPerSecond": "max_jobs_per_second"}
 
 
-def load_config(etc: Path) -> Config:
+def load_config(etc: Path, read: ReadBytes = Path.read_bytes) -> Config:
     """The configuration in the folder `etc`. Raises ConfigError with every problem."""
-    server_file = FileReader(etc / SERVER_FILE)
-    shards_file = FileReader(etc / SHARDS_FILE)
-    queues_file = FileReader(etc / QUEUES_FILE)
+    server_file = FileReader(etc / SERVER_FILE, read)
+    shards_file = FileReader(etc / SHARDS_FILE, read)
+    queues_file = FileReader(etc / QUEUES_FILE, read)
     if not etc.is_dir():
         raise ConfigError([f"{etc}: no such folder; `pinlaterd init DIR` writes a new deployment"])
     server = _read_server(server_file, etc.parent)
     shards = read_shards(shards_file, server, etc.parent)
     queues = _read_queues(queues_file, server)
-    raise_problems([server_file, shards_file, queues_file])
-    return Config(server, dict(shards), queues)
+    files = (server_file, shards_file, queues_file)
+    raise_problems(files)
+    held = tuple(file.path.name for file in files if not file.blank)
+    return Config(server, dict(shards.by_name), queues, shards.abandon, held)
 
 
 def settings_of(schema: type) -> Mapping[str, Setting]:

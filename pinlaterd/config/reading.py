@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from pinlaterd.config.document import DocumentError, Node, parse
@@ -14,12 +14,17 @@ from pinlaterd.errors import ConfigError
 
 ANYTHING = Setting("")
 
+ReadBytes = Callable[[Path], bytes]
+
 
 class FileReader:
     """One file: what it holds, and what is wrong with it as `file:line: key: …`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, read: ReadBytes = Path.read_bytes) -> None:
+        """`read` gives the file's bytes, or raises OSError."""
         self.path = path
+        self.blank = True  # whether there was nothing in it
+        self._read = read
         self._problems: list[tuple[int, str]] = []
 
     @property
@@ -35,7 +40,9 @@ class FileReader:
     def read(self, *, required: bool = False) -> Node | None:
         """The file's document; None if there is nothing in it to use."""
         try:
-            node = parse(self.path.read_bytes())
+            data = self._read(self.path)
+            self.blank = not data.strip()
+            node = parse(data)
         except FileNotFoundError:
             if required:
                 self.problem(0, "", "no such file; `pinlaterd init DIR` writes a new deployment")

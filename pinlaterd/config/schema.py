@@ -62,6 +62,7 @@ class Setting(NamedTuple):
     allowed: Between | OneOf | Characters | None = None
     secret: bool = False
     local: bool = False  # the default depends on the machine
+    live: bool = False  # a change acts without a restart
 
 
 def _setting(
@@ -71,10 +72,10 @@ def _setting(
     *,
     secret: bool = False,
     local: bool = False,
+    live: bool = False,
 ) -> T:
-    return field(
-        default=default, metadata={"setting": Setting(doc, allowed, secret, local)}, repr=not secret
-    )
+    setting = Setting(doc, allowed, secret, local, live)
+    return field(default=default, metadata={"setting": setting}, repr=not secret)
 
 
 # A claim descriptor HOST:PORT:STARTMILLIS:SOURCE:COUNTER has to fit into PinLater's
@@ -117,41 +118,53 @@ class ServerSettings:
         1 * MIB, "longest body of a job, bytes", Between(1, 1024 * MIB)
     )
     max_jobs_per_enqueue: int = _setting(
-        100_000, "an enqueue of more jobs is refused", Between(1, 10_000_000)
+        100_000, "an enqueue of more jobs is refused", Between(1, 10_000_000), live=True
     )
     enqueue_split_jobs: int = _setting(
-        1000, "an enqueue of more jobs is split over shards", Between(1, 1_000_000)
+        1000, "an enqueue of more jobs is split over shards", Between(1, 1_000_000), live=True
     )
     max_dequeue_wait_ms: int = _setting(
-        30_000, "longest wait of a long-polling dequeue, milliseconds", Between(0, 3_600_000)
+        30_000,
+        "longest wait of a long-polling dequeue, milliseconds",
+        Between(0, 3_600_000),
+        live=True,
     )
     request_timeout_ms: int = _setting(
         10_000, "a call is answered within this (plus its own wait), ms", Between(100, 600_000)
     )
     count_limit: int = _setting(
-        100_000, "how far getJobCount counts, per shard and priority", Between(1, 1_000_000_000)
+        100_000,
+        "how far getJobCount counts, per shard and priority",
+        Between(1, 1_000_000_000),
+        live=True,
     )
-    scan_limit: int = _setting(10_000, "most jobs in one answer of scanJobs", Between(1, 1_000_000))
+    scan_limit: int = _setting(
+        10_000, "most jobs in one answer of scanJobs", Between(1, 1_000_000), live=True
+    )
 
     job_claimed_timeout_seconds: float = _setting(
         600.0,
         "a claim older than this ends: the job is pending again with one attempt less, seconds",
         Between(0.1, SECONDS_A_YEAR),
+        live=True,
     )
     job_succeeded_ttl_hours: float = _setting(
         24.0,
         "succeeded jobs are kept so long, hours (fractions allowed)",
         Between(0, HOURS_A_CENTURY),
+        live=True,
     )
     job_failed_ttl_hours: float = _setting(
         168.0,
         "failed jobs are kept so long, hours (fractions allowed)",
         Between(0, HOURS_A_CENTURY),
+        live=True,
     )
     monitor_interval_seconds: float = _setting(
         10.0,
         "how often each shard looks for expired claims and old jobs, seconds",
         Between(0.05, 3600),
+        live=True,
     )
     monitor_batch_size: int = _setting(
         500, "most jobs that one slice of this upkeep changes", Between(1, 100_000)
@@ -206,6 +219,7 @@ class ServerSettings:
         1,
         "PinLater's shards.yaml in JSON: shards 1, 1d1 ... 1d(n-1) in each MySQL server",
         Between(1, 1000),
+        live=True,
     )
     admin_password_hash: str = _setting(
         "",
@@ -213,8 +227,9 @@ class ServerSettings:
         f" or admin_password_hash_file: PATH; or the environment's {HASH_ENVIRONMENT}."
         " None: deleteQueue is refused",
         secret=True,
+        live=True,
     )
-    log_level: str = _setting("info", "what is logged", OneOf(LOG_LEVELS))
+    log_level: str = _setting("info", "what is logged", OneOf(LOG_LEVELS), live=True)
 
 
 class Address(NamedTuple):
@@ -242,6 +257,7 @@ class ShardSettings:
     slave: Address | None = None
     user: str = ""
     passwd: str = field(default="", repr=False)
+    passwd_env: str = ""  # the environment variable that `passwd` came from, if it did
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +285,8 @@ class Config:
     server: ServerSettings = field(default_factory=ServerSettings)
     shards: Mapping[str, ShardSettings] = field(default_factory=dict)
     queues: Mapping[str, QueueSettings] = field(default_factory=dict)
+    abandon: tuple[str, ...] = ()  # shards that may be removed with the jobs that they hold
+    files: tuple[str, ...] = ()  # those of etc/ that held anything at all
 
     def queue(self, name: str) -> QueueSettings:
         """What holds for the queue `name`, whether or not queues.yaml names it."""

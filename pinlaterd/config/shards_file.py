@@ -4,12 +4,15 @@ ours     shards: {NAME: {engine: sqlite, dequeue_only: false, file: …}}
 MySQL    {"<prefix>001": {"master": {"host", "port"}, "slave", "user", "passwd", "dequeueOnly"}}
          shard 001 is named 1; with mysql_num_db_per_queue n there are also 1d1 … 1d(n-1)
 Redis    {"shards": [{"name", "shardConfig": {"master", "slave", "dequeueOnly"}}]}
+
+In each, `abandon: [NAME, ...]` names shards that may be removed with the jobs that they hold.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +32,7 @@ from pinlaterd.config.schema import (
 from pinlaterd.model import SHARD_NAME
 
 NAME_RULE = "use 1 to 16 letters, digits and hyphens"
+_ABANDON = "abandon"
 _HOST = Setting("", Characters(1, 255))
 _PORT = Setting("", Between(1, 65535))
 _PINLATER_MYSQL_NAME = re.compile(r".*?([0-9]+)\Z", re.DOTALL)
@@ -52,15 +56,21 @@ _ENGINE_KEYS = {
 assert set(_ENGINE_KEYS) == set(ENGINES)
 
 
-def read_shards(
-    reader: FileReader, server: ServerSettings, base: Path
-) -> Mapping[str, ShardSettings]:
-    """The shards by name, in the order of the file. `base` is DIR, for relative paths."""
+class ShardsFile(NamedTuple):
+    """What shards.yaml says; the shards in the order of the file."""
+
+    by_name: Mapping[str, ShardSettings]
+    abandon: tuple[str, ...]
+
+
+def read_shards(reader: FileReader, server: ServerSettings, base: Path) -> ShardsFile:
+    """`base` is DIR, for relative paths."""
     root = reader.read(required=True)
     if root is None:
         if not reader.problems:
             reader.problem(1, "shards", "the file is empty; name at least one shard")
-        return {}
+        return ShardsFile({}, ())
+    root, abandoned = _without(root, _ABANDON)
     listed = root.get("shards")
     form = _ShardsReader(reader, base)
     if listed is not None and listed.items is not None:
@@ -76,7 +86,34 @@ def read_shards(
         reader.problem(
             root.line, "shards", f"{len(form.shards)} shards are too many; at most {MAX_SHARDS}"
         )
-    return form.shards
+    return ShardsFile(form.shards, _read_abandon(reader, abandoned, form.shards))
+
+
+def _without(root: Node, key: str) -> tuple[Node, Node | None]:
+    """`root` without `key`, whose place no form of the file has; and what `key` says."""
+    if root.entries is None:
+        return root, None
+    rest = [entry for entry in root.entries if entry.key != key]
+    return replace(root, entries=rest), root.get(key)
+
+
+def _read_abandon(
+    reader: FileReader, node: Node | None, shards: Mapping[str, ShardSettings]
+) -> tuple[str, ...]:
+    if node is None or (node.is_scalar and node.scalar is None):
+        return ()
+    names = []
+    for index, item in enumerate(reader.sequence(node, _ABANDON)):
+        key = f"{_ABANDON}.{index}"
+        if not item.is_scalar or not SHARD_NAME.match(item.text):
+            reader.problem(item.line, key, f"expected a shard's name; {NAME_RULE}")
+        elif item.text in shards:
+            reader.problem(
+                item.line, key, f"shard {item.text!r} is listed under shards too; keep one of them"
+            )
+        else:
+            names.append(item.text)
+    return tuple(names)
 
 
 class _ShardsReader:
@@ -119,6 +156,7 @@ class _ShardsReader:
             slave=self._address(values, "slave", prefix),
             user=self._text(values, "user", prefix),
             passwd=reader.secret(values, "passwd", prefix, self._base) or "",
+            passwd_env=_variable(values),
         )
 
     def read_pinlater_mysql(self, root: Node, databases: int) -> None:
@@ -147,6 +185,7 @@ class _ShardsReader:
                         slave=self._address(values, "slave", prefix),
                         user=self._text(values, "user", prefix),
                         passwd=reader.secret(values, "passwd", prefix, self._base) or "",
+                        passwd_env=_variable(values),
                     ),
                     node,
                     key,
@@ -176,6 +215,7 @@ class _ShardsReader:
                 master=self._address(settings, "master", prefix),
                 slave=self._address(settings, "slave", prefix),
                 passwd=reader.secret(settings, "passwd", prefix, self._base) or "",
+                passwd_env=_variable(settings),
             )
             self._add(shard, values["name"], f"{key}.name")
 
@@ -257,3 +297,9 @@ class _ShardsReader:
         host = self._reader.text(inner["host"], f"{key}.host", _HOST)
         port = self._reader.integer(inner["port"], f"{key}.port", _PORT)
         return None if host is None or port is None else Address(host, port)
+
+
+def _variable(values: Mapping[str, Node]) -> str:
+    """The environment variable that a shard's password comes from; "" if it does not."""
+    _, _, env = secret_keys("passwd")
+    return values[env].text if env in values else ""

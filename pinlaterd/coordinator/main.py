@@ -1,6 +1,7 @@
 """`pinlaterd coordinator`: wires the coordinator's parts together and runs them until told to stop.
 
-It has no timer: it wakes up for a report, a request or a signal.
+It wakes up for a report, a request or a signal, and four times a second to look whether the
+configuration has changed.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import errno
 import fcntl
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
+from typing import NoReturn
 
 import psutil
 import uvloop
@@ -21,11 +24,15 @@ from aiohttp import web
 from pinlaterd import log as logs
 from pinlaterd.clock import Clock, SystemClock
 from pinlaterd.config import layout
-from pinlaterd.config.load import load_config
+from pinlaterd.config.in_force import NO_VERSION, InForce, Superseded, load_in_force, write_in_force
 from pinlaterd.config.schema import Config
 from pinlaterd.coordinator.pages import make_application
+from pinlaterd.coordinator.reload import Reload
 from pinlaterd.coordinator.roster import ProcessView, Roster
+from pinlaterd.coordinator.shard_programs import ShardPrograms, changed_programs
 from pinlaterd.coordinator.status import About, Status, status, usage_of
+from pinlaterd.coordinator.transition import Holding
+from pinlaterd.coordinator.watch import LOOK_SECONDS
 from pinlaterd.errors import ConfigError
 from pinlaterd.lifecycle import ExitCode, StopSignal, set_title
 from pinlaterd.stats import Stats, StatsSnapshot
@@ -43,6 +50,7 @@ from pinlaterd.wire.envelope import MalformedEnvelope
 log = logging.getLogger(__name__)
 
 _NAME = "coordinator"
+_SUPERVISED = "SUPERVISOR_ENABLED"  # supervisord sets it for those whom it runs
 _STOP_SECONDS = 2.0  # for HTTP requests in hand
 
 
@@ -51,34 +59,45 @@ def run(etc: Path) -> int:
     set_title(_NAME)
     etc = layout.enter(etc)
     try:
-        config = load_config(etc)
+        in_force = load_in_force(etc)
     except ConfigError as error:
         logs.set_up(_NAME, "info")
         for problem in error.problems:
             log.error("%s", problem)
         return ExitCode.CONFIG
-    logs.set_up(_NAME, config.server.log_level)
+    logs.set_up(_NAME, in_force.config.server.log_level)
     with _sole_coordinator() as sole:
         if not sole:
             log.error("another coordinator runs in %s; only one may", Path.cwd())
             return ExitCode.FAILURE
+        if in_force.version == NO_VERSION:
+            in_force = write_in_force(in_force.config)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_serve(config))
+            return runner.run(_serve(etc, in_force))
 
 
-async def _serve(config: Config) -> int:
+async def _serve(etc: Path, in_force: InForce) -> int:
     stop = StopSignal()
     stop.catch_in(asyncio.get_running_loop())
-    coordinator = Coordinator(config, SystemClock())
+    coordinator = Coordinator(etc, in_force, SystemClock())
     try:
         await coordinator.start()
     except OSError as error:
         log.error("can't listen: %s", error.strerror or error)
         await coordinator.stop()
         return ExitCode.FAILURE
-    await stop.wait()
-    await coordinator.stop()
-    return ExitCode.OK
+    stopping = asyncio.create_task(stop.wait())
+    following = asyncio.create_task(coordinator.follow_files())
+    await asyncio.wait({stopping, following}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    following.cancel()
+    try:
+        await following  # raises what ended it, which nothing should
+    except asyncio.CancelledError:
+        return ExitCode.OK
+    finally:
+        await coordinator.stop()
+    raise AssertionError("nobody looks at the configuration any more")
 
 
 @contextlib.contextmanager
@@ -101,13 +120,19 @@ def _sole_coordinator() -> Iterator[bool]:
 class Coordinator:
     """The coordinator's process: the control channel, the snapshot, the pages (a Service)."""
 
-    def __init__(self, config: Config, clock: Clock) -> None:
-        self._config = config
+    def __init__(self, etc: Path, in_force: InForce, clock: Clock) -> None:
+        self._etc = etc
+        self._config = in_force.config
+        self._config_version = in_force.version
         self._clock = clock
         self._started_at_ms = clock.now_ms()
         self._started = clock.monotonic()
         self._stats = Stats()
         self._roster = Roster(clock, psutil.pid_exists)
+        self._joining = self._shards_since(read_snapshot())
+        self._reload = Reload(etc, in_force, self._holding, self._put_in_force)
+        self._programs = ShardPrograms(clock.monotonic) if _SUPERVISED in os.environ else None
+        self._trouble = ""  # why the configuration can't be followed
         self._snapshot = self._next_snapshot()
         self._control: ControlServer | None = None
         self._web = web.AppRunner(make_application(self), access_log=None)
@@ -142,6 +167,66 @@ class Coordinator:
             self._loop.remove_reader(self._control.fileno())
             self._control.close()
             self._control = None
+        if self._programs is not None:
+            await self._programs.stop()
+
+    # --- the configuration ---------------------------------------------------------------------
+
+    async def follow_files(self) -> NoReturn:
+        """Put in force what changes in etc/, for as long as this runs."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            trouble = ""
+            try:
+                await self._reload.step()
+                if self._programs is not None:
+                    self._programs.step(self._config)
+            except (OSError, ConfigError) as error:
+                trouble = f"the configuration can't be put in force: {error}; trying again"
+                if trouble != self._trouble:
+                    log.error("%s", trouble)
+            self._trouble = trouble
+            self._stats.gauge("config_problems", len(self._config_problems()))
+
+    def _put_in_force(self, config: Config) -> InForce:
+        """For all processes: first what they start from, then what they follow. Returns what is
+        in force by then: what somebody else has written meanwhile goes before."""
+        if self._programs is not None:
+            self._programs.want(changed_programs(self._config, config))
+        try:
+            accepted = write_in_force(config, after=self._config_version)
+        except Superseded:
+            accepted = load_in_force(self._etc)
+        self._take_on(accepted)
+        return accepted
+
+    def _take_on(self, accepted: InForce) -> None:
+        config = accepted.config
+        newcomers = config.shards.keys() - self._config.shards.keys()
+        self._joining = (self._joining | newcomers) & config.shards.keys()
+        self._config, self._config_version = config, accepted.version
+        self._config_replaced()
+        self._publish()
+        log.info("a changed configuration is in force, version %d", accepted.version)
+
+    def _config_replaced(self) -> None:
+        """What else here relies on the configuration."""
+        logs.set_up(_NAME, self._config.server.log_level)
+
+    def _config_problems(self) -> Sequence[str]:
+        programs = "" if self._programs is None else self._programs.problem
+        return [text for text in (*self._reload.problems, programs, self._trouble) if text]
+
+    def _holding(self, shard: str) -> Holding | None:
+        report = self._roster.serving(layout.shard_program(shard))
+        if report is None:
+            return None
+        gauges = report.stats["gauges"]
+
+        def jobs(state: str) -> int:
+            return int(sum(n for name, n in gauges.items() if name.endswith(state)))
+
+        return Holding(report.config_version, jobs("_pending"), jobs("_in_progress"))
 
     # --- what the pages ask --------------------------------------------------------------------
 
@@ -150,7 +235,10 @@ class Coordinator:
             str(Path.cwd()),
             self._clock.monotonic() - self._started,
             self._snapshot.version,
-            config_problems=(),
+            self._config_version,
+            config_problems=self._config_problems(),
+            needs_restart=self._reload.needs_restart,
+            config_judged=self._reload.judged if self._reload.settled else "",
         )
         return status(self._config, [self._view(), *self._roster.views()], about)
 
@@ -169,13 +257,23 @@ class Coordinator:
     def _view(self) -> ProcessView:
         """The coordinator itself."""
         serving = ProcessState.SERVING
-        return ProcessView(_NAME, _NAME, os.getpid(), self._started_at_ms, serving, 0.0, {})
+        return ProcessView(
+            _NAME,
+            _NAME,
+            os.getpid(),
+            self._started_at_ms,
+            serving,
+            0.0,
+            {},
+            self._config_version,
+        )
 
     # --- the control channel -------------------------------------------------------------------
 
     def _hear(self) -> None:
         """Take all that has come; answer those who are new or out of step with the snapshot."""
-        assert self._control is not None
+        if self._control is None:
+            return
         while (arrived := self._control.receive()) is not None:
             peer, message = arrived
             try:
@@ -191,12 +289,48 @@ class Coordinator:
                 log.info("%s reports, pid %d: %s", report.process, report.pid, report.state)
             if newcomer or not understood:
                 self._control.send(peer, self._snapshot)
+        self._admit()
+
+    def _admit(self) -> None:
+        """A new shard counts once it serves: calls that need all shards go on until then."""
+        serving = {
+            shard
+            for shard in self._joining
+            if self._roster.serving(layout.shard_program(shard)) is not None
+        }
+        if serving:
+            self._joining -= serving
+            self._publish()
+
+    def _publish(self) -> None:
+        """Tell everybody. Raises OSError if those who start later can't be told."""
+        self._snapshot = self._next_snapshot()
+        write_snapshot(self._snapshot)
+        if self._control is not None:
+            for peer in self._roster.peers():
+                self._control.send(peer, self._snapshot)
+            self._loop.call_soon(self._hear)  # sending uses up the descriptor's edge
+
+    def _shards_since(self, before: Snapshot | None) -> AbstractSet[str]:
+        """Those that no router knows yet; none where nothing ran before."""
+        if before is None or not before.shards:
+            return frozenset()
+        return self._config.shards.keys() - {shard.name for shard in before.shards}
 
     def _next_snapshot(self) -> Snapshot:
         """Its version is greater than that of any coordinator before, whatever the clock says."""
         before = read_snapshot()
         now_ms = self._clock.now_ms()
         version = max(now_ms, before.version + 1) if before is not None else now_ms
-        shards = self._config.shards.values()
-        entries = tuple(ShardEntry(shard.name, shard.dequeue_only) for shard in shards)
-        return Snapshot(version, entries, rates={}, generated_at_ms=now_ms)
+        entries = tuple(
+            ShardEntry(shard.name, shard.dequeue_only)
+            for shard in self._config.shards.values()
+            if shard.name not in self._joining
+        )
+        return Snapshot(
+            version,
+            entries,
+            rates={},
+            generated_at_ms=now_ms,
+            config_version=self._config_version,
+        )

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from pinlaterd.clock import Clock
 from pinlaterd.stats import StatsSnapshot, empty, merge
 from pinlaterd.stats.snapshot import apply, totals
-from pinlaterd.wire.control import Report
+from pinlaterd.wire.control import ProcessState, Report
 
 SILENT_SECONDS = 3.0  # three reports missed
 
@@ -32,6 +32,7 @@ class ProcessView(NamedTuple):
     state: str
     silent_seconds: float
     facts: Mapping[str, str]
+    config_version: int = 0
 
     @property
     def gone(self) -> bool:
@@ -74,6 +75,18 @@ class Roster:
 
     def knows(self, peer: bytes) -> bool:
         return peer in self._members
+
+    def peers(self) -> Sequence[bytes]:
+        """Those to tell news to."""
+        return list(self._members)
+
+    def serving(self, process: str) -> Report | None:
+        """What the process of that name that serves said last; None if there is none."""
+        for member in self._members.values():
+            view = self._view(member)
+            if view.process == process and view.state == ProcessState.SERVING:
+                return member.report
+        return None
 
     def views(self) -> Sequence[ProcessView]:
         """Every process that was heard of and not replaced, by name."""
@@ -130,4 +143,5 @@ class Roster:
             state,
             silent_seconds,
             report.facts,
+            report.config_version,
         )

@@ -34,6 +34,7 @@ class ProcessStatus(TypedDict):
     pid: int | None  # None: never heard of
     state: str
     uptime_seconds: float
+    config_version: int  # that it follows
     facts: Mapping[str, str]
     warnings: Sequence[str]
     cpu_seconds: float
@@ -56,12 +57,15 @@ class Status(TypedDict):
     deployment: str
     healthy: bool
     problems: Sequence[str]
-    config_problems: Sequence[str]
+    config_problems: Sequence[str]  # what the files say wrong; what is in force stays there
+    needs_restart: Sequence[str]
     warnings: Sequence[str]
     uptime_seconds: float
     thrift: str
     stats: str
     snapshot_version: int
+    config_version: int
+    config_judged: str  # digest of the files that were carried out, or refused
     processes: Sequence[ProcessStatus]
     shards: Sequence[ShardStatus]
 
@@ -72,7 +76,10 @@ class About(NamedTuple):
     deployment: str
     uptime_seconds: float
     snapshot_version: int
+    config_version: int
     config_problems: Sequence[str]
+    needs_restart: Sequence[str]
+    config_judged: str
 
 
 def router_programs(routers: int) -> Sequence[str]:
@@ -89,18 +96,21 @@ def expected_processes(config: Config) -> Mapping[str, str]:
 def status(config: Config, views: Sequence[ProcessView], about: About) -> Status:
     processes = _processes(config, views)
     shards = [_shard(shard, processes) for shard in config.shards.values()]
-    problems = [*about.config_problems, *_problems(config, processes)]
+    problems = _problems(config, processes)
     return {
         "version": __version__,
         "deployment": about.deployment,
         "healthy": not problems,
         "problems": problems,
         "config_problems": about.config_problems,
+        "needs_restart": about.needs_restart,
         "warnings": [f"{p['name']}: {text}" for p in processes for text in p["warnings"]],
         "uptime_seconds": round(about.uptime_seconds, 1),
         "thrift": f"{config.server.host}:{config.server.port}",
         "stats": f"{config.server.stats_host}:{config.server.stats_port}",
         "snapshot_version": about.snapshot_version,
+        "config_version": about.config_version,
+        "config_judged": about.config_judged,
         "processes": processes,
         "shards": shards,
     }
@@ -136,6 +146,7 @@ def _process(view: ProcessView) -> ProcessStatus:
         "pid": view.pid,
         "state": view.state,
         "uptime_seconds": 0.0 if view.state == STOPPED else round(uptime, 1),
+        "config_version": view.config_version,
         "facts": view.facts,
         "warnings": [text for key, text in view.facts.items() if key.endswith(_WARNING) and text],
         "cpu_seconds": usage.cpu_seconds if usage else 0.0,
@@ -150,6 +161,7 @@ def _missing(name: str, kind: str) -> ProcessStatus:
         "pid": None,
         "state": STOPPED,
         "uptime_seconds": 0.0,
+        "config_version": 0,
         "facts": {},
         "warnings": [],
         "cpu_seconds": 0.0,

@@ -6,15 +6,18 @@ supervisord that starts anew runs the same. Blocking: callers on an event loop u
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import http.client
+import os
 import xmlrpc.client
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol, cast
 
 from supervisor import xmlrpc as supervisor_xmlrpc
 
-from pinlaterd.config.layout import SHARD_PROGRAMS, SUPERVISOR_SOCKET
+from pinlaterd.config.layout import PROGRAMS_LOCK, SHARD_PROGRAMS, SUPERVISOR_SOCKET
 from pinlaterd.coordinator.plan import Action, Present, Program, Step
 
 _RUNNING_STATES = ("STARTING", "RUNNING", "BACKOFF")  # those that need no start
@@ -65,6 +68,17 @@ def carry_out(actions: Sequence[Action], supervisor: Supervisor) -> None:
             supervisor.start(program.name)
         else:
             supervisor.add(program)
+
+
+@contextlib.contextmanager
+def programs_locked() -> Iterator[None]:
+    """Whoever changes several programs keeps others, who do the same, out of it meanwhile."""
+    descriptor = os.open(PROGRAMS_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def write_programs(wanted: Sequence[Program], folder: Path = SHARD_PROGRAMS) -> None:

@@ -7,6 +7,7 @@ repeated. They run with the deployment as the current folder, so that socket pat
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import fcntl
 import os
@@ -22,11 +23,14 @@ import psutil
 
 from pinlaterd.admin import stats_page
 from pinlaterd.client.client import Client
+from pinlaterd.config.in_force import read_in_force, write_in_force
 from pinlaterd.config.layout import (
     ETC,
     LOGS,
+    PROGRAMS_DUE,
     RUN,
     SERVER_FILE,
+    SNAPSHOT_FILE,
     STATS_SOCKET,
     SUPERVISOR_PID_FILE,
     SUPERVISOR_SOCKET,
@@ -36,18 +40,20 @@ from pinlaterd.config.layout import (
 from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import Config, ServerSettings
 from pinlaterd.coordinator.plan import plan
+from pinlaterd.coordinator.programs import COORDINATOR, log_file, wanted_programs
 from pinlaterd.coordinator.status import router_programs
 from pinlaterd.coordinator.supervisord import (
     ProgramInfo,
     Supervisord,
     SupervisorError,
     carry_out,
+    programs_locked,
     write_programs,
 )
+from pinlaterd.coordinator.watch import ConfigFiles
 from pinlaterd.deployment import orphans
 from pinlaterd.deployment.errors import DeploymentError
 from pinlaterd.deployment.files import check_depth
-from pinlaterd.deployment.programs import COORDINATOR, log_file, wanted_programs
 from pinlaterd.errors import ConnectionFailed, PinLaterError
 from pinlaterd.lifecycle import ExitCode
 
@@ -73,18 +79,23 @@ def up(directory: Path, tell: Tell, seconds: float = UP_SECONDS) -> UpResult:
     """Start everything, or what is missing of it, and return once all serve.
 
     Raises ConfigError, DeploymentError. `tell` gets what is waited for, in short."""
-    config = load_config(directory / ETC)
+    files = ConfigFiles(directory / ETC)
+    config = load_config(directory / ETC, files.read)
     with _at_work_in(directory):
         started_at = time.time()
         logs = _log_sizes(config)
         supervisord = Supervisord()
         if _answers(supervisord):
+            config = _with_those_to_leave(config)
             changed = _reconcile(config, supervisord, tell)
         else:
             _start(config, supervisord, tell)
             changed = True
         _wait_until_serving(
-            _Startup(config, supervisord, started_at, time.monotonic() + seconds, logs), tell
+            _Startup(
+                config, files.digest, supervisord, started_at, time.monotonic() + seconds, logs
+            ),
+            tell,
         )
     return UpResult(config, changed)
 
@@ -151,7 +162,8 @@ def _at_work_in(directory: Path) -> Iterator[None]:
 
 
 def _remove_stale_files() -> None:
-    for path in (SUPERVISOR_SOCKET, SUPERVISOR_PID_FILE, STATS_SOCKET):
+    # without the snapshot no shard is a newcomer, who would be let in by and by
+    for path in (SUPERVISOR_SOCKET, SUPERVISOR_PID_FILE, STATS_SOCKET, SNAPSHOT_FILE, PROGRAMS_DUE):
         path.unlink(missing_ok=True)
 
 
@@ -166,15 +178,26 @@ def _answers(supervisord: Supervisord) -> bool:
     return True
 
 
+def _with_those_to_leave(config: Config) -> Config:
+    """`config` and the shards that it does not name any more: the coordinator lets those go, once
+    they hold no jobs."""
+    in_force = read_in_force()
+    before = {} if in_force is None else in_force.config.shards
+    left = {name: shard for name, shard in before.items() if name not in config.shards}
+    return dataclasses.replace(config, shards={**config.shards, **left})
+
+
 def _reconcile(config: Config, supervisord: Supervisord, tell: Tell) -> bool:
     """Make a running supervisord run what is wanted; whether anything had to be done."""
     try:
-        actions = plan(wanted_programs(config), supervisord.running())
-        for action in actions:
-            tell(f"{action.step.value} {action.program.name}")
-        starting = {action.program.name for action in actions}
-        _check_ports(config.server, starting)
-        carry_out(actions, supervisord)
+        with programs_locked():
+            actions = plan(wanted_programs(config), supervisord.running())
+            for action in actions:
+                tell(f"{action.step.value} {action.program.name}")
+            _check_ports(config.server, {action.program.name for action in actions})
+            if actions:
+                write_in_force(config)
+            carry_out(actions, supervisord)
     except SupervisorError as error:
         raise DeploymentError(f"{error}; `pinlaterd down`, then `up` again") from error
     return bool(actions)
@@ -187,6 +210,7 @@ def _start(config: Config, supervisord: Supervisord, tell: Tell) -> None:
     wanted = wanted_programs(config)
     _check_ports(config.server, {program.name for program in wanted})
     write_programs(wanted)
+    write_in_force(config)
     command = [sys.executable, "-m", "supervisor.supervisord", "-c", str(ETC / SUPERVISORD_FILE)]
     tell("starting supervisord")
     done = subprocess.run(
@@ -256,6 +280,7 @@ def _holder(port: int) -> psutil.Process | None:
 
 class _Startup(NamedTuple):
     config: Config
+    judged: str  # ConfigFiles.digest of what the coordinator has to carry out
     supervisord: Supervisord
     started_at: float  # seconds since the epoch
     deadline: float  # monotonic seconds
@@ -266,7 +291,7 @@ def _wait_until_serving(startup: _Startup, tell: Tell) -> None:
     """Raises DeploymentError as soon as a process has failed for good, or the deadline passed."""
     crashes: dict[str, set[int]] = {}
     while True:
-        missing = _missing(startup.config)
+        missing = _missing(startup)
         if not missing:
             return
         tell("waiting for " + ", ".join(missing))
@@ -286,15 +311,21 @@ def _wait_until_serving(startup: _Startup, tell: Tell) -> None:
         time.sleep(_POLL_SECONDS)
 
 
-def _missing(config: Config) -> Sequence[str]:
-    """What does not serve yet; nothing once all do, and a call over Thrift is answered."""
+def _missing(startup: _Startup) -> Sequence[str]:
+    """What does not serve yet; nothing once all do, and a call over Thrift is answered.
+
+    Raises DeploymentError for what the coordinator refuses to carry out."""
     try:
         status = stats_page.fetch_json("/status.json", directory=Path(), url=None)
     except (ConnectionFailed, PinLaterError):
         return [COORDINATOR]
     if status["problems"]:
         return [str(problem).split(" is ")[0] for problem in status["problems"]]
-    server = config.server
+    if status["config_problems"]:
+        raise DeploymentError("\n".join(status["config_problems"]))
+    if status["config_judged"] != startup.judged:
+        return ["the coordinator, which carries out the configuration"]
+    server = startup.config.server
     try:
         with Client(_EVERYWHERE.get(server.host, server.host), server.port) as client:
             client.queue_names()

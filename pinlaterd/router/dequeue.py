@@ -59,7 +59,7 @@ class Dequeuer:
     ) -> None:
         self.waiting = WaitingRoom()
         self._shards = shards
-        self._settings = settings
+        self.settings = settings  # others take its place when they change live
         self._limits = limits
         self._clock = clock
         self._chance = chance
@@ -105,7 +105,7 @@ class Dequeuer:
             call,
             decoded.context,
             cast("DequeueRequest", decoded.request),
-            self._settings.max_response_bytes,
+            self.settings.max_response_bytes,
         )
 
     def _covered(self, request: DequeueRequest) -> list[Shard]:
@@ -117,7 +117,7 @@ class Dequeuer:
     async def _serve(self, gathering: _Gathering) -> None:
         """Gather, wait while there is nothing, answer; what can't be delivered goes back."""
         call, request = gathering.call, gathering.request
-        wait_ms = min(request.max_wait_ms, self._settings.max_dequeue_wait_ms)
+        wait_ms = min(request.max_wait_ms, self.settings.max_dequeue_wait_ms)
         wait_until = call.started + wait_ms / 1000
         # What a call takes comes on top of what it waits.
         gathering.deadline = call.deadline + wait_ms / 1000
@@ -169,7 +169,7 @@ class Dequeuer:
 
     async def _claim(self, gathering: _Gathering, wanted: int) -> None:
         """Claim level by level, until `wanted` jobs are there or all levels are confirmed empty."""
-        queue, levels = gathering.request.queue, self._settings.num_priority_levels
+        queue, levels = gathering.request.queue, self.settings.num_priority_levels
         level = levels if len(gathering.covered) == 1 else 1
         fruitless = 0
         while len(gathering.jobs) < wanted and not gathering.full:

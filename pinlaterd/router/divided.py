@@ -71,7 +71,7 @@ class DividedCalls:
         self, shards: ShardSet, settings: ServerSettings, clock: Clock, chance: Random
     ) -> None:
         self._shards = shards
-        self._settings = settings
+        self.settings = settings  # others take its place when they change live
         self._clock = clock
         self._chance = chance
         self._by_request: dict[type[Request], _CarryOut] = {
@@ -112,7 +112,7 @@ class DividedCalls:
         self, context: CallContext, request: DeleteQueueRequest, deadline: float
     ) -> None:
         """On all shards or on none: a shard that is down would bring the queue back."""
-        stored = self._settings.admin_password_hash
+        stored = self.settings.admin_password_hash
         if not stored:
             raise PasswordInvalid(
                 "deleteQueue is refused: no admin password is set; make one with "
@@ -190,7 +190,7 @@ class DividedCalls:
             and ScanKey.parse_token(request.continuation) is None
         ):
             raise ContinuationInvalid(request.continuation)
-        limit = min(request.limit, self._settings.scan_limit)
+        limit = min(request.limit, self.settings.scan_limit)
         results = await self._ask_every(
             Method.SCAN, context, request._replace(limit=limit), deadline
         )
@@ -258,7 +258,7 @@ class DividedCalls:
         ):
             if reply.outcome is Outcome.FAILED:
                 _result(shard, Method.ENQUEUE, reply)  # raises why
-        sizes = routing.split_evenly(max(1, len(request.jobs)), self._settings.enqueue_split_jobs)
+        sizes = routing.split_evenly(max(1, len(request.jobs)), self.settings.enqueue_split_jobs)
         first = int(self._chance.random() * len(shards))
         parts, at = [], 0
         for turn, size in enumerate(sizes):

@@ -18,8 +18,7 @@ import uvloop
 from pinlaterd import log as logs
 from pinlaterd.clock import Clock, SystemClock
 from pinlaterd.config import layout
-from pinlaterd.config.load import load_config
-from pinlaterd.config.schema import ServerSettings
+from pinlaterd.config.in_force import InForce, load_in_force, read_in_force
 from pinlaterd.errors import ConfigError
 from pinlaterd.lifecycle import (
     ExitCode,
@@ -55,23 +54,25 @@ def run(etc: Path) -> int:
     prefer_throughput()
     etc = layout.enter(etc)
     try:
-        settings = load_config(etc).server
+        in_force = load_in_force(etc)
     except ConfigError as error:
         logs.set_up(name, "info")
         for problem in error.problems:
             log.error("%s", problem)
         return ExitCode.CONFIG
+    settings = in_force.config.server
     logs.set_up(name, settings.log_level)
     allow_open_files(settings.max_connections + _SPARE_FILES, log.warning)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(name, settings))
+        return runner.run(_serve(name, in_force))
 
 
-async def _serve(name: str, settings: ServerSettings) -> int:
+async def _serve(name: str, in_force: InForce) -> int:
     clock, stats, stop = SystemClock(), Stats(), StopSignal()
     loop = asyncio.get_running_loop()
     stop.catch_in(loop)
-    router = Router(name, settings, clock, stats)
+    settings = in_force.config.server
+    router = Router(name, in_force, clock, stats)
     try:
         await router.start()
     except OSError as error:
@@ -89,8 +90,9 @@ async def _serve(name: str, settings: ServerSettings) -> int:
 class Router:
     """The router process: server, service, shards and the coordinator's news (a Service)."""
 
-    def __init__(self, name: str, settings: ServerSettings, clock: Clock, stats: Stats) -> None:
-        self._settings = settings
+    def __init__(self, name: str, in_force: InForce, clock: Clock, stats: Stats) -> None:
+        self._name = name
+        self._settings = settings = in_force.config.server
         self._clock = clock
         self._stats = stats
         self._state = ProcessState.STARTING
@@ -102,6 +104,7 @@ class Router:
         )
         self._server = ThriftServer(self._service.handle, settings, stats)
         self._control = ControlClient(name, "router", stats, clock.now_ms(), context=self._context)
+        self._control.config_version = in_force.version
         self._loop = asyncio.get_running_loop()
         self._reporting: asyncio.TimerHandle | None = None
 
@@ -168,11 +171,29 @@ class Router:
             return
         if snapshot is not None:
             self._follow(snapshot)
+            self._control.report(self._state, self._facts())
 
     def _follow(self, snapshot: Snapshot) -> None:
+        if snapshot.config_version != self._control.config_version:
+            self._read_config()
         self._shards.follow(
             [ShardPlan(shard.name, shard.dequeue_only) for shard in snapshot.shards]
         )
+
+    def _read_config(self) -> None:
+        """Only what can change live differs from what we started with."""
+        try:
+            in_force = read_in_force()
+        except ConfigError as error:
+            log.error("%s", error)
+            return
+        if in_force is None:
+            log.error("%s can't be read; keeping the last configuration", layout.CONFIG_FILE)
+            return
+        self._settings = in_force.config.server
+        logs.set_up(self._name, self._settings.log_level)
+        self._service.follow(self._settings)
+        self._control.config_version = in_force.version
 
     def _report(self) -> None:
         self._reporting = self._loop.call_later(_REPORT_SECONDS, self._report)

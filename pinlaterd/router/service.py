@@ -79,6 +79,13 @@ class RouterService:
             Method.LOOKUP: self._to_first_descriptor,
         }
 
+    def follow(self, settings: ServerSettings) -> None:
+        """Go by `settings` from the next call on, as far as they can change live."""
+        self._split_jobs = settings.enqueue_split_jobs
+        self._most_jobs = settings.max_jobs_per_enqueue
+        self._divided.settings = settings
+        self._dequeuer.settings = settings
+
     def handle(self, message: bytes, answer: Answer) -> None:
         """Take one call. Raises ProtocolError if `message` is no Thrift message."""
         peek = codec.peek(message)

@@ -17,6 +17,7 @@ from pinlaterd.wire.router_end import LinkListener, OnReply, ShardCall, ShardRep
 log = logging.getLogger(__name__)
 
 _ENSURE_QUEUES_SECONDS = 30.0
+_PARTING_SECONDS = 2.0  # for the calls that a removed shard has in hand
 
 
 class Shard(Protocol):
@@ -88,6 +89,7 @@ class ShardSet:
         self._shards: dict[str, Shard] = {}
         self._dequeue_only: frozenset[str] = frozenset()
         self._queues: dict[str, set[str]] = {}  # by shard name, of those that are welcomed
+        self._parting: list[Shard] = []  # removed, and not let go of yet
 
     # --- what there is -------------------------------------------------------------------
 
@@ -131,16 +133,28 @@ class ShardSet:
         wanted = {plan.name: plan for plan in plans}
         for name in [name for name in self._shards if name not in wanted]:
             self._queues.pop(name, None)
-            self._shards.pop(name).close()
+            self._part_from(self._shards.pop(name))
         for name in wanted:
             if name not in self._shards:
                 self._shards[name] = self._connect(name, self)
         self._dequeue_only = frozenset(name for name, plan in wanted.items() if plan.dequeue_only)
 
+    def _part_from(self, shard: Shard) -> None:
+        """Calls that it has in hand may still be answered."""
+
+        def close() -> None:
+            if shard in self._parting:
+                self._parting.remove(shard)
+                shard.close()
+
+        self._parting.append(shard)
+        asyncio.get_running_loop().call_later(_PARTING_SECONDS, close)
+
     def close(self) -> None:
-        for shard in self._shards.values():
+        for shard in (*self._shards.values(), *self._parting):
             shard.close()
         self._shards.clear()
+        self._parting.clear()
 
     # --- what links hear (LinkListener) ---------------------------------------------------
 
@@ -157,6 +171,8 @@ class ShardSet:
 
     def welcomed(self, link: Shard, facts: ShardFacts) -> None:
         """A shard joined: it has what we know by now; the others get what only it has."""
+        if self._shards.get(link.name) is not link:
+            return
         self._queues[link.name] = set(facts.queues)
         known = self.queues_known()
         for shard in self.healthy():
@@ -175,6 +191,8 @@ class ShardSet:
                 self._on_ready(queue)
 
     def counted(self, link: Shard, counts: Iterable[ReadyCounts]) -> None:
+        if self._shards.get(link.name) is not link:
+            return
         queues = self._queues.setdefault(link.name, set())
         for queue, numbers in counts:
             if not numbers:

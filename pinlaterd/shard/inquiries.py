@@ -67,7 +67,7 @@ class Inquiries:
         self._engine = engine
         self._memory = memory
         self._rules = rules
-        self._server = server
+        self.server = server  # others take its place when they change live
         self._clock = clock
         self._pace = pace
 
@@ -119,7 +119,7 @@ class Inquiries:
                 if key is not None and key is not NO_JOB:
                     by_queue.setdefault(parsed.queue, []).append(key)
         found: dict[str, JobRecord] = {}
-        room = self._server.max_frame_bytes
+        room = self.server.max_frame_bytes
         with_body = request.include_body
         slice_keys = _LOOKUPS_WITH_BODY_A_SLICE if with_body else _LOOKUPS_A_SLICE
         first = True
@@ -136,7 +136,7 @@ class Inquiries:
                     room -= len(job.body or b"") + len(job.custom_status) + JOB_OVERHEAD_BYTES
                 if room < 0:
                     raise InvalidRequest(
-                        f"the answer would have more than {self._server.max_frame_bytes} bytes; "
+                        f"the answer would have more than {self.server.max_frame_bytes} bytes; "
                         "look up fewer jobs at a time"
                     )
         return found
@@ -155,7 +155,7 @@ class Inquiries:
             "state": request.state,
             "future": request.future,
             "now_ms": self._clock.now_ms(),
-            "limit": self._server.count_limit,
+            "limit": self.server.count_limit,
             "body_regex": request.body_regex,
         }
         until = self._usable_until(deadline)
@@ -163,7 +163,7 @@ class Inquiries:
 
     def scan(self, request: ScanRequest, deadline: float) -> Answering:
         after = self._rules.scan(request)
-        limit = min(request.limit, self._server.scan_limit)
+        limit = min(request.limit, self.server.scan_limit)
         arguments = {
             "queue": request.queue,
             "state": request.state,
@@ -199,7 +199,7 @@ class Inquiries:
     def _priorities(self, priority: int | None) -> Sequence[int]:
         if priority is not None:
             return (priority,)
-        return range(1, self._server.num_priority_levels + 1)
+        return range(1, self.server.num_priority_levels + 1)
 
     # --- changes of many jobs --------------------------------------------------------------------
 

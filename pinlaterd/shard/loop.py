@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 
 from pinlaterd.clock import Clock
 from pinlaterd.lifecycle import StopSignal
+from pinlaterd.shard.news import CoordinatorNews
 from pinlaterd.shard.service import ShardService
 from pinlaterd.shard.works import Arrival
 from pinlaterd.stats import Stats
@@ -55,6 +56,7 @@ class ShardLoop:
         self._service = service
         self._end = end
         self._control = control
+        self._coordinator = CoordinatorNews(control, service)
         self._stop = stop
         self._clock = clock
         self._stats = stats
@@ -94,7 +96,7 @@ class ShardLoop:
         if service.serving and service.incarnation != self._incarnation:
             self._welcome_all()
         if self._control.fileno() in readable:
-            hear(self._control)
+            self._hear()
         if self._clock.monotonic() >= self._next_pulse or (
             bool(service.ailing) != self._told_ailing
         ):
@@ -252,12 +254,8 @@ class ShardLoop:
         else:
             trouble = {**self._facts, "store warning": service.trouble}
             self._control.report(ProcessState.STARTING, trouble)
-        hear(self._control)
+        self._hear()
 
-
-def hear(control: ControlClient) -> None:
-    """The snapshot says nothing that a shard needs; taking it shows us to a new coordinator."""
-    try:
-        control.receive()
-    except MalformedEnvelope:
-        log.error("the coordinator sent a message that can't be read; ignored")
+    def _hear(self) -> None:
+        if self._coordinator.hear():
+            self._next_pulse = 0.0  # tell at once what is followed now, and what is held by then

@@ -14,13 +14,14 @@ from pathlib import Path
 from pinlaterd import log as logs
 from pinlaterd.clock import Clock, SystemClock
 from pinlaterd.config import layout
-from pinlaterd.config.load import load_config
-from pinlaterd.config.schema import Config, ServerSettings, ShardSettings
+from pinlaterd.config.in_force import InForce, load_in_force
+from pinlaterd.config.schema import ServerSettings, ShardSettings
 from pinlaterd.engines.base import StorageEngine
 from pinlaterd.engines.registry import make_engine
 from pinlaterd.errors import ConfigError, ShardOwned, StorageCorrupt, StorageError
 from pinlaterd.lifecycle import ExitCode, StopSignal, prefer_throughput, set_title
-from pinlaterd.shard.loop import ShardLoop, hear
+from pinlaterd.shard.loop import ShardLoop
+from pinlaterd.shard.news import CoordinatorNews
 from pinlaterd.shard.service import ShardService
 from pinlaterd.stats import Stats
 from pinlaterd.wire.context import new_context
@@ -43,7 +44,8 @@ def run(name: str, etc: Path, make: MakeEngine = make_engine) -> int:
     prefer_throughput()
     etc = layout.enter(etc)
     try:
-        config = load_config(etc)
+        in_force = load_in_force(etc)
+        config = in_force.config
         settings = config.shards.get(name)
         if settings is None:
             names = ", ".join(config.shards) or "none"
@@ -59,21 +61,23 @@ def run(name: str, etc: Path, make: MakeEngine = make_engine) -> int:
     logs.set_up(process, config.server.log_level)
     stop = StopSignal()
     stop.catch()
-    return _Shard(settings, config, engine, stop).run()
+    return _Shard(settings, in_force, engine, stop).run()
 
 
 class _Shard:
     """The shard's process."""
 
     def __init__(
-        self, settings: ShardSettings, config: Config, engine: StorageEngine, stop: StopSignal
+        self, settings: ShardSettings, in_force: InForce, engine: StorageEngine, stop: StopSignal
     ) -> None:
+        config = in_force.config
         self._settings = settings
         self._engine = engine
         self._stop = stop
         self._clock: Clock = SystemClock()
         self._stats = Stats()
         self._service = ShardService(settings.name, engine, config, self._clock, self._stats)
+        self._service.follow(config)
         self._context = new_context()
         self._control = ControlClient(
             layout.shard_program(settings.name),
@@ -82,6 +86,7 @@ class _Shard:
             self._clock.now_ms(),
             context=self._context,
         )
+        self._control.config_version = in_force.version
 
     def run(self) -> int:
         try:
@@ -98,6 +103,7 @@ class _Shard:
     def _take_ownership(self) -> bool:
         """Wait until the store is ours; False if told to stop before."""
         state, said = ProcessState.STARTING, ""
+        coordinator = CoordinatorNews(self._control, self._service)
         while not self._stop.requested:
             try:
                 self._service.open()
@@ -113,7 +119,7 @@ class _Shard:
                 log.warning("waits for its store: %s", text)
                 said = text
             self._control.report(state, {**self._facts(), **trouble})
-            hear(self._control)
+            coordinator.hear()
             select.select([self._stop], [], [], _RETRY_SECONDS)
         return False
 
@@ -134,7 +140,13 @@ class _Shard:
             gc.freeze()
             gc.set_threshold(*_COLLECT_AFTER_ALLOCATIONS)
             ShardLoop(
-                self._service, end, self._control, self._stop, self._clock, self._stats, facts
+                self._service,
+                end,
+                self._control,
+                self._stop,
+                self._clock,
+                self._stats,
+                facts,
             ).run()
         except ShardOwned as error:
             log.error("has lost its store: %s", error.message)

@@ -58,7 +58,7 @@ class Planner:
     def __init__(self, rules: Rules, memory: Memory, config: Config) -> None:
         self._rules = rules
         self._memory = memory
-        self._config = config
+        self.config = config  # another takes its place when it changes live
 
     def check_queue(self, queue: str) -> None:
         if queue not in self._memory.ready:
@@ -88,8 +88,8 @@ class Planner:
         return DequeueWork(
             arrival,
             call,
-            most_bytes=self._config.server.max_response_bytes,
-            claim_timeout_seconds=self._config.queue(request.queue).job_claimed_timeout_seconds,
+            most_bytes=self.config.server.max_response_bytes,
+            claim_timeout_seconds=self.config.queue(request.queue).job_claimed_timeout_seconds,
             acks=op if op is not None and (op.succeeded or op.failed) else None,
             problem=problem,
         )

@@ -40,7 +40,7 @@ from pinlaterd.rpc.codec import Call, Head
 from pinlaterd.shard.inquiries import Answering, Inquiries
 from pinlaterd.shard.planning import ForeignError, Planner
 from pinlaterd.shard.tasks import Steps, Tasks
-from pinlaterd.shard.works import Arrival, Memory, Work, done, failed, foreign
+from pinlaterd.shard.works import Arrival, Memory, Work, done, failed, foreign, refused
 from pinlaterd.wire.envelope import CallEntry, Op, ReplyEntry
 
 log = logging.getLogger(__name__)
@@ -76,6 +76,8 @@ class Reception:
         self._tasks = tasks
         self._memory = memory
         self._reply = reply
+        # Routers know, too; a call that was on its way when they heard is given to another shard.
+        self.dequeue_only = False
 
     def take(self, arrival: Arrival, now_ms: int) -> Work | None:
         """The Work that `arrival` takes; None if it is answered here, now or later."""
@@ -146,6 +148,9 @@ class Reception:
     def _dispatch(self, arrival: Arrival, call: Call, now_ms: int) -> Work | _Sliced | None:
         request, planner = call.request, self._planner
         match request:
+            case EnqueueRequest() if self.dequeue_only:
+                self._reply(arrival, refused(arrival))
+                return None
             case EnqueueRequest():
                 work = planner.enqueue(arrival, call)
                 if arrival.entry.op is not Op.VALIDATE and work.jobs:

@@ -104,9 +104,11 @@ class ShardService:
         self._tasks = Tasks(clock, self._search, server.monitor_batch_size)
         self.searches: SearchClient | None = None
         rules = Rules(engine.limits, server)
+        self._planner = Planner(rules, self._memory, config)
+        self._inquiries = Inquiries(engine, self._memory, rules, server, clock, self._tasks.pace)
         self._reception = Reception(
-            Planner(rules, self._memory, config),
-            Inquiries(engine, self._memory, rules, server, clock, self._tasks.pace),
+            self._planner,
+            self._inquiries,
             self._tasks,
             self._memory,
             self._reply,
@@ -132,6 +134,15 @@ class ShardService:
         )
         self._reopen_at = 0.0
         self._reopen_seconds = _REOPEN_SECONDS
+
+    def follow(self, config: Config) -> None:
+        """Go by `config` from the next call on, as far as it can change live."""
+        self._config = config
+        self._planner.config = config
+        self._inquiries.server = config.server
+        self._upkeep.follow(config)
+        shard = config.shards.get(self.name)
+        self._reception.dequeue_only = shard is not None and shard.dequeue_only
 
     # --- ownership ---------------------------------------------------------------------------
 

@@ -42,6 +42,12 @@ class Upkeep:
         # Shards that start together do not all begin at the same moment.
         self.due = clock.monotonic() + chance.random() * self._interval_seconds
 
+    def follow(self, config: Config) -> None:
+        """Go by `config` from now on."""
+        self._config = config
+        self._interval_seconds = config.server.monitor_interval_seconds
+        self.due = min(self.due, self._clock.monotonic() + self._interval_seconds)
+
     def due_round(self) -> Steps | None:
         """A round, if one is due and the one before has ended."""
         now = self._clock.monotonic()

@@ -1,7 +1,7 @@
 """The control channel: what processes tell the coordinator, and what it tells them.
 
-    process (DEALER) -> coordinator (ROUTER)    a Report, at most one a second; when nothing
-                                                changed, a heartbeat of two bytes
+    process (DEALER) -> coordinator (ROUTER)    a Report, once a second and after each Snapshot;
+                                                when nothing changed, a heartbeat of two bytes
     coordinator -> process                      the Snapshot, to each newcomer, and to all on change
 
 A report carries only the figures that changed since the one before. Whoever gets a Snapshot sends
@@ -52,6 +52,7 @@ class Report(NamedTuple):
     facts: Mapping[str, str]
     stats: StatsSnapshot
     full: bool = True
+    config_version: int = 0  # of the configuration that it follows
 
 
 class ShardEntry(NamedTuple):
@@ -66,6 +67,7 @@ class Snapshot(NamedTuple):
     shards: tuple[ShardEntry, ...]
     rates: Mapping[str, float]  # queue -> this server's share, jobs/s; absent: no limit
     generated_at_ms: int
+    config_version: int = 0  # what run/config.json holds by now; a later one may be there
 
 
 def pack_report(report: Report) -> bytes:
@@ -87,6 +89,7 @@ def unpack_report(message: bytes) -> Report | None:
             facts={str(key): str(value) for key, value in found["facts"].items()},
             stats=_stats_of(found["stats"]),
             full=bool(found["full"]),
+            config_version=int(found["config_version"]),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise MalformedEnvelope("report") from error
@@ -116,6 +119,7 @@ def unpack_snapshot(message: bytes) -> Snapshot:
             ),
             rates={str(queue): float(rate) for queue, rate in found["rates"].items()},
             generated_at_ms=int(found["generated_at_ms"]),
+            config_version=int(found["config_version"]),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise MalformedEnvelope("snapshot") from error
@@ -154,6 +158,7 @@ class ControlClient:
         endpoint: str = COORDINATOR_ENDPOINT,
         context: zmq.Context[Any] | None = None,
     ) -> None:
+        self.config_version = 0  # what the owner follows, for the next report
         self._about = (process, kind, os.getpid(), started_at_ms)
         self._stats = stats
         self._sent: tuple[ProcessState, dict[str, str], StatsSnapshot] | None = None
@@ -174,12 +179,16 @@ class ControlClient:
         now = (state, dict(facts), self._stats.snapshot())
         message = _HEARTBEAT
         if self._sent is None:
-            message = pack_report(Report(*self._about, *now, full=True))
+            message = pack_report(
+                Report(*self._about, *now, full=True, config_version=self.config_version)
+            )
         elif self._sent != now:
             changed = changes(self._sent[2], now[2])
             full = changed is None
             stats = now[2] if changed is None else changed
-            message = pack_report(Report(*self._about, state, now[1], stats, full=full))
+            message = pack_report(
+                Report(*self._about, state, now[1], stats, full, self.config_version)
+            )
         try:
             self._socket.send(message, zmq.NOBLOCK)
             self._sent = now

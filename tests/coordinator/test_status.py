@@ -11,7 +11,9 @@ from pinlaterd.config.schema import Config, ServerSettings, ShardSettings
 from pinlaterd.coordinator.roster import ProcessView
 from pinlaterd.coordinator.status import About, status
 
-ABOUT = About("/srv/pinlaterd", 12.0, 7, ())
+ABOUT = About(
+    "/srv/pinlaterd", 12.0, 7, 5, config_problems=(), needs_restart=(), config_judged="abc"
+)
 CONFIG = Config(
     ServerSettings(),
     {
@@ -76,11 +78,14 @@ def test_warnings_are_gathered_from_facts():
     assert found["shards"][0]["warnings"] == ["disk nearly full"]
 
 
-def test_problems_of_the_configuration_count():
-    found = status(CONFIG, ALL, ABOUT._replace(config_problems=("etc/queues.yaml:1: …",)))
+def test_a_broken_file_takes_nothing_out_of_service():
+    about = ABOUT._replace(config_problems=("etc/queues.yaml:1: …",), needs_restart=("port …",))
+    found = status(CONFIG, ALL, about)
 
-    assert not found["healthy"]
-    assert found["problems"] == ["etc/queues.yaml:1: …"]
+    assert found["healthy"]
+    assert found["problems"] == []
+    assert found["config_problems"] == ("etc/queues.yaml:1: …",)
+    assert found["needs_restart"] == ("port …",)
 
 
 def test_several_routers_are_each_expected():

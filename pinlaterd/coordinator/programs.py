@@ -1,4 +1,8 @@
-"""The configuration to the programs that supervisord runs: one for each process."""
+"""The configuration to the programs that supervisord runs: one for each process.
+
+A program's definition changes with what its process reads at its start only, never with what it
+follows while it runs: so whoever compares definitions restarts just those that have to be.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,11 @@ import shlex
 import site
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pinlaterd
+from pinlaterd.config.changes import settings_at_start
 from pinlaterd.config.layout import ETC, LOGS, shard_program
 from pinlaterd.config.schema import Config
 from pinlaterd.coordinator.plan import Program
@@ -27,7 +33,7 @@ _SPARE_STOP_SECONDS = 5
 # only waits longer and longer for those that end within startsecs, starts it again at once. One
 # killed within its first second is retried after 1, 2, 3, … seconds, and never given up.
 _DEFINITION = """\
-; Written by `pinlaterd up`, anew each time. Configuration: {fingerprint}
+; Written by pinlaterd, anew each time. Configuration: {fingerprint}
 [program:{name}]
 command = {command}
 directory = %(here)s/../..
@@ -55,18 +61,29 @@ def wanted_programs(config: Config) -> Sequence[Program]:
     def program(name: str, arguments: Sequence[str], priority: int, *reads: object) -> Program:
         return _program(name, arguments, priority, stop_seconds, _fingerprint(reads))
 
-    server, queues = config.server, config.queues
+    server = settings_at_start(config.server)
     return [
-        program(COORDINATOR, [COORDINATOR], _COORDINATOR_PRIORITY, server, queues, config.shards),
+        program(COORDINATOR, [COORDINATOR], _COORDINATOR_PRIORITY, server),
         *(
-            program(shard_program(name), ["shard", name], _SHARD_PRIORITY, server, queues, shard)
+            program(
+                shard_program(name),
+                ["shard", name],
+                _SHARD_PRIORITY,
+                server,
+                replace(shard, dequeue_only=False),
+            )
             for name, shard in config.shards.items()
         ),
         *(
             program(name, ["router"], _ROUTER_PRIORITY, server)
-            for name in router_programs(server.routers)
+            for name in router_programs(config.server.routers)
         ),
     ]
+
+
+def shard_programs(config: Config) -> Sequence[Program]:
+    names = {shard_program(name) for name in config.shards}
+    return [program for program in wanted_programs(config) if program.name in names]
 
 
 def log_file(program: str) -> Path:

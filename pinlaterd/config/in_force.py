@@ -1,0 +1,148 @@
+"""The configuration in force: what was accepted last, whatever etc/ says by now.
+
+The coordinator (and `pinlaterd up`) writes it to run/config.json, as a whole and at once, each
+time with a greater version. All processes start from it and read it anew when a snapshot names
+another version than theirs: so they agree on what was validated, and one that restarts while a
+file in etc/ is broken comes up as before. It may hold passwords, so it is for its owner only;
+those that come from the environment stay there, and only the variable's name is written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+
+from pinlaterd.config.layout import CONFIG_FILE, CONFIG_LOCK
+from pinlaterd.config.load import load_config
+from pinlaterd.config.schema import Config, QueueSettings, ServerSettings, ShardSettings
+from pinlaterd.errors import ConfigError
+
+NO_VERSION = 0
+
+
+class InForce(NamedTuple):
+    """`version` NO_VERSION: read from etc/, because nothing was accepted yet."""
+
+    version: int
+    config: Config
+
+
+def load_in_force(etc: Path) -> InForce:
+    """What was accepted last; else what the folder `etc` says. Raises ConfigError."""
+    accepted = read_in_force()
+    return accepted if accepted is not None else InForce(NO_VERSION, load_config(etc))
+
+
+class Superseded(Exception):
+    """Somebody else has put a configuration in force meanwhile: `pinlaterd up`, mostly."""
+
+
+def write_in_force(config: Config, *, after: int | None = None) -> InForce:
+    """Put `config` in force for all that read it from now on. Raises OSError.
+
+    `after`: only if that version is still in force, else Superseded."""
+    with _locked():
+        before = _version()
+        if after is not None and before not in (NO_VERSION, after):
+            raise Superseded
+        accepted = InForce(max(time.time_ns() // 1_000_000, before + 1), config)
+        temporary = CONFIG_FILE.with_name(f"{CONFIG_FILE.name}.new")
+        temporary.unlink(missing_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:
+            file.write(_pack(accepted))
+            file.flush()
+            os.fsync(file.fileno())  # a machine that loses its power leaves no empty file behind
+        temporary.replace(CONFIG_FILE)
+    return accepted
+
+
+def read_in_force() -> InForce | None:
+    """None if there is none that this version can read.
+
+    Raises ConfigError if a password's environment variable is not there."""
+    try:
+        found = json.loads(CONFIG_FILE.read_bytes())
+        config = Config(
+            _revive(ServerSettings, found["server"]),
+            {name: _revive(ShardSettings, one) for name, one in found["shards"].items()},
+            {name: _revive(QueueSettings, one) for name, one in found["queues"].items()},
+            tuple(found["abandon"]),
+            tuple(found["files"]),
+        )
+        return InForce(int(found["version"]), config)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+@contextlib.contextmanager
+def _locked() -> Iterator[None]:
+    """For the moment that it takes to write."""
+    descriptor = os.open(CONFIG_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _version() -> int:
+    try:
+        return int(json.loads(CONFIG_FILE.read_bytes())["version"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return NO_VERSION
+
+
+def _pack(accepted: InForce) -> bytes:
+    config = accepted.config
+    found = {
+        "version": accepted.version,
+        "server": dataclasses.asdict(config.server),
+        "shards": {name: _packed_shard(shard) for name, shard in config.shards.items()},
+        "queues": {name: dataclasses.asdict(queue) for name, queue in config.queues.items()},
+        "abandon": config.abandon,
+        "files": config.files,
+    }
+    return json.dumps(found, indent=1).encode()
+
+
+def _packed_shard(shard: ShardSettings) -> Mapping[str, object]:
+    values = dataclasses.asdict(shard)
+    if shard.passwd_env:
+        del values["passwd"]
+    return values
+
+
+def _revive(schema: type, values: Mapping[str, Any]) -> Any:
+    """An object of the settings class `schema`; keys that this version does not know are left
+    out, and those that an earlier one did not write have their defaults."""
+    hints = get_type_hints(schema)
+    given = {name: _typed(hints[name], value) for name, value in values.items() if name in hints}
+    variable = given.get("passwd_env")
+    if variable:
+        if variable not in os.environ:
+            raise ConfigError(
+                [f"{CONFIG_FILE}: {variable} is not in the environment; set it and restart"]
+            )
+        given["passwd"] = os.environ[variable]
+    return schema(**given)
+
+
+def _typed(hint: Any, value: Any) -> Any:
+    """What JSON made a list of, as the tuple that it was; all else as it is."""
+    if isinstance(hint, UnionType):
+        (hint,) = (one for one in get_args(hint) if one is not NoneType)
+    if not isinstance(value, list):
+        return value
+    if get_origin(hint) is tuple:
+        return tuple(_typed(get_args(hint)[0], one) for one in value)
+    fields: Sequence[Any] = list(get_type_hints(hint).values())
+    return hint(*(_typed(kind, one) for kind, one in zip(fields, value, strict=True)))
