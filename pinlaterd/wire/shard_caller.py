@@ -9,13 +9,15 @@ answers others, nothing can happen any more that can't be seen in its store. Rel
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
 import zmq
 
 from pinlaterd.wire import envelope
-from pinlaterd.wire.envelope import CallEntry, Kind, MalformedEnvelope, Op
+from pinlaterd.wire.context import new_context
+from pinlaterd.wire.envelope import CallEntry, Kind, MalformedEnvelope, Op, ShardFacts
 from pinlaterd.wire.router_end import Outcome, ShardReply
 
 # What a late answer may take beyond the deadline: the shard judges it when it takes the call up.
@@ -24,16 +26,13 @@ _GREET_AGAIN_SECONDS = 0.05
 _UNAVAILABLE = ShardReply(Outcome.REFUSED)
 
 
-class ShardCaller:
-    """One shard. Each call is answered by its outcome; none raises."""
+class ShardCallers:
+    """The shards that a command calls, each once it is asked for."""
 
-    def __init__(self, name: str, address: str, context: zmq.Context[Any]) -> None:
-        self.name = name
-        self._incarnation = 0  # 0: not welcomed
-        self._next_call_id = 0
-        self._context = context
-        self._address = address
-        self._socket = self._connect()
+    def __init__(self, endpoint_of: Callable[[str], str]) -> None:
+        self._endpoint_of = endpoint_of
+        self._context = new_context()
+        self._callers: dict[str, ShardCaller] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -44,10 +43,36 @@ class ShardCaller:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close()
+        for caller in self._callers.values():
+            caller.close()
+        self._context.term()
+
+    def __getitem__(self, shard: str) -> ShardCaller:
+        caller = self._callers.get(shard)
+        if caller is None:
+            caller = ShardCaller(shard, self._endpoint_of(shard), self._context)
+            self._callers[shard] = caller
+        return caller
+
+
+class ShardCaller:
+    """One shard. Each call is answered by its outcome; none raises."""
+
+    def __init__(self, name: str, address: str, context: zmq.Context[Any]) -> None:
+        self.name = name
+        self.facts: ShardFacts | None = None  # as it told them last
+        self._incarnation = 0  # 0: not welcomed
+        self._next_call_id = 0
+        self._context = context
+        self._address = address
+        self._socket = self._connect()
 
     def close(self) -> None:
         self._socket.close(linger=0)
+
+    def reach(self, *, seconds: float) -> bool:
+        """Whether it serves, or does within that time; then `facts` are there."""
+        return self._greet(time.monotonic() + seconds)
 
     def call(self, message: bytes, *, seconds: float, op: Op = Op.CALL) -> ShardReply:
         """Have the shard do it within `seconds`, or not at all.
@@ -107,6 +132,7 @@ class ShardCaller:
             raise MalformedEnvelope("empty")
         if frame[0] == Kind.WELCOME:
             self._incarnation = envelope.incarnation_of(frame)
+            self.facts = envelope.unpack_welcome(frame)
         elif frame[0] == Kind.FAREWELL:
             self._incarnation = 0
             self._socket.send(envelope.pack_parted(envelope.incarnation_of(frame)))
