@@ -44,48 +44,76 @@ local function held_by(queue, priority, id, claim)
   return nil
 end
 
-local function succeed(job, queue, priority, text)
-  redis.call('ZREM', job.running, job.id)
-  if text == '' then
-    redis.call('HSET', job.key, 'ua', now_seconds, 'ra', job.run_after)
-  else
-    -- As PinLater does here: the text of an ack replaces what was there.
-    local status = cut(text, status_chars)
-    redis.call('HSET', job.key, 'ua', now_seconds, 'ra', job.run_after, 'cs', status)
-  end
-  redis.call('ZADD', set_key(queue, priority, SUCCEEDED), score_of(now, job.id), job.id)
-end
-
-local function each_ack(queue, end_attempt)
-  local done, noop = 0, 0
-  for _ = 1, take_number() do
-    local count, priority, text = take_number(), take(), take()
-    local delay, claim = take_number(), take_optional()
-    for _ = 1, count do
-      local id = take()
-      local job = held_by(queue, priority, id, claim)
-      if job then
-        end_attempt(job, priority, text, delay)
-        done = done + 1
-      else
-        noop = noop + 1
+-- Returns how many did. What is the same for all is done once for all.
+local function succeed(queue, priority, ids, text, claim)
+  local running = set_key(queue, priority, IN_PROGRESS)
+  local held = scores_by_id(running, ids)
+  local ended, scores = {}, {}
+  for _, id in ipairs(ids) do
+    local key, score = job_key(queue, id), held[id]
+    held[id] = nil -- given twice, it ends once
+    local job = score and redis.call('HMGET', key, 'cd', 'ra')
+    local gone = job and not (job[1] and job[2]) and forget_if_gone(running, queue, id)
+    if job and not gone and (claim == nil or claim == job[1]) then
+      -- A job of PinLater's gets the run-after that its score stood for, before the score goes.
+      local changes = { 'ua', now_seconds }
+      if not job[2] then
+        changes = { 'ua', now_seconds, 'ra', ms_of(score) }
       end
+      if text ~= '' then
+        -- As PinLater does here: the text of an ack replaces what was there.
+        changes[#changes + 1], changes[#changes + 2] = 'cs', cut(text, status_chars)
+      end
+      redis.call('HSET', key, unpack(changes))
+      ended[#ended + 1] = id
+      scores[#scores + 1] = score_of(now, id)
+      scores[#scores + 1] = id
     end
   end
-  return done, noop
+  remove_all(running, ended)
+  add_all(set_key(queue, priority, SUCCEEDED), scores)
+  return #ended
+end
+
+-- Returns how many did; adds to `requeued` those that are PENDING again.
+local function fail(queue, priority, ids, text, claim, delay, requeued)
+  local retry_ms = math.min(now + delay, latest_ms)
+  local ended = 0
+  for _, id in ipairs(ids) do
+    local job = held_by(queue, priority, id, claim)
+    if job then
+      local status = text == '' and job.status or cut(text, status_chars)
+      if fail_attempt(job, queue, priority, retry_ms, status, now) then
+        requeue(requeued, priority, id, retry_ms)
+      end
+      ended = ended + 1
+    end
+  end
+  return ended
+end
+
+-- How many of all runs did what `end_run` does, and how many did not.
+local function each_run(end_run)
+  local done, all = 0, 0
+  for _ = 1, take_number() do
+    local count, priority, text = take_number(), take(), take()
+    local delay, claim, ids = take_number(), take_optional(), {}
+    for at = 1, count do
+      ids[at] = take()
+    end
+    done = done + end_run(priority, ids, text, claim, delay)
+    all = all + count
+  end
+  return done, all - done
 end
 
 local acks = each_op(function(queue)
   local result = { 0, 0, 0 }
-  local succeeded, not_succeeded = each_ack(queue, function(job, priority, text)
-    succeed(job, queue, priority, text)
+  local succeeded, not_succeeded = each_run(function(priority, ids, text, claim)
+    return succeed(queue, priority, ids, text, claim)
   end)
-  local failed, not_failed = each_ack(queue, function(job, priority, text, delay)
-    local retry_ms = math.min(now + delay, latest_ms)
-    local status = text == '' and job.status or cut(text, status_chars)
-    if fail_attempt(job, queue, priority, retry_ms, status, now) then
-      requeue(result, priority, job.id, retry_ms)
-    end
+  local failed, not_failed = each_run(function(priority, ids, text, claim, delay)
+    return fail(queue, priority, ids, text, claim, delay, result)
   end)
   result[1], result[2], result[3] = succeeded, failed, not_succeeded + not_failed
   return result
@@ -171,16 +199,18 @@ local enqueues = each_op(function(queue)
   for _ = 1, runs do
     local count, priority, run_after = take_number(), take(), take()
     local attempts, status = take(), take()
-    local pending, run_after_ms = set_key(queue, priority, PENDING), tonumber(run_after)
+    local scores, run_after_ms = {}, tonumber(run_after)
     for _ = 1, count do
       local id = string.format('%.0f', number)
       redis.call(
         'HSET', job_key(queue, id), 'bd', take(), 'cs', status,
         'ca', now_seconds, 'ua', now_seconds, 'al', attempts, 'ar', attempts, 'ra', run_after
       )
-      redis.call('ZADD', pending, score_of(run_after_ms, id), id)
+      scores[#scores + 1] = score_of(run_after_ms, id)
+      scores[#scores + 1] = id
       number = number + 1
     end
+    add_all(set_key(queue, priority, PENDING), scores)
   end
   return first
 end)
@@ -190,45 +220,59 @@ end)
 -- is known. The result of a claim: 0 if the job is not PENDING; 1; or a table of body, attempts
 -- allowed and remaining.
 
-local function claim_job(queue, priority, pending, running)
-  local id, claim, known = take(), take(), take() == '1'
-  local score = redis.call('ZSCORE', pending, id)
-  if not score then
-    return 0
-  end
-  redis.call('ZREM', pending, id)
-  local key = job_key(queue, id)
-  local f
+-- Note the claim in the job; its result. `score`: that it has where it is PENDING.
+local function claim_job(key, score, claim, known)
+  local job
   if known then
-    f = redis.call('HMGET', key, 'ra')
+    job = redis.call('HMGET', key, 'ra')
   else
-    f = redis.call('HMGET', key, 'ra', 'bd', 'al', 'ar')
+    job = redis.call('HMGET', key, 'ra', 'bd', 'al', 'ar')
   end
-  if f[1] then
+  if job[1] then
     redis.call('HSET', key, 'cd', claim)
   elseif redis.call('EXISTS', key) == 1 then
     redis.call('HSET', key, 'cd', claim, 'ra', ms_of(score))
   else
     return 0
   end
-  redis.call('ZADD', running, score_of(now, id), id)
   if known then
     return 1
   end
-  return { f[2] or '', f[3], f[4] }
+  return { job[2] or '', job[3], job[4] }
+end
+
+local function claim_run(queue, priority, count, results)
+  local ids, claims, knowns = {}, {}, {}
+  for at = 1, count do
+    ids[at], claims[at], knowns[at] = take(), take(), take() == '1'
+  end
+  local pending = set_key(queue, priority, PENDING)
+  local ready = scores_by_id(pending, ids)
+  local met, scores = {}, {}
+  for at, id in ipairs(ids) do
+    local score, claimed = ready[id], 0
+    if score then
+      ready[id] = nil -- given twice, it is claimed once
+      met[#met + 1] = id -- an evicted one goes, too
+      claimed = claim_job(job_key(queue, id), score, claims[at], knowns[at])
+    end
+    if claimed ~= 0 then
+      scores[#scores + 1] = score_of(now, id)
+      scores[#scores + 1] = id
+    end
+    results[#results + 1] = claimed
+  end
+  remove_all(pending, met)
+  add_all(set_key(queue, priority, IN_PROGRESS), scores)
 end
 
 local claims = each_op(function(queue)
-  local result = {}
+  local results = {}
   for _ = 1, take_number() do
     local count, priority = take_number(), take()
-    local pending = set_key(queue, priority, PENDING)
-    local running = set_key(queue, priority, IN_PROGRESS)
-    for _ = 1, count do
-      result[#result + 1] = claim_job(queue, priority, pending, running)
-    end
+    claim_run(queue, priority, count, results)
   end
-  return result
+  return results
 end)
 
 return { 'OK', acks, checkpoints, releases, enqueues, claims }

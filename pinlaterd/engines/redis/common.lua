@@ -135,6 +135,39 @@ local function rank_behind(set, score, id)
   return low
 end
 
+-- Redis' Lua has room for some thousands on its stack.
+local MOST_ARGUMENTS = 1000
+
+-- One command for many: most of what a command costs here does not depend on its length.
+local function call_with_all(command, set, arguments)
+  for at = 1, #arguments, MOST_ARGUMENTS do
+    local last = math.min(at + MOST_ARGUMENTS - 1, #arguments)
+    redis.call(command, set, unpack(arguments, at, last))
+  end
+end
+
+-- Of score, id, and so on.
+local function add_all(set, scores_and_ids)
+  call_with_all('ZADD', set, scores_and_ids)
+end
+
+local function remove_all(set, ids)
+  call_with_all('ZREM', set, ids)
+end
+
+-- The scores of those `ids` that the set holds, by id.
+local function scores_by_id(set, ids)
+  local found = {}
+  for at = 1, #ids, MOST_ARGUMENTS do
+    local last = math.min(at + MOST_ARGUMENTS - 1, #ids)
+    local scores = redis.call('ZMSCORE', set, unpack(ids, at, last))
+    for offset = 1, last - at + 1 do
+      found[ids[at + offset - 1]] = scores[offset] or nil -- false: not in the set
+    end
+  end
+  return found
+end
+
 -- Begin a script that writes: nil if the caller owns the shard still, and then its lease is
 -- renewed; else what the script has to return, before it has written anything. A server that takes
 -- no writes says so here, too. Redis refuses commands that need memory when it is full, until a
