@@ -12,6 +12,7 @@ from pinlaterd import __version__
 from pinlaterd.admin import status_page, target
 from pinlaterd.admin.jobs import job
 from pinlaterd.admin.queues import queue, read_password
+from pinlaterd.admin.shard_settings import list_shards
 from pinlaterd.admin.shards import shard
 from pinlaterd.admin.top import top
 from pinlaterd.client.cli import CommandLine, printable
@@ -43,6 +44,8 @@ def cli() -> None:
 
 cli.add_command(queue)
 cli.add_command(job)
+for command in (list_shards,):
+    shard.add_command(command)
 cli.add_command(shard)
 cli.add_command(top)
 

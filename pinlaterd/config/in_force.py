@@ -118,6 +118,8 @@ def _packed_shard(shard: ShardSettings) -> Mapping[str, object]:
     values = dataclasses.asdict(shard)
     if shard.passwd_env:
         del values["passwd"]
+    if shard.sentinel is not None and shard.sentinel.passwd_env:
+        values["sentinel"] = shard.sentinel._replace(passwd="")
     return values
 
 
@@ -128,12 +130,19 @@ def _revive(schema: type, values: Mapping[str, Any]) -> Any:
     given = {name: _typed(hints[name], value) for name, value in values.items() if name in hints}
     variable = given.get("passwd_env")
     if variable:
-        if variable not in os.environ:
-            raise ConfigError(
-                [f"{CONFIG_FILE}: {variable} is not in the environment; set it and restart"]
-            )
-        given["passwd"] = os.environ[variable]
+        given["passwd"] = _from_environment(variable)
+    sentinel = given.get("sentinel")
+    if sentinel is not None and sentinel.passwd_env:
+        given["sentinel"] = sentinel._replace(passwd=_from_environment(sentinel.passwd_env))
     return schema(**given)
+
+
+def _from_environment(variable: str) -> str:
+    if variable not in os.environ:
+        raise ConfigError(
+            [f"{CONFIG_FILE}: {variable} is not in the environment; set it and restart"]
+        )
+    return os.environ[variable]
 
 
 def _typed(hint: Any, value: Any) -> Any:

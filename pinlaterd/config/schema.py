@@ -240,6 +240,16 @@ class Address(NamedTuple):
         return f"{self.host}:{self.port}"
 
 
+class SentinelSettings(NamedTuple):
+    """Redis Sentinels, and the name under which they watch a shard's master."""
+
+    service: str
+    addresses: tuple[Address, ...]
+    user: str = ""  # at the Sentinels
+    passwd: str = ""
+    passwd_env: str = ""  # the variable that `passwd` comes from, if it does
+
+
 def default_file(shard: str) -> str:
     """Where a SQLite shard keeps its jobs, unless its settings say otherwise."""
     return str(DATA / f"shard-{shard}.sqlite")
@@ -247,7 +257,9 @@ def default_file(shard: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ShardSettings:
-    """One shard of etc/shards.yaml. `file` is sqlite's; `master` to `passwd` the servers'."""
+    """One shard of etc/shards.yaml. `file` is sqlite's; `master` to `passwd` the servers'.
+
+    A redis shard has `sentinel` or `master`."""
 
     name: str
     engine: str = DEFAULT_ENGINE
@@ -255,6 +267,7 @@ class ShardSettings:
     file: str = ""
     master: Address | None = None
     slave: Address | None = None
+    sentinel: SentinelSettings | None = field(default=None, repr=False)  # it may hold a password
     user: str = ""
     passwd: str = field(default="", repr=False)
     passwd_env: str = ""  # the environment variable that `passwd` came from, if it did

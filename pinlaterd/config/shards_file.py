@@ -1,6 +1,7 @@
 """etc/shards.yaml, in its three forms: ours, and PinLater's JSON for MySQL and for Redis.
 
 ours     shards: {NAME: {engine: sqlite, dequeue_only: false, file: …}}
+         a redis shard has `master`, or `sentinel: {service, addresses: [{host, port}, …]}`
 MySQL    {"<prefix>001": {"master": {"host", "port"}, "slave", "user", "passwd", "dequeueOnly"}}
          shard 001 is named 1; with mysql_num_db_per_queue n there are also 1d1 … 1d(n-1)
 Redis    {"shards": [{"name", "shardConfig": {"master", "slave", "dequeueOnly"}}]}
@@ -11,8 +12,9 @@ In each, `abandon: [NAME, ...]` names shards that may be removed with the jobs t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +26,7 @@ from pinlaterd.config.schema import (
     Address,
     Between,
     Characters,
+    SentinelSettings,
     ServerSettings,
     Setting,
     ShardSettings,
@@ -32,7 +35,7 @@ from pinlaterd.config.schema import (
 from pinlaterd.model import SHARD_NAME
 
 NAME_RULE = "use 1 to 16 letters, digits and hyphens"
-_ABANDON = "abandon"
+ABANDON = "abandon"
 _HOST = Setting("", Characters(1, 255))
 _PORT = Setting("", Between(1, 65535))
 _PINLATER_MYSQL_NAME = re.compile(r".*?([0-9]+)\Z", re.DOTALL)
@@ -51,7 +54,7 @@ _COMMON_KEYS = ("engine", "dequeue_only")
 _ENGINE_KEYS = {
     "sqlite": _EngineKeys((), ("file",)),
     "mysql": _EngineKeys(("master", "user"), ("slave", *secret_keys("passwd"))),
-    "redis": _EngineKeys(("master",), ("slave", "user", *secret_keys("passwd"))),
+    "redis": _EngineKeys((), ("master", "slave", "sentinel", "user", *secret_keys("passwd"))),
 }
 assert set(_ENGINE_KEYS) == set(ENGINES)
 
@@ -70,13 +73,15 @@ def read_shards(reader: FileReader, server: ServerSettings, base: Path) -> Shard
         if not reader.problems:
             reader.problem(1, "shards", "the file is empty; name at least one shard")
         return ShardsFile({}, ())
-    root, abandoned = _without(root, _ABANDON)
+    root, abandoned = _without(root, ABANDON)
     listed = root.get("shards")
     form = _ShardsReader(reader, base)
-    if listed is not None and listed.items is not None:
+    kind = form_of(root)
+    if kind is Form.PINLATER_REDIS:
+        assert listed is not None
         reader.refuse_unknown(root, "", ("shards",))
         form.read_pinlater_redis(listed)
-    elif listed is None and any(entry.value.get("master") for entry in root.entries or ()):
+    elif kind is Form.PINLATER_MYSQL:
         form.read_pinlater_mysql(root, server.mysql_num_db_per_queue)
     else:
         form.read_ours(root)
@@ -103,8 +108,8 @@ def _read_abandon(
     if node is None or (node.is_scalar and node.scalar is None):
         return ()
     names = []
-    for index, item in enumerate(reader.sequence(node, _ABANDON)):
-        key = f"{_ABANDON}.{index}"
+    for index, item in enumerate(reader.sequence(node, ABANDON)):
+        key = f"{ABANDON}.{index}"
         if not item.is_scalar or not SHARD_NAME.match(item.text):
             reader.problem(item.line, key, f"expected a shard's name; {NAME_RULE}")
         elif item.text in shards:
@@ -114,6 +119,32 @@ def _read_abandon(
         else:
             names.append(item.text)
     return tuple(names)
+
+
+class Form(Enum):
+    """How shards are written down."""
+
+    OURS = "ours"
+    PINLATER_MYSQL = "PinLater's for MySQL"
+    PINLATER_REDIS = "PinLater's for Redis"
+
+
+def form_of(root: Node) -> Form:
+    listed = root.get("shards")
+    if listed is not None and listed.items is not None:
+        return Form.PINLATER_REDIS
+    if listed is None and any(entry.value.get("master") for entry in root.entries or ()):
+        return Form.PINLATER_MYSQL
+    return Form.OURS
+
+
+def pinlater_mysql_shards(key: str, databases: int) -> Sequence[str]:
+    """The shards that an entry of PinLater's for MySQL stands for; none if `key` names none."""
+    match = _PINLATER_MYSQL_NAME.match(key)
+    if match is None:
+        return []
+    number = match[1].lstrip("0") or "0"
+    return [f"{number}d{index}" if index else number for index in range(databases)]
 
 
 class _ShardsReader:
@@ -147,6 +178,8 @@ class _ShardsReader:
         reader.refuse_unknown(node, prefix, (*_COMMON_KEYS, *keys.required, *keys.optional))
         for missing in [key for key in keys.required if key not in values]:
             reader.problem(node.line, f"{prefix}{missing}", f"missing; {engine} shards need it")
+        if engine == "redis":
+            self._check_redis_master(node, values, prefix)
         return ShardSettings(
             name=name,
             engine=engine,
@@ -154,16 +187,58 @@ class _ShardsReader:
             file=self._file(name, values, prefix) if "file" in keys.optional else "",
             master=self._address(values, "master", prefix),
             slave=self._address(values, "slave", prefix),
+            sentinel=self._sentinel(values, prefix),
             user=self._text(values, "user", prefix),
             passwd=reader.secret(values, "passwd", prefix, self._base) or "",
             passwd_env=_variable(values),
         )
 
+    def _check_redis_master(self, node: Node, values: Mapping[str, Node], prefix: str) -> None:
+        """It is named, or Sentinels name it."""
+        if "sentinel" not in values:
+            if "master" not in values:
+                self._reader.problem(
+                    node.line, f"{prefix}master", "missing; redis shards need it, or sentinel"
+                )
+            return
+        for key in ("master", "slave"):
+            if key in values:
+                self._reader.problem(
+                    values[key].line, f"{prefix}{key}", "Sentinels know it; keep only sentinel"
+                )
+
+    def _sentinel(self, values: Mapping[str, Node], prefix: str) -> SentinelSettings | None:
+        node = values.get("sentinel")
+        if node is None:
+            return None
+        reader, prefix = self._reader, f"{prefix}sentinel."
+        inner = reader.mapping(node, prefix.removesuffix("."))
+        reader.refuse_unknown(
+            node, prefix, ("service", "addresses", "user", *secret_keys("passwd"))
+        )
+        if not self._require(node, inner, prefix, ("service", "addresses")):
+            return None
+        service = reader.text(inner["service"], f"{prefix}service", _HOST)
+        places = reader.sequence(inner["addresses"], f"{prefix}addresses")
+        addresses = [
+            self._address_at(place, f"{prefix}addresses.{index}")
+            for index, place in enumerate(places)
+        ]
+        if not addresses:
+            reader.problem(node.line, f"{prefix}addresses", "name at least one Sentinel")
+        return SentinelSettings(
+            service=service or "",
+            addresses=tuple(address for address in addresses if address is not None),
+            user=self._text(inner, "user", prefix),
+            passwd=reader.secret(inner, "passwd", prefix, self._base) or "",
+            passwd_env=_variable(inner),
+        )
+
     def read_pinlater_mysql(self, root: Node, databases: int) -> None:
         reader = self._reader
         for key, node in reader.mapping(root, "").items():
-            match = _PINLATER_MYSQL_NAME.match(key)
-            if match is None:
+            names = pinlater_mysql_shards(key, databases)
+            if not names:
                 reader.problem(node.line, key, "expected a name that ends in the shard's number")
                 continue
             values = reader.mapping(node, key)
@@ -171,9 +246,7 @@ class _ShardsReader:
             known = ("master", "slave", "user", "dequeueOnly", *secret_keys("passwd"))
             reader.refuse_unknown(node, prefix, known)
             self._require(node, values, prefix, ("master", "user"))
-            number = match[1].lstrip("0") or "0"
-            for index in range(databases):
-                name = f"{number}d{index}" if index else number
+            for name in names:
                 if not self._good_name(node, key, name):
                     break
                 self._add(
@@ -285,7 +358,9 @@ class _ShardsReader:
         node = values.get(name)
         if node is None or (node.is_scalar and node.scalar is None and name != "master"):
             return None
-        key = f"{prefix}{name}"
+        return self._address_at(node, f"{prefix}{name}")
+
+    def _address_at(self, node: Node, key: str) -> Address | None:
         inner = self._reader.mapping(node, key)
         if node.entries is None:
             if node.scalar is None and node.is_scalar:

@@ -217,6 +217,11 @@ class Coordinator:
         programs = "" if self._programs is None else self._programs.problem
         return [text for text in (*self._reload.problems, programs, self._trouble) if text]
 
+    @property
+    def _settled(self) -> bool:
+        """Whether nothing is under way any more."""
+        return self._reload.settled and (self._programs is None or self._programs.settled)
+
     def _holding(self, shard: str) -> Holding | None:
         report = self._roster.serving(layout.shard_program(shard))
         if report is None:
@@ -238,7 +243,7 @@ class Coordinator:
             self._config_version,
             config_problems=self._config_problems(),
             needs_restart=self._reload.needs_restart,
-            config_judged=self._reload.judged if self._reload.settled else "",
+            config_judged=self._reload.judged if self._settled else "",
         )
         return status(self._config, [self._view(), *self._roster.views()], about)
 

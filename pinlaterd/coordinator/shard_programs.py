@@ -44,12 +44,18 @@ class ShardPrograms:
         self._monotonic = monotonic
         self._due_file = due_file
         self._due = self._read()
+        self._since: frozenset[str] = frozenset()  # of those, since the work in hand began
         self._at_work: asyncio.Task[frozenset[str]] | None = None
         self._next_try = 0.0
 
+    @property
+    def settled(self) -> bool:
+        return not self._due
+
     def want(self, names: Iterable[str]) -> None:
         """To be called before the configuration that needs it is written. Raises OSError."""
-        self._due |= frozenset(names)
+        self._since |= frozenset(names)
+        self._due |= self._since
         self._write()
 
     def step(self, config: Config) -> None:
@@ -60,6 +66,7 @@ class ShardPrograms:
             self._finish(self._at_work)
             self._at_work = None
         if self._due and self._monotonic() >= self._next_try:
+            self._since = frozenset()
             self._at_work = asyncio.create_task(asyncio.to_thread(_arrange, self._due, config))
 
     async def stop(self) -> None:
@@ -78,7 +85,7 @@ class ShardPrograms:
             self._next_try = self._monotonic() + _RETRY_SECONDS
             return
         self.problem = ""
-        self._due -= done
+        self._due -= done - self._since
         self._write()
 
     def _read(self) -> frozenset[str]:

@@ -128,13 +128,14 @@ def usage_of(pid: int) -> Usage | None:
 
 
 def _processes(config: Config, views: Sequence[ProcessView]) -> list[ProcessStatus]:
-    """Those expected first, in their order; then any other that reported."""
+    """Those expected first, in their order; then any other that reported and has not ended."""
     expected = expected_processes(config)
     found = []
     for name, kind in expected.items():
         known = [view for view in views if view.process == name]
         found += [_process(view) for view in known] or [_missing(name, kind)]
-    return found + [_process(view) for view in views if view.process not in expected]
+    others = (view for view in views if view.process not in expected and view.state != STOPPED)
+    return found + [_process(view) for view in others]
 
 
 def _process(view: ProcessView) -> ProcessStatus:

@@ -68,12 +68,18 @@ def advance(
         if refusal:
             refusals.append(refusal)
             shards[name] = before
-        elif holding is None or gone_since is None or holding.config_version < gone_since.version:
-            since = gone_since or Leaving(before, in_force.version + 1)
+            continue
+        since = gone_since or _leaving(before, in_force.version)
+        if holding is None or holding.config_version < since.version:
             still_leaving[name] = since
             shards[name] = dataclasses.replace(before, dequeue_only=True)
     config = dataclasses.replace(wanted, server=followed.settings, shards=shards)
     return Transition(config, still_leaving, refusals, followed.needs_restart)
+
+
+def _leaving(before: ShardSettings, version: int) -> Leaving:
+    """It gets no jobs as of the next version, unless it gets none already."""
+    return Leaving(before, version if before.dequeue_only else version + 1)
 
 
 def vanished(etc: Path, before: Config, wanted: Config) -> list[str]:

@@ -215,6 +215,11 @@ class StorageEngine(Protocol):
         Raises StorageError if it has been lost: the owner closes, and opens anew."""
         ...
 
+    def address(self) -> str:
+        """HOST:PORT of the server that holds the shard at present; "" where it is a file, or where
+        the server was not found yet."""
+        ...
+
     def durability(self) -> Durability: ...
 
     def apply(self, batch: Batch, now_ms: int) -> BatchResult:

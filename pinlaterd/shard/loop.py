@@ -12,7 +12,7 @@ next pulse.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from pinlaterd.clock import Clock
 from pinlaterd.lifecycle import StopSignal
@@ -51,8 +51,9 @@ class ShardLoop:
         stop: StopSignal,
         clock: Clock,
         stats: Stats,
-        facts: Mapping[str, str],
+        facts: Callable[[], Mapping[str, str]],
     ) -> None:
+        """`facts`: for reports, each time anew: the store may move to another server."""
         self._service = service
         self._end = end
         self._control = control
@@ -118,7 +119,7 @@ class ShardLoop:
 
     def _finish(self) -> None:
         """Answer what has arrived; what comes later is for a successor."""
-        self._control.report(ProcessState.STOPPING, self._facts)
+        self._control.report(ProcessState.STOPPING, self._facts())
         service = self._service
         for router, frame in self._end.receive(_MOST_FRAMES, _MOST_BYTES):
             self._take(router, frame)
@@ -249,10 +250,10 @@ class ShardLoop:
         if service.searches is not None:
             service.searches.tick()
         if service.serving:
-            facts = {**self._facts, "health warning": service.ailing}
+            facts = {**self._facts(), "health warning": service.ailing}
             self._control.report(ProcessState.SERVING, facts)
         else:
-            trouble = {**self._facts, "store warning": service.trouble}
+            trouble = {**self._facts(), "store warning": service.trouble}
             self._control.report(ProcessState.STARTING, trouble)
         self._hear()
 

@@ -126,11 +126,7 @@ class _Shard:
     def _serve(self) -> int:
         endpoint = layout.shard_endpoint(self._settings.name)
         durability = self._engine.durability()
-        facts = {
-            **self._facts(),
-            "durability": durability.setting,
-            "durability warning": durability.warning,
-        }
+        kept = {"durability": durability.setting, "durability warning": durability.warning}
         end = ShardEnd(self._context)
         try:
             end.bind(endpoint)
@@ -146,7 +142,7 @@ class _Shard:
                 self._stop,
                 self._clock,
                 self._stats,
-                facts,
+                lambda: {**self._facts(), **kept},
             ).run()
         except ShardOwned as error:
             log.error("has lost its store: %s", error.message)
@@ -158,5 +154,8 @@ class _Shard:
 
     def _facts(self) -> Mapping[str, str]:
         settings = self._settings
-        master = "" if settings.master is None else str(settings.master)
-        return {"engine": settings.engine, "file": settings.file, "master": master}
+        return {
+            "engine": settings.engine,
+            "file": settings.file,
+            "master": self._engine.address(),
+        }

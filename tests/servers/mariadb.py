@@ -112,6 +112,10 @@ class MariaDB:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def runs(self) -> bool:
+        return self._process is not None
+
     def connect(self, user: str = USER, passwd: str = PASSWD, **options: Any) -> Any:
         """A connection of a stranger, who knows nothing of owners."""
         return pymysql.connect(

@@ -60,7 +60,7 @@ def test_it_stays_until_its_routers_have_heard_of_it(shard: Shard, context: Cont
     hearing = threading.Thread(target=hear_of_it)
     hearing.start()
 
-    ShardLoop(shard.service, end, control, stop, shard.clock, Stats(), {}).run()
+    ShardLoop(shard.service, end, control, stop, shard.clock, Stats(), dict).run()
 
     ended.set()
     hearing.join()

@@ -13,6 +13,8 @@
     slices.py      retries, deletes, time-outs, garbage
     records.py     how a whole job is read
     engine.py      MysqlEngine: the StorageEngine contract
+    replication.py a server as replication sees it: positions, and whose replica it is
+    failover.py    MysqlFailover: a replica takes its master's place
     searcher.py    MysqlSearcher: counts and scans on a read-only connection in another process
 
 PyMySQL and its exceptions stop at this package.

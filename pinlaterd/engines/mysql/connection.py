@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pymysql
 from pymysql import err
 from pymysql.constants import CLIENT, ER
-from pymysql.cursors import SSCursor
+from pymysql.cursors import DictCursor, SSCursor
 
 from pinlaterd.clock import Clock
 from pinlaterd.engines.mysql.faults import FAULTS, connect_error
@@ -139,6 +139,14 @@ class Connection:
         with self._db.cursor() as cursor:
             cursor.execute(statement)
             rows: tuple[tuple[Any, ...], ...] = cursor.fetchall()
+        self.used_at = self._clock.monotonic()
+        return rows
+
+    def named_rows(self, statement: bytes) -> list[dict[str, Any]]:
+        """Of statements whose columns differ from server to server."""
+        with self._db.cursor(DictCursor) as cursor:
+            cursor.execute(statement)
+            rows: list[dict[str, Any]] = list(cursor.fetchall())
         self.used_at = self._clock.monotonic()
         return rows
 

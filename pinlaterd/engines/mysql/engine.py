@@ -62,6 +62,9 @@ class MysqlEngine(StorageEngine):
     def heartbeat(self) -> None:
         self._store.heartbeat()
 
+    def address(self) -> str:
+        return f"{self._store.server.host}:{self._store.server.port}"
+
     def durability(self) -> Durability:
         store = self._store
         with store.reading():

@@ -58,6 +58,11 @@ _LONG_SECONDS = 300.0
 _ATTEMPTS = 4
 
 
+def lock_name(shard: str) -> str:
+    """Of the lock that whoever owns a shard holds."""
+    return f"pinlaterd:{shard}"
+
+
 class Misfit(Exception):
     """Jobs were not in the state that a statement relied on: to be done again, looking first."""
 
@@ -103,7 +108,7 @@ class Store:
         self._lease_seconds = lease_seconds
         self._prefix = database_prefix(shard)
         self._owner_database = owner_database(shard)
-        self._lock = f"pinlaterd:{shard}"
+        self._lock = lock_name(shard)
         self._db: Connection | None = None
         self._trouble = ""  # why it must be opened anew
         self._next_local_id = 1

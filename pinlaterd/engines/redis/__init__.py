@@ -5,11 +5,15 @@
     scripts.py       the scripts as the server runs them
     faults.py        what the server or the connection may answer, in words
     connection.py    one connection that is never silently made anew
+    sentinel.py      where the server is, by Sentinels
     server_facts.py  what the server says of itself: part of a cluster, a replica, how durable
     store.py         ownership: the lease and its token; queue names
     batch.py         a Batch as the arguments of apply.lua, and its answer as a BatchResult
     records.py       a whole job as lookup.lua answers it
     engine.py        RedisEngine: the StorageEngine contract
+    replication.py   a server's part in replication
+    failover.py      RedisFailover: a replica takes its master's place
+    sentinel_failover.py  SentinelFailover: the same where Sentinels choose it
     searcher.py      RedisSearcher: counts and scans on a connection of its own, elsewhere
 
 redis-py and its exceptions stop at this package.

@@ -44,11 +44,17 @@ class Server:
     def __str__(self) -> str:
         return f"Redis at {self.host}:{self.port}"
 
+    def find(self) -> Server:
+        """Itself: a server whose address is known."""
+        return self
+
 
 class Connection:
     """Blocking; `answer_seconds` is how long the server may take for one answer."""
 
-    def __init__(self, server: Server, answer_seconds: float) -> None:
+    def __init__(
+        self, server: Server, answer_seconds: float, *, connect_seconds: float = CONNECT_SECONDS
+    ) -> None:
         """Connect. Raises StorageError."""
         self.server = server
         self._trouble = ""
@@ -58,7 +64,7 @@ class Connection:
             username=server.user or None,
             password=server.passwd or None,
             socket_timeout=answer_seconds,
-            socket_connect_timeout=CONNECT_SECONDS,
+            socket_connect_timeout=connect_seconds,
             socket_keepalive=True,
             retry=Retry(NoBackoff(), 0),
             protocol=2,
@@ -94,6 +100,10 @@ class Connection:
 
     def read(self, *command: Argument) -> Any:
         """What a command that changes nothing answers."""
+        return self._call(command, writes=False)
+
+    def administer(self, *command: Argument) -> Any:
+        """What a command answers that changes the server's part in replication, and no data."""
         return self._call(command, writes=False)
 
     def _call(self, command: Sequence[Argument], *, writes: bool) -> Any:

@@ -22,11 +22,12 @@ from pinlaterd.engines.base import (
 )
 from pinlaterd.engines.redis import scripts
 from pinlaterd.engines.redis.batch import apply_arguments, batch_result, stored_payload
-from pinlaterd.engines.redis.connection import Argument, Server
+from pinlaterd.engines.redis.connection import Argument
 from pinlaterd.engines.redis.limits import LIMITS
 from pinlaterd.engines.redis.records import stored_job, to_ms
 from pinlaterd.engines.redis.searcher import RedisSearcherFactory
-from pinlaterd.engines.redis.store import ShardKeys, Store
+from pinlaterd.engines.redis.sentinel import Locator
+from pinlaterd.engines.redis.store import Store
 from pinlaterd.model import JobKey, JobState, Payload, PendingKey
 
 _EVICTED = -1  # what scripts say of an id whose hash is gone
@@ -35,15 +36,16 @@ _new = tuple.__new__  # half the cost of calling a NamedTuple, for each job of a
 
 
 class RedisEngine(StorageEngine):
-    """One shard in one Redis server, which may hold others. To be used by one thread."""
+    """One shard in one Redis server, which may hold others. To be used by one thread.
+
+    The server is looked for each time that the shard is opened."""
 
     limits = LIMITS
 
     def __init__(
-        self, shard: str, server: Server, *, priority_levels: int, lease_seconds: float
+        self, shard: str, locator: Locator, *, priority_levels: int, lease_seconds: float
     ) -> None:
-        self._shard = ShardKeys(shard, server)
-        self._store = Store(self._shard, lease_seconds)
+        self._store = Store(shard, locator, lease_seconds)
         self._priorities = range(1, priority_levels + 1)
 
     def open(self, now_ms: int) -> Ownership:
@@ -54,6 +56,9 @@ class RedisEngine(StorageEngine):
 
     def heartbeat(self) -> None:
         self._store.heartbeat()
+
+    def address(self) -> str:
+        return self._store.address()
 
     def durability(self) -> Durability:
         return self._store.durability
@@ -224,7 +229,7 @@ class RedisEngine(StorageEngine):
         return bool(left)
 
     def searcher(self) -> SearcherFactory:
-        return RedisSearcherFactory(self._shard)
+        return RedisSearcherFactory(self._store.shard)
 
 
 def _flat(keys: Iterable[JobKey]) -> list[Argument]:

@@ -26,15 +26,18 @@ CLUSTER_WORDS = (
 _LET_IN = (
     "refuses the user or the password; correct `user` and `passwd` of the shard in shards.yaml"
 )
-_REPLICA = "is a replica, which can't be written to; name its master as `master` in shards.yaml"
+REPLICA_WORDS = (
+    "is a replica, which can't be written to; name its master as `master` in shards.yaml, unless"
+    " Sentinels are asked, who will name it once they have agreed"
+)
 _TEXTS = {
     "OOM": (
         "is full (maxmemory) and takes no new jobs until there is room, while dequeues and acks"
         " go on; raise maxmemory, or let workers catch up"
     ),
     "LOADING": "is loading its data; it is asked again until it has",
-    "READONLY": _REPLICA,
-    "MASTERDOWN": _REPLICA,
+    "READONLY": REPLICA_WORDS,
+    "MASTERDOWN": REPLICA_WORDS,
     "MOVED": CLUSTER_WORDS,
     "ASK": CLUSTER_WORDS,
     "TRYAGAIN": CLUSTER_WORDS,

@@ -39,6 +39,8 @@ def _reader(name: str) -> Script:
 
 OPEN = _writer("open")
 CLOSE = _writer("close")
+HOLD = _writer("hold")
+RELEASE_LEASE = _writer("release_lease")
 HEARTBEAT = _writer("heartbeat")
 CREATE_QUEUE = _writer("create_queue")
 DELETE_QUEUE = _writer("delete_queue")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pinlaterd.engines.base import Durability
 from pinlaterd.engines.redis.connection import Connection
-from pinlaterd.engines.redis.faults import CLUSTER_WORDS, is_permission_denied
+from pinlaterd.engines.redis.faults import CLUSTER_WORDS, REPLICA_WORDS, is_permission_denied
 from pinlaterd.errors import StorageError, StorageNotCommitted
 
 _SETTINGS = ("appendonly", "appendfsync", "save", "maxmemory-policy")
@@ -22,6 +22,12 @@ def refuse_cluster(connection: Connection) -> None:
     """A script's keys have to be in one place."""
     if b"cluster_enabled:1" in _info(connection, "cluster"):
         raise StorageError(f"{connection.server} {CLUSTER_WORDS}")
+
+
+def refuse_replica(connection: Connection) -> None:
+    """Before anything fails half-way: whoever named it may know better in a moment."""
+    if _is_replica(connection):
+        raise StorageError(f"{connection.server} {REPLICA_WORDS}")
 
 
 def _warnings(settings: dict[str, str], *, is_replica: bool) -> list[str]:

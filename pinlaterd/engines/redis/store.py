@@ -4,7 +4,7 @@ An owner holds a lease, which others respect, and a token, which is the proof: e
 writes compares it with the record of the last owner, and renews the lease. Whoever takes over,
 because the lease ran out, writes another token there; from then on the former owner can write
 nothing more, frozen or cut off for however long. After a fault of the connection the store refuses
-everything until it is opened anew.
+everything until it is opened anew, where the shard's server is then.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from pinlaterd.engines.redis import scripts
 from pinlaterd.engines.redis.connection import Argument, Connection, Server
 from pinlaterd.engines.redis.faults import refusal_words
 from pinlaterd.engines.redis.scripts import Script
-from pinlaterd.engines.redis.server_facts import read_durability, refuse_cluster
+from pinlaterd.engines.redis.sentinel import Locator
+from pinlaterd.engines.redis.server_facts import read_durability, refuse_cluster, refuse_replica
 from pinlaterd.errors import QueueNotFound, ShardOwned, StorageError, StorageNotCommitted
 
 # After an unclean end, the last second of an append-only file may be lost, or an older copy of it
@@ -45,8 +46,10 @@ class ShardKeys(NamedTuple):
 class Store:
     """One shard's keys, open for their owner."""
 
-    def __init__(self, shard: ShardKeys, lease_seconds: float) -> None:
-        self.shard = shard
+    def __init__(self, name: str, locator: Locator, lease_seconds: float) -> None:
+        self._name = name
+        self._locator = locator
+        self._shard: ShardKeys | None = None  # where it was opened last
         self.queues: set[str] = set()
         self.durability = Durability("not opened yet")
         self._lease_ms = round(lease_seconds * 1000)
@@ -58,12 +61,26 @@ class Store:
 
     # --- ownership ---------------------------------------------------------------------------
 
+    @property
+    def shard(self) -> ShardKeys:
+        if self._shard is None:
+            raise StorageError(f"shard {self._name} is not open")
+        return self._shard
+
+    def address(self) -> str:
+        """Of the server; "" before it was found for the first time."""
+        if self._shard is None:
+            return ""
+        return f"{self._shard.server.host}:{self._shard.server.port}"
+
     def open(self, now_ms: int) -> Ownership:
         if self._connection is not None:
             raise StorageError(f"{self.shard} is open already; close it first")
-        connection = Connection(self.shard.server, self._answer_seconds)
+        self._shard = ShardKeys(self._name, self._locator.find())
+        connection = Connection(self._shard.server, self._answer_seconds)
         try:
             refuse_cluster(connection)
+            refuse_replica(connection)
             ownership = self._take_over(connection, now_ms)
             self.durability = read_durability(connection)
         except BaseException:
@@ -73,8 +90,10 @@ class Store:
         return ownership
 
     def _take_over(self, connection: Connection, now_ms: int) -> Ownership:
+        ended_badly = "1" if self._token else "0"
         status, *answer = connection.run(
-            scripts.OPEN, (self.shard.name, now_ms, self._lease_ms, self._who, _IDS_SKIPPED)
+            scripts.OPEN,
+            (self._name, now_ms, self._lease_ms, self._who, _IDS_SKIPPED, ended_badly),
         )
         if status == b"REFUSED":
             raise StorageError(f"{self.shard.server} {refusal_words(answer[0].decode())}")
@@ -94,7 +113,8 @@ class Store:
         if connection is None:
             return
         with contextlib.suppress(StorageError):
-            connection.run(scripts.CLOSE, (self.shard.name, self._token))
+            connection.run(scripts.CLOSE, (self._name, self._token))
+            self._token = b""
         connection.close()
 
     # --- reading and writing -----------------------------------------------------------------
@@ -107,14 +127,14 @@ class Store:
 
     def read(self, script: Script, *arguments: Argument) -> list[Any]:
         """What a script that only reads returns, behind its OK."""
-        answer: list[Any] = self.connection.run(script, (self.shard.name, *arguments))
+        answer: list[Any] = self.connection.run(script, (self._name, *arguments))
         return answer[1:]
 
     def write(self, script: Script, arguments: Sequence[Argument] = ()) -> list[Any]:
         """What a script that writes returns, behind its OK. All of it is done, or nothing."""
         connection = self.connection
         status, *answer = connection.run(
-            script, (self.shard.name, self._token, self._lease_ms, *arguments)
+            script, (self._name, self._token, self._lease_ms, *arguments)
         )
         if status == b"REFUSED":
             raise StorageNotCommitted(f"{self.shard.server} {refusal_words(answer[0].decode())}")

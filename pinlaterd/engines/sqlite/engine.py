@@ -50,6 +50,9 @@ class SqliteEngine(StorageEngine):
     def close(self) -> None:
         self._store.close()
 
+    def address(self) -> str:
+        return ""
+
     def durability(self) -> Durability:
         return Durability("synchronous=FULL")
 

@@ -1,0 +1,272 @@
+"""Carrying out a failover: from the look at both servers until the shards serve from the new one.
+
+Which steps there are is the engine's (engines/failover.py). What is here is the same for all:
+which shards are concerned, what is refused, the order, the change of shards.yaml, and the journal
+by which a command that was broken off is gone on with.
+
+    look -> refuse, or ask -> steps -> shards.yaml -> the old master -> wait for the shards
+
+A server is failed over as a whole: all shards of shards.yaml that have it as their master go along.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from pinlaterd.admin.journal import Journal
+from pinlaterd.config.edit import set_servers
+from pinlaterd.config.layout import ETC, RUN, shard_program
+from pinlaterd.config.load import load_config
+from pinlaterd.config.schema import Address, Config, ShardSettings
+from pinlaterd.engines.failover import Account, Examination, Failover, Handover, Pair, Place, Step
+from pinlaterd.engines.registry import has_failover, make_failover
+from pinlaterd.errors import ConnectionFailed, StorageError
+from pinlaterd.wire.control import ProcessState
+
+_LOCK = "failover.lock"
+_SWAP = "swap"  # the step that is ours: shards.yaml
+_POLL_SECONDS = 0.1
+
+Tell = Callable[[str], None]
+
+
+class FailoverRefused(Exception):
+    """Why nothing was done, or why all that was done was put back."""
+
+
+class FailoverBroken(Exception):
+    """Why it ended in its midst; the same command goes on with it."""
+
+
+class Wanted(NamedTuple):
+    """What somebody asked for. `to`, accounts: None for what shards.yaml says."""
+
+    shard: str
+    to: Address | None
+    accept_loss: bool
+    administrator: Account | None
+    replication: Account | None
+    catch_up_seconds: float
+
+
+class Plan(NamedTuple):
+    """What would be done. `risks` are accepted."""
+
+    shards: Sequence[str]
+    resumed: bool
+    examination: Examination
+    risks: Sequence[str]
+    steps: Sequence[str]
+
+
+class ShardFailover:
+    """One failover of a deployment's shards. To be used in `alone`."""
+
+    def __init__(self, directory: Path, wanted: Wanted) -> None:
+        """Raises ConfigError, FailoverRefused."""
+        self._etc = directory / ETC
+        config = load_config(self._etc)
+        settings = config.shards.get(wanted.shard)
+        if settings is None:
+            names = ", ".join(config.shards)
+            raise FailoverRefused(f"there is no shard {wanted.shard!r}; there are: {names}")
+        journal = Journal.find(directory / RUN, wanted.shard)
+        if journal is None:
+            journal = _new_journal(directory / RUN, config, settings, wanted)
+        elif wanted.accept_loss:
+            journal.accept_loss()
+        self._journal = journal
+        self._failover = _make(settings, journal, wanted)
+        self._examination = self._failover.examine()
+
+    def plan(self) -> Plan:
+        """Raises FailoverRefused if it can't be done, or not without loss that nobody accepted.
+
+        One that was begun is gone on with: its steps prove once more what has to be proven."""
+        found, journal = self._examination, self._journal
+        if found.obstacles and not journal.resumed:
+            raise FailoverRefused("; ".join(found.obstacles))
+        if found.risks and not journal.accepts_loss and not journal.resumed:
+            raise FailoverRefused(
+                f"acknowledged jobs could be lost: {'; '.join(found.risks)}. Mend that, or give"
+                " --accept-loss if what is lost has to be lost"
+            )
+        return Plan(
+            journal.shards,
+            journal.resumed,
+            found,
+            found.risks if journal.accepts_loss else (),
+            [step.words for step in self._all_steps()],
+        )
+
+    def _all_steps(self) -> Sequence[Step]:
+        steps = list(self._failover.steps())
+        if self._journal.pair is not None:
+            steps.append(Step(_SWAP, "swap master and slave in etc/shards.yaml", self._swap))
+        return [*steps, *self._failover.last_steps()]
+
+    def _swap(self) -> str:
+        assert self._journal.pair is not None
+        old, new = (Address(*place) for place in self._journal.pair)
+        set_servers(self._etc, self._journal.shards, master=new, slave=old)
+        return f"etc/shards.yaml names {new} as the master"
+
+    def carry_out(self, tell: Tell) -> None:
+        """Until shards.yaml names the new master and the old one is seen to.
+
+        Raises FailoverRefused if a step failed and all is as before, FailoverBroken if not."""
+        journal = self._journal
+        journal.begin()
+        for step in self._steps_to_do():
+            try:
+                done = step.run()
+            except (StorageError, KeyboardInterrupt) as error:
+                why = error.message if isinstance(error, StorageError) else "interrupted"
+                if step.revocable:
+                    self._put_back(why)
+                raise FailoverBroken(
+                    f"{why}. It stopped in the midst of: {step.words}. Give the same command again"
+                    " once that is mended: it goes on from there"
+                ) from error
+            journal.note_done(step.name)
+            tell(done)
+        journal.end()
+
+    def _steps_to_do(self) -> Sequence[Step]:
+        """Those behind the last one that was done for good: what can be revoked may have been."""
+        steps = self._all_steps()
+        done = [
+            index
+            for index, step in enumerate(steps)
+            if self._journal.is_done(step.name) and not step.revocable
+        ]
+        return steps[done[-1] + 1 :] if done else steps
+
+    def _put_back(self, why: str) -> NoReturn:
+        try:
+            self._failover.undo()
+        except StorageError as error:
+            raise FailoverBroken(
+                f"{why}; and putting things back failed: {error.message}. Give the same command"
+                " again, or allow writes on the old master by hand"
+            ) from error
+        self._journal.end()
+        raise FailoverRefused(f"{why}. Everything is as it was before")
+
+    @property
+    def shards(self) -> Sequence[str]:
+        return self._journal.shards
+
+    def successor(self) -> Place:
+        return self._failover.successor()
+
+    def close(self) -> None:
+        self._failover.close()
+
+
+def _new_journal(run: Path, config: Config, shard: ShardSettings, wanted: Wanted) -> Journal:
+    if not has_failover(shard):
+        raise FailoverRefused(
+            f"shard {shard.name} is a file ({shard.file}) and has no replica; restore a backup"
+            " instead, see docs/operations.md"
+        )
+    along = [other.name for other in config.shards.values() if _same_server(other, shard)]
+    if shard.sentinel is not None:
+        if wanted.to is not None:
+            raise FailoverRefused(
+                f"Sentinels choose the master of shard {shard.name}; leave out --to"
+            )
+        return Journal.new(run, along, None, accept_loss=wanted.accept_loss)
+    assert shard.master is not None, "the loader sees to it"
+    replica = wanted.to or shard.slave
+    if replica is None:
+        raise FailoverRefused(
+            f"shard {shard.name} has no slave in etc/shards.yaml; name its replica with"
+            " --to HOST:PORT"
+        )
+    if replica == shard.master:
+        raise FailoverRefused(f"{replica} is the master of shard {shard.name} already")
+    pair = Pair(Place(*shard.master), Place(*replica))
+    return Journal.new(run, along, pair, accept_loss=wanted.accept_loss)
+
+
+def _same_server(one: ShardSettings, other: ShardSettings) -> bool:
+    if one.sentinel is not None and other.sentinel is not None:
+        return one.sentinel.service == other.sentinel.service and not set(
+            one.sentinel.addresses
+        ).isdisjoint(other.sentinel.addresses)
+    return one.master is not None and (one.engine, one.master) == (other.engine, other.master)
+
+
+def _make(settings: ShardSettings, journal: Journal, wanted: Wanted) -> Failover:
+    own = Account(settings.user, settings.passwd)
+    handover = Handover(
+        shards=journal.shards,
+        administrator=wanted.administrator or own,
+        replication=wanted.replication or own,
+        accept_loss=journal.accepts_loss,
+        catch_up_seconds=wanted.catch_up_seconds,
+    )
+    return make_failover(settings, journal.pair, handover, journal)
+
+
+@contextmanager
+def alone(directory: Path) -> Iterator[None]:
+    """Keep other failovers out of a deployment. Raises FailoverRefused."""
+    run = directory / RUN
+    try:
+        run.mkdir(mode=0o700, exist_ok=True)
+        descriptor = os.open(run / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise FailoverRefused(
+            f"{error.filename}: {error.strerror}; run this as the deployment's owner"
+        ) from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise FailoverRefused("another failover runs in this deployment") from error
+        yield
+    finally:
+        os.close(descriptor)
+
+
+# --- waiting ----------------------------------------------------------------------------------
+
+
+def wait_until_served(
+    fetch: Callable[[], Mapping[str, Any]], shards: Sequence[str], master: Place, seconds: float
+) -> bool:
+    """Until each shard serves from `master`. False if no service runs that could.
+
+    `fetch` asks for status.json. Raises FailoverBroken if it takes too long."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            processes = fetch()["processes"]
+        except ConnectionFailed:
+            return False
+        late = [shard for shard in shards if not _serves(processes, shard, master)]
+        if not late:
+            return True
+        if time.monotonic() > deadline:
+            raise FailoverBroken(
+                f"{master} is the master now, but shard {', '.join(late)} does not serve from"
+                f" there within {seconds:g} s; see `pinlater-admin status`"
+            )
+        time.sleep(_POLL_SECONDS)
+
+
+def _serves(processes: Sequence[Mapping[str, Any]], shard: str, master: Place) -> bool:
+    return any(
+        process["name"] == shard_program(shard)
+        and process["state"] == ProcessState.SERVING
+        and process["facts"].get("master") == str(master)
+        for process in processes
+    )

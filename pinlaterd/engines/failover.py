@@ -1,0 +1,160 @@
+"""The Failover seam: how a replica becomes the master of the shards that its server copies.
+
+Beside the engines' own contract, for whoever administers shards, never for the job path. An
+engine whose servers replicate has one; `registry.make_failover` finds it. It knows servers and
+replication; shards.yaml, questions to people and the memory of how far one has come are its
+caller's.
+
+What the caller guarantees:
+  - `shards` are all shards that the deployment has on the master: a server fails over as a whole;
+  - steps run in their order; after a crash they run again from the first one, or from behind the
+    last one that was done and is not `revocable`;
+  - what steps note is kept before `put` returns, and given again to whoever goes on after a crash.
+
+What a Failover guarantees:
+  - each step may be repeated, whatever a crash in it left behind, and says what that is;
+  - until a step that is not `revocable` begins, `undo` puts everything back as it was;
+  - unless loss was accepted, the replica becomes writable only when it was proven to have all that
+    the master has acknowledged, and the master takes no writes any more;
+  - once the steps are done, the next owner of each shard finds an unclean end of its predecessor,
+    and so skips local ids that may have been given out;
+  - foreign exceptions leave it as StorageError only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+PROOF_WORDS = (
+    "replication is asynchronous: without its master a replica can't prove that it was sent all"
+    " that was acknowledged"
+)
+
+
+class Place(NamedTuple):
+    """Where a server listens."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    def is_same_as(self, other: Place) -> bool:
+        """Whether both mean one server, as far as names can be resolved."""
+        if self == other:
+            return True
+        same_host = not _addresses(self.host).isdisjoint(_addresses(other.host))
+        return self.port == other.port and same_host
+
+
+@dataclass(frozen=True)
+class Account:
+    """As whom a server is administered, or asked by a replica. "": as nobody in particular."""
+
+    user: str = ""
+    passwd: str = field(default="", repr=False)
+
+
+class Pair(NamedTuple):
+    """The master, and the replica that is to take its place."""
+
+    master: Place
+    replica: Place
+
+
+@dataclass(frozen=True)
+class Handover:
+    """What is wanted of a failover, whichever servers it is between."""
+
+    shards: Sequence[str]
+    administrator: Account
+    replication: Account  # as whom the old master asks the new one for what it has missed
+    accept_loss: bool
+    catch_up_seconds: float  # the longest that writes are stopped for while the replica catches up
+
+
+class ServerFacts(NamedTuple):
+    """One server as it was found. Positions are in the words of its kind; "" where unknown."""
+
+    address: str
+    trouble: str = ""  # why it can't be asked; "" if it answers
+    writable: bool | None = None
+    replicates_from: str = ""  # HOST:PORT, "" if it replicates from nobody
+    written: str = ""  # how far it has written, as a master
+    received: str = ""  # how far it was sent what its master wrote, as a replica
+    applied: str = ""  # how much of that it has carried out
+    behind_seconds: float | None = None
+
+
+class Examination(NamedTuple):
+    """Both servers, and why one should hesitate.
+
+    `obstacles`: why it can't be done, whatever is accepted. `risks`: how acknowledged jobs could be
+    lost; with none of both, none can. `remarks`: what else to know before one decides."""
+
+    master: ServerFacts
+    replica: ServerFacts
+    obstacles: Sequence[str]
+    risks: Sequence[str]
+    remarks: Sequence[str] = ()
+
+
+class Step(NamedTuple):
+    """One part of a failover. `run` returns what was done, for people; raises StorageError."""
+
+    name: str  # how it is remembered
+    words: str  # what it will do, for the plan
+    run: Callable[[], str]
+    revocable: bool = False  # whether `undo` can still put everything back
+
+
+class Notes(Protocol):
+    """What one step tells a later one, over crashes."""
+
+    def get(self, key: str) -> str:
+        """ "" if there is none."""
+        ...
+
+    def put(self, key: str, text: str) -> None:
+        """Kept on disk when this returns."""
+        ...
+
+
+class Failover(Protocol):
+    """One failover. Blocking; to be closed, which gives nothing back that was changed."""
+
+    def examine(self) -> Examination:
+        """Look, and change nothing."""
+        ...
+
+    def steps(self) -> Sequence[Step]:
+        """Until the replica is the master and takes writes."""
+        ...
+
+    def last_steps(self) -> Sequence[Step]:
+        """Once shards.yaml names the new master: what becomes of the old one. What such a step
+        can't do it returns as what is to be done by hand; it does not fail for that."""
+        ...
+
+    def successor(self) -> Place:
+        """The server that is the master once the steps are done."""
+        ...
+
+    def undo(self) -> None:
+        """Put everything back as it was, after a revocable step has failed or was interrupted."""
+        ...
+
+    def close(self) -> None:
+        """Safe to repeat."""
+        ...
+
+
+def _addresses(host: str) -> frozenset[str]:
+    with contextlib.suppress(OSError):
+        return frozenset(str(found[4][0]) for found in socket.getaddrinfo(host, None))
+    return frozenset()

@@ -1,0 +1,373 @@
+"""Failover between MySQL or MariaDB servers: the Failover seam.
+
+    stop-writes   read_only on the old master, and the lock of each shard, taken from its owner
+                  whose connection is ended. A crash leaves it read-only: repeat, or allow writes
+                  by hand
+    catch-up      until the replica has applied all that the old master has written
+    promote       the replica stops replicating and takes writes. A crash leaves it anywhere
+                  between: repeat. What it had applied was noted first, and need not be proven again
+    follow        the old master becomes a replica of the new one, if it has nothing that it lacks
+
+An owner can't write once its connection is gone: it opens a shard only where it gets the lock,
+which is held here, and where the server takes writes. The lock alone would end with our connection.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from pinlaterd.clock import Clock
+from pinlaterd.engines.failover import (
+    PROOF_WORDS,
+    Examination,
+    Failover,
+    Handover,
+    Notes,
+    Pair,
+    Place,
+    ServerFacts,
+    Step,
+)
+from pinlaterd.engines.mysql.limits import owner_database
+from pinlaterd.engines.mysql.literals import quote_name
+from pinlaterd.engines.mysql.replication import (
+    Position,
+    ReplicaStatus,
+    ReplicationServer,
+)
+from pinlaterd.engines.mysql.store import lock_name
+from pinlaterd.errors import StorageError, StorageNotCommitted
+
+_POLL_SECONDS = 0.05
+_LOCK_SECONDS = 1.0
+# An owner whose connection was ended has lost its lock within this.
+_MOST_LOCK_SECONDS = 15.0
+_CONNECT_SECONDS = 10.0
+
+# Keys of notes: where the old master stood when it was proven that the replica has all, and where
+# the new one's log goes on from there.
+_PROVEN, _GOES_ON, _BY_GTID, _ENCRYPTED = "proven", "goes_on", "by_gtid", "encrypted"
+# Whether the old master took writes before they were stopped.
+_BEFORE = "before"
+_WRITABLE, _READ_ONLY = "writable", "read-only"
+_YES = "yes"
+
+
+class MysqlFailover(Failover):
+    """Two servers and the connections to them, which are kept: locks end with theirs."""
+
+    def __init__(self, pair: Pair, handover: Handover, notes: Notes, clock: Clock) -> None:
+        self._pair = pair
+        self._handover = handover
+        self._notes = notes
+        self._clock = clock
+        self._master_trouble = ""
+        self._master: ReplicationServer | None = None
+        self._replica: ReplicationServer | None = None
+
+    def close(self) -> None:
+        for server in (self._master, self._replica):
+            if server is not None:
+                server.close()
+        self._master = self._replica = None
+
+    # --- the two servers ---------------------------------------------------------------------
+
+    def _old(self) -> ReplicationServer | None:
+        """The old master; None, and why in `_master_trouble`, if it does not answer."""
+        if self._master is None and not self._master_trouble:
+            try:
+                self._master = self._connect(self._pair.master)
+            except StorageError as error:
+                self._master_trouble = error.message
+        return self._master
+
+    def _new(self) -> ReplicationServer:
+        if self._replica is None:
+            self._replica = self._connect(self._pair.replica)
+        return self._replica
+
+    def _connect(self, place: Place) -> ReplicationServer:
+        return ReplicationServer(place, self._handover.administrator, self._clock)
+
+    def _status(self) -> ReplicaStatus | None:
+        return self._new().replica_status()
+
+    # --- looking -----------------------------------------------------------------------------
+
+    def examine(self) -> Examination:
+        old = self._old()
+        master = ServerFacts(str(self._pair.master), self._master_trouble)
+        if old is not None:
+            position = old.position()
+            master = master._replace(
+                writable=old.is_writable(), written="" if position is None else str(position)
+            )
+        replica = ServerFacts(str(self._pair.replica))
+        try:
+            new = self._new()
+        except StorageError as error:
+            return Examination(master, replica._replace(trouble=error.message), [error.message], [])
+        status = self._status()
+        replica = replica._replace(writable=new.is_writable())
+        if status is None:
+            lacking = f"{new} is no replica: nobody can say what it has"
+            return Examination(master, replica, self._mixed(old, new), [lacking])
+        replica = replica._replace(
+            replicates_from=str(status.source),
+            received=_place_in_log(status.received),
+            applied=new.applied_gtids() if status.by_gtid else _place_in_log(status.applied),
+            behind_seconds=status.behind_seconds,
+        )
+        return Examination(
+            master,
+            replica,
+            self._mixed(old, new),
+            self._risks(old, new, status),
+            self._remarks(old, new),
+        )
+
+    def _mixed(self, old: ReplicationServer | None, new: ReplicationServer) -> list[str]:
+        if old is not None and old.identity == new.identity:
+            return [f"{old} and {new} are the same server, or share a server_id"]
+        return []
+
+    def _risks(
+        self, old: ReplicationServer | None, new: ReplicationServer, status: ReplicaStatus
+    ) -> list[str]:
+        risks = []
+        if old is None:
+            risks.append(f"the master does not answer ({self._master_trouble}); {PROOF_WORDS}")
+            if not status.source.is_same_as(self._pair.master):
+                risks.append(f"{new} replicates from {status.source}, not from this master")
+        elif status.source_id and status.source_id != old.identity:
+            risks.append(f"{new} replicates from another server, {status.source}")
+        elif not status.source_id and not status.source.is_same_as(self._pair.master):
+            risks.append(f"{new} replicates from {status.source}, not from this master")
+        if status.channels > 1:
+            risks.append(f"{new} replicates from {status.channels} masters")
+        if status.filters:
+            risks.append(f"{new} does not replicate everything: {status.filters}")
+        if old is not None and not status.receives:
+            why = status.receiving_trouble or "it was stopped, or still connects"
+            risks.append(f"{new} receives nothing from its master: {why}")
+        if not status.applies:
+            why = status.applying_trouble or "it was stopped"
+            risks.append(f"{new} does not apply what it receives: {why}")
+        return risks
+
+    def _remarks(self, old: ReplicationServer | None, new: ReplicationServer) -> list[str]:
+        remarks = []
+        if not new.hands_on():
+            remarks.append(
+                f"{new} has no binary log of what it replicates (log_bin, log_slave_updates): the"
+                " old master can't become its replica"
+            )
+        others = [] if old is None else sorted({*old.owned_shards()} - {*self._handover.shards})
+        if others:
+            remarks.append(
+                f"{old} also has shard {', '.join(others)}, which etc/shards.yaml does not have"
+                " there: whoever owns them can't write any more"
+            )
+        return remarks
+
+    # --- the steps ---------------------------------------------------------------------------
+
+    def steps(self) -> Sequence[Step]:
+        master, replica = self._pair
+        promote = Step("promote", f"make {replica} writable", self._promote)
+        if self._old() is None:
+            catch_up = f"wait until {replica} has applied what it has received"
+            return [Step("catch-up", catch_up, self._apply_the_rest, revocable=True), promote]
+        return [
+            Step("stop-writes", f"stop writes on {master}", self._stop_writes, revocable=True),
+            Step(
+                "catch-up",
+                f"wait until {replica} has all that {master} has written",
+                self._catch_up,
+                revocable=True,
+            ),
+            promote,
+        ]
+
+    def last_steps(self) -> Sequence[Step]:
+        master, replica = self._pair
+        return [Step("follow", f"make {master} a replica of {replica}", self._follow)]
+
+    def successor(self) -> Place:
+        return self._pair.replica
+
+    def undo(self) -> None:
+        if self._notes.get(_BEFORE) != _WRITABLE:
+            return
+        old = self._old()
+        if old is None:
+            raise StorageError(self._master_trouble)
+        old.allow_writes()
+
+    def _stop_writes(self) -> str:
+        old = self._old()
+        if old is None:
+            raise StorageError(self._master_trouble)
+        if not self._notes.get(_BEFORE):
+            self._notes.put(_BEFORE, _WRITABLE if old.is_writable() else _READ_ONLY)
+        old.stop_writes()
+        ended = sum([self._take_over(old, shard) for shard in self._handover.shards])
+        return f"{old} is read-only; {ended} connections of owners were ended"
+
+    def _take_over(self, old: ReplicationServer, shard: str) -> int:
+        """Take a shard's lock; returns how many connections had to be ended for that."""
+        ended: set[int] = set()
+        deadline = self._clock.monotonic() + _MOST_LOCK_SECONDS
+        while (
+            holder := old.take_lock(lock_name(shard), _LOCK_SECONDS if ended else 0)
+        ) is not None:
+            if self._clock.monotonic() > deadline:
+                raise StorageError(f"{old}: the owner of shard {shard} keeps its lock; see KILL")
+            if holder:
+                old.end_connection(holder)
+            ended.add(holder)
+        return len(ended)
+
+    def _catch_up(self) -> str:
+        """The proof. It needs no running replica if it was brought before, and nobody has written
+        since: then a crash came while the replica was being promoted."""
+        old = self._old()
+        if old is None:
+            raise StorageError(self._master_trouble)
+        position = old.position()
+        if position is None:
+            raise StorageNotCommitted(f"{old} has no binary log (log_bin): it can have no replica")
+        if self._notes.get(_PROVEN) == str(position):
+            return f"proven before: nothing was written since {position}"
+        deadline = self._clock.monotonic() + self._handover.catch_up_seconds
+        while True:
+            status = self._status()
+            if status is not None and self._new().has_applied(position, status):
+                break
+            if not self._may_wait(status, deadline):
+                return f"given up: loss was accepted; the master had come to {position}"
+            time.sleep(_POLL_SECONDS)
+        self._notes.put(_BY_GTID, _YES if status.by_gtid else "")
+        self._notes.put(_ENCRYPTED, _YES if status.encrypted else "")
+        self._notes.put(_PROVEN, str(position))
+        return f"{self._new()} has all up to {position}"
+
+    def _may_wait(self, status: ReplicaStatus | None, deadline: float) -> bool:
+        """Whether the replica may yet get there; False if it can't and loss was accepted."""
+        replica = self._new()
+        if status is not None and status.applies and status.receives:
+            if self._clock.monotonic() < deadline:
+                return True
+            behind = status.behind_seconds
+            shown = "" if behind is None else f", {behind:.0f} s behind"
+            raise StorageError(
+                f"{replica} did not catch up within {self._handover.catch_up_seconds:g} s{shown};"
+                " wait until it has, or allow it more with --catch-up-seconds"
+            )
+        if self._handover.accept_loss:
+            return False
+        why = "" if status is None else status.applying_trouble or status.receiving_trouble
+        raise StorageError(f"{replica} does not replicate any more: {why or 'it was stopped'}")
+
+    def _apply_the_rest(self) -> str:
+        """Without the master: all that was received counts, as long as it can be applied."""
+        if not self._handover.accept_loss:
+            raise StorageError(f"{self._master_trouble}; {PROOF_WORDS}")
+        deadline = self._clock.monotonic() + self._handover.catch_up_seconds
+        while True:
+            status = self._status()
+            if status is None or not status.applies:
+                return f"{self._new()} applies nothing: it stays as it is"
+            if status.applied_all_received:
+                return f"{self._new()} has applied all that it received"
+            if self._clock.monotonic() > deadline:
+                raise StorageError(
+                    f"{self._new()} has not applied within {self._handover.catch_up_seconds:g} s"
+                    " what it received; allow it more with --catch-up-seconds"
+                )
+            time.sleep(_POLL_SECONDS)
+
+    def _promote(self) -> str:
+        new = self._new()
+        if new.replica_status() is not None:
+            new.stop_replicating()
+        if not self._notes.get(_GOES_ON):
+            position = new.position()  # before anybody writes there
+            if position is not None:
+                self._notes.put(_GOES_ON, f"{position.file}:{position.offset}")
+        new.allow_writes()
+        for shard in self._handover.shards:
+            new.mark_unclean(quote_name(owner_database(shard)))
+        if new.replica_status() is not None:
+            new.forget_source()
+        return f"{new} takes writes, and replicates from nobody"
+
+    # --- the old master ----------------------------------------------------------------------
+
+    def _follow(self) -> str:
+        old, (master, replica) = self._old(), self._pair
+        proven, goes_on = self._notes.get(_PROVEN), self._notes.get(_GOES_ON)
+        by_hand = (
+            f"{master} may have jobs that {replica} lacks: keep it from taking writes, save what"
+            f" you need of it, and build it anew as a replica of {replica}"
+        )
+        if not proven:
+            return by_hand
+        if old is None:
+            return f"{master} does not answer; {by_hand}"
+        status = old.replica_status()
+        if status is not None and status.source.is_same_as(replica):
+            return f"{old} replicates from {replica} already"
+        if str(old.position()) != proven or old.is_writable():
+            return f"{master} was written to meanwhile; {by_hand}"
+        if not goes_on or not self._new().hands_on():
+            return (
+                f"{replica} has no binary log of what it replicates: set log_bin and"
+                f" log_slave_updates there, and build {master} anew as its replica"
+            )
+        file, _, offset = goes_on.rpartition(":")
+        return self._replicate_back(old, Position(file, int(offset), ""))
+
+    def _replicate_back(self, old: ReplicationServer, start: Position) -> str:
+        replica, account = self._pair.replica, self._handover.replication
+        by_hand = (
+            f"make {self._pair.master} a replica of {replica} by hand: it is read-only and has"
+            f" all up to {start} of that server's log"
+        )
+        try:
+            old.replicate_from(
+                replica,
+                start,
+                account,
+                by_gtid=self._notes.get(_BY_GTID) == _YES,
+                encrypted=self._notes.get(_ENCRYPTED) == _YES,
+            )
+            trouble = self._connecting_trouble(old)
+            if trouble:
+                old.stop_replicating()
+                old.forget_source()
+                return (
+                    f"user {account.user!r} can't replicate ({trouble}); name one who may with"
+                    f" --replication-user the next time, and now {by_hand}"
+                )
+        except StorageError as error:
+            return f"{error.message}; {by_hand}"
+        return f"{old} replicates from {replica}, and is read-only"
+
+    def _connecting_trouble(self, old: ReplicationServer) -> str:
+        """ "" once it receives."""
+        deadline = self._clock.monotonic() + _CONNECT_SECONDS
+        while True:
+            status = old.replica_status()
+            if status is not None and status.receives and status.applies:
+                return ""
+            trouble = "" if status is None else status.receiving_trouble or status.applying_trouble
+            if trouble or self._clock.monotonic() > deadline:
+                return trouble or f"not connected within {_CONNECT_SECONDS:g} s"
+            time.sleep(_POLL_SECONDS)
+
+
+def _place_in_log(place: tuple[str, int]) -> str:
+    return f"{place[0]}:{place[1]}"

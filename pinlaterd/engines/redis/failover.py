@@ -1,0 +1,222 @@
+"""Failover between Redis servers that nobody else watches over: the Failover seam.
+
+    hand-over   the old master itself stops writes, waits until the replica has all, and changes
+                places with it (FAILOVER, since 6.2). It gives up by itself, too, and is then as
+                before. A crash of ours leaves it to one of both ends: repeat
+    promote     in place of that, where the master does not answer: REPLICAOF NO ONE, and the next
+                owners are told of an unclean end. A crash leaves it anywhere between: repeat
+    release     the leases of owners that the old master had are ended, so that none waits for their
+                end. It is a courtesy: what fences an owner off is the token in the shard's record
+
+An owner that writes to a server that is a replica is refused, before anything is stored.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from pinlaterd.clock import Clock
+from pinlaterd.engines.failover import (
+    PROOF_WORDS,
+    Examination,
+    Failover,
+    Handover,
+    Notes,
+    Pair,
+    Place,
+    ServerFacts,
+    Step,
+)
+from pinlaterd.engines.redis import scripts
+from pinlaterd.engines.redis.connection import Connection, Server
+from pinlaterd.engines.redis.replication import Link, read_link
+from pinlaterd.errors import StorageError
+
+_POLL_SECONDS = 0.05
+_ANSWER_SECONDS = 5.0
+_FOLLOW_SECONDS = 10.0
+
+
+class RedisFailover(Failover):
+    def __init__(self, pair: Pair, handover: Handover, notes: Notes, clock: Clock) -> None:
+        self._pair = pair
+        self._handover = handover
+        self._clock = clock
+        self._master_trouble = ""
+        self._master: Connection | None = None
+        self._replica: Connection | None = None
+
+    def close(self) -> None:
+        for connection in (self._master, self._replica):
+            if connection is not None:
+                connection.close()
+        self._master = self._replica = None
+
+    def _old(self) -> Connection | None:
+        """The old master; None, and why in `_master_trouble`, if it does not answer."""
+        if self._master is None and not self._master_trouble:
+            try:
+                self._master = self._connect(self._pair.master)
+            except StorageError as error:
+                self._master_trouble = error.message
+        return self._master
+
+    def _new(self) -> Connection:
+        if self._replica is None:
+            self._replica = self._connect(self._pair.replica)
+        return self._replica
+
+    def _connect(self, place: Place) -> Connection:
+        account = self._handover.administrator
+        server = Server(place.host, place.port, account.user, account.passwd)
+        connection = Connection(server, _ANSWER_SECONDS)
+        try:
+            read_link(connection)  # a server that lets nobody in answers, too
+        except StorageError:
+            connection.close()
+            raise
+        return connection
+
+    # --- looking -----------------------------------------------------------------------------
+
+    def examine(self) -> Examination:
+        old = self._old()
+        master = ServerFacts(str(self._pair.master), self._master_trouble)
+        at_master: Link | None = None
+        if old is not None:
+            at_master = read_link(old)
+            master = _facts(master, at_master)
+        replica = ServerFacts(str(self._pair.replica))
+        try:
+            at_replica = read_link(self._new())
+        except StorageError as error:
+            return Examination(master, replica._replace(trouble=error.message), [error.message], [])
+        replica = _facts(replica, at_replica)
+        if at_master is not None and at_master.run_id == at_replica.run_id:
+            same = f"{master.address} and {replica.address} are the same server"
+            return Examination(master, replica, [same], [])
+        if at_master is None:
+            return Examination(master, replica, [], self._risks_alone(at_replica))
+        return Examination(master, replica, self._obstacles(at_master, at_replica), [])
+
+    def _risks_alone(self, at_replica: Link) -> list[str]:
+        risks = [f"the master does not answer ({self._master_trouble}); {PROOF_WORDS}"]
+        source = at_replica.source
+        if source is None:
+            risks.append(f"{self._pair.replica} is no replica: nobody can say what it has")
+        elif not source.is_same_as(self._pair.master):
+            risks.append(f"{self._pair.replica} replicates from {source}, not from this master")
+        return risks
+
+    def _obstacles(self, at_master: Link, at_replica: Link) -> list[str]:
+        """A master that answers hands over in order, or not at all."""
+        master, replica = self._pair
+        if at_master.source is not None:
+            return [f"{master} is a replica itself, of {at_master.source}"]
+        if at_replica.source is None:
+            return [f"{replica} is no replica: make it one of {master} (REPLICAOF)"]
+        if at_replica.replication_id != at_master.replication_id:
+            return [f"{replica} replicates from another server, {at_replica.source}"]
+        if not at_replica.is_connected:
+            return [f"{replica} is not connected to its master, or is loading what that sends"]
+        if self._as_listed(at_master) is None:
+            return [f"{master} does not list {replica} among its replicas that are online"]
+        return []
+
+    def _as_listed(self, at_master: Link) -> Place | None:
+        """What the master calls the replica."""
+        for place in at_master.replicas:
+            if place.is_same_as(self._pair.replica):
+                return place
+        return None
+
+    # --- the steps ---------------------------------------------------------------------------
+
+    def steps(self) -> Sequence[Step]:
+        master, replica = self._pair
+        release = Step("release", "end the leases of owners there", self._release)
+        if self._old() is None:
+            return [Step("promote", f"make {replica} a master", self._promote), release]
+        words = f"have {master} stop writes, wait for {replica}, and change places with it"
+        return [Step("hand-over", words, self._hand_over, revocable=True), release]
+
+    def last_steps(self) -> Sequence[Step]:
+        words = f"see that {self._pair.master} replicates from {self._pair.replica}"
+        return [Step("follow", words, self._follow)]
+
+    def successor(self) -> Place:
+        return self._pair.replica
+
+    def undo(self) -> None:
+        """The server has: a hand-over that fails leaves it the master."""
+
+    def _hand_over(self) -> str:
+        old = self._old()
+        if old is None:
+            raise StorageError(self._master_trouble)
+        replica = self._pair.replica
+        link = read_link(old)
+        if link.source is not None and link.source.is_same_as(replica):
+            return f"done before: {old.server} is a replica of {replica}"
+        if link.failover_state == "no-failover":
+            place = self._as_listed(link)
+            if place is None:
+                raise StorageError(f"{old.server} does not list {replica} as a replica any more")
+            limit_ms = round(self._handover.catch_up_seconds * 1000)
+            old.administer("FAILOVER", "TO", place.host, place.port, "TIMEOUT", limit_ms)
+        while (link := read_link(old)).failover_state != "no-failover":
+            time.sleep(_POLL_SECONDS)
+        if link.source is None:
+            raise StorageError(
+                f"{old.server} gave the failover up and goes on as the master: {replica} did not"
+                f" have all within {self._handover.catch_up_seconds:g} s. Its log says more; allow"
+                " it more with --catch-up-seconds"
+            )
+        return f"{replica} is the master, and has all that {self._pair.master} acknowledged"
+
+    def _promote(self) -> str:
+        if not self._handover.accept_loss:
+            raise StorageError(f"{self._master_trouble}; {PROOF_WORDS}")
+        new = self._new()
+        new.administer("REPLICAOF", "NO", "ONE")
+        return f"{new.server} is a master"
+
+    def _release(self) -> str:
+        new = self._new()
+        for shard in self._handover.shards:
+            new.run(scripts.RELEASE_LEASE, (shard,))
+        return f"shards at {new.server} have no owner"
+
+    def _follow(self) -> str:
+        old, (master, replica) = self._old(), self._pair
+        if old is None:
+            return (
+                f"{master} does not answer, and may have jobs that {replica} lacks: keep it from"
+                f" being used as a master, save what you need of it, and then give it"
+                f" REPLICAOF {replica.host} {replica.port}, which replaces all it has"
+            )
+        deadline = self._clock.monotonic() + _FOLLOW_SECONDS
+        while not (link := read_link(old)).is_connected:
+            if link.source is None:
+                return f"{master} is a master still; see its log"
+            if self._clock.monotonic() > deadline:
+                return (
+                    f"{master} is a replica of {link.source}, but not connected to it: see its log,"
+                    " and set masterauth (and masteruser) there if it is not let in"
+                )
+            time.sleep(_POLL_SECONDS)
+        return f"{master} replicates from {replica}"
+
+
+def _facts(facts: ServerFacts, link: Link) -> ServerFacts:
+    offset = str(link.offset)
+    if link.source is None:
+        return facts._replace(writable=True, written=offset)
+    return facts._replace(
+        writable=False,
+        replicates_from=str(link.source),
+        received=offset,
+        applied=offset,
+        behind_seconds=link.silent_seconds,
+    )

@@ -1,0 +1,88 @@
+"""Where a shard's Redis master is: at an address of its own, or where Sentinels say.
+
+Sentinels agree on a master by majority, and number their agreements (the configuration's epoch).
+One that was cut off may name a former master, so all are asked, and the latest agreement counts.
+What they say is a hint, still: who connects sees to it that the server is a master.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from pinlaterd.engines.redis.connection import Connection, Server
+from pinlaterd.errors import StorageError
+
+_ANSWER_SECONDS = 2.0
+_CONNECT_SECONDS = 1.0
+
+
+class Locator(Protocol):
+    """Finds the server that holds a shard at present. Server is one that never moves."""
+
+    def find(self) -> Server:
+        """Raises StorageError where nobody knows."""
+        ...
+
+
+class Agreement(NamedTuple):
+    """What one Sentinel says. Compared by epoch."""
+
+    epoch: int
+    host: str
+    port: int
+
+
+@dataclass(frozen=True)
+class Sentinels:
+    """A master that Sentinels watch over under the name `service`."""
+
+    service: str
+    sentinels: tuple[Server, ...]
+    account: Server  # who to be at the master; its address is of no account
+
+    def __str__(self) -> str:
+        return f"Sentinels of {self.service!r}"
+
+    def find(self) -> Server:
+        agreements, troubles = [], []
+        for sentinel in self.sentinels:
+            try:
+                agreements.append(self._ask(sentinel))
+            except StorageError as error:
+                troubles.append(error.message)
+        if not agreements:
+            raise StorageError(f"no Sentinel knows the master: {'; '.join(troubles)}")
+        latest = max(agreements)
+        return Server(latest.host, latest.port, self.account.user, self.account.passwd)
+
+    def fail_over(self) -> str:
+        """Have one of them begin; returns which. Raises StorageError, with what each said."""
+        troubles = []
+        for sentinel in self.sentinels:
+            try:
+                connection = connect_to_sentinel(sentinel)
+                try:
+                    connection.administer("SENTINEL", "FAILOVER", self.service)
+                finally:
+                    connection.close()
+            except StorageError as error:
+                troubles.append(error.message)
+            else:
+                return str(sentinel)
+        raise StorageError(f"no Sentinel began a failover: {'; '.join(troubles)}")
+
+    def _ask(self, sentinel: Server) -> Agreement:
+        connection = connect_to_sentinel(sentinel)
+        try:
+            flat = connection.read("SENTINEL", "MASTER", self.service)
+            place = connection.read("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.service)
+        finally:
+            connection.close()
+        facts = dict(zip(flat[::2], flat[1::2], strict=True))
+        # The second answer is ahead of the first one while this Sentinel itself fails over.
+        return Agreement(int(facts[b"config-epoch"]), place[0].decode(), int(place[1]))
+
+
+def connect_to_sentinel(sentinel: Server) -> Connection:
+    return Connection(sentinel, _ANSWER_SECONDS, connect_seconds=_CONNECT_SECONDS)

@@ -1,0 +1,110 @@
+"""run/config.json: what was accepted last."""
+
+from __future__ import annotations
+
+import pytest
+
+from pinlaterd.config.in_force import (
+    NO_VERSION,
+    Superseded,
+    load_in_force,
+    read_in_force,
+    write_in_force,
+)
+from pinlaterd.config.layout import CONFIG_FILE
+from pinlaterd.config.load import load_config
+from pinlaterd.errors import ConfigError
+
+SHARDS = """
+shards:
+  1: {file: one.sqlite, dequeue_only: true}
+  2:
+    engine: mysql
+    master: {host: db, port: 3306}
+    slave: {host: other, port: 3307}
+    user: u
+    passwd: plain
+  3:
+    engine: redis
+    master: {host: db, port: 6379}
+    passwd_env: PINLATERD_TEST_SECRET
+abandon: [4]
+"""
+SECRET = "hush"
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PINLATERD_TEST_SECRET", SECRET)
+    (tmp_path / "run").mkdir()
+    etc = tmp_path / "etc"
+    etc.mkdir()
+    (etc / "shards.yaml").write_text(SHARDS)
+    (etc / "pinlaterd.yaml").write_text("port: 1234\nlog_level: debug\n")
+    (etc / "queues.yaml").write_text("queues: {mail: {max_jobs_per_second: 0.5}}\n")
+    return load_config(etc)
+
+
+def test_it_comes_back_as_it_was(config, tmp_path):
+    written = write_in_force(config)
+
+    assert written.version > NO_VERSION
+    assert load_in_force(tmp_path / "etc") == read_in_force() == written
+    assert written.config == config
+    assert CONFIG_FILE.stat().st_mode & 0o077 == 0
+
+
+def test_before_anything_was_accepted_etc_counts(config, tmp_path):
+    assert load_in_force(tmp_path / "etc") == (NO_VERSION, config)
+
+
+def test_it_counts_whatever_etc_says_by_then(config, tmp_path):
+    write_in_force(config)
+    (tmp_path / "etc" / "shards.yaml").write_text("{broken")
+
+    assert load_in_force(tmp_path / "etc").config == config
+
+
+def test_secrets_of_the_environment_stay_there(config, monkeypatch):
+    write_in_force(config)
+
+    assert SECRET not in CONFIG_FILE.read_text()
+    monkeypatch.delenv("PINLATERD_TEST_SECRET")
+    with pytest.raises(ConfigError, match="PINLATERD_TEST_SECRET is not in the environment"):
+        read_in_force()
+
+
+def test_versions_grow_whatever_the_clock_says(config, monkeypatch):
+    first = write_in_force(config)
+    monkeypatch.setattr("time.time_ns", lambda: 0)
+
+    assert write_in_force(config).version == first.version + 1
+
+
+def test_only_after_what_is_in_force(config):
+    first = write_in_force(config)
+    second = write_in_force(config, after=first.version)
+
+    with pytest.raises(Superseded):
+        write_in_force(config, after=first.version)
+    assert read_in_force() == second
+
+
+@pytest.mark.parametrize("text", ["", "{", "{}", '{"version": 1, "server": []}'])
+def test_a_damaged_file_counts_as_none(config, tmp_path, text):
+    CONFIG_FILE.write_text(text)
+
+    assert read_in_force() is None
+    assert load_in_force(tmp_path / "etc").version == NO_VERSION
+
+
+def test_what_another_version_wrote_is_left_out_or_has_its_default(config):
+    write_in_force(config)
+    text = CONFIG_FILE.read_text().replace('"port": 1234', '"unheard_of": 1')
+    CONFIG_FILE.write_text(text)
+
+    found = read_in_force()
+
+    assert found is not None
+    assert found.config.server.port == 9010

@@ -1,0 +1,120 @@
+"""From what is in force, and what the files say, to what should be in force next."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pinlaterd.config.in_force import InForce
+from pinlaterd.config.schema import Config, ServerSettings, ShardSettings
+from pinlaterd.coordinator.transition import Holding, Leaving, advance, vanished
+
+VERSION = 7
+
+
+def config(*names, dequeue_only=(), abandon=(), server=None, files=()):
+    shards = {name: ShardSettings(name, dequeue_only=name in dequeue_only) for name in names}
+    return Config(server or ServerSettings(), shards, {}, tuple(abandon), tuple(files))
+
+
+def step(before, wanted, leaving=None, holding=None):
+    return advance(InForce(VERSION, before), wanted, leaving or {}, lambda _name: holding)
+
+
+def test_new_shards_and_changed_settings_act_at_once():
+    found = step(config("1"), config("1", "2", dequeue_only=["1"]))
+
+    assert found.config == config("1", "2", dequeue_only=["1"])
+    assert found.settled
+
+
+def test_a_removed_shard_gets_no_jobs_first():
+    found = step(config("1", "2"), config("1"), holding=Holding(VERSION, 0, 0))
+
+    assert found.config == config("1", "2", dequeue_only=["2"])
+    assert found.leaving == {"2": Leaving(ShardSettings("2"), VERSION + 1)}
+    assert not found.settled
+
+
+def test_it_goes_once_it_said_after_that_that_it_is_empty():
+    leaving = {"2": Leaving(ShardSettings("2"), VERSION)}
+    before = config("1", "2", dequeue_only=["2"])
+
+    not_yet = step(before, config("1"), leaving, Holding(VERSION - 1, 0, 0))
+    assert not_yet.config == before
+
+    found = step(before, config("1"), leaving, Holding(VERSION, 0, 0))
+    assert found.config == config("1")
+    assert found.settled
+
+
+def test_one_that_was_dequeue_only_before_goes_at_once():
+    before = config("1", "2", dequeue_only=["2"])
+
+    assert step(before, config("1"), holding=Holding(VERSION, 0, 0)).config == config("1")
+
+
+def test_one_that_got_a_job_meanwhile_is_as_before():
+    leaving = {"2": Leaving(ShardSettings("2"), VERSION)}
+
+    found = step(config("1", "2", dequeue_only=["2"]), config("1"), leaving, Holding(VERSION, 1, 0))
+
+    assert found.config == config("1", "2")
+    assert found.leaving == {}
+    assert "1 jobs are pending and 0 in progress" in found.refusals[0]
+
+
+def test_one_that_does_not_serve_stays():
+    found = step(config("1", "2"), config("1"))
+
+    assert found.config == config("1", "2")
+    assert "shards.2: not removed: it does not serve" in found.refusals[0]
+
+
+def test_abandoned_with_all_that_it_holds():
+    found = step(config("1", "2"), config("1", abandon=["2"]), holding=Holding(VERSION, 9, 9))
+
+    assert list(found.config.shards) == ["1"]
+    assert found.settled
+
+
+def test_what_needs_a_restart_stays_and_is_named():
+    wanted = ServerSettings(port=1234, job_claimed_timeout_seconds=5.0)
+
+    found = step(config("1"), config("1", server=wanted))
+
+    assert found.config.server == ServerSettings(job_claimed_timeout_seconds=5.0)
+    assert found.needs_restart == [
+        (
+            "etc/pinlaterd.yaml: port: 9010 is in force, the file says 1234; needs a restart: "
+            "`pinlaterd up`"
+        )
+    ]
+
+
+def test_files_that_are_gone_or_empty():
+    before = config("1", files=["shards.yaml", "queues.yaml"])
+
+    [told] = vanished(Path("etc"), before, config("1", files=["shards.yaml"]))
+
+    assert told.startswith("etc/queues.yaml: the file is gone or empty")
+    assert vanished(Path("etc"), config("1"), before) == []
+
+
+names = st.sets(st.sampled_from(["1", "2", "3", "4"]), min_size=1)
+holdings = st.none() | st.builds(
+    Holding, st.integers(VERSION - 1, VERSION + 1), st.integers(0, 1), st.integers(0, 1)
+)
+
+
+@given(names, names, names, st.dictionaries(st.sampled_from("1234"), holdings))
+def test_no_shard_with_jobs_ever_goes_unless_abandoned(there, wanted, abandoned, holds):
+    target = config(*wanted, abandon=abandoned - wanted)
+
+    found = advance(InForce(VERSION, config(*there)), target, {}, holds.get)
+
+    assert wanted <= found.config.shards.keys()
+    for name in there - found.config.shards.keys():
+        assert name in abandoned

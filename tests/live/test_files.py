@@ -1,0 +1,115 @@
+"""What a running service makes of its files: settings, mistakes, and files half written."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from pinlaterd.client import Job, JobState
+from tests.deployment import POLL_SECONDS
+from tests.live.conftest import BASE, is_dequeue_only, serves
+
+pytestmark = pytest.mark.service
+
+BROKEN_SHARDS = "shards:\n  1: {engine: mysqll}\n  2: {dequeue_only: maybe}\n"
+
+
+def log_of(live, program):
+    return (live.deployment.folder / "run/log" / f"{program}.log").read_text()
+
+
+def test_a_broken_file_changes_nothing_and_is_shown_until_it_is_mended(live, client, queue):
+    version = live.deployment.status()["config_version"]
+    live.shards(BROKEN_SHARDS)
+    live.write("queues.yaml", "queues: {mail: {max_jobs_per_second: -1}}\n")
+    live.wait_until(lambda s: len(s["config_problems"]) == 3)
+
+    status = live.deployment.status()
+    assert [problem.split(": ")[:2] for problem in status["config_problems"]] == [
+        ["etc/shards.yaml:2", "shards.1.engine"],
+        ["etc/shards.yaml:3", "shards.2.dequeue_only"],
+        ["etc/queues.yaml:1", "queues.mail.max_jobs_per_second"],
+    ]
+    assert status["config_version"] == version
+    assert status["healthy"]
+    assert client.enqueue(queue, [Job(b"x")])
+    live.wait_until(lambda _: live.figures()["gauges"]["config_problems"] == 3)
+    assert log_of(live, "coordinator").count("unknown engine 'mysqll'") == 1
+
+    live.shards(BASE)
+    live.write("queues.yaml", "queues: {}\n")
+    live.wait_until(lambda s: not s["config_problems"])
+    live.wait_until(lambda _: live.figures()["gauges"]["config_problems"] == 0)
+
+
+def test_processes_come_up_while_a_file_is_broken(live, client, queue):
+    live.shards(BROKEN_SHARDS)
+    live.wait_until(lambda s: s["config_problems"])
+
+    for program in ("shard-1", "coordinator", "router"):
+        live.deployment.supervisorctl("restart", program)
+        live.deployment.wait_until_serving()
+
+    live.wait_until(lambda s: len(s["config_problems"]) == 2)
+
+
+def test_a_half_written_file_is_not_read(live):
+    """What is written bit by bit, and valid in between, counts as a whole."""
+    version = live.deployment.status()["config_version"]
+    with (live.etc / "shards.yaml").open("w") as file:
+        for line in ("shards:\n", "  1: {dequeue_only: true}\n", "  2: {}\n", "#\n" * 20):
+            for part in (line[:5], line[5:]):
+                file.write(part)
+                file.flush()
+                time.sleep(POLL_SECONDS)
+                assert live.deployment.status()["config_version"] == version
+    live.wait_until(lambda s: is_dequeue_only(s, "1"))
+    assert not live.deployment.status()["config_problems"]
+
+
+def test_an_emptied_or_deleted_file_is_no_configuration(live):
+    live.write("queues.yaml", "queues: {mail: {job_claimed_timeout_seconds: 5}}\n")
+    version = live.wait_until_changed()
+    for leave_behind in (lambda path: path.write_text("\n"), lambda path: path.unlink()):
+        leave_behind(live.etc / "queues.yaml")
+        live.wait_until(lambda s: "gone or empty" in "".join(s["config_problems"]))
+        assert live.deployment.status()["config_version"] == version
+
+    live.write("queues.yaml", "# nothing\n")
+    live.wait_until(lambda s: s["config_version"] > version and not s["config_problems"])
+
+
+def test_a_link_turned_elsewhere(live, etc_swap):
+    etc_swap("shards.yaml", "shards:\n  1: {}\n  2: {dequeue_only: true}\n")
+
+    live.wait_until_followed(lambda s: is_dequeue_only(s, "2"))
+
+
+def test_time_outs_of_a_queue_and_of_all(live, client, queue, wait_until):
+    client.enqueue(queue, [Job(b"a", attempts_allowed=9)])
+    assert client.dequeue(queue, limit=1)
+    live.write("queues.yaml", f"queues: {{{queue}: {{job_claimed_timeout_seconds: 0.2}}}}\n")
+    wait_until(lambda: client.count(queue, JobState.PENDING) == 1)
+
+    live.write("queues.yaml", "queues: {}\n")
+    version = live.wait_until_changed()
+    [claimed] = client.dequeue(queue, limit=1)
+    assert claimed.claim_timeout_seconds == 600
+    live.settings(job_claimed_timeout_seconds=0.2)
+    live.wait_until_followed(lambda s: s["config_version"] > version)
+    wait_until(lambda: client.count(queue, JobState.PENDING) == 1)
+
+
+def test_settings_that_need_a_restart_are_named(live):
+    live.settings(request_timeout_ms=6000, count_limit=7)
+
+    live.wait_until(lambda s: s["needs_restart"])
+    status = live.deployment.status()
+    assert status["needs_restart"] == [
+        (
+            "etc/pinlaterd.yaml: request_timeout_ms: 5000 is in force, the file says 6000; needs a "
+            "restart: `pinlaterd up`"
+        )
+    ]
+    assert serves(status, "1", "2")
