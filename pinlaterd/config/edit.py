@@ -29,7 +29,7 @@ from ruamel.yaml.scalarstring import ScalarString
 from pinlaterd.config.document import Node, parse
 from pinlaterd.config.layout import SHARDS_FILE
 from pinlaterd.config.load import load_config
-from pinlaterd.config.schema import Address
+from pinlaterd.config.schema import Address, Config
 from pinlaterd.config.shards_file import ABANDON, Form, form_of, pinlater_mysql_shards
 from pinlaterd.errors import ConfigError
 
@@ -106,15 +106,25 @@ def edit_shards(etc: Path, change: Callable[[ShardsDocument], None]) -> bool:
 
     Raises ConfigError, with nothing changed, if there are mistakes in the configuration before or
     after, or if the file can't be written."""
-    path = etc / SHARDS_FILE
+
+    def changed(before: bytes, config: Config) -> bytes:
+        node = parse(before)
+        assert node is not None, "the loader found shards in it"
+        text = Text.of(etc / SHARDS_FILE, before)
+        change(ShardsDocument(node, text.tree, config.server.mysql_num_db_per_queue))
+        return text.render()
+
+    return edit_file(etc, SHARDS_FILE, changed)
+
+
+def edit_file(etc: Path, name: str, change: Callable[[bytes, Config], bytes]) -> bool:
+    """Have `change` make what the file `name` of `etc` should hold of what it holds, and of what
+    all files together mean. As `edit_shards`."""
+    path = etc / name
     with _alone(etc):
         config = load_config(etc)
         before = _read(path)
-        node = parse(before)
-        assert node is not None, "the loader found shards in it"
-        text = _Text.of(path, before)
-        change(ShardsDocument(node, text.tree, config.server.mysql_num_db_per_queue))
-        after = text.render()
+        after = change(before, config)
         if after == before:
             return False
         load_config(etc, lambda read: after if read == path else read.read_bytes())
@@ -136,21 +146,27 @@ def _set_address(settings: Settings, key: str, address: Address) -> None:
 # --- text and tree ----------------------------------------------------------------------------
 
 
-class _Text:
+class Text:
     """A file's text as a tree that remembers how it was written."""
 
     def __init__(self, text: str) -> None:
         self._text = text.removeprefix(_BYTE_ORDER_MARK)
         self._mark = _BYTE_ORDER_MARK if text.startswith(_BYTE_ORDER_MARK) else ""
+        self._lead = ""
         self._yaml: YAML | None = None
         try:
             self.tree = json.loads(self._text)
         except ValueError:
             self._yaml = _yaml_like(self._text)
             self.tree = self._yaml.load(self._text)
+        if self.tree is None:  # nothing but comments, which no tree holds
+            self.tree = CommentedMap()
+            self._lead = (
+                self._text if self._text.endswith("\n") or not self._text else f"{self._text}\n"
+            )
 
     @classmethod
-    def of(cls, path: Path, data: bytes) -> _Text:
+    def of(cls, path: Path, data: bytes) -> Text:
         try:
             return cls(data.decode("utf-8"))
         except YAMLError as error:
@@ -164,8 +180,9 @@ class _Text:
 
     def _dump(self, yaml: YAML) -> str:
         out = io.StringIO()
-        yaml.dump(self.tree, out)
-        return out.getvalue()
+        if self.tree or not self._lead:
+            yaml.dump(self.tree, out)
+        return self._lead + out.getvalue()
 
     def _json(self) -> str:
         indent = re.search(r'\n([ \t]+)"', self._text)

@@ -289,6 +289,12 @@ class QueueSettings:
             )
         },
     )
+    paused: bool = field(
+        default=False,
+        metadata={
+            "setting": Setting("true: no dequeues, whatever max_jobs_per_second says; else false")
+        },
+    )
 
 
 @dataclass(frozen=True, slots=True)
