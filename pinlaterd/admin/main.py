@@ -10,9 +10,10 @@ import click
 
 from pinlaterd import __version__
 from pinlaterd.admin import status_page, target
+from pinlaterd.admin.drain import drain
 from pinlaterd.admin.jobs import job
 from pinlaterd.admin.queues import queue, read_password
-from pinlaterd.admin.shard_settings import list_shards
+from pinlaterd.admin.shard_settings import add, dequeue_only, list_shards, remove
 from pinlaterd.admin.shards import shard
 from pinlaterd.admin.top import top
 from pinlaterd.client.cli import CommandLine, printable
@@ -44,7 +45,7 @@ def cli() -> None:
 
 cli.add_command(queue)
 cli.add_command(job)
-for command in (list_shards,):
+for command in (list_shards, drain, dequeue_only, add, remove):
     shard.add_command(command)
 cli.add_command(shard)
 cli.add_command(top)

@@ -64,7 +64,7 @@ _PROCESS_COLUMNS = ("process", "state", "#pid", "#cpu %", "#rss MB")
 @click.command()
 @click.option("--once", is_flag=True, help="Print one frame and end, as in a pipe.")
 @click.option("--json", "as_json", is_flag=True, help="Print one frame as JSON.")
-@target.target_options
+@target.deployment_options
 def top(*, once: bool, as_json: bool) -> None:
     """Show what each queue, shard and process does, once a second, until q or Ctrl-C.
 
@@ -134,6 +134,11 @@ def _queue_row(queue: QueueFrame) -> Sequence[str]:
 
 def _shard_row(shard: ShardFrame) -> Sequence[str]:
     per_commit, jobs = shard["jobs_per_commit"], shard["jobs"]
+    held = (
+        ("-", "-", "-")
+        if jobs is None
+        else (f"{jobs['pending']:,}", f"{jobs['scheduled']:,}", f"{jobs['in_progress']:,}")
+    )
     return (
         shard["name"],
         f"{shard['state']}, ailing" if shard["ailing"] else shard["state"],
@@ -142,9 +147,7 @@ def _shard_row(shard: ShardFrame) -> Sequence[str]:
         _rate(shard["commits_per_second"]),
         "-" if per_commit is None else f"{per_commit:,.1f}",
         _age(shard["commit_p99_ms"]),
-        f"{jobs['pending']:,}",
-        f"{jobs['scheduled']:,}",
-        f"{jobs['in_progress']:,}",
+        *held,
     )
 
 
