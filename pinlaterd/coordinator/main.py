@@ -92,12 +92,11 @@ async def _serve(etc: Path, in_force: InForce) -> int:
     stopping.cancel()
     following.cancel()
     try:
-        await following  # raises what ended it, which nothing should
+        await following  # raises what ended it, if that was not the cancellation
     except asyncio.CancelledError:
         return ExitCode.OK
     finally:
         await coordinator.stop()
-    raise AssertionError("nobody looks at the configuration any more")
 
 
 @contextlib.contextmanager
@@ -308,9 +307,12 @@ class Coordinator:
             self._publish()
 
     def _publish(self) -> None:
-        """Tell everybody. Raises OSError if those who start later can't be told."""
+        """Tell everybody. Those who start later are told when they report, if not by the file."""
         self._snapshot = self._next_snapshot()
-        write_snapshot(self._snapshot)
+        try:
+            write_snapshot(self._snapshot)
+        except OSError as error:
+            log.error("the snapshot can't be written: %s", error)
         if self._control is not None:
             for peer in self._roster.peers():
                 self._control.send(peer, self._snapshot)

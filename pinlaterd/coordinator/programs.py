@@ -7,13 +7,13 @@ follows while it runs: so whoever compares definitions restarts just those that 
 from __future__ import annotations
 
 import hashlib
+import json
 import math
-import pickle
 import shlex
 import site
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pinlaterd
@@ -70,7 +70,7 @@ def wanted_programs(config: Config) -> Sequence[Program]:
                 ["shard", name],
                 _SHARD_PRIORITY,
                 server,
-                replace(shard, dequeue_only=False),
+                asdict(replace(shard, dequeue_only=False)),
             )
             for name, shard in config.shards.items()
         ),
@@ -93,7 +93,9 @@ def log_file(program: str) -> Path:
 def _fingerprint(settings: object) -> str:
     """Changes when `settings` do, secrets included, and gives none of them away: so `up` starts
     those processes anew, and only those, whose configuration has changed."""
-    return hashlib.sha256(pickle.dumps(settings, protocol=4)).hexdigest()[:12]
+    # not pickled: that differs for equal settings, by which of their parts are one object
+    text = json.dumps(settings, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def _program(

@@ -52,7 +52,7 @@ class Reload:
     @property
     def settled(self) -> bool:
         """Whether what the files say is in force, or was refused."""
-        return not self._leaving
+        return self._wanted is None or (bool(self._refusals) and not self._leaving)
 
     async def step(self) -> None:
         """Look whether the files have changed; do what is due. Raises OSError."""
@@ -62,8 +62,6 @@ class Reload:
         if self._wanted is not None:
             self._advance(self._wanted)
         self._say()
-        if files is not None:
-            self.judged = files.digest
 
     async def _judge(self, files: ConfigFiles) -> None:
         try:
@@ -73,6 +71,7 @@ class Reload:
         except ConfigError as error:
             self._mistakes = error.problems
         self._wanted = self._as_before() if self._mistakes else wanted
+        self.judged = files.digest
 
     def _as_before(self) -> Config:
         """What is in force, without the removals that are under way: nobody asks for them now."""

@@ -1,7 +1,6 @@
 """What `pinlaterd init`, `up`, `down` do to a deployment's folder and its processes.
 
     files       the files that `init` writes
-    programs    the configuration to supervisord's programs
     service     a deployment that runs, or does not: up, down
     orphans     processes that a killed supervisord left behind
 

@@ -84,7 +84,8 @@ def server_text(ports: Mapping[str, int]) -> str:
     """pinlaterd.yaml: every key, explained; those that are as by default are commented out."""
     lines = [
         "# The server's settings. Each line that is commented out shows the default.",
-        "# `pinlater-admin config check` tells what is wrong; `pinlaterd up` applies changes.",
+        "# `pinlater-admin config check` tells what is wrong. Changes act at once, or `pinlaterd",
+        "# status` names them, and `pinlaterd up` restarts what they concern.",
     ]
     defaults = ServerSettings()
     for name, setting in settings_of(ServerSettings).items():

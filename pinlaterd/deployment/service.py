@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +25,7 @@ import psutil
 from pinlaterd.admin import stats_page
 from pinlaterd.client.client import Client
 from pinlaterd.config.files import ConfigFiles
-from pinlaterd.config.in_force import read_in_force, write_in_force
+from pinlaterd.config.in_force import Superseded, read_in_force, write_in_force
 from pinlaterd.config.layout import (
     ETC,
     LOGS,
@@ -37,6 +38,7 @@ from pinlaterd.config.layout import (
     SUPERVISOR_SOCKET,
     SUPERVISORD_FILE,
     enter,
+    shard_program,
 )
 from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import Config, ServerSettings
@@ -86,7 +88,6 @@ def up(directory: Path, tell: Tell, seconds: float = UP_SECONDS) -> UpResult:
         logs = _log_sizes(config)
         supervisord = Supervisord()
         if _answers(supervisord):
-            config = _with_those_to_leave(config)
             changed = _reconcile(config, supervisord, tell)
         else:
             _start(config, supervisord, tell)
@@ -178,13 +179,19 @@ def _answers(supervisord: Supervisord) -> bool:
     return True
 
 
-def _with_those_to_leave(config: Config) -> Config:
-    """`config` and the shards that it does not name any more: the coordinator lets those go, once
-    they hold no jobs."""
-    in_force = read_in_force()
-    before = {} if in_force is None else in_force.config.shards
-    left = {name: shard for name, shard in before.items() if name not in config.shards}
-    return dataclasses.replace(config, shards={**config.shards, **left})
+def _put_in_force(config: Config) -> AbstractSet[str]:
+    """For processes that start from now on: `config`, and the shards that it does not name any
+    more. Returns those: the coordinator lets them go, once they hold no jobs."""
+    while True:
+        before = read_in_force()
+        shards = {} if before is None else before.config.shards
+        left = {name: shard for name, shard in shards.items() if name not in config.shards}
+        wanted = dataclasses.replace(config, shards={**config.shards, **left})
+        try:
+            write_in_force(wanted, after=None if before is None else before.version)
+        except Superseded:
+            continue
+        return left.keys()
 
 
 def _reconcile(config: Config, supervisord: Supervisord, tell: Tell) -> bool:
@@ -192,11 +199,12 @@ def _reconcile(config: Config, supervisord: Supervisord, tell: Tell) -> bool:
     try:
         with programs_locked():
             actions = plan(wanted_programs(config), supervisord.running())
-            for action in actions:
-                tell(f"{action.step.value} {action.program.name}")
             _check_ports(config.server, {action.program.name for action in actions})
             if actions:
-                write_in_force(config)
+                kept = {shard_program(name) for name in _put_in_force(config)}
+                actions = [action for action in actions if action.program.name not in kept]
+            for action in actions:
+                tell(f"{action.step.value} {action.program.name}")
             carry_out(actions, supervisord)
     except SupervisorError as error:
         raise DeploymentError(f"{error}; `pinlaterd down`, then `up` again") from error

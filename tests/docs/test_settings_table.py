@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from pinlaterd.config.load import settings_of
 from pinlaterd.config.schema import ServerSettings, Setting
 
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
@@ -29,6 +30,14 @@ def shown(default: object) -> str:
     if isinstance(default, int | float):
         return f"{default:_}" if default >= 10_000 else f"{default:g}"
     return str(default) if default else '""'
+
+
+def test_settings_that_act_at_once_are_named():
+    text = OPERATIONS.read_text().partition("these act at once: ")[2].partition(". The others")[0]
+
+    live = [f"`{name}`" for name, setting in settings_of(ServerSettings).items() if setting.live]
+
+    assert text == ", ".join(live)
 
 
 def test_the_settings_table_is_the_schema():

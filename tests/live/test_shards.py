@@ -64,6 +64,15 @@ def test_new_shard_that_can_not_serve_disturbs_nobody(live, client, queue, load,
     assert load.errors == []
 
 
+def test_what_a_killed_coordinator_had_begun_is_done(live, wait_until):
+    live.shards(THREE)
+    wait_until((live.deployment.folder / "run/programs.due").exists)
+    live.deployment.kill("coordinator")
+
+    live.deployment.wait_until_serving()
+    live.wait_until_followed(lambda s: serves(s, "1", "2", "3"))
+
+
 def test_empty_shard_is_removed(live, client, queue, load, wait_until, record_property):
     live.shards(THREE)
     live.wait_until_followed(lambda s: serves(s, "1", "2", "3"))

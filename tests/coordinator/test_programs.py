@@ -1,0 +1,72 @@
+"""Which processes a changed configuration makes a difference to."""
+
+from __future__ import annotations
+
+import pytest
+
+from pinlaterd.config.in_force import read_in_force, write_in_force
+from pinlaterd.config.load import load_config
+from pinlaterd.coordinator.programs import wanted_programs
+from pinlaterd.coordinator.shard_programs import changed_programs
+
+SHARDS = (
+    "shards: {1: {}, 2: {engine: mysql, master: {host: h, port: 1}, user: h, passwd: sesame}}\n"
+)
+
+
+@pytest.fixture
+def load(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "etc").mkdir()
+
+    def load(shards=SHARDS, server="", queues=""):
+        for name, text in (("shards", shards), ("pinlaterd", server), ("queues", queues)):
+            (tmp_path / "etc" / f"{name}.yaml").write_text(text)
+        return load_config(tmp_path / "etc")
+
+    return load
+
+
+def changed(before, after):
+    """Names of programs whose definitions differ."""
+    return {one.name for one in {*wanted_programs(before)} ^ {*wanted_programs(after)}}
+
+
+def test_the_same_configuration_read_from_elsewhere_changes_none(load):
+    config = load()
+    write_in_force(config)
+    found = read_in_force()
+
+    assert found is not None
+    assert changed(config, found.config) == set()
+
+
+def test_what_acts_at_once_changes_none(load):
+    after = load(
+        SHARDS.replace("{}", "{dequeue_only: true}"),
+        "log_level: debug\n",
+        "queues: {mail: {job_failed_ttl_hours: 1}}\n",
+    )
+
+    assert changed(load(), after) == set()
+
+
+@pytest.mark.parametrize("edit", [("host: h", "host: i"), ("passwd: sesame", "passwd: y")])
+def test_a_shard_of_other_settings_is_started_anew(load, edit):
+    after = load(SHARDS.replace(*edit))
+
+    assert changed(load(), after) == {"shard-2"}
+    assert changed_programs(load(), after) == {"shard-2"}
+
+
+def test_settings_of_all_concern_all(load):
+    after = load(server="num_priority_levels: 4\n")
+
+    assert changed(load(), after) == {"coordinator", "router", "shard-1", "shard-2"}
+
+
+def test_definitions_hold_no_secrets(load):
+    text = "".join(program.definition for program in wanted_programs(load()))
+
+    assert "sesame" not in text
