@@ -44,6 +44,9 @@ class EchoEngine:
     def heartbeat(self) -> None:
         pass
 
+    def address(self) -> str:
+        return ""
+
     def durability(self) -> Durability:
         return Durability("none", "nothing is stored")
 

@@ -50,7 +50,9 @@ class Journal(Notes):
         for path in sorted(run.glob(_PATTERN)):
             try:
                 record = _Record(**json.loads(path.read_bytes()))
-                master, replica = record.pair or ()
+                if record.pair is None:
+                    raise ValueError("it names no servers")
+                master, replica = record.pair
                 record.pair = Pair(Place(*master), Place(*replica))
             except (OSError, ValueError, TypeError) as error:
                 problem = (

@@ -10,6 +10,7 @@ meanwhile.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import fcntl
 import io
 import json
@@ -49,8 +50,17 @@ class Entry(NamedTuple):
     """One entry of shards.yaml. PinLater's form for MySQL has some that are several shards."""
 
     shards: Sequence[str]
-    settings: Settings  # to be changed in place
-    dequeue_only: str  # what that key is called here
+    place: Any  # the mapping or list that the entry's settings are in
+    key: Any
+    dequeue_only: str  # what that setting is called here
+
+    @property
+    def settings(self) -> Settings:
+        """To be changed in place."""
+        if self.place[self.key] is None:  # nothing but a name, `1:`
+            self.place[self.key] = CommentedMap()
+        settings: Settings = self.place[self.key]
+        return settings
 
 
 class ShardsDocument:
@@ -66,24 +76,21 @@ class ShardsDocument:
         """By position: a key such as 001 is text to the loader, and a number to others."""
         listed = node.get("shards")
         if self._form is Form.PINLATER_MYSQL:
-            for entry, settings in zip(node.entries or (), tree.values(), strict=True):
-                if entry.key == ABANDON:
-                    continue
-                names = pinlater_mysql_shards(entry.key, databases)
-                yield Entry(names, settings, "dequeueOnly")
+            for entry, key in zip(node.entries or (), list(tree), strict=True):
+                if entry.key != ABANDON:
+                    names = pinlater_mysql_shards(entry.key, databases)
+                    yield Entry(names, tree, key, "dequeueOnly")
         elif self._form is Form.PINLATER_REDIS:
             assert listed is not None
             for item, shard in zip(listed.items or (), tree["shards"], strict=True):
                 name = item.get("name")
                 assert name is not None
-                yield Entry([name.text], shard["shardConfig"], "dequeueOnly")
+                yield Entry([name.text], shard, "shardConfig", "dequeueOnly")
         else:
             assert listed is not None
-            keys = list(tree["shards"])
-            for entry, key in zip(listed.entries or (), keys, strict=True):
-                if tree["shards"][key] is None:
-                    tree["shards"][key] = CommentedMap()
-                yield Entry([entry.key], tree["shards"][key], "dequeue_only")
+            shards = tree["shards"]
+            for entry, key in zip(listed.entries or (), list(shards), strict=True):
+                yield Entry([entry.key], shards, key, "dequeue_only")
 
     def entries_of(self, shards: Collection[str]) -> list[Entry]:
         """The entries that stand for any of these shards, in the order of the file."""
@@ -165,6 +172,8 @@ class Text:
                 self._text if self._text.endswith("\n") or not self._text else f"{self._text}\n"
             )
 
+        self._unchanged = self._written()
+
     @classmethod
     def of(cls, path: Path, data: bytes) -> Text:
         try:
@@ -173,6 +182,11 @@ class Text:
             raise ConfigError([f"{path}: can't be edited by a program: {error}"]) from error
 
     def render(self) -> bytes:
+        """What the file should hold now, with all as it was that was not changed."""
+        before = (self._mark + self._text).encode("utf-8")
+        return _as_it_was(before, self._unchanged, self._written())
+
+    def _written(self) -> bytes:
         text = self._json() if self._yaml is None else self._dump(self._yaml)
         if "\r\n" in self._text:
             text = text.replace("\r\n", "\n").replace("\n", "\r\n")
@@ -195,6 +209,19 @@ class Text:
             ensure_ascii=self._text.isascii(),
         )
         return text + self._text[len(self._text.rstrip()) :]
+
+
+def _as_it_was(before: bytes, unchanged: bytes, after: bytes) -> bytes:
+    """`after`, but with the lines of `before` where it does not differ from `unchanged`, which is
+    what the writer makes of `before`: blanks within lines, for one, it does not keep."""
+    old, same, new = (text.splitlines(keepends=True) for text in (before, unchanged, after))
+    if len(old) != len(same):
+        return after
+    lines: list[bytes] = []
+    matcher = difflib.SequenceMatcher(None, same, new, autojunk=False)
+    for kind, start, end, new_start, new_end in matcher.get_opcodes():
+        lines += old[start:end] if kind == "equal" else new[new_start:new_end]
+    return b"".join(lines)
 
 
 def _yaml_like(text: str) -> YAML:

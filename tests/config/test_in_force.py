@@ -28,6 +28,12 @@ shards:
     engine: redis
     master: {host: db, port: 6379}
     passwd_env: PINLATERD_TEST_SECRET
+  5:
+    engine: redis
+    sentinel:
+      service: jobs
+      addresses: [{host: s1, port: 26379}, {host: s2, port: 26380}]
+      passwd_env: PINLATERD_TEST_SECRET
 abandon: [4]
 """
 SECRET = "hush"

@@ -6,7 +6,7 @@ import pytest
 
 from pinlaterd.config.load import load_config
 from pinlaterd.config.password import hash_password
-from pinlaterd.config.schema import Address, ServerSettings
+from pinlaterd.config.schema import Address, SentinelSettings, ServerSettings
 from pinlaterd.errors import ConfigError
 
 ONE_SHARD = "shards: {1: {engine: sqlite}}"
@@ -304,3 +304,55 @@ def test_an_unreadable_folder_instead_of_a_file(etc):
     (etc / "queues.yaml").mkdir()
 
     assert problems(etc) == ["etc/queues.yaml: can't be read: Is a directory"]
+
+
+# --- Sentinels --------------------------------------------------------------------------------
+
+WATCHED = """\
+shards:
+  1:
+    engine: redis
+    sentinel:
+      service: jobs
+      addresses:
+        - {host: s1, port: 26379}
+        - {host: s2, port: 26379}
+      passwd: of the Sentinels
+    passwd: of the master
+"""
+
+
+def test_a_redis_shard_may_ask_sentinels_for_its_master(etc):
+    (etc / "shards.yaml").write_text(WATCHED)
+
+    shard = load_config(etc).shards["1"]
+
+    assert shard.master is None
+    assert shard.sentinel == SentinelSettings(
+        "jobs", (Address("s1", 26379), Address("s2", 26379)), passwd="of the Sentinels"
+    )
+    assert "of the" not in repr(shard)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "problem"),
+    [
+        (
+            "    passwd: of the master\n",
+            "    master: {host: a, port: 1}\n",
+            "1.master: Sentinels know it",
+        ),
+        ("      service: jobs\n", "", "1.sentinel.service: missing"),
+        ("port: 26379}\n        - ", "port: 0}\n        - ", "addresses.0.port: 0 is out of range"),
+        ("service:", "servise:", "did you mean 'service'?"),
+        ("engine: redis", "engine: sqlite", "1.sentinel: unknown key"),
+    ],
+)
+def test_a_mistake_about_sentinels_is_named(etc, before, after, problem):
+    assert before in WATCHED
+    (etc / "shards.yaml").write_text(WATCHED.replace(before, after, 1))
+
+    with pytest.raises(ConfigError) as raised:
+        load_config(etc)
+
+    assert any(problem in text for text in raised.value.problems), raised.value.problems

@@ -80,7 +80,7 @@ class Load:
         self.hand_outs: list[HandOut] = []
         self.endings: list[Ending] = []
         self.errors: list[Exception] = []
-        self._deployment = deployment
+        self.deployment = deployment
         self._lock = threading.Lock()
         self._stop_enqueuing = threading.Event()
         self._stop_working = threading.Event()
@@ -118,7 +118,7 @@ class Load:
     # --- the threads ----------------------------------------------------------------------
 
     def _run(self, body: Callable[[Client, str], None], name: str) -> None:
-        with self._deployment.client(name) as client:
+        with self.deployment.client(name) as client:
             body(client, name)
 
     def _enqueue(self, client: Client, name: str) -> None:
@@ -211,7 +211,7 @@ class Load:
 
     def _drain(self) -> None:
         deadline = time.monotonic() + _DRAIN_SECONDS
-        with self._deployment.client() as client:
+        with self.deployment.client() as client:
             while client.count(self.queue, JobState.PENDING):
                 assert time.monotonic() < deadline, "pending jobs are not handed out"
                 time.sleep(_PAUSE_SECONDS)
@@ -238,7 +238,7 @@ class Load:
 
     def _all_records(self) -> dict[str, JobRecord]:
         """All jobs of the queue with their bodies, by descriptor."""
-        with self._deployment.client() as client:
+        with self.deployment.client() as client:
             found = [
                 record.descriptor
                 for state in JobState

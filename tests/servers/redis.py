@@ -7,6 +7,7 @@ of its own, so that tests may share a server.
 from __future__ import annotations
 
 import itertools
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -79,6 +80,7 @@ class RedisServer:
     def stop(self) -> None:
         """In order, if it can; safe to repeat."""
         if self._process is not None:
+            self.thaw()
             self._process.terminate()
             try:
                 self._process.wait(_END_SECONDS)
@@ -91,6 +93,14 @@ class RedisServer:
         assert self._process is not None
         self._process.kill()
         self._process.wait()
+
+    def freeze(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
 
     def log(self) -> str:
         path = self.folder / "redis.log"

@@ -103,14 +103,7 @@ class ReplicationServer:
             if not self._db.is_mariadb:
                 [[self.identity]] = self._db.rows(b"SELECT @@server_uuid")
         self._version = _version(str(version))
-        self._statements = self._choose_statements()
-
-    def _choose_statements(self) -> Statements:
-        if self._db.is_mariadb:
-            return _OF_MARIADB
-        if self._version >= (8, 4):
-            return _OF_NEW_MYSQL
-        return _OF_MYSQL if self._version >= (8, 0, 23) else _OF_OLD_MYSQL
+        self._statements = statements_for(str(version), is_mariadb=self._db.is_mariadb)
 
     def __str__(self) -> str:
         return str(self.server)
@@ -161,8 +154,7 @@ class ReplicationServer:
             rows = self._db.named_rows(self._statements.replica_status)
         if not rows:
             return None
-        row = {_renamed(name): value for name, value in rows[0].items()}
-        return _replica_status(row, len(rows))
+        return replica_status(rows[0], channels=len(rows))
 
     def applied_gtids(self) -> str:
         name = b"gtid_slave_pos" if self._db.is_mariadb else b"gtid_executed"
@@ -175,7 +167,7 @@ class ReplicationServer:
         if not status.by_gtid or not position.gtids:
             return status.applied == (position.file, position.offset)
         if self._db.is_mariadb:
-            return _includes(self.applied_gtids(), position.gtids)
+            return is_included(position.gtids, self.applied_gtids())
         with self._said():
             [[included]] = self._db.rows(
                 b"SELECT GTID_SUBSET(%b, @@global.gtid_executed)" % quote_text(position.gtids)
@@ -316,7 +308,18 @@ def _renamed(column: str) -> str:
     return column
 
 
-def _replica_status(row: Mapping[str, Any], channels: int) -> ReplicaStatus:
+def statements_for(version: str, *, is_mariadb: bool) -> Statements:
+    if is_mariadb:
+        return _OF_MARIADB
+    numbers = _version(version)
+    if numbers >= (8, 4):
+        return _OF_NEW_MYSQL
+    return _OF_MYSQL if numbers >= (8, 0, 23) else _OF_OLD_MYSQL
+
+
+def replica_status(said: Mapping[str, Any], *, channels: int) -> ReplicaStatus:
+    """Of a row of SHOW REPLICA STATUS, or what it is called on that server."""
+    row = {_renamed(name): value for name, value in said.items()}
     behind = row["Seconds_Behind_Source"]
     filters = [f"{name} {value}" for name, value in row.items() if value and _FILTERS.match(name)]
     source_id = row.get("Source_UUID") or row["Source_Server_Id"] or ""
@@ -337,7 +340,7 @@ def _replica_status(row: Mapping[str, Any], channels: int) -> ReplicaStatus:
     )
 
 
-def _includes(gtids: str, wanted: str) -> bool:
+def is_included(wanted: str, gtids: str) -> bool:
     """Whether MariaDB's `gtids` (DOMAIN-SERVER-NUMBER, …) reach `wanted` in each domain."""
     reached = _numbers(gtids)
     return all(reached.get(domain, -1) >= number for domain, number in _numbers(wanted).items())

@@ -116,10 +116,11 @@ class RedisFailover(Failover):
             return [f"{master} is a replica itself, of {at_master.source}"]
         if at_replica.source is None:
             return [f"{replica} is no replica: make it one of {master} (REPLICAOF)"]
-        if at_replica.replication_id != at_master.replication_id:
-            return [f"{replica} replicates from another server, {at_replica.source}"]
-        if not at_replica.is_connected:
+        if not at_replica.is_connected and at_replica.source.is_same_as(master):
             return [f"{replica} is not connected to its master, or is loading what that sends"]
+        # Names may differ; who is connected has its master's history.
+        if not at_replica.is_connected or at_replica.replication_id != at_master.replication_id:
+            return [f"{replica} replicates from another server, {at_replica.source}"]
         if self._as_listed(at_master) is None:
             return [f"{master} does not list {replica} among its replicas that are online"]
         return []

@@ -1,0 +1,228 @@
+"""Changes of shards.yaml by programs: what a person wrote stays as it was."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pinlaterd.config.edit import edit_shards, set_servers
+from pinlaterd.config.load import load_config
+from pinlaterd.config.schema import Address
+from pinlaterd.errors import ConfigError
+
+A, B = Address("db-a", 3306), Address("db-b", 3307)
+
+OURS = """\
+# The shards.   Do not rename.
+shards:
+    # the first
+    001:
+        engine: mysql   # ours
+        master: {host: "db-a", port: 3306}  # rack 1
+        slave:  {host: 'db-b', port: 3307}
+        user: pinlater
+        passwd:   "it's # secret"
+
+    2:    # the second
+        engine: mysql
+        master:
+            host: db-a
+            port: 3306
+        # its slave
+        slave:
+            host: db-b   # rack 2
+            port: 3307
+        user: pinlater
+        passwd: yes it is a long password that no line of eighty characters has any room for, is it
+        dequeue_only: off
+
+    r-1: {engine: redis, master: {host: db-a, port: 3306}}
+    s:
+# the end
+"""
+
+OURS_SWAPPED = """\
+# The shards.   Do not rename.
+shards:
+    # the first
+    001:
+        engine: mysql   # ours
+        master: {host: "db-b", port: 3307}  # rack 1
+        slave: {host: 'db-a', port: 3306}
+        user: pinlater
+        passwd:   "it's # secret"
+
+    2:    # the second
+        engine: mysql
+        master:
+            host: db-b
+            port: 3307
+        # its slave
+        slave:
+            host: db-a   # rack 2
+            port: 3306
+        user: pinlater
+        passwd: yes it is a long password that no line of eighty characters has any room for, is it
+        dequeue_only: off
+
+    r-1: {engine: redis, master: {host: db-a, port: 3306}}
+    s:
+# the end
+"""
+
+PINLATER_MYSQL = """\
+{
+    "plshard001": {
+        "master": {"host": "db-a", "port": 3306},
+        "slave": {"host": "db-b", "port": 3307},
+        "user": "pinlater", "passwd": "geheim \\u00fc",
+        "dequeueOnly": false
+    },
+    "plshard002": {"master": {"host": "db-a", "port": 3306}, "slave": null, "user": "p"}
+}
+"""
+
+PINLATER_REDIS = (
+    '{"shards": [{"name": "1", "shardConfig": {"master": {"host": "db-a", "port": 3306},'
+    ' "slave": null, "dequeueOnly": false}}]}'
+)
+
+
+@pytest.fixture
+def etc(tmp_path: Path) -> Path:
+    folder = tmp_path / "etc"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def shards_file(etc: Path) -> Path:
+    path = etc / "shards.yaml"
+    path.write_text(OURS)
+    return path
+
+
+def test_comments_quotes_order_and_indentation_stay(etc, shards_file):
+    changed = set_servers(etc, ["001", "2"], master=B, slave=A)
+
+    assert changed
+    assert shards_file.read_text() == OURS_SWAPPED
+
+
+def test_a_change_to_what_is_there_already_leaves_the_very_file(etc, shards_file):
+    before = shards_file.stat().st_ino
+
+    assert not set_servers(etc, ["001", "2"], master=A, slave=B)
+
+    assert shards_file.stat().st_ino == before
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "---\nshards:\n  1: {}\n",
+        "shards: {1: {engine: sqlite}}\n",
+        "shards:\n 1:\n  engine: sqlite # one blank\n",
+        "\ufeffshards:\n  1:\n    engine: sqlite\n",
+        "shards:\r\n  1:\r\n    engine: sqlite\r\n",
+        'shards:\n  "1":\n    engine: "sqlite"\n\n\n# far below\n',
+        PINLATER_REDIS,
+        "shards:\n- name: 1\n  shardConfig:\n    master: {host: a, port: 1}\n",
+        "shards:\n  - name: 1\n    shardConfig:\n      master: {host: a, port: 1}\n",
+    ],
+)
+def test_what_is_not_changed_is_written_as_it_was(etc, shards_file, text):
+    shards_file.write_bytes(text.encode())
+
+    edit_shards(etc, lambda document: None)
+
+    assert shards_file.read_bytes() == text.encode()
+
+
+def test_a_slave_is_added_where_there_was_none(etc, shards_file):
+    set_servers(etc, ["r-1"], master=B, slave=A)
+
+    shard = load_config(etc).shards["r-1"]
+    assert (shard.master, shard.slave) == (B, A)
+    assert "r-1: {engine: redis, master: {host: db-b, port: 3307}, slave:" in (
+        shards_file.read_text()
+    )
+
+
+def test_an_entry_of_pinlaters_stands_for_several_shards(etc, shards_file):
+    shards_file.write_text(PINLATER_MYSQL)
+    (etc / "pinlaterd.yaml").write_text("mysql_num_db_per_queue: 2\n")
+
+    set_servers(etc, ["1d1"], master=B, slave=A)
+
+    shards = load_config(etc).shards
+    assert {name: shard.master for name, shard in shards.items()} == {
+        "1": B,
+        "1d1": B,
+        "2": A,
+        "2d1": A,
+    }
+    assert shards_file.read_text().startswith('{\n    "plshard001": {\n')
+
+
+def test_pinlaters_redis_form_stays_on_its_line(etc, shards_file):
+    shards_file.write_text(PINLATER_REDIS)
+
+    set_servers(etc, ["1"], master=B, slave=A)
+
+    assert shards_file.read_text() == PINLATER_REDIS.replace("db-a", "db-b").replace(
+        "3306", "3307"
+    ).replace("null", '{"host": "db-a", "port": 3306}')
+
+
+def test_what_would_be_a_mistake_is_not_written(etc, shards_file):
+    with pytest.raises(ConfigError, match="out of range"):
+        set_servers(etc, ["2"], master=Address("db-b", 0), slave=A)
+
+    assert shards_file.read_text() == OURS
+    assert list(etc.iterdir()) == [shards_file]
+
+
+def test_mistakes_that_are_there_are_to_be_mended_first(etc, shards_file):
+    (etc / "pinlaterd.yaml").write_text("port: none\n")
+
+    with pytest.raises(ConfigError, match="port"):
+        set_servers(etc, ["2"], master=B, slave=A)
+
+    assert shards_file.read_text() == OURS
+
+
+def test_a_change_by_somebody_else_is_not_lost(etc, shards_file):
+    def meddle(_document: object) -> None:
+        shards_file.write_text(OURS + "# mine\n")
+        _document.entries_of(["2"])[0].settings["user"] = "other"  # type: ignore[attr-defined]
+
+    with pytest.raises(ConfigError, match="changed by somebody else"):
+        edit_shards(etc, meddle)
+
+    assert shards_file.read_text() == OURS + "# mine\n"
+
+
+def test_mode_and_links_stay(etc, tmp_path):
+    real = tmp_path / "elsewhere.yaml"
+    real.write_text(OURS)
+    real.chmod(0o640)
+    (etc / "shards.yaml").symlink_to(real)
+
+    set_servers(etc, ["001", "2"], master=B, slave=A)
+
+    assert (etc / "shards.yaml").is_symlink()
+    assert real.read_text() == OURS_SWAPPED
+    assert oct(real.stat().st_mode & 0o777) == "0o640"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_can_t_be_written_to_is_named(etc, shards_file):
+    etc.chmod(0o500)
+    try:
+        with pytest.raises(ConfigError, match="can't be written: Permission denied"):
+            set_servers(etc, ["001"], master=B, slave=A)
+    finally:
+        etc.chmod(0o700)

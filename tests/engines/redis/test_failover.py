@@ -1,0 +1,262 @@
+"""A replica takes its master's place: Redis servers, alone and watched by Sentinels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from pinlaterd.clock import SystemClock
+from pinlaterd.engines.base import Batch, EnqueueOp, StorageEngine
+from pinlaterd.engines.failover import Account, Failover, Handover, Notes, Pair, Place
+from pinlaterd.engines.redis.connection import Server
+from pinlaterd.engines.redis.engine import RedisEngine
+from pinlaterd.engines.redis.failover import RedisFailover
+from pinlaterd.engines.redis.sentinel import Sentinels
+from pinlaterd.engines.redis.sentinel_failover import SentinelFailover
+from pinlaterd.errors import StorageError
+from pinlaterd.model import Job
+from tests.servers.redis import HOST, LEASE_SECONDS, RedisServer, redis_engine
+from tests.servers.redis_replicas import (
+    SERVICE,
+    RedisPair,
+    Watched,
+    redis_pair,
+    replication,
+    watched,
+)
+
+__all__ = ["redis_pair", "watched"]
+
+SHARD, QUEUE = "f1", "mail"
+IDS_SKIPPED = 1_000_000
+NOW_MS = 1_700_000_000_000
+NOBODY = Account()
+
+
+class Forgotten(Notes):
+    """Redis servers remember enough by themselves."""
+
+    def get(self, key: str) -> str:
+        return ""
+
+    def put(self, key: str, text: str) -> None:
+        raise AssertionError("nothing has to be noted")
+
+
+def failover_of(pair: RedisPair, *, accept_loss: bool = False) -> RedisFailover:
+    servers = Pair(Place(HOST, pair.master.port), Place(HOST, pair.replica.port))
+    handover = Handover([SHARD], NOBODY, NOBODY, accept_loss, catch_up_seconds=5.0)
+    return RedisFailover(servers, handover, Forgotten(), SystemClock())
+
+
+def carry_out(failover: Failover) -> list[str]:
+    return [step.run() for step in (*failover.steps(), *failover.last_steps())]
+
+
+def enqueue(engine: StorageEngine, count: int) -> list[int]:
+    [local_ids] = engine.apply(Batch(enqueues=[EnqueueOp(QUEUE, [Job(b"x")] * count)]), NOW_MS)[3]
+    return list(local_ids)
+
+
+def pending(engine: StorageEngine) -> list[int]:
+    found = engine.read_pending(QUEUE, 1, after=None, until_ms=NOW_MS, limit=10_000)
+    return [key.local_id for key in found]
+
+
+def opened(server: RedisServer) -> StorageEngine:
+    """At once: nobody's lease is in the way."""
+    engine = redis_engine(server.address, SHARD)
+    engine.open(NOW_MS)
+    return engine
+
+
+def begin(engine: StorageEngine) -> list[int]:
+    engine.open(NOW_MS)
+    engine.create_queue(QUEUE, NOW_MS)
+    return enqueue(engine, 100)
+
+
+@pytest.fixture
+def owner(redis_pair: RedisPair) -> Iterator[StorageEngine]:
+    """On the master, with 100 jobs."""
+    engine = redis_engine(redis_pair.master.address, SHARD)
+    begin(engine)
+    yield engine
+    engine.close()
+
+
+# --- two servers ------------------------------------------------------------------------------
+
+
+def test_a_replica_takes_over_all_jobs_and_the_old_master_follows_it(redis_pair, owner):
+    failover = failover_of(redis_pair)
+    found = failover.examine()
+    assert (found.obstacles, found.risks) == ([], [])
+    old_ids = pending(owner)
+
+    said = carry_out(failover)
+
+    with pytest.raises(StorageError, match="is a replica"):
+        enqueue(owner, 1)
+    assert "replicates from" in said[-1]
+    assert replication(redis_pair.master)["role"] == "slave"
+    successor = opened(redis_pair.replica)
+    assert pending(successor) == old_ids
+    [new_id] = enqueue(successor, 1)
+    assert new_id > max(old_ids) + IDS_SKIPPED - 1
+    successor.close()
+
+
+def test_a_hand_over_that_was_broken_off_is_repeated(redis_pair, owner):
+    first = failover_of(redis_pair)
+    first.steps()[0].run()
+    first.close()
+
+    said = carry_out(failover_of(redis_pair))
+
+    assert "done before" in said[0]
+    assert len(pending(opened(redis_pair.replica))) == 100
+
+
+def test_a_master_that_can_t_hand_over_goes_on(redis_pair, owner, wait_until):
+    with redis_pair.replica.client() as client:
+        client.replicaof("NO", "ONE")
+    wait_until(lambda: replication(redis_pair.master)["connected_slaves"] == 0)
+    failover = failover_of(redis_pair)
+
+    assert "is no replica" in failover.examine().obstacles[0]
+    with pytest.raises(StorageError, match="does not list"):
+        failover.steps()[0].run()
+
+    assert len(enqueue(owner, 1)) == 1
+
+
+def test_a_replica_of_another_server_is_refused(redis_pair, owner, new_server):
+    stranger = new_server()
+    with redis_pair.replica.client() as client:
+        client.replicaof(HOST, stranger.port)
+
+    assert "from another server" in failover_of(redis_pair).examine().obstacles[0]
+
+
+def test_without_its_master_a_replica_proves_nothing(redis_pair, owner):
+    redis_pair.master.kill()
+    failover = failover_of(redis_pair)
+
+    assert "does not answer" in failover.examine().risks[0]
+    with pytest.raises(StorageError, match="can't prove"):
+        failover.steps()[0].run()
+
+    assert replication(redis_pair.replica)["role"] == "slave"
+
+
+def test_loss_that_is_accepted_never_brings_ids_back(redis_pair, owner, wait_until):
+    """The replica stands where the shard was closed in order; what came later is lost."""
+    owner.close()
+    redis_pair.wait_until_in_step(wait_until)
+    with redis_pair.replica.client() as client:
+        client.replicaof(HOST, 1)
+    owner.open(NOW_MS)
+    lost = enqueue(owner, 5)
+    redis_pair.master.kill()
+
+    said = carry_out(failover_of(redis_pair, accept_loss=True))
+
+    assert "may have jobs" in said[-1]
+    successor = opened(redis_pair.replica)
+    assert set(pending(successor)).isdisjoint(lost)
+    assert min(enqueue(successor, 5)) > max(lost)
+    successor.close()
+
+
+# --- Sentinels --------------------------------------------------------------------------------
+
+
+def sentinels_of(watched: Watched) -> Sentinels:
+    places = tuple(Server(HOST, sentinel.port) for sentinel in watched.sentinels)
+    return Sentinels(SERVICE, places, Server("", 0))
+
+
+def watched_engine(watched: Watched) -> RedisEngine:
+    return RedisEngine(SHARD, sentinels_of(watched), priority_levels=3, lease_seconds=LEASE_SECONDS)
+
+
+def test_an_engine_follows_what_sentinels_agree_on(watched, wait_until):
+    engine = watched_engine(watched)
+    old_ids = begin(engine)
+    watched.pair.wait_until_in_step(wait_until)
+    watched.sentinels[0].stop()  # two are a majority
+    assert engine.address() == f"{HOST}:{watched.pair.master.port}"
+
+    watched.pair.master.kill()
+
+    with pytest.raises(StorageError):
+        enqueue(engine, 1)
+    engine.close()
+
+    def opens() -> bool:
+        try:
+            engine.open(NOW_MS)
+        except StorageError:
+            return False
+        return True
+
+    wait_until(opens)
+    assert engine.address() == f"{HOST}:{watched.pair.replica.port}"
+    assert pending(engine) == old_ids
+    assert min(enqueue(engine, 1)) > max(old_ids) + IDS_SKIPPED - 1
+    engine.close()
+
+
+def test_a_failover_that_sentinels_are_asked_for_loses_nothing(watched):
+    engine = watched_engine(watched)
+    begin(engine)
+    handover = Handover([SHARD], NOBODY, NOBODY, accept_loss=False, catch_up_seconds=5.0)
+    failover = SentinelFailover(sentinels_of(watched), handover, SystemClock())
+    assert failover.examine().obstacles == []
+    hold, *rest = failover.steps()
+    enqueue(engine, 100)
+
+    hold.run()
+    with pytest.raises(StorageError, match="a failover by process"):
+        enqueue(engine, 1)
+    engine.close()
+    for step in rest:
+        step.run()
+
+    assert failover.successor() == Place(HOST, watched.pair.replica.port)
+    engine.open(NOW_MS)
+    assert len(pending(engine)) == 200
+    engine.close()
+
+
+def test_what_was_held_is_given_back(watched):
+    engine = watched_engine(watched)
+    begin(engine)
+    handover = Handover([SHARD], NOBODY, NOBODY, accept_loss=False, catch_up_seconds=0.3)
+    failover = SentinelFailover(sentinels_of(watched), handover, SystemClock())
+    watched.pair.replica.freeze()
+    try:
+        with pytest.raises(StorageError, match="0 of 1 replicas"):
+            failover.steps()[0].run()
+        failover.undo()
+    finally:
+        watched.pair.replica.thaw()
+
+    engine.close()
+    engine.open(NOW_MS)
+    assert len(pending(engine)) == 100
+    engine.close()
+
+
+def test_without_any_sentinel_nobody_knows_the_master():
+    engine = RedisEngine(
+        SHARD,
+        Sentinels(SERVICE, (Server(HOST, 1),), Server("", 0)),
+        priority_levels=3,
+        lease_seconds=LEASE_SECONDS,
+    )
+
+    with pytest.raises(StorageError, match="no Sentinel knows the master"):
+        engine.open(NOW_MS)
