@@ -12,6 +12,7 @@ from pinlaterd import __version__
 from pinlaterd.admin import status_page, target
 from pinlaterd.admin.drain import drain
 from pinlaterd.admin.jobs import job
+from pinlaterd.admin.queue_limits import limit, pause, resume
 from pinlaterd.admin.queues import queue, read_password
 from pinlaterd.admin.shard_settings import add, dequeue_only, list_shards, remove
 from pinlaterd.admin.shards import shard
@@ -45,6 +46,8 @@ def cli() -> None:
 
 cli.add_command(queue)
 cli.add_command(job)
+for command in (limit, pause, resume):
+    queue.add_command(command)
 for command in (list_shards, drain, dequeue_only, add, remove):
     shard.add_command(command)
 cli.add_command(shard)

@@ -84,6 +84,8 @@ def sole_move(shard: str) -> Iterator[None]:
     path = move_lock(shard)
     descriptor = _lock(path)
     try:
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, str(os.getpid()).encode())
         yield
         path.unlink()
     finally:

@@ -27,6 +27,23 @@ class _Names(NamedTuple):
 _OURS, _PINLATERS = _Names("max_jobs_per_second", "paused"), _Names("maxJobsPerSecond", "paused")
 
 
+class LimitSettings(NamedTuple):
+    """What queues.yaml says of a queue's rate."""
+
+    max_jobs_per_second: float | None
+    paused: bool
+
+
+def settings_of(etc: Path, queue: str) -> LimitSettings:
+    """As the file has it: the limit is the one that holds when the queue is not paused."""
+    path = etc / QUEUES_FILE
+    before = path.read_bytes() if path.exists() else b""
+    document = _QueuesDocument(parse(before), Text.of(path, before).tree)
+    found = document.settings(queue) or {}
+    names = document.names
+    return LimitSettings(found.get(names.limit), bool(found.get(names.paused)))
+
+
 def set_limit(etc: Path, queue: str, jobs_per_second: float | None) -> bool:
     """None: no limit. Returns whether the file had to be changed. Raises ConfigError."""
     value = jobs_per_second

@@ -66,6 +66,7 @@ class Status(TypedDict):
     snapshot_version: int
     config_version: int
     config_judged: str  # digest of the files that were carried out, or refused
+    warnings: Sequence[str] = ()
     processes: Sequence[ProcessStatus]
     shards: Sequence[ShardStatus]
 
@@ -104,7 +105,10 @@ def status(config: Config, views: Sequence[ProcessView], about: About) -> Status
         "problems": problems,
         "config_problems": about.config_problems,
         "needs_restart": about.needs_restart,
-        "warnings": [f"{p['name']}: {text}" for p in processes for text in p["warnings"]],
+        "warnings": [
+            *(f"{p['name']}: {text}" for p in processes for text in p["warnings"]),
+            *about.warnings,
+        ],
         "uptime_seconds": round(about.uptime_seconds, 1),
         "thrift": f"{config.server.host}:{config.server.port}",
         "stats": f"{config.server.stats_host}:{config.server.stats_port}",
