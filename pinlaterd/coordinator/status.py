@@ -66,7 +66,6 @@ class Status(TypedDict):
     snapshot_version: int
     config_version: int
     config_judged: str  # digest of the files that were carried out, or refused
-    warnings: Sequence[str] = ()
     processes: Sequence[ProcessStatus]
     shards: Sequence[ShardStatus]
 
@@ -80,7 +79,8 @@ class About(NamedTuple):
     config_version: int
     config_problems: Sequence[str]
     needs_restart: Sequence[str]
-    config_judged: str
+    config_judged: str  # digest of the files that were carried out, or refused
+    warnings: Sequence[str] = ()
 
 
 def router_programs(routers: int) -> Sequence[str]:
