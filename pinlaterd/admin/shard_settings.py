@@ -6,11 +6,13 @@ Each edits the file as a person would, and returns once all processes follow it.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
+from rich.console import Console
 
 from pinlaterd.admin import in_force, samples, target
 from pinlaterd.admin.confirm import confirm, yes_option
@@ -23,6 +25,9 @@ from pinlaterd.config.layout import ETC, SHARDS_FILE
 from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import DEFAULT_ENGINE, ENGINES, Config
 from pinlaterd.errors import ConnectionFailed
+
+_SERVE_SECONDS = 60.0
+_POLL_SECONDS = 0.1
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the facts as JSON.")
 
@@ -153,9 +158,27 @@ def add(
     if only:
         settings["dequeue_only"] = True
     was_changed = edit_shards.add_shard(target.directory() / ETC, name, settings)
-    serves = in_force.say_when_followed(f"shard {name} is added", was_changed=was_changed)
+    followed = in_force.say_when_followed(f"shard {name} is added", was_changed=was_changed)
+    if followed:
+        with Console(stderr=True).status(f"waiting until shard {name} serves"):
+            _wait_until_serving(name)
     if as_json:
-        click.echo(json.dumps({"shard": name, "serves": serves}))
+        click.echo(json.dumps({"shard": name, "serves": followed}))
+
+
+def _wait_until_serving(name: str) -> None:
+    until = time.monotonic() + _SERVE_SECONDS
+    while True:
+        states = [shard["state"] for shard in shards_of(samples.take()) if shard["name"] == name]
+        if states == ["serving"]:
+            return
+        if time.monotonic() >= until:
+            fail(
+                f"shard {name} does not serve after {_SERVE_SECONDS:.0f} s; see "
+                f"run/log/shard-{name}.log. It is part of the service: mend that, or "
+                f"`pinlater-admin shard remove {name} --force`"
+            )
+        time.sleep(_POLL_SECONDS)
 
 
 # --- remove ---------------------------------------------------------------------------------

@@ -225,14 +225,14 @@ def _later(claimed):
 def test_a_move_that_is_killed_again_and_again_moves_each_job_once(
     live, admin, client, queue, wait_until
 ):
-    jobs = scheduled_jobs(client, queue, 6000)
+    jobs = scheduled_jobs(client, queue, 4000)
     chance = random.Random(4)
 
     def moved() -> int:
         return client.count(queue, JobState.SUCCEEDED, future=True)
 
-    for _ in range(4):
-        enough = moved() + chance.randrange(300)
+    for _ in range(3):
+        enough = moved() + chance.randrange(200)
         command = start(live, "shard", "drain", "2", "--move", "--yes")
         wait_until(lambda enough=enough: moved() > enough, seconds=30)
         command.kill()
@@ -242,16 +242,14 @@ def test_a_move_that_is_killed_again_and_again_moves_each_job_once(
     finished = facts(admin("shard", "drain", "2", "--move", "--wait", "--yes", "--json"))
 
     assert finished["jobs"]["scheduled"] == finished["jobs"]["in_progress"] == 0
-    assert check_moved(client, queue, jobs) > 1000
+    assert check_moved(client, queue, jobs) > 500
     assert live.deployment.status()["warnings"] == []
     client_deletes_all(client, queue)
 
 
 @pytest.mark.parametrize("victim", ["shard-1", "shard-2"])
-def test_a_shard_that_is_killed_during_a_move_costs_no_job_and_makes_none_twice(
-    live, client, queue, wait_until, victim
-):
-    jobs = scheduled_jobs(client, queue, 6000)
+def test_each_job_moves_once_though_a_shard_is_killed(live, client, queue, wait_until, victim):
+    jobs = scheduled_jobs(client, queue, 2500)
     command = start(live, "shard", "drain", "2", "--move", "--wait", "--yes", "--json")
     wait_until(lambda: client.count(queue, JobState.SUCCEEDED, future=True) > 100, seconds=30)
 
@@ -261,7 +259,7 @@ def test_a_shard_that_is_killed_during_a_move_costs_no_job_and_makes_none_twice(
     assert command.returncode == 0, errors
     assert json.loads(output)["jobs"]["scheduled"] == 0
     live.deployment.wait_until_serving()
-    assert check_moved(client, queue, jobs) > 500
+    assert check_moved(client, queue, jobs) > 100
     client_deletes_all(client, queue)
 
 
