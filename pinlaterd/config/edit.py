@@ -168,10 +168,9 @@ class Text:
             self.tree = self._yaml.load(self._text)
         if self.tree is None:  # nothing but comments, which no tree holds
             self.tree = CommentedMap()
-            self._lead = (
-                self._text if self._text.endswith("\n") or not self._text else f"{self._text}\n"
-            )
-
+            if self._text and not self._text.endswith("\n"):
+                self._text += "\n"
+            self._lead = self._text
         self._unchanged = self._written()
 
     @classmethod

@@ -13,6 +13,7 @@ from ruamel.yaml.comments import CommentedMap
 
 from pinlaterd.config.document import Node, parse
 from pinlaterd.config.edit import Settings, Text, edit_file
+from pinlaterd.config.edit_lines import is_in_lines, put_first, with_entry
 from pinlaterd.config.layout import QUEUES_FILE
 from pinlaterd.config.schema import Config
 
@@ -73,8 +74,13 @@ def _edit(etc: Path, queue: str, setting: Any) -> bool:
             del found[name]
             if not found:
                 document.remove(queue)
+        elif found is not None:
+            put_first(found, name, value)
+        elif document.is_in_lines:
+            entry = CommentedMap({name: value})
+            return with_entry(before, text.tree["queues"], queue, entry)
         else:
-            (document.add(queue) if found is None else found)[name] = value
+            document.add(queue)[name] = value
         return text.render()
 
     return edit_file(etc, QUEUES_FILE, changed)
@@ -90,6 +96,10 @@ class _QueuesDocument:
         self._listed: Any = tree.get("queues")
         self.names = _PINLATERS if isinstance(self._listed, MutableSequence) else _OURS
 
+    @property
+    def is_in_lines(self) -> bool:
+        return is_in_lines(self._listed)
+
     def settings(self, queue: str) -> Settings | None:
         for _, found in self._found(queue):
             return found
@@ -101,9 +111,6 @@ class _QueuesDocument:
             entry = type(made)()
             entry["name"], entry["queueConfig"] = queue, made
             self._listed.append(entry)
-            return made
-        for key, _ in self._found(queue, empty_ones=True):
-            self._listed[key] = made
             return made
         if not self._listed:  # `queues: {}`: what is put into braces would stay in them
             self._tree["queues"] = self._listed = type(made)()
@@ -117,7 +124,7 @@ class _QueuesDocument:
         if not self._listed and isinstance(self._listed, CommentedMap):
             self._listed.fa.set_flow_style()  # {}, not nothing
 
-    def _found(self, queue: str, *, empty_ones: bool = False) -> Iterator[tuple[Any, Settings]]:
+    def _found(self, queue: str) -> Iterator[tuple[Any, Settings]]:
         """Its key or index, and its settings. By position: a name such as 001 is text to the
         loader, and a number to others."""
         if self._node is None or not self._listed:
@@ -130,5 +137,7 @@ class _QueuesDocument:
                     yield index, cast("Settings", config)
             return
         for entry, key in zip(self._node.entries or (), list(self._listed), strict=True):
-            if entry.key == queue and (empty_ones or self._listed[key] is not None):
+            if entry.key == queue:
+                if self._listed[key] is None:  # `mail:` and nothing
+                    self._listed[key] = type(self._tree)()
                 yield key, self._listed[key]

@@ -13,6 +13,7 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
 from pinlaterd.config.document import parse
 from pinlaterd.config.edit import Settings, ShardsDocument, Text, edit_file, edit_shards
+from pinlaterd.config.edit_lines import is_in_lines, put_first, with_entry, without_entry
 from pinlaterd.config.layout import SHARDS_FILE
 from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import Config
@@ -46,7 +47,7 @@ def set_dequeue_only(etc: Path, shard: str, *, on: bool) -> bool:
     def change(document: ShardsDocument) -> None:
         for entry in document.entries_of([shard]):
             if on or entry.dequeue_only in entry.settings:
-                entry.settings[entry.dequeue_only] = on
+                put_first(entry.settings, entry.dequeue_only, on)
 
     return edit_shards(etc, change)
 
@@ -65,8 +66,12 @@ def add_shard(etc: Path, shard: str, settings: Mapping[str, Value]) -> bool:
             raise ConfigError(
                 [f"{path}: shard {shard!r} is there already; change it there, or choose another"]
             )
-        _forget_abandoned(text.tree, shard)
-        shards[key] = _like(text.tree, settings)
+        if _forget_abandoned(text.tree, shard):
+            return changed(text.render(), config)
+        entry = _like(text.tree, settings)
+        if is_in_lines(shards):
+            return with_entry(before, shards, key, entry)
+        shards[key] = entry
         return text.render()
 
     return edit_file(etc, SHARDS_FILE, changed)
@@ -82,7 +87,10 @@ def remove_shard(etc: Path, shard: str, *, abandon: bool) -> bool:
         if key in text.tree["shards"]:
             if len(config.shards) == 1:
                 raise ConfigError([f"{path}: {shard!r} is the only shard; add another one first"])
-            text = Text.of(path, _without(text, key, before))
+            if is_in_lines(text.tree["shards"]):
+                text = Text.of(path, without_entry(before, text.tree["shards"], key))
+            else:
+                del text.tree["shards"][key]
         if abandon and shard not in map(str, text.tree.get(ABANDON) or ()):
             listed = text.tree.setdefault(ABANDON, _list_like(text.tree))
             listed.append(key)
@@ -130,7 +138,7 @@ def _plain(settings: Settings | None) -> Mapping[str, Value]:
     }
 
 
-def _like(tree: Settings, settings: Mapping[str, Value]) -> Settings:
+def _like(tree: Settings, settings: Mapping[str, Value]) -> Any:
     """`settings` as the tree has them: JSON's, or YAML's with addresses on one line."""
     if not isinstance(tree, CommentedMap):
         return dict(settings)
@@ -163,29 +171,3 @@ def _forget_abandoned(tree: Settings, shard: str) -> bool:
     else:
         del tree[ABANDON]
     return True
-
-
-def _without(text: Text, key: str | int, before: bytes) -> bytes:
-    """The file without the lines of one shard. Where it is not lines, without its part of the tree.
-
-    By lines, since a tree keeps the comments above an entry with the entry before it."""
-    shards = text.tree["shards"]
-    if not isinstance(shards, CommentedMap) or shards.fa.flow_style():
-        del shards[key]
-        return text.render()
-    lines = before.decode("utf-8").splitlines(keepends=True)
-    first, column = shards.lc.key(key)
-    last = first + 1
-    while last < len(lines) and not _begins_another(lines[last], column):
-        last += 1
-    while _is_remark(lines[last - 1]):
-        last -= 1  # what stands above the next entry is the next one's
-    return "".join([*lines[:first], *lines[last:]]).encode("utf-8")
-
-
-def _begins_another(line: str, column: int) -> bool:
-    return not _is_remark(line) and len(line) - len(line.lstrip(" ")) <= column
-
-
-def _is_remark(line: str) -> bool:
-    return not line.strip() or line.lstrip().startswith("#")

@@ -9,6 +9,7 @@ import select
 import subprocess
 import sys
 import time
+from typing import Any
 
 import pytest
 
@@ -85,7 +86,7 @@ def test_top_on_a_terminal_goes_on_until_q(service):
 
 # --- frames -----------------------------------------------------------------------------------
 
-STATUS = {
+STATUS: dict[str, Any] = {
     "healthy": True,
     "problems": [],
     "warnings": [],

@@ -8,6 +8,7 @@ import pytest
 
 from pinlaterd.config.edit_queues import set_limit, set_paused, settings_of
 from pinlaterd.config.edit_shards import (
+    Value,
     add_shard,
     forget_abandoned,
     remove_shard,
@@ -63,8 +64,7 @@ def test_dequeue_only_adds_one_line_and_may_be_repeated(etc):
     assert set_dequeue_only(etc, "3", on=True)
     assert not set_dequeue_only(etc, "3", on=True)
 
-    line = "    dequeue_only: true\n"
-    assert shards_text(etc) == SHARDS.replace("three.sqlite\n", f"three.sqlite\n{line}")
+    assert shards_text(etc) == SHARDS.replace("  3:\n", "  3:\n    dequeue_only: true\n")
     assert set_dequeue_only(etc, "3", on=False)
     assert dequeue_only(etc) == set()
 
@@ -89,18 +89,19 @@ def test_a_shard_that_is_not_there_is_named_with_those_that_are(etc):
 
 
 def test_add_writes_at_the_end_and_removing_leaves_no_trace(etc):
-    server = {"host": "h", "port": 6379}
-    settings = {"engine": "redis", "master": server, "dequeue_only": True}
+    server: dict[str, str | int] = {"host": "h", "port": 6379}
+    settings: dict[str, Value] = {"engine": "redis", "master": server, "dequeue_only": True}
 
     assert add_shard(etc, "4", settings)
     assert not add_shard(etc, "4", settings)
 
-    assert "  4:\n    engine: redis\n    master: {host: h, port: 6379}\n" in shards_text(etc)
+    new = "  4:\n    engine: redis\n    master: {host: h, port: 6379}\n    dequeue_only: true\n"
+    assert shards_text(etc) == SHARDS.replace("# the end", f"{new}# the end")
     assert list(load_config(etc).shards) == ["1", "2", "3", "4"]
     with pytest.raises(ConfigError, match="is there already"):
         add_shard(etc, "4", {"engine": "sqlite"})
     assert remove_shard(etc, "4", abandon=False)
-    assert list(load_config(etc).shards) == ["1", "2", "3"]
+    assert shards_text(etc) == SHARDS
 
 
 @pytest.mark.parametrize(

@@ -228,7 +228,7 @@ def test_a_move_that_is_killed_again_and_again_moves_each_job_once(
     jobs = scheduled_jobs(client, queue, 4000)
     chance = random.Random(4)
 
-    def moved() -> int:
+    def moved():
         return client.count(queue, JobState.SUCCEEDED, future=True)
 
     for _ in range(3):
