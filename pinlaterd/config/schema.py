@@ -292,7 +292,7 @@ class QueueSettings:
     paused: bool = field(
         default=False,
         metadata={
-            "setting": Setting("true: no dequeues, whatever max_jobs_per_second says; else false")
+            "setting": Setting("no dequeues, whatever max_jobs_per_second says (true or false)")
         },
     )
 
