@@ -18,7 +18,7 @@ from pinlaterd.admin import in_force, samples, target
 from pinlaterd.admin.confirm import confirm, yes_option
 from pinlaterd.admin.frames import ListedShard, shards_of
 from pinlaterd.admin.tables import print_table
-from pinlaterd.client.cli import fail
+from pinlaterd.client.cli import fail, printable
 from pinlaterd.config import edit_shards
 from pinlaterd.config.edit import edit_file
 from pinlaterd.config.layout import ETC, SHARDS_FILE
@@ -28,6 +28,7 @@ from pinlaterd.errors import ConnectionFailed
 
 _SERVE_SECONDS = 60.0
 _POLL_SECONDS = 0.1
+_MAX_LINE_CHARS = 2000
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the facts as JSON.")
 
@@ -234,7 +235,10 @@ def _remove(etc: Path, name: str, *, force: bool) -> bool:
             return before if now == after else now
 
         edit_file(etc, SHARDS_FILE, as_before)
-        fail(f"not removed: {'; '.join(problems)}")
+        fail(
+            f"not removed: {'; '.join(printable(problem, _MAX_LINE_CHARS) for problem in problems)}; "
+            f"{_drain_first(name)}"
+        )
     in_force.say_when_followed(f"shard {name} is removed", was_changed=was_changed)
     return was_changed and problems is not None
 
@@ -250,10 +254,14 @@ def _jobs_of(name: str) -> Mapping[str, Any] | None:
 
 def _refuse_if_held(name: str, jobs: Mapping[str, Any] | None) -> None:
     if jobs is not None and jobs["pending"] + jobs["scheduled"] + jobs["in_progress"]:
-        fail(
-            f"shard {name} holds {_shown(jobs)}; `pinlater-admin shard drain {name} --wait` first, "
-            "with --move for the scheduled ones, or give them up with --force"
-        )
+        fail(f"shard {name} holds {_shown(jobs)}; {_drain_first(name)}")
+
+
+def _drain_first(name: str) -> str:
+    return (
+        f"`pinlater-admin shard drain {name} --wait` first, with --move for the scheduled ones, or "
+        "give them up with --force"
+    )
 
 
 def _shown(jobs: Mapping[str, Any] | None) -> str:

@@ -23,6 +23,7 @@ from pinlaterd.wire.router_end import Outcome, ShardReply
 # What a late answer may take beyond the deadline: the shard judges it when it takes the call up.
 _GRACE_SECONDS = 5.0
 _GREET_AGAIN_SECONDS = 0.05
+_GREET_WHILE_WAITING_SECONDS = 0.5
 _UNAVAILABLE = ShardReply(Outcome.REFUSED)
 
 
@@ -94,7 +95,12 @@ class ShardCaller:
 
     def _await_reply(self, call_id: int, until: float) -> ShardReply:
         incarnation = self._incarnation
-        while (frame := self._receive(until)) is not None:
+        while (now := time.monotonic()) < until:
+            frame = self._receive(min(until, now + _GREET_WHILE_WAITING_SECONDS))
+            if frame is None:
+                # A successor knows nothing of the call, and would leave us waiting for its answer.
+                self._send_hello()
+                continue
             if frame[0] == Kind.REPLIES and envelope.incarnation_of(frame) == incarnation:
                 for found, status, payload, jobs in envelope.unpack_replies(frame)[0]:
                     if found == call_id:
@@ -109,9 +115,7 @@ class ShardCaller:
     def _greet(self, deadline: float) -> bool:
         """Whether it serves; waits for it until `deadline`."""
         while self._incarnation == 0:
-            try:
-                self._socket.send(envelope.pack_hello(()), zmq.NOBLOCK)
-            except zmq.Again:
+            if not self._send_hello():
                 if time.monotonic() >= deadline:
                     return False
                 time.sleep(_GREET_AGAIN_SECONDS)
@@ -120,6 +124,14 @@ class ShardCaller:
                 self._start_anew()
                 if time.monotonic() >= deadline:
                     return False
+        return True
+
+    def _send_hello(self) -> bool:
+        """False if there is no connection."""
+        try:
+            self._socket.send(envelope.pack_hello(()), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
         return True
 
     def _receive(self, until: float) -> bytes | None:
