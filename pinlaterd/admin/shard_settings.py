@@ -235,10 +235,8 @@ def _remove(etc: Path, name: str, *, force: bool) -> bool:
             return before if now == after else now
 
         edit_file(etc, SHARDS_FILE, as_before)
-        fail(
-            f"not removed: {'; '.join(printable(problem, _MAX_LINE_CHARS) for problem in problems)}; "
-            f"{_drain_first(name)}"
-        )
+        said = "; ".join(printable(problem, _MAX_LINE_CHARS) for problem in problems)
+        fail(f"{said}. {_drain_first(name)}")
     in_force.say_when_followed(f"shard {name} is removed", was_changed=was_changed)
     return was_changed and problems is not None
 
