@@ -4,6 +4,6 @@
 `shards` are its sub-commands; `failover` makes a replica the master, `journal` remembers how far
 that has come; `shard_settings`, `queue_limits` edit etc/ and wait until it acts (`in_force`);
 `drain` empties a shard, `moving` (with `shard_calls`) moves its scheduled jobs; `top` shows what
-`samples` and `frames` make of everybody's figures; `confirm` asks; `target` finds the service of a deployment, `stats_page` asks its
-coordinator, `tables` prints. May rely on `client` and below.
+`samples` and `frames` make of everybody's figures; `confirm` asks; `target` finds the service of a
+deployment, `stats_page` asks its coordinator, `tables` prints. May rely on `client` and below.
 """

@@ -100,7 +100,7 @@ def server_text(ports: Mapping[str, int]) -> str:
 
 
 # of settings that only queues have
-_QUEUE_EXAMPLES = {"max_jobs_per_second": "100", "paused": "true"}
+_QUEUE_EXAMPLES = {"max_jobs_per_second": "100", "paused": "false"}
 
 
 def queues_text() -> str:
