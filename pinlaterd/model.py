@@ -146,6 +146,21 @@ def claim_source(claim_descriptor: str) -> str | None:
     return parts[3] if len(parts) == 4 else None
 
 
+# What a claim descriptor ends with that holds a job while it is moved to another shard. Those of
+# workers end with a number, whatever their sources are called.
+_MOVE_CLAIM_END = "-move"
+MOVE_SOURCE = "pinlater-admin move"
+
+
+def move_claim(claim_descriptor: str) -> str:
+    """The claim of that descriptor, as one that holds a job for its move."""
+    return claim_descriptor + _MOVE_CLAIM_END
+
+
+def is_move_claim(claim_descriptor: str | None) -> bool:
+    return claim_descriptor is not None and claim_descriptor.endswith(_MOVE_CLAIM_END)
+
+
 # --- requests and results -----------------------------------------------------------------
 
 

@@ -10,10 +10,14 @@ import click
 
 from pinlaterd import __version__
 from pinlaterd.admin import status_page, target
+from pinlaterd.admin.drain import drain
 from pinlaterd.admin.jobs import job
+from pinlaterd.admin.queue_limits import limit, pause, resume
 from pinlaterd.admin.queues import queue, read_password
 from pinlaterd.admin.restart import restart
+from pinlaterd.admin.shard_settings import add, dequeue_only, list_shards, remove
 from pinlaterd.admin.shards import shard
+from pinlaterd.admin.top import top
 from pinlaterd.client.cli import CommandLine, printable
 from pinlaterd.config.layout import ETC
 from pinlaterd.config.load import load_config
@@ -33,6 +37,8 @@ def cli() -> None:
     \b
     Examples:
       pinlater-admin status
+      pinlater-admin top
+      pinlater-admin shard drain 3 --wait
       pinlater-admin queue stats mail
       pinlater-admin job scan mail failed
       pinlater-admin --dir /srv/pinlaterd job retry mail
@@ -42,7 +48,12 @@ def cli() -> None:
 cli.add_command(queue)
 cli.add_command(job)
 cli.add_command(restart)
+for command in (limit, pause, resume):
+    queue.add_command(command)
+for command in (list_shards, drain, dequeue_only, add, remove):
+    shard.add_command(command)
 cli.add_command(shard)
+cli.add_command(top)
 
 
 @cli.group()

@@ -30,7 +30,7 @@ _RATES = {
 
 @click.group()
 def queue() -> None:
-    """List, create, delete queues; see what is in them."""
+    """List, create, delete queues; see what is in them; limit and pause them."""
 
 
 @queue.command("list")

@@ -16,17 +16,34 @@ NUMBER_COLUMN = "#"  # a column whose title starts so is aligned right
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print rows as they come in a pipe, and as one table on a terminal."""
     console = Console(highlight=False)
-    titles = [column.removeprefix(NUMBER_COLUMN) for column in columns]
-    cells = ([printable(str(cell)) for cell in row] for row in rows)
-    if not console.is_terminal:
-        print("\t".join(titles))  # noqa: T201
-        for row in cells:
-            print("\t".join(row))  # noqa: T201
+    if console.is_terminal:
+        console.print(make_table(columns, rows))
         return
+    print("\t".join(_titles(columns)))  # noqa: T201
+    for row in rows:
+        print("\t".join(_cells(row)))  # noqa: T201
+
+
+def make_table(
+    columns: Sequence[str], rows: Iterable[Sequence[object]], *, wrap: bool = True
+) -> Table:
+    """For a terminal. Without `wrap` a row is one line, cut where the terminal ends."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column, title in zip(columns, titles, strict=True):
-        is_number = column.startswith(NUMBER_COLUMN)
-        table.add_column(title, justify="right" if is_number else "left", overflow="fold")
-    for row in cells:
-        table.add_row(*(Text(cell) for cell in row))
-    console.print(table)
+    for column, title in zip(columns, _titles(columns), strict=True):
+        table.add_column(
+            title,
+            justify="right" if column.startswith(NUMBER_COLUMN) else "left",
+            overflow="fold" if wrap else "ellipsis",
+            no_wrap=not wrap,
+        )
+    for row in rows:
+        table.add_row(*map(Text, _cells(row)))
+    return table
+
+
+def _titles(columns: Sequence[str]) -> list[str]:
+    return [column.removeprefix(NUMBER_COLUMN) for column in columns]
+
+
+def _cells(row: Sequence[object]) -> list[str]:
+    return [printable(str(cell)) for cell in row]

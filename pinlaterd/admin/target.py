@@ -6,7 +6,8 @@ The options may stand before a sub-command or after it; the last one counts.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,10 +37,12 @@ def _option(*names: str, **attributes: Any) -> Callable[[Command], Command]:
     return click.option(*names, expose_value=False, callback=_remember, **attributes)
 
 
-_OPTIONS = (
-    _option("--stats-url", metavar="URL", help="The coordinator, if not DIR/run/stats.sock."),
+_SERVICE_OPTIONS = (
     _option("--port", type=click.IntRange(1, 65535), help="Thrift port, if not DIR's."),
     _option("--host", help="The service's host, if not DIR's."),
+)
+_DEPLOYMENT_OPTIONS = (
+    _option("--stats-url", metavar="URL", help="The coordinator, if not DIR/run/stats.sock."),
     _option(
         "--dir",
         "directory",
@@ -51,13 +54,28 @@ _OPTIONS = (
 
 
 def target_options(command: Command) -> Command:
-    return functools.reduce(lambda c, option: option(c), _OPTIONS, command)
+    return _with((*_SERVICE_OPTIONS, *_DEPLOYMENT_OPTIONS), command)
+
+
+def deployment_options(command: Command) -> Command:
+    """For commands that work on a deployment's files, and call no service."""
+    return _with(_DEPLOYMENT_OPTIONS, command)
+
+
+def _with(options: Iterable[Callable[[Command], Command]], command: Command) -> Command:
+    return functools.reduce(lambda c, option: option(c), options, command)
 
 
 def directory() -> Path:
     """The deployment's folder."""
     chosen: Path | None = _recall("directory")
     return chosen if chosen is not None else Path()
+
+
+def enter() -> None:
+    """Make the deployment's folder the current one, for this process and all that follows."""
+    os.chdir(directory())
+    click.get_current_context().meta[f"{_META}directory"] = Path()
 
 
 def stats_url() -> str | None:

@@ -109,31 +109,29 @@ def set_servers(etc: Path, shards: Collection[str], *, master: Address, slave: A
 
 
 def edit_shards(etc: Path, change: Callable[[ShardsDocument], None]) -> bool:
-    """Have `change` change etc/shards.yaml. As edit_file."""
+    """Have `change` change etc/shards.yaml. Returns whether that made a difference.
 
-    def change_tree(config: Config, node: Node, tree: Any) -> None:
-        change(ShardsDocument(node, tree, config.server.mysql_num_db_per_queue))
+    Raises ConfigError, with nothing changed, if there are mistakes in the configuration before or
+    after, or if the file can't be written."""
 
-    return edit_file(etc, SHARDS_FILE, change_tree)
+    def changed(before: bytes, config: Config) -> bytes:
+        node = parse(before)
+        assert node is not None, "the loader found shards in it"
+        text = Text.of(etc / SHARDS_FILE, before)
+        change(ShardsDocument(node, text.tree, config.server.mysql_num_db_per_queue))
+        return text.render()
+
+    return edit_file(etc, SHARDS_FILE, changed)
 
 
-def edit_file(etc: Path, name: str, change: Callable[[Config, Node, Any], None]) -> bool:
-    """Have `change` change the file `name` of the folder `etc`, which has something in it.
-
-    It gets the configuration, the document as the loader reads it, and the tree to be changed in
-    place. Returns whether that made a difference. Raises ConfigError, with nothing changed, if
-    there are mistakes in the configuration before or after, or if the file can't be written."""
+def edit_file(etc: Path, name: str, change: Callable[[bytes, Config], bytes]) -> bool:
+    """Have `change` make what the file `name` of `etc` should hold of what it holds, and of what
+    all files together mean. As `edit_shards`."""
     path = etc / name
     with _alone(etc):
         config = load_config(etc)
         before = _read(path)
-        node = parse(before)
-        if node is None:
-            raise ConfigError([f"{path}: the file is empty; begin it by hand"])
-        text = _Text.of(path, before)
-        unchanged = text.render()
-        change(config, node, text.tree)
-        after = _as_it_was(before, unchanged, text.render())
+        after = change(before, config)
         if after == before:
             return False
         load_config(etc, lambda read: after if read == path else read.read_bytes())
@@ -155,27 +153,39 @@ def _set_address(settings: Settings, key: str, address: Address) -> None:
 # --- text and tree ----------------------------------------------------------------------------
 
 
-class _Text:
+class Text:
     """A file's text as a tree that remembers how it was written."""
 
     def __init__(self, text: str) -> None:
         self._text = text.removeprefix(_BYTE_ORDER_MARK)
         self._mark = _BYTE_ORDER_MARK if text.startswith(_BYTE_ORDER_MARK) else ""
+        self._lead = ""
         self._yaml: YAML | None = None
         try:
             self.tree = json.loads(self._text)
         except ValueError:
             self._yaml = _yaml_like(self._text)
             self.tree = self._yaml.load(self._text)
+        if self.tree is None:  # nothing but comments, which no tree holds
+            self.tree = CommentedMap()
+            if self._text and not self._text.endswith("\n"):
+                self._text += "\n"
+            self._lead = self._text
+        self._unchanged = self._written()
 
     @classmethod
-    def of(cls, path: Path, data: bytes) -> _Text:
+    def of(cls, path: Path, data: bytes) -> Text:
         try:
             return cls(data.decode("utf-8"))
         except YAMLError as error:
             raise ConfigError([f"{path}: can't be edited by a program: {error}"]) from error
 
     def render(self) -> bytes:
+        """What the file should hold now, with all as it was that was not changed."""
+        before = (self._mark + self._text).encode("utf-8")
+        return _as_it_was(before, self._unchanged, self._written())
+
+    def _written(self) -> bytes:
         text = self._json() if self._yaml is None else self._dump(self._yaml)
         if "\r\n" in self._text:
             text = text.replace("\r\n", "\n").replace("\n", "\r\n")
@@ -183,8 +193,9 @@ class _Text:
 
     def _dump(self, yaml: YAML) -> str:
         out = io.StringIO()
-        yaml.dump(self.tree, out)
-        return out.getvalue()
+        if self.tree or not self._lead:
+            yaml.dump(self.tree, out)
+        return self._lead + out.getvalue()
 
     def _json(self) -> str:
         indent = re.search(r'\n([ \t]+)"', self._text)

@@ -63,6 +63,11 @@ def shard_endpoint(shard: str) -> str:
     return f"ipc://{RUN}/shard-{shard}.ipc"
 
 
+def move_lock(shard: str) -> Path:
+    """Held by the command that moves a shard's jobs; left behind by one that was cut short."""
+    return RUN / f"move-{shard}.lock"
+
+
 def shard_program(shard: str) -> str:
     """The name of a shard's process, in supervisord and in reports."""
     return f"shard-{shard}"

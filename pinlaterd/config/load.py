@@ -32,8 +32,8 @@ from pinlaterd.model import QUEUE_NAME
 _HASH = "admin_password_hash"
 _HASH_FILE = f"{_HASH}_file"
 
-# what PinLater's queueConfig may hold, and what it is called here
-_PINLATER_QUEUE_KEYS = {"maxJobsPerSecond": "max_jobs_per_second"}
+# what PinLater's queueConfig may hold, and what it is called here; `paused` is ours
+_PINLATER_QUEUE_KEYS = {"maxJobsPerSecond": "max_jobs_per_second", "paused": "paused"}
 
 
 def load_config(etc: Path, read: ReadBytes = Path.read_bytes) -> Config:
@@ -109,6 +109,8 @@ def _read_values(
             value = reader.text(node, key, setting)
         elif types[name] is int:
             value = reader.integer(node, key, setting)
+        elif types[name] is bool:
+            value = reader.boolean(node, key)
         else:
             value = reader.number(node, key, setting)
         if value is not None:
@@ -177,8 +179,12 @@ def _read_queue(
         for name, value in reader.mapping(node, key).items()
         if not (value.is_scalar and value.scalar is None)  # `max_jobs_per_second:` means no limit
     }
-    good = _read_values(reader, values, f"{key}.", own, dict.fromkeys(own, float))
+    hints = get_type_hints(QueueSettings)
+    types = {name: bool if hints[renamed.get(name, name)] is bool else float for name in own}
+    good = _read_values(reader, values, f"{key}.", own, types)
     given = {renamed.get(name, name): value for name, value in good.items()}
+    if given.get("paused"):
+        given["max_jobs_per_second"] = 0.0
     return dataclasses.replace(default_queue_settings(server), **given)
 
 

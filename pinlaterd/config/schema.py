@@ -320,6 +320,12 @@ class QueueSettings:
             )
         },
     )
+    paused: bool = field(
+        default=False,
+        metadata={
+            "setting": Setting("no dequeues, whatever max_jobs_per_second says (true or false)")
+        },
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from pinlaterd.clock import Clock, SystemClock
 from pinlaterd.config import layout
 from pinlaterd.config.in_force import NO_VERSION, InForce, Superseded, load_in_force, write_in_force
 from pinlaterd.config.schema import Config
+from pinlaterd.coordinator.moves import unfinished_moves
 from pinlaterd.coordinator.pages import make_application
 from pinlaterd.coordinator.rates import RateControl
 from pinlaterd.coordinator.reload import Reload
@@ -248,6 +249,7 @@ class Coordinator:
             config_problems=self._config_problems(),
             needs_restart=self._reload.needs_restart,
             config_judged=self._reload.judged if self._settled else "",
+            warnings=unfinished_moves(self._config.shards, psutil.pid_exists),
         )
         return status(self._config, [self._view(), *self._roster.views()], about)
 

@@ -1,7 +1,8 @@
-"""The HTTP pages: /stats.txt, /stats.json, /metrics, /health, /status.json.
+"""The HTTP pages: /stats.txt, /stats.json, /metrics, /health, /status.json, /snapshot.json.
 
 Read-only, on the statistics port and on run/stats.sock. `?process=shard-1` narrows figures down to
-one process.
+one process. /snapshot.json has them by process and with their histograms' buckets, so that
+whoever takes two can tell what happened in between.
 """
 
 from __future__ import annotations
@@ -17,6 +18,15 @@ from pinlaterd.coordinator.status import Status
 from pinlaterd.stats import StatsSnapshot, merge
 from pinlaterd.stats.prometheus import CONTENT_TYPE, prometheus_text
 from pinlaterd.stats.texts import figures, ostrich
+
+_PAGES = (
+    "/stats.txt",
+    "/stats.json",
+    "/metrics",
+    "/health",
+    "/status.json",
+    "/snapshot.json",
+)
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -40,6 +50,7 @@ def make_application(source: Source) -> web.Application:
     application.router.add_get("/metrics", pages.metrics)
     application.router.add_get("/health", pages.health)
     application.router.add_get("/status.json", pages.status_json)
+    application.router.add_get("/snapshot.json", pages.snapshot_json)
     return application
 
 
@@ -48,7 +59,7 @@ class _Pages:
         self._source = source
 
     async def index(self, _request: web.Request) -> web.Response:
-        return web.Response(text="/stats.txt\n/stats.json\n/metrics\n/health\n/status.json\n")
+        return web.Response(text="".join(f"{page}\n" for page in _PAGES))
 
     async def stats_text(self, request: web.Request) -> web.Response:
         return web.Response(text=ostrich(merge(self._chosen(request).values())))
@@ -73,6 +84,9 @@ class _Pages:
 
     async def status_json(self, _request: web.Request) -> web.Response:
         return web.json_response(self._source.status())
+
+    async def snapshot_json(self, request: web.Request) -> web.Response:
+        return web.json_response(self._chosen(request))
 
     def _chosen(self, request: web.Request) -> Mapping[str, StatsSnapshot]:
         stats = self._source.stats()

@@ -12,11 +12,12 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from pinlaterd.config.files import ConfigFiles
 from pinlaterd.config.in_force import InForce
 from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import Config
 from pinlaterd.coordinator.transition import Holds, Leaving, advance, vanished
-from pinlaterd.coordinator.watch import ConfigFiles, ConfigWatch
+from pinlaterd.coordinator.watch import ConfigWatch
 from pinlaterd.errors import ConfigError
 
 log = logging.getLogger(__name__)

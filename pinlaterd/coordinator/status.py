@@ -79,7 +79,8 @@ class About(NamedTuple):
     config_version: int
     config_problems: Sequence[str]
     needs_restart: Sequence[str]
-    config_judged: str
+    config_judged: str  # digest of the files that were carried out, or refused
+    warnings: Sequence[str] = ()
 
 
 def router_programs(routers: int) -> Sequence[str]:
@@ -104,7 +105,7 @@ def status(config: Config, views: Sequence[ProcessView], about: About) -> Status
         "problems": problems,
         "config_problems": about.config_problems,
         "needs_restart": about.needs_restart,
-        "warnings": _warnings(processes),
+        "warnings": [*_warnings(processes), *about.warnings],
         "uptime_seconds": round(about.uptime_seconds, 1),
         "thrift": f"{config.server.host}:{config.server.port}",
         "stats": f"{config.server.stats_host}:{config.server.stats_port}",

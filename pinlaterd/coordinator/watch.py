@@ -7,11 +7,11 @@ time. Edited in place, replaced, a link turned elsewhere, deleted and put back: 
 
 from __future__ import annotations
 
-import hashlib
 import os
 from pathlib import Path
 from typing import NamedTuple
 
+from pinlaterd.config.files import ConfigFiles
 from pinlaterd.config.layout import CONFIG_FILES
 
 # Twice this is the least that a file has to rest. Four looks a second are not to be felt.
@@ -29,35 +29,6 @@ class _Mark(NamedTuple):
 
 
 _Marks = tuple[_Mark | None, ...]
-
-
-class ConfigFiles:
-    """The files of `etc` as they were at one time."""
-
-    def __init__(self, etc: Path) -> None:
-        self._contents: dict[Path, bytes | OSError] = {}
-        for name in CONFIG_FILES:
-            path = etc / name
-            try:
-                self._contents[path] = path.read_bytes()
-            except OSError as error:
-                self._contents[path] = error
-
-    @property
-    def digest(self) -> str:
-        """The same for the same contents, as everybody finds them who reads them."""
-        hashed = hashlib.sha256()
-        for content in self._contents.values():
-            data = b"" if isinstance(content, OSError) else content
-            hashed.update(len(data).to_bytes(8, "big") + data)
-        return hashed.hexdigest()[:16]
-
-    def read(self, path: Path) -> bytes:
-        """For `load_config`. Raises OSError, as reading the file did."""
-        content = self._contents[path]
-        if isinstance(content, OSError):
-            raise content
-        return content
 
 
 class ConfigWatch:

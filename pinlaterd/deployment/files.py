@@ -99,6 +99,10 @@ def server_text(ports: Mapping[str, int]) -> str:
     return "\n".join(lines) + "\n"
 
 
+# of settings that only queues have
+_QUEUE_EXAMPLES = {"max_jobs_per_second": "100", "paused": "false"}
+
+
 def queues_text() -> str:
     settings = {**settings_of(ServerSettings), **settings_of(QueueSettings)}
     lines = [
@@ -108,7 +112,7 @@ def queues_text() -> str:
         "#   mail:",
     ]
     for field in dataclasses.fields(QueueSettings):
-        default = getattr(ServerSettings(), field.name, 100)
+        default = _QUEUE_EXAMPLES.get(field.name) or getattr(ServerSettings(), field.name)
         lines += [f"#     {line}" for line in _explanation(settings[field.name])]
         lines.append(f"#     {field.name}: {default}")
     return "\n".join([*lines, "queues: {}"]) + "\n"

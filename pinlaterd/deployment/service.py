@@ -24,6 +24,7 @@ import psutil
 
 from pinlaterd.admin import stats_page
 from pinlaterd.client.client import Client
+from pinlaterd.config.files import ConfigFiles
 from pinlaterd.config.in_force import Superseded, read_in_force, write_in_force
 from pinlaterd.config.layout import (
     ETC,
@@ -53,7 +54,6 @@ from pinlaterd.coordinator.supervisord import (
     programs_locked,
     write_programs,
 )
-from pinlaterd.coordinator.watch import ConfigFiles
 from pinlaterd.deployment import orphans
 from pinlaterd.deployment.errors import DeploymentError
 from pinlaterd.deployment.files import check_depth

@@ -108,10 +108,12 @@ class Figures:
         ready: ReadyIndex,
         now_ms: int,
     ) -> None:
-        """How deep the queues are, and how long the oldest ready job has waited."""
+        """How deep the queues are, and how long the oldest ready job has waited. Those that are
+        scheduled are among the pending ones."""
         for queue in self._gauged - depths.keys():
             for name in _STATE_NAMES.values():
                 self._stats.drop_gauge(f"{queue}_{name}")
+            self._stats.drop_gauge(f"{queue}_scheduled")
             self._stats.drop_gauge(f"{queue}_oldest_ready_age_ms")
         self._gauged = frozenset(depths)
         for queue, of_queue in depths.items():
@@ -120,6 +122,13 @@ class Figures:
                 totals[state] += jobs
             for state, jobs in totals.items():
                 self._stats.gauge(f"{queue}_{_STATE_NAMES[state]}", jobs)
+            pending = {
+                priority: jobs
+                for (priority, state), jobs in of_queue.items()
+                if state is JobState.PENDING and jobs
+            }
+            scheduled = ready.scheduled(queue, pending, now_ms) if queue in ready else 0
+            self._stats.gauge(f"{queue}_scheduled", scheduled)
             oldest_ms = ready.oldest_ms(queue) if queue in ready else None
             age_ms = 0 if oldest_ms is None else now_ms - oldest_ms
             self._stats.peak(f"{queue}_oldest_ready_age_ms", age_ms)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from pinlaterd.model import PendingKey
@@ -259,6 +259,29 @@ class ReadyIndex:
         """The earliest run-after of a ready job, of any priority."""
         first = [line.keys[0].run_after_ms for line in self._queues[queue] if line.keys]
         return min(first, default=None)
+
+    def scheduled(self, queue: str, pending: Mapping[int, int], now_ms: int) -> int:
+        """How many of `pending` (jobs by priority) have a run-after that is still to come.
+
+        While more is ready than is in memory, they are counted in the store, up to one read for
+        each priority: then there may be more."""
+        found = 0
+        for priority, jobs in pending.items():
+            if priority > self._levels:
+                continue
+            line = self._queues[queue][priority - 1]
+            if line.next_due_ms > now_ms:
+                found += max(0, jobs - len(line.keys))
+                continue
+            behind = self._store.read_pending(
+                queue,
+                priority,
+                after=PendingKey(now_ms, _LAST_LOCAL_ID),
+                until_ms=self._max_run_after_ms,
+                limit=self._read_keys,
+            )
+            found += len(behind)
+        return found
 
     def wake_ms(self) -> int:
         """When `look` has to be called next; NEVER_MS if nothing is scheduled."""

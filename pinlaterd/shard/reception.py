@@ -37,11 +37,19 @@ from pinlaterd.model import (
 )
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.codec import Call, Head
+from pinlaterd.shard.holds import Holds
 from pinlaterd.shard.inquiries import Answering, Inquiries
 from pinlaterd.shard.planning import ForeignError, Planner
 from pinlaterd.shard.tasks import ShardStops, Steps, Tasks
 from pinlaterd.shard.works import Arrival, Memory, Work, done, failed, foreign, refused
-from pinlaterd.wire.envelope import CallEntry, Op, ReplyEntry
+from pinlaterd.wire.envelope import (
+    CallEntry,
+    MalformedEnvelope,
+    Op,
+    ReplyEntry,
+    pack_held_jobs,
+    unpack_hold_request,
+)
 
 log = logging.getLogger(__name__)
 
@@ -67,12 +75,14 @@ class Reception:
         self,
         planner: Planner,
         inquiries: Inquiries,
+        holds: Holds,
         tasks: Tasks,
         memory: Memory,
         reply: Reply,
     ) -> None:
         self._planner = planner
         self._inquiries = inquiries
+        self._holds = holds
         self._tasks = tasks
         self._memory = memory
         self._reply = reply
@@ -87,11 +97,24 @@ class Reception:
         try:
             if op is Op.RELEASE:
                 return self._planner.release(arrival)
+            if op is Op.HOLD_SCHEDULED:
+                self._hold(arrival, now_ms)
+                return None
             self.create_queues(json.loads(arrival.entry.message))
-        except (ProtocolError, ValueError) as error:
+        except (MalformedEnvelope, ProtocolError, ValueError) as error:
             log.error("a router sent a message that can't be read: %s", error)
         self._reply(arrival, done(arrival, b""))
         return None
+
+    def _hold(self, arrival: Arrival, now_ms: int) -> None:
+        request = unpack_hold_request(arrival.entry.message)
+        try:
+            held = self._holds.hold(request, now_ms)
+        except StorageNotCommitted as error:
+            log.warning("can't hold jobs for their move: %s", error.message)
+            self._reply(arrival, refused(arrival))
+        else:
+            self._reply(arrival, done(arrival, pack_held_jobs(held)))
 
     def changes_queues(self, arrival: Arrival) -> bool:
         """Whether it may drop a queue that others in the same batch rely on. A job's body that

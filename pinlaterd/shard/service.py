@@ -33,6 +33,7 @@ from pinlaterd.shard.dequeues import ClaimDescriptors, Claimer, DequeueWork
 from pinlaterd.shard.figures import Figures
 from pinlaterd.shard.fresh import FreshPayloads
 from pinlaterd.shard.health import HealthLimits, StoreHealth
+from pinlaterd.shard.holds import Holds
 from pinlaterd.shard.inquiries import Inquiries
 from pinlaterd.shard.planning import Planner
 from pinlaterd.shard.ready import ReadyIndex
@@ -105,11 +106,13 @@ class ShardService:
         self._tasks = Tasks(clock, self._search, server.monitor_batch_size)
         self.searches: SearchClient | None = None
         rules = Rules(engine.limits, engine.narrower, server)
+        self._holds = Holds(engine, self._memory)
         self._planner = Planner(rules, self._memory, config)
         self._inquiries = Inquiries(engine, self._memory, rules, server, clock, self._tasks.pace)
         self._reception = Reception(
             self._planner,
             self._inquiries,
+            self._holds,
             self._tasks,
             self._memory,
             self._reply,
@@ -184,6 +187,7 @@ class ShardService:
             shards=len(shards),
         )
         self._claimer = Claimer(self._engine, memory, descriptors, self._config.server)
+        self._holds.descriptors = descriptors
         memory.ready.look(self._clock.now_ms())
         memory.touched.update(memory.ready.queues())
 

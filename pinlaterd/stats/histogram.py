@@ -86,6 +86,24 @@ class Histogram:
         }
 
 
+def recorded_since(before: HistogramData | None, now: HistogramData) -> HistogramData:
+    """The samples that `now` has and `before` had not. Minimum and maximum are those of all: of
+    these alone nobody knows them. `before` None, or more than `now`: all of them."""
+    if before is None or before["count"] > now["count"]:
+        return now
+    return {
+        "count": now["count"] - before["count"],
+        "sum": now["sum"] - before["sum"],
+        "minimum": now["minimum"],
+        "maximum": now["maximum"],
+        "buckets": {
+            bucket: left
+            for bucket, times in now["buckets"].items()
+            if (left := times - before["buckets"].get(bucket, 0)) > 0
+        },
+    }
+
+
 def percentiles(data: HistogramData, fractions: Sequence[float]) -> list[float]:
     """The values that `fractions` (in rising order) of the samples do not exceed."""
     found: list[float] = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypedDict, TypeVar
 
-from pinlaterd.stats.histogram import Histogram, HistogramData
+from pinlaterd.stats.histogram import Histogram, HistogramData, recorded_since
 
 _T = TypeVar("_T")
 
@@ -76,6 +76,21 @@ def apply(before: StatsSnapshot, changed: StatsSnapshot) -> StatsSnapshot:
         "labels": before["labels"] | changed["labels"],
         "histograms": before["histograms"] | changed["histograms"],
     }
+
+
+def since(before: StatsSnapshot, now: StatsSnapshot) -> StatsSnapshot:
+    """What was counted and recorded after `before`; the rest is as it is now.
+
+    A total that has become less began anew meanwhile: all of it is later than `before`."""
+    counters = {
+        name: count - earlier if (earlier := before["counters"].get(name, 0)) <= count else count
+        for name, count in now["counters"].items()
+    }
+    histograms = {
+        name: recorded_since(before["histograms"].get(name), data)
+        for name, data in now["histograms"].items()
+    }
+    return now | {"counters": counters, "histograms": histograms}
 
 
 def _changed(before: dict[str, _T], now: dict[str, _T]) -> dict[str, _T]:

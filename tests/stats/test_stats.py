@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pinlaterd.stats import Stats, empty, merge
 from pinlaterd.stats.histogram import Histogram, percentiles
 from pinlaterd.stats.prometheus import prometheus_text
-from pinlaterd.stats.snapshot import apply, changes, totals
+from pinlaterd.stats.snapshot import apply, changes, since, totals
 from pinlaterd.stats.texts import figures, ostrich
 
 samples = st.lists(st.floats(0.001, 1e9), min_size=1, max_size=200)
@@ -230,3 +230,33 @@ def test_prometheus_text_is_valid_whatever_things_are_called(found_names, proces
         for sample in family.samples
     ]
     assert len(keys) == len(set(keys))
+
+
+# --- what came in between -----------------------------------------------------------------
+
+
+def test_since_has_what_was_counted_and_recorded_in_between():
+    stats = filled()
+    before = stats.snapshot()
+    stats.count("mail_enqueue", 4)
+    stats.record_many("PinLaterService.enqueueJobs_msec", 1000, 10)
+
+    recent = since(before, stats.snapshot())
+
+    assert recent["counters"] == {"mail_enqueue": 4}
+    assert recent["gauges"] == before["gauges"]
+    found = recent["histograms"]["PinLaterService.enqueueJobs_msec"]
+    assert (found["count"], found["sum"]) == (10, 10_000)
+    assert percentiles(found, (0.01, 0.99)) == pytest.approx([1000, 1000], rel=0.05)
+
+
+def test_since_takes_totals_that_began_anew_as_a_whole():
+    before = filled().snapshot()
+    anew = Stats()
+    anew.count("mail_enqueue", 1)
+    anew.record("PinLaterService.enqueueJobs_msec", 7)
+
+    recent = since(before, anew.snapshot())
+
+    assert recent["counters"] == {"mail_enqueue": 1}
+    assert recent["histograms"]["PinLaterService.enqueueJobs_msec"]["count"] == 1

@@ -1,0 +1,147 @@
+"""`pinlater-admin top` and `shard list`, on a real service."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+
+from pinlaterd.admin.frames import Sample, frame
+from pinlaterd.client import Job
+from pinlaterd.stats import Stats, empty
+
+COMMAND = [sys.executable, "-m", "pinlaterd.admin.main"]
+
+
+@pytest.fixture
+def run(service):
+    def run(*arguments: str) -> str:
+        command = [*COMMAND, *arguments, "--dir", str(service.folder)]
+        return subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=60
+        ).stdout
+
+    return run
+
+
+def until_shown(run, queue, **wanted):
+    """A frame in which the queue is as wanted: figures are up to two seconds old."""
+    deadline = time.monotonic() + 20
+    while True:
+        found = json.loads(run("top", "--json"))
+        [shown] = [one for one in found["queues"] if one["name"] == queue]
+        if wanted.items() <= shown.items():
+            return found, shown
+        assert time.monotonic() < deadline, shown
+
+
+def test_a_frame_shows_what_is_pending_scheduled_and_running(run, client, queue):
+    client.enqueue(queue, [Job(b"a")] * 5 + [Job(b"later", run_after_ms=2**42)] * 2)
+    client.dequeue(queue, limit=2)
+
+    found, shown = until_shown(run, queue, pending=3, scheduled=2, in_progress=2)
+
+    assert shown["oldest_ready_age_ms"] > 0
+    assert {process["name"] for process in found["processes"]} >= {"router", "shard-1"}
+    assert all(process["rss_bytes"] > 1_000_000 for process in found["processes"])
+    held = [shard["jobs"] for shard in json.loads(run("shard", "list", "--json"))]
+    assert sum(jobs["scheduled"] for jobs in held) >= 2
+    assert sum(jobs["in_progress"] for jobs in held) >= 2
+    lines = run("top").splitlines()
+    assert lines[0].startswith("healthy; ")
+    assert any(line.startswith(f"{queue}\t") for line in lines)
+    assert "shard\tengine\twhere\tstate\tenqueues\tpending" in run("shard", "list")
+
+
+def test_top_on_a_terminal_goes_on_until_q(service):
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.environ["TERM"] = "xterm"
+        os.execv(sys.executable, [*COMMAND, "top", "--dir", str(service.folder)])
+    shown, deadline = b"", time.monotonic() + 30
+    while shown.count(b"q ends") < 2:
+        assert select.select([terminal], [], [], max(0, deadline - time.monotonic()))[0], shown
+        shown += os.read(terminal, 65536)
+    os.write(terminal, b"q")
+    while True:
+        try:
+            shown += os.read(terminal, 65536)
+        except OSError:
+            break
+    _, status = os.waitpid(pid, 0)
+    os.close(terminal)
+
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert b"\x1b[?1049h" in shown  # the other screen,
+    assert b"\x1b[?1049l" in shown  # and back
+    assert b"shard-1" in shown
+
+
+# --- frames -----------------------------------------------------------------------------------
+
+STATUS: dict[str, Any] = {
+    "healthy": True,
+    "problems": [],
+    "warnings": [],
+    "shards": [{"name": "1", "engine": "sqlite", "state": "serving", "dequeue_only": False}],
+    "processes": [
+        {
+            "name": "shard-1",
+            "kind": "shard",
+            "state": "serving",
+            "pid": 7,
+            "facts": {"file": "f"},
+            "cpu_seconds": 1.0,
+            "rss_bytes": 5,
+        }
+    ],
+}
+
+
+def counted(stats: Stats) -> Stats:
+    stats.gauge("shard_ailing", 0)
+    stats.gauge("mail_pending", 10)
+    stats.gauge("mail_scheduled", 4)
+    stats.peak("mail_oldest_ready_age_ms", 70)
+    return stats
+
+
+def test_rates_and_percentiles_are_of_the_time_between_the_samples():
+    stats = counted(Stats())
+    stats.record_many("mail_dequeue_delay_ms", 9_000, 1_000)
+    before = Sample(1.0, STATUS, {"shard-1": stats.snapshot()})
+    stats.count("mail_enqueue", 30)
+    stats.count("mail_ack_failed", 3)
+    stats.count("mail_timeout_retry", 1)
+    stats.record_many("mail_dequeue_delay_ms", 5, 10)
+    for jobs in (10, 20):
+        stats.record("shard_batch_jobs", jobs)
+        stats.record("shard_commit_ms", 2)
+    busier = [STATUS["processes"][0] | {"cpu_seconds": 2.0}]
+    now = Sample(3.0, STATUS | {"processes": busier}, {"shard-1": stats.snapshot()})
+
+    found = frame(before, now)
+
+    [mail], [shard], [process] = found["queues"], found["shards"], found["processes"]
+    assert (mail["enqueues_per_second"], mail["failures_per_second"]) == (15, 2)
+    assert (mail["pending"], mail["scheduled"]) == (6, 4)
+    assert mail["dequeue_delay_p99_ms"] == pytest.approx(5, rel=0.05)
+    assert mail["jobs_per_second_limit"] is None
+    assert (shard["commits_per_second"], shard["jobs_per_commit"]) == (1, 15)
+    assert shard["commit_p99_ms"] == pytest.approx(2, rel=0.05)
+    assert process["cpu_percent"] == 50
+
+
+def test_what_a_shard_that_does_not_serve_holds_is_not_known():
+    sample = Sample(1.0, STATUS, {"shard-1": empty()})
+
+    [shard] = frame(sample, sample)["shards"]
+
+    assert shard["jobs"] is None

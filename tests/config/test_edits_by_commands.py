@@ -1,0 +1,205 @@
+"""What commands write into shards.yaml and queues.yaml, beside what a person wrote there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pinlaterd.config.edit_queues import set_limit, set_paused, settings_of
+from pinlaterd.config.edit_shards import (
+    Value,
+    add_shard,
+    forget_abandoned,
+    remove_shard,
+    set_dequeue_only,
+    shards_alike,
+)
+from pinlaterd.config.load import load_config
+from pinlaterd.errors import ConfigError
+
+SHARDS = """\
+# ours
+shards:
+  1:  # the first
+    engine: sqlite
+  # the second is old
+  2: {engine: sqlite, file: data/two.sqlite}
+
+  # the third
+  3:
+    file: data/three.sqlite
+# the end
+"""
+PINLATER_MYSQL = (
+    '{"db001": {"master": {"host": "a", "port": 1}, "user": "u", "dequeueOnly": false},\n'
+    ' "db002": {"master": {"host": "b", "port": 1}, "user": "u"}}\n'
+)
+PINLATER_REDIS = (
+    '{"shards": [{"name": "a", "shardConfig": {"master": {"host": "h", "port": 1}}},\n'
+    '            {"name": "b", "shardConfig": {"master": {"host": "h", "port": 2}}}]}\n'
+)
+
+
+@pytest.fixture
+def etc(tmp_path: Path) -> Path:
+    folder = tmp_path / "etc"
+    folder.mkdir()
+    (folder / "shards.yaml").write_text(SHARDS)
+    return folder
+
+
+def shards_text(etc: Path) -> str:
+    return (etc / "shards.yaml").read_text()
+
+
+def dequeue_only(etc: Path) -> set[str]:
+    return {name for name, shard in load_config(etc).shards.items() if shard.dequeue_only}
+
+
+# --- shards -----------------------------------------------------------------------------------
+
+
+def test_dequeue_only_adds_one_line_and_may_be_repeated(etc):
+    assert set_dequeue_only(etc, "3", on=True)
+    assert not set_dequeue_only(etc, "3", on=True)
+
+    assert shards_text(etc) == SHARDS.replace("  3:\n", "  3:\n    dequeue_only: true\n")
+    assert set_dequeue_only(etc, "3", on=False)
+    assert dequeue_only(etc) == set()
+
+
+@pytest.mark.parametrize(
+    ("text", "shard", "alike"),
+    [(PINLATER_MYSQL, "2", {"2", "2d1"}), (PINLATER_REDIS, "b", {"b"}), (SHARDS, "2", {"2"})],
+)
+def test_dequeue_only_of_every_form_is_for_all_shards_of_the_entry(etc, text, shard, alike):
+    (etc / "shards.yaml").write_text(text)
+    (etc / "pinlaterd.yaml").write_text("mysql_num_db_per_queue: 2\n")
+
+    assert set(shards_alike(etc, shard)) == alike
+    assert set_dequeue_only(etc, shard, on=True)
+
+    assert dequeue_only(etc) == alike
+
+
+def test_a_shard_that_is_not_there_is_named_with_those_that_are(etc):
+    with pytest.raises(ConfigError, match="no shard '7'; there are: 1, 2, 3"):
+        shards_alike(etc, "7")
+
+
+def test_add_writes_at_the_end_and_removing_leaves_no_trace(etc):
+    server: dict[str, str | int] = {"host": "h", "port": 6379}
+    settings: dict[str, Value] = {"engine": "redis", "master": server, "dequeue_only": True}
+
+    assert add_shard(etc, "4", settings)
+    assert not add_shard(etc, "4", settings)
+
+    new = "  4:\n    engine: redis\n    master: {host: h, port: 6379}\n    dequeue_only: true\n"
+    assert shards_text(etc) == SHARDS.replace("# the end", f"{new}# the end")
+    assert list(load_config(etc).shards) == ["1", "2", "3", "4"]
+    with pytest.raises(ConfigError, match="is there already"):
+        add_shard(etc, "4", {"engine": "sqlite"})
+    assert remove_shard(etc, "4", abandon=False)
+    assert shards_text(etc) == SHARDS
+
+
+@pytest.mark.parametrize(
+    ("shard", "gone"),
+    [
+        ("1", "  1:  # the first\n    engine: sqlite\n"),
+        ("2", "  2: {engine: sqlite, file: data/two.sqlite}\n"),
+        ("3", "  3:\n    file: data/three.sqlite\n"),
+    ],
+)
+def test_remove_takes_the_shards_own_lines_only(etc, shard, gone):
+    assert remove_shard(etc, shard, abandon=False)
+    assert not remove_shard(etc, shard, abandon=False)
+
+    assert shards_text(etc) == SHARDS.replace(gone, "")
+
+
+def test_a_shard_whose_jobs_are_given_up_is_named_so_until_it_has_gone(etc):
+    assert remove_shard(etc, "3", abandon=True)
+    assert load_config(etc).abandon == ("3",)
+
+    assert forget_abandoned(etc, "3")
+    assert not forget_abandoned(etc, "3")
+    assert load_config(etc).abandon == ()
+    assert remove_shard(etc, "2", abandon=True)
+    assert add_shard(etc, "2", {"engine": "sqlite"})
+    assert load_config(etc).abandon == ()
+
+
+def test_the_only_shard_stays(etc):
+    (etc / "shards.yaml").write_text("shards:\n  1: {}\n")
+
+    with pytest.raises(ConfigError, match="the only shard"):
+        remove_shard(etc, "1", abandon=True)
+
+
+@pytest.mark.parametrize("text", [PINLATER_MYSQL, PINLATER_REDIS])
+def test_pinlaters_forms_are_left_to_people(etc, text):
+    (etc / "shards.yaml").write_text(text)
+
+    with pytest.raises(ConfigError, match="by hand"):
+        add_shard(etc, "9", {"engine": "sqlite"})
+    with pytest.raises(ConfigError, match="by hand"):
+        remove_shard(etc, "b", abandon=False)
+    assert shards_text(etc) == text
+
+
+def test_what_would_not_be_valid_is_not_written(etc):
+    with pytest.raises(ConfigError, match=r"shards\.9\.master: missing"):
+        add_shard(etc, "9", {"engine": "redis"})
+    with pytest.raises(ConfigError, match="no shard name"):
+        add_shard(etc, "a b", {"engine": "sqlite"})
+
+    assert shards_text(etc) == SHARDS
+
+
+# --- queues -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        None,
+        "",
+        "# only this",
+        "queues: {}\n",
+        "queues:\n  other:\n    max_jobs_per_second: 1  # slow\n  # the last\n",
+        "queues:\n  123: {job_claimed_timeout_seconds: 5}\n",
+        '{"queues": [{"name": "other", "queueConfig": {"maxJobsPerSecond": 7}}]}\n',
+    ],
+)
+def test_limit_and_pause_in_every_form_of_the_file(etc, text):
+    path = etc / "queues.yaml"
+    if text is not None:
+        path.write_text(text)
+    before = load_config(etc).queues
+    for queue in ("mail", "123"):
+        assert set_limit(etc, queue, 2.5)
+        assert not set_limit(etc, queue, 2.5)
+        assert load_config(etc).queue(queue).max_jobs_per_second == 2.5
+
+        assert set_paused(etc, queue, paused=True)
+        assert load_config(etc).queue(queue).max_jobs_per_second == 0
+        assert settings_of(etc, queue) == (2.5, True)
+
+        assert set_paused(etc, queue, paused=False)
+        assert not set_paused(etc, queue, paused=False)
+        assert load_config(etc).queue(queue).max_jobs_per_second == 2.5
+
+        assert set_limit(etc, queue, None)
+        assert not set_limit(etc, queue, None)
+    assert load_config(etc).queues == before
+    if text and "#" in text:
+        assert "# " in path.read_text()
+
+
+def test_pause_says_no_more_than_true_or_false(etc):
+    (etc / "queues.yaml").write_text("queues:\n  mail:\n    paused: maybe\n")
+
+    with pytest.raises(ConfigError, match=r"queues\.mail\.paused: expected true or false"):
+        load_config(etc)
