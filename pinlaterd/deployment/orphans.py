@@ -2,7 +2,8 @@
 
 Whatever became of supervisord, its pid file and its socket: a process of ours has the deployment
 as its current folder, and either its title (`pinlaterd: shard-1`) or, before it could set that,
-its command line says what it is.
+its command line says what it is. What a shard starts beside itself (a searcher) bears the name of
+the module that starts it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 import psutil
 
 _TITLE = "pinlaterd: "
+_STARTED_BESIDE = "from multiprocessing."
 _ROLES = ("router", "shard", "coordinator")
 
 
@@ -68,6 +70,8 @@ def _is_ours(line: Sequence[str]) -> bool:
     if not line:
         return False
     if line[0].startswith(_TITLE) or _is_supervisord(line):
+        return True
+    if any(word.startswith(_STARTED_BESIDE) for word in line):
         return True
     for index, word in enumerate(line[:-2]):
         if word == "-m" and line[index + 1] == "pinlaterd":

@@ -309,8 +309,11 @@ def test_a_router_that_has_gone_costs_the_others_nothing(deployment, router, wai
     router.enqueue(b"a")
     leaving = deployment.router()
     leaving.hello()
+    # Frozen meanwhile, the shard hears of the call and of the router's end at the same time.
+    os.kill(deployment.processes[0].pid, signal.SIGSTOP)
     leaving.send(DequeueRequest("mail", 1), Method.DEQUEUE)
     leaving.close()
+    os.kill(deployment.processes[0].pid, signal.SIGCONT)
 
     # Whether or not the call arrived, the job is to be had: its claim could not be delivered.
     found: list[bytes] = []
