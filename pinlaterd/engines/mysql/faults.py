@@ -1,9 +1,11 @@
 """Where PyMySQL's and the operating system's exceptions become pinlaterd's own: nowhere else.
 
-lost connection   StorageError: the lock that made us owner went with it
-gone tables       StorageError: opened anew, the engine finds what is there
-anything else     StorageNotCommitted, once the transaction is rolled back
-during a COMMIT   StorageError, whatever it is: nobody knows
+in a transaction  StorageNotCommitted: it is rolled back, by us or by the server
+during a COMMIT   what is found out then; StorageError if nothing is
+anything else     StorageError where something may have been changed
+
+A lost connection has to be followed by opening anew, for the lock that made us owner went with it;
+so have tables that are gone: opened anew, the engine finds what is there.
 """
 
 from __future__ import annotations
@@ -99,13 +101,11 @@ def describe(fault: BaseException) -> str:
 
 
 def storage_error(fault: BaseException, server: str, *, undone: bool) -> StorageError:
-    """The StorageError that stands for `fault`; `undone`: nothing changed, and we still own."""
+    """The StorageError that stands for `fault`; `undone`: nothing changed, beyond doubt."""
     message = f"{server}: {describe(fault)}"
-    if undone:
-        return StorageNotCommitted(message)
     if is_gone(fault):
-        return StorageError(f"{message}; the tables were changed by somebody else")
-    return StorageError(message)
+        message += "; the tables were changed by somebody else"
+    return StorageNotCommitted(message) if undone else StorageError(message)
 
 
 def connect_error(fault: BaseException, server: str, user: str) -> StorageError:

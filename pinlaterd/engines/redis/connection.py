@@ -51,7 +51,7 @@ class Connection:
     def __init__(self, server: Server, answer_seconds: float) -> None:
         """Connect. Raises StorageError."""
         self.server = server
-        self._trouble = ""
+        self.trouble = ""  # why it must be opened anew
         self._driver = DriverConnection(
             host=server.host,
             port=server.port,
@@ -71,18 +71,14 @@ class Connection:
 
     def close(self) -> None:
         """Safe to repeat."""
-        self._trouble = self._trouble or "its connection is closed"
+        self.trouble = self.trouble or "its connection is closed"
         with contextlib.suppress(*CONNECTION_FAULTS):
             self._driver.disconnect()
 
     def fail(self, trouble: str) -> None:
         """Refuse everything from now on."""
-        self._trouble = trouble
+        self.trouble = trouble
         self.close()
-
-    @property
-    def failed(self) -> bool:
-        return bool(self._trouble)
 
     def run(self, script: Script, arguments: Sequence[Argument]) -> Any:
         """What a script returns. Raises StorageNotCommitted where it has changed nothing."""
@@ -97,8 +93,8 @@ class Connection:
         return self._call(command, writes=False)
 
     def _call(self, command: Sequence[Argument], *, writes: bool) -> Any:
-        if self._trouble:
-            raise StorageError(f"{self.server} must be opened anew: {self._trouble}")
+        if self.trouble:
+            raise StorageError(f"{self.server} must be opened anew: {self.trouble}")
         try:
             packed = self._driver.pack_command(*command)
         except PACKING_FAULTS as fault:

@@ -118,6 +118,11 @@ class Store:
     # --- reading and writing -----------------------------------------------------------------
 
     @property
+    def trouble(self) -> str:
+        """Why it must be opened anew; "" while it need not be."""
+        return "" if self._connection is None else self._connection.trouble
+
+    @property
     def connection(self) -> Connection:
         if self._connection is None:
             raise StorageError(f"{self.shard} is not open")
