@@ -10,12 +10,13 @@ so have tables that are gone: opened anew, the engine finds what is there.
 
 from __future__ import annotations
 
+import re
 import socket
 import struct
 
 from pymysql import err
 
-from pinlaterd.errors import StorageError, StorageNotCommitted
+from pinlaterd.errors import StorageError, StorageFull, StorageNotCommitted
 
 # All that PyMySQL raises: its own tree, what sockets raise, and, for packets or values that can't
 # be read or written, struct.error, OverflowError, UnicodeError.
@@ -30,6 +31,9 @@ _CANNOT_CONNECT = 2003
 _LOST = frozenset({0, 1053, 1080, 1152, 1158, 1159, 1160, 1161, 1927, 2006, 2013, 2014, 2055, 4031})
 # 1008 and 1049 unknown database, 1051 and 1146 unknown table, 1054 unknown column, 1932 damaged
 _GONE = frozenset({1008, 1049, 1051, 1054, 1146, 1932})
+# 1021 disk full, 1114 table full; 1026 and 1030, a write or a storage engine that failed, say why.
+_FULL, _PERHAPS_FULL = frozenset({1021, 1114}), frozenset({1026, 1030})
+_NO_SPACE = re.compile(r"(?i)no space left|\b(errno|errcode|error):? 28\b")
 _TIMED_OUT = frozenset({1028, 1317, 1969, 3024})
 
 _CURES = {
@@ -90,13 +94,19 @@ def is_timeout(fault: BaseException) -> bool:
     return code_of(fault) in _LOST and "timed out" in str(fault)
 
 
+def is_full(fault: BaseException) -> bool:
+    """Whether the server has no room."""
+    code = code_of(fault)
+    return code in _FULL or (code in _PERHAPS_FULL and bool(_NO_SPACE.search(str(fault))))
+
+
 def describe(fault: BaseException) -> str:
     """What is wrong, and how to mend it where that is known."""
     code = code_of(fault)
     if code is None:
         return f"{fault} ({type(fault).__name__})"
     said = str(fault.args[1]) if len(fault.args) > 1 else type(fault).__name__
-    cure = _CURES.get(code)
+    cure = _CURES.get(1021 if is_full(fault) and code not in _FULL else code)
     return f"{said} (error {code})" + (f"; {cure}" if cure else "")
 
 
@@ -105,6 +115,8 @@ def storage_error(fault: BaseException, server: str, *, undone: bool) -> Storage
     message = f"{server}: {describe(fault)}"
     if is_gone(fault):
         message += "; the tables were changed by somebody else"
+    if undone and is_full(fault):
+        return StorageFull(message)
     return StorageNotCommitted(message) if undone else StorageError(message)
 
 

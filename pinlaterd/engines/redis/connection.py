@@ -20,12 +20,13 @@ from pinlaterd.engines.redis.faults import (
     CONNECTION_FAULTS,
     PACKING_FAULTS,
     is_answer,
+    is_full,
     is_refusal,
     is_unknown_script,
     words,
 )
 from pinlaterd.engines.redis.scripts import Script
-from pinlaterd.errors import StorageError, StorageNotCommitted
+from pinlaterd.errors import StorageError, StorageFull, StorageNotCommitted
 
 Argument = bytes | str | int
 
@@ -112,6 +113,8 @@ class Connection:
         if is_unknown_script(fault):
             return _UnknownScript(str(fault))
         message = f"{self.server} {words(fault)}"
+        if is_refusal(fault) and is_full(fault):
+            return StorageFull(message)
         if is_refusal(fault) or (is_answer(fault) and not writes):
             return StorageNotCommitted(message)
         self.fail("its connection failed" if not is_answer(fault) else "a script failed")

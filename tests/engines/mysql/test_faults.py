@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pymysql.err import OperationalError
 
 from pinlaterd.clock import FakeClock
 from pinlaterd.engines.base import Ack, Batch, EnqueueOp, StorageEngine
-from pinlaterd.errors import ShardOwned, StorageError, StorageNotCommitted
+from pinlaterd.engines.mysql.faults import storage_error
+from pinlaterd.errors import ShardOwned, StorageError, StorageFull, StorageNotCommitted
 from pinlaterd.model import Job, JobKey, JobState
 from tests.conformance.engine.harness import QUEUE, EngineHarness
 from tests.conftest import ProgramPath
@@ -399,6 +401,35 @@ def test_a_body_beyond_the_packet_is_refused_with_the_cure(store: EngineHarness)
         store.enqueue(b"x" * (17 << 20))
 
     assert store.states(store.enqueue(b"small")) == [JobState.PENDING]
+
+
+def test_a_table_that_is_full_refuses_with_the_cure(
+    store: EngineHarness, stranger: Any, table: str
+):
+    """As a disk does; such a table takes 64 KiB."""
+    stranger.execute(f"ALTER TABLE {table} ENGINE = MyISAM, MAX_ROWS = 1, AVG_ROW_LENGTH = 1")
+
+    with pytest.raises(StorageFull, match=r"store is full: .*make room"):
+        store.enqueue(b"x" * 70_000)
+
+    assert store.states(store.enqueue(b"small")) == [JobState.PENDING]
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "is_full"),
+    [
+        (1021, "Disk full (/tmp/#sql); waiting for someone to free some space", True),
+        (1026, 'Error writing file "binlog" (errno: 28 "No space left on device")', True),
+        (1026, 'Error writing file "binlog" (errno: 5 "Input/output error")', False),
+        (1030, 'Got error 28 "No space left on device" from storage engine InnoDB', True),
+        (1030, "Got error 128 from storage engine InnoDB", False),
+    ],
+)
+def test_which_errors_say_that_there_is_no_room(code: int, said: str, is_full: bool):
+    error = storage_error(OperationalError(code, said), "mysql there:3306", undone=True)
+
+    assert isinstance(error, StorageFull) == is_full
+    assert ("make room" in error.message) == is_full
 
 
 def test_many_large_bodies_go_in_several_statements(store: EngineHarness):

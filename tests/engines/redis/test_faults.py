@@ -15,7 +15,7 @@ from pinlaterd.clock import FakeClock
 from pinlaterd.engines.base import Batch, Checkpoint, EnqueueOp, Searcher, StorageEngine
 from pinlaterd.engines.redis.connection import Server
 from pinlaterd.engines.redis.faults import refusal_words
-from pinlaterd.errors import ShardOwned, StorageError, StorageNotCommitted
+from pinlaterd.errors import ShardOwned, StorageError, StorageFull, StorageNotCommitted
 from pinlaterd.model import Job, JobKey, JobState
 from tests.conformance.engine.calls import SEARCHES, STORAGE_CALLS
 from tests.conformance.engine.harness import QUEUE, EngineHarness
@@ -318,7 +318,7 @@ def test_a_full_memory_refuses_new_jobs_and_goes_on_with_the_others(
         client.config_set("maxmemory", client.info("memory")["used_memory"] // 2)
 
     for _ in range(3):
-        with pytest.raises(StorageNotCommitted, match="raise maxmemory"):
+        with pytest.raises(StorageFull, match=r"store is full: Redis at .*raise maxmemory"):
             store.enqueue(b"new")
     mixed = Batch(enqueues=[EnqueueOp(QUEUE, [Job(b"y")])])
     with pytest.raises(StorageNotCommitted):
