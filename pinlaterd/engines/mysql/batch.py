@@ -263,9 +263,10 @@ def _claim(store: Store, tx: Transaction, ops: Sequence[ClaimOp]) -> list[list[P
         kept = _claim_in(store, tx, table, by_id)
         made[queue, priority] = kept
         tx.moved(queue, table, list(kept), JobState.PENDING, JobState.IN_PROGRESS)
-        for local_id, claim in kept.items():
-            tx.witness = claimed_job(table, local_id, claim.claim_descriptor)
-            break
+        if kept:
+            # Not by its state: in this very transaction it may have come from there.
+            claim = next(iter(kept.values()))
+            tx.witness = claimed_job(table, claim.key.local_id, claim.claim_descriptor)
         missing = [local_id for local_id, claim in kept.items() if claim.payload is None]
         for local_id, *payload in tx.read(select(table, PAYLOAD, missing, None)):
             stored[queue, JobKey(priority, local_id)] = Payload(*payload)

@@ -31,8 +31,9 @@ _CANNOT_CONNECT = 2003
 _LOST = frozenset({0, 1053, 1080, 1152, 1158, 1159, 1160, 1161, 1927, 2006, 2013, 2014, 2055, 4031})
 # 1008 and 1049 unknown database, 1051 and 1146 unknown table, 1054 unknown column, 1932 damaged
 _GONE = frozenset({1008, 1049, 1051, 1054, 1146, 1932})
-# 1021 disk full, 1114 table full; 1026 and 1030, a write or a storage engine that failed, say why.
-_FULL, _PERHAPS_FULL = frozenset({1021, 1114}), frozenset({1026, 1030})
+_DISK_FULL, _TABLE_FULL = 1021, 1114
+# A write, or a storage engine, that failed; the text says why.
+_PERHAPS_FULL = frozenset({1026, 1030})
 _NO_SPACE = re.compile(r"(?i)no space left|\b(errno|errcode|error):? 28\b")
 _TIMED_OUT = frozenset({1028, 1317, 1969, 3024})
 
@@ -97,7 +98,9 @@ def is_timeout(fault: BaseException) -> bool:
 def is_full(fault: BaseException) -> bool:
     """Whether the server has no room."""
     code = code_of(fault)
-    return code in _FULL or (code in _PERHAPS_FULL and bool(_NO_SPACE.search(str(fault))))
+    if code in _PERHAPS_FULL:
+        return _NO_SPACE.search(str(fault)) is not None
+    return code in (_DISK_FULL, _TABLE_FULL)
 
 
 def describe(fault: BaseException) -> str:
@@ -106,7 +109,7 @@ def describe(fault: BaseException) -> str:
     if code is None:
         return f"{fault} ({type(fault).__name__})"
     said = str(fault.args[1]) if len(fault.args) > 1 else type(fault).__name__
-    cure = _CURES.get(1021 if is_full(fault) and code not in _FULL else code)
+    cure = _CURES.get(code) or (_CURES[_DISK_FULL] if is_full(fault) else "")
     return f"{said} (error {code})" + (f"; {cure}" if cure else "")
 
 

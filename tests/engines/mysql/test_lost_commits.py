@@ -11,7 +11,7 @@ import pytest
 from pinlaterd.clock import FakeClock
 from pinlaterd.engines.base import Ack, AckOp, Batch, Checkpoint, ClaimOp, EnqueueOp, Release
 from pinlaterd.engines.mysql.connection import Connection
-from pinlaterd.errors import ShardOwned, StorageError, StorageNotCommitted
+from pinlaterd.errors import StorageError, StorageNotCommitted
 from pinlaterd.model import Job, JobState, PendingKey
 from tests.conformance.engine.harness import QUEUE, Claimed, EngineHarness
 from tests.engines.mysql.conftest import NewEngine
@@ -220,28 +220,3 @@ def test_after_another_owner_nobody_knows(
         behind_proxy.succeed(running.key)
 
     assert not isinstance(caught.value, StorageNotCommitted)
-
-
-def test_a_lock_that_its_holder_gives_back_just_then_is_taken(
-    store: EngineHarness, new_engine: NewEngine, monkeypatch: pytest.MonkeyPatch
-):
-    """Between the vain attempt to get it and the question who holds it."""
-    second = new_engine()
-    asked: list[bytes] = []
-    rows = Connection.rows
-
-    def rows_of(connection: Connection, statement: bytes) -> Any:
-        if b"IS_USED_LOCK" in statement:
-            asked.append(statement)
-            if len(asked) == 2:  # the first comes before the attempt
-                monkeypatch.undo()
-                store.engine.close()
-        return rows(connection, statement)
-
-    with pytest.raises(ShardOwned):
-        second.open(store.now_ms)
-    monkeypatch.setattr(Connection, "rows", rows_of)
-
-    assert second.open(store.now_ms).clean
-    assert len(asked) == 2
-    second.close()
