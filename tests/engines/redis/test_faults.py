@@ -48,11 +48,13 @@ def test_no_call_lets_a_lost_connection_through_or_makes_it_anew(
     with pytest.raises(StorageError, match="can't be reached") as caught:
         STORAGE_CALLS[name](store.engine)
     assert not isinstance(caught.value, StorageNotCommitted)
+    assert store.engine.trouble
     with pytest.raises(StorageError, match="must be opened anew"):
         STORAGE_CALLS[name](store.engine)
 
     store.engine.close()
     assert not store.engine.open(store.now_ms).clean  # at once: the lease is its own
+    assert not store.engine.trouble
     STORAGE_CALLS[name](store.engine)
 
 
