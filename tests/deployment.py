@@ -63,6 +63,20 @@ class Deployment:
         """Run `pinlaterd ARGUMENTS` and return what it says; AssertionError if it fails."""
         return _run([sys.executable, "-m", "pinlaterd", *arguments])
 
+    def admin(self, *arguments: str) -> str:
+        """Run `pinlater-admin ARGUMENTS` and return what it says; AssertionError if it fails."""
+        return _run(self._admin_command(*arguments))
+
+    def start_admin(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """The same, not waited for."""
+        return subprocess.Popen(
+            self._admin_command(*arguments), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+
+    def _admin_command(self, *arguments: str) -> list[str]:
+        command = [sys.executable, "-m", "pinlaterd.admin.main", *arguments]
+        return [*command, "--dir", str(self.folder)]
+
     def supervisorctl(self, *arguments: str) -> str:
         conf = str(self.folder / "etc/supervisord.conf")
         return _run([sys.executable, "-m", "supervisor.supervisorctl", "-c", conf, *arguments])
@@ -133,7 +147,14 @@ class Deployment:
 
     def status(self) -> Mapping[str, Any]:
         """What the coordinator says: /status.json."""
-        url = f"http://127.0.0.1:{self.stats_port}/status.json"
+        return self._page("/status.json")
+
+    def stats(self) -> Mapping[str, Any]:
+        """All figures: /stats.json."""
+        return self._page("/stats.json")
+
+    def _page(self, path: str) -> Mapping[str, Any]:
+        url = f"http://127.0.0.1:{self.stats_port}{path}"
         with urllib.request.urlopen(url, timeout=CALL_SECONDS) as answer:
             found: Mapping[str, Any] = json.load(answer)
         return found

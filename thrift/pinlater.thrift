@@ -69,7 +69,9 @@
  * A shard that is down costs its own jobs only. Enqueue and dequeue go round it; createQueue
  * succeeds on the healthy ones, and the others catch up before they serve. deleteQueue, counts,
  * scans, retries and deletes over all shards, and look-ups and acks of jobs of its own, are
- * SHARD_CONNECTION_FAILED meanwhile, with the shards' names, and may be repeated.
+ * SHARD_CONNECTION_FAILED meanwhile, with the shards' names, and may be repeated. For its first
+ * seconds (the server's shard_restart_grace_ms) they wait for it instead, and so do enqueues and
+ * dequeues if there is no other shard: a restart of a shard costs time, but no error.
  *
  *
  * 4. TRANSPORT

@@ -12,6 +12,7 @@ from pinlaterd import __version__
 from pinlaterd.admin import status_page, target
 from pinlaterd.admin.jobs import job
 from pinlaterd.admin.queues import queue, read_password
+from pinlaterd.admin.restart import restart
 from pinlaterd.client.cli import CommandLine, printable
 from pinlaterd.config.layout import ETC
 from pinlaterd.config.load import load_config
@@ -39,6 +40,7 @@ def cli() -> None:
 
 cli.add_command(queue)
 cli.add_command(job)
+cli.add_command(restart)
 
 
 @cli.group()

@@ -30,8 +30,32 @@ CONFIG_FILE = RUN / "config.json"
 CONFIG_LOCK = RUN / "config.lock"
 PROGRAMS_LOCK = RUN / "programs.lock"
 PROGRAMS_DUE = RUN / "programs.due"
+RATES_FILE = RUN / "rates.json"
+SERVER_SET_COPY = RUN / "server_set"
+
+_RELIEF = "-relief"
 
 COORDINATOR_ENDPOINT = f"ipc://{RUN}/coordinator.ipc"
+
+
+def relief_program(router: str) -> str:
+    """The name of the process that serves in a router's place while that one is restarted."""
+    return f"{router}{_RELIEF}"
+
+
+def is_relief(program: str) -> bool:
+    # A shard's name may end so, too.
+    return program.startswith("router") and program.endswith(_RELIEF)
+
+
+def counterpart(router: str) -> str:
+    """The router that a relief relieves, or the relief of a router."""
+    return router.removesuffix(_RELIEF) if is_relief(router) else relief_program(router)
+
+
+def listener_socket(router: str) -> Path:
+    """Where a router's process hands out its listening sockets."""
+    return RUN / f"{router}.listener"
 
 
 def shard_endpoint(shard: str) -> str:

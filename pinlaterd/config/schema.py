@@ -114,6 +114,17 @@ class ServerSettings:
         local=True,
     )
     routers: int = _setting(1, "router processes, all on the same port", Between(1, 64))
+    server_set_file: str = _setting(
+        "",
+        "file that lists the servers which share the queues' rates, HOST:PORT a line, from the"
+        " deployment's folder; none: this server has them alone",
+        Characters(0, 4096),
+    )
+    server_set_name: str = _setting(
+        "",
+        "this server's HOST:PORT in that file (default: advertised_host and port)",
+        Characters(0, 300),
+    )
 
     num_priority_levels: int = _setting(
         3, "priorities are 1 (first) to this; lower it only once nothing uses them", Between(1, 127)
@@ -135,6 +146,11 @@ class ServerSettings:
     )
     request_timeout_ms: int = _setting(
         10_000, "a call is answered within this (plus its own wait), ms", Between(100, 600_000)
+    )
+    shard_restart_grace_ms: int = _setting(
+        3000,
+        "calls wait so long for a shard that has gone to come back, milliseconds; 0: not at all",
+        Between(0, 600_000),
     )
     count_limit: int = _setting(
         100_000,

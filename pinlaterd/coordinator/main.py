@@ -27,6 +27,7 @@ from pinlaterd.config import layout
 from pinlaterd.config.in_force import NO_VERSION, InForce, Superseded, load_in_force, write_in_force
 from pinlaterd.config.schema import Config
 from pinlaterd.coordinator.pages import make_application
+from pinlaterd.coordinator.rates import RateControl
 from pinlaterd.coordinator.reload import Reload
 from pinlaterd.coordinator.roster import ProcessView, Roster
 from pinlaterd.coordinator.shard_programs import ShardPrograms, changed_programs
@@ -46,6 +47,7 @@ from pinlaterd.wire.control import (
     write_snapshot,
 )
 from pinlaterd.wire.envelope import MalformedEnvelope
+from pinlaterd.wire.rates import TAG as RATES
 
 log = logging.getLogger(__name__)
 
@@ -132,6 +134,7 @@ class Coordinator:
         self._reload = Reload(etc, in_force, self._holding, self._put_in_force)
         self._programs = ShardPrograms(clock.monotonic) if _SUPERVISED in os.environ else None
         self._trouble = ""  # why the configuration can't be followed
+        self._rates = RateControl(self._config, clock, self._stats, psutil.pid_exists)
         self._snapshot = self._next_snapshot()
         self._control: ControlServer | None = None
         self._web = web.AppRunner(make_application(self), access_log=None)
@@ -211,6 +214,8 @@ class Coordinator:
     def _config_replaced(self) -> None:
         """What else here relies on the configuration."""
         logs.set_up(_NAME, self._config.server.log_level)
+        self._rates.configure(self._config.queues)
+        self._loop.call_soon(self._hear)  # which sends what follows from it
 
     def _config_problems(self) -> Sequence[str]:
         programs = "" if self._programs is None else self._programs.problem
@@ -268,25 +273,35 @@ class Coordinator:
             self._started_at_ms,
             serving,
             0.0,
-            {},
+            {"server set warning": "; ".join(self._rates.problems())},
             self._config_version,
         )
 
     # --- the control channel -------------------------------------------------------------------
 
     def _hear(self) -> None:
+        assert self._control is not None
+        self._take_messages()
+        while self._rates.act(self._control):
+            self._take_messages()  # that came while we sent: the descriptor says nothing of them
+
+    def _take_messages(self) -> None:
         """Take all that has come; answer those who are new or out of step with the snapshot."""
         if self._control is None:
             return
         while (arrived := self._control.receive()) is not None:
             peer, message = arrived
             try:
+                if message.startswith(RATES):
+                    self._rates.heard(peer, message)
+                    continue
                 report = unpack_report(message)
             except MalformedEnvelope:
                 self._stats.count("reports_malformed")
                 log.warning("a report that can't be read; is another version running here?")
                 continue
             self._stats.count("reports")
+            self._rates.heartbeat(peer)
             newcomer = not self._roster.knows(peer)
             understood = self._roster.heard(peer, report)
             if newcomer and report is not None and understood:
@@ -337,7 +352,6 @@ class Coordinator:
         return Snapshot(
             version,
             entries,
-            rates={},
             generated_at_ms=now_ms,
             config_version=self._config_version,
         )

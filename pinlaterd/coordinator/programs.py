@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pinlaterd
 from pinlaterd.config.changes import settings_at_start
-from pinlaterd.config.layout import ETC, LOGS, shard_program
-from pinlaterd.config.schema import Config
+from pinlaterd.config.layout import ETC, LOGS, relief_program, shard_program
+from pinlaterd.config.schema import Config, ServerSettings
 from pinlaterd.coordinator.plan import Program
 from pinlaterd.coordinator.status import router_programs
 
@@ -56,10 +56,9 @@ stdout_logfile_backups = 5
 
 def wanted_programs(config: Config) -> Sequence[Program]:
     """All programs of a deployment, in the order of their start."""
-    stop_seconds = math.ceil(config.server.request_timeout_ms / 1000) + _SPARE_STOP_SECONDS
 
     def program(name: str, arguments: Sequence[str], priority: int, *reads: object) -> Program:
-        return _program(name, arguments, priority, stop_seconds, _fingerprint(reads))
+        return _program(name, arguments, priority, stop_seconds(config.server), _fingerprint(reads))
 
     server = settings_at_start(config.server)
     return [
@@ -84,6 +83,18 @@ def wanted_programs(config: Config) -> Sequence[Program]:
 def shard_programs(config: Config) -> Sequence[Program]:
     names = {shard_program(name) for name in config.shards}
     return [program for program in wanted_programs(config) if program.name in names]
+
+
+def relief_of(router: Program) -> Program:
+    """The program that serves in a router's place: the same command, under a name of its own."""
+    name = relief_program(router.name)
+    definition = router.definition.replace(f"[program:{router.name}]", f"[program:{name}]")
+    return Program(name, definition.replace(str(log_file(router.name)), str(log_file(name))))
+
+
+def stop_seconds(server: ServerSettings) -> int:
+    """What a process has to finish the calls in hand, before it is killed."""
+    return math.ceil(server.request_timeout_ms / 1000) + _SPARE_STOP_SECONDS
 
 
 def log_file(program: str) -> Path:

@@ -1,42 +1,41 @@
 """A rate divided over those who spend it: first over servers, then over a server's routers.
 
-Pure. The shares of a division always add up to the rate, so that the whole cluster never exceeds
-it. Every sharer keeps a floor, so that one whose demand has just begun is not starved until the
-next division; the rest goes by demand.
+Pure. The shares of a division always add up to the rate: never more, and nothing is wasted. As
+water fills vessels: who wants little gets it whole, and the others an equal part of the rest, so
+that nobody could have more but at the cost of one who has no more than he. Everybody keeps a
+floor, so that one whose demand has just begun is not without a token until the next division.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping
+from typing import TypeVar
 
-FLOOR_FRACTION = 0.1  # of the rate, divided evenly whatever the demand
+Sharer = TypeVar("Sharer", bound=Hashable)
+
+# Of the rate, for all together. It is lost while those who have it want nothing, so it stays well
+# below the 2 % by which a queue may miss its rate.
+FLOOR_FRACTION = 0.01
 
 
-def server_share(rate: float, server: str, servers: Sequence[str]) -> float:
-    """This server's even part of `rate`; all of it for one that is in no server set."""
-    return rate / len(servers) if server in servers else rate
+def server_share(rate: float, servers: int) -> float:
+    """One server's part of a cluster's rate."""
+    return rate / max(1, servers)
 
 
-def divide(
-    rate: float, demands: Mapping[str, float], reserved: Mapping[str, float] | None = None
-) -> dict[str, float]:
-    """`rate` over the sharers in `demands`, by their demand (in any one unit; negative and
-    unknown ones count as 0).
+def divide(rate: float, demands: Mapping[Sharer, float]) -> dict[Sharer, float]:
+    """`rate` over the sharers in `demands`, who want so much each (in the same unit, at least 0).
 
-    `reserved`: what sharers that are alive but cut off still spend. It is taken off first."""
+    What nobody wants is divided evenly: it is there for demand that grows."""
     if not demands:
         return {}
-    left = max(0.0, rate - math.fsum((reserved or {}).values()))
-    wanted = {
-        name: demand if math.isfinite(demand) and demand > 0 else 0.0
-        for name, demand in demands.items()
-    }
-    most = max(wanted.values())
-    if most == 0:
-        return dict.fromkeys(demands, left / len(demands))
-    parts = {name: demand / most for name, demand in wanted.items()}
-    total = math.fsum(parts.values())
-    floor = left * FLOOR_FRACTION / len(demands)
-    by_demand = left * (1 - FLOOR_FRACTION)
-    return {name: floor + by_demand * (part / total) for name, part in parts.items()}
+    floor = rate * FLOOR_FRACTION / len(demands)
+    wanted = {sharer: max(0.0, demand - floor) for sharer, demand in demands.items()}
+    left = rate - floor * len(demands)
+    shares = dict.fromkeys(demands, floor)
+    hungry = sorted(wanted, key=lambda sharer: wanted[sharer])
+    for index, sharer in enumerate(hungry):
+        part = min(wanted[sharer], left / (len(hungry) - index))
+        shares[sharer] += part
+        left -= part
+    return {sharer: share + left / len(demands) for sharer, share in shares.items()}

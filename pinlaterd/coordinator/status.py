@@ -13,7 +13,7 @@ from typing import NamedTuple, TypedDict
 import psutil
 
 from pinlaterd import __version__
-from pinlaterd.config.layout import shard_program
+from pinlaterd.config.layout import counterpart, is_relief, shard_program
 from pinlaterd.config.schema import Config, ShardSettings
 from pinlaterd.coordinator.roster import STOPPED, ProcessView
 from pinlaterd.wire.control import ProcessState
@@ -194,9 +194,11 @@ def _warnings(processes: Sequence[ProcessStatus]) -> list[str]:
 
 def _problems(config: Config, processes: Sequence[ProcessStatus]) -> list[str]:
     """Each expected process that nobody serves in the place of."""
+    serving = {p["name"] for p in processes if p["state"] == ProcessState.SERVING}
+    relieved = {counterpart(name) for name in serving if is_relief(name)}
     problems = []
     for name in expected_processes(config):
         states = [process["state"] for process in processes if process["name"] == name]
-        if ProcessState.SERVING not in states:
+        if name not in serving | relieved:
             problems.append(f"{name} is {', '.join(states)}")
     return problems

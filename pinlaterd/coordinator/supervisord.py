@@ -148,6 +148,10 @@ class Supervisord:
     def start(self, name: str) -> None:
         self._call("startProcess", name, False, tolerate=_Faults.ALREADY_STARTED)
 
+    def end(self, name: str) -> None:
+        """Have the process end in order; supervisord starts it again by itself."""
+        self._call("signalProcess", name, "TERM", tolerate=_Faults.NOT_RUNNING)
+
     def stop(self, name: str) -> None:
         self._call("stopProcess", name, True, tolerate=_Faults.NOT_RUNNING)
 

@@ -95,7 +95,7 @@ def server_text(ports: Mapping[str, int]) -> str:
         elif setting.secret or setting.local:
             lines.append(f"#{name}:")
         else:
-            lines.append(f"#{name}: {getattr(defaults, name)}")
+            lines.append(f"#{name}: {getattr(defaults, name)}".rstrip())
     return "\n".join(lines) + "\n"
 
 

@@ -37,6 +37,7 @@ from pinlaterd.config.layout import (
     SUPERVISOR_SOCKET,
     SUPERVISORD_FILE,
     enter,
+    is_relief,
     shard_program,
 )
 from pinlaterd.config.load import load_config
@@ -58,11 +59,12 @@ from pinlaterd.deployment.errors import DeploymentError
 from pinlaterd.deployment.files import check_depth
 from pinlaterd.errors import ConnectionFailed, PinLaterError
 from pinlaterd.lifecycle import ExitCode
+from pinlaterd.wire.control import ProcessState
 
 UP_SECONDS = 60.0
 _SHUT_DOWN_SECONDS = 60.0  # for supervisord to stop its programs, before we do
 _STOP_SECONDS = 15.0  # for orphans, which nobody else stops
-_POLL_SECONDS = 0.1
+POLL_SECONDS = 0.1
 _LOG_LINES = 15
 _LOG_BYTES = 64 * 1024
 _CRASHES = 2  # a process that ended so often since `up` began won't come up by itself
@@ -83,21 +85,22 @@ def up(directory: Path, tell: Tell, seconds: float = UP_SECONDS) -> UpResult:
     Raises ConfigError, DeploymentError. `tell` gets what is waited for, in short."""
     files = ConfigFiles(directory / ETC)
     config = load_config(directory / ETC, files.read)
-    with _at_work_in(directory):
+    with at_work_in(directory):
         started_at = time.time()
-        logs = _log_sizes(config)
+        logs = log_sizes()
         supervisord = Supervisord()
-        if _answers(supervisord):
+        if answers(supervisord):
             changed = _reconcile(config, supervisord, tell)
         else:
             _start(config, supervisord, tell)
             changed = True
         _wait_until_serving(
-            _Startup(
-                config, files.digest, supervisord, started_at, time.monotonic() + seconds, logs
+            Startup(
+                config, supervisord, started_at, time.monotonic() + seconds, logs, files.digest
             ),
             tell,
         )
+        _remove_reliefs(supervisord, tell)
     return UpResult(config, changed)
 
 
@@ -105,12 +108,12 @@ def down(directory: Path, tell: Tell) -> bool:
     """Let every process finish what it has in hand and stop. False: none ran."""
     if not (directory / ETC).is_dir():
         raise DeploymentError(f"{directory}: no deployment there (it has no {ETC} folder)")
-    with _at_work_in(directory):
+    with at_work_in(directory):
         supervisord = Supervisord()
         running = orphans.processes_of(Path())
         if not running:
             return False
-        if _answers(supervisord):
+        if answers(supervisord):
             _shut_down(supervisord, running, tell)
         orphans.end(orphans.processes_of(Path()), _STOP_SECONDS, tell)
         left = orphans.processes_of(Path())
@@ -129,7 +132,7 @@ def _shut_down(supervisord: Supervisord, running: Sequence[psutil.Process], tell
     deadline = time.monotonic() + _SHUT_DOWN_SECONDS
     while any(orphans.is_supervisord(process) for process in left) and time.monotonic() < deadline:
         # supervisord itself kills what does not stop in time, one priority after the other
-        _, left = psutil.wait_procs(left, timeout=_POLL_SECONDS)
+        _, left = psutil.wait_procs(left, timeout=POLL_SECONDS)
         tell("stopping " + ", ".join(sorted({orphans.name_of(process) for process in left})))
 
 
@@ -137,7 +140,7 @@ def _shut_down(supervisord: Supervisord, running: Sequence[psutil.Process], tell
 
 
 @contextlib.contextmanager
-def _at_work_in(directory: Path) -> Iterator[None]:
+def at_work_in(directory: Path) -> Iterator[None]:
     """Make the deployment the current folder, and keep other commands out of it meanwhile."""
     check_depth(directory)
     before = Path.cwd()
@@ -154,7 +157,8 @@ def _at_work_in(directory: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise DeploymentError(
-                f"another `pinlaterd up` or `down` works in {directory}; wait until it is done"
+                f"another `pinlaterd up`, `down` or `pinlater-admin restart` works in {directory}; "
+                "wait until it is done"
             ) from error
         yield
     finally:
@@ -171,7 +175,7 @@ def _remove_stale_files() -> None:
 # --- starting -----------------------------------------------------------------------------
 
 
-def _answers(supervisord: Supervisord) -> bool:
+def answers(supervisord: Supervisord) -> bool:
     try:
         supervisord.pid()
     except SupervisorError:
@@ -198,7 +202,9 @@ def _reconcile(config: Config, supervisord: Supervisord, tell: Tell) -> bool:
     """Make a running supervisord run what is wanted; whether anything had to be done."""
     try:
         with programs_locked():
-            actions = plan(wanted_programs(config), supervisord.running())
+            # A relief stays until the routers serve, which may have its socket to take over.
+            present = [found for found in supervisord.running() if not is_relief(found.name)]
+            actions = plan(wanted_programs(config), present)
             _check_ports(config.server, {action.program.name for action in actions})
             if actions:
                 kept = {shard_program(name) for name in _put_in_force(config)}
@@ -209,6 +215,17 @@ def _reconcile(config: Config, supervisord: Supervisord, tell: Tell) -> bool:
     except SupervisorError as error:
         raise DeploymentError(f"{error}; `pinlaterd down`, then `up` again") from error
     return bool(actions)
+
+
+def _remove_reliefs(supervisord: Supervisord, tell: Tell) -> None:
+    """Of a restart that was interrupted."""
+    try:
+        for program in supervisord.programs():
+            if is_relief(program.name):
+                tell(f"stopping {program.name}")
+                supervisord.remove(program.name)
+    except SupervisorError as error:
+        raise DeploymentError(f"{error}; `pinlaterd up` again") from error
 
 
 def _start(config: Config, supervisord: Supervisord, tell: Tell) -> None:
@@ -233,11 +250,11 @@ def _start(config: Config, supervisord: Supervisord, tell: Tell) -> None:
     if done.returncode != 0:
         raise DeploymentError(f"supervisord did not start: {done.stdout.strip()}")
     deadline = time.monotonic() + UP_SECONDS
-    while not _answers(supervisord):
+    while not answers(supervisord):
         if time.monotonic() > deadline:
-            tail = _last_lines(LOGS / "supervisord.log", 0)
+            tail = last_lines(LOGS / "supervisord.log", 0)
             raise DeploymentError(f"supervisord did not start:\n{tail}")
-        time.sleep(_POLL_SECONDS)
+        time.sleep(POLL_SECONDS)
 
 
 def _check_ports(server: ServerSettings, starting: set[str]) -> None:
@@ -286,16 +303,16 @@ def _holder(port: int) -> psutil.Process | None:
 # --- waiting ------------------------------------------------------------------------------
 
 
-class _Startup(NamedTuple):
+class Startup(NamedTuple):
     config: Config
-    judged: str  # ConfigFiles.digest of what the coordinator has to carry out
     supervisord: Supervisord
     started_at: float  # seconds since the epoch
     deadline: float  # monotonic seconds
     log_sizes: Mapping[str, int]  # before the start, by program
+    judged: str = ""  # ConfigFiles.digest of what the coordinator has to carry out
 
 
-def _wait_until_serving(startup: _Startup, tell: Tell) -> None:
+def _wait_until_serving(startup: Startup, tell: Tell) -> None:
     """Raises DeploymentError as soon as a process has failed for good, or the deadline passed."""
     crashes: dict[str, set[int]] = {}
     while True:
@@ -306,20 +323,20 @@ def _wait_until_serving(startup: _Startup, tell: Tell) -> None:
         try:
             programs = startup.supervisord.programs()
         except SupervisorError as error:
-            tail = _last_lines(LOGS / "supervisord.log", 0)
+            tail = last_lines(LOGS / "supervisord.log", 0)
             raise DeploymentError(f"supervisord has ended: {error}\n{tail}") from error
         for program in programs:
-            if _failed(program, startup, crashes.setdefault(program.name, set())):
+            if failed(program, startup, crashes.setdefault(program.name, set())):
                 raise DeploymentError(
                     f"{program.name} does not start. The last lines of {log_file(program.name)}:\n"
-                    + _last_lines(log_file(program.name), startup.log_sizes.get(program.name, 0))
+                    + last_lines(log_file(program.name), startup.log_sizes.get(program.name, 0))
                 )
         if time.monotonic() > startup.deadline:
             raise _late(missing, startup)
-        time.sleep(_POLL_SECONDS)
+        time.sleep(POLL_SECONDS)
 
 
-def _missing(startup: _Startup) -> Sequence[str]:
+def _missing(startup: Startup) -> Sequence[str]:
     """What does not serve yet; nothing once all do, and a call over Thrift is answered.
 
     Raises DeploymentError for what the coordinator refuses to carry out."""
@@ -334,6 +351,10 @@ def _missing(startup: _Startup) -> Sequence[str]:
     if status["config_judged"] != startup.judged:
         return ["the coordinator, which carries out the configuration"]
     server = startup.config.server
+    serving = {p["name"] for p in status["processes"] if p["state"] == ProcessState.SERVING}
+    missing = [name for name in router_programs(server.routers) if name not in serving]
+    if missing:  # though a relief serves in its place
+        return missing
     try:
         with Client(_EVERYWHERE.get(server.host, server.host), server.port) as client:
             client.queue_names()
@@ -342,7 +363,7 @@ def _missing(startup: _Startup) -> Sequence[str]:
     return []
 
 
-def _failed(program: ProgramInfo, startup: _Startup, crashes: set[int]) -> bool:
+def failed(program: ProgramInfo, startup: Startup, crashes: set[int]) -> bool:
     """Whether `program` ended in a way that no further try mends. `crashes`: when it ended."""
     if program.state == "FATAL":
         return True
@@ -353,24 +374,21 @@ def _failed(program: ProgramInfo, startup: _Startup, crashes: set[int]) -> bool:
     return len(crashes) >= _CRASHES
 
 
-def _late(missing: Sequence[str], startup: _Startup) -> DeploymentError:
+def _late(missing: Sequence[str], startup: Startup) -> DeploymentError:
     text = f"gave up waiting for {', '.join(missing)}; `pinlaterd status` shows more"
     for name in missing:
         if log_file(name).exists():
-            tail = _last_lines(log_file(name), startup.log_sizes.get(name, 0))
+            tail = last_lines(log_file(name), startup.log_sizes.get(name, 0))
             text += f"\nThe last lines of {log_file(name)}:\n{tail}"
     return DeploymentError(text)
 
 
-def _log_sizes(config: Config) -> Mapping[str, int]:
-    sizes = {}
-    for program in wanted_programs(config):
-        with contextlib.suppress(OSError):
-            sizes[program.name] = log_file(program.name).stat().st_size
-    return sizes
+def log_sizes() -> Mapping[str, int]:
+    """How much each program has logged by now, in bytes."""
+    return {path.stem: path.stat().st_size for path in LOGS.glob("*.log")}
 
 
-def _last_lines(path: Path, since: int) -> str:
+def last_lines(path: Path, since: int) -> str:
     """The end of a log, from byte `since` on if there is anything behind it."""
     try:
         with path.open("rb") as file:

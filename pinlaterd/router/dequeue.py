@@ -41,8 +41,6 @@ from pinlaterd.wire.router_end import Outcome, ShardCall, ShardReply
 
 # Rounds that bring neither a job nor a confirmation, after which hints are held for mistaken.
 _FRUITLESS_ROUNDS = 3
-# How soon a waiting dequeue looks for a new rate token.
-_TOKEN_RETRY_SECONDS = 0.1
 
 
 class Dequeuer:
@@ -69,16 +67,17 @@ class Dequeuer:
     def stop_waiting(self) -> None:
         """The server stops: those who wait are answered now, and nobody waits any more."""
         self._stopping = True
+        self._limits.stop_waiting()
         self.waiting.wake_all()
 
     def choose(self, queue: str) -> Shard | None:
         """One shard to ask for all: one that may hold jobs of the best priority, if any does."""
-        healthy = self._shards.dependable()
-        if len(healthy) < 2:
-            return healthy[0] if healthy else None
-        levels = [routing.best_level(shard.ready_counts(queue)) for shard in healthy]
+        shards = self._shards.dependable()
+        if len(shards) < 2:
+            return shards[0] if shards else None
+        levels = [routing.best_level(shard.ready_counts(queue)) for shard in shards]
         best = min(levels)
-        candidates = [shard for shard, level in zip(healthy, levels, strict=True) if level == best]
+        candidates = [shard for shard, level in zip(shards, levels, strict=True) if level == best]
         return candidates[int(self._chance.random() * len(candidates))]
 
     async def run(self, call: Call) -> None:
@@ -109,10 +108,10 @@ class Dequeuer:
         )
 
     def _covered(self, request: DequeueRequest) -> list[Shard]:
-        healthy = self._shards.dependable()
-        if not healthy:
+        shards = self._shards.dependable()
+        if not shards:
             raise NoHealthyShards
-        return routing.cover(healthy, request.coverage, self._chance)
+        return routing.cover(shards, request.coverage, self._chance)
 
     async def _serve(self, gathering: _Gathering) -> None:
         """Gather, wait while there is nothing, answer; what can't be delivered goes back."""
@@ -123,13 +122,11 @@ class Dequeuer:
         gathering.deadline = call.deadline + wait_ms / 1000
         try:
             while True:
-                limited = await self._gather(gathering)
+                limited = await self._gather(gathering, wait_until)
                 seconds = wait_until - self._clock.monotonic()
-                if gathering.jobs or seconds <= 0 or call.answer.gone or self._stopping:
+                if gathering.jobs or limited or seconds <= 0 or call.answer.gone or self._stopping:
                     break
-                if limited:
-                    seconds = min(seconds, _TOKEN_RETRY_SECONDS)
-                await self._wait_for_jobs(gathering, seconds, limited=limited)
+                await self._wait_for_jobs(gathering, seconds)
         except BaseException:
             gathering.give_back()
             raise
@@ -141,31 +138,47 @@ class Dequeuer:
         if not call.reply(codec.encode_reply(call.peek.head, DequeueResult(gathering.jobs))):
             gathering.give_back()
 
-    async def _wait_for_jobs(self, gathering: _Gathering, seconds: float, *, limited: bool) -> None:
+    async def _wait_for_jobs(self, gathering: _Gathering, seconds: float) -> None:
         queue = gathering.request.queue
         # News that came after its shard confirmed that there is nothing has woken nobody.
-        if limited or not self._shards.ready_jobs(queue):
+        if not self._shards.ready_jobs(queue):
             await self.waiting.wait(queue, seconds, lambda: gathering.call.answer.gone)
         gathering.cover([])
 
-    async def _gather(self, gathering: _Gathering) -> bool:
-        """Take what there is, up to the request's limit. True if the rate allows nothing."""
+    async def _gather(self, gathering: _Gathering, wait_until: float) -> bool:
+        """Take what there is, up to the request's limit. True if the rate allows nothing, not
+        even until `wait_until` (monotonic seconds)."""
         request = gathering.request
         if not gathering.covered:
             gathering.cover(self._covered(request))
         if request.dry_run:
             await self._look(gathering)
             return False
-        wanted = request.limit - len(gathering.jobs)
-        granted = self._limits.take(request.queue, wanted)
-        if granted == 0:
-            return not gathering.jobs
         before = len(gathering.jobs)
+        wanted = request.limit - before
+        taken = await self._tokens(gathering, wanted, wait_until)
+        if not taken:
+            return not gathering.jobs
         try:
-            await self._claim(gathering, before + granted)
+            if not gathering.covered:
+                gathering.cover(self._covered(request))
+            await self._claim(gathering, before + taken)
         finally:
-            self._limits.give_back(request.queue, granted - (len(gathering.jobs) - before))
+            used = len(gathering.jobs) - before
+            self._limits.settle(request.queue, wanted=wanted, taken=taken, used=used)
         return False
+
+    async def _tokens(self, gathering: _Gathering, wanted: int, wait_until: float) -> int:
+        """Tokens for up to `wanted` jobs. Only a dequeue that has none yet waits for one."""
+        queue = gathering.request.queue
+        taken = self._limits.take(queue, wanted)
+        if taken or gathering.jobs:
+            return taken
+        # what shards confirmed before is of no use after a wait
+        gathering.cover([])
+        return await self._limits.wait(
+            queue, wanted, wait_until - self._clock.monotonic(), lambda: gathering.call.answer.gone
+        )
 
     async def _claim(self, gathering: _Gathering, wanted: int) -> None:
         """Claim level by level, until `wanted` jobs are there or all levels are confirmed empty."""

@@ -2,7 +2,8 @@
 
 createQueue and getQueueNames go round a shard that is down; deleteQueue, counts, scans, retries
 and deletes over all shards need every one of them, and name those that are missing. Acks,
-checkpoints and look-ups need only the shards that their descriptors name.
+checkpoints and look-ups need only the shards that their descriptors name. Whoever needs a shard
+that has gone a moment ago waits for it; so nothing here fails while a shard is restarted.
 
 Relies on `routing` to divide and merge, on `rpc` for bytes, on `shards` for whom to ask.
 """
@@ -100,13 +101,12 @@ class DividedCalls:
     async def _create_queue(
         self, context: CallContext, request: CreateQueueRequest, deadline: float
     ) -> None:
-        """On all healthy shards; those that are down catch up before they serve."""
+        """On all healthy shards; the others catch up before they serve."""
         _check_queue_name(request.queue)
         longest = self._shards.longest_queue_name()
         if len(request.queue) > longest:
             raise QueueNameTooLong(request.queue, longest)
-        healthy = self._healthy()
-        await self._ask_each(healthy, Method.CREATE_QUEUE, context, request, deadline)
+        await self._ask_each(self._present(), Method.CREATE_QUEUE, context, request, deadline)
 
     async def _delete_queue(
         self, context: CallContext, request: DeleteQueueRequest, deadline: float
@@ -124,13 +124,16 @@ class DividedCalls:
         ):
             raise PasswordInvalid("the password is not the admin password")
         _check_queue_name(request.queue)
+        if self._shards.unhealthy():
+            # Some are returning, or this fails: see that all are there before any of them acts.
+            await self._ask_every(Method.QUEUE_NAMES, context, QueueNamesRequest(), deadline)
         await self._ask_every(Method.DELETE_QUEUE, context, request, deadline)
 
     async def _queue_names(
         self, context: CallContext, request: QueueNamesRequest, deadline: float
     ) -> frozenset[str]:
         names = await self._ask_each(
-            self._healthy(), Method.QUEUE_NAMES, context, request, deadline
+            self._present(), Method.QUEUE_NAMES, context, request, deadline
         )
         return frozenset().union(*cast("list[frozenset[str]]", names))
 
@@ -280,28 +283,32 @@ class DividedCalls:
         self, context: CallContext, part: EnqueueRequest, shards: list[Shard], deadline: float
     ) -> Sequence[str]:
         message = codec.encode_call(Method.ENQUEUE, 0, context, part)
-        refusals = []
-        for shard in shards:
-            reply = await shard.ask(ShardCall(deadline, message))
-            if reply.outcome is not Outcome.REFUSED:
-                return cast("Sequence[str]", _result(shard, Method.ENQUEUE, reply))
-            refusals.append(Refusal(shard.name, reason_of(reply)))
-        raise all_refused(refusals, f"{len(part.jobs)} of the jobs were not stored")
+        refusals: dict[str, Refusal] = {}
+        for patient in (False, True):
+            for shard in shards:
+                reply = await shard.ask(ShardCall(deadline, message), patient=patient)
+                if reply.outcome is not Outcome.REFUSED:
+                    return cast("Sequence[str]", _result(shard, Method.ENQUEUE, reply))
+                refusals[shard.name] = Refusal(shard.name, reason_of(reply))
+        left = f"{len(part.jobs)} of the jobs were not stored"
+        raise all_refused(list(refusals.values()), left)
 
     # --- asking --------------------------------------------------------------------------------
 
-    def _healthy(self) -> list[Shard]:
-        healthy = self._shards.healthy()
-        if not healthy:
+    def _present(self) -> list[Shard]:
+        present = self._shards.present()
+        if not present:
             raise NoHealthyShards
-        return healthy
+        return present
 
     def _every(self) -> list[Shard]:
         """All shards; raises an error that names those that are down."""
-        down = self._shards.unhealthy()
+        down = self._shards.down()
         if down:
             raise ShardConnectionFailed(down, "down; this call needs every shard")
-        return self._healthy()
+        if not self._shards.by_name:
+            raise NoHealthyShards
+        return list(self._shards.by_name.values())
 
     async def _ask_every(
         self, method: Method, context: CallContext, request: Request, deadline: float
@@ -311,7 +318,7 @@ class DividedCalls:
     async def _ask_one(
         self, method: Method, context: CallContext, request: Request, deadline: float
     ) -> Result:
-        shards = self._healthy()
+        shards = self._present()
         shard = shards[int(self._chance.random() * len(shards))]
         (result,) = await self._ask_each([shard], method, context, request, deadline)
         return result

@@ -1,31 +1,242 @@
-"""How many jobs a dequeue may take: the seam at which rate limits enter.
+"""How many jobs a dequeue may take: the router's share of each queue's rate, spent job by job.
 
-The coordinator divides each queue's rate over the routers; a router spends its share through a
-`Limits`. It relies on nothing but the standard library.
+The coordinator divides rates over the routers (`coordinator/ledger.py`); here each share fills a
+bucket, from which dequeues take before they claim, and into which they put back what they did not
+get. Those that may wait for a token stand in a line, first come, first served: a token is given to
+the first of them at the moment that it is there, and nobody overtakes. Relies on asyncio for that
+alone.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
+
+from pinlaterd.clock import Clock
+from pinlaterd.router.bucket import DemandMeter, TokenBucket
+
+# How long a dequeue that does not wait stands in line all the same, while other calls hold
+# tokens that they may give back.
+_LOAN_SECONDS = 0.1
+_SHORTEST_TIMER_SECONDS = 0.001
 
 
 class Limits(Protocol):
     """Tokens for dequeues, by queue. A dequeue pays only for the jobs that it gets."""
 
     def take(self, queue: str, wanted: int) -> int:
-        """Up to `wanted` tokens; 0 means that the dequeue is rate limited."""
+        """Up to `wanted` tokens, to be settled; 0: none is to be had at once."""
         ...
 
-    def give_back(self, queue: str, tokens: int) -> None:
-        """Return tokens that were taken and not used."""
+    async def wait(
+        self, queue: str, wanted: int, seconds: float, has_gone: Callable[[], bool]
+    ) -> int:
+        """The same, but wait up to `seconds` for a first token; 0 means rate limited."""
+        ...
+
+    def settle(self, queue: str, *, wanted: int, taken: int, used: int) -> None:
+        """Of the tokens `taken` for a call that wanted `wanted`, `used` were spent."""
+        ...
+
+    def stop_waiting(self) -> None:
+        """Those who wait get nothing, and nobody waits any more."""
         ...
 
 
-class Unlimited:
-    """No queue has a limit."""
+class _Waiter(NamedTuple):
+    granted: asyncio.Future[int]
+    wanted: int
+    has_gone: Callable[[], bool]
+    patient: bool  # False: goes once nobody holds tokens that might come back
+
+
+class _LimitedQueue:
+    """One queue's bucket, and the line before it."""
+
+    def __init__(self, share: float, clock: Clock) -> None:
+        now = clock.monotonic()
+        self.bucket = TokenBucket(share, now)
+        self.line: deque[_Waiter] = deque()
+        self.lent = 0  # tokens taken by calls that have not settled
+        self._clock = clock
+        self._meter = DemandMeter()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def take(self, wanted: int) -> int:
+        # who stands in line comes first
+        return 0 if self.line else self._lend(wanted)
+
+    def settle(self, wanted: int, taken: int, used: int) -> None:
+        now = self._clock.monotonic()
+        # tokens taken before the queue had a limit are nobody's
+        unused = min(taken - used, self.lent)
+        self.lent = max(0, self.lent - taken)
+        if unused:
+            self.bucket.give_back(unused, now)
+        self._meter.add(wanted if used == taken else used, now)
+        self.serve()
+
+    def refused(self, wanted: int) -> None:
+        self._meter.add(wanted, self._clock.monotonic())
+
+    def demand(self) -> float:
+        """Jobs/s that clients took, or would have if they had been let."""
+        unmet = sum(waiter.wanted for waiter in self.line)
+        return self._meter.per_second(self._clock.monotonic()) + unmet
+
+    def serve(self) -> None:
+        """Give what there is to those in line, and come back when there is more."""
+        line = self.line
+        while line:
+            first = line[0]
+            if first.granted.done() or first.has_gone():
+                _give(line.popleft(), 0)
+                continue
+            taken = self._lend(first.wanted)
+            if not taken:
+                break
+            _give(line.popleft(), taken)
+        if line and not self.lent:
+            self.line = deque(waiter for waiter in line if waiter.patient)
+            for waiter in line:
+                if not waiter.patient:
+                    _give(waiter, 0)
+        self._set_timer()
+
+    def open(self) -> None:
+        """The queue has no limit any more."""
+        self._cancel_timer()
+        while self.line:
+            waiter = self.line.popleft()
+            _give(waiter, waiter.wanted)
+
+    def close(self) -> None:
+        """Nobody gets anything any more."""
+        self._cancel_timer()
+        while self.line:
+            _give(self.line.popleft(), 0)
+
+    def _lend(self, wanted: int) -> int:
+        taken = self.bucket.take(wanted, self._clock.monotonic())
+        self.lent += taken
+        return taken
+
+    def _set_timer(self) -> None:
+        self._cancel_timer()
+        if not self.line:
+            return
+        seconds = self.bucket.seconds_to_token(self._clock.monotonic())
+        if seconds < float("inf"):
+            delay = max(seconds, _SHORTEST_TIMER_SECONDS)
+            self._timer = asyncio.get_running_loop().call_later(delay, self.serve)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class RateLimits:
+    """The Limits that follow the coordinator's grants. All methods are called on the event loop."""
+
+    def __init__(self, clock: Clock, on_demand: Callable[[], None]) -> None:
+        """`on_demand` is called at each sign that something is wanted of a limited queue."""
+        self._clock = clock
+        self._on_demand = on_demand
+        self._queues: dict[str, _LimitedQueue] = {}
+        self._stopping = False
+
+    def follow(
+        self, shares: Mapping[str, float], credits_: Mapping[str, float]
+    ) -> dict[str, float]:
+        """Spend by these shares (jobs/s) from now on; queues that have none are not limited.
+
+        `credits_`: tokens to have at once. Returns those that smaller buckets can't hold."""
+        now = self._clock.monotonic()
+        returned: dict[str, float] = {}
+        for queue in [queue for queue in self._queues if queue not in shares]:
+            self._queues.pop(queue).open()
+        for queue, share in shares.items():
+            limited = self._queues.get(queue)
+            if limited is None:
+                limited = self._queues[queue] = _LimitedQueue(share, self._clock)
+            else:
+                surplus = limited.bucket.set_rate(share, now)
+                if surplus > 0:
+                    returned[queue] = surplus
+            if queue in credits_:
+                limited.bucket.credit(credits_[queue], now)
+            limited.serve()
+        return returned
+
+    def shares(self) -> dict[str, float]:
+        """Jobs/s by limited queue."""
+        return {queue: limited.bucket.rate for queue, limited in self._queues.items()}
+
+    def demands(self) -> dict[str, float]:
+        """Jobs/s that clients take or would take, by limited queue; those of none left out."""
+        demands = {queue: limited.demand() for queue, limited in self._queues.items()}
+        return {queue: demand for queue, demand in demands.items() if demand > 0}
+
+    # --- Limits --------------------------------------------------------------------------------
 
     def take(self, queue: str, wanted: int) -> int:
-        return wanted
+        limited = self._queues.get(queue)
+        return wanted if limited is None else limited.take(wanted)
 
-    def give_back(self, queue: str, tokens: int) -> None:
-        pass
+    def settle(self, queue: str, *, wanted: int, taken: int, used: int) -> None:
+        limited = self._queues.get(queue)
+        if limited is not None and taken:
+            limited.settle(wanted, taken, used)
+            if used:
+                self._on_demand()
+
+    async def wait(
+        self, queue: str, wanted: int, seconds: float, has_gone: Callable[[], bool]
+    ) -> int:
+        limited = self._queues.get(queue)
+        if limited is None:
+            return wanted
+        taken = limited.take(wanted)
+        patient = seconds > 0
+        if not taken and not self._stopping and (patient or limited.lent):
+            waiter = _Waiter(_future(), wanted, has_gone, patient)
+            taken = await self._stand_in_line(limited, waiter, seconds)
+        if not taken:
+            limited.refused(wanted)
+            self._on_demand()
+        return taken
+
+    def stop_waiting(self) -> None:
+        self._stopping = True
+        for limited in self._queues.values():
+            limited.close()
+
+    async def _stand_in_line(self, limited: _LimitedQueue, waiter: _Waiter, seconds: float) -> int:
+        limited.line.append(waiter)
+        limited.serve()
+        self._on_demand()
+        patience = seconds if waiter.patient else _LOAN_SECONDS
+        expiry = asyncio.get_running_loop().call_later(patience, _give, waiter, 0)
+        try:
+            return await waiter.granted
+        except asyncio.CancelledError:
+            if not waiter.granted.cancelled():
+                # the caller ends just as it gets what it will not use
+                limited.settle(0, waiter.granted.result(), 0)
+            raise
+        finally:
+            expiry.cancel()
+            if waiter in limited.line:
+                limited.line.remove(waiter)
+
+
+def _future() -> asyncio.Future[int]:
+    return asyncio.get_running_loop().create_future()
+
+
+def _give(waiter: _Waiter, tokens: int) -> None:
+    if not waiter.granted.done():
+        waiter.granted.set_result(tokens)

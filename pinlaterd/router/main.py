@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from random import Random
 
+import psutil
 import uvloop
 
 from pinlaterd import log as logs
@@ -27,21 +28,27 @@ from pinlaterd.lifecycle import (
     prefer_throughput,
     set_title,
 )
-from pinlaterd.router.limits import Unlimited
+from pinlaterd.router import listeners
+from pinlaterd.router.limits import RateLimits
+from pinlaterd.router.rate_reports import RateReporter, shares_at_start
 from pinlaterd.router.service import RouterService
 from pinlaterd.router.shards import ShardPlan, ShardSet
-from pinlaterd.rpc.server import ThriftServer
+from pinlaterd.rpc.server import RETIRE_SECONDS, ThriftServer
 from pinlaterd.stats import Stats
 from pinlaterd.wire.context import new_context
 from pinlaterd.wire.control import ControlClient, ProcessState, Snapshot, read_snapshot
 from pinlaterd.wire.envelope import MalformedEnvelope
-from pinlaterd.wire.router_end import LinkListener, ShardLink
+from pinlaterd.wire.rates import RouterId, read_holdings
+from pinlaterd.wire.router_end import LinkLimits, LinkListener, ShardLink
 
 log = logging.getLogger(__name__)
 
 _REPORT_SECONDS = 1.0
 _WAIT_FOR_SHARDS_SECONDS = 2.0
 _LOOK_FOR_SHARDS_SECONDS = 0.02
+# A router that ends while another one serves its port is in no hurry: of a client that calls once
+# within so long, no call meets the end of its connection.
+_RELIEVED_RETIRE_SECONDS = 5.0
 _SPARE_FILES = 200  # beside clients: logs, sockets to shards and the coordinator
 _ALLOCATIONS_BETWEEN_COLLECTIONS = 50_000
 
@@ -99,14 +106,25 @@ class Router:
         self._context = new_context()
         self._chance = Random()
         self._shards = ShardSet(self._connect, clock.monotonic, self._wake)
-        self._service = RouterService(
-            self._shards, settings, Unlimited(), clock, stats, self._chance
-        )
+        limits = RateLimits(clock, self._notice_demand)
+        self._service = RouterService(self._shards, settings, limits, clock, stats, self._chance)
         self._server = ThriftServer(self._service.handle, settings, stats)
-        self._control = ControlClient(name, "router", stats, clock.now_ms(), context=self._context)
+        started_at_ms = clock.now_ms()
+        self._control = ControlClient(name, "router", stats, started_at_ms, context=self._context)
         self._control.config_version = in_force.version
+        self._rates = RateReporter(
+            RouterId(name, os.getpid(), started_at_ms), limits, self._control, stats, self._hear
+        )
+        limited = [
+            queue
+            for queue, of_queue in in_force.config.queues.items()
+            if of_queue.max_jobs_per_second is not None
+        ]
+        limits.follow(shares_at_start(name, limited, read_holdings(), psutil.pid_exists), {})
         self._loop = asyncio.get_running_loop()
         self._reporting: asyncio.TimerHandle | None = None
+        self._other = layout.listener_socket(layout.counterpart(name))
+        self._offer: listeners.Offer | None = None
 
     async def start(self) -> None:
         """Raises OSError if the port can't be had."""
@@ -115,9 +133,15 @@ class Router:
         if snapshot is not None:
             self._follow(snapshot)
         await self._wait_for_shards()
-        await self._server.start()
+        address = f"{self._settings.host}:{self._settings.port}"
+        taken = listeners.take(self._other, address)
+        await self._server.start(taken)
+        self._offer = listeners.Offer(
+            layout.listener_socket(self._name), address, self._server.listeners
+        )
+        self._offer.start()
         self._state = ProcessState.SERVING
-        log.info("serving Thrift on %s:%d", self._settings.host, self._settings.port)
+        log.info("serving Thrift on %s%s", address, ", taken over" if taken else "")
         self._report()
 
     async def _wait_for_shards(self) -> None:
@@ -132,6 +156,9 @@ class Router:
 
     async def stop(self) -> None:
         """Finish the calls in hand, take no new ones, let go of the shards."""
+        relieved = listeners.is_offered(self._other)
+        if self._offer is not None:
+            self._offer.stop()
         self._state = ProcessState.STOPPING
         log.info("stopping: finishing the calls in hand")
         if self._reporting is not None:
@@ -139,39 +166,53 @@ class Router:
         self._control.report(self._state, self._facts())
         until = self._clock.monotonic() + self._settings.request_timeout_ms / 1000
         self._service.stop_waiting()
-        await self._server.stop()
+        await self._server.stop(
+            retire_seconds=_RELIEVED_RETIRE_SECONDS if relieved else RETIRE_SECONDS
+        )
         # Those that nobody waits for any more: what they claimed goes back.
         await self._service.finish_calls(max(0.0, until - self._clock.monotonic()))
         self._shards.close()
+        self._rates.stop()
         self._loop.remove_reader(self._control.fileno())
         self._control.close()
         self._context.destroy(linger=0)
 
     def _connect(self, name: str, listener: LinkListener) -> ShardLink:
-        shards = max(1, len(self._shards.by_name))
+        settings = self._settings
+        share = settings.max_buffered_bytes // max(1, len(self._shards.by_name))
+        limits = LinkLimits(
+            bytes_in_flight=max(settings.max_frame_bytes, share),
+            return_seconds=settings.shard_restart_grace_ms / 1000,
+        )
         return ShardLink(
-            name,
-            layout.shard_endpoint(name),
-            self._context,
-            listener,
-            self._clock,
-            max(self._settings.max_frame_bytes, self._settings.max_buffered_bytes // shards),
+            name, layout.shard_endpoint(name), self._context, listener, self._clock, limits
         )
 
     def _wake(self, queue: str) -> None:
         self._service.wake(queue)
 
+    def _notice_demand(self) -> None:
+        self._rates.notice()
+
     # --- the coordinator -----------------------------------------------------------------------
 
     def _hear(self) -> None:
+        """Take all that has come, also while we answered: the descriptor says nothing of that."""
+        while self._take_news():
+            pass
+
+    def _take_news(self) -> bool:
+        """Follow what has come and answer; whether there was anything."""
         try:
             snapshot = self._control.receive()
         except MalformedEnvelope:
-            log.error("the coordinator's snapshot can't be read; keeping the last one")
-            return
+            log.error("what the coordinator says can't be read; going on as before")
+            return False
         if snapshot is not None:
             self._follow(snapshot)
             self._control.report(self._state, self._facts())
+            self._rates.report()
+        return self._rates.hear() or snapshot is not None
 
     def _follow(self, snapshot: Snapshot) -> None:
         if snapshot.config_version != self._control.config_version:
@@ -198,6 +239,7 @@ class Router:
     def _report(self) -> None:
         self._reporting = self._loop.call_later(_REPORT_SECONDS, self._report)
         self._stats.gauge("router_calls_in_hand", self._service.calls_in_hand)
+        self._rates.show()
         self._report_state()
 
     def _report_state(self) -> None:

@@ -185,16 +185,21 @@ class RouterService:
         self._enqueue_on(shard, call)
 
     def _enqueue_on(self, shard: Shard, call: Call) -> None:
+        # Others may take it if this one goes. One that has gone was chosen for want of another.
+        waits = shard.returning
+
         def replied(reply: ShardReply) -> None:
             if reply.outcome is not Outcome.REFUSED:
                 call.finish(shard, reply)
                 return
-            # Nothing was stored, so another shard may serve, unseen by the caller.
-            call.refusals = (*call.refusals, Refusal(shard.name, reason_of(reply)))
+            # Nothing was stored, so another shard may serve, unseen by the caller; or this one
+            # once it is back, which is tried once.
+            if waits or not shard.returning:
+                call.refusals = (*call.refusals, Refusal(shard.name, reason_of(reply)))
             tried = {refusal.shard for refusal in call.refusals}
             self._try_enqueue(call, [c for c in self._shards.enqueueable() if c.name not in tried])
 
-        shard.call(ShardCall(call.deadline, call.message), replied)
+        shard.call(ShardCall(call.deadline, call.message), replied, patient=waits)
 
     def _no_place_to_enqueue(self, refusals: Sequence[Refusal]) -> PinLaterError:
         if refusals and self._shards.healthy():
@@ -218,14 +223,14 @@ class RouterService:
             return
 
         def replied(reply: ShardReply) -> None:
-            self._limits.give_back(queue, granted - reply.jobs)
+            self._limits.settle(queue, wanted=limit, taken=granted, used=reply.jobs)
             if reply.outcome in (Outcome.FOREIGN, Outcome.REFUSED):
                 self._divide(call)
             elif (
                 reply.outcome is Outcome.DONE
                 and reply.jobs < granted
-                # A dry run claims nothing, and may be whole all the same.
-                and codec.peek_jobs(reply.payload) < granted
+                # A dry run claims nothing, and may be whole all the same; it needs no tokens.
+                and (granted < limit or codec.peek_jobs(reply.payload) < granted)
                 and not call.answer.gone
             ):
                 self._run(call, self._dequeuer.go_on(call, shard, reply))
@@ -239,6 +244,7 @@ class RouterService:
                 call.deadline, call.message, max_jobs=granted, lowest_priority=lowest_priority
             ),
             replied,
+            patient=False,  # others may have jobs; if there are none, the divided call waits
         )
 
     def _to_first_descriptor(self, call: Call) -> None:
@@ -257,10 +263,12 @@ class RouterService:
         shard.call(ShardCall(call.deadline, call.message), replied)
 
     def _shard_named_in(self, descriptor: str) -> Shard | None:
-        """The shard that `QUEUE:sSHARD:pPRIORITY:LOCALID` names, if it is healthy."""
+        """The shard that `QUEUE:sSHARD:pPRIORITY:LOCALID` names, unless it is down."""
         parts = descriptor.split(":", 2)
         shard = self._shards.by_name.get(parts[1][1:]) if len(parts) > 1 else None
-        return shard if shard is not None and shard.healthy else None
+        if shard is None or not (shard.healthy or shard.returning):
+            return None
+        return shard
 
     # --- what takes more than one shard ------------------------------------------------------
 

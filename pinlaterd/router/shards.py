@@ -32,6 +32,11 @@ class Shard(Protocol):
         ...
 
     @property
+    def returning(self) -> bool:
+        """Whether it has gone a moment ago and is expected back: patient calls wait for that."""
+        ...
+
+    @property
     def ailing(self) -> bool:
         """Whether it says that its store can't be relied on: others come first."""
         ...
@@ -48,11 +53,13 @@ class Shard(Protocol):
         """How many jobs are ready by priority: a hint; () if nothing is known."""
         ...
 
-    def call(self, call: ShardCall, on_reply: OnReply) -> None:
-        """Send `call`; `on_reply` is called exactly once, by the deadline or soon after."""
+    def call(self, call: ShardCall, on_reply: OnReply, *, patient: bool = True) -> None:
+        """Send `call`; `on_reply` is called exactly once, by the deadline or soon after.
+
+        A `patient` call waits for a shard that is returning; others are REFUSED at once."""
         ...
 
-    def ask(self, call: ShardCall) -> asyncio.Future[ShardReply]:
+    def ask(self, call: ShardCall, *, patient: bool = True) -> asyncio.Future[ShardReply]:
         """The same, to be awaited."""
         ...
 
@@ -100,22 +107,40 @@ class ShardSet:
     def healthy(self) -> list[Shard]:
         return [shard for shard in self._shards.values() if shard.healthy]
 
+    def present(self) -> list[Shard]:
+        """The healthy ones; if there are none, those that are expected back at any moment."""
+        return self.healthy() or [shard for shard in self._shards.values() if shard.returning]
+
     def dependable(self) -> list[Shard]:
         """Those to ask for jobs: whose stores do well, or if there are none, the others."""
-        healthy = self.healthy()
-        return [shard for shard in healthy if not shard.ailing] or healthy
+        present = self.present()
+        return [shard for shard in present if not shard.ailing] or present
 
     def unhealthy(self) -> list[str]:
         return [name for name, shard in self._shards.items() if not shard.healthy]
 
+    def down(self) -> list[str]:
+        """Those that are neither healthy nor expected back."""
+        return [
+            name for name, shard in self._shards.items() if not (shard.healthy or shard.returning)
+        ]
+
     def enqueueable(self) -> list[Shard]:
-        """Those to give jobs to; of ailing ones only if there is no other."""
+        """Those to give jobs to; of ailing ones only if there is no other, and those that are
+        expected back only if there is none at all."""
         dequeue_only = self._dequeue_only
         return [
             shard
             for name, shard in self._shards.items()
             if name not in dequeue_only and shard.healthy and not shard.ailing
-        ] or [shard for shard in self.healthy() if shard.name not in dequeue_only]
+        ] or (
+            [shard for shard in self.healthy() if shard.name not in dequeue_only]
+            or [
+                shard
+                for name, shard in self._shards.items()
+                if name not in dequeue_only and shard.returning
+            ]
+        )
 
     def ready_jobs(self, queue: str) -> int:
         return sum(sum(shard.ready_counts(queue)) for shard in self._shards.values())
@@ -184,8 +209,9 @@ class ShardSet:
                     json.dumps(sorted(missing)).encode(),
                     Op.ENSURE_QUEUES,
                 )
-                # Ahead of any call that follows on the same link, so no call misses a queue.
-                shard.call(call, lambda _reply: None)
+                # Ahead of any call that follows on the same link, so no call misses a queue. A
+                # successor is asked anew.
+                shard.call(call, lambda _reply: None, patient=False)
         for queue, numbers in facts.counts:
             if any(numbers):
                 self._on_ready(queue)

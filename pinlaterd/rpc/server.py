@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -22,7 +23,7 @@ from pinlaterd.rpc.framing import Transcoder, Transcoders
 from pinlaterd.rpc.limited_log import LimitedLog
 from pinlaterd.stats import Stats
 
-__all__ = ["Answer", "ThriftServer"]
+__all__ = ["RETIRE_SECONDS", "Answer", "ThriftServer"]
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ _CROWDED_SECONDS: Final = 2.0
 # A server that stops waits so long for one more call on each connection. What a client sends at
 # the moment when its connection is closed has an unknown outcome; who calls all the time is spared
 # that by an end that comes with an answer.
-_RETIRE_SECONDS: Final = 0.25
+RETIRE_SECONDS: Final = 0.25
 _CROWDED_CURE: Final = (
     "; others wait for its memory: raise max_buffered_bytes in etc/pinlaterd.yaml"
 )
@@ -67,7 +68,7 @@ class ThriftServer:
         self._stats = stats
         self._connections: set[Connection] = set()
         self._stall_seconds = _STALL_TIMEOUTS * settings.request_timeout_ms / 1000
-        self._server: asyncio.Server | None = None
+        self._servers: Sequence[asyncio.Server] = ()  # none: not started, or stopping
         self._looking: asyncio.TimerHandle | None = None
         self._emptied = asyncio.Event()
         self._log = LimitedLog(log, time.monotonic, _LOG_LINES, _LOG_SECONDS)
@@ -75,39 +76,55 @@ class ThriftServer:
     @property
     def port(self) -> int:
         """The port that it listens on: of interest where the settings say 0."""
-        assert self._server is not None
-        return int(self._server.sockets[0].getsockname()[1])
+        return int(self.listeners[0].getsockname()[1])
 
-    async def start(self) -> None:
-        """Listen. Raises OSError if the port can't be had."""
-        if self._server is not None:
+    @property
+    def listeners(self) -> Sequence[socket.socket]:
+        """The sockets that it listens on; only to look at, or to hand on."""
+        return [listener for server in self._servers for listener in server.sockets]
+
+    async def start(self, listeners: Sequence[socket.socket] = ()) -> None:
+        """Listen; on `listeners`, which become the server's, instead of sockets of its own.
+
+        Raises OSError if the port can't be had."""
+        if self._servers:
             return
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            lambda: Connection(self),
-            self._settings.host,
-            self._settings.port,
-            reuse_port=self._settings.routers > 1,
-            backlog=_BACKLOG,
-        )
+        if listeners:
+            self._servers = [
+                await loop.create_server(lambda: Connection(self), sock=found, backlog=_BACKLOG)
+                for found in listeners
+            ]
+        else:
+            server = await loop.create_server(
+                lambda: Connection(self),
+                self._settings.host,
+                self._settings.port,
+                reuse_port=self._settings.routers > 1,
+                backlog=_BACKLOG,
+            )
+            self._servers = [server]
         self._look()
 
-    async def stop(self, grace_seconds: float | None = None) -> None:
+    async def stop(
+        self, grace_seconds: float | None = None, retire_seconds: float = RETIRE_SECONDS
+    ) -> None:
         """Take no new connections; answer the calls in hand, and one more of each client that
-        calls before long; close.
+        calls within `retire_seconds`; close.
 
         What is not answered after `grace_seconds` (by default: the time that a call may
-        take) is given up.
+        take; the other included) is given up.
         """
-        if self._server is None:
+        if not self._servers:
             return
         if grace_seconds is None:
             grace_seconds = self._settings.request_timeout_ms / 1000
-        server, self._server = self._server, None
-        server.close()
+        servers, self._servers = self._servers, ()
+        for server in servers:
+            server.close()
         for connection in tuple(self._connections):
             connection.retire()
-        retire_seconds = min(_RETIRE_SECONDS, grace_seconds)
+        retire_seconds = min(retire_seconds, grace_seconds / 2)
         if not await self._is_empty_within(retire_seconds):
             for connection in tuple(self._connections):
                 connection.finish()
@@ -119,7 +136,8 @@ class ThriftServer:
         if self._looking is not None:
             self._looking.cancel()
         self._log.flush()
-        await server.wait_closed()
+        for server in servers:
+            await server.wait_closed()
 
     async def _is_empty_within(self, seconds: float) -> bool:
         with contextlib.suppress(TimeoutError):
@@ -144,7 +162,7 @@ class ThriftServer:
         self._connections.add(connection)
         self._stats.count("connections_opened")
         self._stats.gauge("connections", len(self._connections))
-        if self._server is None:  # it was accepted just before the end
+        if not self._servers:  # it was accepted just before the end
             connection.retire()
         return True
 

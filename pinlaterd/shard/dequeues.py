@@ -62,6 +62,7 @@ class DequeueWork:
         "acks",
         "arrival",
         "bytes_left",
+        "changes_nothing",
         "claims",
         "dry_run",
         "full",
@@ -93,6 +94,7 @@ class DequeueWork:
         self.source = call.context.source
         self.remaining = 0 if problem is not None else limit
         self.dry_run = request.dry_run
+        self.changes_nothing = request.dry_run and acks is None
         self.bytes_left = most_bytes
         self.full = False  # whether the answer is as large as it may be
         self.lowest_priority = arrival.entry.lowest_priority

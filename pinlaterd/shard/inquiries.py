@@ -2,7 +2,8 @@
 
 Queues are created and dropped at once. The rest are sliced works (see `tasks`): each is a
 generator that returns the call's result, so that neither a long list nor a large limit holds up
-the job path. What changes many jobs answers with the count so far once most of its time is used.
+the job path. What changes many jobs answers with the count so far once most of its time is used, or
+when the shard stops.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from pinlaterd.model import (
 from pinlaterd.shard.dequeues import JOB_OVERHEAD_BYTES
 from pinlaterd.shard.planning import LAST_PRIORITY, NO_JOB, Place
 from pinlaterd.shard.search import SearchCall
-from pinlaterd.shard.tasks import Pace
+from pinlaterd.shard.tasks import Pace, ShardStops
 from pinlaterd.shard.validation import Rules
 from pinlaterd.shard.works import Memory
 
@@ -230,7 +231,10 @@ class Inquiries:
             changed += len(requeued)
             if len(requeued) < limit or self._clock.monotonic() >= until:
                 break
-            yield None
+            try:
+                yield None
+            except ShardStops:
+                break
         return changed
 
     def delete_jobs(self, request: DeleteJobsRequest, deadline: float) -> Answering:
@@ -247,7 +251,10 @@ class Inquiries:
             deleted += len(keys)
             if len(keys) < limit or self._clock.monotonic() >= until:
                 break
-            yield None
+            try:
+                yield None
+            except ShardStops:
+                break
         return deleted
 
     def _delete_matching(
@@ -267,7 +274,7 @@ class Inquiries:
                 found: Sequence[JobKey] = yield from _search(
                     "find", arguments, (request.priority,), until
                 )
-            except TimeoutError:
+            except (TimeoutError, ShardStops):
                 if deleted:
                     break
                 raise
@@ -280,7 +287,10 @@ class Inquiries:
                 deleted += len(keys)
                 if self._clock.monotonic() >= until:
                     return deleted
-                yield None
+                try:
+                    yield None
+                except ShardStops:
+                    return deleted
             if len(found) < wanted:
                 break
         return deleted

@@ -39,7 +39,7 @@ from pinlaterd.rpc import codec
 from pinlaterd.rpc.codec import Call, Head
 from pinlaterd.shard.inquiries import Answering, Inquiries
 from pinlaterd.shard.planning import ForeignError, Planner
-from pinlaterd.shard.tasks import Steps, Tasks
+from pinlaterd.shard.tasks import ShardStops, Steps, Tasks
 from pinlaterd.shard.works import Arrival, Memory, Work, done, failed, foreign, refused
 from pinlaterd.wire.envelope import CallEntry, Op, ReplyEntry
 
@@ -206,12 +206,15 @@ class Reception:
                 return _Sliced(inquiries.delete_jobs(queued, deadline), at_once=False)
 
     def _answering(self, arrival: Arrival, head: Head, answering: Answering) -> Steps:
-        """Run it, and see to it that it is answered exactly once, however it ends.
+        """Run it, and see to it that it is answered exactly once, however it ends; or not at all,
+        if the shard stops before it has changed anything: then a successor carries it out.
 
         Has to be begun at once: a generator that was never begun is closed without a trace."""
         try:
             yield None
             result = yield from answering
+        except ShardStops:
+            return
         except GeneratorExit:
             closed = ShardConnectionFailed([self._memory.name], "closed its store meanwhile")
             self._reply(arrival, failed(arrival, head, closed))

@@ -189,8 +189,15 @@ class ShardService:
         memory.touched.update(memory.ready.queues())
 
     def close(self) -> None:
-        """Note that the end was clean. What is in hand still (dry runs) is answered with that."""
+        """Note that the end was clean.
+
+        What is in hand still and has changed nothing (look-ups, searches, dry runs) stays
+        unanswered: routers have a successor carry it out. Else the answer is how far it got."""
         self.serving = False
+        self._tasks.stop()
+        for look in self._looks:
+            if look.changes_nothing:
+                del self._in_hand[look]
         self._abandon(ShardConnectionFailed([self.name], "closed its store meanwhile"))
         self._close_searches()
         self._engine.close()

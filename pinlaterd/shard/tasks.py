@@ -7,6 +7,7 @@ adapt their size to how long they take, and while calls wait, slices leave them 
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any
@@ -24,6 +25,10 @@ _FIRST_SLICE_JOBS = 50
 _SHARE_WHEN_BUSY = 4
 
 Submit = Callable[[SearchCall, SearchDone], None]
+
+
+class ShardStops(Exception):
+    """Thrown into a task where it has yielded: the shard ends in order; the task's last word."""
 
 
 class Pace:
@@ -88,12 +93,21 @@ class Tasks:
 
     def abandon(self) -> None:
         """The store they work on has to be opened anew: end them; each answers as it can."""
-        ended = [steps for steps, _ in self._ready] + list(self._searching)
+        for steps in self._take_all():
+            steps.close()
+
+    def stop(self) -> None:
+        """The shard ends in order: end them with ShardStops."""
+        for steps in self._take_all():
+            with contextlib.suppress(ShardStops, StopIteration):
+                steps.throw(ShardStops())
+
+    def _take_all(self) -> list[Steps]:
+        taken = [steps for steps, _ in self._ready] + list(self._searching)
         self._ready.clear()
         self._searching.clear()
         self._unpaced.clear()
-        for steps in ended:
-            steps.close()
+        return taken
 
     def _step(self, steps: Steps, value: Any) -> None:
         try:

@@ -55,7 +55,13 @@ _SHAPES = (
         re.compile(r"(?P<queue>\w+?)_(?P<state>pending|in_progress|succeeded|failed)"),
         "queue_depth",
     ),
-    _Shape("gauge", re.compile(r"(?P<queue>\w+?)_(?P<event>oldest_ready_age_ms)"), "queue_{event}"),
+    _Shape(
+        "gauge",
+        re.compile(
+            r"(?P<queue>\w+?)_(?P<event>oldest_ready_age_ms|rate_limit|rate_share|rate_demand)"
+        ),
+        "queue_{event}",
+    ),
 )
 _NOT_ALLOWED = re.compile(r"[^a-zA-Z0-9_]")
 

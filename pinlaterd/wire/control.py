@@ -3,6 +3,7 @@
     process (DEALER) -> coordinator (ROUTER)    a Report, once a second and after each Snapshot;
                                                 when nothing changed, a heartbeat of two bytes
     coordinator -> process                      the Snapshot, to each newcomer, and to all on change
+    router <-> coordinator                      demand for rates and shares of them: `wire.rates`
 
 A report carries only the figures that changed since the one before. Whoever gets a Snapshot sends
 all of its figures next: so a coordinator that starts anew, and answers heartbeats of processes it
@@ -11,6 +12,7 @@ does not know with the Snapshot, soon knows everything again. All messages are J
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -23,7 +25,9 @@ import zmq
 from pinlaterd.config.layout import COORDINATOR_ENDPOINT, SNAPSHOT_FILE
 from pinlaterd.stats import Stats, StatsSnapshot
 from pinlaterd.stats.snapshot import changes
+from pinlaterd.wire import rates
 from pinlaterd.wire.envelope import MalformedEnvelope
+from pinlaterd.wire.rates import RateGrant, RateReport
 
 _HEARTBEAT = b"{}"
 _MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -65,7 +69,6 @@ class Snapshot(NamedTuple):
 
     version: int
     shards: tuple[ShardEntry, ...]
-    rates: Mapping[str, float]  # queue -> this server's share, jobs/s; absent: no limit
     generated_at_ms: int
     config_version: int = 0  # what run/config.json holds by now; a later one may be there
 
@@ -117,7 +120,6 @@ def unpack_snapshot(message: bytes) -> Snapshot:
                 ShardEntry(str(shard["name"]), bool(shard["dequeue_only"]))
                 for shard in found["shards"]
             ),
-            rates={str(queue): float(rate) for queue, rate in found["rates"].items()},
             generated_at_ms=int(found["generated_at_ms"]),
             config_version=int(found["config_version"]),
         )
@@ -162,6 +164,7 @@ class ControlClient:
         self._about = (process, kind, os.getpid(), started_at_ms)
         self._stats = stats
         self._sent: tuple[ProcessState, dict[str, str], StatsSnapshot] | None = None
+        self._grants: list[RateGrant] = []  # that came, and nobody took yet
         self._socket = (context or zmq.Context.instance()).socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, _LINGER_MS)
         self._socket.setsockopt(zmq.SNDHWM, _MESSAGES_IN_TRANSIT)
@@ -201,13 +204,27 @@ class ControlClient:
         latest = None
         while True:
             try:
-                latest = self._socket.recv(zmq.NOBLOCK)
+                message = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 break
+            if message.startswith(rates.TAG):
+                self._grants.append(rates.unpack_rate_grant(message))
+            else:
+                latest = message
         if latest is None:
             return None
         self._sent = None
         return unpack_snapshot(latest)
+
+    def take_grants(self) -> list[RateGrant]:
+        """The grants that `receive` met on its way, in their order."""
+        grants, self._grants = self._grants, []
+        return grants
+
+    def report_rates(self, report: RateReport) -> None:
+        """Lost if the coordinator is away; whoever gets a Snapshot reports again."""
+        with contextlib.suppress(zmq.Again):
+            self._socket.send(rates.pack_rate_report(report), zmq.NOBLOCK)
 
     def close(self) -> None:
         self._socket.close()
@@ -239,10 +256,15 @@ class ControlServer:
 
     def send(self, peer: bytes, snapshot: Snapshot) -> None:
         """Peers that have gone are passed over, and so are those that do not read."""
-        try:
-            self._socket.send_multipart((peer, pack_snapshot(snapshot)), zmq.NOBLOCK)
-        except zmq.Again:
-            return
+        self._send(peer, pack_snapshot(snapshot))
+
+    def grant(self, peer: bytes, grant: RateGrant) -> None:
+        """The same. A grant that was not confirmed in time has to be followed by another."""
+        self._send(peer, rates.pack_rate_grant(grant))
+
+    def _send(self, peer: bytes, message: bytes) -> None:
+        with contextlib.suppress(zmq.Again):
+            self._socket.send_multipart((peer, message), zmq.NOBLOCK)
 
     def close(self) -> None:
         self._socket.close()

@@ -4,6 +4,9 @@ A ShardLink gathers all calls of a loop turn into one message, matches replies t
 when its shard is gone, frozen or new, and keeps the hints that the shard publishes. It relies on
 `wire.envelope` and on asyncio's `add_reader`; it knows nothing of Thrift but that a reply is bytes.
 
+A shard that has gone is expected back for a while (`LinkLimits.return_seconds`). Calls that it
+certainly did not carry out wait for its successor meanwhile, if their callers are patient.
+
 ZeroMQ's file descriptor is edge-triggered: it becomes readable once, whatever is to be read.
 So after every send and every receive the socket's EVENTS are looked at again.
 """
@@ -12,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable
 from enum import IntEnum
 from typing import NamedTuple, Protocol
@@ -29,6 +33,7 @@ log = logging.getLogger(__name__)
 STALLED_AFTER_SECONDS = 3.0
 _SWEEP_SECONDS = 0.25
 _GREET_AGAIN_SECONDS = 0.05
+_RECONNECT_MS = 50
 # How long an answer is waited for after its caller was told that it is late.
 _FORGET_AFTER_SECONDS = 60.0
 _SEND_HIGH_WATER_MESSAGES = 1000
@@ -93,10 +98,17 @@ class LinkListener(Protocol):
         ...
 
 
+class LinkLimits(NamedTuple):
+    """What a link may hold, and for how long."""
+
+    bytes_in_flight: int  # calls sent or kept, of which no answer has come
+    return_seconds: float  # how long a shard that has gone is expected back
+
+
 class _InFlight(NamedTuple):
     on_reply: OnReply | None  # None: given up at its deadline; a late answer's claims are released
-    deadline: float
-    size: int
+    call: ShardCall
+    patient: bool
 
 
 class ShardLink:
@@ -109,7 +121,7 @@ class ShardLink:
         context: zmq.Context[zmq.Socket[bytes]],
         listener: LinkListener,
         clock: Clock,
-        max_bytes_in_flight: int,
+        limits: LinkLimits,
     ) -> None:
         self.name = name
         self.incarnation = 0  # 0: not welcomed on the present connection
@@ -118,10 +130,13 @@ class ShardLink:
         self.ready: dict[str, tuple[int, ...]] = {}
         self._listener = listener
         self._clock = clock
-        self._max_bytes = max_bytes_in_flight
+        self._max_bytes = limits.bytes_in_flight
+        self._return_seconds = limits.return_seconds
+        self._expected_until = 0.0  # monotonic; of use while not welcomed
         self._bytes_in_flight = 0
         self._in_flight: dict[int, _InFlight] = {}
-        self._outbox: list[CallEntry] = []
+        self._outbox: list[CallEntry] = []  # of those in flight, what is not sent yet
+        self._kept: deque[_InFlight] = deque()  # for the shard's successor
         self._next_call_id = 0
         self._last_heard = 0.0
         self._sweeping: asyncio.TimerHandle | None = None
@@ -132,8 +147,9 @@ class ShardLink:
         # Only onto a finished connection, so that a send that fails was never sent.
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
         self._socket.setsockopt(zmq.SNDHWM, _SEND_HIGH_WATER_MESSAGES)
-        self._socket.setsockopt(zmq.RECONNECT_IVL, 50)
-        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        # Always as often: to look for a socket that is not there costs next to nothing, and calls
+        # wait for a shard that comes back.
+        self._socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
         self._monitor = self._socket.get_monitor_socket(
             zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
         )
@@ -148,7 +164,10 @@ class ShardLink:
         """Let go of the shard; calls in hand are LOST."""
         self._loop.remove_reader(_descriptor(self._socket))
         self._loop.remove_reader(_descriptor(self._monitor))
+        self._expected_until = 0.0
+        self.incarnation = 0
         self._lose_calls(_LOST)
+        self._refuse_kept()
         if self._sweeping is not None:
             self._sweeping.cancel()
         self._socket.disable_monitor()
@@ -163,8 +182,13 @@ class ShardLink:
         )
 
     @property
+    def returning(self) -> bool:
+        """Whether it has gone so short a time ago that it is expected back: calls can wait."""
+        return self.incarnation == 0 and self._clock.monotonic() < self._expected_until
+
+    @property
     def calls_in_flight(self) -> int:
-        return len(self._in_flight)
+        return len(self._in_flight) + len(self._kept)
 
     @property
     def calls_unsent(self) -> int:
@@ -174,26 +198,42 @@ class ShardLink:
         """How many jobs are ready by priority, as last heard: a hint."""
         return self.ready.get(queue, ())
 
-    def call(self, call: ShardCall, on_reply: OnReply) -> None:
-        """Send `call` with all others of this turn; `on_reply` is called once, later or now."""
+    def call(self, call: ShardCall, on_reply: OnReply, *, patient: bool = True) -> None:
+        """Send `call` with all others of this turn; `on_reply` is called once, later or now.
+
+        While the shard is returning, and if it goes without having carried out the call, a
+        `patient` one waits for its successor; else the reply is REFUSED."""
         size = len(call.message)
-        if self.incarnation == 0 or (
-            self._bytes_in_flight + size > self._max_bytes and self._in_flight
-        ):
+        if self._bytes_in_flight + size > self._max_bytes and self._bytes_in_flight:
             on_reply(_REFUSED)
             return
+        if self.incarnation == 0:
+            if patient and self.returning:
+                self._bytes_in_flight += size
+                self._keep(_InFlight(on_reply, call, patient))
+            else:
+                on_reply(_REFUSED)
+            return
+        self._bytes_in_flight += size
+        self._post(_new(_InFlight, (on_reply, call, patient)))
+
+    def _post(self, pending: _InFlight) -> None:
         call_id = self._next_call_id
         self._next_call_id = (call_id + 1) & 0xFFFFFFFF
-        self._in_flight[call_id] = _new(_InFlight, (on_reply, call.deadline, size))
-        self._bytes_in_flight += size
-        self._outbox.append(_new(CallEntry, (call_id, *call)))
+        self._in_flight[call_id] = pending
+        self._outbox.append(_new(CallEntry, (call_id, *pending.call)))
         if not self._flush_scheduled:
             self._flush_scheduled = True
             self._loop.call_soon(self._flush)
             if self._sweeping is None:
                 self._sweeping = self._loop.call_later(_SWEEP_SECONDS, self._sweep)
 
-    def ask(self, call: ShardCall) -> asyncio.Future[ShardReply]:
+    def _keep(self, pending: _InFlight) -> None:
+        self._kept.append(pending)
+        if self._sweeping is None:
+            self._sweeping = self._loop.call_later(_SWEEP_SECONDS, self._sweep)
+
+    def ask(self, call: ShardCall, *, patient: bool = True) -> asyncio.Future[ShardReply]:
         """`call`, to be awaited. A reply with claims that nobody awaits any more is released."""
         future: asyncio.Future[ShardReply] = self._loop.create_future()
 
@@ -203,13 +243,13 @@ class ShardLink:
             elif reply.jobs:
                 self.release(reply.payload)
 
-        self.call(call, arrived)
+        self.call(call, arrived, patient=patient)
         return future
 
     def release(self, dequeue_reply: bytes) -> None:
         """End the claims in a dequeue's answer that could not be delivered.
 
-        If the shard has gone meanwhile, the claims end by their time-out."""
+        If the shard has gone meanwhile and does not come back soon, they end by their time-out."""
         deadline = self._clock.monotonic() + 60.0
         self.call(ShardCall(deadline, dequeue_reply, Op.RELEASE), lambda _reply: None)
 
@@ -222,7 +262,7 @@ class ShardLink:
             return
         if self.incarnation == 0 or not self._send(envelope.pack_calls(self.incarnation, entries)):
             for entry in entries:
-                self._finish(entry.call_id, _REFUSED)
+                self._not_carried_out(entry.call_id)
 
     def _send(self, frame: bytes) -> bool:
         try:
@@ -286,17 +326,23 @@ class ShardLink:
         self.facts = facts
         self.ready = dict(facts.counts)
         log.info("shard-%s serves (incarnation %d)", self.name, incarnation)
+        # First of all: this creates the queues that the shard lacks.
         self._listener.welcomed(self, facts)
+        kept, self._kept = self._kept, deque()
+        for pending in kept:
+            self._post(pending)
 
     def _bid_farewell(self) -> None:
         """The shard ends in order, or its store is closed: what it has not answered by now it will
         never carry out."""
         log.info("shard-%s does not serve for now; waiting for it to come back", self.name)
-        self._part(_REFUSED)
+        self._part(None)
 
-    def _part(self, reply: ShardReply) -> None:
-        """Not welcomed any more: `reply` is the answer to all calls that were sent."""
+    def _part(self, reply: ShardReply | None) -> None:
+        """Not welcomed any more: `reply` is the answer to all calls that were sent, None if they
+        were not carried out."""
         self.incarnation = 0
+        self._expected_until = self._clock.monotonic() + self._return_seconds
         self.ailing = False
         self.ready = {}
         self._lose_calls(reply)
@@ -315,11 +361,32 @@ class ShardLink:
         call = self._in_flight.pop(call_id, None)
         if call is None:
             return
-        self._bytes_in_flight -= call.size
+        self._bytes_in_flight -= len(call.call.message)
         if call.on_reply is not None:
             call.on_reply(reply)
         elif reply.jobs:
             self.release(reply.payload)
+
+    def _not_carried_out(self, call_id: int) -> None:
+        """The shard has gone, or can't be reached: keep the call for its successor, or refuse."""
+        pending = self._in_flight.get(call_id)
+        if pending is None:
+            return
+        if pending.patient and pending.on_reply is not None and self.returning:
+            del self._in_flight[call_id]
+            self._keep(pending)
+        else:
+            self._finish(call_id, _REFUSED)
+
+    def _refuse_kept(self) -> None:
+        kept, self._kept = self._kept, deque()
+        for pending in kept:
+            self._refuse(pending)
+
+    def _refuse(self, pending: _InFlight) -> None:
+        self._bytes_in_flight -= len(pending.call.message)
+        if pending.on_reply is not None:
+            pending.on_reply(_REFUSED)
 
     # --- what goes wrong ---------------------------------------------------------------
 
@@ -332,7 +399,7 @@ class ShardLink:
             if event == zmq.EVENT_DISCONNECTED:
                 if self.incarnation:
                     log.warning("shard-%s has gone; waiting for it to come back", self.name)
-                self._part(_LOST)
+                    self._part(_LOST)
             else:
                 self._greet()
 
@@ -343,34 +410,52 @@ class ShardLink:
         if not self._send(envelope.pack_hello(self._listener.queues_known())):
             self._loop.call_later(_GREET_AGAIN_SECONDS, self._greet)
 
-    def _lose_calls(self, reply: ShardReply) -> None:
-        """What was handed to ZeroMQ is answered with `reply`: LOST if it may have been carried out.
-        What is still in the outbox was not."""
+    def _lose_calls(self, reply: ShardReply | None) -> None:
+        """What was handed to ZeroMQ is answered with `reply`: LOST if it may have been carried out,
+        None if it was not. What is still in the outbox was not."""
         unsent, self._outbox = self._outbox, []
         for entry in unsent:
-            self._finish(entry.call_id, _REFUSED)
+            self._not_carried_out(entry.call_id)
         for call_id in list(self._in_flight):
-            self._finish(call_id, reply)
+            if reply is None:
+                self._not_carried_out(call_id)
+            else:
+                self._finish(call_id, reply)
 
     def _sweep(self) -> None:
         """Give up calls past their deadline; forget those whose late answers will not come."""
         self._sweeping = None
         now = self._clock.monotonic()
-        for call_id, call in list(self._in_flight.items()):
-            if call.deadline + _FORGET_AFTER_SECONDS <= now:
+        self._sweep_kept(now)
+        for call_id, pending in list(self._in_flight.items()):
+            if pending.call.deadline + _FORGET_AFTER_SECONDS <= now:
                 self._finish(call_id, _LATE)
         late = [
-            (call_id, call)
-            for call_id, call in self._in_flight.items()
-            if call.deadline <= now and call.on_reply is not None
+            (call_id, pending)
+            for call_id, pending in self._in_flight.items()
+            if pending.call.deadline <= now and pending.on_reply is not None
         ]
-        for call_id, call in late:
-            self._in_flight[call_id] = call._replace(on_reply=None)
-        for _, call in late:
-            assert call.on_reply is not None
-            call.on_reply(_LATE)
-        if self._in_flight and self._sweeping is None:
+        for call_id, pending in late:
+            self._in_flight[call_id] = pending._replace(on_reply=None)
+        for _, pending in late:
+            assert pending.on_reply is not None
+            pending.on_reply(_LATE)
+        if (self._in_flight or self._kept) and self._sweeping is None:
             self._sweeping = self._loop.call_later(_SWEEP_SECONDS, self._sweep)
+
+    def _sweep_kept(self, now: float) -> None:
+        if not self._kept:
+            return
+        if not self.returning:
+            log.warning("shard-%s is not back; refusing %d calls", self.name, len(self._kept))
+            self._refuse_kept()
+            return
+        kept, self._kept = self._kept, deque()
+        for pending in kept:
+            if pending.call.deadline > now:
+                self._kept.append(pending)
+            else:
+                self._refuse(pending)
 
 
 def _descriptor(socket: zmq.Socket[bytes]) -> int:

@@ -244,7 +244,7 @@ def test_only_one_command_works_in_a_folder_at_a_time(serving):
         done = serving.down()
 
     assert done.returncode == 1
-    assert "another `pinlaterd up` or `down` works in" in done.stderr
+    assert "another `pinlaterd up`, `down` or `pinlater-admin restart` works in" in done.stderr
     assert set(serving.pids()) == ALL
 
 

@@ -53,6 +53,8 @@ from tests.conftest import WaitUntil
 pytestmark = pytest.mark.service
 
 REQUEST_TIMEOUT_MS = 1500
+# What is down is down for good here: nothing is gained by waiting for it.
+GRACE_MS = 100
 SKIPPED_IDS = 1_000_000
 # What a busy machine may take longer.
 SLACK_MS = 3500
@@ -66,6 +68,7 @@ def service(new_deployment: Callable[[], Deployment]) -> Iterator[Deployment]:
     deployment = new_deployment()
     deployment.configure(
         request_timeout_ms=REQUEST_TIMEOUT_MS,
+        shard_restart_grace_ms=GRACE_MS,
         monitor_interval_seconds=0.1,
         admin_password_hash=hash_password(ADMIN_PASSWORD),
     )

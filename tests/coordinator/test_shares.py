@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pinlaterd.coordinator.membership import Alone
 from pinlaterd.coordinator.shares import FLOOR_FRACTION, divide, server_share
 
-rates = st.floats(0, 1e6)
-demands = st.dictionaries(st.text(max_size=3), st.floats(), min_size=1, max_size=8)
+rates = st.just(0.0) | st.floats(1e-6, 1e9)
+demands = st.dictionaries(st.text(max_size=3), st.floats(0, 1e10), min_size=1, max_size=8)
 
 
 @given(rates, demands)
@@ -22,27 +21,47 @@ def test_the_shares_add_up_to_the_rate_and_everybody_has_a_floor(rate, wanted):
     assert all(share >= floor * 0.999 for share in shares.values())
 
 
-def test_more_demand_more_share():
-    shares = divide(100, {"router-1": 30, "router-2": 10, "router-3": 0})
+@given(rates, demands)
+def test_nothing_is_wasted_while_anyone_wants_more(rate, wanted):
+    shares = divide(rate, wanted)
 
-    assert shares == pytest.approx(
-        {"router-1": 70.833, "router-2": 25.833, "router-3": 3.333}, 1e-3
+    spent = sum(min(shares[name], demand) for name, demand in wanted.items())
+    assert spent >= min(rate * (1 - FLOOR_FRACTION), sum(wanted.values())) * 0.999999
+
+
+@given(rates, demands)
+def test_who_gets_less_than_he_wants_gets_as_much_as_anybody(rate, wanted):
+    shares = divide(rate, wanted)
+
+    for name, demand in wanted.items():
+        if shares[name] < demand * 0.999999:
+            assert shares[name] >= max(shares.values()) * 0.999999
+
+
+def test_equal_demands_get_equal_shares():
+    assert divide(90, {"a": 1000, "b": 1000, "c": 1000}) == pytest.approx(
+        {"a": 30, "b": 30, "c": 30}
     )
 
 
+def test_who_wants_little_gets_it_and_the_others_the_rest():
+    shares = divide(100, {"router-1": 1000, "router-2": 10, "router-3": 1000})
+
+    assert shares == pytest.approx({"router-1": 45, "router-2": 10, "router-3": 45})
+
+
+def test_one_who_wants_all_gets_all_but_the_floors():
+    shares = divide(100, {"router-1": 1000, "router-2": 0})
+
+    assert shares == pytest.approx({"router-1": 99.5, "router-2": 0.5})
+
+
 def test_without_demand_it_is_divided_evenly():
-    assert divide(9, {"a": 0, "b": -1, "c": float("nan")}) == {"a": 3, "b": 3, "c": 3}
+    assert divide(9, {"a": 0, "b": 0, "c": 0}) == pytest.approx({"a": 3, "b": 3, "c": 3})
     assert divide(9, {}) == {}
-
-
-def test_what_is_reserved_comes_off_first():
-    assert divide(10, {"a": 1}, {"cut off": 4}) == {"a": pytest.approx(6)}
-    assert divide(10, {"a": 1}, {"cut off": 40}) == {"a": 0}
+    assert divide(0, {"a": 1}) == {"a": 0}
 
 
 def test_servers_share_evenly():
-    assert server_share(9, "a:1", ["a:1", "b:1", "c:1"]) == 3
-    assert server_share(9, "x:1", []) == 9
-
-    alone = Alone("host", 9010)
-    assert server_share(9, alone.own, alone.servers()) == 9
+    assert server_share(9, 3) == 3
+    assert server_share(9, 1) == 9

@@ -44,6 +44,19 @@ def test_all_that_should_serve_does():
     assert found["processes"][0]["rss_bytes"] > 1_000_000
 
 
+def test_a_relief_serves_in_its_routers_place():
+    found = status(CONFIG, [view("router", "stopped"), *ALL[1:], view("router-relief")], ABOUT)
+
+    assert found["healthy"]
+    assert [process["name"] for process in found["processes"]][-1] == "router-relief"
+
+
+def test_what_has_ended_and_is_not_expected_is_not_shown():
+    found = status(CONFIG, [*ALL, view("router-relief", "stopped")], ABOUT)
+
+    assert [process["name"] for process in found["processes"]] == ["router", "shard-1", "shard-2"]
+
+
 def test_a_process_never_heard_of_is_a_problem():
     found = status(CONFIG, ALL[:2], ABOUT)
 

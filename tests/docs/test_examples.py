@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -13,7 +14,7 @@ from pinlaterd.config.schema import Config
 REPOSITORY = Path(__file__).parents[2]
 SHARDS = sorted(REPOSITORY.glob("examples/shards-*"))
 BLOCKS = [
-    block
+    dedent(block)
     for page in sorted([REPOSITORY / "README.md", *REPOSITORY.glob("docs/*.md")])
     for block in re.findall(r"```yaml\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
 ]

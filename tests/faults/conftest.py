@@ -44,12 +44,12 @@ def deployment(shared_deployment: Deployment) -> Deployment:
 @pytest.fixture
 def new_deployment(
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Callable[[int], Deployment]]:
+) -> Iterator[Callable[..., Deployment]]:
     """Writes a deployment of so many shards, of the test's own; it is not started."""
     made: list[Deployment] = []
 
-    def make(shards: int) -> Deployment:
-        made.append(make_deployment(tmp_path_factory.mktemp("d"), shards=shards))
+    def make(shards: int, **settings: object) -> Deployment:
+        made.append(make_deployment(tmp_path_factory.mktemp("d"), shards=shards, **settings))
         return made[-1]
 
     yield make
@@ -71,8 +71,8 @@ def load(deployment: Deployment, queue: str) -> Load:
     return Load(deployment, queue)
 
 
-def make_deployment(folder: Path, *, shards: int) -> Deployment:
+def make_deployment(folder: Path, *, shards: int, **settings: object) -> Deployment:
     deployment = Deployment(folder)
-    settings = SETTINGS | {"admin_password_hash": f'"{hash_password(PASSWORD)}"'}
-    deployment.init(shards=shards, settings=settings)
+    password = {"admin_password_hash": f'"{hash_password(PASSWORD)}"'}
+    deployment.init(shards=shards, settings=SETTINGS | password | settings)
     return deployment

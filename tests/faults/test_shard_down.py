@@ -160,14 +160,13 @@ class TestAfterItsReturn:
             client.dequeue("made", limit=1)
 
 
-@pytest.mark.parametrize("program", ["shard-1", "router"])
-def test_a_restart_by_supervisorctl_finishes_what_is_in_hand(
-    deployment: Deployment, load: Load, program, wait_until
+def test_a_router_restarted_by_supervisorctl_finishes_what_is_in_hand(
+    deployment: Deployment, load: Load, wait_until
 ):
     with load.running():
         wait_until(partial(load.has_progressed, since=0))
 
-        deployment.supervisorctl("restart", program)
+        deployment.supervisorctl("restart", "router")
 
         deployment.wait_until_serving()
         wait_until(partial(load.has_progressed, since=load.progress()))

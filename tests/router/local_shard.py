@@ -25,6 +25,7 @@ class LocalShard:
         facts = service.facts()
         self.facts: ShardFacts | None = facts
         self.healthy = True
+        self.returning = False
         self.ailing = False
         self.calls: list[CallEntry] = []  # all that were ever made
         self.ready: dict[str, tuple[int, ...]] = dict(facts.counts)
@@ -47,7 +48,7 @@ class LocalShard:
     def ready_counts(self, queue: str) -> tuple[int, ...]:
         return self.ready.get(queue, ())
 
-    def call(self, call: ShardCall, on_reply: OnReply) -> None:
+    def call(self, call: ShardCall, on_reply: OnReply, *, patient: bool = True) -> None:
         if not self.healthy:
             on_reply(ShardReply(Outcome.REFUSED))
             return
@@ -65,9 +66,9 @@ class LocalShard:
         self._service.submit([Arrival(ROUTER, entry)])
         self._loop.call_soon(self.turn)
 
-    def ask(self, call: ShardCall) -> asyncio.Future[ShardReply]:
+    def ask(self, call: ShardCall, *, patient: bool = True) -> asyncio.Future[ShardReply]:
         future: asyncio.Future[ShardReply] = self._loop.create_future()
-        self.call(call, future.set_result)
+        self.call(call, future.set_result, patient=patient)
         return future
 
     def release(self, dequeue_reply: bytes) -> None:

@@ -14,10 +14,11 @@ from typing import cast
 
 import pytest
 
-from pinlaterd.clock import SystemClock
+from pinlaterd.clock import FakeClock, SystemClock
 from pinlaterd.config.schema import Config, ServerSettings, ShardSettings
 from pinlaterd.engines.sqlite.engine import SqliteEngine
 from pinlaterd.errors import (
+    DequeueRateLimited,
     EnqueueRejected,
     InvalidRequest,
     NoHealthyShards,
@@ -42,7 +43,7 @@ from pinlaterd.model import (
     Request,
     Result,
 )
-from pinlaterd.router.limits import Unlimited
+from pinlaterd.router.limits import RateLimits
 from pinlaterd.router.service import RouterService
 from pinlaterd.router.shards import ShardPlan, ShardSet
 from pinlaterd.rpc import codec
@@ -105,12 +106,20 @@ class Site:
         for shard in self.locals():
             assert shard.facts is not None
             self.shards.welcomed(shard, shard.facts)
+        self.limits = RateLimits(FakeClock(), lambda: None)  # whose tokens `fill` gives
+        self.stats = Stats()
         self.router = RouterService(
-            self.shards, settings, Unlimited(), self.clock, Stats(), Random(1)
+            self.shards, settings, self.limits, self.clock, self.stats, Random(1)
         )
 
     def wake(self, queue: str) -> None:
         self.router.wake(queue)
+
+    def fill(self, tokens: float) -> None:
+        """From now on the queue has a limit, and so many tokens; no others come."""
+        self.limits.follow({QUEUE: 0.0}, {})
+        self.limits.follow({QUEUE: 1e-9}, {})
+        self.limits.follow({QUEUE: tokens or 1e-9}, {QUEUE: tokens})
 
     def locals(self) -> list[LocalShard]:
         return cast("list[LocalShard]", list(self.shards.by_name.values()))
@@ -319,6 +328,92 @@ def test_a_waiting_dequeue_is_woken_by_a_job_on_any_shard(play):
         assert not waiting.message.done()
 
         await site.enqueue_on("3", Job(b"news"))
+
+        message = await asyncio.wait_for(waiting.message, ANSWER_SECONDS)
+        result = cast("DequeueResult", codec.decode_reply(Method.DEQUEUE, message))
+        assert [job.body for job in result.jobs] == [b"news"]
+
+    play(scenario)
+
+
+def test_a_dequeue_is_granted_the_tokens_there_are_and_pays_for_what_it_gets(play):
+    async def scenario(site: Site) -> None:
+        await site.enqueue_on("1", *[Job(b"x") for _ in range(4)])
+        site.fill(10)
+
+        assert len(await site.dequeue(3)) == 3
+        assert len(await site.dequeue(100)) == 1  # that was all: seven less one are left
+        await site.enqueue_on("2", *[Job(b"x") for _ in range(20)])
+        assert len(await site.dequeue(100)) == 6
+        with pytest.raises(DequeueRateLimited, match=QUEUE):
+            await site.dequeue(1)
+
+    play(scenario)
+
+
+def test_dry_runs_are_free(play):
+    async def scenario(site: Site) -> None:
+        await site.enqueue_on("1", *[Job(b"x") for _ in range(5)])
+        await site.enqueue_on("2", *[Job(b"x") for _ in range(5)])
+        for tokens in (0, 2):
+            site.fill(tokens)
+            assert len(await site.dequeue(8, dry_run=True)) == 8
+
+        assert len(await site.dequeue(8)) == 2
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("shards_of_acks", [["1"], ["1", "2"]])
+def test_acks_are_carried_out_also_when_the_rate_allows_no_job(play, shards_of_acks):
+    async def scenario(site: Site) -> None:
+        for name in shards_of_acks:
+            await site.enqueue_on(name, Job(b"x"))
+        done = await site.dequeue(5)
+        await site.enqueue_on("3", Job(b"y"))
+        site.fill(0)
+        acks = AckRequest(QUEUE, [AckInfo(job.descriptor) for job in done])
+
+        with pytest.raises(DequeueRateLimited):
+            await site.dequeue(1, acks=acks)
+
+        states = await site.states([job.descriptor for job in done])
+        assert states == [JobState.SUCCEEDED] * len(done)
+        bad = acks._replace(succeeded=[AckInfo("nonsense")])
+        with pytest.raises(InvalidRequest, match="nonsense"):
+            await site.dequeue(1, acks=bad)
+
+    play(scenario)
+
+
+def test_a_dequeue_waits_for_a_token_and_then_for_a_job(play):
+    async def scenario(site: Site) -> None:
+        site.fill(0)
+        waiting = site.begin(Method.DEQUEUE, DequeueRequest(QUEUE, 1, max_wait_ms=30_000))
+        with pytest.raises(DequeueRateLimited):
+            await site.dequeue(1)
+        site.fill(1)
+        assert len(await site.dequeue(1, dry_run=True)) == 0
+        assert not waiting.message.done()
+
+        await site.enqueue_on("3", Job(b"news"))
+
+        message = await asyncio.wait_for(waiting.message, ANSWER_SECONDS)
+        result = cast("DequeueResult", codec.decode_reply(Method.DEQUEUE, message))
+        assert [job.body for job in result.jobs] == [b"news"]
+
+    play(scenario)
+
+
+def test_what_comes_while_a_dequeue_waits_for_its_token_is_found(play):
+    async def scenario(site: Site) -> None:
+        site.fill(0)
+        waiting = site.begin(Method.DEQUEUE, DequeueRequest(QUEUE, 1, max_wait_ms=30_000))
+        with pytest.raises(DequeueRateLimited):
+            await site.dequeue(1)
+        await site.enqueue_on("1", Job(b"news"))
+
+        site.fill(1)
 
         message = await asyncio.wait_for(waiting.message, ANSWER_SECONDS)
         result = cast("DequeueResult", codec.decode_reply(Method.DEQUEUE, message))

@@ -482,8 +482,10 @@ def test_stopping_answers_what_it_began_although_more_has_come_in(start, wait_un
         client.sendall(b"".join(framed(queue_names(seqid=n)) for n in range(most_calls + 3)))
         wait_until(lambda: len(calls.calls) == most_calls)
         client.sendall(framed(queue_names(seqid=99)) * 10)  # it reads no more by now
-        stopping = asyncio.run_coroutine_threadsafe(server.server.stop(SECONDS), server._loop)
-        wait_until(lambda: server.server._server is None)
+        stopping = asyncio.run_coroutine_threadsafe(
+            server.server.stop(SECONDS, retire_seconds=0), server._loop
+        )
+        wait_until(lambda: not server.server.listeners)
 
         for number in range(most_calls):
             server.call(calls.answer, number)

@@ -15,7 +15,7 @@ from pinlaterd.model import (
     JobState,
 )
 from pinlaterd.shard.service import MOST_LOOKS
-from pinlaterd.wire.envelope import ReplyEntry
+from pinlaterd.wire.envelope import ReplyEntry, Status
 
 JOBS = 700  # more than a few slices
 
@@ -144,10 +144,21 @@ def test_a_store_that_breaks_meanwhile_is_told(shard, bodies, monkeypatch):
     assert len(shard.call(dry_run()).jobs) == JOBS
 
 
-def test_a_shard_that_stops_answers_those_in_hand(shard, bodies):
-    first, second = first_slice(shard, dry_run(), dry_run())
+def test_a_shard_that_stops_leaves_them_to_its_successor(shard, bodies):
+    first_slice(shard, dry_run(), dry_run())
 
     shard.service.close()
 
-    replies = shard.service.take_replies()[b"router"]
-    assert {reply.call_id for reply in replies} == {first.call_id, second.call_id}
+    assert shard.service.take_replies() == {}
+
+
+def test_a_shard_that_stops_answers_one_whose_acks_were_carried_out(shard, bodies):
+    [job] = shard.dequeue(1)
+    acks = AckRequest("mail", [AckInfo(job.descriptor)])
+    [entry] = first_slice(shard, dry_run(acks=acks))
+
+    shard.service.close()
+
+    [reply] = shard.service.take_replies()[b"router"]
+    assert reply.call_id == entry.call_id
+    assert reply.status is Status.FAILED

@@ -381,3 +381,29 @@ def test_what_takes_too_long_answers_with_the_count_so_far(make_shard):
     deleted = shard.decode(reply)
     assert 0 < deleted < 100
     assert shard.counts()[0] == 100 - deleted
+
+
+def test_a_delete_that_a_stop_cuts_short_answers_with_the_count_so_far(make_shard):
+    shard = make_shard(monitor_batch_size=10)
+    shard.create()
+    shard.enqueue(*[b"a"] * 100)
+    shard.submit(shard.entry(DeleteJobsRequest("mail", PENDING)))
+    assert shard.turn() == []
+
+    shard.service.close()
+
+    [reply] = shard.service.take_replies()[b"router"]
+    assert 0 < shard.decode(reply) < 100
+
+
+def test_what_has_changed_nothing_when_the_shard_stops_is_left_to_its_successor(shard):
+    shard.enqueue(b"a")
+    shard.submit(
+        shard.entry(CountRequest("mail", PENDING, body_regex="a")),
+        shard.entry(DeleteJobsRequest("mail", PENDING, body_regex="a")),
+    )
+    assert shard.turn() == []  # the searcher has them
+
+    shard.service.close()
+
+    assert shard.service.take_replies() == {}

@@ -187,6 +187,7 @@ def test_prometheus_has_queue_method_code_and_process_as_labels():
     stats.record("job_body_size_mail", 200)
     stats.record("mail_dequeue_delay_ms", 5)
     stats.gauge("shard_buffer_bytes", 7)
+    stats.gauge("mail_rate_share", 2.5)
 
     found = series(prometheus_text({"shard-1": stats.snapshot(), "shard-2": filled().snapshot()}))
 
@@ -198,6 +199,7 @@ def test_prometheus_has_queue_method_code_and_process_as_labels():
     assert found["pinlaterd_errors_total", (("code", "QUEUE_NOT_FOUND"), method, one)] == 1
     assert found["pinlaterd_queue_depth", (one, mail, ("state", "pending"))] == 2
     assert found["pinlaterd_queue_oldest_ready_age_ms", (one, mail)] == 70
+    assert found["pinlaterd_queue_rate_share", (one, mail)] == 2.5
     assert found["pinlaterd_job_body_size_bytes_count", (one, mail)] == 1
     assert found["pinlaterd_queue_dequeue_delay_ms_sum", (one, mail)] == 5
     assert found["pinlaterd_shard_buffer_bytes", (one,)] == 7

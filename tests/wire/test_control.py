@@ -23,7 +23,7 @@ from pinlaterd.wire.control import (
 )
 from pinlaterd.wire.envelope import MalformedEnvelope
 
-SNAPSHOT = Snapshot(7, (ShardEntry("1", False), ShardEntry("2d1", True)), {"mail": 2.5}, 1234)
+SNAPSHOT = Snapshot(7, (ShardEntry("1", False), ShardEntry("2d1", True)), 1234)
 
 
 def stats() -> Stats:

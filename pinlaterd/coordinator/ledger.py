@@ -1,0 +1,309 @@
+"""Who may spend how much of each queue's rate: the coordinator's book of what routers hold.
+
+The invariant: what all routers may be spending of a queue, together, is never raised above its
+limit, whatever is lost, late or killed. For this, each router's entry says the *most* that it
+may be spending (`held`), and not what it was told last:
+
+- A share that is raised counts from before the grant is sent; one that is cut counts in full
+  until the router has confirmed the grant. So a raise is paid out of what others have confirmed
+  to have given up, never out of what they were asked for.
+- A router that lives but is not heard spends its last share for ever: it stays counted.
+- A router that died spends nothing; but its successor, when it starts without being able to
+  ask, takes over its share. So that stays counted until a router of that name has said what it
+  holds, or nobody of that name is expected, or for KEPT_SECONDS, within which it would report.
+- A coordinator that starts reads the entries that its predecessor noted (each grant, before it
+  was sent), and counts what routers report or what was noted, the larger, until
+  they confirm its own first grant. It raises nothing until all expected routers have reported, or
+  for SETTLE_SECONDS: where no note is left, it does not know of them.
+- Only a limit that is lowered may leave more held than allowed, until the cuts are confirmed: a
+  few milliseconds for routers that are heard.
+
+No tokens are lost in a transfer either: what a bucket can't hold any more after a cut comes back
+with the confirmation, and goes along with the raise that the cut pays for.
+
+Without sockets and files; time and processes are asked through what is passed in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pinlaterd.clock import Clock
+from pinlaterd.coordinator.roster import SILENT_SECONDS
+from pinlaterd.coordinator.shares import FLOOR_FRACTION, divide
+from pinlaterd.wire.rates import Holding, RateGrant, RateReport, RouterId
+
+SETTLE_SECONDS = 3.0
+KEPT_SECONDS = 10.0
+_CONFIRM_SECONDS = 1.0  # after which a grant is held for lost, and another is sent
+_WORTH_TELLING = 0.001  # of a limit: smaller changes are not sent
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A router process, as far as rates go. Figures by queue."""
+
+    router: RouterId
+    held: dict[str, float]  # jobs/s: the most that it may be spending
+    number: int  # of the last grant that was sent to it, or that it follows
+    sent: dict[str, float] = field(default_factory=dict)  # jobs/s: that grant
+    demands: Mapping[str, float] = field(default_factory=dict)
+    peer: bytes = b""  # the connection that it reports through; empty: known from notes only
+    heard_at: float = -math.inf
+    confirmed: bool = False
+    sent_at: float = -math.inf
+    died_at: float | None = None
+
+    @property
+    def was_granted(self) -> bool:
+        """Whether we sent it anything, and not only a coordinator before us."""
+        return self.sent_at > -math.inf
+
+
+class Ledger:
+    """Takes what routers report, gives the grants to send. Times are monotonic seconds."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        is_running: Callable[[int], bool],
+        noted: Sequence[Holding],
+        expected: Iterable[str],
+    ) -> None:
+        """`is_running`: whether there is a process of that pid. `noted`: by the coordinator
+        before. `expected`: the names of the routers that there should be."""
+        self._clock = clock
+        self._is_running = is_running
+        self._limits: dict[str, float] = {}
+        self._expected = frozenset(expected)
+        self._entries = {
+            note.router: _Entry(note.router, dict(note.shares), note.number) for note in noted
+        }
+        self._by_peer: dict[bytes, _Entry] = {}
+        self._number = max([clock.now_ms(), *(note.number for note in noted)])
+        self._started = clock.monotonic()
+        self._settled = False
+        self._spare: dict[str, float] = {}  # tokens given up by some, for others
+        self._changed = True
+        self._note_due = False
+
+    # --- what is heard -------------------------------------------------------------------------
+
+    def set_limits(self, limits: Mapping[str, float]) -> None:
+        """This server's part of each limited queue's rate, jobs/s."""
+        self._changed |= self._limits != limits
+        self._limits = dict(limits)
+        self._spare = {queue: self._spare[queue] for queue in limits if queue in self._spare}
+
+    def heard(self, peer: bytes, report: RateReport) -> None:
+        entry = self._entries.get(report.router)
+        if entry is None:
+            entry = _Entry(report.router, {}, 0)
+            self._entries[report.router] = entry
+        if entry.peer != peer:
+            self._by_peer.pop(entry.peer, None)
+            self._by_peer[peer] = entry
+        if not entry.peer:
+            # what it says counts, and what was noted: an older grant may still be on its way
+            for queue, share in report.shares.items():
+                entry.held[queue] = max(share, entry.held.get(queue, 0.0))
+            entry.sent = dict(report.shares)
+            self._number = max(self._number, report.grant)
+            self._changed = True
+        elif report.grant == entry.number and entry.was_granted and not entry.confirmed:
+            entry.confirmed = True
+            # what one that died meanwhile held may have been taken over, as it was noted
+            if self._is_running(report.router.pid):
+                self._note_due |= entry.held != entry.sent
+                entry.held = dict(entry.sent)
+            self._changed = True
+            for queue, tokens in report.returned.items():
+                self._spare[queue] = self._spare.get(queue, 0.0) + tokens
+        self._changed |= entry.demands != report.demands
+        entry.peer, entry.demands = peer, report.demands
+        entry.heard_at = self._clock.monotonic()
+
+    def heartbeat(self, peer: bytes) -> None:
+        """A router that has nothing to say of rates lives."""
+        entry = self._by_peer.get(peer)
+        if entry is not None:
+            entry.heard_at = self._clock.monotonic()
+
+    # --- what follows from it ------------------------------------------------------------------
+
+    def reckon(self) -> Sequence[tuple[bytes, RateGrant]]:
+        """The grants to send now, after `holdings` has been noted if `note_due`."""
+        self._look_for_the_dead()
+        self._settle()
+        now = self._clock.monotonic()
+        live = [entry for entry in self._entries.values() if self._is_heard(entry)]
+        late = any(not e.confirmed and now - e.sent_at > _CONFIRM_SECONDS for e in live)
+        if not self._changed and not late:
+            return ()
+        self._changed = False
+        # who has not confirmed is left as it is: its next report brings us here again
+        open_to_change = [
+            entry for entry in live if entry.confirmed or now - entry.sent_at > _CONFIRM_SECONDS
+        ]
+        wanted = {entry.router: dict(entry.sent) for entry in open_to_change}
+        credits_: dict[RouterId, dict[str, float]] = {entry.router: {} for entry in open_to_change}
+        for queue, limit in self._limits.items():
+            self._divide(queue, limit, live, wanted)
+            self._hand_on_spare(queue, live, wanted, credits_)
+        return [
+            (entry.peer, grant)
+            for entry in open_to_change
+            if (grant := self._grant(entry, wanted[entry.router], credits_[entry.router]))
+        ]
+
+    @property
+    def note_due(self) -> bool:
+        """Whether what routers may hold has changed since `holdings` was asked for."""
+        return self._note_due
+
+    def holdings(self) -> Sequence[Holding]:
+        """What each router may hold."""
+        self._note_due = False
+        return [
+            Holding(entry.router, entry.number, dict(entry.held))
+            for entry in self._entries.values()
+        ]
+
+    def _divide(
+        self,
+        queue: str,
+        limit: float,
+        live: Sequence[_Entry],
+        wanted: Mapping[RouterId, dict[str, float]],
+    ) -> None:
+        """Put into `wanted` what each router is to have of `queue` now."""
+        sharers = {entry.router: entry for entry in live}
+        held = {router: entry.held.get(queue, 0.0) for router, entry in self._entries.items()}
+        out_of_reach = math.fsum(held[router] for router in held if router not in sharers)
+        rest = max(0.0, limit - out_of_reach)
+        demands = {
+            router: min(rest, entry.demands.get(queue, 0.0)) for router, entry in sharers.items()
+        }
+        sent = {router: entry.sent.get(queue, 0.0) for router, entry in sharers.items()}
+        if _is_good(sent, demands, rest) and all(queue in entry.sent for entry in live):
+            return
+        targets = divide(rest, demands)
+        free = max(0.0, limit - math.fsum(held.values())) if self._settled else 0.0
+        missing = {
+            router: targets[router] - held[router]
+            for router in wanted
+            if targets[router] > held[router]
+        }
+        total_missing = math.fsum(missing.values())
+        portion = min(1.0, free / total_missing) if total_missing else 0.0
+        for router, shares in wanted.items():
+            if router in missing:
+                target = held[router] + missing[router] * portion
+            else:
+                target = targets[router]
+            shares[queue] = target
+
+    def _hand_on_spare(
+        self,
+        queue: str,
+        live: Sequence[_Entry],
+        wanted: Mapping[RouterId, Mapping[str, float]],
+        credits_: Mapping[RouterId, dict[str, float]],
+    ) -> None:
+        """Tokens that some gave up go to those who want more than their share."""
+        tokens = self._spare.pop(queue, 0.0)
+        if not tokens:
+            return
+        unmet = {
+            entry.router: max(0.0, entry.demands.get(queue, 0.0) - entry.sent.get(queue, 0.0))
+            for entry in live
+        }
+        reached = math.fsum(unmet[router] for router in wanted)
+        if reached:
+            for router in wanted:
+                if unmet[router]:
+                    credits_[router][queue] = tokens * unmet[router] / reached
+        elif any(unmet.values()):
+            self._spare[queue] = tokens  # those who want it are about to confirm
+
+    def _grant(
+        self, entry: _Entry, shares: Mapping[str, float], credits_: Mapping[str, float]
+    ) -> RateGrant | None:
+        """Enter `shares`, and the grant that says so; None if the router need not be told."""
+        shares = {queue: shares.get(queue, 0.0) for queue in self._limits}
+        is_lost = not entry.confirmed
+        same_queues = shares.keys() == entry.sent.keys()
+        if (
+            not credits_
+            and not is_lost
+            and same_queues
+            and not self._is_worth_telling(entry, shares)
+        ):
+            return None
+        self._number += 1
+        entry.number, entry.sent, entry.confirmed = self._number, dict(shares), False
+        entry.sent_at = self._clock.monotonic()
+        for queue, share in shares.items():
+            entry.held[queue] = max(share, entry.held.get(queue, 0.0))
+        # Cuts, too, for their numbers: a successor's grants must have greater ones, whatever the
+        # clock says by then, or a router would take one of ours, which comes late, for its.
+        self._note_due = True
+        return RateGrant(self._number, shares, credits_)
+
+    def _is_worth_telling(self, entry: _Entry, shares: Mapping[str, float]) -> bool:
+        return any(
+            abs(share - entry.sent[queue]) > self._limits[queue] * _WORTH_TELLING
+            or (share == 0) != (entry.sent[queue] == 0)
+            for queue, share in shares.items()
+        )
+
+    # --- who is there --------------------------------------------------------------------------
+
+    def _is_heard(self, entry: _Entry) -> bool:
+        silent_seconds = self._clock.monotonic() - entry.heard_at
+        return bool(entry.peer) and entry.died_at is None and silent_seconds <= SILENT_SECONDS
+
+    def _settle(self) -> None:
+        if self._settled:
+            return
+        reported = {entry.router.process for entry in self._entries.values() if entry.peer}
+        seconds = self._clock.monotonic() - self._started
+        if self._expected <= reported or seconds > SETTLE_SECONDS:
+            self._settled = self._changed = True
+
+    def _look_for_the_dead(self) -> None:
+        now = self._clock.monotonic()
+        for entry in list(self._entries.values()):
+            if entry.died_at is None:
+                if self._is_running(entry.router.pid):
+                    continue
+                entry.died_at = now
+                self._changed = True
+            if self._is_succeeded(entry) or now - entry.died_at > KEPT_SECONDS:
+                del self._entries[entry.router]
+                self._note_due = True
+                self._by_peer.pop(entry.peer, None)
+                self._changed = True
+
+    def _is_succeeded(self, dead: _Entry) -> bool:
+        """Whether nobody will take over its share any more without our knowing."""
+        name = dead.router.process
+        return name not in self._expected or any(
+            other.router.process == name
+            and other.router.started_at_ms > dead.router.started_at_ms
+            and other.peer
+            for other in self._entries.values()
+        )
+
+
+def _is_good(
+    sent: Mapping[RouterId, float], demands: Mapping[RouterId, float], rest: float
+) -> bool:
+    """Whether everybody has what he wants, and all is given out: then nothing needs to change."""
+    floor = rest * FLOOR_FRACTION / max(1, len(sent))
+    tolerance = rest * _WORTH_TELLING
+    return abs(math.fsum(sent.values()) - rest) <= tolerance and all(
+        share >= max(floor - tolerance, demands[router]) for router, share in sent.items()
+    )

@@ -1,0 +1,198 @@
+"""Starts processes of a running deployment anew, one after the other, at no client's cost.
+
+A process that is told to end finishes what it has in hand, and supervisord starts it again by
+itself: whatever becomes of whoever asked for that, it comes back. While a shard is away, routers
+keep its calls. A router is relieved: a second one takes over its listening socket and serves beside
+it; then the router is restarted, and takes over in turn. So a router that can't start (a mistake in
+the configuration, a broken installation) is found out while the old one serves, and what a crash in
+the middle leaves behind is at least one that serves. To repeat the command puts that in order.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from pinlaterd.admin import stats_page
+from pinlaterd.config.in_force import load_in_force
+from pinlaterd.config.layout import ETC, shard_program
+from pinlaterd.config.schema import Config
+from pinlaterd.coordinator.plan import Program
+from pinlaterd.coordinator.programs import (
+    COORDINATOR,
+    log_file,
+    relief_of,
+    stop_seconds,
+    wanted_programs,
+)
+from pinlaterd.coordinator.status import Status, router_programs
+from pinlaterd.coordinator.supervisord import ProgramInfo, Supervisord, SupervisorError
+from pinlaterd.deployment.errors import DeploymentError
+from pinlaterd.deployment.service import (
+    Startup,
+    Tell,
+    at_work_in,
+    failed,
+    last_lines,
+    log_sizes,
+)
+from pinlaterd.errors import ConnectionFailed
+from pinlaterd.wire.control import ProcessState
+
+ALL_SHARDS = "all"
+_SERVE_SECONDS = 60.0
+_POLL_SECONDS = 0.05
+
+
+class Restarted(NamedTuple):
+    program: str
+    pid: int
+    seconds: float  # from the first step until the last
+
+
+def restart_routers(directory: Path, tell: Tell) -> Sequence[Restarted]:
+    """Raises ConfigError, DeploymentError, ConnectionFailed (no coordinator); so do the others."""
+    return _restart(directory, lambda config: router_programs(config.server.routers), tell)
+
+
+def restart_shards(directory: Path, name: str, tell: Tell) -> Sequence[Restarted]:
+    """The shard `name`, or each of them."""
+
+    def chosen(config: Config) -> Sequence[str]:
+        if name != ALL_SHARDS and name not in config.shards:
+            raise DeploymentError(f"no shard {name!r}; there are: {', '.join(config.shards)}")
+        return [shard_program(shard) for shard in config.shards if name in (shard, ALL_SHARDS)]
+
+    return _restart(directory, chosen, tell)
+
+
+def restart_coordinator(directory: Path, tell: Tell) -> Sequence[Restarted]:
+    return _restart(directory, lambda _: [COORDINATOR], tell)
+
+
+def _restart(
+    directory: Path, choose: Callable[[Config], Sequence[str]], tell: Tell
+) -> Sequence[Restarted]:
+    with at_work_in(directory):
+        # What is in force, not what the files say by now: a restart changes no settings.
+        config = load_in_force(ETC).config
+        names = choose(config)
+        try:
+            work = _Restarts(config, tell)
+            if COORDINATOR not in names:
+                _fetch_status()  # it is asked who serves: find out before anything is stopped
+            return [work.restart(name) for name in names]
+        except SupervisorError as error:
+            raise DeploymentError(f"{error}; `pinlaterd up` starts what does not run") from error
+
+
+class _Restarts:
+    """The restarts of one command, in the deployment that is the current folder."""
+
+    def __init__(self, config: Config, tell: Tell) -> None:
+        self._config = config
+        self._supervisord = Supervisord()
+        self._programs = {program.name: program for program in wanted_programs(config)}
+        self._tell = tell
+
+    def restart(self, name: str) -> Restarted:
+        began = time.monotonic()
+        program = self._programs[name]
+        if name in router_programs(self._config.server.routers):
+            pid = self._restart_relieved(program)
+        else:
+            pid = self._restart_alone(program)
+        return Restarted(name, pid, round(time.monotonic() - began, 2))
+
+    def _restart_relieved(self, router: Program) -> int:
+        relief = relief_of(router)
+        found = self._found().get(relief.name)
+        if found is None or not self._serves(found):  # else a command before this one got so far
+            self._tell(f"starting {relief.name}")
+            startup = self._startup()
+            self._supervisord.add(relief)
+            try:
+                self._wait_until_serving(relief.name, startup)
+            except DeploymentError as error:
+                self._supervisord.remove(relief.name)
+                raise DeploymentError(f"{router.name} was left as it is: {error}") from error
+        try:
+            pid = self._restart_alone(router)
+        except DeploymentError as error:
+            raise DeploymentError(
+                f"{relief.name} serves in the place of {router.name}; mend this, then repeat the "
+                f"command: {error}"
+            ) from error
+        self._tell(f"stopping {relief.name}")
+        self._supervisord.remove(relief.name)
+        return pid
+
+    def _restart_alone(self, program: Program) -> int:
+        """Returns the new pid."""
+        name = program.name
+        self._tell(f"stopping {name}")
+        present = {found.name: found for found in self._supervisord.running()}.get(name)
+        before = self._found()[name].pid if present is not None else 0
+        startup = self._startup()
+        if present is None or not before or present.definition != program.definition:
+            self._supervisord.add(program)  # also where its settings have changed
+        else:
+            self._supervisord.end(name)
+            if not self._has_ended(name, before):
+                self._supervisord.add(program)  # it is stopped by force
+        self._tell(f"starting {name}")
+        return self._wait_until_serving(name, startup._replace(started_at=time.time()))
+
+    def _has_ended(self, name: str, pid: int) -> bool:
+        """Whether it did in the time that supervisord would give it, too."""
+        deadline = time.monotonic() + stop_seconds(self._config.server)
+        while self._found()[name].pid == pid:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_POLL_SECONDS)
+        return True
+
+    def _wait_until_serving(self, name: str, startup: Startup) -> int:
+        crashes: set[int] = set()
+        while True:
+            found = self._found()[name]
+            if self._serves(found):
+                return found.pid
+            late = time.monotonic() > startup.deadline
+            if late or failed(found, startup, crashes):
+                raise DeploymentError(
+                    f"{name} does not serve. The last lines of {log_file(name)}:\n"
+                    + last_lines(log_file(name), startup.log_sizes.get(name, 0))
+                )
+            time.sleep(_POLL_SECONDS)
+
+    def _startup(self) -> Startup:
+        return Startup(
+            self._config,
+            self._supervisord,
+            started_at=time.time(),
+            deadline=time.monotonic() + _SERVE_SECONDS,
+            log_sizes=log_sizes(),
+        )
+
+    def _found(self) -> Mapping[str, ProgramInfo]:
+        return {found.name: found for found in self._supervisord.programs()}
+
+    def _serves(self, found: ProgramInfo) -> bool:
+        """Whether the coordinator has heard from this very process that it serves."""
+        try:
+            status = _fetch_status()
+        except ConnectionFailed:
+            return False
+        return any(
+            process["pid"] == found.pid and process["state"] == ProcessState.SERVING
+            for process in status["processes"]
+        )
+
+
+def _fetch_status() -> Status:
+    """Raises ConnectionFailed."""
+    found: Status = stats_page.fetch_json("/status.json", directory=Path(), url=None)
+    return found

@@ -1,0 +1,92 @@
+"""Hands the Thrift port's listening sockets from a router to the one that relieves it.
+
+A listening socket that is closed resets the connections in its queue. So the very socket passes
+to the successor (SCM_RIGHTS, over a Unix socket in DIR/run): it stays open as long as one of them
+lives, and whoever connects meanwhile is accepted by the one or the other. A router and its relief
+each offer theirs from the moment at which they serve; when one starts, it asks the other.
+
+Relies on asyncio for who asks; it knows nothing of Thrift.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+# A socket for each address that the host's name stands for.
+_MOST_SOCKETS = 16
+_MOST_BYTES = 1024
+_WAITING_ASKERS = 8
+# Whoever serves answers at once; one that is frozen must not keep its successor from starting.
+_ANSWER_SECONDS = 2.0
+
+
+def take(path: Path, address: str) -> Sequence[socket.socket]:
+    """The listening sockets offered at `path`, if they are those of `address`; else none.
+
+    Blocks, for two seconds at most: for a process that does not serve yet."""
+    with socket.socket(socket.AF_UNIX) as asking:
+        asking.settimeout(_ANSWER_SECONDS)
+        try:
+            asking.connect(os.fspath(path))
+            name, descriptors, _, _ = socket.recv_fds(
+                asking, _MOST_BYTES, _MOST_SOCKETS, socket.MSG_CMSG_CLOEXEC
+            )
+        except OSError:  # nobody is there, or nobody who answers
+            return []
+    taken = [socket.socket(fileno=descriptor) for descriptor in descriptors]
+    if name == address.encode():
+        return taken
+    for listener in taken:
+        listener.close()
+    return []
+
+
+def is_offered(path: Path) -> bool:
+    """Whether somebody serves who offers its sockets at `path`. Never blocks."""
+    with socket.socket(socket.AF_UNIX) as asking:
+        asking.setblocking(False)
+        return asking.connect_ex(os.fspath(path)) == 0
+
+
+class Offer:
+    """The listening sockets of `address`, for whoever asks at `path` (a Service)."""
+
+    def __init__(self, path: Path, address: str, listeners: Sequence[socket.socket]) -> None:
+        self._path = path
+        self._address = address
+        self._listeners = listeners
+        self._loop = asyncio.get_running_loop()
+        self._door: socket.socket | None = None
+
+    def start(self) -> None:
+        """Raises OSError if `path` can't be had."""
+        if self._door is not None:
+            return
+        self._path.unlink(missing_ok=True)  # what a predecessor that was killed has left
+        self._door = socket.socket(socket.AF_UNIX)
+        self._door.setblocking(False)
+        self._door.bind(os.fspath(self._path))
+        self._door.listen(_WAITING_ASKERS)
+        self._loop.add_reader(self._door.fileno(), self._give)
+
+    def stop(self) -> None:
+        if self._door is None:
+            return
+        self._loop.remove_reader(self._door.fileno())
+        self._door.close()
+        self._door = None
+        self._path.unlink(missing_ok=True)
+
+    def _give(self) -> None:
+        assert self._door is not None
+        with contextlib.suppress(OSError):  # who asked has gone: it asked only whether we are there
+            asking, _ = self._door.accept()
+            with asking:
+                asking.setblocking(False)
+                descriptors = [listener.fileno() for listener in self._listeners]
+                socket.send_fds(asking, [self._address.encode()], descriptors)

@@ -1,0 +1,231 @@
+"""What is restarted in order costs no client an error, whatever it was doing."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import pytest
+
+from pinlaterd.client import ConnectionFailed, JobState, PinLaterError
+from pinlaterd.config.layout import relief_program
+from tests.conftest import WaitUntil
+from tests.deployment import Deployment
+from tests.faults.callers import Callers
+from tests.faults.conftest import make_deployment
+from tests.faults.load import Load
+
+pytestmark = pytest.mark.service
+
+ROUTERS = ("router-1", "router-2")
+RELIEF = relief_program(ROUTERS[0])
+
+
+@pytest.fixture(scope="module")
+def shared_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """One shard behind two routers."""
+    deployment = make_deployment(
+        tmp_path_factory.mktemp("d"),
+        shards=1,
+        routers=len(ROUTERS),
+        # A busy machine starts processes slowly, and gives searchers what is left of it.
+        request_timeout_ms=9000,
+        shard_restart_grace_ms=9000,
+    )
+    try:
+        deployment.up()
+        yield deployment
+    finally:
+        deployment.destroy()
+
+
+@pytest.fixture
+def pair(shared_pair: Deployment) -> Deployment:
+    shared_pair.wait_until_serving()
+    return shared_pair
+
+
+@pytest.fixture
+def pair_load(pair: Deployment, request: pytest.FixtureRequest) -> Load:
+    with pair.client() as client:
+        client.create_queue(request.node.name)
+    return Load(pair, request.node.name)
+
+
+@contextmanager
+def _unnoticed(load: Load, wait_until: WaitUntil) -> Iterator[None]:
+    """What happens during the block costs `load` neither a job nor an error."""
+    with load.running():
+        wait_until(partial(load.has_progressed, since=0))
+        yield
+        wait_until(partial(load.has_progressed, since=load.progress()))
+    load.check()
+    assert load.errors == []
+
+
+@contextmanager
+def _asking(deployment: Deployment, queue: str) -> Iterator[None]:
+    """Searches over all shards run all the time, and none of them fails."""
+    errors: list[Exception] = []
+    stop = threading.Event()
+
+    def ask() -> None:
+        with deployment.client() as client:
+            while not stop.is_set():
+                try:
+                    client.count(queue, JobState.SUCCEEDED, body_regex="[0-9]/[0-9]")
+                    client.lookup(
+                        record.descriptor for record in client.scan(queue, JobState.FAILED)
+                    )
+                    client.dequeue(queue, limit=100, dry_run=True)
+                except (PinLaterError, ConnectionFailed) as error:
+                    errors.append(error)
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        asking.join()
+    assert errors == []
+
+
+# --- shards -----------------------------------------------------------------------------------
+
+
+def test_each_shard_in_turn(deployment: Deployment, load: Load, wait_until):
+    with _unnoticed(load, wait_until):
+        for shard in ("shard-1", "shard-2", "shard-3"):
+            deployment.supervisorctl("restart", shard)
+            wait_until(partial(load.has_progressed, since=load.progress()))
+
+
+def test_the_only_shard(pair: Deployment, pair_load: Load, wait_until):
+    before = pair.pid_of("shard-1")
+
+    with _unnoticed(pair_load, wait_until), _asking(pair, pair_load.queue):
+        [done] = json.loads(pair.admin("restart", "shard", "all", "--json"))
+        pair.supervisorctl("restart", "shard-1")
+
+    assert done["program"] == "shard-1"
+    assert done["pid"] not in (before, pair.pid_of("shard-1"))
+
+
+def test_calls_that_come_after_a_kill_wait_for_the_successor(pair: Deployment, wait_until):
+    logs = [pair.folder / f"run/log/{router}.log" for router in ROUTERS]
+    read = [log.stat().st_size for log in logs]
+    with pair.client() as client:
+        client.create_queue("q")
+
+        pair.kill("shard-1")
+        wait_until(
+            lambda: all(
+                b"shard-1 has gone" in log.read_bytes()[size:]
+                for log, size in zip(logs, read, strict=True)
+            )
+        )
+
+        descriptors = client.enqueue("q", [b"abc"])
+        assert client.count("q", JobState.PENDING) == 1
+        assert [job.descriptor for job in client.dequeue("q", limit=10)] == list(descriptors)
+
+
+# --- routers ----------------------------------------------------------------------------------
+
+
+def test_routers_that_clients_connect_to_all_the_time(
+    pair: Deployment, pair_load: Load, wait_until
+):
+    before = pair.pids()
+    callers = Callers(pair.port)
+
+    with _unnoticed(pair_load, wait_until), callers.running():
+        done = json.loads(pair.admin("restart", "router", "--json"))
+
+    assert callers.errors == []
+    assert callers.answered() > 100
+    after = pair.pids()
+    assert {one["program"]: one["pid"] for one in done} == {name: after[name] for name in ROUTERS}
+    assert after.keys() == before.keys()
+    assert {name for name in after if after[name] != before[name]} == set(ROUTERS)
+    assert pair.status()["healthy"]
+
+
+@pytest.mark.parametrize(
+    "mend", [lambda pair: pair.admin("restart", "router"), Deployment.up], ids=["repeat", "up"]
+)
+def test_a_restart_that_is_killed_in_the_middle_can_be_mended(pair: Deployment, mend, wait_until):
+    programs = pair.pids().keys()
+    callers = Callers(pair.port)
+    with callers.running():
+        killed = pair.start_admin("restart", "router")
+        wait_until(lambda: RELIEF in pair.pids())
+        killed.send_signal(signal.SIGKILL)
+        killed.wait()
+        wait_until(lambda: (RELIEF, "serving") in _states(pair))
+        pair.supervisorctl("stop", ROUTERS[0])
+        assert pair.status()["healthy"]
+
+        mend(pair)
+
+    assert callers.errors == []
+    assert pair.pids().keys() == programs
+
+
+def _states(deployment: Deployment) -> set[tuple[str, str]]:
+    return {(process["name"], process["state"]) for process in deployment.status()["processes"]}
+
+
+def test_a_router_that_can_not_start_leaves_the_old_one_as_it_is(pair: Deployment):
+    """What is in force has a port by now that a stranger has."""
+    before = pair.pids()
+    in_force = pair.folder / "run/config.json"
+    text = in_force.read_text()
+    callers = Callers(pair.port)
+    with socket.create_server(("127.0.0.1", 0)) as stranger, callers.running():
+        port = stranger.getsockname()[1]
+        in_force.write_text(text.replace(f'"port": {pair.port}', f'"port": {port}', 1))
+        with pytest.raises(AssertionError, match="router-1 was left as it is") as failure:
+            pair.admin("restart", "router")
+        in_force.write_text(text)
+
+    assert f"can't listen on 127.0.0.1:{port}" in str(failure.value)
+    assert callers.errors == []
+    assert pair.pids() == before
+
+
+# --- the coordinator --------------------------------------------------------------------------
+
+
+def test_the_coordinator(pair: Deployment, pair_load: Load, wait_until):
+    before = pair.pids()
+
+    with _unnoticed(pair_load, wait_until):
+        told = pair.admin("restart", "coordinator")
+
+    after = pair.pids()
+    assert told.startswith(f"coordinator is restarted, pid {after['coordinator']}, in ")
+    assert {name for name in after if after[name] != before[name]} == {"coordinator"}
+
+
+def test_without_a_coordinator_nothing_is_stopped(pair: Deployment):
+    pair.supervisorctl("stop", "coordinator")
+    before = pair.pids()
+
+    with pytest.raises(AssertionError, match="no answer from the coordinator"):
+        pair.admin("restart", "router")
+
+    assert pair.pids() == before
+    pair.admin("restart", "coordinator")
+    pair.wait_until_serving()  # it hears from the others within a second
+
+
+def test_a_shard_that_there_is_not(pair: Deployment):
+    with pytest.raises(AssertionError, match="no shard '7'; there are: 1"):
+        pair.admin("restart", "shard", "7")

@@ -1,0 +1,150 @@
+"""SPEC section 5 on real processes: what a queue gives in a window of time, over several routers.
+
+    the whole cluster's rate, whatever the split of demand   test_the_rate_is_kept…
+    fractions; 0 stops; acks along are carried out           test_the_rate…, test_a_paused_queue…
+    never above it when processes are killed                 test_killed_processes…
+    several servers share it                                 test_servers_of_a_set…
+
+A queue's total must be within 2 % of its rate, or 2 jobs, the larger, over 60 s. Over 12 s at 20
+jobs/s 2 % are 4.8 jobs: a quarter of a second, so every change of demand in the window has to cost
+less than that. At 0.5 jobs/s it is 2 jobs of 6.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+from pinlaterd.client import JobState
+from pinlaterd.errors import DequeueRateLimited
+from tests.conftest import WaitUntil
+from tests.deployment import Deployment
+from tests.rates.conftest import RATES, NewDeployment
+from tests.rates.puller import Puller
+
+pytestmark = pytest.mark.service
+
+Pull = Callable[..., Puller]
+
+_QUIET_SECONDS = 2.0  # in which full buckets are emptied, and shares find their place
+
+
+def total(pullers: Iterable[Puller], begin: float, end: float) -> int:
+    for puller in pullers:
+        assert puller.errors == []
+    return sum(puller.between(begin, end) for puller in pullers)
+
+
+def tolerance(rate: float, seconds: float) -> float:
+    return max(2.0, 0.02 * rate * seconds)
+
+
+def pass_seconds(seconds: float) -> tuple[float, float]:
+    """Let the service run for so long; what it does in that time is what is looked at."""
+    begin = time.monotonic()
+    time.sleep(seconds)
+    return begin, time.monotonic()
+
+
+def test_the_rate_is_kept_whatever_the_split_of_demand(deployment: Deployment, pull: Pull):
+    slow = [pull(deployment, router, "slow") for router in ("router-1", "router-2")]
+    # all of it at one router, and a little (about 5 jobs/s) at the other
+    first = [pull(deployment, "router-1", "steady") for _ in range(3)]
+    second = [pull(deployment, "router-2", "steady", limit=1, wait_ms=0, pause=0.2)]
+    pass_seconds(_QUIET_SECONDS)
+    begin, _ = pass_seconds(4)
+    second += [pull(deployment, "router-2", "steady") for _ in range(3)]
+    pass_seconds(4)
+    for puller in first:
+        puller.stop()
+    _, end = pass_seconds(4)
+
+    seconds = end - begin
+    for queue, pullers in (("steady", first + second), ("slow", slow)):
+        rate = RATES[queue]
+        jobs = total(pullers, begin, end)
+        assert jobs == pytest.approx(rate * seconds, abs=tolerance(rate, seconds)), queue
+    assert total(second, begin, begin + 4) == pytest.approx(20, abs=6)
+
+
+def test_refused_dequeues_still_carry_out_their_acks(deployment: Deployment):
+    with deployment.client() as client:
+        (job,) = client.dequeue("slow", limit=1, max_wait_ms=10_000)
+
+        with pytest.raises(DequeueRateLimited, match="slow"):
+            client.dequeue("slow", limit=10, succeeded=[job])
+
+        assert client.lookup([job.descriptor])[job.descriptor].state == JobState.SUCCEEDED
+
+
+def test_a_paused_queue_gives_nothing_but_shows_what_it_has(deployment: Deployment, wait_until):
+    with deployment.client() as client:
+        for wait_ms in (0, 300):
+            with pytest.raises(DequeueRateLimited, match="paused"):
+                client.dequeue("paused", limit=10, max_wait_ms=wait_ms)
+
+        assert len(client.dequeue("paused", limit=10, dry_run=True)) == 10
+
+    def counted() -> bool:
+        counters = deployment.stats()["counters"]
+        return bool(counters.get("paused_dequeue_requests_rate_limited", 0) >= 2)
+
+    wait_until(counted)
+    assert deployment.stats()["gauges"]["paused_rate_share"] == 0
+
+
+def test_killed_processes_never_take_more_than_the_rate(
+    deployment: Deployment, pull: Pull, wait_until: WaitUntil
+):
+    rate = RATES["broken"]
+    staying = [pull(deployment, "router-2", "broken") for _ in range(2)]
+    leaving = [pull(deployment, "router-1", "broken") for _ in range(2)]
+    begin, _ = pass_seconds(_QUIET_SECONDS)
+    begin = time.monotonic()
+    deployment.kill("coordinator")
+    dead = deployment.kill("router-1")
+    wait_until(lambda: deployment.pids().get("router-1", dead) != dead)
+    wait_until(deployment.is_serving)
+    coming = [pull(deployment, "router-1", "broken") for _ in range(2)]
+    deployment.kill("coordinator")
+    pass_seconds(3)
+    deployment.wait_until_serving()
+    recovered, end = pass_seconds(3)
+
+    taken = sum(p.between(begin, end) for p in (*staying, *leaving, *coming))
+    seconds = end - begin
+    assert taken <= rate * seconds + tolerance(rate, seconds)
+    # and nothing is lost for good
+    after = total([*staying, *coming], recovered, end)
+    assert after == pytest.approx(rate * (end - recovered), abs=tolerance(rate, 3) + 2)
+
+
+def test_servers_of_a_set_share_the_rate(
+    new_deployment: NewDeployment, pull: Pull, tmp_path: Path, wait_until: WaitUntil
+):
+    server_set = tmp_path / "server_set"
+    server_set.write_text("one:1\ntwo:2\n")
+    one, two = (
+        new_deployment(rates={"shared": 20}, server_set_file=server_set, server_set_name=name)
+        for name in ("one:1", "two:2")
+    )
+    pullers = [pull(each, "router", "shared") for each in (one, two, two)]
+    pass_seconds(_QUIET_SECONDS)
+    begin, end = pass_seconds(5)
+    each = [total([puller], begin, end) for puller in pullers]
+    assert sum(each) == pytest.approx(20 * (end - begin), abs=tolerance(20, 5))
+    assert each[0] == pytest.approx(10 * (end - begin), abs=tolerance(10, 5))
+
+    def limit() -> float:
+        return float(one.stats()["gauges"]["shared_rate_limit"])
+
+    server_set.write_text("one:1\ntwo\n")
+    wait_until(lambda: one.status()["warnings"])
+    assert "server_set:2: 'two' is no server" in one.status()["warnings"][0]
+    assert limit() == 10
+    server_set.write_text("one:1\n")
+    wait_until(lambda: limit() == 20)
+    assert one.status()["warnings"] == []

@@ -1,0 +1,216 @@
+"""What a router's link makes of a shard that goes and comes back, over real sockets.
+
+The shard is played by the test: it says what it wants when it wants, and may be killed in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from pinlaterd.clock import FakeClock
+from pinlaterd.wire import envelope
+from pinlaterd.wire.envelope import CallEntry, Kind, Op, ReadyCounts, ReplyEntry, ShardFacts, Status
+from pinlaterd.wire.router_end import LinkLimits, Outcome, ShardCall, ShardLink, ShardReply
+from pinlaterd.wire.shard_end import Received, ShardEnd
+
+ENDPOINT = "ipc://s.ipc"
+RETURN_SECONDS = 3.0
+MOST_BYTES = 1000
+SECONDS = 20.0
+FACTS = ShardFacts("1", 3, 64, (), ())
+
+
+class Listener:
+    def welcomed(self, link: ShardLink, facts: ShardFacts) -> None:
+        link.call(_call(b"[]", Op.ENSURE_QUEUES), lambda _reply: None, patient=False)
+
+    def counted(self, link: ShardLink, counts: Iterable[ReadyCounts]) -> None: ...
+
+    def queues_known(self) -> Iterable[str]:
+        return ()
+
+
+class PlayedShard:
+    """One life of a shard."""
+
+    def __init__(self, incarnation: int, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self._incarnation = incarnation
+        self._end = ShardEnd(context)
+        self._end.bind(ENDPOINT)
+        self._router = b""
+        self._frames: list[Received] = []
+
+    async def hear(self, kind: Kind) -> bytes:
+        async with asyncio.timeout(SECONDS):
+            while True:
+                self._frames += self._end.receive(10, 1 << 20)
+                while self._frames:
+                    self._router, frame = self._frames.pop(0)
+                    if frame[0] == kind:
+                        return frame
+                await asyncio.sleep(0.002)
+
+    async def welcome(self) -> None:
+        await self.hear(Kind.HELLO)
+        self._send(envelope.pack_welcome(self._incarnation, FACTS))
+
+    async def calls(self) -> list[CallEntry]:
+        frame = await self.hear(Kind.CALLS)
+        assert envelope.incarnation_of(frame) == self._incarnation
+        return envelope.unpack_calls(frame)
+
+    def answer(self, call: CallEntry) -> None:
+        reply = ReplyEntry(call.call_id, Status.DONE, b"done " + call.message)
+        self._send(envelope.pack_replies(self._incarnation, [reply], ()))
+
+    async def end_in_order(self) -> None:
+        self._send(envelope.pack_farewell(self._incarnation))
+        await self.hear(Kind.PARTED)
+        self.kill()
+
+    def kill(self) -> None:
+        self._end.close()
+
+    def _send(self, frame: bytes) -> None:
+        assert self._end.send(self._router, frame)
+
+
+class Scene:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self.clock = FakeClock()
+        limits = LinkLimits(MOST_BYTES, RETURN_SECONDS)
+        self.link = ShardLink("1", ENDPOINT, context, Listener(), self.clock, limits)
+        self._context = context
+        self._lives = 0
+        self._shards: list[PlayedShard] = []
+
+    async def serving(self) -> PlayedShard:
+        """A (new) shard that has welcomed the link and heard which queues it lacks."""
+        self._lives += 1
+        shard = PlayedShard(self._lives, self._context)
+        self._shards.append(shard)
+        await shard.welcome()
+        [first, *others] = await shard.calls()
+        assert first.op is Op.ENSURE_QUEUES
+        self.kept = others
+        return shard
+
+    async def killed(self) -> None:
+        """A shard served, and the link has noticed that it does no more."""
+        shard = await self.serving()
+        in_hand = self.link.ask(_call(b"in hand"))
+        await shard.calls()
+        shard.kill()
+        assert (await _reply(in_hand)).outcome is Outcome.LOST
+
+    def close(self) -> None:
+        self.link.close()
+        for shard in self._shards:
+            shard.kill()
+
+
+@asynccontextmanager
+async def _scene() -> AsyncIterator[Scene]:
+    with zmq.Context() as context:
+        scene = Scene(context)
+        try:
+            yield scene
+        finally:
+            scene.close()
+
+
+Test = Callable[[Scene], Coroutine[Any, Any, None]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Test], None]:
+    monkeypatch.chdir(tmp_path)
+
+    async def play(test: Test) -> None:
+        async with _scene() as scene:
+            await test(scene)
+
+    return lambda test: asyncio.run(play(test))
+
+
+def _call(message: bytes, op: Op = Op.CALL, seconds: float = 60.0) -> ShardCall:
+    return ShardCall(FakeClock().monotonic() + seconds, message, op)
+
+
+async def _reply(asked: asyncio.Future[ShardReply]) -> ShardReply:
+    return await asyncio.wait_for(asked, SECONDS)
+
+
+def test_what_was_not_carried_out_goes_to_the_successor(run):
+    async def test(scene: Scene) -> None:
+        shard = await scene.serving()
+        unanswered = scene.link.ask(_call(b"unanswered"))
+        impatient = scene.link.ask(_call(b"impatient"), patient=False)
+        await shard.calls()
+        await shard.end_in_order()
+        assert (await _reply(impatient)).outcome is Outcome.REFUSED
+        assert scene.link.returning
+        later = scene.link.ask(_call(b"later"))
+
+        successor = await scene.serving()
+        assert [call.message for call in scene.kept] == [b"unanswered", b"later"]
+        for call in scene.kept:
+            successor.answer(call)
+
+        assert (await _reply(unanswered)).payload == b"done unanswered"
+        assert (await _reply(later)).payload == b"done later"
+        assert not scene.link.returning
+
+    run(test)
+
+
+def test_what_a_killed_shard_may_have_carried_out_is_lost_and_the_rest_waits(run):
+    async def test(scene: Scene) -> None:
+        await scene.killed()
+        waits = scene.link.ask(_call(b"waits"))
+
+        successor = await scene.serving()
+        [call] = scene.kept
+        successor.answer(call)
+
+        assert (await _reply(waits)).payload == b"done waits"
+
+    run(test)
+
+
+def test_a_shard_that_does_not_come_back_is_given_up(run):
+    async def test(scene: Scene) -> None:
+        await scene.killed()
+        waits = scene.link.ask(_call(b"waits"))
+
+        scene.clock.advance(RETURN_SECONDS)
+
+        assert (await _reply(waits)).outcome is Outcome.REFUSED
+        assert not scene.link.returning
+        assert (await _reply(scene.link.ask(_call(b"later")))).outcome is Outcome.REFUSED
+        assert scene.link.calls_in_flight == 0
+
+    run(test)
+
+
+def test_no_call_waits_beyond_its_deadline_nor_do_too_many(run):
+    async def test(scene: Scene) -> None:
+        await scene.killed()
+        short = scene.link.ask(_call(b"short", seconds=1.0))
+        large = scene.link.ask(_call(bytes(MOST_BYTES - len(b"short"))))
+        too_much = scene.link.ask(_call(b"too much"))
+        assert (await _reply(too_much)).outcome is Outcome.REFUSED
+
+        scene.clock.advance(1.5)
+
+        assert (await _reply(short)).outcome is Outcome.REFUSED
+        assert not large.done()
+
+    run(test)
