@@ -509,7 +509,7 @@ def test_where_all_stores_are_full_the_caller_is_told_which_and_the_cure(play, j
         fill(site, "1", "2")
 
         with pytest.raises(Overloaded) as caught:
-            await site.enqueue(*[Job(b"x" * 100_000)] * jobs)
+            await site.enqueue(*[Job(b"x" * 10_000)] * jobs)
 
         told = caught.value.message
         assert "can't take more" not in told
