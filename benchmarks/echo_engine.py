@@ -36,6 +36,10 @@ class EchoEngine:
         self._ids = itertools.count(1)
         self._queues: set[str] = set()
 
+    @property
+    def trouble(self) -> str:
+        return ""
+
     def open(self, now_ms: int) -> Ownership:
         return Ownership(start_ms=now_ms, clean=True)
 

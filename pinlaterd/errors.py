@@ -16,6 +16,7 @@ PinLaterError               500  UNKNOWN
   ShardConnectionFailed     502  the outcome is unknown, or jobs are out of reach
   StorageError                   raised by engines only; the shard turns it into 502
     StorageNotCommitted          known to have changed nothing: another shard may serve
+      StorageFull                the store has no room for it
     ShardOwned                   another process owns this shard's store
     StorageCorrupt               the stored data is not what this version can read
 ProtocolError                    bytes that are no Thrift message; the connection is closed
@@ -159,6 +160,14 @@ class StorageError(PinLaterError):
 
 class StorageNotCommitted(StorageError):
     """The store failed, and nothing of the batch was kept."""
+
+
+class StorageFull(StorageNotCommitted):
+    """The store has no room for the batch. `why`, which callers read, names the store and the cure;
+    no text of theirs or statement of ours is in it."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"the store is full: {why}")
 
 
 class ShardOwned(StorageError):

@@ -140,8 +140,8 @@
  *
  *     `invalid request: `   the request itself is wrong: what, where, and what would be right.
  *                           Repeating it is of no use
- *     `overloaded: `        a bounded queue within the service is full. Nothing was done. Repeat
- *                           it later, with growing pauses
+ *     `overloaded: `        a bounded queue within the service, or a store, is full. Nothing was
+ *                           done. Repeat it later, with growing pauses
  */
 
 namespace py pinlater

@@ -11,8 +11,9 @@ What the owner (`pinlaterd.shard`) guarantees to an engine:
 
 What an engine guarantees to the owner:
   - `apply` is one durable commit: when it returns, all of the batch is kept; when it raises
-    StorageNotCommitted, nothing is; when it raises another StorageError, nobody knows yet, and
-    the owner must close the engine and open it anew before going on;
+    StorageNotCommitted, nothing is; when it raises another StorageError, nobody knows yet;
+  - after a StorageError other than StorageNotCommitted, and whenever `trouble` says so, the owner
+    must close the engine and open it anew before going on. What a call has told holds all the same;
   - local ids are unique within a queue and priority, and never used twice, over deletes,
     restarts and unclean ends (after one, 1,000,000 ids are skipped);
   - foreign exceptions (of drivers, of the operating system) leave it as StorageError only.
@@ -220,6 +221,13 @@ class StorageEngine(Protocol):
     """One shard's store, as its owner uses it."""
 
     limits: Limits
+
+    @property
+    def trouble(self) -> str:
+        """Why it must be opened anew, refusing everything until then; "" while it need not be.
+
+        From memory: it is asked for after each step."""
+        ...
 
     def open(self, now_ms: int) -> Ownership:
         """Take ownership and make the store ready.

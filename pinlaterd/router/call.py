@@ -5,10 +5,10 @@ Relies on `rpc` to write errors. A call ends exactly once, by `reply`, `finish` 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
-from pinlaterd.errors import ErrorCode, PinLaterError, ShardConnectionFailed
+from pinlaterd.errors import EnqueueRejected, ErrorCode, PinLaterError, ShardConnectionFailed
 from pinlaterd.router.shards import Shard
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.codec import Peek
@@ -31,6 +31,13 @@ class Answer(Protocol):
         ...
 
 
+class Refusal(NamedTuple):
+    """A shard that did nothing about a call, and why, if it said so."""
+
+    shard: str
+    reason: str
+
+
 class CallKeeper(Protocol):
     """Who counts the calls in hand."""
 
@@ -40,7 +47,7 @@ class CallKeeper(Protocol):
 class Call:
     """A Thrift call on its way through the router. Times are monotonic seconds."""
 
-    __slots__ = ("_keeper", "answer", "deadline", "message", "peek", "started", "tried")
+    __slots__ = ("_keeper", "answer", "deadline", "message", "peek", "refusals", "started")
 
     def __init__(
         self,
@@ -57,7 +64,7 @@ class Call:
         self.answer = answer
         self.started = started
         self.deadline = deadline
-        self.tried: tuple[str, ...] = ()  # shards that refused it
+        self.refusals: tuple[Refusal, ...] = ()
         self._keeper = keeper
 
     def reply(self, message: bytes, error: ErrorCode | None = None) -> bool:
@@ -80,15 +87,32 @@ class Call:
         elif reply.outcome is Outcome.FAILED:
             self.reply(reply.payload, codec.peek_error(reply.payload))
         else:
-            self.fail(shard_failed(shard.name, reply.outcome))
+            self.fail(shard_failed(shard.name, reply))
 
 
-def shard_failed(name: str, outcome: Outcome) -> ShardConnectionFailed:
+def shard_failed(name: str, reply: ShardReply) -> ShardConnectionFailed:
     """What to tell a caller whose shard gave no answer."""
-    if outcome is Outcome.LATE:
+    reason = reason_of(reply)
+    if reply.outcome is Outcome.LATE:
         why = "did not answer in time; whether the call was carried out is not known"
-    elif outcome is Outcome.LOST:
+    elif reply.outcome is Outcome.LOST:
         why = "went away with the call in hand; whether it was carried out is not known"
+    elif reason:
+        why = f"{reason}; nothing was done there"
     else:
         why = "is down, can't take more now, or got this too late; nothing was done there"
     return ShardConnectionFailed([name], why)
+
+
+def reason_of(reply: ShardReply) -> str:
+    """Why a shard refused; "" if it did not, or did not say."""
+    return reply.payload.decode() if reply.outcome is Outcome.REFUSED else ""
+
+
+def all_refused(refusals: Sequence[Refusal], left: str) -> EnqueueRejected:
+    """What to tell a caller whose jobs no shard took. `left`: what became of them."""
+    told = [f"shard {name}: {reason}" for name, reason in refusals if reason]
+    others = ", ".join(name for name, reason in refusals if not reason)
+    if others:
+        told.append(f"shard {others} can't take more now")
+    return EnqueueRejected(f"overloaded: {'; '.join(told)}; {left}; try later")

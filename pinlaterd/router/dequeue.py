@@ -279,7 +279,7 @@ class _Gathering:
         what it may have claimed in vain ends by its time-out."""
         if reply.outcome is not Outcome.DONE:
             self.covered = [other for other in self.covered if other is not shard]
-            self.last_failure = shard_failed(shard.name, reply.outcome)
+            self.last_failure = shard_failed(shard.name, reply)
             return
         self._confirmed[shard.name] = routing.best_level(shard.ready_counts(self.request.queue))
         # `jobs` counts claims: a dry run's answer has none, whatever it shows.

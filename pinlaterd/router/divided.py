@@ -54,7 +54,7 @@ from pinlaterd.model import (
     ScanResult,
 )
 from pinlaterd.router import routing
-from pinlaterd.router.call import Call, shard_failed
+from pinlaterd.router.call import Call, Refusal, all_refused, reason_of, shard_failed
 from pinlaterd.router.shards import Shard, ShardSet
 from pinlaterd.rpc import codec
 from pinlaterd.wire.envelope import Op
@@ -283,14 +283,15 @@ class DividedCalls:
         self, context: CallContext, part: EnqueueRequest, shards: list[Shard], deadline: float
     ) -> Sequence[str]:
         message = codec.encode_call(Method.ENQUEUE, 0, context, part)
+        refusals: dict[str, Refusal] = {}
         for patient in (False, True):
             for shard in shards:
                 reply = await shard.ask(ShardCall(deadline, message), patient=patient)
                 if reply.outcome is not Outcome.REFUSED:
                     return cast("Sequence[str]", _result(shard, Method.ENQUEUE, reply))
-        raise EnqueueRejected(
-            f"overloaded: no shard could take {len(part.jobs)} of the jobs; try again later"
-        )
+                refusals[shard.name] = Refusal(shard.name, reason_of(reply))
+        left = f"{len(part.jobs)} of the jobs were not stored"
+        raise all_refused(list(refusals.values()), left)
 
     # --- asking --------------------------------------------------------------------------------
 
@@ -377,7 +378,7 @@ def _results(
         if reply.outcome is not Outcome.DONE
     ]
     if failed:
-        errors = [shard_failed(shard.name, reply.outcome) for shard, reply in failed]
+        errors = [shard_failed(shard.name, reply) for shard, reply in failed]
         raise (
             errors[0]
             if len(errors) == 1
@@ -392,7 +393,7 @@ def _result(shard: Shard, method: Method, reply: ShardReply) -> Result:
     """What the reply bears; raises the error that it bears, or what became of the call."""
     if reply.outcome in (Outcome.DONE, Outcome.FAILED):
         return codec.decode_reply(method, reply.payload)
-    error: PinLaterError = shard_failed(shard.name, reply.outcome)
+    error: PinLaterError = shard_failed(shard.name, reply)
     raise error
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from random import Random
 from typing import Any
 
@@ -27,7 +27,7 @@ from pinlaterd.errors import (
 )
 from pinlaterd.model import Method
 from pinlaterd.router import routing
-from pinlaterd.router.call import Answer, Call
+from pinlaterd.router.call import Answer, Call, Refusal, all_refused, reason_of
 from pinlaterd.router.dequeue import Dequeuer
 from pinlaterd.router.divided import DividedCalls
 from pinlaterd.router.limits import Limits
@@ -178,7 +178,7 @@ class RouterService:
 
     def _try_enqueue(self, call: Call, candidates: list[Shard]) -> None:
         if not candidates:
-            call.fail(self._no_place_to_enqueue(call.tried))
+            call.fail(self._no_place_to_enqueue(call.refusals))
             return
         shard = routing.choose_least_loaded(candidates, _calls_in_flight, self._chance)
         self._last_enqueued = shard
@@ -195,19 +195,15 @@ class RouterService:
             # Nothing was stored, so another shard may serve, unseen by the caller; or this one
             # once it is back, which is tried once.
             if waits or not shard.returning:
-                call.tried = (*call.tried, shard.name)
-            self._try_enqueue(
-                call, [c for c in self._shards.enqueueable() if c.name not in call.tried]
-            )
+                call.refusals = (*call.refusals, Refusal(shard.name, reason_of(reply)))
+            tried = {refusal.shard for refusal in call.refusals}
+            self._try_enqueue(call, [c for c in self._shards.enqueueable() if c.name not in tried])
 
         shard.call(ShardCall(call.deadline, call.message), replied, patient=waits)
 
-    def _no_place_to_enqueue(self, tried: tuple[str, ...]) -> PinLaterError:
-        if tried and self._shards.healthy():
-            names = ", ".join(tried)
-            return EnqueueRejected(
-                f"overloaded: shard {names} can't take more now, nothing was stored; try later"
-            )
+    def _no_place_to_enqueue(self, refusals: Sequence[Refusal]) -> PinLaterError:
+        if refusals and self._shards.healthy():
+            return all_refused(refusals, "nothing was stored")
         if self._shards.healthy():
             return EnqueueRejected(
                 "every healthy shard is dequeue-only; see `pinlater-admin status`"

@@ -4,10 +4,10 @@ The loop hands over what arrived (`submit`), lets a batch be made and committed 
 other work a slice (`run_slice`), and sends what has become of it (`take_replies`, `take_counts`).
 
 An error of one call is that call's alone: what can be found before the commit is found before, and
-if a commit fails beyond doubt, each of its calls is tried alone, and the store stays open. If the
-outcome is not known, the store is closed and opened anew, with nothing left in memory, as a new
-incarnation; whoever was in hand is told just that. While it can't be opened, calls are REFUSED:
-other shards may serve.
+if a commit fails beyond doubt, each of its calls is tried alone, and the store stays open. A store
+that is lost, or whose last commit is in doubt, is closed and opened anew, with nothing left in
+memory, as a new incarnation; whoever was in hand is told what is known. While it can't be opened,
+calls are REFUSED: other shards may serve.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from pinlaterd.errors import (
     ShardConnectionFailed,
     ShardOwned,
     StorageError,
+    StorageFull,
     StorageNotCommitted,
 )
 from pinlaterd.model import JobState
@@ -392,10 +393,12 @@ class ShardService:
         try:
             step()
         except StorageError as error:
-            if can_wait and isinstance(error, StorageNotCommitted):
-                log.warning("its store refused what is due each second: %s", error.message)
-            else:
+            if not can_wait or not isinstance(error, StorageNotCommitted):
                 self._break(error)
+                return
+            log.warning("its store refused what is due each second: %s", error.message)
+        if self._engine.trouble:
+            self._break(StorageError(self._engine.trouble))
 
     def _run_batch(self) -> None:
         now_ms, now = self._clock.now_ms(), self._clock.monotonic()
@@ -443,7 +446,7 @@ class ShardService:
             try:
                 batch.room -= self._claimer.choose(work, most_jobs, batch.room, now_ms, first=first)
             except StorageNotCommitted as error:
-                self._give_up(work, error, now_ms)
+                self._give_up([work], error, now_ms)
                 return
         jobs = work.rows
         if jobs:
@@ -474,7 +477,7 @@ class ShardService:
                         break
             except StorageNotCommitted as error:
                 self._looks.popleft()
-                self._give_up(work, error, now_ms)
+                self._give_up([work], error, now_ms)
             else:
                 self._looks.popleft()
                 self._settle(work, work.answer())
@@ -489,12 +492,10 @@ class ShardService:
         try:
             result = self._engine.apply(parts.batch(), now_ms)
         except StorageNotCommitted as error:
-            if len(works) == 1:
-                self._give_up(works[0], error, now_ms)
-                return
-            log.warning("a batch failed, so its calls are tried one by one: %s", error.message)
-            for work in works:
-                self._commit([work], now_ms)
+            if len(works) == 1 or self._engine.trouble:
+                self._give_up(works, error, now_ms)
+            else:
+                self._commit_one_by_one(works, error, now_ms)
             return
         memory = self._memory
         now = self._clock.monotonic()
@@ -511,6 +512,17 @@ class ShardService:
         memory.take_in(now_ms)
         memory.figures.end_batch()
 
+    def _commit_one_by_one(
+        self, works: Sequence[Work], error: StorageNotCommitted, now_ms: int
+    ) -> None:
+        """After `error`, which one of them may have caused."""
+        log.warning("a batch failed, so its calls are tried one by one: %s", error.message)
+        for at, work in enumerate(works):
+            if self._engine.trouble:  # which it got into meanwhile
+                self._give_up(works[at:], error, now_ms)
+                return
+            self._commit([work], now_ms)
+
     def _conclude(self, work: Work, results: Results, now_ms: int) -> None:
         entry = work.conclude(results, self._memory, now_ms)
         if entry is not None:
@@ -519,13 +531,15 @@ class ShardService:
             assert isinstance(work, DequeueWork)
             self._unfinished.append(work)
 
-    def _give_up(self, work: Work, error: StorageError, now_ms: int) -> None:
-        """Its commit failed, and nothing has changed: another shard may serve."""
-        log.warning("a call can't be carried out: %s", error.message)
-        self._memory.figures.count("calls_refused")
-        work.give_up(self._memory, now_ms)
-        has_jobs = isinstance(work, DequeueWork) and work.jobs
-        self._settle(work, work.fail(error) if has_jobs else refused(work.arrival))
+    def _give_up(self, works: Sequence[Work], error: StorageError, now_ms: int) -> None:
+        """Their commit failed, and nothing has changed: another shard may serve."""
+        log.warning("calls that can't be carried out: %d: %s", len(works), error.message)
+        self._memory.figures.count("calls_refused", len(works))
+        reason = error.message if isinstance(error, StorageFull) else ""
+        for work in works:
+            work.give_up(self._memory, now_ms)
+            has_jobs = isinstance(work, DequeueWork) and work.jobs
+            self._settle(work, work.fail(error) if has_jobs else refused(work.arrival, reason))
 
     def _refuse_all(self) -> None:
         while self._backlog:

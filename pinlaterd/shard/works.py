@@ -322,8 +322,9 @@ def failed(arrival: Arrival, head: Head, error: PinLaterError) -> ReplyEntry:
     return ReplyEntry(arrival.entry.call_id, Status.FAILED, payload)
 
 
-def refused(arrival: Arrival) -> ReplyEntry:
-    return ReplyEntry(arrival.entry.call_id, Status.REFUSED, b"")
+def refused(arrival: Arrival, reason: str = "") -> ReplyEntry:
+    """`reason`: what a caller is to be told if nobody else serves."""
+    return ReplyEntry(arrival.entry.call_id, Status.REFUSED, reason.encode())
 
 
 def foreign(arrival: Arrival) -> ReplyEntry:

@@ -58,7 +58,9 @@ class Status(IntEnum):
 
     DONE = 0  # the payload is the Thrift reply that bears the result
     FAILED = 1  # the payload is the Thrift reply that bears an exception
-    REFUSED = 2  # nothing was done and nothing will be: another shard may serve
+    # Nothing was done and nothing will be: another shard may serve. The payload is what to tell a
+    # caller whom none serves, UTF-8; empty: nothing in particular.
+    REFUSED = 2
     FOREIGN = 3  # nothing was done: it names jobs of other shards, or asks for more than one shard
 
 

@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 
+from pinlaterd.errors import Overloaded
 from tests.conftest import WaitUntil
 from tests.deployment import Deployment
 from tests.faults.load import Load
@@ -35,9 +36,16 @@ def test_a_full_disk_loses_nothing_and_is_got_over(
 
         fill(filler)
         wait_until(lambda: len(load.errors) >= 10)
+        # Who enqueues is told what, where and how to mend it.
+        wait_until(lambda: any(_says_so(error) for error in load.errors))
         filler.unlink()
 
         deployment.wait_until_serving()
         wait_until(partial(load.has_progressed, since=load.progress()))
 
     load.check(claims_may_be_lost=True)
+
+
+def _says_so(error: BaseException) -> bool:
+    text = str(error)
+    return isinstance(error, Overloaded) and "store is full" in text and "make room" in text

@@ -22,6 +22,7 @@ from pinlaterd.errors import (
     EnqueueRejected,
     InvalidRequest,
     NoHealthyShards,
+    Overloaded,
     PinLaterError,
     ShardConnectionFailed,
 )
@@ -482,6 +483,68 @@ def test_an_enqueue_that_a_shard_refuses_goes_to_another(play):
         assert {shard_of(descriptor) for descriptor in descriptors} == {"3"}
 
     play(scenario)
+
+
+def fill(site: Site, *names: str) -> None:
+    """Their files may not grow any more."""
+    for name in names:
+        engine = cast("SqliteEngine", site.services[name]._engine)
+        engine._store.db.execute("PRAGMA max_page_count = 1")
+
+
+def test_an_enqueue_goes_past_a_store_that_is_full(play):
+    async def scenario(site: Site) -> None:
+        fill(site, "1", "2")
+
+        for _ in range(5):
+            [descriptor] = await site.enqueue(Job(b"x" * 100_000))
+            assert shard_of(descriptor) == "3"
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("jobs", [1, 1500])
+def test_where_all_stores_are_full_the_caller_is_told_which_and_the_cure(play, jobs):
+    async def scenario(site: Site) -> None:
+        fill(site, "1", "2")
+
+        with pytest.raises(Overloaded) as caught:
+            await site.enqueue(*[Job(b"x" * 10_000)] * jobs)
+
+        told = caught.value.message
+        assert "can't take more" not in told
+        for name in ("1", "2"):
+            assert f"shard {name}: the store is full: " in told
+        assert told.count("make room") == 2
+        assert "not stored" in told if jobs > 1 else "nothing was stored" in told
+
+    play(scenario, shards=2)
+
+
+def test_of_shards_that_refuse_for_another_reason_that_is_told_too(play):
+    async def scenario(site: Site) -> None:
+        fill(site, "1")
+        site.services["2"].close()
+
+        with pytest.raises(Overloaded, match=r"shard 1: the store is full.*shard 2 can't take"):
+            await site.enqueue(Job(b"x" * 100_000))
+
+    play(scenario, shards=2)
+
+
+def test_an_ack_is_told_that_the_store_is_full(play):
+    async def scenario(site: Site) -> None:
+        [descriptor] = await site.enqueue(Job(b"a"))
+        [job] = await site.dequeue(1)
+        fill(site, "1")
+        acks = AckRequest(QUEUE, succeeded=[AckInfo(job.descriptor, "x" * 5_000)])
+
+        with pytest.raises(ShardConnectionFailed, match=r"shard 1: the store is full.*nothing was"):
+            await site.call(Method.ACK, acks)
+
+        assert await site.states([descriptor]) == [JobState.IN_PROGRESS]
+
+    play(scenario, shards=1)
 
 
 def test_a_large_enqueue_is_split_and_answered_in_order(play):

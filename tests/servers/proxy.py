@@ -29,6 +29,7 @@ class Proxy:
         self._listener = socket.create_server((HOST, 0))
         self.port = int(self._listener.getsockname()[1])
         self.cuts = 0
+        self.refuses = False  # whoever comes from now on; what is open goes on
         self.delay_seconds = 0.0  # of whatever passes, in each direction
         self._flow = _flowing()
         self._flows = [self._flow]
@@ -65,6 +66,9 @@ class Proxy:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
+                if self.refuses:
+                    _end(client)
+                    continue
                 try:
                     server = socket.create_connection((HOST, self._target_port))
                 except OSError:

@@ -37,13 +37,19 @@ class Failing(SqliteEngine):
         self.after_apply: Callable[[Batch], None] = lambda _batch: None
         self.on_open: Callable[[], None] = lambda: None
         self.on_read: Callable[[str], None] = lambda _call: None
+        self.lost = ""  # why it has to be opened anew
         self.applied = 0
         self.opened = 0
 
     def open(self, now_ms: int) -> Ownership:
         self.on_open()
+        self.lost = ""
         self.opened += 1
         return super().open(now_ms)
+
+    @property
+    def trouble(self) -> str:
+        return self.lost or super().trouble
 
     def heartbeat(self) -> None:
         self.on_read("heartbeat")
@@ -185,6 +191,67 @@ def test_an_owner_that_cannot_prove_that_it_still_is_one_opens_its_store_anew(sh
     shard.service.recover()
 
     assert shard.service.incarnation > incarnation
+
+
+# --- a store that is lost while the outcome is known --------------------------------------------
+
+
+def test_what_was_committed_is_told_before_the_store_is_opened_anew(shard, engine):
+    shard.enqueue(b"before")
+    incarnation = shard.service.incarnation
+
+    def lose(_batch: Batch) -> None:
+        engine.lost = "the connection was lost"
+
+    engine.after_apply = lose
+    results = shard.results(EnqueueRequest("mail", [Job(b"a")]), DequeueRequest("mail", 1))
+
+    assert len(results[0]) == 1
+    assert [job.body for job in results[1].jobs] == [b"before"]
+    assert not shard.service.serving
+    assert "connection was lost" in shard.service.trouble
+    engine.after_apply = lambda _batch: None
+    shard.service.recover()
+    assert shard.service.incarnation > incarnation
+    assert [job.body for job in shard.dequeue()] == [b"a"]
+
+
+def test_what_was_not_committed_is_refused_with_all_of_its_batch(shard, engine):
+    shard.enqueue(b"before")
+
+    def lose(batch: Batch) -> None:
+        engine.lost = "the connection was lost"
+        raise StorageNotCommitted("the connection was lost")
+
+    engine.on_apply = lose
+    applied = engine.applied
+    results = shard.results(
+        EnqueueRequest("mail", [Job(b"a")]), AckRequest("mail"), DequeueRequest("mail", 1)
+    )
+
+    assert results == [Status.REFUSED] * 3
+    assert engine.applied == applied + 1  # none is tried alone on a store that is lost
+    assert not shard.service.serving
+    engine.on_apply = lambda _batch: None
+    shard.service.recover()
+    assert [job.body for job in shard.dequeue()] == [b"before"]
+
+
+def test_calls_tried_alone_are_refused_once_the_store_is_lost(shard, engine):
+    def lose_at_the_second(batch: Batch) -> None:
+        if any(job.body == b"b" for op in batch.enqueues for job in op.jobs):
+            if len(batch.enqueues) == 1:
+                engine.lost = "the connection was lost"
+            raise StorageNotCommitted("the connection was lost")
+
+    engine.on_apply = lose_at_the_second
+    results = shard.results(*[EnqueueRequest("mail", [Job(body)]) for body in (b"a", b"b", b"c")])
+
+    assert len(results[0]) == 1
+    assert results[1:] == [Status.REFUSED] * 2
+    engine.on_apply = lambda _batch: None
+    shard.service.recover()
+    assert [job.body for job in shard.dequeue()] == [b"a"]
 
 
 # --- a commit of which nothing is known -----------------------------------------------------

@@ -7,6 +7,8 @@
     faults.py      the driver's exceptions as pinlaterd's own
     tables.py      what the tables of a queue can hold, ours and PinLater's; making them
     statements.py  UPDATE, DELETE and SELECT of many jobs at once, by primary key
+    lock.py        the server's lock that makes an owner
+    witness.py     what tells whether a transaction was committed
     store.py       the owning connection: ownership, transactions, ids, depths
     attempts.py    how an attempt ends
     batch.py       what `apply` does within its one transaction

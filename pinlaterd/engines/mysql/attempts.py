@@ -90,8 +90,9 @@ def fail_attempts(
         each = [Each(b"run_after = ", [run_after.literal(a.retry_at_ms) for a in retried])]
         each += appended(table, [a.append_custom_status for a in retried])
         common = to_pending(tx, table) + b", attempts_remaining = attempts_remaining - 1"
-        _update_held(tx, table, [a.claim.local_id for a in retried], common, each, most_bytes)
-        tx.moved(queue, table.priority, len(retried), JobState.IN_PROGRESS, JobState.PENDING)
+        ids = [a.claim.local_id for a in retried]
+        _update_held(tx, table, ids, common, each, most_bytes)
+        tx.moved(queue, table, ids, JobState.IN_PROGRESS, JobState.PENDING)
     if failed:
         common = b"state = 3, attempts_remaining = 0, updated_at = " + table.updated_at.literal(
             tx.now_ms
@@ -99,7 +100,7 @@ def fail_attempts(
         each = appended(table, [a.append_custom_status for a in failed])
         ids = [a.claim.local_id for a in failed]
         _update_held(tx, table, ids, common + table.pins, each, most_bytes)
-        tx.moved(queue, table.priority, len(failed), JobState.IN_PROGRESS, JobState.FAILED)
+        tx.moved(queue, table, ids, JobState.IN_PROGRESS, JobState.FAILED)
     return [
         Requeued(table.priority, PendingKey(run_after.floor(a.retry_at_ms), a.claim.local_id))
         for a in retried
@@ -214,7 +215,7 @@ def _succeed(
     )
     if found != len(acks):
         raise Misfit
-    tx.moved(queue, table.priority, found, JobState.IN_PROGRESS, JobState.SUCCEEDED)
+    tx.moved(queue, table, local_ids, JobState.IN_PROGRESS, JobState.SUCCEEDED)
     return missed
 
 

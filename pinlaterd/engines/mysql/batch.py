@@ -34,6 +34,7 @@ from pinlaterd.engines.mysql.literals import quote_bytes, quote_text
 from pinlaterd.engines.mysql.statements import Each, select, update
 from pinlaterd.engines.mysql.store import Store, Transaction
 from pinlaterd.engines.mysql.tables import Table
+from pinlaterd.engines.mysql.witness import claimed_job
 from pinlaterd.model import Job, JobKey, JobState, Payload, PendingKey, claim_source
 
 PAYLOAD = (
@@ -150,7 +151,7 @@ def _change(store: Store, tx: Transaction, queue: str, changes: dict[JobKey, _Ch
         most_bytes = store.db.statement_bytes
         tx.run(update(table, list(part), JobState.IN_PROGRESS, common, each, most_bytes=most_bytes))
         if is_pending:
-            tx.moved(queue, priority, len(part), JobState.IN_PROGRESS, JobState.PENDING)
+            tx.moved(queue, table, list(part), JobState.IN_PROGRESS, JobState.PENDING)
 
 
 def _renewed(tx: Transaction, table: Table) -> bytes:
@@ -183,7 +184,7 @@ def _release(store: Store, tx: Transaction, op: ReleaseOp) -> list[Requeued]:
         most_bytes = store.db.statement_bytes
         state = JobState.IN_PROGRESS
         tx.run(update(table, local_ids, state, common, most_bytes=most_bytes))
-        tx.moved(op.queue, priority, len(local_ids), state, JobState.PENDING)
+        tx.moved(op.queue, table, local_ids, state, JobState.PENDING)
     return requeued
 
 
@@ -198,6 +199,7 @@ _COLUMNS = (
 def _enqueue(store: Store, tx: Transaction, ops: Sequence[EnqueueOp]) -> list[range]:
     taken = []
     rows: defaultdict[tuple[str, int], list[bytes]] = defaultdict(list)
+    ids: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
     for queue, jobs in ops:
         tables = store.tables_of(queue)
         local_ids = store.take_local_ids(len(jobs))
@@ -208,16 +210,15 @@ def _enqueue(store: Store, tx: Transaction, ops: Sequence[EnqueueOp]) -> list[ra
             if like != (priority, *rest):  # most jobs of a call differ in their bodies alone
                 like = (priority, *rest)
                 table = tables[priority]
-                add = rows[queue, priority].append
+                add, add_id = rows[queue, priority].append, ids[queue, priority].append
                 between = _between(tx, table, job)
             add(b"(%d%b%b)" % (local_id, between, quote_bytes(body)))
+            add_id(local_id)
     for (queue, priority), part in rows.items():
-        head = (
-            b"INSERT INTO " + store.tables_of(queue)[priority].name
-            + b" (" + _COLUMNS + b") VALUES "
-        )  # fmt: skip
+        table = store.tables_of(queue)[priority]
+        head = b"INSERT INTO " + table.name + b" (" + _COLUMNS + b") VALUES "
         tx.run(_inserts(head, part, store.db.statement_bytes))
-        tx.moved(queue, priority, len(part), None, JobState.PENDING)
+        tx.moved(queue, table, ids[queue, priority], None, JobState.PENDING)
     return taken
 
 
@@ -261,7 +262,11 @@ def _claim(store: Store, tx: Transaction, ops: Sequence[ClaimOp]) -> list[list[P
             continue
         kept = _claim_in(store, tx, table, by_id)
         made[queue, priority] = kept
-        tx.moved(queue, priority, len(kept), JobState.PENDING, JobState.IN_PROGRESS)
+        tx.moved(queue, table, list(kept), JobState.PENDING, JobState.IN_PROGRESS)
+        if kept:
+            # Not by its state: in this very transaction it may have come from there.
+            claim = next(iter(kept.values()))
+            tx.witness = claimed_job(table, claim.key.local_id, claim.claim_descriptor)
         missing = [local_id for local_id, claim in kept.items() if claim.payload is None]
         for local_id, *payload in tx.read(select(table, PAYLOAD, missing, None)):
             stored[queue, JobKey(priority, local_id)] = Payload(*payload)

@@ -8,7 +8,9 @@ connection that is lost stays lost: no reconnecting here, for what it held is lo
 from __future__ import annotations
 
 import math
+import socket
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import pymysql
@@ -20,6 +22,8 @@ from pinlaterd.clock import Clock
 from pinlaterd.engines.mysql.faults import FAULTS, connect_error
 
 _CONNECT_SECONDS = 5.0
+# A network that is silent this long, while much patience is had with a statement, is gone.
+_PROBE_AFTER_SECONDS, _PROBE_EVERY_SECONDS, _PROBES = 5, 5, 3
 # What a statement's text may add to the values in it.
 _PACKET_MARGIN_BYTES = 64 * 1024
 # Beyond this a longer statement saves nothing.
@@ -62,6 +66,7 @@ class Connection:
 
         Raises StorageError if there is no such server, or it does not let us in."""
         self._clock = clock
+        self._patience_seconds = patience_seconds
         self._packet_bytes = _PACKET_MARGIN_BYTES  # until the server has told
         try:
             self._db = pymysql.connect(
@@ -71,12 +76,13 @@ class Connection:
                 password=server.passwd,
                 charset="utf8mb4",
                 autocommit=True,
-                connect_timeout=_CONNECT_SECONDS,
+                connect_timeout=min(_CONNECT_SECONDS, patience_seconds),
                 read_timeout=patience_seconds,
                 write_timeout=patience_seconds,
                 client_flag=CLIENT.FOUND_ROWS,
                 program_name="pinlaterd",
             )
+            self._probe_when_silent()
             self.is_mariadb = "mariadb" in self._db.get_server_info().lower()
             self._configure(patience_seconds, idle_seconds, read_only=read_only)
         except FAULTS as fault:
@@ -104,7 +110,6 @@ class Connection:
                 b" ('max_allowed_packet', 'log_bin', 'binlog_format')"
             )
         )
-        [[self.number]] = self.rows(b"SELECT CONNECTION_ID()")
         # InnoDB refuses READ COMMITTED where statements themselves are replicated.
         by_statement = found.get("log_bin") == "ON" and found.get("binlog_format") == "STATEMENT"
         self.execute(
@@ -116,6 +121,25 @@ class Connection:
         self._packet_bytes = int(found["max_allowed_packet"])
         room = max(self._packet_bytes - _PACKET_MARGIN_BYTES, _PACKET_MARGIN_BYTES)
         self.statement_bytes = min(room, _LARGEST_STATEMENT_BYTES)
+
+    def _probe_when_silent(self) -> None:
+        """The driver asks for TCP's keepalive, but at the system's pace: after hours."""
+        connected = self._db._sock  # noqa: SLF001
+        for option, value in (
+            (socket.TCP_KEEPIDLE, _PROBE_AFTER_SECONDS),
+            (socket.TCP_KEEPINTVL, _PROBE_EVERY_SECONDS),
+            (socket.TCP_KEEPCNT, _PROBES),
+        ):
+            connected.setsockopt(socket.IPPROTO_TCP, option, value)
+
+    @contextmanager
+    def patiently(self, seconds: float) -> Iterator[None]:
+        """Around what may take so much longer than other statements."""
+        self.be_patient(self._patience_seconds + seconds)
+        try:
+            yield
+        finally:
+            self.be_patient(self._patience_seconds)
 
     def be_patient(self, seconds: float) -> None:
         """From now on an answer may take so long. The driver has no public way to say so."""

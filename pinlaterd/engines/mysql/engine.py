@@ -61,6 +61,10 @@ class MysqlEngine(StorageEngine):
             answer_seconds=answer_seconds,
         )
 
+    @property
+    def trouble(self) -> str:
+        return self._store.trouble
+
     def open(self, now_ms: int) -> Ownership:
         return self._store.open(now_ms)
 

@@ -31,12 +31,12 @@ from pinlaterd.engines.failover import (
 )
 from pinlaterd.engines.mysql.limits import owner_database
 from pinlaterd.engines.mysql.literals import quote_name
+from pinlaterd.engines.mysql.lock import lock_name
 from pinlaterd.engines.mysql.replication import (
     Position,
     ReplicaStatus,
     ReplicationServer,
 )
-from pinlaterd.engines.mysql.store import lock_name
 from pinlaterd.errors import StorageError, StorageNotCommitted
 
 _POLL_SECONDS = 0.05

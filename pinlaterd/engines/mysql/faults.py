@@ -1,19 +1,22 @@
 """Where PyMySQL's and the operating system's exceptions become pinlaterd's own: nowhere else.
 
-lost connection   StorageError: the lock that made us owner went with it
-gone tables       StorageError: opened anew, the engine finds what is there
-anything else     StorageNotCommitted, once the transaction is rolled back
-during a COMMIT   StorageError, whatever it is: nobody knows
+in a transaction  StorageNotCommitted: it is rolled back, by us or by the server
+during a COMMIT   what is found out then; StorageError if nothing is
+anything else     StorageError where something may have been changed
+
+A lost connection has to be followed by opening anew, for the lock that made us owner went with it;
+so have tables that are gone: opened anew, the engine finds what is there.
 """
 
 from __future__ import annotations
 
+import re
 import socket
 import struct
 
 from pymysql import err
 
-from pinlaterd.errors import StorageError, StorageNotCommitted
+from pinlaterd.errors import StorageError, StorageFull, StorageNotCommitted
 
 # All that PyMySQL raises: its own tree, what sockets raise, and, for packets or values that can't
 # be read or written, struct.error, OverflowError, UnicodeError.
@@ -28,6 +31,10 @@ _CANNOT_CONNECT = 2003
 _LOST = frozenset({0, 1053, 1080, 1152, 1158, 1159, 1160, 1161, 1927, 2006, 2013, 2014, 2055, 4031})
 # 1008 and 1049 unknown database, 1051 and 1146 unknown table, 1054 unknown column, 1932 damaged
 _GONE = frozenset({1008, 1049, 1051, 1054, 1146, 1932})
+_DISK_FULL, _TABLE_FULL = 1021, 1114
+# A write, or a storage engine, that failed; the text says why.
+_PERHAPS_FULL = frozenset({1026, 1030})
+_NO_SPACE = re.compile(r"(?i)no space left|\b(errno|errcode|error):? 28\b")
 _TIMED_OUT = frozenset({1028, 1317, 1969, 3024})
 
 _CURES = {
@@ -88,24 +95,32 @@ def is_timeout(fault: BaseException) -> bool:
     return code_of(fault) in _LOST and "timed out" in str(fault)
 
 
+def is_full(fault: BaseException) -> bool:
+    """Whether the server has no room."""
+    code = code_of(fault)
+    if code in _PERHAPS_FULL:
+        return _NO_SPACE.search(str(fault)) is not None
+    return code in (_DISK_FULL, _TABLE_FULL)
+
+
 def describe(fault: BaseException) -> str:
     """What is wrong, and how to mend it where that is known."""
     code = code_of(fault)
     if code is None:
         return f"{fault} ({type(fault).__name__})"
     said = str(fault.args[1]) if len(fault.args) > 1 else type(fault).__name__
-    cure = _CURES.get(code)
+    cure = _CURES.get(code) or (_CURES[_DISK_FULL] if is_full(fault) else "")
     return f"{said} (error {code})" + (f"; {cure}" if cure else "")
 
 
 def storage_error(fault: BaseException, server: str, *, undone: bool) -> StorageError:
-    """The StorageError that stands for `fault`; `undone`: nothing changed, and we still own."""
+    """The StorageError that stands for `fault`; `undone`: nothing changed, beyond doubt."""
     message = f"{server}: {describe(fault)}"
-    if undone:
-        return StorageNotCommitted(message)
     if is_gone(fault):
-        return StorageError(f"{message}; the tables were changed by somebody else")
-    return StorageError(message)
+        message += "; the tables were changed by somebody else"
+    if undone and is_full(fault):
+        return StorageFull(message)
+    return StorageNotCommitted(message) if undone else StorageError(message)
 
 
 def connect_error(fault: BaseException, server: str, user: str) -> StorageError:

@@ -46,7 +46,7 @@ def retry_failed(
     )
     most_bytes = store.db.statement_bytes
     tx.run(update(table, local_ids, JobState.FAILED, common, most_bytes=most_bytes))
-    tx.moved(queue, priority, len(local_ids), JobState.FAILED, JobState.PENDING)
+    tx.moved(queue, table, local_ids, JobState.FAILED, JobState.PENDING)
     at_ms = table.run_after.floor(run_after_ms)
     return [Requeued(priority, PendingKey(at_ms, local_id)) for local_id in local_ids]
 
@@ -101,7 +101,7 @@ def collect_garbage(
         )
         local_ids = [local_id for (local_id,) in rows]
         tx.run(delete(table, local_ids, state))
-        tx.moved(queue, priority, len(local_ids), state, None)
+        tx.moved(queue, table, local_ids, state, None)
         deleted += len(local_ids)
     return deleted
 
@@ -123,7 +123,7 @@ def delete_jobs(
     )
     local_ids = [local_id for (local_id,) in rows]
     tx.run(delete(table, local_ids, state))
-    tx.moved(queue, priority, len(local_ids), state, None)
+    tx.moved(queue, table, local_ids, state, None)
     return [JobKey(priority, local_id) for local_id in local_ids]
 
 
@@ -142,6 +142,6 @@ def delete_keys(
         rows = tx.read(select_locked(table, b"local_id", local_ids, state))
         there = [local_id for (local_id,) in rows]
         tx.run(delete(table, there, state))
-        tx.moved(queue, priority, len(there), state, None)
+        tx.moved(queue, table, there, state, None)
         found.update(JobKey(priority, local_id) for local_id in there)
     return [key for key in dict.fromkeys(keys) if key in found]

@@ -1,13 +1,16 @@
 """The owning connection and what the engine keeps in memory about its shard.
 
-Who holds the lock `pinlaterd:<shard>` of the server owns the shard. The lock belongs to the
-connection that writes; the server ends both when it has heard nothing for `lease_seconds`. So a
-process that was frozen or cut off has lost the power to write together with the lock, and finds
-out with its next statement: a lost connection is lost ownership. It is never replaced silently; the
-store refuses everything until it is opened anew, and looks then who owns the shard now.
+The lock that makes an owner (lock.py) belongs to the connection that writes; the server ends both
+when it has heard nothing for `lease_seconds`. So a process that was frozen or cut off has lost the
+power to write together with the lock, and finds out with its next statement: a lost connection is
+lost ownership. It is never replaced silently; the store refuses everything until it is opened anew,
+and looks then who owns the shard now.
 
 `Store.transact` is the only way to write jobs: one durable transaction. What is mirrored in memory
-(queues, depths, the mark of local ids) changes only once it has been committed.
+(queues, depths, the mark of local ids) changes only once it has been committed. Of a transaction
+whose connection is lost before its COMMIT nothing is kept. If it is lost within the COMMIT, another
+connection takes the lock: then the transaction has ended, nobody has written since, and what it
+changed last (witness.py) tells how it ended.
 """
 
 from __future__ import annotations
@@ -15,11 +18,12 @@ from __future__ import annotations
 import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any, NoReturn, TypeVar
 
 from pinlaterd.clock import Clock
 from pinlaterd.engines.base import Ownership, TableLimits
+from pinlaterd.engines.mysql import witness
 from pinlaterd.engines.mysql.connection import Connection, Server
 from pinlaterd.engines.mysql.faults import (
     FAULTS,
@@ -33,6 +37,7 @@ from pinlaterd.engines.mysql.faults import (
 )
 from pinlaterd.engines.mysql.limits import database_prefix, owner_database
 from pinlaterd.engines.mysql.literals import quote_name, quote_text
+from pinlaterd.engines.mysql.lock import OwnerLock
 from pinlaterd.engines.mysql.records import STATES
 from pinlaterd.engines.mysql.tables import (
     Table,
@@ -41,7 +46,7 @@ from pinlaterd.engines.mysql.tables import (
     create_tables,
     load_tables,
 )
-from pinlaterd.errors import QueueNotFound, ShardOwned, StorageError
+from pinlaterd.errors import QueueNotFound, StorageError, StorageNotCommitted
 from pinlaterd.model import QUEUE_NAME, JobState
 
 T = TypeVar("T")
@@ -51,19 +56,15 @@ _RESERVED_IDS = 10_000
 # An unclean end may have lost the last commits of a damaged disk, or an older copy or a replica may
 # stand in: ids that were given out then lie far below where the next owner begins.
 _IDS_SKIPPED_AFTER_UNCLEAN_END = 1_000_000
-# A server takes a moment to notice that a process that was killed has gone.
-_LOCK_WAIT_SECONDS = 1
 # What makes a server slow may take long, but no longer than that explains: counting jobs so long
 # for each, at worst from a cold disk, and dropping a queue with its files.
 _COUNT_SECONDS_A_JOB = 1 / 100_000
 _DROP_SECONDS = 300.0
+# An answer to how a lost COMMIT ended may take this part of what others may take: together they end
+# before the callers' time does, which is twice that of one answer.
+_LOOK_UP_PART = 0.5
 # How often a transaction is begun. One that waited in vain for a lock counts twice: callers wait.
 _ATTEMPTS = 4
-
-
-def lock_name(shard: str) -> str:
-    """Of the lock that whoever owns a shard holds."""
-    return f"pinlaterd:{shard}"
 
 
 class Misfit(Exception):
@@ -77,23 +78,36 @@ class Transaction:
         self.db = db
         self.now_ms = now_ms
         self.careful = careful  # whether a Misfit has been met
+        self.changed = False  # whether anything has been changed
+        self.witness: witness.Witness | None = None  # of the last change, as far as one can tell
         self.depth_changes: defaultdict[tuple[str, int, JobState], int] = defaultdict(int)
 
     def run(self, statements: Iterable[bytes]) -> int:
-        """Returns how many rows they found."""
-        return sum([self.db.execute(statement) for statement in statements])
+        """Change something; returns how many rows the statements found."""
+        found = sum([self.db.execute(statement) for statement in statements])
+        self.changed = self.changed or found > 0
+        return found
 
     def read(self, statements: Iterable[bytes]) -> list[tuple[Any, ...]]:
         return [row for statement in statements for row in self.db.rows(statement)]
 
     def moved(
-        self, queue: str, priority: int, jobs: int, before: JobState | None, after: JobState | None
+        self,
+        queue: str,
+        table: Table,
+        local_ids: Sequence[int],
+        before: JobState | None,
+        after: JobState | None,
     ) -> None:
-        """Note that so many jobs changed state; None: not there."""
+        """Note that jobs changed state; None: not there."""
+        if not local_ids:
+            return
+        priority, jobs = table.priority, len(local_ids)
         if before is not None:
             self.depth_changes[queue, priority, before] -= jobs
         if after is not None:
             self.depth_changes[queue, priority, after] += jobs
+        self.witness = witness.moved_job(table, local_ids[0], before, after)
 
 
 class Store:
@@ -120,10 +134,12 @@ class Store:
         self._answer_seconds = answer_seconds
         self._prefix = database_prefix(shard)
         self._owner_database = owner_database(shard)
-        self._lock = lock_name(shard)
+        self._owner_table = quote_name(self._owner_database, "owner")
+        self._lock = OwnerLock(shard, server)
         self._db: Connection | None = None
-        self._locked_by = 0  # the connection of ours that got the lock last
-        self._trouble = ""  # why it must be opened anew
+        self._start_ms = 0  # of our ownership
+        self.trouble = ""  # why it must be opened anew
+        self._unmoved_commits = 0  # see _note
         self._next_local_id = 1
         self._marked_local_id = 1  # ids below this are marked as used in the owner's table
 
@@ -135,16 +151,11 @@ class Store:
     def open(self, now_ms: int) -> Ownership:
         if self._db is not None:
             raise StorageError(f"{self} is open already; close it first")
-        db = Connection(
-            self.server,
-            self._clock,
-            patience_seconds=self._answer_seconds,
-            idle_seconds=self._lease_seconds,
-        )
-        self._db, self._trouble = db, ""
+        db = self._connect(self._answer_seconds)
+        self._db, self.trouble = db, ""
         try:
             with self._guarded():
-                self._lock_shard(db)
+                self._lock.take(db)
                 self._check_writable(db)
                 self._load(db)
                 return self._take_over(db, now_ms)
@@ -152,31 +163,13 @@ class Store:
             self._abandon()
             raise
 
-    def _lock_shard(self, db: Connection) -> None:
-        if self._gets_lock(db):
-            return
-        [[holder]] = db.rows(b"SELECT IS_USED_LOCK(%s)" % quote_text(self._lock))
-        if holder != self._locked_by:
-            raise ShardOwned(
-                f"{self}: connection {holder or '?'} of that server holds the lock {self._lock!r}: "
-                "another process owns this shard"
-            )
-        # Our own, which we gave up: the server has not heard of it yet, or is still at work for it.
-        with contextlib.suppress(*FAULTS):  # it may have ended by now
-            db.execute(b"KILL CONNECTION %d" % holder)
-        if not self._gets_lock(db):
-            raise StorageError(
-                f"{self}: connection {holder} of that server, which was ours, still holds the lock "
-                f"{self._lock!r}; it is waited for"
-            )
-
-    def _gets_lock(self, db: Connection) -> bool:
-        name = quote_text(self._lock)
-        with self._patiently(db, _LOCK_WAIT_SECONDS):
-            [[locked]] = db.rows(b"SELECT GET_LOCK(%s, %d)" % (name, _LOCK_WAIT_SECONDS))
-        if locked == 1:
-            self._locked_by = db.number
-        return bool(locked == 1)
+    def _connect(self, patience_seconds: float) -> Connection:
+        return Connection(
+            self.server,
+            self._clock,
+            patience_seconds=patience_seconds,
+            idle_seconds=self._lease_seconds,
+        )
 
     def _check_writable(self, db: Connection) -> None:
         """Before anything fails half-way; an administrator's account would even succeed."""
@@ -222,7 +215,7 @@ class Store:
             b" WHERE table_schema = " + quote_text(database)
         )
         depths: Counter[tuple[int, JobState]] = Counter()
-        with self._patiently(db, int(estimate) * _COUNT_SECONDS_A_JOB):
+        with db.patiently(int(estimate) * _COUNT_SECONDS_A_JOB):
             for priority, table in tables.items():
                 for state, jobs in db.rows(
                     b"SELECT state, COUNT(*) FROM " + table.name + b" GROUP BY state"
@@ -234,11 +227,10 @@ class Store:
     def _take_over(self, db: Connection, now_ms: int) -> Ownership:
         db.execute(create_database(self._owner_database))
         db.execute(create_owner_table(self._owner_database))
-        known: dict[str, int] = dict(
-            db.rows(b"SELECT name, value FROM " + quote_name(self._owner_database, "owner"))
-        )
-        start_ms = max(now_ms, known.get("start_ms", 0) + 1)
+        known: dict[str, int] = dict(db.rows(b"SELECT name, value FROM " + self._owner_table))
+        self._start_ms = start_ms = max(now_ms, known.get("start_ms", 0) + 1)
         clean = bool(known.get("clean", 1))
+        self._unmoved_commits = known.get("unmoved_commits", 0)
         next_local_id = known.get("next_local_id", 1)
         if not clean:
             next_local_id += _IDS_SKIPPED_AFTER_UNCLEAN_END
@@ -266,13 +258,12 @@ class Store:
 
     def close(self) -> None:
         """Safe to repeat. An end that can't be noted counts as unclean: ids are skipped."""
-        if self._db is not None and not self._trouble:
+        if self._db is not None and not self.trouble:
             values = {"clean": 1, "next_local_id": self._next_local_id}
             with contextlib.suppress(StorageError):
                 self.transact(0, lambda tx: self._remember(tx, values))
-                # A server that is busy may see much later that the connection has been closed.
                 with self.reading():
-                    self.db.execute(b"DO RELEASE_LOCK(" + quote_text(self._lock) + b")")
+                    self._lock.release(self.db)
         self._abandon()
 
     def _abandon(self) -> None:
@@ -294,8 +285,8 @@ class Store:
         """The connection, for reading."""
         if self._db is None:
             raise StorageError(f"{self} is not open")
-        if self._trouble:
-            raise StorageError(f"{self} must be opened anew: {self._trouble}")
+        if self.trouble:
+            raise StorageError(f"{self} must be opened anew: {self.trouble}")
         return self._db
 
     def transact(self, now_ms: int, work: Callable[[Transaction], T]) -> T:
@@ -309,9 +300,7 @@ class Store:
             try:
                 db.execute(b"BEGIN")
                 result = work(tx)
-                if self._next_local_id > self._marked_local_id:
-                    self._marked_local_id = self._next_local_id + _RESERVED_IDS
-                    self._remember(tx, {"next_local_id": self._marked_local_id})
+                self._note(tx)
             except Misfit as misfit:
                 self._marked_local_id = marked_local_id
                 self._roll_back(db, misfit)
@@ -327,10 +316,20 @@ class Store:
                 self._marked_local_id = marked_local_id
                 self._roll_back(db, fault)
                 raise
-            self._commit(db)
+            self._commit(tx)
             for (queue, priority, state), jobs in tx.depth_changes.items():
                 self.depths[queue][priority, state] += jobs
             return result
+
+    def _note(self, tx: Transaction) -> None:
+        """What the owner's table has to remember of a transaction."""
+        if self._next_local_id > self._marked_local_id:
+            self._marked_local_id = self._next_local_id + _RESERVED_IDS
+            self._remember(tx, {"next_local_id": self._marked_local_id})
+        if tx.changed and tx.witness is None:
+            # Checkpoints alone: jobs that stay in their state may well look as they did before.
+            self._unmoved_commits += 1
+            self._remember(tx, {"unmoved_commits": self._unmoved_commits})
 
     def _roll_back(self, db: Connection, fault: BaseException) -> None:
         """Undo the transaction. One whose connection is lost the server undoes by itself, but we
@@ -340,7 +339,7 @@ class Store:
                 raise fault
             db.execute(b"ROLLBACK")
         except FAULTS as lost:
-            self._lose(lost)
+            self._lose(lost, undone=True)
 
     def _prepare_to_repeat(self, db: Connection, fault: BaseException, attempts_left: int) -> None:
         """After a fault of a transaction that is rolled back. Raises what stands for it, unless
@@ -350,21 +349,49 @@ class Store:
                 self._pass_used_ids(db)
         elif attempts_left <= 0 or not is_retryable(fault):
             if is_gone(fault):
-                self._lose(fault)
+                self._lose(fault, undone=True)
             raise storage_error(fault, str(self), undone=True) from fault
 
-    def _commit(self, db: Connection) -> None:
+    def _commit(self, tx: Transaction) -> None:
+        """Returns if all of it is kept, perhaps by a connection that is lost by then."""
         try:
-            db.execute(b"COMMIT")
+            tx.db.execute(b"COMMIT")
         except FAULTS as fault:
-            self._trouble = "its last commit is in doubt"
+            self.trouble = f"its connection was lost within a commit: {describe(fault)}"
+            tx.db.close()
+            if tx.witness is not None and not self._was_committed(tx.witness, fault):
+                raise StorageNotCommitted(
+                    f"{self}: {describe(fault)}; that commit was not kept"
+                ) from fault
+
+    def _was_committed(self, last_change: witness.Witness, fault: BaseException) -> bool:
+        """Whether a transaction was kept whose COMMIT ended with `fault`, as its server tells on
+        another connection. Raises StorageError if that can't be found out."""
+        try:
+            with closing(self._connect(self._answer_seconds * _LOOK_UP_PART)) as db:
+                self._lock.take(db)
+                self._check_writable(db)
+                self._check_still_ours(db)
+                committed = witness.was_committed(db, last_change)
+                self._lock.release(db)
+                return committed
+        except (StorageError, *FAULTS) as unable:
+            why = unable.message if isinstance(unable, StorageError) else describe(unable)
             raise StorageError(
-                f"{self}: {describe(fault)}; whether the last commit was kept is not known"
+                f"{self}: {describe(fault)}; whether the last commit was kept is not known, and "
+                f"can't be looked up: {why}"
             ) from fault
 
-    def _lose(self, fault: BaseException) -> NoReturn:
-        self._trouble = describe(fault)
-        raise storage_error(fault, str(self), undone=False) from fault
+    def _check_still_ours(self, db: Connection) -> None:
+        """Every owner writes when it took over. Between our connection's end and `db`'s lock there
+        may have been another."""
+        rows = db.rows(b"SELECT value FROM " + self._owner_table + b" WHERE name = 'start_ms'")
+        if rows != ((self._start_ms,),):
+            raise StorageError("another process has owned the shard meanwhile")
+
+    def _lose(self, fault: BaseException, *, undone: bool = False) -> NoReturn:
+        self.trouble = describe(fault)
+        raise storage_error(fault, str(self), undone=undone) from fault
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -384,19 +411,13 @@ class Store:
         except FAULTS as fault:
             self._lose(fault)
 
-    @contextmanager
-    def _patiently(self, db: Connection, seconds: float) -> Iterator[None]:
-        """Around what may take so much longer than other statements."""
-        db.be_patient(self._answer_seconds + seconds)
-        try:
-            yield
-        finally:
-            db.be_patient(self._answer_seconds)
-
     def _remember(self, tx: Transaction, values: dict[str, int]) -> None:
+        """The first of `values` differs from what was there before."""
         rows = b", ".join(b"(%s, %d)" % (quote_text(name), value) for name, value in values.items())
-        table = quote_name(self._owner_database, "owner")
-        tx.db.execute(b"REPLACE INTO " + table + b" (name, value) VALUES " + rows)
+        tx.run([b"REPLACE INTO " + self._owner_table + b" (name, value) VALUES " + rows])
+        if tx.witness is None:
+            name, value = next(iter(values.items()))
+            tx.witness = witness.remembered(self._owner_table, name, value)
 
     # --- queues ------------------------------------------------------------------------------
 
@@ -410,7 +431,7 @@ class Store:
     def delete_queue(self, queue: str) -> None:
         """A server drops a database table by table: if that ends half-way, nobody knows how far."""
         db = self.db
-        with self._guarded(), self._patiently(db, _DROP_SECONDS):
+        with self._guarded(), db.patiently(_DROP_SECONDS):
             db.execute(b"DROP DATABASE IF EXISTS " + quote_name(self._prefix + queue))
         del self.tables[queue], self.narrower[queue], self.depths[queue]
 

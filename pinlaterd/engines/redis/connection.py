@@ -20,12 +20,13 @@ from pinlaterd.engines.redis.faults import (
     CONNECTION_FAULTS,
     PACKING_FAULTS,
     is_answer,
+    is_full,
     is_refusal,
     is_unknown_script,
     words,
 )
 from pinlaterd.engines.redis.scripts import Script
-from pinlaterd.errors import StorageError, StorageNotCommitted
+from pinlaterd.errors import StorageError, StorageFull, StorageNotCommitted
 
 Argument = bytes | str | int
 
@@ -57,7 +58,7 @@ class Connection:
     ) -> None:
         """Connect. Raises StorageError."""
         self.server = server
-        self._trouble = ""
+        self.trouble = ""  # why it must be opened anew
         self._driver = DriverConnection(
             host=server.host,
             port=server.port,
@@ -77,18 +78,14 @@ class Connection:
 
     def close(self) -> None:
         """Safe to repeat."""
-        self._trouble = self._trouble or "its connection is closed"
+        self.trouble = self.trouble or "its connection is closed"
         with contextlib.suppress(*CONNECTION_FAULTS):
             self._driver.disconnect()
 
     def fail(self, trouble: str) -> None:
         """Refuse everything from now on."""
-        self._trouble = trouble
+        self.trouble = trouble
         self.close()
-
-    @property
-    def failed(self) -> bool:
-        return bool(self._trouble)
 
     def run(self, script: Script, arguments: Sequence[Argument]) -> Any:
         """What a script returns. Raises StorageNotCommitted where it has changed nothing."""
@@ -107,8 +104,8 @@ class Connection:
         return self._call(command, writes=False)
 
     def _call(self, command: Sequence[Argument], *, writes: bool) -> Any:
-        if self._trouble:
-            raise StorageError(f"{self.server} must be opened anew: {self._trouble}")
+        if self.trouble:
+            raise StorageError(f"{self.server} must be opened anew: {self.trouble}")
         try:
             packed = self._driver.pack_command(*command)
         except PACKING_FAULTS as fault:
@@ -126,6 +123,8 @@ class Connection:
         if is_unknown_script(fault):
             return _UnknownScript(str(fault))
         message = f"{self.server} {words(fault)}"
+        if is_refusal(fault) and is_full(fault):
+            return StorageFull(message)
         if is_refusal(fault) or (is_answer(fault) and not writes):
             return StorageNotCommitted(message)
         self.fail("its connection failed" if not is_answer(fault) else "a script failed")

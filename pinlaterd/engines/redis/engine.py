@@ -63,6 +63,10 @@ class RedisEngine(StorageEngine):
         )
         self._priorities = range(1, priority_levels + 1)
 
+    @property
+    def trouble(self) -> str:
+        return self._store.trouble
+
     def open(self, now_ms: int) -> Ownership:
         return self._store.open(now_ms)
 

@@ -111,6 +111,12 @@ def words(fault: BaseException) -> str:
     return _answer_words(_code(fault, text), text)
 
 
+def is_full(answer: BaseException | str) -> bool:
+    """Whether an answer, or an error that a script passed on, says that there is no room."""
+    text = str(answer)
+    return (_code_in(text) if isinstance(answer, str) else _code(answer, text)) == "OOM"
+
+
 def refusal_words(text: str) -> str:
     """The same for an error that a script met and passed on."""
     return _answer_words(_code_in(text), text)

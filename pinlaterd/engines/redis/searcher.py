@@ -130,7 +130,7 @@ class RedisSearcher(Searcher):
     ) -> _Wanted | None:
         """None if there is no such queue."""
         self._check(deadline)
-        if self._connection.failed:
+        if self._connection.trouble:
             self._connection = Connection(self._shard.server, _ANSWER_SECONDS)
         if self._connection.read("ZSCORE", f"pln_{self._shard.name}", queue) is None:
             return None

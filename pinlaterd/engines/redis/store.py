@@ -17,12 +17,18 @@ from typing import Any, NamedTuple
 from pinlaterd.engines.base import Durability, Ownership
 from pinlaterd.engines.redis import scripts
 from pinlaterd.engines.redis.connection import Argument, Connection, Server
-from pinlaterd.engines.redis.faults import refusal_words
+from pinlaterd.engines.redis.faults import is_full, refusal_words
 from pinlaterd.engines.redis.owner import has_ended, own_name
 from pinlaterd.engines.redis.scripts import Script
 from pinlaterd.engines.redis.sentinel import Locator
 from pinlaterd.engines.redis.server_facts import read_durability, refuse_cluster, refuse_replica
-from pinlaterd.errors import QueueNotFound, ShardOwned, StorageError, StorageNotCommitted
+from pinlaterd.errors import (
+    QueueNotFound,
+    ShardOwned,
+    StorageError,
+    StorageFull,
+    StorageNotCommitted,
+)
 from pinlaterd.model import QUEUE_NAME
 
 # After an unclean end, the last second of an append-only file may be lost, or an older copy of it
@@ -139,6 +145,11 @@ class Store:
     # --- reading and writing -----------------------------------------------------------------
 
     @property
+    def trouble(self) -> str:
+        """Why it must be opened anew; "" while it need not be."""
+        return "" if self._connection is None else self._connection.trouble
+
+    @property
     def connection(self) -> Connection:
         if self._connection is None:
             raise StorageError(f"{self.shard} is not open")
@@ -158,7 +169,9 @@ class Store:
             script, (self._name, self._token, self._lease_ms, *arguments)
         )
         if status == b"REFUSED":
-            raise StorageNotCommitted(f"{self.shard.server} {refusal_words(answer[0].decode())}")
+            text = answer[0].decode()
+            kind = StorageFull if is_full(text) else StorageNotCommitted
+            raise kind(f"{self.shard.server} {refusal_words(text)}")
         if status == b"DAMAGED":
             raise DamagedKey(self.shard, *answer)
         if status == b"DEPOSED":

@@ -45,6 +45,10 @@ class SqliteEngine(StorageEngine):
         self._store = Store(path)
         self._path = path
 
+    @property
+    def trouble(self) -> str:
+        return self._store.trouble
+
     def open(self, now_ms: int) -> Ownership:
         return self._store.open(now_ms)
 

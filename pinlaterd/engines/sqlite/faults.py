@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pinlaterd.errors import StorageCorrupt, StorageError, StorageNotCommitted
+from pinlaterd.errors import StorageCorrupt, StorageError, StorageFull, StorageNotCommitted
 
 # All that sqlite3 raises: its own tree, MemoryError for SQLITE_NOMEM, and, for values that SQLite
 # cannot hold, OverflowError (integers over 64 bits) and UnicodeError (lone surrogates).
@@ -38,6 +38,8 @@ def storage_error(fault: BaseException, path: Path, *, undone: bool) -> StorageE
     message = f"{path}: {fault} ({name})"
     if is_damage(fault):
         return StorageCorrupt(f"{message}; restore the file from a backup")
+    if undone and _code(fault) == sqlite3.SQLITE_FULL:
+        return StorageFull(f"{message}; make room on that disk")
     if undone:
         return StorageNotCommitted(message)
     return StorageError(f"{message}; whether the last commit was kept is not known")

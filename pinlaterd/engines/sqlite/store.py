@@ -76,7 +76,7 @@ class Store:
         self.depths: dict[int, dict[tuple[int, JobState], int]] = {}  # by queue id
         self._lock = OwnerLock(path.with_name(path.name + ".lock"))
         self._db: sqlite3.Connection | None = None
-        self._outcome_unknown = False
+        self.trouble = ""  # why it must be opened anew
         self._next_local_id = 1
         self._marked_local_id = 1  # ids below this are marked as used in the file
 
@@ -90,7 +90,7 @@ class Store:
             try:
                 self._db = connect_owner(self.path)
                 _sync_folder(self.path.parent)
-                self._outcome_unknown = False
+                self.trouble = ""
                 self._load()
                 return self._take_over(now_ms)
             except BaseException:
@@ -120,7 +120,7 @@ class Store:
 
     def close(self) -> None:
         """Safe to repeat. An end that can't be noted counts as unclean: ids are skipped."""
-        if self._db is not None and not self._outcome_unknown:
+        if self._db is not None and not self.trouble:
             with contextlib.suppress(StorageError), self.commit(0) as tx:
                 self._set_meta(tx, {"clean": 1, "next_local_id": self._next_local_id})
         self._abandon()
@@ -141,8 +141,8 @@ class Store:
         """The connection, for reading."""
         if self._db is None:
             raise StorageError(f"{self.path} is not open")
-        if self._outcome_unknown:
-            raise StorageError(f"{self.path} must be opened anew: its last commit is in doubt")
+        if self.trouble:
+            raise StorageError(f"{self.path} must be opened anew: {self.trouble}")
         return self._db
 
     @contextmanager
@@ -179,7 +179,8 @@ class Store:
                 db.execute("ROLLBACK")
         except FAULTS:
             undone = False
-        self._outcome_unknown = not undone or is_damage(fault)
+        if not undone or is_damage(fault):
+            self.trouble = "its last commit is in doubt"
         if not undone or isinstance(fault, FAULTS):
             raise storage_error(fault, self.path, undone=undone) from fault
 

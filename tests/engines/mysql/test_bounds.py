@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 
 import pytest
@@ -99,3 +100,18 @@ def test_no_call_walks_over_a_deep_queue(deep: EngineHarness):
 
     assert {name: count for name, count in looks.items() if count > LOOKS} == {}
     assert looks["claims"] >= LIMIT
+
+
+def test_a_network_that_falls_silent_during_a_long_statement_is_noticed(store: EngineHarness):
+    """By the system's probes: patience with a statement may be had for minutes."""
+    connected = store.engine._store.db._db._sock  # type: ignore[attr-defined]
+
+    def option(level: int, name: int) -> int:
+        value: int = connected.getsockopt(level, name)
+        return value
+
+    probes = option(socket.IPPROTO_TCP, socket.TCP_KEEPCNT)
+    silence_seconds = option(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE)
+    silence_seconds += probes * option(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL)
+    assert option(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    assert silence_seconds <= 30

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pymysql.err import OperationalError
 
 from pinlaterd.clock import FakeClock
 from pinlaterd.engines.base import Ack, Batch, EnqueueOp, StorageEngine
-from pinlaterd.errors import ShardOwned, StorageError, StorageNotCommitted
+from pinlaterd.engines.mysql.faults import storage_error
+from pinlaterd.errors import ShardOwned, StorageError, StorageFull, StorageNotCommitted
 from pinlaterd.model import Job, JobKey, JobState
 from tests.conformance.engine.harness import QUEUE, EngineHarness
 from tests.conftest import ProgramPath
@@ -70,9 +72,9 @@ def test_after_a_lost_connection_nothing_goes_on_until_it_is_opened_anew(
     [claimed] = behind_proxy.in_progress(b"running")
     proxy.cut_at(b"", Cut.BEFORE)
 
-    with pytest.raises(StorageError) as caught:
+    with pytest.raises(StorageError):
         call(behind_proxy.engine)
-    assert not isinstance(caught.value, StorageNotCommitted)
+    assert behind_proxy.engine.trouble
     for _ in range(2):
         with pytest.raises(StorageError, match="opened anew"):
             behind_proxy.engine.apply(ONE_JOB, 1)
@@ -81,40 +83,14 @@ def test_after_a_lost_connection_nothing_goes_on_until_it_is_opened_anew(
     assert behind_proxy.states([claimed.key]) in ([JobState.IN_PROGRESS], [])
 
 
-def test_cut_before_the_commit_nothing_is_kept(behind_proxy: EngineHarness, proxy: Proxy):
-    kept = behind_proxy.enqueue(b"kept")
-    proxy.cut_at(b"COMMIT", Cut.BEFORE)
-
-    with pytest.raises(StorageError, match="not known"):
-        behind_proxy.enqueue(b"lost")
-
-    behind_proxy.reopen()
-    assert behind_proxy.ready() == kept
-
-
-def test_cut_within_the_commit_the_outcome_is_not_known_and_may_be_kept(
-    behind_proxy: EngineHarness, proxy: Proxy
-):
-    [claimed] = behind_proxy.in_progress(b"a")
-    proxy.cut_at(b"COMMIT", Cut.AFTER)
-
-    with pytest.raises(StorageError, match="not known") as caught:
-        behind_proxy.succeed(claimed.key)
-    assert not isinstance(caught.value, StorageNotCommitted)
-
-    behind_proxy.reopen()
-    assert behind_proxy.states([claimed.key]) == [JobState.SUCCEEDED]
-    assert behind_proxy.depths() == {(1, JobState.SUCCEEDED): 1}
-    assert behind_proxy.succeed(claimed.key).noop == 1
-
-
 def test_cut_before_its_commit_an_ack_can_be_repeated(behind_proxy: EngineHarness, proxy: Proxy):
     [claimed] = behind_proxy.in_progress(b"a")
     proxy.cut_at(b"UPDATE", Cut.BEFORE)
 
-    with pytest.raises(StorageError, match=r"(?i)lost"):
+    with pytest.raises(StorageNotCommitted, match=r"(?i)lost"):
         behind_proxy.succeed(claimed.key)
 
+    assert behind_proxy.engine.trouble
     behind_proxy.reopen()
     ack = Ack(claimed.key, claim_descriptor=claimed.claim_descriptor)
     assert behind_proxy.succeed(ack).succeeded == 1
@@ -130,10 +106,10 @@ def test_a_network_that_swallows_everything_costs_the_lease_at_most(
     began = time.monotonic()
 
     # Our patience and the server's end at about the same time: either ends it.
-    with pytest.raises(StorageError) as caught:
+    with pytest.raises(StorageNotCommitted):
         engine.apply(ONE_JOB, clock.now_ms())
 
-    assert not isinstance(caught.value, StorageNotCommitted)
+    assert engine.trouble
     assert time.monotonic() - began < 10  # nobody waits for the system's own time-outs
     engine.close()
     proxy.go_on()
@@ -428,6 +404,35 @@ def test_a_body_beyond_the_packet_is_refused_with_the_cure(store: EngineHarness)
         store.enqueue(b"x" * (17 << 20))
 
     assert store.states(store.enqueue(b"small")) == [JobState.PENDING]
+
+
+def test_a_table_that_is_full_refuses_with_the_cure(
+    store: EngineHarness, stranger: Any, table: str
+):
+    """As a disk does; such a table takes 64 KiB."""
+    stranger.execute(f"ALTER TABLE {table} ENGINE = MyISAM, MAX_ROWS = 1, AVG_ROW_LENGTH = 1")
+
+    with pytest.raises(StorageFull, match=r"store is full: .*make room"):
+        store.enqueue(b"x" * 70_000)
+
+    assert store.states(store.enqueue(b"small")) == [JobState.PENDING]
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "is_full"),
+    [
+        (1021, "Disk full (/tmp/#sql); waiting for someone to free some space", True),
+        (1026, 'Error writing file "binlog" (errno: 28 "No space left on device")', True),
+        (1026, 'Error writing file "binlog" (errno: 5 "Input/output error")', False),
+        (1030, 'Got error 28 "No space left on device" from storage engine InnoDB', True),
+        (1030, "Got error 128 from storage engine InnoDB", False),
+    ],
+)
+def test_which_errors_say_that_there_is_no_room(code: int, said: str, is_full: bool):
+    error = storage_error(OperationalError(code, said), "mysql there:3306", undone=True)
+
+    assert isinstance(error, StorageFull) == is_full
+    assert ("make room" in error.message) == is_full
 
 
 def test_many_large_bodies_go_in_several_statements(store: EngineHarness):

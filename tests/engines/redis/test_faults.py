@@ -15,7 +15,7 @@ from pinlaterd.clock import FakeClock
 from pinlaterd.engines.base import Batch, Checkpoint, EnqueueOp, Searcher, StorageEngine
 from pinlaterd.engines.redis.connection import Server
 from pinlaterd.engines.redis.faults import refusal_words
-from pinlaterd.errors import ShardOwned, StorageError, StorageNotCommitted
+from pinlaterd.errors import ShardOwned, StorageError, StorageFull, StorageNotCommitted
 from pinlaterd.model import Job, JobKey, JobState
 from tests.conformance.engine.calls import SEARCHES, STORAGE_CALLS
 from tests.conformance.engine.harness import QUEUE, EngineHarness
@@ -48,11 +48,13 @@ def test_no_call_lets_a_lost_connection_through_or_makes_it_anew(
     with pytest.raises(StorageError, match="can't be reached") as caught:
         STORAGE_CALLS[name](store.engine)
     assert not isinstance(caught.value, StorageNotCommitted)
+    assert store.engine.trouble
     with pytest.raises(StorageError, match="must be opened anew"):
         STORAGE_CALLS[name](store.engine)
 
     store.engine.close()
     assert not store.engine.open(store.now_ms).clean  # at once: the lease is its own
+    assert not store.engine.trouble
     STORAGE_CALLS[name](store.engine)
 
 
@@ -318,7 +320,7 @@ def test_a_full_memory_refuses_new_jobs_and_goes_on_with_the_others(
         client.config_set("maxmemory", client.info("memory")["used_memory"] // 2)
 
     for _ in range(3):
-        with pytest.raises(StorageNotCommitted, match="raise maxmemory"):
+        with pytest.raises(StorageFull, match=r"store is full: Redis at .*raise maxmemory"):
             store.enqueue(b"new")
     mixed = Batch(enqueues=[EnqueueOp(QUEUE, [Job(b"y")])])
     with pytest.raises(StorageNotCommitted):

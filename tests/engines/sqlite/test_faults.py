@@ -16,7 +16,7 @@ import pytest
 from pinlaterd.clock import FakeClock
 from pinlaterd.engines.base import Batch, EnqueueOp, Searcher, StorageEngine
 from pinlaterd.engines.sqlite.engine import SqliteEngine
-from pinlaterd.errors import StorageCorrupt, StorageError, StorageNotCommitted
+from pinlaterd.errors import StorageCorrupt, StorageError, StorageFull, StorageNotCommitted
 from pinlaterd.model import Job, JobKey, JobState
 from tests.conformance.engine.calls import SEARCHES, STORAGE_CALLS, Call
 from tests.conformance.engine.harness import QUEUE, EngineHarness
@@ -175,8 +175,9 @@ def test_a_full_disk_costs_nothing_acknowledged_and_room_brings_service_back(
 
     kept, error = _fill(store, b"x" * body_bytes)
 
-    assert isinstance(error, StorageNotCommitted)
+    assert isinstance(error, StorageFull)
     assert "SQLITE_FULL" in error.message
+    assert "make room" in error.message
     assert set(store.states(kept)) <= {JobState.PENDING}
     assert store.depths().get((1, JobState.PENDING), 0) == len(kept)
     (small_disk / "ballast").unlink()
@@ -223,6 +224,7 @@ def test_after_a_failed_write_the_engine_goes_on_or_asks_to_be_opened_anew(
         kept, error = _fill(store, b"y" * 10_000)
 
     assert "SQLITE_IOERR" in error.message
+    assert bool(store.engine.trouble) != isinstance(error, StorageNotCommitted)
     if not isinstance(error, StorageNotCommitted):
         with pytest.raises(StorageError, match="opened anew"):
             store.enqueue(b"z")

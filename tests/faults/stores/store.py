@@ -104,9 +104,8 @@ def check_in_time(load: Load) -> None:
 
 
 def check_calls(load: Load, *, disturbed: Iterable[Store]) -> None:
-    """Each was answered by its deadline; those that failed needed a shard that was disturbed."""
+    """Each was answered by its deadline; if some failed, they needed a shard that was disturbed."""
     check_in_time(load)
     names = [f"shard {store.shard}" for store in disturbed]
-    assert load.errors
     strange = [error for error in load.errors if not any(name in str(error) for name in names)]
     assert strange == []

@@ -89,7 +89,7 @@ def test_connections_that_are_cut_in_the_middle_of_commits(
 
     load.check(claims_may_be_lost=True)
     check_calls(load, disturbed=[store])
-    assert {type(error) for error in load.errors} == {ShardConnectionFailed}
+    assert {type(error) for error in load.errors} <= {ShardConnectionFailed}
     assert deployment.pid_of(f"shard-{store.shard}") == shard
 
 

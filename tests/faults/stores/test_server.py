@@ -34,8 +34,7 @@ def test_a_killed_server(
     with load.running():
         progresses()
         store.server.kill()
-        wait_until(lambda: load.errors)
-
+        wait_until(lambda: store.shard in _in_trouble(deployment))
         progresses()
         check_others_serve(deployment, f"{load.queue}_aside", without=[store])
 
