@@ -34,7 +34,7 @@ __all__ = ["mariadb_servers", "redis_program"]
 
 pytestmark = pytest.mark.service
 
-LEASE_SECONDS = 2
+LEASE_SECONDS = 3
 IDS_SKIPPED = 1_000_000
 BACK_SECONDS = 30.0
 ADMIN = [sys.executable, "-m", "pinlaterd.admin.main"]

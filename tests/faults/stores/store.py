@@ -107,5 +107,6 @@ def check_calls(load: Load, *, disturbed: Iterable[Store]) -> None:
     """Each was answered by its deadline; if some failed, they needed a shard that was disturbed."""
     check_in_time(load)
     names = [f"shard {store.shard}" for store in disturbed]
-    strange = [error for error in load.errors if not any(name in str(error) for name in names)]
+    errors = [str(error) for error in load.errors]
+    strange = [text for text in errors if not any(name in text for name in names)]
     assert strange == []
