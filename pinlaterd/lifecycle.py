@@ -13,12 +13,14 @@ import sys
 import time
 from collections.abc import Callable
 from enum import IntEnum
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
 import setproctitle
 
 MIN_LIFE_SECONDS = 2.0
+_PROC = Path("/proc")
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -94,6 +96,17 @@ def exit_process(code: int, started_at: float) -> NoReturn:
         time.sleep(rest)
     sys.stdout.flush()
     sys.exit(code)
+
+
+def process_place() -> str:
+    """Within what pids mean one process each: this boot of the machine, and the name space that
+    this process counts in; "" where the system does not tell."""
+    try:
+        boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+        space = (_PROC / "self/ns/pid").readlink().name.strip("pid:[]")
+    except OSError:
+        return ""
+    return f"{boot}-{space}"
 
 
 def set_title(process: str) -> None:

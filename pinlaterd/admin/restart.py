@@ -24,7 +24,7 @@ _Carry = Callable[[Path, Callable[[str], None]], Sequence[restarts.Restarted]]
 
 @click.group()
 def restart() -> None:
-    """Start processes anew, with what is installed and configured now, at no client's cost."""
+    """Start processes anew, with what is installed now, at no client's cost."""
 
 
 @restart.command()

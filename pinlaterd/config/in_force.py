@@ -22,7 +22,13 @@ from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from pinlaterd.config.layout import CONFIG_FILE, CONFIG_LOCK
 from pinlaterd.config.load import load_config
-from pinlaterd.config.schema import Config, QueueSettings, ServerSettings, ShardSettings
+from pinlaterd.config.schema import (
+    HASH_ENVIRONMENT,
+    Config,
+    QueueSettings,
+    ServerSettings,
+    ShardSettings,
+)
 from pinlaterd.errors import ConfigError
 
 NO_VERSION = 0
@@ -105,13 +111,20 @@ def _pack(accepted: InForce) -> bytes:
     config = accepted.config
     found = {
         "version": accepted.version,
-        "server": dataclasses.asdict(config.server),
+        "server": _packed_server(config.server),
         "shards": {name: _packed_shard(shard) for name, shard in config.shards.items()},
         "queues": {name: dataclasses.asdict(queue) for name, queue in config.queues.items()},
         "abandon": config.abandon,
         "files": config.files,
     }
     return json.dumps(found, indent=1).encode()
+
+
+def _packed_server(server: ServerSettings) -> Mapping[str, object]:
+    values = dataclasses.asdict(server)
+    if server.admin_password_hash == os.environ.get(HASH_ENVIRONMENT):
+        del values["admin_password_hash"]
+    return values
 
 
 def _packed_shard(shard: ShardSettings) -> Mapping[str, object]:
@@ -128,6 +141,8 @@ def _revive(schema: type, values: Mapping[str, Any]) -> Any:
     out, and those that an earlier one did not write have their defaults."""
     hints = get_type_hints(schema)
     given = {name: _typed(hints[name], value) for name, value in values.items() if name in hints}
+    if schema is ServerSettings and HASH_ENVIRONMENT in os.environ:
+        given["admin_password_hash"] = os.environ[HASH_ENVIRONMENT]
     variable = given.get("passwd_env")
     if variable:
         given["passwd"] = _from_environment(variable)
@@ -140,9 +155,17 @@ def _revive(schema: type, values: Mapping[str, Any]) -> Any:
 def _from_environment(variable: str) -> str:
     if variable not in os.environ:
         raise ConfigError(
-            [f"{CONFIG_FILE}: {variable} is not in the environment; set it and restart"]
+            [f"{CONFIG_FILE}: the environment has no {variable}; set it, `pinlaterd down`, `up`"]
         )
     return os.environ[variable]
+
+
+def environment_of(config: Config) -> frozenset[str]:
+    """The variables that it takes passwords from."""
+    shards = config.shards.values()
+    sentinels = (shard.sentinel for shard in shards if shard.sentinel is not None)
+    names = (*(shard.passwd_env for shard in shards), *(one.passwd_env for one in sentinels))
+    return frozenset(name for name in names if name)
 
 
 def _typed(hint: Any, value: Any) -> Any:

@@ -156,7 +156,9 @@ class FileReader:
             return given
         if way.endswith("_env"):
             if given not in os.environ:
-                self.problem(node.line, key, f"the environment has no {given}; set it and restart")
+                self.problem(
+                    node.line, key, f"the environment has no {given}; set it, and start anew"
+                )
             return os.environ.get(given, "")
         try:
             return (base / given).read_text(encoding="utf-8").strip("\r\n")

@@ -100,6 +100,7 @@ class Ledger:
     def heard(self, peer: bytes, report: RateReport) -> None:
         entry = self._entries.get(report.router)
         if entry is None:
+            self._bury_namesakes(report.router)
             entry = _Entry(report.router, {}, 0)
             self._entries[report.router] = entry
         if entry.peer != peer:
@@ -285,6 +286,13 @@ class Ledger:
                 del self._entries[entry.router]
                 self._note_due = True
                 self._by_peer.pop(entry.peer, None)
+                self._changed = True
+
+    def _bury_namesakes(self, router: RouterId) -> None:
+        """Who had the pid of one that lives has ended."""
+        for entry in self._entries.values():
+            if entry.router.pid == router.pid and entry.died_at is None:
+                entry.died_at = self._clock.monotonic()
                 self._changed = True
 
     def _is_succeeded(self, dead: _Entry) -> bool:

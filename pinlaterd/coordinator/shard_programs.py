@@ -105,7 +105,8 @@ def _arrange(names: frozenset[str], config: Config) -> frozenset[str]:
     """Make supervisord run the programs of `names` as `config` wants them; returns `names`.
 
     Raises SupervisorError, OSError."""
-    with programs_locked():
+    # whoever has the lock may wait for this process to end, so this must not wait for the lock
+    with programs_locked(patient=False):
         supervisord = Supervisord()
         wanted = [program for program in shard_programs(config) if program.name in names]
         present = [program for program in supervisord.running() if program.name in names]

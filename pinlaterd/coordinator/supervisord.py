@@ -71,11 +71,16 @@ def carry_out(actions: Sequence[Action], supervisor: Supervisor) -> None:
 
 
 @contextlib.contextmanager
-def programs_locked() -> Iterator[None]:
-    """Whoever changes several programs keeps others, who do the same, out of it meanwhile."""
+def programs_locked(*, patient: bool = True) -> Iterator[None]:
+    """Whoever changes several programs keeps others, who do the same, out of it meanwhile.
+
+    Raises SupervisorError if somebody does, and this is not `patient`."""
     descriptor = os.open(PROGRAMS_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if patient else fcntl.LOCK_NB))
+        except BlockingIOError as error:
+            raise SupervisorError("a command changes programs at this moment") from error
         yield
     finally:
         os.close(descriptor)

@@ -3,9 +3,11 @@
 A process that is told to end finishes what it has in hand, and supervisord starts it again by
 itself: whatever becomes of whoever asked for that, it comes back. While a shard is away, routers
 keep its calls. A router is relieved: a second one takes over its listening socket and serves beside
-it; then the router is restarted, and takes over in turn. So a router that can't start (a mistake in
-the configuration, a broken installation) is found out while the old one serves, and what a crash in
-the middle leaves behind is at least one that serves. To repeat the command puts that in order.
+it; then the router is restarted, and takes over in turn. So a router that can't start (a broken
+installation) is found out while the old one serves, and what a crash in the middle leaves behind is
+at least one that serves. To repeat the command puts that in order. Meanwhile the coordinator may
+add, replace and remove programs: each is looked at anew when its turn comes, under the lock of all
+who change programs.
 """
 
 from __future__ import annotations
@@ -28,7 +30,12 @@ from pinlaterd.coordinator.programs import (
     wanted_programs,
 )
 from pinlaterd.coordinator.status import Status, router_programs
-from pinlaterd.coordinator.supervisord import ProgramInfo, Supervisord, SupervisorError
+from pinlaterd.coordinator.supervisord import (
+    ProgramInfo,
+    Supervisord,
+    SupervisorError,
+    programs_locked,
+)
 from pinlaterd.deployment.errors import DeploymentError
 from pinlaterd.deployment.service import (
     Startup,
@@ -77,25 +84,36 @@ def _restart(
 ) -> Sequence[Restarted]:
     with at_work_in(directory):
         # What is in force, not what the files say by now: a restart changes no settings.
-        config = load_in_force(ETC).config
-        names = choose(config)
+        names = choose(load_in_force(ETC).config)
         try:
-            work = _Restarts(config, tell)
             if COORDINATOR not in names:
                 _fetch_status()  # it is asked who serves: find out before anything is stopped
-            return [work.restart(name) for name in names]
+            restarted = [_restart_one(name, tell) for name in names]
+            return [found for found in restarted if found is not None]
         except SupervisorError as error:
             raise DeploymentError(f"{error}; `pinlaterd up` starts what does not run") from error
 
 
+def _restart_one(name: str, tell: Tell) -> Restarted | None:
+    """None if it was removed while others were restarted."""
+    work = _Restarts(load_in_force(ETC).config, tell)
+    if not work.wants(name):
+        tell(f"{name} is no more")
+        return None
+    return work.restart(name)
+
+
 class _Restarts:
-    """The restarts of one command, in the deployment that is the current folder."""
+    """Restarts by one configuration, in the deployment that is the current folder."""
 
     def __init__(self, config: Config, tell: Tell) -> None:
         self._config = config
         self._supervisord = Supervisord()
         self._programs = {program.name: program for program in wanted_programs(config)}
         self._tell = tell
+
+    def wants(self, name: str) -> bool:
+        return name in self._programs
 
     def restart(self, name: str) -> Restarted:
         began = time.monotonic()
@@ -133,15 +151,16 @@ class _Restarts:
         """Returns the new pid."""
         name = program.name
         self._tell(f"stopping {name}")
-        present = {found.name: found for found in self._supervisord.running()}.get(name)
-        before = self._found()[name].pid if present is not None else 0
         startup = self._startup()
-        if present is None or not before or present.definition != program.definition:
-            self._supervisord.add(program)  # also where its settings have changed
-        else:
-            self._supervisord.end(name)
-            if not self._has_ended(name, before):
-                self._supervisord.add(program)  # it is stopped by force
+        with programs_locked():
+            present = {found.name: found for found in self._supervisord.running()}.get(name)
+            before = self._found()[name].pid if present is not None else 0
+            if present is None or not before or present.definition != program.definition:
+                self._supervisord.add(program)  # also where its settings have changed
+            else:
+                self._supervisord.end(name)
+                if not self._has_ended(name, before):
+                    self._supervisord.add(program)  # it is stopped by force
         self._tell(f"starting {name}")
         return self._wait_until_serving(name, startup._replace(started_at=time.time()))
 
@@ -157,11 +176,11 @@ class _Restarts:
     def _wait_until_serving(self, name: str, startup: Startup) -> int:
         crashes: set[int] = set()
         while True:
-            found = self._found()[name]
-            if self._serves(found):
+            found = self._found().get(name)  # None while somebody replaces it
+            if found is not None and self._serves(found):
                 return found.pid
             late = time.monotonic() > startup.deadline
-            if late or failed(found, startup, crashes):
+            if late or (found is not None and failed(found, startup, crashes)):
                 raise DeploymentError(
                     f"{name} does not serve. The last lines of {log_file(name)}:\n"
                     + last_lines(log_file(name), startup.log_sizes.get(name, 0))

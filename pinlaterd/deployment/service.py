@@ -25,11 +25,17 @@ import psutil
 from pinlaterd.admin import stats_page
 from pinlaterd.client.client import Client
 from pinlaterd.config.files import ConfigFiles
-from pinlaterd.config.in_force import Superseded, read_in_force, write_in_force
+from pinlaterd.config.in_force import (
+    Superseded,
+    environment_of,
+    read_in_force,
+    write_in_force,
+)
 from pinlaterd.config.layout import (
     ETC,
     LOGS,
     PROGRAMS_DUE,
+    RATES_FILE,
     RUN,
     SERVER_FILE,
     SNAPSHOT_FILE,
@@ -167,8 +173,12 @@ def at_work_in(directory: Path) -> Iterator[None]:
 
 
 def _remove_stale_files() -> None:
-    # without the snapshot no shard is a newcomer, who would be let in by and by
-    for path in (SUPERVISOR_SOCKET, SUPERVISOR_PID_FILE, STATS_SOCKET, SNAPSHOT_FILE, PROGRAMS_DUE):
+    """Nothing runs any more. Without the snapshot no shard is a newcomer, who would be let in by
+    and by; nobody holds a share of a rate."""
+    for path in (
+        *(SUPERVISOR_SOCKET, SUPERVISOR_PID_FILE, STATS_SOCKET),
+        *(SNAPSHOT_FILE, PROGRAMS_DUE, RATES_FILE),
+    ):
         path.unlink(missing_ok=True)
 
 
@@ -206,6 +216,7 @@ def _reconcile(config: Config, supervisord: Supervisord, tell: Tell) -> bool:
             present = [found for found in supervisord.running() if not is_relief(found.name)]
             actions = plan(wanted_programs(config), present)
             _check_ports(config.server, {action.program.name for action in actions})
+            _check_environment(config, supervisord)
             if actions:
                 kept = {shard_program(name) for name in _put_in_force(config)}
                 actions = [action for action in actions if action.program.name not in kept]
@@ -215,6 +226,19 @@ def _reconcile(config: Config, supervisord: Supervisord, tell: Tell) -> bool:
     except SupervisorError as error:
         raise DeploymentError(f"{error}; `pinlaterd down`, then `up` again") from error
     return bool(actions)
+
+
+def _check_environment(config: Config, supervisord: Supervisord) -> None:
+    """Processes get their environment from supervisord, which got its own when it was started."""
+    there = psutil.Process(supervisord.pid()).environ()
+    other = sorted(
+        name for name in environment_of(config) if there.get(name) != os.environ.get(name)
+    )
+    if other:
+        raise DeploymentError(
+            f"{', '.join(other)}: not what supervisord was started with, and so not what its "
+            "processes would see; `pinlaterd down`, then `up`"
+        )
 
 
 def _remove_reliefs(supervisord: Supervisord, tell: Tell) -> None:
@@ -346,10 +370,11 @@ def _missing(startup: Startup) -> Sequence[str]:
         return [COORDINATOR]
     if status["problems"]:
         return [str(problem).split(" is ")[0] for problem in status["problems"]]
+    if status["config_judged"] != startup.judged:
+        # what it says of the files before these is no matter
+        return ["the coordinator, which carries out the configuration", *status["config_problems"]]
     if status["config_problems"]:
         raise DeploymentError("\n".join(status["config_problems"]))
-    if status["config_judged"] != startup.judged:
-        return ["the coordinator, which carries out the configuration"]
     server = startup.config.server
     serving = {p["name"] for p in status["processes"] if p["state"] == ProcessState.SERVING}
     missing = [name for name in router_programs(server.routers) if name not in serving]

@@ -106,7 +106,13 @@ class DividedCalls:
         longest = self._shards.longest_queue_name()
         if len(request.queue) > longest:
             raise QueueNameTooLong(request.queue, longest)
-        await self._ask_each(self._present(), Method.CREATE_QUEUE, context, request, deadline)
+        asked: set[str] = set()
+        shards = self._present()
+        while shards:
+            await self._ask_each(shards, Method.CREATE_QUEUE, context, request, deadline)
+            asked.update(shard.name for shard in shards)
+            # One that was welcomed meanwhile was greeted before its queue was known here.
+            shards = [shard for shard in self._shards.healthy() if shard.name not in asked]
 
     async def _delete_queue(
         self, context: CallContext, request: DeleteQueueRequest, deadline: float
@@ -124,10 +130,33 @@ class DividedCalls:
         ):
             raise PasswordInvalid("the password is not the admin password")
         _check_queue_name(request.queue)
-        if self._shards.unhealthy():
-            # Some are returning, or this fails: see that all are there before any of them acts.
-            await self._ask_every(Method.QUEUE_NAMES, context, QueueNamesRequest(), deadline)
-        await self._ask_every(Method.DELETE_QUEUE, context, request, deadline)
+        for is_last in (False, False, True):
+            if self._shards.unhealthy():
+                # Some are returning, or this fails: see that all are there before any of them acts.
+                await self._ask_every(Method.QUEUE_NAMES, context, QueueNamesRequest(), deadline)
+            if await self._drop_queue(context, request, deadline, is_last=is_last):
+                return
+
+    async def _drop_queue(
+        self, context: CallContext, request: DeleteQueueRequest, deadline: float, *, is_last: bool
+    ) -> bool:
+        """False if a shard went in order before it heard of it, unless this `is_last`.
+
+        It must not hear of it after it has come back, as other calls would: with its welcome it has
+        brought the queue back to the others by then. So all of them are asked again."""
+        call = ShardCall(
+            deadline, codec.encode_call(Method.DELETE_QUEUE, 0, context, request), whole=False
+        )
+        shards = self._every()
+        replies = await asyncio.gather(*(shard.ask(call, patient=False) for shard in shards))
+        went = any(
+            reply.outcome is Outcome.REFUSED and (shard.returning or shard.healthy)
+            for shard, reply in zip(shards, replies, strict=True)
+        )
+        if went and not is_last:
+            return False
+        _results(Method.DELETE_QUEUE, shards, replies)
+        return True
 
     async def _queue_names(
         self, context: CallContext, request: QueueNamesRequest, deadline: float

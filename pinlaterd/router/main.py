@@ -120,7 +120,7 @@ class Router:
             for queue, of_queue in in_force.config.queues.items()
             if of_queue.max_jobs_per_second is not None
         ]
-        limits.follow(shares_at_start(name, limited, read_holdings(), psutil.pid_exists), {})
+        limits.follow(shares_at_start(name, limited, read_holdings(), _is_another), {})
         self._loop = asyncio.get_running_loop()
         self._reporting: asyncio.TimerHandle | None = None
         self._other = layout.listener_socket(layout.counterpart(name))
@@ -249,3 +249,8 @@ class Router:
     def _facts(self) -> Mapping[str, str]:
         healthy = ", ".join(sorted(shard.name for shard in self._shards.healthy()))
         return {"healthy shards": healthy or "none"}
+
+
+def _is_another(pid: int) -> bool:
+    """Whether a process other than this one has that pid."""
+    return pid != os.getpid() and psutil.pid_exists(pid)

@@ -64,6 +64,7 @@ class ShardLoop:
         self._facts = facts
         self._incarnation = service.incarnation  # as routers know it; 0 while the store is closed
         self._routers: set[bytes] = set()
+        self._missing_out: set[bytes] = set()  # routers to which a message could not be sent
         self._told_ailing = False
         self._told: dict[str, bool] = {}  # by queue: whether routers know of ready jobs
         self._news: dict[str, ReadyCounts] = {}  # since the last pulse
@@ -174,6 +175,9 @@ class ShardLoop:
         kind = frame[0] if frame else 0
         try:
             if kind == Kind.CALLS:
+                if router in self._missing_out:
+                    self._begin_anew(router)
+                    return
                 self._routers.add(router)
                 if envelope.incarnation_of(frame) != self._incarnation:
                     # Meant for a predecessor: its router has given these calls up already.
@@ -182,6 +186,7 @@ class ShardLoop:
                 calls = envelope.unpack_calls(frame)
                 self._service.submit([_new(Arrival, (router, entry)) for entry in calls])
             elif kind == Kind.HELLO:
+                self._missing_out.discard(router)
                 self._routers.add(router)
                 self._greet(router, envelope.unpack_hello(frame))
             elif kind == Kind.PARTED:
@@ -198,6 +203,14 @@ class ShardLoop:
         if self._service.serving:
             self._service.create_queues(queues)
         if self._service.serving:
+            self._welcome(router)
+
+    def _begin_anew(self, router: bytes) -> None:
+        """It did not get all that we said, be it answers or a welcome: what it has sent is lost to
+        it, and with this it gives those calls up."""
+        if self._incarnation:
+            self._missing_out.discard(router)
+            self._routers.add(router)
             self._welcome(router)
 
     def _welcome(self, router: bytes) -> None:
@@ -249,10 +262,12 @@ class ShardLoop:
         return urgent
 
     def _send(self, router: bytes, frame: bytes) -> bool:
-        """False, and the router is forgotten, if it can't be reached; it says hello again."""
+        """False if the router can't be reached, or does not read. It is told nothing more until it
+        says hello, on a new connection, or calls."""
         if self._end.send(router, frame):
             return True
         self._routers.discard(router)
+        self._missing_out.add(router)
         self._stats.count("shard_routers_lost")
         return False
 

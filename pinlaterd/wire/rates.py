@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pinlaterd.config.layout import RATES_FILE
+from pinlaterd.lifecycle import process_place
 from pinlaterd.wire.envelope import MalformedEnvelope
 
 # What tells these messages from the channel's others, which are JSON objects.
@@ -88,16 +89,20 @@ def unpack_rate_grant(message: bytes) -> RateGrant:
 def write_holdings(holdings: Sequence[Holding], path: Path = RATES_FILE) -> None:
     """Replace the file at once: readers see the old or the new one."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
-    temporary.write_text(json.dumps(holdings))
+    temporary.write_text(json.dumps([process_place(), holdings]))
     temporary.replace(path)
 
 
 def read_holdings(path: Path = RATES_FILE) -> Sequence[Holding]:
-    """Nothing if there is no file that can be read."""
+    """Nothing if there is no file that can be read, or it is from before the machine or the
+    container was started: all that held anything have ended, and their pids are others' by now."""
     try:
+        place, holdings = json.loads(path.read_bytes())
+        if place != process_place():
+            return []
         return [
             Holding(_router(router), int(number), _figures(shares))
-            for router, number, shares in json.loads(path.read_bytes())
+            for router, number, shares in holdings
         ]
     except (OSError, ValueError, TypeError, AttributeError):
         return []

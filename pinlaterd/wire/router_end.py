@@ -320,7 +320,8 @@ class ShardLink:
             self._bid_farewell()
 
     def _welcome(self, incarnation: int, facts: ShardFacts) -> None:
-        if self.incarnation not in (0, incarnation):
+        if self.incarnation:
+            # A successor; or the same one, which could not tell us all that it had to say.
             self._lose_calls(_LOST)
         self.incarnation = incarnation
         self.facts = facts

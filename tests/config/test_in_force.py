@@ -7,12 +7,15 @@ import pytest
 from pinlaterd.config.in_force import (
     NO_VERSION,
     Superseded,
+    environment_of,
     load_in_force,
     read_in_force,
     write_in_force,
 )
 from pinlaterd.config.layout import CONFIG_FILE
 from pinlaterd.config.load import load_config
+from pinlaterd.config.password import hash_password
+from pinlaterd.config.schema import HASH_ENVIRONMENT
 from pinlaterd.errors import ConfigError
 
 SHARDS = """
@@ -59,6 +62,21 @@ def test_it_comes_back_as_it_was(config, tmp_path):
     assert load_in_force(tmp_path / "etc") == read_in_force() == written
     assert written.config == config
     assert CONFIG_FILE.stat().st_mode & 0o077 == 0
+
+
+def test_what_comes_from_the_environment_stays_there(config, tmp_path, monkeypatch):
+    stored = hash_password("open")
+    monkeypatch.setenv(HASH_ENVIRONMENT, stored)
+
+    write_in_force(load_config(tmp_path / "etc"))
+
+    text = CONFIG_FILE.read_text()
+    assert SECRET not in text
+    assert stored not in text
+    assert environment_of(config) == {"PINLATERD_TEST_SECRET"}
+    found = read_in_force()
+    assert found is not None
+    assert found.config.server.admin_password_hash == stored
 
 
 def test_before_anything_was_accepted_etc_counts(config, tmp_path):

@@ -81,9 +81,12 @@ class Server:
         identity = RouterId(name, self._pids, self.clock.now_ms() + self._pids)
         shares = shares_at_start(name, [QUEUE], self.note, self.is_running)
         router = Router(identity, b"%d" % self._pids, dict(shares))
-        self.routers[name] = self._by_peer[router.peer] = router
-        router.report()
+        self.join(router)
         return router
+
+    def join(self, router: Router) -> None:
+        self.routers[router.id.process] = self._by_peer[router.peer] = router
+        router.report()
 
     def kill(self, name: str) -> None:
         # what it had sent may still arrive
@@ -283,6 +286,21 @@ class Cluster(RuleBasedStateMachine):
 
 Cluster.TestCase.settings = settings(max_examples=400, stateful_step_count=30, deadline=None)
 TestCluster = Cluster.TestCase
+
+
+def test_a_pid_that_another_router_has_by_now_is_no_sign_of_life(server):
+    """As after a container was started anew: the same pids, and nobody of before."""
+    for name, router in list(server.routers.items()):
+        server.kill(name)
+        successor = Router(
+            router.id._replace(started_at_ms=router.id.started_at_ms + 1000),
+            b"new " + router.peer,
+            {QUEUE: 0.0},
+        )
+        server.join(successor)
+    server.settle(KEPT_SECONDS + 1)
+
+    assert server.spent() == pytest.approx(LIMIT)
 
 
 def test_shares_follow_demand_at_once(server):

@@ -15,6 +15,7 @@ from typing import cast
 import pytest
 
 from pinlaterd.clock import FakeClock, SystemClock
+from pinlaterd.config.password import hash_password
 from pinlaterd.config.schema import Config, ServerSettings, ShardSettings
 from pinlaterd.engines.sqlite.engine import SqliteEngine
 from pinlaterd.errors import (
@@ -31,6 +32,8 @@ from pinlaterd.model import (
     AckRequest,
     CallContext,
     ClaimedJob,
+    CreateQueueRequest,
+    DeleteQueueRequest,
     DequeueRequest,
     DequeueResult,
     EnqueueRequest,
@@ -50,7 +53,7 @@ from pinlaterd.rpc import codec
 from pinlaterd.shard.service import ShardService
 from pinlaterd.stats import Stats
 from pinlaterd.wire.envelope import Op
-from pinlaterd.wire.router_end import ShardCall
+from pinlaterd.wire.router_end import OnReply, Outcome, ShardCall, ShardReply
 from tests.router.local_shard import LocalShard
 
 QUEUE = "mail"
@@ -637,6 +640,61 @@ def test_a_shard_that_joins_gets_the_queues_of_the_others(play):
         assert (last.op, last.message) == (Op.ENSURE_QUEUES, b'["only_here"]')
 
     play(scenario)
+
+
+def on_call(shard: LocalShard, method: Method, act: Callable[[OnReply], bool]) -> None:
+    """Have `act` see each call of `method` to `shard` first; True: it needs no other answer."""
+    pass_on = shard.call
+
+    def call(given: ShardCall, on_reply: OnReply, *, patient: bool = True) -> None:
+        if not (is_method(given.message, method) and act(on_reply)):
+            pass_on(given, on_reply, patient=patient)
+
+    shard.call = call  # type: ignore[method-assign, assignment]
+
+
+def test_a_shard_that_is_welcomed_while_a_queue_is_created_gets_it_too(play):
+    async def scenario(site: Site) -> None:
+        late = site.shard("3")
+        late.healthy = False
+
+        def welcome(_: OnReply) -> bool:
+            late.healthy = True
+            return False
+
+        on_call(site.shard("1"), Method.CREATE_QUEUE, welcome)
+        await site.call(Method.CREATE_QUEUE, CreateQueueRequest("new"))
+
+        assert all("new" in service.facts().queues for service in site.services.values())
+
+    play(scenario)
+
+
+def test_a_queue_that_a_returning_shard_brought_back_is_deleted_all_the_same(play):
+    async def scenario(site: Site) -> None:
+        site.router.follow(ServerSettings(admin_password_hash=hash_password("open")))
+        went: list[bool] = []
+
+        def go_and_come_back(on_reply: OnReply) -> bool:
+            if went:
+                return False
+            went.append(True)
+            on_reply(ShardReply(Outcome.REFUSED))
+            return True
+
+        on_call(site.shard("2"), Method.DELETE_QUEUE, go_and_come_back)
+        await site.call(Method.DELETE_QUEUE, DeleteQueueRequest(QUEUE, "open"))
+
+        assert went
+        assert site.services["2"].facts().queues == ()
+        deletes = [c for c in site.shard("1").calls if is_method(c.message, Method.DELETE_QUEUE)]
+        assert len(deletes) == 2
+
+    play(scenario)
+
+
+def is_method(message: bytes, method: Method) -> bool:
+    return codec.peek(message).method is method
 
 
 def test_nonsense_never_takes_a_call_out_of_hand(play):

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pinlaterd.lifecycle import process_place
 from pinlaterd.wire.envelope import MalformedEnvelope
 from pinlaterd.wire.rates import (
     TAG,
@@ -50,6 +51,9 @@ def test_the_note_is_what_was_written_or_nothing(tmp_path):
     write_holdings([Holding(ROUTER, 7, {"mail": 2.5})], path)
     assert read_holdings(path) == [Holding(ROUTER, 7, {"mail": 2.5})]
     assert list(tmp_path.iterdir()) == [path]
+
+    path.write_text(path.read_text().replace(process_place(), "another boot"))
+    assert read_holdings(path) == []
 
     path.write_text("[[")
     assert read_holdings(path) == []

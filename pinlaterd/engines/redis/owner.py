@@ -19,6 +19,8 @@ import secrets
 import socket
 from pathlib import Path
 
+from pinlaterd.lifecycle import process_place
+
 _PROC = Path("/proc")
 _NAME = re.compile(r"process (\d+) on .* \(([^/ ]+)/(\d+)/[0-9a-f]+\)")
 # Of what is behind the name of its program in /proc/PID/stat.
@@ -29,7 +31,7 @@ _ENDED = ("Z", "X")
 def own_name() -> str:
     """For one more owner in this process: no two are alike."""
     pid, host = os.getpid(), socket.gethostname().replace(":", "-")
-    place, secret = _place(), secrets.token_hex(8)
+    place, secret = process_place(), secrets.token_hex(8)
     stat = _stat(pid)
     if not place or stat is None:
         return f"process {pid} on {host} ({secret})"
@@ -39,7 +41,7 @@ def own_name() -> str:
 def has_ended(name: str) -> bool:
     """Whether the process of this name runs no more, for sure."""
     match = _NAME.fullmatch(name)
-    if match is None or match[2] != _place():
+    if match is None or match[2] != process_place():
         return False
     pid = int(match[1])
     try:
@@ -50,16 +52,6 @@ def has_ended(name: str) -> bool:
         pass  # another user's: perhaps that of a successor to its number
     stat = _stat(pid)
     return stat is not None and (stat[_STATE] in _ENDED or stat[_STARTED] != match[3])
-
-
-def _place() -> str:
-    """Of this process; "" where the system does not tell."""
-    try:
-        boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
-        space = (_PROC / "self/ns/pid").readlink().name.strip("pid:[]")
-    except OSError:
-        return ""
-    return f"{boot}-{space}"
 
 
 def _stat(pid: int) -> list[str] | None:
