@@ -24,7 +24,7 @@ from pinlaterd.admin.confirm import confirm, yes_option
 from pinlaterd.admin.frames import ListedShard, ShardJobs, shards_of
 from pinlaterd.admin.moving import AlreadyMoving, Kept, Move, Shards, sole_move
 from pinlaterd.admin.shard_calls import ShardCalls
-from pinlaterd.admin.shard_settings import json_option, set_dequeue_only
+from pinlaterd.admin.shard_settings import set_dequeue_only
 from pinlaterd.client.cli import fail, printable, shown_time
 from pinlaterd.config.layout import shard_endpoint
 from pinlaterd.model import JobState
@@ -52,7 +52,7 @@ class Drained(NamedTuple):
     "--move", is_flag=True, help="Move jobs that are scheduled for later to other shards."
 )
 @yes_option
-@json_option
+@target.json_option
 @target.deployment_options
 def drain(*, name: str, wait: bool, move: bool, yes: bool, as_json: bool) -> None:
     """Have shard NAME take no new jobs, so that it becomes empty.

@@ -30,11 +30,9 @@ _SERVE_SECONDS = 60.0
 _POLL_SECONDS = 0.1
 _MAX_LINE_CHARS = 2000
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print the facts as JSON.")
-
 
 @click.command("list")
-@json_option
+@target.json_option
 @target.deployment_options
 def list_shards(*, as_json: bool) -> None:
     """Show each shard: where its jobs lie, how it is, how many it holds in each state.
@@ -73,7 +71,7 @@ def _row(shard: ListedShard) -> tuple[object, ...]:
 @click.argument("name")
 @click.argument("state", type=click.Choice(["on", "off"]), metavar="on|off")
 @yes_option
-@json_option
+@target.json_option
 @target.deployment_options
 def dequeue_only(*, name: str, state: str, yes: bool, as_json: bool) -> None:
     """Have shard NAME take no new jobs (on), or take them again (off).
@@ -120,7 +118,7 @@ def set_dequeue_only(name: str, *, on: bool, yes: bool) -> Sequence[str]:
 @click.option("--passwd-env", metavar="NAME", help="The variable that has the password.")
 @click.option("--passwd-file", metavar="PATH", help="The file that has the password.")
 @click.option("--dequeue-only", "only", is_flag=True, help="It takes no new jobs.")
-@json_option
+@target.json_option
 @target.deployment_options
 def add(
     *,
@@ -189,7 +187,7 @@ def _wait_until_serving(name: str) -> None:
 @click.argument("name")
 @click.option("--force", is_flag=True, help="Also with the jobs that it holds: they are given up.")
 @yes_option
-@json_option
+@target.json_option
 @target.deployment_options
 def remove(*, name: str, force: bool, yes: bool, as_json: bool) -> None:
     """Take shard NAME out of the service. Its store is left as it is.
