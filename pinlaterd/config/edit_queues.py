@@ -60,8 +60,6 @@ def set_paused(etc: Path, queue: str, *, paused: bool) -> bool:
 
 def _edit(etc: Path, queue: str, setting: Any) -> bool:
     path = etc / QUEUES_FILE
-    if etc.is_dir() and not path.exists():
-        path.touch()  # which says what no file says
 
     def changed(before: bytes, _config: Config) -> bytes:
         text = Text.of(path, before)
