@@ -257,3 +257,68 @@ def test_a_file_that_said_nothing_may_be_missing(etc, monkeypatch):
     put_in_force(etc, monkeypatch)
 
     assert set_paused(etc, "mail", paused=True)
+
+
+QUEUES = """\
+# ours
+queues:
+  # for the newsletter
+  mail:  # of the shop
+    max_jobs_per_second: 5  # as agreed
+    # until the move
+    paused: true
+
+  # may be slow
+  thumbs: {max_jobs_per_second: 5, paused: true}  # small
+  # ask them first
+  sync:
+    paused: true
+  # the last
+# the end
+"""
+
+
+@pytest.mark.parametrize(
+    ("queue", "gone", "instead"),
+    [
+        ("mail", "    paused: true\n\n", "\n"),
+        ("thumbs", ", paused: true}  # small", "}                # small"),  # it stays below others
+        ("sync", "  sync:\n    paused: true\n", ""),
+    ],
+)
+def test_resume_takes_the_setting_and_no_remark_about_others(etc, queue, gone, instead):
+    (etc / "queues.yaml").write_text(QUEUES)
+
+    assert set_paused(etc, queue, paused=False)
+
+    assert (etc / "queues.yaml").read_text() == QUEUES.replace(gone, instead)
+
+
+def test_remarks_stay_when_no_queue_has_settings_any_more(etc):
+    (etc / "queues.yaml").write_text(QUEUES)
+    for queue in ("mail", "thumbs", "sync"):
+        set_paused(etc, queue, paused=False)
+        set_limit(etc, queue, None)
+    left = (
+        "# ours\nqueues: {}\n  # for the newsletter\n    # until the move\n\n  # may be slow\n"
+        "  # ask them first\n  # the last\n# the end\n"
+    )
+    assert (etc / "queues.yaml").read_text() == left
+
+    assert set_limit(etc, "mail", 2.5)
+    new = "queues:\n  mail:\n    max_jobs_per_second: 2.5\n"
+    assert (etc / "queues.yaml").read_text() == left.replace("queues: {}\n", new)
+    assert set_limit(etc, "mail", None)
+    assert (etc / "queues.yaml").read_text() == left
+
+
+def test_pinlaters_form_in_lines_keeps_its_remarks(etc):
+    text = (
+        "queues:\n- name: mail\n  queueConfig:\n    maxJobsPerSecond: 3\n    paused: true\n"
+        "# may be slow\n- name: thumbs\n"
+    )
+    (etc / "queues.yaml").write_text(text)
+
+    assert set_paused(etc, "mail", paused=False)
+
+    assert (etc / "queues.yaml").read_text() == text.replace("    paused: true\n", "")
