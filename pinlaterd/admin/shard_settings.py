@@ -18,7 +18,7 @@ from pinlaterd.admin import in_force, samples, target
 from pinlaterd.admin.confirm import confirm, yes_option
 from pinlaterd.admin.frames import ListedShard, shards_of
 from pinlaterd.admin.tables import print_table
-from pinlaterd.client.cli import fail, printable
+from pinlaterd.client.cli import fail
 from pinlaterd.config import edit_shards
 from pinlaterd.config.edit import edit_file
 from pinlaterd.config.layout import ETC, SHARDS_FILE
@@ -28,7 +28,6 @@ from pinlaterd.errors import ConnectionFailed
 
 _SERVE_SECONDS = 60.0
 _POLL_SECONDS = 0.1
-_MAX_LINE_CHARS = 2000
 
 
 @click.command("list")
@@ -211,32 +210,32 @@ def remove(*, name: str, force: bool, yes: bool, as_json: bool) -> None:
         _refuse_if_held(name, jobs)
     else:
         confirm(f"Give up {_shown(jobs)} of shard {name}?", yes=yes)
-    was_changed = _remove(etc, name, force=force)
-    if force and was_changed:
+    acts = _remove(etc, name, force=force)
+    if force and acts:
         edit_shards.forget_abandoned(etc, name)
     if as_json:
-        click.echo(
-            json.dumps({"shard": name, "removed": True, "given_up": jobs if force else None})
-        )
+        given_up = jobs if force else None
+        click.echo(json.dumps({"shard": name, "given_up": given_up, "acts": acts}))
 
 
 def _remove(etc: Path, name: str, *, force: bool) -> bool:
-    """Edit, and wait; if the coordinator refuses, the file is as it was before."""
+    """Edit, and wait; if the coordinator refuses, the file is as it was before. Returns whether the
+    shard has gone: not yet, if the coordinator is away."""
     path = etc / SHARDS_FILE
     before = path.read_bytes()
     was_changed = edit_shards.remove_shard(etc, name, abandon=force)
     after = path.read_bytes()
     problems = in_force.wait_until_followed()
-    if problems:
+    against = in_force.what_concerns(name, problems or ())
+    if against:
 
         def as_before(now: bytes, _config: Config) -> bytes:
             return before if now == after else now
 
         edit_file(etc, SHARDS_FILE, as_before)
-        said = "; ".join(printable(problem, _MAX_LINE_CHARS) for problem in problems)
-        fail(f"{said}. {_drain_first(name)}")
-    in_force.say_when_followed(f"shard {name} is removed", was_changed=was_changed)
-    return was_changed and problems is not None
+        is_held = not in_force.what_concerns(None, against)
+        fail(in_force.shown(against) + (f". {_drain_first(name)}" if is_held else ""))
+    return in_force.tell(f"shard {name} is removed", problems, was_changed=was_changed)
 
 
 def _jobs_of(name: str) -> Mapping[str, Any] | None:
