@@ -9,7 +9,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 from rich.console import Console
@@ -83,13 +83,22 @@ def dequeue_only(*, name: str, state: str, yes: bool, as_json: bool) -> None:
       pinlater-admin shard dequeue-only 3 on
       pinlater-admin shard dequeue-only 3 off
     """
-    concerned = set_dequeue_only(name, on=state == "on", yes=yes)
+    done = set_dequeue_only(name, on=state == "on", yes=yes)
     if as_json:
-        click.echo(json.dumps({"shards": concerned, "dequeue_only": state == "on"}))
+        facts = {"shards": done.shards, "dequeue_only": state == "on", "acts": done.acts}
+        click.echo(json.dumps(facts))
 
 
-def set_dequeue_only(name: str, *, on: bool, yes: bool) -> Sequence[str]:
-    """Returns the shards that it concerns, once it is so; fails if it can't be."""
+class Written(NamedTuple):
+    """The shards that a change concerns. `acts`: all follow it; else they do when the coordinator
+    is back."""
+
+    shards: Sequence[str]
+    acts: bool
+
+
+def set_dequeue_only(name: str, *, on: bool, yes: bool) -> Written:
+    """Returns once all follow it, or none can; fails if it is refused."""
     etc = target.directory() / ETC
     concerned = edit_shards.shards_alike(etc, name)
     if len(concerned) > 1:
@@ -100,8 +109,8 @@ def set_dequeue_only(name: str, *, on: bool, yes: bool) -> Sequence[str]:
         confirm("No shard is left that takes jobs: every enqueue will be refused. Do it?", yes=yes)
     was_changed = edit_shards.set_dequeue_only(etc, name, on=on)
     takes = "takes no new jobs" if on else "takes new jobs"
-    in_force.say_when_followed(f"shard {', '.join(concerned)} {takes}", was_changed=was_changed)
-    return concerned
+    said = f"shard {', '.join(concerned)} {takes}"
+    return Written(concerned, in_force.say_when_followed(said, was_changed=was_changed))
 
 
 # --- add ------------------------------------------------------------------------------------
