@@ -24,7 +24,7 @@ from pinlaterd.admin.confirm import confirm, yes_option
 from pinlaterd.admin.frames import ListedShard, ShardJobs, shards_of
 from pinlaterd.admin.moving import AlreadyMoving, Kept, Move, Shards, sole_move
 from pinlaterd.admin.shard_calls import ShardCalls
-from pinlaterd.admin.shard_settings import json_option, set_dequeue_only
+from pinlaterd.admin.shard_settings import set_dequeue_only
 from pinlaterd.client.cli import fail, printable, shown_time
 from pinlaterd.config.layout import shard_endpoint
 from pinlaterd.model import JobState
@@ -52,7 +52,7 @@ class Drained(NamedTuple):
     "--move", is_flag=True, help="Move jobs that are scheduled for later to other shards."
 )
 @yes_option
-@json_option
+@target.json_option
 @target.deployment_options
 def drain(*, name: str, wait: bool, move: bool, yes: bool, as_json: bool) -> None:
     """Have shard NAME take no new jobs, so that it becomes empty.
@@ -70,7 +70,7 @@ def drain(*, name: str, wait: bool, move: bool, yes: bool, as_json: bool) -> Non
     """
     if move:
         confirm(f"Give the scheduled jobs of shard {name} new descriptors, elsewhere?", yes=yes)
-    set_dequeue_only(name, on=True, yes=yes)
+    acts = set_dequeue_only(name, on=True, yes=yes).acts
     target.enter()  # the paths of sockets have to be short
     with ShardCallers(shard_endpoint) as callers, _Bar(f"draining shard {name}") as bar:
         one = _Drain(name, callers, bar)
@@ -78,7 +78,7 @@ def drain(*, name: str, wait: bool, move: bool, yes: bool, as_json: bool) -> Non
             found = one.run(wait=wait, move=move)
         except AlreadyMoving:
             fail(f"another command moves the jobs of shard {name}; wait until it has ended")
-    _tell(name, found, as_json=as_json)
+    _tell(name, found, acts=acts, as_json=as_json)
 
 
 class _Bar:
@@ -212,12 +212,13 @@ class _Drain:
         return max((record.run_after_ms for record in firsts if record is not None), default=None)
 
 
-def _tell(name: str, found: Drained, *, as_json: bool) -> None:
+def _tell(name: str, found: Drained, *, acts: bool, as_json: bool) -> None:
     jobs = found.jobs
     if as_json:
         facts = {
             "shard": name,
             "dequeue_only": True,
+            "acts": acts,
             "jobs": jobs,
             "latest_run_after_ms": found.latest_ms,
             "moved": found.moved,

@@ -2,10 +2,14 @@
 
 The coordinator names the files that it has carried out, or refused, by their digest; every process
 names the configuration that it follows. A process that is down follows once it starts.
+
+Of what it says against the files, a refused removal concerns that shard alone: all else that they
+say is in force. Anything else is a mistake in them, and keeps all three from acting.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,13 +20,15 @@ from rich.console import Console
 from pinlaterd.admin import stats_page, target
 from pinlaterd.client.cli import fail, printable
 from pinlaterd.config.files import ConfigFiles
-from pinlaterd.config.layout import ETC
+from pinlaterd.config.layout import ETC, SHARDS_FILE
 from pinlaterd.errors import ConnectionFailed
 
 _PATIENCE_SECONDS = 60.0
 _POLL_SECONDS = 0.05
 _DOWN = ("stopped", "silent")  # a frozen router is held off by the shards, which refuse by then
 _MAX_LINE_CHARS = 2000
+# as the coordinator says it (`coordinator.transition`)
+_REFUSED_REMOVAL = re.compile(rf"{re.escape(str(ETC / SHARDS_FILE))}: shards\.(.+?): not removed: ")
 
 
 def wait_until_followed() -> Sequence[str] | None:
@@ -39,7 +45,11 @@ def wait_until_followed() -> Sequence[str] | None:
 
 def say_when_followed(done: str, *, was_changed: bool) -> bool:
     """Wait, and tell that `done` is so; False if it is not yet. Fails if it was refused."""
-    problems = wait_until_followed()
+    return tell(done, wait_until_followed(), was_changed=was_changed)
+
+
+def tell(done: str, problems: Sequence[str] | None, *, was_changed: bool) -> bool:
+    """Tell what came of it: as `say_when_followed`, with what `wait_until_followed` returned."""
     if problems is None:
         click.echo(
             f"{done}: it is written, and acts when the coordinator is back; `pinlaterd status` "
@@ -47,10 +57,29 @@ def say_when_followed(done: str, *, was_changed: bool) -> bool:
             err=True,
         )
         return False
-    if problems:
-        fail("; ".join(printable(problem, _MAX_LINE_CHARS) for problem in problems))
+    against = what_concerns(None, problems)
+    if against:
+        fail(shown(against))
+    for problem in problems:
+        click.echo(f"warning: {shown([problem])}", err=True)
     click.echo(f"{done}{'' if was_changed else ' already'}", err=True)
     return True
+
+
+def what_concerns(shard: str | None, problems: Sequence[str]) -> Sequence[str]:
+    """Those of the coordinator's problems that keep an edit from acting: all but the refused
+    removals of other shards than `shard`. None: the edit removes none."""
+    return [problem for problem in problems if _refused_removal(problem) in (None, shard)]
+
+
+def _refused_removal(problem: str) -> str | None:
+    """The shard that it is about; None if it is about the files as a whole."""
+    found = _REFUSED_REMOVAL.match(problem)
+    return None if found is None else found[1]
+
+
+def shown(problems: Sequence[str]) -> str:
+    return "; ".join(printable(problem, _MAX_LINE_CHARS) for problem in problems)
 
 
 def _wait(until: float) -> Sequence[str]:

@@ -21,7 +21,6 @@ from pinlaterd.client.cli import (
 )
 from pinlaterd.model import JobRecord
 
-_json_option = click.option("--json", "as_json", is_flag=True, help="Print the facts as JSON.")
 _priority_option = click.option(
     "--priority",
     type=click.IntRange(min=1),
@@ -51,7 +50,7 @@ def job() -> None:
 
 @job.command()
 @click.argument("descriptors", nargs=-1, required=True, metavar="DESCRIPTOR...")
-@_json_option
+@target.json_option
 @target.target_options
 def lookup(*, descriptors: tuple[str, ...], as_json: bool) -> None:
     """Show all that is known of jobs. Exit 1 if one of them is unknown.
@@ -73,7 +72,7 @@ def lookup(*, descriptors: tuple[str, ...], as_json: bool) -> None:
 @click.option("--future", is_flag=True, help="Jobs whose run-after is still to come.")
 @_regex_option
 @_limit_option(100)
-@_json_option
+@target.json_option
 @target.target_options
 def scan(
     *,
@@ -127,7 +126,7 @@ def scan(
     help="Run them so much later  [default: now]",
 )
 @_limit_option(1000)
-@_json_option
+@target.json_option
 @target.target_options
 def retry(
     *,
@@ -165,7 +164,7 @@ def retry(
 @_regex_option
 @_limit_option(1000)
 @click.option("--yes", is_flag=True, help="Don't ask; needed where nobody can be asked.")
-@_json_option
+@target.json_option
 @target.target_options
 def delete(
     *,

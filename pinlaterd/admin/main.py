@@ -63,7 +63,7 @@ def config() -> None:
 
 @config.command()
 @click.argument("directory", metavar="[DIR]", required=False, type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print the facts as JSON.")
+@target.json_option
 @target.target_options
 def check(*, directory: Path | None, as_json: bool) -> None:
     """Report every mistake in DIR/etc at once. Exit 1 if there is one.

@@ -13,7 +13,6 @@ from pinlaterd.config.layout import ETC
 from pinlaterd.model import QUEUE_NAME
 
 _NONE = "none"
-_json_option = click.option("--json", "as_json", is_flag=True, help="Print the facts as JSON.")
 
 
 class _Rate(click.ParamType[float | None]):
@@ -50,7 +49,7 @@ _name_argument = click.argument("name", callback=_check_name)
 @click.command(context_settings={"ignore_unknown_options": True})
 @_name_argument
 @click.argument("rate", type=_Rate(), metavar="JOBS_PER_SECOND|none")
-@_json_option
+@target.json_option
 @target.deployment_options
 def limit(*, name: str, rate: float | None, as_json: bool) -> None:
     """Let no more jobs of queue NAME be dequeued in a second, over the whole cluster.
@@ -69,7 +68,7 @@ def limit(*, name: str, rate: float | None, as_json: bool) -> None:
 
 @click.command()
 @_name_argument
-@_json_option
+@target.json_option
 @target.deployment_options
 def pause(*, name: str, as_json: bool) -> None:
     """Let no jobs of queue NAME be dequeued until it is resumed. Its limit is kept.
@@ -84,7 +83,7 @@ def pause(*, name: str, as_json: bool) -> None:
 
 @click.command()
 @_name_argument
-@_json_option
+@target.json_option
 @target.deployment_options
 def resume(*, name: str, as_json: bool) -> None:
     """Let jobs of queue NAME be dequeued again, under the limit that it had.

@@ -104,7 +104,7 @@ def delete(*, name: str, password_file: IO[str] | None) -> None:
     show_default=True,
     help="Over how long rates are taken.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the facts as JSON.")
+@target.json_option
 @target.target_options
 def stats(*, name: str, seconds: float, as_json: bool) -> None:
     """Show how many jobs are in each state, and how many come and go in a second.

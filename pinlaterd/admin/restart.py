@@ -18,7 +18,6 @@ from pinlaterd.client.cli import fail
 from pinlaterd.deployment import restarts
 from pinlaterd.deployment.errors import DeploymentError
 
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print the facts as JSON.")
 _Carry = Callable[[Path, Callable[[str], None]], Sequence[restarts.Restarted]]
 
 
@@ -28,7 +27,7 @@ def restart() -> None:
 
 
 @restart.command()
-@_JSON
+@target.json_option
 @target.target_options
 def router(*, as_json: bool) -> None:
     """Restart the routers, one after the other.
@@ -45,7 +44,7 @@ def router(*, as_json: bool) -> None:
 
 @restart.command()
 @click.argument("name", metavar="NAME|all")
-@_JSON
+@target.json_option
 @target.target_options
 def shard(*, name: str, as_json: bool) -> None:
     """Restart a shard, or all shards, one after the other.
@@ -63,7 +62,7 @@ def shard(*, name: str, as_json: bool) -> None:
 
 
 @restart.command()
-@_JSON
+@target.json_option
 @target.target_options
 def coordinator(*, as_json: bool) -> None:
     """Restart the coordinator. Calls go on without it.

@@ -9,7 +9,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 from rich.console import Console
@@ -18,7 +18,7 @@ from pinlaterd.admin import in_force, samples, target
 from pinlaterd.admin.confirm import confirm, yes_option
 from pinlaterd.admin.frames import ListedShard, shards_of
 from pinlaterd.admin.tables import print_table
-from pinlaterd.client.cli import fail, printable
+from pinlaterd.client.cli import fail
 from pinlaterd.config import edit_shards
 from pinlaterd.config.edit import edit_file
 from pinlaterd.config.layout import ETC, SHARDS_FILE
@@ -28,13 +28,10 @@ from pinlaterd.errors import ConnectionFailed
 
 _SERVE_SECONDS = 60.0
 _POLL_SECONDS = 0.1
-_MAX_LINE_CHARS = 2000
-
-json_option = click.option("--json", "as_json", is_flag=True, help="Print the facts as JSON.")
 
 
 @click.command("list")
-@json_option
+@target.json_option
 @target.deployment_options
 def list_shards(*, as_json: bool) -> None:
     """Show each shard: where its jobs lie, how it is, how many it holds in each state.
@@ -73,7 +70,7 @@ def _row(shard: ListedShard) -> tuple[object, ...]:
 @click.argument("name")
 @click.argument("state", type=click.Choice(["on", "off"]), metavar="on|off")
 @yes_option
-@json_option
+@target.json_option
 @target.deployment_options
 def dequeue_only(*, name: str, state: str, yes: bool, as_json: bool) -> None:
     """Have shard NAME take no new jobs (on), or take them again (off).
@@ -86,13 +83,22 @@ def dequeue_only(*, name: str, state: str, yes: bool, as_json: bool) -> None:
       pinlater-admin shard dequeue-only 3 on
       pinlater-admin shard dequeue-only 3 off
     """
-    concerned = set_dequeue_only(name, on=state == "on", yes=yes)
+    done = set_dequeue_only(name, on=state == "on", yes=yes)
     if as_json:
-        click.echo(json.dumps({"shards": concerned, "dequeue_only": state == "on"}))
+        facts = {"shards": done.shards, "dequeue_only": state == "on", "acts": done.acts}
+        click.echo(json.dumps(facts))
 
 
-def set_dequeue_only(name: str, *, on: bool, yes: bool) -> Sequence[str]:
-    """Returns the shards that it concerns, once it is so; fails if it can't be."""
+class Written(NamedTuple):
+    """The shards that a change concerns. `acts`: all follow it; else they do when the coordinator
+    is back."""
+
+    shards: Sequence[str]
+    acts: bool
+
+
+def set_dequeue_only(name: str, *, on: bool, yes: bool) -> Written:
+    """Returns once all follow it, or none can; fails if it is refused."""
     etc = target.directory() / ETC
     concerned = edit_shards.shards_alike(etc, name)
     if len(concerned) > 1:
@@ -103,8 +109,8 @@ def set_dequeue_only(name: str, *, on: bool, yes: bool) -> Sequence[str]:
         confirm("No shard is left that takes jobs: every enqueue will be refused. Do it?", yes=yes)
     was_changed = edit_shards.set_dequeue_only(etc, name, on=on)
     takes = "takes no new jobs" if on else "takes new jobs"
-    in_force.say_when_followed(f"shard {', '.join(concerned)} {takes}", was_changed=was_changed)
-    return concerned
+    said = f"shard {', '.join(concerned)} {takes}"
+    return Written(concerned, in_force.say_when_followed(said, was_changed=was_changed))
 
 
 # --- add ------------------------------------------------------------------------------------
@@ -120,7 +126,7 @@ def set_dequeue_only(name: str, *, on: bool, yes: bool) -> Sequence[str]:
 @click.option("--passwd-env", metavar="NAME", help="The variable that has the password.")
 @click.option("--passwd-file", metavar="PATH", help="The file that has the password.")
 @click.option("--dequeue-only", "only", is_flag=True, help="It takes no new jobs.")
-@json_option
+@target.json_option
 @target.deployment_options
 def add(
     *,
@@ -189,7 +195,7 @@ def _wait_until_serving(name: str) -> None:
 @click.argument("name")
 @click.option("--force", is_flag=True, help="Also with the jobs that it holds: they are given up.")
 @yes_option
-@json_option
+@target.json_option
 @target.deployment_options
 def remove(*, name: str, force: bool, yes: bool, as_json: bool) -> None:
     """Take shard NAME out of the service. Its store is left as it is.
@@ -213,32 +219,32 @@ def remove(*, name: str, force: bool, yes: bool, as_json: bool) -> None:
         _refuse_if_held(name, jobs)
     else:
         confirm(f"Give up {_shown(jobs)} of shard {name}?", yes=yes)
-    was_changed = _remove(etc, name, force=force)
-    if force and was_changed:
+    acts = _remove(etc, name, force=force)
+    if force and acts:
         edit_shards.forget_abandoned(etc, name)
     if as_json:
-        click.echo(
-            json.dumps({"shard": name, "removed": True, "given_up": jobs if force else None})
-        )
+        given_up = jobs if force else None
+        click.echo(json.dumps({"shard": name, "given_up": given_up, "acts": acts}))
 
 
 def _remove(etc: Path, name: str, *, force: bool) -> bool:
-    """Edit, and wait; if the coordinator refuses, the file is as it was before."""
+    """Edit, and wait; if the coordinator refuses, the file is as it was before. Returns whether the
+    shard has gone: not yet, if the coordinator is away."""
     path = etc / SHARDS_FILE
     before = path.read_bytes()
     was_changed = edit_shards.remove_shard(etc, name, abandon=force)
     after = path.read_bytes()
     problems = in_force.wait_until_followed()
-    if problems:
+    against = in_force.what_concerns(name, problems or ())
+    if against:
 
         def as_before(now: bytes, _config: Config) -> bytes:
             return before if now == after else now
 
         edit_file(etc, SHARDS_FILE, as_before)
-        said = "; ".join(printable(problem, _MAX_LINE_CHARS) for problem in problems)
-        fail(f"{said}. {_drain_first(name)}")
-    in_force.say_when_followed(f"shard {name} is removed", was_changed=was_changed)
-    return was_changed and problems is not None
+        is_held = not in_force.what_concerns(None, against)
+        fail(in_force.shown(against) + (f". {_drain_first(name)}" if is_held else ""))
+    return in_force.tell(f"shard {name} is removed", problems, was_changed=was_changed)
 
 
 def _jobs_of(name: str) -> Mapping[str, Any] | None:

@@ -63,7 +63,7 @@ def shard() -> None:
     help="As whom the old master replicates from the new one  [default: the shard's user]",
 )
 @click.option("--replication-passwd-file", type=click.File("r"), metavar="F|-")
-@click.option("--json", "as_json", is_flag=True, help="Print the facts as JSON.")
+@target.json_option
 @target.target_options
 def failover(
     *,

@@ -1,6 +1,7 @@
 """Which service is meant: `--dir` names a deployment, `--host` and `--port` go before its files.
 
-The options may stand before a sub-command or after it; the last one counts.
+The options may stand before a sub-command or after it; the last one counts. What all commands that
+answer with facts have in common, `--json`, is here too.
 """
 
 from __future__ import annotations
@@ -51,6 +52,9 @@ _DEPLOYMENT_OPTIONS = (
         help="The deployment  [default: the current folder]",
     ),
 )
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the facts as JSON.")
 
 
 def target_options(command: Command) -> Command:

@@ -28,6 +28,7 @@ from ruamel.yaml.error import YAMLError
 from ruamel.yaml.scalarstring import ScalarString
 
 from pinlaterd.config.document import Node, parse
+from pinlaterd.config.in_force import files_in_force
 from pinlaterd.config.layout import SHARDS_FILE
 from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import Address, Config
@@ -42,6 +43,7 @@ _INDENTED_KEY = re.compile(
 _DASH = re.compile(r"^( *)- ( *)\S", re.MULTILINE)
 _NEVER_WRAPPED = 1 << 20  # characters of a line
 _DEFAULT_INDENT = 2
+_NEW_FILE_MODE = 0o666  # less the umask
 
 Settings = MutableMapping[str, Any]
 
@@ -126,11 +128,16 @@ def edit_shards(etc: Path, change: Callable[[ShardsDocument], None]) -> bool:
 
 def edit_file(etc: Path, name: str, change: Callable[[bytes, Config], bytes]) -> bool:
     """Have `change` make what the file `name` of `etc` should hold of what it holds, and of what
-    all files together mean. As `edit_shards`."""
+    all files together mean. As `edit_shards`. An optional file that is missing holds b""; one that
+    said something, and has gone or is empty by now, is not begun anew."""
     path = etc / name
     with _alone(etc):
         config = load_config(etc)
-        before = _read(path)
+        before = _read(path) if name in config.files else _read_if_there(path)
+        if not before.strip() and name in files_in_force(etc.parent):
+            problem = "the file is gone or empty, and what it said stays in force"
+            cure = "put it back first, or write a comment into it if it is to say nothing"
+            raise ConfigError([f"{path}: {problem}; {cure}"])
         after = change(before, config)
         if after == before:
             return False
@@ -261,21 +268,27 @@ def _read(path: Path) -> bytes:
         raise ConfigError([f"{path}: can't be read: {error.strerror}"]) from error
 
 
+def _read_if_there(path: Path) -> bytes:
+    return _read(path) if path.exists() else b""
+
+
 def _replace(path: Path, before: bytes, after: bytes) -> None:
-    """Put `after` in the file's place, durably. A link stays one: what it names is replaced."""
+    """Put `after` in the file's place, durably. A link stays one: what it names is replaced. A file
+    that was missing is made, as any other program would make it."""
     target = path.resolve()
     try:
-        status = target.stat()
+        status = target.stat() if target.exists() else None
         descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(after)
-                os.fchmod(descriptor, status.st_mode & 0o7777)
-                if (status.st_uid, status.st_gid) != (os.geteuid(), os.getegid()):
+                mode = _NEW_FILE_MODE & ~_umask() if status is None else status.st_mode & 0o7777
+                os.fchmod(descriptor, mode)
+                if status is not None and not _is_ours(status):
                     os.fchown(descriptor, status.st_uid, status.st_gid)
                 file.flush()
                 os.fsync(descriptor)
-            if target.read_bytes() != before:
+            if _read_if_there(target) != before:
                 raise ConfigError([f"{path}: was changed by somebody else meanwhile; try again"])
             Path(temporary).rename(target)
         finally:
@@ -284,6 +297,17 @@ def _replace(path: Path, before: bytes, after: bytes) -> None:
         _sync_folder(target.parent)
     except OSError as error:
         raise ConfigError([f"{path}: can't be written: {error.strerror}"]) from error
+
+
+def _is_ours(status: os.stat_result) -> bool:
+    return (status.st_uid, status.st_gid) == (os.geteuid(), os.getegid())
+
+
+def _umask() -> int:
+    """Which is told only to those who set it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 def _sync_folder(folder: Path) -> None:

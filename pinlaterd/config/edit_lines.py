@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import MutableMapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
@@ -17,7 +17,7 @@ from ruamel.yaml.comments import CommentedMap
 _DEFAULT_STEP = 2
 
 
-def is_in_lines(mapping: object) -> bool:
+def is_in_lines(mapping: object) -> TypeGuard[CommentedMap]:
     """Whether it is a mapping of YAML with its entries below each other, and has any."""
     return isinstance(mapping, CommentedMap) and bool(mapping) and not mapping.fa.flow_style()
 
@@ -55,6 +55,16 @@ def without_entry(text: bytes, mapping: CommentedMap, key: str | int) -> bytes:
     lines = _lines(text)
     start, end = _span(lines, mapping, key)
     return "".join([*lines[:start], *lines[end:]]).encode("utf-8")
+
+
+def emptied(text: bytes, mapping: MutableMapping[str, Any], key: str) -> bytes:
+    """`text`, in which nothing is left below `key` of `mapping`: it says `{}` there."""
+    assert isinstance(mapping, CommentedMap)
+    lines = _lines(text)
+    line, _ = mapping.lc.key(key)
+    start, colon, rest = lines[line].partition(":")
+    lines[line] = f"{start}{colon} {{}}{rest}"
+    return "".join(lines).encode("utf-8")
 
 
 def _lines(text: bytes) -> list[str]:

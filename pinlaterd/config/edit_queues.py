@@ -13,7 +13,7 @@ from ruamel.yaml.comments import CommentedMap
 
 from pinlaterd.config.document import Node, parse
 from pinlaterd.config.edit import Settings, Text, edit_file
-from pinlaterd.config.edit_lines import is_in_lines, put_first, with_entry
+from pinlaterd.config.edit_lines import emptied, is_in_lines, put_first, with_entry, without_entry
 from pinlaterd.config.layout import QUEUES_FILE
 from pinlaterd.config.schema import Config
 
@@ -60,8 +60,6 @@ def set_paused(etc: Path, queue: str, *, paused: bool) -> bool:
 
 def _edit(etc: Path, queue: str, setting: Any) -> bool:
     path = etc / QUEUES_FILE
-    if etc.is_dir() and not path.exists():
-        path.touch()  # which says what no file says
 
     def changed(before: bytes, _config: Config) -> bytes:
         text = Text.of(path, before)
@@ -71,10 +69,8 @@ def _edit(etc: Path, queue: str, setting: Any) -> bool:
         if value is None:
             if found is None or name not in found:
                 return before
-            del found[name]
-            if not found:
-                document.remove(queue)
-        elif found is not None:
+            return _without(before, text, document, queue, name)
+        if found is not None:
             put_first(found, name, value)
         elif document.is_in_lines:
             entry = CommentedMap({name: value})
@@ -84,6 +80,21 @@ def _edit(etc: Path, queue: str, setting: Any) -> bool:
         return text.render()
 
     return edit_file(etc, QUEUES_FILE, changed)
+
+
+def _without(before: bytes, text: Text, document: _QueuesDocument, queue: str, name: str) -> bytes:
+    """What is left without that setting, and without the queue if it has no other."""
+    found = document.settings(queue)
+    assert found is not None
+    if len(found) > 1:
+        if is_in_lines(found):
+            return without_entry(before, found, name)
+        del found[name]
+        return text.render()
+    if document.is_in_lines:
+        return document.without_lines_of(queue, before)
+    document.remove(queue)
+    return text.render()
 
 
 class _QueuesDocument:
@@ -121,8 +132,12 @@ class _QueuesDocument:
         for key, _ in self._found(queue):
             del self._listed[key]
             break
-        if not self._listed and isinstance(self._listed, CommentedMap):
-            self._listed.fa.set_flow_style()  # {}, not nothing
+
+    def without_lines_of(self, queue: str, text: bytes) -> bytes:
+        """`text` without that queue, where the queues are below each other."""
+        key = next(key for key, _ in self._found(queue))
+        left = without_entry(text, self._listed, key)
+        return left if len(self._listed) > 1 else emptied(left, self._tree, "queues")
 
     def _found(self, queue: str) -> Iterator[tuple[Any, Settings]]:
         """Its key or index, and its settings. By position: a name such as 001 is text to the

@@ -89,6 +89,15 @@ def read_in_force() -> InForce | None:
         return None
 
 
+def files_in_force(deployment: Path) -> Sequence[str]:
+    """The files of etc/ that said something when they were accepted last; none if that can't be
+    read. Unlike `read_in_force` it needs no password, and may be asked from any folder."""
+    try:
+        return tuple(json.loads((deployment / CONFIG_FILE).read_bytes())["files"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ()
+
+
 @contextlib.contextmanager
 def _locked() -> Iterator[None]:
     """For the moment that it takes to write."""

@@ -1,8 +1,11 @@
-"""What `pinlaterd init`, `up`, `down` do to a deployment's folder and its processes.
+"""What the command lines do to a deployment's folder and its processes.
 
     files       the files that `init` writes
     service     a deployment that runs, or does not: up, down
+    restarts    processes started anew while the service goes on
     orphans     processes that a killed supervisord left behind
+    errors      failures that end a command, and say what to do
 
-Part of the command line: nothing else imports it.
+Part of the command lines (`pinlaterd init`, `up`, `down`; `pinlater-admin restart`): nothing else
+imports it.
 """

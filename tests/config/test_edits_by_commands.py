@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from pinlaterd.config.edit_shards import (
     set_dequeue_only,
     shards_alike,
 )
+from pinlaterd.config.in_force import write_in_force
 from pinlaterd.config.load import load_config
 from pinlaterd.errors import ConfigError
 
@@ -203,3 +205,120 @@ def test_pause_says_no_more_than_true_or_false(etc):
 
     with pytest.raises(ConfigError, match=r"queues\.mail\.paused: expected true or false"):
         load_config(etc)
+
+
+def put_in_force(etc: Path, monkeypatch) -> None:
+    monkeypatch.chdir(etc.parent)
+    Path("run").mkdir()
+    write_in_force(load_config(etc))
+
+
+def test_a_missing_file_is_made_as_others_are_once_there_is_something_to_say(etc):
+    path = etc / "queues.yaml"
+
+    assert not set_paused(etc, "mail", paused=False)
+    assert not path.exists()
+
+    before = os.umask(0o027)
+    try:
+        assert set_paused(etc, "mail", paused=True)
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert load_config(etc).queue("mail").paused
+
+
+def test_a_missing_file_that_can_not_be_made_is_told(etc, tmp_path):
+    (etc / "queues.yaml").symlink_to(tmp_path / "nowhere" / "queues.yaml")
+
+    with pytest.raises(ConfigError, match=r"queues\.yaml: can't be written: No such file"):
+        set_paused(etc, "mail", paused=True)
+
+
+@pytest.mark.parametrize("left", [None, "", "\n"])
+def test_a_file_that_vanished_is_not_begun_anew(etc, monkeypatch, left):
+    path = etc / "queues.yaml"
+    path.write_text("queues:\n  other: {max_jobs_per_second: 1}\n")
+    put_in_force(etc, monkeypatch)
+    path.unlink()
+    if left is not None:
+        path.write_text(left)
+
+    with pytest.raises(ConfigError, match=r"gone or empty.*put it back first"):
+        set_paused(etc, "mail", paused=True)
+
+    assert path.exists() == (left is not None)
+    path.write_text("# it is to say nothing\n")
+    assert set_paused(etc, "mail", paused=True)
+    assert path.read_text().startswith("# it is to say nothing\n")
+
+
+def test_a_file_that_said_nothing_may_be_missing(etc, monkeypatch):
+    put_in_force(etc, monkeypatch)
+
+    assert set_paused(etc, "mail", paused=True)
+
+
+QUEUES = """\
+# ours
+queues:
+  # for the newsletter
+  mail:  # of the shop
+    max_jobs_per_second: 5  # as agreed
+    # until the move
+    paused: true
+
+  # may be slow
+  thumbs: {max_jobs_per_second: 5, paused: true}  # small
+  # ask them first
+  sync:
+    paused: true
+  # the last
+# the end
+"""
+
+
+@pytest.mark.parametrize(
+    ("queue", "gone", "instead"),
+    [
+        ("mail", "    paused: true\n\n", "\n"),
+        ("thumbs", ", paused: true}  # small", "}                # small"),  # it stays below others
+        ("sync", "  sync:\n    paused: true\n", ""),
+    ],
+)
+def test_resume_takes_the_setting_and_no_remark_about_others(etc, queue, gone, instead):
+    (etc / "queues.yaml").write_text(QUEUES)
+
+    assert set_paused(etc, queue, paused=False)
+
+    assert (etc / "queues.yaml").read_text() == QUEUES.replace(gone, instead)
+
+
+def test_remarks_stay_when_no_queue_has_settings_any_more(etc):
+    (etc / "queues.yaml").write_text(QUEUES)
+    for queue in ("mail", "thumbs", "sync"):
+        set_paused(etc, queue, paused=False)
+        set_limit(etc, queue, None)
+    left = (
+        "# ours\nqueues: {}\n  # for the newsletter\n    # until the move\n\n  # may be slow\n"
+        "  # ask them first\n  # the last\n# the end\n"
+    )
+    assert (etc / "queues.yaml").read_text() == left
+
+    assert set_limit(etc, "mail", 2.5)
+    new = "queues:\n  mail:\n    max_jobs_per_second: 2.5\n"
+    assert (etc / "queues.yaml").read_text() == left.replace("queues: {}\n", new)
+    assert set_limit(etc, "mail", None)
+    assert (etc / "queues.yaml").read_text() == left
+
+
+def test_pinlaters_form_in_lines_keeps_its_remarks(etc):
+    text = (
+        "queues:\n- name: mail\n  queueConfig:\n    maxJobsPerSecond: 3\n    paused: true\n"
+        "# may be slow\n- name: thumbs\n"
+    )
+    (etc / "queues.yaml").write_text(text)
+
+    assert set_paused(etc, "mail", paused=False)
+
+    assert (etc / "queues.yaml").read_text() == text.replace("    paused: true\n", "")

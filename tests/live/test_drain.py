@@ -15,7 +15,7 @@ import pytest
 
 from pinlaterd.client import AckInfo, Client, Job, JobState
 from tests.faults.load import shards_of
-from tests.live.conftest import Live, is_dequeue_only, serves
+from tests.live.conftest import BASE, Live, is_dequeue_only, serves
 
 pytestmark = pytest.mark.service
 
@@ -315,6 +315,26 @@ def test_add_a_shard_and_remove_it_with_the_jobs_that_it_holds(live, admin, clie
     client_deletes_all(client, queue)
 
 
+def test_a_shard_that_may_not_go_does_not_stand_in_the_way_of_others(live, admin, client, queue):
+    live.shards(BASE)
+    assert admin("shard", "add", "extra", "--dequeue-only").returncode == 0
+    while "2" not in shards_of(client.enqueue(queue, [Job(b"x")])):
+        pass
+    without_two = (live.etc / "shards.yaml").read_text().replace("  2: {}\n", "")
+    live.shards(without_two)
+    live.wait_until(lambda s: s["config_problems"])
+
+    paused = admin("queue", "pause", queue)
+    assert paused.returncode == 0, paused.stderr
+    assert "warning: etc/shards.yaml: shards.2: not removed: " in paused.stderr
+    removed = admin("shard", "remove", "extra", "--json")
+    assert facts(removed) == {"shard": "extra", "given_up": None, "acts": True}
+
+    assert (live.etc / "shards.yaml").read_text() == "shards:\n  1: {}\n"
+    assert {one["name"] for one in live.deployment.status()["shards"]} == {"1", "2"}
+    client_deletes_all(client, queue)
+
+
 def test_a_shard_that_is_wrong_is_not_added(live, admin):
     before = (live.etc / "shards.yaml").read_bytes()
 
@@ -353,11 +373,16 @@ def test_without_a_coordinator_a_change_is_written_and_acts_when_it_is_back(live
     live.deployment.supervisorctl("stop", "coordinator")
     try:
         done = admin("queue", "pause", queue)
+        closed = facts(admin("shard", "dequeue-only", "2", "on", "--json"))
+        removed = facts(admin("shard", "remove", "2", "--json"))
     finally:
+        live.shards(BASE)
         live.deployment.supervisorctl("start", "coordinator")
 
     assert done.returncode == 0
     assert "acts when the coordinator is back" in done.stderr
+    assert closed == {"shards": ["2"], "dequeue_only": True, "acts": False}
+    assert removed == {"shard": "2", "given_up": None, "acts": False}
     live.wait_until_changed()
     in_force = json.loads((live.deployment.folder / "run/config.json").read_text())
     assert in_force["queues"][queue]["paused"] is True
