@@ -61,6 +61,7 @@ class DequeueWork:
         "_claim_timeout_seconds",
         "acks",
         "arrival",
+        "begun",
         "bytes_left",
         "changes_nothing",
         "claims",
@@ -100,6 +101,7 @@ class DequeueWork:
         self.lowest_priority = arrival.entry.lowest_priority
         self.acks = acks
         self.problem = problem  # what is wrong with its acks: then nothing is claimed
+        self.begun = False  # whether its acks were carried out
         self.jobs = DequeueAnswer()
         self.claims: list[Claim] = []  # in hand, for the commit that is being made
         self._claim_timeout_seconds = math.ceil(claim_timeout_seconds)
@@ -120,7 +122,7 @@ class DequeueWork:
         memory.touched.add(self.queue)
         if self.acks is not None:
             conclude_acks(self.acks.queue, next(results.acks), memory, now_ms)
-            self.acks = None
+            self.acks, self.begun = None, True
         if self.claims:
             self._take_over(next(results.claims), memory, now_ms)
         if self.problem is not None:

@@ -16,7 +16,7 @@ from pinlaterd.clock import Clock, SystemClock
 from pinlaterd.config import layout
 from pinlaterd.config.in_force import InForce, load_in_force
 from pinlaterd.config.schema import ServerSettings, ShardSettings
-from pinlaterd.engines.base import StorageEngine
+from pinlaterd.engines.base import Durability, StorageEngine
 from pinlaterd.engines.registry import make_engine
 from pinlaterd.errors import ConfigError, ShardOwned, StorageCorrupt, StorageError
 from pinlaterd.lifecycle import ExitCode, StopSignal, prefer_throughput, set_title
@@ -90,9 +90,8 @@ class _Shard:
 
     def run(self) -> int:
         try:
-            if not self._take_ownership():
-                return ExitCode.OK
-            return self._serve()
+            durability = self._take_ownership()
+            return ExitCode.OK if durability is None else self._serve(durability)
         except StorageCorrupt as error:
             log.error("can't serve: %s", error.message)
             return ExitCode.FAILURE
@@ -100,14 +99,13 @@ class _Shard:
             self._control.close()
             self._context.term()
 
-    def _take_ownership(self) -> bool:
-        """Wait until the store is ours; False if told to stop before."""
+    def _take_ownership(self) -> Durability | None:
+        """Wait until the store is ours; None if told to stop before."""
         state, said = ProcessState.STARTING, ""
         coordinator = CoordinatorNews(self._control, self._service)
         while not self._stop.requested:
             try:
-                self._service.open()
-                return True
+                return self._open()
             except ShardOwned as error:
                 state, trouble = ProcessState.STANDBY, {"owner": error.message}
             except StorageCorrupt:
@@ -121,11 +119,19 @@ class _Shard:
             self._control.report(state, {**self._facts(), **trouble})
             coordinator.hear()
             select.select([self._stop], [], [], _RETRY_SECONDS)
-        return False
+        return None
 
-    def _serve(self) -> int:
+    def _open(self) -> Durability:
+        """What its store promises. A store that is lost before it has told is closed again."""
+        self._service.open()
+        try:
+            return self._engine.durability()
+        except StorageError:
+            self._service.close()
+            raise
+
+    def _serve(self, durability: Durability) -> int:
         endpoint = layout.shard_endpoint(self._settings.name)
-        durability = self._engine.durability()
         kept = {"durability": durability.setting, "durability warning": durability.warning}
         end = ShardEnd(self._context)
         try:

@@ -47,6 +47,7 @@ from pinlaterd.wire.envelope import (
     MalformedEnvelope,
     Op,
     ReplyEntry,
+    Status,
     pack_held_jobs,
     unpack_hold_request,
 )
@@ -103,16 +104,24 @@ class Reception:
             self.create_queues(json.loads(arrival.entry.message))
         except (MalformedEnvelope, ProtocolError, ValueError) as error:
             log.error("a router sent a message that can't be read: %s", error)
+        except StorageNotCommitted as error:
+            log.warning("can't create queues that other shards have: %s", error.message)
+            self._reply(arrival, refused(arrival))
+            return None
         self._reply(arrival, done(arrival, b""))
         return None
 
     def _hold(self, arrival: Arrival, now_ms: int) -> None:
+        """FAILED, without an error: nobody knows which jobs are held."""
         request = unpack_hold_request(arrival.entry.message)
         try:
             held = self._holds.hold(request, now_ms)
         except StorageNotCommitted as error:
             log.warning("can't hold jobs for their move: %s", error.message)
             self._reply(arrival, refused(arrival))
+        except StorageError:
+            self._reply(arrival, ReplyEntry(arrival.entry.call_id, Status.FAILED, b""))
+            raise
         else:
             self._reply(arrival, done(arrival, pack_held_jobs(held)))
 

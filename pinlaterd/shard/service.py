@@ -138,7 +138,8 @@ class ShardService:
             )
         )
         self._reopen_at = 0.0
-        self._reopen_seconds = _REOPEN_SECONDS
+        self._reopen_seconds = 0.0  # how long the next attempt waits
+        self._opened_at = 0.0
 
     def follow(self, config: Config) -> None:
         """Go by `config` from the next call on, as far as it can change live."""
@@ -161,7 +162,7 @@ class ShardService:
             self._engine.close()
             raise
         self.serving, self.trouble = True, ""
-        self._reopen_seconds = _REOPEN_SECONDS
+        self._opened_at = self._clock.monotonic()
         log.info(
             "owns its store (incarnation %d); the predecessor ended %s",
             self.incarnation,
@@ -219,9 +220,16 @@ class ShardService:
         except StorageError as error:
             self.trouble = error.message
             self._health.failed(now)
-            self._reopen_at = now + self._reopen_seconds
-            self._reopen_seconds = min(2 * self._reopen_seconds, _MOST_REOPEN_SECONDS)
+            self._reopen_later(now)
             log.error("can't open its store: %s", error.message)
+
+    def _reopen_later(self, now: float) -> None:
+        """At once the first time; then less and less often, until it has served for a while: a
+        store may open each time, and fail in the first call."""
+        self._reopen_at = now + self._reopen_seconds
+        self._reopen_seconds = min(
+            max(2 * self._reopen_seconds, _REOPEN_SECONDS), _MOST_REOPEN_SECONDS
+        )
 
     def _break(self, error: StorageError) -> None:
         """What the store holds is not known: end all that relies on it, and open it anew."""
@@ -243,7 +251,10 @@ class ShardService:
             self._engine.close()
         except StorageError as again:
             log.error("closing failed too: %s", again.message)
-        self._reopen_at = self._clock.monotonic()
+        now = self._clock.monotonic()
+        if now - self._opened_at >= _MOST_REOPEN_SECONDS:
+            self._reopen_seconds = 0.0
+        self._reopen_later(now)
 
     def _abandon(self, told: PinLaterError) -> None:
         """End all that is in hand; whoever waits for it is told why."""
@@ -321,7 +332,7 @@ class ShardService:
 
     def create_queues(self, names: Iterable[str]) -> None:
         """Those that are missing: another shard has them."""
-        self._guarded(lambda: self._reception.create_queues(names))
+        self._guarded(lambda: self._reception.create_queues(names), can_wait=True)
 
     def undelivered(self, router: bytes, entries: Iterable[ReplyEntry]) -> None:
         """A router could not be reached: the jobs in these answers go back."""
@@ -388,15 +399,15 @@ class ShardService:
 
     def _guarded(self, step: Callable[[], None], *, can_wait: bool = False) -> None:
         """Do `step`; a store that fails in it is opened anew. So is one that refuses it, unless it
-        `can_wait` for the next time: without what the ready index had to read, or a queue that
-        others have, what is in memory is not what the store holds."""
+        `can_wait` for the next time: without what the ready index had to read, what is in memory
+        is not what the store holds."""
         try:
             step()
         except StorageError as error:
             if not can_wait or not isinstance(error, StorageNotCommitted):
                 self._break(error)
                 return
-            log.warning("its store refused what is due each second: %s", error.message)
+            log.warning("its store refused what can wait: %s", error.message)
         if self._engine.trouble:
             self._break(StorageError(self._engine.trouble))
 
@@ -532,14 +543,15 @@ class ShardService:
             self._unfinished.append(work)
 
     def _give_up(self, works: Sequence[Work], error: StorageError, now_ms: int) -> None:
-        """Their commit failed, and nothing has changed: another shard may serve."""
+        """Their commit failed, and nothing has changed: another shard may serve. But a dequeue
+        that earlier commits have carried out in part is answered with that."""
         log.warning("calls that can't be carried out: %d: %s", len(works), error.message)
         self._memory.figures.count("calls_refused", len(works))
         reason = error.message if isinstance(error, StorageFull) else ""
         for work in works:
             work.give_up(self._memory, now_ms)
-            has_jobs = isinstance(work, DequeueWork) and work.jobs
-            self._settle(work, work.fail(error) if has_jobs else refused(work.arrival, reason))
+            begun = isinstance(work, DequeueWork) and (work.begun or work.jobs)
+            self._settle(work, work.fail(error) if begun else refused(work.arrival, reason))
 
     def _refuse_all(self) -> None:
         while self._backlog:

@@ -8,6 +8,7 @@ answers others, nothing can happen any more that can't be seen in its store. Rel
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -17,7 +18,7 @@ import zmq
 
 from pinlaterd.wire import envelope
 from pinlaterd.wire.context import new_context
-from pinlaterd.wire.envelope import CallEntry, Kind, MalformedEnvelope, Op, ShardFacts
+from pinlaterd.wire.envelope import CallEntry, Kind, MalformedEnvelope, Op, ShardFacts, Status
 from pinlaterd.wire.router_end import Outcome, ShardReply
 
 # What a late answer may take beyond the deadline: the shard judges it when it takes the call up.
@@ -103,6 +104,8 @@ class ShardCaller:
                 continue
             if frame[0] == Kind.REPLIES and envelope.incarnation_of(frame) == incarnation:
                 for found, status, payload, jobs in envelope.unpack_replies(frame)[0]:
+                    if found == call_id and status == Status.FAILED and not payload:
+                        return ShardReply(Outcome.LOST)  # its store failed with that in hand
                     if found == call_id:
                         return ShardReply(Outcome(status), payload, jobs)
             if self._incarnation != incarnation:
@@ -147,7 +150,9 @@ class ShardCaller:
             self.facts = envelope.unpack_welcome(frame)
         elif frame[0] == Kind.FAREWELL:
             self._incarnation = 0
-            self._socket.send(envelope.pack_parted(envelope.incarnation_of(frame)))
+            parted = envelope.pack_parted(envelope.incarnation_of(frame))
+            with contextlib.suppress(zmq.Again):  # it has gone already, and waits for nobody
+                self._socket.send(parted, zmq.NOBLOCK)
         return frame
 
     def _start_anew(self) -> None:

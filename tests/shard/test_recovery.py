@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from pinlaterd.errors import (
     StorageNotCommitted,
 )
 from pinlaterd.model import (
+    AckInfo,
     AckRequest,
     DeleteJobsRequest,
     DequeueRequest,
@@ -25,7 +27,7 @@ from pinlaterd.model import (
     Payload,
     RetryFailedRequest,
 )
-from pinlaterd.wire.envelope import Status
+from pinlaterd.wire.envelope import HoldRequest, Op, Status, pack_hold_request
 
 
 class Failing(SqliteEngine):
@@ -163,6 +165,30 @@ def test_a_dequeue_whose_jobs_cannot_be_read_is_refused_alone_and_they_can_be_ha
     assert shard.service.serving
 
 
+def test_a_store_lost_in_a_read_costs_its_batch_nothing_that_another_shard_could_not_do(
+    shard, engine
+):
+    shard.enqueue(b"first")
+    shard.service.close()
+    shard.service.open()  # with no payloads in memory
+
+    def lose(call: str) -> None:
+        if call == "payloads":
+            engine.lost = "the connection was lost"
+        if engine.lost:
+            raise StorageNotCommitted(engine.lost)
+
+    engine.on_read = lose
+    engine.on_apply = lambda _batch: lose("apply")
+    results = shard.results(EnqueueRequest("mail", [Job(b"a")]), DequeueRequest("mail", 1))
+
+    assert results == [Status.REFUSED] * 2
+    assert not shard.service.serving
+    engine.on_read, engine.on_apply = (lambda _call: None), (lambda _batch: None)
+    shard.service.recover()
+    assert [job.body for job in shard.dequeue()] == [b"first"]
+
+
 def test_a_store_that_refuses_what_is_due_each_second_stays_open(shard, engine):
     [descriptor] = shard.enqueue(b"a")
     shard.dequeue()
@@ -254,7 +280,38 @@ def test_calls_tried_alone_are_refused_once_the_store_is_lost(shard, engine):
     assert [job.body for job in shard.dequeue()] == [b"a"]
 
 
-# --- a commit of which nothing is known -----------------------------------------------------
+def test_a_dequeue_is_not_refused_whose_acks_were_carried_out_by_an_earlier_commit(shard, engine):
+    """To be refused means that nothing was done: a router would have another shard do it all."""
+    [descriptor] = shard.enqueue(b"a")
+    shard.dequeue()
+    acks = AckRequest("mail", failed=[AckInfo(descriptor, retry_delay_ms=0)])
+
+    def no_claims(batch: Batch) -> None:
+        if batch.claims:
+            raise StorageNotCommitted("the server is busy")
+
+    engine.on_apply = no_claims
+    (result,) = shard.results(DequeueRequest("mail", 1, acks))
+
+    assert isinstance(result, ShardConnectionFailed)
+    assert shard.state(descriptor) is JobState.PENDING
+
+
+def test_queues_of_others_that_it_cannot_create_leave_it_serving(shard, engine):
+    def full(_queue: str, _now_ms: int) -> None:
+        raise StorageNotCommitted("may not create databases")
+
+    engine.create_queue = full
+    opened = engine.opened
+    (reply,) = shard.replies(shard.raw(json.dumps(["other"]).encode(), Op.ENSURE_QUEUES))
+    shard.service.create_queues(["another"])
+
+    assert reply.status is Status.REFUSED
+    assert shard.service.serving
+    assert engine.opened == opened
+
+
+# --- a commit of which nothing is known-----------------------------------------------------
 
 
 def test_callers_are_told_that_nothing_is_known(shard, engine):
@@ -266,6 +323,17 @@ def test_callers_are_told_that_nothing_is_known(shard, engine):
 
     assert [type(result) for result in results[:2]] == [ShardConnectionFailed] * 2
     assert "not known" in results[0].message
+    assert not shard.service.serving
+
+
+def test_who_moves_jobs_is_told_at_once_that_a_hold_is_in_doubt(shard, engine):
+    shard.enqueue(Job(b"later", run_after_ms=shard.clock.now_ms() + 3_600_000))
+    engine.on_apply = break_down
+    request = pack_hold_request(HoldRequest("mail", 1, 0, 0, 10))
+
+    (reply,) = shard.replies(shard.raw(request, Op.HOLD_SCHEDULED))
+
+    assert (reply.status, reply.payload) == (Status.FAILED, b"")
     assert not shard.service.serving
 
 
@@ -329,6 +397,22 @@ def test_a_store_that_keeps_failing_ails_until_it_has_done_well_for_a_while(shar
     assert shard.service.ailing
     shard.service.tick()  # probes: nobody sends it work
     assert shard.service.ailing == ""
+
+
+def test_a_store_that_fails_as_soon_as_it_is_open_is_opened_less_and_less_often(shard, engine):
+    engine.on_apply = break_down
+    waits = []
+    for _ in range(4):
+        shard.results(EnqueueRequest("mail", [Job(b"bad")]))
+        waits.append(shard.service.idle_seconds())
+        shard.clock.advance(waits[-1])
+        shard.service.recover()
+        assert shard.service.serving
+
+    assert waits == pytest.approx([0, 0.05, 0.1, 0.2])
+    shard.clock.advance(5)
+    shard.results(EnqueueRequest("mail", [Job(b"bad")]))
+    assert shard.service.idle_seconds() == 0
 
 
 def test_a_store_that_is_full_does_not_ail(shard, engine):

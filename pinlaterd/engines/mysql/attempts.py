@@ -24,9 +24,14 @@ from pinlaterd.engines.mysql.statements import (
 )
 from pinlaterd.engines.mysql.store import Misfit, Store, Transaction
 from pinlaterd.engines.mysql.tables import Table
-from pinlaterd.model import JobKey, JobState, PendingKey
+from pinlaterd.model import MOVE_CLAIM_END, JobKey, JobState, PendingKey, is_held_under
 
 QueueKey = tuple[str, JobKey]
+# Of jobs that are not looked at first: is_held_under, where no claim is given.
+_NOT_HELD_FOR_MOVE = b" AND RIGHT(COALESCE(claim_descriptor, ''), %d) <> '%s'" % (
+    len(MOVE_CLAIM_END),
+    MOVE_CLAIM_END.encode(),
+)
 _HELD = b"local_id, claim_descriptor, COALESCE(attempts_remaining, 1), " + RUN_AFTER_MS
 
 
@@ -200,6 +205,7 @@ def _succeed(
     """IN_PROGRESS becomes SUCCEEDED; returns the local ids of acks that do not apply."""
     missed: set[int] = set()
     to_look_at = [ack for ack in acks if tx.careful or ack.claim_descriptor is not None]
+    looked_at_all = len(to_look_at) == len(acks)
     if to_look_at:
         held = held_claims(tx, table, [ack.key.local_id for ack in to_look_at])
         missed = {ack.key.local_id for ack in to_look_at if not _holds(ack, table, held)}
@@ -210,9 +216,10 @@ def _succeed(
     each = appended(table, [ack.append_custom_status for ack in acks])
     local_ids = [ack.key.local_id for ack in acks]
     most_bytes = store.db.statement_bytes
-    found = tx.run(
-        update(table, local_ids, JobState.IN_PROGRESS, common, each, most_bytes=most_bytes)
-    )
+    statements = update(table, local_ids, JobState.IN_PROGRESS, common, each, most_bytes=most_bytes)
+    if not looked_at_all:
+        statements = (statement + _NOT_HELD_FOR_MOVE for statement in statements)
+    found = tx.run(statements)
     if found != len(acks):
         raise Misfit
     tx.moved(queue, table, local_ids, JobState.IN_PROGRESS, JobState.SUCCEEDED)
@@ -224,7 +231,9 @@ def _holds(ack: Ack, table: Table, held: dict[int, HeldClaim]) -> bool:
     if claim is None:
         return False
     given = ack.claim_descriptor
-    return given is None or table.claim(given) == table.claim(claim.claim_descriptor)
+    return is_held_under(
+        table.claim(claim.claim_descriptor), None if given is None else table.claim(given)
+    )
 
 
 def _failed_attempts(tx: Transaction, table: Table, acks: Sequence[Ack]) -> list[FailedAttempt]:

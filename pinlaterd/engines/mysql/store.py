@@ -286,7 +286,7 @@ class Store:
         if self._db is None:
             raise StorageError(f"{self} is not open")
         if self.trouble:
-            raise StorageError(f"{self} must be opened anew: {self.trouble}")
+            raise StorageNotCommitted(f"{self} must be opened anew: {self.trouble}")
         return self._db
 
     def transact(self, now_ms: int, work: Callable[[Transaction], T]) -> T:
@@ -373,7 +373,8 @@ class Store:
                 self._check_writable(db)
                 self._check_still_ours(db)
                 committed = witness.was_committed(db, last_change)
-                self._lock.release(db)
+                with contextlib.suppress(*FAULTS):  # it ends with `db` in any case
+                    self._lock.release(db)
                 return committed
         except (StorageError, *FAULTS) as unable:
             why = unable.message if isinstance(unable, StorageError) else describe(unable)
@@ -400,7 +401,7 @@ class Store:
             yield
         except FAULTS as fault:
             if is_lost(fault) or is_gone(fault):
-                self._lose(fault)
+                self._lose(fault, undone=True)
             raise storage_error(fault, str(self), undone=True) from fault
 
     @contextmanager

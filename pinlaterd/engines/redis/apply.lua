@@ -55,9 +55,18 @@ end
 -- Of each op: runs that succeeded, runs that failed. A run: how many, priority, text, delay in ms,
 -- claim or none; then ids.
 
+-- What holds a job for its move to another shard has to be named: whoever names no claim means an
+-- attempt that ended before. See model.is_held_under.
+local function is_held_under(held, given)
+  if given == nil then
+    return not held or string.sub(held, -5) ~= '-move'
+  end
+  return held == given
+end
+
 local function held_by(queue, priority, id, claim)
   local job = held_claim(queue, priority, id)
-  if job and (claim == nil or claim == job.claim) then
+  if job and is_held_under(job.claim, claim) then
     return job
   end
   return nil
@@ -74,7 +83,7 @@ local function succeed(queue, priority, ids, text, claim)
     local job = score and fields_of(key, 'cd', 'ra')
     if score and not job then
       redis.call('ZREM', running, id) -- evicted
-    elseif job and (claim == nil or claim == job[1]) then
+    elseif job and is_held_under(job[1], claim) then
       -- A job of PinLater's gets the run-after that its score stood for, before the score goes.
       local changes = { 'ua', now_seconds }
       if not number_in(job[2], -LATEST_ORDERED_MS, LATEST_MS) then

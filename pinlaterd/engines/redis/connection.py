@@ -100,12 +100,18 @@ class Connection:
         return self._call(command, writes=False)
 
     def administer(self, *command: Argument) -> Any:
-        """What a command answers that changes the server's part in replication, and no data."""
-        return self._call(command, writes=False)
+        """What a command answers that changes the server's part in replication, and no data. If
+        the connection is lost, nobody knows whether it was done: StorageError."""
+        try:
+            return self._call(command, writes=False)
+        except StorageNotCommitted as error:
+            if self.trouble:
+                raise StorageError(error.message) from error
+            raise
 
     def _call(self, command: Sequence[Argument], *, writes: bool) -> Any:
         if self.trouble:
-            raise StorageError(f"{self.server} must be opened anew: {self.trouble}")
+            raise StorageNotCommitted(f"{self.server} must be opened anew: {self.trouble}")
         try:
             packed = self._driver.pack_command(*command)
         except PACKING_FAULTS as fault:
@@ -128,9 +134,9 @@ class Connection:
         if is_refusal(fault) or (is_answer(fault) and not writes):
             return StorageNotCommitted(message)
         self.fail("its connection failed" if not is_answer(fault) else "a script failed")
-        if writes:
-            message += "; whether the last batch was kept is not known"
-        return StorageError(message)
+        if not writes:
+            return StorageNotCommitted(message)
+        return StorageError(f"{message}; whether the last batch was kept is not known")
 
 
 class _UnknownScript(StorageNotCommitted):

@@ -15,7 +15,7 @@ from pinlaterd.engines.acks import carry_out_acks
 from pinlaterd.engines.base import Ack, AckOp, AckResult, Requeued
 from pinlaterd.engines.sqlite.limits import LIMITS
 from pinlaterd.engines.sqlite.store import Store, Transaction, id_list
-from pinlaterd.model import JobKey, JobState, PendingKey
+from pinlaterd.model import JobKey, JobState, PendingKey, is_held_under
 
 
 class HeldClaim(NamedTuple):
@@ -157,29 +157,33 @@ def _result(op: AckOp, missed: set[int], requeued: dict[int, Requeued]) -> AckRe
 def _succeed(tx: Transaction, queue_id: int, priority: int, acks: Sequence[Ack]) -> set[int]:
     """IN_PROGRESS becomes SUCCEEDED; returns the local ids of acks that do not apply."""
     local_ids = [ack.key.local_id for ack in acks]
-    given = [ack for ack in acks if ack.claim_descriptor is not None]
-    missed = _claims_lost(tx, given)
+    # Where none names its claim there is no need to look first: SQL does as is_held_under.
+    looked_at = any(ack.claim_descriptor is not None for ack in acks)
+    missed = _claims_lost(tx, acks) if looked_at else set()
     if missed:
         local_ids = [local_id for local_id in local_ids if local_id not in missed]
 
-    which = (id_list(local_ids), queue_id, priority)
+    which = (id_list(local_ids), queue_id, priority, looked_at)
     succeeded = tx.db.execute(
         "INSERT INTO ended (local_id, queue, priority, state, ended_at, claim_descriptor)"
         " SELECT local_id, queue, priority, 2, ?, claim_descriptor FROM claims"
-        " WHERE local_id IN (SELECT value FROM json_each(?)) AND +queue = ? AND +priority = ?",
+        " WHERE local_id IN (SELECT value FROM json_each(?)) AND +queue = ? AND +priority = ?"
+        " AND (? OR substr(claim_descriptor, -5) <> '-move')",
         (tx.now_ms, *which),
     ).rowcount
     if succeeded != len(local_ids):
         held = tx.db.execute(
             "SELECT local_id FROM claims"
-            " WHERE local_id IN (SELECT value FROM json_each(?)) AND +queue = ? AND +priority = ?",
+            " WHERE local_id IN (SELECT value FROM json_each(?)) AND +queue = ? AND +priority = ?"
+            " AND (? OR substr(claim_descriptor, -5) <> '-move')",
             which,
         )
         missed |= set(local_ids).difference(local_id for (local_id,) in held)
     if succeeded:
         tx.db.execute(
             "DELETE FROM claims"
-            " WHERE local_id IN (SELECT value FROM json_each(?)) AND +queue = ? AND +priority = ?",
+            " WHERE local_id IN (SELECT value FROM json_each(?)) AND +queue = ? AND +priority = ?"
+            " AND (? OR substr(claim_descriptor, -5) <> '-move')",
             which,
         )
         tx.moved(queue_id, [priority] * succeeded, JobState.IN_PROGRESS, JobState.SUCCEEDED)
@@ -188,9 +192,7 @@ def _succeed(tx: Transaction, queue_id: int, priority: int, acks: Sequence[Ack])
 
 
 def _claims_lost(tx: Transaction, acks: Sequence[Ack]) -> set[int]:
-    """The local ids of acks whose given claim does not hold any more."""
-    if not acks:
-        return set()
+    """The local ids of acks whose jobs are not held, or not under the claim that they give."""
     held: dict[int, str] = dict(
         tx.db.execute(
             "SELECT local_id, claim_descriptor FROM claims"
@@ -198,7 +200,11 @@ def _claims_lost(tx: Transaction, acks: Sequence[Ack]) -> set[int]:
             (id_list(ack.key.local_id for ack in acks),),
         )
     )
-    return {i for ack in acks if held.get(i := ack.key.local_id) != ack.claim_descriptor}
+    return {
+        i
+        for ack in acks
+        if (i := ack.key.local_id) not in held or not is_held_under(held[i], ack.claim_descriptor)
+    }
 
 
 def _append_statuses(tx: Transaction, acks: Sequence[Ack], missed: set[int]) -> None:
@@ -223,7 +229,7 @@ def _failed_attempts(tx: Transaction, queue_id: int, acks: Sequence[Ack]) -> lis
     attempts = []
     for key, text, retry_delay_ms, claim_descriptor in acks:
         claim = held.get(key)
-        if claim is None or claim_descriptor not in (None, claim.claim_descriptor):
+        if claim is None or not is_held_under(claim.claim_descriptor, claim_descriptor):
             continue
         retry_at_ms = min(tx.now_ms + retry_delay_ms, LIMITS.run_after_ms)
         attempts.append(FailedAttempt(claim, retry_at_ms, cut_status(claim.custom_status + text)))

@@ -30,7 +30,7 @@ from pinlaterd.engines.sqlite.attempts import (
     priorities,
 )
 from pinlaterd.engines.sqlite.store import Store, Transaction, id_list
-from pinlaterd.model import JobState, Payload, PendingKey, claim_source
+from pinlaterd.model import JobState, Payload, PendingKey, claim_source, is_held_under
 
 
 def apply_batch(store: Store, tx: Transaction, batch: Batch) -> BatchResult:
@@ -78,9 +78,8 @@ def _checkpoint(store: Store, tx: Transaction, op: CheckpointOp) -> CheckpointRe
 
 
 def _is_claimers(checkpoint: Checkpoint, claim: HeldClaim, source: str) -> bool:
-    if checkpoint.claim_descriptor is not None:
-        return checkpoint.claim_descriptor == claim.claim_descriptor
-    return claim_source(claim.claim_descriptor) == source
+    held, given = claim.claim_descriptor, checkpoint.claim_descriptor
+    return is_held_under(held, given) and (given is not None or claim_source(held) == source)
 
 
 def _after_checkpoint(claim: HeldClaim, checkpoint: Checkpoint, now_ms: int) -> HeldClaim:

@@ -26,7 +26,7 @@ from pinlaterd.engines.sqlite.faults import (
 )
 from pinlaterd.engines.sqlite.lock import OwnerLock
 from pinlaterd.engines.sqlite.schema import connect_owner
-from pinlaterd.errors import QueueNotFound, StorageError
+from pinlaterd.errors import QueueNotFound, StorageError, StorageNotCommitted
 from pinlaterd.model import JobState
 
 # Local ids are marked as used ahead in blocks, so that a commit seldom writes the mark.
@@ -142,7 +142,7 @@ class Store:
         if self._db is None:
             raise StorageError(f"{self.path} is not open")
         if self.trouble:
-            raise StorageError(f"{self.path} must be opened anew: {self.trouble}")
+            raise StorageNotCommitted(f"{self.path} must be opened anew: {self.trouble}")
         return self._db
 
     @contextmanager

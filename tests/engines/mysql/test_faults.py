@@ -96,6 +96,22 @@ def test_cut_before_its_commit_an_ack_can_be_repeated(behind_proxy: EngineHarnes
     assert behind_proxy.succeed(ack).succeeded == 1
 
 
+def test_a_read_that_loses_the_connection_has_changed_nothing(
+    behind_proxy: EngineHarness, proxy: Proxy
+):
+    """Who enqueued in the same batch can be served elsewhere: nothing had begun."""
+    [key] = behind_proxy.enqueue(b"a")
+    proxy.cut_at(b"SELECT", Cut.BEFORE)
+
+    with pytest.raises(StorageNotCommitted, match=r"(?i)lost"):
+        behind_proxy.engine.payloads(QUEUE, 1, [key.local_id], most_bytes=1)
+    with pytest.raises(StorageNotCommitted, match="opened anew"):
+        behind_proxy.engine.apply(ONE_JOB, 1)
+
+    behind_proxy.reopen()
+    assert behind_proxy.ready() == [key]
+
+
 def test_a_network_that_swallows_everything_costs_the_lease_at_most(
     proxy: Proxy, new_engine: NewEngine, clock: FakeClock
 ):
