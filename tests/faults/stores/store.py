@@ -109,4 +109,4 @@ def check_calls(load: Load, *, disturbed: Iterable[Store]) -> None:
     names = [f"shard {store.shard}" for store in disturbed]
     errors = [str(error) for error in load.errors]
     strange = [text for text in errors if not any(name in text for name in names)]
-    assert strange == []
+    assert strange == [], strange[:3]
