@@ -95,7 +95,7 @@ def test_secrets_of_the_environment_stay_there(config, monkeypatch):
 
     assert SECRET not in CONFIG_FILE.read_text()
     monkeypatch.delenv("PINLATERD_TEST_SECRET")
-    with pytest.raises(ConfigError, match="PINLATERD_TEST_SECRET is not in the environment"):
+    with pytest.raises(ConfigError, match="the environment has no PINLATERD_TEST_SECRET"):
         read_in_force()
 
 
