@@ -15,7 +15,7 @@ from pinlaterd.engines.acks import carry_out_acks
 from pinlaterd.engines.base import Ack, AckOp, AckResult, Requeued
 from pinlaterd.engines.sqlite.limits import LIMITS
 from pinlaterd.engines.sqlite.store import Store, Transaction, id_list
-from pinlaterd.model import JobKey, JobState, PendingKey, is_held_under
+from pinlaterd.model import MOVE_CLAIM_END, JobKey, JobState, PendingKey, is_held_under
 
 
 class HeldClaim(NamedTuple):
@@ -163,19 +163,20 @@ def _succeed(tx: Transaction, queue_id: int, priority: int, acks: Sequence[Ack])
     if missed:
         local_ids = [local_id for local_id in local_ids if local_id not in missed]
 
-    which = (id_list(local_ids), queue_id, priority, looked_at)
+    move = (-len(MOVE_CLAIM_END), MOVE_CLAIM_END)
+    which = (id_list(local_ids), queue_id, priority, looked_at, *move)
     succeeded = tx.db.execute(
         "INSERT INTO ended (local_id, queue, priority, state, ended_at, claim_descriptor)"
         " SELECT local_id, queue, priority, 2, ?, claim_descriptor FROM claims"
         " WHERE local_id IN (SELECT value FROM json_each(?)) AND +queue = ? AND +priority = ?"
-        " AND (? OR substr(claim_descriptor, -5) <> '-move')",
+        " AND (? OR substr(claim_descriptor, ?) <> ?)",
         (tx.now_ms, *which),
     ).rowcount
     if succeeded != len(local_ids):
         held = tx.db.execute(
             "SELECT local_id FROM claims"
             " WHERE local_id IN (SELECT value FROM json_each(?)) AND +queue = ? AND +priority = ?"
-            " AND (? OR substr(claim_descriptor, -5) <> '-move')",
+            " AND (? OR substr(claim_descriptor, ?) <> ?)",
             which,
         )
         missed |= set(local_ids).difference(local_id for (local_id,) in held)
@@ -183,7 +184,7 @@ def _succeed(tx: Transaction, queue_id: int, priority: int, acks: Sequence[Ack])
         tx.db.execute(
             "DELETE FROM claims"
             " WHERE local_id IN (SELECT value FROM json_each(?)) AND +queue = ? AND +priority = ?"
-            " AND (? OR substr(claim_descriptor, -5) <> '-move')",
+            " AND (? OR substr(claim_descriptor, ?) <> ?)",
             which,
         )
         tx.moved(queue_id, [priority] * succeeded, JobState.IN_PROGRESS, JobState.SUCCEEDED)
