@@ -1,0 +1,200 @@
+"""Where handlers run: threads, or tasks of an event loop.
+
+A lane gives its jobs to an executor through `Work`, and an executor gives back outcomes; neither
+knows more of the other. A thread pool is made of *places*, each of which runs one job at a time;
+what runs them in another way (in processes of their own, say) is a place, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Protocol, cast
+
+from pinlaterd.client.handlers import AsyncFunction, Hooks, QueueHandler
+from pinlaterd.client.outcomes import ClaimLost, Outcome, returned
+from pinlaterd.client.running_job import RunningJob
+
+
+class Work(Protocol):
+    """The jobs of a lane, as its executor sees them. All methods are thread-safe.
+
+    Each job that was begun is finished exactly once, whatever becomes of its claim.
+    """
+
+    def begin(self) -> RunningJob | None:
+        """Take a job that waits, if there is one. Never blocks."""
+        ...
+
+    def wait(self) -> RunningJob | None:
+        """Block until a job waits and take it; None once no more jobs are to be begun."""
+        ...
+
+    def when_ready(self, tell: Callable[[], None]) -> None:
+        """Call `tell`, from any thread, when jobs were added that wait."""
+        ...
+
+    def finish(self, job: RunningJob, outcome: Outcome) -> None:
+        """Hand in how a job ended."""
+        ...
+
+
+class Executor(Protocol):
+    """Runs the jobs of one lane, up to `concurrency` at a time."""
+
+    def start(self, work: Work) -> None:
+        """Begin to take jobs. Returns at once."""
+        ...
+
+    def abandon(self) -> None:
+        """End what still runs, where that can be done: nobody waits for its outcome any more. Its
+        claims are lost (`when_lost` was called) before. Returns at once; any thread may call it."""
+        ...
+
+    def close(self) -> None:
+        """Let go of threads and processes, once nothing runs that is waited for. Blocks but shortly."""
+        ...
+
+
+class Place(Protocol):
+    """One place of a pool: runs one job at a time, in the thread that calls `run`."""
+
+    def run(self, job: RunningJob) -> Outcome:
+        """Run the handler, and return how that ended; never raises."""
+        ...
+
+    def abandon(self) -> None:
+        """End what runs here if that can be done. Any thread may call it; may be repeated."""
+        ...
+
+    def close(self) -> None:
+        """Nothing is run here any more: called by the thread that ran jobs, and once."""
+        ...
+
+
+class ThreadPlace:
+    """Runs the handler right here. A thread can't be ended: what is abandoned goes on as a daemon."""
+
+    def __init__(self, handler: QueueHandler) -> None:
+        self.run = handler.run
+
+    def abandon(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class PoolExecutor:
+    """A thread for each place."""
+
+    def __init__(self, queue: str, places: list[Place], hooks: Hooks) -> None:
+        self._queue = queue
+        self._places = places
+        self._hooks = hooks
+
+    def start(self, work: Work) -> None:
+        for number, place in enumerate(self._places, 1):
+            threading.Thread(
+                target=self._run_jobs,
+                args=(work, place),
+                name=f"{self._queue}-{number}",
+                daemon=True,
+            ).start()
+
+    def abandon(self) -> None:
+        for place in self._places:
+            place.abandon()
+
+    def close(self) -> None:
+        """The threads end by themselves: `wait` gives them no more jobs."""
+
+    def _run_jobs(self, work: Work, place: Place) -> None:
+        hooks = self._hooks
+        while (job := work.wait()) is not None:
+            if hooks:
+                hooks.begin(job)
+                outcome = place.run(job)
+                hooks.end(job, outcome)
+            else:
+                outcome = place.run(job)
+            work.finish(job, outcome)
+        place.close()
+
+
+class TaskExecutor:
+    """Tasks of one event loop, which has a thread of its own. Tasks whose claim is lost are cancelled."""
+
+    def __init__(self, handler: QueueHandler, concurrency: int, hooks: Hooks) -> None:
+        self._handler = handler
+        self._function = cast("AsyncFunction", handler.function)
+        self._concurrency = concurrency
+        self._hooks = hooks
+        self._loop = asyncio.new_event_loop()
+        self._jobs: dict[asyncio.Task[None], RunningJob] = {}  # what each task runs now
+
+    def start(self, work: Work) -> None:
+        threading.Thread(
+            target=self._run_loop, name=f"{self._handler.queue}-loop", daemon=True
+        ).start()
+        work.when_ready(lambda: self._tell(self._begin_jobs, work))
+
+    def abandon(self) -> None:
+        """Lost claims have cancelled their tasks already."""
+
+    def close(self) -> None:
+        self._tell(self._loop.stop)
+
+    def _tell(self, function: Callable[..., object], *arguments: object) -> None:
+        self._loop.call_soon_threadsafe(function, *arguments)
+
+    def _run_loop(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        if not self._jobs:  # else a handler ignores that it was cancelled
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.close()
+
+    # --- in the loop's thread ---------------------------------------------------------------
+
+    def _begin_jobs(self, work: Work) -> None:
+        while len(self._jobs) < self._concurrency and (job := work.begin()) is not None:
+            self._jobs[self._loop.create_task(self._run_jobs(work, job))] = job
+
+    async def _run_jobs(self, work: Work, first: RunningJob) -> None:
+        """Run `first`, and what waits then: one task for many jobs costs less than one for each."""
+        task = asyncio.current_task()
+        assert task is not None
+        job: RunningJob | None = first
+        while job is not None:
+            self._jobs[task] = job
+            if self._hooks:
+                self._hooks.begin(job)
+                outcome = await self._run(task, job)
+                self._hooks.end(job, outcome)
+            else:
+                outcome = await self._run(task, job)
+            work.finish(job, outcome)
+            await asyncio.sleep(0)  # a handler that never waits must not hold up the others
+            job = work.begin()
+        del self._jobs[task]  # at once: a job that comes now finds the place free
+
+    async def _run(self, task: asyncio.Task[None], job: RunningJob) -> Outcome:
+        job.claim.when_lost(lambda: self._tell(self._cancel, task, job))
+        try:
+            async with asyncio.timeout(self._handler.time_limit_seconds):
+                return returned(await self._function(job))
+        except asyncio.CancelledError as error:
+            lost = ClaimLost(f"{job.descriptor}: cancelled") if job.lost else error
+            return self._handler.outcome_of(job, lost)
+        except (Exception, SystemExit) as error:
+            return self._handler.outcome_of(job, error)
+        finally:
+            job.claim.when_lost(None)
+            if job.lost:
+                task.uncancel()
+
+    def _cancel(self, task: asyncio.Task[None], job: RunningJob) -> None:
+        if self._jobs.get(task) is job:
+            task.cancel()

@@ -1,0 +1,225 @@
+"""Handlers: which function works on which queue, how many at a time, and what to do when it fails.
+
+    handlers = Handlers()
+
+    @handlers.queue("images", concurrency=4, retry={ConnectionError: exponential(1, most=300)})
+    def resize(job: RunningJob) -> str | None:
+        return f"{shrink(job.body)} bytes"                 # appended to the job's custom status
+
+    @handlers.before
+    def note(job: RunningJob) -> None: ...
+
+A decorated function stays what it is: it can be called, and pickled by its name. Nothing here
+does I/O.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar, cast, get_args
+
+from pinlaterd.client.outcomes import Outcome, raised, returned
+from pinlaterd.client.retries import DEFAULT_POLICY, Retries
+from pinlaterd.client.running_job import RunningJob
+from pinlaterd.model import QUEUE_NAME
+
+PlainFunction = Callable[[RunningJob], object]
+AsyncFunction = Callable[[RunningJob], Awaitable[object]]
+RunIn = Literal["threads", "tasks", "processes"]
+
+Before = Callable[[RunningJob], object]
+After = Callable[[RunningJob, Outcome], object]
+OnError = Callable[[RunningJob, BaseException], object]
+
+_Function = TypeVar("_Function", bound=Callable[[RunningJob], object])
+_Before = TypeVar("_Before", bound=Before)
+_After = TypeVar("_After", bound=After)
+_OnError = TypeVar("_OnError", bound=OnError)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What is called around each job, in the worker's process. A hook that raises is logged; it changes
+    nothing about the job."""
+
+    before: list[Before] = field(default_factory=list)
+    after: list[After] = field(default_factory=list)
+    on_error: list[OnError] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.before or self.after or self.on_error)
+
+    def begin(self, job: RunningJob) -> None:
+        for hook in self.before:
+            _call(hook, job)
+
+    def end(self, job: RunningJob, outcome: Outcome) -> None:
+        if outcome.error is not None:
+            for on_error in self.on_error:
+                _call(on_error, job, outcome.error)
+        for after in self.after:
+            _call(after, job, outcome)
+
+
+@dataclass(frozen=True)
+class QueueHandler:
+    """How the jobs of one queue are worked on. `concurrency` None: as the worker says."""
+
+    queue: str
+    function: Callable[[RunningJob], object]
+    concurrency: int | None = None
+    retries: Retries = DEFAULT_POLICY
+    run_in: RunIn = "threads"
+    time_limit_seconds: float | None = None
+
+    def run(self, job: RunningJob) -> Outcome:
+        """Call a plain function, and say how that ended."""
+        try:
+            return returned(self.function(job))
+        except (Exception, SystemExit) as error:
+            return self.outcome_of(job, error)
+
+    def outcome_of(self, job: RunningJob, error: BaseException) -> Outcome:
+        """What becomes of a job whose handler raised `error`."""
+        log.info("job %s: %s", job.descriptor, type(error).__name__, exc_info=error)
+        return raised(
+            error,
+            attempt=job.attempt,
+            is_last=job.attempts_remaining <= 1,
+            retries=self.retries,
+        )
+
+
+class Handlers:
+    """The handlers of a program, one for each queue, and the hooks around all of them."""
+
+    def __init__(self) -> None:
+        self.hooks = Hooks()
+        self._of_queues: dict[str, QueueHandler] = {}
+
+    def __iter__(self) -> Iterator[QueueHandler]:
+        return iter(self._of_queues.values())
+
+    def __len__(self) -> int:
+        return len(self._of_queues)
+
+    def queue(
+        self,
+        name: str,
+        *,
+        concurrency: int | None = None,
+        retry: Retries = DEFAULT_POLICY,
+        run_in: RunIn | None = None,
+        time_limit_seconds: float | None = None,
+    ) -> Callable[[_Function], _Function]:
+        """Decorate the function that works on the queue `name`.
+
+        It is run in threads if it is a plain function, as a task of an event loop if it is
+        `async def`; `run_in="processes"` runs plain functions in processes of their own.
+        `concurrency`: how many at a time (default: the Worker's). `retry`: a policy of
+        `pinlaterd.client.retries`, or policies by class of error. `time_limit_seconds`: how long a
+        run may take; only tasks and processes can be ended.
+
+        Raises ValueError for what makes no sense, and for a queue that has a handler already.
+        """
+
+        def register(function: _Function) -> _Function:
+            handler = QueueHandler(
+                name,
+                function,
+                concurrency,
+                retry,
+                _where(function) if run_in is None else run_in,
+                time_limit_seconds,
+            )
+            _check(handler)
+            if name in self._of_queues:
+                raise ValueError(
+                    f"queue {name!r} has a handler already: {_name(self._of_queues[name].function)}"
+                )
+            self._of_queues[name] = handler
+            return function
+
+        return register
+
+    def before(self, hook: _Before) -> _Before:
+        """Decorate a function to be called with each job before its handler is."""
+        self.hooks.before.append(hook)
+        return hook
+
+    def after(self, hook: _After) -> _After:
+        """Decorate a function to be called with each job and its Outcome after its handler was."""
+        self.hooks.after.append(hook)
+        return hook
+
+    def on_error(self, hook: _OnError) -> _OnError:
+        """Decorate a function to be called, before those of `after`, with each job whose handler
+        raised, and with what it raised."""
+        self.hooks.on_error.append(hook)
+        return hook
+
+
+def _where(function: Callable[[RunningJob], object]) -> RunIn:
+    return "tasks" if _is_async(function) else "threads"
+
+
+def _is_async(function: Callable[[RunningJob], object]) -> bool:
+    call = getattr(function, "__call__", function)  # noqa: B004 - of objects that are called
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+
+
+def _check(handler: QueueHandler) -> None:
+    what = f"handler {_name(handler.function)} of queue {handler.queue!r}"
+    if not QUEUE_NAME.match(handler.queue):
+        raise ValueError(f"{what}: a queue's name holds letters, digits and underscores only")
+    if handler.concurrency is not None and handler.concurrency < 1:
+        raise ValueError(f"{what}: concurrency must be at least 1, got {handler.concurrency}")
+    if handler.run_in not in get_args(RunIn):
+        allowed = ", ".join(get_args(RunIn))
+        raise ValueError(f"{what}: run_in {handler.run_in!r}; choose from {allowed}")
+    if (handler.run_in == "tasks") != _is_async(handler.function):
+        raise ValueError(
+            f"{what}: run_in {handler.run_in!r}: `async def` functions, and only those, run in tasks"
+        )
+    _check_time_limit(what, handler)
+    _check_retries(what, handler.retries)
+
+
+def _check_time_limit(what: str, handler: QueueHandler) -> None:
+    if handler.time_limit_seconds is None:
+        return
+    if not handler.time_limit_seconds > 0:
+        raise ValueError(
+            f"{what}: time_limit_seconds must be above 0, got {handler.time_limit_seconds}"
+        )
+    if handler.run_in == "threads":
+        raise ValueError(
+            f"{what}: time_limit_seconds: a thread can't be ended; make it `async def`, or let it "
+            "run in processes"
+        )
+
+
+def _check_retries(what: str, retries: Retries) -> None:
+    policies = retries.values() if isinstance(retries, Mapping) else [retries]
+    for policy in policies:
+        if not callable(policy):
+            raise ValueError(
+                f"{what}: retry: {policy!r} is no policy; expected one like exponential(1), or "
+                "{ExceptionClass: policy}"
+            )
+
+
+def _name(function: Callable[[RunningJob], object]) -> str:
+    return cast("str", getattr(function, "__qualname__", repr(function)))
+
+
+def _call(hook: Callable[..., object], job: RunningJob, *more: object) -> None:
+    try:
+        hook(job, *more)
+    except (Exception, SystemExit):
+        log.exception("a hook failed: %s, for job %s", _name(hook), job.descriptor)

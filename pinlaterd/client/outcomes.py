@@ -1,0 +1,192 @@
+"""How a handler's run ends: what it may raise to say so, and the outcome that becomes of it.
+
+    return                SUCCEEDED; a text is appended to the job's custom status
+    raise Retry(…)        this attempt failed; try again, if an attempt is left
+    raise Discard(…)      failed for good
+    raise Later(…)        PENDING again for later, at no attempt's cost
+    any other exception   this attempt failed; when to try again is the retry policy's to say
+
+Needs `retries` and the standard library only.
+"""
+
+from __future__ import annotations
+
+import math
+import traceback
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from pinlaterd.client.retries import LONGEST_DELAY_SECONDS, Retries, delay_after
+
+MAX_ERROR_CHARS = 500
+_MAX_PLACES = 3
+
+
+class Retry(Exception):
+    """Raised by a handler: this attempt failed; try again, if an attempt is left.
+
+    `delay_seconds`: when; None: as the queue's retry policy says. `status` is appended to the
+    job's custom status.
+    """
+
+    def __init__(self, delay_seconds: float | None = None, status: str = "") -> None:
+        super().__init__(delay_seconds, status)
+        if delay_seconds is not None:
+            _check_delay(delay_seconds)
+        self.delay_seconds = delay_seconds
+        self.status = status
+
+
+class Discard(Exception):
+    """Raised by a handler: the job has FAILED for good, whatever attempts remain.
+
+    `reason` is appended to the job's custom status.
+    """
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Later(Exception):
+    """Raised by a handler: go on at another time, at no attempt's cost.
+
+    Either after `delay_seconds`, or at `run_after_ms` (milliseconds since the epoch). `body`
+    replaces the job's, `status` is put in front of its custom status, and `attempts` becomes both the
+    attempts allowed and the attempts remaining; None leaves them as they are.
+    """
+
+    def __init__(
+        self,
+        delay_seconds: float | None = None,
+        *,
+        run_after_ms: int | None = None,
+        body: bytes | None = None,
+        status: str = "",
+        attempts: int | None = None,
+    ) -> None:
+        super().__init__(delay_seconds, run_after_ms, body, status, attempts)
+        if (delay_seconds is None) == (run_after_ms is None):
+            raise ValueError("Later: expected either delay_seconds or run_after_ms")
+        if delay_seconds is not None:
+            _check_delay(delay_seconds)
+        if attempts is not None and attempts < 1:
+            raise ValueError(f"attempts: expected at least 1, got {attempts}")
+        self.delay_seconds = delay_seconds
+        self.run_after_ms = run_after_ms
+        self.body = body
+        self.status = status
+        self.attempts = attempts
+
+
+class ClaimLost(Exception):
+    """The claim on a job has ended while its handler ran: another worker may run the job now.
+
+    What the handler returns or raises will change nothing about the job any more.
+    """
+
+
+class OutcomeKind(StrEnum):
+    """What becomes of a job after a run."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"  # this attempt; PENDING again if another one is left
+    DISCARDED = "discarded"  # FAILED for good
+    POSTPONED = "postponed"  # PENDING again for later
+    LOST = "lost"  # nothing: the claim was gone before
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended, as hooks see it and as it is acknowledged.
+
+    `delay_seconds` counts from when the run ended (FAILED, POSTPONED). `error` is what was raised.
+    """
+
+    kind: OutcomeKind
+    status: str = ""
+    delay_seconds: float = 0.0
+    run_after_ms: int | None = None
+    body: bytes | None = None
+    attempts: int | None = None
+    error: BaseException | None = None
+
+
+SUCCEEDED = Outcome(OutcomeKind.SUCCEEDED)
+
+
+def returned(value: object) -> Outcome:
+    """The outcome of a handler that returned: a status, or nothing."""
+    if value is None:
+        return SUCCEEDED
+    return Outcome(OutcomeKind.SUCCEEDED, sayable(str(value)))
+
+
+def raised(error: BaseException, *, attempt: int, is_last: bool, retries: Retries) -> Outcome:
+    """The outcome of a handler that raised `error` at its `attempt`-th attempt."""
+    match error:
+        case Retry():
+            seconds = error.delay_seconds
+            if seconds is None:
+                seconds = delay_after(error, attempt, retries) or 0.0
+            status = sayable(error.status)
+            return Outcome(OutcomeKind.FAILED, status, seconds, error=error)
+        case Discard():
+            return Outcome(OutcomeKind.DISCARDED, sayable(error.reason), error=error)
+        case Later():
+            return _postponed(error)
+        case ClaimLost():
+            return Outcome(OutcomeKind.LOST, error=error)
+        case _:
+            return _failed(error, attempt=attempt, is_last=is_last, retries=retries)
+
+
+def sayable(text: str) -> str:
+    """`text` without halves of surrogate pairs, which UTF-8 can't express and messages may hold."""
+    return text if text.isascii() else text.encode(errors="replace").decode()
+
+
+def error_text(error: BaseException) -> str:
+    """The type, the message and where it was raised, in at most MAX_ERROR_CHARS characters.
+
+    ValueError: no such address (smtp.py:30 in lookup < mail.py:12 in send)
+    """
+    frames = traceback.extract_tb(error.__traceback__)[1:]  # without the worker's own
+    places = [f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}" for frame in frames]
+    where = f" ({' < '.join(reversed(places[-_MAX_PLACES:]))})" if places else ""
+    where = where[: MAX_ERROR_CHARS // 2]
+    try:
+        message = f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - the message of a stranger's exception is a stranger's code
+        message = type(error).__name__
+    return sayable(message[: MAX_ERROR_CHARS - len(where)] + where)
+
+
+def _failed(error: BaseException, *, attempt: int, is_last: bool, retries: Retries) -> Outcome:
+    seconds = delay_after(error, attempt, retries)
+    text = error_text(error)
+    if seconds is None:
+        return Outcome(OutcomeKind.DISCARDED, text, error=error)
+    if not is_last:  # what the next attempt has to say is appended to it
+        text = text[: MAX_ERROR_CHARS - 2] + "; "
+    return Outcome(OutcomeKind.FAILED, text, seconds, error=error)
+
+
+def _postponed(later: Later) -> Outcome:
+    return Outcome(
+        OutcomeKind.POSTPONED,
+        sayable(later.status),
+        later.delay_seconds or 0.0,
+        later.run_after_ms,
+        later.body,
+        later.attempts,
+        later,
+    )
+
+
+def _check_delay(seconds: float) -> None:
+    if not (0 <= seconds < math.inf and seconds <= LONGEST_DELAY_SECONDS):
+        raise ValueError(
+            f"delay_seconds: expected 0 to {LONGEST_DELAY_SECONDS:.0f}, got {seconds!r}"
+        )
