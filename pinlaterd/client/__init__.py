@@ -1,34 +1,57 @@
 """What applications import: a blocking client of the service, and a worker on top of it.
 
-    from pinlaterd.client import Client, Worker
+    from pinlaterd.client import Client, Handlers, Worker
 
-    with Client("queue.example.com") as client:
-        client.create_queue("mail")
-        client.enqueue("mail", [b"to: ada", b"to: grace"])
-        Worker(client, "mail", send_mail).run()
+    handlers = Handlers()
 
-`client` has the twelve operations, `worker` the loop that claims, runs and acknowledges jobs,
-`claims` what it has in hand, `pool` and `connection` the sockets. May rely on `rpc` and below.
-docs/python.md is the guide.
+    @handlers.queue("mail")
+    def send(job): ...
+
+    client = Client("queue.example.com")
+    client.enqueue("mail", [b"to: ada", b"to: grace"])
+    Worker(client, handlers).run()
+
+`client` has the twelve operations, `connection` and `pool` its sockets: docs/python.md. `worker`
+runs `handlers`, a `lane` for each queue: docs/worker.md. A lane has `claims` in hand, as many
+`ahead` as its `executors` begin soon; its `keeper` tells the service of `outcomes`; handlers get a
+`running_job`, and `retries` say when to try again. May rely on `rpc` and below.
 """
 
 from pinlaterd.client.client import Client
-from pinlaterd.client.worker import Retry, Worker
+from pinlaterd.client.handlers import Handlers
+from pinlaterd.client.lane import LaneFacts
+from pinlaterd.client.outcomes import ClaimLost, Discard, Later, Outcome, OutcomeKind, Retry
+from pinlaterd.client.retries import RetryPolicy, constant, exponential, linear, never
+from pinlaterd.client.running_job import RunningJob
+from pinlaterd.client.worker import Worker
 from pinlaterd.errors import ConnectionFailed, OutcomeUnknown, PinLaterError, RequestError
 from pinlaterd.model import AckInfo, CheckpointInfo, ClaimedJob, Job, JobRecord, JobState
 
 __all__ = [
     "AckInfo",
     "CheckpointInfo",
+    "ClaimLost",
     "ClaimedJob",
     "Client",
     "ConnectionFailed",
+    "Discard",
+    "Handlers",
     "Job",
     "JobRecord",
     "JobState",
+    "LaneFacts",
+    "Later",
+    "Outcome",
+    "OutcomeKind",
     "OutcomeUnknown",
     "PinLaterError",
     "RequestError",
     "Retry",
+    "RetryPolicy",
+    "RunningJob",
     "Worker",
+    "constant",
+    "exponential",
+    "linear",
+    "never",
 ]

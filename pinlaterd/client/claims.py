@@ -1,8 +1,14 @@
-"""What a worker has in hand: jobs that wait, jobs that run, and acks that are yet to be sent.
+"""What a lane has in hand: jobs that wait, jobs that run, and what is yet to be said of those that
+ended.
 
-Threads meet here and nowhere else: the fetcher adds jobs and takes acks along, handlers begin
-and finish jobs, the keeper renews claims and sends the acks that no dequeue took along. Nothing
-here does I/O; the time (monotonic seconds) is an argument.
+Threads meet here and nowhere else: the fetcher adds jobs and takes acks along, handlers begin and
+finish jobs, the keeper does the chores. Nothing here does I/O; the time (monotonic seconds) is an
+argument.
+
+Beginning and finishing a job costs no lock as long as jobs wait: handlers use two deques, whose
+`append` and `popleft` are atomic. Who is about to sleep says so in a flag *before* it looks once
+more, and who has changed something looks at that flag *after*; so no wake-up is lost. Everything
+else is under the lock.
 """
 
 from __future__ import annotations
@@ -10,187 +16,344 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from pinlaterd.model import AckInfo, ClaimedJob
+from pinlaterd.client.ahead import Pace
+from pinlaterd.client.outcomes import Outcome, OutcomeKind
+from pinlaterd.client.running_job import Claim
+from pinlaterd.model import ClaimedJob
 
-# How long a finished job waits for the next dequeue to take its ack along.
-ACK_LINGER_SECONDS = 0.05
-ACK_REPEAT_SECONDS = 1.0
-# A claim is renewed when this part of its time-out is over, so that two renewals may fail.
-_RENEW_AFTER = 1 / 3
+# What could not be said is said again after so long.
+REPEAT_SECONDS = 1.0
+# Jobs that have waited for so long go back to the service: the pool is slower than it was.
+HOARD_SECONDS = 1.0
+# A job that goes back unbegun, or unfinished when the grace is over: PENDING at no attempt's cost.
+HANDED_BACK = Outcome(OutcomeKind.POSTPONED)
 
-
-class Ended(NamedTuple):
-    """How a job ended, to be acknowledged; pointless after `expires_at`: the claim is gone."""
-
-    ack: AckInfo
-    succeeded: bool
-    due_at: float
-    expires_at: float
-    tries: int = 0
+_SLEEPS_NOT = -1
 
 
-class _Claim:
-    """A job in hand, and until when the server takes its silence for work."""
+class Chores(NamedTuple):
+    """What the keeper has to do now."""
 
-    __slots__ = ("expires_at", "job", "renew_at")
+    acks: Sequence[Claim]
+    settlements: Sequence[Claim]  # ends that take a checkpoint: postponed, discarded
+    renewals: Sequence[Claim]
 
-    def __init__(self, job: ClaimedJob, now: float) -> None:
-        self.job = job
-        self.expires_at = self.renew_at = math.inf
-        self.renewed(now)
 
-    def renewed(self, now: float) -> None:
-        timeout_seconds = self.job.claim_timeout_seconds
-        if timeout_seconds > 0:
-            self.expires_at = now + timeout_seconds
-            self.renew_at = now + timeout_seconds * _RENEW_AFTER
+class Counts(NamedTuple):
+    """What a lane holds, and how many claims it has lost since it began."""
 
-    def not_renewed(self, now: float) -> None:
-        self.renew_at = now + self.job.claim_timeout_seconds * _RENEW_AFTER / 4
+    waiting: int
+    running: int
+    lost: int
 
 
 class ClaimsInHand:
-    """Every job is waiting, then running, then ended, then gone; all methods are thread-safe."""
+    """Every claim is waiting, then running, then ended, then gone. All methods are thread-safe."""
 
-    def __init__(self) -> None:
-        # Reentrant, so that a signal handler may call `stop` whatever its thread was doing.
-        self._lock = threading.RLock()
-        self._no_job_waits = threading.Condition(self._lock)  # the fetcher waits for it
+    def __init__(self, concurrency: int, *, ahead_seconds: float, ack_seconds: float) -> None:
+        """`ack_seconds`: how long the end of a job waits for a dequeue to take it along."""
+        self._ack_seconds = ack_seconds
+        self._pace = Pace(concurrency, ahead_seconds)
+
+        self._waiting: deque[Claim] = deque()
+        self._ended: deque[Claim] = deque()
+
+        self._lock = threading.Lock()
+        self._in_hand: set[Claim] = set()  # waiting, running, or ended and not collected yet
+        self._acks: list[Claim] = []  # ended, never tried
+        self._settlements: list[Claim] = []
+        self._repeats: list[tuple[float, Claim]] = []  # when to say again what could not be said
+        self._renewal_at = math.inf  # no claim is to be renewed before
+        self._lost = 0
+
         self._job_waits = threading.Condition(self._lock)  # handlers wait for it
-        self._keeper_due = threading.Condition(self._lock)
-        self._waiting: deque[_Claim] = deque()
-        self._running: dict[str, _Claim] = {}
-        self._ended: list[Ended] = []
+        self._idle = 0  # so many do
+        self._waking = False  # one was woken and is on its way
+        self._room = threading.Condition(self._lock)  # the fetcher waits for it
+        self._fetch_below = _SLEEPS_NOT  # it sleeps until no more than so many jobs wait
+        self._chore = threading.Condition(self._lock)  # the keeper waits for it
+        self._keeper_sleeps = False  # it is to be told when a job ends
+        self._keeper_due_at = -math.inf  # until when it sleeps anyway
+        self._tell_ready: Callable[[], None] | None = None
+
         self._stopped = False
-        self._drained = False
+        self._fetching = True
 
     # --- the fetcher ----------------------------------------------------------------------
 
-    def wait_for_room(self) -> bool:
-        """Block until no job waits for a handler; False once stopped."""
+    def wait_for_room(self) -> int:
+        """Block until there is room for jobs; return for how many. 0 once stopped."""
         with self._lock:
-            while self._waiting and not self._stopped:
-                self._no_job_waits.wait()
-            return not self._stopped
+            while not self._stopped:
+                self._fetch_below = self._pace.claim_below
+                room = self._pace.claimable(running=self._running(), waiting=len(self._waiting))
+                if room:
+                    break
+                self._room.wait()
+            self._fetch_below = _SLEEPS_NOT
+            return 0 if self._stopped else room
 
     def pause(self, seconds: float) -> None:
         """Block for so long, or until stopped."""
         with self._lock:
-            self._no_job_waits.wait_for(lambda: self._stopped, seconds)
+            self._room.wait_for(lambda: self._stopped, seconds)
 
     def add(self, jobs: Iterable[ClaimedJob], now: float) -> None:
+        """Take what a dequeue has claimed; once stopped, it goes back at once."""
+        claims = [Claim(job, now) for job in jobs]
+        if not claims:
+            return
         with self._lock:
-            self._waiting.extend(_Claim(job, now) for job in jobs)
-            self._job_waits.notify_all()
-            self._keeper_due.notify()
+            if self._stopped:
+                self._hand_back(claims)
+                return
+            self._in_hand.update(claims)
+            self._renewal_at = min(self._renewal_at, *(claim.renew_at for claim in claims))
+            self._waiting.extend(claims)
+            self._wake_handler()
+            if min(self._renewal_at, now + HOARD_SECONDS) < self._keeper_due_at:
+                self._chore.notify()
+        if self._tell_ready is not None:
+            self._tell_ready()
 
-    def take_acks(self) -> list[Ended]:
+    def take_acks(self) -> list[Claim]:
         """The acks that were never tried. One that failed is the keeper's: with its shard down,
         it would fail every dequeue that takes it along."""
         with self._lock:
-            fresh = [ended for ended in self._ended if ended.tries == 0]
-            self._ended = [ended for ended in self._ended if ended.tries > 0]
-            return fresh
+            self._collect()
+            acks, self._acks = self._acks, []
+            return acks
 
-    def put_back(self, acks: Iterable[Ended], now: float) -> list[Ended]:
-        """Keep acks that could not be sent for another try; return those it is too late for."""
-        late = []
+    def end_of_fetching(self) -> None:
+        """No more jobs come."""
         with self._lock:
-            for ended in acks:
-                if ended.expires_at <= now:
-                    late.append(ended)
-                else:
-                    again_at = now + ACK_REPEAT_SECONDS
-                    self._ended.append(ended._replace(due_at=again_at, tries=ended.tries + 1))
-            self._keeper_due.notify()
-        return late
+            self._fetching = False
+            self._chore.notify()
 
     # --- handlers -------------------------------------------------------------------------
 
-    def begin(self) -> ClaimedJob | None:
-        """Block until a job waits and take it; None once stopped."""
-        with self._lock:
-            while not self._waiting and not self._stopped:
-                self._job_waits.wait()
-            if self._stopped:
-                return None
-            claim = self._waiting.popleft()
-            self._running[claim.job.claim_descriptor] = claim
-            if not self._waiting:
-                self._no_job_waits.notify()
-            return claim.job
+    def begin(self) -> Claim | None:
+        """Take a job that waits, if there is one."""
+        claim = self._take()
+        if claim is None:
+            with self._lock:
+                self._room.notify()  # a place is free
+            return None
+        waiting = len(self._waiting)
+        if waiting <= self._fetch_below or (waiting and self._idle and not self._waking):
+            with self._lock:
+                self._wake_handler()
+                if waiting <= self._fetch_below:
+                    self._fetch_below = _SLEEPS_NOT
+                    self._room.notify()
+        return claim
 
-    def finish(self, job: ClaimedJob, ack: AckInfo, now: float, *, succeeded: bool) -> None:
-        with self._lock:
-            claim = self._running.pop(job.claim_descriptor)
-            due_at = now + ACK_LINGER_SECONDS
-            self._ended.append(Ended(ack, succeeded, due_at, claim.expires_at))
-            if len(self._ended) == 1:
-                self._keeper_due.notify()
+    def wait(self) -> Claim | None:
+        """Block until a job waits and take it; None once stopped."""
+        while (claim := self.begin()) is None:
+            with self._lock:
+                if self._stopped:
+                    return None
+                self._idle += 1
+                if not self._waiting:
+                    self._job_waits.wait()
+                self._idle -= 1
+                self._waking = False
+        return claim
+
+    def when_ready(self, tell: Callable[[], None]) -> None:
+        """Call `tell` whenever jobs were added."""
+        self._tell_ready = tell
+
+    def finish(self, claim: Claim, outcome: Outcome, now: float) -> None:
+        claim.ended_at = now
+        claim.outcome = outcome
+        self._ended.append(claim)
+        if self._keeper_sleeps:
+            with self._lock:
+                self._chore.notify()
 
     # --- the keeper -----------------------------------------------------------------------
 
     def wait_until_due(self, now: float) -> bool:
-        """Block until there may be something to renew or to send; False once drained."""
+        """Block until there may be a chore; False once all is done and stopped."""
         with self._lock:
-            if not self._drained:
-                due_at = self._next_due()
-                if due_at > now:
-                    self._keeper_due.wait(None if due_at == math.inf else due_at - now)
-            return not self._drained
+            self._keeper_sleeps = True
+            self._collect()
+            if self._is_drained():
+                return False
+            self._keeper_due_at = self._next_due(now)
+            if self._keeper_due_at > now:
+                # With an ack that is due soon there is no need to be told of more.
+                self._keeper_sleeps = not self._acks
+                no_end = self._keeper_due_at == math.inf
+                self._chore.wait(None if no_end else self._keeper_due_at - now)
+            self._keeper_sleeps = False
+            self._keeper_due_at = -math.inf
+            return True
 
-    def take_due_acks(self, now: float) -> list[Ended]:
+    def take_chores(self, now: float) -> Chores:
         with self._lock:
-            due = [ended for ended in self._ended if ended.due_at <= now]
-            self._ended = [ended for ended in self._ended if ended.due_at > now]
-            return due
+            self._collect()
+            if self._oldest_waiting_at() + HOARD_SECONDS <= now:
+                self._pace.stalled(HOARD_SECONDS)
+                self._hand_back_waiting()
+            repeats = [claim for due_at, claim in self._repeats if due_at <= now]
+            self._repeats = [entry for entry in self._repeats if entry[0] > now]
+            if self._acks_due_at() <= now:
+                repeats += self._acks
+                self._acks = []
+            settlements, self._settlements = self._settlements, []
+            settlements += [claim for claim in repeats if claim.takes_checkpoint()]
+            acks = [claim for claim in repeats if not claim.takes_checkpoint()]
+            return Chores(acks, settlements, self._take_renewals(now))
 
-    def due_for_renewal(self, now: float) -> list[ClaimedJob]:
+    def put_back(self, claims: Iterable[Claim], now: float) -> list[Claim]:
+        """Keep what could not be said for another try; return those that it is too late for."""
+        late = []
         with self._lock:
-            return [claim.job for claim in self._claims() if claim.renew_at <= now]
+            for claim in claims:
+                if claim.expires_at <= now:
+                    late.append(claim)
+                else:
+                    self._repeats.append((now + REPEAT_SECONDS, claim))
+            self._chore.notify()
+        return late
 
-    def renewed(self, jobs: Sequence[ClaimedJob], now: float, *, done: bool) -> None:
+    def renewed(self, claims: Iterable[Claim], now: float, *, done: bool) -> None:
         """Note that these claims were renewed at `now`, or that it did not work."""
-        renewed = {job.claim_descriptor for job in jobs}
         with self._lock:
-            for claim in self._claims():
-                if claim.job.claim_descriptor in renewed:
-                    claim.renewed(now) if done else claim.not_renewed(now)
+            for claim in claims:
+                if done:
+                    claim.renewed(now)
+                else:
+                    claim.not_renewed(now)
+                self._renewal_at = min(self._renewal_at, claim.renew_at)
 
     # --- the end --------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Begin no more jobs; those that run may finish."""
+        """Begin no more jobs: those that wait go back; those that run may finish."""
         with self._lock:
             self._stopped = True
-            self._no_job_waits.notify_all()
+            self._hand_back_waiting()
+            self._room.notify_all()
             self._job_waits.notify_all()
+            self._chore.notify()
 
-    def drain(self) -> None:
-        """End the keeper: nothing runs any more."""
+    def abandon(self) -> None:
+        """Hand back what still runs; what comes of it is dropped."""
         with self._lock:
-            self._drained = True
-            self._keeper_due.notify_all()
+            self._collect()
+            running = [claim for claim in self._in_hand if claim.outcome is None]
+            self._hand_back(claim.copy() for claim in running if not claim.is_lost)
+            self._in_hand.difference_update(running)
+        for claim in running:
+            claim.lose()
 
-    def take_waiting(self) -> list[ClaimedJob]:
-        """The jobs that no handler began."""
+    def give_up(self) -> int:
+        """Forget what could not be said; return how much that was."""
         with self._lock:
-            waiting, self._waiting = self._waiting, deque()
-            return [claim.job for claim in waiting]
+            self._collect()
+            unsaid = len(self._acks) + len(self._settlements) + len(self._repeats)
+            self._acks, self._settlements, self._repeats = [], [], []
+            self._chore.notify()
+            return unsaid
+
+    def counts(self) -> Counts:
+        with self._lock:
+            self._collect()
+            return Counts(len(self._waiting), self._running(), self._lost)
+
+    # --- without the lock -----------------------------------------------------------------
+
+    def _take(self) -> Claim | None:
+        while True:
+            try:
+                claim = self._waiting.popleft()
+            except IndexError:
+                return None
+            if not claim.is_lost:
+                return claim
+            self._ended.append(claim)
 
     # --- under the lock -------------------------------------------------------------------
 
-    def _claims(self) -> list[_Claim]:
-        return [*self._waiting, *self._running.values()]
+    def _wake_handler(self) -> None:
+        """Wake one handler; it wakes another one when it finds more to do. So jobs that end before
+        a second one could begin cost a single wake-up."""
+        if self._waiting and self._idle and not self._waking:
+            self._waking = True
+            self._job_waits.notify()
 
-    def _next_due(self) -> float:
+    def _running(self) -> int:
+        return max(0, len(self._in_hand) - len(self._waiting) - len(self._ended))
+
+    def _collect(self) -> None:
+        """Sort what has ended by what is to be said of it."""
+        while True:
+            try:
+                claim = self._ended.popleft()
+            except IndexError:
+                return
+            if claim not in self._in_hand:
+                continue  # abandoned
+            self._in_hand.remove(claim)
+            outcome = claim.outcome
+            if claim.is_lost or outcome is None or outcome.kind is OutcomeKind.LOST:
+                self._lost += 1
+                continue
+            self._pace.ran(claim.ran_seconds)
+            if claim.takes_checkpoint():
+                self._settlements.append(claim)
+            else:
+                self._acks.append(claim)
+
+    def _hand_back_waiting(self) -> None:
+        claims = []
+        while (claim := self._take()) is not None:
+            claims.append(claim)
+        self._in_hand.difference_update(claims)
+        self._hand_back(claims)
+
+    def _hand_back(self, claims: Iterable[Claim]) -> None:
+        for claim in claims:
+            claim.outcome = HANDED_BACK
+            self._settlements.append(claim)
+        self._chore.notify()
+
+    def _oldest_waiting_at(self) -> float:
+        try:
+            return self._waiting[0].claimed_at
+        except IndexError:
+            return math.inf
+
+    def _acks_due_at(self) -> float:
+        if not self._acks:
+            return math.inf
+        return -math.inf if self._stopped else self._acks[0].ended_at + self._ack_seconds
+
+    def _take_renewals(self, now: float) -> list[Claim]:
+        if self._renewal_at > now:
+            return []
+        held = [claim for claim in self._in_hand if claim.outcome is None and not claim.is_lost]
+        due = [claim for claim in held if claim.renew_at <= now]
+        self._renewal_at = min((c.renew_at for c in held if c.renew_at > now), default=math.inf)
+        return due
+
+    def _next_due(self, now: float) -> float:
+        if self._settlements:
+            return now
         return min(
-            (
-                *(ended.due_at for ended in self._ended),
-                *(claim.renew_at for claim in self._claims()),
-            ),
-            default=math.inf,
+            self._acks_due_at(),
+            min((due_at for due_at, _ in self._repeats), default=math.inf),
+            self._renewal_at,
+            self._oldest_waiting_at() + HOARD_SECONDS,
         )
+
+    def _is_drained(self) -> bool:
+        unsaid = self._acks or self._settlements or self._repeats
+        return self._stopped and not (self._fetching or self._in_hand or unsaid)

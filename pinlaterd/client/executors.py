@@ -53,7 +53,7 @@ class Executor(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of threads and processes, once nothing runs that is waited for. Blocks but shortly."""
+        """Let go of threads and processes: nothing runs that is waited for. Blocks but shortly."""
         ...
 
 
@@ -74,7 +74,7 @@ class Place(Protocol):
 
 
 class ThreadPlace:
-    """Runs the handler right here. A thread can't be ended: what is abandoned goes on as a daemon."""
+    """Runs the handler right here. A thread can't be ended: what is abandoned goes on, a daemon."""
 
     def __init__(self, handler: QueueHandler) -> None:
         self.run = handler.run
@@ -124,7 +124,7 @@ class PoolExecutor:
 
 
 class TaskExecutor:
-    """Tasks of one event loop, which has a thread of its own. Tasks whose claim is lost are cancelled."""
+    """Tasks of one event loop, in a thread of its own. A task whose claim is lost is cancelled."""
 
     def __init__(self, handler: QueueHandler, concurrency: int, hooks: Hooks) -> None:
         self._handler = handler
@@ -188,7 +188,7 @@ class TaskExecutor:
         except asyncio.CancelledError as error:
             lost = ClaimLost(f"{job.descriptor}: cancelled") if job.lost else error
             return self._handler.outcome_of(job, lost)
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - it is the job's outcome
             return self._handler.outcome_of(job, error)
         finally:
             job.claim.when_lost(None)
@@ -198,3 +198,11 @@ class TaskExecutor:
     def _cancel(self, task: asyncio.Task[None], job: RunningJob) -> None:
         if self._jobs.get(task) is job:
             task.cancel()
+
+
+def executor_for(handler: QueueHandler, concurrency: int, hooks: Hooks) -> Executor:
+    """The executor that a handler asks for, not started yet."""
+    if handler.run_in == "tasks":
+        return TaskExecutor(handler, concurrency, hooks)
+    places: list[Place] = [ThreadPlace(handler) for _ in range(concurrency)]
+    return PoolExecutor(handler.queue, places, hooks)

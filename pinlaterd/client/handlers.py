@@ -28,7 +28,7 @@ from pinlaterd.model import QUEUE_NAME
 
 PlainFunction = Callable[[RunningJob], object]
 AsyncFunction = Callable[[RunningJob], Awaitable[object]]
-RunIn = Literal["threads", "tasks", "processes"]
+RunIn = Literal["threads", "tasks"]
 
 Before = Callable[[RunningJob], object]
 After = Callable[[RunningJob, Outcome], object]
@@ -44,8 +44,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Hooks:
-    """What is called around each job, in the worker's process. A hook that raises is logged; it changes
-    nothing about the job."""
+    """What is called around each job, in the worker's process. A hook that raises is logged; it
+    changes nothing about the job."""
 
     before: list[Before] = field(default_factory=list)
     after: list[After] = field(default_factory=list)
@@ -81,7 +81,7 @@ class QueueHandler:
         """Call a plain function, and say how that ended."""
         try:
             return returned(self.function(job))
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - it is the job's outcome
             return self.outcome_of(job, error)
 
     def outcome_of(self, job: RunningJob, error: BaseException) -> Outcome:
@@ -120,12 +120,12 @@ class Handlers:
         """Decorate the function that works on the queue `name`.
 
         It is run in threads if it is a plain function, as a task of an event loop if it is
-        `async def`; `run_in="processes"` runs plain functions in processes of their own.
-        `concurrency`: how many at a time (default: the Worker's). `retry`: a policy of
+        `async def`. `concurrency`: how many at a time (default: the Worker's). `retry`: a policy of
         `pinlaterd.client.retries`, or policies by class of error. `time_limit_seconds`: how long a
-        run may take; only tasks and processes can be ended.
+        run may take; a thread can't be ended, a task can.
 
-        Raises ValueError for what makes no sense, and for a queue that has a handler already.
+        Raises ValueError (TypeError) for what makes no sense, and for a queue that has a handler
+        already.
         """
 
         def register(function: _Function) -> _Function:
@@ -184,7 +184,7 @@ def _check(handler: QueueHandler) -> None:
         raise ValueError(f"{what}: run_in {handler.run_in!r}; choose from {allowed}")
     if (handler.run_in == "tasks") != _is_async(handler.function):
         raise ValueError(
-            f"{what}: run_in {handler.run_in!r}: `async def` functions, and only those, run in tasks"
+            f"{what}: run_in {handler.run_in!r}: `async def` functions run in tasks, and only those"
         )
     _check_time_limit(what, handler)
     _check_retries(what, handler.retries)
@@ -199,8 +199,7 @@ def _check_time_limit(what: str, handler: QueueHandler) -> None:
         )
     if handler.run_in == "threads":
         raise ValueError(
-            f"{what}: time_limit_seconds: a thread can't be ended; make it `async def`, or let it "
-            "run in processes"
+            f"{what}: time_limit_seconds: a thread can't be ended; make the function `async def`"
         )
 
 
@@ -208,7 +207,7 @@ def _check_retries(what: str, retries: Retries) -> None:
     policies = retries.values() if isinstance(retries, Mapping) else [retries]
     for policy in policies:
         if not callable(policy):
-            raise ValueError(
+            raise TypeError(
                 f"{what}: retry: {policy!r} is no policy; expected one like exponential(1), or "
                 "{ExceptionClass: policy}"
             )

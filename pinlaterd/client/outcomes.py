@@ -53,8 +53,8 @@ class Later(Exception):
     """Raised by a handler: go on at another time, at no attempt's cost.
 
     Either after `delay_seconds`, or at `run_after_ms` (milliseconds since the epoch). `body`
-    replaces the job's, `status` is put in front of its custom status, and `attempts` becomes both the
-    attempts allowed and the attempts remaining; None leaves them as they are.
+    replaces the job's, `status` is put in front of its custom status, and `attempts` becomes both
+    the attempts allowed and the attempts remaining; None leaves them as they are.
     """
 
     def __init__(

@@ -28,6 +28,11 @@ LONGEST_DELAY_SECONDS = 366 * 86_400.0
 log = logging.getLogger(__name__)
 
 
+def _check(name: str, seconds: float) -> None:
+    if not 0 <= seconds < math.inf:
+        raise ValueError(f"{name}: expected seconds, 0 or more, got {seconds!r}")
+
+
 def constant(seconds: float) -> RetryPolicy:
     """The same delay each time."""
     _check("seconds", seconds)
@@ -50,8 +55,8 @@ def exponential(
 ) -> RetryPolicy:
     """`seconds` after the first attempt, then `factor` times as long each time, up to `most`.
 
-    Each delay is shortened by a random part of it, at most `jitter` (0 to 1), so that jobs that failed
-    together do not all come back together.
+    Each delay is shortened by a random part of it, at most `jitter` (0 to 1), so that jobs that
+    failed together do not all come back together.
     """
     _check("seconds", seconds)
     _check("most", most)
@@ -103,8 +108,3 @@ def delay_after(error: BaseException, attempt: int, retries: Retries) -> float |
         seconds = DEFAULT_POLICY(attempt, error)
         assert seconds is not None
     return min(seconds, LONGEST_DELAY_SECONDS)
-
-
-def _check(name: str, seconds: float) -> None:
-    if not 0 <= seconds < math.inf:
-        raise ValueError(f"{name}: expected seconds, 0 or more, got {seconds!r}")

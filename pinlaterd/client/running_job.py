@@ -1,8 +1,8 @@
 """A job as its handler sees it, and the claim that it runs under.
 
 A Claim holds what is known in this process of one claim; it does no I/O. A RunningJob is what
-handlers and hooks get: it saves progress, and knows whether the claim still holds. Times are monotonic
-seconds unless a name says otherwise.
+handlers and hooks get: it saves progress, and knows whether the claim still holds. Times are
+monotonic seconds unless a name says otherwise.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from pinlaterd.client.client import Client
-from pinlaterd.client.outcomes import ClaimLost, Outcome, sayable
+from pinlaterd.client.outcomes import SUCCEEDED, ClaimLost, Outcome, OutcomeKind, sayable
 from pinlaterd.model import CheckpointInfo, ClaimedJob, JobState
 
 # A claim is renewed when this part of its time-out is over, so that two renewals may fail.
@@ -22,33 +22,48 @@ _RENEW_AFTER = 1 / 3
 class Claim:
     """One claim: until when the server takes silence for work, and whether it was lost.
 
-    `ran_seconds` and `outcome` are set when the run has ended. Once `is_lost` is set, nothing is said to
-    the server about the job any more.
+    `outcome` is set when the run has ended. Once `is_lost` is set, nothing is said to the server
+    about the job any more.
     """
 
     __slots__ = (
         "_tell",
         "began_at",
+        "claimed_at",
         "ended_at",
         "expires_at",
         "is_lost",
         "job",
         "outcome",
-        "ran_seconds",
         "renew_at",
-        "tries",
     )
 
     def __init__(self, job: ClaimedJob, now: float) -> None:
         self.job = job
         self.is_lost = False
-        self.began_at: float | None = None
-        self.ended_at = math.inf
-        self.ran_seconds = 0.0
+        self.claimed_at = self.began_at = self.ended_at = now
         self.outcome: Outcome | None = None
-        self.tries = 0  # to acknowledge the outcome
         self._tell: Callable[[], None] | None = None
         self.renewed(now)
+
+    @property
+    def ran_seconds(self) -> float:
+        return self.ended_at - self.began_at
+
+    def takes_checkpoint(self) -> bool:
+        """Whether more than an ack has to be said of its outcome."""
+        outcome = self.outcome
+        if outcome is None or outcome is SUCCEEDED:
+            return False
+        if outcome.kind is OutcomeKind.DISCARDED:
+            return self.job.attempts_remaining > 1
+        return outcome.kind is OutcomeKind.POSTPONED
+
+    def copy(self) -> Claim:
+        """The same claim, for something else to be said of it."""
+        copy = Claim(self.job, self.claimed_at)
+        copy.expires_at, copy.renew_at = self.expires_at, self.renew_at
+        return copy
 
     def renewed(self, now: float) -> None:
         """The server counts the time-out from `now` on."""

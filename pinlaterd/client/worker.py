@@ -1,252 +1,193 @@
-"""A worker: claims jobs of a queue, hands them to a function, and acknowledges how they ended.
+"""A worker: claims jobs, hands them to functions, and tells the service how they ended.
 
-    def resize(job: ClaimedJob) -> str | None:
-        image = fetch(job.body)
-        if image is None:
-            raise Retry(delay_seconds=60, status="not uploaded yet")
-        return f"{shrink(image)} bytes"                # appended to the job's custom status
+    handlers = Handlers()
 
-    worker = Worker(Client("queue.example.com"), "images", resize, concurrency=4)
-    signal.signal(signal.SIGTERM, lambda *_: worker.stop())
-    worker.run()
+    @handlers.queue("images", concurrency=4)
+    def resize(job: RunningJob) -> str | None:
+        ...
+
+    Worker(Client("queue.example.com"), handlers).run()       # SIGTERM and SIGINT stop it in order
 
 Delivery is at least once: a job whose worker dies, or is cut off for longer than the claim's
-time-out, is handed out again. So a handler must be fit to run twice.
+time-out, is handed out again. So a handler must be fit to run twice. docs/worker.md is the guide.
 """
 
 from __future__ import annotations
 
-import logging
+import queue
+import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from enum import Enum, auto
+from types import FrameType
 
-from pinlaterd.client.claims import ClaimsInHand, Ended
+from pinlaterd.client.claims import ClaimsInHand
 from pinlaterd.client.client import Client
-from pinlaterd.errors import (
-    ConnectionFailed,
-    DequeueRateLimited,
-    PinLaterError,
-    RequestError,
-)
-from pinlaterd.model import AckInfo, CheckpointInfo, ClaimedJob
+from pinlaterd.client.executors import executor_for
+from pinlaterd.client.handlers import Handlers, QueueHandler
+from pinlaterd.client.lane import Lane, LaneFacts
+from pinlaterd.lifecycle import STOP_SIGNALS
 
-Handler = Callable[[ClaimedJob], str | None]
-
-_MAX_ERROR_CHARS = 500
-_FIRST_PAUSE_SECONDS = 0.2
-_LONGEST_PAUSE_SECONDS = 5.0
-_LAST_ACKS_SECONDS = 10.0
-
-log = logging.getLogger(__name__)
+# How long the end of what was abandoned, and the last acks, are waited for.
+_LAST_WORDS_SECONDS = 10.0
 
 
-class Retry(Exception):
-    """Raised by a handler: this attempt failed; try again after `delay_seconds`, if any is left.
-
-    `status` is appended to the job's custom status.
-    """
-
-    def __init__(self, delay_seconds: float = 0.0, status: str = "") -> None:
-        super().__init__(status)
-        self.delay_seconds = delay_seconds
-        self.status = status
+class _Message(Enum):
+    STOP = auto()
+    SIGNAL = auto()
+    LANE_ENDED = auto()
 
 
 class Worker:
-    """Runs `handler` for the jobs of one queue, in `concurrency` threads, until stopped.
-
-    What a handler returns, if anything, is appended to the job's custom status, and the job has
-    SUCCEEDED. Raising Retry, or anything else, uses up an attempt: with one left the job is
-    PENDING again, else it has FAILED; an unexpected exception becomes the status, cut.
-
-    Acks ride on the next dequeue, or go alone after 50 ms. Claims of jobs that take long are
-    renewed well before they time out. A service that is away is waited for.
-    """
+    """Runs handlers for the jobs of their queues, until stopped."""
 
     def __init__(
         self,
         client: Client,
-        queue: str,
-        handler: Handler,
+        handlers: Handlers,
         *,
         concurrency: int = 8,
-        batch: int | None = None,
+        ack_interval_ms: int = 50,
+        ahead_ms: int = 100,
         max_wait_ms: int = 2000,
+        grace_seconds: float = 30.0,
+        queues: Iterable[str] | None = None,
     ) -> None:
-        """`batch` jobs (default: `concurrency`) are claimed at once, when the ones before have
-        all begun; with jobs that take minutes, choose 1. `max_wait_ms` is how long a dequeue
-        waits for a first job, and so how long `stop` may take on an empty queue.
+        """`queues`: those to work on, of the handlers' (default: all).
+
+        `concurrency`: how many jobs of a queue run at a time where its handler does not say.
+        `ack_interval_ms`: how long the end of a job waits at most for a dequeue to take it along.
+        `ahead_ms`: what is claimed ahead of free places is what begins within so long.
+        `max_wait_ms`: how long a dequeue waits for a first job, and so how long `stop` may take
+        with nothing to do. `grace_seconds`: how long jobs that run may go on after `stop`.
+
+        The client needs two connections for each queue, beside those that handlers use. Raises
+        ValueError for what makes no sense.
         """
-        if concurrency < 1 or (batch is not None and batch < 1):
-            raise ValueError("concurrency and batch must be at least 1")
+        for name, value in (("concurrency", concurrency), ("max_wait_ms", max_wait_ms)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        for name, limit in (
+            ("ack_interval_ms", ack_interval_ms),
+            ("ahead_ms", ahead_ms),
+            ("grace_seconds", grace_seconds),
+        ):
+            if not limit >= 0:
+                raise ValueError(f"{name} must be at least 0, got {limit}")
         self._client = client
-        self._queue = queue
-        self._handler = handler
+        self._handlers = handlers
         self._concurrency = concurrency
-        self._batch = concurrency if batch is None else batch
+        self._ack_seconds = ack_interval_ms / 1000
+        self._ahead_seconds = ahead_ms / 1000
         self._max_wait_ms = max_wait_ms
-        self._hand = ClaimsInHand()
+        self._grace_seconds = grace_seconds
+        # Messages to the thread of `run`. A signal handler may put one whatever that thread does.
+        self._inbox: queue.SimpleQueue[_Message | BaseException] = queue.SimpleQueue()
+        self._lanes = [self._lane(handler) for handler in _chosen(handlers, queues)]
+        self._lanes_left = len(self._lanes)
+        self._error: BaseException | None = None
+        self._has_run = False
+
+    def run(self, *, handle_signals: bool = True) -> None:
+        """Work until `stop` is called, or SIGTERM or SIGINT comes.
+
+        Then no job is claimed or begun any more; those that wait are handed back at no attempt's
+        cost, and those that run have `grace_seconds`. What still runs then is handed back, too: its
+        task is cancelled, its process ended; a thread can't be, and goes on as a daemon. A second
+        signal ends the grace at once. Signals are handled if this is the main thread, and
+        `handle_signals`.
+
+        Raises the service's RequestError if a queue can't be worked on, as when it does not exist,
+        once the worker has stopped in order. RuntimeError if called twice.
+        """
+        if self._has_run:
+            raise RuntimeError("this Worker has run; make a new one")
+        self._has_run = True
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        with self._signals() if handle_signals and in_main_thread else nullcontext():
+            for lane in self._lanes:
+                lane.start()
+            try:
+                self._note(self._inbox.get())
+            finally:  # an exception in this thread stops the worker in order, too
+                self._end()
+        if self._error is not None:
+            raise self._error
 
     def stop(self) -> None:
-        """Let `run` finish the jobs that run, acknowledge them and return.
+        """End `run` in order. Any thread may call it, and a signal handler; it may be repeated."""
+        self._inbox.put(_Message.STOP)
 
-        Jobs that were claimed but not begun are given back. Callable from any thread, and from a
-        signal handler; a worker that was stopped can't be run again.
-        """
-        self._hand.stop()
+    def lanes(self) -> Sequence[LaneFacts]:
+        """What each queue's lane does at this moment."""
+        return [lane.facts() for lane in self._lanes]
 
-    def run(self) -> None:
-        """Work until `stop` is called.
+    # --- the parts ------------------------------------------------------------------------
 
-        Raises the service's RequestError if the queue can't be worked on, as when it does not
-        exist. An exception in this thread (KeyboardInterrupt, say) stops the worker in order, too.
-        """
-        handlers = [
-            threading.Thread(target=self._handle_jobs, name=f"{self._queue}-{n}", daemon=True)
-            for n in range(self._concurrency)
-        ]
-        keeper = threading.Thread(target=self._keep, name=f"{self._queue}-keeper", daemon=True)
-        for thread in (*handlers, keeper):
-            thread.start()
+    def _lane(self, handler: QueueHandler) -> Lane:
+        concurrency = handler.concurrency or self._concurrency
+        return Lane(
+            handler.queue,
+            self._client,
+            executor_for(handler, concurrency, self._handlers.hooks),
+            ClaimsInHand(
+                concurrency, ahead_seconds=self._ahead_seconds, ack_seconds=self._ack_seconds
+            ),
+            concurrency=concurrency,
+            max_wait_ms=self._max_wait_ms,
+            tell=lambda error: self._inbox.put(_Message.LANE_ENDED if error is None else error),
+        )
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        def note(_number: int, _frame: FrameType | None) -> None:
+            self._inbox.put(_Message.SIGNAL)
+
+        before = {number: signal.signal(number, note) for number in STOP_SIGNALS}
         try:
-            self._fetch()
+            yield
         finally:
-            self._hand.stop()
-            self._give_back(self._hand.take_waiting())
-            for thread in handlers:
-                thread.join()
-            self._hand.drain()
-            keeper.join()
-            self._send_last_acks()
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
-    # --- the thread that called run -------------------------------------------------------
+    # --- the end --------------------------------------------------------------------------
 
-    def _fetch(self) -> None:
-        pause_seconds = _FIRST_PAUSE_SECONDS
-        while self._hand.wait_for_room():
-            acks = self._hand.take_acks()
+    def _end(self) -> None:
+        for lane in self._lanes:
+            lane.stop()
+        self._wait_until_ended(self._grace_seconds, may_hurry=True)
+        for lane in self._lanes:
+            lane.abandon()
+        self._wait_until_ended(_LAST_WORDS_SECONDS + self._max_wait_ms / 1000)
+        for lane in self._lanes:
+            lane.give_up()
+
+    def _wait_until_ended(self, seconds: float, *, may_hurry: bool = False) -> None:
+        """Wait until all lanes have ended, but not longer; nor after a signal if it `may_hurry`."""
+        deadline = time.monotonic() + seconds
+        while self._lanes_left:
             try:
-                jobs = self._client.dequeue(
-                    self._queue,
-                    limit=self._batch,
-                    succeeded=_infos(acks, succeeded=True),
-                    failed=_infos(acks, succeeded=False),
-                    max_wait_ms=self._max_wait_ms,
-                )
-            except DequeueRateLimited:  # the acks were carried out all the same
-                self._hand.pause(_FIRST_PAUSE_SECONDS)
-            except RequestError:
-                self._put_back(acks)
-                raise
-            except (PinLaterError, ConnectionFailed) as error:
-                log.warning("dequeue of %s: %s; trying again", self._queue, error)
-                self._put_back(acks)
-                self._hand.pause(pause_seconds)
-                pause_seconds = min(_LONGEST_PAUSE_SECONDS, pause_seconds * 2)
-            else:
-                self._hand.add(jobs, time.monotonic())
-                pause_seconds = _FIRST_PAUSE_SECONDS
-
-    def _give_back(self, jobs: Sequence[ClaimedJob]) -> None:
-        """Make claimed jobs PENDING again, at no attempt's cost."""
-        if not jobs:
-            return
-        try:
-            self._client.checkpoint(
-                self._queue,
-                [
-                    CheckpointInfo(
-                        job.descriptor, move_to_pending=True, claim_descriptor=job.claim_descriptor
-                    )
-                    for job in jobs
-                ],
-            )
-        except (PinLaterError, ConnectionFailed) as error:
-            log.warning(
-                "%d jobs of %s could not be given back (%s): they are handed out again when "
-                "their claims time out",
-                len(jobs),
-                self._queue,
-                error,
-            )
-
-    def _send_last_acks(self) -> None:
-        give_up_at = time.monotonic() + _LAST_ACKS_SECONDS
-        while acks := self._hand.take_due_acks(float("inf")):
-            if time.monotonic() > give_up_at:
-                log.warning("%d acks of %s were not sent", len(acks), self._queue)
+                message = self._inbox.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
                 return
-            if not self._send(acks):
-                time.sleep(_FIRST_PAUSE_SECONDS)
+            self._note(message)
+            if may_hurry and message is _Message.SIGNAL:
+                return
 
-    # --- handlers -------------------------------------------------------------------------
-
-    def _handle_jobs(self) -> None:
-        while (job := self._hand.begin()) is not None:
-            ack, succeeded = self._handle(job)
-            self._hand.finish(job, ack, time.monotonic(), succeeded=succeeded)
-
-    def _handle(self, job: ClaimedJob) -> tuple[AckInfo, bool]:
-        retry_delay_ms = 0
-        try:
-            status = self._handler(job) or ""
-            succeeded = True
-        except Retry as retry:
-            status, succeeded = retry.status, False
-            retry_delay_ms = max(0, round(retry.delay_seconds * 1000))
-        except (Exception, SystemExit) as error:
-            log.info("job %s failed", job.descriptor, exc_info=True)
-            status, succeeded = f"{type(error).__name__}: {error}"[:_MAX_ERROR_CHARS], False
-        # Messages of exceptions may hold half surrogate pairs, which UTF-8 can't express.
-        status = status.encode(errors="replace").decode()
-        return AckInfo(job.descriptor, status, retry_delay_ms, job.claim_descriptor), succeeded
-
-    # --- the keeper -----------------------------------------------------------------------
-
-    def _keep(self) -> None:
-        """Renew claims, and send the acks that no dequeue takes along."""
-        while self._hand.wait_until_due(time.monotonic()):
-            self._renew(self._hand.due_for_renewal(time.monotonic()))
-            self._send(self._hand.take_due_acks(time.monotonic()))
-
-    def _renew(self, jobs: Sequence[ClaimedJob]) -> None:
-        if not jobs:
-            return
-        asked_at = time.monotonic()
-        try:
-            self._client.checkpoint(
-                self._queue,
-                [CheckpointInfo(j.descriptor, claim_descriptor=j.claim_descriptor) for j in jobs],
-            )
-        except (PinLaterError, ConnectionFailed) as error:
-            log.warning("renewing %d claims of %s: %s", len(jobs), self._queue, error)
-            self._hand.renewed(jobs, time.monotonic(), done=False)
-        else:
-            self._hand.renewed(jobs, asked_at, done=True)
-
-    def _send(self, acks: Sequence[Ended]) -> bool:
-        """Send acks in a call of their own; put them back and return False if that fails."""
-        if not acks:
-            return True
-        try:
-            self._client.ack(
-                self._queue,
-                succeeded=_infos(acks, succeeded=True),
-                failed=_infos(acks, succeeded=False),
-            )
-        except RequestError as error:  # the queue was deleted: so were its jobs
-            log.warning("%d acks of %s: %s", len(acks), self._queue, error)
-        except (PinLaterError, ConnectionFailed) as error:
-            log.warning("acks of %s: %s; trying again", self._queue, error)
-            self._put_back(acks)
-            return False
-        return True
-
-    def _put_back(self, acks: Sequence[Ended]) -> None:
-        for late in self._hand.put_back(acks, time.monotonic()):
-            log.warning("%s ended, but its claim timed out first", late.ack.descriptor)
+    def _note(self, message: _Message | BaseException) -> None:
+        if isinstance(message, BaseException):
+            self._error = self._error or message
+        elif message is _Message.LANE_ENDED:
+            self._lanes_left -= 1
 
 
-def _infos(acks: Sequence[Ended], *, succeeded: bool) -> list[AckInfo]:
-    return [ended.ack for ended in acks if ended.succeeded is succeeded]
+def _chosen(handlers: Handlers, queues: Iterable[str] | None) -> list[QueueHandler]:
+    of_queues = {handler.queue: handler for handler in handlers}
+    if not of_queues:
+        raise ValueError("no handlers: decorate functions with @handlers.queue(...) first")
+    names = list(of_queues) if queues is None else list(dict.fromkeys(queues))
+    if unknown := [name for name in names if name not in of_queues]:
+        raise ValueError(f"no handler for queue {unknown[0]!r}; there are: {', '.join(of_queues)}")
+    return [of_queues[name] for name in names]

@@ -1,0 +1,172 @@
+"""What a lane says to the service beside its dequeues: how jobs ended, that others still run, and
+which go back.
+
+Everything is said under its claim, so saying it twice does no harm: what failed for want of a
+service is said again until the claim has timed out.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from pinlaterd.client.claims import ClaimsInHand
+from pinlaterd.client.client import Client
+from pinlaterd.client.outcomes import Outcome, OutcomeKind
+from pinlaterd.client.running_job import Claim
+from pinlaterd.errors import ConnectionFailed, PinLaterError, QueueNotFound, RequestError
+from pinlaterd.model import AckInfo, CheckpointInfo, JobRecord, JobState
+
+log = logging.getLogger(__name__)
+
+_LOOKUP_JOBS = 1000
+
+
+class Keeper:
+    """Does the chores of one lane, in a thread of its own, until the lane is drained."""
+
+    def __init__(self, queue: str, client: Client, hand: ClaimsInHand) -> None:
+        self._queue = queue
+        self._client = client
+        self._hand = hand
+
+    def run(self) -> None:
+        while self._hand.wait_until_due(time.monotonic()):
+            chores = self._hand.take_chores(time.monotonic())
+            discarded = self._say(chores.settlements, self._settle)
+            self._say([*chores.acks, *discarded], self._ack)
+            self._renew(chores.renewals)
+
+    def put_back(self, claims: Sequence[Claim]) -> None:
+        """Say later what could not be said now."""
+        for late in self._hand.put_back(claims, time.monotonic()):
+            log.warning("%s ended, but its claim timed out first", late.job.descriptor)
+
+    # --- how jobs ended -------------------------------------------------------------------
+
+    def _say(
+        self, claims: Sequence[Claim], call: Callable[[Sequence[Claim]], list[Claim]]
+    ) -> list[Claim]:
+        """Make a call about all these claims; return what it returns.
+
+        What the service finds wrong with one of them is that one's alone.
+        """
+        if not claims:
+            return []
+        try:
+            return call(claims)
+        except QueueNotFound as error:  # so are its jobs
+            log.warning("%d jobs that ended: %s", len(claims), error)
+        except RequestError as error:
+            if len(claims) > 1:
+                return [more for claim in claims for more in self._say([claim], call)]
+            return self._refused(claims[0], error)
+        except (PinLaterError, ConnectionFailed) as error:
+            log.warning("acks of %s: %s; trying again", self._queue, error)
+            self.put_back(claims)
+        return []
+
+    def _refused(self, claim: Claim, error: RequestError) -> list[Claim]:
+        """The service will never take this outcome: the attempt has failed."""
+        log.error("%s: its outcome was refused: %s", claim.job.descriptor, error)
+        outcome = claim.outcome
+        if outcome is None or not claim.takes_checkpoint():
+            return []  # it comes back when its claim times out
+        claim.outcome = Outcome(OutcomeKind.FAILED, f"{type(error).__name__}: {error}")
+        return [claim]
+
+    def _ack(self, claims: Sequence[Claim]) -> list[Claim]:
+        succeeded, failed = acks_of(claims)
+        self._client.ack(self._queue, succeeded=succeeded, failed=failed)
+        return []
+
+    def _settle(self, claims: Sequence[Claim]) -> list[Claim]:
+        """Tell what is postponed; return what was discarded: with a single attempt allowed now, a
+        failed ack ends it for good, and so would the time-out of its claim."""
+        self._client.checkpoint(self._queue, [_checkpoint(claim) for claim in claims])
+        discarded = [claim for claim in claims if _outcome(claim).kind is OutcomeKind.DISCARDED]
+        for claim in discarded:
+            claim.outcome = Outcome(OutcomeKind.FAILED, _outcome(claim).status)
+        return discarded
+
+    # --- what still runs ------------------------------------------------------------------
+
+    def _renew(self, claims: Sequence[Claim]) -> None:
+        """Renew claims, and look whether they still hold: a checkpoint under a claim that has ended
+        is no error."""
+        if not claims:
+            return
+        asked_at = time.monotonic()
+        renewals = [
+            CheckpointInfo(c.job.descriptor, claim_descriptor=c.job.claim_descriptor)
+            for c in claims
+        ]
+        try:
+            self._client.checkpoint(self._queue, renewals)
+            records = self._look_up(claims)
+        except QueueNotFound:
+            records = {}
+        except (PinLaterError, ConnectionFailed) as error:
+            log.warning("renewing %d claims of %s: %s", len(claims), self._queue, error)
+            self._hand.renewed(claims, time.monotonic(), done=False)
+            return
+        held = []
+        for claim in claims:
+            if _holds(claim, records.get(claim.job.descriptor)):
+                held.append(claim)
+            elif claim.outcome is None:
+                log.warning("%s: its claim has ended while it ran", claim.job.descriptor)
+                claim.lose()
+        self._hand.renewed(held, asked_at, done=True)
+
+    def _look_up(self, claims: Sequence[Claim]) -> dict[str, JobRecord]:
+        records: dict[str, JobRecord] = {}
+        for first in range(0, len(claims), _LOOKUP_JOBS):
+            some = claims[first : first + _LOOKUP_JOBS]
+            records |= self._client.lookup([claim.job.descriptor for claim in some])
+        return records
+
+
+def acks_of(claims: Sequence[Claim]) -> tuple[list[AckInfo], list[AckInfo]]:
+    """The acks that say how jobs ended: of those that succeeded, and of those that failed."""
+    succeeded, failed = [], []
+    for claim in claims:
+        outcome, job = _outcome(claim), claim.job
+        if outcome.kind is OutcomeKind.SUCCEEDED:
+            succeeded.append(AckInfo(job.descriptor, outcome.status, 0, job.claim_descriptor))
+        else:
+            delay_ms = round(outcome.delay_seconds * 1000)
+            failed.append(AckInfo(job.descriptor, outcome.status, delay_ms, job.claim_descriptor))
+    return succeeded, failed
+
+
+def _checkpoint(claim: Claim) -> CheckpointInfo:
+    job, outcome = claim.job, _outcome(claim)
+    if outcome.kind is OutcomeKind.DISCARDED:
+        return CheckpointInfo(job.descriptor, attempts=1, claim_descriptor=job.claim_descriptor)
+    run_after_ms = outcome.run_after_ms
+    if run_after_ms is None and outcome.delay_seconds:
+        run_after_ms = round((time.time() + outcome.delay_seconds) * 1000)
+    return CheckpointInfo(
+        job.descriptor,
+        new_body=outcome.body,
+        move_to_pending=True,
+        run_after_ms=run_after_ms,
+        attempts=outcome.attempts,
+        prepend_custom_status=outcome.status or None,
+        claim_descriptor=job.claim_descriptor,
+    )
+
+
+def _outcome(claim: Claim) -> Outcome:
+    assert claim.outcome is not None, "only what has ended is told"
+    return claim.outcome
+
+
+def _holds(claim: Claim, record: JobRecord | None) -> bool:
+    return (
+        record is not None
+        and record.state is JobState.IN_PROGRESS
+        and record.claim_descriptor == claim.job.claim_descriptor
+    )
