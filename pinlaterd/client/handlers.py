@@ -28,7 +28,7 @@ from pinlaterd.model import QUEUE_NAME
 
 PlainFunction = Callable[[RunningJob], object]
 AsyncFunction = Callable[[RunningJob], Awaitable[object]]
-RunIn = Literal["threads", "tasks"]
+RunIn = Literal["threads", "tasks", "processes"]
 
 Before = Callable[[RunningJob], object]
 After = Callable[[RunningJob, Outcome], object]
@@ -120,9 +120,10 @@ class Handlers:
         """Decorate the function that works on the queue `name`.
 
         It is run in threads if it is a plain function, as a task of an event loop if it is
-        `async def`. `concurrency`: how many at a time (default: the Worker's). `retry`: a policy of
+        `async def`; `run_in="processes"` runs plain functions in processes of their own.
+        `concurrency`: how many at a time (default: the Worker's). `retry`: a policy of
         `pinlaterd.client.retries`, or policies by class of error. `time_limit_seconds`: how long a
-        run may take; a thread can't be ended, a task can.
+        run may take; only tasks and processes can be ended.
 
         Raises ValueError (TypeError) for what makes no sense, and for a queue that has a handler
         already.
@@ -199,7 +200,8 @@ def _check_time_limit(what: str, handler: QueueHandler) -> None:
         )
     if handler.run_in == "threads":
         raise ValueError(
-            f"{what}: time_limit_seconds: a thread can't be ended; make the function `async def`"
+            f"{what}: time_limit_seconds: a thread can't be ended; make it `async def`, or let it "
+            "run in processes"
         )
 
 

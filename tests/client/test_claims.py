@@ -1,153 +1,261 @@
-"""What a worker has in hand, at times that the test chooses."""
+"""What a lane has in hand, at times that the test chooses."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Sequence
 
 import pytest
 
-from pinlaterd.client.claims import ACK_LINGER_SECONDS, ACK_REPEAT_SECONDS, ClaimsInHand
-from pinlaterd.model import AckInfo, ClaimedJob
+from pinlaterd.client.claims import HANDED_BACK, HOARD_SECONDS, REPEAT_SECONDS, ClaimsInHand
+from pinlaterd.client.outcomes import SUCCEEDED, Outcome, OutcomeKind
+from pinlaterd.client.running_job import Claim
+from pinlaterd.model import ClaimedJob
 
 T0 = 1000.0
+ACK_SECONDS = 0.05
+FAILED = Outcome(OutcomeKind.FAILED, "no")
+DISCARDED = Outcome(OutcomeKind.DISCARDED, "never")
+POSTPONED = Outcome(OutcomeKind.POSTPONED, delay_seconds=60)
 
 
-def claimed(number: int, *, timeout_seconds: int = 60) -> ClaimedJob:
-    return ClaimedJob(f"q:s1:p1:{number}", b"", 2, 2, f"h:1:1:me:{number}", timeout_seconds)
+def claimed(number: int, *, timeout_seconds: int = 60, attempts_remaining: int = 2) -> ClaimedJob:
+    return ClaimedJob(
+        f"q:s1:p1:{number}", b"", 2, attempts_remaining, f"h:1:1:me:{number}", timeout_seconds
+    )
 
 
-def ack(job: ClaimedJob) -> AckInfo:
-    return AckInfo(job.descriptor, claim_descriptor=job.claim_descriptor)
+def jobs_of(claims: Sequence[Claim]) -> list[ClaimedJob]:
+    return [claim.job for claim in claims]
+
+
+def begun(hand: ClaimsInHand) -> Claim:
+    claim = hand.begin()
+    assert claim is not None
+    claim.began_at = claim.claimed_at
+    return claim
+
+
+def ended(hand: ClaimsInHand, number: int, outcome: Outcome, at: float = T0) -> Claim:
+    """A job that was claimed and begun at T0 and ended at `at`."""
+    hand.add([claimed(number)], T0)
+    claim = begun(hand)
+    hand.finish(claim, outcome, at)
+    return claim
+
+
+def in_thread(results: list[object], function: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=lambda: results.append(function()), daemon=True)
+    thread.start()
+    return thread
 
 
 @pytest.fixture
 def hand() -> ClaimsInHand:
-    return ClaimsInHand()
+    return ClaimsInHand(2, ahead_seconds=0.1, ack_seconds=ACK_SECONDS)
 
 
 def test_jobs_begin_in_the_order_they_came(hand):
     hand.add([claimed(1), claimed(2)], T0)
 
-    assert [hand.begin(), hand.begin()] == [claimed(1), claimed(2)]
+    assert jobs_of([begun(hand), begun(hand)]) == [claimed(1), claimed(2)]
+    assert hand.begin() is None
 
 
-def test_there_is_room_once_every_job_has_begun(hand):
-    hand.add([claimed(1)], T0)
-    room: list[bool] = []
-    waiter = threading.Thread(target=lambda: room.append(hand.wait_for_room()))
-    waiter.start()
-    assert room == []
+def test_at_first_there_is_room_for_as_many_as_can_begin(hand):
+    assert hand.wait_for_room() == 2
 
-    hand.begin()
 
-    waiter.join(20)
-    assert room == [True]
+def test_with_every_place_taken_the_fetcher_waits_for_a_free_one(hand):
+    hand.add([claimed(1), claimed(2)], T0)
+    first = begun(hand)
+    begun(hand)
+    room: list[object] = []
+    fetcher = in_thread(room, hand.wait_for_room)
+
+    hand.finish(first, SUCCEEDED, T0 + 60)  # jobs of a minute: none are claimed ahead
+    assert hand.begin() is None
+
+    fetcher.join(20)
+    assert room == [1]
 
 
 def test_an_ack_goes_with_the_next_dequeue_or_alone_after_a_moment(hand):
-    hand.add([claimed(1), claimed(2)], T0)
-    for job in (hand.begin(), hand.begin()):
-        hand.finish(job, ack(job), T0, succeeded=True)
+    first, second = ended(hand, 1, SUCCEEDED), ended(hand, 2, FAILED)
 
-    assert hand.take_due_acks(T0) == []
-    assert len(hand.take_due_acks(T0 + ACK_LINGER_SECONDS)) == 2
+    assert hand.take_chores(T0).acks == []
+    assert hand.take_chores(T0 + ACK_SECONDS).acks == [first, second]
     assert hand.take_acks() == []
 
 
 def test_an_ack_that_failed_is_repeated_later_and_never_by_a_dequeue(hand):
-    hand.add([claimed(1)], T0)
-    job = hand.begin()
-    hand.finish(job, ack(job), T0, succeeded=False)
+    claim = ended(hand, 1, FAILED)
     assert hand.put_back(hand.take_acks(), T0) == []
 
     assert hand.take_acks() == []
-    assert hand.take_due_acks(T0 + ACK_REPEAT_SECONDS / 2) == []
-    [again] = hand.take_due_acks(T0 + ACK_REPEAT_SECONDS)
-    assert again.ack == ack(job)
-    assert again.succeeded is False
+    assert hand.take_chores(T0 + REPEAT_SECONDS / 2).acks == []
+    assert hand.take_chores(T0 + REPEAT_SECONDS).acks == [claim]
 
 
-def test_an_ack_is_dropped_once_its_claim_has_timed_out(hand):
-    hand.add([claimed(1, timeout_seconds=60)], T0)
-    job = hand.begin()
-    hand.finish(job, ack(job), T0 + 1, succeeded=True)
-    acks = hand.take_acks()
+def test_what_can_not_be_said_is_dropped_once_its_claim_has_timed_out(hand):
+    claim = ended(hand, 1, SUCCEEDED)
 
-    [late] = hand.put_back(acks, T0 + 60)
+    assert hand.put_back(hand.take_acks(), T0 + 60) == [claim]
+    assert hand.take_chores(T0 + 1000).acks == []
 
-    assert late.ack == ack(job)
-    assert hand.take_due_acks(T0 + 1000) == []
+
+@pytest.mark.parametrize("outcome", [DISCARDED, POSTPONED])
+def test_what_takes_a_checkpoint_is_the_keepers_and_is_said_at_once(hand, outcome):
+    claim = ended(hand, 1, outcome)
+
+    assert hand.take_acks() == []
+    assert hand.take_chores(T0).settlements == [claim]
+
+
+def test_discarding_the_last_attempt_takes_an_ack_only(hand):
+    hand.add([claimed(1, attempts_remaining=1)], T0)
+    claim = begun(hand)
+    hand.finish(claim, DISCARDED, T0)
+
+    assert hand.take_acks() == [claim]
 
 
 def test_claims_are_renewed_well_before_they_time_out(hand):
-    waiting, running = claimed(2, timeout_seconds=60), claimed(1, timeout_seconds=60)
-    hand.add([running, waiting], T0)
-    hand.begin()
+    hand.add([claimed(1)], T0)
+    claim = begun(hand)
 
-    assert hand.due_for_renewal(T0 + 10) == []
-    due = hand.due_for_renewal(T0 + 20)
-    assert due == [waiting, running]
-    hand.renewed(due, T0 + 20, done=True)
-    assert hand.due_for_renewal(T0 + 39) == []
-    assert hand.due_for_renewal(T0 + 40) == [waiting, running]
+    assert hand.take_chores(T0 + 19).renewals == []
+    assert hand.take_chores(T0 + 20).renewals == [claim]
+    hand.renewed([claim], T0 + 20, done=True)
+    assert hand.take_chores(T0 + 39).renewals == []
+    assert hand.take_chores(T0 + 40).renewals == [claim]
 
 
 def test_a_renewal_that_failed_is_tried_again_soon(hand):
-    hand.add([claimed(1, timeout_seconds=60)], T0)
-    due = hand.due_for_renewal(T0 + 20)
+    hand.add([claimed(1)], T0)
+    begun(hand)
+    due = hand.take_chores(T0 + 20).renewals
 
     hand.renewed(due, T0 + 20, done=False)
 
-    assert hand.due_for_renewal(T0 + 24) == []
-    assert hand.due_for_renewal(T0 + 25) == due
+    assert hand.take_chores(T0 + 24).renewals == []
+    assert hand.take_chores(T0 + 25).renewals == due
 
 
 def test_a_renewed_claim_keeps_its_ack_worth_sending(hand):
-    hand.add([claimed(1, timeout_seconds=60)], T0)
-    job = hand.begin()
-    hand.renewed([job], T0 + 20, done=True)
-    hand.finish(job, ack(job), T0 + 21, succeeded=True)
+    hand.add([claimed(1)], T0)
+    claim = begun(hand)
+    hand.renewed([claim], T0 + 20, done=True)
+    hand.finish(claim, SUCCEEDED, T0 + 21)
 
     assert hand.put_back(hand.take_acks(), T0 + 79) == []
 
 
 def test_a_finished_job_is_renewed_no_more(hand):
+    ended(hand, 1, SUCCEEDED)
+
+    assert hand.take_chores(T0 + 1000).renewals == []
+
+
+def test_what_comes_of_a_lost_claim_is_dropped_and_counted(hand):
     hand.add([claimed(1)], T0)
-    job = hand.begin()
-    hand.finish(job, ack(job), T0, succeeded=True)
+    claim = begun(hand)
+    told: list[str] = []
+    claim.when_lost(lambda: told.append("lost"))
 
-    assert hand.due_for_renewal(T0 + 1000) == []
+    claim.lose()
+    hand.finish(claim, SUCCEEDED, T0 + 1)
+
+    assert told == ["lost"]
+    assert hand.take_chores(T0 + 1000) == ([], [], [])
+    assert hand.counts() == (0, 0, 1)
 
 
-def test_stopping_wakes_everyone_and_leaves_what_was_not_begun(hand):
+def test_a_claim_that_was_lost_while_it_waited_is_not_begun(hand):
+    hand.add([claimed(1), claimed(2)], T0)
+    lost, other = hand.take_chores(T0 + 0.5), None
+    assert lost == ([], [], [])
+    hand._waiting[0].lose()
+
+    other = begun(hand)
+
+    assert other.job == claimed(2)
+    assert hand.counts() == (0, 1, 1)
+
+
+def test_jobs_that_wait_for_long_go_back_and_none_are_claimed_ahead(hand):
+    for number in range(20):
+        ended(hand, number, SUCCEEDED, T0 + 0.001)
+    hand.take_acks()
+    assert hand.wait_for_room() > 100  # at a millisecond a job
+    hand.add([claimed(21), claimed(22), claimed(23)], T0)
+    begun(hand)
+    begun(hand)
+
+    assert hand.take_chores(T0 + HOARD_SECONDS - 0.1).settlements == []
+    [back] = hand.take_chores(T0 + HOARD_SECONDS).settlements
+    assert (back.job, back.outcome) == (claimed(23), HANDED_BACK)
+    assert hand.begin() is None
+    assert hand.counts().running == 2
+
+
+def test_stopping_wakes_everyone_and_hands_back_what_was_not_begun(hand):
     results: list[object] = []
-    threads = [
-        threading.Thread(target=lambda: results.append(hand.begin())),
-        threading.Thread(target=lambda: results.append(hand.pause(60))),
-    ]
-    for thread in threads:
-        thread.start()
+    threads = [in_thread(results, hand.wait), in_thread(results, lambda: hand.pause(60))]
     hand.stop()
     for thread in threads:
         thread.join(20)
     hand.add([claimed(1)], T0)
 
     assert results == [None, None]
-    assert hand.wait_for_room() is False
+    assert hand.wait_for_room() == 0
     assert hand.begin() is None
-    assert hand.take_waiting() == [claimed(1)]
+    assert jobs_of(hand.take_chores(T0).settlements) == [claimed(1)]
 
 
-def test_the_keeper_wakes_for_the_first_ack_and_ends_when_drained(hand):
+def test_what_is_abandoned_goes_back_and_its_outcome_is_dropped(hand):
     hand.add([claimed(1)], T0)
-    job = hand.begin()
-    woken: list[bool] = []
-    keeper = threading.Thread(target=lambda: woken.append(hand.wait_until_due(T0)))
-    keeper.start()
+    claim = begun(hand)
+    hand.stop()
 
-    hand.finish(job, ack(job), T0, succeeded=True)
+    hand.abandon()
+
+    assert claim.is_lost
+    [back] = hand.take_chores(T0).settlements
+    assert (back.job, back.outcome) == (claimed(1), HANDED_BACK)
+    hand.finish(claim, SUCCEEDED, T0 + 1)
+    assert hand.take_chores(T0 + 2) == ([], [], [])
+
+
+def test_the_keeper_wakes_for_the_first_end_and_is_done_when_all_was_said(hand):
+    hand.add([claimed(1)], T0)
+    claim = begun(hand)
+    woken: list[object] = []
+    keeper = in_thread(woken, lambda: hand.wait_until_due(T0))
+    hand.finish(claim, SUCCEEDED, T0)
     keeper.join(20)
-    hand.drain()
-
     assert woken == [True]
+
+    hand.stop()
+    hand.end_of_fetching()
+    assert hand.wait_until_due(T0) is True
+    assert hand.take_chores(T0).acks == [claim]
     assert hand.wait_until_due(T0) is False
+
+
+def test_every_handler_gets_its_job_though_each_wakes_only_the_next(hand):
+    got: list[object] = []
+    all_there = threading.Barrier(9)
+
+    def handle() -> object:
+        claim = hand.wait()
+        all_there.wait(20)  # as a job that takes its time
+        return claim
+
+    threads = [in_thread(got, handle) for _ in range(8)]
+    hand.add([claimed(number) for number in range(8)], T0)
+    all_there.wait(20)
+    for thread in threads:
+        thread.join(20)
+
+    assert len({claim for claim in got if claim is not None}) == 8

@@ -2,181 +2,407 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Iterable
 
 import pytest
 
-from pinlaterd.client import ClaimedJob, Client, Job, JobRecord, JobState, Retry, Worker
+from pinlaterd.client import (
+    CheckpointInfo,
+    ClaimLost,
+    Discard,
+    Handlers,
+    Job,
+    JobRecord,
+    JobState,
+    Later,
+    Outcome,
+    OutcomeKind,
+    Retry,
+    RunningJob,
+    Worker,
+    constant,
+    never,
+)
 from pinlaterd.errors import QueueNotFound
+from tests.client.working import books, handlers_of, have_ended, records_of, running
 from tests.shared_service import SHORT_CLAIM_SECONDS, SHORT_CLAIMS_QUEUE
 
-
-@contextmanager
-def running(worker: Worker) -> Iterator[threading.Thread]:
-    thread = threading.Thread(target=worker.run)
-    thread.start()
-    try:
-        yield thread
-    finally:
-        worker.stop()
-        thread.join(30)
-    assert not thread.is_alive()
+DONE = ("SUCCEEDED", 2)
 
 
-def states(client: Client, descriptors: list[str]) -> set[JobState]:
-    return {record.state for record in client.lookup(descriptors).values()}
+@pytest.fixture
+def work_until_ended(client, wait_until):
+    """Have `handlers` work on jobs of one queue until they have ended; return their records."""
+
+    def work(handlers: Handlers, queue: str, jobs: Iterable[Job]) -> list[JobRecord]:
+        descriptors = client.enqueue(queue, jobs)
+        with running(Worker(client, handlers, max_wait_ms=100)):
+            wait_until(lambda: have_ended(client, descriptors))
+        return records_of(client, descriptors)
+
+    return work
 
 
-def work_until_ended(
-    client: Client, queue: str, handler: Callable[[ClaimedJob], str | None], jobs: list[Job]
-) -> list[JobRecord]:
-    """What became of the jobs, in their order."""
-    ended = {JobState.SUCCEEDED, JobState.FAILED}
-    descriptors = client.enqueue(queue, jobs)
-    done = threading.Event()
-    with running(Worker(client, queue, handler, max_wait_ms=100)):
-        for _ in range(2000):
-            if states(client, descriptors) <= ended or done.wait(0.01):
-                break
-    records = client.lookup(descriptors)
-    return [records[descriptor] for descriptor in descriptors]
+# --- outcomes -------------------------------------------------------------------------------
 
 
-def test_each_job_runs_once_and_its_status_is_kept(client, queue):
+@pytest.mark.parametrize("kind", ["threads", "tasks"])
+def test_a_thousand_short_jobs_run_once_each_and_their_statuses_are_kept(
+    client, queue, work_until_ended, kind
+):
     seen: list[bytes] = []
 
-    def handle(job: ClaimedJob) -> str:
+    def handle(job: RunningJob) -> str:
         seen.append(job.body)
         return f"did {job.body.decode()}"
 
-    jobs = [Job(b"%d" % n) for n in range(300)]
-    records = work_until_ended(client, queue, handle, jobs)
+    async def handle_async(job: RunningJob) -> str:
+        return handle(job)
+
+    handlers = handlers_of(queue, handle if kind == "threads" else handle_async, concurrency=16)
+    jobs = [Job(b"%d" % n) for n in range(1000)]
+    records = work_until_ended(handlers, queue, jobs)
 
     assert sorted(seen) == sorted(job.body for job in jobs)
-    assert [r.custom_status for r in records] == [f"did {n}" for n in range(300)]
-    assert {r.state for r in records} == {JobState.SUCCEEDED}
-    assert {r.attempts_remaining for r in records} == {2}
+    assert [r.custom_status for r in records] == [f"did {n}" for n in range(1000)]
+    assert {(r.state.name, r.attempts_remaining) for r in records} == {DONE}
 
 
-def test_a_handler_may_return_nothing(client, queue):
-    [record] = work_until_ended(client, queue, lambda _: None, [Job(b"a")])
+def test_tasks_run_together_up_to_their_concurrency(client, queue, work_until_ended):
+    at_once = [0, 0]
+    together = asyncio.Event()
 
-    assert (record.state, record.custom_status) == (JobState.SUCCEEDED, "")
+    async def handle(job: RunningJob) -> None:
+        at_once[0] += 1
+        at_once[1] = max(at_once)
+        if at_once[0] == 30:
+            together.set()
+        await together.wait()
+        at_once[0] -= 1
+
+    work_until_ended(handlers_of(queue, handle, concurrency=30), queue, [Job(b"x")] * 45)
+
+    assert at_once == [0, 30]
 
 
-def test_retry_runs_the_job_again_after_the_delay(client, queue):
-    attempts: list[ClaimedJob] = []
+def test_each_attempt_knows_its_number_and_waits_as_told(client, queue, work_until_ended):
+    attempts: list[int] = []
 
-    def handle(job: ClaimedJob) -> str:
-        attempts.append(job)
-        if len(attempts) == 1:
+    def handle(job: RunningJob) -> str:
+        attempts.append(job.attempt)
+        if job.attempt == 1:
             raise Retry(delay_seconds=0.3, status="not yet; ")
+        if job.attempt == 2:
+            raise ConnectionError("refused")
         return "done"
 
-    [record] = work_until_ended(client, queue, handle, [Job(b"a", attempts_allowed=3)])
+    handlers = handlers_of(queue, handle, retry={ConnectionError: constant(0.1)})
+    [record] = work_until_ended(handlers, queue, [Job(b"a", attempts_allowed=3)])
 
-    assert [job.attempts_remaining for job in attempts] == [3, 2]
-    assert record.state is JobState.SUCCEEDED
-    assert record.custom_status == "not yet; done"
-    assert record.run_after_ms >= record.created_at_ms + 300
-    assert record.updated_at_ms >= record.run_after_ms
-
-
-def test_an_exception_fails_the_attempt_with_type_and_message_cut(client, queue):
-    def handle(_job: ClaimedJob) -> str:
-        raise ValueError("no such address \ud800 " + "x" * 1000)
-
-    [record] = work_until_ended(client, queue, handle, [Job(b"a", attempts_allowed=1)])
-
-    assert (record.state, record.attempts_remaining) == (JobState.FAILED, 0)
-    assert record.custom_status.startswith("ValueError: no such address ? xxx")
-    assert len(record.custom_status) == 500
+    assert attempts == [1, 2, 3]
+    assert (record.state, record.attempts_remaining) == (JobState.SUCCEEDED, 1)
+    assert record.custom_status.startswith("not yet; ConnectionError: refused (test_worker.py:")
+    assert record.custom_status.endswith("in handle); done")
+    assert record.updated_at_ms >= record.created_at_ms + 400
 
 
-def test_a_handler_that_exits_fails_its_job_only(client, queue):
-    def handle(job: ClaimedJob) -> str:
+def test_what_is_discarded_has_failed_whatever_attempts_remain(client, queue, work_until_ended):
+    def handle(job: RunningJob) -> None:
+        if job.body == b"discard":
+            raise Discard("no such user")
+        if job.body == b"never":
+            raise ValueError("not a number")
+        raise SystemExit(3)
+
+    handlers = handlers_of(queue, handle, retry={ValueError: never, SystemExit: constant(0)})
+    bodies = [b"discard", b"never", b"exit"]
+    records = work_until_ended(handlers, queue, [Job(b, attempts_allowed=5) for b in bodies])
+
+    assert [(r.state, r.attempts_remaining) for r in records] == [(JobState.FAILED, 0)] * 3
+    assert records[0].custom_status == "no such user"
+    assert records[1].custom_status.startswith("ValueError: not a number (")
+    assert records[2].custom_status.count("SystemExit: 3 (") == 5
+
+
+def test_later_goes_on_with_another_body_at_no_attempts_cost(client, queue, work_until_ended):
+    begun_at: list[float] = []
+
+    def handle(job: RunningJob) -> str:
+        begun_at.append(time.time())
+        step = int(job.body)
+        if step < 3:
+            raise Later(0.1, body=b"%d" % (step + 1), status=f"step {step}; ")
+        return "done"
+
+    [record] = work_until_ended(handlers_of(queue, handle), queue, [Job(b"1", attempts_allowed=1)])
+
+    assert (record.state, record.attempts_remaining) == (JobState.SUCCEEDED, 1)
+    assert (record.body, record.custom_status) == (b"3", "step 2; step 1; done")
+    assert begun_at[2] - begun_at[0] >= 0.2
+
+
+def test_an_outcome_that_the_service_refuses_fails_that_attempt_alone(
+    client, queue, work_until_ended
+):
+    def handle(job: RunningJob) -> str:
         if job.body == b"bad":
-            raise SystemExit(3)
+            raise Later(0, body=b"x" * (1 << 21))
         return "fine"
 
-    records = work_until_ended(
-        client, queue, handle, [Job(b"bad", attempts_allowed=1), *[Job(b"good")] * 20]
-    )
+    bad = Job(b"bad", attempts_allowed=1)
+    records = work_until_ended(handlers_of(queue, handle), queue, [bad, *[Job(b"good")] * 20])
 
-    assert [r.state for r in records] == [JobState.FAILED, *[JobState.SUCCEEDED] * 20]
+    assert records[0].state is JobState.FAILED
+    assert "invalid request" in records[0].custom_status
+    assert {r.state for r in records[1:]} == {JobState.SUCCEEDED}
+
+
+def test_progress_that_was_saved_is_what_the_next_attempt_begins_with(client, queue, wait_until):
+    chained: list[str] = []
+
+    def handle(job: RunningJob) -> str:
+        if job.body == b"half":
+            chained.extend(job.client.enqueue(queue, [b"next"]))
+        elif job.body == b"job":
+            job.save(body=b"half", status="half; ")
+            assert job.body == b"half"
+            raise Retry(0, "broke; ")
+        return "done"
+
+    descriptors = client.enqueue(queue, [b"job"])
+    with running(Worker(client, handlers_of(queue, handle), max_wait_ms=100)):
+        wait_until(lambda: have_ended(client, descriptors))
+        wait_until(lambda: have_ended(client, chained))
+
+    [record] = records_of(client, descriptors)
+    assert (record.body, record.custom_status) == (b"half", "half; broke; done")
+    assert books(client, chained) == {DONE: 1}
+
+
+def test_hooks_see_every_job_and_change_nothing(client, queue, work_until_ended):
+    def handle(job: RunningJob) -> str:
+        if job.body == b"bad":
+            raise Discard("bad")
+        return "fine"
+
+    handlers = handlers_of(queue, handle, concurrency=1)
+    seen: list[tuple[str, bytes, object]] = []
+
+    @handlers.before
+    def before(job: RunningJob) -> None:
+        seen.append(("before", job.body, None))
+
+    @handlers.after
+    def after(job: RunningJob, outcome: Outcome) -> None:
+        seen.append(("after", job.body, outcome.kind))
+        raise RuntimeError("hooks may fail")
+
+    @handlers.on_error
+    def on_error(job: RunningJob, error: BaseException) -> None:
+        seen.append(("error", job.body, type(error)))
+
+    records = work_until_ended(handlers, queue, [Job(b"good"), Job(b"bad")])
+
+    assert [r.state for r in records] == [JobState.SUCCEEDED, JobState.FAILED]
+    assert [entry for entry in seen if entry[1] == b"good"] == [
+        ("before", b"good", None),
+        ("after", b"good", OutcomeKind.SUCCEEDED),
+    ]
+    assert [entry for entry in seen if entry[1] == b"bad"] == [
+        ("before", b"bad", None),
+        ("error", b"bad", Discard),
+        ("after", b"bad", OutcomeKind.DISCARDED),
+    ]
+
+
+def test_a_task_that_takes_longer_than_it_may_has_failed(client, queue, work_until_ended):
+    async def handle(job: RunningJob) -> None:
+        await asyncio.sleep(60)
+
+    handlers = handlers_of(queue, handle, time_limit_seconds=0.05)
+    [record] = work_until_ended(handlers, queue, [Job(b"a", attempts_allowed=1)])
+
+    assert record.state is JobState.FAILED
+    assert record.custom_status.startswith("TimeoutError")
+
+
+# --- the service's side ---------------------------------------------------------------------
+
+
+def test_queues_are_worked_on_side_by_side_and_only_those_that_were_chosen(
+    client, queue, wait_until
+):
+    other, ignored = f"{queue}_b", f"{queue}_c"
+    handlers = Handlers()
+    for name in (queue, other, ignored):
+        client.create_queue(name)
+        handlers.queue(name)(lambda job: job.queue)
+    [first], [second], [third] = (client.enqueue(q, [b"x"]) for q in (queue, other, ignored))
+
+    with running(Worker(client, handlers, max_wait_ms=100, queues=[queue, other])):
+        wait_until(lambda: have_ended(client, [first, second]))
+
+    statuses = [r.custom_status for r in records_of(client, [first, second])]
+    assert statuses == [queue, other]
+    assert books(client, [third]) == {("PENDING", 2): 1}
 
 
 def test_acks_do_not_wait_for_the_next_job(client, queue, wait_until):
-    with running(Worker(client, queue, lambda _: "done", max_wait_ms=6000)):
-        [descriptor] = client.enqueue(queue, [b"a"])
+    with running(Worker(client, handlers_of(queue, lambda _: "done"), max_wait_ms=6000)):
+        descriptors = client.enqueue(queue, [b"a"])
         # The dequeue that waits for the next job is out meanwhile, and takes no acks along.
-        wait_until(lambda: states(client, [descriptor]) == {JobState.SUCCEEDED}, seconds=5)
+        wait_until(lambda: have_ended(client, descriptors), seconds=5)
 
 
-def test_stop_finishes_what_runs_and_gives_back_the_rest(client, queue, wait_until):
-    begun, release = threading.Event(), threading.Event()
-
-    def handle(_job: ClaimedJob) -> str:
-        begun.set()
-        release.wait(20)
-        return "done"
-
-    worker = Worker(client, queue, handle, concurrency=1, batch=5, max_wait_ms=100)
-    descriptors = client.enqueue(queue, [b"%d" % n for n in range(5)])
-    with running(worker) as thread:
-        assert begun.wait(20)
-        worker.stop()
-        wait_until(lambda: client.count(queue, JobState.PENDING) == 4)
-        assert thread.is_alive()
-        release.set()
-
-    records = client.lookup(descriptors).values()
-    assert sorted(r.state for r in records) == [JobState.PENDING] * 4 + [JobState.SUCCEEDED]
-    assert {r.attempts_remaining for r in records} == {2}
-
-
-def test_claims_of_long_jobs_are_renewed(client, wait_until):
+def test_a_job_that_takes_longer_than_its_claims_time_out_keeps_it(client, wait_until):
     client.create_queue(SHORT_CLAIMS_QUEUE)
-    runs: list[ClaimedJob] = []
+    runs: list[bytes] = []
     release = threading.Event()
 
-    def handle(job: ClaimedJob) -> str:
-        runs.append(job)
+    def handle(job: RunningJob) -> str:
+        runs.append(job.body)
         release.wait(30)
-        return "done"
+        return "lost" if job.lost else "kept"
 
     [descriptor] = client.enqueue(SHORT_CLAIMS_QUEUE, [b"long"])
 
     def is_claimed_for_long() -> bool:
-        record: JobRecord = client.lookup([descriptor])[descriptor]
-        return record.updated_at_ms > record.created_at_ms + 3000 * SHORT_CLAIM_SECONDS
+        [record] = records_of(client, [descriptor])
+        return record.updated_at_ms > record.created_at_ms + 2000 * SHORT_CLAIM_SECONDS
 
-    with running(Worker(client, SHORT_CLAIMS_QUEUE, handle, concurrency=2, max_wait_ms=100)):
+    handlers = handlers_of(SHORT_CLAIMS_QUEUE, handle, concurrency=2)
+    with running(Worker(client, handlers, max_wait_ms=100)):
         wait_until(is_claimed_for_long)
         release.set()
-        wait_until(lambda: states(client, [descriptor]) == {JobState.SUCCEEDED})
+        wait_until(lambda: have_ended(client, [descriptor]))
 
-    assert len(runs) == 1
-    assert client.lookup([descriptor])[descriptor].attempts_remaining == 2
+    assert runs == [b"long"]
+    assert books(client, [descriptor]) == {DONE: 1}
+    assert records_of(client, [descriptor])[0].custom_status == "kept"
 
 
-def test_a_queue_that_does_not_exist_ends_the_run(client):
+@pytest.mark.parametrize("kind", ["threads", "tasks"])
+def test_a_claim_that_is_lost_is_told_to_the_handler_and_its_result_is_dropped(
+    client, wait_until, kind
+):
+    """Another hand takes the job away while its first run lasts; the second run ends it."""
+    client.create_queue(SHORT_CLAIMS_QUEUE)
+    runs: list[RunningJob] = []
+    told = threading.Event()
+
+    def end_of(job: RunningJob) -> str:
+        with pytest.raises(ClaimLost):
+            job.save(status="too late; ")
+        told.set()
+        return "first"
+
+    def handle(job: RunningJob) -> str:
+        runs.append(job)
+        if len(runs) > 1:
+            return "second"
+        while not job.lost:
+            time.sleep(0.01)
+        return end_of(job)
+
+    async def handle_async(job: RunningJob) -> str:
+        runs.append(job)
+        if len(runs) > 1:
+            return "second"
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            assert job.lost
+            end_of(job)
+            raise
+        return "not cancelled"
+
+    function = handle if kind == "threads" else handle_async
+    [descriptor] = client.enqueue(SHORT_CLAIMS_QUEUE, [b"x"])
+    worker = Worker(client, handlers_of(SHORT_CLAIMS_QUEUE, function), max_wait_ms=100)
+    with running(worker):
+        wait_until(lambda: runs)
+        taken = CheckpointInfo(
+            descriptor, move_to_pending=True, claim_descriptor=runs[0].claim_descriptor
+        )
+        client.checkpoint(SHORT_CLAIMS_QUEUE, [taken])
+        wait_until(lambda: have_ended(client, [descriptor]))
+        assert told.wait(20)
+        wait_until(lambda: worker.lanes()[0].claims_lost == 1)
+
+    assert len(runs) == 2
+    assert books(client, [descriptor]) == {DONE: 1}
+    assert records_of(client, [descriptor])[0].custom_status == "second"
+
+
+def test_a_queue_that_does_not_exist_ends_the_run(client, queue):
+    handlers = handlers_of("nowhere", lambda _: None)
+    handlers.queue(queue)(lambda _: None)
+
     with pytest.raises(QueueNotFound):
-        Worker(client, "nowhere", lambda _: None).run()
+        Worker(client, handlers, max_wait_ms=100).run()
+
+
+# --- stopping -------------------------------------------------------------------------------
+
+
+def test_stop_finishes_what_runs_and_hands_back_the_rest_at_once(client, queue, wait_until):
+    running_job, release = threading.Event(), threading.Event()
+
+    def handle(job: RunningJob) -> str:
+        if job.body == b"quick":
+            return "quick"
+        running_job.set()
+        release.wait(20)
+        return "done"
+
+    quick = client.enqueue(queue, [b"quick"] * 20)
+    worker = Worker(client, handlers_of(queue, handle, concurrency=1), max_wait_ms=100)
+    with running(worker) as thread:
+        wait_until(lambda: have_ended(client, quick))
+        descriptors = client.enqueue(queue, [b"slow"] * 5)
+        assert running_job.wait(20)
+        worker.stop()
+        wait_until(lambda: books(client, descriptors)["PENDING", 2] == 4)
+        assert thread.is_alive()
+        release.set()
+
+    assert books(client, descriptors) == {("PENDING", 2): 4, DONE: 1}
+
+
+@pytest.mark.parametrize("kind", ["threads", "tasks"])
+def test_what_still_runs_when_the_grace_is_over_is_handed_back(client, queue, wait_until, kind):
+    release, jobs = threading.Event(), []
+
+    def handle(job: RunningJob) -> str:
+        jobs.append(job)
+        release.wait(60)
+        return "too late"
+
+    async def handle_async(job: RunningJob) -> str:
+        jobs.append(job)
+        await asyncio.Event().wait()
+        return "never"
+
+    function = handle if kind == "threads" else handle_async
+    descriptors = client.enqueue(queue, [b"hangs"] * 3)
+    handlers = handlers_of(queue, function, concurrency=2)
+    with running(Worker(client, handlers, max_wait_ms=100, grace_seconds=0.1)):
+        wait_until(lambda: len(jobs) == 2)
+
+    assert all(job.lost for job in jobs)
+    release.set()
+    assert books(client, descriptors) == {("PENDING", 2): 3}
 
 
 def test_stop_before_run_is_heeded(client, queue):
-    [descriptor] = client.enqueue(queue, [b"a"])
-    worker = Worker(client, queue, lambda _: "done")
+    descriptors = client.enqueue(queue, [b"a"])
+    worker = Worker(client, handlers_of(queue, lambda _: "done"), max_wait_ms=100)
     worker.stop()
     worker.run()
 
-    assert states(client, [descriptor]) == {JobState.PENDING}
-
-
-@pytest.mark.parametrize("options", [{"concurrency": 0}, {"batch": 0}])
-def test_nonsense_is_refused(client, queue, options):
-    with pytest.raises(ValueError, match="at least 1"):
-        Worker(client, queue, lambda _: None, **options)
+    assert set(books(client, descriptors)) <= {("PENDING", 2), DONE}
+    with pytest.raises(RuntimeError, match="make a new one"):
+        worker.run()

@@ -1,0 +1,75 @@
+"""Handlers and hooks: what is registered, what is refused, and that hooks change nothing."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from pinlaterd.client import Client, Handlers, Worker, constant, never
+
+
+def plain(job: object) -> None: ...
+async def waits(job: object) -> None: ...
+
+
+def test_functions_stay_what_they_are():
+    assert Handlers().queue("mail")(plain) is plain
+    assert pickle.loads(pickle.dumps(plain)) is plain
+
+
+def test_where_a_function_runs_is_seen_from_what_it_is():
+    handlers = Handlers()
+    handlers.queue("a")(plain)
+    handlers.queue("b")(waits)
+
+    assert {handler.queue: handler.run_in for handler in handlers} == {"a": "threads", "b": "tasks"}
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "what"),
+    [
+        (plain, {"name": "no spaces"}, "letters, digits"),
+        (plain, {"concurrency": 0}, "concurrency must be at least 1, got 0"),
+        (plain, {"run_in": "fibers"}, "choose from threads, tasks"),
+        (plain, {"run_in": "tasks"}, "`async def`"),
+        (waits, {"run_in": "threads"}, "`async def`"),
+        (plain, {"time_limit_seconds": 5}, "a thread can't be ended"),
+        (waits, {"time_limit_seconds": 0}, "above 0"),
+        (plain, {"retry": 5}, "5 is no policy"),
+        (plain, {"retry": {OSError: constant(1), ValueError: 5}}, "5 is no policy"),
+    ],
+)
+def test_nonsense_is_refused_where_it_is_written(function, options, what):
+    with pytest.raises((ValueError, TypeError), match=what):
+        Handlers().queue(options.pop("name", "mail"), **options)(function)
+
+
+def test_a_queue_has_one_handler():
+    handlers = Handlers()
+    handlers.queue("mail")(plain)
+
+    with pytest.raises(ValueError, match="'mail' has a handler already: plain"):
+        handlers.queue("mail", retry=never)(waits)
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"concurrency": 0}, "concurrency must be at least 1"),
+        ({"max_wait_ms": 0}, "max_wait_ms must be at least 1"),
+        ({"grace_seconds": float("nan")}, "grace_seconds must be at least 0"),
+        ({"queues": ["post"]}, "no handler for queue 'post'; there are: mail"),
+    ],
+)
+def test_a_worker_refuses_nonsense(options, what):
+    handlers = Handlers()
+    handlers.queue("mail")(plain)
+
+    with pytest.raises(ValueError, match=what):
+        Worker(Client(), handlers, **options)
+
+
+def test_a_worker_without_handlers_is_refused():
+    with pytest.raises(ValueError, match="no handlers"):
+        Worker(Client(), Handlers())

@@ -1,0 +1,128 @@
+"""Retry policies, and what becomes of what handlers raise."""
+
+from __future__ import annotations
+
+import pytest
+
+from pinlaterd.client import constant, exponential, linear, never
+from pinlaterd.client.outcomes import (
+    MAX_ERROR_CHARS,
+    Discard,
+    Later,
+    Outcome,
+    OutcomeKind,
+    Retry,
+    raised,
+    returned,
+)
+from pinlaterd.client.retries import LONGEST_DELAY_SECONDS, Retries, delay_after
+
+SEVEN = constant(7)
+
+
+def outcome_of(error: BaseException, retries: Retries = SEVEN) -> Outcome:
+    return raised(error, attempt=1, is_last=False, retries=retries)
+
+
+def delays(retries: Retries, attempts: int = 4) -> list[float | None]:
+    return [delay_after(OSError("x"), attempt, retries) for attempt in range(1, attempts + 1)]
+
+
+def test_delays_grow_as_their_policy_says():
+    assert delays(constant(30)) == [30] * 4
+    assert delays(linear(10, most=25)) == [10, 20, 25, 25]
+    assert delays(exponential(1, most=5, jitter=0)) == [1, 2, 4, 5]
+    assert delays(never) == [None] * 4
+    assert delays(lambda attempt, error: attempt + 0.5) == [1.5, 2.5, 3.5, 4.5]
+
+
+def test_jitter_only_shortens_and_differs():
+    drawn = {delay_after(OSError(), 1, exponential(100, jitter=0.25)) for _ in range(50)}
+
+    assert len(drawn) > 10
+    assert all(delay is not None and 75 <= delay <= 100 for delay in drawn)
+
+
+def test_no_attempt_is_too_late_for_a_delay():
+    assert delay_after(OSError(), 100_000, exponential(1, jitter=0)) == LONGEST_DELAY_SECONDS
+
+
+def test_the_nearest_base_class_decides_and_the_default_takes_the_rest():
+    by_class: Retries = {OSError: constant(1), ConnectionError: constant(2), ValueError: never}
+
+    assert delay_after(ConnectionResetError(), 1, by_class) == 2
+    assert delay_after(FileNotFoundError(), 1, by_class) == 1
+    assert delay_after(UnicodeError(), 1, by_class) is None
+    assert is_the_default(delay_after(KeyError(), 1, by_class))
+
+
+@pytest.mark.parametrize("answer", [-1.0, float("nan"), float("inf"), "soon", ZeroDivisionError])
+def test_a_policy_that_answers_nonsense_is_replaced(answer):
+    def policy(attempt: int, error: BaseException) -> float | None:
+        if answer is ZeroDivisionError:
+            raise ZeroDivisionError
+        return answer
+
+    assert is_the_default(delay_after(OSError(), 1, policy))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: constant(-1),
+        lambda: linear(float("nan")),
+        lambda: exponential(1, factor=0.5),
+        lambda: exponential(1, jitter=2),
+        lambda: Retry(-1),
+        lambda: Retry(1e12),
+        Later,
+        lambda: Later(1, run_after_ms=1),
+        lambda: Later(1, attempts=0),
+    ],
+)
+def test_nonsense_is_refused_where_it_is_written(make):
+    with pytest.raises(ValueError, match="expected"):
+        make()
+
+
+def test_what_is_returned_is_the_status():
+    assert returned(None) == Outcome(OutcomeKind.SUCCEEDED)
+    assert returned("12 kB \ud800").status == "12 kB ?"
+    assert returned(12).status == "12"
+
+
+def test_retry_says_when_or_leaves_it_to_the_policy():
+    assert outcome_of(Retry(3, "not yet")).delay_seconds == 3
+    assert outcome_of(Retry(status="not yet")).delay_seconds == 7
+    assert outcome_of(Retry(), never).kind is OutcomeKind.FAILED
+
+
+def test_discard_and_never_end_it_for_good():
+    assert outcome_of(Discard("no such user")).status == "no such user"
+    assert outcome_of(Discard("no such user")).kind is OutcomeKind.DISCARDED
+    assert outcome_of(OSError("x"), never).kind is OutcomeKind.DISCARDED
+
+
+def test_an_error_is_told_with_its_place_and_cut():
+    def deep() -> None:
+        raise ValueError("half a pair \ud800 " + "x" * 1000)
+
+    def handler() -> None:
+        deep()
+
+    def worker() -> BaseException:
+        try:
+            handler()
+        except ValueError as error:
+            return error
+        raise AssertionError
+
+    status = outcome_of(worker()).status
+
+    assert status.startswith("ValueError: half a pair ? xxx")
+    assert "in deep < test_retries.py:" in status
+    assert len(status) == MAX_ERROR_CHARS
+
+
+def is_the_default(delay: float | None) -> bool:
+    return delay is not None and 0.75 <= delay <= 1

@@ -1,0 +1,48 @@
+"""Running a Worker in a thread of the test, and looking at what became of jobs."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from pinlaterd.client import Client, Handlers, JobRecord, JobState, RunningJob, Worker
+
+WORKER_END_SECONDS = 40.0
+
+
+@contextmanager
+def running(worker: Worker) -> Iterator[threading.Thread]:
+    """The worker at work; stopped at the end, when it has to end by itself."""
+    thread = threading.Thread(target=worker.run, daemon=True)
+    thread.start()
+    try:
+        yield thread
+    finally:
+        worker.stop()
+        thread.join(WORKER_END_SECONDS)
+    assert not thread.is_alive(), "the worker does not end"
+
+
+def handlers_of(queue: str, function: Callable[[RunningJob], object], **options) -> Handlers:
+    handlers = Handlers()
+    handlers.queue(queue, **options)(function)
+    return handlers
+
+
+def records_of(client: Client, descriptors: Sequence[str]) -> list[JobRecord]:
+    """All that is known of these jobs, in their order."""
+    found = client.lookup(descriptors, include_body=True)
+    return [found[descriptor] for descriptor in descriptors]
+
+
+def books(client: Client, descriptors: Sequence[str]) -> Counter[tuple[str, int]]:
+    """How many of these jobs there are by state and attempts remaining."""
+    records = records_of(client, descriptors)
+    return Counter((record.state.name, record.attempts_remaining) for record in records)
+
+
+def have_ended(client: Client, descriptors: Sequence[str]) -> bool:
+    states = {record.state for record in records_of(client, descriptors)}
+    return states <= {JobState.SUCCEEDED, JobState.FAILED}
