@@ -251,10 +251,15 @@ def test_queues_are_worked_on_side_by_side_and_only_those_that_were_chosen(
 
 
 def test_acks_do_not_wait_for_the_next_job(client, queue, wait_until):
-    with running(Worker(client, handlers_of(queue, lambda _: "done"), max_wait_ms=6000)):
+    worker = Worker(client, handlers_of(queue, lambda _: "done"), max_wait_ms=25_000)
+    with running(worker):
         descriptors = client.enqueue(queue, [b"a"])
         # The dequeue that waits for the next job is out meanwhile, and takes no acks along.
-        wait_until(lambda: have_ended(client, descriptors), seconds=5)
+        wait_until(lambda: have_ended(client, descriptors), seconds=20)
+        worker.stop()
+        late = client.enqueue(queue, [b"b"])  # ends the wait of that dequeue
+
+    assert books(client, late) in ({("PENDING", 2): 1}, {DONE: 1})
 
 
 def test_a_job_that_takes_longer_than_its_claims_time_out_keeps_it(client, wait_until):
