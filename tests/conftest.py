@@ -34,8 +34,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)  # it is pytest-xdist's
-def pytest_xdist_make_scheduler(config: pytest.Config) -> GroupScheduling:
-    return GroupScheduling(config)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> GroupScheduling:
+    return GroupScheduling(config, log)
 
 
 class WaitUntil(Protocol):
