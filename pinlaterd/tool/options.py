@@ -34,7 +34,7 @@ class Amount(click.FloatRange):
         super().__init__(min=0, max=most, min_open=True)
 
     def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
         number = float(super().convert(value, param, ctx))
         if math.isnan(number):
