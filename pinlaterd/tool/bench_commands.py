@@ -34,7 +34,6 @@ from pinlaterd.tool.options import (
     together,
 )
 from pinlaterd.tool.pace import (
-    BEHIND_AFTER_SECONDS,
     LATE_AFTER_SECONDS,
     ClosedLoop,
     OpenLoop,
@@ -324,7 +323,7 @@ def _schedule_lines(outcome: Outcome, punctuality: Punctuality) -> Iterator[str]
         f"{1000 * punctuality.latest_seconds:,.1f} ms"
     )
     behind = f"{1000 * punctuality.behind_seconds:,.1f} ms behind schedule"
-    if punctuality.behind_seconds <= BEHIND_AFTER_SECONDS:
+    if punctuality.kept_up:
         yield f"ended {behind}"
         return
     cpu = outcome.cpu_seconds / outcome.seconds
@@ -332,7 +331,7 @@ def _schedule_lines(outcome: Outcome, punctuality: Punctuality) -> Iterator[str]
         reason = f"this process could not: it used {cpu:.0%} of a CPU; share the rate among several"
     else:
         reason = (
-            "the service could not with so many connections (this process used "
-            f"{cpu:.0%} of a CPU); a higher --concurrency tells which of them is too little"
+            f"all connections were busy while this process used {cpu:.0%} of a CPU; the service or "
+            "the machine is the limit, or --concurrency is too low"
         )
     yield f"NOT KEPT UP, ended {behind}: {reason}"

@@ -95,11 +95,10 @@ class OpenLoop:
         self._began_at = time.monotonic()
 
     def next_start(self) -> float | None:
-        with self._lock:
-            if self._ended.is_set() or self._next == self._calls:
-                return None
-            due_at = self._due_at(self._next)
-            self._next += 1
+        due_at = self._take()
+        if due_at is None:
+            self._ended.wait()  # the run lasts as long as it was told to
+            return None
         early_seconds = due_at - time.monotonic()
         if early_seconds > 0:
             self._ended.wait(early_seconds)
@@ -135,6 +134,13 @@ class OpenLoop:
             latest_seconds=self._latest_seconds,
             waited_seconds=waited,
         )
+
+    def _take(self) -> float | None:
+        with self._lock:
+            if self._ended.is_set() or self._next == self._calls:
+                return None
+            self._next += 1
+            return self._due_at(self._next - 1)
 
     def _due_at(self, number: int) -> float:
         return self._began_at + number / self._rate
