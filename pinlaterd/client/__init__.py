@@ -8,7 +8,8 @@
         Worker(client, "mail", send_mail).run()
 
 `client` has the twelve operations, `worker` the loop that claims, runs and acknowledges jobs,
-`claims` what it has in hand, `pool` and `connection` the sockets. May rely on `rpc` and below.
+`claims` what it has in hand, `addresses` which server a call goes to, `pool` and `connection` the
+sockets. May rely on `rpc` and below.
 docs/python.md is the guide.
 """
 
