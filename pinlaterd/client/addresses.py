@@ -18,6 +18,10 @@ LONGEST_PAUSE_SECONDS = 30.0
 _NOT_IN_A_HOST = frozenset(" \t\r\n/,;@")
 
 
+class AddressInvalid(ValueError):
+    """What was given names no server; the message says what would."""
+
+
 class Address(NamedTuple):
     """Where a server listens."""
 
@@ -31,11 +35,11 @@ class Address(NamedTuple):
 def parse_addresses(hosts: str | Sequence[str], default_port: int) -> tuple[Address, ...]:
     """The servers named by one or more of HOST, HOST:PORT and [IPV6]:PORT, each once.
 
-    Raises ValueError, which says what would be right.
+    Raises AddressInvalid.
     """
     named = [hosts] if isinstance(hosts, str) else hosts
     if not named:
-        raise ValueError("no server is named; give HOST or HOST:PORT, or a list of them")
+        raise AddressInvalid("no server is named; give HOST or HOST:PORT, or a list of them")
     return tuple(dict.fromkeys(_parse_address(each, default_port) for each in named))
 
 
@@ -50,11 +54,11 @@ def _parse_address(named: str, default_port: int) -> Address:
     else:  # a name, an IPv4 address, or an IPv6 address without a port
         host, port_text, is_whole = named, str(default_port), True
     if not is_whole or not host or _NOT_IN_A_HOST.intersection(host):
-        raise ValueError(
+        raise AddressInvalid(
             f"{named!r} is no server; write HOST, HOST:PORT or [IPV6]:PORT, several as a list"
         )
     if not (port_text.isascii() and port_text.isdigit() and 1 <= int(port_text) <= 65535):
-        raise ValueError(f"{named!r}: port {port_text!r} is not a number from 1 to 65535")
+        raise AddressInvalid(f"{named!r}: port {port_text!r} is not a number from 1 to 65535")
     return Address(host, int(port_text))
 
 

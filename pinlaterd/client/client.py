@@ -92,7 +92,7 @@ class Client:
         """Nothing is connected yet: the first call does that.
 
         `host` is HOST, HOST:PORT or [IPV6]:PORT, or several of them, servers of one service (else
-        ValueError): calls take turns over those that are well, and go round those that are not.
+        AddressInvalid, a ValueError): calls take turns over those that are well, and go round those that are not.
         `port` is that of those named without one. `source` is who calls, as the server's claims
         name it (default: PROGRAM:HOST). `timeout_seconds` bounds every call, connecting included;
         the server answers within its request_timeout_ms (10 s), so less makes outcomes unknown
@@ -318,11 +318,10 @@ class Client:
 
     def _send(self, message: bytes, address: Address, others: int, *, deadline: float) -> bytes:
         """Send to one server; connecting leaves as much time to each of the `others`."""
-        now = time.monotonic()
-        share_seconds = (deadline - now) / (1 + others)
-        connect_deadline = now + min(self._connect_timeout_seconds, share_seconds)
+        share_seconds = (deadline - time.monotonic()) / (1 + others)
+        connect_seconds = min(self._connect_timeout_seconds, share_seconds)
         with self._pool.connection(
-            address, deadline=deadline, connect_deadline=connect_deadline
+            address, deadline=deadline, connect_seconds=connect_seconds
         ) as connection:
             return connection.call(message, deadline=deadline)
 

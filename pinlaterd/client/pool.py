@@ -33,7 +33,6 @@ class ConnectionPool:
         self.addresses = tuple(addresses)
         self._max_connections = max_connections
         self._tls = tls
-        self._servers = Servers(self.addresses, rng=random.Random())
         self._closed = False
         self._begin()
         _pools.add(self)
@@ -45,9 +44,12 @@ class ConnectionPool:
 
     @contextmanager
     def connection(
-        self, address: Address, *, deadline: float, connect_deadline: float
+        self, address: Address, *, deadline: float, connect_seconds: float
     ) -> Iterator[Connection]:
-        """Lend a connection; whoever fails with it must raise, so that it is closed."""
+        """Lend a connection; whoever fails with it must raise, so that it is closed.
+
+        `connect_seconds` bounds connecting, but not the wait for another thread's connection.
+        """
         free = self._free  # after a fork in between, the child has another one
         if not free.acquire(timeout=max(0.0, deadline - time.monotonic())):
             raise ConnectionFailed(
@@ -55,6 +57,7 @@ class ConnectionPool:
                 "give the Client more max_connections"
             )
         try:
+            connect_deadline = min(deadline, time.monotonic() + connect_seconds)
             connection = self._take(address, connect_deadline)
             try:
                 yield connection
@@ -88,6 +91,7 @@ class ConnectionPool:
             connection.close()
 
     def _begin(self) -> None:
+        self._servers = Servers(self.addresses, rng=random.Random())
         self._free = threading.BoundedSemaphore(self._max_connections)
         self._lock = threading.Lock()
         self._idle: defaultdict[Address, list[Connection]] = defaultdict(list)

@@ -10,6 +10,7 @@ from pinlaterd.client.addresses import (
     FIRST_PAUSE_SECONDS,
     LONGEST_PAUSE_SECONDS,
     Address,
+    AddressInvalid,
     Servers,
     parse_addresses,
 )
@@ -56,7 +57,7 @@ def test_servers_are_named_by_host_and_port(named, addresses):
     ],
 )
 def test_what_names_no_server_is_refused(named, problem):
-    with pytest.raises(ValueError, match=problem):
+    with pytest.raises(AddressInvalid, match=problem):
         parse_addresses(named, 9010)
 
 
