@@ -13,11 +13,11 @@
         client.enqueue("mail", [b"to: ada", b"to: grace"])
         Worker(client, handlers).run()
 
-`client` has the twelve operations, `addresses` which server a call goes to, `pool` and `connection`
-the sockets. `handlers` declare what an application does; a `worker` has a `lane` for each queue, with
-its `claims` in hand and an executor (`executors`); `running_job`, `outcomes` and `retries` are what a
-handler sees and how it ends. May rely on `rpc` and below. docs/python.md and docs/worker.md are the
-guides.
+`client` has the twelve operations, `addresses` which server a call goes to, `pool` and
+`connection` the sockets. `handlers` declare what an application does; a `worker` has a `lane` for
+each queue, with its `claims` in hand and an executor (`executors`); `running_job`, `outcomes` and
+`retries` are what a handler sees and how it ends. May rely on `rpc` and below. docs/python.md and
+docs/worker.md are the guides.
 """
 
 from pinlaterd.client.client import Client

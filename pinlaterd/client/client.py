@@ -92,7 +92,8 @@ class Client:
         """Nothing is connected yet: the first call does that.
 
         `host` is HOST, HOST:PORT or [IPV6]:PORT, or several of them, servers of one service (else
-        AddressInvalid, a ValueError): calls take turns over those that are well, and go round those that are not.
+        AddressInvalid, a ValueError): calls take turns over those that are well, and go round those
+        that are not.
         `port` is that of those named without one. `source` is who calls, as the server's claims
         name it (default: PROGRAM:HOST). `timeout_seconds` bounds every call, connecting included;
         the server answers within its request_timeout_ms (10 s), so less makes outcomes unknown

@@ -40,6 +40,7 @@ from pinlaterd.tool.options import (
     queue_option,
     service_options,
 )
+from pinlaterd.tool.worker_command import worker
 
 _success_option = click.option(
     "--dequeue-success-percent",
@@ -75,6 +76,7 @@ def cli() -> None:
 
 
 cli.add_command(bench)
+cli.add_command(worker)
 
 
 # --- loading --------------------------------------------------------------------------------
