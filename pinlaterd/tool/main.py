@@ -33,6 +33,7 @@ from pinlaterd.tool.issuers import (
 from pinlaterd.tool.ledger import Ledger, Verdict
 from pinlaterd.tool.load import Figures, Issuer, Load, LoadStopped
 from pinlaterd.tool.stamps import MIN_BODY_BYTES
+from pinlaterd.tool.worker import worker
 
 _SERVER = ServerSettings()
 _MAX_CONCURRENCY = 1000
@@ -111,6 +112,9 @@ def cli() -> None:
       pinlater dequeue --queue mail --num-queries -1 --batch-size 100
       printf 'one\\ntwo\\n' | pinlater enqueue --queue mail --from-file -
     """
+
+
+cli.add_command(worker)
 
 
 # --- loading --------------------------------------------------------------------------------
