@@ -13,16 +13,15 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import signal
 import time
 from pathlib import Path
 
-from pinlaterd.client import ClaimedJob, Client, Retry, Worker
+from pinlaterd.client import Client, Handlers, Retry, RunningJob, Worker
 
 RETRY_DELAY_SECONDS = 2.0
 
 
-def count_words(job: ClaimedJob) -> str:
+def count_words(job: RunningJob) -> str:
     """The handler: what it returns is appended to the job's custom status."""
     begun_ms = time.time_ns() // 1_000_000
     content = Path(os.fsdecode(job.body)).read_bytes()
@@ -31,10 +30,9 @@ def count_words(job: ClaimedJob) -> str:
     return f"lines={lines} words={words} begun_ms={begun_ms}"
 
 
-def flaky(job: ClaimedJob, fail_first: str) -> str:
+def flaky(job: RunningJob, fail_first: str) -> str:
     """`count_words`, but the first attempt at a file called `fail_first` fails."""
-    is_first_attempt = job.attempts_remaining == job.attempts_allowed
-    if is_first_attempt and Path(os.fsdecode(job.body)).name == fail_first:
+    if job.attempt == 1 and Path(os.fsdecode(job.body)).name == fail_first:
         raise Retry(RETRY_DELAY_SECONDS, status="failed on purpose; ")
     return count_words(job)
 
@@ -48,18 +46,14 @@ def main() -> None:
     options = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
 
+    handlers = Handlers()
+
+    @handlers.queue(options.queue, concurrency=4)
+    def count(job: RunningJob) -> str:
+        return flaky(job, options.fail_first)
+
     with Client(options.host, options.port, source=f"wordcount:{os.getpid()}") as client:
-        worker = Worker(
-            client,
-            options.queue,
-            lambda job: flaky(job, options.fail_first),
-            concurrency=4,
-            batch=16,
-            max_wait_ms=1000,
-        )
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: worker.stop())
-        worker.run()
+        Worker(client, handlers, max_wait_ms=1000).run()  # until SIGTERM or SIGINT
 
 
 if __name__ == "__main__":

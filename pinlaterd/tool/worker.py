@@ -22,6 +22,7 @@ from pinlaterd.tool.worker_module import ModuleUnfit, load_handlers
 
 _SERVER = ServerSettings()
 _PAUSE_SECONDS = 1.0
+_CONNECTIONS = 16  # for handlers, beside the two that each queue needs
 _LEVELS = ("debug", "info", "warning", "error")
 
 logger = logging.getLogger(__name__)
@@ -94,7 +95,7 @@ def worker(  # noqa: PLR0913  one parameter for each option
     except ModuleUnfit as error:
         fail(str(error))
     names = _chosen(handlers, queues)
-    with Client(host, port) as client:
+    with Client(host, port, max_connections=_CONNECTIONS + 2 * len(names)) as client:
         if not _queues_are_there(client, names, create=create_queues):
             return  # stopped before there was a service
         logger.info("working on %s of %s", ", ".join(names), client.address)

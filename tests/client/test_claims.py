@@ -6,10 +6,12 @@ import threading
 
 import pytest
 
-from pinlaterd.client.claims import ACK_LINGER_SECONDS, ACK_REPEAT_SECONDS, ClaimsInHand
-from pinlaterd.model import AckInfo, ClaimedJob
+from pinlaterd.client.claims import MOST_IN_A_DEQUEUE, REPEAT_SECONDS, Claim, ClaimsInHand
+from pinlaterd.model import AckInfo, CheckpointInfo, ClaimedJob
 
 T0 = 1000.0
+ACK_SECONDS = 0.05
+PLACES = 4
 
 
 def claimed(number: int, *, timeout_seconds: int = 60) -> ClaimedJob:
@@ -22,67 +24,116 @@ def ack(job: ClaimedJob) -> AckInfo:
 
 @pytest.fixture
 def hand() -> ClaimsInHand:
-    return ClaimsInHand()
+    return ClaimsInHand(concurrency=PLACES, ahead_seconds=0.1, ack_interval_seconds=ACK_SECONDS)
+
+
+def begin(hand: ClaimsInHand) -> Claim:
+    claim = hand.begin(block=False)
+    assert claim is not None
+    return claim
+
+
+def finish(hand: ClaimsInHand, claim: Claim, now: float, *, succeeded: bool = True) -> None:
+    hand.finish(claim, now, 1.0, ack=ack(claim.job), succeeded=succeeded)
 
 
 def test_jobs_begin_in_the_order_they_came(hand):
     hand.add([claimed(1), claimed(2)], T0)
 
-    assert [hand.begin(), hand.begin()] == [claimed(1), claimed(2)]
+    assert [begin(hand).job, begin(hand).job] == [claimed(1), claimed(2)]
 
 
-def test_there_is_room_once_every_job_has_begun(hand):
-    hand.add([claimed(1)], T0)
-    room: list[bool] = []
+def test_no_job_is_claimed_that_can_not_begin(hand):
+    """What jobs take is not known yet."""
+    assert hand.wait_for_room() == PLACES
+    hand.add([claimed(n) for n in range(PLACES)], T0)
+    room: list[int] = []
     waiter = threading.Thread(target=lambda: room.append(hand.wait_for_room()))
     waiter.start()
-    assert room == []
 
-    hand.begin()
+    claims = [begin(hand) for _ in range(PLACES)]
+    assert room == []
+    finish(hand, claims[0], T0)
 
     waiter.join(20)
-    assert room == [True]
+    assert room == [1]
+
+
+@pytest.mark.parametrize(
+    ("run_seconds", "room"),
+    [(10.0, 0), (0.1, PLACES), (0.02, 5 * PLACES), (0.0, MOST_IN_A_DEQUEUE)],
+)
+def test_so_many_jobs_wait_as_begin_soon(hand, run_seconds, room):
+    hand.add([claimed(1)], T0)
+    hand.finish(begin(hand), T0, run_seconds, ack=ack(claimed(1)), succeeded=True)
+    hand.add([claimed(n) for n in range(PLACES)], T0)
+    for _ in range(PLACES):
+        begin(hand)
+
+    hand.stop() if room == 0 else None
+    assert hand.wait_for_room() == room
+
+
+def test_a_claim_that_is_lost_is_forgotten_and_its_end_is_told_nobody(hand):
+    hand.add([claimed(1), claimed(2)], T0)
+    claim = begin(hand)
+
+    hand.lose([job.claim_descriptor for job in (claimed(1), claimed(2))])
+    finish(hand, claim, T0)
+
+    assert hand.take_waiting() == []
+    assert hand.take_due(T0 + 1000) == []
+    assert hand.idle
+
+
+def test_a_checkpoint_is_told_at_once_and_by_no_dequeue(hand):
+    hand.add([claimed(1)], T0)
+    later = CheckpointInfo(claimed(1).descriptor, move_to_pending=True)
+    hand.finish(begin(hand), T0, 1.0, checkpoint=later)
+
+    assert hand.take_acks() == []
+    assert [one.checkpoint for one in hand.take_due(T0)] == [later]
 
 
 def test_an_ack_goes_with_the_next_dequeue_or_alone_after_a_moment(hand):
     hand.add([claimed(1), claimed(2)], T0)
-    for job in (hand.begin(), hand.begin()):
-        hand.finish(job, ack(job), T0, succeeded=True)
+    for claim in (begin(hand), begin(hand)):
+        finish(hand, claim, T0)
 
-    assert hand.take_due_acks(T0) == []
-    assert len(hand.take_due_acks(T0 + ACK_LINGER_SECONDS)) == 2
+    assert hand.take_due(T0) == []
+    assert len(hand.take_due(T0 + ACK_SECONDS)) == 2
     assert hand.take_acks() == []
 
 
 def test_an_ack_that_failed_is_repeated_later_and_never_by_a_dequeue(hand):
     hand.add([claimed(1)], T0)
-    job = hand.begin()
-    hand.finish(job, ack(job), T0, succeeded=False)
+    claim = begin(hand)
+    finish(hand, claim, T0, succeeded=False)
     assert hand.put_back(hand.take_acks(), T0) == []
 
     assert hand.take_acks() == []
-    assert hand.take_due_acks(T0 + ACK_REPEAT_SECONDS / 2) == []
-    [again] = hand.take_due_acks(T0 + ACK_REPEAT_SECONDS)
-    assert again.ack == ack(job)
+    assert hand.take_due(T0 + REPEAT_SECONDS / 2) == []
+    [again] = hand.take_due(T0 + REPEAT_SECONDS)
+    assert again.ack == ack(claim.job)
     assert again.succeeded is False
 
 
 def test_an_ack_is_dropped_once_its_claim_has_timed_out(hand):
     hand.add([claimed(1, timeout_seconds=60)], T0)
-    job = hand.begin()
-    hand.finish(job, ack(job), T0 + 1, succeeded=True)
+    claim = begin(hand)
+    finish(hand, claim, T0 + 1)
     acks = hand.take_acks()
 
     [late] = hand.put_back(acks, T0 + 60)
 
-    assert late.ack == ack(job)
-    assert hand.take_due_acks(T0 + 1000) == []
+    assert late.ack == ack(claim.job)
+    assert hand.take_due(T0 + 1000) == []
 
 
 def test_claims_are_renewed_well_before_they_time_out(hand):
     waiting, running = claimed(2, timeout_seconds=60), claimed(1, timeout_seconds=60)
     hand.add([running, waiting], T0)
-    hand.begin()
+    begin(hand)
 
     assert hand.due_for_renewal(T0 + 10) == []
     due = hand.due_for_renewal(T0 + 20)
@@ -104,17 +155,17 @@ def test_a_renewal_that_failed_is_tried_again_soon(hand):
 
 def test_a_renewed_claim_keeps_its_ack_worth_sending(hand):
     hand.add([claimed(1, timeout_seconds=60)], T0)
-    job = hand.begin()
-    hand.renewed([job], T0 + 20, done=True)
-    hand.finish(job, ack(job), T0 + 21, succeeded=True)
+    claim = begin(hand)
+    hand.renewed([claim.job], T0 + 20, done=True)
+    finish(hand, claim, T0 + 21)
 
     assert hand.put_back(hand.take_acks(), T0 + 79) == []
 
 
 def test_a_finished_job_is_renewed_no_more(hand):
     hand.add([claimed(1)], T0)
-    job = hand.begin()
-    hand.finish(job, ack(job), T0, succeeded=True)
+    claim = begin(hand)
+    finish(hand, claim, T0)
 
     assert hand.due_for_renewal(T0 + 1000) == []
 
@@ -133,19 +184,19 @@ def test_stopping_wakes_everyone_and_leaves_what_was_not_begun(hand):
     hand.add([claimed(1)], T0)
 
     assert results == [None, None]
-    assert hand.wait_for_room() is False
+    assert hand.wait_for_room() == 0
     assert hand.begin() is None
     assert hand.take_waiting() == [claimed(1)]
 
 
 def test_the_keeper_wakes_for_the_first_ack_and_ends_when_drained(hand):
     hand.add([claimed(1)], T0)
-    job = hand.begin()
+    claim = begin(hand)
     woken: list[bool] = []
     keeper = threading.Thread(target=lambda: woken.append(hand.wait_until_due(T0)))
     keeper.start()
 
-    hand.finish(job, ack(job), T0, succeeded=True)
+    finish(hand, claim, T0)
     keeper.join(20)
     hand.drain()
 

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from pinlaterd.client import ClaimedJob, ConnectionFailed, JobState, PinLaterError, Worker
+from pinlaterd.client import (
+    ConnectionFailed,
+    Handlers,
+    JobState,
+    PinLaterError,
+    RunningJob,
+    Worker,
+)
 from tests.deployment import Deployment
 
 pytestmark = pytest.mark.service
 
 
 @pytest.fixture
-def deployment(tmp_path: Path) -> Iterator[Deployment]:
-    deployment = Deployment(tmp_path / "d")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    deployment = Deployment(tmp_path_factory.mktemp("d"))
     deployment.init(shards=1, settings={})
     try:
         deployment.up()
@@ -32,7 +38,10 @@ def test_jobs_in_hand_are_acknowledged_once_a_killed_process_is_back(
     runs: list[bytes] = []
     begun, release = threading.Event(), threading.Event()
 
-    def handle(job: ClaimedJob) -> str:
+    handlers = Handlers()
+
+    @handlers.queue("mail")
+    def handle(job: RunningJob) -> str:
         runs.append(job.body)
         begun.set()
         release.wait(30)
@@ -42,7 +51,7 @@ def test_jobs_in_hand_are_acknowledged_once_a_killed_process_is_back(
         client.create_queue("mail")
         bodies = [b"%d" % n for n in range(4)]
         descriptors = client.enqueue("mail", bodies)
-        worker = Worker(client, "mail", handle, concurrency=4, max_wait_ms=200)
+        worker = Worker(client, handlers, concurrency=4, max_wait_ms=200)
         thread = threading.Thread(target=worker.run)
         thread.start()
         try:

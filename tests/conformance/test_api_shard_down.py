@@ -288,6 +288,7 @@ def test_frozen_shard_costs_no_call_its_answer_and_makes_no_job_twice(
     client.create("frozen")
     by_shard = client.enqueue_on_every_shard("frozen", lambda _: client.job(b"", priority=3))
     bodies = [b"body %d" % number for number in range(30)]
+    client.count("frozen")  # starts the searchers: the count below is to wait for shard 2 alone
     with ExitStack() as stack:
         wires: list[Wire] = [stack.enter_context(service.wire()) for _ in bodies]
         looking, counting = stack.enter_context(service.wire()), stack.enter_context(service.wire())
