@@ -40,7 +40,7 @@ from pinlaterd.tool.options import (
     queue_option,
     service_options,
 )
-from pinlaterd.tool.worker_command import worker
+from pinlaterd.tool.worker import worker
 
 _success_option = click.option(
     "--dequeue-success-percent",
