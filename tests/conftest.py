@@ -17,7 +17,6 @@ import pytest
 from hypothesis import settings
 
 from pinlaterd.clock import FakeClock
-from tests.distribution import GroupScheduling
 from tests.servers.mariadb import MariaDB, start_mariadb
 
 # Machines that run tests are slow and shared: an example's time says nothing.
@@ -25,17 +24,6 @@ settings.register_profile("pinlaterd", deadline=None)
 settings.load_profile("pinlaterd")
 
 POLL_SECONDS = 0.01
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that start processes go first: they take long, and a long one that came last would run
-    alone, after all others have ended."""
-    items.sort(key=lambda item: item.get_closest_marker("service") is None)
-
-
-@pytest.hookimpl(optionalhook=True)  # it is pytest-xdist's
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> GroupScheduling:
-    return GroupScheduling(config, log)
 
 
 class WaitUntil(Protocol):
