@@ -49,11 +49,11 @@ def main() -> None:
     handlers = Handlers()
 
     @handlers.queue(options.queue, concurrency=4)
-    def handle(job: RunningJob) -> str:
+    def count(job: RunningJob) -> str:
         return flaky(job, options.fail_first)
 
     with Client(options.host, options.port, source=f"wordcount:{os.getpid()}") as client:
-        Worker(client, handlers, max_wait_ms=1000).run()
+        Worker(client, handlers, max_wait_ms=1000).run()  # until SIGTERM or SIGINT
 
 
 if __name__ == "__main__":

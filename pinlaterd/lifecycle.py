@@ -6,6 +6,7 @@ Relies on the standard library and setproctitle.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import resource
 import signal
@@ -21,6 +22,7 @@ import setproctitle
 
 MIN_LIFE_SECONDS = 2.0
 _PROC = Path("/proc")
+_PR_SET_PDEATHSIG = 1  # prctl(2)
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -123,6 +125,14 @@ def allow_open_files(wanted: int, warn: Callable[[str], None]) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (reached, hard))
     if reached < wanted:
         warn(f"only {reached} files may be open, {wanted} are wanted; raise `ulimit -n`")
+
+
+def end_with_parent(parent_pid: int, number: signal.Signals) -> None:
+    """Have the kernel send this process `number` when the thread that started it ends, be it by
+    kill -9. Whoever starts such a process has it outlive no thread that it should outlive."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number)
+    if os.getppid() != parent_pid:  # it ended before we asked
+        os.kill(os.getpid(), number)
 
 
 def prefer_throughput() -> None:

@@ -169,7 +169,7 @@ class Deployment:
         except (PinLaterError, ConnectionFailed, OSError):
             return False
 
-    def wait_until_serving(self, *, seconds: float = 15.0) -> float:
+    def wait_until_serving(self, *, seconds: float = 30.0) -> float:
         """How long it took, in seconds; AssertionError if it took too long."""
         began = time.monotonic()
         while not self.is_serving():

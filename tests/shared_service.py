@@ -1,4 +1,4 @@
-"""One real service that a folder's tests share, and a queue of each test's own.
+"""One real service that the tests of a module share, and a queue of each test's own.
 
 A conftest takes the fixtures over by importing them. What a test needs changed (a process down,
 other settings) it does to a deployment of its own.
@@ -23,7 +23,7 @@ SHORT_CLAIM_SECONDS = 1
 _numbers = itertools.count(1)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def service(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Deployment]:

@@ -11,8 +11,6 @@ A server is failed over as a whole: all shards of shards.yaml that have it as th
 
 from __future__ import annotations
 
-import fcntl
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +21,7 @@ from pinlaterd.admin.journal import Journal
 from pinlaterd.config.edit import set_servers
 from pinlaterd.config.layout import ETC, RUN, shard_program
 from pinlaterd.config.load import load_config
+from pinlaterd.config.locks import lock
 from pinlaterd.config.schema import Address, Config, ShardSettings
 from pinlaterd.engines.failover import Account, Examination, Failover, Handover, Pair, Place, Step
 from pinlaterd.engines.registry import has_failover, make_failover
@@ -235,19 +234,15 @@ def alone(directory: Path) -> Iterator[None]:
     run = directory / RUN
     try:
         run.mkdir(mode=0o700, exist_ok=True)
-        descriptor = os.open(run / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        file = lock(run / _LOCK, patient=False)
+    except BlockingIOError as error:
+        raise FailoverRefused("another failover runs in this deployment") from error
     except OSError as error:
         raise FailoverRefused(
             f"{error.filename}: {error.strerror}; run this as the deployment's owner"
         ) from error
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise FailoverRefused("another failover runs in this deployment") from error
+    with file:
         yield
-    finally:
-        os.close(descriptor)
 
 
 # --- waiting ----------------------------------------------------------------------------------

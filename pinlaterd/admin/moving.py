@@ -16,17 +16,17 @@ job that was not found for this reason is stored again: it may run twice, and is
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import random
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from pinlaterd.admin.shard_calls import ENQUEUE_SECONDS, ShardCalls
 from pinlaterd.config.layout import move_lock
+from pinlaterd.config.locks import lock
 from pinlaterd.errors import InvalidRequest
 from pinlaterd.model import (
     AckInfo,
@@ -80,30 +80,26 @@ class AlreadyMoving(Exception):
 @contextlib.contextmanager
 def sole_move(shard: str) -> Iterator[None]:
     """Keep other moves of this shard out. The file stays if the move is cut short, to be seen in
-    `status`. Raises AlreadyMoving."""
+    `status` by what is written into it. Raises AlreadyMoving."""
     path = move_lock(shard)
-    descriptor = _lock(path)
-    try:
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, str(os.getpid()).encode())
+    with _lock(path) as file:
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n".encode())
+        file.flush()
         yield
         path.unlink()
-    finally:
-        os.close(descriptor)
 
 
-def _lock(path: Path) -> int:
+def _lock(path: Path) -> BinaryIO:
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            file = lock(path, patient=False)
         except BlockingIOError:
-            os.close(descriptor)
             raise AlreadyMoving from None
         with contextlib.suppress(FileNotFoundError):
-            if os.fstat(descriptor).st_ino == path.stat().st_ino:
-                return descriptor
-        os.close(descriptor)  # whoever had it has ended and removed it
+            if os.fstat(file.fileno()).st_ino == path.stat().st_ino:
+                return file
+        file.close()  # whoever had it has ended and removed it
 
 
 class Move:

@@ -20,7 +20,7 @@ runs `handlers`, a `lane` for each queue: docs/worker.md. A lane has `claims` in
 from pinlaterd.client.client import Client
 from pinlaterd.client.handlers import Handlers
 from pinlaterd.client.lane import LaneFacts
-from pinlaterd.client.outcomes import ClaimLost, Discard, Later, Outcome, OutcomeKind, Retry
+from pinlaterd.client.outcomes import ClaimLost, Discard, Ending, Later, Outcome, Retry
 from pinlaterd.client.retries import RetryPolicy, constant, exponential, linear, never
 from pinlaterd.client.running_job import RunningJob
 from pinlaterd.client.worker import Worker
@@ -35,6 +35,7 @@ __all__ = [
     "Client",
     "ConnectionFailed",
     "Discard",
+    "Ending",
     "Handlers",
     "Job",
     "JobRecord",
@@ -42,7 +43,6 @@ __all__ = [
     "LaneFacts",
     "Later",
     "Outcome",
-    "OutcomeKind",
     "OutcomeUnknown",
     "PinLaterError",
     "RequestError",

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from pinlaterd.client.ahead import Pace
-from pinlaterd.client.outcomes import Outcome, OutcomeKind
+from pinlaterd.client.outcomes import Ending, Outcome
 from pinlaterd.client.running_job import Claim
 from pinlaterd.model import ClaimedJob
 
@@ -29,7 +29,7 @@ REPEAT_SECONDS = 1.0
 # Jobs that have waited for so long go back to the service: the pool is slower than it was.
 HOARD_SECONDS = 1.0
 # A job that goes back unbegun, or unfinished when the grace is over: PENDING at no attempt's cost.
-HANDED_BACK = Outcome(OutcomeKind.POSTPONED)
+HANDED_BACK = Outcome(Ending.POSTPONED)
 
 _SLEEPS_NOT = -1
 
@@ -303,7 +303,7 @@ class ClaimsInHand:
                 continue  # abandoned
             self._in_hand.remove(claim)
             outcome = claim.outcome
-            if claim.is_lost or outcome is None or outcome.kind is OutcomeKind.LOST:
+            if claim.is_lost or outcome is None or outcome.ending is Ending.LOST:
                 self._lost += 1
                 continue
             self._pace.ran(claim.ran_seconds)

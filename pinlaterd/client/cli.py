@@ -15,6 +15,7 @@ from typing import NoReturn
 
 import click
 
+from pinlaterd.client.addresses import AddressInvalid
 from pinlaterd.client.client import Client
 from pinlaterd.errors import ConfigError, ConnectionFailed, OutcomeUnknown, PinLaterError
 from pinlaterd.lifecycle import ExitCode
@@ -36,7 +37,7 @@ class CommandLine(click.Group):
     def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
-        except ConfigError as error:
+        except (AddressInvalid, ConfigError) as error:
             fail(str(error))
         except OutcomeUnknown as error:
             fail(str(error))

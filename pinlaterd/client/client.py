@@ -14,26 +14,29 @@ Errors. What the service answers is raised as the class of pinlaterd.errors for 
 (QueueNotFound, EnqueueRejected, …, all of them PinLaterError). A service that can't be reached
 is ConnectionFailed: nothing was done. A connection that broke after the call was sent, or an
 answer that did not come in time, is OutcomeUnknown (a ConnectionFailed too): the call may have
-been carried out. A call is sent again by itself only where that can't do anything twice: if the
-first sending never left whole, or, once, for what only reads (lookup, count, queue_names, scan,
-dry runs).
+been carried out. A call is sent again by itself, to another server if there are several, only
+where that can't do anything twice: if it never left whole, or, once, for what only reads (lookup,
+count, queue_names, scan, dry runs).
 """
 
 from __future__ import annotations
 
 import itertools
 import socket
+import ssl
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self, cast
 
-from pinlaterd.client.connection import NotSent
+from pinlaterd.client.addresses import Address, parse_addresses
+from pinlaterd.client.connection import CannotConnect, NotSent
 from pinlaterd.client.pool import ConnectionPool
 from pinlaterd.config.schema import ServerSettings
-from pinlaterd.errors import OutcomeUnknown, ProtocolError
+from pinlaterd.errors import ConnectionFailed, OutcomeUnknown, ProtocolError
 from pinlaterd.model import (
     CONTINUATION_END,
     CONTINUATION_START,
@@ -72,27 +75,37 @@ class Client:
     """A client of one service; any number of threads may share it.
 
     Each call takes a connection from a pool of `max_connections`, so more threads than that wait
-    for each other. After a fork, make a new Client in the child.
+    for each other. A child that is forked opens connections of its own.
     """
 
     def __init__(
         self,
-        host: str = _SERVER_DEFAULTS.host,
+        host: str | Sequence[str] = _SERVER_DEFAULTS.host,
         port: int = _SERVER_DEFAULTS.port,
         *,
         source: str | None = None,
         timeout_seconds: float = 15.0,
+        connect_timeout_seconds: float = 5.0,
         max_connections: int = 16,
+        ssl: ssl.SSLContext | None = None,
     ) -> None:
         """Nothing is connected yet: the first call does that.
 
-        `source` is who calls, as the server's claims name it (default: PROGRAM:HOST).
-        `timeout_seconds` bounds every call, connecting included; the server answers within its
-        request_timeout_ms (10 s), so less makes outcomes unknown that need not be.
+        `host` is HOST, HOST:PORT or [IPV6]:PORT, or several of them, servers of one service (else
+        AddressInvalid, a ValueError): calls take turns over those that are well, and go round those
+        that are not.
+        `port` is that of those named without one. `source` is who calls, as the server's claims
+        name it (default: PROGRAM:HOST). `timeout_seconds` bounds every call, connecting included;
+        the server answers within its request_timeout_ms (10 s), so less makes outcomes unknown
+        that need not be. `connect_timeout_seconds` bounds the connecting to one server. `ssl` is
+        for servers behind a TLS proxy.
         """
-        self._pool = ConnectionPool(host, port, max_connections=max_connections)
+        self._pool = ConnectionPool(
+            parse_addresses(host, port), max_connections=max_connections, tls=ssl
+        )
         self._context = CallContext(source if source is not None else _default_source())
         self._timeout_seconds = timeout_seconds
+        self._connect_timeout_seconds = connect_timeout_seconds
         self._seqids = itertools.count(1)
 
     def __enter__(self) -> Self:
@@ -108,8 +121,8 @@ class Client:
 
     @property
     def address(self) -> str:
-        """HOST:PORT, for messages."""
-        return f"{self._pool.host}:{self._pool.port}"
+        """HOST:PORT, or several with commas in between, for messages."""
+        return ", ".join(map(str, self._pool.addresses))
 
     def close(self) -> None:
         """Close the connections. Calls under way finish; later ones raise ConnectionFailed."""
@@ -272,21 +285,55 @@ class Client:
         seqid = next(self._seqids) & 0x7FFF_FFFF
         message = codec.encode_call(method, seqid, self._context, request)
         deadline = time.monotonic() + self._timeout_seconds + wait_ms / 1000
-        try:
-            answer = self._send(message, deadline=deadline, fresh=False)
-        except (NotSent, OutcomeUnknown) as error:
-            harmless = reads_only or isinstance(error, NotSent)
-            if not harmless or time.monotonic() >= deadline:
-                raise
-            answer = self._send(message, deadline=deadline, fresh=True)
+        address, answer = self._exchange(message, deadline=deadline, repeatable=reads_only)
         try:
             return codec.decode_reply(method, answer)
         except ProtocolError as error:
-            raise OutcomeUnknown(f"what {self.address} answered makes no sense: {error}") from error
+            raise OutcomeUnknown(f"what {address} answered makes no sense: {error}") from error
 
-    def _send(self, message: bytes, *, deadline: float, fresh: bool) -> bytes:
-        with self._pool.connection(deadline=deadline, fresh=fresh) as connection:
+    def _exchange(
+        self, message: bytes, *, deadline: float, repeatable: bool
+    ) -> tuple[Address, bytes]:
+        """Send a message to one server after the other until one answers, and return both.
+
+        One whose connection broke comes once more, as the last: it may have been restarted, and
+        serve a new connection. A `repeatable` message is sent again once after it left whole.
+        """
+        untried = deque(self._pool.order())
+        failures: dict[Address, ConnectionFailed] = {}
+        while untried:
+            address = untried.popleft()
+            try:
+                return address, self._send(message, address, len(untried), deadline=deadline)
+            except (NotSent, OutcomeUnknown) as error:
+                if not isinstance(error, CannotConnect) and address not in failures:
+                    untried.append(address)
+                failures[address] = error
+                if isinstance(error, OutcomeUnknown):
+                    if not repeatable:
+                        break
+                    repeatable = False
+                if time.monotonic() >= deadline:
+                    break
+        raise _none_answered(list(failures.values()))
+
+    def _send(self, message: bytes, address: Address, others: int, *, deadline: float) -> bytes:
+        """Send to one server; connecting leaves as much time to each of the `others`."""
+        share_seconds = (deadline - time.monotonic()) / (1 + others)
+        connect_seconds = min(self._connect_timeout_seconds, share_seconds)
+        with self._pool.connection(
+            address, deadline=deadline, connect_seconds=connect_seconds
+        ) as connection:
             return connection.call(message, deadline=deadline)
+
+
+def _none_answered(failures: list[ConnectionFailed]) -> ConnectionFailed:
+    """What to raise for the failures of all servers that were tried: one error that names each."""
+    if len(failures) == 1:
+        return failures[0]
+    is_unknown = any(isinstance(failure, OutcomeUnknown) for failure in failures)
+    kind = OutcomeUnknown if is_unknown else ConnectionFailed
+    return kind("; ".join(map(str, failures)))
 
 
 def _ack_infos(jobs: Iterable[ClaimedJob | AckInfo]) -> list[AckInfo]:

@@ -1,4 +1,4 @@
-"""One TCP connection that carries framed messages, one call at a time.
+"""One connection, TCP or TLS over it, that carries framed messages, one call at a time.
 
 It knows nothing of Thrift: bytes go out, bytes come back. After any failure it is closed and
 must not be used again, for an answer may still be on its way. Deadlines are monotonic seconds.
@@ -7,10 +7,11 @@ must not be used again, for an answer may still be on its way. Deadlines are mon
 from __future__ import annotations
 
 import contextlib
-import select
 import socket
+import ssl
 import time
 
+from pinlaterd.client.addresses import Address
 from pinlaterd.errors import ConnectionFailed, OutcomeUnknown
 
 # The length of an answer is believed up to here. The first bytes of other protocols ("HTTP",
@@ -23,20 +24,24 @@ class NotSent(ConnectionFailed):
     """The connection broke before the message had left whole: another one may serve."""
 
 
-class Connection:
-    """A connection to the service, made when it is constructed."""
+class CannotConnect(NotSent):
+    """No connection came about."""
 
-    def __init__(self, host: str, port: int, *, deadline: float) -> None:
-        """Connect, or raise ConnectionFailed."""
-        self._address = f"{host}:{port}"
+
+class Connection:
+    """A connection to the server at `address`, made when it is constructed."""
+
+    def __init__(
+        self, address: Address, *, deadline: float, tls: ssl.SSLContext | None = None
+    ) -> None:
+        """Connect, and with `tls` check the server's certificate, or raise CannotConnect."""
+        self.address = address
         try:
-            self._socket = socket.create_connection((host, port), timeout=_seconds_left(deadline))
-        except OSError as error:
-            raise ConnectionFailed(
-                f"cannot connect to pinlaterd at {self._address}: {_reason(error)}"
+            self._socket = _connect(address, deadline, tls)
+        except (OSError, UnicodeError) as error:  # UnicodeError: no name that DNS could hold
+            raise CannotConnect(
+                f"cannot connect to pinlaterd at {address}: {_reason(error)}"
             ) from error
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -44,9 +49,14 @@ class Connection:
 
     def is_stale(self) -> bool:
         """Whether the server closed it while it lay idle (or says something nobody asked for)."""
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
-        return bool(poll.poll(0))
+        self._socket.setblocking(False)
+        try:
+            self._socket.recv(1)
+        except (BlockingIOError, ssl.SSLWantReadError):  # TLS itself may have said something
+            return False
+        except OSError:
+            return True
+        return True
 
     def call(self, message: bytes, *, deadline: float) -> bytes:
         """Send a message and return the answer to it.
@@ -60,7 +70,7 @@ class Connection:
         except OSError as error:
             self.close()
             raise NotSent(
-                f"the connection to pinlaterd at {self._address} broke before the call was sent: "
+                f"the connection to pinlaterd at {self.address} broke before the call was sent: "
                 f"{_reason(error)}"
             ) from error
         try:
@@ -68,7 +78,7 @@ class Connection:
         except OSError as error:
             self.close()
             raise OutcomeUnknown(
-                f"no answer from pinlaterd at {self._address}: {_reason(error)}; "
+                f"no answer from pinlaterd at {self.address}: {_reason(error)}; "
                 "the call may have been carried out"
             ) from error
 
@@ -99,8 +109,28 @@ def _seconds_left(deadline: float) -> float:
     return left
 
 
-def _reason(error: OSError) -> str:
-    """The error in words: the operating system's, without `[Errno 111]`."""
+def _connect(address: Address, deadline: float, tls: ssl.SSLContext | None) -> socket.socket:
+    plain = socket.create_connection(address, timeout=_seconds_left(deadline))
+    try:
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if tls is None:
+            return plain
+        plain.settimeout(_seconds_left(deadline))
+        return tls.wrap_socket(plain, server_hostname=address.host)
+    except BaseException:
+        plain.close()
+        raise
+
+
+def _reason(error: OSError | UnicodeError) -> str:
+    """The error in words: the operating system's, without `[Errno 111]`, or those of TLS."""
     if isinstance(error, TimeoutError):
         return "timed out"
-    return (error.strerror or str(error)).lower()
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate was refused: {error.verify_message}"
+    if isinstance(error, ssl.SSLError) and error.reason:
+        return f"TLS failed: {error.reason.replace('_', ' ').lower()}"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    return str(error).lower()

@@ -201,12 +201,8 @@ class TaskExecutor:
 
 
 def executor_for(handler: QueueHandler, concurrency: int, hooks: Hooks) -> Executor:
-    """The executor that a handler asks for, not started yet. ValueError if there is none."""
-    match handler.run_in:
-        case "tasks":
-            return TaskExecutor(handler, concurrency, hooks)
-        case "threads":
-            places: list[Place] = [ThreadPlace(handler) for _ in range(concurrency)]
-            return PoolExecutor(handler.queue, places, hooks)
-        case other:
-            raise ValueError(f"queue {handler.queue!r}: nothing here runs handlers in {other}")
+    """The executor that a handler takes, not started yet."""
+    if handler.is_async:
+        return TaskExecutor(handler, concurrency, hooks)
+    places: list[Place] = [ThreadPlace(handler) for _ in range(concurrency)]
+    return PoolExecutor(handler.queue, places, hooks)

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar, cast, get_args
+from typing import TypeVar, cast
 
 from pinlaterd.client.outcomes import Outcome, raised, returned
 from pinlaterd.client.retries import DEFAULT_POLICY, Retries
@@ -28,7 +28,6 @@ from pinlaterd.model import QUEUE_NAME
 
 PlainFunction = Callable[[RunningJob], object]
 AsyncFunction = Callable[[RunningJob], Awaitable[object]]
-RunIn = Literal["threads", "tasks", "processes"]
 
 Before = Callable[[RunningJob], object]
 After = Callable[[RunningJob, Outcome], object]
@@ -74,8 +73,13 @@ class QueueHandler:
     function: Callable[[RunningJob], object]
     concurrency: int | None = None
     retries: Retries = DEFAULT_POLICY
-    run_in: RunIn = "threads"
     time_limit_seconds: float | None = None
+
+    @property
+    def is_async(self) -> bool:
+        """Whether the function is `async def`, or an object whose call is."""
+        call = getattr(self.function, "__call__", None)  # noqa: B004 - an object's own
+        return inspect.iscoroutinefunction(self.function) or inspect.iscoroutinefunction(call)
 
     def run(self, job: RunningJob) -> Outcome:
         """Call a plain function, and say how that ended."""
@@ -86,13 +90,11 @@ class QueueHandler:
 
     def outcome_of(self, job: RunningJob, error: BaseException) -> Outcome:
         """What becomes of a job whose handler raised `error`."""
-        log.info("job %s: %s", job.descriptor, type(error).__name__, exc_info=error)
-        return raised(
-            error,
-            attempt=job.attempt,
-            is_last=job.attempts_remaining <= 1,
-            retries=self.retries,
-        )
+        is_last = job.attempts_remaining <= 1
+        outcome = raised(error, attempt=job.attempt, is_last=is_last, retries=self.retries)
+        if outcome.error is not None:
+            log.info("job %s failed", job.descriptor, exc_info=error)
+        return outcome
 
 
 class Handlers:
@@ -102,11 +104,10 @@ class Handlers:
         self.hooks = Hooks()
         self._of_queues: dict[str, QueueHandler] = {}
 
-    def __iter__(self) -> Iterator[QueueHandler]:
-        return iter(self._of_queues.values())
-
-    def __len__(self) -> int:
-        return len(self._of_queues)
+    @property
+    def by_queue(self) -> Mapping[str, QueueHandler]:
+        """The handlers by the names of their queues."""
+        return self._of_queues
 
     def queue(
         self,
@@ -114,16 +115,14 @@ class Handlers:
         *,
         concurrency: int | None = None,
         retry: Retries = DEFAULT_POLICY,
-        run_in: RunIn | None = None,
         time_limit_seconds: float | None = None,
     ) -> Callable[[_Function], _Function]:
         """Decorate the function that works on the queue `name`.
 
         It is run in threads if it is a plain function, as a task of an event loop if it is
-        `async def`; `run_in="processes"` runs plain functions in processes of their own.
-        `concurrency`: how many at a time (default: the Worker's). `retry`: a policy of
+        `async def`. `concurrency`: how many at a time (default: the Worker's). `retry`: a policy of
         `pinlaterd.client.retries`, or policies by class of error. `time_limit_seconds`: how long a
-        run may take; only tasks and processes can be ended.
+        run of an `async def` function may take; a thread can't be ended.
 
         Raises ValueError (TypeError) for what makes no sense, and for a queue that has a handler
         already.
@@ -135,7 +134,6 @@ class Handlers:
                 function,
                 concurrency,
                 retry,
-                _where(function) if run_in is None else run_in,
                 time_limit_seconds,
             )
             _check(handler)
@@ -160,18 +158,9 @@ class Handlers:
 
     def on_error(self, hook: _OnError) -> _OnError:
         """Decorate a function to be called, before those of `after`, with each job whose handler
-        raised, and with what it raised."""
+        failed, and with what it raised, unless that was Retry, Discard or Later."""
         self.hooks.on_error.append(hook)
         return hook
-
-
-def _where(function: Callable[[RunningJob], object]) -> RunIn:
-    return "tasks" if _is_async(function) else "threads"
-
-
-def _is_async(function: Callable[[RunningJob], object]) -> bool:
-    call = getattr(function, "__call__", function)  # noqa: B004 - of objects that are called
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 
 
 def _check(handler: QueueHandler) -> None:
@@ -180,13 +169,6 @@ def _check(handler: QueueHandler) -> None:
         raise ValueError(f"{what}: a queue's name holds letters, digits and underscores only")
     if handler.concurrency is not None and handler.concurrency < 1:
         raise ValueError(f"{what}: concurrency must be at least 1, got {handler.concurrency}")
-    if handler.run_in not in get_args(RunIn):
-        allowed = ", ".join(get_args(RunIn))
-        raise ValueError(f"{what}: run_in {handler.run_in!r}; choose from {allowed}")
-    if (handler.run_in == "tasks") != _is_async(handler.function):
-        raise ValueError(
-            f"{what}: run_in {handler.run_in!r}: `async def` functions run in tasks, and only those"
-        )
     _check_time_limit(what, handler)
     _check_retries(what, handler.retries)
 
@@ -198,10 +180,9 @@ def _check_time_limit(what: str, handler: QueueHandler) -> None:
         raise ValueError(
             f"{what}: time_limit_seconds must be above 0, got {handler.time_limit_seconds}"
         )
-    if handler.run_in == "threads":
+    if not handler.is_async:
         raise ValueError(
-            f"{what}: time_limit_seconds: a thread can't be ended; make it `async def`, or let it "
-            "run in processes"
+            f"{what}: time_limit_seconds: a thread can't be ended; make the function `async def`"
         )
 
 

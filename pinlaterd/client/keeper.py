@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from pinlaterd.client.claims import ClaimsInHand
 from pinlaterd.client.client import Client
-from pinlaterd.client.outcomes import Outcome, OutcomeKind
+from pinlaterd.client.outcomes import Ending, Outcome
 from pinlaterd.client.running_job import Claim
 from pinlaterd.errors import ConnectionFailed, PinLaterError, QueueNotFound, RequestError
 from pinlaterd.model import AckInfo, CheckpointInfo, JobRecord, JobState
@@ -73,7 +73,7 @@ class Keeper:
         outcome = claim.outcome
         if outcome is None or not claim.takes_checkpoint():
             return []  # it comes back when its claim times out
-        claim.outcome = Outcome(OutcomeKind.FAILED, f"{type(error).__name__}: {error}")
+        claim.outcome = Outcome(Ending.RETRIED, f"{type(error).__name__}: {error}")
         return [claim]
 
     def _ack(self, claims: Sequence[Claim]) -> list[Claim]:
@@ -85,9 +85,9 @@ class Keeper:
         """Tell what is postponed; return what was discarded: with a single attempt allowed now, a
         failed ack ends it for good, and so would the time-out of its claim."""
         self._client.checkpoint(self._queue, [_checkpoint(claim) for claim in claims])
-        discarded = [claim for claim in claims if _outcome(claim).kind is OutcomeKind.DISCARDED]
+        discarded = [claim for claim in claims if _outcome(claim).ending is Ending.DISCARDED]
         for claim in discarded:
-            claim.outcome = Outcome(OutcomeKind.FAILED, _outcome(claim).status)
+            claim.outcome = Outcome(Ending.RETRIED, _outcome(claim).status)
         return discarded
 
     # --- what still runs ------------------------------------------------------------------
@@ -133,7 +133,7 @@ def acks_of(claims: Sequence[Claim]) -> tuple[list[AckInfo], list[AckInfo]]:
     succeeded, failed = [], []
     for claim in claims:
         outcome, job = _outcome(claim), claim.job
-        if outcome.kind is OutcomeKind.SUCCEEDED:
+        if outcome.ending is Ending.SUCCEEDED:
             succeeded.append(AckInfo(job.descriptor, outcome.status, 0, job.claim_descriptor))
         else:
             delay_ms = round(outcome.delay_seconds * 1000)
@@ -143,7 +143,7 @@ def acks_of(claims: Sequence[Claim]) -> tuple[list[AckInfo], list[AckInfo]]:
 
 def _checkpoint(claim: Claim) -> CheckpointInfo:
     job, outcome = claim.job, _outcome(claim)
-    if outcome.kind is OutcomeKind.DISCARDED:
+    if outcome.ending is Ending.DISCARDED:
         return CheckpointInfo(job.descriptor, attempts=1, claim_descriptor=job.claim_descriptor)
     run_after_ms = outcome.run_after_ms
     if run_after_ms is None and outcome.delay_seconds:

@@ -87,11 +87,11 @@ class ClaimLost(Exception):
     """
 
 
-class OutcomeKind(StrEnum):
+class Ending(StrEnum):
     """What becomes of a job after a run."""
 
     SUCCEEDED = "succeeded"
-    FAILED = "failed"  # this attempt; PENDING again if another one is left
+    RETRIED = "retried"  # the attempt failed; PENDING again if another one is left
     DISCARDED = "discarded"  # FAILED for good
     POSTPONED = "postponed"  # PENDING again for later
     LOST = "lost"  # nothing: the claim was gone before
@@ -101,10 +101,11 @@ class OutcomeKind(StrEnum):
 class Outcome:
     """How a run ended, as hooks see it and as it is acknowledged.
 
-    `delay_seconds` counts from when the run ended (FAILED, POSTPONED). `error` is what was raised.
+    `delay_seconds` counts from when the run ended (RETRIED, POSTPONED). `error` is what was raised,
+    unless that was one of Retry, Discard, Later and ClaimLost.
     """
 
-    kind: OutcomeKind
+    ending: Ending
     status: str = ""
     delay_seconds: float = 0.0
     run_after_ms: int | None = None
@@ -113,14 +114,14 @@ class Outcome:
     error: BaseException | None = None
 
 
-SUCCEEDED = Outcome(OutcomeKind.SUCCEEDED)
+SUCCEEDED = Outcome(Ending.SUCCEEDED)
 
 
 def returned(value: object) -> Outcome:
     """The outcome of a handler that returned: a status, or nothing."""
     if value is None:
         return SUCCEEDED
-    return Outcome(OutcomeKind.SUCCEEDED, sayable(str(value)))
+    return Outcome(Ending.SUCCEEDED, sayable(str(value)))
 
 
 def raised(error: BaseException, *, attempt: int, is_last: bool, retries: Retries) -> Outcome:
@@ -131,13 +132,13 @@ def raised(error: BaseException, *, attempt: int, is_last: bool, retries: Retrie
             if seconds is None:
                 seconds = delay_after(error, attempt, retries) or 0.0
             status = sayable(error.status)
-            return Outcome(OutcomeKind.FAILED, status, seconds, error=error)
+            return Outcome(Ending.RETRIED, status, seconds)
         case Discard():
-            return Outcome(OutcomeKind.DISCARDED, sayable(error.reason), error=error)
+            return Outcome(Ending.DISCARDED, sayable(error.reason))
         case Later():
             return _postponed(error)
         case ClaimLost():
-            return Outcome(OutcomeKind.LOST, error=error)
+            return Outcome(Ending.LOST)
         case _:
             return _failed(error, attempt=attempt, is_last=is_last, retries=retries)
 
@@ -167,21 +168,20 @@ def _failed(error: BaseException, *, attempt: int, is_last: bool, retries: Retri
     seconds = delay_after(error, attempt, retries)
     text = error_text(error)
     if seconds is None:
-        return Outcome(OutcomeKind.DISCARDED, text, error=error)
+        return Outcome(Ending.DISCARDED, text, error=error)
     if not is_last:  # what the next attempt has to say is appended to it
         text = text[: MAX_ERROR_CHARS - 2] + "; "
-    return Outcome(OutcomeKind.FAILED, text, seconds, error=error)
+    return Outcome(Ending.RETRIED, text, seconds, error=error)
 
 
 def _postponed(later: Later) -> Outcome:
     return Outcome(
-        OutcomeKind.POSTPONED,
+        Ending.POSTPONED,
         sayable(later.status),
         later.delay_seconds or 0.0,
         later.run_after_ms,
         later.body,
         later.attempts,
-        later,
     )
 
 

@@ -39,7 +39,7 @@ def constant(seconds: float) -> RetryPolicy:
     return lambda _attempt, _error: seconds
 
 
-def linear(seconds: float, *, most: float = LONGEST_DELAY_SECONDS) -> RetryPolicy:
+def linear(seconds: float, *, most: float = 3600.0) -> RetryPolicy:
     """`seconds` after the first attempt, twice that after the second, …, `most` at most."""
     _check("seconds", seconds)
     _check("most", most)
@@ -47,30 +47,24 @@ def linear(seconds: float, *, most: float = LONGEST_DELAY_SECONDS) -> RetryPolic
 
 
 def exponential(
-    seconds: float,
-    *,
-    factor: float = 2.0,
-    most: float = LONGEST_DELAY_SECONDS,
-    jitter: float = 0.25,
+    first: float = 1.0, *, factor: float = 2.0, most: float = 3600.0, jitter: bool = True
 ) -> RetryPolicy:
-    """`seconds` after the first attempt, then `factor` times as long each time, up to `most`.
+    """`first` seconds after the first attempt, then `factor` times as long each time, up to `most`.
 
-    Each delay is shortened by a random part of it, at most `jitter` (0 to 1), so that jobs that
-    failed together do not all come back together.
+    With `jitter` the delay is a random one between a half and the whole of that, so that jobs that
+    failed together do not come back together.
     """
-    _check("seconds", seconds)
+    _check("first", first)
     _check("most", most)
     if not 1 <= factor < math.inf:
         raise ValueError(f"factor: expected at least 1, got {factor!r}")
-    if not 0 <= jitter <= 1:
-        raise ValueError(f"jitter: expected 0 to 1, got {jitter!r}")
 
     def delay(attempt: int, _error: BaseException) -> float:
         try:
-            longest = min(most, seconds * factor ** (attempt - 1))
+            longest = min(most, first * factor ** (attempt - 1))
         except OverflowError:
             longest = most
-        return longest * (1 - jitter * random.random())
+        return random.uniform(longest / 2, longest) if jitter else longest
 
     return delay
 

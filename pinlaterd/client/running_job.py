@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from pinlaterd.client.client import Client
-from pinlaterd.client.outcomes import SUCCEEDED, ClaimLost, Outcome, OutcomeKind, sayable
+from pinlaterd.client.outcomes import SUCCEEDED, ClaimLost, Ending, Outcome, sayable
 from pinlaterd.model import CheckpointInfo, ClaimedJob, JobState
 
 # A claim is renewed when this part of its time-out is over, so that two renewals may fail.
@@ -55,9 +55,9 @@ class Claim:
         outcome = self.outcome
         if outcome is None or outcome is SUCCEEDED:
             return False
-        if outcome.kind is OutcomeKind.DISCARDED:
+        if outcome.ending is Ending.DISCARDED:
             return self.job.attempts_remaining > 1
-        return outcome.kind is OutcomeKind.POSTPONED
+        return outcome.ending is Ending.POSTPONED
 
     def copy(self) -> Claim:
         """The same claim, for something else to be said of it."""

@@ -184,7 +184,7 @@ class Worker:
 
 
 def _chosen(handlers: Handlers, queues: Iterable[str] | None) -> list[QueueHandler]:
-    of_queues = {handler.queue: handler for handler in handlers}
+    of_queues = handlers.by_queue
     if not of_queues:
         raise ValueError("no handlers: decorate functions with @handlers.queue(...) first")
     names = list(of_queues) if queues is None else list(dict.fromkeys(queues))

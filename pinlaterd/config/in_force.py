@@ -9,19 +9,18 @@ those that come from the environment stay there, and only the variable's name is
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from pinlaterd.config.layout import CONFIG_FILE, CONFIG_LOCK
 from pinlaterd.config.load import load_config
+from pinlaterd.config.locks import lock
 from pinlaterd.config.schema import (
     HASH_ENVIRONMENT,
     Config,
@@ -55,7 +54,7 @@ def write_in_force(config: Config, *, after: int | None = None) -> InForce:
     """Put `config` in force for all that read it from now on. Raises OSError.
 
     `after`: only if that version is still in force, else Superseded."""
-    with _locked():
+    with lock(CONFIG_LOCK, patient=True):
         before = _version()
         if after is not None and before not in (NO_VERSION, after):
             raise Superseded
@@ -96,17 +95,6 @@ def files_in_force(deployment: Path) -> Sequence[str]:
         return tuple(json.loads((deployment / CONFIG_FILE).read_bytes())["files"])
     except (OSError, ValueError, KeyError, TypeError):
         return ()
-
-
-@contextlib.contextmanager
-def _locked() -> Iterator[None]:
-    """For the moment that it takes to write."""
-    descriptor = os.open(CONFIG_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _version() -> int:

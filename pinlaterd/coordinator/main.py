@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
-import fcntl
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +23,7 @@ from pinlaterd import log as logs
 from pinlaterd.clock import Clock, SystemClock
 from pinlaterd.config import layout
 from pinlaterd.config.in_force import NO_VERSION, InForce, Superseded, load_in_force, write_in_force
+from pinlaterd.config.locks import lock
 from pinlaterd.config.schema import Config
 from pinlaterd.coordinator.moves import unfinished_moves
 from pinlaterd.coordinator.pages import make_application
@@ -105,18 +104,13 @@ async def _serve(etc: Path, in_force: InForce) -> int:
 @contextlib.contextmanager
 def _sole_coordinator() -> Iterator[bool]:
     """Whether no other coordinator has this deployment; keeps others out meanwhile."""
-    descriptor = os.open(layout.COORDINATOR_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                raise
-            yield False
-        else:
+        file = lock(layout.COORDINATOR_LOCK, patient=False)
+    except BlockingIOError:
+        yield False
+    else:
+        with file:
             yield True
-    finally:
-        os.close(descriptor)
 
 
 class Coordinator:
@@ -249,7 +243,7 @@ class Coordinator:
             config_problems=self._config_problems(),
             needs_restart=self._reload.needs_restart,
             config_judged=self._reload.judged if self._settled else "",
-            warnings=unfinished_moves(self._config.shards, psutil.pid_exists),
+            warnings=unfinished_moves(self._config.shards),
         )
         return status(self._config, [self._view(), *self._roster.views()], about)
 

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from pinlaterd.config.layout import move_lock
+from pinlaterd.config.locks import is_locked
 
 
-def unfinished_moves(shards: Iterable[str], is_alive: Callable[[int], bool]) -> list[str]:
-    """A warning for each. The command that moves has written its pid into a file that it removes
-    at the end."""
+def unfinished_moves(shards: Iterable[str]) -> list[str]:
+    """A warning for each. The command that moves locks a file as long as it runs, writes into it
+    once it has it, and removes it at the end: what is written and not locked was left behind."""
     warnings = []
     for shard in shards:
+        path = move_lock(shard)
         try:
-            pid = int(move_lock(shard).read_text(encoding="ascii") or 0)
-        except (OSError, ValueError):
+            # In this order: a file that a command has just made is empty before it is locked.
+            was_begun = path.stat().st_size > 0
+            is_cut_short = was_begun and not is_locked(path)
+        except OSError:
             continue
-        if not pid or not is_alive(pid):
+        if is_cut_short:
             warnings.append(
                 f"shard-{shard}: a move of its jobs was cut short and holds some of them; finish "
                 f"it: pinlater-admin shard drain {shard} --move"

@@ -21,7 +21,7 @@ from pinlaterd.coordinator.supervisord import (
     Supervisord,
     SupervisorError,
     carry_out,
-    programs_locked,
+    lock_programs,
 )
 
 log = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ def _arrange(names: frozenset[str], config: Config) -> frozenset[str]:
 
     Raises SupervisorError, OSError."""
     # whoever has the lock may wait for this process to end, so this must not wait for the lock
-    with programs_locked(patient=False):
+    with lock_programs(patient=False):
         supervisord = Supervisord()
         wanted = [program for program in shard_programs(config) if program.name in names]
         present = [program for program in supervisord.running() if program.name in names]

@@ -6,18 +6,16 @@ supervisord that starts anew runs the same. Blocking: callers on an event loop u
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import http.client
-import os
 import xmlrpc.client
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol, cast
+from typing import BinaryIO, NamedTuple, Protocol, cast
 
 from supervisor import xmlrpc as supervisor_xmlrpc
 
 from pinlaterd.config.layout import PROGRAMS_LOCK, SHARD_PROGRAMS, SUPERVISOR_SOCKET
+from pinlaterd.config.locks import lock
 from pinlaterd.coordinator.plan import Action, Present, Program, Step
 
 _RUNNING_STATES = ("STARTING", "RUNNING", "BACKOFF")  # those that need no start
@@ -70,20 +68,15 @@ def carry_out(actions: Sequence[Action], supervisor: Supervisor) -> None:
             supervisor.add(program)
 
 
-@contextlib.contextmanager
-def programs_locked(*, patient: bool = True) -> Iterator[None]:
-    """Whoever changes several programs keeps others, who do the same, out of it meanwhile.
+def lock_programs(*, patient: bool = True) -> BinaryIO:
+    """Whoever changes several programs keeps others, who do the same, out of it until this is
+    closed.
 
     Raises SupervisorError if somebody does, and this is not `patient`."""
-    descriptor = os.open(PROGRAMS_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if patient else fcntl.LOCK_NB))
-        except BlockingIOError as error:
-            raise SupervisorError("a command changes programs at this moment") from error
-        yield
-    finally:
-        os.close(descriptor)
+        return lock(PROGRAMS_LOCK, patient=patient)
+    except BlockingIOError as error:
+        raise SupervisorError("a command changes programs at this moment") from error
 
 
 def write_programs(wanted: Sequence[Program], folder: Path = SHARD_PROGRAMS) -> None:

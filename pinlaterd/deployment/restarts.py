@@ -34,7 +34,7 @@ from pinlaterd.coordinator.supervisord import (
     ProgramInfo,
     Supervisord,
     SupervisorError,
-    programs_locked,
+    lock_programs,
 )
 from pinlaterd.deployment.errors import DeploymentError
 from pinlaterd.deployment.service import (
@@ -152,7 +152,7 @@ class _Restarts:
         name = program.name
         self._tell(f"stopping {name}")
         startup = self._startup()
-        with programs_locked():
+        with lock_programs():
             present = {found.name: found for found in self._supervisord.running()}.get(name)
             before = self._found()[name].pid if present is not None else 0
             if present is None or not before or present.definition != program.definition:

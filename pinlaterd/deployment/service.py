@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import fcntl
 import os
 import socket
 import subprocess
@@ -18,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import psutil
 
@@ -48,6 +47,7 @@ from pinlaterd.config.layout import (
     shard_program,
 )
 from pinlaterd.config.load import load_config
+from pinlaterd.config.locks import lock
 from pinlaterd.config.schema import Config, ServerSettings
 from pinlaterd.coordinator.plan import plan
 from pinlaterd.coordinator.programs import COORDINATOR, log_file, wanted_programs
@@ -57,7 +57,7 @@ from pinlaterd.coordinator.supervisord import (
     Supervisord,
     SupervisorError,
     carry_out,
-    programs_locked,
+    lock_programs,
     write_programs,
 )
 from pinlaterd.deployment import orphans
@@ -151,25 +151,26 @@ def at_work_in(directory: Path) -> Iterator[None]:
     check_depth(directory)
     before = Path.cwd()
     try:
+        with _enter_and_lock(directory):
+            yield
+    finally:
+        os.chdir(before)
+
+
+def _enter_and_lock(directory: Path) -> BinaryIO:
+    try:
         enter(directory / ETC)
         LOGS.mkdir(mode=0o700, exist_ok=True)
-        descriptor = os.open(_COMMAND_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        return lock(_COMMAND_LOCK, patient=False)
+    except BlockingIOError as error:
+        raise DeploymentError(
+            f"another `pinlaterd up`, `down` or `pinlater-admin restart` works in {directory}; "
+            "wait until it is done"
+        ) from error
     except OSError as error:
         raise DeploymentError(
             f"{error.filename or directory}: {error.strerror}; run this as the deployment's owner"
         ) from error
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise DeploymentError(
-                f"another `pinlaterd up`, `down` or `pinlater-admin restart` works in {directory}; "
-                "wait until it is done"
-            ) from error
-        yield
-    finally:
-        os.close(descriptor)
-        os.chdir(before)
 
 
 def _remove_stale_files() -> None:
@@ -211,7 +212,7 @@ def _put_in_force(config: Config) -> AbstractSet[str]:
 def _reconcile(config: Config, supervisord: Supervisord, tell: Tell) -> bool:
     """Make a running supervisord run what is wanted; whether anything had to be done."""
     try:
-        with programs_locked():
+        with lock_programs():
             # A relief stays until the routers serve, which may have its socket to take over.
             present = [found for found in supervisord.running() if not is_relief(found.name)]
             actions = plan(wanted_programs(config), present)

@@ -32,7 +32,7 @@ class Answer(Protocol):
 
 
 class Refusal(NamedTuple):
-    """A shard that did nothing about a call, and why, if it said so."""
+    """A shard that did nothing about a call, and why."""
 
     shard: str
     reason: str
@@ -92,27 +92,31 @@ class Call:
 
 def shard_failed(name: str, reply: ShardReply) -> ShardConnectionFailed:
     """What to tell a caller whose shard gave no answer."""
-    reason = reason_of(reply)
     if reply.outcome is Outcome.LATE:
         why = "did not answer in time; whether the call was carried out is not known"
     elif reply.outcome is Outcome.LOST:
         why = "went away with the call in hand; whether it was carried out is not known"
-    elif reason:
-        why = f"{reason}; nothing was done there"
     else:
-        why = "is down, can't take more now, or got this too late; nothing was done there"
+        why = f"{reason_of(reply)}; nothing was done there"
     return ShardConnectionFailed([name], why)
 
 
+def shards_failed(failures: Sequence[tuple[str, ShardReply]]) -> ShardConnectionFailed:
+    """What to tell a caller whose shards, by name, gave no answers."""
+    errors = [shard_failed(name, reply) for name, reply in failures]
+    if len(errors) == 1:
+        return errors[0]
+    return ShardConnectionFailed(
+        [name for name, _ in failures], "; ".join(error.message for error in errors)
+    )
+
+
 def reason_of(reply: ShardReply) -> str:
-    """Why a shard refused; "" if it did not, or did not say."""
-    return reply.payload.decode() if reply.outcome is Outcome.REFUSED else ""
+    """Why a shard refused, or would have."""
+    return reply.payload.decode()
 
 
 def all_refused(refusals: Sequence[Refusal], left: str) -> EnqueueRejected:
     """What to tell a caller whose jobs no shard took. `left`: what became of them."""
-    told = [f"shard {name}: {reason}" for name, reason in refusals if reason]
-    others = ", ".join(name for name, reason in refusals if not reason)
-    if others:
-        told.append(f"shard {others} can't take more now")
+    told = [f"shard {name}: {reason}" for name, reason in refusals]
     return EnqueueRejected(f"overloaded: {'; '.join(told)}; {left}; try later")

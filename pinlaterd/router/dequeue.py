@@ -31,7 +31,7 @@ from pinlaterd.model import (
     Method,
 )
 from pinlaterd.router import routing
-from pinlaterd.router.call import Call, shard_failed
+from pinlaterd.router.call import Call, shards_failed
 from pinlaterd.router.divided import DividedCalls
 from pinlaterd.router.limits import Limits
 from pinlaterd.router.shards import Shard, ShardSet
@@ -200,7 +200,7 @@ class Dequeuer:
             before = len(gathering.jobs)
             await gathering.ask([(asked[index], jobs) for index, jobs in portions], level)
             if not gathering.covered and not gathering.jobs:
-                raise gathering.last_failure  # nobody confirmed that there is nothing
+                raise gathering.failure()  # nobody confirmed that there is nothing
             fruitful = len(gathering.jobs) > before or len(gathering.unconfirmed(level)) < len(
                 asked
             )
@@ -213,7 +213,7 @@ class Dequeuer:
         limit = gathering.request.limit
         await gathering.ask([(shard, limit) for shard in gathering.covered], 0)
         if not gathering.covered and not gathering.jobs:
-            raise gathering.last_failure
+            raise gathering.failure()
         gathering.jobs.sort(key=_priority)
         del gathering.jobs[limit:]
 
@@ -230,7 +230,7 @@ class _Gathering:
         self.deadline = call.deadline
         self.covered: list[Shard] = []
         self.jobs: list[ClaimedJob] = []
-        self.last_failure: PinLaterError = NoHealthyShards()
+        self._failures: dict[str, ShardReply] = {}
         self.full = False  # whether the answer has reached the size that it may have
         self._confirmed: dict[str, int] = {}  # by shard: how many levels hold nothing ready
         self._from: dict[str, tuple[Shard, list[ClaimedJob]]] = {}
@@ -279,13 +279,17 @@ class _Gathering:
         what it may have claimed in vain ends by its time-out."""
         if reply.outcome is not Outcome.DONE:
             self.covered = [other for other in self.covered if other is not shard]
-            self.last_failure = shard_failed(shard.name, reply)
+            self._failures.setdefault(shard.name, reply)
             return
         self._confirmed[shard.name] = routing.best_level(shard.ready_counts(self.request.queue))
         # `jobs` counts claims: a dry run's answer has none, whatever it shows.
         if reply.jobs or self.request.dry_run:
             result = codec.decode_reply(Method.DEQUEUE, reply.payload)
             self._add(shard, list(cast("DequeueResult", result).jobs))
+
+    def failure(self) -> PinLaterError:
+        """Of all that failed, for it was the first that left the others no time."""
+        return shards_failed(list(self._failures.items())) if self._failures else NoHealthyShards()
 
     def _add(self, shard: Shard, jobs: list[ClaimedJob]) -> None:
         fitting = 0

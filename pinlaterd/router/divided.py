@@ -54,7 +54,7 @@ from pinlaterd.model import (
     ScanResult,
 )
 from pinlaterd.router import routing
-from pinlaterd.router.call import Call, Refusal, all_refused, reason_of, shard_failed
+from pinlaterd.router.call import Call, Refusal, all_refused, reason_of, shard_failed, shards_failed
 from pinlaterd.router.shards import Shard, ShardSet
 from pinlaterd.rpc import codec
 from pinlaterd.wire.envelope import Op
@@ -402,19 +402,12 @@ def _results(
         if reply.outcome is Outcome.FAILED:
             _result(shard, method, reply)
     failed = [
-        (shard, reply)
+        (shard.name, reply)
         for shard, reply in zip(shards, replies, strict=True)
         if reply.outcome is not Outcome.DONE
     ]
     if failed:
-        errors = [shard_failed(shard.name, reply) for shard, reply in failed]
-        raise (
-            errors[0]
-            if len(errors) == 1
-            else ShardConnectionFailed(
-                [shard.name for shard, _ in failed], "; ".join(error.message for error in errors)
-            )
-        )
+        raise shards_failed(failed)
     return [_result(shard, method, reply) for shard, reply in zip(shards, replies, strict=True)]
 
 

@@ -41,7 +41,16 @@ from pinlaterd.shard.holds import Holds
 from pinlaterd.shard.inquiries import Answering, Inquiries
 from pinlaterd.shard.planning import ForeignError, Planner
 from pinlaterd.shard.tasks import ShardStops, Steps, Tasks
-from pinlaterd.shard.works import Arrival, Memory, Work, done, failed, foreign, refused
+from pinlaterd.shard.works import (
+    STORE_FAILED,
+    Arrival,
+    Memory,
+    Work,
+    done,
+    failed,
+    foreign,
+    refused,
+)
 from pinlaterd.wire.envelope import (
     CallEntry,
     MalformedEnvelope,
@@ -57,6 +66,7 @@ log = logging.getLogger(__name__)
 # Sliced works in hand; more is more than would be done within their deadlines.
 MOST_TASKS = 1_000
 _DELETE_QUEUE = b"deleteQueue"
+_TAKES_NO_JOBS = "is dequeue-only"
 _NEVER = float("inf")
 
 Reply = Callable[[Arrival, ReplyEntry], None]
@@ -106,7 +116,7 @@ class Reception:
             log.error("a router sent a message that can't be read: %s", error)
         except StorageNotCommitted as error:
             log.warning("can't create queues that other shards have: %s", error.message)
-            self._reply(arrival, refused(arrival))
+            self._reply(arrival, refused(arrival, STORE_FAILED))
             return None
         self._reply(arrival, done(arrival, b""))
         return None
@@ -118,7 +128,7 @@ class Reception:
             held = self._holds.hold(request, now_ms)
         except StorageNotCommitted as error:
             log.warning("can't hold jobs for their move: %s", error.message)
-            self._reply(arrival, refused(arrival))
+            self._reply(arrival, refused(arrival, STORE_FAILED))
         except StorageError:
             self._reply(arrival, ReplyEntry(arrival.entry.call_id, Status.FAILED, b""))
             raise
@@ -181,7 +191,7 @@ class Reception:
         request, planner = call.request, self._planner
         match request:
             case EnqueueRequest() if self.dequeue_only:
-                self._reply(arrival, refused(arrival))
+                self._reply(arrival, refused(arrival, _TAKES_NO_JOBS))
                 return None
             case EnqueueRequest():
                 work = planner.enqueue(arrival, call, now_ms)

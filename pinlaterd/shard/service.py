@@ -43,7 +43,7 @@ from pinlaterd.shard.search import SearchCall, SearchClient, SearchDone
 from pinlaterd.shard.tasks import Steps, Tasks
 from pinlaterd.shard.upkeep import Upkeep
 from pinlaterd.shard.validation import Rules
-from pinlaterd.shard.works import Arrival, Memory, Parts, Results, Work, refused
+from pinlaterd.shard.works import STORE_FAILED, Arrival, Memory, Parts, Results, Work, refused
 from pinlaterd.stats import Stats
 from pinlaterd.wire.envelope import ReadyCounts, ReplyEntry, ShardFacts
 
@@ -72,6 +72,8 @@ class _Batch:
         self.room = room
 
 
+_TOO_LATE = "got the call after its deadline"
+_STORE_CLOSED = "can't reach its store now"
 _NOTHING = Results(BatchResult((), (), (), (), ()))
 
 
@@ -424,7 +426,8 @@ class ShardService:
             arrival = self._backlog.popleft()
             if arrival.entry.deadline <= now:
                 self._memory.figures.count("calls_expired")
-                self._reply(arrival, refused(arrival))  # nothing was done; the router can forget it
+                # Nothing was done; the router can forget it.
+                self._reply(arrival, refused(arrival, _TOO_LATE))
                 continue
             if (batch.writes or batch.dequeues) and self._reception.changes_queues(arrival):
                 # What is in the batch relies on the queues as they are.
@@ -547,7 +550,7 @@ class ShardService:
         that earlier commits have carried out in part is answered with that."""
         log.warning("calls that can't be carried out: %d: %s", len(works), error.message)
         self._memory.figures.count("calls_refused", len(works))
-        reason = error.message if isinstance(error, StorageFull) else ""
+        reason = error.message if isinstance(error, StorageFull) else STORE_FAILED
         for work in works:
             work.give_up(self._memory, now_ms)
             begun = isinstance(work, DequeueWork) and (work.begun or work.jobs)
@@ -557,7 +560,7 @@ class ShardService:
         while self._backlog:
             arrival = self._backlog.popleft()
             self._memory.figures.count("calls_refused")
-            self._reply(arrival, refused(arrival))
+            self._reply(arrival, refused(arrival, _STORE_CLOSED))
 
     def _settle(self, work: Work, entry: ReplyEntry) -> None:
         del self._in_hand[work]

@@ -32,6 +32,9 @@ from pinlaterd.shard.fresh import FreshPayloads
 from pinlaterd.shard.ready import ReadyIndex
 from pinlaterd.wire.envelope import CallEntry, ReplyEntry, Status
 
+# Why a shard refuses calls, when the store does not say it better.
+STORE_FAILED = "could not have its store carry it out"
+
 _new = tuple.__new__  # half the cost of calling a NamedTuple, for each job of a batch
 
 
@@ -307,7 +310,7 @@ class ReleaseWork:
 
     def fail(self, error: PinLaterError) -> ReplyEntry:
         """They end by their time-out."""
-        return refused(self.arrival)
+        return refused(self.arrival, STORE_FAILED)
 
 
 # --- answers --------------------------------------------------------------------------------
@@ -322,8 +325,8 @@ def failed(arrival: Arrival, head: Head, error: PinLaterError) -> ReplyEntry:
     return ReplyEntry(arrival.entry.call_id, Status.FAILED, payload)
 
 
-def refused(arrival: Arrival, reason: str = "") -> ReplyEntry:
-    """`reason`: what a caller is to be told if nobody else serves."""
+def refused(arrival: Arrival, reason: str) -> ReplyEntry:
+    """`reason`: what a caller is to be told of this shard if nobody else serves."""
     return ReplyEntry(arrival.entry.call_id, Status.REFUSED, reason.encode())
 
 

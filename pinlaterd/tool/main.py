@@ -6,7 +6,7 @@ import functools
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import IO, Any, TypeVar
+from typing import IO
 
 import click
 
@@ -21,8 +21,8 @@ from pinlaterd.client.cli import (
     state_of,
 )
 from pinlaterd.client.client import Client
-from pinlaterd.config.schema import ServerSettings
 from pinlaterd.lifecycle import ExitCode, StopSignal
+from pinlaterd.tool.bench_commands import bench
 from pinlaterd.tool.issuers import (
     Batches,
     DequeueIssuer,
@@ -32,54 +32,16 @@ from pinlaterd.tool.issuers import (
 )
 from pinlaterd.tool.ledger import Ledger, Verdict
 from pinlaterd.tool.load import Figures, Issuer, Load, LoadStopped
-from pinlaterd.tool.stamps import MIN_BODY_BYTES
-
-_SERVER = ServerSettings()
-_MAX_CONCURRENCY = 1000
-
-Command = TypeVar("Command", bound=Callable[..., None])
-
-
-# --- options that commands share ------------------------------------------------------------
-
-
-def _with(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
-    def decorate(command: Command) -> Command:
-        return functools.reduce(lambda c, option: option(c), options, command)
-
-    return decorate
-
-
-_service_options = _with(
-    click.option("--json", "as_json", is_flag=True, help="Print facts as JSON."),
-    click.option("--port", default=_SERVER.port, show_default=True, help="Thrift port."),
-    click.option("--host", default=_SERVER.host, show_default=True, help="The service's host."),
+from pinlaterd.tool.options import (
+    Command,
+    body_bytes_option,
+    load_options,
+    priority_option,
+    queue_option,
+    service_options,
 )
-_queue_option = click.option("--queue", required=True, metavar="NAME", help="The queue.")
-_priority_option = click.option(
-    "--priority", type=click.IntRange(min=1), help="Priority of the jobs; 1 is the highest."
-)
-_load_options = _with(
-    click.option(
-        "--progress/--no-progress",
-        default=None,
-        help="A line a second on stderr  [default: if that is a terminal]",
-    ),
-    click.option(
-        "--concurrency",
-        type=click.IntRange(1, _MAX_CONCURRENCY),
-        default=1,
-        show_default=True,
-        help="Connections that make calls at the same time.",
-    ),
-    click.option(
-        "--batch-size",
-        type=click.IntRange(min=1),
-        default=1,
-        show_default=True,
-        help="Jobs in a call.",
-    ),
-)
+from pinlaterd.tool.worker import worker
+
 _success_option = click.option(
     "--dequeue-success-percent",
     type=click.IntRange(0, 100),
@@ -113,28 +75,26 @@ def cli() -> None:
     """
 
 
+cli.add_command(bench)
+cli.add_command(worker)
+
+
 # --- loading --------------------------------------------------------------------------------
 
 
 @cli.command()
-@_queue_option
+@queue_option
 @_num_queries_option(None, "until stopped  [default: 1; with --from-file: to its end]")
-@_load_options
-@_priority_option
+@load_options
+@priority_option
 @click.option(
     "--from-file",
     type=click.File("rb"),
     metavar="F|-",
     help="Make a job of each line of this file (-: standard input).",
 )
-@click.option(
-    "--body-bytes",
-    type=click.IntRange(min=MIN_BODY_BYTES),
-    default=200,
-    show_default=True,
-    help="Size of a made-up body.",
-)
-@_service_options
+@body_bytes_option
+@service_options
 def enqueue(  # noqa: PLR0913  one parameter for each option
     *,
     host: str,
@@ -178,11 +138,11 @@ def enqueue(  # noqa: PLR0913  one parameter for each option
 
 
 @cli.command()
-@_queue_option
+@queue_option
 @_num_queries_option(1, "until stopped  [default: 1]")
-@_load_options
+@load_options
 @_success_option
-@_service_options
+@service_options
 def dequeue(
     *,
     host: str,
@@ -214,11 +174,11 @@ def dequeue(
 
 
 @cli.command("check-dequeue")
-@_queue_option
+@queue_option
 @_num_queries_option(-1, "until no job has come for a second  [default: -1]")
-@_load_options
+@load_options
 @_success_option
-@_service_options
+@service_options
 def check_dequeue(
     *,
     host: str,
@@ -312,8 +272,8 @@ def _verdict_lines(verdict: Verdict | None) -> Iterator[str]:
 
 
 @cli.command()
-@_queue_option
-@_service_options
+@queue_option
+@service_options
 def create(*, host: str, port: int, queue: str, as_json: bool) -> None:
     """Create a queue. One that exists is left as it is.
 
@@ -335,7 +295,7 @@ def create(*, host: str, port: int, queue: str, as_json: bool) -> None:
     metavar="DESCRIPTOR",
     help="A job; may be given several times.",
 )
-@_service_options
+@service_options
 def lookup(*, host: str, port: int, descriptors: tuple[str, ...], as_json: bool) -> None:
     """Show all that is known of jobs. Exit 1 if one of them is unknown.
 
@@ -348,7 +308,7 @@ def lookup(*, host: str, port: int, descriptors: tuple[str, ...], as_json: bool)
 
 
 @cli.command("get-queue-names")
-@_service_options
+@service_options
 def get_queue_names(*, host: str, port: int, as_json: bool) -> None:
     """List the queues.
 
@@ -366,13 +326,13 @@ def get_queue_names(*, host: str, port: int, as_json: bool) -> None:
 
 
 @cli.command("get-job-count")
-@_queue_option
+@queue_option
 @click.option("--job-state", type=STATE, default="pending", show_default=True, help="The state.")
-@_priority_option
+@priority_option
 @click.option(
     "--count-future-jobs", is_flag=True, help="Count jobs whose run-after is still to come."
 )
-@_service_options
+@service_options
 def get_job_count(
     *,
     host: str,

@@ -64,7 +64,8 @@ class ShardReply(NamedTuple):
     jobs: int = 0
 
 
-_REFUSED = ShardReply(Outcome.REFUSED)
+_DOWN = ShardReply(Outcome.REFUSED, b"is down")
+_FULL = ShardReply(Outcome.REFUSED, b"has as many calls in hand as it may have")
 _LOST = ShardReply(Outcome.LOST)
 _LATE = ShardReply(Outcome.LATE)
 
@@ -205,14 +206,14 @@ class ShardLink:
         `patient` one waits for its successor; else the reply is REFUSED."""
         size = len(call.message)
         if self._bytes_in_flight + size > self._max_bytes and self._bytes_in_flight:
-            on_reply(_REFUSED)
+            on_reply(_FULL)
             return
         if self.incarnation == 0:
             if patient and self.returning:
                 self._bytes_in_flight += size
                 self._keep(_InFlight(on_reply, call, patient))
             else:
-                on_reply(_REFUSED)
+                on_reply(_DOWN)
             return
         self._bytes_in_flight += size
         self._post(_new(_InFlight, (on_reply, call, patient)))
@@ -377,7 +378,7 @@ class ShardLink:
             del self._in_flight[call_id]
             self._keep(pending)
         else:
-            self._finish(call_id, _REFUSED)
+            self._finish(call_id, _DOWN)
 
     def _refuse_kept(self) -> None:
         kept, self._kept = self._kept, deque()
@@ -387,7 +388,7 @@ class ShardLink:
     def _refuse(self, pending: _InFlight) -> None:
         self._bytes_in_flight -= len(pending.call.message)
         if pending.on_reply is not None:
-            pending.on_reply(_REFUSED)
+            pending.on_reply(_DOWN)
 
     # --- what goes wrong ---------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from pinlaterd.wire.router_end import Outcome, ShardReply
 _GRACE_SECONDS = 5.0
 _GREET_AGAIN_SECONDS = 0.05
 _GREET_WHILE_WAITING_SECONDS = 0.5
-_UNAVAILABLE = ShardReply(Outcome.REFUSED)
+_UNAVAILABLE = ShardReply(Outcome.REFUSED, b"is down")
 
 
 class ShardCallers:

@@ -45,7 +45,8 @@ class ScriptedServer:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):  # it was closed within the test
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self.close_connections()
 
@@ -92,10 +93,41 @@ class ScriptedServer:
 
 
 @pytest.fixture
-def server() -> Iterator[ScriptedServer]:
-    scripted = ScriptedServer()
-    yield scripted
-    scripted.close()
+def start_server() -> Iterator[Callable[[], ScriptedServer]]:
+    started: list[ScriptedServer] = []
+
+    def start() -> ScriptedServer:
+        started.append(ScriptedServer())
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.close()
+
+
+@pytest.fixture
+def server(start_server: Callable[[], ScriptedServer]) -> ScriptedServer:
+    return start_server()
+
+
+@pytest.fixture
+def silent_port() -> Iterator[int]:
+    """Connections are made and nobody ever reads from them."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield int(listener.getsockname()[1])
+
+
+@pytest.fixture
+def black_hole() -> Iterator[str]:
+    """HOST:PORT where connections are neither made nor refused: the listener's queue is full."""
+    with contextlib.ExitStack() as open_sockets:
+        listener = open_sockets.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        address = listener.getsockname()
+        for _ in range(4):
+            waiting = open_sockets.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(address)
+        yield f"127.0.0.1:{address[1]}"
 
 
 @pytest.fixture

@@ -8,15 +8,15 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from pinlaterd.client.claims import HANDED_BACK, HOARD_SECONDS, REPEAT_SECONDS, ClaimsInHand
-from pinlaterd.client.outcomes import SUCCEEDED, Outcome, OutcomeKind
+from pinlaterd.client.outcomes import SUCCEEDED, Ending, Outcome
 from pinlaterd.client.running_job import Claim
 from pinlaterd.model import ClaimedJob
 
 T0 = 1000.0
 ACK_SECONDS = 0.05
-FAILED = Outcome(OutcomeKind.FAILED, "no")
-DISCARDED = Outcome(OutcomeKind.DISCARDED, "never")
-POSTPONED = Outcome(OutcomeKind.POSTPONED, delay_seconds=60)
+FAILED = Outcome(Ending.RETRIED, "no")
+DISCARDED = Outcome(Ending.DISCARDED, "never")
+POSTPONED = Outcome(Ending.POSTPONED, delay_seconds=60)
 
 
 def claimed(number: int, *, timeout_seconds: int = 60, attempts_remaining: int = 2) -> ClaimedJob:

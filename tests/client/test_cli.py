@@ -1,15 +1,17 @@
-"""What command lines print of strangers' data can't command a terminal."""
+"""What command lines print of strangers' data can't command a terminal; a mistake is one line."""
 
 from __future__ import annotations
 
 import json
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pinlaterd.client.cli import printable, printable_body, record_facts, shown_time
 from pinlaterd.model import JobRecord, JobState
+from pinlaterd.tool.main import cli
 
 RECORD = JobRecord("q:s1:p1:1", JobState.PENDING, 2, 1, "\x1b[2J", 1, 2, 3, None, b"\xff\x1b")
 
@@ -61,3 +63,11 @@ def test_json_is_exact_and_plain_ascii():
 )
 def test_times(at_ms, shown):
     assert shown_time(at_ms) == shown
+
+
+def test_a_host_that_is_none_is_said_in_one_line():
+    done = CliRunner().invoke(cli, ["get-queue-names", "--host", "http://queue.example.com:9010"])
+
+    assert done.exit_code == 1
+    [line] = done.output.splitlines()
+    assert "'http://queue.example.com:9010' is no server; write HOST" in line

@@ -202,7 +202,8 @@ def test_an_idle_connection_that_the_server_closed_is_replaced_unseen(server, cl
     server.reply = lambda _: ["mail:s1:p1:1"]
     client.enqueue("mail", [b"a"])
     server.close_connections()
-    wait_until(client._pool._idle[0].is_stale)
+    [[idle]] = client._pool._idle.values()
+    wait_until(idle.is_stale)
 
     assert client.enqueue("mail", [b"b"]) == ["mail:s1:p1:1"]
     assert server.connections == 2

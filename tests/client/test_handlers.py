@@ -18,22 +18,11 @@ def test_functions_stay_what_they_are():
     assert pickle.loads(pickle.dumps(plain)) is plain
 
 
-def test_where_a_function_runs_is_seen_from_what_it_is():
-    handlers = Handlers()
-    handlers.queue("a")(plain)
-    handlers.queue("b")(waits)
-
-    assert {handler.queue: handler.run_in for handler in handlers} == {"a": "threads", "b": "tasks"}
-
-
 @pytest.mark.parametrize(
     ("function", "options", "what"),
     [
         (plain, {"name": "no spaces"}, "letters, digits"),
         (plain, {"concurrency": 0}, "concurrency must be at least 1, got 0"),
-        (plain, {"run_in": "fibers"}, "choose from threads, tasks"),
-        (plain, {"run_in": "tasks"}, "`async def`"),
-        (waits, {"run_in": "threads"}, "`async def`"),
         (plain, {"time_limit_seconds": 5}, "a thread can't be ended"),
         (waits, {"time_limit_seconds": 0}, "above 0"),
         (plain, {"retry": 5}, "5 is no policy"),

@@ -8,9 +8,9 @@ from pinlaterd.client import constant, exponential, linear, never
 from pinlaterd.client.outcomes import (
     MAX_ERROR_CHARS,
     Discard,
+    Ending,
     Later,
     Outcome,
-    OutcomeKind,
     Retry,
     raised,
     returned,
@@ -31,20 +31,21 @@ def delays(retries: Retries, attempts: int = 4) -> list[float | None]:
 def test_delays_grow_as_their_policy_says():
     assert delays(constant(30)) == [30] * 4
     assert delays(linear(10, most=25)) == [10, 20, 25, 25]
-    assert delays(exponential(1, most=5, jitter=0)) == [1, 2, 4, 5]
+    assert delays(exponential(1, most=5, jitter=False)) == [1, 2, 4, 5]
     assert delays(never) == [None] * 4
     assert delays(lambda attempt, error: attempt + 0.5) == [1.5, 2.5, 3.5, 4.5]
 
 
 def test_jitter_only_shortens_and_differs():
-    drawn = {delay_after(OSError(), 1, exponential(100, jitter=0.25)) for _ in range(50)}
+    drawn = {delay_after(OSError(), 1, exponential(100)) for _ in range(50)}
 
     assert len(drawn) > 10
-    assert all(delay is not None and 75 <= delay <= 100 for delay in drawn)
+    assert all(delay is not None and 50 <= delay <= 100 for delay in drawn)
 
 
 def test_no_attempt_is_too_late_for_a_delay():
-    assert delay_after(OSError(), 100_000, exponential(1, jitter=0)) == LONGEST_DELAY_SECONDS
+    assert delay_after(OSError(), 100_000, exponential(1, jitter=False)) == 3600
+    assert delay_after(OSError(), 1, constant(1e12)) == LONGEST_DELAY_SECONDS
 
 
 def test_the_nearest_base_class_decides_and_the_default_takes_the_rest():
@@ -58,7 +59,7 @@ def test_the_nearest_base_class_decides_and_the_default_takes_the_rest():
 
 @pytest.mark.parametrize("answer", [-1.0, float("nan"), float("inf"), "soon", ZeroDivisionError])
 def test_a_policy_that_answers_nonsense_is_replaced(answer):
-    def policy(attempt: int, error: BaseException) -> float | None:
+    def policy(attempt, error):
         if answer is ZeroDivisionError:
             raise ZeroDivisionError
         return answer
@@ -72,7 +73,6 @@ def test_a_policy_that_answers_nonsense_is_replaced(answer):
         lambda: constant(-1),
         lambda: linear(float("nan")),
         lambda: exponential(1, factor=0.5),
-        lambda: exponential(1, jitter=2),
         lambda: Retry(-1),
         lambda: Retry(1e12),
         Later,
@@ -86,7 +86,7 @@ def test_nonsense_is_refused_where_it_is_written(make):
 
 
 def test_what_is_returned_is_the_status():
-    assert returned(None) == Outcome(OutcomeKind.SUCCEEDED)
+    assert returned(None) == Outcome(Ending.SUCCEEDED)
     assert returned("12 kB \ud800").status == "12 kB ?"
     assert returned(12).status == "12"
 
@@ -94,13 +94,13 @@ def test_what_is_returned_is_the_status():
 def test_retry_says_when_or_leaves_it_to_the_policy():
     assert outcome_of(Retry(3, "not yet")).delay_seconds == 3
     assert outcome_of(Retry(status="not yet")).delay_seconds == 7
-    assert outcome_of(Retry(), never).kind is OutcomeKind.FAILED
+    assert outcome_of(Retry(), never).ending is Ending.RETRIED
 
 
 def test_discard_and_never_end_it_for_good():
     assert outcome_of(Discard("no such user")).status == "no such user"
-    assert outcome_of(Discard("no such user")).kind is OutcomeKind.DISCARDED
-    assert outcome_of(OSError("x"), never).kind is OutcomeKind.DISCARDED
+    assert outcome_of(Discard("no such user")).ending is Ending.DISCARDED
+    assert outcome_of(OSError("x"), never).ending is Ending.DISCARDED
 
 
 def test_an_error_is_told_with_its_place_and_cut():
@@ -125,4 +125,4 @@ def test_an_error_is_told_with_its_place_and_cut():
 
 
 def is_the_default(delay: float | None) -> bool:
-    return delay is not None and 0.75 <= delay <= 1
+    return delay is not None and 0.5 <= delay <= 1

@@ -13,13 +13,13 @@ from pinlaterd.client import (
     CheckpointInfo,
     ClaimLost,
     Discard,
+    Ending,
     Handlers,
     Job,
     JobRecord,
     JobState,
     Later,
     Outcome,
-    OutcomeKind,
     Retry,
     RunningJob,
     Worker,
@@ -185,10 +185,10 @@ def test_progress_that_was_saved_is_what_the_next_attempt_begins_with(client, qu
 def test_hooks_see_every_job_and_change_nothing(client, queue, work_until_ended):
     def handle(job: RunningJob) -> str:
         if job.body == b"bad":
-            raise Discard("bad")
+            raise KeyError("bad")
         return "fine"
 
-    handlers = handlers_of(queue, handle, concurrency=1)
+    handlers = handlers_of(queue, handle, concurrency=1, retry=never)
     seen: list[tuple[str, bytes, object]] = []
 
     @handlers.before
@@ -197,7 +197,7 @@ def test_hooks_see_every_job_and_change_nothing(client, queue, work_until_ended)
 
     @handlers.after
     def after(job: RunningJob, outcome: Outcome) -> None:
-        seen.append(("after", job.body, outcome.kind))
+        seen.append(("after", job.body, outcome.ending))
         raise RuntimeError("hooks may fail")
 
     @handlers.on_error
@@ -209,12 +209,12 @@ def test_hooks_see_every_job_and_change_nothing(client, queue, work_until_ended)
     assert [r.state for r in records] == [JobState.SUCCEEDED, JobState.FAILED]
     assert [entry for entry in seen if entry[1] == b"good"] == [
         ("before", b"good", None),
-        ("after", b"good", OutcomeKind.SUCCEEDED),
+        ("after", b"good", Ending.SUCCEEDED),
     ]
     assert [entry for entry in seen if entry[1] == b"bad"] == [
         ("before", b"bad", None),
-        ("error", b"bad", Discard),
-        ("after", b"bad", OutcomeKind.DISCARDED),
+        ("error", b"bad", KeyError),
+        ("after", b"bad", Ending.DISCARDED),
     ]
 
 

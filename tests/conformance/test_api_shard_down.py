@@ -282,12 +282,22 @@ def started_ms(claim: str) -> int:
     return int(claim.split(":")[2])
 
 
+def pending_count(client: Client, queue: str) -> int | None:
+    """The pending jobs of the queue; None if the search for them did not end in time."""
+    try:
+        return client.count(queue)
+    except Refused:
+        return None
+
+
 def test_frozen_shard_costs_no_call_its_answer_and_makes_no_job_twice(
     service: Deployment, api: Interface, client: Client, wait_until: WaitUntil
 ):
     client.create("frozen")
     by_shard = client.enqueue_on_every_shard("frozen", lambda _: client.job(b"", priority=3))
     bodies = [b"body %d" % number for number in range(30)]
+    # Its first search starts a process: the one below is to wait for shard 2 alone.
+    wait_until(lambda: pending_count(client, "frozen") is not None)
     with ExitStack() as stack:
         wires: list[Wire] = [stack.enter_context(service.wire()) for _ in bodies]
         looking, counting = stack.enter_context(service.wire()), stack.enter_context(service.wire())
@@ -334,13 +344,8 @@ def test_late_answer_gives_its_claims_back(
 
     assert isinstance(answer, Refused)
 
-    def all_are_back() -> bool:
-        try:
-            return client.count("late") == len(descriptors)
-        except Refused:
-            return False  # the shards have just woken up: a first search may not end in time
-
-    wait_until(all_are_back)
+    # The shards have just woken up: a first search may not end in time.
+    wait_until(lambda: pending_count(client, "late") == len(descriptors))
     for info in client.lookup(*descriptors).values():
         assert (info.jobState, info.attemptsRemaining) == (PENDING, 2)
 

@@ -19,7 +19,9 @@ pytestmark = pytest.mark.service
 
 FROZEN_SECONDS = 5.0
 STALLED_SECONDS = 4.0  # by then the router must have noticed
-BACK_SECONDS = 10.0
+# request_timeout_ms, and what a busy machine adds; the client itself would wait for longer.
+ANSWERED_SECONDS = 8.0
+BACK_SECONDS = 20.0  # two on a quiet machine
 
 
 @contextmanager
@@ -79,7 +81,7 @@ def test_a_call_that_its_shard_never_saw_is_dropped_at_its_deadline(
             began = time.monotonic()
             with pytest.raises(PinLaterError):
                 client.enqueue(queue, [b"too late"])
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < ANSWERED_SECONDS
 
         deployment.wait_until_serving(seconds=BACK_SECONDS)
         assert client.dequeue(queue, limit=10) == []

@@ -46,7 +46,7 @@ def test_a_standby_takes_over_when_the_owner_is_killed(
             with _supervisord_looks_away(deployment):
                 os.kill(owner, signal.SIGKILL)
                 wait_until(lambda: _states(deployment).get(standby.pid) == "serving")
-                deployment.wait_until_serving(seconds=5)
+                deployment.wait_until_serving()
                 wait_until(partial(load.has_progressed, since=load.progress()))
             # supervisord starts its own again, which now stands by
             wait_until(lambda: deployment.pids().get("shard-1", owner) != owner)

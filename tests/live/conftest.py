@@ -96,7 +96,7 @@ def serves(status: Mapping[str, Any], *names: str) -> bool:
     return shards == dict.fromkeys(names, True) and status["healthy"]
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     deployment = Deployment(tmp_path_factory.mktemp("d"))
     deployment.init(shards=2, settings=SETTINGS)

@@ -383,6 +383,7 @@ def test_without_a_coordinator_a_change_is_written_and_acts_when_it_is_back(live
     assert "acts when the coordinator is back" in done.stderr
     assert closed == {"shards": ["2"], "dequeue_only": True, "acts": False}
     assert removed == {"shard": "2", "given_up": None, "acts": False}
+    live.deployment.wait_until_serving()
     live.wait_until_changed()
     in_force = json.loads((live.deployment.folder / "run/config.json").read_text())
     assert in_force["queues"][queue]["paused"] is True

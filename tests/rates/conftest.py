@@ -20,7 +20,7 @@ JOBS = 2000
 NewDeployment = Callable[..., Deployment]
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def new_deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NewDeployment]:
     """Starts a deployment of one shard; every queue in `rates` (jobs/s) is full of jobs."""
     made: list[Deployment] = []
@@ -42,7 +42,7 @@ def new_deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NewDepl
         deployment.destroy()
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def deployment(new_deployment: NewDeployment) -> Deployment:
     return new_deployment(rates=RATES, routers=2)
 

@@ -50,7 +50,7 @@ class LocalShard:
 
     def call(self, call: ShardCall, on_reply: OnReply, *, patient: bool = True) -> None:
         if not self.healthy:
-            on_reply(ShardReply(Outcome.REFUSED))
+            on_reply(ShardReply(Outcome.REFUSED, b"is down"))
             return
         entry = CallEntry(
             next(self._ids),

@@ -77,10 +77,9 @@ class Client:
 class Site:
     """A router and its shards."""
 
-    def __init__(self, folder: Path, shards: int) -> None:
+    def __init__(self, folder: Path, shards: int, settings: ServerSettings) -> None:
         names = [str(number) for number in range(1, shards + 1)]
         self.clock = SystemClock()
-        settings = ServerSettings()
         config = Config(
             server=settings,
             shards={
@@ -180,9 +179,10 @@ Play = Callable[..., None]
 
 @pytest.fixture
 def play(tmp_path) -> Play:
-    def run(scenario: Scenario, *, shards: int = 3) -> None:
+    def run(scenario: Scenario, *, shards: int = 3, request_timeout_ms: int = 10_000) -> None:
         async def whole() -> None:
-            site = Site(tmp_path, shards)
+            settings = ServerSettings(request_timeout_ms=request_timeout_ms)
+            site = Site(tmp_path, shards, settings)
             try:
                 await scenario(site)
             finally:
@@ -515,7 +515,6 @@ def test_where_all_stores_are_full_the_caller_is_told_which_and_the_cure(play, j
             await site.enqueue(*[Job(b"x" * 10_000)] * jobs)
 
         told = caught.value.message
-        assert "can't take more" not in told
         for name in ("1", "2"):
             assert f"shard {name}: the store is full: " in told
         assert told.count("make room") == 2
@@ -529,7 +528,9 @@ def test_of_shards_that_refuse_for_another_reason_that_is_told_too(play):
         fill(site, "1")
         site.services["2"].close()
 
-        with pytest.raises(Overloaded, match=r"shard 1: the store is full.*shard 2 can't take"):
+        with pytest.raises(
+            Overloaded, match=r"shard 1: the store is full.*shard 2: can't reach its store"
+        ):
             await site.enqueue(Job(b"x" * 100_000))
 
     play(scenario, shards=2)
@@ -679,7 +680,7 @@ def test_a_queue_that_a_returning_shard_brought_back_is_deleted_all_the_same(pla
             if went:
                 return False
             went.append(True)
-            on_reply(ShardReply(Outcome.REFUSED))
+            on_reply(ShardReply(Outcome.REFUSED, b"is down"))
             return True
 
         on_call(site.shard("2"), Method.DELETE_QUEUE, go_and_come_back)
@@ -695,6 +696,32 @@ def test_a_queue_that_a_returning_shard_brought_back_is_deleted_all_the_same(pla
 
 def is_method(message: bytes, method: Method) -> bool:
     return codec.peek(message).method is method
+
+
+def test_a_dequeue_whose_time_ran_out_names_the_shard_that_took_it(play):
+    """The others are asked after the deadline, and refuse: they are not to blame."""
+
+    async def scenario(site: Site) -> None:
+        await site.enqueue_on("1", Job(b"x"))
+        asked: list[OnReply] = []
+
+        def take_all_the_time(on_reply: OnReply) -> bool:
+            """The second time: the first is the whole call, which is then divided."""
+            asked.append(on_reply)
+            if len(asked) == 2:
+                late = ShardReply(Outcome.LATE)
+                asyncio.get_running_loop().call_later(0.3, on_reply, late)
+            return len(asked) == 2
+
+        on_call(site.shard("1"), Method.DEQUEUE, take_all_the_time)
+        with pytest.raises(
+            ShardConnectionFailed, match="shard 1: did not answer in time"
+        ) as caught:
+            await site.dequeue(1, coverage=0.99)
+
+        assert "shard 2: got the call after its deadline" in caught.value.message
+
+    play(scenario, request_timeout_ms=200)
 
 
 def test_nonsense_never_takes_a_call_out_of_hand(play):

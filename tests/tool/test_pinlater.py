@@ -2,43 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
-import sys
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from pinlaterd.client import Job, JobState
-from tests.deployment import Deployment
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
-COMMAND = [sys.executable, "-m", "pinlaterd.tool.main"]
-
-
-@pytest.fixture
-def run(service: Deployment) -> Run:
-    def run(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [*COMMAND, *arguments, "--port", str(service.port)],
-            input=stdin,
-            capture_output=True,
-            check=False,
-            timeout=60,
-        )
-        return subprocess.CompletedProcess(
-            done.args, done.returncode, done.stdout.decode(), done.stderr.decode()
-        )
-
-    return run
-
-
-def facts(done: subprocess.CompletedProcess[str]) -> Any:
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+from tests.tool.program import COMMAND, facts
 
 
 def test_create_and_get_queue_names(run, client):
@@ -221,7 +192,10 @@ def test_wrong_usage_exits_2(run, arguments):
 
 @pytest.mark.parametrize(
     "command",
-    ["create", "enqueue", "dequeue", "check-dequeue", "lookup", "get-queue-names", "get-job-count"],
+    [
+        *("create", "enqueue", "dequeue", "check-dequeue", "lookup", "get-queue-names"),
+        *("get-job-count", "bench"),
+    ],
 )
 def test_every_command_has_help_with_an_example(command):
     environment = {**os.environ, "COLUMNS": "100"}

@@ -1,0 +1,81 @@
+"""Options that several commands of `pinlater` share, and what they accept."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from pinlaterd.config.schema import ServerSettings
+from pinlaterd.tool.stamps import MIN_BODY_BYTES
+
+_SERVER = ServerSettings()
+_MAX_CONCURRENCY = 1000
+
+Command = TypeVar("Command", bound=Callable[..., None])
+
+
+def together(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
+    """Several options as one decorator. The last one is listed first."""
+
+    def decorate(command: Command) -> Command:
+        return functools.reduce(lambda c, option: option(c), options, command)
+
+    return decorate
+
+
+class Amount(click.FloatRange):
+    """A number above 0 and up to `most`; not `nan`, which passes a FloatRange."""
+
+    def __init__(self, most: float) -> None:
+        super().__init__(min=0, max=most, min_open=True)
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number = float(super().convert(value, param, ctx))
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a number.", param, ctx)
+        return number
+
+
+service_options = together(
+    click.option("--json", "as_json", is_flag=True, help="Print facts as JSON."),
+    click.option("--port", default=_SERVER.port, show_default=True, help="Thrift port."),
+    click.option("--host", default=_SERVER.host, show_default=True, help="The service's host."),
+)
+queue_option = click.option("--queue", required=True, metavar="NAME", help="The queue.")
+priority_option = click.option(
+    "--priority", type=click.IntRange(min=1), help="Priority of the jobs; 1 is the highest."
+)
+load_options = together(
+    click.option(
+        "--progress/--no-progress",
+        default=None,
+        help="A line a second on stderr  [default: if that is a terminal]",
+    ),
+    click.option(
+        "--concurrency",
+        type=click.IntRange(1, _MAX_CONCURRENCY),
+        default=1,
+        show_default=True,
+        help="Connections that make calls at the same time.",
+    ),
+    click.option(
+        "--batch-size",
+        type=click.IntRange(min=1),
+        default=1,
+        show_default=True,
+        help="Jobs in a call.",
+    ),
+)
+body_bytes_option = click.option(
+    "--body-bytes",
+    type=click.IntRange(min=MIN_BODY_BYTES),
+    default=200,
+    show_default=True,
+    help="Size of a made-up body.",
+)

@@ -1,0 +1,157 @@
+"""The command `pinlater worker`: runs the handlers of a module, for deployment and development."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from pinlaterd import log
+from pinlaterd.client import Client, ConnectionFailed, Handlers, PinLaterError, Worker
+from pinlaterd.client.cli import fail
+from pinlaterd.config.schema import ServerSettings
+from pinlaterd.errors import RequestError
+from pinlaterd.lifecycle import StopSignal
+from pinlaterd.tool.autoreload import Reloader, begin_as_child
+from pinlaterd.tool.worker_module import ModuleUnfit, load_handlers
+
+_SERVER = ServerSettings()
+_PAUSE_SECONDS = 1.0
+_CONNECTIONS = 16  # for handlers, beside the two that each queue needs
+_LEVELS = ("debug", "info", "warning", "error")
+
+logger = logging.getLogger(__name__)
+
+
+@click.command()
+@click.argument("module", metavar="MODULE[:NAME]")
+@click.option(
+    "--queue",
+    "queues",
+    multiple=True,
+    metavar="NAME",
+    help="A queue to work on; may be given several times  [default: all that have a handler]",
+)
+@click.option("--create-queues", is_flag=True, help="Make the queues that do not exist.")
+@click.option(
+    "--concurrency",
+    type=click.IntRange(min=1),
+    default=8,
+    show_default=True,
+    help="Jobs of a queue that run at a time, where its handler does not say.",
+)
+@click.option(
+    "--grace-seconds",
+    type=click.FloatRange(min=0),
+    default=30.0,
+    show_default=True,
+    help="How long jobs may go on after SIGTERM or Ctrl-C before they are given back.",
+)
+@click.option(
+    "--reload", is_flag=True, help="Start anew when a .py file below this folder changes."
+)
+@click.option("--reload-parent", type=int, hidden=True)
+@click.option("--log-level", type=click.Choice(_LEVELS), default="info", show_default=True)
+@click.option("--port", default=_SERVER.port, show_default=True, help="Thrift port.")
+@click.option("--host", default=_SERVER.host, show_default=True, help="The service's host.")
+def worker(  # noqa: PLR0913  one parameter for each option
+    *,
+    module: str,
+    queues: tuple[str, ...],
+    create_queues: bool,
+    concurrency: int,
+    grace_seconds: float,
+    reload: bool,
+    reload_parent: int | None,
+    log_level: str,
+    host: str,
+    port: int,
+) -> None:
+    """Run the handlers of a module until SIGTERM or Ctrl-C.
+
+    MODULE is imported from the current folder, or from what is installed; it has one Handlers, or
+    NAME says which. When stopped, jobs that run are finished, jobs that wait are given back; a
+    second signal gives back what still runs, too. A service that is away is waited for.
+
+    \b
+    Examples:
+      pinlater worker tasks
+      pinlater worker tasks --reload --create-queues
+      pinlater worker shop.tasks:handlers --host queue.example.com --queue mail --concurrency 16
+    """
+    if reload:
+        arguments = [argument for argument in sys.argv[1:] if argument != "--reload"]
+        sys.exit(_run_reloaded(arguments))
+    if reload_parent is not None:
+        begin_as_child(reload_parent)
+    log.set_up("worker", log_level)
+    try:
+        handlers = load_handlers(module, Path.cwd())
+    except ModuleUnfit as error:
+        fail(str(error))
+    names = _chosen(handlers, queues)
+    with Client(host, port, max_connections=_CONNECTIONS + 2 * len(names)) as client:
+        if not _queues_are_there(client, names, create=create_queues):
+            return  # stopped before there was a service
+        logger.info("working on %s of %s", ", ".join(names), client.address)
+        Worker(
+            client,
+            handlers,
+            queues=names,
+            concurrency=concurrency,
+            grace_seconds=grace_seconds,
+        ).run()
+    logger.info("ended")
+
+
+def _run_reloaded(arguments: Sequence[str]) -> int:
+    """The same command in a child that is started anew at each change."""
+    command = [
+        *(sys.executable, "-B"),  # the stamps of .pyc files are too coarse for quick edits
+        *("-m", "pinlaterd.tool.main"),
+        *(*arguments, "--reload-parent", str(os.getpid())),
+    ]
+    return Reloader(
+        command, Path.cwd(), lambda text: click.echo(f"pinlater: {text}", err=True)
+    ).run()
+
+
+def _chosen(handlers: Handlers, queues: Sequence[str]) -> list[str]:
+    known = list(handlers.by_queue)
+    if unknown := [name for name in queues if name not in known]:
+        raise click.UsageError(
+            f"--queue {unknown[0]}: the module has no handler for it; it has {', '.join(known)}"
+        )
+    return list(dict.fromkeys(queues)) or known
+
+
+def _queues_are_there(client: Client, names: Sequence[str], *, create: bool) -> bool:
+    """Wait for the service, and see to the queues; False if asked to stop before."""
+    stop = StopSignal()
+    stop.catch()
+    try:
+        while not stop.requested:
+            try:
+                missing = sorted({*names} - client.queue_names())
+                if missing and not create:
+                    fail(
+                        f"there is no queue {missing[0]} at {client.address}; make it with "
+                        f"`pinlater create --queue {missing[0]}`, or give --create-queues"
+                    )
+                for name in missing:
+                    client.create_queue(name)
+            except RequestError:
+                raise
+            except (ConnectionFailed, PinLaterError) as error:
+                logger.warning("%s; trying again", error)
+                select.select([stop.fileno()], [], [], _PAUSE_SECONDS)
+            else:
+                return True
+        return False
+    finally:
+        stop.close()

@@ -1,0 +1,137 @@
+"""A Client of several servers: calls go round those that are away, and none is done twice."""
+
+from __future__ import annotations
+
+import pytest
+
+from pinlaterd.client import Client, ConnectionFailed, JobState, OutcomeUnknown
+
+
+@pytest.fixture
+def three_servers(start_server):
+    servers = [start_server() for _ in range(3)]
+    for server in servers:
+        server.reply = lambda _: ["mail:s1:p1:1"]
+    return servers
+
+
+@pytest.fixture
+def pair(start_server):
+    return start_server(), start_server()
+
+
+def client_of(*servers, **options):
+    return Client([f"127.0.0.1:{server.port}" for server in servers], **options)
+
+
+def calls_of(*servers):
+    return sum(len(server.calls) for server in servers)
+
+
+def test_calls_are_spread_over_all_servers(three_servers):
+    with client_of(*three_servers) as client:
+        for _ in range(9):
+            client.enqueue("mail", [b"a"])
+
+    assert [len(server.calls) for server in three_servers] == [3, 3, 3]
+
+
+def test_a_server_that_goes_away_costs_no_call(three_servers):
+    gone, *others = three_servers
+    with client_of(*three_servers) as client:
+        for _ in range(3):
+            client.enqueue("mail", [b"a"])
+        gone.close()
+        for _ in range(6):
+            client.enqueue("mail", [b"a"])
+
+    assert len(gone.calls) == 1
+    assert calls_of(*others) == 8
+
+
+def test_a_write_without_an_answer_goes_to_no_other_server(pair, break_off):
+    def break_it(_call):
+        raise break_off
+
+    for server in pair:
+        server.reply = break_it
+    with client_of(*pair) as client, pytest.raises(OutcomeUnknown):
+        client.enqueue("mail", [b"a"])
+
+    assert calls_of(*pair) == 1
+
+
+def test_a_read_without_an_answer_goes_to_another_server_once(pair, break_off):
+    def break_first(_call):
+        if calls_of(*pair) == 1:
+            raise break_off
+        return 5
+
+    for server in pair:
+        server.reply = break_first
+    with client_of(*pair) as client:
+        assert client.count("mail", JobState.PENDING) == 5
+
+    assert [len(server.calls) for server in pair] == [1, 1]
+
+
+def test_a_read_that_two_servers_leave_unanswered_is_given_up(three_servers, break_off):
+    def break_it(_call):
+        raise break_off
+
+    for server in three_servers:
+        server.reply = break_it
+    with client_of(*three_servers) as client, pytest.raises(OutcomeUnknown):
+        client.queue_names()
+
+    assert calls_of(*three_servers) == 2
+
+
+def test_if_none_can_be_reached_each_is_named_with_its_reason(free_port):
+    ports = [free_port(), free_port()]
+    with (
+        Client([f"127.0.0.1:{port}" for port in ports]) as client,
+        pytest.raises(ConnectionFailed) as caught,
+    ):
+        client.enqueue("mail", [b"a"])
+
+    assert not isinstance(caught.value, OutcomeUnknown)
+    for port in ports:
+        assert f"127.0.0.1:{port}: connection refused" in str(caught.value)
+
+
+def test_servers_that_are_all_left_alone_are_tried_all_the_same(server, free_port):
+    with Client([f"127.0.0.1:{free_port()}", f"127.0.0.1:{server.port}"]) as client:
+        for address in client._pool.addresses:
+            client._pool._failed(address)
+
+        client.create_queue("mail")
+
+    assert len(server.calls) == 1
+
+
+def test_a_black_hole_does_not_use_up_the_time_of_the_others(server, black_hole):
+    """Half of the time there is may be spent on connecting to the first of two."""
+    servers = [black_hole, f"127.0.0.1:{server.port}"]
+    with Client(servers, timeout_seconds=4, connect_timeout_seconds=100) as client:
+        for _ in range(2):  # one of them begins with the black hole
+            client.create_queue("mail")
+
+    assert len(server.calls) == 2
+
+
+def test_connecting_is_bounded_by_its_own_timeout(black_hole):
+    with (
+        Client(black_hole, connect_timeout_seconds=0.2, timeout_seconds=100_000) as client,
+        pytest.raises(ConnectionFailed, match="timed out"),
+    ):
+        client.queue_names()
+
+
+def test_a_name_that_no_dns_can_hold_is_a_server_that_cannot_be_reached(server):
+    name = "x" * 64
+    with (
+        Client(f"{name}.example") as client,
+        pytest.raises(ConnectionFailed, match=f"cannot connect to pinlaterd at {name}"),
+    ):
+        client.queue_names()

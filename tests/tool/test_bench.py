@@ -1,0 +1,206 @@
+"""`pinlater bench`: that its figures are right, and that a schedule leaves no wait out.
+
+Nothing here depends on how fast the machine is: what a slow one makes of a run (fewer calls, more
+slow ones) is allowed for, and the books must balance all the same.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+
+import psutil
+import pytest
+from click.testing import CliRunner
+
+from pinlaterd.client import JobState
+from pinlaterd.lifecycle import ExitCode
+from pinlaterd.tool.main import cli
+from tests.tool.program import COMMAND, facts
+
+FREEZE_SECONDS = 0.3
+SLOW_SECONDS = 0.1
+
+
+@pytest.fixture
+def start_bench(service):
+    """Starts `pinlater bench`, to be ended by SIGINT, and returns once it has run for a second."""
+    started = []
+
+    def start(*arguments):
+        process = subprocess.Popen(
+            [
+                *(*COMMAND, "bench", *arguments, "--port", str(service.port)),
+                *("--seconds", "3600", "--slow-ms", str(1000 * SLOW_SECONDS)),
+                *("--progress", "--json"),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        assert process.stderr is not None
+        assert "calls/s" in process.stderr.readline()
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def freeze_router(service, wait_until):
+    def freeze(seconds):
+        """Stop the router for `seconds` at least; how long it certainly stood still."""
+        router = psutil.Process(service.pid_of("router"))
+        try:
+            router.send_signal(signal.SIGSTOP)
+            wait_until(lambda: router.status() == psutil.STATUS_STOPPED)
+            stopped_at = time.monotonic()
+            wait_until(lambda: time.monotonic() - stopped_at >= seconds)
+            return time.monotonic() - stopped_at
+        finally:
+            router.send_signal(signal.SIGCONT)
+
+    return freeze
+
+
+def ended(process):
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == ExitCode.OK, (out, err)
+    return json.loads(out)
+
+
+def test_a_schedule_counts_every_call_that_a_pause_held_up_and_a_closed_loop_hardly_any(
+    start_bench, freeze_router, client, queue
+):
+    rate = 500
+    scheduled = start_bench(
+        *("enqueue", "--queue", queue, "--rate", str(rate), "--concurrency", "4")
+    )
+    closed_queue = f"{queue}_closed"
+    closed = start_bench("enqueue", "--queue", closed_queue, "--create")
+
+    stood_still_seconds = freeze_router(FREEZE_SECONDS)
+
+    in_closed_loop, by_schedule = ended(closed), ended(scheduled)
+    held_up = int(rate * (stood_still_seconds - SLOW_SECONDS))
+    assert by_schedule["kinds"]["enqueue"]["slow"] >= held_up
+    assert by_schedule["kinds"]["enqueue"]["max_ms"] >= 1000 * (stood_still_seconds - 2 / rate)
+    # One connection has one call under way. It would take ten seconds of nothing but slow calls
+    # to count as many.
+    assert 1 <= in_closed_loop["kinds"]["enqueue"]["slow"] < held_up
+    assert by_schedule["kinds"]["enqueue"]["jobs"] == client.count(queue, JobState.PENDING)
+    assert in_closed_loop["kinds"]["enqueue"]["jobs"] == client.count(
+        closed_queue, JobState.PENDING
+    )
+
+
+def test_calls_that_never_started_have_waited_too(run, client, queue):
+    done = run(
+        *("bench", "enqueue", "--queue", queue, "--rate", "10000", "--seconds", "0.4"),
+        *("--batch-size", "50", "--slow-ms", "0.001", "--json"),
+    )
+
+    found = facts(done)
+    schedule, enqueues = found["schedule"], found["kinds"]["enqueue"]
+    assert schedule["due"] == 4000
+    assert schedule["started"] == enqueues["calls"] < 4000
+    assert not schedule["kept_up"]
+    assert enqueues["slow"] == 4000
+    assert enqueues["max_ms"] >= schedule["behind_ms"] > 100
+    assert client.count(queue, JobState.PENDING) == enqueues["jobs"] == 50 * enqueues["calls"]
+
+
+def test_people_are_told_that_the_schedule_was_not_kept(run, queue):
+    done = run(
+        *("bench", "enqueue", "--queue", queue, "--rate", "10000", "--seconds", "0.4"),
+        *("--batch-size", "50"),
+    )
+
+    assert done.returncode == ExitCode.OK, done.stderr
+    assert "schedule: 4,000 calls were due" in done.stdout
+    assert "NOT KEPT UP, ended " in done.stdout
+    assert "% of a CPU" in done.stdout
+
+
+def test_a_dequeue_by_schedule_fills_its_queue_with_what_it_can_take(run, client, queue):
+    found = facts(
+        run(
+            *("bench", "dequeue", "--queue", queue, "--rate", "50", "--seconds", "0.4"),
+            *("--batch-size", "2", "--concurrency", "2", "--json"),
+        )
+    )
+
+    taken = found["kinds"]["dequeue"]["jobs"]
+    assert found["schedule"]["due"] == 20
+    assert found["seconds"] >= 0.4
+    assert not found["ran_out"]
+    assert client.count(queue, JobState.SUCCEEDED) == taken
+    assert client.count(queue, JobState.PENDING) == 40 - taken
+
+
+def test_a_dequeue_that_runs_out_of_jobs_ends_and_says_so(run, client, queue):
+    done = run(
+        *("bench", "dequeue", "--queue", queue, "--fill", "30", "--batch-size", "10"),
+        *("--seconds", "50"),
+    )
+
+    assert done.returncode == ExitCode.OK, done.stderr
+    assert "ran out of jobs after" in done.stdout
+    assert "may be enough for 50 s" in done.stdout
+    assert client.count(queue, JobState.SUCCEEDED) == 30
+
+
+def test_a_cycle_leaves_nothing_claimed_and_its_books_balance(run, client, queue):
+    found = facts(
+        run(
+            *("bench", "cycle", "--queue", queue, "--seconds", "0.5", "--batch-size", "3"),
+            *("--concurrency", "2", "--json"),
+        )
+    )
+
+    enqueued, dequeued = (found["kinds"][kind]["jobs"] for kind in ("enqueue", "dequeue"))
+    assert client.count(queue, JobState.IN_PROGRESS) == 0
+    assert client.count(queue, JobState.SUCCEEDED) == dequeued
+    assert client.count(queue, JobState.PENDING) == enqueued - dequeued
+
+
+def test_a_missing_queue_is_refused_with_the_cure(run, client):
+    done = run("bench", "enqueue", "--queue", "not_there")
+
+    assert done.returncode == ExitCode.FAILURE
+    assert "queue 'not_there' does not exist; --create makes it" in done.stderr
+    assert "not_there" not in client.queue_names()
+
+
+def test_a_call_that_the_service_refuses_ends_the_run(run, queue):
+    done = run("bench", "enqueue", "--queue", queue, "--body-bytes", str(2 << 20))
+
+    assert done.returncode == ExitCode.FAILURE
+    assert done.stderr.startswith("pinlater: ENQUEUE_REJECTED: invalid request: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ("enqueue", "--queue"),
+        ("enqueue --queue q --rate 0", "--rate"),
+        ("enqueue --queue q --rate nan", "--rate"),
+        ("enqueue --queue q --rate 10001", "--rate"),
+        ("enqueue --queue q --seconds 0", "--seconds"),
+        ("enqueue --queue q --slow-ms inf", "--slow-ms"),
+        ("enqueue --queue q --fill 10", "--fill"),
+        ("dequeue --queue q --fill -1", "--fill"),
+        ("cycle --queue q --concurrency 0", "--concurrency"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(arguments, named):
+    done = CliRunner().invoke(cli, ["bench", *arguments.split()])
+
+    assert done.exit_code == ExitCode.USAGE, done.output
+    assert named in done.output.splitlines()[-1]

@@ -1,0 +1,162 @@
+"""`pinlater worker` as a user runs it: in a folder with a module, on a real service."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pinlaterd.client import JobState
+
+pytestmark = pytest.mark.service
+
+ROOT = Path(__file__).parents[2]
+MODULE = """
+from pinlaterd.client import Handlers
+
+handlers = Handlers()
+
+@handlers.queue("{queue}")
+def work(job):
+    return "{said} " + job.body.decode()
+"""
+
+
+class Shell:
+    """Runs `pinlater worker` in `folder`."""
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self.folder = folder
+        self._port = port
+        self._errors = folder / "stderr.txt"
+        self.started: list[subprocess.Popen[bytes]] = []
+
+    def write(self, name: str, text: str) -> None:
+        (self.folder / name).write_text(text)
+
+    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        with self._errors.open("wb") as errors:
+            process = subprocess.Popen(
+                self._command(*arguments), cwd=self.folder, env=self._environment, stderr=errors
+            )
+        self.started.append(process)
+        return process
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self._command(*arguments),
+            cwd=self.folder,
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+
+    def errors(self) -> str:
+        return self._errors.read_text()
+
+    def _command(self, *arguments: str) -> list[str]:
+        command = [sys.executable, "-m", "pinlaterd.tool.main", "worker", *arguments]
+        return [*command, "--port", str(self._port)]
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        return os.environ | {"PYTHONPATH": str(ROOT)}
+
+
+@pytest.fixture
+def shell(service, tmp_path) -> Iterator[Shell]:
+    made = Shell(tmp_path, service.port)
+    yield made
+    for process in made.started:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def status_of(client) -> Callable[[str], tuple[JobState, str]]:
+    def status(descriptor: str) -> tuple[JobState, str]:
+        record = client.lookup([descriptor])[descriptor]
+        return record.state, record.custom_status
+
+    return status
+
+
+def test_it_makes_the_queue_works_and_ends_in_order(shell, client, queue, wait_until, status_of):
+    name = f"made_by_{queue}"
+    shell.write("tasks.py", MODULE.format(queue=name, said="did"))
+    refused = shell.run("tasks")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert f"make it with `pinlater create --queue {name}`" in refused.stderr
+
+    process = shell.start("tasks", "--create-queues")
+    wait_until(lambda: "working on" in shell.errors(), seconds=60)
+    [descriptor] = client.enqueue(name, [b"a job"])
+
+    wait_until(lambda: status_of(descriptor) == (JobState.SUCCEEDED, "did a job"), seconds=60)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0
+    assert f"working on {name} of 127.0.0.1:" in shell.errors()
+    assert shell.errors().endswith("ended\n")
+
+
+def test_with_reload_the_next_job_is_done_by_what_was_written(
+    shell, client, queue, wait_until, status_of
+):
+    shell.write("tasks.py", MODULE.format(queue=queue, said="old"))
+    process = shell.start("tasks", "--reload")
+    [first] = client.enqueue(queue, [b"1"])
+    wait_until(lambda: status_of(first) == (JobState.SUCCEEDED, "old 1"), seconds=60)
+
+    shell.write("tasks.py", MODULE.format(queue=queue, said="new")[:-2])
+    wait_until(lambda: "ended with 1; waiting for a source to change" in shell.errors(), seconds=60)
+    assert "SyntaxError" in shell.errors()
+    shell.write("tasks.py", MODULE.format(queue=queue, said="new"))
+    [second] = client.enqueue(queue, [b"2"])
+
+    wait_until(lambda: status_of(second) == (JobState.SUCCEEDED, "new 2"), seconds=60)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 0
+
+
+def test_a_queue_without_handler_is_refused(shell):
+    shell.write("tasks.py", MODULE.format(queue="mail", said="did"))
+
+    refused = shell.run("tasks", "--queue", "mial")
+
+    assert refused.returncode == 2
+    assert "--queue mial: the module has no handler for it; it has mail" in refused.stderr
+
+
+HANGS = """
+import time
+from pinlaterd.client import Handlers
+
+handlers = Handlers()
+
+@handlers.queue("{queue}", concurrency=1)
+def hang(job):
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_a_job_that_hangs_is_not_lost(shell, client, queue, wait_until, how):
+    """SIGTERM gives it back; after SIGKILL it is the service's to take back, by its time-out."""
+    shell.write("tasks.py", HANGS.format(queue=queue))
+    [descriptor] = client.enqueue(queue, [b"job"])
+    process = shell.start("tasks", "--grace-seconds", "0")
+    wait_until(lambda: client.count(queue, JobState.IN_PROGRESS) == 1, seconds=60)
+    process.send_signal(how)
+
+    assert process.wait(60) == (0 if how is signal.SIGTERM else -how)
+    record = client.lookup([descriptor])[descriptor]
+    expected = JobState.PENDING if how is signal.SIGTERM else JobState.IN_PROGRESS
+    assert (record.state, record.attempts_remaining) == (expected, 2)
