@@ -4,6 +4,7 @@
     sections.py        enqueue, dequeue, echo: the whole path against the engine alone
     interference.py    dequeues while others ask for much: slow reader, search, upkeep
     idle.py            a service that nobody calls, and a shard with deep queues
+    worker.py          a worker against the same calls by hand, and how soon it begins a job
     targets.py         the figures to reach
     report.py          the table, the JSON file
 

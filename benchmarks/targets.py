@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from benchmarks import idle, interference, sections
+from benchmarks import idle, interference, sections, worker
 from benchmarks.engine_alone import Work
 from benchmarks.report import Measurement, Report, Target
 
@@ -18,6 +18,8 @@ ECHO_CALLS_PER_SECOND = 25_000
 INTERFERENCE_RATIO = 2.0
 IDLE_CPU_PERCENT = 0.5
 RSS_MB = {"router": 45.0, "shard": 45.0, "coordinator": 70.0}
+RATIO_OF_WORKER = 0.6
+DELAY_RATIO = 5.0
 SHARD_GROWTH_MB = 32 * 1024 * 1024 / 1e6  # shard_buffer_bytes
 
 
@@ -28,6 +30,7 @@ def judged(report: Report, engine: str) -> list[Target]:
         *_echo(report),
         *_interference(report),
         *_idle(report),
+        *_worker(report),
     ]
 
 
@@ -111,6 +114,19 @@ def _idle(report: Report) -> list[Target]:
         growth = deep.figures[idle.GROWTH_MB]
         name = "deep queue under load: growth of the largest shard"
         targets.append(Target(name, growth, "at most", SHARD_GROWTH_MB, " MB"))
+    return targets
+
+
+def _worker(report: Report) -> list[Target]:
+    by_hand = report.ratio(worker.WORKER, worker.by_hand(worker.WORKER.connections), _jobs)
+    delay = report.ratio(worker.DELAY, worker.SHARD_ROUND_TRIP, _p99)
+    targets = []
+    if by_hand is not None:
+        name = "no-op jobs: worker / the same calls by hand, on one connection"
+        targets.append(Target(name, by_hand, "at least", RATIO_OF_WORKER))
+    if delay is not None:
+        name = "enqueue called to handler begun, p99 / that of getQueueNames"
+        targets.append(Target(name, delay, "at most", DELAY_RATIO))
     return targets
 
 

@@ -1,0 +1,297 @@
+"""What a worker costs: jobs/s against the same calls made by hand, and how soon it begins a job.
+
+Throughput: one worker process with 16 threads and a handler that does nothing, against `pinlater
+bench dequeue` with as many jobs a call as the worker's dequeues had; one shard, in turn, with one
+connection, as the worker's fetcher has, and with 16.
+
+Delay: one job at a time comes to a worker that waits for it. Two round trips without storage are
+measured beside it, over the same connection: a look-up of nothing, which the router answers, and
+getQueueNames, which goes the whole way to the shard and back, and which the delay is judged by.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks import usage
+from benchmarks.deployment import BenchmarkFailed, Deployment
+from benchmarks.load import START_SECONDS, Window, percentile
+from benchmarks.report import MB, Case, Measurement
+from benchmarks.sections import Bench, fill, sleep_until
+from pinlaterd.client import AckInfo, ClaimedJob, Client, Handlers, RunningJob, Worker
+
+SECTION = "worker"
+THREADS = 16
+CONNECTIONS_BY_HAND = (1, 16)
+# The most that one shard hands out: so many are stored, that no queue runs dry.
+JOBS_PER_SECOND_AT_MOST = 120_000
+WORKER = Case(SECTION, "no-op handlers", 1, f"worker, {THREADS} threads")
+JOBS_A_DEQUEUE = "jobs a dequeue"
+
+DELAYED_JOBS = 1_000
+WARM_UP_JOBS = 50
+# Between two jobs: long enough for the worker to wait again, and at no fixed beat of its timers.
+PAUSE_SECONDS = (0.002, 0.010)
+ANSWER_SECONDS = 15.0
+DELAY = Case(SECTION, "one job at a time", 1, "enqueue called to handler begun")
+DELAY_FROM_ANSWER = DELAY._replace(what="enqueue answered to handler begun")
+ROUTER_ROUND_TRIP = DELAY._replace(what="look-up of nothing")
+SHARD_ROUND_TRIP = DELAY._replace(what="getQueueNames")
+
+_MOMENT = struct.Struct("d")
+
+
+def by_hand(connections: int) -> Case:
+    return Case(SECTION, "the same calls", connections, "pinlater bench dequeue")
+
+
+def worker(bench: Bench, run: int, *, scale: float) -> None:
+    """`scale`: 1 for all the jobs one at a time, less for a quick look."""
+    with Deployment(bench.folder, shards=1) as service:
+        jobs_a_dequeue = _throughput_of_worker(bench, run, service)
+        for connections in CONNECTIONS_BY_HAND:
+            _throughput_by_hand(bench, run, service, jobs_a_dequeue, connections)
+        _delay(bench, run, service, max(100, round(DELAYED_JOBS * scale)))
+
+
+# --- throughput ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Worked:
+    """What a worker did within a window."""
+
+    seconds: float
+    jobs: int
+    dequeues: int
+    cpu_seconds: float
+
+
+def _throughput_of_worker(bench: Bench, run: int, service: Deployment) -> int:
+    """Returns how many jobs a dequeue had."""
+    queue = "noop"
+    fill(bench, service, queue, round(JOBS_PER_SECOND_AT_MOST * bench.busy_seconds))
+    window = bench.window()
+    future = bench.generators.call(partial(work_through, service.port, queue, window))
+    sleep_until(window.measure_from)
+    before = service.usage()
+    worked = future.result()
+    cpu_seconds = usage.cpu_seconds_between(before, service.usage())
+    jobs_a_dequeue = max(1, round(worked.jobs / max(1, worked.dequeues)))
+    bench.report.add(
+        Measurement(
+            WORKER,
+            run,
+            calls_per_second=worked.dequeues / worked.seconds,
+            jobs_per_second=worked.jobs / worked.seconds,
+            cpu_seconds_per_1000_jobs={
+                name: seconds / worked.jobs * 1000 for name, seconds in cpu_seconds.items()
+            },
+            rss_mb={name: u.rss_bytes / MB for name, u in service.usage().items()},
+            generator_cpu_share=worked.cpu_seconds / worked.seconds,
+            figures={JOBS_A_DEQUEUE: jobs_a_dequeue},
+        )
+    )
+    return jobs_a_dequeue
+
+
+class CountingClient(Client):
+    """Counts the dequeues that were answered."""
+
+    dequeues = 0
+
+    def dequeue(
+        self,
+        queue: str,
+        *,
+        limit: int,
+        succeeded: Iterable[ClaimedJob | AckInfo] = (),
+        failed: Iterable[ClaimedJob | AckInfo] = (),
+        max_wait_ms: int = 0,
+        dry_run: bool = False,
+        coverage: float = 1.0,
+    ) -> list[ClaimedJob]:
+        jobs = super().dequeue(
+            queue,
+            limit=limit,
+            succeeded=succeeded,
+            failed=failed,
+            max_wait_ms=max_wait_ms,
+            dry_run=dry_run,
+            coverage=coverage,
+        )
+        self.dequeues += 1
+        return jobs
+
+
+def work_through(port: int, queue: str, window: Window) -> Worked:
+    """Run a worker in this process, and count what it does within the window."""
+    handlers = Handlers()
+    begun = itertools.count()
+
+    @handlers.queue(queue, concurrency=THREADS)
+    def do_nothing(_job: RunningJob) -> None:
+        next(begun)
+
+    def seen() -> tuple[float, int, int, float]:
+        # To look at the count counts as a job: two in all are not worth a lock for each.
+        return time.monotonic(), next(begun), client.dequeues, time.process_time()
+
+    with CountingClient(port=port, source="bench:worker") as client:
+        running = Worker(client, handlers)
+        thread = threading.Thread(target=running.run, kwargs={"handle_signals": False})
+        sleep_until(window.begin)
+        thread.start()
+        sleep_until(window.measure_from)
+        before = seen()
+        sleep_until(window.until)
+        after = seen()
+        running.stop()
+        thread.join()
+    seconds, jobs, dequeues, cpu_seconds = (b - a for a, b in zip(before, after, strict=True))
+    return Worked(seconds, int(jobs), int(dequeues), cpu_seconds)
+
+
+def _throughput_by_hand(
+    bench: Bench, run: int, service: Deployment, jobs_a_call: int, connections: int
+) -> None:
+    queue = f"by_hand_{connections}"
+    found = _pinlater_bench(
+        *("dequeue", "--create", "--queue", queue, "--port", str(service.port)),
+        *("--fill", str(round(JOBS_PER_SECOND_AT_MOST * bench.busy_seconds))),
+        *("--batch-size", str(jobs_a_call), "--concurrency", str(connections)),
+        *("--seconds", str(bench.seconds)),
+    )
+    calls = found["kinds"]["dequeue"]
+    bench.report.add(
+        Measurement(
+            by_hand(connections),
+            run,
+            calls_per_second=calls["calls_per_second"],
+            jobs_per_second=calls["jobs_per_second"],
+            p50_ms=calls["p50_ms"],
+            p99_ms=calls["p99_ms"],
+            generator_cpu_share=found["cpu_percent"] / 100,
+            figures={JOBS_A_DEQUEUE: calls["jobs"] / max(1, calls["calls"])},
+            note="ran dry" if found["ran_out"] else "",
+        )
+    )
+
+
+def _pinlater_bench(*arguments: str) -> dict[str, Any]:
+    """What `pinlater bench` finds."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pinlaterd.tool.main", "bench", *arguments, "--json"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise BenchmarkFailed(f"pinlater bench {' '.join(arguments)}: {done.stderr}{done.stdout}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+# --- delay --------------------------------------------------------------------------------------
+
+
+@dataclass
+class Delays:
+    """Seconds, each job's."""
+
+    from_call: list[float] = field(default_factory=list)
+    from_answer: list[float] = field(default_factory=list)
+    router_round_trip: list[float] = field(default_factory=list)
+    shard_round_trip: list[float] = field(default_factory=list)
+
+
+def _delay(bench: Bench, run: int, service: Deployment, jobs: int) -> None:
+    queue = "delay"
+    with service.client() as client:
+        client.create_queue(queue)
+    report_to = bench.folder / f"moments-{run}"
+    count = jobs + WARM_UP_JOBS
+    # The socket that the worker reports to is there before any job is.
+    timed = bench.generators.call(partial(time_jobs, service.port, queue, report_to, jobs))
+    worked = bench.generators.call(partial(report_begins, service.port, queue, report_to, count))
+    delays = timed.result()
+    worked.result()
+    for case, seconds in (
+        (DELAY, delays.from_call),
+        (DELAY_FROM_ANSWER, delays.from_answer),
+        (ROUTER_ROUND_TRIP, delays.router_round_trip),
+        (SHARD_ROUND_TRIP, delays.shard_round_trip),
+    ):
+        p50_ms, p99_ms = (percentile(seconds, percent) * 1000 for percent in (50, 99))
+        bench.report.add(
+            Measurement(case, run, p50_ms=p50_ms, p99_ms=p99_ms, note=f"{len(seconds):,} jobs")
+        )
+
+
+def report_begins(port: int, queue: str, report_to: Path, jobs: int) -> None:
+    """Run a worker in this process for so many jobs; each tells when its handler began."""
+    handlers = Handlers()
+    begun = itertools.count(1)
+    all_begun = threading.Event()
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as reports,
+        Client(port=port, source="bench:worker") as client,
+    ):
+
+        @handlers.queue(queue, concurrency=THREADS)
+        def tell(_job: RunningJob) -> None:
+            began_at = time.monotonic()
+            reports.sendto(_MOMENT.pack(began_at), str(report_to))
+            if next(begun) == jobs:
+                all_begun.set()
+
+        running = Worker(client, handlers)
+        thread = threading.Thread(target=running.run, kwargs={"handle_signals": False})
+        thread.start()
+        all_begun.wait(ANSWER_SECONDS + jobs * ANSWER_SECONDS / 100)
+        running.stop()
+        thread.join()
+
+
+def time_jobs(port: int, queue: str, report_to: Path, jobs: int) -> Delays:
+    """Enqueue one job after the other, each when the one before has begun."""
+    delays = Delays()
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as reports,
+        Client(port=port, source="bench:client") as client,
+    ):
+        reports.bind(str(report_to))
+        reports.settimeout(ANSWER_SECONDS)
+        time.sleep(START_SECONDS)
+        for number in range(WARM_UP_JOBS + jobs):
+            if number == WARM_UP_JOBS:
+                delays = Delays()
+            time.sleep(random.uniform(*PAUSE_SECONDS))
+            moments = [time.monotonic()]
+            client.lookup([])
+            moments.append(time.monotonic())
+            client.queue_names()
+            moments.append(time.monotonic())
+            client.enqueue(queue, [b"now"])
+            moments.append(time.monotonic())
+            [began_at] = _MOMENT.unpack(reports.recv(_MOMENT.size))
+            start, looked_up, named, answered = moments
+            delays.router_round_trip.append(looked_up - start)
+            delays.shard_round_trip.append(named - looked_up)
+            delays.from_call.append(began_at - named)
+            delays.from_answer.append(began_at - answered)
+    return delays
