@@ -53,7 +53,9 @@ class Counts(NamedTuple):
 class ClaimsInHand:
     """Every claim is waiting, then running, then ended, then gone. All methods are thread-safe."""
 
-    def __init__(self, concurrency: int, *, ahead_seconds: float, ack_seconds: float) -> None:
+    def __init__(
+        self, concurrency: int, *, fetchers: int, ahead_seconds: float, ack_seconds: float
+    ) -> None:
         """`ack_seconds`: how long the end of a job waits for a dequeue to take it along."""
         self._ack_seconds = ack_seconds
         self._pace = Pace(concurrency, ahead_seconds)
@@ -72,41 +74,52 @@ class ClaimsInHand:
         self._job_waits = threading.Condition(self._lock)  # handlers wait for it
         self._idle = 0  # so many do
         self._waking = False  # one was woken and is on its way
-        self._room = threading.Condition(self._lock)  # the fetcher waits for it
-        self._fetch_below = _SLEEPS_NOT  # it sleeps until no more than so many jobs wait
+        self._room = threading.Condition(self._lock)  # fetchers wait for it
+        self._fetch_below = _SLEEPS_NOT  # one sleeps until no more than so many jobs wait
+        self._stopping = threading.Condition(self._lock)  # fetchers that pause wait for it
         self._chore = threading.Condition(self._lock)  # the keeper waits for it
         self._keeper_sleeps = False  # it is to be told when a job ends
         self._keeper_due_at = -math.inf  # until when it sleeps anyway
         self._tell_ready: Callable[[], None] | None = None
 
         self._stopped = False
-        self._fetching = True
+        self._fetchers = fetchers
+        self._asked = 0  # so many jobs are asked for by dequeues under way
+        self._plenty = False  # the last dequeue brought all that it asked for
 
-    # --- the fetcher ----------------------------------------------------------------------
+    # --- the fetchers ---------------------------------------------------------------------
 
     def wait_for_room(self) -> int:
-        """Block until there is room for jobs; return for how many. 0 once stopped."""
+        """Block until it is time for a dequeue; return for how many jobs, 0 once stopped.
+
+        What comes of it must be handed to `add`. While one is under way there is a second one only
+        if the queue had plenty: all that the last one asked for.
+        """
         with self._lock:
             while not self._stopped:
-                self._fetch_below = self._pace.claim_below
-                room = self._pace.claimable(running=self._running(), waiting=len(self._waiting))
-                if room:
-                    break
+                self._watch_room()
+                if room := self._claimable():
+                    self._asked += room
+                    self._watch_room()
+                    return room
                 self._room.wait()
-            self._fetch_below = _SLEEPS_NOT
-            return 0 if self._stopped else room
+            return 0
 
     def pause(self, seconds: float) -> None:
         """Block for so long, or until stopped."""
         with self._lock:
-            self._room.wait_for(lambda: self._stopped, seconds)
+            self._stopping.wait_for(lambda: self._stopped, seconds)
 
-    def add(self, jobs: Iterable[ClaimedJob], now: float) -> None:
-        """Take what a dequeue has claimed; once stopped, it goes back at once."""
+    def add(self, jobs: Iterable[ClaimedJob], now: float, *, asked: int) -> None:
+        """Take what a dequeue for `asked` jobs has claimed; once stopped, it goes back at once."""
         claims = [Claim(job, now) for job in jobs]
-        if not claims:
-            return
         with self._lock:
+            self._asked -= asked
+            self._plenty = len(claims) >= asked
+            if self._plenty:
+                self._room.notify()
+            if not claims:
+                return
             if self._stopped:
                 self._hand_back(claims)
                 return
@@ -128,9 +141,9 @@ class ClaimsInHand:
             return acks
 
     def end_of_fetching(self) -> None:
-        """No more jobs come."""
+        """No more jobs come from one of the fetchers."""
         with self._lock:
-            self._fetching = False
+            self._fetchers -= 1
             self._chore.notify()
 
     # --- handlers -------------------------------------------------------------------------
@@ -140,7 +153,8 @@ class ClaimsInHand:
         claim = self._take()
         if claim is None:
             with self._lock:
-                self._room.notify()  # a place is free
+                if self._fetch_below >= 0:
+                    self._room.notify()  # a place is free
             return None
         waiting = len(self._waiting)
         if waiting <= self._fetch_below or (waiting and self._idle and not self._waking):
@@ -241,6 +255,7 @@ class ClaimsInHand:
             self._stopped = True
             self._hand_back_waiting()
             self._room.notify_all()
+            self._stopping.notify_all()
             self._job_waits.notify_all()
             self._chore.notify()
 
@@ -288,6 +303,17 @@ class ClaimsInHand:
         if self._waiting and self._idle and not self._waking:
             self._waking = True
             self._job_waits.notify()
+
+    def _watch_room(self) -> None:
+        """Say below which number of waiting jobs a fetcher is to be woken."""
+        may_fetch = self._plenty or not self._asked
+        self._fetch_below = self._pace.claim_below - self._asked if may_fetch else _SLEEPS_NOT
+
+    def _claimable(self) -> int:
+        if self._asked and not self._plenty:
+            return 0
+        coming = len(self._waiting) + self._asked
+        return self._pace.claimable(running=self._running(), waiting=coming)
 
     def _running(self) -> int:
         return max(0, len(self._in_hand) - len(self._waiting) - len(self._ended))
@@ -356,4 +382,4 @@ class ClaimsInHand:
 
     def _is_drained(self) -> bool:
         unsaid = self._acks or self._settlements or self._repeats
-        return self._stopped and not (self._fetching or self._in_hand or unsaid)
+        return self._stopped and not (self._fetchers or self._in_hand or unsaid)
