@@ -31,15 +31,14 @@ HOARD_SECONDS = 1.0
 # A job that goes back unbegun, or unfinished when the grace is over: PENDING at no attempt's cost.
 HANDED_BACK = Outcome(Ending.POSTPONED)
 
-_SLEEPS_NOT = -1
+_SLEEPS_NOT = -1  # as `_fetch_below`
 
 
 class Chores(NamedTuple):
-    """What the keeper has to do now."""
+    """What the keeper has to say now."""
 
     acks: Sequence[Claim]
     settlements: Sequence[Claim]  # ends that take a checkpoint: postponed, discarded
-    renewals: Sequence[Claim]
 
 
 class Counts(NamedTuple):
@@ -75,7 +74,7 @@ class ClaimsInHand:
         self._idle = 0  # so many do
         self._waking = False  # one was woken and is on its way
         self._room = threading.Condition(self._lock)  # fetchers wait for it
-        self._fetch_below = _SLEEPS_NOT  # one sleeps until no more than so many jobs wait
+        self._fetch_below = _SLEEPS_NOT  # below 0: no number of waiting jobs wakes one
         self._stopping = threading.Condition(self._lock)  # fetchers that pause wait for it
         self._chore = threading.Condition(self._lock)  # the keeper waits for it
         self._keeper_sleeps = False  # it is to be told when a job ends
@@ -83,6 +82,8 @@ class ClaimsInHand:
         self._tell_ready: Callable[[], None] | None = None
 
         self._stopped = False
+        self._given_up = False
+        self._saying = 0  # so many ends the keeper is telling now
         self._fetchers = fetchers
         self._asked = 0  # so many jobs are asked for by dequeues under way
         self._plenty = False  # the last dequeue brought all that it asked for
@@ -155,6 +156,8 @@ class ClaimsInHand:
             with self._lock:
                 if self._fetch_below >= 0:
                     self._room.notify()  # a place is free
+                if self._stopped:
+                    self._chore.notify()  # what was lost before it was begun has ended, too
             return None
         waiting = len(self._waiting)
         if waiting <= self._fetch_below or (waiting and self._idle and not self._waking):
@@ -186,7 +189,7 @@ class ClaimsInHand:
         claim.ended_at = now
         claim.outcome = outcome
         self._ended.append(claim)
-        if self._keeper_sleeps:
+        if self._keeper_sleeps or claim.takes_checkpoint():
             with self._lock:
                 self._chore.notify()
 
@@ -196,8 +199,9 @@ class ClaimsInHand:
         """Block until there may be a chore; False once all is done and stopped."""
         with self._lock:
             self._keeper_sleeps = True
+            self._saying = 0
             self._collect()
-            if self._is_drained():
+            if self._given_up or self._is_drained():
                 return False
             self._keeper_due_at = self._next_due(now)
             if self._keeper_due_at > now:
@@ -223,12 +227,26 @@ class ClaimsInHand:
             settlements, self._settlements = self._settlements, []
             settlements += [claim for claim in repeats if claim.takes_checkpoint()]
             acks = [claim for claim in repeats if not claim.takes_checkpoint()]
-            return Chores(acks, settlements, self._take_renewals(now))
+            self._saying = len(acks) + len(settlements)
+            return Chores(acks, settlements)
+
+    def take_renewals(self, now: float) -> list[Claim]:
+        """The claims that are to be renewed now."""
+        with self._lock:
+            if self._renewal_at > now:
+                return []
+            self._collect()
+            held = [claim for claim in self._in_hand if claim.outcome is None and not claim.is_lost]
+            due = [claim for claim in held if claim.renew_at <= now]
+            self._renewal_at = min((c.renew_at for c in held if c.renew_at > now), default=math.inf)
+            return due
 
     def put_back(self, claims: Iterable[Claim], now: float) -> list[Claim]:
         """Keep what could not be said for another try; return those that it is too late for."""
         late = []
         with self._lock:
+            if self._given_up:
+                return []
             for claim in claims:
                 if claim.expires_at <= now:
                     late.append(claim)
@@ -270,10 +288,11 @@ class ClaimsInHand:
             claim.lose()
 
     def give_up(self) -> int:
-        """Forget what could not be said; return how much that was."""
+        """Forget what could not be said; return how much that was, with what is being said."""
         with self._lock:
             self._collect()
-            unsaid = len(self._acks) + len(self._settlements) + len(self._repeats)
+            self._given_up = True
+            unsaid = len(self._acks) + len(self._settlements) + len(self._repeats) + self._saying
             self._acks, self._settlements, self._repeats = [], [], []
             self._chore.notify()
             return unsaid
@@ -361,14 +380,6 @@ class ClaimsInHand:
         if not self._acks:
             return math.inf
         return -math.inf if self._stopped else self._acks[0].ended_at + self._ack_seconds
-
-    def _take_renewals(self, now: float) -> list[Claim]:
-        if self._renewal_at > now:
-            return []
-        held = [claim for claim in self._in_hand if claim.outcome is None and not claim.is_lost]
-        due = [claim for claim in held if claim.renew_at <= now]
-        self._renewal_at = min((c.renew_at for c in held if c.renew_at > now), default=math.inf)
-        return due
 
     def _next_due(self, now: float) -> float:
         if self._settlements:

@@ -36,6 +36,7 @@ _FIRST_PAUSE_SECONDS = 0.2
 _LONGEST_PAUSE_SECONDS = 5.0
 # While handlers are busy with what one has brought the other is on its way.
 FETCHERS = 2
+CONNECTIONS_A_LANE = FETCHERS + 1
 
 log = logging.getLogger(__name__)
 
@@ -201,10 +202,10 @@ class Lane:
         except DequeueRateLimited:  # the acks were carried out all the same
             raise
         except InvalidRequest:
-            self._keeper.put_back(acks)
+            self._keeper.say_later(acks)
             if acks:
                 return []  # it may be one of them: the keeper finds out which
             raise
-        except (PinLaterError, ConnectionFailed):
-            self._keeper.put_back(acks)
+        except BaseException:
+            self._keeper.say_later(acks)
             raise

@@ -28,7 +28,7 @@ from pinlaterd.client.claims import ClaimsInHand
 from pinlaterd.client.client import Client
 from pinlaterd.client.executors import executor_for
 from pinlaterd.client.handlers import Handlers, QueueHandler
-from pinlaterd.client.lane import FETCHERS, Lane, LaneFacts
+from pinlaterd.client.lane import CONNECTIONS_A_LANE, FETCHERS, Lane, LaneFacts
 from pinlaterd.lifecycle import STOP_SIGNALS
 
 # How long the end of what was abandoned, and the last acks, are waited for.
@@ -67,7 +67,7 @@ class Worker:
         `max_wait_ms`: how long a dequeue waits for a first job, and so how long `stop` may take
         with nothing to do. `grace_seconds`: how long jobs that run may go on after `stop`.
 
-        The client needs two connections for each queue, beside those that handlers use. Raises
+        The client needs three connections for each queue, beside those that handlers use. Raises
         ValueError for what makes no sense.
         """
         for name, value in (("concurrency", concurrency), ("max_wait_ms", max_wait_ms)):
@@ -91,6 +91,7 @@ class Worker:
         self._inbox: queue.SimpleQueue[_Message | BaseException] = queue.SimpleQueue()
         self._lanes = [self._lane(handler) for handler in _chosen(handlers, queues)]
         self._lanes_left = len(self._lanes)
+        _check_connections(client, len(self._lanes))
         self._error: BaseException | None = None
         self._has_run = False
 
@@ -111,9 +112,9 @@ class Worker:
         self._has_run = True
         in_main_thread = threading.current_thread() is threading.main_thread()
         with self._signals() if handle_signals and in_main_thread else nullcontext():
-            for lane in self._lanes:
-                lane.start()
             try:
+                for lane in self._lanes:
+                    lane.start()
                 self._note(self._next_message(math.inf))
             finally:  # an exception in this thread stops the worker in order, too
                 self._end()
@@ -157,7 +158,8 @@ class Worker:
             yield
         finally:
             for number, handler in before.items():
-                signal.signal(number, handler)
+                if handler is not None:  # else it is not Python's, and can't be put back
+                    signal.signal(number, handler)
 
     # --- the end --------------------------------------------------------------------------
 
@@ -197,6 +199,15 @@ class Worker:
             self._error = self._error or message
         elif message is _Message.LANE_ENDED:
             self._lanes_left -= 1
+
+
+def _check_connections(client: Client, lanes: int) -> None:
+    needed = CONNECTIONS_A_LANE * lanes
+    if client.max_connections < needed:
+        raise ValueError(
+            f"{lanes} queues need {needed} connections, {CONNECTIONS_A_LANE} each, beside those "
+            f"that handlers use; give the Client more max_connections than {client.max_connections}"
+        )
 
 
 def _chosen(handlers: Handlers, queues: Iterable[str] | None) -> list[QueueHandler]:
