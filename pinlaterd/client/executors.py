@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, cast
 
 from pinlaterd.client.handlers import AsyncFunction, Hooks, QueueHandler
@@ -19,6 +20,9 @@ from pinlaterd.client.running_job import RunningJob
 
 # How long handlers that were cancelled may take to clean up.
 CLEAN_UP_SECONDS = 2.0
+# How the names of the threads begin that `asyncio.to_thread` takes for a handler. Python waits for
+# them when it exits.
+TO_THREAD = "handler-to-thread"
 
 
 class Work(Protocol):
@@ -144,6 +148,7 @@ class TaskExecutor:
 
     def start(self, work: Work) -> None:
         self._loop = asyncio.new_event_loop()
+        self._loop.set_default_executor(ThreadPoolExecutor(thread_name_prefix=TO_THREAD))
         self._thread.start()
         work.when_ready(lambda: self._tell(self._begin_jobs, work))
 
