@@ -41,7 +41,7 @@ def run_block(service, queue, tmp_path, monkeypatch) -> RunBlock:
         }.items():
             block = block.replace(its, ours)
         code = compile(block, "a block", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-        # Not exec: a block with `await` outside of a function makes a coroutine, which is to be run.
+        # Not exec: a block with `await` outside of a function makes a coroutine, to be run.
         result = eval(code, names)
         if inspect.iscoroutine(result):
             asyncio.run(result)
