@@ -421,7 +421,8 @@ The service goes on running. Look around:
   {in_directory}{programs}/pinlater-admin queue stats {QUEUE}
   curl {server.stats_host}:{server.stats_port}/stats.txt
 Stop it:
-  {in_directory}{programs}/pinlaterd down"""
+  {in_directory}{programs}/pinlaterd down
+A worker of your own is five lines away: "Your first worker" in README.md"""
     )
 
 
