@@ -41,7 +41,7 @@ from pinlaterd.tool.options import (
 )
 from pinlaterd.tool.pace import ARRIVALS, ClosedLoop, OpenLoop, Punctuality
 from pinlaterd.tool.stamps import bench_body
-from pinlaterd.tool.wording import how_many
+from pinlaterd.wording import how_many
 
 _MAX_SECONDS = 86_400.0
 _MAX_CALLS_PER_SECOND = 10_000.0  # more than one Python process can make

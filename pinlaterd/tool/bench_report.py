@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pinlaterd.tool.bench import Outcome
 from pinlaterd.tool.callers import Kind
 from pinlaterd.tool.pace import LATE_AFTER_SECONDS, Punctuality
-from pinlaterd.tool.wording import how_many
+from pinlaterd.wording import how_many
 
 # From here on a run that falls behind is held up by this process: it has one interpreter.
 _BUSY_CPU_SHARE = 0.8

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from pinlaterd.model import ClaimedJob
 from pinlaterd.tool.stamps import BodyDamaged, read_stamp
-from pinlaterd.tool.wording import how_many
+from pinlaterd.wording import how_many
 
 _MAX_EXAMPLES = 10
 

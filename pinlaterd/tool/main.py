@@ -41,8 +41,8 @@ from pinlaterd.tool.options import (
     service_options,
     success_option,
 )
-from pinlaterd.tool.wording import how_many
 from pinlaterd.tool.worker import worker
+from pinlaterd.wording import how_many
 
 
 @click.group("pinlater", cls=CommandLine, context_settings={"max_content_width": 100})

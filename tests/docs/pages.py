@@ -79,7 +79,7 @@ class ReadersShell:
         line = line.replace(_FOLDER, str(service.folder)).replace(_PORT, str(service.port))
         for its_port in (_STATS_PORT, _DEFAULT_STATS_PORT):
             line = line.replace(its_port, str(service.stats_port))
-        speaks_thrift = re.search(r"(^|\| |exec )(pinlater|python) ", line)
+        speaks_thrift = re.search(r"(^|\| )(pinlater|python) ", line)
         return f"{line} --port {service.port}" if speaks_thrift else line
 
     @property
@@ -89,7 +89,6 @@ class ReadersShell:
             **os.environ,
             "PATH": f"{programs}:{os.environ['PATH']}",
             "PYTHONPATH": str(REPOSITORY),
-            "PYTHONUNBUFFERED": "1",
         }
 
 

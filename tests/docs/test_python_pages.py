@@ -88,7 +88,7 @@ def test_the_handlers_of_the_page_do_what_they_say(run_block, client, queue, wai
         records = client.lookup(descriptors)
         return {name: (job.state, job.custom_status) for name, job in records.items()}
 
-    with running(Worker(client, handlers)):
+    with running(Worker(client, handlers, max_wait_ms=200)):
         wait_until(lambda: all(said or job == mail for job, (_, said) in found().items()))
         wait_until(lambda: found()[mail][0] is JobState.SUCCEEDED)
 
