@@ -127,6 +127,9 @@ class Lane:
     def finish(self, job: RunningJob, outcome: Outcome) -> None:
         self._hand.finish(job.claim, outcome, time.monotonic())
 
+    def fail(self, error: Exception) -> None:
+        self._tell(error)
+
     def _begun(self, claim: Claim | None) -> RunningJob | None:
         if claim is None:
             return None
