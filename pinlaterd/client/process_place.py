@@ -66,12 +66,12 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class ChildPlan:
-    """What a child is made from. The function and the client are pickled apart: what fails with
-    them in the child is told in words of ours."""
+    """What a child is made from, each part pickled: what fails with one in the child is told as
+    any other failure to begin."""
 
     function: bytes
+    set_up: bytes
     client: bytes | None
-    set_up: Callable[[], object] | None
 
     @classmethod
     def of(
@@ -85,11 +85,11 @@ class ChildPlan:
                 'put that under `if __name__ == "__main__":`'
             )
         function = _pickled(handler.function, f"the handler of queue {handler.queue!r}")
-        _pickled(set_up, "set_up_process")
+        pickled_set_up = _pickled(set_up, "set_up_process")
         try:
-            return cls(function, pickle.dumps(client), set_up)
+            return cls(function, pickled_set_up, pickle.dumps(client))
         except TypeError:  # it has an SSLContext; a handler may do without a client
-            return cls(function, None, set_up)
+            return cls(function, pickled_set_up, None)
 
 
 def _pickled(function: Callable[..., object] | None, what: str) -> bytes:
@@ -97,8 +97,8 @@ def _pickled(function: Callable[..., object] | None, what: str) -> bytes:
         return pickle.dumps(function)
     except Exception as error:
         raise ValueError(
-            f"{what} can't be found by a process of its own ({error}); define it at the top level "
-            "of a module, with @handlers.queue(...) above all other decorators"
+            f"{what} can't be found by a process of its own ({error}); it must be defined at the "
+            "top level of a module, and be what the module has by its name, decorators included"
         ) from error
 
 
@@ -119,9 +119,9 @@ class ProcessPlace:
         """Have a child that is ready. Raises ProcessNotStarted."""
         if self._process is not None or self._is_abandoned:
             return
-        process = self._process = HandlerProcess(self._make, self._name, self._bell)
         try:
-            process.wait_until_ready(self._end_of_abandoned)
+            self._process = HandlerProcess(self._make, self._name, self._bell)
+            self._process.wait_until_ready(self._end_of_abandoned)
         except OutOfTime:
             self._end_process()
         except ProcessNotStarted as error:
@@ -223,8 +223,9 @@ class _Child:
 
     def __init__(self, plan: ChildPlan, is_lost: Flag) -> None:
         self._is_lost = is_lost
-        if plan.set_up is not None:
-            plan.set_up()
+        set_up: Callable[[], object] | None = pickle.loads(plan.set_up)  # noqa: S301
+        if set_up is not None:
+            set_up()
         self._function: Callable[[RunningJob], object] = pickle.loads(plan.function)  # noqa: S301
         self._client: Client | None = pickle.loads(plan.client) if plan.client else None  # noqa: S301
 

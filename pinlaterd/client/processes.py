@@ -102,7 +102,9 @@ class HandlerProcess(Generic[Given, Result]):
                 self._process.start()
             self._pidfd = os.pidfd_open(self.pid)
         except OSError as error:
-            raise ProcessNotStarted(f"no process can be started for {name}: {error}") from error
+            if self._process.pid is not None:
+                self._process.kill()
+            raise ProcessNotStarted(str(error)) from error
         self._is_buried = False
 
     @property

@@ -67,6 +67,18 @@ def do_hang(job: RunningJob, argument: str) -> None:
         threading.Event().wait()
 
 
+def do_hang_once(job: RunningJob, argument: str) -> str:
+    if not Path(argument).exists():
+        do_hang(job, argument)
+    return "second"
+
+
+def do_wait_for(job: RunningJob, argument: str) -> None:
+    Path(f"{argument}.{os.getpid()}").touch()
+    while not Path(argument).exists():
+        time.sleep(0.01)
+
+
 def do_wait_until_lost(job: RunningJob, argument: str) -> str | None:
     if Path(argument).exists():
         return "second"
