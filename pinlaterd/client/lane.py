@@ -22,6 +22,7 @@ from pinlaterd.client.client import Client
 from pinlaterd.client.executors import Executor
 from pinlaterd.client.keeper import Keeper, acks_of
 from pinlaterd.client.outcomes import Outcome
+from pinlaterd.client.run_counts import RunFigures
 from pinlaterd.client.running_job import Claim, RunningJob
 from pinlaterd.errors import (
     ConnectionFailed,
@@ -39,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 class LaneFacts(NamedTuple):
-    """A lane at one moment; the last three count since it began."""
+    """A lane at one moment; the last four count since it began."""
 
     queue: str
     concurrency: int
@@ -48,6 +49,7 @@ class LaneFacts(NamedTuple):
     dequeues: int
     dequeue_errors: int
     claims_lost: int
+    runs: RunFigures
 
 
 class Lane:
@@ -111,6 +113,7 @@ class Lane:
             self._dequeues,
             self._dequeue_errors,
             counts.lost,
+            counts.runs,
         )
 
     # --- jobs for the executor (Work) -----------------------------------------------------

@@ -24,6 +24,7 @@ from pinlaterd.client.processes import (
     ProcessDied,
     ProcessNotStarted,
 )
+from tests.client.working import is_gone
 
 Order = tuple[str, str]
 Doer = HandlerProcess[Order, str]
@@ -109,13 +110,6 @@ def process(bell: Bell) -> Iterator[Doer]:
     with a_process(bell=bell) as process:
         process.wait_until_ready(never)
         yield process
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 def test_it_answers_one_thing_after_the_other_whatever_signals_come(process):

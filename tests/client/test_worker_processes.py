@@ -20,6 +20,7 @@ import pytest
 from pinlaterd.client import (
     CheckpointInfo,
     Client,
+    Ending,
     Handlers,
     Job,
     JobState,
@@ -33,7 +34,7 @@ from pinlaterd.client import (
 )
 from pinlaterd.client.carried_errors import RemoteTraceback
 from tests.client.process_handlers import Unpicklable, handle
-from tests.client.working import books, handlers_of, have_ended, records_of, running
+from tests.client.working import books, handlers_of, have_ended, is_gone, records_of, running
 from tests.shared_service import SHORT_CLAIMS_QUEUE
 
 pytestmark = pytest.mark.service
@@ -43,13 +44,6 @@ ROOT = Path(__file__).parents[2]
 
 def in_processes(queue: str, **options) -> Handlers:
     return handlers_of(queue, handle, run_in="processes", **{"concurrency": 1, **options})
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 def children() -> set[int]:
@@ -108,7 +102,8 @@ def test_the_life_of_jobs_in_a_process(client, queue, wait_until):
     assert isinstance(error.__cause__, RemoteTraceback)
     assert "in do_raise" in str(error.__cause__)
     assert {where for where, _, _ in seen} == {os.getpid()}
-    assert [body for _, body, outcome in seen if outcome.ending == "retried"].count(b"pid") == 1
+    # Hooks run in the worker, and see the body that the child has saved.
+    assert (b"pid", Ending.RETRIED) in [(body, outcome.ending) for _, body, outcome in seen]
 
 
 def test_a_handler_that_ends_its_process_fails_that_attempt_alone(client, queue, wait_until):
@@ -185,7 +180,8 @@ def test_a_claim_that_is_lost_is_told_to_the_process_or_ends_it(
         )
         client.checkpoint(SHORT_CLAIMS_QUEUE, [taken])
         wait_until(lambda: have_ended(client, descriptors), seconds=60)
-        assert worker.lanes()[0].claims_lost == 1
+        facts = worker.lanes()[0]
+        assert (facts.claims_lost, facts.runs.endings[Ending.LOST]) == (1, 1)
         assert is_gone(pid) is not heeds
 
     assert Path(f"{pid_file}.told").exists() is heeds
