@@ -105,6 +105,7 @@ class Client:
             parse_addresses(host, port), max_connections=max_connections, tls=ssl
         )
         self._context = CallContext(source if source is not None else _default_source())
+        self.max_connections = max_connections
         self._timeout_seconds = timeout_seconds
         self._connect_timeout_seconds = connect_timeout_seconds
         self._seqids = itertools.count(1)

@@ -22,7 +22,7 @@ from functools import partial
 from pinlaterd.client.carried_errors import CarriedError
 from pinlaterd.client.client import Client
 from pinlaterd.client.handlers import QueueHandler
-from pinlaterd.client.outcomes import Ending, Outcome, error_text, returned
+from pinlaterd.client.outcomes import LOST, Ending, Outcome, error_text, returned
 from pinlaterd.client.processes import (
     Bell,
     Flag,
@@ -137,8 +137,6 @@ class ProcessPlace:
         except ProcessNotStarted:  # `prepare` will say why
             return Outcome(Ending.POSTPONED)
         except (ProcessDied, TimeoutError) as error:
-            if job.lost:
-                return Outcome(Ending.LOST)
             return self._handler.outcome_of(job, error.with_traceback(None))
         finally:
             job.claim.when_lost(None)
@@ -183,7 +181,7 @@ class ProcessPlace:
         if answer.is_lost:
             job.claim.lose()
         if answer.failure is None:
-            return returned(answer.status)
+            return LOST if job.lost else returned(answer.status)
         return self._handler.outcome_of(job, answer.failure.error.error(), answer.failure.text)
 
     def _end_process(self) -> None:
@@ -235,7 +233,7 @@ class _Child:
         status, failure = None, None
         try:
             status = returned(self._function(job)).status
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - it is the job's outcome
+        except BaseException as error:  # noqa: BLE001 - it is the job's outcome, whatever it is
             failure = Failure(CarriedError.of(error), error_text(error))
         return Answer(status, failure, job.body, job.lost)
 

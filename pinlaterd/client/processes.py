@@ -18,6 +18,7 @@ import signal
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -27,7 +28,7 @@ from typing import Generic, Protocol, TypeVar, cast
 from pinlaterd.lifecycle import STOP_SIGNALS, end_with_parent, set_title
 
 # How long an idle child may take to end in order, as for its atexit functions.
-_END_SECONDS = 1.0
+_END_SECONDS = 3.0
 _READY = ""
 _spawn = multiprocessing.get_context("spawn")
 # multiprocessing looks after all its children whenever it starts one; two threads that reap the
@@ -64,13 +65,15 @@ class Bell:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._close = weakref.finalize(self, os.close, self._fd)
+        self._close.atexit = False  # threads wait for it to the last
 
     def fileno(self) -> int:
         return self._fd
 
     def ring(self) -> None:
         with self._lock:
-            if self._fd >= 0:
+            if self._close.alive:
                 os.eventfd_write(self._fd, 1)
 
     def hush(self) -> None:
@@ -79,8 +82,7 @@ class Bell:
 
     def close(self) -> None:
         with self._lock:
-            os.close(self._fd)
-            self._fd = -1
+            self._close()
 
 
 class HandlerProcess(Generic[Given, Result]):
@@ -124,7 +126,7 @@ class HandlerProcess(Generic[Given, Result]):
                 f"{error} before it was ready; what it printed to stderr tells why"
             ) from error
         if problem != _READY:
-            raise ProcessNotStarted(problem)
+            raise ProcessNotStarted(f"it could not begin:\n{problem}")
 
     def apply(self, given: Given, deadline: Deadline) -> Result:
         """The function's result for `given`.

@@ -6,6 +6,7 @@ import logging
 import os
 import select
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -23,15 +24,16 @@ from pinlaterd.client import (
     Worker,
 )
 from pinlaterd.client.cli import fail
+from pinlaterd.client.lane import CONNECTIONS_A_LANE
 from pinlaterd.config.schema import ServerSettings
 from pinlaterd.errors import RequestError
-from pinlaterd.lifecycle import StopSignal
+from pinlaterd.lifecycle import ExitCode, StopSignal
 from pinlaterd.tool.autoreload import Reloader, begin_as_child
 from pinlaterd.tool.worker_module import ModuleUnfit, load_handlers
 
 _SERVER = ServerSettings()
 _PAUSE_SECONDS = 1.0
-_CONNECTIONS = 16  # for handlers, beside the two that each queue needs
+_CONNECTIONS = 16  # for handlers, beside those that each queue needs
 _LEVELS = ("debug", "info", "warning", "error")
 
 logger = logging.getLogger(__name__)
@@ -115,7 +117,8 @@ def worker(  # noqa: PLR0913  one parameter for each option
     except ModuleUnfit as error:
         fail(str(error))
     names = _chosen(handlers, queues)
-    with Client(host, port, max_connections=_CONNECTIONS + 2 * len(names)) as client:
+    connections = _CONNECTIONS + CONNECTIONS_A_LANE * len(names)
+    with Client(host, port, max_connections=connections) as client:
         try:
             made = Worker(
                 client,
@@ -136,6 +139,17 @@ def worker(  # noqa: PLR0913  one parameter for each option
             except ProcessNotStarted as error:
                 fail(str(error))
     logger.info("ended")
+    _leave_threads_behind()
+
+
+def _leave_threads_behind() -> None:
+    """End the process although a handler's `asyncio.to_thread` hangs: Python waits for those."""
+    main = threading.main_thread()
+    if any(not thread.daemon for thread in threading.enumerate() if thread is not main):
+        logger.warning("threads of handlers still run; they end with the process")
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(ExitCode.OK)
 
 
 def _run_reloaded(arguments: Sequence[str]) -> int:
@@ -196,7 +210,7 @@ def _queues_are_there(client: Client, names: Sequence[str], *, create: bool) -> 
                 logger.warning("%s; trying again", error)
                 select.select([stop.fileno()], [], [], _PAUSE_SECONDS)
             else:
-                return True
-        return False
+                break
+        return not stop.requested
     finally:
         stop.close()

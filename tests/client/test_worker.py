@@ -393,7 +393,7 @@ def test_figures_are_served_to_prometheus_and_exact(client, queue, wait_until):
     assert (found["concurrency", queue], found["jobs_running", queue]) == (3, 0)
     assert (found["concurrency", other], found["jobs_running", other]) == (1, 1)
     assert found["jobs_waiting", queue] == found["jobs_waiting", other] == 0
-    assert found["dequeues_total", queue] >= 3
+    assert found["dequeues_total", queue] >= 2
     assert found["dequeue_errors_total", queue] == found["claims_lost_total", queue] == 0
     with pytest.raises(URLError):
         scraped(url)
