@@ -12,6 +12,7 @@ import signal
 import ssl
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import psutil
@@ -349,6 +350,20 @@ def test_a_process_that_can_not_begin_ends_the_worker_and_costs_no_attempt(clien
 
     assert not children()
     assert books(client, descriptors) == {("PENDING", 2): 3}
+
+
+def hang_at_start() -> None:
+    threading.Event().wait()
+
+
+def test_a_worker_can_be_stopped_while_its_processes_hang_at_their_start(client, queue, wait_until):
+    descriptors = client.enqueue(queue, [b"pid"])
+    handlers = in_processes(queue)
+    with running(Worker(client, handlers, max_wait_ms=100, set_up_process=hang_at_start)):
+        wait_until(children)
+
+    assert not children()
+    assert books(client, descriptors) == {("PENDING", 2): 1}
 
 
 def test_a_client_goes_along_but_for_its_tls():
