@@ -37,14 +37,14 @@ class CarriedError:
         for candidate in _candidates(error):
             with contextlib.suppress(Exception):  # a stranger's class may do anything when pickled
                 pickled = pickle.dumps(candidate)
-                _restored(pickled)
+                _unpickled(pickled)
                 return cls(pickled, text)
         raise AssertionError("unreachable: the last candidate is of the standard library")
 
-    def error(self) -> BaseException:
+    def restored(self) -> BaseException:
         """The exception, with a RemoteTraceback as its cause."""
         try:
-            error = _restored(self.pickled)
+            error = _unpickled(self.pickled)
         except Exception as unknown:  # noqa: BLE001 - its module can't be imported here
             error = RuntimeError(f"an error whose class is unknown in this process: {unknown}")
         error.__cause__ = RemoteTraceback(self.traceback_text)
@@ -70,7 +70,7 @@ def _candidates(error: BaseException) -> Iterator[object]:
             yield _Parts(kind, (_message(error),), state)
 
 
-def _restored(pickled: bytes) -> BaseException:
+def _unpickled(pickled: bytes) -> BaseException:
     found = pickle.loads(pickled)  # noqa: S301 - made by this program, in this process or a child
     if isinstance(found, _Parts):
         error = found.kind.__new__(found.kind, *found.arguments)

@@ -124,7 +124,8 @@ class Client:
         """Pickled as what it was made with: another process has connections of its own."""
         if self._has_tls:
             raise TypeError(
-                "a Client with ssl= can't be pickled, for its SSLContext can't; make one there"
+                "a Client with ssl= can't be handed to another process, as its SSLContext can't; "
+                "make one there"
             )
         return self._made_again, ()
 

@@ -11,18 +11,19 @@ at once; what still runs LOST_GRACE_SECONDS later is killed.
 
 from __future__ import annotations
 
+import logging
 import math
 import multiprocessing
 import pickle
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from pinlaterd.client.carried_errors import CarriedError
 from pinlaterd.client.client import Client
 from pinlaterd.client.handlers import QueueHandler
-from pinlaterd.client.outcomes import LOST, Ending, Outcome, error_text, returned
+from pinlaterd.client.outcomes import LOST, ClaimLost, Ending, Outcome, error_text, returned
 from pinlaterd.client.processes import (
     Bell,
     Flag,
@@ -37,6 +38,8 @@ from pinlaterd.model import ClaimedJob
 # How long a handler may go on after it could see that its claim is lost.
 LOST_GRACE_SECONDS = 5.0
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class Order:
@@ -50,15 +53,15 @@ class Order:
 class Failure:
     """What a handler raised."""
 
-    error: CarriedError
-    text: str  # `error_text`
+    carried: CarriedError
+    text: str  # its `error_text`
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What came of an order. `status` is what was returned, unless there is a `failure`."""
 
-    status: str | None
+    status: str
     failure: Failure | None
     body: bytes  # the job's, as it was saved last
     is_lost: bool  # the child has found out that the claim has ended
@@ -67,11 +70,12 @@ class Answer:
 @dataclass(frozen=True, slots=True)
 class ChildPlan:
     """What a child is made from, each part pickled: what fails with one in the child is told as
-    any other failure to begin."""
+    any other failure to begin. A handler may do without a client; `no_client` is why it has to."""
 
     function: bytes
     set_up: bytes
-    client: bytes | None
+    client: bytes | None = None
+    no_client: str = ""
 
     @classmethod
     def of(
@@ -79,17 +83,19 @@ class ChildPlan:
     ) -> ChildPlan:
         """Raises ValueError for a function that a child could not find: it imports it by name.
         RuntimeError if this is a child, which imports the program."""
-        if getattr(multiprocessing.current_process(), "_inheriting", False):
+        if getattr(multiprocessing.current_process(), "_inheriting", False):  # as it tells itself
             raise RuntimeError(
                 "the program makes a Worker as it is imported, which processes of handlers do; "
                 'put that under `if __name__ == "__main__":`'
             )
-        function = _pickled(handler.function, f"the handler of queue {handler.queue!r}")
-        pickled_set_up = _pickled(set_up, "set_up_process")
+        plan = cls(
+            _pickled(handler.function, f"the handler of queue {handler.queue!r}"),
+            _pickled(set_up, "set_up_process"),
+        )
         try:
-            return cls(function, pickled_set_up, pickle.dumps(client))
-        except TypeError:  # it has an SSLContext; a handler may do without a client
-            return cls(function, pickled_set_up, None)
+            return replace(plan, client=pickle.dumps(client))
+        except Exception as error:  # noqa: BLE001 - it has an SSLContext, or is a stranger's subclass
+            return replace(plan, no_client=str(error))
 
 
 def _pickled(function: Callable[..., object] | None, what: str) -> bytes:
@@ -136,7 +142,8 @@ class ProcessPlace:
             return self._outcome(job, self._answer(job))
         except ProcessNotStarted:  # `prepare` will say why
             return Outcome(Ending.POSTPONED)
-        except (ProcessDied, TimeoutError) as error:
+        except (ProcessDied, TimeoutError, ClaimLost) as error:
+            log.warning("job %s: %s", job.descriptor, error)
             return self._handler.outcome_of(job, error.with_traceback(None))
         finally:
             job.claim.when_lost(None)
@@ -150,7 +157,8 @@ class ProcessPlace:
         self._bell.close()
 
     def _answer(self, job: RunningJob) -> Answer:
-        """Raises ProcessNotStarted, ProcessDied and TimeoutError: there is no child any more."""
+        """Raises ProcessNotStarted, ProcessDied, TimeoutError and ClaimLost: there is no child any
+        more."""
         order = Order(job.queue, job.claim.job)
         try:
             try:
@@ -172,6 +180,10 @@ class ProcessPlace:
         try:
             return process.apply(order, lambda: min(run.deadline(), self._end_of_abandoned()))
         except OutOfTime as error:
+            if job.lost:
+                raise ClaimLost(
+                    "its claim has ended, and its handler goes on; its process was killed"
+                ) from error
             raise TimeoutError(
                 f"the handler took longer than {run.limit_seconds:g} s; its process was killed"
             ) from error
@@ -181,8 +193,9 @@ class ProcessPlace:
         if answer.is_lost:
             job.claim.lose()
         if answer.failure is None:
-            return LOST if job.lost else returned(answer.status)
-        return self._handler.outcome_of(job, answer.failure.error.error(), answer.failure.text)
+            return LOST if job.lost else returned(answer.status or None)
+        failure = answer.failure
+        return self._handler.outcome_of(job, failure.carried.restored(), failure.text)
 
     def _end_process(self) -> None:
         if self._process is not None:
@@ -226,11 +239,12 @@ class _Child:
             set_up()
         self._function: Callable[[RunningJob], object] = pickle.loads(plan.function)  # noqa: S301
         self._client: Client | None = pickle.loads(plan.client) if plan.client else None  # noqa: S301
+        self._no_client = plan.no_client
 
     def __call__(self, order: Order) -> Answer:
         claim = _WatchedClaim(order.job, self._is_lost)
         job = RunningJob(order.queue, claim, self._the_client)
-        status, failure = None, None
+        status, failure = "", None
         try:
             status = returned(self._function(job)).status
         except BaseException as error:  # noqa: BLE001 - it is the job's outcome, whatever it is
@@ -240,8 +254,7 @@ class _Child:
     def _the_client(self) -> Client:
         if self._client is None:
             raise RuntimeError(
-                "job.client and job.save can't be had in a process: the worker's Client has ssl=, "
-                "and an SSLContext can't be handed on; make a Client in the handler's module"
+                f"job.client and job.save can't be had in a process: {self._no_client}"
             )
         return self._client
 

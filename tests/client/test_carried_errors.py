@@ -44,18 +44,18 @@ class Refuses(Exception):
     ids=repr,
 )
 def test_class_and_text_come_along(error):
-    came = CarriedError.of(error).error()
+    came = CarriedError.of(error).restored()
 
     assert (type(came), str(came)) == (type(error), str(error))
     assert type(error).__name__ in str(came.__cause__)
 
 
 def test_state_comes_along_where_it_can():
-    came = CarriedError.of(NotYet(threading.Lock())).error()
+    came = CarriedError.of(NotYet(threading.Lock())).restored()
     assert isinstance(came, NotYet)
     assert (came.delay_seconds, came.status) == (60, "locked; ")
 
-    later = CarriedError.of(Later(run_after_ms=5, body=b"b", attempts=3)).error()
+    later = CarriedError.of(Later(run_after_ms=5, body=b"b", attempts=3)).restored()
     assert isinstance(later, Later)
     assert (later.delay_seconds, later.run_after_ms, later.body, later.attempts) == (
         None,
@@ -69,14 +69,14 @@ def test_a_class_that_is_found_nowhere_becomes_its_base():
     class Local(LookupError):
         pass
 
-    came = CarriedError.of(Local("gone")).error()
+    came = CarriedError.of(Local("gone")).restored()
 
     assert (type(came), str(came)) == (LookupError, "gone")
-    assert type(CarriedError.of(Refuses()).error()) is Refuses
+    assert type(CarriedError.of(Refuses()).restored()) is Refuses
 
 
 def test_one_whose_module_is_unknown_here_is_told_by_its_traceback():
-    came = CarriedError(b"cnowhere\nMissing\n.", "Traceback: Missing: gone").error()
+    came = CarriedError(b"cnowhere\nMissing\n.", "Traceback: Missing: gone").restored()
 
     assert "No module named 'nowhere'" in str(came)
     assert "Missing: gone" in str(came.__cause__)

@@ -50,7 +50,7 @@ def test_a_handler_in_a_process_is_told_why_it_has_no_client(proxy, trusting, qu
             wait_until(lambda: have_ended(client, descriptors), seconds=60)
         refused, did = records_of(client, descriptors)
 
-    assert "the worker's Client has ssl=" in refused.custom_status
+    assert "job.save can't be had in a process: a Client with ssl=" in refused.custom_status
     assert did.state is JobState.SUCCEEDED
 
 

@@ -372,5 +372,5 @@ def test_a_client_goes_along_but_for_its_tls():
     assert copy.address == client.address == "a:1, b:2"
 
     secure = Client(ssl=ssl.create_default_context())
-    with pytest.raises(TypeError, match="a Client with ssl= can't be pickled"):
+    with pytest.raises(TypeError, match="a Client with ssl= can't be handed to another process"):
         pickle.dumps(secure)
