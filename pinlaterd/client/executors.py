@@ -12,6 +12,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, cast
 
 from pinlaterd.client.client import Client
@@ -25,6 +26,9 @@ from pinlaterd.client.running_job import RunningJob
 CLEAN_UP_SECONDS = 2.0
 # How long the ends of processes are waited for.
 _CLOSE_SECONDS = 5.0
+# How the names of the threads begin that `asyncio.to_thread` takes for a handler. Python waits for
+# them when it exits.
+TO_THREAD = "handler-to-thread"
 
 
 class Work(Protocol):
@@ -185,6 +189,7 @@ class TaskExecutor:
 
     def start(self, work: Work) -> None:
         self._loop = asyncio.new_event_loop()
+        self._loop.set_default_executor(ThreadPoolExecutor(thread_name_prefix=TO_THREAD))
         self._thread.start()
         work.when_ready(lambda: self._tell(self._begin_jobs, work))
 

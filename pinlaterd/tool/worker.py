@@ -7,6 +7,7 @@ import os
 import select
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -24,6 +25,7 @@ from pinlaterd.client import (
     Worker,
 )
 from pinlaterd.client.cli import fail
+from pinlaterd.client.executors import CLEAN_UP_SECONDS, TO_THREAD
 from pinlaterd.client.lane import CONNECTIONS_A_LANE
 from pinlaterd.config.schema import ServerSettings
 from pinlaterd.errors import RequestError
@@ -143,13 +145,16 @@ def worker(  # noqa: PLR0913  one parameter for each option
 
 
 def _leave_threads_behind() -> None:
-    """End the process although a handler's `asyncio.to_thread` hangs: Python waits for those."""
-    main = threading.main_thread()
-    if any(not thread.daemon for thread in threading.enumerate() if thread is not main):
-        logger.warning("threads of handlers still run; they end with the process")
-        logging.shutdown()
-        sys.stdout.flush()
-        os._exit(ExitCode.OK)
+    """End the process although a handler's `asyncio.to_thread` hangs: Python would wait for it."""
+    deadline = time.monotonic() + CLEAN_UP_SECONDS
+    for thread in threading.enumerate():
+        if thread.name.startswith(TO_THREAD):
+            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.is_alive():
+                logger.warning("a handler's thread still runs; it ends with the process")
+                logging.shutdown()
+                sys.stdout.flush()
+                os._exit(ExitCode.OK)
 
 
 def _run_reloaded(arguments: Sequence[str]) -> int:

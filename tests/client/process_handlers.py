@@ -62,9 +62,8 @@ def do_signal(job: RunningJob, argument: str) -> None:
 
 
 def do_hang(job: RunningJob, argument: str) -> None:
-    if job.attempt == 1:
-        note_pid(argument)
-        threading.Event().wait()
+    note_pid(argument)
+    threading.Event().wait()
 
 
 def do_hang_once(job: RunningJob, argument: str) -> str:

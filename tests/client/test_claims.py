@@ -215,7 +215,7 @@ def test_what_comes_of_a_lost_claim_is_dropped_and_counted(hand):
 
 def test_a_claim_that_was_lost_while_it_waited_is_not_begun(hand):
     come(hand, [claimed(1), claimed(2)])
-    [first, _] = hand.take_renewals(T0 + 20)
+    [first] = [claim for claim in hand.take_renewals(T0 + 20) if claim.job == claimed(1)]
     first.lose()
 
     assert begun(hand).job == claimed(2)
@@ -266,8 +266,18 @@ def test_what_is_abandoned_goes_back_and_its_outcome_is_dropped(hand):
     assert hand.take_chores(T0 + 2) == ([], [])
 
 
+def test_once_given_up_nothing_is_said_any_more(hand):
+    ended(hand, 1, SUCCEEDED)
+    said = hand.take_chores(T0 + ACK_SECONDS).acks
+    ended(hand, 2, POSTPONED)
+
+    assert hand.give_up() == 2  # one that is being said, and one that is not
+    assert hand.put_back(said, T0 + 1) == []
+    assert hand.wait_until_due(T0 + 2) is False
+
+
 def test_the_keeper_wakes_for_the_first_end_and_is_done_when_all_was_said(hand):
-    come(hand, [claimed(1)])
+    come(hand, [claimed(1, timeout_seconds=600)])
     claim = begun(hand)
     woken: list[object] = []
     keeper = in_thread(woken, lambda: hand.wait_until_due(T0))
