@@ -21,13 +21,14 @@ count, queue_names, scan, dry runs).
 
 from __future__ import annotations
 
+import functools
 import itertools
 import socket
 import ssl
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self, cast
@@ -108,6 +109,25 @@ class Client:
         self._timeout_seconds = timeout_seconds
         self._connect_timeout_seconds = connect_timeout_seconds
         self._seqids = itertools.count(1)
+        self._made_again = functools.partial(
+            type(self),
+            host,
+            port,
+            source=self._context.source,
+            timeout_seconds=timeout_seconds,
+            connect_timeout_seconds=connect_timeout_seconds,
+            max_connections=max_connections,
+        )
+        self._has_tls = ssl is not None
+
+    def __reduce__(self) -> tuple[Callable[[], Client], tuple[()]]:
+        """Pickled as what it was made with: another process has connections of its own."""
+        if self._has_tls:
+            raise TypeError(
+                "a Client with ssl= can't be handed to another process, as its SSLContext can't; "
+                "make one there"
+            )
+        return self._made_again, ()
 
     def __enter__(self) -> Self:
         return self
