@@ -41,7 +41,7 @@ class Refuses(Exception):
         NeedsTwo(7, "because"),
         NeedsTwo(threading.Lock(), "because"),  # type: ignore[arg-type]
     ],
-    ids=repr,
+    ids=["plain", "of the system", "of several arguments", "of our own", "that can not be pickled"],
 )
 def test_class_and_text_come_along(error):
     came = CarriedError.of(error).restored()
