@@ -165,6 +165,9 @@ class ClaimRoom(NamedTuple):
     job_bytes: int = 0
 
 
+ANY_ROOM = ClaimRoom()
+
+
 class Batch(NamedTuple):
     """One commit. Carried out in this order: acks, checkpoints, releases, enqueues, claims."""
 
@@ -173,7 +176,7 @@ class Batch(NamedTuple):
     releases: Sequence[ReleaseOp] = ()
     enqueues: Sequence[EnqueueOp] = ()
     claims: Sequence[ClaimOp] = ()
-    claim_room: ClaimRoom = ClaimRoom()
+    claim_room: ClaimRoom = ANY_ROOM
 
 
 class Requeued(NamedTuple):
