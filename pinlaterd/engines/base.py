@@ -26,6 +26,8 @@ from typing import NamedTuple, Protocol
 
 from pinlaterd.model import Job, JobKey, JobState, Payload, PendingKey
 
+NO_BOUND = 1 << 62
+
 
 class Limits(NamedTuple):
     """What the store can hold."""
@@ -129,7 +131,8 @@ class EnqueueOp(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """One job to claim, chosen by the ready index. `payload` is given if it is in memory.
+    """One job to claim, chosen by the ready index. `payload` is given if it is in memory, else
+    it is read with the claim.
 
     `run_after_ms` is where the ready index found it; the engine may use it to reach the row.
     """
@@ -141,8 +144,28 @@ class Claim(NamedTuple):
 
 
 class ClaimOp(NamedTuple):
+    """The claims of one answer, in order. They end before the first job with which those of the
+    op would take more than `most_bytes`, or all of the batch more than its ClaimRoom has.
+
+    But the first job of a batch is always within that room, and with `at_least_one` the first of
+    an op within `most_bytes`: so whoever asks for what did not fit, first, gets on."""
+
     queue: str
     claims: Sequence[Claim]
+    most_bytes: int = NO_BOUND
+    at_least_one: bool = True
+
+
+class ClaimRoom(NamedTuple):
+    """What the jobs that a batch claims may take: each its body, and `job_bytes` beside it.
+
+    It bounds what is read, however large bodies are: nobody knows their sizes before."""
+
+    most_bytes: int = NO_BOUND
+    job_bytes: int = 0
+
+
+ANY_ROOM = ClaimRoom()
 
 
 class Batch(NamedTuple):
@@ -153,6 +176,7 @@ class Batch(NamedTuple):
     releases: Sequence[ReleaseOp] = ()
     enqueues: Sequence[EnqueueOp] = ()
     claims: Sequence[ClaimOp] = ()
+    claim_room: ClaimRoom = ANY_ROOM
 
 
 class Requeued(NamedTuple):
@@ -177,7 +201,8 @@ class CheckpointResult(NamedTuple):
 
 class BatchResult(NamedTuple):
     """The results, in the order of the ops; enqueues: local ids in the order of the jobs;
-    claims: a Payload for each Claim, or None where the job was not PENDING any more."""
+    claims: a Payload for each Claim, or None where the job was not PENDING any more; fewer than
+    claims where the next one did not fit: those jobs stayed as they were."""
 
     acks: Sequence[AckResult]
     checkpoints: Sequence[CheckpointResult]

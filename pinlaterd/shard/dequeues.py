@@ -5,21 +5,22 @@ its own acks or others' enqueues made ready, or more than one batch may hold), g
 next batch. It is answered when it has all it may take, when nothing is ready any more, when its
 answer is as large as it may be, or at its deadline.
 
-The size of an answer is known before anything is claimed: payloads that are not in memory are
-read first, in portions that end where an answer would. The
-engine gets them with the claims, so that nothing is read twice.
+Payloads that are not in memory are read by the engine as it claims: so nobody knows how large they
+are before, and the engine claims no more than fits the answer, and the batch. What did not fit goes
+back into the index, and the dequeue on with the next batch. Its answer is full once it comes first
+in a batch and gets nothing.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import count
+from itertools import count, groupby, repeat
 from typing import cast
 
 from pinlaterd.config.schema import ServerSettings
 from pinlaterd.engines.base import AckOp, Claim, ClaimOp, StorageEngine
-from pinlaterd.errors import PinLaterError, RequestError, StorageError
+from pinlaterd.errors import PinLaterError, RequestError
 from pinlaterd.model import DequeueRequest, JobKey, Payload, PendingKey
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.codec import Call, DequeueAnswer
@@ -29,7 +30,6 @@ from pinlaterd.wire.envelope import ReplyEntry
 
 # What a job costs in an answer beside its body: its descriptor twice, its claim, field heads.
 JOB_OVERHEAD_BYTES = 300
-_MOST_KEYS_A_READ = 500
 # What a dry run reads at a time, about as much as a commit costs: those who wait don't feel it.
 _MOST_KEYS_A_LOOK = 200
 _MOST_BYTES_A_LOOK = 256 << 10
@@ -59,6 +59,7 @@ class DequeueWork:
 
     __slots__ = (
         "_claim_timeout_seconds",
+        "_leads",
         "acks",
         "arrival",
         "begun",
@@ -104,6 +105,7 @@ class DequeueWork:
         self.begun = False  # whether its acks were carried out
         self.jobs = DequeueAnswer()
         self.claims: list[Claim] = []  # in hand, for the commit that is being made
+        self._leads = False  # whether they are the first of that commit
         self._claim_timeout_seconds = math.ceil(claim_timeout_seconds)
 
     @property
@@ -116,7 +118,10 @@ class DequeueWork:
         if self.acks is not None:
             parts.acks.append(self.acks)
         if self.claims:
-            parts.claims.append(ClaimOp(self.queue, self.claims))
+            self._leads = not parts.claims
+            # A job too large for any answer is handed out alone.
+            empty = not self.jobs
+            parts.claims.append(ClaimOp(self.queue, self.claims, self.bytes_left, empty))
 
     def conclude(self, results: Results, memory: Memory, now_ms: int) -> ReplyEntry | None:
         memory.touched.add(self.queue)
@@ -142,14 +147,18 @@ class DequeueWork:
         return done(self.arrival, payload, 0 if self.dry_run else len(self.jobs))
 
     def give_up(self, memory: Memory, now_ms: int) -> None:
-        if not self.claims:
-            return
-        for key, run_after_ms, _, payload in self.claims:
-            put_back = Taken(key.priority, [PendingKey(run_after_ms, key.local_id)])
-            memory.ready.put_back(self.queue, (put_back,), now_ms)
-            if payload is not None:
-                memory.fresh.keep(self.queue, key.priority, (key.local_id,), (payload,))
-        self.claims = []
+        claims, self.claims = self.claims, []
+        self._put_back(claims, memory, now_ms)
+
+    def _put_back(self, claims: Sequence[Claim], memory: Memory, now_ms: int) -> None:
+        """They were not made: others may have these jobs."""
+        for priority, run in groupby(claims, lambda claim: claim.key.priority):
+            keys = []
+            for key, run_after_ms, _, payload in run:
+                keys.append(PendingKey(run_after_ms, key.local_id))
+                if payload is not None:
+                    memory.fresh.keep(self.queue, priority, (key.local_id,), (payload,))
+            memory.ready.put_back(self.queue, (Taken(priority, keys),), now_ms)
 
     def fail(self, error: PinLaterError) -> ReplyEntry:
         """What earlier commits claimed is delivered all the same."""
@@ -169,10 +178,17 @@ class DequeueWork:
         self.remaining -= len(descriptors)
 
     def _take_over(self, payloads: Sequence[Payload | None], memory: Memory, now_ms: int) -> None:
-        """The claims were committed. None stands for a job that was gone from the store."""
+        """The claims were committed, the first of them, as many as fitted. None stands for a job
+        that was gone from the store."""
         claims, self.claims = self.claims, []
         delay_ms = now_ms - claims[len(claims) // 2].run_after_ms
         held = [payload for payload in payloads if payload is not None]
+        self.bytes_left -= sum([len(payload[0]) for payload in held])
+        self.bytes_left -= JOB_OVERHEAD_BYTES * len(held)
+        if len(payloads) < len(claims):
+            self._put_back(claims[len(payloads) :], memory, now_ms)
+            claims = claims[: len(payloads)]
+            self.full = self._leads and not held and len(self.jobs) > 0
         if len(held) < len(claims):
             claims = [
                 claim
@@ -181,6 +197,24 @@ class DequeueWork:
             ]
         self.add(memory.name, [claim[0] for claim in claims], held, [claim[2] for claim in claims])
         memory.figures.dequeued(self.queue, held, delay_ms)
+
+
+class Appetite:
+    """How many jobs the dequeues of one batch may ask for, together.
+
+    What is asked for and does not fit, because bodies are large, was taken from the index and goes
+    back there for nothing. So after a batch in which that happened the next one asks for twice of
+    what fitted, and those after it for more and more, until it happens again."""
+
+    def __init__(self, most_jobs: int) -> None:
+        self._most_jobs = most_jobs
+        self.jobs = most_jobs
+
+    def learn(self, asked: int, fitted: int) -> None:
+        if fitted < asked:
+            self.jobs = max(1, min(self._most_jobs, 2 * fitted))
+        else:
+            self.jobs = min(self._most_jobs, 2 * self.jobs)
 
 
 class Claimer:
@@ -196,53 +230,27 @@ class Claimer:
         self._engine = engine
         self._memory = memory
         self._descriptors = descriptors
-        self._most_bytes = server.max_response_bytes
         self._levels = server.num_priority_levels
 
-    def choose(
-        self, work: DequeueWork, most_jobs: int, room: int, now_ms: int, *, first: bool
-    ) -> int:
-        """Put claims into `work` for the next commit; returns the bytes of their jobs.
-
-        At most `most_jobs`, and `room` bytes; `first`: nothing else is in that batch. If the store
-        can't be read, StorageError is raised, and what is in `work` by then has to be given up."""
-        ready, queue = self._memory.ready, work.queue
-        if queue not in ready:
-            return 0
-        limit = min(work.remaining, most_jobs)
-        taken = ready.take(queue, limit, work.lowest_priority, now_ms)
-        try:
-            return self._choose_of(taken, work, room, now_ms, first=first)
-        except StorageError:
-            chosen = {claim.key for claim in work.claims}
-            for priority, keys in taken:
-                left = [key for key in keys if (priority, key.local_id) not in chosen]
-                ready.put_back(queue, [Taken(priority, left)], now_ms)
-            raise
-
-    def _choose_of(
-        self, taken: Sequence[Taken], work: DequeueWork, room: int, now_ms: int, *, first: bool
-    ) -> int:
+    def choose(self, work: DequeueWork, most_jobs: int, now_ms: int) -> None:
+        """Put claims into `work` for the next commit, at most `most_jobs`. If the store can't be
+        read, StorageError is raised, and nothing has changed."""
         ready, fresh, queue = self._memory.ready, self._memory.fresh, work.queue
-        used = 0
-        for at, (priority, keys) in enumerate(taken):
-            cached = fresh.take(queue, priority, [key[1] for key in keys])
-            chosen = 0
-            portions = (
-                ((keys, cached),)
-                if cached is not None and None not in cached
-                else self._portions(queue, priority, keys, cached)
-            )
-            for part, payloads in portions:
-                fitting, size = _fitting(work, payloads, room - used, first=first and not used)
-                used += size
-                self._claim(work, priority, part[:fitting], payloads[:fitting])
-                chosen += fitting
-                if fitting < len(part):
-                    left = Taken(priority, keys[chosen:])
-                    ready.put_back(queue, [left, *taken[at + 1 :]], now_ms)
-                    return used
-        return used
+        if queue not in ready:
+            return
+        prefix, counter = self._descriptors.prefix(work.source), self._descriptors.counter
+        limit = min(work.remaining, most_jobs)
+        for priority, keys in ready.take(queue, limit, work.lowest_priority, now_ms):
+            payloads = fresh.take(queue, priority, [key[1] for key in keys])
+            work.claims += [
+                _new(
+                    Claim,
+                    (_new(JobKey, (priority, key[1])), key[0], f"{prefix}{number}", payload),
+                )
+                for key, payload, number in zip(
+                    keys, payloads or repeat(None), counter, strict=False
+                )
+            ]
 
     def look(self, work: DequeueWork, now_ms: int) -> Iterator[None]:
         """A dry run, in slices: what `work` would get, as the store has it, without claims."""
@@ -256,9 +264,11 @@ class Claimer:
                 )
                 if not keys:
                     break
-                unknown = [None] * len(keys)
-                payloads = self._read(queue, priority, keys, unknown, _MOST_BYTES_A_LOOK)
-                fitting, _ = _fitting(work, payloads, work.bytes_left, first=True)
+                local_ids = [key.local_id for key in keys]
+                payloads = self._engine.payloads(
+                    queue, priority, local_ids, most_bytes=_MOST_BYTES_A_LOOK
+                )
+                fitting = _fitting(work, payloads)
                 found = [
                     (_new(JobKey, (priority, key.local_id)), payload)
                     for key, payload in zip(keys[:fitting], payloads, strict=False)
@@ -270,81 +280,18 @@ class Claimer:
                     after = keys[fitting - 1]
                 yield None
 
-    def _portions(
-        self,
-        queue: str,
-        priority: int,
-        keys: Sequence[PendingKey],
-        cached: Sequence[Payload | None] | None,
-    ) -> Iterator[tuple[Sequence[PendingKey], Sequence[Payload | None]]]:
-        """All of `keys` with their payloads, those not in memory read from the store; None for
-        a job that is gone from it."""
-        begin = 0
-        while begin < len(keys):
-            part = keys[begin : begin + _MOST_KEYS_A_READ]
-            known = cached[begin : begin + len(part)] if cached else [None] * len(part)
-            payloads = self._read(queue, priority, part, known, self._most_bytes)
-            yield part[: len(payloads)], payloads
-            begin += len(payloads)
 
-    def _read(
-        self,
-        queue: str,
-        priority: int,
-        keys: Sequence[PendingKey],
-        known: Sequence[Payload | None],
-        most_bytes: int,
-    ) -> Sequence[Payload | None]:
-        """The payloads of the first of `keys`, up to `most_bytes`, of one at least."""
-        unknown = [key[1] for key, payload in zip(keys, known, strict=True) if payload is None]
-        read = self._engine.payloads(queue, priority, unknown, most_bytes=most_bytes)
-        if len(unknown) == len(keys):
-            return read
-        payloads: list[Payload | None] = []
-        left = iter(read)
-        for payload in known:
-            if payload is None:
-                try:
-                    payloads.append(next(left))
-                except StopIteration:
-                    break
-            else:
-                payloads.append(payload)
-        return payloads
-
-    def _claim(
-        self,
-        work: DequeueWork,
-        priority: int,
-        keys: Sequence[PendingKey],
-        payloads: Sequence[Payload | None],
-    ) -> None:
-        prefix, counter = self._descriptors.prefix(work.source), self._descriptors.counter
-        work.claims += [
-            _new(Claim, (_new(JobKey, (priority, key[1])), key[0], f"{prefix}{number}", payload))
-            for key, payload, number in zip(keys, payloads, counter, strict=False)
-            if payload is not None
-        ]
-
-
-def _fitting(
-    work: DequeueWork, payloads: Sequence[Payload | None], room: int, *, first: bool
-) -> tuple[int, int]:
-    """How many of `payloads` fit into the answer of `work` and the `room` of a batch, and their
-    bytes. A job too large for any answer is handed out alone; one too large for any batch, too.
-
-    `first`: nothing is in that batch yet. Notes in `work` that its answer is full. What is None
-    takes no bytes."""
-    sizes = [0 if payload is None else len(payload[0]) + JOB_OVERHEAD_BYTES for payload in payloads]
-    fitting, used = len(sizes), sum(sizes)
-    if used > min(room, work.bytes_left):
-        alone = not work.jobs and not work.claims
-        fitting = used = 0
-        for size in sizes:
-            work.full = used + size > work.bytes_left and not (alone and fitting == 0)
-            if work.full or (used + size > room and not (first and fitting == 0)):
-                break
-            fitting += 1
-            used += size
-    work.bytes_left -= used
-    return fitting, used
+def _fitting(work: DequeueWork, payloads: Sequence[Payload | None]) -> int:
+    """How many of `payloads` fit into the answer of `work`; takes their bytes from what is left of
+    it, or notes that it is full. A job too large for any answer is handed out alone."""
+    empty = not work.jobs
+    for at, payload in enumerate(payloads):
+        if payload is None:
+            continue
+        size = len(payload[0]) + JOB_OVERHEAD_BYTES
+        if size > work.bytes_left and not empty:
+            work.full = True
+            return at
+        work.bytes_left -= size
+        empty = False
+    return len(payloads)

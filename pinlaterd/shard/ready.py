@@ -30,8 +30,12 @@ _FIRST = PendingKey(-1, 0)  # before every key that a store holds
 _LAST_LOCAL_ID = (1 << 63) - 1
 
 LINE_KEYS = 16_000
-# One read costs about as much as a commit, so that a refill is not felt by those who wait.
-READ_KEYS = 1_000
+# One read costs no more than the commit of a full batch, so that a refill is not felt by those who
+# wait. It is no smaller where there is room, for a batch has to wait for it: on a server that other
+# shards keep busy it takes as long as their commits do, however few keys it brings.
+READ_KEYS = 4_000
+# What other lines make room for, and what a count reads.
+_LEAST_READ_KEYS = 1_000
 # Lines that one look for what has come due may read for.
 _READS_AT_A_TIME = 16
 
@@ -114,6 +118,7 @@ class ReadyIndex:
         self._max_keys = max_keys
         self._line_keys = min(LINE_KEYS, max_keys)
         self._read_keys = min(READ_KEYS, self._line_keys)
+        self._least_read_keys = min(_LEAST_READ_KEYS, self._read_keys)
         self._max_run_after_ms = max_run_after_ms
         self._queues: dict[str, list[_Line]] = {}
         self._held = 0
@@ -278,7 +283,7 @@ class ReadyIndex:
                 priority,
                 after=PendingKey(now_ms, _LAST_LOCAL_ID),
                 until_ms=self._max_run_after_ms,
-                limit=self._read_keys,
+                limit=self._least_read_keys,
             )
             found += len(behind)
         return found
@@ -312,8 +317,7 @@ class ReadyIndex:
         if line.next_due_ms > now_ms:
             return False
         after = None if line.horizon is _FIRST else line.horizon
-        if self._held + self._read_keys > self._max_keys:
-            self._make_room(self._read_keys)
+        self._make_room(self._least_read_keys)
         limit = max(1, min(self._read_keys, self._max_keys - self._held))
         keys = self._store.read_pending(queue, priority, after=after, until_ms=now_ms, limit=limit)
         line.keys = deque(keys)

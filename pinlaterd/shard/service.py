@@ -19,7 +19,7 @@ from random import Random
 
 from pinlaterd.clock import Clock
 from pinlaterd.config.schema import Config
-from pinlaterd.engines.base import BatchResult, StorageEngine
+from pinlaterd.engines.base import BatchResult, ClaimRoom, StorageEngine
 from pinlaterd.errors import (
     Overloaded,
     PinLaterError,
@@ -30,7 +30,13 @@ from pinlaterd.errors import (
     StorageNotCommitted,
 )
 from pinlaterd.model import JobState
-from pinlaterd.shard.dequeues import ClaimDescriptors, Claimer, DequeueWork
+from pinlaterd.shard.dequeues import (
+    JOB_OVERHEAD_BYTES,
+    Appetite,
+    ClaimDescriptors,
+    Claimer,
+    DequeueWork,
+)
 from pinlaterd.shard.figures import Figures
 from pinlaterd.shard.fresh import FreshPayloads
 from pinlaterd.shard.health import HealthLimits, StoreHealth
@@ -63,13 +69,13 @@ _REOPEN_SECONDS, _MOST_REOPEN_SECONDS = 0.05, 5.0
 
 
 class _Batch:
-    """A batch in the making: `room` is for payloads, in bytes."""
+    """A batch in the making: `appetite` is how many jobs its dequeues may still ask for."""
 
-    def __init__(self, room: int) -> None:
+    def __init__(self, appetite: int) -> None:
         self.writes: list[Work] = []
         self.dequeues: list[Work] = []
         self.jobs = 0
-        self.room = room
+        self.appetite = appetite
 
 
 _TOO_LATE = "got the call after its deadline"
@@ -124,6 +130,7 @@ class ShardService:
             engine, self._memory, config, clock, self._tasks.pace, chance or Random()
         )
         self._claimer: Claimer | None = None
+        self._appetite = Appetite(BATCH_JOBS)
         self._backlog: deque[Arrival] = deque()
         self._unfinished: list[DequeueWork] = []  # that go on with the next batch
         self._looks: deque[DequeueWork] = deque()  # dry runs, in turn
@@ -415,12 +422,12 @@ class ShardService:
 
     def _run_batch(self) -> None:
         now_ms, now = self._clock.now_ms(), self._clock.monotonic()
-        batch = _Batch(self._batch_bytes)
+        batch = _Batch(self._appetite.jobs)
         # Those that have waited since the last batch go first.
         unfinished, self._unfinished = self._unfinished, []
         for waiting in unfinished:
             self._add_dequeue(batch, waiting, now_ms, now)
-        while self._backlog and batch.jobs < BATCH_JOBS and batch.room > 0:
+        while self._backlog and batch.jobs < BATCH_JOBS and batch.appetite > 0:
             if self._reply_bytes >= self._batch_bytes:
                 break  # look-ups are answered without a commit, and their answers may be large
             arrival = self._backlog.popleft()
@@ -448,20 +455,20 @@ class ShardService:
     def _add_dequeue(self, batch: _Batch, work: DequeueWork, now_ms: int, now: float) -> None:
         """Let it choose its jobs; one that needs no commit is answered, or goes on later."""
         assert self._claimer is not None
-        most_jobs = BATCH_JOBS - batch.jobs
+        most_jobs = min(BATCH_JOBS - batch.jobs, batch.appetite)
         if work.arrival.entry.deadline <= now:
             work.remaining = 0  # what it has by now is its answer
         elif work.dry_run:
             if work.acks is None and work.remaining:
                 self._look_later(work)
                 return
-        elif work.remaining and most_jobs > 0 and batch.room > 0:
-            first = batch.room == self._batch_bytes
+        elif work.remaining and most_jobs > 0:
             try:
-                batch.room -= self._claimer.choose(work, most_jobs, batch.room, now_ms, first=first)
+                self._claimer.choose(work, most_jobs, now_ms)
             except StorageNotCommitted as error:
                 self._give_up([work], error, now_ms)
                 return
+        batch.appetite -= len(work.claims)
         jobs = work.rows
         if jobs:
             batch.dequeues.append(work)
@@ -502,9 +509,10 @@ class ShardService:
         parts = Parts()
         for work in works:
             work.contribute(parts)
+        batch = parts.batch(ClaimRoom(self._batch_bytes, JOB_OVERHEAD_BYTES))
         started = self._clock.monotonic()
         try:
-            result = self._engine.apply(parts.batch(), now_ms)
+            result = self._engine.apply(batch, now_ms)
         except StorageNotCommitted as error:
             if len(works) == 1 or self._engine.trouble:
                 self._give_up(works, error, now_ms)
@@ -515,6 +523,9 @@ class ShardService:
         now = self._clock.monotonic()
         self._health.succeeded(now - started, now)
         memory.figures.committed(sum([work.rows for work in works]), now - started)
+        if batch.claims:
+            asked = sum([len(op.claims) for op in batch.claims])
+            self._appetite.learn(asked, sum([len(payloads) for payloads in result.claims]))
         results = Results(result)
         # Dequeues are last: what became ready in this commit is in the index when they conclude.
         begun = False

@@ -19,6 +19,7 @@ from pinlaterd.engines.base import (
     CheckpointOp,
     CheckpointResult,
     ClaimOp,
+    ClaimRoom,
     EnqueueOp,
     ReleaseOp,
     Requeued,
@@ -140,8 +141,8 @@ class Parts:
         self.enqueues: list[EnqueueOp] = []
         self.claims: list[ClaimOp] = []
 
-    def batch(self) -> Batch:
-        return Batch(self.acks, self.checkpoints, self.releases, self.enqueues, self.claims)
+    def batch(self, room: ClaimRoom) -> Batch:
+        return Batch(self.acks, self.checkpoints, self.releases, self.enqueues, self.claims, room)
 
 
 class Results:

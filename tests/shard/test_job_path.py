@@ -259,6 +259,71 @@ def test_an_answers_limit_holds_for_jobs_read_from_the_store_too(make_shard):
     assert seen == 30
 
 
+@pytest.fixture
+def reopened(make_shard):
+    """A shard that holds such jobs, of which it has nothing in memory."""
+
+    def reopen(*jobs, **settings):
+        before = make_shard(**settings)
+        before.create()
+        for job in jobs:
+            before.enqueue(job)
+        before.service.close()
+        return make_shard(**settings)
+
+    return reopen
+
+
+def test_what_does_not_fit_an_answer_can_be_had_by_the_next(reopened):
+    shard = reopened(
+        Job(bytes(3_000), priority=2),
+        *[bytes([number]) * 3_000 for number in range(7)],
+        max_response_bytes=10_000,
+    )
+
+    answers = [bodies(shard.dequeue(10)) for _ in range(3)]
+
+    assert [[body[0] for body in answer] for answer in answers] == [[0, 1, 2], [3, 4, 5], [6, 0]]
+    assert shard.dequeue() == []
+    assert shard.count(JobState.IN_PROGRESS) == 8
+
+
+def test_a_job_larger_than_any_answer_is_handed_out_alone_from_the_store_too(reopened):
+    shard = reopened(bytes(5_000), b"small", bytes(6_000), max_response_bytes=2_000)
+
+    assert [len(job.body) for job in shard.dequeue(9)] == [5_000]
+    assert [len(job.body) for job in shard.dequeue(9)] == [5]
+    assert [len(job.body) for job in shard.dequeue(9)] == [6_000]
+
+
+def test_dequeues_of_jobs_too_large_for_one_batch_are_answered_in_full(reopened):
+    """A batch has room for 64 KiB of bodies here, a dequeue for all that it asks for."""
+    jobs = [bytes([number]) * 50_000 for number in range(12)]
+    shard = reopened(*jobs, shard_buffer_bytes=1 << 20)
+
+    results = shard.results(*[DequeueRequest("mail", 3)] * 4)
+
+    assert [len(result.jobs) for result in results] == [3] * 4
+    assert sorted(job.body for result in results for job in result.jobs) == jobs
+    assert shard.counts()[0] == 0
+
+
+def test_jobs_without_room_in_a_batch_delay_no_acks_and_enqueues(reopened):
+    shard = reopened(*[bytes(50_000)] * 3, shard_buffer_bytes=1 << 20)
+    [held] = shard.dequeue(1)
+
+    acked = AckRequest("mail", [AckInfo(held.descriptor)])
+    first, second, stored = shard.results(
+        DequeueRequest("mail", 2),
+        DequeueRequest("mail", 1, acked),
+        EnqueueRequest("mail", [Job(b"small")]),
+    )
+
+    assert len(first.jobs) + len(second.jobs) == 3
+    assert len(stored) == 1
+    assert shard.state(held.descriptor) is JobState.SUCCEEDED
+
+
 # --- acks -----------------------------------------------------------------------------------
 
 

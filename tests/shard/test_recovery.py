@@ -24,7 +24,7 @@ from pinlaterd.model import (
     EnqueueRequest,
     Job,
     JobState,
-    Payload,
+    PendingKey,
     RetryFailedRequest,
 )
 from pinlaterd.wire.envelope import HoldRequest, Op, Status, pack_hold_request
@@ -61,11 +61,11 @@ class Failing(SqliteEngine):
         self.on_read("depths")
         return super().depths()
 
-    def payloads(
-        self, queue: str, priority: int, local_ids: Sequence[int], *, most_bytes: int
-    ) -> Sequence[Payload | None]:
-        self.on_read("payloads")
-        return super().payloads(queue, priority, local_ids, most_bytes=most_bytes)
+    def read_pending(
+        self, queue: str, priority: int, *, after: PendingKey | None, until_ms: int, limit: int
+    ) -> Sequence[PendingKey]:
+        self.on_read("read_pending")
+        return super().read_pending(queue, priority, after=after, until_ms=until_ms, limit=limit)
 
     def apply(self, batch: Batch, now_ms: int) -> BatchResult:
         self.applied += 1
@@ -150,8 +150,12 @@ def test_a_dequeue_whose_jobs_cannot_be_read_is_refused_alone_and_they_can_be_ha
     shard.enqueue(Job(b"first"), Job(b"second", priority=2))
     shard.service.close()
     shard.service.open()  # with no payloads in memory
-    engine.on_read = refuse_calls("payloads")
 
+    def no_reads(batch: Batch) -> None:
+        if any(claim.payload is None for op in batch.claims for claim in op.claims):
+            raise StorageNotCommitted("the server is busy")
+
+    engine.on_apply = no_reads
     results = shard.results(
         EnqueueRequest("mail", [Job(b"a")]),
         DequeueRequest("mail", 10),
@@ -159,7 +163,7 @@ def test_a_dequeue_whose_jobs_cannot_be_read_is_refused_alone_and_they_can_be_ha
     )
     assert [len(results[0]), results[1], len(results[2])] == [1, Status.REFUSED, 1]
     assert shard.counts() == (3, 1, 0)
-    engine.on_read = lambda _call: None
+    engine.on_apply = lambda _batch: None
 
     assert [job.body for job in shard.dequeue()] == [b"first", b"a", b"b", b"second"]
     assert shard.service.serving
@@ -168,12 +172,11 @@ def test_a_dequeue_whose_jobs_cannot_be_read_is_refused_alone_and_they_can_be_ha
 def test_a_store_lost_in_a_read_costs_its_batch_nothing_that_another_shard_could_not_do(
     shard, engine
 ):
-    shard.enqueue(b"first")
-    shard.service.close()
-    shard.service.open()  # with no payloads in memory
+    shard.enqueue(Job(b"first", run_after_ms=shard.clock.now_ms() + 1_000))
+    shard.clock.advance(1.0)  # not in memory: only the store knows that it is due
 
     def lose(call: str) -> None:
-        if call == "payloads":
+        if call == "read_pending":
             engine.lost = "the connection was lost"
         if engine.lost:
             raise StorageNotCommitted(engine.lost)

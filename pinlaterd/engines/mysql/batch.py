@@ -17,11 +17,11 @@ from pinlaterd.engines.base import (
     CheckpointOp,
     CheckpointResult,
     Claim,
-    ClaimOp,
     EnqueueOp,
     ReleaseOp,
     Requeued,
 )
+from pinlaterd.engines.fitting import fitting_payloads
 from pinlaterd.engines.mysql.attempts import (
     HeldClaim,
     apply_acks,
@@ -31,15 +31,12 @@ from pinlaterd.engines.mysql.attempts import (
 )
 from pinlaterd.engines.mysql.limits import STATUS_CHARS
 from pinlaterd.engines.mysql.literals import quote_bytes, quote_text
+from pinlaterd.engines.mysql.records import read_payloads
 from pinlaterd.engines.mysql.statements import Each, select, update
 from pinlaterd.engines.mysql.store import Store, Transaction
 from pinlaterd.engines.mysql.tables import Table
 from pinlaterd.engines.mysql.witness import claimed_job
 from pinlaterd.model import Job, JobKey, JobState, Payload, PendingKey, claim_source, is_held_under
-
-PAYLOAD = (
-    b"local_id, COALESCE(body, ''), COALESCE(attempts_allowed, 1), COALESCE(attempts_remaining, 1)"
-)
 
 
 def apply_batch(store: Store, tx: Transaction, batch: Batch) -> BatchResult:
@@ -48,7 +45,7 @@ def apply_batch(store: Store, tx: Transaction, batch: Batch) -> BatchResult:
         checkpoints=[_checkpoint(store, tx, op) for op in batch.checkpoints],
         releases=[_release(store, tx, op) for op in batch.releases],
         enqueues=_enqueue(store, tx, batch.enqueues) if batch.enqueues else (),
-        claims=_claim(store, tx, batch.claims) if batch.claims else (),
+        claims=_claim(store, tx, batch) if batch.claims else (),
     )
 
 
@@ -248,14 +245,26 @@ def _inserts(head: bytes, rows: Sequence[bytes], most_bytes: int) -> Iterator[by
 # --- claims ---------------------------------------------------------------------------------
 
 
-def _claim(store: Store, tx: Transaction, ops: Sequence[ClaimOp]) -> list[list[Payload | None]]:
+def _claim(store: Store, tx: Transaction, batch: Batch) -> list[list[Payload | None]]:
+    def read(
+        queue: str, priority: int, local_ids: Sequence[int], *, most_bytes: int
+    ) -> Sequence[Payload | None]:
+        table = store.tables_of(queue).get(priority)
+        if table is None:
+            return [None] * len(local_ids)
+        return read_payloads(tx.db.rows, table, local_ids, most_bytes=most_bytes)
+
+    payloads = fitting_payloads(batch.claims, batch.claim_room, read)
+    ops = [
+        (op.queue, op.claims[: len(fitting)])
+        for op, fitting in zip(batch.claims, payloads, strict=True)
+    ]
     wanted: defaultdict[tuple[str, int], dict[int, Claim]] = defaultdict(dict)
     for queue, claims in ops:
         for claim in claims:
             # A job that is named twice is the first one's.
             wanted[queue, claim.key.priority].setdefault(claim.key.local_id, claim)
     made: dict[tuple[str, int], dict[int, Claim]] = {}
-    stored: dict[tuple[str, JobKey], Payload] = {}
     for (queue, priority), by_id in wanted.items():
         table = store.tables_of(queue).get(priority)
         if table is None:
@@ -267,18 +276,18 @@ def _claim(store: Store, tx: Transaction, ops: Sequence[ClaimOp]) -> list[list[P
             # Not by its state: in this very transaction it may have come from there.
             claim = next(iter(kept.values()))
             tx.witness = claimed_job(table, claim.key.local_id, claim.claim_descriptor)
-        missing = [local_id for local_id, claim in kept.items() if claim.payload is None]
-        for local_id, *payload in tx.read(select(table, PAYLOAD, missing, None)):
-            stored[queue, JobKey(priority, local_id)] = Payload(*payload)
 
-    def handed_out(queue: str, claim: Claim) -> Payload | None:
+    def handed_out(queue: str, claim: Claim, payload: Payload | None) -> Payload | None:
         claims = made.get((queue, claim.key.priority))
         if claims is None or claims.get(claim.key.local_id) is not claim:
             return None
         del claims[claim.key.local_id]  # the same claim may come a second time
-        return claim.payload or stored[queue, claim.key]
+        return payload
 
-    return [[handed_out(queue, claim) for claim in claims] for queue, claims in ops]
+    return [
+        [handed_out(queue, claim, payload) for claim, payload in zip(claims, of_op, strict=True)]
+        for (queue, claims), of_op in zip(ops, payloads, strict=True)
+    ]
 
 
 def _claim_in(

@@ -21,10 +21,16 @@ from pinlaterd.engines.base import (
     TableLimits,
 )
 from pinlaterd.engines.mysql import slices
-from pinlaterd.engines.mysql.batch import PAYLOAD, apply_batch
+from pinlaterd.engines.mysql.batch import apply_batch
 from pinlaterd.engines.mysql.connection import Server
 from pinlaterd.engines.mysql.limits import limits_of
-from pinlaterd.engines.mysql.records import STATES, WITH_BODY, WITHOUT_BODY, stored_job
+from pinlaterd.engines.mysql.records import (
+    STATES,
+    WITH_BODY,
+    WITHOUT_BODY,
+    read_payloads,
+    stored_job,
+)
 from pinlaterd.engines.mysql.searcher import MysqlSearcherFactory
 from pinlaterd.engines.mysql.statements import RUN_AFTER_MS, UPDATED_AT_MS, select
 from pinlaterd.engines.mysql.store import Store
@@ -170,29 +176,8 @@ class MysqlEngine(StorageEngine):
         table = self._table(queue, priority)
         if table is None:
             return [None] * len(local_ids)
-        if not local_ids:
-            return []
-        # So that all small bodies together are within the bound; of large ones the size is read.
-        small = max(most_bytes // len(local_ids), 256)
-        columns = (
-            b"local_id, IF(LENGTH(body) <= %d, body, NULL), COALESCE(attempts_allowed, 1),"
-            b" COALESCE(attempts_remaining, 1), COALESCE(LENGTH(body), 0)" % small
-        )
         with self._store.reading():
-            db = self._store.db
-            found = {
-                row[0]: row
-                for statement in select(table, columns, local_ids, None)
-                for row in db.rows(statement)
-            }
-            fitting = _fitting(local_ids, {i: row[4] for i, row in found.items()}, most_bytes)
-            ids = local_ids[:fitting]
-            large = [i for i in ids if i in found and found[i][1] is None]
-            for statement in select(table, PAYLOAD, large, None):
-                found.update((row[0], row) for row in db.rows(statement))
-        return [
-            _new(Payload, found[local_id][1:4]) if local_id in found else None for local_id in ids
-        ]
+            return read_payloads(self._store.db.rows, table, local_ids, most_bytes=most_bytes)
 
     def lookup(
         self, queue: str, keys: Sequence[JobKey], *, include_body: bool
@@ -290,17 +275,3 @@ class MysqlEngine(StorageEngine):
 
     def searcher(self) -> SearcherFactory:
         return MysqlSearcherFactory(self._store.shard, self._store.server)
-
-
-def _fitting(local_ids: Sequence[int], sizes: Mapping[int, int], most_bytes: int) -> int:
-    """How many of the bodies fit: all up to the first that does not, but one at least."""
-    met = False
-    for at, local_id in enumerate(local_ids):
-        size = sizes.get(local_id)
-        if size is None:
-            continue
-        most_bytes -= size
-        if most_bytes < 0 and met:
-            return at
-        met = True
-    return len(local_ids)

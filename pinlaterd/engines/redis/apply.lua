@@ -247,21 +247,27 @@ local enqueues = each_op(function(queue)
 end)
 
 -- --- claims -----------------------------------------------------------------------------------
--- Of each op: how many runs. A run: how many, priority; then of each id, claim, '1' if its payload
--- is known. The result of a claim: 0 if the job is not PENDING; 1; or a table of body, attempts
--- allowed and remaining.
+-- In front of the ops: most bytes of the batch, bytes of a job beside its body. Of each op: most
+-- bytes, '1' if its first job counts as within them, how many runs. A run: how many, priority; then
+-- of each id, claim, and the bytes of its body if its payload is known, or ''. The result of a
+-- claim: 0 if the job is not PENDING; 1; or a table of body, attempts allowed and remaining. There
+-- is none of the first that does not fit, and of those behind it in the op: they are left alone.
+
+local room, job_bytes = take_number(), take_number()
+local claimed_any = false
+
+-- A job, as far as a claim needs it: ra, and with what the claim does not know already bd, al, ar.
+-- nil if it was evicted.
+local function job_to_claim(key, known)
+  if known then
+    return fields_of(key, 'ra')
+  end
+  return fields_of(key, 'ra', 'bd', 'al', 'ar')
+end
 
 -- Note the claim in the job; its result. `score`: that it has where it is PENDING.
-local function claim_job(key, score, claim, known)
-  local job
-  if known then
-    job = fields_of(key, 'ra')
-  else
-    job = fields_of(key, 'ra', 'bd', 'al', 'ar')
-  end
-  if not job then
-    return 0
-  elseif job[1] then
+local function claim_job(key, job, score, claim, known)
+  if job[1] then
     redis.call('HSET', key, 'cd', claim)
   else
     redis.call('HSET', key, 'cd', claim, 'ra', ms_of(score))
@@ -272,36 +278,63 @@ local function claim_job(key, score, claim, known)
   return { job[2] or '', job[3], job[4] }
 end
 
-local function claim_run(queue, priority, count, results)
-  local ids, claims, knowns = {}, {}, {}
-  for at = 1, count do
-    ids[at], claims[at], knowns[at] = take(), take(), take() == '1'
+-- Whether so many bytes more have room in the answer, and in the batch; then they are taken.
+local function fits(answer, bytes)
+  if bytes > answer.left and not answer.at_least_one then
+    return false
   end
-  local pending = set_key(queue, priority, PENDING)
-  local ready = scores_by_id(pending, ids)
+  if bytes > room and claimed_any then
+    return false
+  end
+  answer.left, answer.at_least_one = answer.left - bytes, false
+  room, claimed_any = room - bytes, true
+  return true
+end
+
+-- Adds to `results`, up to the first job that does not fit; returns whether all did.
+local function claim_run(queue, priority, answer, run, results)
+  local pending, all_fit = set_key(queue, priority, PENDING), true
+  local ready = scores_by_id(pending, run.ids)
   local met, scores = {}, {}
-  for at, id in ipairs(ids) do
-    local score, claimed = ready[id], 0
+  for at, id in ipairs(run.ids) do
+    local score, claimed, known = ready[id], 0, run.known[at]
     if score then
+      local key = job_key(queue, id)
+      local job = job_to_claim(key, known)
+      if job and not fits(answer, (known or #(job[2] or '')) + job_bytes) then
+        all_fit = false
+        break
+      end
       ready[id] = nil -- given twice, it is claimed once
       met[#met + 1] = id -- an evicted one goes, too
-      claimed = claim_job(job_key(queue, id), score, claims[at], knowns[at])
-    end
-    if claimed ~= 0 then
-      scores[#scores + 1] = score_of(now, id)
-      scores[#scores + 1] = id
+      if job then
+        claimed = claim_job(key, job, score, run.claims[at], known)
+        scores[#scores + 1] = score_of(now, id)
+        scores[#scores + 1] = id
+      end
     end
     results[#results + 1] = claimed
   end
   remove_all(pending, met)
   add_all(set_key(queue, priority, IN_PROGRESS), scores)
+  return all_fit
+end
+
+local function take_run(count)
+  local run = { ids = {}, claims = {}, known = {} }
+  for at = 1, count do
+    run.ids[at], run.claims[at], run.known[at] = take(), take(), take_number() or false
+  end
+  return run
 end
 
 local claims = each_op(function(queue)
-  local results = {}
+  local answer = { left = take_number(), at_least_one = take() == '1' }
+  local results, all_fit = {}, room > 0 or not claimed_any
   for _ = 1, take_number() do
     local count, priority = take_number(), take()
-    claim_run(queue, priority, count, results)
+    local run = take_run(count)
+    all_fit = all_fit and claim_run(queue, priority, answer, run, results)
   end
   return results
 end)

@@ -54,7 +54,7 @@ def apply_arguments(batch: Batch, now_ms: int) -> list[Argument]:
     for enqueue in batch.enqueues:
         ops += (enqueue.queue, len(enqueue.jobs))
         _add_jobs(ops, places, enqueue, now_ms)
-    ops.append(len(batch.claims))
+    ops += (*batch.claim_room, len(batch.claims))
     for claims in batch.claims:
         _add_claims(ops, places, claims)
     return [
@@ -132,12 +132,12 @@ def _priority_of(claim: Claim) -> int:
 
 def _add_claims(arguments: list[Argument], places: Places, op: ClaimOp) -> None:
     runs = _runs(op.claims, _priority_of)
-    arguments += (op.queue, len(runs))
+    arguments += (op.queue, op.most_bytes, "1" if op.at_least_one else "0", len(runs))
     for priority, run in runs:
         places.add((op.queue, priority))
         arguments += (len(run), priority)
         for (_, local_id), _, claim, payload in run:
-            arguments += (str(local_id), claim, "0" if payload is None else "1")
+            arguments += (str(local_id), claim, "" if payload is None else str(len(payload[0])))
 
 
 # --- the answer -----------------------------------------------------------------------------
@@ -160,7 +160,7 @@ def batch_result(batch: Batch, answer: Sequence[Sequence[Any]]) -> BatchResult:
             for first, op in zip(enqueues, batch.enqueues, strict=True)
         ],
         claims=[
-            [_payload(claim, result) for claim, result in zip(op.claims, results, strict=True)]
+            [_payload(claim, result) for claim, result in zip(op.claims, results, strict=False)]
             for op, results in zip(batch.claims, claims, strict=True)
         ],
     )

@@ -83,7 +83,7 @@ class RedisEngine(StorageEngine):
         return self._store.durability
 
     def apply(self, batch: Batch, now_ms: int) -> BatchResult:
-        for ops in batch:
+        for ops in (batch.acks, batch.checkpoints, batch.releases, batch.enqueues, batch.claims):
             for op in ops:
                 self._store.known(op.queue)
         answer = self._store.write(scripts.APPLY, apply_arguments(batch, now_ms))

@@ -15,11 +15,11 @@ from pinlaterd.engines.base import (
     CheckpointOp,
     CheckpointResult,
     Claim,
-    ClaimOp,
     EnqueueOp,
     ReleaseOp,
     Requeued,
 )
+from pinlaterd.engines.fitting import fitting_payloads
 from pinlaterd.engines.sqlite.attempts import (
     HeldClaim,
     apply_acks,
@@ -29,6 +29,7 @@ from pinlaterd.engines.sqlite.attempts import (
     make_pending,
     priorities,
 )
+from pinlaterd.engines.sqlite.records import read_payloads
 from pinlaterd.engines.sqlite.store import Store, Transaction, id_list
 from pinlaterd.model import JobState, Payload, PendingKey, claim_source, is_held_under
 
@@ -39,7 +40,7 @@ def apply_batch(store: Store, tx: Transaction, batch: Batch) -> BatchResult:
         checkpoints=[_checkpoint(store, tx, op) for op in batch.checkpoints],
         releases=[_release(store, tx, op) for op in batch.releases],
         enqueues=_enqueue(store, tx, batch.enqueues) if batch.enqueues else (),
-        claims=_claim(store, tx, batch.claims) if batch.claims else (),
+        claims=_claim(store, tx, batch) if batch.claims else (),
     )
 
 
@@ -173,11 +174,21 @@ def _enqueue(store: Store, tx: Transaction, ops: Sequence[EnqueueOp]) -> list[ra
 # --- claims ---------------------------------------------------------------------------------
 
 
-def _claim(store: Store, tx: Transaction, ops: Sequence[ClaimOp]) -> list[list[Payload | None]]:
+def _claim(store: Store, tx: Transaction, batch: Batch) -> list[Sequence[Payload | None]]:
+    def read(
+        queue: str, priority: int, local_ids: Sequence[int], *, most_bytes: int
+    ) -> Sequence[Payload | None]:
+        queue_id = store.queue_id(queue)
+        return read_payloads(tx.db, queue_id, priority, local_ids, most_bytes=most_bytes)
+
+    payloads = fitting_payloads(batch.claims, batch.claim_room, read)
+    ops = [
+        (store.queue_id(op.queue), op.claims[: len(fitting)])
+        for op, fitting in zip(batch.claims, payloads, strict=True)
+    ]
     pending_rows = [
         (queue_id, priority, run_after_ms, local_id)
-        for queue, claims in ops
-        for queue_id in (store.queue_id(queue),)
+        for queue_id, claims in ops
         for (priority, local_id), run_after_ms, _, _ in claims
     ]
     deleted = tx.db.executemany(
@@ -187,17 +198,20 @@ def _claim(store: Store, tx: Transaction, ops: Sequence[ClaimOp]) -> list[list[P
     lost = _not_pending(tx, pending_rows) if deleted != len(pending_rows) else frozenset()
 
     claim_rows: list[tuple[int, int, int, int, str]] = []
-    taken: list[list[Claim | None]] = []
     first = 0
-    for queue, claims in ops:
-        queue_id = store.queue_id(queue)
-        kept = [None if at in lost else claim for at, claim in enumerate(claims, first)]
+    for number, (queue_id, claims) in enumerate(ops):
+        kept: Sequence[Claim] = claims
+        if lost:
+            gone = [at in lost for at in range(first, first + len(claims))]
+            kept = [claim for claim, is_gone in zip(claims, gone, strict=True) if not is_gone]
+            payloads[number] = [
+                None if is_gone else payload
+                for payload, is_gone in zip(payloads[number], gone, strict=True)
+            ]
         first += len(claims)
-        taken.append(kept)
         new_rows = [
             (claim.key.local_id, queue_id, claim.key.priority, tx.now_ms, claim.claim_descriptor)
             for claim in kept
-            if claim is not None
         ]
         claim_rows += new_rows
         tx.moved(queue_id, [row[2] for row in new_rows], JobState.PENDING, JobState.IN_PROGRESS)
@@ -206,31 +220,7 @@ def _claim(store: Store, tx: Transaction, ops: Sequence[ClaimOp]) -> list[list[P
         " VALUES (?, ?, ?, ?, ?)",
         claim_rows,
     )
-    return _with_payloads(tx, taken)
-
-
-def _with_payloads(
-    tx: Transaction, ops: Sequence[Sequence[Claim | None]]
-) -> list[list[Payload | None]]:
-    """The payloads that came with the claims, the others from the file."""
-    missing = [
-        claim.key.local_id
-        for claims in ops
-        for claim in claims
-        if claim is not None and claim.payload is None
-    ]
-    stored: dict[int, Payload] = {}
-    if missing:
-        rows = tx.db.execute(
-            "SELECT local_id, body, attempts_allowed, attempts_remaining FROM jobs"
-            " WHERE local_id IN (SELECT value FROM json_each(?))",
-            (id_list(missing),),
-        )
-        stored = {local_id: Payload(*payload) for local_id, *payload in rows}
-    return [
-        [claim and (claim.payload or stored[claim.key.local_id]) for claim in claims]
-        for claims in ops
-    ]
+    return payloads
 
 
 def _not_pending(tx: Transaction, rows: Sequence[tuple[int, int, int, int]]) -> frozenset[int]:

@@ -24,9 +24,9 @@ from pinlaterd.engines.sqlite import slices
 from pinlaterd.engines.sqlite.batch import apply_batch
 from pinlaterd.engines.sqlite.faults import reading
 from pinlaterd.engines.sqlite.limits import LIMITS
-from pinlaterd.engines.sqlite.records import stored_jobs
+from pinlaterd.engines.sqlite.records import read_payloads, stored_jobs
 from pinlaterd.engines.sqlite.searcher import SqliteSearcherFactory
-from pinlaterd.engines.sqlite.store import Store, id_list
+from pinlaterd.engines.sqlite.store import Store
 from pinlaterd.model import JobKey, JobState, Payload, PendingKey
 
 _BEFORE_ALL = PendingKey(-(2**63), 0)
@@ -109,27 +109,9 @@ class SqliteEngine(StorageEngine):
     def payloads(
         self, queue: str, priority: int, local_ids: Sequence[int], *, most_bytes: int
     ) -> Sequence[Payload | None]:
-        payloads: list[Payload | None] = []
-        append = payloads.append
         with reading(self._path):
-            # One row for each id, in their order, so that the read can end anywhere.
-            rows = self._store.db.execute(
-                "SELECT jobs.body, jobs.attempts_allowed, jobs.attempts_remaining"
-                " FROM json_each(?) AS wanted LEFT JOIN jobs ON jobs.local_id = wanted.value"
-                " AND jobs.queue = ? AND jobs.priority = ?",
-                (id_list(local_ids), self._store.queue_id(queue), priority),
-            )
-            for row in rows:
-                body = row[0]
-                if body is None:
-                    append(None)
-                    continue
-                most_bytes -= len(body)
-                if most_bytes < 0 and payloads:
-                    rows.close()
-                    break
-                append(_new(Payload, row))
-        return payloads
+            db, queue_id = self._store.db, self._store.queue_id(queue)
+            return read_payloads(db, queue_id, priority, local_ids, most_bytes=most_bytes)
 
     def lookup(
         self, queue: str, keys: Sequence[JobKey], *, include_body: bool

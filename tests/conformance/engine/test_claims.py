@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from pinlaterd.clock import FakeClock
-from pinlaterd.engines.base import Ack, AckOp, Batch, Claim, ClaimOp, EnqueueOp, Release
+from pinlaterd.engines.base import (
+    ANY_ROOM,
+    Ack,
+    AckOp,
+    Batch,
+    Claim,
+    ClaimOp,
+    ClaimRoom,
+    EnqueueOp,
+    Release,
+)
 from pinlaterd.model import Job, JobKey, JobState, Payload, PendingKey
 from tests.conformance.engine.harness import EngineHarness
 
@@ -135,6 +145,115 @@ def test_a_job_enqueued_and_claimed_in_one_batch(store: EngineHarness):
         assert result.claims[0][0] == (b"second", 2, 2)
     else:
         assert result.claims[0][0] is None
+
+
+# --- what fits ------------------------------------------------------------------------------
+
+
+def fitted(
+    store: EngineHarness, *ops: ClaimOp, room: ClaimRoom = ANY_ROOM
+) -> list[list[bytes | None]]:
+    """The bodies that these ops were given; None: the job was not to be had."""
+    answers = store.engine.apply(Batch(claims=ops, claim_room=room), store.now_ms).claims
+    return [[payload.body if payload else None for payload in answer] for answer in answers]
+
+
+A, B, C = b"a" * 10, b"b" * 10, b"c" * 10
+
+
+def test_claims_end_before_the_job_with_which_their_answer_would_be_too_large(
+    store: EngineHarness,
+):
+    keys = store.enqueue(A, B, C, b"")
+    before = [store.job(key) for key in keys]
+
+    assert fitted(store, ClaimOp("mail", store.wanted(), most_bytes=29)) == [[A, B]]
+
+    assert [store.job(key) for key in keys[2:]] == before[2:]
+    assert store.depths() == {(1, JobState.IN_PROGRESS): 2, (1, JobState.PENDING): 2}
+    assert fitted(store, ClaimOp("mail", store.wanted(), most_bytes=10)) == [[C, b""]]
+
+
+def test_each_job_takes_some_bytes_beside_its_body(store: EngineHarness):
+    store.enqueue(A, b"", B)
+    op = ClaimOp("mail", store.wanted(), most_bytes=20)
+
+    assert fitted(store, op, room=ClaimRoom(job_bytes=5)) == [[A, b""]]
+
+
+def test_all_ops_of_a_batch_share_its_room(store: EngineHarness):
+    store.engine.create_queue("other", store.now_ms)
+    store.enqueue(A, B, C)
+    store.enqueue(A, B, queue="other")
+    others = store.wanted(queue="other")
+    ops = [
+        ClaimOp("mail", store.wanted(), most_bytes=25),
+        ClaimOp("other", others[:1]),
+        ClaimOp("other", others[1:]),
+    ]
+
+    assert fitted(store, *ops, room=ClaimRoom(35)) == [[A, B], [A], []]
+    assert store.depths("other") == {(1, JobState.IN_PROGRESS): 1, (1, JobState.PENDING): 1}
+
+
+def test_an_answer_that_is_full_leaves_room_to_the_others(store: EngineHarness):
+    store.enqueue(A, B, C)
+    first, second, third = store.wanted()
+    ops = [ClaimOp("mail", [first, second], most_bytes=10), ClaimOp("mail", [third])]
+
+    assert fitted(store, *ops, room=ClaimRoom(20)) == [[A], [C]]
+
+
+def test_the_first_job_of_a_batch_has_room_however_large_it_is(store: EngineHarness):
+    store.enqueue(A, B, C)
+    first, second, third = store.wanted()
+    ops = [ClaimOp("mail", [first, second], most_bytes=1), ClaimOp("mail", [third])]
+
+    assert fitted(store, *ops, room=ClaimRoom(1)) == [[A], []]
+
+
+def test_the_first_job_of_an_answer_fits_it_unless_there_is_something_in_it_already(
+    store: EngineHarness,
+):
+    store.enqueue(A, B, C)
+    first, *others = store.wanted()
+    ops = [
+        ClaimOp("mail", [first], most_bytes=1, at_least_one=False),
+        ClaimOp("mail", others, most_bytes=1),
+    ]
+
+    assert fitted(store, *ops) == [[], [B]]
+
+
+def test_what_is_not_to_be_had_takes_no_room(store: EngineHarness):
+    keys = store.enqueue(A, B, C)
+    claims = store.wanted()
+    store.engine.delete_keys("mail", JobState.PENDING, keys[:1])
+
+    assert fitted(store, ClaimOp("mail", claims, most_bytes=1), room=ClaimRoom(1)) == [[None, B]]
+
+
+def test_payloads_in_memory_take_room_as_well(store: EngineHarness):
+    store.enqueue(A, B, C)
+    first, second, third = store.wanted()
+    second = second._replace(payload=Payload(B, 2, 2))
+    ops = [ClaimOp("mail", [first, second, third], most_bytes=20)]
+
+    assert fitted(store, *ops) == [[A, B]]
+    assert fitted(store, ClaimOp("mail", store.wanted(), most_bytes=9)) == [[C]]
+
+
+def test_no_lower_priority_is_claimed_behind_a_job_that_does_not_fit(store: EngineHarness):
+    store.enqueue(A, B, Job(b"small", priority=2))
+    claims = store.wanted(priority=1) + store.wanted(priority=2)
+
+    assert fitted(store, ClaimOp("mail", claims, most_bytes=15)) == [[A]]
+
+    assert store.depths() == {
+        (1, JobState.IN_PROGRESS): 1,
+        (1, JobState.PENDING): 1,
+        (2, JobState.PENDING): 1,
+    }
 
 
 # --- releases -------------------------------------------------------------------------------
