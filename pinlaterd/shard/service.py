@@ -19,7 +19,7 @@ from random import Random
 
 from pinlaterd.clock import Clock
 from pinlaterd.config.schema import Config
-from pinlaterd.engines.base import BatchResult, StorageEngine
+from pinlaterd.engines.base import BatchResult, Durability, StorageEngine
 from pinlaterd.errors import (
     Overloaded,
     PinLaterError,
@@ -94,6 +94,7 @@ class ShardService:
         self.incarnation = 0  # of the latest ownership
         self.serving = False  # whether the store is open
         self.trouble = ""  # why it is not
+        self.durability = Durability("not opened yet")  # of the store as it was opened last
         self._engine = engine
         self._config = config
         self._clock = clock
@@ -160,6 +161,7 @@ class ShardService:
         self.incarnation = max(ownership.start_ms, self.incarnation + 1)
         try:
             self._load()
+            self.durability = self._engine.durability()
         except StorageError:
             self._engine.close()
             raise
@@ -170,6 +172,8 @@ class ShardService:
             self.incarnation,
             "in order" if ownership.clean else "without closing it",
         )
+        if self.durability.warning:
+            log.warning("its store: %s", self.durability.warning)
 
     def _load(self) -> None:
         """Begin with an empty memory."""

@@ -5,7 +5,8 @@ during a COMMIT   what is found out then; StorageError if nothing is
 anything else     StorageError where something may have been changed
 
 A lost connection has to be followed by opening anew, for the lock that made us owner went with it;
-so have tables that are gone: opened anew, the engine finds what is there.
+so have tables that are gone: opened anew, the engine finds what is there; and a server that has
+become read-only: the address may lead to another one by now.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ _CANNOT_CONNECT = 2003
 _LOST = frozenset({0, 1053, 1080, 1152, 1158, 1159, 1160, 1161, 1927, 2006, 2013, 2014, 2055, 4031})
 # 1008 and 1049 unknown database, 1051 and 1146 unknown table, 1054 unknown column, 1932 damaged
 _GONE = frozenset({1008, 1049, 1051, 1054, 1146, 1932})
+_READ_ONLY = frozenset({1290, 1836})
 _DISK_FULL, _TABLE_FULL = 1021, 1114
 # A write, or a storage engine, that failed; the text says why.
 _PERHAPS_FULL = frozenset({1026, 1030})
@@ -71,6 +73,11 @@ def is_lost(fault: BaseException) -> bool:
 def is_gone(fault: BaseException) -> bool:
     """Whether tables that we know of are not there any more."""
     return code_of(fault) in _GONE
+
+
+def is_read_only(fault: BaseException) -> bool:
+    """Whether the server takes no writes, as replicas do."""
+    return code_of(fault) in _READ_ONLY
 
 
 def is_retryable(fault: BaseException) -> bool:

@@ -32,6 +32,7 @@ from pinlaterd.engines.mysql.faults import (
     is_gone,
     is_lock_wait,
     is_lost,
+    is_read_only,
     is_retryable,
     storage_error,
 )
@@ -137,9 +138,11 @@ class Store:
         self._owner_table = quote_name(self._owner_database, "owner")
         self._lock = OwnerLock(shard, server)
         self._db: Connection | None = None
+        self._heard_at = 0.0  # when a heartbeat last found the server as it has to be
         self._start_ms = 0  # of our ownership
         self.trouble = ""  # why it must be opened anew
         self._unmoved_commits = 0  # see _note
+        self._ended_badly = False  # whether we were the owner, until a clean end is noted
         self._next_local_id = 1
         self._marked_local_id = 1  # ids below this are marked as used in the owner's table
 
@@ -152,7 +155,7 @@ class Store:
         if self._db is not None:
             raise StorageError(f"{self} is open already; close it first")
         db = self._connect(self._answer_seconds)
-        self._db, self.trouble = db, ""
+        self._db, self.trouble, self._heard_at = db, "", self._clock.monotonic()
         try:
             with self._guarded():
                 self._lock.take(db)
@@ -166,7 +169,6 @@ class Store:
     def _connect(self, patience_seconds: float) -> Connection:
         return Connection(
             self.server,
-            self._clock,
             patience_seconds=patience_seconds,
             idle_seconds=self._lease_seconds,
         )
@@ -229,9 +231,10 @@ class Store:
         db.execute(create_owner_table(self._owner_database))
         known: dict[str, int] = dict(db.rows(b"SELECT name, value FROM " + self._owner_table))
         self._start_ms = start_ms = max(now_ms, known.get("start_ms", 0) + 1)
-        clean = bool(known.get("clean", 1))
+        # What is found may be older than what we left, or nothing: a replica, a copy put back.
+        clean = bool(known.get("clean", 1)) and not self._ended_badly
         self._unmoved_commits = known.get("unmoved_commits", 0)
-        next_local_id = known.get("next_local_id", 1)
+        next_local_id = max(known.get("next_local_id", 1), self._next_local_id)
         if not clean:
             next_local_id += _IDS_SKIPPED_AFTER_UNCLEAN_END
         self._next_local_id = next_local_id
@@ -239,6 +242,7 @@ class Store:
         self._marked_local_id = self._next_local_id
         values = {"start_ms": start_ms, "clean": 0, "next_local_id": self._next_local_id}
         self.transact(now_ms, lambda tx: self._remember(tx, values))
+        self._ended_badly = True
         return Ownership(start_ms, clean)
 
     def _pass_used_ids(self, db: Connection) -> None:
@@ -262,6 +266,7 @@ class Store:
             values = {"clean": 1, "next_local_id": self._next_local_id}
             with contextlib.suppress(StorageError):
                 self.transact(0, lambda tx: self._remember(tx, values))
+                self._ended_badly = False
                 with self.reading():
                     self._lock.release(self.db)
         self._abandon()
@@ -272,11 +277,18 @@ class Store:
             db.close()
 
     def heartbeat(self) -> None:
-        """Let the server hear from us before it takes us for dead."""
-        db = self.db
-        if self._clock.monotonic() - db.used_at >= self._lease_seconds / 3:
-            with self.reading():
-                db.ping()
+        """Let the server hear from us before it takes us for dead. One that has become a replica
+        keeps no owner: it would refuse all that we write, or, from an administrator, accept it."""
+        db, now = self.db, self._clock.monotonic()
+        if now - self._heard_at < self._lease_seconds / 3:
+            return
+        with self.reading():
+            try:
+                self._check_writable(db)
+            except StorageError as error:
+                self.trouble = error.message
+                raise
+        self._heard_at = now
 
     # --- reading and writing -----------------------------------------------------------------
 
@@ -348,7 +360,7 @@ class Store:
             with self.reading():
                 self._pass_used_ids(db)
         elif attempts_left <= 0 or not is_retryable(fault):
-            if is_gone(fault):
+            if is_gone(fault) or is_read_only(fault):
                 self._lose(fault, undone=True)
             raise storage_error(fault, str(self), undone=True) from fault
 

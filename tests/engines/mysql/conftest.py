@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pinlaterd.clock import FakeClock
+from pinlaterd.clock import Clock, FakeClock
 from pinlaterd.engines.base import StorageEngine
 from pinlaterd.engines.mysql.connection import Server
 from pinlaterd.engines.mysql.engine import MysqlEngine
@@ -28,7 +28,8 @@ def shard(tmp_path: Path) -> str:
 
 @pytest.fixture
 def new_engine(mariadb: MariaDB, shard: str) -> NewEngine:
-    """Another engine on the shard of this test; with other settings, if any are given."""
+    """Another engine on the shard of this test; with other settings, if any are given. `beats`: the
+    clock that its heartbeats go by."""
 
     def make(
         *,
@@ -39,6 +40,7 @@ def new_engine(mariadb: MariaDB, shard: str) -> NewEngine:
         lease_seconds: float = LEASE_SECONDS,
         answer_seconds: float | None = None,
         name: str = shard,
+        beats: Clock | None = None,
     ) -> MysqlEngine:
         server = Server(host, port, user, passwd)
         return MysqlEngine(
@@ -47,6 +49,7 @@ def new_engine(mariadb: MariaDB, shard: str) -> NewEngine:
             levels=LEVELS,
             lease_seconds=lease_seconds,
             answer_seconds=answer_seconds or lease_seconds,
+            clock=beats,
         )
 
     return make

@@ -17,6 +17,7 @@ from pinlaterd.engines.base import Ack, Batch, EnqueueOp, StorageEngine
 from pinlaterd.engines.mysql.faults import storage_error
 from pinlaterd.errors import ShardOwned, StorageError, StorageFull, StorageNotCommitted
 from pinlaterd.model import Job, JobKey, JobState
+from tests.conformance.engine.engines import LEASE_SECONDS
 from tests.conformance.engine.harness import QUEUE, EngineHarness
 from tests.conftest import ProgramPath
 from tests.engines.mysql.conftest import NewEngine
@@ -170,11 +171,9 @@ def test_a_connection_that_was_given_up_is_not_waited_for(
     engine.close()
 
 
-def test_a_heartbeat_finds_out(behind_proxy: EngineHarness, proxy: Proxy, clock: FakeClock):
-    engine = behind_proxy.engine
-    engine._store._clock = clock  # type: ignore[attr-defined]
-    engine._store._db._clock = clock  # type: ignore[attr-defined]
-    behind_proxy.enqueue(b"a")  # notes the time
+def test_a_heartbeat_finds_out(proxy: Proxy, new_engine: NewEngine, clock: FakeClock):
+    engine = new_engine(port=proxy.port, beats=clock)
+    engine.open(clock.now_ms())
     proxy.cut_at(b"", Cut.BEFORE)
     clock.advance(1)
     engine.heartbeat()
@@ -183,6 +182,7 @@ def test_a_heartbeat_finds_out(behind_proxy: EngineHarness, proxy: Proxy, clock:
 
     with pytest.raises(StorageError):
         engine.heartbeat()
+    engine.close()
 
 
 # --- the server dies ----------------------------------------------------------------------------
@@ -223,6 +223,32 @@ def test_a_server_killed_between_commits_has_kept_them(
     store.engine.close()
 
 
+@pytest.mark.parametrize("found", ["nothing", "an older copy"])
+def test_no_id_is_given_twice_where_the_same_process_finds_less_than_it_left(
+    behind_proxy: EngineHarness, proxy: Proxy, stranger: Any, shard: str, found: str
+):
+    """A replica that took the server's place, or a copy that was put back."""
+    engine = behind_proxy.engine
+    before = behind_proxy.enqueue(b"a", b"b", b"c")
+    proxy.cut_at(b"", Cut.BEFORE)
+    with pytest.raises(StorageError):
+        behind_proxy.enqueue(b"d")
+    engine.close()
+    stranger.execute(f"DROP DATABASE `plq_{shard}_{QUEUE}`")
+    if found == "nothing":
+        stranger.execute(f"DROP DATABASE `plm_{shard}`")
+    else:
+        stranger.execute(
+            f"REPLACE INTO `plm_{shard}`.owner VALUES ('next_local_id', 1), ('clean', 1)"
+        )
+
+    assert not engine.open(behind_proxy.now_ms).clean
+    engine.create_queue(QUEUE, behind_proxy.now_ms)
+    [after] = behind_proxy.enqueue(b"e")
+
+    assert after.local_id > max(key.local_id for key in before) + 1_000_000
+
+
 def test_a_weaker_durability_is_told(
     own_server: MariaDB, new_engine: NewEngine, clock: FakeClock, table: str
 ):
@@ -259,14 +285,84 @@ def test_a_binary_log_of_statements_is_served_and_its_flush_is_looked_at(
     store.engine.close()
 
 
+@pytest.fixture
+def plain_user(mariadb: MariaDB) -> dict[str, str]:
+    """One that `read_only` holds for: it may write to the shards' databases, and no more."""
+    with mariadb.connect("root", "") as root, root.cursor() as cursor:
+        cursor.execute(f"CREATE OR REPLACE USER plain@'{HOST}' IDENTIFIED BY 'p'")
+        cursor.execute(f"GRANT ALL ON `plq\\_%`.* TO plain@'{HOST}'")
+        cursor.execute(f"GRANT ALL ON `plm\\_%`.* TO plain@'{HOST}'")
+    return {"user": "plain", "passwd": "p"}
+
+
+@pytest.fixture
+def become_read_only(stranger: Any) -> Iterator[Callable[[], None]]:
+    """Makes the server what a replica is, to the end of the test."""
+    yield lambda: stranger.execute("SET GLOBAL read_only = 1")
+    stranger.execute("SET GLOBAL read_only = 0")
+
+
 def test_a_read_only_server_is_refused(
-    own_server: MariaDB, new_engine: NewEngine, clock: FakeClock
+    become_read_only: Callable[[], None], new_engine: NewEngine, clock: FakeClock
 ):
-    with own_server.connect() as stranger, stranger.cursor() as cursor:
-        cursor.execute("SET GLOBAL read_only = 1")
+    become_read_only()
 
     with pytest.raises(StorageError, match=r"read-only.*primary"):
-        new_engine(port=own_server.port).open(clock.now_ms())
+        new_engine().open(clock.now_ms())
+
+
+@pytest.mark.parametrize("writes", [True, False], ids=["that writes", "that is idle"])
+def test_an_owner_whose_server_becomes_read_only_steps_back(
+    become_read_only: Callable[[], None],
+    plain_user: dict[str, str],
+    new_engine: NewEngine,
+    clock: FakeClock,
+    writes: bool,
+):
+    engine = new_engine(beats=clock, **plain_user)
+    engine.open(clock.now_ms())
+    engine.create_queue(QUEUE, clock.now_ms())
+    become_read_only()
+
+    if writes:
+        with pytest.raises(StorageNotCommitted, match="read-only; point"):
+            engine.apply(ONE_JOB, clock.now_ms())
+    else:
+        clock.advance(LEASE_SECONDS / 2)
+        with pytest.raises(StorageError, match="is read-only, as replicas are"):
+            engine.heartbeat()
+
+    assert "read-only" in engine.trouble
+    engine.close()
+    with pytest.raises(StorageError, match="is read-only, as replicas are"):
+        engine.open(clock.now_ms())
+
+
+def test_an_administrator_writes_nothing_more_to_a_server_that_has_become_read_only(
+    become_read_only: Callable[[], None],
+    stranger: Any,
+    new_engine: NewEngine,
+    clock: FakeClock,
+    shard: str,
+):
+    """A server lets such an account write all the same; it has no business on a replica."""
+    engine = new_engine(beats=clock)
+    engine.open(clock.now_ms())
+    engine.create_queue(QUEUE, clock.now_ms())
+    become_read_only()
+    # Every third of the lease, however often the connection is used.
+    for _ in range(2):
+        clock.advance(LEASE_SECONDS / 4)
+        engine.read_pending(QUEUE, 1, after=None, until_ms=0, limit=1)
+
+    with pytest.raises(StorageError, match="is read-only"):
+        engine.heartbeat()
+    with pytest.raises(StorageNotCommitted, match="opened anew"):
+        engine.apply(ONE_JOB, clock.now_ms())
+    engine.close()
+
+    stranger.execute(f"SELECT value FROM `plm_{shard}`.owner WHERE name = 'clean'")
+    assert stranger.fetchall() == ((0,),)
 
 
 # --- there is no connection to be had -----------------------------------------------------------
