@@ -169,11 +169,14 @@ class DequeueWork:
         self.remaining -= len(descriptors)
 
     def _take_over(self, payloads: Sequence[Payload | None], memory: Memory, now_ms: int) -> None:
-        """The claims were committed. None stands for a job that was gone from the store."""
+        """The claims were committed. None stands for a job that was not PENDING in the store: that
+        is somebody else's doing."""
         claims, self.claims = self.claims, []
         delay_ms = now_ms - claims[len(claims) // 2].run_after_ms
         held = [payload for payload in payloads if payload is not None]
         if len(held) < len(claims):
+            memory.figures.mismatched(self.queue, len(claims) - len(held))
+            memory.strange.add(self.queue)
             claims = [
                 claim
                 for claim, payload in zip(claims, payloads, strict=True)

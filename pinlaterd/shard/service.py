@@ -23,6 +23,8 @@ from pinlaterd.engines.base import BatchResult, Durability, StorageEngine
 from pinlaterd.errors import (
     Overloaded,
     PinLaterError,
+    QueueGone,
+    QueueNotFound,
     ShardConnectionFailed,
     ShardOwned,
     StorageError,
@@ -70,6 +72,7 @@ class _Batch:
         self.dequeues: list[Work] = []
         self.jobs = 0
         self.room = room
+        self.refusal: StorageNotCommitted | None = None  # of a read for one of its dequeues
 
 
 _TOO_LATE = "got the call after its deadline"
@@ -348,7 +351,8 @@ class ShardService:
 
     def tick(self) -> None:
         """What is due once a second: ownership is kept alive, and figures are looked at."""
-        for step in (self._engine.heartbeat, self._probe, self._gauge):
+        look = self._upkeep.look_at_strange_queues
+        for step in (self._engine.heartbeat, self._probe, look, self._gauge):
             if self.serving:
                 self._guarded(step, can_wait=True)
         self._memory.figures.gauge_health(ailing=bool(self.ailing))
@@ -447,7 +451,10 @@ class ShardService:
             else:
                 batch.writes.append(work)
                 batch.jobs += work.rows
-        self._commit([*batch.writes, *batch.dequeues], now_ms)
+        works = [*batch.writes, *batch.dequeues]
+        refusal = self._commit(works, now_ms) if works else batch.refusal
+        if refusal and not isinstance(refusal, StorageFull) and not self._engine.trouble:
+            self._health.failed(self._clock.monotonic())  # once, however many calls it refused
 
     def _add_dequeue(self, batch: _Batch, work: DequeueWork, now_ms: int, now: float) -> None:
         """Let it choose its jobs; one that needs no commit is answered, or goes on later."""
@@ -465,6 +472,7 @@ class ShardService:
                 batch.room -= self._claimer.choose(work, most_jobs, batch.room, now_ms, first=first)
             except StorageNotCommitted as error:
                 self._give_up([work], error, now_ms)
+                batch.refusal = error
                 return
         jobs = work.rows
         if jobs:
@@ -500,9 +508,8 @@ class ShardService:
                 self._looks.popleft()
                 self._settle(work, work.answer())
 
-    def _commit(self, works: Sequence[Work], now_ms: int) -> None:
-        if not works:
-            return
+    def _commit(self, works: Sequence[Work], now_ms: int) -> StorageNotCommitted | None:
+        """Returns why none of `works` was carried out; None if any was."""
         parts = Parts()
         for work in works:
             work.contribute(parts)
@@ -510,11 +517,10 @@ class ShardService:
         try:
             result = self._engine.apply(parts.batch(), now_ms)
         except StorageNotCommitted as error:
-            if len(works) == 1 or self._engine.trouble:
-                self._give_up(works, error, now_ms)
-            else:
-                self._commit_one_by_one(works, error, now_ms)
-            return
+            if len(works) > 1 and not self._engine.trouble:
+                return self._commit_one_by_one(works, error, now_ms)
+            self._give_up(works, error, now_ms)
+            return error
         memory = self._memory
         now = self._clock.monotonic()
         self._health.succeeded(now - started, now)
@@ -529,17 +535,24 @@ class ShardService:
             self._conclude(work, results, now_ms)
         memory.take_in(now_ms)
         memory.figures.end_batch()
+        return None
 
     def _commit_one_by_one(
         self, works: Sequence[Work], error: StorageNotCommitted, now_ms: int
-    ) -> None:
-        """After `error`, which one of them may have caused."""
+    ) -> StorageNotCommitted | None:
+        """After `error`, which one of them may have caused. Returns as `_commit` does; if some were
+        refused for lack of room only, that is not why."""
         log.warning("a batch failed, so its calls are tried one by one: %s", error.message)
+        refusals: list[StorageNotCommitted | None] = []
         for at, work in enumerate(works):
             if self._engine.trouble:  # which it got into meanwhile
                 self._give_up(works[at:], error, now_ms)
-                return
-            self._commit([work], now_ms)
+                refusals.append(error)
+                break
+            refusals.append(self._commit([work], now_ms))
+        if None in refusals:
+            return None
+        return min(refusals, key=lambda refusal: isinstance(refusal, StorageFull))
 
     def _conclude(self, work: Work, results: Results, now_ms: int) -> None:
         entry = work.conclude(results, self._memory, now_ms)
@@ -550,15 +563,22 @@ class ShardService:
             self._unfinished.append(work)
 
     def _give_up(self, works: Sequence[Work], error: StorageError, now_ms: int) -> None:
-        """Their commit failed, and nothing has changed: another shard may serve. But a dequeue
-        that earlier commits have carried out in part is answered with that."""
+        """Their commit failed, and nothing has changed: another shard may serve, unless their queue
+        was removed. But a dequeue that earlier commits have carried out in part is answered with
+        that."""
         log.warning("calls that can't be carried out: %d: %s", len(works), error.message)
         self._memory.figures.count("calls_refused", len(works))
         reason = error.message if isinstance(error, StorageFull) else STORE_FAILED
         for work in works:
             work.give_up(self._memory, now_ms)
             begun = isinstance(work, DequeueWork) and (work.begun or work.jobs)
-            self._settle(work, work.fail(error) if begun else refused(work.arrival, reason))
+            if begun:
+                entry = work.fail(error)
+            elif isinstance(error, QueueGone) and work.queue == error.queue:
+                entry = work.fail(QueueNotFound(error.queue))
+            else:
+                entry = refused(work.arrival, reason)
+            self._settle(work, entry)
 
     def _refuse_all(self) -> None:
         while self._backlog:

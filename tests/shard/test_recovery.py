@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from pinlaterd.config.schema import ServerSettings
 from pinlaterd.engines.base import Batch, BatchResult, Ownership
 from pinlaterd.engines.sqlite.engine import SqliteEngine
 from pinlaterd.errors import (
     ShardConnectionFailed,
     ShardOwned,
     StorageError,
+    StorageFull,
     StorageNotCommitted,
 )
 from pinlaterd.model import (
@@ -87,12 +89,14 @@ def shard(make_shard, engine):
     return made
 
 
-def refuse(bodies: set[bytes]) -> Callable[[Batch], None]:
+def refuse(
+    bodies: set[bytes], error: type[StorageNotCommitted] = StorageNotCommitted
+) -> Callable[[Batch], None]:
     """Commits that hold such a job fail, beyond doubt."""
 
     def check(batch: Batch) -> None:
         if any(job.body in bodies for op in batch.enqueues for job in op.jobs):
-            raise StorageNotCommitted("the disk is full")
+            raise error("the disk is full")
 
     return check
 
@@ -417,10 +421,46 @@ def test_a_store_that_fails_as_soon_as_it_is_open_is_opened_less_and_less_often(
 
 def test_a_store_that_is_full_does_not_ail(shard, engine):
     """It refuses beyond doubt; its jobs have to be dequeued, so that there is room again."""
-    engine.on_apply = refuse({b"more"})
+    engine.on_apply = refuse({b"more"}, StorageFull)
 
     for _ in range(20):
-        shard.results(EnqueueRequest("mail", [Job(b"more")]))
+        assert shard.results(*[EnqueueRequest("mail", [Job(b"more")])] * 2) == [Status.REFUSED] * 2
+
+    assert shard.service.ailing == ""
+
+
+def test_a_store_that_refuses_every_batch_ails(shard, engine):
+    def refuse_all(_batch: Batch) -> None:
+        raise StorageNotCommitted("no statement goes well")
+
+    engine.on_apply = refuse_all
+    enqueue = EnqueueRequest("mail", [Job(b"a")])
+
+    for batches in range(ServerSettings().health_failures_in_row):
+        assert shard.service.ailing == "", batches
+        shard.results(enqueue, enqueue)  # one failure of the store, however many calls it cost
+
+    assert "failed 5 times in a row" in shard.service.ailing
+    assert shard.service.serving
+
+
+def test_a_store_that_cannot_be_read_ails(shard, engine):
+    shard.enqueue(b"a")
+    shard.service.close()
+    shard.service.open()  # with no payloads in memory
+    engine.on_read = refuse_calls("payloads")
+
+    for _ in range(ServerSettings().health_failures_in_row):
+        assert shard.results(DequeueRequest("mail", 1)) == [Status.REFUSED]
+
+    assert "its store failed" in shard.service.ailing
+
+
+def test_a_call_that_fails_each_batch_it_is_in_does_not_make_the_store_ail(shard, engine):
+    engine.on_apply = refuse({b"poison"})
+
+    for _ in range(20):
+        shard.results(EnqueueRequest("mail", [Job(b"poison")]), EnqueueRequest("mail", [Job(b"a")]))
 
     assert shard.service.ailing == ""
 

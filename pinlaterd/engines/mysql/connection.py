@@ -118,6 +118,8 @@ class Connection:
         self._packet_bytes = int(found["max_allowed_packet"])
         room = max(self._packet_bytes - _PACKET_MARGIN_BYTES, _PACKET_MARGIN_BYTES)
         self.statement_bytes = min(room, _LARGEST_STATEMENT_BYTES)
+        # The longest value that fits whatever is in it: a literal may take two bytes for each.
+        self.value_bytes = max(0, self._packet_bytes - _PACKET_MARGIN_BYTES) // 2
 
     def _probe_when_silent(self) -> None:
         """The driver asks for TCP's keepalive, but at the system's pace: after hours."""

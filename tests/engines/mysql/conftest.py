@@ -12,10 +12,13 @@ from pinlaterd.clock import Clock, FakeClock
 from pinlaterd.engines.base import StorageEngine
 from pinlaterd.engines.mysql.connection import Server
 from pinlaterd.engines.mysql.engine import MysqlEngine
-from tests.conformance.engine.engines import LEASE_SECONDS, LEVELS, shard_for
+from tests.conformance.engine.engines import BODY_BYTES, LEASE_SECONDS, LEVELS, shard_for
 from tests.conformance.engine.harness import QUEUE, EngineHarness
 from tests.servers.mariadb import HOST, PASSWD, USER, MariaDB
 from tests.servers.proxy import Proxy
+from tests.shard.conftest import make_shard
+
+__all__ = ["make_shard"]
 
 NewEngine = Callable[..., MysqlEngine]
 
@@ -47,6 +50,7 @@ def new_engine(mariadb: MariaDB, shard: str) -> NewEngine:
             name,
             server,
             levels=LEVELS,
+            most_body_bytes=BODY_BYTES,
             lease_seconds=lease_seconds,
             answer_seconds=answer_seconds or lease_seconds,
             clock=beats,

@@ -6,23 +6,30 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from pymysql.err import OperationalError
 
 from pinlaterd.clock import FakeClock
-from pinlaterd.engines.base import Ack, Batch, EnqueueOp, StorageEngine
+from pinlaterd.engines.base import Ack, Batch, Checkpoint, EnqueueOp, StorageEngine
 from pinlaterd.engines.mysql.faults import storage_error
-from pinlaterd.errors import ShardOwned, StorageError, StorageFull, StorageNotCommitted
-from pinlaterd.model import Job, JobKey, JobState
+from pinlaterd.errors import (
+    EnqueueRejected,
+    InvalidRequest,
+    ShardOwned,
+    StorageError,
+    StorageFull,
+    StorageNotCommitted,
+)
+from pinlaterd.model import CheckpointInfo, CheckpointRequest, Job, JobKey, JobState
 from tests.conformance.engine.engines import LEASE_SECONDS
 from tests.conformance.engine.harness import QUEUE, EngineHarness
 from tests.conftest import ProgramPath
 from tests.engines.mysql.conftest import NewEngine
 from tests.servers.mariadb import HOST, MariaDB, start_mariadb
 from tests.servers.proxy import Cut, Proxy
+from tests.shard.conftest import MakeShard
 
 Call = Callable[[StorageEngine], object]
 
@@ -47,11 +54,12 @@ STORAGE_CALLS: dict[str, Call] = {
         QUEUE, JobState.FAILED, updated_before_ms=1, limit=1
     ),
     "durability": lambda engine: engine.durability(),
+    "recount": lambda engine: engine.recount(QUEUE),
 }
 # These answer from memory, or have tests of their own.
 OTHER_CALLS = {
     *("open", "close", "heartbeat", "queues", "narrower", "depths", "address", "vacuum"),
-    "searcher",
+    *("searcher", "strange_queues"),
 }
 
 
@@ -188,14 +196,24 @@ def test_a_heartbeat_finds_out(proxy: Proxy, new_engine: NewEngine, clock: FakeC
 # --- the server dies ----------------------------------------------------------------------------
 
 
-@pytest.fixture
-def own_server(
-    program_path: ProgramPath, tmp_path: Path, free_port: Callable[[], int]
+@pytest.fixture(scope="module")
+def spare_server(
+    program_path: ProgramPath,
+    tmp_path_factory: pytest.TempPathFactory,
+    free_port: Callable[[], int],
 ) -> Iterator[MariaDB]:
-    """For a test that kills it."""
-    server = start_mariadb(program_path, tmp_path / "db", free_port())
+    server = start_mariadb(program_path, tmp_path_factory.mktemp("m") / "db", free_port())
     yield server
     server.stop()
+
+
+@pytest.fixture
+def own_server(spare_server: MariaDB) -> Iterator[MariaDB]:
+    """For a test that kills it, or starts it with options of its own."""
+    if not spare_server.runs:
+        spare_server.start()
+    yield spare_server
+    spare_server.stop()
 
 
 def test_a_server_killed_between_commits_has_kept_them(
@@ -495,6 +513,35 @@ def test_ids_that_a_stranger_has_used_are_passed(store: EngineHarness, stranger:
     assert [store.job(key).body for key in keys] == [b"a", b"b"]
 
 
+@pytest.mark.parametrize("lock_mode", [0, 2])
+def test_no_id_is_used_twice_however_the_server_counts_its_own(
+    own_server: MariaDB, new_engine: NewEngine, clock: FakeClock, table: str, lock_mode: int
+):
+    """Ours are numbered one by one; a stranger's as servers do whose masters take turns."""
+    own_server.stop()
+    own_server.start(
+        "--auto-increment-increment=3",
+        "--auto-increment-offset=2",
+        f"--innodb-autoinc-lock-mode={lock_mode}",
+    )
+    store = EngineHarness(lambda: new_engine(port=own_server.port), clock)
+    store.engine.create_queue(QUEUE, clock.now_ms())
+    ours: list[JobKey] = []
+    with own_server.connect() as connection, connection.cursor() as theirs:
+        for _ in range(3):
+            ours += store.enqueue(b"ours", b"ours")
+            theirs.execute(
+                f"INSERT INTO {table} (state, attempts_allowed, attempts_remaining, custom_status,"
+                " created_at, run_after, body) SELECT 0, 2, 2, '', NOW(), NOW(), 'theirs'"
+                f" FROM {table.split('.', maxsplit=1)[0]}.seq_1_to_5"
+            )
+        ours += store.enqueue(b"ours")
+        store.engine.close()
+        theirs.execute(f"SELECT local_id FROM {table} WHERE body = 'ours'")
+        assert sorted(theirs.fetchall()) == [(key.local_id,) for key in ours]
+        assert theirs.execute(f"SELECT local_id FROM {table}") == 7 + 15
+
+
 @pytest.mark.parametrize("call", STORAGE_CALLS.values(), ids=STORAGE_CALLS)
 def test_no_call_lets_a_foreign_exception_through(
     store: EngineHarness, stranger: Any, shard: str, call: Call
@@ -516,6 +563,48 @@ def test_a_body_beyond_the_packet_is_refused_with_the_cure(store: EngineHarness)
         store.enqueue(b"x" * (17 << 20))
 
     assert store.states(store.enqueue(b"small")) == [JobState.PENDING]
+
+
+@pytest.fixture
+def small_packets(stranger: Any) -> Iterator[None]:
+    """Of 1 MiB, for connections that are made from now on, as old servers had them."""
+    stranger.execute("SET GLOBAL max_allowed_packet = 1048576")
+    yield
+    stranger.execute("SET GLOBAL max_allowed_packet = DEFAULT")
+
+
+def test_bodies_that_a_small_packet_takes_go_in_several_statements(
+    small_packets: None, store: EngineHarness
+):
+    """Whatever is in them: each byte of these takes two in a statement."""
+    longest = store.engine.narrower(QUEUE)[1].body_bytes
+    assert longest == (1_048_576 - 65_536) // 2
+
+    keys = store.enqueue(*[b"'" * longest] * 3)
+    assert [one.key for one in store.claim()] == keys
+    bodies = [b"\\" * longest, b"'" * longest, b"\0" * longest]
+    new = [
+        Checkpoint(key, None, body, prepend_custom_status="é" * 5000)
+        for key, body in zip(keys, bodies, strict=True)
+    ]
+    assert store.checkpoint(*new).done == 3
+
+    assert [store.job(key).body for key in keys] == bodies
+
+
+def test_a_body_beyond_a_small_packet_is_refused_before_the_batch_with_the_cure(
+    small_packets: None, new_engine: NewEngine, make_shard: MakeShard
+):
+    shard = make_shard(engine=new_engine())
+    shard.create(QUEUE)
+    [descriptor] = shard.enqueue(b"x" * 491_520)
+    shard.dequeue()
+
+    with pytest.raises(EnqueueRejected, match=r"jobs\[1\]\.body .* 491520; raise max_allowed_p"):
+        shard.enqueue(b"a", b"x" * 491_521)
+    with pytest.raises(InvalidRequest, match="at most 491520 are kept; raise max_allowed_packet"):
+        shard.call(CheckpointRequest(QUEUE, [CheckpointInfo(descriptor, new_body=b"x" * 491_521)]))
+    assert shard.service.ailing == ""
 
 
 def test_a_table_that_is_full_refuses_with_the_cure(
