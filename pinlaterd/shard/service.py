@@ -45,7 +45,16 @@ from pinlaterd.shard.search import SearchCall, SearchClient, SearchDone
 from pinlaterd.shard.tasks import Steps, Tasks
 from pinlaterd.shard.upkeep import Upkeep
 from pinlaterd.shard.validation import Rules
-from pinlaterd.shard.works import STORE_FAILED, Arrival, Memory, Parts, Results, Work, refused
+from pinlaterd.shard.works import (
+    STORE_FAILED,
+    Arrival,
+    EnqueueWork,
+    Memory,
+    Parts,
+    Results,
+    Work,
+    refused,
+)
 from pinlaterd.stats import Stats
 from pinlaterd.wire.envelope import ReadyCounts, ReplyEntry, ShardFacts
 
@@ -61,6 +70,8 @@ _FRESH_PART, _KEYS_PART, _BATCH_PART = 2, 8, 16
 _KEY_BYTES = 136
 # Dry runs that wait for their turn.
 MOST_LOOKS = 1_000
+# After so many calls in a row for which a store had no room, those behind them are not tried.
+_REFUSALS_OF_A_FULL_STORE = 10
 _REOPEN_SECONDS, _MOST_REOPEN_SECONDS = 0.05, 5.0
 
 
@@ -518,7 +529,7 @@ class ShardService:
             result = self._engine.apply(parts.batch(), now_ms)
         except StorageNotCommitted as error:
             if len(works) > 1 and not self._engine.trouble:
-                return self._commit_one_by_one(works, error, now_ms)
+                return self._commit_apart(works, error, now_ms)
             self._give_up(works, error, now_ms)
             return error
         memory = self._memory
@@ -537,19 +548,29 @@ class ShardService:
         memory.figures.end_batch()
         return None
 
-    def _commit_one_by_one(
+    def _commit_apart(
         self, works: Sequence[Work], error: StorageNotCommitted, now_ms: int
     ) -> StorageNotCommitted | None:
-        """After `error`, which one of them may have caused. Returns as `_commit` does; if some were
+        """One by one, after `error`, which one of them may have caused; but what takes no room does
+        not wait for each refusal of a full store. Returns as `_commit` does; where some were
         refused for lack of room only, that is not why."""
         log.warning("a batch failed, so its calls are tried one by one: %s", error.message)
+        groups: list[Sequence[Work]] = [[work] for work in works]
+        if isinstance(error, StorageFull):
+            enqueues = [work for work in works if isinstance(work, EnqueueWork)]
+            others = [work for work in works if not isinstance(work, EnqueueWork)]
+            if enqueues and others:
+                groups = [others, *[[work] for work in enqueues]]
         refusals: list[StorageNotCommitted | None] = []
-        for at, work in enumerate(works):
-            if self._engine.trouble:  # which it got into meanwhile
-                self._give_up(works[at:], error, now_ms)
+        full_in_a_row = 0
+        for at, group in enumerate(groups):
+            if self._engine.trouble or full_in_a_row == _REFUSALS_OF_A_FULL_STORE:
+                self._give_up([work for left in groups[at:] for work in left], error, now_ms)
                 refusals.append(error)
                 break
-            refusals.append(self._commit([work], now_ms))
+            refusal = self._commit(group, now_ms)
+            refusals.append(refusal)
+            full_in_a_row = full_in_a_row + 1 if isinstance(refusal, StorageFull) else 0
         if None in refusals:
             return None
         return min(refusals, key=lambda refusal: isinstance(refusal, StorageFull))

@@ -429,6 +429,34 @@ def test_a_store_that_is_full_does_not_ail(shard, engine):
     assert shard.service.ailing == ""
 
 
+def test_acks_and_dequeues_do_not_wait_for_each_refusal_of_a_full_store(shard, engine):
+    [descriptor, _] = shard.enqueue(b"a", b"b")
+    shard.dequeue(1)
+    engine.on_apply = refuse({b"more"}, StorageFull)
+    before = engine.applied
+
+    *enqueues, ack, dequeue = shard.results(
+        *[EnqueueRequest("mail", [Job(b"more")])] * 100,
+        AckRequest("mail", [AckInfo(descriptor)]),
+        DequeueRequest("mail", 1),
+    )
+
+    assert enqueues == [Status.REFUSED] * 100
+    assert ack is None
+    assert [job.body for job in dequeue.jobs] == [b"b"]
+    assert engine.applied - before < 20
+
+
+def test_a_call_that_does_not_fit_leaves_the_room_to_the_others(shard, engine):
+    engine.on_apply = refuse({b"large"}, StorageFull)
+    large, small = (EnqueueRequest("mail", [Job(body)]) for body in (b"large", b"small"))
+
+    results = shard.results(large, small, DequeueRequest("mail", 1), small)
+
+    assert results[0] is Status.REFUSED
+    assert len(results[1]) == len(results[3]) == 1
+
+
 def test_a_store_that_refuses_every_batch_ails(shard, engine):
     def refuse_all(_batch: Batch) -> None:
         raise StorageNotCommitted("no statement goes well")
