@@ -65,7 +65,8 @@ class Stranger:
 
     def claims(self, body: str) -> None:
         done = self._cursor.execute(
-            f"UPDATE {self._table} SET state = 1, claim_descriptor = 'theirs' WHERE body = %s",
+            f"UPDATE {self._table} SET state = 1, claim_descriptor = 'theirs',"
+            " updated_at = '2020-01-01' WHERE body = %s",
             (body,),
         )
         assert done == 1

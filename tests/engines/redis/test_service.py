@@ -152,5 +152,5 @@ def test_its_durability_and_its_errors_are_in_status(
     service.wait_until_serving()
     wait_until(lambda: "appendfsync everysec" in str(service.status()))
     assert "its store: a crash of its machine loses the jobs of the last second" in (
-        service.log_tails()
+        service.log_tails(lines=50)
     )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from pinlaterd.client import ClaimedJob, Client, JobState
-from pinlaterd.errors import EnqueueRejected
+from pinlaterd.errors import Overloaded
 from tests.conftest import FreePort, WaitUntil
 from tests.deployment import Deployment
 from tests.faults.load import Load, shards_of
@@ -92,7 +92,7 @@ def test_the_only_shard_rejects_enqueues_and_goes_on(
     claimed: list[ClaimedJob] = client.dequeue("mail", limit=10)
     _fill(server)
 
-    with pytest.raises(EnqueueRejected, match=r"shard redis: the store is full: .*raise maxmemory"):
+    with pytest.raises(Overloaded, match=r"shard redis: the store is full: .*raise maxmemory"):
         client.enqueue("mail", [b"new"])
     claimed += client.dequeue("mail", limit=WAITING, succeeded=claimed)
     client.ack("mail", succeeded=claimed[10:])
