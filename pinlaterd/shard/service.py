@@ -70,7 +70,7 @@ _FRESH_PART, _KEYS_PART, _BATCH_PART = 2, 8, 16
 _KEY_BYTES = 136
 # Dry runs that wait for their turn.
 MOST_LOOKS = 1_000
-# After so many calls in a row for which a store had no room, those behind them are not tried.
+# After so many calls in a row for which a store had no room, the enqueues behind are not tried.
 _REFUSALS_OF_A_FULL_STORE = 10
 _REOPEN_SECONDS, _MOST_REOPEN_SECONDS = 0.05, 5.0
 
@@ -562,15 +562,20 @@ class ShardService:
             if enqueues and others:
                 groups = [others, *[[work] for work in enqueues]]
         refusals: list[StorageNotCommitted | None] = []
+        not_tried: list[Work] = []
         full_in_a_row = 0
         for at, group in enumerate(groups):
-            if self._engine.trouble or full_in_a_row == _REFUSALS_OF_A_FULL_STORE:
-                self._give_up([work for left in groups[at:] for work in left], error, now_ms)
-                refusals.append(error)
+            if self._engine.trouble:  # which it got into meanwhile
+                not_tried += [work for left in groups[at:] for work in left]
                 break
+            if full_in_a_row >= _REFUSALS_OF_A_FULL_STORE and isinstance(group[0], EnqueueWork):
+                not_tried += group
+                continue
             refusal = self._commit(group, now_ms)
             refusals.append(refusal)
             full_in_a_row = full_in_a_row + 1 if isinstance(refusal, StorageFull) else 0
+        if not_tried:
+            self._give_up(not_tried, refusals[-1] or error, now_ms)
         if None in refusals:
             return None
         return min(refusals, key=lambda refusal: isinstance(refusal, StorageFull))
