@@ -1,5 +1,5 @@
-"""Somebody else writes to a shard's keys, as a PinLater server that still runs: no job is handed out
-twice, and none is forgotten."""
+"""Somebody else writes to a shard's keys, such as a PinLater server that still runs: no job is
+handed out twice, and none is forgotten."""
 
 from __future__ import annotations
 
