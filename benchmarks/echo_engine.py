@@ -19,13 +19,14 @@ from pinlaterd.engines.base import (
     Ownership,
     Requeued,
     SearcherFactory,
+    StorageEngine,
     StoredJob,
     TableLimits,
 )
 from pinlaterd.model import JobKey, JobState, Payload, PendingKey
 
 
-class EchoEngine:
+class EchoEngine(StorageEngine):
     """Fulfils StorageEngine: queues are kept in memory, jobs are not kept at all."""
 
     limits = Limits(

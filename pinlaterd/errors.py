@@ -17,6 +17,7 @@ PinLaterError               500  UNKNOWN
   StorageError                   raised by engines only; the shard turns it into 502
     StorageNotCommitted          known to have changed nothing: another shard may serve
       StorageFull                the store has no room for it
+      QueueGone                  somebody else has removed the queue from it
     ShardOwned                   another process owns this shard's store
     StorageCorrupt               the stored data is not what this version can read
 ProtocolError                    bytes that are no Thrift message; the connection is closed
@@ -168,6 +169,14 @@ class StorageFull(StorageNotCommitted):
 
     def __init__(self, why: str) -> None:
         super().__init__(f"the store is full: {why}")
+
+
+class QueueGone(StorageNotCommitted):
+    """Somebody else has removed a queue from the store; nothing of the batch was kept."""
+
+    def __init__(self, queue: str, why: str) -> None:
+        super().__init__(why)
+        self.queue = queue
 
 
 class ShardOwned(StorageError):

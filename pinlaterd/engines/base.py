@@ -7,7 +7,9 @@ never reads a clock. It knows queues, keys and rows, never Thrift, sockets or sh
 What the owner (`pinlaterd.shard`) guarantees to an engine:
   - requests are valid: names, priorities, sizes and times are within `limits`, and within what
     `narrower` says of the place where they go;
-  - nobody else writes to the store between `open` and `close`.
+  - nobody else writes to the store between `open` and `close`. Strangers may all the same (a
+    PinLater server that still runs, a hand in a table): no job is claimed twice by that, and the
+    owner looks anew where it meets their traces.
 
 What an engine guarantees to the owner:
   - `apply` is one durable commit: when it returns, all of the batch is kept; when it raises
@@ -21,7 +23,7 @@ What an engine guarantees to the owner:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from pinlaterd.model import Job, JobKey, JobState, Payload, PendingKey
@@ -55,10 +57,11 @@ class Times(NamedTuple):
 
 class TableLimits(NamedTuple):
     """What one priority of a queue can hold, where that is less than `Limits` says: tables that
-    PinLater made. A run-after is stored floored."""
+    PinLater made, or a server that takes no longer statements. A run-after is stored floored."""
 
     body_bytes: int
     run_after: Times
+    body_cure: str = ""  # what would make room for longer bodies, where the table has it
 
 
 class Ownership(NamedTuple):
@@ -344,6 +347,16 @@ class StorageEngine(Protocol):
 
         `attempts` remain; attempts allowed is raised to that if lower; no claim is left."""
         ...
+
+    def strange_queues(self) -> Collection[str]:
+        """Queues in which there are traces of somebody else who writes to the store, beyond those
+        that claims show (a job that was not PENDING). From memory: it is asked for each second."""
+        return ()
+
+    def recount(self, queue: str) -> None:
+        """Count anew what is in `queue`, where `depths` is kept in memory, and forget its traces of
+        somebody else. As `open` does: it takes as long."""
+        return
 
     def oldest_failed(self, queue: str, priority: int, *, limit: int) -> Sequence[int]:
         """updated-at of the longest failed, in order: what a retry over shards is divided by."""

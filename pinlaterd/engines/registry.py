@@ -34,6 +34,7 @@ def _mysql(shard: ShardSettings, server: ServerSettings) -> StorageEngine:
         shard.name,
         Server(shard.master.host, shard.master.port, shard.user, shard.passwd),
         levels=server.num_priority_levels,
+        most_body_bytes=server.max_job_body_bytes,
         lease_seconds=server.owner_lease_seconds,
         answer_seconds=server.store_answer_seconds,
     )

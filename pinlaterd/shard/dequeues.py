@@ -179,7 +179,7 @@ class DequeueWork:
 
     def _take_over(self, payloads: Sequence[Payload | None], memory: Memory, now_ms: int) -> None:
         """The claims were committed, the first of them, as many as fitted. None stands for a job
-        that was gone from the store."""
+        that was not PENDING in the store: that is somebody else's doing."""
         claims, self.claims = self.claims, []
         delay_ms = now_ms - claims[len(claims) // 2].run_after_ms
         held = [payload for payload in payloads if payload is not None]
@@ -190,6 +190,8 @@ class DequeueWork:
             claims = claims[: len(payloads)]
             self.full = self._leads and not held and len(self.jobs) > 0
         if len(held) < len(claims):
+            memory.figures.mismatched(self.queue, len(claims) - len(held))
+            memory.strange.add(self.queue)
             claims = [
                 claim
                 for claim, payload in zip(claims, payloads, strict=True)

@@ -64,6 +64,10 @@ class Figures:
                 self._stats.record_many(name, mean_ms, first_attempts)
         self._dequeued.clear()
 
+    def mismatched(self, queue: str, jobs: int) -> None:
+        """Jobs that were PENDING, as far as we knew, and could not be claimed."""
+        self._stats.count(f"{queue}_claim_mismatch", jobs)
+
     def acked(self, queue: str, result: AckResult) -> None:
         if result.succeeded:
             self._stats.count(f"{queue}_ack_succeeded", result.succeeded)

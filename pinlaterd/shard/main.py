@@ -16,7 +16,7 @@ from pinlaterd.clock import Clock, SystemClock
 from pinlaterd.config import layout
 from pinlaterd.config.in_force import InForce, load_in_force
 from pinlaterd.config.schema import ServerSettings, ShardSettings
-from pinlaterd.engines.base import Durability, StorageEngine
+from pinlaterd.engines.base import StorageEngine
 from pinlaterd.engines.registry import make_engine
 from pinlaterd.errors import ConfigError, ShardOwned, StorageCorrupt, StorageError
 from pinlaterd.lifecycle import ExitCode, StopSignal, prefer_throughput, set_title
@@ -90,8 +90,7 @@ class _Shard:
 
     def run(self) -> int:
         try:
-            durability = self._take_ownership()
-            return ExitCode.OK if durability is None else self._serve(durability)
+            return self._serve() if self._take_ownership() else ExitCode.OK
         except StorageCorrupt as error:
             log.error("can't serve: %s", error.message)
             return ExitCode.FAILURE
@@ -99,19 +98,21 @@ class _Shard:
             self._control.close()
             self._context.term()
 
-    def _take_ownership(self) -> Durability | None:
-        """Wait until the store is ours; None if told to stop before."""
+    def _take_ownership(self) -> bool:
+        """Wait until the store is ours; False if told to stop before."""
         state, said = ProcessState.STARTING, ""
         coordinator = CoordinatorNews(self._control, self._service)
         while not self._stop.requested:
             try:
-                return self._open()
+                self._service.open()
             except ShardOwned as error:
                 state, trouble = ProcessState.STANDBY, {"owner": error.message}
             except StorageCorrupt:
                 raise
             except StorageError as error:
                 state, trouble = ProcessState.STARTING, {"store warning": error.message}
+            else:
+                return True
             (text,) = trouble.values()
             if text != said:
                 log.warning("waits for its store: %s", text)
@@ -119,20 +120,10 @@ class _Shard:
             self._control.report(state, {**self._facts(), **trouble})
             coordinator.hear()
             select.select([self._stop], [], [], _RETRY_SECONDS)
-        return None
+        return False
 
-    def _open(self) -> Durability:
-        """What its store promises. A store that is lost before it has told is closed again."""
-        self._service.open()
-        try:
-            return self._engine.durability()
-        except StorageError:
-            self._service.close()
-            raise
-
-    def _serve(self, durability: Durability) -> int:
+    def _serve(self) -> int:
         endpoint = layout.shard_endpoint(self._settings.name)
-        kept = {"durability": durability.setting, "durability warning": durability.warning}
         end = ShardEnd(self._context)
         try:
             end.bind(endpoint)
@@ -148,7 +139,7 @@ class _Shard:
                 self._stop,
                 self._clock,
                 self._stats,
-                lambda: {**self._facts(), **kept},
+                self._facts_of_owner,
             ).run()
         except ShardOwned as error:
             log.error("has lost its store: %s", error.message)
@@ -157,6 +148,11 @@ class _Shard:
             end.close()
         log.info("stopped")
         return ExitCode.OK
+
+    def _facts_of_owner(self) -> Mapping[str, str]:
+        durability = self._service.durability
+        kept = {"durability": durability.setting, "durability warning": durability.warning}
+        return {**self._facts(), **kept}
 
     def _facts(self) -> Mapping[str, str]:
         settings = self._settings

@@ -144,6 +144,12 @@ class ReadyIndex:
                 self._queues[queue][priority - 1].next_due_ms = 0
                 self._wake_ms = 0
 
+    def reread(self, queue: str) -> None:
+        """Begin anew with a queue that somebody else may have written to: nothing is known of what
+        the store holds. Nobody may have keys in hand."""
+        self.drop_queue(queue)
+        self.open_queue(queue, range(1, self._levels + 1))
+
     def drop_queue(self, queue: str) -> None:
         for line in self._queues.pop(queue, ()):
             self._held -= len(line.keys)

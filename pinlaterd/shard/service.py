@@ -19,10 +19,12 @@ from random import Random
 
 from pinlaterd.clock import Clock
 from pinlaterd.config.schema import Config
-from pinlaterd.engines.base import BatchResult, ClaimRoom, StorageEngine
+from pinlaterd.engines.base import BatchResult, ClaimRoom, Durability, StorageEngine
 from pinlaterd.errors import (
     Overloaded,
     PinLaterError,
+    QueueGone,
+    QueueNotFound,
     ShardConnectionFailed,
     ShardOwned,
     StorageError,
@@ -49,7 +51,16 @@ from pinlaterd.shard.search import SearchCall, SearchClient, SearchDone
 from pinlaterd.shard.tasks import Steps, Tasks
 from pinlaterd.shard.upkeep import Upkeep
 from pinlaterd.shard.validation import Rules
-from pinlaterd.shard.works import STORE_FAILED, Arrival, Memory, Parts, Results, Work, refused
+from pinlaterd.shard.works import (
+    STORE_FAILED,
+    Arrival,
+    EnqueueWork,
+    Memory,
+    Parts,
+    Results,
+    Work,
+    refused,
+)
 from pinlaterd.stats import Stats
 from pinlaterd.wire.envelope import ReadyCounts, ReplyEntry, ShardFacts
 
@@ -65,6 +76,8 @@ _FRESH_PART, _KEYS_PART, _BATCH_PART = 2, 8, 16
 _KEY_BYTES = 136
 # Dry runs that wait for their turn.
 MOST_LOOKS = 1_000
+# After so many calls in a row for which a store had no room, the enqueues behind are not tried.
+_REFUSALS_OF_A_FULL_STORE = 10
 _REOPEN_SECONDS, _MOST_REOPEN_SECONDS = 0.05, 5.0
 
 
@@ -76,6 +89,7 @@ class _Batch:
         self.dequeues: list[Work] = []
         self.jobs = 0
         self.appetite = appetite
+        self.refusal: StorageNotCommitted | None = None  # of a read for one of its dequeues
 
 
 _TOO_LATE = "got the call after its deadline"
@@ -100,6 +114,7 @@ class ShardService:
         self.incarnation = 0  # of the latest ownership
         self.serving = False  # whether the store is open
         self.trouble = ""  # why it is not
+        self.durability = Durability("not opened yet")  # of the store as it was opened last
         self._engine = engine
         self._config = config
         self._clock = clock
@@ -167,6 +182,7 @@ class ShardService:
         self.incarnation = max(ownership.start_ms, self.incarnation + 1)
         try:
             self._load()
+            self.durability = self._engine.durability()
         except StorageError:
             self._engine.close()
             raise
@@ -177,6 +193,8 @@ class ShardService:
             self.incarnation,
             "in order" if ownership.clean else "without closing it",
         )
+        if self.durability.warning:
+            log.warning("its store: %s", self.durability.warning)
 
     def _load(self) -> None:
         """Begin with an empty memory."""
@@ -351,7 +369,8 @@ class ShardService:
 
     def tick(self) -> None:
         """What is due once a second: ownership is kept alive, and figures are looked at."""
-        for step in (self._engine.heartbeat, self._probe, self._gauge):
+        look = self._upkeep.look_at_strange_queues
+        for step in (self._engine.heartbeat, self._probe, look, self._gauge):
             if self.serving:
                 self._guarded(step, can_wait=True)
         self._memory.figures.gauge_health(ailing=bool(self.ailing))
@@ -450,7 +469,10 @@ class ShardService:
             else:
                 batch.writes.append(work)
                 batch.jobs += work.rows
-        self._commit([*batch.writes, *batch.dequeues], now_ms)
+        works = [*batch.writes, *batch.dequeues]
+        refusal = self._commit(works, now_ms) if works else batch.refusal
+        if refusal and not isinstance(refusal, StorageFull) and not self._engine.trouble:
+            self._health.failed(self._clock.monotonic())  # once, however many calls it refused
 
     def _add_dequeue(self, batch: _Batch, work: DequeueWork, now_ms: int, now: float) -> None:
         """Let it choose its jobs; one that needs no commit is answered, or goes on later."""
@@ -467,6 +489,7 @@ class ShardService:
                 self._claimer.choose(work, most_jobs, now_ms)
             except StorageNotCommitted as error:
                 self._give_up([work], error, now_ms)
+                batch.refusal = error
                 return
         batch.appetite -= len(work.claims)
         jobs = work.rows
@@ -503,9 +526,8 @@ class ShardService:
                 self._looks.popleft()
                 self._settle(work, work.answer())
 
-    def _commit(self, works: Sequence[Work], now_ms: int) -> None:
-        if not works:
-            return
+    def _commit(self, works: Sequence[Work], now_ms: int) -> StorageNotCommitted | None:
+        """Returns why none of `works` was carried out; None if any was."""
         parts = Parts()
         for work in works:
             work.contribute(parts)
@@ -514,11 +536,10 @@ class ShardService:
         try:
             result = self._engine.apply(batch, now_ms)
         except StorageNotCommitted as error:
-            if len(works) == 1 or self._engine.trouble:
-                self._give_up(works, error, now_ms)
-            else:
-                self._commit_one_by_one(works, error, now_ms)
-            return
+            if len(works) > 1 and not self._engine.trouble:
+                return self._commit_apart(works, error, now_ms)
+            self._give_up(works, error, now_ms)
+            return error
         memory = self._memory
         now = self._clock.monotonic()
         self._health.succeeded(now - started, now)
@@ -536,17 +557,39 @@ class ShardService:
             self._conclude(work, results, now_ms)
         memory.take_in(now_ms)
         memory.figures.end_batch()
+        return None
 
-    def _commit_one_by_one(
+    def _commit_apart(
         self, works: Sequence[Work], error: StorageNotCommitted, now_ms: int
-    ) -> None:
-        """After `error`, which one of them may have caused."""
+    ) -> StorageNotCommitted | None:
+        """One by one, after `error`, which one of them may have caused; but what takes no room does
+        not wait for each refusal of a full store. Returns as `_commit` does; where some were
+        refused for lack of room only, that is not why."""
         log.warning("a batch failed, so its calls are tried one by one: %s", error.message)
-        for at, work in enumerate(works):
+        groups: list[Sequence[Work]] = [[work] for work in works]
+        if isinstance(error, StorageFull):
+            enqueues = [work for work in works if isinstance(work, EnqueueWork)]
+            others = [work for work in works if not isinstance(work, EnqueueWork)]
+            if enqueues and others:
+                groups = [others, *[[work] for work in enqueues]]
+        refusals: list[StorageNotCommitted | None] = []
+        not_tried: list[Work] = []
+        full_in_a_row = 0
+        for at, group in enumerate(groups):
             if self._engine.trouble:  # which it got into meanwhile
-                self._give_up(works[at:], error, now_ms)
-                return
-            self._commit([work], now_ms)
+                not_tried += [work for left in groups[at:] for work in left]
+                break
+            if full_in_a_row >= _REFUSALS_OF_A_FULL_STORE and isinstance(group[0], EnqueueWork):
+                not_tried += group
+                continue
+            refusal = self._commit(group, now_ms)
+            refusals.append(refusal)
+            full_in_a_row = full_in_a_row + 1 if isinstance(refusal, StorageFull) else 0
+        if not_tried:
+            self._give_up(not_tried, refusals[-1] or error, now_ms)
+        if None in refusals:
+            return None
+        return min(refusals, key=lambda refusal: isinstance(refusal, StorageFull))
 
     def _conclude(self, work: Work, results: Results, now_ms: int) -> None:
         entry = work.conclude(results, self._memory, now_ms)
@@ -557,15 +600,22 @@ class ShardService:
             self._unfinished.append(work)
 
     def _give_up(self, works: Sequence[Work], error: StorageError, now_ms: int) -> None:
-        """Their commit failed, and nothing has changed: another shard may serve. But a dequeue
-        that earlier commits have carried out in part is answered with that."""
+        """Their commit failed, and nothing has changed: another shard may serve, unless their queue
+        was removed. But a dequeue that earlier commits have carried out in part is answered with
+        that."""
         log.warning("calls that can't be carried out: %d: %s", len(works), error.message)
         self._memory.figures.count("calls_refused", len(works))
         reason = error.message if isinstance(error, StorageFull) else STORE_FAILED
         for work in works:
             work.give_up(self._memory, now_ms)
             begun = isinstance(work, DequeueWork) and (work.begun or work.jobs)
-            self._settle(work, work.fail(error) if begun else refused(work.arrival, reason))
+            if begun:
+                entry = work.fail(error)
+            elif isinstance(error, QueueGone) and work.queue == error.queue:
+                entry = work.fail(QueueNotFound(error.queue))
+            else:
+                entry = refused(work.arrival, reason)
+            self._settle(work, entry)
 
     def _refuse_all(self) -> None:
         while self._backlog:

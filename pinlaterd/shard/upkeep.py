@@ -2,11 +2,16 @@
 
 A round looks at every queue, in slices of a bounded number of jobs (see `tasks`): each slice is
 one short commit by the one owner, so nothing is ever counted or done twice.
+
+Somebody else may write to the store: a PinLater server that still runs, a hand in a table. Where
+there are traces of that, what is known of a queue is read anew, and now and then without any: a job
+that a stranger has added leaves none.
 """
 
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Iterator
 from random import Random
 
@@ -17,7 +22,14 @@ from pinlaterd.model import JobState
 from pinlaterd.shard.tasks import Pace, Steps
 from pinlaterd.shard.works import Memory
 
+log = logging.getLogger(__name__)
+
 _MS_AN_HOUR = 3_600_000
+# A stranger who goes on writing costs a look so often at most, and this part of the time: a look
+# counts what is in a queue.
+_LOOK_SECONDS, _LOOK_PART = 5.0, 0.05
+# How often every queue is read anew.
+_REREAD_SECONDS = 60.0
 
 
 class Upkeep:
@@ -41,6 +53,8 @@ class Upkeep:
         self._round: Steps | None = None
         # Shards that start together do not all begin at the same moment.
         self.due = clock.monotonic() + chance.random() * self._interval_seconds
+        self._reread_due = clock.monotonic() + _REREAD_SECONDS
+        self._look_due = 0.0
 
     def follow(self, config: Config) -> None:
         """Go by `config` from now on."""
@@ -59,9 +73,41 @@ class Upkeep:
         self._round = self._all_queues()
         return self._round
 
+    def look_at_strange_queues(self) -> None:
+        """Count and read anew those that somebody else seems to write to."""
+        strange = self._memory.strange
+        strange.update(self._engine.strange_queues())
+        strange.intersection_update(self._memory.ready.queues())
+        began = self._clock.monotonic()
+        if not strange or began < self._look_due:
+            return
+        queues = sorted(strange)
+        log.warning(
+            "somebody else writes to its store, or has removed jobs from it: %s counted and read "
+            "anew; a shard must have one writer only",
+            ", ".join(queues),
+        )
+        for queue in queues:
+            self._engine.recount(queue)
+            self._reread(queue)
+            strange.discard(queue)
+        ended = self._clock.monotonic()
+        self._look_due = ended + max(_LOOK_SECONDS, (ended - began) / _LOOK_PART)
+
+    def _reread(self, queue: str) -> None:
+        """Between batches nobody has keys of the ready index in hand."""
+        if queue in self._memory.ready:
+            self._memory.ready.reread(queue)
+            self._memory.touched.add(queue)
+
     def _all_queues(self) -> Steps:
+        rereads = self._clock.monotonic() >= self._reread_due
+        if rereads:
+            self._reread_due = self._clock.monotonic() + _REREAD_SECONDS
         for queue in sorted(self._engine.queues()):
             yield from self._queue(queue)
+            if rereads:
+                self._reread(queue)
             yield None
         while self._engine.vacuum(limit=self._pace.jobs):
             yield None

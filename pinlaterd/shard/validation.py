@@ -158,11 +158,13 @@ class Rules:
     def checkpoint(self, queue: str, priority: int, info: CheckpointInfo) -> InvalidRequest | None:
         """What is wrong with one checkpoint, of a job of that queue and priority."""
         where = f"of the checkpoint of {info.descriptor[:200]!r}"
-        most_body = self._most_body(queue, priority)
-        if info.new_body is not None and len(info.new_body) > most_body:
-            return InvalidRequest(
-                f"newBody {where} has {len(info.new_body)} bytes; at most {most_body} are kept"
-            )
+        if info.new_body is not None:
+            most_body, cure = self._most_body(queue, priority)
+            if len(info.new_body) > most_body:
+                return InvalidRequest(
+                    f"newBody {where} has {len(info.new_body)} bytes; at most {most_body} are kept"
+                    + cure
+                )
         if info.attempts is not None and not 1 <= info.attempts <= _LARGEST_I32:
             return InvalidRequest(
                 f"numOfAttemptsAllowed {where} is {info.attempts}; it must be 1 to {_LARGEST_I32}"
@@ -214,9 +216,12 @@ class Rules:
 
     # --- what the tables of a queue hold -----------------------------------------------------
 
-    def _most_body(self, queue: str, priority: int) -> int:
+    def _most_body(self, queue: str, priority: int) -> tuple[int, str]:
+        """In bytes, and what else is to be said of it."""
         table = self._narrower(queue).get(priority)
-        return self._body_bytes if table is None else min(self._body_bytes, table.body_bytes)
+        if table is None or table.body_bytes >= self._body_bytes:
+            return self._body_bytes, ""
+        return table.body_bytes, _cure(table)
 
     def _latest(self, queue: str, priority: int) -> int:
         table = self._narrower(queue).get(priority)
@@ -230,7 +235,7 @@ def _fitted(index: int, job: Job, table: TableLimits | None, now_ms: int) -> Job
     if len(job.body) > table.body_bytes:
         raise InvalidEnqueue(
             f"jobs[{index}].body has {len(job.body)} bytes; the table of priority {job.priority} "
-            f"of this queue holds {table.body_bytes}"
+            f"of this queue holds {table.body_bytes}{_cure(table)}"
         )
     run_after_ms = now_ms if job.run_after_ms is None else job.run_after_ms
     latest = table.run_after.latest_ms
@@ -240,6 +245,10 @@ def _fitted(index: int, job: Job, table: TableLimits | None, now_ms: int) -> Job
             f"{job.priority} of this queue holds times up to {latest}"
         )
     return job._replace(run_after_ms=table.run_after.floor(run_after_ms))
+
+
+def _cure(table: TableLimits) -> str:
+    return f"; {table.body_cure}" if table.body_cure else ""
 
 
 def _ack_delay(delay_ms: int, most_ms: int) -> str | None:

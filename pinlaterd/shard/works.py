@@ -49,7 +49,7 @@ class Arrival(NamedTuple):
 class Memory:
     """What a shard keeps in memory beside its store. Cleared when ownership begins anew."""
 
-    __slots__ = ("_enqueued", "figures", "fresh", "name", "ready", "touched")
+    __slots__ = ("_enqueued", "figures", "fresh", "name", "ready", "strange", "touched")
 
     def __init__(
         self, name: str, ready: ReadyIndex, fresh: FreshPayloads, figures: Figures
@@ -59,6 +59,7 @@ class Memory:
         self.fresh = fresh
         self.figures = figures
         self.touched: set[str] = set()  # queues whose ready counts may have changed, or are gone
+        self.strange: set[str] = set()  # queues to which somebody else seems to write
         self._enqueued: dict[str, tuple[list[int], list[Job]]] = {}  # see take_in
 
     def enqueued(self, queue: str, local_ids: Sequence[int], jobs: Sequence[Job]) -> None:
@@ -127,6 +128,7 @@ class Memory:
     def clear(self) -> None:
         self.ready.clear()
         self.fresh.clear()
+        self.strange.clear()
 
 
 class Parts:
@@ -163,6 +165,11 @@ class Work(Protocol):
 
     @property
     def arrival(self) -> Arrival: ...
+
+    @property
+    def queue(self) -> str:
+        """The one that it has to do with; "" if they may be several."""
+        ...
 
     @property
     def rows(self) -> int: ...
@@ -237,6 +244,10 @@ class AckWork(_AnsweredCall):
         self.problem = problem
 
     @property
+    def queue(self) -> str:
+        return self.op.queue
+
+    @property
     def rows(self) -> int:
         return len(self.op.succeeded) + len(self.op.failed)
 
@@ -268,6 +279,10 @@ class CheckpointWork(_AnsweredCall):
         self.problem = problem
 
     @property
+    def queue(self) -> str:
+        return self.op.queue
+
+    @property
     def rows(self) -> int:
         return len(self.op.checkpoints)
 
@@ -291,6 +306,10 @@ class ReleaseWork:
     def __init__(self, arrival: Arrival, ops: Sequence[ReleaseOp]) -> None:
         self.arrival = arrival
         self.ops = ops
+
+    @property
+    def queue(self) -> str:
+        return ""
 
     @property
     def rows(self) -> int:

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from pinlaterd.config.schema import ServerSettings
 from pinlaterd.engines.base import Batch, BatchResult, Ownership
 from pinlaterd.engines.sqlite.engine import SqliteEngine
 from pinlaterd.errors import (
     ShardConnectionFailed,
     ShardOwned,
     StorageError,
+    StorageFull,
     StorageNotCommitted,
 )
 from pinlaterd.model import (
@@ -87,12 +89,14 @@ def shard(make_shard, engine):
     return made
 
 
-def refuse(bodies: set[bytes]) -> Callable[[Batch], None]:
+def refuse(
+    bodies: set[bytes], error: type[StorageNotCommitted] = StorageNotCommitted
+) -> Callable[[Batch], None]:
     """Commits that hold such a job fail, beyond doubt."""
 
     def check(batch: Batch) -> None:
         if any(job.body in bodies for op in batch.enqueues for job in op.jobs):
-            raise StorageNotCommitted("the disk is full")
+            raise error("the disk is full")
 
     return check
 
@@ -420,10 +424,74 @@ def test_a_store_that_fails_as_soon_as_it_is_open_is_opened_less_and_less_often(
 
 def test_a_store_that_is_full_does_not_ail(shard, engine):
     """It refuses beyond doubt; its jobs have to be dequeued, so that there is room again."""
-    engine.on_apply = refuse({b"more"})
+    engine.on_apply = refuse({b"more"}, StorageFull)
 
     for _ in range(20):
-        shard.results(EnqueueRequest("mail", [Job(b"more")]))
+        assert shard.results(*[EnqueueRequest("mail", [Job(b"more")])] * 2) == [Status.REFUSED] * 2
+
+    assert shard.service.ailing == ""
+
+
+def test_acks_and_dequeues_do_not_wait_for_each_refusal_of_a_full_store(shard, engine):
+    [descriptor, _] = shard.enqueue(b"a", b"b")
+    shard.dequeue(1)
+    engine.on_apply = refuse({b"more"}, StorageFull)
+    before = engine.applied
+
+    *enqueues, ack, dequeue = shard.results(
+        *[EnqueueRequest("mail", [Job(b"more")])] * 100,
+        AckRequest("mail", [AckInfo(descriptor)]),
+        DequeueRequest("mail", 1),
+    )
+
+    assert enqueues == [Status.REFUSED] * 100
+    assert ack is None
+    assert [job.body for job in dequeue.jobs] == [b"b"]
+    assert engine.applied - before < 20
+
+
+def test_a_call_that_does_not_fit_leaves_the_room_to_the_others(shard, engine):
+    engine.on_apply = refuse({b"large"}, StorageFull)
+    large, small = (EnqueueRequest("mail", [Job(body)]) for body in (b"large", b"small"))
+
+    results = shard.results(large, small, DequeueRequest("mail", 1), small)
+
+    assert results[0] is Status.REFUSED
+    assert len(results[1]) == len(results[3]) == 1
+
+
+def test_a_store_that_refuses_every_batch_ails(shard, engine):
+    def refuse_all(_batch: Batch) -> None:
+        raise StorageNotCommitted("no statement goes well")
+
+    engine.on_apply = refuse_all
+    enqueue = EnqueueRequest("mail", [Job(b"a")])
+
+    for batches in range(ServerSettings().health_failures_in_row):
+        assert shard.service.ailing == "", batches
+        shard.results(enqueue, enqueue)  # one failure of the store, however many calls it cost
+
+    assert "failed 5 times in a row" in shard.service.ailing
+    assert shard.service.serving
+
+
+def test_a_store_that_cannot_be_read_ails(shard, engine):
+    shard.enqueue(b"a")
+    shard.service.close()
+    shard.service.open()  # with no payloads in memory
+    engine.on_read = refuse_calls("payloads")
+
+    for _ in range(ServerSettings().health_failures_in_row):
+        assert shard.results(DequeueRequest("mail", 1)) == [Status.REFUSED]
+
+    assert "its store failed" in shard.service.ailing
+
+
+def test_a_call_that_fails_each_batch_it_is_in_does_not_make_the_store_ail(shard, engine):
+    engine.on_apply = refuse({b"poison"})
+
+    for _ in range(20):
+        shard.results(EnqueueRequest("mail", [Job(b"poison")]), EnqueueRequest("mail", [Job(b"a")]))
 
     assert shard.service.ailing == ""
 

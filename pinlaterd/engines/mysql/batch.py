@@ -213,6 +213,7 @@ def _enqueue(store: Store, tx: Transaction, ops: Sequence[EnqueueOp]) -> list[ra
             add_id(local_id)
     for (queue, priority), part in rows.items():
         table = store.tables_of(queue)[priority]
+        tx.inserts_into = queue
         head = b"INSERT INTO " + table.name + b" (" + _COLUMNS + b") VALUES "
         tx.run(_inserts(head, part, store.db.statement_bytes))
         tx.moved(queue, table, ids[queue, priority], None, JobState.PENDING)

@@ -18,7 +18,6 @@ from pymysql import err
 from pymysql.constants import CLIENT, ER
 from pymysql.cursors import DictCursor, SSCursor
 
-from pinlaterd.clock import Clock
 from pinlaterd.engines.mysql.faults import FAULTS, connect_error
 
 _CONNECT_SECONDS = 5.0
@@ -55,7 +54,6 @@ class Connection:
     def __init__(
         self,
         server: Server,
-        clock: Clock,
         *,
         patience_seconds: float,
         idle_seconds: float | None = None,
@@ -65,7 +63,6 @@ class Connection:
         `idle_seconds`: how long the server keeps it without a statement (None: as long as can be).
 
         Raises StorageError if there is no such server, or it does not let us in."""
-        self._clock = clock
         self._patience_seconds = patience_seconds
         self._packet_bytes = _PACKET_MARGIN_BYTES  # until the server has told
         try:
@@ -121,6 +118,8 @@ class Connection:
         self._packet_bytes = int(found["max_allowed_packet"])
         room = max(self._packet_bytes - _PACKET_MARGIN_BYTES, _PACKET_MARGIN_BYTES)
         self.statement_bytes = min(room, _LARGEST_STATEMENT_BYTES)
+        # The longest value that fits whatever is in it: a literal may take two bytes for each.
+        self.value_bytes = max(0, self._packet_bytes - _PACKET_MARGIN_BYTES) // 2
 
     def _probe_when_silent(self) -> None:
         """The driver asks for TCP's keepalive, but at the system's pace: after hours."""
@@ -160,7 +159,6 @@ class Connection:
         self._check_size(statement)
         with self._db.cursor() as cursor:
             found: int = cursor.execute(statement)
-        self.used_at = self._clock.monotonic()
         return found
 
     def rows(self, statement: bytes) -> tuple[tuple[Any, ...], ...]:
@@ -168,7 +166,6 @@ class Connection:
         with self._db.cursor() as cursor:
             cursor.execute(statement)
             rows: tuple[tuple[Any, ...], ...] = cursor.fetchall()
-        self.used_at = self._clock.monotonic()
         return rows
 
     def named_rows(self, statement: bytes) -> list[dict[str, Any]]:
@@ -176,7 +173,6 @@ class Connection:
         with self._db.cursor(DictCursor) as cursor:
             cursor.execute(statement)
             rows: list[dict[str, Any]] = list(cursor.fetchall())
-        self.used_at = self._clock.monotonic()
         return rows
 
     def stream(self, statement: bytes) -> Iterator[tuple[Any, ...]]:
@@ -184,11 +180,6 @@ class Connection:
         with self._db.cursor(SSCursor) as cursor:
             cursor.execute(statement)
             yield from cursor.fetchall_unbuffered()
-        self.used_at = self._clock.monotonic()
-
-    def ping(self) -> None:
-        self._db.ping(reconnect=False)
-        self.used_at = self._clock.monotonic()
 
     def close(self) -> None:
         """Safe to repeat, and whatever state it is in."""

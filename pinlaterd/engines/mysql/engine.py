@@ -5,7 +5,7 @@ See jobs.sql for the layout, store.py for ownership.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from pinlaterd.clock import Clock, SystemClock
 from pinlaterd.engines.base import (
@@ -50,19 +50,22 @@ class MysqlEngine(StorageEngine):
         server: Server,
         *,
         levels: int,
+        most_body_bytes: int,
         lease_seconds: float,
         answer_seconds: float,
         clock: Clock | None = None,
     ) -> None:
-        """`levels`: how many priorities a queue has tables for. `answer_seconds`: a server that
-        takes longer for an answer is given up. `clock`: its monotonic time says when the server has
-        to hear from us; what is stored bears the times that calls give."""
+        """`levels`: how many priorities a queue has tables for. `most_body_bytes`: the longest body
+        that will be asked for; `narrower` says if the server takes no such. `answer_seconds`: a
+        server that takes longer for an answer is given up. `clock`: its monotonic time says when
+        the server has to hear from us; what is stored bears the times that calls give."""
         self.limits = limits_of(shard)
         self._store = Store(
             shard,
             server,
             clock or SystemClock(),
             levels=levels,
+            most_body_bytes=most_body_bytes,
             lease_seconds=lease_seconds,
             answer_seconds=answer_seconds,
         )
@@ -198,6 +201,13 @@ class MysqlEngine(StorageEngine):
             queue: {key: jobs for key, jobs in depths.items() if jobs > 0}
             for queue, depths in self._store.depths.items()
         }
+
+    def strange_queues(self) -> Collection[str]:
+        return self._store.strange
+
+    def recount(self, queue: str) -> None:
+        if queue in self._store.tables:
+            self._store.recount(queue)
 
     def oldest_failed(self, queue: str, priority: int, *, limit: int) -> Sequence[int]:
         table = self._table(queue, priority)

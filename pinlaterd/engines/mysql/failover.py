@@ -89,7 +89,7 @@ class MysqlFailover(Failover):
         return self._replica
 
     def _connect(self, place: Place) -> ReplicationServer:
-        return ReplicationServer(place, self._handover.administrator, self._clock)
+        return ReplicationServer(place, self._handover.administrator)
 
     def _status(self) -> ReplicaStatus | None:
         return self._new().replica_status()

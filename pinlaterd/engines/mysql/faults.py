@@ -5,7 +5,8 @@ during a COMMIT   what is found out then; StorageError if nothing is
 anything else     StorageError where something may have been changed
 
 A lost connection has to be followed by opening anew, for the lock that made us owner went with it;
-so have tables that are gone: opened anew, the engine finds what is there.
+so have tables that are gone: opened anew, the engine finds what is there; and a server that has
+become read-only: the address may lead to another one by now.
 """
 
 from __future__ import annotations
@@ -31,12 +32,16 @@ _CANNOT_CONNECT = 2003
 _LOST = frozenset({0, 1053, 1080, 1152, 1158, 1159, 1160, 1161, 1927, 2006, 2013, 2014, 2055, 4031})
 # 1008 and 1049 unknown database, 1051 and 1146 unknown table, 1054 unknown column, 1932 damaged
 _GONE = frozenset({1008, 1049, 1051, 1054, 1146, 1932})
+_READ_ONLY = frozenset({1290, 1836})
+# In whichever language: Unknown database 'a', Table 'a.b' doesn't exist.
+_NAMED_DATABASE = re.compile(r"'([^'.]+)[.']")
 _DISK_FULL, _TABLE_FULL = 1021, 1114
 # A write, or a storage engine, that failed; the text says why.
 _PERHAPS_FULL = frozenset({1026, 1030})
 _NO_SPACE = re.compile(r"(?i)no space left|\b(errno|errcode|error):? 28\b")
 _TIMED_OUT = frozenset({1028, 1317, 1969, 3024})
 
+PACKET_CURE = "raise max_allowed_packet of the server above twice the largest body"
 _CURES = {
     1021: "the server's disk is full; make room there",
     1040: "the server has no connection left; raise max_connections",
@@ -46,7 +51,7 @@ _CURES = {
     1129: "the server blocks this host; run FLUSH HOSTS there",
     1130: "the server does not let this host in; create the user for it",
     1142: "grant the shard's user ALL on `plq\\_%`.* and `plm\\_%`.*",
-    1153: "raise max_allowed_packet of the server above twice the largest body",
+    1153: PACKET_CURE,
     1205: "somebody else holds locks on the shard's tables; end that transaction",
     1264: "PinLater's table holds less; change its columns to those of jobs.sql",
     1290: "the server is read-only; point this shard's master to the primary",
@@ -71,6 +76,20 @@ def is_lost(fault: BaseException) -> bool:
 def is_gone(fault: BaseException) -> bool:
     """Whether tables that we know of are not there any more."""
     return code_of(fault) in _GONE
+
+
+def gone_database(fault: BaseException) -> str:
+    """The database that is not there any more, as the server names it; "" if it is another matter.
+    Of a table that is gone: its database, which may be there still."""
+    if code_of(fault) not in _GONE:
+        return ""
+    named = _NAMED_DATABASE.search(str(fault.args[1])) if len(fault.args) > 1 else None
+    return named[1] if named else ""
+
+
+def is_read_only(fault: BaseException) -> bool:
+    """Whether the server takes no writes, as replicas do."""
+    return code_of(fault) in _READ_ONLY
 
 
 def is_retryable(fault: BaseException) -> bool:

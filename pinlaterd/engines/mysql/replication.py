@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from pinlaterd.clock import Clock
 from pinlaterd.engines.failover import Account, Place
 from pinlaterd.engines.mysql.connection import Connection, Server
 from pinlaterd.engines.mysql.faults import FAULTS, code_of, describe
@@ -93,10 +92,10 @@ class ReplicaStatus(NamedTuple):
 class ReplicationServer:
     """One server, for somebody who may administer it."""
 
-    def __init__(self, place: Place, account: Account, clock: Clock) -> None:
+    def __init__(self, place: Place, account: Account) -> None:
         """Connect. Raises StorageError."""
         self.server = Server(place.host, place.port, account.user, account.passwd)
-        self._db = Connection(self.server, clock, patience_seconds=_ANSWER_SECONDS)
+        self._db = Connection(self.server, patience_seconds=_ANSWER_SECONDS)
         with self._said():
             [[version, server_id]] = self._db.rows(b"SELECT VERSION(), @@server_id")
             self.identity = str(server_id)

@@ -164,9 +164,7 @@ class MysqlSearcher(Searcher):
 
     def _connection(self) -> Connection:
         if self._db is None:
-            self._db = Connection(
-                self._server, self._clock, patience_seconds=_LONGEST_SECONDS, read_only=True
-            )
+            self._db = Connection(self._server, patience_seconds=_LONGEST_SECONDS, read_only=True)
         return self._db
 
     def _wanted(

@@ -1,6 +1,7 @@
 """Writes in slices: retries, deletes, time-outs, garbage.
 
-Each function does at most `limit` jobs within a Transaction, and finds them by an index. PinLater's
+Each function does at most `limit` jobs within a Transaction, and finds them by an index: what is in
+the tables counts, so that jobs whose state a stranger has changed are done, too. PinLater's
 tables have none by the time of a change. There, claims that timed out are looked for among all that
 are IN_PROGRESS, the longest failed among all that FAILED, and garbage by run-after, as it did.
 """
@@ -63,10 +64,9 @@ def release_expired(
 ) -> Expired:
     retried: list[Requeued] = []
     done = 0
-    for priority in store.priorities_holding(queue, JobState.IN_PROGRESS):
+    for _, table in sorted(store.tables_of(queue).items()):
         if done == limit:
             break
-        table = store.tables_of(queue)[priority]
         held = held_in(tx.read([oldest_claims(table, claimed_before_ms, limit - done)]))
         attempts = [FailedAttempt(claim, tx.now_ms) for claim in held.values()]
         retried += fail_attempts(tx, queue, table, attempts, store.db.statement_bytes)
@@ -84,10 +84,9 @@ def collect_garbage(
     limit: int,
 ) -> int:
     deleted = 0
-    for priority in store.priorities_holding(queue, state):
+    for _, table in sorted(store.tables_of(queue).items()):
         if deleted == limit:
             break
-        table = store.tables_of(queue)[priority]
         bound = table.updated_at.bound(updated_before_ms)
         index, where, order = table.by_updated_at, b"updated_at < " + bound, b"updated_at"
         if not index:

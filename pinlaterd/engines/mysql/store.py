@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import Any, NoReturn, TypeVar
 
@@ -27,11 +27,14 @@ from pinlaterd.engines.mysql import witness
 from pinlaterd.engines.mysql.connection import Connection, Server
 from pinlaterd.engines.mysql.faults import (
     FAULTS,
+    PACKET_CURE,
     describe,
+    gone_database,
     is_duplicate,
     is_gone,
     is_lock_wait,
     is_lost,
+    is_read_only,
     is_retryable,
     storage_error,
 )
@@ -46,7 +49,7 @@ from pinlaterd.engines.mysql.tables import (
     create_tables,
     load_tables,
 )
-from pinlaterd.errors import QueueNotFound, StorageError, StorageNotCommitted
+from pinlaterd.errors import QueueGone, QueueNotFound, StorageError, StorageNotCommitted
 from pinlaterd.model import QUEUE_NAME, JobState
 
 T = TypeVar("T")
@@ -79,6 +82,7 @@ class Transaction:
         self.now_ms = now_ms
         self.careful = careful  # whether a Misfit has been met
         self.changed = False  # whether anything has been changed
+        self.inserts_into = ""  # the queue that jobs were last inserted into
         self.witness: witness.Witness | None = None  # of the last change, as far as one can tell
         self.depth_changes: defaultdict[tuple[str, int, JobState], int] = defaultdict(int)
 
@@ -120,6 +124,7 @@ class Store:
         clock: Clock,
         *,
         levels: int,
+        most_body_bytes: int,
         lease_seconds: float,
         answer_seconds: float,
     ) -> None:
@@ -128,8 +133,10 @@ class Store:
         self.tables: dict[str, dict[int, Table]] = {}  # by queue and priority
         self.narrower: dict[str, dict[int, TableLimits]] = {}  # what some of them hold
         self.depths: dict[str, Counter[tuple[int, JobState]]] = {}
+        self.strange: set[str] = set()  # queues to which somebody else seems to write
         self._clock = clock
         self._levels = levels
+        self._most_body_bytes = most_body_bytes
         self._lease_seconds = lease_seconds
         self._answer_seconds = answer_seconds
         self._prefix = database_prefix(shard)
@@ -137,9 +144,11 @@ class Store:
         self._owner_table = quote_name(self._owner_database, "owner")
         self._lock = OwnerLock(shard, server)
         self._db: Connection | None = None
+        self._heard_at = 0.0  # when a heartbeat last found the server as it has to be
         self._start_ms = 0  # of our ownership
         self.trouble = ""  # why it must be opened anew
         self._unmoved_commits = 0  # see _note
+        self._ended_badly = False  # whether we were the owner, until a clean end is noted
         self._next_local_id = 1
         self._marked_local_id = 1  # ids below this are marked as used in the owner's table
 
@@ -152,7 +161,7 @@ class Store:
         if self._db is not None:
             raise StorageError(f"{self} is open already; close it first")
         db = self._connect(self._answer_seconds)
-        self._db, self.trouble = db, ""
+        self._db, self.trouble, self._heard_at = db, "", self._clock.monotonic()
         try:
             with self._guarded():
                 self._lock.take(db)
@@ -166,7 +175,6 @@ class Store:
     def _connect(self, patience_seconds: float) -> Connection:
         return Connection(
             self.server,
-            self._clock,
             patience_seconds=patience_seconds,
             idle_seconds=self._lease_seconds,
         )
@@ -182,6 +190,7 @@ class Store:
 
     def _load(self, db: Connection) -> None:
         self.tables, self.narrower, self.depths = {}, {}, {}
+        self.strange.clear()
         prefix = quote_text(self._prefix)
         for (database,) in db.rows(
             b"SELECT schema_name FROM information_schema.schemata"
@@ -203,8 +212,14 @@ class Store:
         self.narrower[queue] = {
             priority: narrower
             for priority, table in tables.items()
-            if (narrower := table.narrower) is not None
+            if (narrower := self._narrower(db, table)) is not None
         }
+
+    def _narrower(self, db: Connection, table: Table) -> TableLimits | None:
+        """What a table holds, and its server takes, where less than may be asked for."""
+        if db.value_bytes >= min(self._most_body_bytes, table.limits.body_bytes):
+            return table.narrower
+        return table.limits._replace(body_bytes=db.value_bytes, body_cure=PACKET_CURE)
 
     def _count(
         self, db: Connection, database: str, tables: dict[int, Table]
@@ -229,9 +244,10 @@ class Store:
         db.execute(create_owner_table(self._owner_database))
         known: dict[str, int] = dict(db.rows(b"SELECT name, value FROM " + self._owner_table))
         self._start_ms = start_ms = max(now_ms, known.get("start_ms", 0) + 1)
-        clean = bool(known.get("clean", 1))
+        # What is found may be older than what we left, or nothing: a replica, a copy put back.
+        clean = bool(known.get("clean", 1)) and not self._ended_badly
         self._unmoved_commits = known.get("unmoved_commits", 0)
-        next_local_id = known.get("next_local_id", 1)
+        next_local_id = max(known.get("next_local_id", 1), self._next_local_id)
         if not clean:
             next_local_id += _IDS_SKIPPED_AFTER_UNCLEAN_END
         self._next_local_id = next_local_id
@@ -239,6 +255,7 @@ class Store:
         self._marked_local_id = self._next_local_id
         values = {"start_ms": start_ms, "clean": 0, "next_local_id": self._next_local_id}
         self.transact(now_ms, lambda tx: self._remember(tx, values))
+        self._ended_badly = True
         return Ownership(start_ms, clean)
 
     def _pass_used_ids(self, db: Connection) -> None:
@@ -262,6 +279,7 @@ class Store:
             values = {"clean": 1, "next_local_id": self._next_local_id}
             with contextlib.suppress(StorageError):
                 self.transact(0, lambda tx: self._remember(tx, values))
+                self._ended_badly = False
                 with self.reading():
                     self._lock.release(self.db)
         self._abandon()
@@ -272,11 +290,18 @@ class Store:
             db.close()
 
     def heartbeat(self) -> None:
-        """Let the server hear from us before it takes us for dead."""
-        db = self.db
-        if self._clock.monotonic() - db.used_at >= self._lease_seconds / 3:
-            with self.reading():
-                db.ping()
+        """Let the server hear from us before it takes us for dead. One that has become a replica
+        keeps no owner: it would refuse all that we write, or, from an administrator, accept it."""
+        db, now = self.db, self._clock.monotonic()
+        if now - self._heard_at < self._lease_seconds / 3:
+            return
+        with self.reading():
+            try:
+                self._check_writable(db)
+            except StorageError as error:
+                self.trouble = error.message
+                raise
+        self._heard_at = now
 
     # --- reading and writing -----------------------------------------------------------------
 
@@ -309,6 +334,8 @@ class Store:
             except FAULTS as fault:
                 self._marked_local_id = marked_local_id
                 self._roll_back(db, fault)
+                if is_duplicate(fault) and tx.inserts_into:
+                    self.strange.add(tx.inserts_into)
                 attempts_left -= 2 if is_lock_wait(fault) else 1
                 self._prepare_to_repeat(db, fault, attempts_left)
                 continue
@@ -317,9 +344,15 @@ class Store:
                 self._roll_back(db, fault)
                 raise
             self._commit(tx)
-            for (queue, priority, state), jobs in tx.depth_changes.items():
-                self.depths[queue][priority, state] += jobs
+            self._keep_count(tx.depth_changes)
             return result
+
+    def _keep_count(self, changes: Mapping[tuple[str, int, JobState], int]) -> None:
+        for (queue, priority, state), jobs in changes.items():
+            depths = self.depths[queue]
+            depths[priority, state] += jobs
+            if depths[priority, state] < 0:  # jobs that we did not know of
+                self.strange.add(queue)
 
     def _note(self, tx: Transaction) -> None:
         """What the owner's table has to remember of a transaction."""
@@ -348,7 +381,7 @@ class Store:
             with self.reading():
                 self._pass_used_ids(db)
         elif attempts_left <= 0 or not is_retryable(fault):
-            if is_gone(fault):
+            if is_gone(fault) or is_read_only(fault):
                 self._lose(fault, undone=True)
             raise storage_error(fault, str(self), undone=True) from fault
 
@@ -392,7 +425,25 @@ class Store:
 
     def _lose(self, fault: BaseException, *, undone: bool = False) -> NoReturn:
         self.trouble = describe(fault)
-        raise storage_error(fault, str(self), undone=undone) from fault
+        error = storage_error(fault, str(self), undone=undone)
+        queue = self._gone_queue(fault) if undone else ""
+        raise (QueueGone(queue, error.message) if queue else error) from fault
+
+    def _gone_queue(self, fault: BaseException) -> str:
+        """The queue whose database is gone, as the fault of a statement tells; "" if none is. A
+        table that is gone is made anew when the store is opened."""
+        database = gone_database(fault)
+        queue = database.removeprefix(self._prefix)
+        if self._db is None or queue == database or queue not in self.tables:
+            return ""
+        try:
+            there = self._db.rows(
+                b"SELECT 1 FROM information_schema.schemata WHERE schema_name = "
+                + quote_text(database)
+            )
+        except FAULTS:
+            return ""
+        return "" if there else queue
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -429,12 +480,19 @@ class Store:
             self._load_queue(db, queue)
             self._pass_used_ids(db)
 
+    def recount(self, queue: str) -> None:
+        db = self.db
+        with self.reading():
+            self.depths[queue] = self._count(db, self._prefix + queue, self.tables[queue])
+        self.strange.discard(queue)
+
     def delete_queue(self, queue: str) -> None:
         """A server drops a database table by table: if that ends half-way, nobody knows how far."""
         db = self.db
         with self._guarded(), db.patiently(_DROP_SECONDS):
             db.execute(b"DROP DATABASE IF EXISTS " + quote_name(self._prefix + queue))
         del self.tables[queue], self.narrower[queue], self.depths[queue]
+        self.strange.discard(queue)
 
     # --- what is kept in memory --------------------------------------------------------------
 
@@ -449,11 +507,3 @@ class Store:
         first = self._next_local_id
         self._next_local_id = first + count
         return range(first, first + count)
-
-    def priorities_holding(self, queue: str, state: JobState) -> Sequence[int]:
-        """The priorities at which a queue has jobs in `state`, highest first."""
-        return sorted(
-            priority
-            for (priority, held), jobs in self.depths.get(queue, {}).items()
-            if held is state and jobs > 0
-        )

@@ -78,11 +78,16 @@ class Table(NamedTuple):
     pins: bytes  # assignments that keep the server from changing times by itself
 
     @property
+    def limits(self) -> TableLimits:
+        """What it holds."""
+        return TableLimits(min(self.body_bytes, BODY_BYTES), self.run_after)
+
+    @property
     def narrower(self) -> TableLimits | None:
         """What it holds, if something within the engine's limits may not fit, or not exactly."""
         if self.body_bytes >= BODY_BYTES and self.run_after == (1, *_DATETIME_MS):
             return None
-        return TableLimits(min(self.body_bytes, BODY_BYTES), self.run_after)
+        return self.limits
 
     def claim(self, claim_descriptor: str) -> str:
         """A claim descriptor as the table holds it."""

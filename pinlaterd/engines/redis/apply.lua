@@ -220,10 +220,7 @@ local enqueues = each_op(function(queue)
   end
   local counter = counter_key(queue)
   if redis.call('EXISTS', counter) == 0 then
-    -- It was evicted, perhaps not for the first time. No queue has given a million ids a second
-    -- since the epoch.
-    local began = number_in(redis.call('HGET', RECORD, 'start_ms'), 0, LATEST_ORDERED_MS) or 0
-    redis.call('SET', counter, string.format('%.0f', math.max(now, began) * 1000))
+    redis.call('SET', counter, unused_id(now)) -- it was evicted
   end
   local first = redis.call('INCRBY', counter, jobs) - jobs + 1
   local number = first

@@ -122,6 +122,13 @@ local function number_in(field, least, most)
   return nil
 end
 
+-- What a queue's counter begins with where it is lost, perhaps not for the first time. No queue has
+-- given a million ids a second since the epoch. In decimal digits, as all that is stored.
+local function unused_id(now_ms)
+  local began = number_in(redis.call('HGET', RECORD, 'start_ms'), 0, LATEST_ORDERED_MS) or 0
+  return string.format('%.0f', math.max(now_ms, began) * 1000)
+end
+
 -- What a script returns, before it has written anything, where something else than `wanted` lies
 -- under a key; nil if it does not.
 local function damage(key, wanted)

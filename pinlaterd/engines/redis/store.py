@@ -72,6 +72,7 @@ class Store:
         self._answer_seconds = answer_seconds
         self._who = own_name()
         self._token = b""
+        self._began_clean = True  # whether the owner before us ended in order
         self._connection: Connection | None = None
 
     # --- ownership ---------------------------------------------------------------------------
@@ -121,7 +122,8 @@ class Store:
         self._token, start_ms, clean, queues = answer
         names = [queue.decode(errors="replace") for queue in queues]
         self.queues = {name for name in names if QUEUE_NAME.match(name)}
-        return Ownership(start_ms, bool(clean))
+        self._began_clean = bool(clean)
+        return Ownership(start_ms, self._began_clean)
 
     def _ask_for_ownership(
         self, connection: Connection, now_ms: int, *, instead_of: bytes
@@ -198,7 +200,9 @@ class Store:
 
     def create_queue(self, queue: str, now_ms: int) -> None:
         if queue not in self.queues:
-            self.write(scripts.CREATE_QUEUE, (queue, now_ms, _IDS_SKIPPED))
+            after_unclean_end = "0" if self._began_clean else "1"
+            arguments = (queue, now_ms, _IDS_SKIPPED, after_unclean_end)
+            self.write(scripts.CREATE_QUEUE, arguments)
             self.queues.add(queue)
 
     def delete_queue(self, queue: str) -> None:

@@ -77,6 +77,7 @@ class Store:
         self._lock = OwnerLock(path.with_name(path.name + ".lock"))
         self._db: sqlite3.Connection | None = None
         self.trouble = ""  # why it must be opened anew
+        self._ended_badly = False  # whether we were the owner, until a clean end is noted
         self._next_local_id = 1
         self._marked_local_id = 1  # ids below this are marked as used in the file
 
@@ -109,20 +110,24 @@ class Store:
     def _take_over(self, now_ms: int) -> Ownership:
         meta: dict[str, int] = dict(self.db.execute("SELECT key, value FROM meta"))
         start_ms = max(now_ms, meta.get("start_ms", 0) + 1)
-        clean = bool(meta.get("clean", 1))
-        next_local_id = meta.get("next_local_id", 1)
+        # What is found may be older than what we left, or nothing: a copy that was put back.
+        clean = bool(meta.get("clean", 1)) and not self._ended_badly
+        next_local_id = max(meta.get("next_local_id", 1), self._next_local_id)
         if not clean:
             next_local_id += _IDS_SKIPPED_AFTER_UNCLEAN_END
         self._next_local_id = self._marked_local_id = next_local_id
         with self.commit(now_ms) as tx:
             self._set_meta(tx, {"start_ms": start_ms, "clean": 0, "next_local_id": next_local_id})
+        self._ended_badly = True
         return Ownership(start_ms, clean)
 
     def close(self) -> None:
         """Safe to repeat. An end that can't be noted counts as unclean: ids are skipped."""
         if self._db is not None and not self.trouble:
-            with contextlib.suppress(StorageError), self.commit(0) as tx:
-                self._set_meta(tx, {"clean": 1, "next_local_id": self._next_local_id})
+            with contextlib.suppress(StorageError):
+                with self.commit(0) as tx:
+                    self._set_meta(tx, {"clean": 1, "next_local_id": self._next_local_id})
+                self._ended_badly = False
         self._abandon()
 
     def _abandon(self) -> None:

@@ -27,6 +27,7 @@ EngineMaker = Callable[[], StorageEngine]
 MARIADB_PORT = "PINLATERD_TEST_MARIADB_PORT"
 LEVELS = 3
 LEASE_SECONDS = 10.0
+BODY_BYTES = 1 << 20  # the longest that is promised
 
 
 def sqlite_engine(folder: Path) -> StorageEngine:
@@ -39,6 +40,7 @@ def mysql_engine(folder: Path) -> StorageEngine:
         shard_for(folder),
         server,
         levels=LEVELS,
+        most_body_bytes=BODY_BYTES,
         lease_seconds=LEASE_SECONDS,
         answer_seconds=LEASE_SECONDS,
     )

@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 
-from pinlaterd.clock import FakeClock
+from pinlaterd.clock import Clock, FakeClock
 from pinlaterd.engines.base import StorageEngine
 from pinlaterd.engines.mysql.connection import Server
 from pinlaterd.engines.mysql.engine import MysqlEngine
-from tests.conformance.engine.engines import LEASE_SECONDS, LEVELS, shard_for
+from tests.conformance.engine.engines import BODY_BYTES, LEASE_SECONDS, LEVELS, shard_for
 from tests.conformance.engine.harness import QUEUE, EngineHarness
 from tests.servers.mariadb import HOST, PASSWD, USER, MariaDB
 from tests.servers.proxy import Proxy
+from tests.shard.conftest import make_shard
+
+__all__ = ["make_shard"]
 
 NewEngine = Callable[..., MysqlEngine]
 
@@ -28,7 +31,8 @@ def shard(tmp_path: Path) -> str:
 
 @pytest.fixture
 def new_engine(mariadb: MariaDB, shard: str) -> NewEngine:
-    """Another engine on the shard of this test; with other settings, if any are given."""
+    """Another engine on the shard of this test; with other settings, if any are given. `beats`: the
+    clock that its heartbeats go by."""
 
     def make(
         *,
@@ -39,14 +43,17 @@ def new_engine(mariadb: MariaDB, shard: str) -> NewEngine:
         lease_seconds: float = LEASE_SECONDS,
         answer_seconds: float | None = None,
         name: str = shard,
+        beats: Clock | None = None,
     ) -> MysqlEngine:
         server = Server(host, port, user, passwd)
         return MysqlEngine(
             name,
             server,
             levels=LEVELS,
+            most_body_bytes=BODY_BYTES,
             lease_seconds=lease_seconds,
             answer_seconds=answer_seconds or lease_seconds,
+            clock=beats,
         )
 
     return make

@@ -74,7 +74,9 @@ def new_failover() -> Iterator[NewFailover]:
 
 def engine_on(server: MariaDB) -> MysqlEngine:
     account = Server(HOST, server.port, USER, PASSWD)
-    return MysqlEngine(SHARD, account, levels=3, lease_seconds=10.0, answer_seconds=10.0)
+    return MysqlEngine(
+        SHARD, account, levels=3, most_body_bytes=1, lease_seconds=10.0, answer_seconds=10.0
+    )
 
 
 def enqueue(engine: MysqlEngine, count: int) -> list[int]:

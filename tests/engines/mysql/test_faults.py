@@ -6,22 +6,30 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from pymysql.err import OperationalError
 
 from pinlaterd.clock import FakeClock
-from pinlaterd.engines.base import Ack, Batch, EnqueueOp, StorageEngine
+from pinlaterd.engines.base import Ack, Batch, Checkpoint, EnqueueOp, StorageEngine
 from pinlaterd.engines.mysql.faults import storage_error
-from pinlaterd.errors import ShardOwned, StorageError, StorageFull, StorageNotCommitted
-from pinlaterd.model import Job, JobKey, JobState
+from pinlaterd.errors import (
+    EnqueueRejected,
+    InvalidRequest,
+    ShardOwned,
+    StorageError,
+    StorageFull,
+    StorageNotCommitted,
+)
+from pinlaterd.model import CheckpointInfo, CheckpointRequest, Job, JobKey, JobState
+from tests.conformance.engine.engines import LEASE_SECONDS
 from tests.conformance.engine.harness import QUEUE, EngineHarness
 from tests.conftest import ProgramPath
 from tests.engines.mysql.conftest import NewEngine
 from tests.servers.mariadb import HOST, MariaDB, start_mariadb
 from tests.servers.proxy import Cut, Proxy
+from tests.shard.conftest import MakeShard
 
 Call = Callable[[StorageEngine], object]
 
@@ -46,11 +54,12 @@ STORAGE_CALLS: dict[str, Call] = {
         QUEUE, JobState.FAILED, updated_before_ms=1, limit=1
     ),
     "durability": lambda engine: engine.durability(),
+    "recount": lambda engine: engine.recount(QUEUE),
 }
 # These answer from memory, or have tests of their own.
 OTHER_CALLS = {
     *("open", "close", "heartbeat", "queues", "narrower", "depths", "address", "vacuum"),
-    "searcher",
+    *("searcher", "strange_queues"),
 }
 
 
@@ -170,11 +179,9 @@ def test_a_connection_that_was_given_up_is_not_waited_for(
     engine.close()
 
 
-def test_a_heartbeat_finds_out(behind_proxy: EngineHarness, proxy: Proxy, clock: FakeClock):
-    engine = behind_proxy.engine
-    engine._store._clock = clock  # type: ignore[attr-defined]
-    engine._store._db._clock = clock  # type: ignore[attr-defined]
-    behind_proxy.enqueue(b"a")  # notes the time
+def test_a_heartbeat_finds_out(proxy: Proxy, new_engine: NewEngine, clock: FakeClock):
+    engine = new_engine(port=proxy.port, beats=clock)
+    engine.open(clock.now_ms())
     proxy.cut_at(b"", Cut.BEFORE)
     clock.advance(1)
     engine.heartbeat()
@@ -183,19 +190,30 @@ def test_a_heartbeat_finds_out(behind_proxy: EngineHarness, proxy: Proxy, clock:
 
     with pytest.raises(StorageError):
         engine.heartbeat()
+    engine.close()
 
 
 # --- the server dies ----------------------------------------------------------------------------
 
 
-@pytest.fixture
-def own_server(
-    program_path: ProgramPath, tmp_path: Path, free_port: Callable[[], int]
+@pytest.fixture(scope="module")
+def spare_server(
+    program_path: ProgramPath,
+    tmp_path_factory: pytest.TempPathFactory,
+    free_port: Callable[[], int],
 ) -> Iterator[MariaDB]:
-    """For a test that kills it."""
-    server = start_mariadb(program_path, tmp_path / "db", free_port())
+    server = start_mariadb(program_path, tmp_path_factory.mktemp("m") / "db", free_port())
     yield server
     server.stop()
+
+
+@pytest.fixture
+def own_server(spare_server: MariaDB) -> Iterator[MariaDB]:
+    """For a test that kills it, or starts it with options of its own."""
+    if not spare_server.runs:
+        spare_server.start()
+    yield spare_server
+    spare_server.stop()
 
 
 def test_a_server_killed_between_commits_has_kept_them(
@@ -221,6 +239,32 @@ def test_a_server_killed_between_commits_has_kept_them(
     [new] = store.enqueue(b"after")
     assert new.local_id > max(key.local_id for key in keys) + 1_000_000
     store.engine.close()
+
+
+@pytest.mark.parametrize("found", ["nothing", "an older copy"])
+def test_no_id_is_given_twice_where_the_same_process_finds_less_than_it_left(
+    behind_proxy: EngineHarness, proxy: Proxy, stranger: Any, shard: str, found: str
+):
+    """A replica that took the server's place, or a copy that was put back."""
+    engine = behind_proxy.engine
+    before = behind_proxy.enqueue(b"a", b"b", b"c")
+    proxy.cut_at(b"", Cut.BEFORE)
+    with pytest.raises(StorageError):
+        behind_proxy.enqueue(b"d")
+    engine.close()
+    stranger.execute(f"DROP DATABASE `plq_{shard}_{QUEUE}`")
+    if found == "nothing":
+        stranger.execute(f"DROP DATABASE `plm_{shard}`")
+    else:
+        stranger.execute(
+            f"REPLACE INTO `plm_{shard}`.owner VALUES ('next_local_id', 1), ('clean', 1)"
+        )
+
+    assert not engine.open(behind_proxy.now_ms).clean
+    engine.create_queue(QUEUE, behind_proxy.now_ms)
+    [after] = behind_proxy.enqueue(b"e")
+
+    assert after.local_id > max(key.local_id for key in before) + 1_000_000
 
 
 def test_a_weaker_durability_is_told(
@@ -259,14 +303,84 @@ def test_a_binary_log_of_statements_is_served_and_its_flush_is_looked_at(
     store.engine.close()
 
 
+@pytest.fixture
+def plain_user(mariadb: MariaDB) -> dict[str, str]:
+    """One that `read_only` holds for: it may write to the shards' databases, and no more."""
+    with mariadb.connect("root", "") as root, root.cursor() as cursor:
+        cursor.execute(f"CREATE OR REPLACE USER plain@'{HOST}' IDENTIFIED BY 'p'")
+        cursor.execute(f"GRANT ALL ON `plq\\_%`.* TO plain@'{HOST}'")
+        cursor.execute(f"GRANT ALL ON `plm\\_%`.* TO plain@'{HOST}'")
+    return {"user": "plain", "passwd": "p"}
+
+
+@pytest.fixture
+def become_read_only(stranger: Any) -> Iterator[Callable[[], None]]:
+    """Makes the server what a replica is, to the end of the test."""
+    yield lambda: stranger.execute("SET GLOBAL read_only = 1")
+    stranger.execute("SET GLOBAL read_only = 0")
+
+
 def test_a_read_only_server_is_refused(
-    own_server: MariaDB, new_engine: NewEngine, clock: FakeClock
+    become_read_only: Callable[[], None], new_engine: NewEngine, clock: FakeClock
 ):
-    with own_server.connect() as stranger, stranger.cursor() as cursor:
-        cursor.execute("SET GLOBAL read_only = 1")
+    become_read_only()
 
     with pytest.raises(StorageError, match=r"read-only.*primary"):
-        new_engine(port=own_server.port).open(clock.now_ms())
+        new_engine().open(clock.now_ms())
+
+
+@pytest.mark.parametrize("writes", [True, False], ids=["that writes", "that is idle"])
+def test_an_owner_whose_server_becomes_read_only_steps_back(
+    become_read_only: Callable[[], None],
+    plain_user: dict[str, str],
+    new_engine: NewEngine,
+    clock: FakeClock,
+    writes: bool,
+):
+    engine = new_engine(beats=clock, **plain_user)
+    engine.open(clock.now_ms())
+    engine.create_queue(QUEUE, clock.now_ms())
+    become_read_only()
+
+    if writes:
+        with pytest.raises(StorageNotCommitted, match="read-only; point"):
+            engine.apply(ONE_JOB, clock.now_ms())
+    else:
+        clock.advance(LEASE_SECONDS / 2)
+        with pytest.raises(StorageError, match="is read-only, as replicas are"):
+            engine.heartbeat()
+
+    assert "read-only" in engine.trouble
+    engine.close()
+    with pytest.raises(StorageError, match="is read-only, as replicas are"):
+        engine.open(clock.now_ms())
+
+
+def test_an_administrator_writes_nothing_more_to_a_server_that_has_become_read_only(
+    become_read_only: Callable[[], None],
+    stranger: Any,
+    new_engine: NewEngine,
+    clock: FakeClock,
+    shard: str,
+):
+    """A server lets such an account write all the same; it has no business on a replica."""
+    engine = new_engine(beats=clock)
+    engine.open(clock.now_ms())
+    engine.create_queue(QUEUE, clock.now_ms())
+    become_read_only()
+    # Every third of the lease, however often the connection is used.
+    for _ in range(2):
+        clock.advance(LEASE_SECONDS / 4)
+        engine.read_pending(QUEUE, 1, after=None, until_ms=0, limit=1)
+
+    with pytest.raises(StorageError, match="is read-only"):
+        engine.heartbeat()
+    with pytest.raises(StorageNotCommitted, match="opened anew"):
+        engine.apply(ONE_JOB, clock.now_ms())
+    engine.close()
+
+    stranger.execute(f"SELECT value FROM `plm_{shard}`.owner WHERE name = 'clean'")
+    assert stranger.fetchall() == ((0,),)
 
 
 # --- there is no connection to be had -----------------------------------------------------------
@@ -399,6 +513,35 @@ def test_ids_that_a_stranger_has_used_are_passed(store: EngineHarness, stranger:
     assert [store.job(key).body for key in keys] == [b"a", b"b"]
 
 
+@pytest.mark.parametrize("lock_mode", [0, 2])
+def test_no_id_is_used_twice_however_the_server_counts_its_own(
+    own_server: MariaDB, new_engine: NewEngine, clock: FakeClock, table: str, lock_mode: int
+):
+    """Ours are numbered one by one; a stranger's as servers do whose masters take turns."""
+    own_server.stop()
+    own_server.start(
+        "--auto-increment-increment=3",
+        "--auto-increment-offset=2",
+        f"--innodb-autoinc-lock-mode={lock_mode}",
+    )
+    store = EngineHarness(lambda: new_engine(port=own_server.port), clock)
+    store.engine.create_queue(QUEUE, clock.now_ms())
+    ours: list[JobKey] = []
+    with own_server.connect() as connection, connection.cursor() as theirs:
+        for _ in range(3):
+            ours += store.enqueue(b"ours", b"ours")
+            theirs.execute(
+                f"INSERT INTO {table} (state, attempts_allowed, attempts_remaining, custom_status,"
+                " created_at, run_after, body) SELECT 0, 2, 2, '', NOW(), NOW(), 'theirs'"
+                f" FROM {table.split('.', maxsplit=1)[0]}.seq_1_to_5"
+            )
+        ours += store.enqueue(b"ours")
+        store.engine.close()
+        theirs.execute(f"SELECT local_id FROM {table} WHERE body = 'ours'")
+        assert sorted(theirs.fetchall()) == [(key.local_id,) for key in ours]
+        assert theirs.execute(f"SELECT local_id FROM {table}") == 7 + 15
+
+
 @pytest.mark.parametrize("call", STORAGE_CALLS.values(), ids=STORAGE_CALLS)
 def test_no_call_lets_a_foreign_exception_through(
     store: EngineHarness, stranger: Any, shard: str, call: Call
@@ -420,6 +563,48 @@ def test_a_body_beyond_the_packet_is_refused_with_the_cure(store: EngineHarness)
         store.enqueue(b"x" * (17 << 20))
 
     assert store.states(store.enqueue(b"small")) == [JobState.PENDING]
+
+
+@pytest.fixture
+def small_packets(stranger: Any) -> Iterator[None]:
+    """Of 1 MiB, for connections that are made from now on, as old servers had them."""
+    stranger.execute("SET GLOBAL max_allowed_packet = 1048576")
+    yield
+    stranger.execute("SET GLOBAL max_allowed_packet = DEFAULT")
+
+
+def test_bodies_that_a_small_packet_takes_go_in_several_statements(
+    small_packets: None, store: EngineHarness
+):
+    """Whatever is in them: each byte of these takes two in a statement."""
+    longest = store.engine.narrower(QUEUE)[1].body_bytes
+    assert longest == (1_048_576 - 65_536) // 2
+
+    keys = store.enqueue(*[b"'" * longest] * 3)
+    assert [one.key for one in store.claim()] == keys
+    bodies = [b"\\" * longest, b"'" * longest, b"\0" * longest]
+    new = [
+        Checkpoint(key, None, body, prepend_custom_status="é" * 5000)
+        for key, body in zip(keys, bodies, strict=True)
+    ]
+    assert store.checkpoint(*new).done == 3
+
+    assert [store.job(key).body for key in keys] == bodies
+
+
+def test_a_body_beyond_a_small_packet_is_refused_before_the_batch_with_the_cure(
+    small_packets: None, new_engine: NewEngine, make_shard: MakeShard
+):
+    shard = make_shard(engine=new_engine())
+    shard.create(QUEUE)
+    [descriptor] = shard.enqueue(b"x" * 491_520)
+    shard.dequeue()
+
+    with pytest.raises(EnqueueRejected, match=r"jobs\[1\]\.body .* 491520; raise max_allowed_p"):
+        shard.enqueue(b"a", b"x" * 491_521)
+    with pytest.raises(InvalidRequest, match="at most 491520 are kept; raise max_allowed_packet"):
+        shard.call(CheckpointRequest(QUEUE, [CheckpointInfo(descriptor, new_body=b"x" * 491_521)]))
+    assert shard.service.ailing == ""
 
 
 def test_a_table_that_is_full_refuses_with_the_cure(

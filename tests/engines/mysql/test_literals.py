@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pinlaterd.clock import SystemClock
 from pinlaterd.engines.mysql.connection import Connection, Server
 from pinlaterd.engines.mysql.literals import (
     EARLIEST_MS,
@@ -49,7 +48,7 @@ texts = st.one_of(
 @pytest.fixture(scope="module")
 def db(mariadb: MariaDB) -> Iterator[Connection]:
     server = Server(HOST, mariadb.port, USER, PASSWD)
-    connection = Connection(server, SystemClock(), patience_seconds=30)
+    connection = Connection(server, patience_seconds=30)
     connection.execute(b"CREATE DATABASE literals DEFAULT CHARACTER SET utf8mb4")
     connection.execute(
         b"CREATE TABLE literals.kept"

@@ -21,9 +21,7 @@ from pinlaterd.model import (
 )
 from tests.engines.mysql.conftest import NewEngine
 from tests.engines.mysql.pinlater import make_tables
-from tests.shard.conftest import MakeShard, Shard, make_shard
-
-__all__ = ["make_shard"]
+from tests.shard.conftest import MakeShard, Shard
 
 SECOND = 1000
 MOST_BODY = 65_535

@@ -15,7 +15,7 @@ from pinlaterd.clock import FakeClock
 from pinlaterd.engines.mysql.connection import Connection, Server
 from pinlaterd.engines.mysql.engine import MysqlEngine
 from pinlaterd.errors import ShardOwned, StorageError, StorageNotCommitted
-from tests.conformance.engine.engines import LEVELS
+from tests.conformance.engine.engines import BODY_BYTES, LEVELS
 from tests.conformance.engine.harness import QUEUE, EngineHarness
 from tests.conftest import WaitUntil
 from tests.engines.mysql.conftest import NewEngine
@@ -33,6 +33,7 @@ def _own(shard: str, port: int, talk: Talk) -> None:
             shard,
             server,
             levels=LEVELS,
+            most_body_bytes=BODY_BYTES,
             lease_seconds=LEASE_SECONDS,
             answer_seconds=LEASE_SECONDS,
         ),

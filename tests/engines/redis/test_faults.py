@@ -35,6 +35,7 @@ def _methods(protocol: type) -> set[str]:
 def test_every_call_is_looked_at():
     # These answer from memory, or have tests of their own.
     others = {"open", "close", "queues", "narrower", "address", "durability", "searcher"}
+    others |= {"strange_queues", "recount"}
     assert STORAGE_CALLS.keys() | others == _methods(StorageEngine)
     assert SEARCHES.keys() | {"close"} == _methods(Searcher)
 
@@ -379,6 +380,30 @@ def test_a_server_that_is_killed_loses_nothing_acknowledged(
         [key] = store.enqueue(b"next")
         assert key.local_id > max(before.local_id for before in known) + 1_000_000
         known[key] = JobState.PENDING
+
+
+def test_a_server_that_comes_back_empty_is_given_no_id_twice(
+    new_server: NewServer, new_store: NewStore, clock: FakeClock
+):
+    """Nothing is persisted, not even the counters of ids; descriptors of before are out there."""
+    server = new_server("--appendonly", "no")
+    store = new_store(server)
+    keys = store.enqueue(b"a", b"b")
+    for _ in range(2):
+        clock.advance(1)
+        server.kill()
+        server.start()
+        with pytest.raises(StorageError):
+            store.engine.heartbeat()
+        store.engine.close()
+
+        assert not store.engine.open(store.now_ms).clean
+        assert store.engine.queues() == frozenset()
+        store.engine.create_queue(QUEUE, store.now_ms)
+        keys += store.enqueue(b"c", b"d")
+
+    assert len(set(keys)) == 6
+    assert keys == sorted(keys)
 
 
 def test_a_deposed_owner_can_write_nothing(store: EngineHarness, wait_until: WaitUntil):

@@ -148,5 +148,7 @@ def test_its_durability_and_its_errors_are_in_status(
     server.stop()
 
     wait_until(lambda: "can't be reached" in service.log_tails())
-    server.start()
+    server.start("--appendfsync", "everysec")
     service.wait_until_serving()
+    wait_until(lambda: "appendfsync everysec" in str(service.status()))
+    assert "its store: appendfsync everysec: a crash of its machine" in service.log_tails(lines=50)

@@ -13,7 +13,7 @@ import pytest
 from pinlaterd.engines.sqlite.engine import SqliteEngine
 from pinlaterd.errors import ShardOwned, StorageCorrupt, StorageError
 from pinlaterd.model import JobState
-from tests.conformance.engine.harness import EngineHarness
+from tests.conformance.engine.harness import QUEUE, EngineHarness
 
 
 def _of_another_application(path: Path) -> None:
@@ -82,6 +82,20 @@ def test_an_empty_file_becomes_ours(path: Path):
         assert db.execute("PRAGMA user_version").fetchone() == (1,)
         assert db.execute("PRAGMA application_id").fetchone() == (0x504C4A31,)
         assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+def test_no_id_is_given_twice_where_the_same_process_finds_a_new_file(
+    store: EngineHarness, path: Path
+):
+    before = store.enqueue(b"a", b"b")
+    store.engine.close()
+    path.unlink()
+
+    store.engine.open(store.now_ms)
+    store.engine.create_queue(QUEUE, store.now_ms)
+
+    [after] = store.enqueue(b"c")
+    assert after > max(before)
 
 
 def test_a_missing_folder_is_a_storage_error(tmp_path: Path):

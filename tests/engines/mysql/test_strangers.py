@@ -1,0 +1,229 @@
+"""Somebody else writes to a shard's tables: no job is handed out twice, and none is forgotten.
+
+A PinLater server that still runs does so, or a hand in a table. The service is the real one, on a
+real server; what tells the time stands still but for what a test lets pass.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from pinlaterd.engines.mysql.engine import MysqlEngine
+from pinlaterd.errors import QueueNotFound
+from pinlaterd.model import (
+    AckInfo,
+    AckRequest,
+    CheckpointInfo,
+    CheckpointRequest,
+    DequeueRequest,
+    EnqueueRequest,
+    Job,
+    JobState,
+)
+from pinlaterd.wire.envelope import Status
+from tests.conformance.engine.harness import QUEUE
+from tests.engines.mysql.conftest import NewEngine
+from tests.shard.conftest import MakeShard, Shard
+
+PENDING, IN_PROGRESS = JobState.PENDING, JobState.IN_PROGRESS
+MONITOR_SECONDS = 10.0
+CLAIM_TIMEOUT_SECONDS = 600
+# How often every queue is read anew, and how often at most one that shows traces of strangers.
+REREAD_SECONDS, LOOK_SECONDS = 60.0, 5.0
+
+
+@pytest.fixture
+def engine(new_engine: NewEngine) -> MysqlEngine:
+    return new_engine()
+
+
+@pytest.fixture
+def service(make_shard: MakeShard, engine: MysqlEngine) -> Shard:
+    """A shard with one queue."""
+    made = make_shard(engine=engine)
+    made.create(QUEUE)
+    return made
+
+
+class Stranger:
+    """Knows PinLater's columns, and nothing of owners."""
+
+    def __init__(self, cursor: Any, table: str) -> None:
+        self._cursor = cursor
+        self._table = table
+
+    def inserts(self, body: str) -> None:
+        self._cursor.execute(
+            f"INSERT INTO {self._table} (state, attempts_allowed, attempts_remaining,"
+            " custom_status, updated_at, created_at, run_after, body)"
+            " VALUES (0, 2, 2, '', '2020-01-01', '2020-01-01', '2020-01-01', %s)",
+            (body,),
+        )
+
+    def claims(self, body: str) -> None:
+        done = self._cursor.execute(
+            f"UPDATE {self._table} SET state = 1, claim_descriptor = 'theirs',"
+            " updated_at = '2020-01-01' WHERE body = %s",
+            (body,),
+        )
+        assert done == 1
+
+
+@pytest.fixture
+def somebody(stranger: Any, table: str) -> Stranger:
+    return Stranger(stranger, table)
+
+
+def _upkeep(service: Shard) -> None:
+    """A whole round, and what it leads to."""
+    service.clock.advance(MONITOR_SECONDS)
+    service.turn()
+    while service.service.busy:
+        service.turn()
+
+
+def _bodies(service: Shard) -> list[bytes]:
+    return [job.body for job in service.dequeue()]
+
+
+def test_a_job_that_a_stranger_adds_is_found_now_and_then(
+    service: Shard, engine: MysqlEngine, somebody: Stranger
+):
+    assert _bodies(service) == []
+    somebody.inserts("theirs")
+
+    service.clock.advance(REREAD_SECONDS)
+    _upkeep(service)
+
+    assert service.counts() == (1, 0, 0)
+    assert _bodies(service) == [b"theirs"]
+    service.service.tick()
+    assert engine.depths()[QUEUE] == {(1, IN_PROGRESS): 1}
+
+
+def test_a_stranger_who_takes_our_next_id_is_noticed_at_once(
+    service: Shard, engine: MysqlEngine, somebody: Stranger
+):
+    service.enqueue(b"a")
+    somebody.inserts("theirs")
+
+    service.enqueue(b"b")
+    service.service.tick()
+
+    assert engine.depths()[QUEUE] == {(1, PENDING): 3}
+    assert sorted(_bodies(service)) == [b"a", b"b", b"theirs"]
+
+
+def test_a_job_that_a_stranger_claims_is_counted_and_ends_by_its_time_out(
+    service: Shard,
+    engine: MysqlEngine,
+    somebody: Stranger,
+    caplog: pytest.LogCaptureFixture,
+):
+    service.enqueue(b"a", b"b")
+    somebody.claims("a")
+
+    with caplog.at_level(logging.WARNING):
+        assert _bodies(service) == [b"b"]
+        service.service.tick()
+
+    assert service.counters()["mail_claim_mismatch"] == 1
+    assert "somebody else writes to its store" in caplog.text
+    assert engine.depths()[QUEUE] == {(1, IN_PROGRESS): 2}
+    service.clock.advance(CLAIM_TIMEOUT_SECONDS)
+    _upkeep(service)
+    assert sorted(_bodies(service)) == [b"a", b"b"]
+    assert service.counters()["mail_timeout_retry"] == 2
+
+
+def test_a_claim_of_a_strangers_that_we_never_met_ends_by_its_time_out(
+    service: Shard, somebody: Stranger, stranger: Any, table: str
+):
+    """The shard, as far as it knows, has no job in progress."""
+    somebody.inserts("theirs")
+    somebody.claims("theirs")
+
+    _upkeep(service)
+
+    stranger.execute(f"SELECT state, attempts_remaining FROM {table}")
+    assert stranger.fetchall() == ((0, 1),)
+    assert _bodies(service) == [b"theirs"]
+
+
+def test_a_stranger_who_goes_on_costs_a_count_now_and_then_only(
+    service: Shard, engine: MysqlEngine, somebody: Stranger
+):
+    service.enqueue(b"a", b"b")
+    somebody.claims("a")
+    _bodies(service)
+    service.service.tick()
+    service.enqueue(b"c")
+    somebody.claims("c")
+    assert _bodies(service) == []
+
+    service.service.tick()
+    assert engine.depths()[QUEUE] == {(1, PENDING): 1, (1, IN_PROGRESS): 2}
+
+    service.clock.advance(LOOK_SECONDS)
+    service.service.tick()
+    assert engine.depths()[QUEUE] == {(1, IN_PROGRESS): 3}
+
+
+# --- a queue that a stranger removes ------------------------------------------------------------
+
+
+def test_calls_for_a_queue_whose_database_is_gone_are_told_so_at_once(
+    service: Shard, stranger: Any, shard: str
+):
+    service.create("other")
+    [descriptor] = service.enqueue(b"a")
+    service.dequeue()
+    service.enqueue(b"b")
+    stranger.execute(f"DROP DATABASE `plq_{shard}_{QUEUE}`")
+
+    *gone, other = service.results(
+        EnqueueRequest(QUEUE, [Job(b"c")]),
+        AckRequest(QUEUE, [AckInfo(descriptor)]),
+        CheckpointRequest(QUEUE, [CheckpointInfo(descriptor)]),
+        DequeueRequest(QUEUE, 1),
+        EnqueueRequest("other", [Job(b"d")]),
+    )
+
+    assert [type(answer) for answer in gone] == [QueueNotFound] * 4
+    assert other is Status.REFUSED
+    service.service.recover()
+    assert len(service.enqueue(b"d", queue="other")) == 1
+    with pytest.raises(QueueNotFound):
+        service.enqueue(b"e")
+
+
+def test_a_table_that_is_gone_is_made_anew(service: Shard, stranger: Any, table: str):
+    service.enqueue(b"a")
+    stranger.execute(f"DROP TABLE {table}")
+
+    assert service.results(EnqueueRequest(QUEUE, [Job(b"b")])) == [Status.REFUSED]
+    service.service.recover()
+
+    service.enqueue(b"c")
+    assert _bodies(service) == [b"c"]
+
+
+# --- a server that is another by now --------------------------------------------------------------
+
+
+def test_what_the_store_promises_is_asked_for_each_time_it_is_opened(
+    service: Shard, stranger: Any, caplog: pytest.LogCaptureFixture
+):
+    assert service.service.durability.warning == ""
+    stranger.execute("SET GLOBAL innodb_flush_log_at_trx_commit = 2")
+    try:
+        service.service.close()
+        service.service.open()
+    finally:
+        stranger.execute("SET GLOBAL innodb_flush_log_at_trx_commit = 1")
+
+    assert service.service.durability.setting == "innodb_flush_log_at_trx_commit=2"
+    assert "set it to 1" in caplog.text
