@@ -57,6 +57,13 @@ def _parse_address(named: str, default_port: int) -> Address:
         raise AddressInvalid(
             f"{named!r} is no server; write HOST, HOST:PORT or [IPV6]:PORT, several as a list"
         )
+    try:
+        host.encode("idna")
+    except UnicodeError as error:
+        raise AddressInvalid(
+            f"{named!r} is no server: a label of a host's name has 1 to 63 characters that DNS can "
+            "hold"
+        ) from error
     if not (port_text.isascii() and port_text.isdigit() and 1 <= int(port_text) <= 65535):
         raise AddressInvalid(f"{named!r}: port {port_text!r} is not a number from 1 to 65535")
     return Address(host, int(port_text))

@@ -12,20 +12,12 @@ import ssl
 import time
 
 from pinlaterd.client.addresses import Address
-from pinlaterd.errors import ConnectionFailed, OutcomeUnknown
+from pinlaterd.client.failures import cannot_connect, no_answer, not_sent
 
 # The length of an answer is believed up to here. The first bytes of other protocols ("HTTP",
 # "SSH-") read as a length are beyond it.
 _MAX_ANSWER_BYTES = 1 << 30
 _RECEIVE_BYTES = 256 * 1024
-
-
-class NotSent(ConnectionFailed):
-    """The connection broke before the message had left whole: another one may serve."""
-
-
-class CannotConnect(NotSent):
-    """No connection came about."""
 
 
 class Connection:
@@ -38,10 +30,8 @@ class Connection:
         self.address = address
         try:
             self._socket = _connect(address, deadline, tls)
-        except (OSError, UnicodeError) as error:  # UnicodeError: no name that DNS could hold
-            raise CannotConnect(
-                f"cannot connect to pinlaterd at {address}: {_reason(error)}"
-            ) from error
+        except OSError as error:
+            raise cannot_connect(address, error) from error
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -69,18 +59,12 @@ class Connection:
             self._socket.sendall(len(message).to_bytes(4, "big") + message)
         except OSError as error:
             self.close()
-            raise NotSent(
-                f"the connection to pinlaterd at {self.address} broke before the call was sent: "
-                f"{_reason(error)}"
-            ) from error
+            raise not_sent(self.address, error) from error
         try:
             return self._receive(deadline)
         except OSError as error:
             self.close()
-            raise OutcomeUnknown(
-                f"no answer from pinlaterd at {self.address}: {_reason(error)}; "
-                "the call may have been carried out"
-            ) from error
+            raise no_answer(self.address, error) from error
 
     def _receive(self, deadline: float) -> bytes:
         received = bytearray()
@@ -121,16 +105,3 @@ def _connect(address: Address, deadline: float, tls: ssl.SSLContext | None) -> s
     except BaseException:
         plain.close()
         raise
-
-
-def _reason(error: OSError | UnicodeError) -> str:
-    """The error in words: the operating system's, without `[Errno 111]`, or those of TLS."""
-    if isinstance(error, TimeoutError):
-        return "timed out"
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate was refused: {error.verify_message}"
-    if isinstance(error, ssl.SSLError) and error.reason:
-        return f"TLS failed: {error.reason.replace('_', ' ').lower()}"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror.lower()
-    return str(error).lower()

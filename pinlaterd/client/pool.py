@@ -20,8 +20,9 @@ from contextlib import contextmanager
 from ssl import SSLContext
 
 from pinlaterd.client.addresses import Address, Servers
-from pinlaterd.client.connection import Connection, NotSent
-from pinlaterd.errors import ConnectionFailed, OutcomeUnknown
+from pinlaterd.client.connection import Connection
+from pinlaterd.client.failures import NotSent, too_few_connections
+from pinlaterd.errors import ConnectionFailed, OutcomeUnknown, PinLaterError
 
 
 class ConnectionPool:
@@ -46,21 +47,22 @@ class ConnectionPool:
     def connection(
         self, address: Address, *, deadline: float, connect_seconds: float
     ) -> Iterator[Connection]:
-        """Lend a connection; whoever fails with it must raise, so that it is closed.
+        """Lend a connection. Whoever fails with it must raise, so that it is closed; an error that
+        the service has answered is none of the connection's.
 
         `connect_seconds` bounds connecting, but not the wait for another thread's connection.
         """
         free = self._free  # after a fork in between, the child has another one
         if not free.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            raise ConnectionFailed(
-                f"all {self._max_connections} connections were in use until the time was up; "
-                "give the Client more max_connections"
-            )
+            raise too_few_connections(self._max_connections)
         try:
             connect_deadline = min(deadline, time.monotonic() + connect_seconds)
             connection = self._take(address, connect_deadline)
             try:
                 yield connection
+            except PinLaterError:
+                self._put_back(connection)
+                raise
             except BaseException:
                 self._discard(connection)
                 raise

@@ -54,6 +54,10 @@ def test_servers_are_named_by_host_and_port(named, addresses):
         ("a:65536", "port '65536'"),
         ("a:²", "port '²'"),
         (["a", "b:x"], "'b:x': port 'x'"),
+        ("a..b", "a label of a host's name has 1 to 63 characters"),
+        (f"{'x' * 64}.example:9010", "has 1 to 63 characters"),
+        (f"{'ü' * 64}.example", "has 1 to 63 characters"),
+        ("\ud800", "that DNS can hold"),
     ],
 )
 def test_what_names_no_server_is_refused(named, problem):

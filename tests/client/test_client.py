@@ -31,6 +31,7 @@ from pinlaterd.model import (
     ScanRequest,
     ScanResult,
 )
+from pinlaterd.rpc import codec
 
 CLAIMED = ClaimedJob("mail:s1:p1:7", b"body", 3, 2, "h:9:1:me:4", 600)
 RECORD = JobRecord("mail:s1:p1:7", JobState.FAILED, 3, 0, "why", 1, 2, 3, "h:9:1:me:4", b"body")
@@ -156,6 +157,28 @@ def test_defaults_are_those_of_the_requests(method, request_type):
     }
 
 
+def test_help_shows_an_operation_as_it_is_called():
+    shown = str(inspect.signature(Client(port=1).enqueue))
+
+    assert shown == "(queue: 'str', jobs: 'Iterable[Job | bytes]') -> 'list[str]'"
+    assert "return their descriptors" in (Client.enqueue.__doc__ or "")
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"timeout_seconds": 0},
+        {"timeout_seconds": float("nan")},
+        {"connect_timeout_seconds": float("inf")},
+        {"max_connections": 0},
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused_at_once(option):
+    [name] = option
+    with pytest.raises(ValueError, match=f"{name} must be "):
+        Client(**option)
+
+
 def test_a_scan_follows_continuations(server, client):
     pages = {"0": ScanResult([RECORD], "next"), "next": ScanResult([RECORD, RECORD])}
     server.reply = lambda call: pages[call.request.continuation]
@@ -219,6 +242,56 @@ def test_a_write_without_an_answer_is_never_repeated(server, client, break_off):
     with pytest.raises(OutcomeUnknown, match="may have been carried out"):
         client.enqueue("mail", [b"a"])
     assert len(server.calls) == 1
+
+
+def test_an_ack_that_names_every_claim_is_repeated_once(server, client, break_off):
+    def break_first(_call):
+        if len(server.calls) == 1:
+            raise break_off
+
+    server.reply = break_first
+
+    client.ack("mail", succeeded=[CLAIMED], failed=[CLAIMED])
+    assert [call.request for call in server.calls] == [server.calls[0].request] * 2
+
+
+def test_an_ack_without_a_claim_is_never_repeated(server, client, break_off):
+    def break_it(_call):
+        raise break_off
+
+    server.reply = break_it
+
+    with pytest.raises(OutcomeUnknown):
+        client.ack("mail", succeeded=[CLAIMED, AckInfo("mail:s1:p1:8")])
+    assert len(server.calls) == 1
+
+
+def test_an_ack_whose_repetition_does_not_arrive_may_have_been_carried_out(
+    server, client, break_off
+):
+    def break_and_go(_call):
+        server.close()
+        raise break_off
+
+    server.reply = break_and_go
+
+    with pytest.raises(OutcomeUnknown, match=r"no answer from .*; cannot connect .* refused"):
+        client.ack("mail", succeeded=[CLAIMED])
+
+
+def test_an_answer_with_another_number_is_no_answer_and_ends_the_connection(server, client):
+    def answer_another(call):
+        other = call.head._replace(seqid=call.head.seqid + 1)
+        message = codec.encode_reply(other, ["mail:s1:p1:1"])
+        return len(message).to_bytes(4, "big") + message
+
+    server.reply = answer_another
+    with pytest.raises(OutcomeUnknown, match=r"sent is no answer .* belongs to another call"):
+        client.enqueue("mail", [b"a"])
+
+    server.reply = lambda _: ["mail:s1:p1:2"]
+    assert client.enqueue("mail", [b"a"]) == ["mail:s1:p1:2"]
+    assert server.connections == 2
 
 
 def test_a_dequeue_with_acks_is_no_read_even_on_a_dry_run(server, client, break_off):

@@ -126,12 +126,3 @@ def test_connecting_is_bounded_by_its_own_timeout(black_hole):
         pytest.raises(ConnectionFailed, match="timed out"),
     ):
         client.queue_names()
-
-
-def test_a_name_that_no_dns_can_hold_is_a_server_that_cannot_be_reached(server):
-    name = "x" * 64
-    with (
-        Client(f"{name}.example") as client,
-        pytest.raises(ConnectionFailed, match=f"cannot connect to pinlaterd at {name}"),
-    ):
-        client.queue_names()

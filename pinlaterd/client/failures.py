@@ -1,0 +1,57 @@
+"""What goes wrong between a client and a server, in words, and by what it leaves known.
+
+ConnectionFailed      nothing was done
+  NotSent             the call did not leave whole: another connection may serve
+    CannotConnect     there was no connection
+  OutcomeUnknown      it left whole, and no answer to it came
+"""
+
+from __future__ import annotations
+
+import ssl
+
+from pinlaterd.client.addresses import Address
+from pinlaterd.errors import ConnectionFailed, OutcomeUnknown
+
+
+class NotSent(ConnectionFailed):
+    """The connection broke before the message had left whole: another one may serve."""
+
+
+class CannotConnect(NotSent):
+    """No connection came about."""
+
+
+def cannot_connect(address: Address, error: OSError) -> CannotConnect:
+    return CannotConnect(f"cannot connect to pinlaterd at {address}: {_reason(error)}")
+
+
+def not_sent(address: Address, error: OSError) -> NotSent:
+    return NotSent(
+        f"the connection to pinlaterd at {address} broke before the call was sent: {_reason(error)}"
+    )
+
+
+def no_answer(address: Address, error: OSError) -> OutcomeUnknown:
+    return OutcomeUnknown(
+        f"no answer from pinlaterd at {address}: {_reason(error)}; "
+        "the call may have been carried out"
+    )
+
+
+def too_few_connections(max_connections: int) -> ConnectionFailed:
+    return ConnectionFailed(
+        f"all {max_connections} connections were in use until the time was up; "
+        "give the client more max_connections"
+    )
+
+
+def _reason(error: OSError) -> str:
+    """The error in words: the operating system's, without `[Errno 111]`, or those of TLS."""
+    if isinstance(error, TimeoutError):
+        return "timed out"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate was refused: {error.verify_message}"
+    if isinstance(error, ssl.SSLError) and error.reason:
+        return f"TLS failed: {error.reason.replace('_', ' ').lower()}"
+    return (error.strerror or str(error)).lower()
