@@ -16,12 +16,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from pinlaterd.client import calls
 from pinlaterd.client.addresses import Address
 from pinlaterd.client.calls import PreparedCall
 from pinlaterd.client.failures import CannotConnect, NotSent
 from pinlaterd.config.schema import ServerSettings
 from pinlaterd.errors import ConnectionFailed, OutcomeUnknown
-from pinlaterd.model import CallContext
+from pinlaterd.model import CallContext, JobRecord
 
 _SERVER_DEFAULTS = ServerSettings()
 DEFAULT_HOST = _SERVER_DEFAULTS.host
@@ -56,13 +57,22 @@ class Caller:
         Raises InvalidRequest for what Thrift's types cannot hold.
         """
         wait_seconds = min(max(0.0, call.wait_ms / 1000), _LONGEST_SECONDS)
+        return self._begin(call, servers, self._timeout_seconds + wait_seconds)
+
+    def begin_probe(self, server: Address) -> CallUnderWay[dict[str, JobRecord]]:
+        """A call that changes nothing and waits for nothing: a look-up of no jobs at all."""
+        return self._begin(calls.lookup([]), [server], self._connect_seconds)
+
+    def _begin(
+        self, call: PreparedCall[T], servers: Sequence[Address], timeout_seconds: float
+    ) -> CallUnderWay[T]:
         seqid = next(self._seqids) & 0x7FFF_FFFF
         return CallUnderWay(
             call,
             seqid,
             call.encode(seqid, self._context),
             servers,
-            deadline=time.monotonic() + self._timeout_seconds + wait_seconds,
+            deadline=time.monotonic() + timeout_seconds,
             connect_timeout_seconds=self._connect_seconds,
         )
 
@@ -95,10 +105,11 @@ class CallUnderWay(Generic[T]):
         while self._untried:
             yield self._untried.popleft()
 
-    def connect_seconds(self) -> float:
-        """What connecting may take: as much time is left to each of the other servers."""
-        share = (self.deadline - time.monotonic()) / (1 + len(self._untried))
-        return min(self._connect_timeout_seconds, share)
+    def connect_deadline(self) -> float:
+        """Until when connecting now may take: as much time is left to each of the other servers."""
+        now = time.monotonic()
+        share_seconds = (self.deadline - now) / (1 + len(self._untried))
+        return now + min(self._connect_timeout_seconds, share_seconds)
 
     def result(self, address: Address, answer: bytes) -> T:
         """What the answer says: a result, or an error of the service, raised.

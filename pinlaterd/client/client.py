@@ -38,9 +38,7 @@ from pinlaterd.client.caller import (
     checked_connections,
 )
 from pinlaterd.client.calls import PreparedCall
-from pinlaterd.client.failures import NotSent
 from pinlaterd.client.pool import ConnectionPool
-from pinlaterd.errors import OutcomeUnknown
 from pinlaterd.model import JobRecord, ScanResult
 
 P = ParamSpec("P")
@@ -102,13 +100,14 @@ class Client:
         that need not be. `connect_timeout_seconds` bounds the connecting to one server. `ssl` is
         for servers behind a TLS proxy. Numbers that make no sense are a ValueError.
         """
-        self._caller = Caller(
+        caller = Caller(
             source=source,
             timeout_seconds=timeout_seconds,
             connect_timeout_seconds=connect_timeout_seconds,
         )
         self._pool = ConnectionPool(
             parse_addresses(host, port),
+            caller,
             max_connections=checked_connections(max_connections),
             tls=ssl,
         )
@@ -150,16 +149,4 @@ class Client:
 
     def run(self, call: PreparedCall[T]) -> T:
         """Make a call and return its result; what the methods above do."""
-        under_way = self._caller.begin(call, self._pool.order())
-        for server in under_way.servers():
-            try:
-                with self._pool.connection(
-                    server,
-                    deadline=under_way.deadline,
-                    connect_seconds=under_way.connect_seconds(),
-                ) as connection:
-                    answer = connection.call(under_way.message, deadline=under_way.deadline)
-                    return under_way.result(server, answer)
-            except (NotSent, OutcomeUnknown) as error:
-                under_way.failed(server, error)
-        raise under_way.error()
+        return self._pool.run(call)

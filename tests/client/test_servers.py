@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pinlaterd.client import Client, ConnectionFailed, JobState, OutcomeUnknown
+from pinlaterd.errors import NoHealthyShards
+from pinlaterd.model import LookupRequest
 
 
 @pytest.fixture
@@ -100,14 +102,63 @@ def test_if_none_can_be_reached_each_is_named_with_its_reason(free_port):
         assert f"127.0.0.1:{port}: connection refused" in str(caught.value)
 
 
-def test_servers_that_are_all_left_alone_are_tried_all_the_same(server, free_port):
-    with Client([f"127.0.0.1:{free_port()}", f"127.0.0.1:{server.port}"]) as client:
-        for address in client._pool.addresses:
-            client._pool._failed(address)
+def test_servers_that_are_all_left_alone_are_tried_all_the_same(start_server, pair):
+    for server in pair:
+        server.close()
+    with client_of(*pair) as client:
+        with pytest.raises(ConnectionFailed):
+            client.create_queue("mail")
 
+        back = start_server(port=pair[0].port)
         client.create_queue("mail")
 
-    assert len(server.calls) == 1
+    assert len(back.calls) == 1
+
+
+def test_a_probe_that_hangs_holds_up_no_call_and_asks_for_nothing(
+    pair, break_off, say_nothing, wait_until
+):
+    broken, well = pair
+
+    def break_then_keep_silent(_call):
+        raise break_off if len(broken.calls) == 1 else say_nothing
+
+    broken.reply = break_then_keep_silent
+    well.reply = lambda _: 5
+    with client_of(*pair, max_connections=1) as client:
+
+        def was_probed() -> bool:
+            assert client.count("mail", JobState.PENDING) == 5
+            return len(broken.calls) > 1
+
+        wait_until(was_probed)
+        for _ in range(20):
+            assert client.count("mail", JobState.PENDING) == 5
+
+    assert [call.request for call in broken.calls[1:]] == [LookupRequest([])]
+
+
+def test_a_server_whose_probe_is_answered_with_an_error_gets_calls_again(
+    pair, break_off, wait_until
+):
+    broken, well = pair
+
+    def break_then_answer(call):
+        if len(broken.calls) == 1:
+            raise break_off
+        if isinstance(call.request, LookupRequest):
+            raise NoHealthyShards
+        return 5
+
+    broken.reply = break_then_answer
+    well.reply = lambda _: 5
+    with client_of(*pair) as client:
+
+        def gets_calls() -> bool:
+            assert client.count("mail", JobState.PENDING) == 5
+            return len(broken.calls) > 2
+
+        wait_until(gets_calls)
 
 
 def test_a_black_hole_does_not_use_up_the_time_of_the_others(server, black_hole):
