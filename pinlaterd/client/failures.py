@@ -9,6 +9,7 @@ ConnectionFailed      nothing was done
 from __future__ import annotations
 
 import ssl
+from collections.abc import Sequence
 
 from pinlaterd.client.addresses import Address
 from pinlaterd.errors import ConnectionFailed, OutcomeUnknown
@@ -22,17 +23,25 @@ class CannotConnect(NotSent):
     """No connection came about."""
 
 
-def cannot_connect(address: Address, error: OSError) -> CannotConnect:
-    return CannotConnect(f"cannot connect to pinlaterd at {address}: {_reason(error)}")
+def name_not_found(address: Address, error: OSError) -> CannotConnect:
+    """It is not known what the server's name stands for."""
+    reason = "DNS has not answered in time" if isinstance(error, TimeoutError) else _reason(error)
+    return CannotConnect(f"cannot connect to pinlaterd at {address}: {reason}")
 
 
-def not_sent(address: Address, error: OSError) -> NotSent:
+def cannot_connect(address: Address, errors: Sequence[OSError]) -> CannotConnect:
+    """`errors` are those of all the endpoints that the server's name stands for."""
+    reasons = ", ".join(dict.fromkeys(map(_reason, errors)))
+    return CannotConnect(f"cannot connect to pinlaterd at {address}: {reasons}")
+
+
+def not_sent(address: Address, error: OSError | EOFError) -> NotSent:
     return NotSent(
         f"the connection to pinlaterd at {address} broke before the call was sent: {_reason(error)}"
     )
 
 
-def no_answer(address: Address, error: OSError) -> OutcomeUnknown:
+def no_answer(address: Address, error: OSError | EOFError) -> OutcomeUnknown:
     return OutcomeUnknown(
         f"no answer from pinlaterd at {address}: {_reason(error)}; "
         "the call may have been carried out"
@@ -46,8 +55,10 @@ def too_few_connections(max_connections: int) -> ConnectionFailed:
     )
 
 
-def _reason(error: OSError) -> str:
+def _reason(error: OSError | EOFError) -> str:
     """The error in words: the operating system's, without `[Errno 111]`, or those of TLS."""
+    if isinstance(error, EOFError):
+        return "connection closed"
     if isinstance(error, TimeoutError):
         return "timed out"
     if isinstance(error, ssl.SSLCertVerificationError):

@@ -82,11 +82,10 @@ class Ledger(Generic[C]):
                 return connection
             self._discard(connection)
 
-    def lend_new(self, connection: C) -> C:
+    def lend_new(self, connection: C) -> None:
         """One just opened, for `lent`."""
         with self._lock:
             self._lent.add(connection)
-        return connection
 
     @contextmanager
     def lent(self, connection: C, *, is_probe: bool = False) -> Iterator[None]:

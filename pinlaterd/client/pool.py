@@ -21,6 +21,7 @@ from pinlaterd.client.calls import PreparedCall
 from pinlaterd.client.connection import Connection
 from pinlaterd.client.failures import NotSent, too_few_connections
 from pinlaterd.client.ledger import Ledger
+from pinlaterd.client.names import Names
 from pinlaterd.errors import ConnectionFailed, OutcomeUnknown, PinLaterError
 
 T = TypeVar("T")
@@ -43,6 +44,7 @@ class ConnectionPool:
         self._tls = tls
         self._ledger: Ledger[Connection] = Ledger(self.addresses)
         self._free = threading.BoundedSemaphore(max_connections)
+        self._names = Names()
         _pools.add(self)
 
     def run(self, prepared: PreparedCall[T]) -> T:
@@ -70,6 +72,7 @@ class ConnectionPool:
         """In a child just forked: connections, and whatever threads wait for, are made anew."""
         self._ledger = self._ledger.in_child(self.addresses)
         self._free = threading.BoundedSemaphore(self._max_connections)
+        self._names = Names()
 
     def _send(
         self,
@@ -82,7 +85,8 @@ class ConnectionPool:
         connection = ledger.lend_idle(server)
         if connection is None:
             deadline = call.connect_deadline()
-            connection = ledger.lend_new(Connection(server, deadline=deadline, tls=self._tls))
+            connection = Connection(server, self._names, deadline=deadline, tls=self._tls)
+            ledger.lend_new(connection)
         with ledger.lent(connection, is_probe=is_probe):
             answer = connection.call(call.message, deadline=call.deadline)
             return call.result(server, answer)

@@ -10,6 +10,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -35,12 +36,12 @@ Reply = Callable[[codec.Call], Result | bytes]
 class ScriptedServer:
     """Answers each call with what `reply` returns or raises; bytes go out as they are."""
 
-    def __init__(self, port: int = 0) -> None:
+    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
         self.calls: list[codec.Call] = []
         self.connections = 0
         self.reply: Reply = lambda call: None
         self._open: list[socket.socket] = []
-        self._listener = socket.create_server(("127.0.0.1", port))
+        self._listener = socket.create_server((host, port))
         self.port = int(self._listener.getsockname()[1])
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -97,8 +98,8 @@ class ScriptedServer:
 def start_server() -> Iterator[Callable[..., ScriptedServer]]:
     started: list[ScriptedServer] = []
 
-    def start(port: int = 0) -> ScriptedServer:
-        started.append(ScriptedServer(port))
+    def start(**where: Any) -> ScriptedServer:
+        started.append(ScriptedServer(**where))
         return started[-1]
 
     yield start
