@@ -8,6 +8,8 @@ ConnectionFailed      nothing was done
 
 from __future__ import annotations
 
+import os
+import socket
 import ssl
 from collections.abc import Sequence
 
@@ -56,13 +58,15 @@ def too_few_connections(max_connections: int) -> ConnectionFailed:
 
 
 def _reason(error: OSError | EOFError) -> str:
-    """The error in words: the operating system's, without `[Errno 111]`, or those of TLS."""
+    """The error in words: the operating system's, whatever asyncio made of it, or TLS's."""
     if isinstance(error, EOFError):
         return "connection closed"
     if isinstance(error, TimeoutError):
         return "timed out"
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate was refused: {error.verify_message}"
-    if isinstance(error, ssl.SSLError) and error.reason:
-        return f"TLS failed: {error.reason.replace('_', ' ').lower()}"
-    return (error.strerror or str(error)).lower()
+    if isinstance(error, ssl.SSLError):
+        return f"TLS failed: {(error.reason or str(error.strerror)).replace('_', ' ').lower()}"
+    if isinstance(error, socket.gaierror):  # its numbers are not the operating system's
+        return str(error.strerror).lower()
+    return os.strerror(error.errno).lower() if error.errno else str(error).lower()

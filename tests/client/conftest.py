@@ -17,9 +17,10 @@ import pytest
 from pinlaterd.errors import PinLaterError
 from pinlaterd.model import Result
 from pinlaterd.rpc import codec
+from tests.client.either_client import connect
 from tests.shared_service import client, queue, service
 
-__all__ = ["client", "queue", "service"]
+__all__ = ["client", "connect", "queue", "service"]
 
 
 class BreakOff(Exception):

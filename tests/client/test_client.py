@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from pinlaterd.client import Client
+from pinlaterd.client import AsyncClient, Client
 from pinlaterd.errors import ConnectionFailed, OutcomeUnknown, QueueNotFound
 from pinlaterd.model import (
     AckInfo,
@@ -38,8 +38,8 @@ RECORD = JobRecord("mail:s1:p1:7", JobState.FAILED, 3, 0, "why", 1, 2, 3, "h:9:1
 
 
 @pytest.fixture
-def client(server):
-    with Client(port=server.port, source="test:here", timeout_seconds=10) as client:
+def client(server, connect):
+    with connect(port=server.port, source="test:here", timeout_seconds=10) as client:
         yield client
 
 
@@ -131,19 +131,20 @@ def test_each_operation_is_one_call_and_its_result(
     assert sent.context.source == "test:here"
 
 
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
 @pytest.mark.parametrize(
     ("method", "request_type"),
     [
-        (Client.dequeue, DequeueRequest),
-        (Client.lookup, LookupRequest),
-        (Client.count, CountRequest),
-        (Client.scan, ScanRequest),
-        (Client.retry_failed, RetryFailedRequest),
-        (Client.delete_jobs, DeleteJobsRequest),
+        ("dequeue", DequeueRequest),
+        ("lookup", LookupRequest),
+        ("count", CountRequest),
+        ("scan", ScanRequest),
+        ("retry_failed", RetryFailedRequest),
+        ("delete_jobs", DeleteJobsRequest),
     ],
 )
-def test_defaults_are_those_of_the_requests(method, request_type):
-    parameters = inspect.signature(method).parameters
+def test_defaults_are_those_of_the_requests(kind, method, request_type):
+    parameters = inspect.signature(getattr(kind, method)).parameters
     renamed = {"page_size": "limit"}
     defaults = {
         renamed.get(name, name): parameter.default
@@ -157,11 +158,17 @@ def test_defaults_are_those_of_the_requests(method, request_type):
     }
 
 
-def test_help_shows_an_operation_as_it_is_called():
-    shown = str(inspect.signature(Client(port=1).enqueue))
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_help_shows_an_operation_as_it_is_called(kind):
+    shown = str(inspect.signature(kind(port=1).enqueue))
 
     assert shown == "(queue: 'str', jobs: 'Iterable[Job | bytes]') -> 'list[str]'"
-    assert "return their descriptors" in (Client.enqueue.__doc__ or "")
+    assert "return their descriptors" in kind.enqueue.__doc__
+
+
+def test_a_client_of_either_kind_takes_the_same_arguments():
+    taken = [inspect.signature(kind).parameters for kind in (Client, AsyncClient)]
+    assert taken[0] == taken[1]
 
 
 @pytest.mark.parametrize(
@@ -173,10 +180,10 @@ def test_help_shows_an_operation_as_it_is_called():
         {"max_connections": 0},
     ],
 )
-def test_numbers_that_make_no_sense_are_refused_at_once(option):
+def test_numbers_that_make_no_sense_are_refused_at_once(option, connect):
     [name] = option
     with pytest.raises(ValueError, match=f"{name} must be "):
-        Client(**option)
+        connect(**option)
 
 
 def test_a_scan_follows_continuations(server, client):
@@ -211,10 +218,10 @@ def test_an_error_leaves_the_connection_usable(server, client):
     assert server.connections == 1
 
 
-def test_no_service_is_a_connection_failure_that_names_the_address(free_port):
+def test_no_service_is_a_connection_failure_that_names_the_address(free_port, connect):
     port = free_port()
     with (
-        Client(port=port) as client,
+        connect(port=port) as client,
         pytest.raises(ConnectionFailed, match=f"127.0.0.1:{port}: connection refused") as caught,
     ):
         client.queue_names()
@@ -328,13 +335,22 @@ def test_a_read_that_fails_twice_is_given_up(server, client, break_off):
     assert len(server.calls) == 2
 
 
-def test_silence_ends_with_the_timeout(server, say_nothing):
+def test_a_call_too_large_for_a_server_that_does_not_read_was_not_carried_out(silent_port, connect):
+    with (
+        connect(port=silent_port, timeout_seconds=0.3) as client,
+        pytest.raises(ConnectionFailed, match="broke before the call was sent") as caught,
+    ):
+        client.enqueue("mail", [b"x" * (32 << 20)])
+    assert not isinstance(caught.value, OutcomeUnknown)
+
+
+def test_silence_ends_with_the_timeout(server, say_nothing, connect):
     def stay_silent(_call):
         raise say_nothing
 
     server.reply = stay_silent
     with (
-        Client(port=server.port, timeout_seconds=0.2) as client,
+        connect(port=server.port, timeout_seconds=0.2) as client,
         pytest.raises(OutcomeUnknown, match="timed out"),
     ):
         client.count("mail", JobState.PENDING)
@@ -352,7 +368,7 @@ def test_answers_that_are_no_thrift_are_told_apart(server, client, nonsense):
         client.enqueue("mail", [b"a"])
 
 
-def test_an_answer_to_another_call_is_never_taken_for_ones_own(server, say_nothing):
+def test_an_answer_to_another_call_is_never_taken_for_ones_own(server, say_nothing, connect):
     answers = iter([say_nothing, None])
 
     def first_silent(_call):
@@ -361,17 +377,17 @@ def test_an_answer_to_another_call_is_never_taken_for_ones_own(server, say_nothi
         return 7
 
     server.reply = first_silent
-    with Client(port=server.port, timeout_seconds=0.2) as client:
+    with connect(port=server.port, timeout_seconds=0.2) as client:
         with pytest.raises(OutcomeUnknown):
             client.count("mail", JobState.PENDING)
         assert client.count("mail", JobState.PENDING) == 7
     assert server.connections == 2
 
 
-def test_threads_share_a_bounded_number_of_connections(server):
+def test_threads_share_a_bounded_number_of_connections(server, connect):
     server.reply = lambda _: 1
     results: list[int] = []
-    with Client(port=server.port, max_connections=2) as client:
+    with connect(port=server.port, max_connections=2) as client:
         threads = [
             threading.Thread(
                 target=lambda: results.extend(
@@ -389,7 +405,7 @@ def test_threads_share_a_bounded_number_of_connections(server):
     assert server.connections <= 2
 
 
-def test_when_all_connections_stay_in_use_the_caller_is_told(server):
+def test_when_all_connections_stay_in_use_the_caller_is_told(server, connect):
     holding = threading.Event()
     release = threading.Event()
 
@@ -399,7 +415,7 @@ def test_when_all_connections_stay_in_use_the_caller_is_told(server):
         return DequeueResult([])
 
     server.reply = hold
-    with Client(port=server.port, max_connections=1, timeout_seconds=0.2) as client:
+    with connect(port=server.port, max_connections=1, timeout_seconds=0.2) as client:
         holder = threading.Thread(
             target=lambda: client.dequeue("mail", limit=1, max_wait_ms=10_000), daemon=True
         )

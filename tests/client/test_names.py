@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from pinlaterd.client import Client, ConnectionFailed, JobState, OutcomeUnknown
+from pinlaterd.client import ConnectionFailed, JobState, OutcomeUnknown
 
 
 @pytest.fixture
@@ -31,29 +31,31 @@ def dns(monkeypatch):
     return dns
 
 
-def test_each_number_that_a_name_stands_for_is_tried(server, dns):
+def test_each_number_that_a_name_stands_for_is_tried(server, dns, connect):
     dns.answer = lambda _: ["127.0.0.2", "127.0.0.1"]  # nobody listens at the first
     server.reply = lambda _: 7
 
-    with Client("queue.example", server.port) as client:
+    with connect("queue.example", server.port) as client:
         assert client.count("mail", JobState.PENDING) == 7
 
 
-def test_a_number_that_swallows_packets_leaves_time_to_the_next(black_hole, start_server, dns):
+def test_a_number_that_swallows_packets_leaves_time_to_the_next(
+    black_hole, start_server, dns, connect
+):
     number, _, port = black_hole.partition(":")
     start_server(host="127.0.0.2", port=int(port)).reply = lambda _: 7
     dns.answer = lambda _: [number, "127.0.0.2"]
 
-    with Client(f"queue.example:{port}", connect_timeout_seconds=1) as client:
+    with connect(f"queue.example:{port}", connect_timeout_seconds=1) as client:
         assert client.count("mail", JobState.PENDING) == 7
 
 
-def test_a_name_server_that_keeps_silent_ends_with_the_time_for_connecting(server, dns):
+def test_a_name_server_that_keeps_silent_ends_with_the_time_for_connecting(server, dns, connect):
     answering = threading.Event()
     dns.answer = lambda _: answering.wait(60) and ["127.0.0.1"]
     server.reply = lambda _: 7
 
-    with Client("queue.example", server.port, connect_timeout_seconds=0.1) as client:
+    with connect("queue.example", server.port, connect_timeout_seconds=0.1) as client:
         for _ in range(3):
             with pytest.raises(ConnectionFailed, match="DNS has not answered in time") as caught:
                 client.count("mail", JobState.PENDING)
@@ -61,17 +63,17 @@ def test_a_name_server_that_keeps_silent_ends_with_the_time_for_connecting(serve
         assert dns.asked == ["queue.example"]  # the calls did not pile up threads
 
         answering.set()
-    with Client("queue.example", server.port) as client:
+    with connect("queue.example", server.port) as client:
         assert client.count("mail", JobState.PENDING) == 7
 
 
-def test_a_name_that_stands_for_nothing_says_so(dns):
+def test_a_name_that_stands_for_nothing_says_so(dns, connect):
     def unknown(_name):
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     dns.answer = unknown
     with (
-        Client("queue.example") as client,
+        connect("queue.example") as client,
         pytest.raises(ConnectionFailed, match=": name or service not known"),
     ):
         client.queue_names()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pinlaterd.client import Client, ConnectionFailed, JobState, OutcomeUnknown
+from pinlaterd.client import ConnectionFailed, JobState, OutcomeUnknown
 from pinlaterd.errors import NoHealthyShards
 from pinlaterd.model import LookupRequest
 
@@ -22,15 +22,19 @@ def pair(start_server):
     return start_server(), start_server()
 
 
-def client_of(*servers, **options):
-    return Client([f"127.0.0.1:{server.port}" for server in servers], **options)
+@pytest.fixture
+def client_of(connect):
+    def make(*servers, **options):
+        return connect([f"127.0.0.1:{server.port}" for server in servers], **options)
+
+    return make
 
 
 def calls_of(*servers):
     return sum(len(server.calls) for server in servers)
 
 
-def test_calls_are_spread_over_all_servers(three_servers):
+def test_calls_are_spread_over_all_servers(three_servers, client_of):
     with client_of(*three_servers) as client:
         for _ in range(9):
             client.enqueue("mail", [b"a"])
@@ -38,7 +42,7 @@ def test_calls_are_spread_over_all_servers(three_servers):
     assert [len(server.calls) for server in three_servers] == [3, 3, 3]
 
 
-def test_a_server_that_goes_away_costs_no_call(three_servers):
+def test_a_server_that_goes_away_costs_no_call(three_servers, client_of):
     gone, *others = three_servers
     with client_of(*three_servers) as client:
         for _ in range(3):
@@ -51,7 +55,7 @@ def test_a_server_that_goes_away_costs_no_call(three_servers):
     assert calls_of(*others) == 8
 
 
-def test_a_write_without_an_answer_goes_to_no_other_server(pair, break_off):
+def test_a_write_without_an_answer_goes_to_no_other_server(pair, break_off, client_of):
     def break_it(_call):
         raise break_off
 
@@ -63,7 +67,7 @@ def test_a_write_without_an_answer_goes_to_no_other_server(pair, break_off):
     assert calls_of(*pair) == 1
 
 
-def test_a_read_without_an_answer_goes_to_another_server_once(pair, break_off):
+def test_a_read_without_an_answer_goes_to_another_server_once(pair, break_off, client_of):
     def break_first(_call):
         if calls_of(*pair) == 1:
             raise break_off
@@ -77,7 +81,7 @@ def test_a_read_without_an_answer_goes_to_another_server_once(pair, break_off):
     assert [len(server.calls) for server in pair] == [1, 1]
 
 
-def test_a_read_that_two_servers_leave_unanswered_is_given_up(three_servers, break_off):
+def test_a_read_that_two_servers_leave_unanswered_is_given_up(three_servers, break_off, client_of):
     def break_it(_call):
         raise break_off
 
@@ -89,10 +93,10 @@ def test_a_read_that_two_servers_leave_unanswered_is_given_up(three_servers, bre
     assert calls_of(*three_servers) == 2
 
 
-def test_if_none_can_be_reached_each_is_named_with_its_reason(free_port):
+def test_if_none_can_be_reached_each_is_named_with_its_reason(free_port, connect):
     ports = [free_port(), free_port()]
     with (
-        Client([f"127.0.0.1:{port}" for port in ports]) as client,
+        connect([f"127.0.0.1:{port}" for port in ports]) as client,
         pytest.raises(ConnectionFailed) as caught,
     ):
         client.enqueue("mail", [b"a"])
@@ -102,7 +106,7 @@ def test_if_none_can_be_reached_each_is_named_with_its_reason(free_port):
         assert f"127.0.0.1:{port}: connection refused" in str(caught.value)
 
 
-def test_servers_that_are_all_left_alone_are_tried_all_the_same(start_server, pair):
+def test_servers_that_are_all_left_alone_are_tried_all_the_same(start_server, pair, client_of):
     for server in pair:
         server.close()
     with client_of(*pair) as client:
@@ -116,7 +120,7 @@ def test_servers_that_are_all_left_alone_are_tried_all_the_same(start_server, pa
 
 
 def test_a_probe_that_hangs_holds_up_no_call_and_asks_for_nothing(
-    pair, break_off, say_nothing, wait_until
+    pair, break_off, say_nothing, wait_until, client_of
 ):
     broken, well = pair
 
@@ -139,7 +143,7 @@ def test_a_probe_that_hangs_holds_up_no_call_and_asks_for_nothing(
 
 
 def test_a_server_whose_probe_is_answered_with_an_error_gets_calls_again(
-    pair, break_off, wait_until
+    pair, break_off, wait_until, client_of
 ):
     broken, well = pair
 
@@ -161,19 +165,19 @@ def test_a_server_whose_probe_is_answered_with_an_error_gets_calls_again(
         wait_until(gets_calls)
 
 
-def test_a_black_hole_does_not_use_up_the_time_of_the_others(server, black_hole):
+def test_a_black_hole_does_not_use_up_the_time_of_the_others(server, black_hole, connect):
     """Half of the time there is may be spent on connecting to the first of two."""
     servers = [black_hole, f"127.0.0.1:{server.port}"]
-    with Client(servers, timeout_seconds=4, connect_timeout_seconds=100) as client:
+    with connect(servers, timeout_seconds=3, connect_timeout_seconds=100) as client:
         for _ in range(2):  # one of them begins with the black hole
             client.create_queue("mail")
 
     assert len(server.calls) == 2
 
 
-def test_connecting_is_bounded_by_its_own_timeout(black_hole):
+def test_connecting_is_bounded_by_its_own_timeout(black_hole, connect):
     with (
-        Client(black_hole, connect_timeout_seconds=0.2, timeout_seconds=100_000) as client,
+        connect(black_hole, connect_timeout_seconds=0.2, timeout_seconds=100_000) as client,
         pytest.raises(ConnectionFailed, match="timed out"),
     ):
         client.queue_names()
