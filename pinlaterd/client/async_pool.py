@@ -17,10 +17,10 @@ from pinlaterd.client.addresses import Address
 from pinlaterd.client.async_connection import AsyncConnection, connect
 from pinlaterd.client.caller import Caller, CallUnderWay
 from pinlaterd.client.calls import PreparedCall
-from pinlaterd.client.failures import NotSent, too_few_connections
+from pinlaterd.client.failures import too_few_connections
 from pinlaterd.client.ledger import Ledger
 from pinlaterd.client.names import Names
-from pinlaterd.errors import ConnectionFailed, OutcomeUnknown, PinLaterError
+from pinlaterd.errors import ConnectionFailed, PinLaterError
 
 T = TypeVar("T")
 
@@ -51,16 +51,17 @@ class AsyncConnectionPool:
         self._check_loop()
         self._probe_if_due()
         call = self._caller.begin(prepared, self._ledger.order())
-        for server in call.servers():
-            await self._take_place(call.deadline)
-            try:
-                return await self._send(call, server)
-            except (NotSent, OutcomeUnknown) as error:
-                self._ledger.failed(server)
-                call.failed(server, error)
-            finally:
-                self._free.release()
-        raise call.error()
+        await self._take_place(call.deadline)
+        try:
+            for server in call.servers():
+                try:
+                    return await self._send(call, server)
+                except ConnectionFailed as error:
+                    self._ledger.failed(server, error)
+                    call.failed(server, error)
+            raise call.error()
+        finally:
+            self._free.release()
 
     async def close(self) -> None:
         """Close what is idle now, and what is lent once it comes back."""

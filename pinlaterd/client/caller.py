@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 from pinlaterd.client import calls
 from pinlaterd.client.addresses import Address
 from pinlaterd.client.calls import PreparedCall
-from pinlaterd.client.failures import CannotConnect, NotSent
+from pinlaterd.client.failures import CannotConnect, ClientClosed
 from pinlaterd.config.schema import ServerSettings
 from pinlaterd.errors import ConnectionFailed, OutcomeUnknown
 from pinlaterd.model import CallContext, JobRecord
@@ -98,7 +98,7 @@ class CallUnderWay(Generic[T]):
         self._may_repeat = call.repeatable
         self._untried = deque(servers)
         self._failed_at: set[Address] = set()
-        self._failures: list[NotSent | OutcomeUnknown] = []
+        self._failures: list[ConnectionFailed] = []
 
     def servers(self) -> Iterator[Address]:
         """Where to send it, one server after the other, until one answers."""
@@ -116,9 +116,9 @@ class CallUnderWay(Generic[T]):
 
         Raises OutcomeUnknown if it is no answer to this call.
         """
-        return self._call.decode(self._seqid, answer, server=str(address))
+        return self._call.decode(self._seqid, answer, server=address)
 
-    def failed(self, address: Address, error: NotSent | OutcomeUnknown) -> None:
+    def failed(self, address: Address, error: ConnectionFailed) -> None:
         """That server has not answered it.
 
         One whose connection broke comes once more, as the last: it may have been restarted, and
@@ -128,7 +128,7 @@ class CallUnderWay(Generic[T]):
             self._untried.append(address)
         self._failed_at.add(address)
         self._failures.append(error)
-        is_over = time.monotonic() >= self.deadline
+        is_over = isinstance(error, ClientClosed) or time.monotonic() >= self.deadline
         if isinstance(error, OutcomeUnknown):
             is_over |= not self._may_repeat
             self._may_repeat = False
@@ -136,7 +136,10 @@ class CallUnderWay(Generic[T]):
             self._untried.clear()
 
     def error(self) -> ConnectionFailed:
-        """What to raise when no server is left: one error that names each with its failure."""
+        """What to raise when no server is left: one error that names each with its failure.
+
+        Once an attempt has left whole the outcome is unknown, whatever became of those after it.
+        """
         if len(self._failures) == 1:
             return self._failures[0]
         is_unknown = any(isinstance(failure, OutcomeUnknown) for failure in self._failures)

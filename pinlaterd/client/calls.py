@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Generic, NamedTuple, TypeVar, cast
 
+from pinlaterd.client.addresses import Address
 from pinlaterd.errors import OutcomeUnknown, ProtocolError
 from pinlaterd.model import (
     CONTINUATION_END,
@@ -60,7 +61,7 @@ class PreparedCall(NamedTuple, Generic[T]):
         """The message. Raises InvalidRequest for what Thrift's types cannot hold."""
         return codec.encode_call(self.method, seqid, context, self.request)
 
-    def decode(self, seqid: int, answer: bytes, *, server: str) -> T:
+    def decode(self, seqid: int, answer: bytes, *, server: Address) -> T:
         """What the answer of that server says: a result, or an error of the service, raised.
 
         Raises OutcomeUnknown if it is no answer to this call.

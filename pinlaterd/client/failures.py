@@ -25,6 +25,13 @@ class CannotConnect(NotSent):
     """No connection came about."""
 
 
+class ClientClosed(ConnectionFailed):
+    """No call is made any more."""
+
+    def __init__(self) -> None:
+        super().__init__("this client was closed")
+
+
 def name_not_found(address: Address, error: OSError) -> CannotConnect:
     """It is not known what the server's name stands for."""
     reason = "DNS has not answered in time" if isinstance(error, TimeoutError) else _reason(error)

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Generic, Protocol, TypeVar
 
 from pinlaterd.client.addresses import Address, Servers
+from pinlaterd.client.failures import ClientClosed
 from pinlaterd.errors import ConnectionFailed, PinLaterError
 
 
@@ -60,8 +61,10 @@ class Ledger(Generic[C]):
         with self._lock:
             self._servers.end_probe(address, now=time.monotonic(), is_back=is_back)
 
-    def failed(self, address: Address) -> None:
+    def failed(self, address: Address, error: ConnectionFailed) -> None:
         """A call failed there. Connections that lie idle are likely to be as dead."""
+        if isinstance(error, ClientClosed):  # which says nothing of the server
+            return
         with self._lock:
             self._servers.failed(address, now=time.monotonic())
             self._close_idle(address)
@@ -69,11 +72,11 @@ class Ledger(Generic[C]):
     # --- connections ----------------------------------------------------------------------
 
     def lend_idle(self, address: Address) -> C | None:
-        """One that lies idle, for `lent`. Raises ConnectionFailed once closed."""
+        """One that lies idle, for `lent`. Raises ClientClosed."""
         while True:
             with self._lock:
                 if self._is_closed:
-                    raise ConnectionFailed("this client was closed")
+                    raise ClientClosed
                 if not self._idle[address]:
                     return None
                 connection = self._idle[address].pop()

@@ -19,10 +19,10 @@ from pinlaterd.client.addresses import Address
 from pinlaterd.client.caller import Caller, CallUnderWay
 from pinlaterd.client.calls import PreparedCall
 from pinlaterd.client.connection import Connection
-from pinlaterd.client.failures import NotSent, too_few_connections
+from pinlaterd.client.failures import too_few_connections
 from pinlaterd.client.ledger import Ledger
 from pinlaterd.client.names import Names
-from pinlaterd.errors import ConnectionFailed, OutcomeUnknown, PinLaterError
+from pinlaterd.errors import ConnectionFailed, PinLaterError
 
 T = TypeVar("T")
 
@@ -52,17 +52,18 @@ class ConnectionPool:
         ledger, free = self._ledger, self._free  # after a fork in between, the child has others
         self._probe_if_due(ledger)
         call = self._caller.begin(prepared, ledger.order())
-        for server in call.servers():
-            if not free.acquire(timeout=max(0.0, call.deadline - time.monotonic())):
-                raise too_few_connections(self._max_connections)
-            try:
-                return self._send(call, server, ledger)
-            except (NotSent, OutcomeUnknown) as error:
-                ledger.failed(server)
-                call.failed(server, error)
-            finally:
-                free.release()
-        raise call.error()
+        if not free.acquire(timeout=max(0.0, call.deadline - time.monotonic())):
+            raise too_few_connections(self._max_connections)
+        try:
+            for server in call.servers():
+                try:
+                    return self._send(call, server, ledger)
+                except ConnectionFailed as error:
+                    ledger.failed(server, error)
+                    call.failed(server, error)
+            raise call.error()
+        finally:
+            free.release()
 
     def close(self) -> None:
         """Close what is idle now, and what is lent once it comes back."""

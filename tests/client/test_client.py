@@ -286,6 +286,19 @@ def test_an_ack_whose_repetition_does_not_arrive_may_have_been_carried_out(
         client.ack("mail", succeeded=[CLAIMED])
 
 
+def test_an_ack_that_a_closed_client_does_not_repeat_may_have_been_carried_out(
+    server, client, break_off
+):
+    def close_and_break(_call):
+        client.close()
+        raise break_off
+
+    server.reply = close_and_break
+
+    with pytest.raises(OutcomeUnknown, match=r"no answer from .*; this client was closed"):
+        client.ack("mail", succeeded=[CLAIMED])
+
+
 def test_an_answer_with_another_number_is_no_answer_and_ends_the_connection(server, client):
     def answer_another(call):
         other = call.head._replace(seqid=call.head.seqid + 1)
