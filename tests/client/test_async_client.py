@@ -77,8 +77,11 @@ def test_a_call_cancelled_in_the_line_leaves_the_line(server):
 
 
 def test_a_call_cancelled_while_it_connects_leaves_no_socket_behind(black_hole, wait_until):
+    port = int(black_hole.rpartition(":")[2])
+
     def sockets() -> int:
-        return len(psutil.Process().net_connections("tcp"))
+        ends = [each.raddr for each in psutil.Process().net_connections("tcp") if each.raddr]
+        return sum(end.port == port for end in ends)
 
     before = sockets()
 

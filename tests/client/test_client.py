@@ -387,13 +387,13 @@ def test_an_answer_to_another_call_is_never_taken_for_ones_own(server, say_nothi
     def first_silent(_call):
         if (answer := next(answers)) is not None:
             raise answer
-        return 7
+        return DequeueResult([CLAIMED])
 
     server.reply = first_silent
     with connect(port=server.port, timeout_seconds=0.2) as client:
         with pytest.raises(OutcomeUnknown):
-            client.count("mail", JobState.PENDING)
-        assert client.count("mail", JobState.PENDING) == 7
+            client.dequeue("mail", limit=1)
+        assert client.dequeue("mail", limit=1, max_wait_ms=30_000) == [CLAIMED]
     assert server.connections == 2
 
 
