@@ -118,15 +118,17 @@ def _idle(report: Report) -> list[Target]:
 
 
 def _worker(report: Report) -> list[Target]:
-    by_hand = report.ratio(worker.WORKER, worker.by_hand(worker.WORKER.connections), _jobs)
-    delay = report.ratio(worker.DELAY, worker.SHARD_ROUND_TRIP, _p99)
     targets = []
-    if by_hand is not None:
-        name = "no-op jobs: worker / the same calls by hand, on one connection"
-        targets.append(Target(name, by_hand, "at least", RATIO_OF_WORKER))
-    if delay is not None:
-        name = "enqueue called to handler begun, p99 / that of getQueueNames"
-        targets.append(Target(name, delay, "at most", DELAY_RATIO))
+    for connections in worker.CONNECTIONS_BY_HAND:
+        by_hand = report.ratio(worker.WORKER, worker.by_hand(connections), _jobs)
+        if by_hand is not None:
+            name = f"no-op jobs: worker / the same calls by hand, {connections} connections"
+            targets.append(Target(name, by_hand, "at least", RATIO_OF_WORKER))
+    for round_trip in (worker.ROUTER_ROUND_TRIP, worker.SHARD_ROUND_TRIP):
+        delay = report.ratio(worker.DELAY, round_trip, _p99)
+        if delay is not None:
+            name = f"enqueue called to handler begun, p99 / that of {round_trip.what}"
+            targets.append(Target(name, delay, "at most", DELAY_RATIO))
     return targets
 
 

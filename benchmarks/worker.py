@@ -2,11 +2,11 @@
 
 Throughput: one worker process with 16 threads and a handler that does nothing, against `pinlater
 bench dequeue` with as many jobs a call as the worker's dequeues had; one shard, in turn, with one
-connection, as the worker's fetcher has, and with 16.
+connection and with as many as the worker has threads.
 
 Delay: one job at a time comes to a worker that waits for it. Two round trips without storage are
-measured beside it, over the same connection: a look-up of nothing, which the router answers, and
-getQueueNames, which goes the whole way to the shard and back, and which the delay is judged by.
+measured beside it, over the same connection, and the delay is judged by both: a look-up of nothing,
+which the router answers, and getQueueNames, which goes the whole way to the shard and back.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ from benchmarks.load import START_SECONDS, Window, percentile
 from benchmarks.report import MB, Case, Measurement
 from benchmarks.sections import Bench, fill, sleep_until
 from pinlaterd.client import AckInfo, ClaimedJob, Client, Handlers, RunningJob, Worker
+from pinlaterd.client.lane import FETCHERS
 
 SECTION = "worker"
 THREADS = 16
-CONNECTIONS_BY_HAND = (1, 16)
+CONNECTIONS_BY_HAND = (1, THREADS)
 # The most that one shard hands out: so many are stored, that no queue runs dry.
 JOBS_PER_SECOND_AT_MOST = 120_000
-WORKER = Case(SECTION, "no-op handlers", 1, f"worker, {THREADS} threads")
+WORKER = Case(SECTION, "no-op handlers", FETCHERS, f"worker, {THREADS} threads")
 JOBS_A_DEQUEUE = "jobs a dequeue"
 
 DELAYED_JOBS = 1_000

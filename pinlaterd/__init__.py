@@ -19,7 +19,7 @@ Who may import whom, downward only:
     client                                                    what applications import
     rpc | wire | engines                                      Thrift, ZeroMQ, storage
     config | stats | lifecycle | log
-    model, errors, clock                                      standard library only
+    model, errors, clock, wording                             standard library only
 
 docs/architecture.md has the rest.
 """

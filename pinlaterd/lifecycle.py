@@ -16,7 +16,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import setproctitle
 
@@ -48,6 +48,7 @@ class StopSignal:
         self._read_end, self._write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._event = asyncio.Event()
         self._requested = False
+        self._handlers_before: dict[signal.Signals, Any] = {}
 
     @property
     def requested(self) -> bool:
@@ -69,7 +70,7 @@ class StopSignal:
             self.set()
 
         for number in STOP_SIGNALS:
-            signal.signal(number, handle)
+            self._handlers_before[number] = signal.signal(number, handle)
 
     def catch_in(self, loop: asyncio.AbstractEventLoop) -> None:
         for number in STOP_SIGNALS:
@@ -79,6 +80,9 @@ class StopSignal:
         await self._event.wait()
 
     def close(self) -> None:
+        for number, handler in self._handlers_before.items():
+            signal.signal(number, handler)
+        self._handlers_before.clear()
         for descriptor in (self._read_end, self._write_end):
             if descriptor >= 0:
                 os.close(descriptor)

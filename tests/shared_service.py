@@ -18,7 +18,7 @@ from tests.deployment import Deployment
 ADMIN_PASSWORD = "open sesame"
 # On this queue a claim times out so soon that tests can wait for it.
 SHORT_CLAIMS_QUEUE = "short_claims"
-SHORT_CLAIM_SECONDS = 1
+SHORT_CLAIM_SECONDS = 3
 
 _numbers = itertools.count(1)
 

@@ -32,6 +32,7 @@ from pinlaterd.config.layout import ETC, SHARDS_FILE, STATS_SOCKET
 from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import ServerSettings
 from pinlaterd.errors import ConfigError
+from pinlaterd.wording import how_many
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 WORKER = REPOSITORY / "examples" / "wordcount_worker.py"
@@ -390,7 +391,8 @@ def show_results(client: Client, server: ServerSettings, records: Mapping[str, J
     )
     for method, metric in call_metrics(server).items():
         print(
-            f"  {method:<16} {metric['count']:>8} calls  p50 {metric['p50']:>8.2f} ms  "
+            f"  {method:<16} {how_many(int(metric['count']), 'call'):>14}  "
+            f"p50 {metric['p50']:>8.2f} ms  "
             f"p99 {metric['p99']:>8.2f} ms"
         )
 
@@ -421,7 +423,8 @@ The service goes on running. Look around:
   {in_directory}{programs}/pinlater-admin queue stats {QUEUE}
   curl {server.stats_host}:{server.stats_port}/stats.txt
 Stop it:
-  {in_directory}{programs}/pinlaterd down"""
+  {in_directory}{programs}/pinlaterd down
+A worker of your own is five lines away: "Your first worker" in README.md"""
     )
 
 

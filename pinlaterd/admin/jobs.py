@@ -20,6 +20,7 @@ from pinlaterd.client.cli import (
     state_of,
 )
 from pinlaterd.model import JobRecord
+from pinlaterd.wording import how_many
 
 _priority_option = click.option(
     "--priority",
@@ -154,7 +155,8 @@ def retry(
             run_after_ms=run_after_ms,
             limit=limit,
         )
-    click.echo(json.dumps({"retried": retried}) if as_json else f"{retried:,} jobs are pending")
+    shown = f"{how_many(retried, 'job is', 'jobs are')} pending"
+    click.echo(json.dumps({"retried": retried}) if as_json else shown)
 
 
 @job.command()
@@ -188,7 +190,7 @@ def delete(
             raise click.UsageError("nobody can be asked whether to delete; give --yes if so")
         matching = f" whose body matches {body_regex!r}" if body_regex is not None else ""
         click.confirm(
-            f"Delete up to {limit:,} jobs of {queue}, priority {priority}, in state "
+            f"Delete up to {how_many(limit, 'job')} of {queue}, priority {priority}, in state "
             f"{state_of(state).name}{matching}?",
             abort=True,
             err=True,
@@ -197,7 +199,8 @@ def delete(
         deleted = client.delete_jobs(
             queue, state_of(state), priority=priority, body_regex=body_regex, limit=limit
         )
-    click.echo(json.dumps({"deleted": deleted}) if as_json else f"{deleted:,} jobs are deleted")
+    shown = f"{how_many(deleted, 'job is', 'jobs are')} deleted"
+    click.echo(json.dumps({"deleted": deleted}) if as_json else shown)
 
 
 def _row(record: JobRecord) -> tuple[str, str, str, str]:

@@ -24,6 +24,7 @@ from pinlaterd.config.load import load_config
 from pinlaterd.config.password import hash_password
 from pinlaterd.errors import ConfigError
 from pinlaterd.lifecycle import ExitCode
+from pinlaterd.wording import how_many
 
 
 @click.group("pinlater-admin", cls=CommandLine, context_settings={"max_content_width": 100})
@@ -86,7 +87,8 @@ def check(*, directory: Path | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"ok": True, "problems": [], "shards": shards, "queues": queues}))
     else:
-        click.echo(f"{etc}: fine; shards {', '.join(shards)}; settings of {len(queues)} queues")
+        settings = f"settings of {how_many(len(queues), 'queue')}"
+        click.echo(f"{etc}: fine; shards {', '.join(shards)}; {settings}")
 
 
 @cli.command("hash-password")

@@ -38,7 +38,7 @@ class Pace:
     def ahead(self) -> int:
         """How many jobs may wait: those that begin within `ahead_seconds`. None before the first
         has run: nothing is known of them yet."""
-        if self._mean_run_seconds is None:
+        if self._mean_run_seconds is None or not self._ahead_seconds:
             return 0
         most = 2 * LARGEST_CLAIM
         run_seconds = self._ahead_seconds * self._concurrency

@@ -91,6 +91,7 @@ class AsyncClient:
         Nothing is connected yet: the first call does that. All others must come on its event loop,
         else they raise RuntimeError.
         """
+        self.max_connections = checked_connections(max_connections)
         caller = Caller(
             source=source,
             timeout_seconds=timeout_seconds,
@@ -99,7 +100,7 @@ class AsyncClient:
         self._pool = AsyncConnectionPool(
             parse_addresses(host, port),
             caller,
-            max_connections=checked_connections(max_connections),
+            max_connections=self.max_connections,
             tls=ssl,
         )
 

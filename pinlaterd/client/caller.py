@@ -56,8 +56,7 @@ class Caller:
 
         Raises InvalidRequest for what Thrift's types cannot hold.
         """
-        wait_seconds = min(max(0.0, call.wait_ms / 1000), _LONGEST_SECONDS)
-        return self._begin(call, servers, self._timeout_seconds + wait_seconds)
+        return self._begin(call, servers, self._timeout_seconds)
 
     def begin_probe(self, server: Address) -> CallUnderWay[dict[str, JobRecord]]:
         """A call that changes nothing and waits for nothing: a look-up of no jobs at all."""
@@ -67,12 +66,14 @@ class Caller:
         self, call: PreparedCall[T], servers: Sequence[Address], timeout_seconds: float
     ) -> CallUnderWay[T]:
         seqid = next(self._seqids) & 0x7FFF_FFFF
+        message = call.encode(seqid, self._context)  # first, for this finds out what is no number
+        wait_seconds = min(max(0.0, call.wait_ms / 1000), _LONGEST_SECONDS)
         return CallUnderWay(
             call,
             seqid,
-            call.encode(seqid, self._context),
+            message,
             servers,
-            deadline=time.monotonic() + timeout_seconds,
+            deadline=time.monotonic() + timeout_seconds + wait_seconds,
             connect_timeout_seconds=self._connect_seconds,
         )
 

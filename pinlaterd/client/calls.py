@@ -58,7 +58,8 @@ class PreparedCall(NamedTuple, Generic[T]):
     wait_ms: int = 0
 
     def encode(self, seqid: int, context: CallContext) -> bytes:
-        """The message. Raises InvalidRequest for what Thrift's types cannot hold."""
+        """The message. Raises InvalidRequest, or InvalidEnqueue, for what Thrift's types cannot
+        hold."""
         return codec.encode_call(self.method, seqid, context, self.request)
 
     def decode(self, seqid: int, answer: bytes, *, server: Address) -> T:
@@ -155,7 +156,9 @@ def ack(
     more, to another server if there are several, when no answer comes.
     """
     request = AckRequest(queue, _ack_infos(succeeded), _ack_infos(failed))
-    under_claims = all(info.claim_descriptor for info in (*request.succeeded, *request.failed))
+    infos = (*request.succeeded, *request.failed)
+    # What is no AckInfo at all is found out when it is encoded, and said by name.
+    under_claims = all(isinstance(info, AckInfo) and info.claim_descriptor for info in infos)
     return PreparedCall(Method.ACK, request, _nothing, repeatable=under_claims)
 
 

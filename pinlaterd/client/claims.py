@@ -31,15 +31,14 @@ HOARD_SECONDS = 1.0
 # A job that goes back unbegun, or unfinished when the grace is over: PENDING at no attempt's cost.
 HANDED_BACK = Outcome(Ending.POSTPONED)
 
-_SLEEPS_NOT = -1
+_SLEEPS_NOT = -1  # as `_fetch_below`
 
 
 class Chores(NamedTuple):
-    """What the keeper has to do now."""
+    """What the keeper has to say now."""
 
     acks: Sequence[Claim]
     settlements: Sequence[Claim]  # ends that take a checkpoint: postponed, discarded
-    renewals: Sequence[Claim]
 
 
 class Counts(NamedTuple):
@@ -53,7 +52,9 @@ class Counts(NamedTuple):
 class ClaimsInHand:
     """Every claim is waiting, then running, then ended, then gone. All methods are thread-safe."""
 
-    def __init__(self, concurrency: int, *, ahead_seconds: float, ack_seconds: float) -> None:
+    def __init__(
+        self, concurrency: int, *, fetchers: int, ahead_seconds: float, ack_seconds: float
+    ) -> None:
         """`ack_seconds`: how long the end of a job waits for a dequeue to take it along."""
         self._ack_seconds = ack_seconds
         self._pace = Pace(concurrency, ahead_seconds)
@@ -72,41 +73,54 @@ class ClaimsInHand:
         self._job_waits = threading.Condition(self._lock)  # handlers wait for it
         self._idle = 0  # so many do
         self._waking = False  # one was woken and is on its way
-        self._room = threading.Condition(self._lock)  # the fetcher waits for it
-        self._fetch_below = _SLEEPS_NOT  # it sleeps until no more than so many jobs wait
+        self._room = threading.Condition(self._lock)  # fetchers wait for it
+        self._fetch_below = _SLEEPS_NOT  # below 0: no number of waiting jobs wakes one
+        self._stopping = threading.Condition(self._lock)  # fetchers that pause wait for it
         self._chore = threading.Condition(self._lock)  # the keeper waits for it
         self._keeper_sleeps = False  # it is to be told when a job ends
         self._keeper_due_at = -math.inf  # until when it sleeps anyway
         self._tell_ready: Callable[[], None] | None = None
 
         self._stopped = False
-        self._fetching = True
+        self._given_up = False
+        self._saying = 0  # so many ends the keeper is telling now
+        self._fetchers = fetchers
+        self._asked = 0  # so many jobs are asked for by dequeues under way
+        self._plenty = False  # the last dequeue brought all that it asked for
 
-    # --- the fetcher ----------------------------------------------------------------------
+    # --- the fetchers ---------------------------------------------------------------------
 
     def wait_for_room(self) -> int:
-        """Block until there is room for jobs; return for how many. 0 once stopped."""
+        """Block until it is time for a dequeue; return for how many jobs, 0 once stopped.
+
+        What comes of it must be handed to `add`. While one is under way there is a second one only
+        if the queue had plenty: all that the last one asked for.
+        """
         with self._lock:
             while not self._stopped:
-                self._fetch_below = self._pace.claim_below
-                room = self._pace.claimable(running=self._running(), waiting=len(self._waiting))
-                if room:
-                    break
+                self._watch_room()
+                if room := self._claimable():
+                    self._asked += room
+                    self._watch_room()
+                    return room
                 self._room.wait()
-            self._fetch_below = _SLEEPS_NOT
-            return 0 if self._stopped else room
+            return 0
 
     def pause(self, seconds: float) -> None:
         """Block for so long, or until stopped."""
         with self._lock:
-            self._room.wait_for(lambda: self._stopped, seconds)
+            self._stopping.wait_for(lambda: self._stopped, seconds)
 
-    def add(self, jobs: Iterable[ClaimedJob], now: float) -> None:
-        """Take what a dequeue has claimed; once stopped, it goes back at once."""
+    def add(self, jobs: Iterable[ClaimedJob], now: float, *, asked: int) -> None:
+        """Take what a dequeue for `asked` jobs has claimed; once stopped, it goes back at once."""
         claims = [Claim(job, now) for job in jobs]
-        if not claims:
-            return
         with self._lock:
+            self._asked -= asked
+            self._plenty = len(claims) >= asked
+            if self._plenty:
+                self._room.notify()
+            if not claims:
+                return
             if self._stopped:
                 self._hand_back(claims)
                 return
@@ -128,9 +142,9 @@ class ClaimsInHand:
             return acks
 
     def end_of_fetching(self) -> None:
-        """No more jobs come."""
+        """No more jobs come from one of the fetchers."""
         with self._lock:
-            self._fetching = False
+            self._fetchers -= 1
             self._chore.notify()
 
     # --- handlers -------------------------------------------------------------------------
@@ -140,7 +154,10 @@ class ClaimsInHand:
         claim = self._take()
         if claim is None:
             with self._lock:
-                self._room.notify()  # a place is free
+                if self._fetch_below >= 0:
+                    self._room.notify()  # a place is free
+                if self._stopped:
+                    self._chore.notify()  # what was lost before it was begun has ended, too
             return None
         waiting = len(self._waiting)
         if waiting <= self._fetch_below or (waiting and self._idle and not self._waking):
@@ -172,7 +189,7 @@ class ClaimsInHand:
         claim.ended_at = now
         claim.outcome = outcome
         self._ended.append(claim)
-        if self._keeper_sleeps:
+        if self._keeper_sleeps or claim.takes_checkpoint():
             with self._lock:
                 self._chore.notify()
 
@@ -182,8 +199,9 @@ class ClaimsInHand:
         """Block until there may be a chore; False once all is done and stopped."""
         with self._lock:
             self._keeper_sleeps = True
+            self._saying = 0
             self._collect()
-            if self._is_drained():
+            if self._given_up or self._is_drained():
                 return False
             self._keeper_due_at = self._next_due(now)
             if self._keeper_due_at > now:
@@ -209,12 +227,26 @@ class ClaimsInHand:
             settlements, self._settlements = self._settlements, []
             settlements += [claim for claim in repeats if claim.takes_checkpoint()]
             acks = [claim for claim in repeats if not claim.takes_checkpoint()]
-            return Chores(acks, settlements, self._take_renewals(now))
+            self._saying = len(acks) + len(settlements)
+            return Chores(acks, settlements)
+
+    def take_renewals(self, now: float) -> list[Claim]:
+        """The claims that are to be renewed now."""
+        with self._lock:
+            if self._renewal_at > now:
+                return []
+            self._collect()
+            held = [claim for claim in self._in_hand if claim.outcome is None and not claim.is_lost]
+            due = [claim for claim in held if claim.renew_at <= now]
+            self._renewal_at = min((c.renew_at for c in held if c.renew_at > now), default=math.inf)
+            return due
 
     def put_back(self, claims: Iterable[Claim], now: float) -> list[Claim]:
         """Keep what could not be said for another try; return those that it is too late for."""
         late = []
         with self._lock:
+            if self._given_up:
+                return []
             for claim in claims:
                 if claim.expires_at <= now:
                     late.append(claim)
@@ -241,6 +273,7 @@ class ClaimsInHand:
             self._stopped = True
             self._hand_back_waiting()
             self._room.notify_all()
+            self._stopping.notify_all()
             self._job_waits.notify_all()
             self._chore.notify()
 
@@ -255,10 +288,11 @@ class ClaimsInHand:
             claim.lose()
 
     def give_up(self) -> int:
-        """Forget what could not be said; return how much that was."""
+        """Forget what could not be said; return how much that was, with what is being said."""
         with self._lock:
             self._collect()
-            unsaid = len(self._acks) + len(self._settlements) + len(self._repeats)
+            self._given_up = True
+            unsaid = len(self._acks) + len(self._settlements) + len(self._repeats) + self._saying
             self._acks, self._settlements, self._repeats = [], [], []
             self._chore.notify()
             return unsaid
@@ -288,6 +322,17 @@ class ClaimsInHand:
         if self._waiting and self._idle and not self._waking:
             self._waking = True
             self._job_waits.notify()
+
+    def _watch_room(self) -> None:
+        """Say below which number of waiting jobs a fetcher is to be woken."""
+        may_fetch = self._plenty or not self._asked
+        self._fetch_below = self._pace.claim_below - self._asked if may_fetch else _SLEEPS_NOT
+
+    def _claimable(self) -> int:
+        if self._asked and not self._plenty:
+            return 0
+        coming = len(self._waiting) + self._asked
+        return self._pace.claimable(running=self._running(), waiting=coming)
 
     def _running(self) -> int:
         return max(0, len(self._in_hand) - len(self._waiting) - len(self._ended))
@@ -336,14 +381,6 @@ class ClaimsInHand:
             return math.inf
         return -math.inf if self._stopped else self._acks[0].ended_at + self._ack_seconds
 
-    def _take_renewals(self, now: float) -> list[Claim]:
-        if self._renewal_at > now:
-            return []
-        held = [claim for claim in self._in_hand if claim.outcome is None and not claim.is_lost]
-        due = [claim for claim in held if claim.renew_at <= now]
-        self._renewal_at = min((c.renew_at for c in held if c.renew_at > now), default=math.inf)
-        return due
-
     def _next_due(self, now: float) -> float:
         if self._settlements:
             return now
@@ -356,4 +393,4 @@ class ClaimsInHand:
 
     def _is_drained(self) -> bool:
         unsaid = self._acks or self._settlements or self._repeats
-        return self._stopped and not (self._fetching or self._in_hand or unsaid)
+        return self._stopped and not (self._fetchers or self._in_hand or unsaid)

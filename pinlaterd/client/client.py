@@ -100,6 +100,7 @@ class Client:
         that need not be. `connect_timeout_seconds` bounds the connecting to one server. `ssl` is
         for servers behind a TLS proxy. Numbers that make no sense are a ValueError.
         """
+        self.max_connections = checked_connections(max_connections)
         caller = Caller(
             source=source,
             timeout_seconds=timeout_seconds,
@@ -108,7 +109,7 @@ class Client:
         self._pool = ConnectionPool(
             parse_addresses(host, port),
             caller,
-            max_connections=checked_connections(max_connections),
+            max_connections=self.max_connections,
             tls=ssl,
         )
 

@@ -8,13 +8,21 @@ what runs them in another way (in processes of their own, say) is a place, too.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, cast
 
 from pinlaterd.client.handlers import AsyncFunction, Hooks, QueueHandler
-from pinlaterd.client.outcomes import ClaimLost, Outcome, returned
+from pinlaterd.client.outcomes import LOST, Outcome, returned
 from pinlaterd.client.running_job import RunningJob
+
+# How long handlers that were cancelled may take to clean up.
+CLEAN_UP_SECONDS = 2.0
+# How the names of the threads begin that `asyncio.to_thread` takes for a handler. Python waits for
+# them when it exits.
+TO_THREAD = "handler-to-thread"
 
 
 class Work(Protocol):
@@ -124,43 +132,49 @@ class PoolExecutor:
 
 
 class TaskExecutor:
-    """Tasks of one event loop, in a thread of its own. A task whose claim is lost is cancelled."""
+    """Tasks of an event loop, in a thread of its own; one whose claim is lost is cancelled."""
 
     def __init__(self, handler: QueueHandler, concurrency: int, hooks: Hooks) -> None:
         self._handler = handler
         self._function = cast("AsyncFunction", handler.function)
         self._concurrency = concurrency
         self._hooks = hooks
-        self._loop = asyncio.new_event_loop()
-        self._jobs: dict[asyncio.Task[None], RunningJob] = {}  # what each task runs now
+        self._thread = threading.Thread(
+            target=self._run_loop, name=f"{handler.queue}-loop", daemon=True
+        )
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._running: dict[asyncio.Task[None], RunningJob] = {}  # in whose handlers tasks are
+        self._closing = False
 
     def start(self, work: Work) -> None:
-        threading.Thread(
-            target=self._run_loop, name=f"{self._handler.queue}-loop", daemon=True
-        ).start()
+        self._loop = asyncio.new_event_loop()
+        self._loop.set_default_executor(ThreadPoolExecutor(thread_name_prefix=TO_THREAD))
+        self._thread.start()
         work.when_ready(lambda: self._tell(self._begin_jobs, work))
 
     def abandon(self) -> None:
         """Lost claims have cancelled their tasks already."""
 
     def close(self) -> None:
-        self._tell(self._loop.stop)
+        """Handlers that were cancelled may clean up, but not for long."""
+        self._tell(self._close)
+        self._thread.join(CLEAN_UP_SECONDS)
 
     def _tell(self, function: Callable[..., object], *arguments: object) -> None:
-        self._loop.call_soon_threadsafe(function, *arguments)
+        with contextlib.suppress(RuntimeError):  # it is closed: nobody is there to be told
+            self._loop.call_soon_threadsafe(function, *arguments)
 
     def _run_loop(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
-        if not self._jobs:  # else a handler ignores that it was cancelled
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-            self._loop.close()
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        self._loop.close()
 
     # --- in the loop's thread ---------------------------------------------------------------
 
     def _begin_jobs(self, work: Work) -> None:
-        while len(self._jobs) < self._concurrency and (job := work.begin()) is not None:
-            self._jobs[self._loop.create_task(self._run_jobs(work, job))] = job
+        while len(self._tasks) < self._concurrency and (job := work.begin()) is not None:
+            self._tasks.add(self._loop.create_task(self._run_jobs(work, job)))
 
     async def _run_jobs(self, work: Work, first: RunningJob) -> None:
         """Run `first`, and what waits then: one task for many jobs costs less than one for each."""
@@ -168,7 +182,6 @@ class TaskExecutor:
         assert task is not None
         job: RunningJob | None = first
         while job is not None:
-            self._jobs[task] = job
             if self._hooks:
                 self._hooks.begin(job)
                 outcome = await self._run(task, job)
@@ -178,26 +191,36 @@ class TaskExecutor:
             work.finish(job, outcome)
             await asyncio.sleep(0)  # a handler that never waits must not hold up the others
             job = work.begin()
-        del self._jobs[task]  # at once: a job that comes now finds the place free
+        self._tasks.discard(task)  # at once: a job that comes now finds the place free
+        if self._closing and not self._tasks:
+            self._loop.stop()
 
     async def _run(self, task: asyncio.Task[None], job: RunningJob) -> Outcome:
+        self._running[task] = job
         job.claim.when_lost(lambda: self._tell(self._cancel, task, job))
         try:
             async with asyncio.timeout(self._handler.time_limit_seconds):
-                return returned(await self._function(job))
-        except asyncio.CancelledError as error:
-            lost = ClaimLost(f"{job.descriptor}: cancelled") if job.lost else error
-            return self._handler.outcome_of(job, lost)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - it is the job's outcome
+                outcome = returned(await self._function(job))
+        except GeneratorExit:  # the loop is gone
+            raise
+        except BaseException as error:  # noqa: BLE001 - it is the job's outcome, whatever it is
             return self._handler.outcome_of(job, error)
         finally:
+            # It is too late to be cancelled: that would end the task, and so take a place.
+            del self._running[task]
             job.claim.when_lost(None)
-            if job.lost:
+            while task.cancelling():
                 task.uncancel()
+        return LOST if job.lost else outcome
 
     def _cancel(self, task: asyncio.Task[None], job: RunningJob) -> None:
-        if self._jobs.get(task) is job:
+        if self._running.get(task) is job:
             task.cancel()
+
+    def _close(self) -> None:
+        self._closing = True
+        if not self._tasks:
+            self._loop.stop()
 
 
 def executor_for(handler: QueueHandler, concurrency: int, hooks: Hooks) -> Executor:

@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
-from pinlaterd.client.outcomes import Outcome, raised, returned
+from pinlaterd.client.outcomes import LOST, Outcome, raised, returned
 from pinlaterd.client.retries import DEFAULT_POLICY, Retries
 from pinlaterd.client.running_job import RunningJob
 from pinlaterd.model import QUEUE_NAME
@@ -84,14 +84,21 @@ class QueueHandler:
     def run(self, job: RunningJob) -> Outcome:
         """Call a plain function, and say how that ended."""
         try:
-            return returned(self.function(job))
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - it is the job's outcome
+            outcome = returned(self.function(job))
+        except BaseException as error:  # noqa: BLE001 - it is the job's outcome, whatever it is
             return self.outcome_of(job, error)
+        return LOST if job.lost else outcome
 
     def outcome_of(self, job: RunningJob, error: BaseException) -> Outcome:
         """What becomes of a job whose handler raised `error`."""
+        if job.lost:
+            return LOST
         is_last = job.attempts_remaining <= 1
-        outcome = raised(error, attempt=job.attempt, is_last=is_last, retries=self.retries)
+        try:
+            outcome = raised(error, attempt=job.attempt, is_last=is_last, retries=self.retries)
+        except Exception as mistake:  # as in a subclass of Retry that forgets its base
+            log.exception("job %s: what its handler raised makes no outcome", job.descriptor)
+            outcome = raised(mistake, attempt=job.attempt, is_last=is_last, retries=self.retries)
         if outcome.error is not None:
             log.info("job %s failed", job.descriptor, exc_info=error)
         return outcome
@@ -203,5 +210,5 @@ def _name(function: Callable[[RunningJob], object]) -> str:
 def _call(hook: Callable[..., object], job: RunningJob, *more: object) -> None:
     try:
         hook(job, *more)
-    except (Exception, SystemExit):
+    except BaseException:
         log.exception("a hook failed: %s, for job %s", _name(hook), job.descriptor)

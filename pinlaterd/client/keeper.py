@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-from pinlaterd.client.claims import ClaimsInHand
+from pinlaterd.client.claims import REPEAT_SECONDS, ClaimsInHand
 from pinlaterd.client.client import Client
 from pinlaterd.client.outcomes import Ending, Outcome
 from pinlaterd.client.running_job import Claim
 from pinlaterd.errors import ConnectionFailed, PinLaterError, QueueNotFound, RequestError
-from pinlaterd.model import AckInfo, CheckpointInfo, JobRecord, JobState
+from pinlaterd.model import AckInfo, CheckpointInfo, JobDescriptor, JobRecord, JobState
 
 log = logging.getLogger(__name__)
 
@@ -33,13 +34,20 @@ class Keeper:
 
     def run(self) -> None:
         while self._hand.wait_until_due(time.monotonic()):
-            chores = self._hand.take_chores(time.monotonic())
-            discarded = self._say(chores.settlements, self._settle)
-            self._say([*chores.acks, *discarded], self._ack)
-            self._renew(chores.renewals)
+            try:
+                self._do_chores()
+            except Exception:  # claims of jobs that run have to be renewed whatever happens
+                log.exception("telling how jobs of %s ended failed; going on", self._queue)
+                time.sleep(REPEAT_SECONDS)
 
-    def put_back(self, claims: Sequence[Claim]) -> None:
-        """Say later what could not be said now."""
+    def _do_chores(self) -> None:
+        self._renew_due()
+        chores = self._hand.take_chores(time.monotonic())
+        discarded = self._say(chores.settlements, self._settle)
+        self._say([*chores.acks, *discarded], self._ack)
+
+    def say_later(self, claims: Sequence[Claim]) -> None:
+        """Keep what could not be said now."""
         for late in self._hand.put_back(claims, time.monotonic()):
             log.warning("%s ended, but its claim timed out first", late.job.descriptor)
 
@@ -54,20 +62,31 @@ class Keeper:
         """
         if not claims:
             return []
+        self._renew_due()  # before each call: any of them may take as long as the client lets it
         try:
             return call(claims)
         except QueueNotFound as error:  # so are its jobs
             log.warning("%d jobs that ended: %s", len(claims), error)
-        except RequestError as error:
-            if len(claims) > 1:
-                return [more for claim in claims for more in self._say([claim], call)]
-            return self._refused(claims[0], error)
         except (PinLaterError, ConnectionFailed) as error:
+            if isinstance(error, RequestError):
+                return self._say_one_by_one(claims, call, error)
             log.warning("acks of %s: %s; trying again", self._queue, error)
-            self.put_back(claims)
+            self.say_later(claims)
+        except Exception as error:  # noqa: BLE001 - what a handler wanted said can't be put in words
+            return self._say_one_by_one(claims, call, error)
         return []
 
-    def _refused(self, claim: Claim, error: RequestError) -> list[Claim]:
+    def _say_one_by_one(
+        self,
+        claims: Sequence[Claim],
+        call: Callable[[Sequence[Claim]], list[Claim]],
+        error: Exception,
+    ) -> list[Claim]:
+        if len(claims) > 1:
+            return [more for claim in claims for more in self._say([claim], call)]
+        return self._refused(claims[0], error)
+
+    def _refused(self, claim: Claim, error: Exception) -> list[Claim]:
         """The service will never take this outcome: the attempt has failed."""
         log.error("%s: its outcome was refused: %s", claim.job.descriptor, error)
         outcome = claim.outcome
@@ -92,6 +111,9 @@ class Keeper:
 
     # --- what still runs ------------------------------------------------------------------
 
+    def _renew_due(self) -> None:
+        self._renew(self._hand.take_renewals(time.monotonic()))
+
     def _renew(self, claims: Sequence[Claim]) -> None:
         """Renew claims, and look whether they still hold: a checkpoint under a claim that has ended
         is no error."""
@@ -108,6 +130,11 @@ class Keeper:
         except QueueNotFound:
             records = {}
         except (PinLaterError, ConnectionFailed) as error:
+            by_shard = _by_shard(claims)
+            if len(by_shard) > 1:  # one that is down must not cost the others' claims
+                for some in by_shard:
+                    self._renew(some)
+                return
             log.warning("renewing %d claims of %s: %s", len(claims), self._queue, error)
             self._hand.renewed(claims, time.monotonic(), done=False)
             return
@@ -162,6 +189,14 @@ def _checkpoint(claim: Claim) -> CheckpointInfo:
 def _outcome(claim: Claim) -> Outcome:
     assert claim.outcome is not None, "only what has ended is told"
     return claim.outcome
+
+
+def _by_shard(claims: Sequence[Claim]) -> list[list[Claim]]:
+    groups: defaultdict[str, list[Claim]] = defaultdict(list)
+    for claim in claims:
+        descriptor = JobDescriptor.parse(claim.job.descriptor)
+        groups["" if descriptor is None else descriptor.shard].append(claim)
+    return list(groups.values())
 
 
 def _holds(claim: Claim, record: JobRecord | None) -> bool:

@@ -1,11 +1,11 @@
 """A lane: everything that one worker does for one queue.
 
-    fetcher ──dequeues, with acks along──▶ service ◀──acks, renewals, what goes back── keeper
-       │ jobs                                                                            ▲
-       ▼                                                                                 │
-    claims in hand ──▶ executor: threads, tasks, processes ──outcomes──▶ claims in hand ─┘
+    fetchers ──dequeues, with acks along──▶ service ◀──acks, renewals, what goes back── keeper
+       │ jobs                                                                             ▲
+       ▼                                                                                  │
+    claims in hand ──▶ executor: threads, tasks, processes ──outcomes──▶ claims in hand ──┘
 
-Fetcher and keeper have a thread each, and so a connection each: a dequeue that waits for jobs
+Fetchers and keeper have a thread each, and so a connection each: a dequeue that waits for jobs
 holds up no ack. docs/worker.md says what a lane promises.
 """
 
@@ -34,6 +34,9 @@ from pinlaterd.model import ClaimedJob
 
 _FIRST_PAUSE_SECONDS = 0.2
 _LONGEST_PAUSE_SECONDS = 5.0
+# While handlers are busy with what one has brought the other is on its way.
+FETCHERS = 2
+CONNECTIONS_A_LANE = FETCHERS + 1
 
 log = logging.getLogger(__name__)
 
@@ -74,12 +77,16 @@ class Lane:
         self._concurrency = concurrency
         self._max_wait_ms = max_wait_ms
         self._tell = tell
+        self._counting = threading.Lock()
         self._dequeues = 0
         self._dequeue_errors = 0
 
     def start(self) -> None:
         self._executor.start(self)
-        for name, run in (("fetcher", self._run_fetcher), ("keeper", self._run_keeper)):
+        for name, run in (
+            *((f"fetcher-{number}", self._run_fetcher) for number in range(1, FETCHERS + 1)),
+            ("keeper", self._run_keeper),
+        ):
             threading.Thread(target=run, name=f"{self.queue}-{name}", daemon=True).start()
 
     def stop(self) -> None:
@@ -158,26 +165,32 @@ class Lane:
     def _fetch(self) -> None:
         pause_seconds = _FIRST_PAUSE_SECONDS
         while room := self._hand.wait_for_room():
+            jobs: list[ClaimedJob] = []
+            pause = 0.0
             try:
                 jobs = self._dequeue(room)
+                pause_seconds = _FIRST_PAUSE_SECONDS
             except DequeueRateLimited:
-                self._hand.pause(_FIRST_PAUSE_SECONDS)
+                pause = _FIRST_PAUSE_SECONDS
             except (PinLaterError, ConnectionFailed) as error:
                 if isinstance(error, RequestError):
                     raise
-                self._dequeue_errors += 1
+                with self._counting:
+                    self._dequeue_errors += 1
                 log.warning("dequeue of %s: %s; trying again", self.queue, error)
-                self._hand.pause(pause_seconds)
+                pause = pause_seconds
                 pause_seconds = min(_LONGEST_PAUSE_SECONDS, pause_seconds * 2)
-            else:
-                self._hand.add(jobs, time.monotonic())
-                pause_seconds = _FIRST_PAUSE_SECONDS
+            finally:
+                self._hand.add(jobs, time.monotonic(), asked=room)
+            if pause:
+                self._hand.pause(pause)
 
     def _dequeue(self, limit: int) -> list[ClaimedJob]:
         """Claim jobs, with all acks along that there are; those are put back if it fails."""
         acks = self._hand.take_acks()
         succeeded, failed = acks_of(acks)
-        self._dequeues += 1
+        with self._counting:
+            self._dequeues += 1
         try:
             return self._client.dequeue(
                 self.queue,
@@ -189,10 +202,10 @@ class Lane:
         except DequeueRateLimited:  # the acks were carried out all the same
             raise
         except InvalidRequest:
-            self._keeper.put_back(acks)
+            self._keeper.say_later(acks)
             if acks:
                 return []  # it may be one of them: the keeper finds out which
             raise
-        except (PinLaterError, ConnectionFailed):
-            self._keeper.put_back(acks)
+        except BaseException:
+            self._keeper.say_later(acks)
             raise

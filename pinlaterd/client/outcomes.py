@@ -11,7 +11,6 @@ Needs `retries` and the standard library only.
 
 from __future__ import annotations
 
-import math
 import traceback
 from dataclasses import dataclass
 from enum import StrEnum
@@ -34,6 +33,7 @@ class Retry(Exception):
         super().__init__(delay_seconds, status)
         if delay_seconds is not None:
             _check_delay(delay_seconds)
+        _check_type("status", status, str)
         self.delay_seconds = delay_seconds
         self.status = status
 
@@ -46,6 +46,7 @@ class Discard(Exception):
 
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason)
+        _check_type("reason", reason, str)
         self.reason = reason
 
 
@@ -71,8 +72,15 @@ class Later(Exception):
             raise ValueError("Later: expected either delay_seconds or run_after_ms")
         if delay_seconds is not None:
             _check_delay(delay_seconds)
-        if attempts is not None and attempts < 1:
-            raise ValueError(f"attempts: expected at least 1, got {attempts}")
+        if run_after_ms is not None:
+            _check_type("run_after_ms", run_after_ms, int)
+        if body is not None:
+            _check_type("body", body, bytes)
+        _check_type("status", status, str)
+        if attempts is not None:
+            _check_type("attempts", attempts, int)
+            if attempts < 1:
+                raise ValueError(f"attempts: expected at least 1, got {attempts}")
         self.delay_seconds = delay_seconds
         self.run_after_ms = run_after_ms
         self.body = body
@@ -101,8 +109,8 @@ class Ending(StrEnum):
 class Outcome:
     """How a run ended, as hooks see it and as it is acknowledged.
 
-    `delay_seconds` counts from when the run ended (RETRIED, POSTPONED). `error` is what was raised,
-    unless that was one of Retry, Discard, Later and ClaimLost.
+    `delay_seconds` counts from when the service is told (RETRIED, POSTPONED). `error` is what was
+    raised, unless that was one of Retry, Discard, Later and ClaimLost.
     """
 
     ending: Ending
@@ -115,6 +123,7 @@ class Outcome:
 
 
 SUCCEEDED = Outcome(Ending.SUCCEEDED)
+LOST = Outcome(Ending.LOST)
 
 
 def returned(value: object) -> Outcome:
@@ -138,7 +147,7 @@ def raised(error: BaseException, *, attempt: int, is_last: bool, retries: Retrie
         case Later():
             return _postponed(error)
         case ClaimLost():
-            return Outcome(Ending.LOST)
+            return LOST
         case _:
             return _failed(error, attempt=attempt, is_last=is_last, retries=retries)
 
@@ -185,8 +194,16 @@ def _postponed(later: Later) -> Outcome:
     )
 
 
+def _check_type(name: str, value: object, expected: type) -> None:
+    """Where the handler says it, so that its own line is in the status: not when it is told."""
+    if not isinstance(value, expected):
+        raise TypeError(f"{name}: expected {expected.__name__}, got {value!r}")
+
+
 def _check_delay(seconds: float) -> None:
-    if not (0 <= seconds < math.inf and seconds <= LONGEST_DELAY_SECONDS):
+    if not isinstance(seconds, int | float):
+        raise TypeError(f"delay_seconds: expected a number, got {seconds!r}")
+    if not 0 <= seconds <= LONGEST_DELAY_SECONDS:
         raise ValueError(
             f"delay_seconds: expected 0 to {LONGEST_DELAY_SECONDS:.0f}, got {seconds!r}"
         )

@@ -14,6 +14,7 @@ time-out, is handed out again. So a handler must be fit to run twice. docs/worke
 
 from __future__ import annotations
 
+import math
 import queue
 import signal
 import threading
@@ -27,11 +28,14 @@ from pinlaterd.client.claims import ClaimsInHand
 from pinlaterd.client.client import Client
 from pinlaterd.client.executors import executor_for
 from pinlaterd.client.handlers import Handlers, QueueHandler
-from pinlaterd.client.lane import Lane, LaneFacts
+from pinlaterd.client.lane import CONNECTIONS_A_LANE, FETCHERS, Lane, LaneFacts
 from pinlaterd.lifecycle import STOP_SIGNALS
 
 # How long the end of what was abandoned, and the last acks, are waited for.
 _LAST_WORDS_SECONDS = 10.0
+# Python runs signal handlers in the main thread, and nothing wakes that if the system gave the
+# signal to another one: so it looks this often.
+_SIGNAL_SECONDS = 0.5
 
 
 class _Message(Enum):
@@ -63,7 +67,7 @@ class Worker:
         `max_wait_ms`: how long a dequeue waits for a first job, and so how long `stop` may take
         with nothing to do. `grace_seconds`: how long jobs that run may go on after `stop`.
 
-        The client needs two connections for each queue, beside those that handlers use. Raises
+        The client needs three connections for each queue, beside those that handlers use. Raises
         ValueError for what makes no sense.
         """
         for name, value in (("concurrency", concurrency), ("max_wait_ms", max_wait_ms)):
@@ -87,6 +91,7 @@ class Worker:
         self._inbox: queue.SimpleQueue[_Message | BaseException] = queue.SimpleQueue()
         self._lanes = [self._lane(handler) for handler in _chosen(handlers, queues)]
         self._lanes_left = len(self._lanes)
+        _check_connections(client, len(self._lanes))
         self._error: BaseException | None = None
         self._has_run = False
 
@@ -107,10 +112,10 @@ class Worker:
         self._has_run = True
         in_main_thread = threading.current_thread() is threading.main_thread()
         with self._signals() if handle_signals and in_main_thread else nullcontext():
-            for lane in self._lanes:
-                lane.start()
             try:
-                self._note(self._inbox.get())
+                for lane in self._lanes:
+                    lane.start()
+                self._note(self._next_message(math.inf))
             finally:  # an exception in this thread stops the worker in order, too
                 self._end()
         if self._error is not None:
@@ -133,7 +138,10 @@ class Worker:
             self._client,
             executor_for(handler, concurrency, self._handlers.hooks),
             ClaimsInHand(
-                concurrency, ahead_seconds=self._ahead_seconds, ack_seconds=self._ack_seconds
+                concurrency,
+                fetchers=FETCHERS,
+                ahead_seconds=self._ahead_seconds,
+                ack_seconds=self._ack_seconds,
             ),
             concurrency=concurrency,
             max_wait_ms=self._max_wait_ms,
@@ -150,7 +158,8 @@ class Worker:
             yield
         finally:
             for number, handler in before.items():
-                signal.signal(number, handler)
+                if handler is not None:  # else it is not Python's, and can't be put back
+                    signal.signal(number, handler)
 
     # --- the end --------------------------------------------------------------------------
 
@@ -168,19 +177,37 @@ class Worker:
         """Wait until all lanes have ended, but not longer; nor after a signal if it `may_hurry`."""
         deadline = time.monotonic() + seconds
         while self._lanes_left:
-            try:
-                message = self._inbox.get(timeout=max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
+            message = self._next_message(deadline)
+            if message is None:
                 return
             self._note(message)
             if may_hurry and message is _Message.SIGNAL:
                 return
 
-    def _note(self, message: _Message | BaseException) -> None:
+    def _next_message(self, deadline: float) -> _Message | BaseException | None:
+        """Wait for a message; None once the deadline is over."""
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            try:
+                return self._inbox.get(timeout=min(left, _SIGNAL_SECONDS))
+            except queue.Empty:
+                if left <= _SIGNAL_SECONDS:
+                    return None
+
+    def _note(self, message: _Message | BaseException | None) -> None:
         if isinstance(message, BaseException):
             self._error = self._error or message
         elif message is _Message.LANE_ENDED:
             self._lanes_left -= 1
+
+
+def _check_connections(client: Client, lanes: int) -> None:
+    needed = CONNECTIONS_A_LANE * lanes
+    if client.max_connections < needed:
+        raise ValueError(
+            f"{lanes} queues need {needed} connections, {CONNECTIONS_A_LANE} each, beside those "
+            f"that handlers use; give the Client more max_connections than {client.max_connections}"
+        )
 
 
 def _chosen(handlers: Handlers, queues: Iterable[str] | None) -> list[QueueHandler]:

@@ -7,6 +7,7 @@ supervisord that starts anew runs the same. Blocking: callers on an event loop u
 from __future__ import annotations
 
 import http.client
+import socket
 import xmlrpc.client
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,12 +19,19 @@ from pinlaterd.config.layout import PROGRAMS_LOCK, SHARD_PROGRAMS, SUPERVISOR_SO
 from pinlaterd.config.locks import lock
 from pinlaterd.coordinator.plan import Action, Present, Program, Step
 
+_ANSWER_SECONDS = 10.0
+# Those that wait until a process has ended, which may take its stopwaitsecs.
+_PATIENT = {"stopProcess": 120.0, "stopProcessGroup": 120.0}
 _RUNNING_STATES = ("STARTING", "RUNNING", "BACKOFF")  # those that need no start
 _Faults = supervisor_xmlrpc.Faults
 
 
 class SupervisorError(Exception):
     """supervisord is not there, or refuses."""
+
+
+class SupervisorSilent(SupervisorError):
+    """supervisord runs and does not answer in time: it was stopped (SIGSTOP), or can't keep up."""
 
 
 class ProgramInfo(NamedTuple):
@@ -90,12 +98,31 @@ def write_programs(wanted: Sequence[Program], folder: Path = SHARD_PROGRAMS) -> 
         _write(folder / f"{program.name}.conf", program.definition)
 
 
-class Supervisord:
-    """The Supervisor that is supervisord. `socket` is relative to the current folder."""
+class _Connection(http.client.HTTPConnection):
+    """HTTP over a Unix socket, with a time-out, which supervisor's own has not."""
 
-    def __init__(self, socket: Path = SUPERVISOR_SOCKET, folder: Path = SHARD_PROGRAMS) -> None:
+    def __init__(self, path: Path, seconds: float) -> None:
+        super().__init__("localhost", timeout=seconds)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
+
+
+class _Transport(supervisor_xmlrpc.SupervisorTransport):  # type: ignore[misc]
+    def __init__(self, path: Path, seconds: float) -> None:
+        super().__init__(None, None, f"unix://{path}")
+        self._get_connection = lambda: _Connection(path, seconds)
+
+
+class Supervisord:
+    """The Supervisor that is supervisord. `path` is its socket's, from the current folder."""
+
+    def __init__(self, path: Path = SUPERVISOR_SOCKET, folder: Path = SHARD_PROGRAMS) -> None:
         self._folder = folder
-        self._url = f"unix://{socket}"
+        self._path = path
 
     def pid(self) -> int:
         """supervisord's own; SupervisorError if it does not run."""
@@ -171,7 +198,7 @@ class Supervisord:
 
     def _call(self, method: str, *arguments: object, tolerate: int | None = None) -> object:
         # a connection each: after a failure the transport would go on with the broken one
-        transport = supervisor_xmlrpc.SupervisorTransport(None, None, self._url)
+        transport = _Transport(self._path, _PATIENT.get(method, _ANSWER_SECONDS))
         server = xmlrpc.client.ServerProxy("http://127.0.0.1", transport=transport)
         try:
             with server:
@@ -180,6 +207,8 @@ class Supervisord:
             if fault.faultCode == tolerate:
                 return None
             raise SupervisorError(f"supervisord refuses {method}: {fault.faultString}") from fault
+        except TimeoutError as error:
+            raise SupervisorSilent(f"supervisord runs, but does not answer {method}") from error
         except (OSError, http.client.HTTPException, xmlrpc.client.Error) as error:
             raise SupervisorError(f"supervisord does not answer: {error}") from error
 

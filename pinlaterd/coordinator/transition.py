@@ -16,6 +16,7 @@ from pinlaterd.config.changes import follow
 from pinlaterd.config.in_force import InForce
 from pinlaterd.config.layout import CONFIG_FILES, ETC, SHARDS_FILE
 from pinlaterd.config.schema import Config, ShardSettings
+from pinlaterd.wording import how_many
 
 
 class Holding(NamedTuple):
@@ -103,7 +104,8 @@ def _refusal(name: str, holding: Holding | None) -> str:
         )
     if holding.pending or holding.in_progress:
         return (
-            f"{place}: {holding.pending} jobs are pending and {holding.in_progress} in progress "
-            f"there; wait until it holds none (dequeue_only: true keeps new ones out), {cure}"
+            f"{place}: {how_many(holding.pending, 'job is', 'jobs are')} pending and "
+            f"{holding.in_progress:,} in progress there; wait until it holds none "
+            f"(dequeue_only: true keeps new ones out), {cure}"
         )
     return ""

@@ -56,6 +56,7 @@ from pinlaterd.coordinator.supervisord import (
     ProgramInfo,
     Supervisord,
     SupervisorError,
+    SupervisorSilent,
     carry_out,
     lock_programs,
     write_programs,
@@ -95,7 +96,7 @@ def up(directory: Path, tell: Tell, seconds: float = UP_SECONDS) -> UpResult:
         started_at = time.time()
         logs = log_sizes()
         supervisord = Supervisord()
-        if answers(supervisord):
+        if _answers_or_is_not_there(supervisord):
             changed = _reconcile(config, supervisord, tell)
         else:
             _start(config, supervisord, tell)
@@ -119,8 +120,11 @@ def down(directory: Path, tell: Tell) -> bool:
         running = orphans.processes_of(Path())
         if not running:
             return False
-        if answers(supervisord):
-            _shut_down(supervisord, running, tell)
+        try:
+            if answers(supervisord):
+                _shut_down(supervisord, running, tell)
+        except SupervisorSilent as error:
+            tell(f"{error}; ending it and its processes by force")
         orphans.end(orphans.processes_of(Path()), _STOP_SECONDS, tell)
         left = orphans.processes_of(Path())
         if left:
@@ -187,11 +191,24 @@ def _remove_stale_files() -> None:
 
 
 def answers(supervisord: Supervisord) -> bool:
+    """Raises SupervisorSilent if it is there, and does not answer."""
     try:
         supervisord.pid()
+    except SupervisorSilent:
+        raise
     except SupervisorError:
         return False
     return True
+
+
+def _answers_or_is_not_there(supervisord: Supervisord) -> bool:
+    try:
+        return answers(supervisord)
+    except SupervisorSilent as error:
+        raise DeploymentError(
+            f"{error}: was it stopped? `kill -CONT $(cat {SUPERVISOR_PID_FILE})` has it go on; "
+            "`pinlaterd down` ends it, by force if need be"
+        ) from error
 
 
 def _put_in_force(config: Config) -> AbstractSet[str]:
@@ -275,7 +292,7 @@ def _start(config: Config, supervisord: Supervisord, tell: Tell) -> None:
     if done.returncode != 0:
         raise DeploymentError(f"supervisord did not start: {done.stdout.strip()}")
     deadline = time.monotonic() + UP_SECONDS
-    while not answers(supervisord):
+    while not _answers_or_is_not_there(supervisord):
         if time.monotonic() > deadline:
             tail = last_lines(LOGS / "supervisord.log", 0)
             raise DeploymentError(f"supervisord did not start:\n{tail}")

@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
 from pinlaterd.wire.envelope import Op, ReadyCounts, ShardFacts
-from pinlaterd.wire.router_end import LinkListener, OnReply, ShardCall, ShardReply
+from pinlaterd.wire.router_end import LinkListener, OnReply, Outcome, ShardCall, ShardReply
 
 log = logging.getLogger(__name__)
 
 _ENSURE_QUEUES_SECONDS = 30.0
+_CREATE_AGAIN_SECONDS = 1.0
 _PARTING_SECONDS = 2.0  # for the calls that a removed shard has in hand
 
 
@@ -199,22 +200,34 @@ class ShardSet:
         if self._shards.get(link.name) is not link:
             return
         self._queues[link.name] = set(facts.queues)
-        known = self.queues_known()
         for shard in self.healthy():
-            missing = known - self._queues.get(shard.name, set())
-            if missing:
-                log.info("shard-%s lacks %d queues; creating them there", shard.name, len(missing))
-                call = ShardCall(
-                    self._monotonic() + _ENSURE_QUEUES_SECONDS,
-                    json.dumps(sorted(missing)).encode(),
-                    Op.ENSURE_QUEUES,
-                )
-                # Ahead of any call that follows on the same link, so no call misses a queue. A
-                # successor is asked anew.
-                shard.call(call, lambda _reply: None, patient=False)
+            self._create_missing(shard)
         for queue, numbers in facts.counts:
             if any(numbers):
                 self._on_ready(queue)
+
+    def _create_missing(self, shard: Shard) -> None:
+        """Have the shard create the queues that only others have."""
+        if self._shards.get(shard.name) is not shard or not shard.healthy:
+            return  # its successor will be welcomed
+        missing = self.queues_known() - self._queues.get(shard.name, set())
+        if not missing:
+            return
+
+        def replied(reply: ShardReply) -> None:
+            if reply.outcome is not Outcome.DONE:
+                log.warning("shard-%s did not create %d queues", shard.name, len(missing))
+                loop = asyncio.get_running_loop()
+                loop.call_later(_CREATE_AGAIN_SECONDS, self._create_missing, shard)
+
+        log.info("shard-%s lacks %d queues; creating them there", shard.name, len(missing))
+        call = ShardCall(
+            self._monotonic() + _ENSURE_QUEUES_SECONDS,
+            json.dumps(sorted(missing)).encode(),
+            Op.ENSURE_QUEUES,
+        )
+        # Ahead of any call that follows on the same link, so no call misses a queue.
+        shard.call(call, replied, patient=False)
 
     def counted(self, link: Shard, counts: Iterable[ReadyCounts]) -> None:
         if self._shards.get(link.name) is not link:

@@ -57,6 +57,7 @@ from pinlaterd.rpc.binding import (
 from pinlaterd.rpc.error_codes import code_in, error_from_code
 from pinlaterd.rpc.fast_write import DequeueAnswer
 from pinlaterd.rpc.message import I32, Head, message_head, read_call_head, read_message_head
+from pinlaterd.rpc.misfits import misfit
 from pinlaterd.rpc.peek import UNUSUAL, Peek, peek
 from pinlaterd.rpc.reader import Mismatch, Reader
 from pinlaterd.rpc.thrift_types import ApplicationError, MessageType
@@ -132,8 +133,7 @@ def _decode_arguments(head: Head, method: Method, message: bytes, at: int) -> Ca
     try:
         arguments: CallArguments = reader.read_struct(METHODS[method].arguments)
     except Mismatch as mismatch:
-        invalid = InvalidEnqueue if method is Method.ENQUEUE else InvalidRequest
-        raise invalid(f"{method.value}: {mismatch}") from None
+        raise _invalid(method)(f"{method.value}: {mismatch}") from None
     reader.finish()
     request: Request
     match method:
@@ -149,14 +149,15 @@ def _decode_arguments(head: Head, method: Method, message: bytes, at: int) -> Ca
 
 
 def encode_call(method: Method, seqid: int, context: CallContext, request: Request) -> bytes:
-    """Raises InvalidRequest for what Thrift's types cannot hold."""
+    """Raises InvalidRequest, InvalidEnqueue for an enqueue, for what Thrift's types cannot hold."""
     head = message_head(Head(method.value, seqid, oneway=False, strict=True), MessageType.CALL)
     try:
         return head + _arguments(method, context, request)
-    except struct.error as error:
-        raise InvalidRequest(f"{method.value}: a number is too large: {error}") from error
-    except UnicodeEncodeError as error:
-        raise InvalidRequest(f"{method.value}: a text cannot be UTF-8: {error.reason}") from error
+    except (struct.error, ValueError, TypeError, AttributeError) as error:
+        problem = misfit(METHODS[method].arguments, _as_arguments(context, request))
+        if problem is None:
+            raise
+        raise _invalid(method)(f"{method.value}: {problem}") from error
 
 
 def _arguments(method: Method, context: CallContext, request: Request) -> bytes:
@@ -170,15 +171,22 @@ def _arguments(method: Method, context: CallContext, request: Request) -> bytes:
         write_struct(parts, context_type, context)
         parts += (_REQUEST_FIELD, fast(request), b"\0")
         return b"".join(parts)
+    write_struct(parts, bound, _as_arguments(context, request))
+    return b"".join(parts)
+
+
+def _as_arguments(context: CallContext, request: Request) -> CallArguments:
     match request:
         case CreateQueueRequest(queue):
-            arguments = CallArguments(context, name=queue)
+            return CallArguments(context, name=queue)
         case DeleteQueueRequest(queue, password):
-            arguments = CallArguments(context, name=queue, password=password)
+            return CallArguments(context, name=queue, password=password)
         case _:
-            arguments = CallArguments(context, request)
-    write_struct(parts, bound, arguments)
-    return b"".join(parts)
+            return CallArguments(context, request)
+
+
+def _invalid(method: Method) -> type[InvalidRequest | InvalidEnqueue]:
+    return InvalidEnqueue if method is Method.ENQUEUE else InvalidRequest
 
 
 # --- answers --------------------------------------------------------------------------------

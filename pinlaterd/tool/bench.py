@@ -1,24 +1,23 @@
 """What `pinlater bench` measures: the calls of several connections, each kind by itself.
 
-A connection is a thread with a client of its own, connected before the run. The pace says when
-it calls. Counts, slow calls and maxima are exact; percentiles are those of the histogram.
+A connection is a thread with a caller and a client of its own, connected before the run. The pace
+says when it calls; calls of the warm-up are made and not counted. Counts, slow calls and maxima are
+exact; percentiles are those of the histogram.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Protocol
 
-from pinlaterd.client.client import Client
 from pinlaterd.errors import ConnectionFailed, DequeueRateLimited, PinLaterError, RequestError
 from pinlaterd.lifecycle import StopSignal
-from pinlaterd.model import ClaimedJob, Job, JobState
 from pinlaterd.stats.histogram import Histogram, percentiles
+from pinlaterd.tool.callers import Caller, Kind, OutOfJobs, StrangerFound
 from pinlaterd.tool.load import Answered, Figures
 from pinlaterd.tool.pace import Pace
 
@@ -27,106 +26,6 @@ _TICK_SECONDS = 0.02
 _LINE_EVERY_SECONDS = 1.0
 # A service that is away is not asked at full speed. In an open loop the schedule goes on meanwhile.
 _PAUSE_AFTER_ERROR_SECONDS = 0.2
-
-
-class Kind(StrEnum):
-    """A kind of call that is measured by itself."""
-
-    ENQUEUE = "enqueue"
-    DEQUEUE = "dequeue"
-    ACK = "ack"
-
-
-class OutOfJobs(Exception):
-    """A dequeue brought nothing, and nothing was pending."""
-
-
-class Caller(Protocol):
-    """The calls of one connection."""
-
-    kind: Kind  # of the call that comes next
-
-    def call(self) -> int:
-        """Make it; the number of jobs it moved. Raises OutOfJobs."""
-        ...
-
-    def finish(self) -> None:
-        """Acknowledge what is still claimed; not measured."""
-        ...
-
-
-class EnqueueCaller:
-    """The same batch again and again: making up jobs must not be what is measured."""
-
-    kind = Kind.ENQUEUE
-
-    def __init__(self, client: Client, queue: str, jobs: Sequence[Job]) -> None:
-        self._client = client
-        self._queue = queue
-        self._jobs = jobs
-
-    def call(self) -> int:
-        return len(self._client.enqueue(self._queue, self._jobs))
-
-    def finish(self) -> None:
-        pass
-
-
-class DequeueCaller:
-    """Dequeues, and acknowledges the jobs of the call before in the same call."""
-
-    kind = Kind.DEQUEUE
-
-    def __init__(self, client: Client, queue: str, batch_size: int) -> None:
-        self._client = client
-        self._queue = queue
-        self._batch_size = batch_size
-        self._claimed: list[ClaimedJob] = []
-
-    def call(self) -> int:
-        self._claimed = self._client.dequeue(
-            self._queue, limit=self._batch_size, succeeded=self._claimed
-        )
-        # A dequeue may find none while the router has not yet heard of jobs just enqueued.
-        if not self._claimed and self._client.count(self._queue, JobState.PENDING) == 0:
-            raise OutOfJobs
-        return len(self._claimed)
-
-    def finish(self) -> None:
-        if self._claimed:
-            self._client.ack(self._queue, succeeded=self._claimed)
-
-
-class CycleCaller:
-    """A job's whole life in three calls: enqueue, dequeue, ack. One that fails is made again."""
-
-    def __init__(self, client: Client, queue: str, jobs: Sequence[Job]) -> None:
-        self.kind = Kind.ENQUEUE
-        self._client = client
-        self._queue = queue
-        self._jobs = jobs
-        self._claimed: list[ClaimedJob] = []
-
-    def call(self) -> int:
-        if self.kind is Kind.ENQUEUE:
-            self._client.enqueue(self._queue, self._jobs)
-            self.kind = Kind.DEQUEUE
-            return len(self._jobs)
-        if self.kind is Kind.DEQUEUE:
-            self._claimed = self._client.dequeue(self._queue, limit=len(self._jobs))
-            self.kind = Kind.ACK if self._claimed else Kind.ENQUEUE
-            return len(self._claimed)
-        return self._acknowledge()
-
-    def finish(self) -> None:
-        if self._claimed:
-            self._acknowledge()
-
-    def _acknowledge(self) -> int:
-        self._client.ack(self._queue, succeeded=self._claimed)
-        acknowledged, self._claimed = len(self._claimed), []
-        self.kind = Kind.ENQUEUE
-        return acknowledged
 
 
 class KindFigures:
@@ -170,16 +69,44 @@ class KindFigures:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A run's figures. `cpu_seconds`: of this process, all threads."""
+    """A run's figures, of its measured part. `cpu_share`: of one CPU, taken by this process.
+
+    `left_claimed`: why claims could not be ended; None if all were.
+    """
 
     seconds: float
-    cpu_seconds: float
+    cpu_share: float
     ran_out: bool
+    left_claimed: str | None
     kinds: dict[Kind, KindFigures]
 
     @property
     def has_errors(self) -> bool:
-        return any(figures.errors for figures in self.kinds.values())
+        return self.left_claimed is not None or any(
+            figures.errors for figures in self.kinds.values()
+        )
+
+
+class _Meter:
+    """Wall and CPU time since the measured part began."""
+
+    def __init__(self, measured_from: float) -> None:
+        self._measured_from = measured_from
+        self._cpu_from: tuple[float, float] | None = None
+
+    def look(self) -> None:
+        """To be called often: the CPU time before the first look after the warm-up is not seen."""
+        if self._cpu_from is None and time.monotonic() >= self._measured_from:
+            self._cpu_from = time.monotonic(), time.process_time()
+
+    def read(self) -> tuple[float, float]:
+        """Seconds, and the share of a CPU. 0.0 if the warm-up is not over."""
+        now, cpu_seconds = time.monotonic(), time.process_time()
+        seconds = max(0.0, now - self._measured_from)
+        if self._cpu_from is None or now <= self._cpu_from[0]:
+            return seconds, 0.0
+        looked_at, cpu_before = self._cpu_from
+        return seconds, (cpu_seconds - cpu_before) / (now - looked_at)
 
 
 class Bench:
@@ -193,38 +120,57 @@ class Bench:
         self._lock = threading.Lock()
         self._kinds = {kind: KindFigures(slow_ms) for kind in kinds}
         self._last_second = Figures()
+        self._measured_from = math.inf
         self._ran_out = False
-        self._fatal: BaseException | None = None
+        self._fatal: Exception | None = None
 
     def run(
-        self, seconds: float, stop: StopSignal, show: Callable[[str], None] | None = None
+        self,
+        *,
+        warm_up_seconds: float,
+        seconds: float,
+        stop: StopSignal,
+        show: Callable[[str], None] | None = None,
     ) -> Outcome:
-        """Run for `seconds`, or until stopped; calls under way are finished. `show` gets a line a
-        second. Raises the first error after which there is no going on."""
+        """Warm up, and measure for `seconds`, or until stopped or the pace ends; calls under way
+        are finished. `show` gets a line a second, of the warm-up too. Raises the first error after
+        which there is no going on."""
         threads = [
             threading.Thread(target=self._call_all, args=(caller,), daemon=True)
             for caller in self._callers
         ]
         self._last_second = Figures()
-        self._pace.begin()
-        began_at, cpu_began_at = time.monotonic(), time.process_time()
+        began_at = time.monotonic()
+        self._measured_from = began_at + warm_up_seconds
+        meter = _Meter(self._measured_from)
+        self._pace.begin(began_at, self._measured_from)
         for thread in threads:
             thread.start()
         running = threads
         while running:
-            left_seconds = began_at + seconds - time.monotonic()
+            meter.look()
+            left_seconds = self._measured_from + seconds - time.monotonic()
             if left_seconds <= 0 or stop.requested:
                 self._pace.end()
             running[0].join(min(_TICK_SECONDS, left_seconds) if left_seconds > 0 else _TICK_SECONDS)
             running = [thread for thread in running if thread.is_alive()]
             if show is not None:
                 self._show_second(show)
-        ran_seconds, cpu_ended_at = time.monotonic() - began_at, time.process_time()
+        measured_seconds, cpu_share = meter.read()
+        left_claimed = self._end_claims()
         if self._fatal is not None:
             raise self._fatal
+        return Outcome(measured_seconds, cpu_share, self._ran_out, left_claimed, self._kinds)
+
+    def _end_claims(self) -> str | None:
+        """What prevented it, if anything did: the figures are to be had all the same."""
+        failure: str | None = None
         for caller in self._callers:
-            caller.finish()
-        return Outcome(ran_seconds, cpu_ended_at - cpu_began_at, self._ran_out, self._kinds)
+            try:
+                caller.finish()
+            except (PinLaterError, ConnectionFailed) as error:
+                failure = failure or str(error)
+        return failure
 
     def _show_second(self, show: Callable[[str], None]) -> None:
         if time.monotonic() - self._last_second.began_at < _LINE_EVERY_SECONDS:
@@ -240,13 +186,14 @@ class Bench:
         except OutOfJobs:
             self._ran_out = True
             self._pace.end()
-        except (PinLaterError, OSError) as error:
+        except (StrangerFound, PinLaterError, OSError) as error:
             self._fatal = self._fatal or error
             self._pace.end()
 
     def _call_once(self, caller: Caller, counts_from: float) -> None:
         """Make a call and count it. An error that the next call may not meet is counted, too."""
         kind = caller.kind
+        is_measured = counts_from >= self._measured_from
         try:
             jobs = caller.call()
         except (PinLaterError, ConnectionFailed) as error:
@@ -254,11 +201,13 @@ class Bench:
                 raise
             name = error.code.name if isinstance(error, PinLaterError) else type(error).__name__
             with self._lock:
-                self._kinds[kind].errors[name] += 1
                 self._last_second.errors[name] += 1
+                if is_measured:
+                    self._kinds[kind].errors[name] += 1
             time.sleep(_PAUSE_AFTER_ERROR_SECONDS)
             return
         seconds = time.monotonic() - counts_from
         with self._lock:
-            self._kinds[kind].answered(jobs, seconds)
             self._last_second.answered(Answered(jobs), seconds)
+            if is_measured:
+                self._kinds[kind].answered(jobs, seconds)

@@ -1,4 +1,4 @@
-"""`pinlater bench`: its command lines, and what they print."""
+"""`pinlater bench`: its command lines, and the course of a run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import click
@@ -16,37 +16,44 @@ from pinlaterd.client.cli import fail, printable
 from pinlaterd.client.client import Client
 from pinlaterd.lifecycle import ExitCode, StopSignal
 from pinlaterd.model import Job
-from pinlaterd.tool.bench import (
-    Bench,
+from pinlaterd.tool.bench import Bench, Outcome
+from pinlaterd.tool.bench_report import Report, Schedule
+from pinlaterd.tool.callers import (
     Caller,
     CycleCaller,
     DequeueCaller,
     EnqueueCaller,
     Kind,
-    Outcome,
+    StrangerFound,
+    Taking,
+    check_for_strangers,
 )
 from pinlaterd.tool.options import (
     Amount,
     body_bytes_option,
     load_options,
+    num_queries_option,
+    priority_option,
     queue_option,
     service_options,
+    success_option,
     together,
 )
-from pinlaterd.tool.pace import (
-    LATE_AFTER_SECONDS,
-    ClosedLoop,
-    OpenLoop,
-    Punctuality,
-)
+from pinlaterd.tool.pace import ARRIVALS, ClosedLoop, OpenLoop, Punctuality
+from pinlaterd.tool.stamps import bench_body
+from pinlaterd.wording import how_many
 
 _MAX_SECONDS = 86_400.0
 _MAX_CALLS_PER_SECOND = 10_000.0  # more than one Python process can make
-_CLOSED_LOOP_FILL_JOBS = 20_000
+_DEFAULT_SECONDS = 10.0
+# Connections stand before a run. This is for what else is slow at first: code that has not run yet,
+# files that have not grown, hints that routers do not have.
+_DEFAULT_WARM_UP_SECONDS = 0.5
+_DEFAULT_ARRIVALS = "poisson"
+_CLOSED_LOOP_FILL_CALLS = 20_000
+_CLOSED_LOOP_FILL_JOBS_AT_MOST = 200_000
 _FILL_CALL_JOBS = 1000
 _FILL_CALL_BYTES = 1_000_000
-# From here on a run that falls behind is held up by this process: it has one interpreter.
-_BUSY_CPU_FRACTION = 0.8
 
 _bench_options = together(
     click.option(
@@ -59,20 +66,44 @@ _bench_options = together(
     click.option("--create", is_flag=True, help="Make the queue if it does not exist."),
     load_options,
     click.option(
+        "--arrivals",
+        type=click.Choice(list(ARRIVALS)),
+        help="With --rate: calls are due at random, as those of callers who know nothing of each "
+        f"other, or at even intervals  [default: {_DEFAULT_ARRIVALS}]",
+    ),
+    click.option(
         "--rate",
         type=Amount(_MAX_CALLS_PER_SECOND),
         metavar="R",
         help="Open loop: R calls a second over all connections, by schedule  [default: closed "
         "loop, as fast as they are answered]",
     ),
+    num_queries_option(None, "until stopped. Those of the warm-up are not among them"),
     click.option(
         "--seconds",
         type=Amount(_MAX_SECONDS),
-        default=10.0,
-        show_default=True,
-        help="How long to measure. Ctrl-C ends it sooner.",
+        help="How long to measure. Ctrl-C ends it sooner  "
+        f"[default: {_DEFAULT_SECONDS:g}, unless --num-queries says when to end]",
     ),
+    click.option(
+        "--warm-up",
+        "warm_up_seconds",
+        type=Amount(_MAX_SECONDS, may_be_zero=True),
+        default=_DEFAULT_WARM_UP_SECONDS,
+        show_default=True,
+        metavar="SECONDS",
+        help="Make calls for so long before measuring.",
+    ),
+    priority_option,
     queue_option,
+)
+_taking_options = together(
+    click.option(
+        "--all-jobs",
+        is_flag=True,
+        help="Take and acknowledge jobs that the bench did not make, too.",
+    ),
+    success_option,
 )
 
 
@@ -82,9 +113,14 @@ class Plan(NamedTuple):
     host: str
     port: int
     queue: str
+    priority: int | None
+    body_bytes: int
     create: bool
-    seconds: float
+    warm_up_seconds: float
+    seconds: float | None
+    num_queries: int | None
     rate: float | None
+    arrivals: str | None
     slow_ms: float
     batch_size: int
     concurrency: int
@@ -95,6 +131,44 @@ class Plan(NamedTuple):
     def show(self) -> Callable[[str], None] | None:
         wanted = self.progress if self.progress is not None else sys.stderr.isatty()
         return functools.partial(click.echo, err=True) if wanted else None
+
+    @property
+    def job(self) -> Job:
+        return Job(bench_body(self.body_bytes), priority=self.priority or 1)
+
+    @property
+    def calls(self) -> int | None:
+        """How many to measure; None: as many as the time allows."""
+        return None if self.num_queries in (None, -1) else self.num_queries
+
+    @property
+    def measured_seconds(self) -> float:
+        if self.seconds is not None:
+            return self.seconds
+        return _DEFAULT_SECONDS if self.num_queries is None else math.inf
+
+    def pace(self) -> ClosedLoop | OpenLoop:
+        if self.rate is None:
+            return ClosedLoop(self.calls)
+        return OpenLoop(
+            ARRIVALS[self.arrivals or _DEFAULT_ARRIVALS],
+            self.rate,
+            warm_up_seconds=self.warm_up_seconds,
+            seconds=self.measured_seconds,
+            calls=self.calls,
+        )
+
+    def jobs_to_take(self) -> int:
+        """Jobs that dequeues find enough of, as far as that can be known."""
+        most_calls = math.inf if self.calls is None else self.calls
+        if self.rate is not None:
+            measured = min(self.rate * self.measured_seconds, most_calls)
+            calls = self.rate * self.warm_up_seconds + measured
+            if math.isfinite(calls):
+                # Five standard deviations of a Poisson count: more hardly ever come.
+                return math.ceil(calls + 5 * math.sqrt(calls)) * self.batch_size
+        by_default = min(_CLOSED_LOOP_FILL_CALLS * self.batch_size, _CLOSED_LOOP_FILL_JOBS_AT_MOST)
+        return by_default + (self.calls or 0) * self.batch_size
 
 
 @click.group()
@@ -115,7 +189,7 @@ def bench() -> None:
 @body_bytes_option
 @_bench_options
 @service_options
-def enqueue(*, body_bytes: int, **plan: object) -> None:
+def enqueue(**plan: object) -> None:
     """Measure enqueues. The jobs stay in the queue.
 
     \b
@@ -123,8 +197,8 @@ def enqueue(*, body_bytes: int, **plan: object) -> None:
       pinlater bench enqueue --queue bench --create --batch-size 100 --concurrency 8
       pinlater bench enqueue --queue bench --rate 500 --concurrency 16 --json
     """
-    told = Plan(**plan)  # type: ignore[arg-type]  # click has checked each option
-    jobs = [_job(body_bytes)] * told.batch_size
+    told = _plan(plan)
+    jobs = [told.job] * told.batch_size
     _measure(told, [Kind.ENQUEUE], lambda client: EnqueueCaller(client, told.queue, jobs))
 
 
@@ -135,52 +209,64 @@ def enqueue(*, body_bytes: int, **plan: object) -> None:
     type=click.IntRange(min=0),
     metavar="JOBS",
     help="Enqueue so many jobs before measuring; 0: take what is there  [default: with --rate what "
-    f"the schedule can take, else {_CLOSED_LOOP_FILL_JOBS:,}]",
+    f"the schedule can take, else enough for {_CLOSED_LOOP_FILL_CALLS:,} calls, up to "
+    f"{_CLOSED_LOOP_FILL_JOBS_AT_MOST:,} jobs]",
 )
 @body_bytes_option
+@_taking_options
 @_bench_options
 @service_options
-def dequeue(*, body_bytes: int, fill_jobs: int | None, **plan: object) -> None:
+def dequeue(
+    *, fill_jobs: int | None, dequeue_success_percent: int, all_jobs: bool, **plan: object
+) -> None:
     """Measure dequeues, each with the acks of the one before.
 
-    Whatever jobs the queue holds are taken and acknowledged as succeeded: use a queue of its own.
-    Ends early, and says so, once there are no more.
+    A queue with jobs that the bench did not make is refused: use one of its own. Ends early, and
+    says so, once there are no more.
 
     \b
     Examples:
       pinlater bench dequeue --queue bench --create --fill 200000 --batch-size 100
       pinlater bench dequeue --queue bench --rate 500 --concurrency 16
     """
-    told = Plan(**plan)  # type: ignore[arg-type]  # click has checked each option
-    if fill_jobs is None and told.rate is not None:
-        fill_jobs = math.ceil(told.rate * told.seconds) * told.batch_size
+    told = _plan(plan)
+    taking = Taking(told.queue, told.batch_size, dequeue_success_percent, all_jobs)
     _measure(
         told,
         [Kind.DEQUEUE],
-        lambda client: DequeueCaller(client, told.queue, told.batch_size),
-        fill_jobs=_CLOSED_LOOP_FILL_JOBS if fill_jobs is None else fill_jobs,
-        fill_with=_job(body_bytes),
+        lambda client: DequeueCaller(client, taking),
+        taking=taking,
+        fill_jobs=told.jobs_to_take() if fill_jobs is None else fill_jobs,
     )
 
 
 @bench.command("cycle")
 @body_bytes_option
+@_taking_options
 @_bench_options
 @service_options
-def cycle(*, body_bytes: int, **plan: object) -> None:
+def cycle(*, dequeue_success_percent: int, all_jobs: bool, **plan: object) -> None:
     """Measure the life of jobs: each connection enqueues, dequeues and acknowledges in turn.
 
-    Whatever jobs the queue holds are taken and acknowledged as succeeded: use a queue of its own.
-    --rate counts calls, of which three make a cycle.
+    A queue with jobs that the bench did not make is refused: use one of its own. --rate and
+    --num-queries count calls, of which three make a cycle.
 
     \b
     Examples:
       pinlater bench cycle --queue bench --create --concurrency 8
       pinlater bench cycle --queue bench --rate 300 --concurrency 16 --seconds 60
     """
-    told = Plan(**plan)  # type: ignore[arg-type]  # click has checked each option
-    jobs = [_job(body_bytes)] * told.batch_size
-    _measure(told, list(Kind), lambda client: CycleCaller(client, told.queue, jobs))
+    told = _plan(plan)
+    taking = Taking(told.queue, told.batch_size, dequeue_success_percent, all_jobs)
+    jobs = [told.job] * told.batch_size
+    _measure(told, list(Kind), lambda client: CycleCaller(client, taking, jobs), taking=taking)
+
+
+def _plan(options: dict[str, object]) -> Plan:
+    told = Plan(**options)  # type: ignore[arg-type]  # click has checked each option
+    if told.arrivals is not None and told.rate is None:
+        raise click.UsageError("--arrivals: a closed loop has no schedule; give --rate, too")
+    return told
 
 
 # --- a run ------------------------------------------------------------------------------------
@@ -191,9 +277,10 @@ def _measure(
     kinds: Sequence[Kind],
     caller: Callable[[Client], Caller],
     *,
+    taking: Taking | None = None,
     fill_jobs: int = 0,
-    fill_with: Job | None = None,
 ) -> None:
+    pace = plan.pace()
     with contextlib.ExitStack() as stack:
         clients = [
             stack.enter_context(Client(plan.host, plan.port, max_connections=1))
@@ -202,17 +289,32 @@ def _measure(
         _check_queue(clients[0], plan.queue, create=plan.create)
         stop = stack.enter_context(contextlib.closing(StopSignal()))
         stop.catch()
-        if fill_with is not None:
-            _fill(clients[0], plan, fill_jobs, fill_with, stop)
-        for client in clients:
-            client.queue_names()  # connects: a connection's set-up is no call's latency
-        pace = ClosedLoop() if plan.rate is None else OpenLoop(plan.rate, plan.seconds)
-        run = Bench([caller(client) for client in clients], kinds, pace, slow_ms=plan.slow_ms)
-        outcome = run.run(plan.seconds, stop, plan.show)
-    punctuality = pace.punctuality() if isinstance(pace, OpenLoop) else None
-    if punctuality is not None:
-        _count_unstarted(outcome, punctuality)
-    _report(plan, outcome, punctuality)
+        try:
+            if taking is not None and not taking.all_jobs:
+                check_for_strangers(clients[0], plan.queue)
+            _fill(clients[0], plan, fill_jobs, stop)
+            for client in clients:
+                client.queue_names()  # connects: a connection's set-up is no call's latency
+            outcome = Bench(
+                [caller(client) for client in clients], kinds, pace, slow_ms=plan.slow_ms
+            ).run(
+                warm_up_seconds=plan.warm_up_seconds,
+                seconds=plan.measured_seconds,
+                stop=stop,
+                show=plan.show,
+            )
+        except StrangerFound as error:
+            fail(str(error))
+    if not outcome.seconds:
+        why = "ran out of jobs; --fill makes more" if outcome.ran_out else "stopped"
+        fail(
+            f"nothing was measured, as the warm-up of {plan.warm_up_seconds:g} s did not end: {why}"
+        )
+    schedule = None
+    if isinstance(pace, OpenLoop) and plan.rate is not None:
+        schedule = Schedule(plan.rate, plan.arrivals or _DEFAULT_ARRIVALS, pace.punctuality())
+        _count_unstarted(outcome, schedule.kept)
+    _print_report(plan, outcome, schedule)
 
 
 def _check_queue(client: Client, queue: str, *, create: bool) -> None:
@@ -222,17 +324,13 @@ def _check_queue(client: Client, queue: str, *, create: bool) -> None:
         fail(f"queue {printable(queue)!r} does not exist; --create makes it")
 
 
-def _fill(client: Client, plan: Plan, jobs: int, job: Job, stop: StopSignal) -> None:
+def _fill(client: Client, plan: Plan, jobs: int, stop: StopSignal) -> None:
     if plan.show is not None and jobs:
-        plan.show(f"filling queue {printable(plan.queue)} with {jobs:,} jobs")
-    at_once = max(1, min(_FILL_CALL_JOBS, _FILL_CALL_BYTES // len(job.body)))
+        plan.show(f"filling queue {printable(plan.queue)} with {how_many(jobs, 'job')}")
+    at_once = max(1, min(_FILL_CALL_JOBS, _FILL_CALL_BYTES // plan.body_bytes))
     while jobs > 0 and not stop.requested:
-        client.enqueue(plan.queue, [job] * min(jobs, at_once))
+        client.enqueue(plan.queue, [plan.job] * min(jobs, at_once))
         jobs -= at_once
-
-
-def _job(body_bytes: int) -> Job:
-    return Job(b"x" * body_bytes)
 
 
 def _count_unstarted(outcome: Outcome, punctuality: Punctuality) -> None:
@@ -243,95 +341,20 @@ def _count_unstarted(outcome: Outcome, punctuality: Punctuality) -> None:
         figures[number % len(figures)].waited(seconds)
 
 
-# --- the report -------------------------------------------------------------------------------
-
-
-def _report(plan: Plan, outcome: Outcome, punctuality: Punctuality | None) -> None:
+def _print_report(plan: Plan, outcome: Outcome, schedule: Schedule | None) -> None:
+    report = Report(
+        outcome,
+        schedule,
+        batch_size=plan.batch_size,
+        concurrency=plan.concurrency,
+        warm_up_seconds=plan.warm_up_seconds,
+        seconds=plan.measured_seconds,
+        slow_ms=plan.slow_ms,
+    )
     if plan.as_json:
-        click.echo(json.dumps(_facts(plan, outcome, punctuality)))
+        click.echo(json.dumps(report.facts()))
     else:
-        for line in _lines(plan, outcome, punctuality):
+        for line in report.lines():
             click.echo(line)
     if outcome.has_errors:
         sys.exit(ExitCode.FAILURE)
-
-
-def _facts(plan: Plan, outcome: Outcome, punctuality: Punctuality | None) -> dict[str, object]:
-    return {
-        "seconds": round(outcome.seconds, 3),
-        "batch_size": plan.batch_size,
-        "concurrency": plan.concurrency,
-        "slow_ms": plan.slow_ms,
-        "cpu_percent": round(100 * outcome.cpu_seconds / outcome.seconds, 1),
-        "ran_out": outcome.ran_out,
-        "kinds": {kind: figures.facts(outcome.seconds) for kind, figures in outcome.kinds.items()},
-        "schedule": None if punctuality is None else _schedule_facts(plan, punctuality),
-    }
-
-
-def _schedule_facts(plan: Plan, punctuality: Punctuality) -> dict[str, object]:
-    return {
-        "rate": plan.rate,
-        "due": punctuality.due,
-        "started": punctuality.started,
-        "late_all_busy": punctuality.late_all_busy,
-        "late_to_wake": punctuality.late_to_wake,
-        "latest_ms": round(1000 * punctuality.latest_seconds, 3),
-        "behind_ms": round(1000 * punctuality.behind_seconds, 3),
-        "kept_up": punctuality.kept_up,
-    }
-
-
-def _lines(plan: Plan, outcome: Outcome, punctuality: Punctuality | None) -> Iterator[str]:
-    loop = "closed loop" if plan.rate is None else f"open loop, {plan.rate:,g} calls/s"
-    yield (
-        f"{outcome.seconds:.2f} s, {loop}, {plan.concurrency} connections, "
-        f"{plan.batch_size} jobs a call"
-    )
-    yield (
-        f"{'':8}{'calls/s':>11}{'jobs/s':>12}{'p50 ms':>10}{'p90 ms':>10}{'p99 ms':>10}"
-        f"{'p99.9 ms':>10}{'max ms':>10}  slow (> {plan.slow_ms:g} ms)"
-    )
-    for kind, figures in outcome.kinds.items():
-        facts = figures.facts(outcome.seconds)
-        yield (
-            f"{kind:8}{facts['calls_per_second']:>11,}{facts['jobs_per_second']:>12,}"
-            f"{facts['p50_ms']:>10}{facts['p90_ms']:>10}{facts['p99_ms']:>10}"
-            f"{facts['p99_9_ms']:>10}{facts['max_ms']:>10}  {facts['slow']:,}"
-        )
-    for kind, figures in outcome.kinds.items():
-        for name, count in figures.errors.items():
-            yield f"errors: {count:,} of {kind}: {name}; latencies are those of the other calls"
-    if outcome.ran_out:
-        yield from _ran_out_lines(plan, outcome)
-    if punctuality is not None:
-        yield from _schedule_lines(outcome, punctuality)
-
-
-def _ran_out_lines(plan: Plan, outcome: Outcome) -> Iterator[str]:
-    jobs = outcome.kinds[Kind.DEQUEUE].jobs
-    enough = math.ceil(1.2 * jobs * plan.seconds / outcome.seconds)
-    cure = f"--fill {enough} may be enough for {plan.seconds:g} s" if jobs else "--fill makes some"
-    yield f"ran out of jobs after {outcome.seconds:.2f} s, which the figures are of: {cure}"
-
-
-def _schedule_lines(outcome: Outcome, punctuality: Punctuality) -> Iterator[str]:
-    yield (
-        f"schedule: {punctuality.due:,} calls were due, {punctuality.started:,} started. More than "
-        f"{1000 * LATE_AFTER_SECONDS:g} ms late: {punctuality.late_all_busy:,} as all connections "
-        f"were busy, {punctuality.late_to_wake:,} as this process woke up late; the latest by "
-        f"{1000 * punctuality.latest_seconds:,.1f} ms"
-    )
-    behind = f"{1000 * punctuality.behind_seconds:,.1f} ms behind schedule"
-    if punctuality.kept_up:
-        yield f"ended {behind}"
-        return
-    cpu = outcome.cpu_seconds / outcome.seconds
-    if cpu > _BUSY_CPU_FRACTION:
-        reason = f"this process could not: it used {cpu:.0%} of a CPU; share the rate among several"
-    else:
-        reason = (
-            f"all connections were busy while this process used {cpu:.0%} of a CPU; the service or "
-            "the machine is the limit, or --concurrency is too low"
-        )
-    yield f"NOT KEPT UP, ended {behind}: {reason}"

@@ -63,10 +63,10 @@ class LinesNotStored(LoadStopped):
 
     def __init__(self, batch: Batch, cause: PinLaterError | ConnectionFailed) -> None:
         last = batch.first + len(batch.jobs) - 1
-        super().__init__(
-            f"stopped at lines {batch.first} to {last}, which were not stored, or not for sure: "
-            f"{cause}"
-        )
+        lines = f"line {last}, which was"
+        if last > batch.first:
+            lines = f"lines {batch.first} to {last}, which were"
+        super().__init__(f"stopped at {lines} not stored, or not for sure: {cause}")
 
 
 class EnqueueIssuer:

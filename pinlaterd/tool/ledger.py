@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from pinlaterd.model import ClaimedJob
 from pinlaterd.tool.stamps import BodyDamaged, read_stamp
+from pinlaterd.wording import how_many
 
 _MAX_EXAMPLES = 10
 
@@ -78,7 +79,8 @@ class Ledger:
                 self._verdict.missing += gaps
                 if gaps:
                     first = next(n for n in range(max(seen)) if n not in seen)
-                    self._example(f"run {run}: {gaps} jobs missing, the first is number {first}")
+                    missing = how_many(gaps, "job")
+                    self._example(f"run {run}: {missing} missing, the first is number {first}")
             return self._verdict
 
     def _example(self, fault: str) -> None:

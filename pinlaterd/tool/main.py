@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import IO
 
 import click
@@ -33,32 +33,16 @@ from pinlaterd.tool.issuers import (
 from pinlaterd.tool.ledger import Ledger, Verdict
 from pinlaterd.tool.load import Figures, Issuer, Load, LoadStopped
 from pinlaterd.tool.options import (
-    Command,
     body_bytes_option,
     load_options,
+    num_queries_option,
     priority_option,
     queue_option,
     service_options,
+    success_option,
 )
 from pinlaterd.tool.worker import worker
-
-_success_option = click.option(
-    "--dequeue-success-percent",
-    type=click.IntRange(0, 100),
-    default=100,
-    show_default=True,
-    help="So many of the jobs, chosen at random, are acknowledged as succeeded, the rest as "
-    "failed.",
-)
-
-
-def _num_queries_option(default: int | None, meaning: str) -> Callable[[Command], Command]:
-    return click.option(
-        "--num-queries",
-        type=click.IntRange(min=-1),
-        default=default,
-        help=f"Calls to make over all connections; -1: {meaning}",
-    )
+from pinlaterd.wording import how_many
 
 
 @click.group("pinlater", cls=CommandLine, context_settings={"max_content_width": 100})
@@ -84,7 +68,7 @@ cli.add_command(worker)
 
 @cli.command()
 @queue_option
-@_num_queries_option(None, "until stopped  [default: 1; with --from-file: to its end]")
+@num_queries_option(None, "until stopped  [default: 1; with --from-file: to its end]")
 @load_options
 @priority_option
 @click.option(
@@ -139,9 +123,9 @@ def enqueue(  # noqa: PLR0913  one parameter for each option
 
 @cli.command()
 @queue_option
-@_num_queries_option(1, "until stopped  [default: 1]")
+@num_queries_option(1, "until stopped  [default: 1]")
 @load_options
-@_success_option
+@success_option
 @service_options
 def dequeue(
     *,
@@ -175,9 +159,9 @@ def dequeue(
 
 @cli.command("check-dequeue")
 @queue_option
-@_num_queries_option(-1, "until no job has come for a second  [default: -1]")
+@num_queries_option(-1, "until no job has come for a second  [default: -1]")
 @load_options
-@_success_option
+@success_option
 @service_options
 def check_dequeue(
     *,
@@ -245,7 +229,7 @@ def _report(did: str, figures: Figures, *, as_json: bool, verdict: Verdict | Non
             facts["check"] = vars(verdict)
         click.echo(json.dumps(facts))
     else:
-        click.echo(f"{did} {figures.jobs:,} jobs in {figures.calls:,} calls")
+        click.echo(f"{did} {how_many(figures.jobs, 'job')} in {how_many(figures.calls, 'call')}")
         click.echo(figures.line())
         for line in _verdict_lines(verdict):
             click.echo(line)
@@ -257,13 +241,15 @@ def _verdict_lines(verdict: Verdict | None) -> Iterator[str]:
     if verdict is None:
         return
     yield (
-        f"checked {verdict.distinct:,} jobs of {verdict.runs} runs: {verdict.duplicates} "
-        f"duplicates, {verdict.missing} missing, {verdict.damaged} damaged"
+        f"checked {how_many(verdict.distinct, 'job')} of {how_many(verdict.runs, 'run')}: "
+        f"{how_many(verdict.duplicates, 'duplicate')}, {verdict.missing:,} missing, "
+        f"{verdict.damaged:,} damaged"
     )
     if verdict.redelivered:
-        yield f"{verdict.redelivered:,} came again after they failed or timed out"
+        again = how_many(verdict.redelivered, "time")
+        yield f"{again} a job came again after it had failed or timed out"
     if verdict.unstamped:
-        yield f"{verdict.unstamped:,} were not made by `pinlater enqueue`"
+        yield f"not made by `pinlater enqueue`: {how_many(verdict.unstamped, 'job')}"
     for example in verdict.examples:
         yield f"  {printable(example)}"
 

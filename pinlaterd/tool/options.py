@@ -28,10 +28,10 @@ def together(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
 
 
 class Amount(click.FloatRange):
-    """A number above 0 and up to `most`; not `nan`, which passes a FloatRange."""
+    """A number above 0 (from 0 if that may be), up to `most`; not `nan`, as a FloatRange takes."""
 
-    def __init__(self, most: float) -> None:
-        super().__init__(min=0, max=most, min_open=True)
+    def __init__(self, most: float, *, may_be_zero: bool = False) -> None:
+        super().__init__(min=0, max=most, min_open=not may_be_zero)
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -72,6 +72,26 @@ load_options = together(
         help="Jobs in a call.",
     ),
 )
+success_option = click.option(
+    "--dequeue-success-percent",
+    type=click.IntRange(0, 100),
+    default=100,
+    show_default=True,
+    help="So many of the jobs, chosen at random, are acknowledged as succeeded, the rest as "
+    "failed.",
+)
+
+
+def num_queries_option(default: int | None, meaning: str) -> Callable[[Command], Command]:
+    """`meaning`: of -1, and the default where that is none."""
+    return click.option(
+        "--num-queries",
+        type=click.IntRange(min=-1),
+        default=default,
+        help=f"Calls to make over all connections; -1: {meaning}",
+    )
+
+
 body_bytes_option = click.option(
     "--body-bytes",
     type=click.IntRange(min=MIN_BODY_BYTES),

@@ -3,7 +3,8 @@
     pinlater-load RUN SEQUENCE CRC32 xxxx…
 
 RUN names one run of `pinlater enqueue`, SEQUENCE counts its jobs from 0, CRC32 (8 hex digits)
-covers all the rest, the filling included.
+covers all the rest, the filling included. All jobs of `pinlater bench` have one body, by which it
+tells them from those of others: `pinlater-bench xxxx…`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import zlib
 from typing import NamedTuple
 
 _MAGIC = b"pinlater-load"
+_BENCH_MAGIC = b"pinlater-bench "
 MIN_BODY_BYTES = 64
 
 
@@ -36,6 +38,16 @@ def stamped_body(stamp: Stamp, size_bytes: int) -> bytes:
     head = f"{stamp.run} {stamp.sequence}".encode()
     filling = b"x" * (size_bytes - len(_MAGIC) - len(head) - len("  00000000 "))
     return b" ".join((_MAGIC, head, _checksum(head, filling), filling))
+
+
+def bench_body(size_bytes: int) -> bytes:
+    """A body of `size_bytes` (at least MIN_BODY_BYTES)."""
+    return _BENCH_MAGIC.ljust(size_bytes, b"x")
+
+
+def is_bench_body(body: bytes) -> bool:
+    """Whether `pinlater bench` made it."""
+    return body.startswith(_BENCH_MAGIC)
 
 
 def read_stamp(body: bytes) -> Stamp | None:

@@ -6,6 +6,8 @@ import logging
 import os
 import select
 import sys
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,15 +16,17 @@ import click
 from pinlaterd import log
 from pinlaterd.client import Client, ConnectionFailed, Handlers, PinLaterError, Worker
 from pinlaterd.client.cli import fail
+from pinlaterd.client.executors import CLEAN_UP_SECONDS, TO_THREAD
+from pinlaterd.client.lane import CONNECTIONS_A_LANE
 from pinlaterd.config.schema import ServerSettings
 from pinlaterd.errors import RequestError
-from pinlaterd.lifecycle import StopSignal
+from pinlaterd.lifecycle import ExitCode, StopSignal
 from pinlaterd.tool.autoreload import Reloader, begin_as_child
 from pinlaterd.tool.worker_module import ModuleUnfit, load_handlers
 
 _SERVER = ServerSettings()
 _PAUSE_SECONDS = 1.0
-_CONNECTIONS = 16  # for handlers, beside the two that each queue needs
+_CONNECTIONS = 16  # for handlers, beside those that each queue needs
 _LEVELS = ("debug", "info", "warning", "error")
 
 logger = logging.getLogger(__name__)
@@ -95,7 +99,9 @@ def worker(  # noqa: PLR0913  one parameter for each option
     except ModuleUnfit as error:
         fail(str(error))
     names = _chosen(handlers, queues)
-    with Client(host, port, max_connections=_CONNECTIONS + 2 * len(names)) as client:
+    with Client(
+        host, port, max_connections=_CONNECTIONS + CONNECTIONS_A_LANE * len(names)
+    ) as client:
         if not _queues_are_there(client, names, create=create_queues):
             return  # stopped before there was a service
         logger.info("working on %s of %s", ", ".join(names), client.address)
@@ -107,6 +113,20 @@ def worker(  # noqa: PLR0913  one parameter for each option
             grace_seconds=grace_seconds,
         ).run()
     logger.info("ended")
+    _leave_threads_behind()
+
+
+def _leave_threads_behind() -> None:
+    """End the process although a handler's `asyncio.to_thread` hangs: Python would wait for it."""
+    deadline = time.monotonic() + CLEAN_UP_SECONDS
+    for thread in threading.enumerate():
+        if thread.name.startswith(TO_THREAD):
+            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.is_alive():
+                logger.warning("a handler's thread still runs; it ends with the process")
+                logging.shutdown()
+                sys.stdout.flush()
+                os._exit(ExitCode.OK)
 
 
 def _run_reloaded(arguments: Sequence[str]) -> int:
@@ -151,7 +171,7 @@ def _queues_are_there(client: Client, names: Sequence[str], *, create: bool) -> 
                 logger.warning("%s; trying again", error)
                 select.select([stop.fileno()], [], [], _PAUSE_SECONDS)
             else:
-                return True
-        return False
+                break
+        return not stop.requested
     finally:
         stop.close()

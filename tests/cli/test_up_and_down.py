@@ -168,6 +168,20 @@ def test_after_supervisord_was_killed(serving):
     assert serving.pids() == {}
 
 
+def test_with_a_supervisord_that_is_stopped(serving):
+    pid = serving.pids()["supervisord"]
+    os.kill(pid, signal.SIGSTOP)
+
+    done = serving.up()
+    assert done.returncode == 1
+    assert "supervisord runs, but does not answer getPID: was it stopped?" in done.stderr
+    assert "`pinlaterd down` ends it" in done.stderr
+    assert serving.pids()["supervisord"] == pid
+
+    assert serving.down().stdout == "stopped\n"
+    assert serving.pids() == {}
+
+
 def test_after_everything_was_killed(serving):
     kill(*serving.pids().values())
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from pinlaterd.client.ahead import LARGEST_CLAIM
 from pinlaterd.client.claims import HANDED_BACK, HOARD_SECONDS, REPEAT_SECONDS, ClaimsInHand
 from pinlaterd.client.outcomes import SUCCEEDED, Ending, Outcome
 from pinlaterd.client.running_job import Claim
@@ -29,6 +30,10 @@ def jobs_of(claims: Sequence[Claim]) -> list[ClaimedJob]:
     return [claim.job for claim in claims]
 
 
+def come(hand: ClaimsInHand, jobs: Sequence[ClaimedJob]) -> None:
+    hand.add(jobs, T0, asked=0)
+
+
 def begun(hand: ClaimsInHand) -> Claim:
     claim = hand.begin()
     assert claim is not None
@@ -38,10 +43,17 @@ def begun(hand: ClaimsInHand) -> Claim:
 
 def ended(hand: ClaimsInHand, number: int, outcome: Outcome, at: float = T0) -> Claim:
     """A job that was claimed and begun at T0 and ended at `at`."""
-    hand.add([claimed(number)], T0)
+    come(hand, [claimed(number)])
     claim = begun(hand)
     hand.finish(claim, outcome, at)
     return claim
+
+
+def jobs_take_no_time(hand: ClaimsInHand) -> None:
+    """So that as many may wait as ever do."""
+    for number in range(20):
+        ended(hand, number, SUCCEEDED, T0)
+    hand.take_acks()
 
 
 def in_thread(results: list[object], function: Callable[[], object]) -> threading.Thread:
@@ -52,11 +64,11 @@ def in_thread(results: list[object], function: Callable[[], object]) -> threadin
 
 @pytest.fixture
 def hand() -> ClaimsInHand:
-    return ClaimsInHand(2, ahead_seconds=0.1, ack_seconds=ACK_SECONDS)
+    return ClaimsInHand(2, fetchers=1, ahead_seconds=0.1, ack_seconds=ACK_SECONDS)
 
 
 def test_jobs_begin_in_the_order_they_came(hand):
-    hand.add([claimed(1), claimed(2)], T0)
+    come(hand, [claimed(1), claimed(2)])
 
     assert jobs_of([begun(hand), begun(hand)]) == [claimed(1), claimed(2)]
     assert hand.begin() is None
@@ -67,7 +79,7 @@ def test_at_first_there_is_room_for_as_many_as_can_begin(hand):
 
 
 def test_with_every_place_taken_the_fetcher_waits_for_a_free_one(hand):
-    hand.add([claimed(1), claimed(2)], T0)
+    come(hand, [claimed(1), claimed(2)])
     first = begun(hand)
     begun(hand)
     room: list[object] = []
@@ -78,6 +90,36 @@ def test_with_every_place_taken_the_fetcher_waits_for_a_free_one(hand):
 
     fetcher.join(20)
     assert room == [1]
+
+
+def test_with_plenty_in_the_queue_a_second_dequeue_is_under_way_beside_the_first(hand):
+    jobs_take_no_time(hand)
+    first = hand.wait_for_room()
+    hand.add([claimed(number) for number in range(first)], T0, asked=first)
+    rooms: list[object] = []
+    fetchers = [in_thread(rooms, hand.wait_for_room) for _ in range(2)]
+
+    while hand.begin() is not None:
+        pass
+
+    for fetcher in fetchers:
+        fetcher.join(20)
+    assert rooms == [LARGEST_CLAIM, LARGEST_CLAIM]
+
+
+def test_while_a_dequeue_may_wait_for_jobs_there_is_no_second_one(hand):
+    jobs_take_no_time(hand)
+    first = hand.wait_for_room()
+    hand.add([claimed(number) for number in range(first - 1)], T0, asked=first)
+    while hand.begin() is not None:
+        pass
+
+    assert hand.wait_for_room() == LARGEST_CLAIM
+    second: list[object] = []
+    fetcher = in_thread(second, hand.wait_for_room)
+    hand.stop()
+    fetcher.join(20)
+    assert second == [0]
 
 
 def test_an_ack_goes_with_the_next_dequeue_or_alone_after_a_moment(hand):
@@ -113,7 +155,7 @@ def test_what_takes_a_checkpoint_is_the_keepers_and_is_said_at_once(hand, outcom
 
 
 def test_discarding_the_last_attempt_takes_an_ack_only(hand):
-    hand.add([claimed(1, attempts_remaining=1)], T0)
+    come(hand, [claimed(1, attempts_remaining=1)])
     claim = begun(hand)
     hand.finish(claim, DISCARDED, T0)
 
@@ -121,29 +163,29 @@ def test_discarding_the_last_attempt_takes_an_ack_only(hand):
 
 
 def test_claims_are_renewed_well_before_they_time_out(hand):
-    hand.add([claimed(1)], T0)
+    come(hand, [claimed(1)])
     claim = begun(hand)
 
-    assert hand.take_chores(T0 + 19).renewals == []
-    assert hand.take_chores(T0 + 20).renewals == [claim]
+    assert hand.take_renewals(T0 + 19) == []
+    assert hand.take_renewals(T0 + 20) == [claim]
     hand.renewed([claim], T0 + 20, done=True)
-    assert hand.take_chores(T0 + 39).renewals == []
-    assert hand.take_chores(T0 + 40).renewals == [claim]
+    assert hand.take_renewals(T0 + 39) == []
+    assert hand.take_renewals(T0 + 40) == [claim]
 
 
 def test_a_renewal_that_failed_is_tried_again_soon(hand):
-    hand.add([claimed(1)], T0)
+    come(hand, [claimed(1)])
     begun(hand)
-    due = hand.take_chores(T0 + 20).renewals
+    due = hand.take_renewals(T0 + 20)
 
     hand.renewed(due, T0 + 20, done=False)
 
-    assert hand.take_chores(T0 + 24).renewals == []
-    assert hand.take_chores(T0 + 25).renewals == due
+    assert hand.take_renewals(T0 + 24) == []
+    assert hand.take_renewals(T0 + 25) == due
 
 
 def test_a_renewed_claim_keeps_its_ack_worth_sending(hand):
-    hand.add([claimed(1)], T0)
+    come(hand, [claimed(1)])
     claim = begun(hand)
     hand.renewed([claim], T0 + 20, done=True)
     hand.finish(claim, SUCCEEDED, T0 + 21)
@@ -154,11 +196,11 @@ def test_a_renewed_claim_keeps_its_ack_worth_sending(hand):
 def test_a_finished_job_is_renewed_no_more(hand):
     ended(hand, 1, SUCCEEDED)
 
-    assert hand.take_chores(T0 + 1000).renewals == []
+    assert hand.take_renewals(T0 + 1000) == []
 
 
 def test_what_comes_of_a_lost_claim_is_dropped_and_counted(hand):
-    hand.add([claimed(1)], T0)
+    come(hand, [claimed(1)])
     claim = begun(hand)
     told: list[str] = []
     claim.when_lost(lambda: told.append("lost"))
@@ -167,19 +209,16 @@ def test_what_comes_of_a_lost_claim_is_dropped_and_counted(hand):
     hand.finish(claim, SUCCEEDED, T0 + 1)
 
     assert told == ["lost"]
-    assert hand.take_chores(T0 + 1000) == ([], [], [])
+    assert hand.take_chores(T0 + 1000) == ([], [])
     assert hand.counts() == (0, 0, 1)
 
 
 def test_a_claim_that_was_lost_while_it_waited_is_not_begun(hand):
-    hand.add([claimed(1), claimed(2)], T0)
-    lost, other = hand.take_chores(T0 + 0.5), None
-    assert lost == ([], [], [])
-    hand._waiting[0].lose()
+    come(hand, [claimed(1), claimed(2)])
+    [first] = [claim for claim in hand.take_renewals(T0 + 20) if claim.job == claimed(1)]
+    first.lose()
 
-    other = begun(hand)
-
-    assert other.job == claimed(2)
+    assert begun(hand).job == claimed(2)
     assert hand.counts() == (0, 1, 1)
 
 
@@ -188,7 +227,7 @@ def test_jobs_that_wait_for_long_go_back_and_none_are_claimed_ahead(hand):
         ended(hand, number, SUCCEEDED, T0 + 0.001)
     hand.take_acks()
     assert hand.wait_for_room() > 100  # at a millisecond a job
-    hand.add([claimed(21), claimed(22), claimed(23)], T0)
+    come(hand, [claimed(21), claimed(22), claimed(23)])
     begun(hand)
     begun(hand)
 
@@ -205,7 +244,7 @@ def test_stopping_wakes_everyone_and_hands_back_what_was_not_begun(hand):
     hand.stop()
     for thread in threads:
         thread.join(20)
-    hand.add([claimed(1)], T0)
+    come(hand, [claimed(1)])
 
     assert results == [None, None]
     assert hand.wait_for_room() == 0
@@ -214,7 +253,7 @@ def test_stopping_wakes_everyone_and_hands_back_what_was_not_begun(hand):
 
 
 def test_what_is_abandoned_goes_back_and_its_outcome_is_dropped(hand):
-    hand.add([claimed(1)], T0)
+    come(hand, [claimed(1)])
     claim = begun(hand)
     hand.stop()
 
@@ -224,11 +263,21 @@ def test_what_is_abandoned_goes_back_and_its_outcome_is_dropped(hand):
     [back] = hand.take_chores(T0).settlements
     assert (back.job, back.outcome) == (claimed(1), HANDED_BACK)
     hand.finish(claim, SUCCEEDED, T0 + 1)
-    assert hand.take_chores(T0 + 2) == ([], [], [])
+    assert hand.take_chores(T0 + 2) == ([], [])
+
+
+def test_once_given_up_nothing_is_said_any_more(hand):
+    ended(hand, 1, SUCCEEDED)
+    said = hand.take_chores(T0 + ACK_SECONDS).acks
+    ended(hand, 2, POSTPONED)
+
+    assert hand.give_up() == 2  # one that is being said, and one that is not
+    assert hand.put_back(said, T0 + 1) == []
+    assert hand.wait_until_due(T0 + 2) is False
 
 
 def test_the_keeper_wakes_for_the_first_end_and_is_done_when_all_was_said(hand):
-    hand.add([claimed(1)], T0)
+    come(hand, [claimed(1, timeout_seconds=600)])
     claim = begun(hand)
     woken: list[object] = []
     keeper = in_thread(woken, lambda: hand.wait_until_due(T0))
@@ -253,7 +302,7 @@ def test_every_handler_gets_its_job_though_each_wakes_only_the_next(hand):
         return claim
 
     threads = [in_thread(got, handle) for _ in range(8)]
-    hand.add([claimed(number) for number in range(8)], T0)
+    come(hand, [claimed(number) for number in range(8)])
     all_there.wait(20)
     for thread in threads:
         thread.join(20)

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from pinlaterd.client import AsyncClient, Client
-from pinlaterd.errors import ConnectionFailed, OutcomeUnknown, QueueNotFound
+from pinlaterd.errors import ConnectionFailed, OutcomeUnknown, PinLaterError, QueueNotFound
 from pinlaterd.model import (
     AckInfo,
     AckRequest,
@@ -184,6 +184,20 @@ def test_numbers_that_make_no_sense_are_refused_at_once(option, connect):
     [name] = option
     with pytest.raises(ValueError, match=f"{name} must be "):
         connect(**option)
+
+
+@pytest.mark.parametrize(
+    ("call", "problem"),
+    [
+        (lambda c: c.ack("mail", succeeded=["mail:s1:p1:7"]), "jobsSucceeded"),
+        (lambda c: c.dequeue("mail", limit=1, max_wait_ms="soon"), "maxWaitMillis"),
+        (lambda c: c.enqueue("mail", ["no bytes"]), "body"),
+    ],
+)
+def test_what_thrift_cannot_hold_is_refused_by_name_and_not_sent(server, client, call, problem):
+    with pytest.raises(PinLaterError, match=problem):
+        call(client)
+    assert server.calls == []
 
 
 def test_a_scan_follows_continuations(server, client):

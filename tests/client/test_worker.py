@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pytest
 
 from pinlaterd.client import (
     CheckpointInfo,
     ClaimLost,
+    Client,
     Discard,
     Ending,
     Handlers,
@@ -218,6 +219,89 @@ def test_hooks_see_every_job_and_change_nothing(client, queue, work_until_ended)
     ]
 
 
+class Forgetful(Retry):
+    """An application's own, which calls its base as most are never told to."""
+
+    def __init__(self) -> None: ...
+
+
+class NoException(BaseException):
+    """As some libraries have: a test's failure, a panic of another language."""
+
+
+MISTAKES: dict[bytes, Callable[[], BaseException]] = {
+    b"discard": lambda: Discard(ValueError("not text")),  # type: ignore[arg-type]
+    b"later": lambda: Later(0, body="text"),  # type: ignore[arg-type]
+    b"forgetful": Forgetful,
+    b"interrupt": KeyboardInterrupt,
+    b"cancelled": asyncio.CancelledError,
+    b"no exception": NoException,
+}
+
+
+@pytest.mark.parametrize("kind", ["threads", "tasks"])
+def test_whatever_a_handler_raises_ends_its_job_alone(client, queue, work_until_ended, kind):
+    def handle(job: RunningJob) -> str:
+        if job.body in MISTAKES:
+            mistake = MISTAKES[job.body]()
+            raise mistake
+        return "fine"
+
+    async def handle_async(job: RunningJob) -> str:
+        return handle(job)
+
+    function = handle if kind == "threads" else handle_async
+    handlers = handlers_of(queue, function, concurrency=1)
+    jobs = [Job(body, attempts_allowed=1) for body in (*MISTAKES, b"good")]
+    *bad, good = work_until_ended(handlers, queue, jobs)
+
+    said = [record.custom_status.partition(" (")[0] for record in bad]
+    assert {record.state for record in bad} == {JobState.FAILED}
+    assert said[:2] == [
+        "TypeError: reason: expected str, got ValueError('not text')",
+        "TypeError: body: expected bytes, got 'text'",
+    ]
+    assert [text.partition(":")[0] for text in said[2:]] == [
+        *("AttributeError", "KeyboardInterrupt", "CancelledError", "NoException")
+    ]
+    assert (good.state, good.custom_status) == (JobState.SUCCEEDED, "fine")
+
+
+@pytest.mark.parametrize("kind", ["threads", "tasks"])
+def test_a_claim_that_is_lost_while_its_handler_saves_leaves_its_place_free(
+    client, queue, work_until_ended, kind
+):
+    runs: list[RunningJob] = []
+
+    def handle(job: RunningJob) -> str:
+        runs.append(job)
+        if len(runs) > 1:
+            return "second"
+        back = CheckpointInfo(
+            job.descriptor, move_to_pending=True, claim_descriptor=job.claim_descriptor
+        )
+        client.checkpoint(queue, [back])
+        with pytest.raises(ClaimLost):
+            job.save(status="too late; ")
+        return "first"
+
+    async def handle_async(job: RunningJob) -> str:
+        return handle(job)
+
+    function = handle if kind == "threads" else handle_async
+    handlers = handlers_of(queue, function, concurrency=1)
+    endings: list[Ending] = []
+
+    @handlers.after
+    def after(_job: RunningJob, outcome: Outcome) -> None:
+        endings.append(outcome.ending)
+
+    [record] = work_until_ended(handlers, queue, [Job(b"x")])
+
+    assert record.custom_status == "second"
+    assert endings == [Ending.LOST, Ending.SUCCEEDED]
+
+
 def test_a_task_that_takes_longer_than_it_may_has_failed(client, queue, work_until_ended):
     async def handle(job: RunningJob) -> None:
         await asyncio.sleep(60)
@@ -400,6 +484,37 @@ def test_what_still_runs_when_the_grace_is_over_is_handed_back(client, queue, wa
     assert all(job.lost for job in jobs)
     release.set()
     assert books(client, descriptors) == {("PENDING", 2): 3}
+
+
+def test_a_task_that_is_cancelled_at_the_end_may_clean_up(client, queue):
+    begun, cleaned_up = threading.Event(), threading.Event()
+
+    async def handle(_job: RunningJob) -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.3)
+            cleaned_up.set()
+
+    client.enqueue(queue, [b"x"])
+    worker = Worker(client, handlers_of(queue, handle), max_wait_ms=100, grace_seconds=0)
+    with running(worker):
+        assert begun.wait(20)
+
+    assert cleaned_up.is_set()
+
+
+def test_a_client_of_too_few_connections_is_refused(service):
+    handlers = Handlers()
+    for number in range(6):
+        handlers.queue(f"queue_{number}")(lambda _: None)
+
+    with (
+        Client(port=service.port, max_connections=16) as client,
+        pytest.raises(ValueError, match="6 queues need 18 connections, 3 each"),
+    ):
+        Worker(client, handlers)
 
 
 def test_stop_before_run_is_heeded(client, queue):

@@ -63,7 +63,7 @@ def test_one_that_got_a_job_meanwhile_is_as_before():
 
     assert found.config == config("1", "2")
     assert found.leaving == {}
-    assert "1 jobs are pending and 0 in progress" in found.refusals[0]
+    assert "1 job is pending and 0 in progress" in found.refusals[0]
 
 
 def test_one_that_does_not_serve_stays():

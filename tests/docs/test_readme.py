@@ -1,4 +1,7 @@
-"""README.md does not promise what does not work: its code is run against a real service."""
+"""README.md does not promise what does not work: its code is run against a real service.
+
+That the service itself is made by README.md's commands, and ended by them, is the fixture's to see.
+"""
 
 from __future__ import annotations
 
@@ -6,27 +9,25 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).parents[2]
-README = (REPOSITORY / "README.md").read_text()
+from pinlaterd.client import JobState
+from tests.docs.pages import README, REPOSITORY, commands, python_blocks, section
 
 pytestmark = pytest.mark.service
 
 
 def code_block(holding: str) -> str:
     """The one block of Python in README.md that has these words in it."""
-    blocks: list[str] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    [found] = [block for block in blocks if holding in block]
+    [found] = [block for block in python_blocks(README.read_text()) if holding in block]
     return found
 
 
-def run(code: str, port: int, **environment: str) -> str:
+def run(code: str, port: int, queue: str, **environment: str) -> str:
     assert "9010" in code
     done = subprocess.run(
-        [sys.executable, "-c", code.replace("9010", str(port))],
+        [sys.executable, "-c", code.replace("9010", str(port)).replace('"mail"', f'"{queue}"')],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
@@ -36,18 +37,72 @@ def run(code: str, port: int, **environment: str) -> str:
     return done.stdout
 
 
-def test_the_client_of_the_tour_works(service):
-    printed = run(code_block("client.enqueue"), service.port)
+def test_the_first_worker_greets(service, shell, client, wait_until):
+    text = section(README, "Your first worker")
+    activate, start, again, enqueue, look, *others = commands(text)
+    assert not others
+    [module] = python_blocks(text)
+    (shell.folder / "tasks.py").write_text(module)
+    assert {activate, again} == {"source .venv/bin/activate"}  # the test's own is active
+
+    worker = shell.start(start)
+    try:
+        wait_until(lambda: "working on greetings of 127.0.0.1:" in worker.printed(), seconds=60)
+        assert "enqueued 2 jobs" in shell.run(enqueue)
+        wait_until(lambda: client.count("greetings", JobState.SUCCEEDED) == 2, seconds=60)
+    finally:
+        worker.end()
+
+    statuses = {line.split("\t")[-1] for line in shell.run(look).splitlines()[1:]}
+    assert statuses == {"hello Ada", "hello Grace"}
+
+
+def test_the_client_of_the_tour_works(service, queue):
+    printed = run(code_block("client.enqueue"), service.port, queue)
 
     assert printed.splitlines() == ["b'to: ada'", "b'to: grace'", "SUCCEEDED"]
 
 
-def test_a_client_generated_by_apache_thrift_works(service, tmp_path, program_path):
+def test_a_client_generated_by_apache_thrift_works(service, queue, tmp_path, program_path):
     compiler = program_path("thrift", debian_package="thrift-compiler")
     interface = REPOSITORY / "thrift" / "pinlater.thrift"
     subprocess.run([compiler, "--gen", "py", "-out", str(tmp_path), str(interface)], check=True)
 
     code = code_block("RequestContext") + "print(done)\n"
-    printed = run(code, service.port, PYTHONPATH=str(tmp_path))
+    printed = run(code, service.port, queue, PYTHONPATH=str(tmp_path))
 
-    assert "jobDescriptor='mail:s" in printed
+    assert f"jobDescriptor='{queue}:s" in printed
+
+
+def test_the_commands_of_the_shell_work(shell):
+    lines = commands(section(README, "From the shell"))
+
+    printed = {line: shell.run(line) for line in lines if "bench" not in line}
+
+    def said(words: str) -> str:
+        found: str
+        [found] = [text for line, text in printed.items() if words in line]
+        return found
+
+    assert "enqueued 2 jobs" in said("pinlater enqueue")
+    assert "dequeued 2 jobs" in said("pinlater dequeue")
+    assert "healthy" in said("pinlater-admin status")
+    assert "SUCCEEDED\t" in said("queue stats")
+    assert "mail_enqueue" in said("stats.txt")
+    assert "RUNNING" in said("supervisorctl")
+
+
+def test_the_bench_of_the_shell_works(shell):
+    [line] = [text for text in commands(section(README, "From the shell")) if "bench" in text]
+
+    printed = shell.run(f"{line} --seconds 0.2 --warm-up 0")
+
+    assert "8 connections, 1 job a call" in printed
+
+
+def test_every_file_that_it_names_is_there():
+    linked = re.findall(r"\]\(([^)#]+)", README.read_text("utf-8"))
+
+    assert "docs/worker.md" in linked
+    for name in linked:
+        assert "://" in name or (REPOSITORY / name).exists(), name

@@ -31,6 +31,15 @@ pytestmark = pytest.mark.service
 Pull = Callable[..., Puller]
 
 _QUIET_SECONDS = 2.0  # in which full buckets are emptied, and shares find their place
+# A bucket holds what one second gives. What a machine that stands still for longer loses is lost by
+# right: such a window says nothing, and another one is looked at.
+_STALL_SECONDS = 0.7
+_NAP_SECONDS = 0.05
+_MOST_WINDOWS = 5
+
+
+class Stalled(Exception):
+    """The machine stood still for longer than a bucket lasts."""
 
 
 def total(pullers: Iterable[Puller], begin: float, end: float) -> int:
@@ -44,31 +53,55 @@ def tolerance(rate: float, seconds: float) -> float:
 
 
 def pass_seconds(seconds: float) -> tuple[float, float]:
-    """Let the service run for so long; what it does in that time is what is looked at."""
-    begin = time.monotonic()
-    time.sleep(seconds)
-    return begin, time.monotonic()
+    """Let the service run for so long; what it does in that time is what is looked at.
+
+    Raises Stalled if the machine did not run all that time."""
+    begin = before = time.monotonic()
+    while before < begin + seconds:
+        time.sleep(_NAP_SECONDS)
+        now = time.monotonic()
+        if now - before > _STALL_SECONDS:
+            raise Stalled
+        before = now
+    return begin, before
+
+
+def in_a_window_without_stalls(look: Callable[[], None]) -> None:
+    for _ in range(_MOST_WINDOWS - 1):
+        try:
+            return look()
+        except Stalled:
+            continue
+    return look()
 
 
 def test_the_rate_is_kept_whatever_the_split_of_demand(deployment: Deployment, pull: Pull):
     slow = [pull(deployment, router, "slow") for router in ("router-1", "router-2")]
-    # all of it at one router, and a little (about 5 jobs/s) at the other
-    first = [pull(deployment, "router-1", "steady") for _ in range(3)]
-    second = [pull(deployment, "router-2", "steady", limit=1, wait_ms=0, pause=0.2)]
-    pass_seconds(_QUIET_SECONDS)
-    begin, _ = pass_seconds(4)
-    second += [pull(deployment, "router-2", "steady") for _ in range(3)]
-    pass_seconds(4)
-    for puller in first:
-        puller.stop()
-    _, end = pass_seconds(4)
 
-    seconds = end - begin
-    for queue, pullers in (("steady", first + second), ("slow", slow)):
-        rate = RATES[queue]
-        jobs = total(pullers, begin, end)
-        assert jobs == pytest.approx(rate * seconds, abs=tolerance(rate, seconds)), queue
-    assert total(second, begin, begin + 4) == pytest.approx(20, abs=6)
+    def look() -> None:
+        # all of it at one router, and a little (about 5 jobs/s) at the other
+        first = [pull(deployment, "router-1", "steady") for _ in range(3)]
+        second = [pull(deployment, "router-2", "steady", limit=1, wait_ms=0, pause=0.2)]
+        try:
+            pass_seconds(_QUIET_SECONDS)
+            begin, _ = pass_seconds(4)
+            second += [pull(deployment, "router-2", "steady") for _ in range(3)]
+            pass_seconds(4)
+            for puller in first:
+                puller.stop()
+            _, end = pass_seconds(4)
+        finally:
+            for puller in first + second:
+                puller.stop()
+
+        seconds = end - begin
+        for queue, pullers in (("steady", first + second), ("slow", slow)):
+            rate = RATES[queue]
+            jobs = total(pullers, begin, end)
+            assert jobs == pytest.approx(rate * seconds, abs=tolerance(rate, seconds)), queue
+        assert total(second, begin, begin + 4) == pytest.approx(20, abs=6)
+
+    in_a_window_without_stalls(look)
 
 
 def test_refused_dequeues_still_carry_out_their_acks(deployment: Deployment):
@@ -103,7 +136,7 @@ def test_killed_processes_never_take_more_than_the_rate(
     rate = RATES["broken"]
     staying = [pull(deployment, "router-2", "broken") for _ in range(2)]
     leaving = [pull(deployment, "router-1", "broken") for _ in range(2)]
-    begin, _ = pass_seconds(_QUIET_SECONDS)
+    time.sleep(_QUIET_SECONDS)
     begin = time.monotonic()
     deployment.kill("coordinator")
     dead = deployment.kill("router-1")
@@ -111,16 +144,19 @@ def test_killed_processes_never_take_more_than_the_rate(
     wait_until(deployment.is_serving)
     coming = [pull(deployment, "router-1", "broken") for _ in range(2)]
     deployment.kill("coordinator")
-    pass_seconds(3)
+    time.sleep(3)  # with shares as they were
     deployment.wait_until_serving()
-    recovered, end = pass_seconds(3)
 
-    taken = sum(p.between(begin, end) for p in (*staying, *leaving, *coming))
-    seconds = end - begin
-    assert taken <= rate * seconds + tolerance(rate, seconds)
-    # and nothing is lost for good
-    after = total([*staying, *coming], recovered, end)
-    assert after == pytest.approx(rate * (end - recovered), abs=tolerance(rate, 3) + 2)
+    def look() -> None:
+        recovered, end = pass_seconds(3)
+        taken = sum(p.between(begin, end) for p in (*staying, *leaving, *coming))
+        seconds = end - begin
+        assert taken <= rate * seconds + tolerance(rate, seconds)
+        # and nothing is lost for good
+        after = total([*staying, *coming], recovered, end)
+        assert after == pytest.approx(rate * (end - recovered), abs=tolerance(rate, 3) + 2)
+
+    in_a_window_without_stalls(look)
 
 
 def test_servers_of_a_set_share_the_rate(
@@ -133,11 +169,15 @@ def test_servers_of_a_set_share_the_rate(
         for name in ("one:1", "two:2")
     )
     pullers = [pull(each, "router", "shared") for each in (one, two, two)]
-    pass_seconds(_QUIET_SECONDS)
-    begin, end = pass_seconds(5)
-    each = [total([puller], begin, end) for puller in pullers]
-    assert sum(each) == pytest.approx(20 * (end - begin), abs=tolerance(20, 5))
-    assert each[0] == pytest.approx(10 * (end - begin), abs=tolerance(10, 5))
+
+    def look() -> None:
+        pass_seconds(_QUIET_SECONDS)
+        begin, end = pass_seconds(5)
+        each = [total([puller], begin, end) for puller in pullers]
+        assert sum(each) == pytest.approx(20 * (end - begin), abs=tolerance(20, 5))
+        assert each[0] == pytest.approx(10 * (end - begin), abs=tolerance(10, 5))
+
+    in_a_window_without_stalls(look)
 
     def limit() -> float:
         return float(one.stats()["gauges"]["shared_rate_limit"])

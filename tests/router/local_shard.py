@@ -18,7 +18,8 @@ ROUTER = b"router"
 
 class LocalShard:
     """Fulfils `router.shards.Shard`. `hints_lie_still`: the router learns of no counts but those
-    that come with its own replies, as if another router had enqueued."""
+    that come with its own replies, as if another router had enqueued. `refuses`: so many calls are
+    refused, as by a shard that has too many in hand."""
 
     def __init__(self, service: ShardService, listener: ShardSet, clock: Clock) -> None:
         self.name = service.name
@@ -30,6 +31,7 @@ class LocalShard:
         self.calls: list[CallEntry] = []  # all that were ever made
         self.ready: dict[str, tuple[int, ...]] = dict(facts.counts)
         self.hints_lie_still = False
+        self.refuses = 0
         self._service = service
         self._listener = listener
         self._clock = clock
@@ -51,6 +53,10 @@ class LocalShard:
     def call(self, call: ShardCall, on_reply: OnReply, *, patient: bool = True) -> None:
         if not self.healthy:
             on_reply(ShardReply(Outcome.REFUSED, b"is down"))
+            return
+        if self.refuses:
+            self.refuses -= 1
+            on_reply(ShardReply(Outcome.REFUSED, b"has as many calls in hand as it may have"))
             return
         entry = CallEntry(
             next(self._ids),

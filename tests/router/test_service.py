@@ -671,6 +671,21 @@ def test_a_shard_that_is_welcomed_while_a_queue_is_created_gets_it_too(play):
     play(scenario)
 
 
+def test_a_shard_that_refused_to_create_a_queue_is_asked_again(play):
+    async def scenario(site: Site) -> None:
+        site.services["1"].create_queues(["new"])  # as another router had it done
+        site.shard("2").refuses = 1
+
+        site.shards.welcomed(site.shard("1"), site.services["1"].facts())
+
+        assert site.shard("2").refuses == 0
+        async with asyncio.timeout(ANSWER_SECONDS):
+            while "new" not in site.services["2"].facts().queues:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0.01)
+
+    play(scenario)
+
+
 def test_a_queue_that_a_returning_shard_brought_back_is_deleted_all_the_same(play):
     async def scenario(site: Site) -> None:
         site.router.follow(ServerSettings(admin_password_hash=hash_password("open")))

@@ -393,16 +393,47 @@ def test_an_older_servers_dequeue_answer_lacks_our_extensions():
 
 
 @pytest.mark.parametrize(
-    "request_",
+    ("request_", "problem"),
     [
-        EnqueueRequest("mail", [Job(b"x", priority=300)]),
-        EnqueueRequest("mail", [Job(b"x", run_after_ms=1 << 63)]),
-        EnqueueRequest("mail", [Job(b"x", custom_status="\ud800")]),
+        (
+            EnqueueRequest("mail", [Job(b"x"), Job(b"x", priority=300)]),
+            "jobs[1].priority: expected -128 to 127, got 300",
+        ),
+        (
+            EnqueueRequest("mail", [Job(b"x", run_after_ms=1.5e12)]),  # type: ignore[arg-type]
+            "jobs[0].run_after_ms: expected a whole number, got 1500000000000.0",
+        ),
+        (
+            EnqueueRequest("mail", [Job("text")]),  # type: ignore[arg-type]
+            "jobs[0].body: expected bytes, got 'text'",
+        ),
+        (
+            EnqueueRequest("mail", [Job(120)]),  # type: ignore[arg-type]
+            "jobs[0].body: expected bytes, got 120",
+        ),
+        (
+            EnqueueRequest("mail", [Job(b"x", custom_status="\ud800")]),
+            "jobs[0].custom_status: a text that can't be UTF-8: surrogates not allowed",
+        ),
+        (
+            AckRequest("mail", succeeded=["mail:s1:p1:1"]),  # type: ignore[list-item]
+            "succeeded[0]: expected PinLaterJobAckInfo, got 'mail:s1:p1:1'",
+        ),
+        (
+            LookupRequest(5),  # type: ignore[arg-type]
+            "descriptors: expected a list, got 5",
+        ),
     ],
 )
-def test_what_thrift_cannot_hold_is_refused_before_it_is_sent(request_):
-    with pytest.raises(InvalidRequest):
-        codec.encode_call(Method.ENQUEUE, 1, CONTEXT, request_)
+def test_what_thrift_cannot_hold_is_refused_before_it_is_sent(request_, problem):
+    method = {EnqueueRequest: Method.ENQUEUE, AckRequest: Method.ACK}.get(
+        type(request_), Method.LOOKUP
+    )
+    refused = InvalidEnqueue if method is Method.ENQUEUE else InvalidRequest
+    with pytest.raises(refused) as caught:
+        codec.encode_call(method, 1, CONTEXT, request_)
+
+    assert caught.value.message == f"invalid request: {method.value}: request.{problem}"
 
 
 # --- hostile bytes --------------------------------------------------------------------------

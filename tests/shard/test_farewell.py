@@ -109,7 +109,8 @@ def test_to_its_routers_it_is_down_until_its_store_is_open_again(
                 assert router.poll(MILLISECONDS)
                 heard.append(router.recv())
             stop.set()
-            router.send(envelope.pack_parted(incarnation))
+            last = _hear(router, Kind.FAREWELL)
+            router.send(envelope.pack_parted(envelope.incarnation_of(last)))
 
     calling = threading.Thread(target=call_it)
     calling.start()

@@ -6,8 +6,10 @@ slow ones) is allowed for, and the books must balance all the same.
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
+import statistics
 import subprocess
 import time
 
@@ -18,6 +20,7 @@ from click.testing import CliRunner
 from pinlaterd.client import JobState
 from pinlaterd.lifecycle import ExitCode
 from pinlaterd.tool.main import cli
+from pinlaterd.tool.pace import even_arrivals, poisson_arrivals
 from tests.tool.program import COMMAND, facts
 
 FREEZE_SECONDS = 0.3
@@ -33,7 +36,7 @@ def start_bench(service):
         process = subprocess.Popen(
             [
                 *(*COMMAND, "bench", *arguments, "--port", str(service.port)),
-                *("--seconds", "3600", "--slow-ms", str(1000 * SLOW_SECONDS)),
+                *("--seconds", "3600", "--slow-ms", str(1000 * SLOW_SECONDS), "--warm-up", "0"),
                 *("--progress", "--json"),
             ],
             stdout=subprocess.PIPE,
@@ -80,7 +83,8 @@ def test_a_schedule_counts_every_call_that_a_pause_held_up_and_a_closed_loop_har
 ):
     rate = 500
     scheduled = start_bench(
-        *("enqueue", "--queue", queue, "--rate", str(rate), "--concurrency", "4")
+        *("enqueue", "--queue", queue, "--rate", str(rate), "--concurrency", "4"),
+        *("--arrivals", "even"),
     )
     closed_queue = f"{queue}_closed"
     closed = start_bench("enqueue", "--queue", closed_queue, "--create")
@@ -103,7 +107,8 @@ def test_a_schedule_counts_every_call_that_a_pause_held_up_and_a_closed_loop_har
 def test_calls_that_never_started_have_waited_too(run, client, queue):
     done = run(
         *("bench", "enqueue", "--queue", queue, "--rate", "10000", "--seconds", "0.4"),
-        *("--batch-size", "50", "--slow-ms", "0.001", "--json"),
+        *("--batch-size", "50", "--slow-ms", "0.001", "--arrivals", "even", "--warm-up", "0"),
+        "--json",
     )
 
     found = facts(done)
@@ -119,7 +124,7 @@ def test_calls_that_never_started_have_waited_too(run, client, queue):
 def test_people_are_told_that_the_schedule_was_not_kept(run, queue):
     done = run(
         *("bench", "enqueue", "--queue", queue, "--rate", "10000", "--seconds", "0.4"),
-        *("--batch-size", "50"),
+        *("--batch-size", "50", "--arrivals", "even", "--warm-up", "0"),
     )
 
     assert done.returncode == ExitCode.OK, done.stderr
@@ -132,22 +137,23 @@ def test_a_dequeue_by_schedule_fills_its_queue_with_what_it_can_take(run, client
     found = facts(
         run(
             *("bench", "dequeue", "--queue", queue, "--rate", "50", "--seconds", "0.4"),
-            *("--batch-size", "2", "--concurrency", "2", "--json"),
+            *("--batch-size", "2", "--concurrency", "2", "--warm-up", "0", "--json"),
+            *("--arrivals", "even"),
         )
     )
 
     taken = found["kinds"]["dequeue"]["jobs"]
-    assert found["schedule"]["due"] == 20
     assert found["seconds"] >= 0.4
     assert not found["ran_out"]
     assert client.count(queue, JobState.SUCCEEDED) == taken
-    assert client.count(queue, JobState.PENDING) == 40 - taken
+    assert client.count(queue, JobState.PENDING) >= 40 - taken
+    assert found["schedule"]["due"] == 20
 
 
 def test_a_dequeue_that_runs_out_of_jobs_ends_and_says_so(run, client, queue):
     done = run(
         *("bench", "dequeue", "--queue", queue, "--fill", "30", "--batch-size", "10"),
-        *("--seconds", "50"),
+        *("--seconds", "50", "--warm-up", "0"),
     )
 
     assert done.returncode == ExitCode.OK, done.stderr
@@ -160,7 +166,7 @@ def test_a_cycle_leaves_nothing_claimed_and_its_books_balance(run, client, queue
     found = facts(
         run(
             *("bench", "cycle", "--queue", queue, "--seconds", "0.5", "--batch-size", "3"),
-            *("--concurrency", "2", "--json"),
+            *("--concurrency", "2", "--warm-up", "0", "--json"),
         )
     )
 
@@ -168,6 +174,103 @@ def test_a_cycle_leaves_nothing_claimed_and_its_books_balance(run, client, queue
     assert client.count(queue, JobState.IN_PROGRESS) == 0
     assert client.count(queue, JobState.SUCCEEDED) == dequeued
     assert client.count(queue, JobState.PENDING) == enqueued - dequeued
+
+
+def test_the_warm_up_is_not_counted(run, client, queue):
+    found = facts(
+        run(
+            *("bench", "enqueue", "--queue", queue, "--rate", "200", "--arrivals", "even"),
+            *("--warm-up", "0.1", "--num-queries", "5", "--json"),
+        )
+    )
+
+    assert found["warm_up_seconds"] == 0.1
+    assert found["kinds"]["enqueue"]["calls"] == found["schedule"]["due"] == 5
+    assert client.count(queue, JobState.PENDING) == 20 + 5
+
+
+def test_a_run_that_ends_within_its_warm_up_says_that_nothing_was_measured(run, client, queue):
+    done = run(
+        *("bench", "dequeue", "--queue", queue, "--fill", "3", "--warm-up", "50"),
+    )
+
+    assert done.returncode == ExitCode.FAILURE
+    assert "nothing was measured, as the warm-up of 50 s did not end: ran out" in done.stderr
+    assert client.count(queue, JobState.SUCCEEDED) == 3
+
+
+@pytest.mark.parametrize("schedule", [[], ["--rate", "1000"]], ids=["closed", "open"])
+def test_it_ends_after_as_many_calls_as_it_is_told(run, client, queue, schedule):
+    done = run(
+        *("bench", "enqueue", "--queue", queue, "--num-queries", "7", "--concurrency", "2"),
+        *("--warm-up", "0", "--priority", "2", *schedule),
+    )
+
+    assert done.returncode == ExitCode.OK, done.stderr
+    assert ", 2 connections, 1 job a call" in done.stdout
+    assert client.count(queue, JobState.PENDING, priority=2) == 7
+
+
+def test_some_jobs_fail_if_it_is_told_so(run, client, queue):
+    run(
+        *("bench", "dequeue", "--queue", queue, "--fill", "10", "--batch-size", "10"),
+        *("--num-queries", "1", "--warm-up", "0", "--dequeue-success-percent", "0"),
+    )
+
+    assert client.count(queue, JobState.SUCCEEDED) == 0
+    again = client.dequeue(queue, limit=20)
+    assert [job.attempts_remaining for job in again] == [1] * 10
+
+
+@pytest.mark.parametrize("work", ["dequeue", "cycle"])
+def test_a_queue_with_jobs_of_others_is_refused_and_left_as_it_is(run, client, queue, work):
+    [descriptor] = client.enqueue(queue, [b"precious"])
+
+    done = run("bench", work, "--queue", queue)
+
+    assert done.returncode == ExitCode.FAILURE
+    assert f"holds jobs that the bench did not make, as {descriptor}" in done.stderr
+    assert "nothing was done" in done.stderr
+    assert "--all-jobs" in done.stderr
+    assert client.count(queue, JobState.PENDING) == 1
+    assert client.count(queue, JobState.SUCCEEDED) == 0
+
+
+def test_jobs_of_others_may_be_taken_if_that_is_asked_for(run, client, queue):
+    [descriptor] = client.enqueue(queue, [b"worthless"])
+
+    run("bench", "dequeue", "--queue", queue, "--fill", "0", "--warm-up", "0", "--all-jobs")
+
+    assert client.lookup([descriptor])[descriptor].state is JobState.SUCCEEDED
+
+
+def test_a_job_that_others_enqueue_during_a_run_is_given_back_and_ends_it(
+    start_bench, client, queue
+):
+    process = start_bench("cycle", "--queue", queue, "--concurrency", "2", "--batch-size", "3")
+
+    [descriptor] = client.enqueue(queue, [b"precious"])
+
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (ExitCode.FAILURE, "")
+    assert descriptor in err
+    assert "given back, at no attempt's cost" in err
+    record = client.lookup([descriptor])[descriptor]
+    assert (record.state, record.attempts_remaining) == (JobState.PENDING, 2)
+    assert client.count(queue, JobState.IN_PROGRESS) == 0
+
+
+def test_poisson_arrivals_keep_the_rate_and_come_by_chance():
+    due = list(poisson_arrivals(100, 100))
+    gaps = [later - sooner for sooner, later in itertools.pairwise([0.0, *due])]
+
+    # Ten standard deviations: one run in more than 10^20 would be outside.
+    assert abs(len(due) - 10_000) < 10 * 10_000**0.5
+    assert all(gap >= 0 for gap in gaps)
+    assert due[-1] < 100
+    # Gaps of chance are as far apart as they are long; even ones do not differ.
+    assert 0.5 < statistics.stdev(gaps) / statistics.mean(gaps) < 2
+    assert statistics.stdev(b - a for a, b in itertools.pairwise(even_arrivals(100, 1))) < 1e-9
 
 
 def test_a_missing_queue_is_refused_with_the_cure(run, client):
@@ -192,7 +295,14 @@ def test_a_call_that_the_service_refuses_ends_the_run(run, queue):
         ("enqueue --queue q --rate 0", "--rate"),
         ("enqueue --queue q --rate nan", "--rate"),
         ("enqueue --queue q --rate 10001", "--rate"),
+        ("enqueue --queue q --arrivals even", "--arrivals"),
+        ("enqueue --queue q --rate 10 --arrivals bursts", "--arrivals"),
+        ("enqueue --queue q --all-jobs", "--all-jobs"),
+        ("enqueue --queue q --num-queries -2", "--num-queries"),
+        ("enqueue --queue q --priority 0", "--priority"),
         ("enqueue --queue q --seconds 0", "--seconds"),
+        ("enqueue --queue q --warm-up -1", "--warm-up"),
+        ("enqueue --queue q --warm-up nan", "--warm-up"),
         ("enqueue --queue q --slow-ms inf", "--slow-ms"),
         ("enqueue --queue q --fill 10", "--fill"),
         ("dequeue --queue q --fill -1", "--fill"),

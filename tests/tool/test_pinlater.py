@@ -159,7 +159,7 @@ def test_a_pipe_gets_the_summary_only(run, queue):
     done = run("enqueue", "--queue", queue)
 
     assert done.stderr == ""
-    assert done.stdout.startswith("enqueued 1 jobs in 1 calls\n")
+    assert done.stdout.startswith("enqueued 1 job in 1 call\n")
 
 
 def test_an_unknown_queue_is_said_at_once(run):

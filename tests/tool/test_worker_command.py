@@ -147,6 +147,31 @@ def hang(job):
 """
 
 
+HANGS_IN_A_THREAD_OF_ITS_OWN = """
+import asyncio
+import time
+from pinlaterd.client import Handlers
+
+handlers = Handlers()
+
+@handlers.queue("{queue}", concurrency=1)
+async def hang(job):
+    await asyncio.to_thread(time.sleep, 600)
+"""
+
+
+def test_a_thread_that_a_task_waits_for_does_not_keep_it_alive(shell, client, queue, wait_until):
+    shell.write("tasks.py", HANGS_IN_A_THREAD_OF_ITS_OWN.format(queue=queue))
+    client.enqueue(queue, [b"job"])
+    process = shell.start("tasks", "--grace-seconds", "0")
+    wait_until(lambda: client.count(queue, JobState.IN_PROGRESS) == 1, seconds=60)
+    process.send_signal(signal.SIGTERM)
+
+    assert process.wait(60) == 0
+    assert client.count(queue, JobState.PENDING) == 1
+    assert "a handler's thread still runs; it ends with the process" in shell.errors()
+
+
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_a_job_that_hangs_is_not_lost(shell, client, queue, wait_until, how):
     """SIGTERM gives it back; after SIGKILL it is the service's to take back, by its time-out."""
