@@ -15,9 +15,10 @@
 and `pool`; `async_client`, `async_connection` and `async_pool` do the same for asyncio. What both
 share: a `caller` begins calls, a `ledger` knows which connections and servers are well, `names`
 asks DNS: docs/python.md. `worker` runs `handlers`, a `lane` for each queue: docs/worker.md. A lane
-has `claims` in hand, as many `ahead` as its `executors` begin soon; its `keeper` tells the service
-of `outcomes`; handlers get a `running_job`, and `retries` say when to try again. May rely on `rpc`
-and below.
+has `claims` in hand, as many `ahead` as its `executors` begin soon, in a `process_place` where a
+process is wanted; its `keeper` tells the service of `outcomes`; handlers get a `running_job`, and
+`retries` say when to try again. `metrics`, imported by those who need it, is for Prometheus. May
+rely on `rpc` and below.
 """
 
 from pinlaterd.client.addresses import AddressInvalid
@@ -26,7 +27,9 @@ from pinlaterd.client.client import Client
 from pinlaterd.client.handlers import Handlers
 from pinlaterd.client.lane import LaneFacts
 from pinlaterd.client.outcomes import ClaimLost, Discard, Ending, Later, Outcome, Retry
+from pinlaterd.client.processes import ProcessDied, ProcessNotStarted
 from pinlaterd.client.retries import RetryPolicy, constant, exponential, linear, never
+from pinlaterd.client.run_counts import RunFigures
 from pinlaterd.client.running_job import RunningJob
 from pinlaterd.client.worker import Worker
 from pinlaterd.errors import ConnectionFailed, OutcomeUnknown, PinLaterError, RequestError
@@ -52,9 +55,12 @@ __all__ = [
     "Outcome",
     "OutcomeUnknown",
     "PinLaterError",
+    "ProcessDied",
+    "ProcessNotStarted",
     "RequestError",
     "Retry",
     "RetryPolicy",
+    "RunFigures",
     "RunningJob",
     "Worker",
     "constant",

@@ -46,7 +46,8 @@ class Caller:
         self, *, source: str | None, timeout_seconds: float, connect_timeout_seconds: float
     ) -> None:
         """Raises ValueError for what is no time-out."""
-        self._context = CallContext(source if source is not None else _default_source())
+        self.source = source if source is not None else _default_source()
+        self._context = CallContext(self.source)
         self._timeout_seconds = _checked("timeout_seconds", timeout_seconds)
         self._connect_seconds = _checked("connect_timeout_seconds", connect_timeout_seconds)
         self._seqids = itertools.count(1)

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from pinlaterd.client.ahead import Pace
 from pinlaterd.client.outcomes import Ending, Outcome
+from pinlaterd.client.run_counts import RunCounts, RunFigures
 from pinlaterd.client.running_job import Claim
 from pinlaterd.model import ClaimedJob
 
@@ -42,11 +43,12 @@ class Chores(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """What a lane holds, and how many claims it has lost since it began."""
+    """What a lane holds, and how many claims it has lost, and what it ran, since it began."""
 
     waiting: int
     running: int
     lost: int
+    runs: RunFigures
 
 
 class ClaimsInHand:
@@ -69,6 +71,7 @@ class ClaimsInHand:
         self._repeats: list[tuple[float, Claim]] = []  # when to say again what could not be said
         self._renewal_at = math.inf  # no claim is to be renewed before
         self._lost = 0
+        self._runs = RunCounts()
 
         self._job_waits = threading.Condition(self._lock)  # handlers wait for it
         self._idle = 0  # so many do
@@ -300,7 +303,7 @@ class ClaimsInHand:
     def counts(self) -> Counts:
         with self._lock:
             self._collect()
-            return Counts(len(self._waiting), self._running(), self._lost)
+            return Counts(len(self._waiting), self._running(), self._lost, self._runs.figures())
 
     # --- without the lock -----------------------------------------------------------------
 
@@ -348,6 +351,9 @@ class ClaimsInHand:
                 continue  # abandoned
             self._in_hand.remove(claim)
             outcome = claim.outcome
+            if outcome is not None:  # else it was lost while it waited
+                ending = Ending.LOST if claim.is_lost else outcome.ending
+                self._runs.add(ending, claim.ran_seconds)
             if claim.is_lost or outcome is None or outcome.ending is Ending.LOST:
                 self._lost += 1
                 continue

@@ -21,6 +21,7 @@ count, queue_names, scan, dry runs) and for an ack that names the claim of each 
 
 from __future__ import annotations
 
+import functools
 import ssl as tls
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
@@ -112,6 +113,25 @@ class Client:
             max_connections=self.max_connections,
             tls=ssl,
         )
+        self._made_again = functools.partial(
+            type(self),
+            host,
+            port,
+            source=caller.source,
+            timeout_seconds=timeout_seconds,
+            connect_timeout_seconds=connect_timeout_seconds,
+            max_connections=max_connections,
+        )
+        self._has_tls = ssl is not None
+
+    def __reduce__(self) -> tuple[Callable[[], Client], tuple[()]]:
+        """Pickled as what it was made with: another process has connections of its own."""
+        if self._has_tls:
+            raise TypeError(
+                "a Client with ssl= can't be handed to another process, as its SSLContext can't; "
+                "make one there"
+            )
+        return self._made_again, ()
 
     def __enter__(self) -> Self:
         return self

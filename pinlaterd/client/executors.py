@@ -1,8 +1,8 @@
-"""Where handlers run: threads, or tasks of an event loop.
+"""Where handlers run: threads, processes, or tasks of an event loop.
 
 A lane gives its jobs to an executor through `Work`, and an executor gives back outcomes; neither
-knows more of the other. A thread pool is made of *places*, each of which runs one job at a time;
-what runs them in another way (in processes of their own, say) is a place, too.
+knows more of the other. A pool has a thread for each of its *places*, which run one job at a time:
+right there, or in a process of their own (`process_place`).
 """
 
 from __future__ import annotations
@@ -10,16 +10,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, cast
 
+from pinlaterd.client.client import Client
 from pinlaterd.client.handlers import AsyncFunction, Hooks, QueueHandler
 from pinlaterd.client.outcomes import LOST, Outcome, returned
+from pinlaterd.client.process_place import ChildPlan, ProcessPlace
+from pinlaterd.client.processes import ProcessNotStarted
 from pinlaterd.client.running_job import RunningJob
 
 # How long handlers that were cancelled may take to clean up.
 CLEAN_UP_SECONDS = 2.0
+# How long the ends of processes are waited for.
+_CLOSE_SECONDS = 5.0
 # How the names of the threads begin that `asyncio.to_thread` takes for a handler. Python waits for
 # them when it exits.
 TO_THREAD = "handler-to-thread"
@@ -47,6 +53,10 @@ class Work(Protocol):
         """Hand in how a job ended."""
         ...
 
+    def fail(self, error: Exception) -> None:
+        """Say that jobs can't be run here: the worker ends with this error, in order."""
+        ...
+
 
 class Executor(Protocol):
     """Runs the jobs of one lane, up to `concurrency` at a time."""
@@ -66,7 +76,19 @@ class Executor(Protocol):
 
 
 class Place(Protocol):
-    """One place of a pool: runs one job at a time, in the thread that calls `run`."""
+    """One place of a pool: runs one job at a time, in the thread that calls `run`.
+
+    `can_be_ended`: whether `abandon` ends what runs here, so that its thread can be waited for.
+    """
+
+    can_be_ended: bool
+
+    def prepare(self) -> None:
+        """Make ready for a job, in the thread that will call `run`, before it takes one.
+
+        Raises ProcessNotStarted.
+        """
+        ...
 
     def run(self, job: RunningJob) -> Outcome:
         """Run the handler, and return how that ended; never raises."""
@@ -84,8 +106,13 @@ class Place(Protocol):
 class ThreadPlace:
     """Runs the handler right here. A thread can't be ended: what is abandoned goes on, a daemon."""
 
+    can_be_ended = False
+
     def __init__(self, handler: QueueHandler) -> None:
         self.run = handler.run
+
+    def prepare(self) -> None:
+        pass
 
     def abandon(self) -> None:
         pass
@@ -97,38 +124,52 @@ class ThreadPlace:
 class PoolExecutor:
     """A thread for each place."""
 
-    def __init__(self, queue: str, places: list[Place], hooks: Hooks) -> None:
+    def __init__(self, queue: str, places: Sequence[Place], hooks: Hooks) -> None:
         self._queue = queue
         self._places = places
         self._hooks = hooks
+        self._ending_threads: list[threading.Thread] = []
 
     def start(self, work: Work) -> None:
         for number, place in enumerate(self._places, 1):
-            threading.Thread(
-                target=self._run_jobs,
-                args=(work, place),
-                name=f"{self._queue}-{number}",
-                daemon=True,
-            ).start()
+            name = f"{self._queue}-{number}"
+            thread = threading.Thread(
+                target=self._attend, args=(work, place), name=name, daemon=True
+            )
+            if place.can_be_ended:
+                self._ending_threads.append(thread)
+            thread.start()
 
     def abandon(self) -> None:
         for place in self._places:
             place.abandon()
 
     def close(self) -> None:
-        """The threads end by themselves: `wait` gives them no more jobs."""
+        """Threads end by themselves: `wait` gives them no more jobs. What is left in a process
+        then, such as one that is just starting, runs for nobody."""
+        self.abandon()
+        deadline = time.monotonic() + _CLOSE_SECONDS
+        for thread in self._ending_threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _run_jobs(self, work: Work, place: Place) -> None:
-        hooks = self._hooks
-        while (job := work.wait()) is not None:
-            if hooks:
-                hooks.begin(job)
-                outcome = place.run(job)
-                hooks.end(job, outcome)
-            else:
-                outcome = place.run(job)
-            work.finish(job, outcome)
+    def _attend(self, work: Work, place: Place) -> None:
+        try:
+            place.prepare()
+            while (job := work.wait()) is not None:
+                work.finish(job, self._run(place, job))
+                place.prepare()
+        except ProcessNotStarted as error:
+            work.fail(error)
         place.close()
+
+    def _run(self, place: Place, job: RunningJob) -> Outcome:
+        hooks = self._hooks
+        if not hooks:
+            return place.run(job)
+        hooks.begin(job)
+        outcome = place.run(job)
+        hooks.end(job, outcome)
+        return outcome
 
 
 class TaskExecutor:
@@ -223,9 +264,21 @@ class TaskExecutor:
             self._loop.stop()
 
 
-def executor_for(handler: QueueHandler, concurrency: int, hooks: Hooks) -> Executor:
-    """The executor that a handler takes, not started yet."""
-    if handler.is_async:
+def executor_for(
+    handler: QueueHandler,
+    concurrency: int,
+    hooks: Hooks,
+    *,
+    client: Client,
+    set_up_process: Callable[[], object] | None,
+) -> Executor:
+    """The executor that a handler takes, not started yet. Raises ValueError if it can't run where
+    it is to run."""
+    if handler.run_in == "tasks":
         return TaskExecutor(handler, concurrency, hooks)
-    places: list[Place] = [ThreadPlace(handler) for _ in range(concurrency)]
-    return PoolExecutor(handler.queue, places, hooks)
+    if handler.run_in == "threads":
+        threads = [ThreadPlace(handler) for _ in range(concurrency)]
+        return PoolExecutor(handler.queue, threads, hooks)
+    plan = ChildPlan.of(handler, client, set_up_process)
+    names = [f"{handler.queue}-{number}" for number in range(1, concurrency + 1)]
+    return PoolExecutor(handler.queue, [ProcessPlace(handler, plan, name) for name in names], hooks)

@@ -19,7 +19,8 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar, cast
+from functools import partial
+from typing import Literal, TypeVar, cast, get_args
 
 from pinlaterd.client.outcomes import LOST, Outcome, raised, returned
 from pinlaterd.client.retries import DEFAULT_POLICY, Retries
@@ -28,6 +29,8 @@ from pinlaterd.model import QUEUE_NAME
 
 PlainFunction = Callable[[RunningJob], object]
 AsyncFunction = Callable[[RunningJob], Awaitable[object]]
+
+RunIn = Literal["threads", "tasks", "processes"]
 
 Before = Callable[[RunningJob], object]
 After = Callable[[RunningJob, Outcome], object]
@@ -71,15 +74,10 @@ class QueueHandler:
 
     queue: str
     function: Callable[[RunningJob], object]
+    run_in: RunIn
     concurrency: int | None = None
     retries: Retries = DEFAULT_POLICY
     time_limit_seconds: float | None = None
-
-    @property
-    def is_async(self) -> bool:
-        """Whether the function is `async def`, or an object whose call is."""
-        call = getattr(self.function, "__call__", None)  # noqa: B004 - an object's own
-        return inspect.iscoroutinefunction(self.function) or inspect.iscoroutinefunction(call)
 
     def run(self, job: RunningJob) -> Outcome:
         """Call a plain function, and say how that ended."""
@@ -89,16 +87,21 @@ class QueueHandler:
             return self.outcome_of(job, error)
         return LOST if job.lost else outcome
 
-    def outcome_of(self, job: RunningJob, error: BaseException) -> Outcome:
-        """What becomes of a job whose handler raised `error`."""
+    def outcome_of(self, job: RunningJob, error: BaseException, text: str | None = None) -> Outcome:
+        """What becomes of a job whose handler raised `error`; `text` as for `outcomes.raised`."""
         if job.lost:
             return LOST
-        is_last = job.attempts_remaining <= 1
+        becomes = partial(
+            raised,
+            attempt=job.attempt,
+            is_last=job.attempts_remaining <= 1,
+            retries=self.retries,
+        )
         try:
-            outcome = raised(error, attempt=job.attempt, is_last=is_last, retries=self.retries)
+            outcome = becomes(error, text=text)
         except Exception as mistake:  # as in a subclass of Retry that forgets its base
             log.exception("job %s: what its handler raised makes no outcome", job.descriptor)
-            outcome = raised(mistake, attempt=job.attempt, is_last=is_last, retries=self.retries)
+            outcome = becomes(mistake)
         if outcome.error is not None:
             log.info("job %s failed", job.descriptor, exc_info=error)
         return outcome
@@ -120,6 +123,7 @@ class Handlers:
         self,
         name: str,
         *,
+        run_in: RunIn | None = None,
         concurrency: int | None = None,
         retry: Retries = DEFAULT_POLICY,
         time_limit_seconds: float | None = None,
@@ -127,9 +131,11 @@ class Handlers:
         """Decorate the function that works on the queue `name`.
 
         It is run in threads if it is a plain function, as a task of an event loop if it is
-        `async def`. `concurrency`: how many at a time (default: the Worker's). `retry`: a policy of
-        `pinlaterd.client.retries`, or policies by class of error. `time_limit_seconds`: how long a
-        run of an `async def` function may take; a thread can't be ended.
+        `async def`, and with `run_in="processes"`, for plain functions at the top level of a
+        module, in processes of their own. `concurrency`: how many at a time (default: the
+        Worker's). `retry`: a policy of `pinlaterd.client.retries`, or policies by class of error.
+        `time_limit_seconds`: how long a run may take, in tasks and processes: a thread can't be
+        ended.
 
         Raises ValueError (TypeError) for what makes no sense, and for a queue that has a handler
         already.
@@ -139,6 +145,7 @@ class Handlers:
             handler = QueueHandler(
                 name,
                 function,
+                run_in or ("tasks" if _is_async(function) else "threads"),
                 concurrency,
                 retry,
                 time_limit_seconds,
@@ -176,8 +183,25 @@ def _check(handler: QueueHandler) -> None:
         raise ValueError(f"{what}: a queue's name holds letters, digits and underscores only")
     if handler.concurrency is not None and handler.concurrency < 1:
         raise ValueError(f"{what}: concurrency must be at least 1, got {handler.concurrency}")
+    _check_run_in(what, handler)
     _check_time_limit(what, handler)
     _check_retries(what, handler.retries)
+
+
+def _check_run_in(what: str, handler: QueueHandler) -> None:
+    if handler.run_in not in get_args(RunIn):
+        allowed = ", ".join(map(repr, get_args(RunIn)))
+        raise ValueError(f"{what}: run_in={handler.run_in!r}: expected one of {allowed}")
+    if _is_async(handler.function) and handler.run_in != "tasks":
+        raise ValueError(
+            f"{what}: run_in={handler.run_in!r}: an `async def` runs in tasks; what is to run in "
+            f"{handler.run_in} is a plain function, which may call asyncio.run"
+        )
+    if handler.run_in == "tasks" and not _is_async(handler.function):
+        raise ValueError(
+            f"{what}: run_in='tasks': a plain function would hold up all the others; "
+            "make it `async def`"
+        )
 
 
 def _check_time_limit(what: str, handler: QueueHandler) -> None:
@@ -187,9 +211,10 @@ def _check_time_limit(what: str, handler: QueueHandler) -> None:
         raise ValueError(
             f"{what}: time_limit_seconds must be above 0, got {handler.time_limit_seconds}"
         )
-    if not handler.is_async:
+    if handler.run_in == "threads":
         raise ValueError(
-            f"{what}: time_limit_seconds: a thread can't be ended; make the function `async def`"
+            f"{what}: time_limit_seconds: a thread can't be ended; make the function `async def`, "
+            'or run it with run_in="processes"'
         )
 
 
@@ -201,6 +226,12 @@ def _check_retries(what: str, retries: Retries) -> None:
                 f"{what}: retry: {policy!r} is no policy; expected one like exponential(1), or "
                 "{ExceptionClass: policy}"
             )
+
+
+def _is_async(function: Callable[[RunningJob], object]) -> bool:
+    """Whether it is `async def`, or an object whose call is."""
+    call = getattr(function, "__call__", None)  # noqa: B004 - an object's own
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 
 
 def _name(function: Callable[[RunningJob], object]) -> str:

@@ -22,6 +22,7 @@ from pinlaterd.client.client import Client
 from pinlaterd.client.executors import Executor
 from pinlaterd.client.keeper import Keeper, acks_of
 from pinlaterd.client.outcomes import Outcome
+from pinlaterd.client.run_counts import RunFigures
 from pinlaterd.client.running_job import Claim, RunningJob
 from pinlaterd.errors import (
     ConnectionFailed,
@@ -42,7 +43,7 @@ log = logging.getLogger(__name__)
 
 
 class LaneFacts(NamedTuple):
-    """A lane at one moment; the last three count since it began."""
+    """A lane at one moment; the last four count since it began."""
 
     queue: str
     concurrency: int
@@ -51,6 +52,7 @@ class LaneFacts(NamedTuple):
     dequeues: int
     dequeue_errors: int
     claims_lost: int
+    runs: RunFigures
 
 
 class Lane:
@@ -118,6 +120,7 @@ class Lane:
             self._dequeues,
             self._dequeue_errors,
             counts.lost,
+            counts.runs,
         )
 
     # --- jobs for the executor (Work) -----------------------------------------------------
@@ -133,6 +136,9 @@ class Lane:
 
     def finish(self, job: RunningJob, outcome: Outcome) -> None:
         self._hand.finish(job.claim, outcome, time.monotonic())
+
+    def fail(self, error: Exception) -> None:
+        self._tell(error)
 
     def _begun(self, claim: Claim | None) -> RunningJob | None:
         if claim is None:

@@ -133,8 +133,18 @@ def returned(value: object) -> Outcome:
     return Outcome(Ending.SUCCEEDED, sayable(str(value)))
 
 
-def raised(error: BaseException, *, attempt: int, is_last: bool, retries: Retries) -> Outcome:
-    """The outcome of a handler that raised `error` at its `attempt`-th attempt."""
+def raised(
+    error: BaseException,
+    *,
+    attempt: int,
+    is_last: bool,
+    retries: Retries,
+    text: str | None = None,
+) -> Outcome:
+    """The outcome of a handler that raised `error` at its `attempt`-th attempt.
+
+    `text`: its `error_text`, where that was found out by who still had its traceback.
+    """
     match error:
         case Retry():
             seconds = error.delay_seconds
@@ -149,7 +159,9 @@ def raised(error: BaseException, *, attempt: int, is_last: bool, retries: Retrie
         case ClaimLost():
             return LOST
         case _:
-            return _failed(error, attempt=attempt, is_last=is_last, retries=retries)
+            if text is None:
+                text = error_text(error)
+            return _failed(error, text, delay_after(error, attempt, retries), is_last=is_last)
 
 
 def sayable(text: str) -> str:
@@ -173,9 +185,7 @@ def error_text(error: BaseException) -> str:
     return sayable(message[: MAX_ERROR_CHARS - len(where)] + where)
 
 
-def _failed(error: BaseException, *, attempt: int, is_last: bool, retries: Retries) -> Outcome:
-    seconds = delay_after(error, attempt, retries)
-    text = error_text(error)
+def _failed(error: BaseException, text: str, seconds: float | None, *, is_last: bool) -> Outcome:
     if seconds is None:
         return Outcome(Ending.DISCARDED, text, error=error)
     if not is_last:  # what the next attempt has to say is appended to it

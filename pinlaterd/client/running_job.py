@@ -179,4 +179,8 @@ class RunningJob:
         self.raise_if_lost()
         self.claim.renewed(asked_at)
         if body is not None:
-            self._body = body
+            self.note_saved(body)
+
+    def note_saved(self, body: bytes) -> None:
+        """`body` is the job's now, wherever it was saved."""
+        self._body = body

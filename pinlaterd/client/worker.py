@@ -19,7 +19,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from enum import Enum, auto
 from types import FrameType
@@ -58,6 +58,7 @@ class Worker:
         max_wait_ms: int = 2000,
         grace_seconds: float = 30.0,
         queues: Iterable[str] | None = None,
+        set_up_process: Callable[[], object] | None = None,
     ) -> None:
         """`queues`: those to work on, of the handlers' (default: all).
 
@@ -66,6 +67,7 @@ class Worker:
         `ahead_ms`: what is claimed ahead of free places is what begins within so long.
         `max_wait_ms`: how long a dequeue waits for a first job, and so how long `stop` may take
         with nothing to do. `grace_seconds`: how long jobs that run may go on after `stop`.
+        `set_up_process`: called first in each process that runs handlers, as to set up logging.
 
         The client needs three connections for each queue, beside those that handlers use. Raises
         ValueError for what makes no sense.
@@ -87,6 +89,7 @@ class Worker:
         self._ahead_seconds = ahead_ms / 1000
         self._max_wait_ms = max_wait_ms
         self._grace_seconds = grace_seconds
+        self._set_up_process = set_up_process
         # Messages to the thread of `run`. A signal handler may put one whatever that thread does.
         self._inbox: queue.SimpleQueue[_Message | BaseException] = queue.SimpleQueue()
         self._lanes = [self._lane(handler) for handler in _chosen(handlers, queues)]
@@ -104,8 +107,9 @@ class Worker:
         signal ends the grace at once. Signals are handled if this is the main thread, and
         `handle_signals`.
 
-        Raises the service's RequestError if a queue can't be worked on, as when it does not exist,
-        once the worker has stopped in order. RuntimeError if called twice.
+        Once the worker has stopped in order, raises the service's RequestError if a queue can't be
+        worked on, as when it does not exist, and ProcessNotStarted if no process can run its
+        handler. RuntimeError if called twice.
         """
         if self._has_run:
             raise RuntimeError("this Worker has run; make a new one")
@@ -136,7 +140,13 @@ class Worker:
         return Lane(
             handler.queue,
             self._client,
-            executor_for(handler, concurrency, self._handlers.hooks),
+            executor_for(
+                handler,
+                concurrency,
+                self._handlers.hooks,
+                client=self._client,
+                set_up_process=self._set_up_process,
+            ),
             ClaimsInHand(
                 concurrency,
                 fetchers=FETCHERS,

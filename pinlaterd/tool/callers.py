@@ -125,7 +125,8 @@ class _Claims:
             raise StrangerFound(
                 self._taking.queue,
                 self._strangers[0].descriptor,
-                "what it had claimed of them is given back, at no attempt's cost",
+                "what it had claimed of them is given back, at no attempt's cost "
+                "(by time-out, should the service be away by now)",
             )
         return len(jobs)
 

@@ -8,13 +8,22 @@ import select
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import click
 
 from pinlaterd import log
-from pinlaterd.client import Client, ConnectionFailed, Handlers, PinLaterError, Worker
+from pinlaterd.client import (
+    Client,
+    ConnectionFailed,
+    Handlers,
+    PinLaterError,
+    ProcessNotStarted,
+    Worker,
+)
 from pinlaterd.client.cli import fail
 from pinlaterd.client.executors import CLEAN_UP_SECONDS, TO_THREAD
 from pinlaterd.client.lane import CONNECTIONS_A_LANE
@@ -60,6 +69,15 @@ logger = logging.getLogger(__name__)
     "--reload", is_flag=True, help="Start anew when a .py file below this folder changes."
 )
 @click.option("--reload-parent", type=int, hidden=True)
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65535),
+    metavar="PORT",
+    help="Serve Prometheus metrics on this port; 0: on any free one.",
+)
+@click.option(
+    "--metrics-host", default="127.0.0.1", show_default=True, help="Where --metrics-port listens."
+)
 @click.option("--log-level", type=click.Choice(_LEVELS), default="info", show_default=True)
 @click.option("--port", default=_SERVER.port, show_default=True, help="Thrift port.")
 @click.option("--host", default=_SERVER.host, show_default=True, help="The service's host.")
@@ -72,6 +90,8 @@ def worker(  # noqa: PLR0913  one parameter for each option
     grace_seconds: float,
     reload: bool,
     reload_parent: int | None,
+    metrics_port: int | None,
+    metrics_host: str,
     log_level: str,
     host: str,
     port: int,
@@ -99,19 +119,27 @@ def worker(  # noqa: PLR0913  one parameter for each option
     except ModuleUnfit as error:
         fail(str(error))
     names = _chosen(handlers, queues)
-    with Client(
-        host, port, max_connections=_CONNECTIONS + CONNECTIONS_A_LANE * len(names)
-    ) as client:
-        if not _queues_are_there(client, names, create=create_queues):
-            return  # stopped before there was a service
-        logger.info("working on %s of %s", ", ".join(names), client.address)
-        Worker(
-            client,
-            handlers,
-            queues=names,
-            concurrency=concurrency,
-            grace_seconds=grace_seconds,
-        ).run()
+    connections = _CONNECTIONS + CONNECTIONS_A_LANE * len(names)
+    with Client(host, port, max_connections=connections) as client:
+        try:
+            made = Worker(
+                client,
+                handlers,
+                queues=names,
+                concurrency=concurrency,
+                grace_seconds=grace_seconds,
+                set_up_process=partial(log.set_up, "worker", log_level),
+            )
+        except ValueError as error:
+            fail(f"{module}: {error}")
+        with _metrics_served(made, metrics_host, metrics_port):
+            if not _queues_are_there(client, names, create=create_queues):
+                return  # stopped before there was a service
+            logger.info("working on %s of %s", ", ".join(names), client.address)
+            try:
+                made.run()
+            except ProcessNotStarted as error:
+                fail(str(error))
     logger.info("ended")
     _leave_threads_behind()
 
@@ -139,6 +167,22 @@ def _run_reloaded(arguments: Sequence[str]) -> int:
     return Reloader(
         command, Path.cwd(), lambda text: click.echo(f"pinlater: {text}", err=True)
     ).run()
+
+
+@contextmanager
+def _metrics_served(made: Worker, host: str, port: int | None) -> Iterator[None]:
+    if port is None:
+        yield
+        return
+    from pinlaterd.client.metrics import WorkerMetrics  # noqa: PLC0415  it loads a library
+
+    with ExitStack() as stack:
+        try:
+            url = stack.enter_context(WorkerMetrics(made).served(port, host=host))
+        except OSError as error:
+            fail(f"cannot serve metrics at {host}:{port}: {error.strerror}; see --metrics-port")
+        logger.info("metrics at %s", url)
+        yield
 
 
 def _chosen(handlers: Handlers, queues: Sequence[str]) -> list[str]:

@@ -19,12 +19,16 @@ from pinlaterd.client import (
     ClaimedJob,
     Client,
     ConnectionFailed,
+    Job,
     JobState,
+    Worker,
 )
 from pinlaterd.client.addresses import FIRST_PAUSE_SECONDS
 from pinlaterd.errors import QueueNotFound
 from pinlaterd.model import DequeueResult, Method
 from tests.client.either_client import BlockingAsyncClient
+from tests.client.process_handlers import handle
+from tests.client.working import handlers_of, have_ended, records_of, running
 from tests.servers.tls_proxy import TlsProxy, write_certificate
 from tests.shared_service import ADMIN_PASSWORD
 
@@ -113,6 +117,18 @@ def test_a_jobs_life_over_tls(proxy, trusting, queue, connect):
         assert client.dequeue(queue, limit=1) == []
     # What TLS itself says between two calls (session tickets) costs no connection.
     assert proxy.connections == 1
+
+
+def test_a_handler_in_a_process_is_told_why_it_has_no_client(proxy, trusting, queue, wait_until):
+    with Client(port=proxy.port, ssl=trusting) as client:
+        descriptors = client.enqueue(queue, [Job(b"save", attempts_allowed=1), b"pid"])
+        handlers = handlers_of(queue, handle, run_in="processes", concurrency=1)
+        with running(Worker(client, handlers, max_wait_ms=100)):
+            wait_until(lambda: have_ended(client, descriptors), seconds=60)
+        refused, did = records_of(client, descriptors)
+
+    assert "job.save can't be had in a process: a Client with ssl=" in refused.custom_status
+    assert did.state is JobState.SUCCEEDED
 
 
 def test_a_certificate_that_is_not_trusted_is_refused_before_anything_is_sent(proxy, connect):

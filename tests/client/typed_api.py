@@ -6,6 +6,7 @@ parameter that loses its type, or a result that becomes Any, is an error of the 
 
 from __future__ import annotations
 
+import logging
 import ssl
 from collections.abc import Iterator, Sequence
 from typing import assert_type
@@ -16,6 +17,7 @@ from pinlaterd.client import (
     CheckpointInfo,
     ClaimedJob,
     Client,
+    Ending,
     Handlers,
     Job,
     JobRecord,
@@ -29,6 +31,7 @@ from pinlaterd.client import (
     exponential,
     never,
 )
+from pinlaterd.client.metrics import WorkerMetrics
 
 
 def make_clients() -> None:
@@ -131,12 +134,16 @@ def handle() -> Handlers:
     @handlers.queue("mail", retry=constant(5), time_limit_seconds=10)
     async def send(job: RunningJob) -> None: ...
 
+    @handlers.queue("thumbnails", run_in="processes", time_limit_seconds=60)
+    def shrink(job: RunningJob) -> None: ...
+
     @handlers.after
     def note(job: RunningJob, outcome: Outcome) -> None:
         assert_type(outcome.error, BaseException | None)
 
     handlers.queue("mail")(b"no function")  # type: ignore[type-var]
     handlers.queue("mail", retry=5)  # type: ignore[arg-type]
+    handlers.queue("mail", run_in="process")  # type: ignore[arg-type]
     handlers.before(note)  # type: ignore[type-var]
     return handlers
 
@@ -144,5 +151,10 @@ def handle() -> Handlers:
 def run(client: Client, handlers: Handlers) -> None:
     worker = Worker(client, handlers, queues=["mail"], grace_seconds=5)
     assert_type(worker.lanes(), Sequence[LaneFacts])
+    assert_type(worker.lanes()[0].runs.endings[Ending.SUCCEEDED], int)
+    Worker(client, handlers, set_up_process=logging.basicConfig)
+    assert_type(WorkerMetrics(worker).text(), bytes)
+    with WorkerMetrics(worker).served(9108, host="::") as url:
+        assert_type(url, str)
     worker.run(handle_signals=False)
     Worker(client, "mail", handlers)  # type: ignore[arg-type, call-arg]

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+import psutil
+
 from pinlaterd.client import Client, Handlers, JobRecord, JobState, RunningJob, Worker
 
 WORKER_END_SECONDS = 40.0
@@ -46,3 +48,11 @@ def books(client: Client, descriptors: Sequence[str]) -> Counter[tuple[str, int]
 def have_ended(client: Client, descriptors: Sequence[str]) -> bool:
     states = {record.state for record in records_of(client, descriptors)}
     return states <= {JobState.SUCCEEDED, JobState.FAILED}
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended; one that nobody has reaped yet has."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True

@@ -1,11 +1,14 @@
-"""Every block of Python in docs/python.md and docs/worker.md is run, on a real service."""
+"""Every block of Python in README.md, docs/python.md and docs/worker.md is run, on a real service.
+
+But for README.md's client of Apache Thrift, whose stubs have to be made first: test_readme.py.
+"""
 
 from __future__ import annotations
 
 import ast
 import asyncio
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -27,7 +30,7 @@ def run_block(service, queue, tmp_path, monkeypatch) -> RunBlock:
     write_certificate(tmp_path).rename(tmp_path / "ca.pem")
     names: Names = {
         "__name__": "tasks",
-        "send": lambda body: b"ada" in body,
+        "send": _Sending,
         "fetch": lambda body: body if body != b"missing" else None,
         "shrink": len,
         "deliver": _deliver,
@@ -35,8 +38,8 @@ def run_block(service, queue, tmp_path, monkeypatch) -> RunBlock:
 
     def run_block(block: str) -> Names:
         for its, ours in {
-            "queue.example.com": "127.0.0.1",
-            "9010": str(service.port),
+            '"queue.example.com"': f'"127.0.0.1:{service.port}"',
+            '"127.0.0.1", 9010': f'"127.0.0.1", {service.port}',
             '"mail"': f'"{queue}"',
         }.items():
             block = block.replace(its, ours)
@@ -50,6 +53,19 @@ def run_block(service, queue, tmp_path, monkeypatch) -> RunBlock:
     return run_block
 
 
+class _Sending:
+    """What the reader's `send(body)` returns, to code that awaits it and to code that does not."""
+
+    def __init__(self, body: bytes) -> None:
+        self._is_sent = b"ada" in body
+
+    def __bool__(self) -> bool:
+        return self._is_sent
+
+    def __await__(self) -> Iterator[None]:
+        return iter(())
+
+
 async def _deliver(body: bytes) -> None:
     if body == b"bounces":
         raise ConnectionError("no route to host")
@@ -61,10 +77,24 @@ def the_block(page: str, holding: str) -> str:
     return found
 
 
-@pytest.mark.parametrize("page", ["python.md", "worker.md"])
+@pytest.fixture
+def ctrl_c_comes_at_once(monkeypatch) -> None:
+    """Workers of the documentation run until they are stopped."""
+    run = Worker.run
+
+    def run_stopped(worker: Worker) -> None:
+        worker.stop()
+        run(worker)
+
+    monkeypatch.setattr(Worker, "run", run_stopped)
+
+
+@pytest.mark.usefixtures("ctrl_c_comes_at_once")
+@pytest.mark.parametrize("page", ["README.md", "docs/python.md", "docs/worker.md"])
 def test_all_blocks_of_a_page_run_one_after_the_other(run_block, page):
-    for block in python_blocks((REPOSITORY / "docs" / page).read_text("utf-8")):
-        run_block(block)
+    for block in python_blocks((REPOSITORY / page).read_text("utf-8")):
+        if "from pinlater import" not in block:
+            run_block(block)
 
 
 def test_the_client_of_the_page_does_what_it_says(run_block, client, queue):

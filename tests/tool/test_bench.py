@@ -6,6 +6,7 @@ slow ones) is allowed for, and the books must balance all the same.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import signal
@@ -18,9 +19,13 @@ import pytest
 from click.testing import CliRunner
 
 from pinlaterd.client import JobState
-from pinlaterd.lifecycle import ExitCode
+from pinlaterd.errors import ConnectionFailed
+from pinlaterd.lifecycle import ExitCode, StopSignal
+from pinlaterd.tool.bench import Bench
+from pinlaterd.tool.bench_report import Report
+from pinlaterd.tool.callers import Kind
 from pinlaterd.tool.main import cli
-from pinlaterd.tool.pace import even_arrivals, poisson_arrivals
+from pinlaterd.tool.pace import ClosedLoop, even_arrivals, poisson_arrivals
 from tests.tool.program import COMMAND, facts
 
 FREEZE_SECONDS = 0.3
@@ -258,6 +263,39 @@ def test_a_job_that_others_enqueue_during_a_run_is_given_back_and_ends_it(
     record = client.lookup([descriptor])[descriptor]
     assert (record.state, record.attempts_remaining) == (JobState.PENDING, 2)
     assert client.count(queue, JobState.IN_PROGRESS) == 0
+
+
+class Forgetful:
+    """A caller whose service is away when its claims are to be ended."""
+
+    kind = Kind.DEQUEUE
+
+    def call(self) -> int:
+        return 1
+
+    def finish(self) -> None:
+        raise ConnectionFailed("the service is away")
+
+
+def test_claims_that_cannot_be_ended_are_said_beside_the_figures():
+    run = Bench([Forgetful()], [Kind.DEQUEUE], ClosedLoop(calls=3), slow_ms=100)
+    with contextlib.closing(StopSignal()) as stop:
+        outcome = run.run(warm_up_seconds=0, seconds=60, stop=stop)
+    report = Report(
+        outcome,
+        None,
+        batch_size=1,
+        concurrency=1,
+        warm_up_seconds=0,
+        seconds=60,
+        slow_ms=100,
+    )
+
+    assert outcome.has_errors
+    assert report.facts()["left_claimed"] == "the service is away"
+    assert outcome.kinds[Kind.DEQUEUE].jobs == 3
+    [line] = [line for line in report.lines() if "the service is away" in line]
+    assert "come out again when their claims time out" in line
 
 
 def test_poisson_arrivals_keep_the_rate_and_come_by_chance():

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -185,3 +188,63 @@ def test_a_job_that_hangs_is_not_lost(shell, client, queue, wait_until, how):
     record = client.lookup([descriptor])[descriptor]
     expected = JobState.PENDING if how is signal.SIGTERM else JobState.IN_PROGRESS
     assert (record.state, record.attempts_remaining) == (expected, 2)
+
+
+IN_PROCESSES = """
+import logging
+import os
+from pinlaterd.client import Handlers
+
+handlers = Handlers()
+
+@handlers.queue("{queue}", run_in="processes", concurrency=1)
+def work(job):
+    logging.getLogger("tasks").info("at work on %s", job.body.decode())
+    return str(os.getpid())
+"""
+
+
+def test_handlers_in_processes_log_as_the_worker_does_and_are_counted(
+    shell, client, queue, wait_until, status_of
+):
+    shell.write("tasks.py", IN_PROCESSES.format(queue=queue))
+    process = shell.start("tasks", "--metrics-port", "0")
+    descriptors = client.enqueue(queue, [b"one", b"two"])
+    wait_until(lambda: client.count(queue, JobState.SUCCEEDED) == 2, seconds=60)
+    url = re.search(r"metrics at (http://127\.0\.0\.1:\d+/metrics)\n", shell.errors())
+    assert url is not None
+    with urlopen(url[1]) as answer:
+        figures = answer.read().decode()
+
+    assert f'pinlaterd_worker_jobs_total{{ending="succeeded",queue="{queue}"}} 2.0\n' in figures
+    pids = {status_of(descriptor)[1] for descriptor in descriptors}
+    assert len(pids) == 1
+    assert str(process.pid) not in pids
+    assert re.search(r"^\S+Z INFO worker at work on one$", shell.errors(), re.MULTILINE)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0
+
+
+LOCAL = """
+from pinlaterd.client import Handlers
+
+handlers = Handlers()
+handlers.queue("mail", run_in="processes")(lambda job: None)
+"""
+
+
+def test_what_can_not_begin_is_said_before_there_is_a_service(shell):
+    shell.write("tasks.py", MODULE.format(queue="mail", said="did"))
+    shell.write("local.py", LOCAL)
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        refused = shell.run("tasks", "--metrics-port", str(port))
+    assert refused.returncode == 1
+    assert (
+        f"cannot serve metrics at 127.0.0.1:{port}: Address already in use; see --metrics-port"
+    ) in refused.stderr
+
+    refused = shell.run("local")
+    assert refused.returncode == 1
+    assert "local: the handler of queue 'mail' can't be found by a process" in refused.stderr

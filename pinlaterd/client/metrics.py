@@ -1,0 +1,115 @@
+"""A worker's figures for Prometheus, by queue.
+
+    with WorkerMetrics(worker).served(9108):       # http://127.0.0.1:9108/metrics
+        worker.run()
+
+It is a collector of prometheus_client, too: a program with metrics of its own registers it beside
+them. `pinlaterd.client` does not import this module: whoever needs no metrics loads no library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector
+
+from pinlaterd.client.lane import LaneFacts
+from pinlaterd.client.run_counts import BOUNDS_SECONDS
+from pinlaterd.client.worker import Worker
+
+_PREFIX = "pinlaterd_worker_"
+
+_GAUGES: Sequence[tuple[str, str, Callable[[LaneFacts], float]]] = (
+    ("concurrency", "Jobs that may run at a time.", lambda facts: facts.concurrency),
+    ("jobs_running", "Jobs that run now.", lambda facts: facts.running),
+    ("jobs_waiting", "Jobs that are claimed and not begun.", lambda facts: facts.waiting),
+)
+_COUNTERS: Sequence[tuple[str, str, Callable[[LaneFacts], float]]] = (
+    ("dequeues", "Dequeues.", lambda facts: facts.dequeues),
+    (
+        "dequeue_errors",
+        "Dequeues that failed, and were repeated.",
+        lambda facts: facts.dequeue_errors,
+    ),
+    (
+        "claims_lost",
+        "Claims that ended before their jobs did.",
+        lambda facts: facts.claims_lost,
+    ),
+)
+
+
+class WorkerMetrics(Collector):
+    """What a worker does and did, in Prometheus' terms."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def text(self) -> bytes:
+        """The figures in Prometheus' text format."""
+        return generate_latest(self._registry())
+
+    @contextmanager
+    def served(self, port: int, *, host: str = "127.0.0.1") -> Iterator[str]:
+        """Serve the figures over HTTP, from a thread; yields the URL. Port 0: any free one.
+
+        Raises OSError if it can't listen there.
+        """
+        server, thread = start_http_server(port, host, self._registry())
+        address = f"[{host}]" if ":" in host else host
+        try:
+            yield f"http://{address}:{server.server_port}/metrics"
+        finally:
+            server.shutdown()
+            server.server_close()
+            thread.join()
+
+    def collect(self) -> Iterator[Metric]:
+        lanes = self._worker.lanes()
+        for name, about, value in _GAUGES:
+            gauge = GaugeMetricFamily(_PREFIX + name, about, labels=["queue"])
+            for facts in lanes:
+                gauge.add_metric([facts.queue], value(facts))
+            yield gauge
+        for name, about, value in _COUNTERS:
+            counter = CounterMetricFamily(_PREFIX + name, about, labels=["queue"])
+            for facts in lanes:
+                counter.add_metric([facts.queue], value(facts))
+            yield counter
+        yield _endings(lanes)
+        yield _run_seconds(lanes)
+
+    def _registry(self) -> CollectorRegistry:
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(self)
+        return registry
+
+
+def _endings(lanes: Sequence[LaneFacts]) -> Metric:
+    jobs = CounterMetricFamily(
+        f"{_PREFIX}jobs", "Runs of handlers, by how they ended.", labels=["queue", "ending"]
+    )
+    for facts in lanes:
+        for ending, count in facts.runs.endings.items():
+            jobs.add_metric([facts.queue, ending], count)
+    return jobs
+
+
+def _run_seconds(lanes: Sequence[LaneFacts]) -> Metric:
+    seconds = HistogramMetricFamily(
+        f"{_PREFIX}run_seconds", "How long handlers ran.", labels=["queue"]
+    )
+    for facts in lanes:
+        runs = facts.runs
+        buckets = [(str(b), float(n)) for b, n in zip(BOUNDS_SECONDS, runs.within, strict=True)]
+        seconds.add_metric([facts.queue], [*buckets, ("+Inf", float(runs.total))], runs.seconds)
+    return seconds

@@ -1,0 +1,254 @@
+"""A process of our own that applies a function to what it is given, one thing at a time.
+
+What handlers with `run_in="processes"` run in. The thread that makes a HandlerProcess attends it
+for all its life, and alone calls it; others ring its bell. The child dies with that thread, even if
+the parent is killed with -9: the kernel sees to it. It is spawned, never forked from a program with
+threads, and has none of its parent's sockets. It heads a process group of its own, so that what it
+has started ends with it, and a terminal's Ctrl-C does not reach it. Relies on `lifecycle`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, wait
+from types import FrameType
+from typing import Generic, Protocol, TypeVar, cast
+
+from pinlaterd.lifecycle import STOP_SIGNALS, end_with_parent, set_title
+
+# How long an idle child may take to end in order, as for its atexit functions.
+_END_SECONDS = 3.0
+_READY = ""
+_spawn = multiprocessing.get_context("spawn")
+# multiprocessing looks after all its children whenever it starts one; two threads that reap the
+# same child at the same time would lose its exit code.
+_reaping = threading.Lock()
+
+Given = TypeVar("Given")
+Result = TypeVar("Result")
+# Until when the child may go on, in monotonic seconds. It is asked anew when the bell rings.
+Deadline = Callable[[], float]
+
+
+class ProcessDied(Exception):
+    """The process that ran the handler ended before the handler did; the message says how."""
+
+
+class ProcessNotStarted(RuntimeError):
+    """No process can be had for a handler, or it was gone before it was given anything."""
+
+
+class OutOfTime(Exception):
+    """The deadline passed, and the child was killed."""
+
+
+class Flag(Protocol):
+    """Set by the parent, read by the child."""
+
+    value: bool
+
+
+class Bell:
+    """Wakes the one thread that waits for it; any thread may ring, at any time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._close = weakref.finalize(self, os.close, self._fd)
+        self._close.atexit = False  # threads wait for it to the last
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def ring(self) -> None:
+        with self._lock:
+            if self._close.alive:
+                os.eventfd_write(self._fd, 1)
+
+    def hush(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._fd)
+
+    def close(self) -> None:
+        with self._lock:
+            self._close()
+
+
+class HandlerProcess(Generic[Given, Result]):
+    """One child. Whatever it is given, and all its results, must be picklable."""
+
+    def __init__(
+        self, make: Callable[[Flag], Callable[[Given], Result]], name: str, bell: Bell
+    ) -> None:
+        """Start it. `make`, picklable, is called in the child and makes the function to apply; its
+        argument is the flag that `warn` sets. `name` is what `ps` shows."""
+        self._bell = bell
+        self._flag = _spawn.RawValue(ctypes.c_bool, False)
+        self._connection, childs_end = _spawn.Pipe()
+        self._process = _spawn.Process(
+            target=_serve, args=(make, childs_end, self._flag, os.getpid()), name=name
+        )
+        try:
+            with childs_end, _reaping, _stop_signals_blocked():
+                self._process.start()
+            self._pidfd = os.pidfd_open(self.pid)
+        except OSError as error:
+            if self._process.pid is not None:
+                self._process.kill()
+            raise ProcessNotStarted(str(error)) from error
+        self._is_buried = False
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def wait_until_ready(self, deadline: Deadline) -> None:
+        """Block until the child has its function.
+
+        Raises ProcessNotStarted if it can't have it, and OutOfTime.
+        """
+        try:
+            problem = self._receive(deadline)
+        except ProcessDied as error:
+            raise ProcessNotStarted(
+                f"{error} before it was ready; what it printed to stderr tells why"
+            ) from error
+        if problem != _READY:
+            raise ProcessNotStarted(f"it could not begin:\n{problem}")
+
+    def apply(self, given: Given, deadline: Deadline) -> Result:
+        """The function's result for `given`.
+
+        Raises ProcessNotStarted if the child was gone before, ProcessDied if it dies over this,
+        and OutOfTime. In all of these cases the child is of no further use.
+        """
+        self._flag.value = False
+        try:
+            self._connection.send(given)
+        except OSError as error:
+            raise ProcessNotStarted(self._death()) from error
+        return cast("Result", self._receive(deadline))
+
+    def warn(self) -> None:
+        """Set the flag that the function sees, until the next `apply`."""
+        self._flag.value = True
+
+    def end(self) -> None:
+        """End an idle child in order, and any other one at once; nothing is left of it."""
+        self._connection.close()
+        if not self._is_buried:
+            wait([self._pidfd], _END_SECONDS)
+        self._bury()
+        os.close(self._pidfd)
+
+    def _receive(self, deadline: Deadline) -> object:
+        while True:
+            left = deadline() - time.monotonic()
+            if left <= 0:
+                self._bury()
+                raise OutOfTime
+            ready = wait(
+                [self._connection, self._pidfd, self._bell.fileno()],
+                None if left == math.inf else left,
+            )
+            if self._connection in ready:
+                with contextlib.suppress(EOFError, OSError):
+                    return self._connection.recv()
+                raise ProcessDied(self._death())
+            if self._pidfd in ready:
+                raise ProcessDied(self._death())
+            self._bell.hush()  # before `deadline` looks: what rings meanwhile is heard next time
+
+    def _death(self) -> str:
+        """How the child died, of which nothing is left then."""
+        wait([self._pidfd], _END_SECONDS)  # longer lives only one that closed its connection
+        self._bury()
+        code = self._process.exitcode
+        if code is None:  # reaped by another hand, as with `os.wait` in the program
+            return "the handler's process ended"
+        if code < 0:
+            return f"the handler's process was ended by signal {-code} ({_signal_name(-code)})"
+        return f"the handler's process ended with exit status {code}"
+
+    def _bury(self) -> None:
+        """Kill the child and its group, and reap it. Repeating it changes nothing: the number of
+        a process that was reaped may be another's, so the group is killed before."""
+        if self._is_buried:
+            return
+        self._is_buried = True
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        with _reaping:
+            self._process.join()
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return "real-time"
+
+
+@contextlib.contextmanager
+def _stop_signals_blocked() -> Iterator[None]:
+    """For what this thread starts: it begins with these signals blocked."""
+    resource_tracker.ensure_running()  # multiprocessing's own; starting it unblocks them
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+# --- in the child ---------------------------------------------------------------------------
+
+
+def _serve(
+    make: Callable[[Flag], Callable[[Given], Result]],
+    connection: Connection,
+    flag: Flag,
+    parent_pid: int,
+) -> None:
+    end_with_parent(parent_pid, signal.SIGKILL)
+    set_title(f"worker {multiprocessing.current_process().name}")
+    _leave_signals_to_parent()
+    try:
+        function = make(flag)
+    except BaseException:  # noqa: BLE001 - the parent is told, and raises
+        connection.send(traceback.format_exc().rstrip())
+        return
+    connection.send(_READY)
+    while True:
+        try:
+            given = connection.recv()
+        except EOFError:  # the parent wants no more of us
+            return
+        connection.send(function(given))
+
+
+def _leave_signals_to_parent() -> None:
+    """The parent ends its jobs in order: a stop signal to a whole group, or to all processes of a
+    service, is no child's. They are caught, not ignored, so that programs that a handler starts
+    have them as usual."""
+    os.setpgid(0, 0)
+    for number in STOP_SIGNALS:
+        signal.signal(number, _do_nothing)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+
+
+def _do_nothing(_number: int, _frame: FrameType | None) -> None:
+    pass

@@ -1,0 +1,96 @@
+"""Handlers that run in processes: their children find them here by name. A job's body says what to
+do; the rest of it is what that needs, such as a file in which to note the process.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+from pinlaterd.client import Discard, Later, Retry, RunningJob
+
+
+class Unpicklable(Exception):
+    """Its constructor can't make it again."""
+
+    def __init__(self, code: int, why: str) -> None:
+        super().__init__(f"{why} ({code})")
+        self.hook = lambda: code
+
+
+def handle(job: RunningJob) -> object:
+    what, _, argument = job.body.decode().partition(" ")
+    return globals()[f"do_{what}"](job, argument)
+
+
+def do_pid(job: RunningJob, argument: str) -> str:
+    return str(os.getpid())
+
+
+def do_retry(job: RunningJob, argument: str) -> str:
+    if job.attempt == 1:
+        raise Retry(0, "not yet; ")
+    return "done"
+
+
+def do_discard(job: RunningJob, argument: str) -> None:
+    raise Discard("no such user")
+
+
+def do_later(job: RunningJob, argument: str) -> None:
+    raise Later(0, body=b"pid", status="later; ", attempts=5)
+
+
+def do_raise(job: RunningJob, argument: str) -> None:
+    raise Unpicklable(7, argument)
+
+
+def do_save(job: RunningJob, argument: str) -> None:
+    [child] = job.client.enqueue(job.queue, [b"pid"])
+    job.save(b"pid", f"chained {child}; ")
+    raise Retry(0)
+
+
+def do_exit(job: RunningJob, argument: str) -> None:
+    os._exit(int(argument))
+
+
+def do_signal(job: RunningJob, argument: str) -> None:
+    os.kill(os.getpid(), int(argument))
+
+
+def do_hang(job: RunningJob, argument: str) -> None:
+    note_pid(argument)
+    threading.Event().wait()
+
+
+def do_hang_once(job: RunningJob, argument: str) -> str:
+    if not Path(argument).exists():
+        do_hang(job, argument)
+    return "second"
+
+
+def do_wait_for(job: RunningJob, argument: str) -> None:
+    Path(f"{argument}.{os.getpid()}").touch()
+    while not Path(argument).exists():
+        time.sleep(0.01)
+
+
+def do_wait_until_lost(job: RunningJob, argument: str) -> str | None:
+    if Path(argument).exists():
+        return "second"
+    note_pid(argument)
+    while not job.lost:
+        time.sleep(0.01)
+    Path(f"{argument}.told").touch()
+    job.raise_if_lost()
+    return "first"
+
+
+def note_pid(path: str) -> None:
+    """Appears whole or not at all."""
+    made = Path(f"{path}.new")
+    made.write_text(str(os.getpid()))
+    made.rename(path)
