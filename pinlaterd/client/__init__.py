@@ -1,4 +1,4 @@
-"""What applications import: a blocking client of the service, and a worker on top of it.
+"""What applications import: a client of the service, blocking or for asyncio, and a worker.
 
     from pinlaterd.client import Client, Handlers, Worker
 
@@ -11,13 +11,18 @@
     client.enqueue("mail", [b"to: ada", b"to: grace"])
     Worker(client, handlers).run()
 
-`client` has the twelve operations, `connection` and `pool` its sockets: docs/python.md. `worker`
-runs `handlers`, a `lane` for each queue: docs/worker.md. A lane has `claims` in hand, as many
-`ahead` as its `executors` begin soon, in a `process_place` where a process is wanted; its `keeper`
-tells the service of `outcomes`; handlers get a `running_job`, and `retries` say when to try again.
-`metrics`, imported by those who need it, is for Prometheus. May rely on `rpc` and below.
+`calls` has the twelve operations; `client` makes them and blocks, with the sockets of `connection`
+and `pool`; `async_client`, `async_connection` and `async_pool` do the same for asyncio. What both
+share: a `caller` begins calls, a `ledger` knows which connections and servers are well, `names`
+asks DNS: docs/python.md. `worker` runs `handlers`, a `lane` for each queue: docs/worker.md. A lane
+has `claims` in hand, as many `ahead` as its `executors` begin soon, in a `process_place` where a
+process is wanted; its `keeper` tells the service of `outcomes`; handlers get a `running_job`, and
+`retries` say when to try again. `metrics`, imported by those who need it, is for Prometheus. May
+rely on `rpc` and below.
 """
 
+from pinlaterd.client.addresses import AddressInvalid
+from pinlaterd.client.async_client import AsyncClient
 from pinlaterd.client.client import Client
 from pinlaterd.client.handlers import Handlers
 from pinlaterd.client.lane import LaneFacts
@@ -32,6 +37,8 @@ from pinlaterd.model import AckInfo, CheckpointInfo, ClaimedJob, Job, JobRecord,
 
 __all__ = [
     "AckInfo",
+    "AddressInvalid",
+    "AsyncClient",
     "CheckpointInfo",
     "ClaimLost",
     "ClaimedJob",

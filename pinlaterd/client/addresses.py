@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-# A server that fails is left alone for so long; after each vain look at it for twice as long.
-FIRST_PAUSE_SECONDS = 1.0
-LONGEST_PAUSE_SECONDS = 30.0
+# A server that fails is left alone for so long; after each vain probe for twice as long.
+FIRST_PAUSE_SECONDS = 0.25
+LONGEST_PAUSE_SECONDS = 16.0
 
 _NOT_IN_A_HOST = frozenset(" \t\r\n/,;@")
 
@@ -57,59 +57,103 @@ def _parse_address(named: str, default_port: int) -> Address:
         raise AddressInvalid(
             f"{named!r} is no server; write HOST, HOST:PORT or [IPV6]:PORT, several as a list"
         )
+    try:
+        host.encode("idna")
+    except UnicodeError as error:
+        raise AddressInvalid(
+            f"{named!r} is no server: a label of a host's name has 1 to 63 characters that DNS can "
+            "hold"
+        ) from error
     if not (port_text.isascii() and port_text.isdigit() and 1 <= int(port_text) <= 65535):
         raise AddressInvalid(f"{named!r}: port {port_text!r} is not a number from 1 to 65535")
     return Address(host, int(port_text))
 
 
 @dataclass(slots=True)
-class _Pause:
-    """A server that failed is left alone `until` then."""
+class _Trouble:
+    """A server failed, and has answered no call since.
 
-    seconds: float
-    until: float
+    It is left alone until `pause_ends_at`, then probed. Once a probe was answered it is away no
+    longer; but if it fails the next call, too, it is left alone for longer than before.
+    """
+
+    pause_seconds: float
+    pause_ends_at: float
+    is_away: bool = True
+    is_probed: bool = False
+
+    def pause_longer(self, now: float) -> None:
+        self.pause_seconds = min(2 * self.pause_seconds, LONGEST_PAUSE_SECONDS)
+        self.pause_ends_at = now + self.pause_seconds
+        self.is_away = True
 
 
 class Servers:
     """The servers of one service, and which of them are left alone because they failed.
 
-    well --failed--> away --its pause is over: one call looks--> well if it answers,
-                                                                 else away for twice as long
+                a call failed                    its pause is over
+        well ──────────────────▶ left alone ─────────────────────────▶ probed
+         ▲                          ▲  ▲                                │  │
+         │                          │  └──── longer pause: no answer ───┘  │
+         └────────── a call there, or a probe, was answered ───────────────┘
+
+    Calls go to one that is left alone only if no other is left to try: whether it is back is found
+    out beside them, so that none loses its time there.
     """
 
     def __init__(self, addresses: Sequence[Address], *, rng: random.Random) -> None:
-        self.addresses = tuple(addresses)
+        self._addresses = tuple(addresses)
         # Clients that start together don't begin with the same server.
-        self._turn = rng.randrange(len(self.addresses))
-        self._pauses: dict[Address, _Pause] = {}
+        self._turn = rng.randrange(len(self._addresses))
+        self._troubles: dict[Address, _Trouble] = {}
 
-    def order(self, *, now: float) -> list[Address]:
+    def order(self) -> list[Address]:
         """All servers in the order in which a call should try them.
 
         Those that are well come first and take turns; those that are left alone come last, the
-        one that returns soonest before the others. One whose pause is over is this call's first,
-        and no other call's until it has answered: if it still hangs, it costs one call only.
+        one whose pause ends soonest before the others.
         """
-        well = [address for address in self.addresses if address not in self._pauses]
+        away = {a: t.pause_ends_at for a, t in self._troubles.items() if t.is_away}
+        well = [address for address in self._addresses if address not in away]
         if well:
             turn = self._turn % len(well)
             self._turn += 1
             well = well[turn:] + well[:turn]
-        away = sorted(self._pauses, key=lambda address: self._pauses[address].until)
-        if away and (pause := self._pauses[away[0]]).until <= now:
-            pause.seconds = min(2 * pause.seconds, LONGEST_PAUSE_SECONDS)
-            pause.until = now + pause.seconds
-            return [away[0], *well, *away[1:]]
-        return well + away
+        return well + sorted(away, key=away.__getitem__)
 
     def failed(self, address: Address, *, now: float) -> None:
         """It can't be connected, or broke, or kept silent.
 
-        The pause does not grow here: many calls that break at the same time are one failure.
+        Many calls that break at the same time are one failure.
         """
-        pause = self._pauses.setdefault(address, _Pause(FIRST_PAUSE_SECONDS, now))
-        pause.until = max(pause.until, now + pause.seconds)
+        trouble = self._troubles.get(address)
+        if trouble is None:
+            pause_ends_at = now + FIRST_PAUSE_SECONDS
+            self._troubles[address] = _Trouble(FIRST_PAUSE_SECONDS, pause_ends_at)
+        elif not trouble.is_away:
+            trouble.pause_longer(now)
 
     def answered(self, address: Address) -> None:
-        """It is well."""
-        self._pauses.pop(address, None)
+        """It has answered a call, be it with an error: it is well."""
+        self._troubles.pop(address, None)
+
+    def begin_probe(self, *, now: float) -> Address | None:
+        """A server to probe now; `end_probe` must follow. A single one is never probed: calls go
+        there anyway."""
+        if len(self._addresses) == 1:
+            return None
+        for address, trouble in self._troubles.items():
+            if trouble.is_away and not trouble.is_probed and trouble.pause_ends_at <= now:
+                trouble.is_probed = True
+                return address
+        return None
+
+    def end_probe(self, address: Address, *, now: float, is_back: bool) -> None:
+        trouble = self._troubles.get(address)
+        if trouble is None:  # a call was answered meanwhile
+            return
+        trouble.is_probed = False
+        if is_back:
+            trouble.is_away = False
+        else:
+            trouble.pause_longer(now)

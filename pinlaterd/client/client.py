@@ -16,60 +16,60 @@ is ConnectionFailed: nothing was done. A connection that broke after the call wa
 answer that did not come in time, is OutcomeUnknown (a ConnectionFailed too): the call may have
 been carried out. A call is sent again by itself, to another server if there are several, only
 where that can't do anything twice: if it never left whole, or, once, for what only reads (lookup,
-count, queue_names, scan, dry runs).
+count, queue_names, scan, dry runs) and for an ack that names the claim of each of its jobs.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
-import socket
-import ssl
-import sys
-import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+import ssl as tls
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Self, cast
+from typing import Concatenate, ParamSpec, Self, TypeVar
 
-from pinlaterd.client.addresses import Address, parse_addresses
-from pinlaterd.client.connection import CannotConnect, NotSent
-from pinlaterd.client.pool import ConnectionPool
-from pinlaterd.config.schema import ServerSettings
-from pinlaterd.errors import ConnectionFailed, OutcomeUnknown, ProtocolError
-from pinlaterd.model import (
-    CONTINUATION_END,
-    CONTINUATION_START,
-    AckInfo,
-    AckRequest,
-    CallContext,
-    CheckpointInfo,
-    CheckpointRequest,
-    ClaimedJob,
-    CountRequest,
-    CreateQueueRequest,
-    DeleteJobsRequest,
-    DeleteQueueRequest,
-    DequeueRequest,
-    DequeueResult,
-    EnqueueRequest,
-    Job,
-    JobRecord,
-    JobState,
-    LookupRequest,
-    Method,
-    QueueNamesRequest,
-    Request,
-    Result,
-    RetryFailedRequest,
-    ScanRequest,
-    ScanResult,
+from pinlaterd.client import calls
+from pinlaterd.client.addresses import parse_addresses
+from pinlaterd.client.caller import (
+    DEFAULT_CONNECT_TIMEOUT_SECONDS,
+    DEFAULT_HOST,
+    DEFAULT_MAX_CONNECTIONS,
+    DEFAULT_PORT,
+    DEFAULT_TIMEOUT_SECONDS,
+    Caller,
+    checked_connections,
 )
-from pinlaterd.rpc import codec
+from pinlaterd.client.calls import PreparedCall
+from pinlaterd.client.pool import ConnectionPool
+from pinlaterd.model import JobRecord, ScanResult
 
-_SERVER_DEFAULTS = ServerSettings()
-_MAX_SOURCE_BYTES = 120
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _operation(prepare: Callable[P, PreparedCall[T]]) -> Callable[Concatenate[Client, P], T]:
+    """The method that makes that call and returns its result."""
+
+    def operation(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self.run(prepare(*args, **kwargs))
+
+    calls.as_method_of("Client", operation, prepare)
+    return operation
+
+
+def _paged_operation(
+    prepare: Callable[P, PreparedCall[ScanResult]],
+) -> Callable[Concatenate[Client, P], Iterator[JobRecord]]:
+    """The method that makes a call for each page, as far as its caller reads."""
+
+    def operation(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[JobRecord]:
+        call: PreparedCall[ScanResult] | None = prepare(*args, **kwargs)
+        while call is not None:
+            page = self.run(call)
+            yield from page.jobs
+            call = calls.page_after(call, page)
+
+    calls.as_method_of("Client", operation, prepare, returns="Iterator[JobRecord]")
+    return operation
 
 
 class Client:
@@ -81,14 +81,14 @@ class Client:
 
     def __init__(
         self,
-        host: str | Sequence[str] = _SERVER_DEFAULTS.host,
-        port: int = _SERVER_DEFAULTS.port,
+        host: str | Sequence[str] = DEFAULT_HOST,
+        port: int = DEFAULT_PORT,
         *,
         source: str | None = None,
-        timeout_seconds: float = 15.0,
-        connect_timeout_seconds: float = 5.0,
-        max_connections: int = 16,
-        ssl: ssl.SSLContext | None = None,
+        timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+        connect_timeout_seconds: float = DEFAULT_CONNECT_TIMEOUT_SECONDS,
+        max_connections: int = DEFAULT_MAX_CONNECTIONS,
+        ssl: tls.SSLContext | None = None,
     ) -> None:
         """Nothing is connected yet: the first call does that.
 
@@ -99,21 +99,25 @@ class Client:
         name it (default: PROGRAM:HOST). `timeout_seconds` bounds every call, connecting included;
         the server answers within its request_timeout_ms (10 s), so less makes outcomes unknown
         that need not be. `connect_timeout_seconds` bounds the connecting to one server. `ssl` is
-        for servers behind a TLS proxy.
+        for servers behind a TLS proxy. Numbers that make no sense are a ValueError.
         """
-        self._pool = ConnectionPool(
-            parse_addresses(host, port), max_connections=max_connections, tls=ssl
+        self.max_connections = checked_connections(max_connections)
+        caller = Caller(
+            source=source,
+            timeout_seconds=timeout_seconds,
+            connect_timeout_seconds=connect_timeout_seconds,
         )
-        self._context = CallContext(source if source is not None else _default_source())
-        self.max_connections = max_connections
-        self._timeout_seconds = timeout_seconds
-        self._connect_timeout_seconds = connect_timeout_seconds
-        self._seqids = itertools.count(1)
+        self._pool = ConnectionPool(
+            parse_addresses(host, port),
+            caller,
+            max_connections=self.max_connections,
+            tls=ssl,
+        )
         self._made_again = functools.partial(
             type(self),
             host,
             port,
-            source=self._context.source,
+            source=caller.source,
             timeout_seconds=timeout_seconds,
             connect_timeout_seconds=connect_timeout_seconds,
             max_connections=max_connections,
@@ -149,224 +153,21 @@ class Client:
         """Close the connections. Calls under way finish; later ones raise ConnectionFailed."""
         self._pool.close()
 
-    # --- queues ---------------------------------------------------------------------------
+    create_queue = _operation(calls.create_queue)
+    delete_queue = _operation(calls.delete_queue)
+    queue_names = _operation(calls.queue_names)
 
-    def create_queue(self, queue: str) -> None:
-        """Make a queue; one that exists already is left as it is."""
-        self._call(Method.CREATE_QUEUE, CreateQueueRequest(queue))
+    enqueue = _operation(calls.enqueue)
+    dequeue = _operation(calls.dequeue)
+    ack = _operation(calls.ack)
+    checkpoint = _operation(calls.checkpoint)
 
-    def delete_queue(self, queue: str, *, password: str) -> None:
-        """Drop a queue with all its jobs; `password` is the server's admin password."""
-        self._call(Method.DELETE_QUEUE, DeleteQueueRequest(queue, password))
+    lookup = _operation(calls.lookup)
+    count = _operation(calls.count)
+    scan = _paged_operation(calls.scan)
+    retry_failed = _operation(calls.retry_failed)
+    delete_jobs = _operation(calls.delete_jobs)
 
-    def queue_names(self) -> frozenset[str]:
-        """The names of all queues."""
-        names = self._call(Method.QUEUE_NAMES, QueueNamesRequest(), reads_only=True)
-        return cast("frozenset[str]", names)
-
-    # --- the life of a job ----------------------------------------------------------------
-
-    def enqueue(self, queue: str, jobs: Iterable[Job | bytes]) -> list[str]:
-        """Store jobs (a plain body means Job(body)) and return their descriptors, in order.
-
-            client.enqueue("mail", [b"now", Job(b"later", run_after_ms=1_900_000_000_000)])
-
-        Up to 1,000 jobs are stored all or none. When this returns, they are durable.
-        """
-        request = EnqueueRequest(queue, [j if isinstance(j, Job) else Job(j) for j in jobs])
-        return list(cast("list[str]", self._call(Method.ENQUEUE, request)))
-
-    def dequeue(
-        self,
-        queue: str,
-        *,
-        limit: int,
-        succeeded: Iterable[ClaimedJob | AckInfo] = (),
-        failed: Iterable[ClaimedJob | AckInfo] = (),
-        max_wait_ms: int = 0,
-        dry_run: bool = False,
-        coverage: float = 1.0,
-    ) -> list[ClaimedJob]:
-        """Claim up to `limit` jobs that are ready, the most urgent first.
-
-        `succeeded` and `failed` acknowledge earlier jobs in the same call, before it claims; if
-        one of them can't be carried out, nothing is claimed and its error is raised. With no job
-        ready, the answer waits up to `max_wait_ms` for one. A dry run claims nothing.
-        """
-        acks = AckRequest(queue, _ack_infos(succeeded), _ack_infos(failed))
-        has_acks = bool(acks.succeeded or acks.failed)
-        request = DequeueRequest(
-            queue, limit, acks if has_acks else None, dry_run, coverage, max_wait_ms
-        )
-        result = self._call(
-            Method.DEQUEUE, request, reads_only=dry_run and not has_acks, wait_ms=max_wait_ms
-        )
-        return list(cast("DequeueResult", result).jobs)
-
-    def ack(
-        self,
-        queue: str,
-        *,
-        succeeded: Iterable[ClaimedJob | AckInfo] = (),
-        failed: Iterable[ClaimedJob | AckInfo] = (),
-    ) -> None:
-        """Say how jobs ended. A ClaimedJob is acknowledged under its claim, with no status:
-
-            client.ack("mail", failed=[AckInfo(job.descriptor, "no such address",
-                                               retry_delay_ms=60_000,
-                                               claim_descriptor=job.claim_descriptor)])
-
-        An ack that names its claim may be repeated safely: it counts only while the claim holds.
-        """
-        self._call(Method.ACK, AckRequest(queue, _ack_infos(succeeded), _ack_infos(failed)))
-
-    def checkpoint(self, queue: str, checkpoints: Iterable[CheckpointInfo]) -> None:
-        """Renew claims, and change what the jobs hold: body, attempts, status, run-after."""
-        self._call(Method.CHECKPOINT, CheckpointRequest(queue, list(checkpoints)))
-
-    # --- looking and mending --------------------------------------------------------------
-
-    def lookup(
-        self, descriptors: Iterable[str], *, include_body: bool = False
-    ) -> dict[str, JobRecord]:
-        """What is known of these jobs, by descriptor; unknown ones are left out."""
-        request = LookupRequest(list(descriptors), include_body)
-        records = self._call(Method.LOOKUP, request, reads_only=True)
-        return dict(cast("Mapping[str, JobRecord]", records))
-
-    def count(
-        self,
-        queue: str,
-        state: JobState,
-        *,
-        priority: int | None = None,
-        future: bool = False,
-        body_regex: str | None = None,
-    ) -> int:
-        """How many jobs are in a state; `future`: those whose run-after is still to come."""
-        request = CountRequest(queue, state, priority, future, body_regex)
-        return cast("int", self._call(Method.COUNT, request, reads_only=True))
-
-    def scan(
-        self,
-        queue: str,
-        state: JobState,
-        *,
-        priority: int | None = None,
-        future: bool = False,
-        body_regex: str | None = None,
-        page_size: int = 100,
-    ) -> Iterator[JobRecord]:
-        """All jobs in a state, the latest run-after first, fetched page by page.
-
-        newest = next(client.scan("mail", JobState.FAILED), None)
-        """
-        continuation = CONTINUATION_START
-        while True:
-            request = ScanRequest(
-                queue, state, priority, future, continuation, page_size, body_regex
-            )
-            page = cast("ScanResult", self._call(Method.SCAN, request, reads_only=True))
-            yield from page.jobs
-            continuation = page.continuation
-            if continuation == CONTINUATION_END:
-                return
-
-    def retry_failed(
-        self,
-        queue: str,
-        *,
-        priority: int = 1,
-        attempts_to_allow: int = 1,
-        run_after_ms: int | None = None,
-        limit: int = 1000,
-    ) -> int:
-        """Make up to `limit` FAILED jobs PENDING again, the oldest first; return how many."""
-        request = RetryFailedRequest(queue, priority, attempts_to_allow, run_after_ms, limit)
-        return cast("int", self._call(Method.RETRY_FAILED, request))
-
-    def delete_jobs(
-        self,
-        queue: str,
-        state: JobState,
-        *,
-        priority: int = 1,
-        body_regex: str | None = None,
-        limit: int = 1000,
-    ) -> int:
-        """Delete up to `limit` jobs of a state and priority; return how many."""
-        request = DeleteJobsRequest(queue, state, priority, body_regex, limit)
-        return cast("int", self._call(Method.DELETE_JOBS, request))
-
-    # --- one call -------------------------------------------------------------------------
-
-    def _call(
-        self, method: Method, request: Request, *, reads_only: bool = False, wait_ms: int = 0
-    ) -> Result:
-        seqid = next(self._seqids) & 0x7FFF_FFFF
-        message = codec.encode_call(method, seqid, self._context, request)
-        deadline = time.monotonic() + self._timeout_seconds + wait_ms / 1000
-        address, answer = self._exchange(message, deadline=deadline, repeatable=reads_only)
-        try:
-            return codec.decode_reply(method, answer)
-        except ProtocolError as error:
-            raise OutcomeUnknown(f"what {address} answered makes no sense: {error}") from error
-
-    def _exchange(
-        self, message: bytes, *, deadline: float, repeatable: bool
-    ) -> tuple[Address, bytes]:
-        """Send a message to one server after the other until one answers, and return both.
-
-        One whose connection broke comes once more, as the last: it may have been restarted, and
-        serve a new connection. A `repeatable` message is sent again once after it left whole.
-        """
-        untried = deque(self._pool.order())
-        failures: dict[Address, ConnectionFailed] = {}
-        while untried:
-            address = untried.popleft()
-            try:
-                return address, self._send(message, address, len(untried), deadline=deadline)
-            except (NotSent, OutcomeUnknown) as error:
-                if not isinstance(error, CannotConnect) and address not in failures:
-                    untried.append(address)
-                failures[address] = error
-                if isinstance(error, OutcomeUnknown):
-                    if not repeatable:
-                        break
-                    repeatable = False
-                if time.monotonic() >= deadline:
-                    break
-        raise _none_answered(list(failures.values()))
-
-    def _send(self, message: bytes, address: Address, others: int, *, deadline: float) -> bytes:
-        """Send to one server; connecting leaves as much time to each of the `others`."""
-        share_seconds = (deadline - time.monotonic()) / (1 + others)
-        connect_seconds = min(self._connect_timeout_seconds, share_seconds)
-        with self._pool.connection(
-            address, deadline=deadline, connect_seconds=connect_seconds
-        ) as connection:
-            return connection.call(message, deadline=deadline)
-
-
-def _none_answered(failures: list[ConnectionFailed]) -> ConnectionFailed:
-    """What to raise for the failures of all servers that were tried: one error that names each."""
-    if len(failures) == 1:
-        return failures[0]
-    is_unknown = any(isinstance(failure, OutcomeUnknown) for failure in failures)
-    kind = OutcomeUnknown if is_unknown else ConnectionFailed
-    return kind("; ".join(map(str, failures)))
-
-
-def _ack_infos(jobs: Iterable[ClaimedJob | AckInfo]) -> list[AckInfo]:
-    return [
-        AckInfo(job.descriptor, claim_descriptor=job.claim_descriptor or None)
-        if isinstance(job, ClaimedJob)
-        else job
-        for job in jobs
-    ]
-
-
-def _default_source() -> str:
-    program = Path(sys.argv[0]).stem or "python"
-    source = f"{program}:{socket.gethostname()}"
-    return source.encode()[:_MAX_SOURCE_BYTES].decode(errors="ignore")
+    def run(self, call: PreparedCall[T]) -> T:
+        """Make a call and return its result; what the methods above do."""
+        return self._pool.run(call)

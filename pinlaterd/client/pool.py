@@ -1,147 +1,123 @@
 """A bounded set of connections to a service's servers, that threads take turns with.
 
-The connection used last is handed out first, so that those a load peak opened grow old unused;
-an idle connection that the server closed meanwhile is never handed out. What becomes of a lent
-connection tells which servers are well.
-
-A child that is forked owns none of its parent's connections: they are closed in it, unused.
+A server that failed is probed in a thread of its own, which a call starts when that is due, and
+which ends with the probe. A child that is forked owns none of its parent's connections: they are
+closed in it, unused.
 """
 
 from __future__ import annotations
 
 import os
-import random
+import ssl
 import threading
 import time
 import weakref
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from ssl import SSLContext
+from collections.abc import Sequence
+from typing import TypeVar
 
-from pinlaterd.client.addresses import Address, Servers
-from pinlaterd.client.connection import Connection, NotSent
-from pinlaterd.errors import ConnectionFailed, OutcomeUnknown
+from pinlaterd.client.addresses import Address
+from pinlaterd.client.caller import Caller, CallUnderWay
+from pinlaterd.client.calls import PreparedCall
+from pinlaterd.client.connection import Connection
+from pinlaterd.client.failures import too_few_connections
+from pinlaterd.client.ledger import Ledger
+from pinlaterd.client.names import Names
+from pinlaterd.errors import ConnectionFailed, PinLaterError
+
+T = TypeVar("T")
 
 
 class ConnectionPool:
-    """Up to `max_connections` connections lent at a time; safe to use from many threads."""
+    """Makes calls, up to `max_connections` at a time; safe to use from many threads."""
 
     def __init__(
-        self, addresses: Sequence[Address], *, max_connections: int, tls: SSLContext | None
+        self,
+        addresses: Sequence[Address],
+        caller: Caller,
+        *,
+        max_connections: int,
+        tls: ssl.SSLContext | None,
     ) -> None:
         self.addresses = tuple(addresses)
+        self._caller = caller
         self._max_connections = max_connections
         self._tls = tls
-        self._closed = False
-        self._begin()
+        self._ledger: Ledger[Connection] = Ledger(self.addresses)
+        self._free = threading.BoundedSemaphore(max_connections)
+        self._names = Names()
         _pools.add(self)
 
-    def order(self) -> list[Address]:
-        """All addresses, in the order in which a call should try them."""
-        with self._lock:
-            return self._servers.order(now=time.monotonic())
-
-    @contextmanager
-    def connection(
-        self, address: Address, *, deadline: float, connect_seconds: float
-    ) -> Iterator[Connection]:
-        """Lend a connection; whoever fails with it must raise, so that it is closed.
-
-        `connect_seconds` bounds connecting, but not the wait for another thread's connection.
-        """
-        free = self._free  # after a fork in between, the child has another one
-        if not free.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            raise ConnectionFailed(
-                f"all {self._max_connections} connections were in use until the time was up; "
-                "give the Client more max_connections"
-            )
+    def run(self, prepared: PreparedCall[T]) -> T:
+        """Make a call, to one server after the other until one answers, and return its result."""
+        ledger, free = self._ledger, self._free  # after a fork in between, the child has others
+        self._probe_if_due(ledger)
+        call = self._caller.begin(prepared, ledger.order())
+        if not free.acquire(timeout=max(0.0, call.deadline - time.monotonic())):
+            raise too_few_connections(self._max_connections)
         try:
-            connect_deadline = min(deadline, time.monotonic() + connect_seconds)
-            connection = self._take(address, connect_deadline)
-            try:
-                yield connection
-            except BaseException:
-                self._discard(connection)
-                raise
-            self._put_back(connection)
-        except (NotSent, OutcomeUnknown):
-            self._failed(address)
-            raise
+            for server in call.servers():
+                try:
+                    return self._send(call, server, ledger)
+                except ConnectionFailed as error:
+                    ledger.failed(server, error)
+                    call.failed(server, error)
+            raise call.error()
         finally:
             free.release()
 
     def close(self) -> None:
         """Close what is idle now, and what is lent once it comes back."""
-        with self._lock:
-            self._closed = True
-        for address in self.addresses:
-            self._close_idle(address)
+        self._ledger.close()
 
     def forget_the_parents(self) -> None:
-        """In a child just forked: its only thread closes its copies of the parent's sockets.
-
-        The parent's connections stay open: closing a copy tells the server nothing. Locks are
-        made anew, for a thread that the child does not have may have held them.
-        """
-        idle = [connection for each in self._idle.values() for connection in each]
-        lent = list(self._lent)
-        self._begin()
-        for connection in idle + lent:
-            connection.close()
-
-    def _begin(self) -> None:
-        self._servers = Servers(self.addresses, rng=random.Random())
+        """In a child just forked: connections, and whatever threads wait for, are made anew."""
+        self._ledger = self._ledger.in_child(self.addresses)
         self._free = threading.BoundedSemaphore(self._max_connections)
-        self._lock = threading.Lock()
-        self._idle: defaultdict[Address, list[Connection]] = defaultdict(list)
-        self._lent: set[Connection] = set()
+        self._names = Names()
 
-    def _take(self, address: Address, connect_deadline: float) -> Connection:
-        connection = self._take_idle(address)
+    def _send(
+        self,
+        call: CallUnderWay[T],
+        server: Address,
+        ledger: Ledger[Connection],
+        *,
+        is_probe: bool = False,
+    ) -> T:
+        connection = ledger.lend_idle(server)
         if connection is None:
-            connection = Connection(address, deadline=connect_deadline, tls=self._tls)
-        with self._lock:
-            self._lent.add(connection)
-        return connection
+            deadline = call.connect_deadline()
+            connection = Connection(server, self._names, deadline=deadline, tls=self._tls)
+            ledger.lend_new(connection)
+        with ledger.lent(connection, is_probe=is_probe):
+            answer = connection.call(call.message, deadline=call.deadline)
+            return call.result(server, answer)
 
-    def _take_idle(self, address: Address) -> Connection | None:
-        while True:
-            with self._lock:
-                if self._closed:
-                    raise ConnectionFailed("this Client was closed")
-                if not self._idle[address]:
-                    return None
-                connection = self._idle[address].pop()
-            if not connection.is_stale():
-                return connection
-            connection.close()
+    # --- servers that failed --------------------------------------------------------------
 
-    def _put_back(self, connection: Connection) -> None:
-        with self._lock:
-            self._servers.answered(connection.address)
-            is_ours = connection in self._lent
-            self._lent.discard(connection)
-            if is_ours and not self._closed:
-                self._idle[connection.address].append(connection)
-                return
-        connection.close()
+    def _probe_if_due(self, ledger: Ledger[Connection]) -> None:
+        server = ledger.begin_probe()
+        if server is None:
+            return
+        probe = threading.Thread(
+            target=self._probe, args=(server, ledger), name=f"probe-{server}", daemon=True
+        )
+        try:
+            probe.start()
+        except RuntimeError:  # no more threads: the call does not suffer, and the next one looks
+            ledger.end_probe(server, is_back=False)
 
-    def _discard(self, connection: Connection) -> None:
-        with self._lock:
-            self._lent.discard(connection)
-        connection.close()
-
-    def _failed(self, address: Address) -> None:
-        with self._lock:
-            self._servers.failed(address, now=time.monotonic())
-        self._close_idle(address)  # they are likely to be as dead
-
-    def _close_idle(self, address: Address) -> None:
-        with self._lock:
-            idle = self._idle.pop(address, [])
-        for connection in idle:
-            connection.close()
+    def _probe(self, server: Address, ledger: Ledger[Connection]) -> None:
+        """Find out whether a server is back. It takes no place of those who call."""
+        is_back = False
+        try:
+            self._send(self._caller.begin_probe(server), server, ledger, is_probe=True)
+            is_back = True
+        except PinLaterError:
+            is_back = True  # it is there, and says what ails it
+        except ConnectionFailed:
+            pass  # it is left alone for longer
+        finally:
+            ledger.end_probe(server, is_back=is_back)
 
 
 _pools: weakref.WeakSet[ConnectionPool] = weakref.WeakSet()

@@ -10,15 +10,17 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from pinlaterd.errors import PinLaterError
 from pinlaterd.model import Result
 from pinlaterd.rpc import codec
+from tests.client.either_client import connect
 from tests.shared_service import client, queue, service
 
-__all__ = ["client", "queue", "service"]
+__all__ = ["client", "connect", "queue", "service"]
 
 
 class BreakOff(Exception):
@@ -35,12 +37,12 @@ Reply = Callable[[codec.Call], Result | bytes]
 class ScriptedServer:
     """Answers each call with what `reply` returns or raises; bytes go out as they are."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
         self.calls: list[codec.Call] = []
         self.connections = 0
         self.reply: Reply = lambda call: None
         self._open: list[socket.socket] = []
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server((host, port))
         self.port = int(self._listener.getsockname()[1])
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -75,7 +77,8 @@ class ScriptedServer:
                     stream.write(self._answer(call))
                     stream.flush()
                 except BreakOff:
-                    connection.shutdown(socket.SHUT_RDWR)
+                    with contextlib.suppress(OSError):  # the whole server went
+                        connection.shutdown(socket.SHUT_RDWR)
                     return
                 except SayNothing:
                     pass
@@ -93,11 +96,11 @@ class ScriptedServer:
 
 
 @pytest.fixture
-def start_server() -> Iterator[Callable[[], ScriptedServer]]:
+def start_server() -> Iterator[Callable[..., ScriptedServer]]:
     started: list[ScriptedServer] = []
 
-    def start() -> ScriptedServer:
-        started.append(ScriptedServer())
+    def start(**where: Any) -> ScriptedServer:
+        started.append(ScriptedServer(**where))
         return started[-1]
 
     yield start
@@ -106,7 +109,7 @@ def start_server() -> Iterator[Callable[[], ScriptedServer]]:
 
 
 @pytest.fixture
-def server(start_server: Callable[[], ScriptedServer]) -> ScriptedServer:
+def server(start_server: Callable[..., ScriptedServer]) -> ScriptedServer:
     return start_server()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -54,6 +55,10 @@ def test_servers_are_named_by_host_and_port(named, addresses):
         ("a:65536", "port '65536'"),
         ("a:²", "port '²'"),
         (["a", "b:x"], "'b:x': port 'x'"),
+        ("a..b", "a label of a host's name has 1 to 63 characters"),
+        (f"{'x' * 64}.example:9010", "has 1 to 63 characters"),
+        (f"{'ü' * 64}.example", "has 1 to 63 characters"),
+        ("\ud800", "that DNS can hold"),
     ],
 )
 def test_what_names_no_server_is_refused(named, problem):
@@ -67,58 +72,87 @@ def test_an_address_is_shown_as_it_is_written():
 
 
 def test_servers_that_are_well_take_turns(servers):
-    orders = [servers.order(now=0) for _ in range(6)]
+    orders = [servers.order() for _ in range(6)]
 
     assert all(sorted(order) == [A, B, C] for order in orders)
     assert sorted(order[0] for order in orders) == [A, A, B, B, C, C]
 
 
 def test_clients_do_not_all_begin_with_the_same_server():
-    firsts = {Servers([A, B, C], rng=random.Random(seed)).order(now=0)[0] for seed in range(20)}
+    firsts = {Servers([A, B, C], rng=random.Random(seed)).order()[0] for seed in range(20)}
     assert firsts == {A, B, C}
 
 
 def test_one_that_failed_is_left_alone_and_the_others_share_its_calls(servers):
     servers.failed(A, now=0)
 
-    orders = [servers.order(now=0.1) for _ in range(4)]
+    orders = [servers.order() for _ in range(4)]
 
     assert sorted(order[0] for order in orders) == [B, B, C, C]
     assert all(order[-1] == A for order in orders)
 
 
-def test_once_its_pause_is_over_one_call_looks_and_the_others_go_elsewhere(servers):
+def test_once_its_pause_is_over_it_is_probed_by_one_and_calls_still_go_elsewhere(servers):
     servers.failed(A, now=0)
-    later = FIRST_PAUSE_SECONDS
 
-    assert [servers.order(now=later)[0] == A for _ in range(3)] == [True, False, False]
+    assert servers.begin_probe(now=FIRST_PAUSE_SECONDS / 2) is None
+    assert servers.begin_probe(now=FIRST_PAUSE_SECONDS) == A
+    assert servers.begin_probe(now=1000) is None
+    assert servers.order()[-1] == A
 
 
-def test_one_that_answers_is_well_again(servers):
+def test_one_that_answers_a_probe_gets_calls_again(servers):
     servers.failed(A, now=0)
-    servers.order(now=FIRST_PAUSE_SECONDS)
+    servers.begin_probe(now=1)
+    servers.end_probe(A, now=1, is_back=True)
+
+    assert sorted(servers.order()[0] for _ in range(3)) == [A, B, C]
+    assert servers.begin_probe(now=1000) is None
+
+
+def test_one_that_answers_a_call_is_well_again_whatever_its_probe_finds(servers):
+    servers.failed(A, now=0)
+    servers.begin_probe(now=1)
     servers.answered(A)
+    servers.end_probe(A, now=1, is_back=False)
 
-    assert sorted(servers.order(now=FIRST_PAUSE_SECONDS)[0] for _ in range(3)) == [A, B, C]
+    assert sorted(servers.order()[0] for _ in range(3)) == [A, B, C]
+
+
+def pauses(servers, fail_again, seconds):
+    """How long A is left alone each time, from one failure to the next."""
+    servers.failed(A, now=0)
+    ends = [0.0]
+    for tick in range(int(seconds / FIRST_PAUSE_SECONDS)):
+        now = tick * FIRST_PAUSE_SECONDS
+        if servers.begin_probe(now=now) == A:
+            fail_again(now)
+            ends.append(now)
+    return [end - begin for begin, end in itertools.pairwise(ends)]
 
 
 def test_pauses_double_up_to_a_limit(servers):
-    servers.failed(A, now=0)
-    looks = []
-    for second in range(200):
-        if servers.order(now=second)[0] == A:
-            looks.append(second)
-            servers.failed(A, now=second)
+    found = pauses(servers, lambda now: servers.end_probe(A, now=now, is_back=False), 100)
 
-    assert looks[:5] == [1, 3, 7, 15, 31]
-    assert looks[-1] - looks[-2] == LONGEST_PAUSE_SECONDS
+    assert found[:4] == [FIRST_PAUSE_SECONDS * 2**n for n in range(4)]
+    assert max(found) == found[-1] == LONGEST_PAUSE_SECONDS
+
+
+def test_one_that_answers_probes_but_no_calls_is_left_alone_for_longer_and_longer(servers):
+    def answer_the_probe_alone(now):
+        servers.end_probe(A, now=now, is_back=True)
+        servers.failed(A, now=now)
+
+    assert pauses(servers, answer_the_probe_alone, 100)[:4] == [
+        FIRST_PAUSE_SECONDS * 2**n for n in range(4)
+    ]
 
 
 def test_many_calls_that_break_at_once_are_one_failure(servers):
     for _ in range(16):
         servers.failed(A, now=0)
 
-    assert servers.order(now=FIRST_PAUSE_SECONDS)[0] == A
+    assert servers.begin_probe(now=FIRST_PAUSE_SECONDS) == A
 
 
 def test_if_all_are_away_all_are_tried_and_the_first_to_return_first(servers):
@@ -126,4 +160,12 @@ def test_if_all_are_away_all_are_tried_and_the_first_to_return_first(servers):
     servers.failed(C, now=0.1)
     servers.failed(A, now=0.2)
 
-    assert servers.order(now=0.3) == [B, C, A]
+    assert servers.order() == [B, C, A]
+
+
+def test_a_server_without_others_is_never_probed():
+    alone = Servers([A], rng=random.Random(0))
+    alone.failed(A, now=0)
+
+    assert alone.order() == [A]
+    assert alone.begin_probe(now=1000) is None

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from pinlaterd.client import Client
-from pinlaterd.errors import ConnectionFailed, OutcomeUnknown, QueueNotFound
+from pinlaterd.client import AsyncClient, Client
+from pinlaterd.errors import ConnectionFailed, OutcomeUnknown, PinLaterError, QueueNotFound
 from pinlaterd.model import (
     AckInfo,
     AckRequest,
@@ -31,14 +31,15 @@ from pinlaterd.model import (
     ScanRequest,
     ScanResult,
 )
+from pinlaterd.rpc import codec
 
 CLAIMED = ClaimedJob("mail:s1:p1:7", b"body", 3, 2, "h:9:1:me:4", 600)
 RECORD = JobRecord("mail:s1:p1:7", JobState.FAILED, 3, 0, "why", 1, 2, 3, "h:9:1:me:4", b"body")
 
 
 @pytest.fixture
-def client(server):
-    with Client(port=server.port, source="test:here", timeout_seconds=10) as client:
+def client(server, connect):
+    with connect(port=server.port, source="test:here", timeout_seconds=10) as client:
         yield client
 
 
@@ -130,19 +131,20 @@ def test_each_operation_is_one_call_and_its_result(
     assert sent.context.source == "test:here"
 
 
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
 @pytest.mark.parametrize(
     ("method", "request_type"),
     [
-        (Client.dequeue, DequeueRequest),
-        (Client.lookup, LookupRequest),
-        (Client.count, CountRequest),
-        (Client.scan, ScanRequest),
-        (Client.retry_failed, RetryFailedRequest),
-        (Client.delete_jobs, DeleteJobsRequest),
+        ("dequeue", DequeueRequest),
+        ("lookup", LookupRequest),
+        ("count", CountRequest),
+        ("scan", ScanRequest),
+        ("retry_failed", RetryFailedRequest),
+        ("delete_jobs", DeleteJobsRequest),
     ],
 )
-def test_defaults_are_those_of_the_requests(method, request_type):
-    parameters = inspect.signature(method).parameters
+def test_defaults_are_those_of_the_requests(kind, method, request_type):
+    parameters = inspect.signature(getattr(kind, method)).parameters
     renamed = {"page_size": "limit"}
     defaults = {
         renamed.get(name, name): parameter.default
@@ -154,6 +156,48 @@ def test_defaults_are_those_of_the_requests(method, request_type):
     assert {name: defaults[name] for name in common} == {
         name: request_type._field_defaults[name] for name in common
     }
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_help_shows_an_operation_as_it_is_called(kind):
+    shown = str(inspect.signature(kind(port=1).enqueue))
+
+    assert shown == "(queue: 'str', jobs: 'Iterable[Job | bytes]') -> 'list[str]'"
+    assert "return their descriptors" in kind.enqueue.__doc__
+
+
+def test_a_client_of_either_kind_takes_the_same_arguments():
+    taken = [inspect.signature(kind).parameters for kind in (Client, AsyncClient)]
+    assert taken[0] == taken[1]
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"timeout_seconds": 0},
+        {"timeout_seconds": float("nan")},
+        {"connect_timeout_seconds": float("inf")},
+        {"max_connections": 0},
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused_at_once(option, connect):
+    [name] = option
+    with pytest.raises(ValueError, match=f"{name} must be "):
+        connect(**option)
+
+
+@pytest.mark.parametrize(
+    ("call", "problem"),
+    [
+        (lambda c: c.ack("mail", succeeded=["mail:s1:p1:7"]), "jobsSucceeded"),
+        (lambda c: c.dequeue("mail", limit=1, max_wait_ms="soon"), "maxWaitMillis"),
+        (lambda c: c.enqueue("mail", ["no bytes"]), "body"),
+    ],
+)
+def test_what_thrift_cannot_hold_is_refused_by_name_and_not_sent(server, client, call, problem):
+    with pytest.raises(PinLaterError, match=problem):
+        call(client)
+    assert server.calls == []
 
 
 def test_a_scan_follows_continuations(server, client):
@@ -188,10 +232,10 @@ def test_an_error_leaves_the_connection_usable(server, client):
     assert server.connections == 1
 
 
-def test_no_service_is_a_connection_failure_that_names_the_address(free_port):
+def test_no_service_is_a_connection_failure_that_names_the_address(free_port, connect):
     port = free_port()
     with (
-        Client(port=port) as client,
+        connect(port=port) as client,
         pytest.raises(ConnectionFailed, match=f"127.0.0.1:{port}: connection refused") as caught,
     ):
         client.queue_names()
@@ -202,7 +246,7 @@ def test_an_idle_connection_that_the_server_closed_is_replaced_unseen(server, cl
     server.reply = lambda _: ["mail:s1:p1:1"]
     client.enqueue("mail", [b"a"])
     server.close_connections()
-    [[idle]] = client._pool._idle.values()
+    [[idle]] = client._pool._ledger._idle.values()
     wait_until(idle.is_stale)
 
     assert client.enqueue("mail", [b"b"]) == ["mail:s1:p1:1"]
@@ -219,6 +263,69 @@ def test_a_write_without_an_answer_is_never_repeated(server, client, break_off):
     with pytest.raises(OutcomeUnknown, match="may have been carried out"):
         client.enqueue("mail", [b"a"])
     assert len(server.calls) == 1
+
+
+def test_an_ack_that_names_every_claim_is_repeated_once(server, client, break_off):
+    def break_first(_call):
+        if len(server.calls) == 1:
+            raise break_off
+
+    server.reply = break_first
+
+    client.ack("mail", succeeded=[CLAIMED], failed=[CLAIMED])
+    assert [call.request for call in server.calls] == [server.calls[0].request] * 2
+
+
+def test_an_ack_without_a_claim_is_never_repeated(server, client, break_off):
+    def break_it(_call):
+        raise break_off
+
+    server.reply = break_it
+
+    with pytest.raises(OutcomeUnknown):
+        client.ack("mail", succeeded=[CLAIMED, AckInfo("mail:s1:p1:8")])
+    assert len(server.calls) == 1
+
+
+def test_an_ack_whose_repetition_does_not_arrive_may_have_been_carried_out(
+    server, client, break_off
+):
+    def break_and_go(_call):
+        server.close()
+        raise break_off
+
+    server.reply = break_and_go
+
+    with pytest.raises(OutcomeUnknown, match=r"no answer from .*; cannot connect .* refused"):
+        client.ack("mail", succeeded=[CLAIMED])
+
+
+def test_an_ack_that_a_closed_client_does_not_repeat_may_have_been_carried_out(
+    server, client, break_off
+):
+    def close_and_break(_call):
+        client.close()
+        raise break_off
+
+    server.reply = close_and_break
+
+    with pytest.raises(OutcomeUnknown, match=r"no answer from .*; this client was closed"):
+        client.ack("mail", succeeded=[CLAIMED])
+
+
+def test_an_answer_with_another_number_is_no_answer_and_ends_the_connection(server, client):
+    def answer_another(call):
+        other = call.head._replace(seqid=call.head.seqid + 1)
+        message = codec.encode_reply(other, ["mail:s1:p1:1"])
+        return len(message).to_bytes(4, "big") + message
+
+    server.reply = answer_another
+    with pytest.raises(OutcomeUnknown, match=r"sent is no answer .* belongs to another call"):
+        client.enqueue("mail", [b"a"])
+
+    server.reply = lambda _: ["mail:s1:p1:2"]
+    assert client.enqueue("mail", [b"a"]) == ["mail:s1:p1:2"]
+    assert server.connections == 2
 
 
 def test_a_dequeue_with_acks_is_no_read_even_on_a_dry_run(server, client, break_off):
@@ -255,13 +362,22 @@ def test_a_read_that_fails_twice_is_given_up(server, client, break_off):
     assert len(server.calls) == 2
 
 
-def test_silence_ends_with_the_timeout(server, say_nothing):
+def test_a_call_too_large_for_a_server_that_does_not_read_was_not_carried_out(silent_port, connect):
+    with (
+        connect(port=silent_port, timeout_seconds=0.3) as client,
+        pytest.raises(ConnectionFailed, match="broke before the call was sent") as caught,
+    ):
+        client.enqueue("mail", [b"x" * (32 << 20)])
+    assert not isinstance(caught.value, OutcomeUnknown)
+
+
+def test_silence_ends_with_the_timeout(server, say_nothing, connect):
     def stay_silent(_call):
         raise say_nothing
 
     server.reply = stay_silent
     with (
-        Client(port=server.port, timeout_seconds=0.2) as client,
+        connect(port=server.port, timeout_seconds=0.2) as client,
         pytest.raises(OutcomeUnknown, match="timed out"),
     ):
         client.count("mail", JobState.PENDING)
@@ -279,26 +395,26 @@ def test_answers_that_are_no_thrift_are_told_apart(server, client, nonsense):
         client.enqueue("mail", [b"a"])
 
 
-def test_an_answer_to_another_call_is_never_taken_for_ones_own(server, say_nothing):
+def test_an_answer_to_another_call_is_never_taken_for_ones_own(server, say_nothing, connect):
     answers = iter([say_nothing, None])
 
     def first_silent(_call):
         if (answer := next(answers)) is not None:
             raise answer
-        return 7
+        return DequeueResult([CLAIMED])
 
     server.reply = first_silent
-    with Client(port=server.port, timeout_seconds=0.2) as client:
+    with connect(port=server.port, timeout_seconds=0.2) as client:
         with pytest.raises(OutcomeUnknown):
-            client.count("mail", JobState.PENDING)
-        assert client.count("mail", JobState.PENDING) == 7
+            client.dequeue("mail", limit=1)
+        assert client.dequeue("mail", limit=1, max_wait_ms=30_000) == [CLAIMED]
     assert server.connections == 2
 
 
-def test_threads_share_a_bounded_number_of_connections(server):
+def test_threads_share_a_bounded_number_of_connections(server, connect):
     server.reply = lambda _: 1
     results: list[int] = []
-    with Client(port=server.port, max_connections=2) as client:
+    with connect(port=server.port, max_connections=2) as client:
         threads = [
             threading.Thread(
                 target=lambda: results.extend(
@@ -316,7 +432,7 @@ def test_threads_share_a_bounded_number_of_connections(server):
     assert server.connections <= 2
 
 
-def test_when_all_connections_stay_in_use_the_caller_is_told(server):
+def test_when_all_connections_stay_in_use_the_caller_is_told(server, connect):
     holding = threading.Event()
     release = threading.Event()
 
@@ -326,7 +442,7 @@ def test_when_all_connections_stay_in_use_the_caller_is_told(server):
         return DequeueResult([])
 
     server.reply = hold
-    with Client(port=server.port, max_connections=1, timeout_seconds=0.2) as client:
+    with connect(port=server.port, max_connections=1, timeout_seconds=0.2) as client:
         holder = threading.Thread(
             target=lambda: client.dequeue("mail", limit=1, max_wait_ms=10_000), daemon=True
         )

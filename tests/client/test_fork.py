@@ -71,4 +71,4 @@ def test_a_call_under_way_when_the_parent_forks_is_the_parents_alone(server, cli
 def test_a_closed_client_is_closed_in_the_child_too(client):
     client.close()
 
-    assert "this Client was closed" in in_child(client.queue_names)
+    assert "this client was closed" in in_child(client.queue_names)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pinlaterd.client import Client, ConnectionFailed, JobState, OutcomeUnknown
+from pinlaterd.errors import NoHealthyShards
+from pinlaterd.model import LookupRequest
 
 
 @pytest.fixture
@@ -20,15 +22,19 @@ def pair(start_server):
     return start_server(), start_server()
 
 
-def client_of(*servers, **options):
-    return Client([f"127.0.0.1:{server.port}" for server in servers], **options)
+@pytest.fixture
+def client_of(connect):
+    def make(*servers, **options):
+        return connect([f"127.0.0.1:{server.port}" for server in servers], **options)
+
+    return make
 
 
 def calls_of(*servers):
     return sum(len(server.calls) for server in servers)
 
 
-def test_calls_are_spread_over_all_servers(three_servers):
+def test_calls_are_spread_over_all_servers(three_servers, client_of):
     with client_of(*three_servers) as client:
         for _ in range(9):
             client.enqueue("mail", [b"a"])
@@ -36,7 +42,7 @@ def test_calls_are_spread_over_all_servers(three_servers):
     assert [len(server.calls) for server in three_servers] == [3, 3, 3]
 
 
-def test_a_server_that_goes_away_costs_no_call(three_servers):
+def test_a_server_that_goes_away_costs_no_call(three_servers, client_of):
     gone, *others = three_servers
     with client_of(*three_servers) as client:
         for _ in range(3):
@@ -49,7 +55,7 @@ def test_a_server_that_goes_away_costs_no_call(three_servers):
     assert calls_of(*others) == 8
 
 
-def test_a_write_without_an_answer_goes_to_no_other_server(pair, break_off):
+def test_a_write_without_an_answer_goes_to_no_other_server(pair, break_off, client_of):
     def break_it(_call):
         raise break_off
 
@@ -61,7 +67,7 @@ def test_a_write_without_an_answer_goes_to_no_other_server(pair, break_off):
     assert calls_of(*pair) == 1
 
 
-def test_a_read_without_an_answer_goes_to_another_server_once(pair, break_off):
+def test_a_read_without_an_answer_goes_to_another_server_once(pair, break_off, client_of):
     def break_first(_call):
         if calls_of(*pair) == 1:
             raise break_off
@@ -75,7 +81,7 @@ def test_a_read_without_an_answer_goes_to_another_server_once(pair, break_off):
     assert [len(server.calls) for server in pair] == [1, 1]
 
 
-def test_a_read_that_two_servers_leave_unanswered_is_given_up(three_servers, break_off):
+def test_a_read_that_two_servers_leave_unanswered_is_given_up(three_servers, break_off, client_of):
     def break_it(_call):
         raise break_off
 
@@ -87,10 +93,10 @@ def test_a_read_that_two_servers_leave_unanswered_is_given_up(three_servers, bre
     assert calls_of(*three_servers) == 2
 
 
-def test_if_none_can_be_reached_each_is_named_with_its_reason(free_port):
+def test_if_none_can_be_reached_each_is_named_with_its_reason(free_port, connect):
     ports = [free_port(), free_port()]
     with (
-        Client([f"127.0.0.1:{port}" for port in ports]) as client,
+        connect([f"127.0.0.1:{port}" for port in ports]) as client,
         pytest.raises(ConnectionFailed) as caught,
     ):
         client.enqueue("mail", [b"a"])
@@ -100,14 +106,63 @@ def test_if_none_can_be_reached_each_is_named_with_its_reason(free_port):
         assert f"127.0.0.1:{port}: connection refused" in str(caught.value)
 
 
-def test_servers_that_are_all_left_alone_are_tried_all_the_same(server, free_port):
-    with Client([f"127.0.0.1:{free_port()}", f"127.0.0.1:{server.port}"]) as client:
-        for address in client._pool.addresses:
-            client._pool._failed(address)
+def test_servers_that_are_all_left_alone_are_tried_all_the_same(start_server, pair, client_of):
+    for server in pair:
+        server.close()
+    with client_of(*pair) as client:
+        with pytest.raises(ConnectionFailed):
+            client.create_queue("mail")
 
+        back = start_server(port=pair[0].port)
         client.create_queue("mail")
 
-    assert len(server.calls) == 1
+    assert len(back.calls) == 1
+
+
+def test_a_probe_that_hangs_holds_up_no_call_and_asks_for_nothing(
+    pair, break_off, say_nothing, wait_until, client_of
+):
+    broken, well = pair
+
+    def break_then_keep_silent(_call):
+        raise break_off if len(broken.calls) == 1 else say_nothing
+
+    broken.reply = break_then_keep_silent
+    well.reply = lambda _: 5
+    with client_of(*pair, max_connections=1) as client:
+
+        def was_probed() -> bool:
+            assert client.count("mail", JobState.PENDING) == 5
+            return len(broken.calls) > 1
+
+        wait_until(was_probed)
+        for _ in range(20):
+            assert client.count("mail", JobState.PENDING) == 5
+
+    assert [call.request for call in broken.calls[1:]] == [LookupRequest([])]
+
+
+def test_a_server_whose_probe_is_answered_with_an_error_gets_calls_again(
+    pair, break_off, wait_until, client_of
+):
+    broken, well = pair
+
+    def break_then_answer(call):
+        if len(broken.calls) == 1:
+            raise break_off
+        if isinstance(call.request, LookupRequest):
+            raise NoHealthyShards
+        return 5
+
+    broken.reply = break_then_answer
+    well.reply = lambda _: 5
+    with client_of(*pair) as client:
+
+        def gets_calls() -> bool:
+            assert client.count("mail", JobState.PENDING) == 5
+            return len(broken.calls) > 2
+
+        wait_until(gets_calls)
 
 
 def test_a_black_hole_does_not_use_up_the_time_of_the_others(server, black_hole):
@@ -120,18 +175,9 @@ def test_a_black_hole_does_not_use_up_the_time_of_the_others(server, black_hole)
     assert len(server.calls) == 2
 
 
-def test_connecting_is_bounded_by_its_own_timeout(black_hole):
+def test_connecting_is_bounded_by_its_own_timeout(black_hole, connect):
     with (
-        Client(black_hole, connect_timeout_seconds=0.2, timeout_seconds=100_000) as client,
+        connect(black_hole, connect_timeout_seconds=0.2, timeout_seconds=100_000) as client,
         pytest.raises(ConnectionFailed, match="timed out"),
-    ):
-        client.queue_names()
-
-
-def test_a_name_that_no_dns_can_hold_is_a_server_that_cannot_be_reached(server):
-    name = "x" * 64
-    with (
-        Client(f"{name}.example") as client,
-        pytest.raises(ConnectionFailed, match=f"cannot connect to pinlaterd at {name}"),
     ):
         client.queue_names()

@@ -1,4 +1,4 @@
-"""The Client, its models and the Worker as a user's program calls them, for the type checker alone.
+"""The clients, their models and the Worker as a user's program calls them, for type checkers alone.
 
 Nothing here runs: `mypy` reads it as it reads any program that imports `pinlaterd.client`. A
 parameter that loses its type, or a result that becomes Any, is an error of the `types` step.
@@ -13,6 +13,7 @@ from typing import assert_type
 
 from pinlaterd.client import (
     AckInfo,
+    AsyncClient,
     CheckpointInfo,
     ClaimedJob,
     Client,
@@ -93,6 +94,26 @@ def look(client: Client, descriptor: str) -> None:
 def mend(client: Client) -> None:
     assert_type(client.retry_failed("mail", attempts_to_allow=2, limit=10), int)
     assert_type(client.delete_jobs("mail", JobState.FAILED, body_regex="ada"), int)
+
+
+async def call_without_blocking() -> None:
+    assert_type(AsyncClient(), AsyncClient)
+    AsyncClient("queue.example.com", ssl=True)  # type: ignore[arg-type]
+    AsyncClient(["queue1.example.com", "queue2.example.com:9020"], connect_timeout_seconds=1.5)
+    async with AsyncClient("queue.example.com", 9010, source="mailer:host7") as client:
+        assert_type(client, AsyncClient)
+        assert_type(await client.enqueue("mail", [b"now", Job(b"later")]), list[str])
+        claimed = await client.dequeue("mail", limit=10, max_wait_ms=5000)
+        assert_type(claimed, list[ClaimedJob])
+        await client.ack("mail", succeeded=claimed)
+        await client.ack("mail", claimed)  # type: ignore[call-arg]
+        await client.checkpoint("mail", [CheckpointInfo(claimed[0].descriptor)])
+        assert_type(await client.lookup(["mail:s1:p1:1"]), dict[str, JobRecord])
+        assert_type(await client.count("mail", JobState.PENDING), int)
+        assert_type(await client.queue_names(), frozenset[str])
+        async for record in client.scan("mail", JobState.FAILED, page_size=10):
+            assert_type(record, JobRecord)
+        client.scan("mail", "FAILED")  # type: ignore[arg-type]
 
 
 def handle() -> Handlers:

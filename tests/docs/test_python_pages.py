@@ -98,12 +98,19 @@ def test_all_blocks_of_a_page_run_one_after_the_other(run_block, page):
 
 
 def test_the_client_of_the_page_does_what_it_says(run_block, client, queue):
-    run_block(the_block("python.md", "client.enqueue("))
+    run_block(the_block("python.md", "[now, later] = client.enqueue("))
 
     [ada] = client.scan(queue, JobState.SUCCEEDED)
     assert ada.attempts_remaining == 2
     [grace] = client.scan(queue, JobState.PENDING, future=True)
     assert (grace.attempts_allowed, grace.run_after_ms) == (5, 1_900_000_000_000)
+
+
+def test_the_asyncio_program_of_the_page_does_what_it_says(run_block, client, queue):
+    run_block(the_block("python.md", "asyncio.run(main())"))
+
+    assert client.count(queue, JobState.SUCCEEDED) == 10
+    assert client.count(queue, JobState.PENDING) == 90
 
 
 def test_the_handlers_of_the_page_do_what_they_say(run_block, client, queue, wait_until):

@@ -1,0 +1,309 @@
+"""The twelve operations as calls to be sent: what each asks for, and what its answer becomes.
+
+A client has a method for every function here, with the same parameters and the documentation that
+stands here (`as_method_of`); all that it adds is the sending. Everything here is pure.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Generic, NamedTuple, TypeVar, cast
+
+from pinlaterd.client.addresses import Address
+from pinlaterd.errors import OutcomeUnknown, ProtocolError
+from pinlaterd.model import (
+    CONTINUATION_END,
+    AckInfo,
+    AckRequest,
+    CallContext,
+    CheckpointInfo,
+    CheckpointRequest,
+    ClaimedJob,
+    CountRequest,
+    CreateQueueRequest,
+    DeleteJobsRequest,
+    DeleteQueueRequest,
+    DequeueRequest,
+    DequeueResult,
+    EnqueueRequest,
+    Job,
+    JobRecord,
+    JobState,
+    LookupRequest,
+    Method,
+    QueueNamesRequest,
+    Request,
+    Result,
+    RetryFailedRequest,
+    ScanRequest,
+    ScanResult,
+)
+from pinlaterd.rpc import codec
+
+T = TypeVar("T")
+
+
+class PreparedCall(NamedTuple, Generic[T]):
+    """A call whose answer is a T.
+
+    `repeatable`: carried out twice, it has done what it does once, so that it may be sent again
+    when no answer came. `wait_ms`: how long it asks the server to wait, beside what calls take.
+    """
+
+    method: Method
+    request: Request
+    result: Callable[[Result], T]
+    repeatable: bool = False
+    wait_ms: int = 0
+
+    def encode(self, seqid: int, context: CallContext) -> bytes:
+        """The message. Raises InvalidRequest, or InvalidEnqueue, for what Thrift's types cannot
+        hold."""
+        return codec.encode_call(self.method, seqid, context, self.request)
+
+    def decode(self, seqid: int, answer: bytes, *, server: Address) -> T:
+        """What the answer of that server says: a result, or an error of the service, raised.
+
+        Raises OutcomeUnknown if it is no answer to this call.
+        """
+        try:
+            if codec.peek_seqid(answer) != seqid:
+                raise ProtocolError("it belongs to another call")
+            return self.result(codec.decode_reply(self.method, answer))
+        except ProtocolError as error:
+            raise OutcomeUnknown(
+                f"what {server} sent is no answer to {self.method.value}: {error}; "
+                "the call may have been carried out"
+            ) from error
+
+
+# --- queues -------------------------------------------------------------------------------
+
+
+def create_queue(queue: str) -> PreparedCall[None]:
+    """Make a queue; one that exists already is left as it is."""
+    return PreparedCall(Method.CREATE_QUEUE, CreateQueueRequest(queue), _nothing)
+
+
+def delete_queue(queue: str, *, password: str) -> PreparedCall[None]:
+    """Drop a queue with all its jobs; `password` is the server's admin password."""
+    return PreparedCall(Method.DELETE_QUEUE, DeleteQueueRequest(queue, password), _nothing)
+
+
+def queue_names() -> PreparedCall[frozenset[str]]:
+    """The names of all queues."""
+    return PreparedCall(Method.QUEUE_NAMES, QueueNamesRequest(), _names, repeatable=True)
+
+
+# --- the life of a job --------------------------------------------------------------------
+
+
+def enqueue(queue: str, jobs: Iterable[Job | bytes]) -> PreparedCall[list[str]]:
+    """Store jobs (a plain body means Job(body)) and return their descriptors, in order.
+
+        client.enqueue("mail", [b"now", Job(b"later", run_after_ms=1_900_000_000_000)])
+
+    Up to 1,000 jobs are stored all or none. When this returns, they are durable.
+    """
+    request = EnqueueRequest(queue, [j if isinstance(j, Job) else Job(j) for j in jobs])
+    return PreparedCall(Method.ENQUEUE, request, _descriptors)
+
+
+def dequeue(
+    queue: str,
+    *,
+    limit: int,
+    succeeded: Iterable[ClaimedJob | AckInfo] = (),
+    failed: Iterable[ClaimedJob | AckInfo] = (),
+    max_wait_ms: int = 0,
+    dry_run: bool = False,
+    coverage: float = 1.0,
+) -> PreparedCall[list[ClaimedJob]]:
+    """Claim up to `limit` jobs that are ready, the most urgent first.
+
+    `succeeded` and `failed` acknowledge earlier jobs in the same call, before it claims; if one of
+    them can't be carried out, nothing is claimed and its error is raised. With no job ready, the
+    answer waits up to `max_wait_ms` for one. A dry run claims nothing.
+    """
+    acks = AckRequest(queue, _ack_infos(succeeded), _ack_infos(failed))
+    has_acks = bool(acks.succeeded or acks.failed)
+    request = DequeueRequest(
+        queue, limit, acks if has_acks else None, dry_run, coverage, max_wait_ms
+    )
+    return PreparedCall(
+        Method.DEQUEUE,
+        request,
+        _claimed,
+        repeatable=dry_run and not has_acks,
+        wait_ms=max_wait_ms,
+    )
+
+
+def ack(
+    queue: str,
+    *,
+    succeeded: Iterable[ClaimedJob | AckInfo] = (),
+    failed: Iterable[ClaimedJob | AckInfo] = (),
+) -> PreparedCall[None]:
+    """Say how jobs ended. A ClaimedJob is acknowledged under its claim, with no status:
+
+        client.ack("mail", failed=[AckInfo(job.descriptor, "no such address",
+                                           retry_delay_ms=60_000,
+                                           claim_descriptor=job.claim_descriptor)])
+
+    An ack that names its claim counts only while that holds. So a call in which all do is sent once
+    more, to another server if there are several, when no answer comes.
+    """
+    request = AckRequest(queue, _ack_infos(succeeded), _ack_infos(failed))
+    infos = (*request.succeeded, *request.failed)
+    # What is no AckInfo at all is found out when it is encoded, and said by name.
+    under_claims = all(isinstance(info, AckInfo) and info.claim_descriptor for info in infos)
+    return PreparedCall(Method.ACK, request, _nothing, repeatable=under_claims)
+
+
+def checkpoint(queue: str, checkpoints: Iterable[CheckpointInfo]) -> PreparedCall[None]:
+    """Renew claims, and change what the jobs hold: body, attempts, status, run-after."""
+    return PreparedCall(Method.CHECKPOINT, CheckpointRequest(queue, list(checkpoints)), _nothing)
+
+
+# --- looking and mending ------------------------------------------------------------------
+
+
+def lookup(
+    descriptors: Iterable[str], *, include_body: bool = False
+) -> PreparedCall[dict[str, JobRecord]]:
+    """What is known of these jobs, by descriptor; unknown ones are left out."""
+    request = LookupRequest(list(descriptors), include_body)
+    return PreparedCall(Method.LOOKUP, request, _records, repeatable=True)
+
+
+def count(
+    queue: str,
+    state: JobState,
+    *,
+    priority: int | None = None,
+    future: bool = False,
+    body_regex: str | None = None,
+) -> PreparedCall[int]:
+    """How many jobs are in a state; `future`: those whose run-after is still to come."""
+    request = CountRequest(queue, state, priority, future, body_regex)
+    return PreparedCall(Method.COUNT, request, _number, repeatable=True)
+
+
+def scan(
+    queue: str,
+    state: JobState,
+    *,
+    priority: int | None = None,
+    future: bool = False,
+    body_regex: str | None = None,
+    page_size: int = 100,
+) -> PreparedCall[ScanResult]:
+    """All jobs in a state, the latest run-after first, fetched page by page.
+
+        for job in client.scan("mail", JobState.FAILED):
+            print(job.descriptor, job.custom_status)
+
+    An AsyncClient's is for `async for`.
+    """
+    request = ScanRequest(queue, state, priority, future, limit=page_size, body_regex=body_regex)
+    return PreparedCall(Method.SCAN, request, _page, repeatable=True)
+
+
+def page_after(call: PreparedCall[ScanResult], page: ScanResult) -> PreparedCall[ScanResult] | None:
+    """The call for what follows the `page` that this one brought; None after the last."""
+    if page.continuation == CONTINUATION_END:
+        return None
+    request = cast("ScanRequest", call.request)
+    return call._replace(request=request._replace(continuation=page.continuation))
+
+
+def retry_failed(
+    queue: str,
+    *,
+    priority: int = 1,
+    attempts_to_allow: int = 1,
+    run_after_ms: int | None = None,
+    limit: int = 1000,
+) -> PreparedCall[int]:
+    """Make up to `limit` FAILED jobs PENDING again, the oldest first; return how many."""
+    request = RetryFailedRequest(queue, priority, attempts_to_allow, run_after_ms, limit)
+    return PreparedCall(Method.RETRY_FAILED, request, _number)
+
+
+def delete_jobs(
+    queue: str,
+    state: JobState,
+    *,
+    priority: int = 1,
+    body_regex: str | None = None,
+    limit: int = 1000,
+) -> PreparedCall[int]:
+    """Delete up to `limit` jobs of a state and priority; return how many."""
+    request = DeleteJobsRequest(queue, state, priority, body_regex, limit)
+    return PreparedCall(Method.DELETE_JOBS, request, _number)
+
+
+def as_method_of(
+    client: str,
+    method: Callable[..., object],
+    prepare: Callable[..., object],
+    *,
+    returns: str | None = None,
+) -> None:
+    """Let `help`, editors and tracebacks show a client's method as the operation that it is.
+
+    `returns` is the type of its result, if that is not the prepared call's.
+    """
+    signature = inspect.signature(prepare)
+    itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    prepared = str(signature.return_annotation).removeprefix("PreparedCall[").removesuffix("]")
+    described = signature.replace(
+        parameters=[itself, *signature.parameters.values()],
+        return_annotation=prepared if returns is None else returns,
+    )
+    method.__name__ = prepare.__name__
+    method.__qualname__ = f"{client}.{prepare.__name__}"
+    method.__doc__ = prepare.__doc__
+    vars(method)["__signature__"] = described
+
+
+def _ack_infos(jobs: Iterable[ClaimedJob | AckInfo]) -> list[AckInfo]:
+    return [
+        AckInfo(job.descriptor, claim_descriptor=job.claim_descriptor or None)
+        if isinstance(job, ClaimedJob)
+        else job
+        for job in jobs
+    ]
+
+
+# --- results: what `decode_reply` returns for a method is always of its type ---------------
+
+
+def _nothing(_: Result) -> None:
+    return None
+
+
+def _names(result: Result) -> frozenset[str]:
+    return cast("frozenset[str]", result)
+
+
+def _descriptors(result: Result) -> list[str]:
+    return list(cast("list[str]", result))
+
+
+def _claimed(result: Result) -> list[ClaimedJob]:
+    return list(cast("DequeueResult", result).jobs)
+
+
+def _records(result: Result) -> dict[str, JobRecord]:
+    return dict(cast("Mapping[str, JobRecord]", result))
+
+
+def _number(result: Result) -> int:
+    return cast("int", result)
+
+
+def _page(result: Result) -> ScanResult:
+    return cast("ScanResult", result)
