@@ -10,7 +10,6 @@ import base64
 import errno
 import json
 import math
-import os
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -91,23 +90,12 @@ class CommandLine(click.Group):
         except OSError as error:
             if error.errno == errno.EPIPE:
                 raise  # click ends without a word
-            _fail_for(error)
+            why = (error.strerror or str(error)).lower()
+            fail(f"{error.filename or 'input or output failed'}: {why}")
 
     def cure_of(self, error: ConnectionFailed) -> str:
         """What to do about a service that does not answer."""
         return "is it running? `pinlaterd up` starts it, --host and --port choose it"
-
-
-def _fail_for(error: OSError) -> NoReturn:
-    where = error.filename
-    try:
-        sys.stdout.flush()
-    except OSError:
-        where = "standard output"
-        # Python flushes it once more as it ends, and would fail as before.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    why = (error.strerror or str(error)).lower()
-    fail(f"{where}: {why}" if where else why)
 
 
 def fail(message: str) -> NoReturn:

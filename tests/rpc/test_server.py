@@ -495,7 +495,7 @@ def test_lines_that_were_left_out_are_counted_although_no_other_comes(
 
         def told() -> int:
             left_out = re.findall(r"and (\d+) more lines", caplog.text)
-            return caplog.text.count("max_connections") + sum(map(int, left_out))
+            return caplog.text.count("max_connections") + sum(int(count) for count in left_out)
 
         wait_until(lambda: told() == 50)
 

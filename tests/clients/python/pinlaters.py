@@ -41,6 +41,7 @@ me = RequestContext(source="pinlaters:python")
 
 def claim() -> str:
     claimed = service.dequeueJobs(me, PinLaterDequeueRequest(queue, limit=10))
+    descriptor: str
     [(descriptor, body)] = claimed.jobs.items()
     about = claimed.jobMetadata[descriptor]
     attempts = f"{about.attemptsRemaining} of {about.attemptsAllowed} attempts"
