@@ -48,11 +48,17 @@ class StopSignal:
         self._read_end, self._write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._event = asyncio.Event()
         self._requested = False
+        self._insisted = False
         self._handlers_before: dict[signal.Signals, Any] = {}
 
     @property
     def requested(self) -> bool:
         return self._requested
+
+    @property
+    def insisted(self) -> bool:
+        """Whether `catch` has met a second signal: its sender waits no longer."""
+        return self._insisted
 
     def fileno(self) -> int:
         return self._read_end
@@ -67,6 +73,7 @@ class StopSignal:
         """For a blocking loop, from the main thread. A call in progress is not interrupted."""
 
         def handle(_number: int, _frame: FrameType | None) -> None:
+            self._insisted = self._requested
             self.set()
 
         for number in STOP_SIGNALS:

@@ -13,7 +13,10 @@ import click
 from pinlaterd.admin import target
 from pinlaterd.admin.tables import NUMBER_COLUMN, print_table
 from pinlaterd.client.cli import (
+    COUNT,
+    PRIORITY,
     STATE,
+    Amount,
     record_facts,
     show_jobs,
     shown_time,
@@ -22,9 +25,11 @@ from pinlaterd.client.cli import (
 from pinlaterd.model import JobRecord
 from pinlaterd.wording import how_many
 
+_MAX_DELAY_SECONDS = 100 * 366 * 86_400.0
+
 _priority_option = click.option(
     "--priority",
-    type=click.IntRange(min=1),
+    type=PRIORITY,
     default=1,
     show_default=True,
     help="Jobs of this priority only.",
@@ -37,7 +42,7 @@ _regex_option = click.option(
 def _limit_option(default: int) -> Callable[[target.Command], target.Command]:
     return click.option(
         "--limit",
-        type=click.IntRange(min=1),
+        type=COUNT,
         default=default,
         show_default=True,
         help="At most so many jobs.",
@@ -67,9 +72,7 @@ def lookup(*, descriptors: tuple[str, ...], as_json: bool) -> None:
 @job.command()
 @click.argument("queue")
 @click.argument("state", type=STATE)
-@click.option(
-    "--priority", type=click.IntRange(min=1), help="Jobs of this priority only  [default: all]"
-)
+@click.option("--priority", type=PRIORITY, help="Jobs of this priority only  [default: all]")
 @click.option("--future", is_flag=True, help="Jobs whose run-after is still to come.")
 @_regex_option
 @_limit_option(100)
@@ -116,14 +119,14 @@ def scan(
 @_priority_option
 @click.option(
     "--attempts",
-    type=click.IntRange(min=1),
+    type=COUNT,
     default=1,
     show_default=True,
     help="Attempts that each job gets.",
 )
 @click.option(
     "--delay-seconds",
-    type=click.FloatRange(min=0),
+    type=Amount(_MAX_DELAY_SECONDS, may_be_zero=True),
     help="Run them so much later  [default: now]",
 )
 @_limit_option(1000)
@@ -155,7 +158,7 @@ def retry(
             run_after_ms=run_after_ms,
             limit=limit,
         )
-    shown = f"{how_many(retried, 'job is', 'jobs are')} pending"
+    shown = f"{how_many(retried, 'job')} made pending again"
     click.echo(json.dumps({"retried": retried}) if as_json else shown)
 
 
@@ -199,7 +202,7 @@ def delete(
         deleted = client.delete_jobs(
             queue, state_of(state), priority=priority, body_regex=body_regex, limit=limit
         )
-    shown = f"{how_many(deleted, 'job is', 'jobs are')} deleted"
+    shown = f"{how_many(deleted, 'job')} deleted"
     click.echo(json.dumps({"deleted": deleted}) if as_json else shown)
 
 

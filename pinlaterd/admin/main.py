@@ -17,17 +17,23 @@ from pinlaterd.admin.queues import queue, read_password
 from pinlaterd.admin.restart import restart
 from pinlaterd.admin.shard_settings import add, dequeue_only, list_shards, remove
 from pinlaterd.admin.shards import shard
+from pinlaterd.admin.stats_page import CoordinatorAway
 from pinlaterd.admin.top import top
 from pinlaterd.client.cli import CommandLine, printable
 from pinlaterd.config.layout import ETC
 from pinlaterd.config.load import load_config
 from pinlaterd.config.password import hash_password
-from pinlaterd.errors import ConfigError
+from pinlaterd.errors import ConfigError, ConnectionFailed
 from pinlaterd.lifecycle import ExitCode
 from pinlaterd.wording import how_many
 
 
-@click.group("pinlater-admin", cls=CommandLine, context_settings={"max_content_width": 100})
+class _AdminCommandLine(CommandLine):
+    def cure_of(self, error: ConnectionFailed) -> str:
+        return error.cure if isinstance(error, CoordinatorAway) else super().cure_of(error)
+
+
+@click.group("pinlater-admin", cls=_AdminCommandLine, context_settings={"max_content_width": 100})
 @click.version_option(__version__, prog_name="pinlater-admin")
 @target.target_options
 def cli() -> None:

@@ -10,6 +10,7 @@ import click
 from pinlaterd.admin import in_force, target
 from pinlaterd.config import edit_queues
 from pinlaterd.config.layout import ETC
+from pinlaterd.errors import ConnectionFailed, PinLaterError
 from pinlaterd.model import QUEUE_NAME
 
 _NONE = "none"
@@ -98,6 +99,22 @@ def resume(*, name: str, as_json: bool) -> None:
 
 def _finish(name: str, done: str, *, was_changed: bool, as_json: bool) -> None:
     acts = in_force.say_when_followed(done, was_changed=was_changed)
+    _warn_of_unknown(name)
     if as_json:
         facts = edit_queues.settings_of(target.directory() / ETC, name)
         click.echo(json.dumps({"queue": name, **facts._asdict(), "acts": acts}))
+
+
+def _warn_of_unknown(name: str) -> None:
+    """Settings may come before their queue; mistyped ones look the same, and do nothing."""
+    try:
+        with target.connect() as client:
+            is_known = name in client.queue_names()
+    except (PinLaterError, ConnectionFailed):
+        return  # whether it is there can't be told now
+    if not is_known:
+        click.echo(
+            f"warning: there is no queue {name} yet; `pinlater-admin queue list` shows those there "
+            "are",
+            err=True,
+        )

@@ -11,10 +11,18 @@ import urllib.parse
 from pathlib import Path
 from typing import Any
 
-from pinlaterd.config.layout import STATS_SOCKET
+from pinlaterd.config.layout import ETC, SHARDS_FILE, STATS_SOCKET
 from pinlaterd.errors import ConnectionFailed
 
 _TIMEOUT_SECONDS = 5.0
+
+
+class CoordinatorAway(ConnectionFailed):
+    """The coordinator does not answer. `cure`: what to do about that."""
+
+    def __init__(self, problem: str, cure: str) -> None:
+        super().__init__(problem)
+        self.cure = cure
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -32,7 +40,8 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 def fetch_json(path: str, *, directory: Path, url: str | None) -> Any:
-    """What the coordinator answers at `path`. Raises ConnectionFailed."""
+    """What the coordinator answers at `path`. Raises CoordinatorAway, or ConnectionFailed for
+    what is no coordinator."""
     connection, prefix, where = _connection(directory, url)
     with contextlib.closing(connection):
         try:
@@ -41,8 +50,8 @@ def fetch_json(path: str, *, directory: Path, url: str | None) -> Any:
             body = response.read()
         except (OSError, http.client.HTTPException) as error:
             reason = (getattr(error, "strerror", None) or str(error)).lower()
-            raise ConnectionFailed(
-                f"no answer from the coordinator at {where}: {reason}"
+            raise CoordinatorAway(
+                f"no answer from the coordinator at {where}: {reason}", _cure(directory, url)
             ) from error
     try:
         # /health and /status.json answer 503 with their facts when something is unwell.
@@ -51,6 +60,15 @@ def fetch_json(path: str, *, directory: Path, url: str | None) -> Any:
         raise ConnectionFailed(
             f"{where}{path} answered {response.status}, not JSON; is it pinlaterd's?"
         ) from error
+
+
+def _cure(directory: Path, url: str | None) -> str:
+    if url is None and not (directory / ETC / SHARDS_FILE).exists():
+        return (
+            f"{directory.absolute()} is no deployment (no {ETC / SHARDS_FILE}): give --dir, or "
+            "--stats-url"
+        )
+    return "is it running? `pinlaterd up` starts it, --dir or --stats-url choose it"
 
 
 def _connection(directory: Path, url: str | None) -> tuple[http.client.HTTPConnection, str, str]:

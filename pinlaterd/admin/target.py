@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import click
 
+from pinlaterd.client.cli import HOST, PORT
 from pinlaterd.client.client import Client
 from pinlaterd.config.layout import ETC
 from pinlaterd.config.load import load_config
@@ -39,8 +40,8 @@ def _option(*names: str, **attributes: Any) -> Callable[[Command], Command]:
 
 
 _SERVICE_OPTIONS = (
-    _option("--port", type=click.IntRange(1, 65535), help="Thrift port, if not DIR's."),
-    _option("--host", help="The service's host, if not DIR's."),
+    _option("--port", type=PORT, help="Thrift port, if not DIR's."),
+    _option("--host", type=HOST, help="The service's host, if not DIR's."),
 )
 _DEPLOYMENT_OPTIONS = (
     _option("--stats-url", metavar="URL", help="The coordinator, if not DIR/run/stats.sock."),

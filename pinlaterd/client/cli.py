@@ -7,15 +7,17 @@ command it is escaped; in JSON they are exact.
 from __future__ import annotations
 
 import base64
+import errno
 import json
+import math
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
-from pinlaterd.client.addresses import AddressInvalid
+from pinlaterd.client.addresses import AddressInvalid, parse_addresses
 from pinlaterd.client.client import Client
 from pinlaterd.errors import ConfigError, ConnectionFailed, OutcomeUnknown, PinLaterError
 from pinlaterd.lifecycle import ExitCode
@@ -23,7 +25,47 @@ from pinlaterd.model import JobRecord, JobState
 
 MAX_SHOWN_CHARS = 200
 
+PORT = click.IntRange(1, 65535)
+# Where Thrift's types end: larger numbers can't be sent.
+PRIORITY = click.IntRange(1, 127)
+COUNT = click.IntRange(1, 2**31 - 1)
 STATE = click.Choice([state.name.lower() for state in JobState], case_sensitive=False)
+
+
+class Amount(click.FloatRange):
+    """A number above 0 (from 0 if that may be), up to `most`; not `nan`, as a FloatRange takes."""
+
+    def __init__(self, most: float, *, may_be_zero: bool = False) -> None:
+        super().__init__(min=0, max=most, min_open=not may_be_zero)
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number = float(super().convert(value, param, ctx))
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a number.", param, ctx)
+        return number
+
+
+class _Host(click.ParamType[str]):
+    """A server, as the client takes it."""
+
+    name = "HOST"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            parse_addresses(value, default_port=1)
+        except AddressInvalid:
+            self.fail(
+                f"{value!r} is no server; write HOST, HOST:PORT or [IPV6]:PORT, with a port from "
+                "1 to 65535",
+                param,
+                ctx,
+            )
+        return str(value)
+
+
+HOST = _Host()
 
 
 def state_of(choice: str) -> JobState:
@@ -42,9 +84,18 @@ class CommandLine(click.Group):
         except OutcomeUnknown as error:
             fail(str(error))
         except ConnectionFailed as error:
-            fail(f"{error}; is it running? `pinlaterd up` starts it, --host and --port choose it")
+            fail(f"{error}; {self.cure_of(error)}")
         except PinLaterError as error:
             fail(f"{error.code.name}: {printable(str(error), 2000)}")
+        except OSError as error:
+            if error.errno == errno.EPIPE:
+                raise  # click ends without a word
+            why = (error.strerror or str(error)).lower()
+            fail(f"{error.filename or 'input or output failed'}: {why}")
+
+    def cure_of(self, error: ConnectionFailed) -> str:
+        """What to do about a service that does not answer."""
+        return "is it running? `pinlaterd up` starts it, --host and --port choose it"
 
 
 def fail(message: str) -> NoReturn:

@@ -85,6 +85,7 @@ def _setting(
 # A claim descriptor HOST:PORT:STARTMILLIS:SOURCE:COUNTER has to fit into PinLater's
 # VARCHAR(200); a port, a time, a source of 120 bytes and a counter leave this for the host.
 ADVERTISED_HOST_CHARS = 36
+MOST_FRAME_BYTES = 1024 * MIB
 
 
 _OWN_HOST_NAME = socket.gethostname()[:ADVERTISED_HOST_CHARS]
@@ -191,7 +192,9 @@ class ServerSettings:
     )
 
     max_frame_bytes: int = _setting(
-        64 * MIB, "a longer Thrift frame closes its connection, bytes", Between(1 * KIB, 1024 * MIB)
+        64 * MIB,
+        "a longer Thrift frame closes its connection, bytes",
+        Between(1 * KIB, MOST_FRAME_BYTES),
     )
     max_response_bytes: int = _setting(
         32 * MIB, "a dequeue's answer stops growing at this, bytes", Between(1 * KIB, 1024 * MIB)

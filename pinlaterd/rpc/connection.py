@@ -69,6 +69,10 @@ class Host(Protocol):
         """The client closed after so long, without having sent anything."""
         ...
 
+    def ended_within_message(self, connection: Connection) -> None:
+        """The client went before it had sent the whole of a message."""
+        ...
+
 
 class Answer:
     """Where the answer to one call goes: `send` once, at any later time."""
@@ -176,7 +180,10 @@ class Connection(asyncio.Protocol):
         self._pump()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if not (self._received_bytes or self.gone or self._closing or self._retiring):
+        went_by_itself = not (self.gone or self._closing)
+        if went_by_itself and self._reader.missing:
+            self._host.ended_within_message(self)
+        elif went_by_itself and not (self._received_bytes or self._retiring):
             seconds = asyncio.get_running_loop().time() - self._since
             self._host.left_in_silence(self, seconds)
         self.gone = True

@@ -19,8 +19,9 @@ import struct
 from collections.abc import Mapping
 from typing import Final, Protocol
 
+from pinlaterd.config.schema import MOST_FRAME_BYTES
 from pinlaterd.errors import ProtocolError
-from pinlaterd.rpc.strangers import Stranger, recognize, recognize_framed
+from pinlaterd.rpc.strangers import Stranger, recognize, recognize_framed, recognize_text
 from pinlaterd.rpc.walk import BeyondEnd, MessageWalk
 
 _U32: Final = struct.Struct(">I").unpack_from
@@ -102,7 +103,8 @@ class FrameReader:
             else:
                 self._begin(data, messages)
         except BeyondEnd:
-            self.failure = ProtocolError(f"an unframed message is too long; {self._cure()}")
+            cure = self._cure(self._max_frame_bytes + 1)
+            self.failure = ProtocolError(f"an unframed message is too long; {cure}")
         except ProtocolError as error:
             self.failure = error
         if self.failure is not None:
@@ -210,12 +212,14 @@ class FrameReader:
     def _bad_length(self, length: int) -> str:
         if length == 0:
             return "a frame of length 0; a frame holds one message"
-        return (
-            f"a frame of {length} bytes (it begins {_U32_BYTES(length).hex(' ')}); {self._cure()}"
-        )
+        start = _U32_BYTES(length)
+        if self._is_first:
+            self._refuse(recognize_text(start))
+        return f"a frame of {length} bytes (it begins {start.hex(' ')}); {self._cure(length)}"
 
-    def _cure(self) -> str:
-        return (
-            f"max_frame_bytes is {self._max_frame_bytes}: send fewer jobs a call, "
-            "or raise it in etc/pinlaterd.yaml"
-        )
+    def _cure(self, wanted_bytes: int) -> str:
+        """What to do about a message of so many bytes."""
+        cure = f"max_frame_bytes is {self._max_frame_bytes}: send fewer jobs a call"
+        if wanted_bytes > MOST_FRAME_BYTES:
+            return cure
+        return f"{cure}, or raise it in etc/pinlaterd.yaml"

@@ -21,16 +21,22 @@ class LimitedLog:
         self._left_out = 0
 
     def warning(self, line: str) -> None:
-        now = self._monotonic()
-        if now - self._begun >= self._seconds:
-            self.flush()
-            self._begun = now
+        if self.flush_if_over():
+            self._begun = self._monotonic()
             self._written = 0
         if self._written < self._lines:
             self._written += 1
             self._log.warning("%s", line)
         else:
             self._left_out += 1
+
+    def flush_if_over(self) -> bool:
+        """Flush once the `seconds` have passed; whether they have. To be called now and then: no
+        other warning may ever come."""
+        is_over = self._monotonic() - self._begun >= self._seconds
+        if is_over:
+            self.flush()
+        return is_over
 
     def flush(self) -> None:
         """Say how many were left out."""

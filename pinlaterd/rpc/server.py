@@ -23,6 +23,7 @@ from pinlaterd.rpc.framing import Transcoders
 from pinlaterd.rpc.limited_log import LimitedLog
 from pinlaterd.rpc.strangers import SILENT
 from pinlaterd.stats import Stats
+from pinlaterd.wording import how_many
 
 __all__ = ["RETIRE_SECONDS", "Answer", "ThriftServer"]
 
@@ -179,10 +180,18 @@ class ThriftServer:
                 f"byte: {SILENT}"
             )
 
+    def ended_within_message(self, connection: Connection) -> None:
+        missing = how_many(connection.missing_bytes(), "byte")
+        self._log.warning(
+            f"the connection from {connection.peer} ended within a message, of which at least "
+            f"{missing} had yet to come"
+        )
+
     # --- from time to time --------------------------------------------------------------------
 
     def _look(self) -> None:
         """Close connections that make no progress; sooner, while others wait for their memory."""
+        self._log.flush_if_over()
         if self.budget.strained:
             self.budget.count()
         crowded = self.budget.crowded

@@ -8,6 +8,7 @@ only.
 
 from __future__ import annotations
 
+import re
 from typing import Final, NamedTuple
 
 _THIS: Final = "this is pinlaterd's Thrift port"
@@ -46,6 +47,11 @@ _JSON: Final = Stranger("TJSONProtocol; set the client to TBinaryProtocol or TCo
 _UNFRAMED_COMPACT: Final = Stranger(
     "TCompactProtocol without frames; set the client to framed transport (TFramedTransport)"
 )
+_UNFRAMED_LOOSE: Final = Stranger(
+    "TBinaryProtocol without frames, not strict; set the client to framed transport "
+    "(TFramedTransport)"
+)
+_MUX: Final = Stranger("ThriftMux; use Finagle's Thrift client (com.twitter.finagle.Thrift)")
 _HEADER: Final = Stranger("THeader transport; set the client to framed transport without headers")
 
 SILENT: Final = f"a MySQL client waits like this for a greeting; {_THIS}"
@@ -66,7 +72,16 @@ _BEGINNINGS: Final = {
     **{b"\x82" + bytes((kind << 5 | 1,)): _UNFRAMED_COMPACT for kind in range(1, 5)},
 }
 # By the first bytes of a connection's first frame.
-_FRAMED_BEGINNINGS: Final = {b"\x0f\xff": _HEADER, b'[1,"': _JSON}
+_FRAMED_BEGINNINGS: Final = {
+    b"\x0f\xff": _HEADER,
+    b'[1,"': _JSON,
+    # Rerr and Tinit, with a tag of three bytes; the latter may be taken for a letter.
+    b"\x7f\0\0": _MUX,
+    b"\x44\0\0": _MUX,
+}
+# A message that is not strict begins with its method's name, after that one's length: without
+# frames this looks like a frame that holds the name alone.
+_IS_METHOD_NAME: Final = re.compile(rb"[A-Za-z_][\w.:]*").fullmatch
 
 
 def recognize(start: bytes) -> Stranger | None:
@@ -76,7 +91,15 @@ def recognize(start: bytes) -> Stranger | None:
 
 def recognize_framed(message: bytes) -> Stranger | None:
     """Who sends this as the first frame of a connection."""
-    return _find(_FRAMED_BEGINNINGS, message)
+    return _UNFRAMED_LOOSE if _IS_METHOD_NAME(message) else _find(_FRAMED_BEGINNINGS, message)
+
+
+def recognize_text(start: bytes) -> Stranger | None:
+    """Who begins a connection with these four bytes, which are no length that a frame may have."""
+    text = start.decode("ascii", "replace")
+    if not (text.isascii() and text.isprintable()):
+        return None
+    return Stranger(f"text (it begins {text!r}), no Thrift; {_THIS}")
 
 
 def _find(beginnings: dict[bytes, Stranger], start: bytes) -> Stranger | None:

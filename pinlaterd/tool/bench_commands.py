@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import click
 
-from pinlaterd.client.cli import fail, printable
+from pinlaterd.client.cli import Amount, fail, printable
 from pinlaterd.client.client import Client
 from pinlaterd.lifecycle import ExitCode, StopSignal
 from pinlaterd.model import Job
@@ -29,7 +29,6 @@ from pinlaterd.tool.callers import (
     check_for_strangers,
 )
 from pinlaterd.tool.options import (
-    Amount,
     body_bytes_option,
     load_options,
     num_queries_option,

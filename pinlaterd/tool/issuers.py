@@ -9,13 +9,15 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from pinlaterd.client.client import Client
-from pinlaterd.errors import ConnectionFailed, PinLaterError
+from pinlaterd.config.schema import ServerSettings
+from pinlaterd.errors import ConnectionFailed, ErrorCode, OutcomeUnknown, PinLaterError
 from pinlaterd.model import ClaimedJob, Job
 from pinlaterd.tool.load import Answered, LoadStopped
 from pinlaterd.tool.stamps import Stamp, new_run, stamped_body
 
 # An empty queue is asked again only with a wait, so that nobody polls it at full speed.
 EMPTY_QUEUE_WAIT_MS = 1000
+_UNDIVIDED_JOBS = ServerSettings().enqueue_split_jobs
 
 
 class Batch(NamedTuple):
@@ -66,7 +68,15 @@ class LinesNotStored(LoadStopped):
         lines = f"line {last}, which was"
         if last > batch.first:
             lines = f"lines {batch.first} to {last}, which were"
-        super().__init__(f"stopped at {lines} not stored, or not for sure: {cause}")
+        is_unsure = isinstance(cause, OutcomeUnknown) or (
+            isinstance(cause, PinLaterError)
+            # Of a call that is divided over shards one part may fail alone.
+            and (
+                cause.code is ErrorCode.SHARD_CONNECTION_FAILED or len(batch.jobs) > _UNDIVIDED_JOBS
+            )
+        )
+        stored = "not stored for sure" if is_unsure else "not stored"
+        super().__init__(f"stopped at {lines} {stored}: {cause}")
 
 
 class EnqueueIssuer:

@@ -24,6 +24,8 @@ from pinlaterd.stats.histogram import Histogram, percentiles
 _TICK_SECONDS = 0.05
 _LINE_EVERY_SECONDS = 1.0
 _PAUSE_AFTER_ERROR_SECONDS = 0.2
+# Counted for each thread that was given up: what becomes of its call is not known.
+_GIVEN_UP = "GivenUp"
 
 
 class LoadStopped(Exception):
@@ -103,7 +105,10 @@ class Load:
         self._fatal: BaseException | None = None
 
     def run(self, show: Callable[[str], None] | None, stop: StopSignal) -> Figures:
-        """Run to the end; `show` gets a line a second. Raises the first fatal error."""
+        """Run to the end; `show` gets a line a second. Raises the first fatal error.
+
+        When asked to stop, the calls in hand and the last acks are waited for; when asked again,
+        they are given up, and counted as errors."""
         threads = [
             threading.Thread(target=self._issue, args=(issuer,), daemon=True)
             for issuer in self._issuers
@@ -113,16 +118,29 @@ class Load:
         for thread in threads:
             thread.start()
         running = threads
-        while running:
+        is_told = False
+        while running and not stop.insisted:
             running[0].join(_TICK_SECONDS)
             running = [thread for thread in running if thread.is_alive()]
+            if running and self._stopping and stop.requested and not is_told:
+                is_told = True
+                if show is not None:
+                    show("waits for the calls in hand; interrupt it again to give them up")
             self._stopping = self._stopping or stop.requested
             second_over = time.monotonic() - self._last_second.began_at >= _LINE_EVERY_SECONDS
             if second_over and show is not None:
                 self._show_second(show)
         if self._fatal is not None:
             raise self._fatal
-        return self._total
+        return self._end(given_up=len(running))
+
+    def _end(self, *, given_up: int) -> Figures:
+        """The figures as they are now, whatever a thread that was given up does later."""
+        with self._lock:
+            total, self._total = self._total, Figures()
+        if given_up:
+            total.errors[_GIVEN_UP] += given_up
+        return total
 
     def _show_second(self, show: Callable[[str], None]) -> None:
         with self._lock:
@@ -134,7 +152,7 @@ class Load:
             while self._take_turn():
                 if not self._call_once(issuer):
                     break
-            issuer.finish()
+            self._finish(issuer)
         except (LoadStopped, PinLaterError, ConnectionFailed, OSError) as error:
             self._fatal = self._fatal or error
             self._stopping = True
@@ -148,17 +166,12 @@ class Load:
             return True
 
     def _call_once(self, issuer: Issuer) -> bool:
-        """Make a call and count it. An error that the next call may not meet is counted, too."""
+        """Make a call and count it, or its passing error."""
         began = time.perf_counter()
         try:
             answer = issuer.call()
         except (PinLaterError, ConnectionFailed) as error:
-            if isinstance(error, RequestError) and not isinstance(error, DequeueRateLimited):
-                raise
-            name = error.code.name if isinstance(error, PinLaterError) else type(error).__name__
-            with self._lock:
-                self._total.errors[name] += 1
-                self._last_second.errors[name] += 1
+            self._count_passing(error)
             time.sleep(_PAUSE_AFTER_ERROR_SECONDS)
             return True
         if answer is None:
@@ -168,3 +181,18 @@ class Load:
             self._total.answered(answer, seconds)
             self._last_second.answered(answer, seconds)
         return True
+
+    def _finish(self, issuer: Issuer) -> None:
+        try:
+            issuer.finish()
+        except (PinLaterError, ConnectionFailed) as error:
+            self._count_passing(error)
+
+    def _count_passing(self, error: PinLaterError | ConnectionFailed) -> None:
+        """Count an error that the next call may not meet; raise any other."""
+        if isinstance(error, RequestError) and not isinstance(error, DequeueRateLimited):
+            raise error
+        name = error.code.name if isinstance(error, PinLaterError) else type(error).__name__
+        with self._lock:
+            self._total.errors[name] += 1
+            self._last_second.errors[name] += 1

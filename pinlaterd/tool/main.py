@@ -211,6 +211,8 @@ def _run(
     check_service(client)
     stop = StopSignal()
     stop.catch()
+    # Not before the figures are shown: one more signal shall not cost them.
+    click.get_current_context().call_on_close(stop.close)
     show = functools.partial(click.echo, err=True)
     wanted = progress if progress is not None else sys.stderr.isatty()
     load = Load(issuers, num_queries=None if num_queries == -1 else num_queries)
@@ -218,8 +220,6 @@ def _run(
         return load.run(show if wanted else None, stop)
     except LoadStopped as error:
         fail(str(error))
-    finally:
-        stop.close()
 
 
 def _report(did: str, figures: Figures, *, as_json: bool, verdict: Verdict | None = None) -> None:

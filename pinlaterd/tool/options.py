@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
 
+from pinlaterd.client.cli import COUNT, HOST, PORT, PRIORITY
 from pinlaterd.config.schema import ServerSettings
 from pinlaterd.tool.stamps import MIN_BODY_BYTES
 
@@ -27,29 +27,20 @@ def together(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
     return decorate
 
 
-class Amount(click.FloatRange):
-    """A number above 0 (from 0 if that may be), up to `most`; not `nan`, as a FloatRange takes."""
-
-    def __init__(self, most: float, *, may_be_zero: bool = False) -> None:
-        super().__init__(min=0, max=most, min_open=not may_be_zero)
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        number = float(super().convert(value, param, ctx))
-        if math.isnan(number):
-            self.fail(f"{value!r} is not a number.", param, ctx)
-        return number
-
-
+port_option = click.option(
+    "--port", type=PORT, default=_SERVER.port, show_default=True, help="Thrift port."
+)
+host_option = click.option(
+    "--host", type=HOST, default=_SERVER.host, show_default=True, help="The service's host."
+)
 service_options = together(
     click.option("--json", "as_json", is_flag=True, help="Print facts as JSON."),
-    click.option("--port", default=_SERVER.port, show_default=True, help="Thrift port."),
-    click.option("--host", default=_SERVER.host, show_default=True, help="The service's host."),
+    port_option,
+    host_option,
 )
 queue_option = click.option("--queue", required=True, metavar="NAME", help="The queue.")
 priority_option = click.option(
-    "--priority", type=click.IntRange(min=1), help="Priority of the jobs; 1 is the highest."
+    "--priority", type=PRIORITY, help="Priority of the jobs; 1 is the highest."
 )
 load_options = together(
     click.option(
@@ -66,7 +57,7 @@ load_options = together(
     ),
     click.option(
         "--batch-size",
-        type=click.IntRange(min=1),
+        type=COUNT,
         default=1,
         show_default=True,
         help="Jobs in a call.",

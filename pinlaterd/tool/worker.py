@@ -27,13 +27,12 @@ from pinlaterd.client import (
 from pinlaterd.client.cli import fail
 from pinlaterd.client.executors import CLEAN_UP_SECONDS, TO_THREAD
 from pinlaterd.client.lane import CONNECTIONS_A_LANE
-from pinlaterd.config.schema import ServerSettings
 from pinlaterd.errors import RequestError
 from pinlaterd.lifecycle import ExitCode, StopSignal
 from pinlaterd.tool.autoreload import Reloader, begin_as_child
+from pinlaterd.tool.options import host_option, port_option
 from pinlaterd.tool.worker_module import ModuleUnfit, load_handlers
 
-_SERVER = ServerSettings()
 _PAUSE_SECONDS = 1.0
 _CONNECTIONS = 16  # for handlers, beside those that each queue needs
 _LEVELS = ("debug", "info", "warning", "error")
@@ -79,8 +78,8 @@ logger = logging.getLogger(__name__)
     "--metrics-host", default="127.0.0.1", show_default=True, help="Where --metrics-port listens."
 )
 @click.option("--log-level", type=click.Choice(_LEVELS), default="info", show_default=True)
-@click.option("--port", default=_SERVER.port, show_default=True, help="Thrift port.")
-@click.option("--host", default=_SERVER.host, show_default=True, help="The service's host.")
+@port_option
+@host_option
 def worker(  # noqa: PLR0913  one parameter for each option
     *,
     module: str,

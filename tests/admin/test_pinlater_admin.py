@@ -106,19 +106,24 @@ def test_the_deployment_may_be_named_before_the_command(service):
 
 
 def test_status_without_a_service_says_so(tmp_path):
+    Deployment(tmp_path).init(shards=1, settings={})
+
     done = admin("status", "--dir", str(tmp_path))
 
     assert done.returncode == 1
     assert "no answer from the coordinator" in done.stderr
-    assert "`pinlaterd up`" in done.stderr
+    assert "`pinlaterd up` starts it, --dir or --stats-url choose it" in done.stderr
 
 
 def test_a_folder_that_is_no_deployment_is_told_apart(tmp_path):
     done = admin("queue", "list", "--dir", str(tmp_path))
+    status = admin("status", "--dir", str(tmp_path))
 
-    assert done.returncode == 1
+    assert (done.returncode, status.returncode) == (1, 1)
     assert "pinlaterd init" in done.stderr
     assert "--host and --port" in done.stderr
+    cure = f"{tmp_path} is no deployment (no etc/shards.yaml): give --dir, or --stats-url\n"
+    assert status.stderr.endswith(cure)
 
 
 # --- queues -----------------------------------------------------------------------------------
@@ -182,6 +187,15 @@ def test_queue_stats_shows_depth_by_state_and_rates(run, client, queue):
     assert "SCHEDULED\t1\n" in run("queue", "stats", queue, "--seconds", "0.1").stdout
 
 
+def test_settings_of_a_queue_that_is_not_there_come_with_a_warning(run, queue):
+    of_none = run("queue", "limit", "mistyped", "5")
+    of_one = run("queue", "limit", queue, "5")
+
+    assert (of_none.returncode, of_one.returncode) == (0, 0)
+    assert "warning: there is no queue mistyped yet; `pinlater-admin queue list`" in of_none.stderr
+    assert "warning" not in of_one.stderr
+
+
 # --- jobs -------------------------------------------------------------------------------------
 
 
@@ -224,6 +238,7 @@ def test_retry_makes_failed_jobs_pending(run, client, queue):
     assert client.count(queue, JobState.PENDING) == 2
     assert run("job", "retry", queue, "--delay-seconds", "3600").returncode == 0
     assert client.count(queue, JobState.PENDING, future=True) == 1
+    assert run("job", "retry", queue).stdout == "0 jobs made pending again\n"
 
 
 def test_delete_needs_yes_where_nobody_can_be_asked(run, client, queue):
@@ -236,6 +251,8 @@ def test_delete_needs_yes_where_nobody_can_be_asked(run, client, queue):
 
     assert facts(run("job", "delete", queue, "failed", "--yes", "--json")) == {"deleted": 3}
     assert client.count(queue, JobState.FAILED) == 0
+    fail_jobs(client, queue, 1)
+    assert run("job", "delete", queue, "failed", "--yes").stdout == "1 job deleted\n"
 
 
 @pytest.mark.parametrize(("typed", "left"), [("n\n", 3), ("y\n", 0)])

@@ -9,9 +9,10 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pinlaterd.admin.main import cli as admin
 from pinlaterd.client.cli import printable, printable_body, record_facts, shown_time
 from pinlaterd.model import JobRecord, JobState
-from pinlaterd.tool.main import cli
+from pinlaterd.tool.main import cli as tool
 
 RECORD = JobRecord("q:s1:p1:1", JobState.PENDING, 2, 1, "\x1b[2J", 1, 2, 3, None, b"\xff\x1b")
 
@@ -65,9 +66,36 @@ def test_times(at_ms, shown):
     assert shown_time(at_ms) == shown
 
 
-def test_a_host_that_is_none_is_said_in_one_line():
-    done = CliRunner().invoke(cli, ["get-queue-names", "--host", "http://queue.example.com:9010"])
+@pytest.mark.parametrize("command", [tool, admin])
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (
+            ["--host", "http://queue.example.com:9010"],
+            "'http://queue.example.com:9010' is no server",
+        ),
+        (["--host", "a,b"], "write HOST, HOST:PORT or [IPV6]:PORT, with a port from 1 to 65535\n"),
+        (["--host", "queue:70000"], "'queue:70000' is no server"),
+        (["--port", "0"], "0 is not in the range 1<=x<=65535"),
+        (["--port", "70000"], "70000 is not in the range 1<=x<=65535"),
+    ],
+)
+def test_a_server_that_is_none_is_wrong_usage(command, options, says):
+    names = {tool: ["get-queue-names"], admin: ["queue", "list"]}
 
-    assert done.exit_code == 1
-    [line] = done.output.splitlines()
-    assert "'http://queue.example.com:9010' is no server; write HOST" in line
+    done = CliRunner().invoke(command, [*names[command], *options])
+
+    assert done.exit_code == 2
+    assert says in done.output
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--priority", "128"], ["--attempts", str(2**31)], ["--limit", str(2**31)]]
+    + [["--delay-seconds", seconds] for seconds in ("nan", "inf", "1e300")],
+)
+def test_numbers_that_no_call_can_carry_are_wrong_usage(options):
+    done = CliRunner().invoke(admin, ["job", "retry", "mail", *options])
+
+    assert done.exit_code == 2
+    assert options[0] in done.output

@@ -7,6 +7,7 @@ and speaks through the Thrift library of its language; tools/test installs what 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ from tests.conftest import ProgramPath, give_up
 SOURCES: Final = Path(__file__).parent
 REPOSITORY: Final = SOURCES.parents[1]
 INTERFACE: Final = REPOSITORY / "thrift" / "pinlater.thrift"
+OUR_FIELD: Final = re.compile(r"^ *1\d\d: .*\n", re.MULTILINE)
 NODE_MODULES: Final = REPOSITORY / "build" / "clients" / "nodejs" / "node_modules"
 JAVA_LIBRARIES: Final = Path("/usr/share/java")
 MAKE_SECONDS: Final = 100.0
@@ -59,11 +61,21 @@ class Workshop:
     def generate(self, generator: str) -> Path:
         """The folder with what the Thrift compiler makes of the interface."""
         if generator not in self._generated:
-            compiler = self.program("thrift", debian_package="thrift-compiler")
             folder = self.folder(f"gen-{generator.partition(':')[0]}")
-            make(compiler, "--gen", generator, "-out", str(folder), str(INTERFACE))
-            self._generated[generator] = folder
+            self._generated[generator] = self._compile(INTERFACE, generator, folder)
         return self._generated[generator]
+
+    def generate_pinlaters(self, generator: str) -> Path:
+        """The same of the interface as PinLater has it: without our fields."""
+        folder = self.folder(f"gen-pinlaters-{generator.partition(':')[0]}")
+        interface = folder / INTERFACE.name
+        interface.write_text(OUR_FIELD.sub("", INTERFACE.read_text()))
+        return self._compile(interface, generator, folder)
+
+    def _compile(self, interface: Path, generator: str, folder: Path) -> Path:
+        compiler = self.program("thrift", debian_package="thrift-compiler")
+        make(compiler, "--gen", generator, "-out", str(folder), str(interface))
+        return folder
 
     def file(self, path: Path, *, cure: str) -> str:
         if not path.exists():

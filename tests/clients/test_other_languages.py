@@ -5,10 +5,13 @@ Each program is what a user of that language would write, and an example of docs
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from pinlaterd.client import JobState
 from tests.clients.conftest import ProgramOf
+from tests.clients.languages import SOURCES, Program, Workshop
 from tests.deployment import Deployment
 
 pytestmark = pytest.mark.service
@@ -60,3 +63,21 @@ def test_the_whole_life_of_a_job(service: Deployment, program_of: ProgramOf, lan
 def test_the_accelerated_protocols_are_compiled():
     """Without the compiled part they would silently be the plain ones, tried twice."""
     assert pytest.importorskip("thrift.protocol.fastbinary").decode_compact
+
+
+def test_pinlaters_own_interface_works_unchanged(service: Deployment, workshop: Workshop):
+    """Its clients know none of our fields, neither those they could send nor those they get."""
+    stubs = workshop.generate_pinlaters("py")
+    program = Program(
+        (sys.executable, str(SOURCES / "python/pinlaters.py")), {"PYTHONPATH": str(stubs)}
+    )
+
+    printed = program.run(str(service.port), "pinlaters_queue")
+
+    assert printed == (
+        "PinLaterDequeueRequest 5 PinLaterDequeueMetadata 2 PinLaterJobAckInfo 3 "
+        "PinLaterCheckpointJobRequest 6\n"
+        "claimed step 1, 2 of 2 attempts\n"
+        "claimed step 2, 2 of 2 attempts\n"
+        "SUCCEEDED 'half done' claimed by pinlaters:python\n"
+    )

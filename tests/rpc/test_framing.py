@@ -100,6 +100,11 @@ def test_messages_before_the_failure_are_kept():
 
 CURE = "max_frame_bytes is 1048576: send fewer jobs a call, or raise it in etc/pinlaterd.yaml"
 PORT = "this is pinlaterd's Thrift port"
+MUX = "ThriftMux; use Finagle's Thrift client (com.twitter.finagle.Thrift)"
+UNFRAMED_LOOSE = (
+    "TBinaryProtocol without frames, not strict; set the client to framed transport "
+    "(TFramedTransport)"
+)
 UNFRAMED_COMPACT = (
     "TCompactProtocol without frames; set the client to framed transport (TFramedTransport)"
 )
@@ -133,6 +138,19 @@ UNFRAMED_COMPACT = (
             "THeader transport; set the client to framed transport without headers",
         ),
         (b"\x82\x21\x01\x0dgetQueueNames", UNFRAMED_COMPACT),
+        (
+            queue_names(strict=False),
+            UNFRAMED_LOOSE,
+        ),
+        (framed(b"\x7f\0\0\1tinit check"), MUX),
+        (framed(b"\x44\0\0\1\0\1"), MUX),
+        (b"INFO\r\n", f"text (it begins 'INFO'), no Thrift; {PORT}"),
+        (b"stats\r\n", f"text (it begins 'stat'), no Thrift; {PORT}"),
+        (b"AMQP\0\0\x09\1", f"text (it begins 'AMQP'), no Thrift; {PORT}"),
+        (
+            b"\x7f\xff\xff\xff",
+            f"a frame of 2147483647 bytes (it begins 7f ff ff ff); {CURE.partition(',')[0]}",
+        ),
         (b"\x82\xff\x01\x0d", "no Thrift protocol that is spoken here (it begins 82 ff 01 0d)"),
         (b"\xff\xff\xff\xff", "no Thrift protocol that is spoken here (it begins ff ff ff ff)"),
         (
@@ -149,6 +167,15 @@ def test_a_failure_says_what_came_and_what_to_do(data, says):
     assert isinstance(frames.failure, ProtocolError)
     assert str(frames.failure) == says
     assert frames.feed(framed(queue_names())) == []
+
+
+def test_letters_where_a_later_frame_begins_are_no_other_protocol():
+    _, failure, _ = read_all([framed(queue_names()) + b"INFO"])
+
+    assert failure is not None
+    assert failure.startswith(
+        "a frame of 1229866575 bytes (it begins 49 4e 46 4f); max_frame_bytes"
+    )
 
 
 def test_an_unframed_message_is_bounded_too():

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import re
 import select
 import socket
 import struct
@@ -479,6 +480,38 @@ def test_too_many_connections_are_closed_with_one_line_each_up_to_a_bound(start,
         lines = [line for line in caplog.messages if "max_connections" in line]
         assert len(lines) == 20
         assert lines[0].startswith("closed a connection from 127.0.0.1:")
+
+
+def test_lines_that_were_left_out_are_counted_although_no_other_comes(
+    start, wait_until, caplog, monkeypatch
+):
+    monkeypatch.setattr("pinlaterd.rpc.server._LOG_SECONDS", 0.2)
+    server = start(max_connections=1, request_timeout_ms=500)
+    with caplog.at_level(logging.WARNING), server.connect() as one:
+        ask(one)
+        for _ in range(50):
+            with server.connect() as other:
+                assert_closed(other)
+
+        def told() -> int:
+            left_out = re.findall(r"and (\d+) more lines", caplog.text)
+            return caplog.text.count("max_connections") + sum(int(count) for count in left_out)
+
+        wait_until(lambda: told() == 50)
+
+
+def test_a_connection_that_is_cut_off_within_a_frame_is_named(start, wait_until, caplog):
+    server = start()
+    with caplog.at_level(logging.WARNING):
+        with server.connect() as whole, server.connect() as cut:
+            ask(whole)
+            cut.sendall(framed(queue_names())[:-1])
+
+        wait_until(lambda: caplog.messages)
+        wait_until(lambda: not server.server._connections)
+    [line] = caplog.messages
+    assert line.startswith("the connection from 127.0.0.1:")
+    assert line.endswith("ended within a message, of which at least 1 byte had yet to come")
 
 
 def test_stopping_answers_the_calls_in_hand_and_closes(start, wait_until):

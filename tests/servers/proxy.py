@@ -55,7 +55,7 @@ class Proxy:
 
     def close(self) -> None:
         self.go_on()
-        self._listener.close()
+        _end(self._listener)  # a close alone would let one more in
         for each in list(self._open):
             _end(each)
 

@@ -2,14 +2,68 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import pty
+import select
 import signal
 import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
-from pinlaterd.client import Job, JobState
+from pinlaterd.client import Client, Job, JobState
+from tests.conftest import WaitUntil
+from tests.deployment import Deployment
+from tests.servers.proxy import Cut, Proxy
 from tests.tool.program import COMMAND, facts
+
+SECONDS = 30
+
+Start = Callable[..., subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def proxy(service: Deployment) -> Iterator[Proxy]:
+    proxy = Proxy(service.port)
+    yield proxy
+    proxy.close()
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts `pinlater`. Its pipes have no buffers here: whatever it wrote is there to read."""
+    with contextlib.ExitStack() as started:
+
+        def start(port: int, *arguments: str) -> subprocess.Popen[bytes]:
+            process = subprocess.Popen(
+                [*COMMAND, *arguments, "--port", str(port)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+            )
+            started.enter_context(process)
+            started.callback(process.kill)
+            return process
+
+        yield start
+
+
+def read_until(descriptor: int, word: bytes) -> bytes:
+    """What comes up to the word; AssertionError if it does not."""
+    shown = b""
+    until = time.monotonic() + SECONDS
+    while word not in shown:
+        assert select.select([descriptor], [], [], max(0, until - time.monotonic()))[0], shown
+        piece = os.read(descriptor, 4096)
+        assert piece, shown
+        shown += piece
+    return shown
 
 
 def test_create_and_get_queue_names(run, client):
@@ -74,6 +128,20 @@ def test_dequeue_fails_the_share_it_is_told_to(run, client, queue):
     assert client.count(queue, JobState.FAILED) == 60
 
 
+def test_some_of_the_jobs_succeed_and_the_others_fail(run, client, queue):
+    client.enqueue(queue, [Job(b"a", attempts_allowed=1)] * 200)
+
+    done = run(
+        *("dequeue", "--queue", queue, "--num-queries", "2", "--batch-size", "100"),
+        *("--dequeue-success-percent", "50"),
+    )
+
+    assert done.returncode == 0, done.stderr
+    failed = client.count(queue, JobState.FAILED)
+    assert 50 < failed < 150  # outside in one of 10 ** 12 runs
+    assert client.count(queue, JobState.SUCCEEDED) == 200 - failed
+
+
 @pytest.mark.parametrize("source", ["file", "-"])
 def test_lines_of_a_file_become_jobs(run, client, queue, tmp_path, source):
     content = b"to: ada\n\nto: gr\xffce"
@@ -98,8 +166,35 @@ def test_a_line_that_cannot_be_stored_stops_the_run_and_is_named(run, client, qu
     done = run("enqueue", "--queue", queue, "--batch-size", "2", "--from-file", "-", stdin=lines)
 
     assert done.returncode == 1
-    assert "stopped at lines 5 to 6" in done.stderr
+    assert "stopped at lines 5 to 6, which were not stored: invalid request: " in done.stderr
     assert client.count(queue, JobState.PENDING) == 4
+
+
+def test_a_line_that_was_never_sent_is_known_not_to_be_stored(
+    start, proxy, client, queue, wait_until
+):
+    process = start(proxy.port, "enqueue", "--queue", queue, "--from-file", "-")
+    assert process.stdin is not None
+    process.stdin.write(b"one\n")
+    wait_until(lambda: client.count(queue, JobState.PENDING) == 1)
+    proxy.close()
+
+    _, said = process.communicate(b"two\n", timeout=SECONDS)
+
+    assert process.returncode == 1
+    assert b"stopped at line 2, which was not stored: " in said
+    assert b"connection refused" in said
+
+
+def test_a_line_whose_answer_is_lost_is_not_said_to_be_missing(start, proxy, client, queue):
+    proxy.cut_at(b"enqueueJobs", Cut.AFTER)
+    process = start(proxy.port, "enqueue", "--queue", queue, "--from-file", "-")
+
+    _, said = process.communicate(b"one\n", timeout=SECONDS)
+
+    assert process.returncode == 1
+    assert b"stopped at line 1, which was not stored for sure: " in said
+    assert client.count(queue, JobState.PENDING) == 1
 
 
 def test_get_job_count(run, client, queue):
@@ -155,11 +250,112 @@ def test_an_endless_load_shows_a_line_a_second_and_ends_in_order(service, queue,
     assert f"enqueued {client.count(queue, JobState.PENDING):,} jobs" in out
 
 
+def test_a_second_interrupt_ends_a_load_whose_service_hangs(
+    start, proxy, queue, client, wait_until
+):
+    client.enqueue(queue, [b"a"] * 5)
+    process = start(
+        *(proxy.port, "dequeue", "--queue", queue, "--num-queries", "-1", "--progress", "--json")
+    )
+    assert process.stderr is not None
+    wait_until(lambda: client.count(queue, JobState.SUCCEEDED) == 5)
+    proxy.hold()
+
+    process.send_signal(signal.SIGINT)
+    read_until(process.stderr.fileno(), b"interrupt it again")
+    process.send_signal(signal.SIGINT)
+    out, said = process.communicate(timeout=SECONDS)
+
+    assert process.returncode == 1, said
+    done = json.loads(out)
+    assert done["jobs"] == 5
+    assert done["errors"] == {"GivenUp": 1}
+
+
+@pytest.mark.parametrize("command", ["dequeue", "check-dequeue"])
+def test_a_last_ack_that_fails_costs_no_figures(start, proxy, run, queue, client, command):
+    run("enqueue", "--queue", queue, "--batch-size", "5")
+    proxy.cut_at(b"ackDequeuedJobs", Cut.BEFORE)
+
+    process = start(
+        *(proxy.port, command, "--queue", queue, "--num-queries", "1", "--batch-size", "5"),
+        "--json",
+    )
+    out, said = process.communicate(timeout=SECONDS)
+
+    assert process.returncode == 1, said
+    done = json.loads(out)
+    assert (done["calls"], done["jobs"], done["errors"]) == (1, 5, {"OutcomeUnknown": 1})
+    assert command == "dequeue" or done["check"]["distinct"] == 5
+    assert client.count(queue, JobState.IN_PROGRESS) == 5
+
+
+def test_a_load_outlives_the_router_and_counts_its_errors(
+    start: Start, service: Deployment, client: Client, queue: str, wait_until: WaitUntil
+):
+    """Nothing starts the router again until the load has met its absence."""
+    process = start(
+        *(service.port, "enqueue", "--queue", queue, "--num-queries", "-1", "--progress", "--json")
+    )
+    assert process.stderr is not None
+    wait_until(lambda: client.count(queue, JobState.PENDING) > 0)
+    router, supervisord = service.pid_of("router"), service.supervisord_pid()
+    os.kill(supervisord, signal.SIGSTOP)
+    try:
+        os.kill(router, signal.SIGKILL)
+        read_until(process.stderr.fileno(), b"CannotConnect")
+    finally:
+        os.kill(supervisord, signal.SIGCONT)
+    service.wait_until_serving()
+    stored = client.count(queue, JobState.PENDING)
+    wait_until(lambda: client.count(queue, JobState.PENDING) > stored)
+
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=SECONDS)
+
+    assert process.returncode == 1
+    done = json.loads(out)
+    assert done["errors"]["CannotConnect"] > 0
+    unknown = done["errors"].get("OutcomeUnknown", 0)
+    assert 0 <= client.count(queue, JobState.PENDING) - done["jobs"] <= unknown
+
+
+def test_a_terminal_gets_a_line_a_second_by_itself(service, queue):
+    pid, terminal = pty.fork()
+    if pid == 0:
+        command = [*COMMAND, "enqueue", "--queue", queue, "--num-queries", "-1"]
+        os.execv(sys.executable, [*command, "--port", str(service.port)])
+    try:
+        read_until(terminal, b"calls/s")
+        os.write(terminal, b"\x03")  # Ctrl-C
+        read_until(terminal, b"enqueued ")
+        _, status = os.waitpid(pid, 0)
+    finally:
+        os.close(terminal)  # which ends it if it runs still
+
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
 def test_a_pipe_gets_the_summary_only(run, queue):
     done = run("enqueue", "--queue", queue)
 
     assert done.stderr == ""
     assert done.stdout.startswith("enqueued 1 job in 1 call\n")
+
+
+def test_a_full_disk_is_one_line(service):
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [*COMMAND, "get-queue-names", "--json", "--port", str(service.port)],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=SECONDS,
+        )
+
+    assert done.returncode == 1
+    assert done.stderr == "pinlater: input or output failed: no space left on device\n"
 
 
 def test_an_unknown_queue_is_said_at_once(run):
@@ -184,7 +380,13 @@ def test_no_service_is_said_with_the_cure(free_port):
 
 @pytest.mark.parametrize(
     "arguments",
-    [["enqueue"], ["dequeue", "--queue", "q", "--batch-size", "0"], ["fly"]],
+    [
+        ["enqueue"],
+        ["dequeue", "--queue", "q", "--batch-size", "0"],
+        ["enqueue", "--queue", "q", "--priority", "128"],
+        ["dequeue", "--queue", "q", "--batch-size", str(2**31)],
+        ["fly"],
+    ],
 )
 def test_wrong_usage_exits_2(run, arguments):
     assert run(*arguments).returncode == 2
