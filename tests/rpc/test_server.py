@@ -494,8 +494,9 @@ def test_lines_that_were_left_out_are_counted_although_no_other_comes(
                 assert_closed(other)
 
         def told() -> int:
-            left_out = re.findall(r"and (\d+) more lines", caplog.text)
-            return caplog.text.count("max_connections") + sum(int(count) for count in left_out)
+            text: str = caplog.text
+            left_out = re.findall(r"and (\d+) more lines", text)
+            return text.count("max_connections") + sum(map(int, left_out))
 
         wait_until(lambda: told() == 50)
 
