@@ -106,7 +106,8 @@ def enqueue(queue: str, jobs: Iterable[Job | bytes]) -> PreparedCall[list[str]]:
 
     Up to 1,000 jobs are stored all or none. When this returns, they are durable.
     """
-    request = EnqueueRequest(queue, [j if isinstance(j, Job) else Job(j) for j in jobs])
+    listed = _listed("jobs", jobs)
+    request = EnqueueRequest(queue, [j if isinstance(j, Job) else Job(j) for j in listed])
     return PreparedCall(Method.ENQUEUE, request, _descriptors)
 
 
@@ -126,7 +127,7 @@ def dequeue(
     them can't be carried out, nothing is claimed and its error is raised. With no job ready, the
     answer waits up to `max_wait_ms` for one. A dry run claims nothing.
     """
-    acks = AckRequest(queue, _ack_infos(succeeded), _ack_infos(failed))
+    acks = _acks(queue, succeeded, failed)
     has_acks = bool(acks.succeeded or acks.failed)
     request = DequeueRequest(
         queue, limit, acks if has_acks else None, dry_run, coverage, max_wait_ms
@@ -155,7 +156,7 @@ def ack(
     An ack that names its claim counts only while that holds. So a call in which all do is sent once
     more, to another server if there are several, when no answer comes.
     """
-    request = AckRequest(queue, _ack_infos(succeeded), _ack_infos(failed))
+    request = _acks(queue, succeeded, failed)
     infos = (*request.succeeded, *request.failed)
     # What is no AckInfo at all is found out when it is encoded, and said by name.
     under_claims = all(isinstance(info, AckInfo) and info.claim_descriptor for info in infos)
@@ -164,7 +165,9 @@ def ack(
 
 def checkpoint(queue: str, checkpoints: Iterable[CheckpointInfo]) -> PreparedCall[None]:
     """Renew claims, and change what the jobs hold: body, attempts, status, run-after."""
-    return PreparedCall(Method.CHECKPOINT, CheckpointRequest(queue, list(checkpoints)), _nothing)
+    return PreparedCall(
+        Method.CHECKPOINT, CheckpointRequest(queue, _listed("checkpoints", checkpoints)), _nothing
+    )
 
 
 # --- looking and mending ------------------------------------------------------------------
@@ -174,7 +177,7 @@ def lookup(
     descriptors: Iterable[str], *, include_body: bool = False
 ) -> PreparedCall[dict[str, JobRecord]]:
     """What is known of these jobs, by descriptor; unknown ones are left out."""
-    request = LookupRequest(list(descriptors), include_body)
+    request = LookupRequest(_listed("descriptors", descriptors), include_body)
     return PreparedCall(Method.LOOKUP, request, _records, repeatable=True)
 
 
@@ -269,13 +272,28 @@ def as_method_of(
     vars(method)["__signature__"] = described
 
 
-def _ack_infos(jobs: Iterable[ClaimedJob | AckInfo]) -> list[AckInfo]:
-    return [
-        AckInfo(job.descriptor, claim_descriptor=job.claim_descriptor or None)
-        if isinstance(job, ClaimedJob)
-        else job
-        for job in jobs
-    ]
+def _listed(name: str, values: Iterable[T]) -> list[T]:
+    """Raises TypeError for one that stands alone: a text could be taken for a list of its
+    characters, a job for one of its fields, and an empty text for nothing to do."""
+    if isinstance(values, str | bytes | bytearray | Job | ClaimedJob | AckInfo | CheckpointInfo):
+        raise TypeError(f"{name}: expected a list, got a single {type(values).__name__}")
+    return list(values)
+
+
+def _acks(
+    queue: str, succeeded: Iterable[ClaimedJob | AckInfo], failed: Iterable[ClaimedJob | AckInfo]
+) -> AckRequest:
+    return AckRequest(
+        queue,
+        [_ack_info(job) for job in _listed("succeeded", succeeded)],
+        [_ack_info(job) for job in _listed("failed", failed)],
+    )
+
+
+def _ack_info(job: ClaimedJob | AckInfo) -> AckInfo:
+    if isinstance(job, ClaimedJob):
+        return AckInfo(job.descriptor, claim_descriptor=job.claim_descriptor or None)
+    return job
 
 
 # --- results: what `decode_reply` returns for a method is always of its type ---------------

@@ -14,6 +14,7 @@ import time
 from pinlaterd.client.addresses import Address
 from pinlaterd.client.failures import cannot_connect, name_not_found, no_answer, not_sent
 from pinlaterd.client.names import Endpoint, Names, in_turn
+from pinlaterd.config.schema import ServerSettings
 
 # The length of an answer is believed up to here. The first bytes of other protocols ("HTTP",
 # "SSH-") read as a length are beyond it.
@@ -81,6 +82,11 @@ class Connection:
 
 def answer_length(head: bytes | bytearray) -> int:
     """How many bytes follow the first four. Raises ConnectionError if these frame nothing."""
+    if head == b"HTTP":
+        raise ConnectionError(
+            "an HTTP server answers there; the Thrift port is another one "
+            f"({ServerSettings().port} if not set)"
+        )
     length = int.from_bytes(head, "big")
     if length > _MAX_ANSWER_BYTES:
         raise ConnectionError("what came back is not framed Thrift")

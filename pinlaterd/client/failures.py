@@ -76,4 +76,5 @@ def _reason(error: OSError | EOFError) -> str:
         return f"TLS failed: {(error.reason or str(error.strerror)).replace('_', ' ').lower()}"
     if isinstance(error, socket.gaierror):  # its numbers are not the operating system's
         return str(error.strerror).lower()
-    return os.strerror(error.errno).lower() if error.errno else str(error).lower()
+    text = os.strerror(error.errno) if error.errno else str(error)
+    return text[:1].lower() + text[1:]

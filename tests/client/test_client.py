@@ -8,7 +8,13 @@ import threading
 import pytest
 
 from pinlaterd.client import AsyncClient, Client
-from pinlaterd.errors import ConnectionFailed, OutcomeUnknown, PinLaterError, QueueNotFound
+from pinlaterd.errors import (
+    ConnectionFailed,
+    InvalidEnqueue,
+    OutcomeUnknown,
+    PinLaterError,
+    QueueNotFound,
+)
 from pinlaterd.model import (
     AckInfo,
     AckRequest,
@@ -385,14 +391,35 @@ def test_silence_ends_with_the_timeout(server, say_nothing, connect):
 
 
 @pytest.mark.parametrize(
-    "nonsense",
-    [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\0\0\0\4nope", b"\0\0\0\1x and more than one answer"],
+    ("nonsense", "told"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "an HTTP server answers there; the Thrift port is"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "what came back is not framed Thrift"),
+        (b"\0\0\0\4nope", "is no answer to enqueueJobs"),
+        (
+            b"\0\0\0\1x and more than one answer",
+            "more came back than one answer|is no answer to enqueueJobs",
+        ),
+    ],
 )
-def test_answers_that_are_no_thrift_are_told_apart(server, client, nonsense):
+def test_answers_that_are_no_thrift_are_told_apart(server, client, nonsense, told):
     server.reply = lambda _: nonsense
 
-    with pytest.raises(OutcomeUnknown):
+    with pytest.raises(OutcomeUnknown, match=told):
         client.enqueue("mail", [b"a"])
+
+
+@pytest.mark.parametrize("alone", ["text", "", b"bytes", Job(b"x")])
+def test_one_job_where_a_list_belongs_is_refused(server, client, alone):
+    with pytest.raises(TypeError, match="jobs: expected a list, got a single"):
+        client.enqueue("mail", alone)
+    with pytest.raises(TypeError, match="descriptors: expected a list, got a single str"):
+        client.lookup("mail:s1:p1:1")
+    with pytest.raises(TypeError, match="succeeded: expected a list, got a single ClaimedJob"):
+        client.ack("mail", succeeded=CLAIMED)
+    with pytest.raises(InvalidEnqueue, match=r"jobs\[0\].body: expected bytes, got 'text'"):
+        client.enqueue("mail", ["text"])
+    assert server.calls == []
 
 
 def test_an_answer_to_another_call_is_never_taken_for_ones_own(server, say_nothing, connect):
@@ -412,23 +439,24 @@ def test_an_answer_to_another_call_is_never_taken_for_ones_own(server, say_nothi
 
 
 def test_threads_share_a_bounded_number_of_connections(server, connect):
-    server.reply = lambda _: 1
-    results: list[int] = []
+    server.reply = lambda call: call.request.priority
+    wrong: list[tuple[int, int]] = []
     with connect(port=server.port, max_connections=2) as client:
-        threads = [
-            threading.Thread(
-                target=lambda: results.extend(
-                    client.count("mail", JobState.PENDING) for _ in range(20)
-                )
-            )
-            for _ in range(8)
-        ]
+
+        def count(first: int) -> None:
+            for priority in range(first, first + 10):
+                found = client.count("mail", JobState.PENDING, priority=priority)
+                if found != priority:
+                    wrong.append((priority, found))
+
+        threads = [threading.Thread(target=count, args=[first]) for first in range(0, 80, 10)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
 
-    assert results == [1] * 160
+    assert wrong == []
+    assert len(server.calls) == 80
     assert server.connections <= 2
 
 
