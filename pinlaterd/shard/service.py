@@ -13,18 +13,16 @@ calls are REFUSED: other shards may serve.
 from __future__ import annotations
 
 import logging
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
 
 from pinlaterd.clock import Clock
 from pinlaterd.config.schema import Config
-from pinlaterd.engines.base import BatchResult, ClaimRoom, Durability, StorageEngine
+from pinlaterd.engines.base import Durability, StorageEngine
 from pinlaterd.errors import (
     Overloaded,
     PinLaterError,
-    QueueGone,
-    QueueNotFound,
     ShardConnectionFailed,
     ShardOwned,
     StorageError,
@@ -32,13 +30,8 @@ from pinlaterd.errors import (
     StorageNotCommitted,
 )
 from pinlaterd.model import JobState
-from pinlaterd.shard.dequeues import (
-    JOB_OVERHEAD_BYTES,
-    Appetite,
-    ClaimDescriptors,
-    Claimer,
-    DequeueWork,
-)
+from pinlaterd.shard.commits import NOTHING, Answers, Commits
+from pinlaterd.shard.dequeues import ClaimDescriptors, Claimer, DequeueWork
 from pinlaterd.shard.figures import Figures
 from pinlaterd.shard.fresh import FreshPayloads
 from pinlaterd.shard.health import HealthLimits, StoreHealth
@@ -51,16 +44,7 @@ from pinlaterd.shard.search import SearchCall, SearchClient, SearchDone
 from pinlaterd.shard.tasks import Steps, Tasks
 from pinlaterd.shard.upkeep import Upkeep
 from pinlaterd.shard.validation import Rules
-from pinlaterd.shard.works import (
-    STORE_FAILED,
-    Arrival,
-    EnqueueWork,
-    Memory,
-    Parts,
-    Results,
-    Work,
-    refused,
-)
+from pinlaterd.shard.works import Arrival, Memory, Work, refused
 from pinlaterd.stats import Stats
 from pinlaterd.wire.envelope import ReadyCounts, ReplyEntry, ShardFacts
 
@@ -76,8 +60,6 @@ _FRESH_PART, _KEYS_PART, _BATCH_PART = 2, 8, 16
 _KEY_BYTES = 136
 # Dry runs that wait for their turn.
 MOST_LOOKS = 1_000
-# After so many calls in a row for which a store had no room, the enqueues behind are not tried.
-_REFUSALS_OF_A_FULL_STORE = 10
 _REOPEN_SECONDS, _MOST_REOPEN_SECONDS = 0.05, 5.0
 
 
@@ -94,7 +76,6 @@ class _Batch:
 
 _TOO_LATE = "got the call after its deadline"
 _STORE_CLOSED = "can't reach its store now"
-_NOTHING = Results(BatchResult((), (), (), (), ()))
 
 
 class ShardService:
@@ -127,6 +108,25 @@ class ShardService:
         )
         fresh = FreshPayloads(server.shard_buffer_bytes // _FRESH_PART)
         self._memory = Memory(name, ready, fresh, Figures(stats))
+        self._health = StoreHealth(
+            HealthLimits(
+                server.health_failures_in_row,
+                server.health_failure_share,
+                server.health_window_seconds,
+                server.health_slow_factor,
+                server.health_slow_ms / 1000,
+            )
+        )
+        self._answers = Answers()
+        self._commits = Commits(
+            engine,
+            self._memory,
+            clock,
+            self._health,
+            self._answers,
+            most_bytes=self._batch_bytes,
+            most_jobs=BATCH_JOBS,
+        )
         self._tasks = Tasks(clock, self._search, server.monitor_batch_size)
         self.searches: SearchClient | None = None
         rules = Rules(engine.limits, engine.narrower, server)
@@ -139,28 +139,14 @@ class ShardService:
             self._holds,
             self._tasks,
             self._memory,
-            self._reply,
+            self._answers.reply,
         )
         self._upkeep = Upkeep(
             engine, self._memory, config, clock, self._tasks.pace, chance or Random()
         )
         self._claimer: Claimer | None = None
-        self._appetite = Appetite(BATCH_JOBS)
         self._backlog: deque[Arrival] = deque()
-        self._unfinished: list[DequeueWork] = []  # that go on with the next batch
         self._looks: deque[DequeueWork] = deque()  # dry runs, in turn
-        self._in_hand: dict[Work, None] = {}  # not answered yet; those two among them
-        self._replies: defaultdict[bytes, list[ReplyEntry]] = defaultdict(list)
-        self._reply_bytes = 0  # in `_replies`
-        self._health = StoreHealth(
-            HealthLimits(
-                server.health_failures_in_row,
-                server.health_failure_share,
-                server.health_window_seconds,
-                server.health_slow_factor,
-                server.health_slow_ms / 1000,
-            )
-        )
         self._reopen_at = 0.0
         self._reopen_seconds = 0.0  # how long the next attempt waits
         self._opened_at = 0.0
@@ -229,7 +215,7 @@ class ShardService:
         self._tasks.stop()
         for look in self._looks:
             if look.changes_nothing:
-                del self._in_hand[look]
+                self._answers.forget(look)
         self._abandon(ShardConnectionFailed([self.name], "closed its store meanwhile"))
         self._close_searches()
         self._engine.close()
@@ -285,9 +271,8 @@ class ShardService:
 
     def _abandon(self, told: PinLaterError) -> None:
         """End all that is in hand; whoever waits for it is told why."""
-        for work in list(self._in_hand):
-            self._settle(work, work.fail(told))
-        self._unfinished = []
+        self._answers.abandon(told)
+        self._commits.unfinished = []
         self._looks.clear()
         self._tasks.abandon()
 
@@ -296,7 +281,7 @@ class ShardService:
     @property
     def busy(self) -> bool:
         """Whether there is work that waits for nothing."""
-        return bool(self._backlog or self._unfinished or self._tasks.runnable)
+        return bool(self._backlog or self._commits.unfinished or self._tasks.runnable)
 
     @property
     def ailing(self) -> str:
@@ -310,7 +295,7 @@ class ShardService:
 
     @property
     def calls_wait(self) -> bool:
-        return bool(self._backlog or self._unfinished)
+        return bool(self._backlog or self._commits.unfinished)
 
     def idle_seconds(self) -> float:
         """How long nothing will have to be done, if nothing arrives."""
@@ -335,9 +320,7 @@ class ShardService:
 
     def take_replies(self) -> Mapping[bytes, list[ReplyEntry]]:
         """The answers since the last time, by router."""
-        replies, self._replies = self._replies, defaultdict(list)
-        self._reply_bytes = 0
-        return replies
+        return self._answers.take()
 
     def take_counts(self) -> Sequence[ReadyCounts]:
         """Ready jobs of the queues that were touched since the last time."""
@@ -401,7 +384,7 @@ class ShardService:
         """One commit of what has arrived, as much as fits; its answers are taken afterwards."""
         if not self.serving:
             self._refuse_all()
-        elif self._backlog or self._unfinished:
+        elif self._backlog or self._commits.unfinished:
             self._guarded(self._run_batch)
 
     def run_slice(self, *, calls_wait: bool) -> None:
@@ -441,19 +424,19 @@ class ShardService:
 
     def _run_batch(self) -> None:
         now_ms, now = self._clock.now_ms(), self._clock.monotonic()
-        batch = _Batch(self._appetite.jobs)
+        batch = _Batch(self._commits.appetite.jobs)
         # Those that have waited since the last batch go first.
-        unfinished, self._unfinished = self._unfinished, []
+        unfinished, self._commits.unfinished = self._commits.unfinished, []
         for waiting in unfinished:
             self._add_dequeue(batch, waiting, now_ms, now)
         while self._backlog and batch.jobs < BATCH_JOBS and batch.appetite > 0:
-            if self._reply_bytes >= self._batch_bytes:
+            if self._answers.bytes >= self._batch_bytes:
                 break  # look-ups are answered without a commit, and their answers may be large
             arrival = self._backlog.popleft()
             if arrival.entry.deadline <= now:
                 self._memory.figures.count("calls_expired")
                 # Nothing was done; the router can forget it.
-                self._reply(arrival, refused(arrival, _TOO_LATE))
+                self._answers.reply(arrival, refused(arrival, _TOO_LATE))
                 continue
             if (batch.writes or batch.dequeues) and self._reception.changes_queues(arrival):
                 # What is in the batch relies on the queues as they are.
@@ -463,14 +446,14 @@ class ShardService:
             work = self._reception.take(arrival, now_ms)
             if work is None:
                 continue
-            self._in_hand[work] = None
+            self._answers.expect(work)
             if isinstance(work, DequeueWork):
                 self._add_dequeue(batch, work, now_ms, now)
             else:
                 batch.writes.append(work)
                 batch.jobs += work.rows
         works = [*batch.writes, *batch.dequeues]
-        refusal = self._commit(works, now_ms) if works else batch.refusal
+        refusal = self._commits.commit(works, now_ms) if works else batch.refusal
         if refusal and not isinstance(refusal, StorageFull) and not self._engine.trouble:
             self._health.failed(self._clock.monotonic())  # once, however many calls it refused
 
@@ -488,7 +471,7 @@ class ShardService:
             try:
                 self._claimer.choose(work, most_jobs, now_ms)
             except StorageNotCommitted as error:
-                self._give_up([work], error, now_ms)
+                self._commits.give_up([work], error, now_ms)
                 batch.refusal = error
                 return
         batch.appetite -= len(work.claims)
@@ -497,12 +480,14 @@ class ShardService:
             batch.dequeues.append(work)
             batch.jobs += jobs
         else:
-            self._conclude(work, _NOTHING, now_ms)
+            self._commits.conclude(work, NOTHING, now_ms)
 
     def _look_later(self, work: DequeueWork) -> None:
         """A dry run is done beside the batches, one after the other: an answer may be large."""
         if len(self._looks) >= MOST_LOOKS:
-            self._settle(work, work.fail(Overloaded(f"{MOST_LOOKS} dry runs are in hand already")))
+            self._answers.settle(
+                work, work.fail(Overloaded(f"{MOST_LOOKS} dry runs are in hand already"))
+            )
             return
         self._looks.append(work)
         if len(self._looks) == 1:
@@ -521,115 +506,16 @@ class ShardService:
                         break
             except StorageNotCommitted as error:
                 self._looks.popleft()
-                self._give_up([work], error, now_ms)
+                self._commits.give_up([work], error, now_ms)
             else:
                 self._looks.popleft()
-                self._settle(work, work.answer())
-
-    def _commit(self, works: Sequence[Work], now_ms: int) -> StorageNotCommitted | None:
-        """Returns why none of `works` was carried out; None if any was."""
-        parts = Parts()
-        for work in works:
-            work.contribute(parts)
-        batch = parts.batch(ClaimRoom(self._batch_bytes, JOB_OVERHEAD_BYTES))
-        started = self._clock.monotonic()
-        try:
-            result = self._engine.apply(batch, now_ms)
-        except StorageNotCommitted as error:
-            if len(works) > 1 and not self._engine.trouble:
-                return self._commit_apart(works, error, now_ms)
-            self._give_up(works, error, now_ms)
-            return error
-        memory = self._memory
-        now = self._clock.monotonic()
-        self._health.succeeded(now - started, now)
-        memory.figures.committed(sum([work.rows for work in works]), now - started)
-        if batch.claims:
-            asked = sum([len(op.claims) for op in batch.claims])
-            self._appetite.learn(asked, sum([len(payloads) for payloads in result.claims]))
-        results = Results(result)
-        # Dequeues are last: what became ready in this commit is in the index when they conclude.
-        begun = False
-        for work in works:
-            if not begun and isinstance(work, DequeueWork):
-                memory.take_in(now_ms)
-                begun = True
-            self._conclude(work, results, now_ms)
-        memory.take_in(now_ms)
-        memory.figures.end_batch()
-        return None
-
-    def _commit_apart(
-        self, works: Sequence[Work], error: StorageNotCommitted, now_ms: int
-    ) -> StorageNotCommitted | None:
-        """One by one, after `error`, which one of them may have caused; but what takes no room does
-        not wait for each refusal of a full store. Returns as `_commit` does; where some were
-        refused for lack of room only, that is not why."""
-        log.warning("a batch failed, so its calls are tried one by one: %s", error.message)
-        groups: list[Sequence[Work]] = [[work] for work in works]
-        if isinstance(error, StorageFull):
-            enqueues = [work for work in works if isinstance(work, EnqueueWork)]
-            others = [work for work in works if not isinstance(work, EnqueueWork)]
-            if enqueues and others:
-                groups = [others, *[[work] for work in enqueues]]
-        refusals: list[StorageNotCommitted | None] = []
-        not_tried: list[Work] = []
-        full_in_a_row = 0
-        for at, group in enumerate(groups):
-            if self._engine.trouble:  # which it got into meanwhile
-                not_tried += [work for left in groups[at:] for work in left]
-                break
-            if full_in_a_row >= _REFUSALS_OF_A_FULL_STORE and isinstance(group[0], EnqueueWork):
-                not_tried += group
-                continue
-            refusal = self._commit(group, now_ms)
-            refusals.append(refusal)
-            full_in_a_row = full_in_a_row + 1 if isinstance(refusal, StorageFull) else 0
-        if not_tried:
-            self._give_up(not_tried, refusals[-1] or error, now_ms)
-        if None in refusals:
-            return None
-        return min(refusals, key=lambda refusal: isinstance(refusal, StorageFull))
-
-    def _conclude(self, work: Work, results: Results, now_ms: int) -> None:
-        entry = work.conclude(results, self._memory, now_ms)
-        if entry is not None:
-            self._settle(work, entry)
-        else:
-            assert isinstance(work, DequeueWork)
-            self._unfinished.append(work)
-
-    def _give_up(self, works: Sequence[Work], error: StorageError, now_ms: int) -> None:
-        """Their commit failed, and nothing has changed: another shard may serve, unless their queue
-        was removed. But a dequeue that earlier commits have carried out in part is answered with
-        that."""
-        log.warning("calls that can't be carried out: %d: %s", len(works), error.message)
-        self._memory.figures.count("calls_refused", len(works))
-        reason = error.message if isinstance(error, StorageFull) else STORE_FAILED
-        for work in works:
-            work.give_up(self._memory, now_ms)
-            begun = isinstance(work, DequeueWork) and (work.begun or work.jobs)
-            if begun:
-                entry = work.fail(error)
-            elif isinstance(error, QueueGone) and work.queue == error.queue:
-                entry = work.fail(QueueNotFound(error.queue))
-            else:
-                entry = refused(work.arrival, reason)
-            self._settle(work, entry)
+                self._answers.settle(work, work.answer())
 
     def _refuse_all(self) -> None:
         while self._backlog:
             arrival = self._backlog.popleft()
             self._memory.figures.count("calls_refused")
-            self._reply(arrival, refused(arrival, _STORE_CLOSED))
-
-    def _settle(self, work: Work, entry: ReplyEntry) -> None:
-        del self._in_hand[work]
-        self._reply(work.arrival, entry)
-
-    def _reply(self, arrival: Arrival, entry: ReplyEntry) -> None:
-        self._replies[arrival.router].append(entry)
-        self._reply_bytes += len(entry.payload)
+            self._answers.reply(arrival, refused(arrival, _STORE_CLOSED))
 
     # --- searches ------------------------------------------------------------------------------
 

@@ -476,10 +476,9 @@ def test_a_store_that_refuses_every_batch_ails(shard, engine):
 
 
 def test_a_store_that_cannot_be_read_ails(shard, engine):
-    shard.enqueue(b"a")
-    shard.service.close()
-    shard.service.open()  # with no payloads in memory
-    engine.on_read = refuse_calls("payloads")
+    shard.enqueue(Job(b"a", run_after_ms=shard.clock.now_ms() + 1_000))
+    shard.clock.advance(1.0)  # not in memory: only the store knows that it is due
+    engine.on_read = refuse_calls("read_pending")
 
     for _ in range(ServerSettings().health_failures_in_row):
         assert shard.results(DequeueRequest("mail", 1)) == [Status.REFUSED]
