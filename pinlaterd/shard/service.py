@@ -71,7 +71,6 @@ class _Batch:
         self.dequeues: list[Work] = []
         self.jobs = 0
         self.appetite = appetite
-        self.refusal: StorageNotCommitted | None = None  # of a read for one of its dequeues
 
 
 _TOO_LATE = "got the call after its deadline"
@@ -453,7 +452,7 @@ class ShardService:
                 batch.writes.append(work)
                 batch.jobs += work.rows
         works = [*batch.writes, *batch.dequeues]
-        refusal = self._commits.commit(works, now_ms) if works else batch.refusal
+        refusal = self._commits.commit(works, now_ms) if works else None
         if refusal and not isinstance(refusal, StorageFull) and not self._engine.trouble:
             self._health.failed(self._clock.monotonic())  # once, however many calls it refused
 
@@ -472,7 +471,6 @@ class ShardService:
                 self._claimer.choose(work, most_jobs, now_ms)
             except StorageNotCommitted as error:
                 self._commits.give_up([work], error, now_ms)
-                batch.refusal = error
                 return
         batch.appetite -= len(work.claims)
         jobs = work.rows

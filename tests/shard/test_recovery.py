@@ -475,17 +475,6 @@ def test_a_store_that_refuses_every_batch_ails(shard, engine):
     assert shard.service.serving
 
 
-def test_a_store_that_cannot_be_read_ails(shard, engine):
-    shard.enqueue(Job(b"a", run_after_ms=shard.clock.now_ms() + 1_000))
-    shard.clock.advance(1.0)  # not in memory: only the store knows that it is due
-    engine.on_read = refuse_calls("read_pending")
-
-    for _ in range(ServerSettings().health_failures_in_row):
-        assert shard.results(DequeueRequest("mail", 1)) == [Status.REFUSED]
-
-    assert "its store failed" in shard.service.ailing
-
-
 def test_a_call_that_fails_each_batch_it_is_in_does_not_make_the_store_ail(shard, engine):
     engine.on_apply = refuse({b"poison"})
 
