@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import re
 import socket
 import subprocess
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from pinlaterd.client import JobState
+from pinlaterd.config.schema import ServerSettings
 from tests.deployment import Deployment
 
 ROOT = Path(__file__).parent.parent
@@ -116,4 +119,22 @@ def test_a_taken_port_is_named_with_the_way_out(deployment):
 
     assert done.returncode == 1
     assert f"127.0.0.1:{deployment.port} is taken" in done.stderr
-    assert "--port N" in done.stderr
+    assert "give a new --dir DIR without --port: it gets a free port" in done.stderr
+
+
+def test_a_new_deployment_goes_round_ports_that_are_taken(monkeypatch, free_port, capsys):
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    job = importlib.import_module("quickstart_job")
+    settings = ServerSettings(port=free_port(), stats_port=free_port())
+    monkeypatch.setattr(job, "ServerSettings", lambda: settings)
+    options = argparse.Namespace(port=None, stats_port=None)
+
+    assert job.free_ports(options) == []
+    with socket.create_server(("127.0.0.1", settings.port)):
+        name, port = job.free_ports(options)
+
+    assert name == "--port"
+    assert int(port) > settings.port
+    assert (
+        f"Port {settings.port} is taken: --port {port} is used instead" in capsys.readouterr().out
+    )

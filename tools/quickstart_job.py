@@ -127,6 +127,7 @@ def prepare_deployment(directory: Path, options: argparse.Namespace) -> ServerSe
                 "change them there, or choose another --dir"
             )
         return server
+    given += free_ports(options)
     engine = options.engine
     command = ["init", str(directory), "--engine", engine, "--shards", str(SHARDS), *given]
     run_pinlaterd(command, f"Writing deployment {directory}")
@@ -140,6 +141,21 @@ def prepare_deployment(directory: Path, options: argparse.Namespace) -> ServerSe
         text = quickstart_store.shards_text(store, SHARDS)
         (directory / ETC / SHARDS_FILE).write_text(text, encoding="utf-8")
     return load_config(directory / ETC).server
+
+
+def free_ports(options: argparse.Namespace) -> list[str]:
+    """Options that give a new deployment ports of its own, where another program, such as an
+    earlier quickstart, has the usual ones."""
+    defaults, chosen = ServerSettings(), []
+    for name, host, usual, wanted in (
+        ("--port", defaults.host, defaults.port, options.port),
+        ("--stats-port", defaults.stats_host, defaults.stats_port, options.stats_port),
+    ):
+        if wanted is None and is_taken(host, usual):
+            port = next(p for p in range(usual + 1, 65536) if not is_taken(host, p))
+            print(f"Port {usual} is taken: {name} {port} is used instead")
+            chosen += [name, str(port)]
+    return chosen
 
 
 def default_directory(engine: str) -> Path:
@@ -178,9 +194,9 @@ def start_service(directory: Path, server: ServerSettings) -> None:
         ):
             if is_taken(host, port):
                 raise NotAsPromised(
-                    f"{host}:{port} is taken by another program. Choose another one for a "
-                    f"deployment of its own: tools/quickstart --dir DIR --{name} N, or change "
-                    f"{name.replace('-', '_')} in {directory}/etc/pinlaterd.yaml"
+                    f"{host}:{port} is taken by another program. Change "
+                    f"{name.replace('-', '_')} in {directory}/etc/pinlaterd.yaml, or give a new "
+                    f"--dir DIR without --{name}: it gets a free port"
                 )
     # Also if it runs: this starts what may be down, and returns once everything serves.
     run_pinlaterd(["up", str(directory)], "Seeing to it that all shards serve, under supervisord")
@@ -417,7 +433,7 @@ def show_the_way(directory: Path, server: ServerSettings) -> None:
         programs = str(PROGRAMS)
     print(
         f"""
-The service goes on running. Look around:
+The service goes on running, on port {server.port}. Look around:
   {in_directory}{programs}/supervisorctl -c etc/supervisord.conf status
   {in_directory}{programs}/pinlater-admin status
   {in_directory}{programs}/pinlater-admin queue stats {QUEUE}
