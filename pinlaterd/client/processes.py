@@ -182,18 +182,17 @@ class HandlerProcess(Generic[Given, Result]):
         """Block until the connection is ready for `event`: reading or writing does not block then,
         but may fail. Raises ProcessDied and OutOfTime."""
         self._poll.modify(self._connection, event)
-        seconds = 0.0  # what is there counts, whatever the clock says
         while True:
-            ready = dict(self._poll.poll(seconds * 1000))
+            seconds = min(deadline() - time.monotonic(), _LONGEST_WAIT_SECONDS)
+            ready = dict(self._poll.poll(max(0.0, seconds) * 1000))
             if self._connection.fileno() in ready:
                 return
             if self._pidfd in ready:
                 raise ProcessDied(self._death())
-            self._bell.hush()  # before `deadline` looks: what rings meanwhile is heard next time
-            seconds = min(deadline() - time.monotonic(), _LONGEST_WAIT_SECONDS)
-            if seconds <= 0:
+            if seconds <= 0:  # now only: an answer that is there counts
                 self._bury()
                 raise OutOfTime
+            self._bell.hush()  # before `deadline` looks: what rings meanwhile is heard next time
 
     def _death(self) -> str:
         """How the child died, of which nothing is left then."""

@@ -30,7 +30,7 @@ from pinlaterd.client.processes import (
 from tests.client.working import is_gone
 
 Order = tuple[str, str]
-Doer = HandlerProcess[Order, str]
+Doer = HandlerProcess[Order, object]
 
 
 class Do:
@@ -72,7 +72,7 @@ class Do:
 class Unreadable:
     """Can be pickled, and can't be made again."""
 
-    def __reduce__(self) -> object:
+    def __reduce__(self) -> tuple[object, ...]:
         return int, ("no number",)
 
 
@@ -90,8 +90,8 @@ def talk_of_a_copy() -> str:
 
 
 def count_of_sockets() -> int:
-    links = [os.readlink(entry.path) for entry in os.scandir("/proc/self/fd") if entry.is_symlink()]
-    return sum(link.startswith("socket:") for link in links)
+    descriptors = [path for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    return sum(path.readlink().name.startswith("socket:") for path in descriptors)
 
 
 def note(path: str, text: str) -> None:
@@ -124,7 +124,7 @@ def now() -> float:
 
 @contextmanager
 def a_process(make: Callable[[Flag], Do] = Do, bell: Bell | None = None) -> Iterator[Doer]:
-    process = HandlerProcess[Order, str](make, "test", bell or Bell())
+    process = HandlerProcess[Order, object](make, "test", bell or Bell())
     try:
         yield process
     finally:
@@ -148,7 +148,8 @@ def test_it_answers_one_thing_after_the_other_whatever_signals_come(process):
     assert process.apply(("echo", "1"), never) == "1"
     for number in (signal.SIGTERM, signal.SIGINT):
         os.kill(process.pid, number)
-    assert len(process.apply(("echo", "x" * 10_000_000), never)) == 10_000_000
+    long = "x" * 10_000_000
+    assert process.apply(("echo", long), never) == long
     assert os.getpgid(process.pid) == process.pid  # a terminal's Ctrl-C goes to another group
     assert process.apply(("sockets", ""), never) == ""
     # What it starts heeds signals all the same.
@@ -179,14 +180,18 @@ def test_an_answer_that_can_not_be_read_costs_the_process_no_more(process):
 
 
 def test_an_answer_that_is_there_counts_though_its_time_is_over(process, tmp_path, wait_until):
-    """The clock is looked at only once the child has answered, as where this machine stalls."""
+    """As where the machine stalls: the clock is looked at once the child has answered."""
 
     def late() -> float:
         wait_until(lambda: select.select([process._connection], [], [], 0)[0])
         return now()
 
-    process._wait(select.POLLOUT, never)
-    assert process.apply(("echo", "late"), late) == "late"
+    deadlines = iter([never, late])  # for what is sent, for the answer
+
+    def deadline() -> float:
+        return next(deadlines)()
+
+    assert process.apply(("echo", "late"), deadline) == "late"
 
 
 def test_a_child_that_is_stopped_is_ended_while_it_is_given_something_long(process):
@@ -202,7 +207,7 @@ def test_without_a_descriptor_left_there_is_no_process(bell):
     resource.setrlimit(resource.RLIMIT_NOFILE, (spare, hard))
     try:
         with pytest.raises(ProcessNotStarted, match="Too many open files"):
-            HandlerProcess[Order, str](Do, "test", bell)
+            HandlerProcess[Order, object](Do, "test", bell)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
