@@ -66,7 +66,7 @@ def test_one_that_breaks_off_leaves_one_line_for_who_looks_for_it(peer, caplog, 
 
 def test_a_host_that_can_not_be_is_an_error_of_the_system(metrics):
     with (
-        pytest.raises(OSError, match="no host has such a name .*label empty or too long"),
+        pytest.raises(OSError, match=r"no host has such a name .*label empty or too long"),
         metrics.served(0, host="a..b"),
     ):
         pass
