@@ -5,7 +5,8 @@
       Outcome    ◀──answer─────────    what was returned or raised, what was saved
 
 Policies and hooks stay with the worker: the child knows the handler's function alone. A child that
-died is replaced before the place takes another job. When a claim is lost, the child's job says so
+died over a job is replaced before the place takes another one; one that died idle, which nobody
+looks at, when it is given a job. When a claim is lost, the child's job says so
 at once; what still runs LOST_GRACE_SECONDS later is killed.
 """
 
@@ -141,7 +142,7 @@ class ProcessPlace:
         job.claim.when_lost(self._bell.ring)
         try:
             return self._outcome(job, self._answer(job))
-        except ProcessNotStarted:  # `prepare` will say why
+        except ProcessNotStarted:  # handed back; `prepare` will say why
             return Outcome(Ending.POSTPONED)
         except (ProcessDied, TimeoutError, ClaimLost) as error:
             log.warning("job %s: %s", job.descriptor, error)

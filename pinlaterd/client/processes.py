@@ -1,9 +1,10 @@
 """A process of our own that applies a function to what it is given, one thing at a time.
 
 What handlers with `run_in="processes"` run in. The thread that makes a HandlerProcess attends it
-for all its life, and alone calls it; others ring its bell. The child dies with that thread, even if
-the parent is killed with -9: the kernel sees to it. It is spawned, never forked from a program with
-threads, and has none of its parent's sockets. It heads a process group of its own, so that what it
+for all its life, and alone calls it; others ring its bell. A child that has begun dies with that
+thread, even if the parent is killed with -9: the kernel sees to it. It is spawned, never forked from a program with
+threads, and has none of its parent's sockets. A copy that a handler makes of it by os.fork is a program that the
+handler has started, and no child. It heads a process group of its own, so that what it
 has started ends with it, and a terminal's Ctrl-C does not reach it. Relies on `lifecycle`.
 """
 
@@ -33,11 +34,13 @@ from pinlaterd.lifecycle import STOP_SIGNALS, end_with_parent, set_title
 _END_SECONDS = 3.0
 # How long to wait at most before the clock is looked at again: poll(2) can't count much further.
 _LONGEST_WAIT_SECONDS = 3600.0
-# What is said goes in pieces of so many bytes, the last of which is shorter. Wherever a socket is
-# ready to be written to, a piece finds room: nobody waits for a child that reads no more.
+# What is said goes in pieces of so many bytes, the last of which is shorter. A socket that poll(2)
+# calls writable has room for one, so that writing it never waits for a child that reads no more.
 _PIECE_BYTES = 16_000
 _READY = ""
 _spawn = multiprocessing.get_context("spawn")
+# Starting a child reaps what multiprocessing looks after: that must not be one that another thread
+# has started and not taken away yet.
 _starting = threading.Lock()
 
 Given = TypeVar("Given")

@@ -180,7 +180,8 @@ def _metrics_served(made: Worker, host: str, port: int | None) -> Iterator[None]
             url = stack.enter_context(WorkerMetrics(made).served(port, host=host))
         except OSError as error:
             fail(
-                f"cannot serve metrics at {host}:{port}: {error.strerror}; see --metrics-host, --metrics-port"
+                f"cannot serve metrics at {host}:{port}: {error.strerror}; "
+                "see --metrics-host and --metrics-port"
             )
         logger.info("metrics at %s", url)
         yield

@@ -179,19 +179,15 @@ def test_an_answer_that_can_not_be_read_costs_the_process_no_more(process):
         process.apply(("unreadable", ""), never)
 
 
-def test_an_answer_that_is_there_counts_though_its_time_is_over(process, tmp_path, wait_until):
-    """As where the machine stalls: the clock is looked at once the child has answered."""
+def test_what_it_has_said_counts_though_its_time_is_over():
+    """As where the machine stalls: the clock is looked at once the child has spoken."""
 
     def late() -> float:
-        wait_until(lambda: select.select([process._connection], [], [], 0)[0])
+        assert select.select([process._connection], [], [], 60)[0]
         return now()
 
-    deadlines = iter([never, late])  # for what is sent, for the answer
-
-    def deadline() -> float:
-        return next(deadlines)()
-
-    assert process.apply(("echo", "late"), deadline) == "late"
+    with a_process() as process:
+        process.wait_until_ready(late)
 
 
 def test_a_child_that_is_stopped_is_ended_while_it_is_given_something_long(process):
@@ -200,7 +196,7 @@ def test_a_child_that_is_stopped_is_ended_while_it_is_given_something_long(proce
         process.apply(("echo", "x" * 10_000_000), now)
 
 
-def test_without_a_descriptor_left_there_is_no_process(bell):
+def test_without_a_descriptor_left_there_is_no_process(process, bell):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     spare = os.dup(0)
     os.close(spare)
@@ -210,6 +206,7 @@ def test_without_a_descriptor_left_there_is_no_process(bell):
             HandlerProcess[Order, object](Do, "test", bell)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert process.apply(("echo", "still here"), never) == "still here"
 
 
 def test_nobody_else_reaps_it(process, wait_until):
