@@ -2,10 +2,11 @@
 
 What handlers with `run_in="processes"` run in. The thread that makes a HandlerProcess attends it
 for all its life, and alone calls it; others ring its bell. A child that has begun dies with that
-thread, even if the parent is killed with -9: the kernel sees to it. It is spawned, never forked from a program with
-threads, and has none of its parent's sockets. A copy that a handler makes of it by os.fork is a program that the
-handler has started, and no child. It heads a process group of its own, so that what it
-has started ends with it, and a terminal's Ctrl-C does not reach it. Relies on `lifecycle`.
+thread, even if the parent is killed with -9: the kernel sees to it. It is spawned, never forked
+from a program with threads, and has none of its parent's sockets. A copy that a handler makes of it
+by os.fork is a program that it has started, as any other. It heads a process group of its own, so
+that what it has started ends with it, and a terminal's Ctrl-C does not reach it. Relies on
+`lifecycle`.
 """
 
 from __future__ import annotations
