@@ -17,9 +17,8 @@ from typing import Protocol, cast
 
 from pinlaterd.client.client import Client
 from pinlaterd.client.handlers import AsyncFunction, Hooks, QueueHandler
-from pinlaterd.client.outcomes import LOST, Outcome, returned
+from pinlaterd.client.outcomes import LOST, Ending, Outcome, returned
 from pinlaterd.client.process_place import ChildPlan, ProcessPlace
-from pinlaterd.client.processes import ProcessNotStarted
 from pinlaterd.client.running_job import RunningJob
 
 # How long handlers that were cancelled may take to clean up.
@@ -156,20 +155,23 @@ class PoolExecutor:
         try:
             place.prepare()
             while (job := work.wait()) is not None:
-                work.finish(job, self._run(place, job))
+                self._run(work, place, job)
                 place.prepare()
-        except ProcessNotStarted as error:
+        except Exception as error:  # noqa: BLE001 - the worker raises it in the thread of `run`
             work.fail(error)
         place.close()
 
-    def _run(self, place: Place, job: RunningJob) -> Outcome:
-        hooks = self._hooks
-        if not hooks:
-            return place.run(job)
-        hooks.begin(job)
-        outcome = place.run(job)
-        hooks.end(job, outcome)
-        return outcome
+    def _run(self, work: Work, place: Place, job: RunningJob) -> None:
+        """Whatever breaks in the place, the job is finished: at worst it is handed back."""
+        outcome = Outcome(Ending.POSTPONED)
+        if self._hooks:
+            self._hooks.begin(job)
+        try:
+            outcome = place.run(job)
+        finally:
+            if self._hooks:
+                self._hooks.end(job, outcome)
+            work.finish(job, outcome)
 
 
 class TaskExecutor:

@@ -9,17 +9,23 @@ them. `pinlaterd.client` does not import this module: whoever needs no metrics l
 
 from __future__ import annotations
 
+import errno
+import logging
+import socket
+import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from wsgiref.simple_server import WSGIRequestHandler
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
     HistogramMetricFamily,
     Metric,
 )
-from prometheus_client.exposition import generate_latest
+from prometheus_client.exposition import ThreadingWSGIServer, generate_latest
 from prometheus_client.registry import Collector
 
 from pinlaterd.client.lane import LaneFacts
@@ -27,6 +33,10 @@ from pinlaterd.client.run_counts import BOUNDS_SECONDS
 from pinlaterd.client.worker import Worker
 
 _PREFIX = "pinlaterd_worker_"
+# How long a connection may keep silent.
+_SILENCE_SECONDS = 10.0
+
+log = logging.getLogger(__name__)
 
 _GAUGES: Sequence[tuple[str, str, Callable[[LaneFacts], float]]] = (
     ("concurrency", "Jobs that may run at a time.", lambda facts: facts.concurrency),
@@ -64,7 +74,10 @@ class WorkerMetrics(Collector):
 
         Raises OSError if it can't listen there.
         """
-        server, thread = start_http_server(port, host, self._registry())
+        server = _Server(host, port)
+        server.set_app(make_wsgi_app(self._registry()))
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
         address = f"[{host}]" if ":" in host else host
         try:
             yield f"http://{address}:{server.server_port}/metrics"
@@ -89,7 +102,7 @@ class WorkerMetrics(Collector):
         yield _run_seconds(lanes)
 
     def _registry(self) -> CollectorRegistry:
-        registry = CollectorRegistry(auto_describe=False)
+        registry = CollectorRegistry(auto_describe=True)  # for `?name[]=`
         registry.register(self)
         return registry
 
@@ -113,3 +126,27 @@ def _run_seconds(lanes: Sequence[LaneFacts]) -> Metric:
         buckets = [(str(b), float(n)) for b, n in zip(BOUNDS_SECONDS, runs.within, strict=True)]
         seconds.add_metric([facts.queue], [*buckets, ("+Inf", float(runs.total))], runs.seconds)
     return seconds
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = _SILENCE_SECONDS
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing: scrapes come again and again."""
+
+
+class _Server(ThreadingWSGIServer):
+    """What breaks a connection is told at debug level: anybody could fill the log with it."""
+
+    def __init__(self, host: str, port: int) -> None:
+        """Raises OSError if it can't listen there."""
+        try:
+            [(self.address_family, *_, address), *_] = socket.getaddrinfo(
+                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
+        except UnicodeError as error:
+            raise OSError(errno.EINVAL, f"no host has such a name ({error})") from error
+        super().__init__((str(address[0]), port), _Handler)
+
+    def handle_error(self, request: object, client_address: tuple[str, int]) -> None:
+        log.debug("metrics: connection of %s: %r", client_address[0], sys.exception())

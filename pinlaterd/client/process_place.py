@@ -5,7 +5,8 @@
       Outcome    ◀──answer─────────    what was returned or raised, what was saved
 
 Policies and hooks stay with the worker: the child knows the handler's function alone. A child that
-died is replaced before the place takes another job. When a claim is lost, the child's job says so
+died over a job is replaced before the place takes another one; one that died idle, which nobody
+looks at, when it is given a job. When a claim is lost, the child's job says so
 at once; what still runs LOST_GRACE_SECONDS later is killed.
 """
 
@@ -61,6 +62,7 @@ class Failure:
 class Answer:
     """What came of an order. `status` is what was returned, unless there is a `failure`."""
 
+    claim_descriptor: str  # the order's
     status: str
     failure: Failure | None
     body: bytes  # the job's, as it was saved last
@@ -140,7 +142,7 @@ class ProcessPlace:
         job.claim.when_lost(self._bell.ring)
         try:
             return self._outcome(job, self._answer(job))
-        except ProcessNotStarted:  # `prepare` will say why
+        except ProcessNotStarted:  # handed back; `prepare` will say why
             return Outcome(Ending.POSTPONED)
         except (ProcessDied, TimeoutError, ClaimLost) as error:
             log.warning("job %s: %s", job.descriptor, error)
@@ -178,7 +180,7 @@ class ProcessPlace:
         limit_seconds = self._handler.time_limit_seconds
         run = _Run(job, process, math.inf if limit_seconds is None else limit_seconds)
         try:
-            return process.apply(order, lambda: min(run.deadline(), self._end_of_abandoned()))
+            answer = process.apply(order, lambda: min(run.deadline(), self._end_of_abandoned()))
         except OutOfTime as error:
             if job.lost:
                 raise ClaimLost(
@@ -187,6 +189,9 @@ class ProcessPlace:
             raise TimeoutError(
                 f"the handler took longer than {run.limit_seconds:g} s; its process was killed"
             ) from error
+        if answer.claim_descriptor != order.job.claim_descriptor:  # as of a copy that C code made
+            raise ProcessDied("the handler's process answered for another job, and was killed")
+        return answer
 
     def _outcome(self, job: RunningJob, answer: Answer) -> Outcome:
         job.note_saved(answer.body)
@@ -249,7 +254,7 @@ class _Child:
             status = returned(self._function(job)).status
         except BaseException as error:  # noqa: BLE001 - it is the job's outcome, whatever it is
             failure = Failure(CarriedError.of(error), error_text(error))
-        return Answer(status, failure, job.body, job.lost)
+        return Answer(job.claim_descriptor, status, failure, job.body, job.lost)
 
     def _the_client(self) -> Client:
         if self._client is None:

@@ -1,26 +1,30 @@
 """A process of our own that applies a function to what it is given, one thing at a time.
 
 What handlers with `run_in="processes"` run in. The thread that makes a HandlerProcess attends it
-for all its life, and alone calls it; others ring its bell. The child dies with that thread, even if
-the parent is killed with -9: the kernel sees to it. It is spawned, never forked from a program with
-threads, and has none of its parent's sockets. It heads a process group of its own, so that what it
-has started ends with it, and a terminal's Ctrl-C does not reach it. Relies on `lifecycle`.
+for all its life, and alone calls it; others ring its bell. A child that has begun dies with that
+thread, even if the parent is killed with -9: the kernel sees to it. It is spawned, never forked
+from a program with threads, and has none of its parent's sockets. A copy that a handler makes of it
+by os.fork is a program that it has started, as any other. It heads a process group of its own, so
+that what it has started ends with it, and a terminal's Ctrl-C does not reach it. Relies on
+`lifecycle`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import math
 import multiprocessing
 import os
+import pickle
+import select
 import signal
 import threading
 import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
-from multiprocessing import resource_tracker
+from functools import partial
+from multiprocessing import process, resource_tracker
 from multiprocessing.connection import Connection, wait
 from types import FrameType
 from typing import Generic, Protocol, TypeVar, cast
@@ -29,11 +33,16 @@ from pinlaterd.lifecycle import STOP_SIGNALS, end_with_parent, set_title
 
 # How long an idle child may take to end in order, as for its atexit functions.
 _END_SECONDS = 3.0
+# How long to wait at most before the clock is looked at again: poll(2) can't count much further.
+_LONGEST_WAIT_SECONDS = 3600.0
+# What is said goes in pieces of so many bytes, the last of which is shorter. A socket that poll(2)
+# calls writable has room for one, so that writing it never waits for a child that reads no more.
+_PIECE_BYTES = 16_000
 _READY = ""
 _spawn = multiprocessing.get_context("spawn")
-# multiprocessing looks after all its children whenever it starts one; two threads that reap the
-# same child at the same time would lose its exit code.
-_reaping = threading.Lock()
+# Starting a child reaps what multiprocessing looks after: that must not be one that another thread
+# has started and not taken away yet.
+_starting = threading.Lock()
 
 Given = TypeVar("Given")
 Result = TypeVar("Result")
@@ -94,20 +103,21 @@ class HandlerProcess(Generic[Given, Result]):
         """Start it. `make`, picklable, is called in the child and makes the function to apply; its
         argument is the flag that `warn` sets. `name` is what `ps` shows."""
         self._bell = bell
-        self._flag = _spawn.RawValue(ctypes.c_bool, False)
-        self._connection, childs_end = _spawn.Pipe()
-        self._process = _spawn.Process(
-            target=_serve, args=(make, childs_end, self._flag, os.getpid()), name=name
-        )
         try:
-            with childs_end, _reaping, _stop_signals_blocked():
-                self._process.start()
-            self._pidfd = os.pidfd_open(self.pid)
+            self._flag = _spawn.RawValue(ctypes.c_bool, False)
+            self._connection, childs_end = _spawn.Pipe()
+            with childs_end:
+                self._process = _spawn.Process(
+                    target=_serve, args=(make, childs_end, self._flag, os.getpid()), name=name
+                )
+                _start(self._process)
+            self._pidfd = _pidfd_of(self._process)
         except OSError as error:
-            if self._process.pid is not None:
-                self._process.kill()
             raise ProcessNotStarted(str(error)) from error
         self._is_buried = False
+        self._poll = select.poll()
+        for descriptor in (self._connection, self._pidfd, bell):
+            self._poll.register(descriptor, select.POLLIN)
 
     @property
     def pid(self) -> int:
@@ -136,8 +146,10 @@ class HandlerProcess(Generic[Given, Result]):
         """
         self._flag.value = False
         try:
-            self._connection.send(given)
-        except OSError as error:
+            for piece in _pieces(given):
+                self._wait(select.POLLOUT, deadline)
+                self._connection.send_bytes(piece)
+        except (OSError, ProcessDied) as error:
             raise ProcessNotStarted(self._death()) from error
         return cast("Result", self._receive(deadline))
 
@@ -154,21 +166,36 @@ class HandlerProcess(Generic[Given, Result]):
         os.close(self._pidfd)
 
     def _receive(self, deadline: Deadline) -> object:
+        def receive() -> bytes:
+            self._wait(select.POLLIN, deadline)
+            return self._connection.recv_bytes()
+
+        try:
+            return _whole(receive)
+        except (ProcessDied, OutOfTime):
+            raise
+        except (EOFError, OSError) as error:
+            raise ProcessDied(self._death()) from error
+        except Exception as error:
+            self._bury()
+            raise ProcessDied(
+                f"the handler's process said what can't be read, and was killed: {error!r}"
+            ) from error
+
+    def _wait(self, event: int, deadline: Deadline) -> None:
+        """Block until the connection is ready for `event`: reading or writing does not block then,
+        but may fail. Raises ProcessDied and OutOfTime."""
+        self._poll.modify(self._connection, event)
         while True:
-            left = deadline() - time.monotonic()
-            if left <= 0:
-                self._bury()
-                raise OutOfTime
-            ready = wait(
-                [self._connection, self._pidfd, self._bell.fileno()],
-                None if left == math.inf else left,
-            )
-            if self._connection in ready:
-                with contextlib.suppress(EOFError, OSError):
-                    return self._connection.recv()
-                raise ProcessDied(self._death())
+            seconds = min(deadline() - time.monotonic(), _LONGEST_WAIT_SECONDS)
+            ready = dict(self._poll.poll(max(0.0, seconds) * 1000))
+            if self._connection.fileno() in ready:
+                return
             if self._pidfd in ready:
                 raise ProcessDied(self._death())
+            if seconds <= 0:  # now only: an answer that is there counts
+                self._bury()
+                raise OutOfTime
             self._bell.hush()  # before `deadline` looks: what rings meanwhile is heard next time
 
     def _death(self) -> str:
@@ -192,8 +219,26 @@ class HandlerProcess(Generic[Given, Result]):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
-        with _reaping:
-            self._process.join()
+        self._process.join()
+
+
+def _start(child: process.BaseProcess) -> None:
+    """Start it, and take it from multiprocessing, which joins its children when the program exits,
+    however long they hang, and reaps those that died whenever it starts another: the number of one
+    that we have not buried yet could be a stranger's then."""
+    with _starting, _stop_signals_blocked():
+        child.start()
+        process._children.discard(child)  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+def _pidfd_of(child: process.BaseProcess) -> int:
+    assert child.pid is not None
+    try:
+        return os.pidfd_open(child.pid)
+    except OSError:
+        child.kill()
+        child.join()
+        raise
 
 
 def _signal_name(number: int) -> str:
@@ -214,6 +259,20 @@ def _stop_signals_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def _pieces(said: object) -> Iterator[bytes]:
+    pickled = pickle.dumps(said)
+    for start in range(0, len(pickled) + 1, _PIECE_BYTES):
+        yield pickled[start : start + _PIECE_BYTES]
+
+
+def _whole(receive: Callable[[], bytes]) -> object:
+    """What was said in the pieces that `receive` returns."""
+    pieces = [receive()]
+    while len(pieces[-1]) == _PIECE_BYTES:
+        pieces.append(receive())
+    return pickle.loads(b"".join(pieces))  # noqa: S301 - said by this program
+
+
 # --- in the child ---------------------------------------------------------------------------
 
 
@@ -226,18 +285,29 @@ def _serve(
     end_with_parent(parent_pid, signal.SIGKILL)
     set_title(f"worker {multiprocessing.current_process().name}")
     _leave_signals_to_parent()
+    os.register_at_fork(after_in_child=partial(_leave_child, connection))
     try:
         function = make(flag)
     except BaseException:  # noqa: BLE001 - the parent is told, and raises
-        connection.send(traceback.format_exc().rstrip())
+        _say(connection, traceback.format_exc().rstrip())
         return
-    connection.send(_READY)
-    while True:
+    goes_on = _say(connection, _READY)
+    while goes_on:
         try:
-            given = connection.recv()
-        except EOFError:  # the parent wants no more of us
+            given = cast("Given", _whole(connection.recv_bytes))
+        except (EOFError, OSError):  # the parent wants no more of us
             return
-        connection.send(function(given))
+        goes_on = _say(connection, function(given))
+
+
+def _say(connection: Connection, said: object) -> bool:
+    """Whether the parent still listens."""
+    try:
+        for piece in _pieces(said):
+            connection.send_bytes(piece)
+    except OSError:
+        return False
+    return True
 
 
 def _leave_signals_to_parent() -> None:
@@ -252,3 +322,11 @@ def _leave_signals_to_parent() -> None:
 
 def _do_nothing(_number: int, _frame: FrameType | None) -> None:
     pass
+
+
+def _leave_child(connection: Connection) -> None:
+    """In a copy that a handler made by `os.fork`: it is none of the parent's children. It answers
+    nothing, is not talked to, and heeds signals, as any process of the handler's does."""
+    connection.close()
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)

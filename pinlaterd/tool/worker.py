@@ -179,7 +179,10 @@ def _metrics_served(made: Worker, host: str, port: int | None) -> Iterator[None]
         try:
             url = stack.enter_context(WorkerMetrics(made).served(port, host=host))
         except OSError as error:
-            fail(f"cannot serve metrics at {host}:{port}: {error.strerror}; see --metrics-port")
+            fail(
+                f"cannot serve metrics at {host}:{port}: {error.strerror}; "
+                "see --metrics-host and --metrics-port"
+            )
         logger.info("metrics at %s", url)
         yield
 

@@ -4,9 +4,11 @@ do; the rest of it is what that needs, such as a file in which to note the proce
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from pinlaterd.client import Discard, Later, Retry, RunningJob
@@ -59,6 +61,24 @@ def do_exit(job: RunningJob, argument: str) -> None:
 
 def do_signal(job: RunningJob, argument: str) -> None:
     os.kill(os.getpid(), int(argument))
+
+
+def do_fork(job: RunningJob, argument: str) -> str:
+    """Return twice: in a copy of this process, and in itself when the copy has ended."""
+    copy_pid = os.fork()
+    if copy_pid:
+        os.waitpid(copy_pid, 0)
+    return "from the process" if copy_pid else "from the copy"
+
+
+def do_fork_in_c(job: RunningJob, argument: str) -> str:
+    """As `do_fork`, but behind Python's back: the copy answers, and ends when it is to go on."""
+    copy_pid = ctypes.CDLL(None).fork()
+    if copy_pid:
+        os.waitpid(copy_pid, 0)
+        return "from the process"
+    setattr(Connection, "recv_bytes", lambda _: os._exit(0))  # noqa: B010 - it has a type
+    return "from the copy"
 
 
 def do_hang(job: RunningJob, argument: str) -> None:

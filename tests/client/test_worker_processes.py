@@ -13,6 +13,7 @@ import ssl
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -34,6 +35,7 @@ from pinlaterd.client import (
     never,
 )
 from pinlaterd.client.carried_errors import RemoteTraceback
+from pinlaterd.client.process_place import ProcessPlace
 from tests.client.process_handlers import Unpicklable, handle
 from tests.client.working import books, handlers_of, have_ended, is_gone, records_of, running
 from tests.shared_service import SHORT_CLAIMS_QUEUE
@@ -48,9 +50,11 @@ def in_processes(queue: str, **options) -> Handlers:
 
 
 def children() -> set[int]:
-    """The processes of handlers that this process has."""
+    """The processes of handlers that this process has, be they just starting or at work."""
     return {
-        child.pid for child in psutil.Process().children() if "spawn_main" in _command_of(child)
+        child.pid
+        for child in psutil.Process().children()
+        if any(known in _command_of(child) for known in ("spawn_main", "pinlaterd: worker "))
     }
 
 
@@ -128,6 +132,51 @@ def test_a_handler_that_ends_its_process_fails_that_attempt_alone(client, queue,
     assert books(client, descriptors + twice) == {("FAILED", 0): 4}
     assert books(client, whole) == {("SUCCEEDED", 2): 2}
     assert [type(error) for error in dead] == [ProcessDied] * 5
+
+
+def test_a_copy_that_a_handler_makes_answers_for_no_job(client, queue, wait_until):
+    forks = client.enqueue(queue, [b"fork"])
+    with running(Worker(client, in_processes(queue), max_wait_ms=100)):
+        wait_until(lambda: have_ended(client, forks), seconds=60)
+        asks = client.enqueue(queue, [b"pid"])
+        wait_until(lambda: have_ended(client, asks), seconds=60)
+
+    [forked, asked] = records_of(client, forks + asks)
+    assert forked.custom_status == "from the process"
+    assert asked.custom_status.isdigit()
+
+
+def test_an_answer_to_another_job_is_no_answer(client, queue, wait_until):
+    """A copy that Python does not know of has answered: what its original says comes too late."""
+    forks = client.enqueue(queue, [b"fork_in_c"])
+    with running(Worker(client, in_processes(queue), max_wait_ms=100)):
+        wait_until(lambda: have_ended(client, forks), seconds=60)
+        asks = client.enqueue(queue, [Job(b"pid", attempts_allowed=1)])
+        wait_until(lambda: have_ended(client, asks), seconds=60)
+
+    [forked, asked] = records_of(client, forks + asks)
+    assert forked.custom_status == "from the copy"
+    assert asked.custom_status == (
+        "ProcessDied: the handler's process answered for another job, and was killed"
+    )
+
+
+def test_what_nobody_foresaw_ends_the_worker_and_costs_no_attempt(client, queue, monkeypatch):
+    def break_down(place: ProcessPlace, job: RunningJob) -> None:
+        raise MemoryError("of a place")
+
+    monkeypatch.setattr(ProcessPlace, "_answer", break_down)
+    seen: list[Ending] = []
+    handlers = in_processes(queue)
+    handlers.after(lambda job, outcome: seen.append(outcome.ending))
+    descriptors = client.enqueue(queue, [b"pid"])
+
+    with pytest.raises(MemoryError, match="of a place"):
+        Worker(client, handlers, max_wait_ms=100).run()
+
+    assert books(client, descriptors) == {("PENDING", 2): 1}
+    assert seen == [Ending.POSTPONED]
+    assert not children()
 
 
 def test_what_kills_an_idle_process_costs_no_job_an_attempt(client, queue, wait_until):
@@ -352,15 +401,25 @@ def test_a_process_that_can_not_begin_ends_the_worker_and_costs_no_attempt(clien
     assert books(client, descriptors) == {("PENDING", 2): 3}
 
 
-def hang_at_start() -> None:
+def hang_at_start(began: Path) -> None:
+    began.touch()
     threading.Event().wait()
 
 
-def test_a_worker_can_be_stopped_while_its_processes_hang_at_their_start(client, queue, wait_until):
+def test_a_worker_can_be_stopped_while_its_processes_hang_at_their_start(
+    client, queue, tmp_path, wait_until
+):
     descriptors = client.enqueue(queue, [b"pid"])
-    handlers = in_processes(queue)
-    with running(Worker(client, handlers, max_wait_ms=100, set_up_process=hang_at_start)):
-        wait_until(children)
+    began = tmp_path / "began"
+    worker = Worker(
+        client,
+        in_processes(queue),
+        max_wait_ms=100,
+        set_up_process=partial(hang_at_start, began),
+    )
+    with running(worker):
+        wait_until(began.exists, seconds=60)
+        assert children()
 
     assert not children()
     assert books(client, descriptors) == {("PENDING", 2): 1}

@@ -242,8 +242,13 @@ def test_what_can_not_begin_is_said_before_there_is_a_service(shell):
         refused = shell.run("tasks", "--metrics-port", str(port))
     assert refused.returncode == 1
     assert (
-        f"cannot serve metrics at 127.0.0.1:{port}: Address already in use; see --metrics-port"
+        f"cannot serve metrics at 127.0.0.1:{port}: Address already in use; "
+        "see --metrics-host and --metrics-port"
     ) in refused.stderr
+
+    refused = shell.run("tasks", "--metrics-port", "0", "--metrics-host", "a..b")
+    assert refused.returncode == 1
+    assert "cannot serve metrics at a..b:0: no host has such a name" in refused.stderr
 
     refused = shell.run("local")
     assert refused.returncode == 1
