@@ -182,7 +182,7 @@ def test_an_answer_that_can_not_be_read_costs_the_process_no_more(process):
 def test_what_it_has_said_counts_though_its_time_is_over():
     """As where the machine stalls: the clock is looked at once the child has spoken."""
 
-    def late() -> float:
+    def late():
         assert select.select([process._connection], [], [], 60)[0]
         return now()
 
