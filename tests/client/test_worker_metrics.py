@@ -60,7 +60,7 @@ def test_one_that_breaks_off_leaves_one_line_for_who_looks_for_it(peer, caplog, 
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # by a reset
     peer.close()
 
-    wait_until(lambda: "connection of 127.0.0.1: ConnectionResetError" in caplog.text)
+    wait_until(lambda: "connection of 127.0.0.1: ConnectionResetError" in caplog.text, seconds=60)
     assert "Traceback" not in capfd.readouterr().err
 
 
