@@ -1,7 +1,6 @@
 """Writes in slices: retries, deletes, time-outs, garbage.
 
-Each function does at most `limit` jobs within a Transaction, and finds them by an index: what is in
-the tables counts, so that jobs whose state a stranger has changed are done, too. PinLater's
+Each function does at most `limit` jobs within a Transaction, and finds them by an index. PinLater's
 tables have none by the time of a change. There, claims that timed out are looked for among all that
 are IN_PROGRESS, the longest failed among all that FAILED, and garbage by run-after, as it did.
 """
@@ -64,7 +63,7 @@ def release_expired(
 ) -> Expired:
     retried: list[Requeued] = []
     done = 0
-    for _, table in sorted(store.tables_of(queue).items()):
+    for table in store.tables_to_sweep(queue, JobState.IN_PROGRESS):
         if done == limit:
             break
         held = held_in(tx.read([oldest_claims(table, claimed_before_ms, limit - done)]))
@@ -84,7 +83,7 @@ def collect_garbage(
     limit: int,
 ) -> int:
     deleted = 0
-    for _, table in sorted(store.tables_of(queue).items()):
+    for table in store.tables_to_sweep(queue, state):
         if deleted == limit:
             break
         bound = table.updated_at.bound(updated_before_ms)

@@ -16,6 +16,7 @@ changed last (witness.py) tells how it ended.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -63,6 +64,8 @@ _IDS_SKIPPED_AFTER_UNCLEAN_END = 1_000_000
 # for each, at worst from a cold disk, and dropping a queue with its files.
 _COUNT_SECONDS_A_JOB = 1 / 100_000
 _DROP_SECONDS = 300.0
+# How often upkeep looks into tables in which it expects nothing: each look is a statement.
+_SWEEP_SECONDS = 30.0
 # An answer to how a lost COMMIT ended may take this part of what others may take: together they end
 # before the callers' time does, which is twice that of one answer.
 _LOOK_UP_PART = 0.5
@@ -133,6 +136,7 @@ class Store:
         self.tables: dict[str, dict[int, Table]] = {}  # by queue and priority
         self.narrower: dict[str, dict[int, TableLimits]] = {}  # what some of them hold
         self.depths: dict[str, Counter[tuple[int, JobState]]] = {}
+        self._sweeps_due: dict[tuple[str, JobState], float] = {}  # monotonic seconds
         self.strange: set[str] = set()  # queues to which somebody else seems to write
         self._clock = clock
         self._levels = levels
@@ -189,7 +193,7 @@ class Store:
             )
 
     def _load(self, db: Connection) -> None:
-        self.tables, self.narrower, self.depths = {}, {}, {}
+        self.tables, self.narrower, self.depths, self._sweeps_due = {}, {}, {}, {}
         self.strange.clear()
         prefix = quote_text(self._prefix)
         for (database,) in db.rows(
@@ -492,6 +496,8 @@ class Store:
         with self._guarded(), db.patiently(_DROP_SECONDS):
             db.execute(b"DROP DATABASE IF EXISTS " + quote_name(self._prefix + queue))
         del self.tables[queue], self.narrower[queue], self.depths[queue]
+        for state in JobState:
+            self._sweeps_due.pop((queue, state), None)
         self.strange.discard(queue)
 
     # --- what is kept in memory --------------------------------------------------------------
@@ -501,6 +507,16 @@ class Store:
         if tables is None:
             raise QueueNotFound(queue)
         return tables
+
+    def tables_to_sweep(self, queue: str, state: JobState) -> list[Table]:
+        """Those with jobs in `state` that may be due, highest priority first: those known to have
+        any, and now and then all, for what a stranger does is in no count of ours."""
+        tables, depths = self.tables_of(queue), self.depths[queue]
+        now, due = self._clock.monotonic(), self._sweeps_due
+        if now >= due.get((queue, state), -math.inf):
+            due[queue, state] = now + _SWEEP_SECONDS
+            return [table for _, table in sorted(tables.items())]
+        return [table for level, table in sorted(tables.items()) if depths[level, state]]
 
     def take_local_ids(self, count: int) -> range:
         """Ids never given out before. To be called within `transact`, which marks them as used."""

@@ -183,11 +183,14 @@ class SqliteEngine(StorageEngine):
     def release_expired(
         self, queue: str, *, claimed_before_ms: int, limit: int, now_ms: int
     ) -> Expired:
+        queue_id = self._store.queue_id(queue)
+        if not self._store.priorities_holding(queue_id, JobState.IN_PROGRESS):
+            return Expired([], failed=0)  # upkeep looks at every queue, and most are at rest
         with self._store.commit(now_ms) as tx:
             return slices.release_expired(
                 self._store,
                 tx,
-                self._store.queue_id(queue),
+                queue_id,
                 claimed_before_ms=claimed_before_ms,
                 limit=limit,
             )
@@ -195,11 +198,14 @@ class SqliteEngine(StorageEngine):
     def collect_garbage(
         self, queue: str, state: JobState, *, updated_before_ms: int, limit: int
     ) -> int:
+        queue_id = self._store.queue_id(queue)
+        if not self._store.priorities_holding(queue_id, state):
+            return 0
         with self._store.commit(now_ms=0) as tx:
             return slices.collect_garbage(
                 self._store,
                 tx,
-                self._store.queue_id(queue),
+                queue_id,
                 state,
                 updated_before_ms=updated_before_ms,
                 limit=limit,

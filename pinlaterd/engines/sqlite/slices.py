@@ -78,6 +78,8 @@ def release_expired(
         for local_id, *rest in rows:
             claim = HeldClaim(JobKey(priority, local_id), *rest)
             attempts.append(FailedAttempt(claim, tx.now_ms, claim.custom_status))
+    if not attempts:
+        return Expired([], failed=0)
     retried = fail_attempts(tx, queue_id, attempts)
     return Expired(retried, failed=len(attempts) - len(retried))
 
