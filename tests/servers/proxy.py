@@ -24,7 +24,7 @@ class Proxy:
 
     def __init__(self, target_port: int) -> None:
         self._target_port = target_port
-        self._plan: tuple[bytes, Cut] | None = None
+        self._plans: list[tuple[bytes, Cut]] = []
         self._open: set[socket.socket] = set()
         self._listener = socket.create_server((HOST, 0))
         self.port = int(self._listener.getsockname()[1])
@@ -35,9 +35,9 @@ class Proxy:
         self._flows = [self._flow]
         self._start(self._accept)
 
-    def cut_at(self, said: bytes, how: Cut) -> None:
-        """End the connection on which a client next says `said`; SILENCE holds what is open."""
-        self._plan = (said, how)
+    def cut_at(self, said: bytes, how: Cut, *, times: int = 1) -> None:
+        """End the connections on which a client next says `said`; SILENCE holds what is open."""
+        self._plans = [(said, how)] * times
 
     def hold(self) -> None:
         """From now on nothing comes through, in either direction, and nobody is told."""
@@ -85,14 +85,13 @@ class Proxy:
             while data := source.recv(_CHUNK):
                 time.sleep(self.delay_seconds)
                 flow.wait()
-                plan = self._plan
-                if is_client and plan is not None and plan[0] in data:
-                    self._plan = None
-                    if plan[1] is Cut.SILENCE:
+                if is_client and self._plans and self._plans[0][0] in data:
+                    _, how = self._plans.pop(0)
+                    if how is Cut.SILENCE:
                         self.hold_what_is_open()
                         flow.wait()
                         continue
-                    self._cut(source, to, data, plan[1])
+                    self._cut(source, to, data, how)
                     break
                 to.sendall(data)
         _end(source)
