@@ -15,7 +15,8 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,16 @@ CALL_SECONDS = 10.0
 _PROBE = "probe"
 
 _ROOT = Path(__file__).parent.parent
+
+
+@contextmanager
+def frozen(pid: int) -> Iterator[None]:
+    """A process that hangs instead of dying."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 class Deployment:

@@ -18,7 +18,7 @@ from pinlaterd.admin import in_force, samples, target
 from pinlaterd.admin.confirm import confirm, yes_option
 from pinlaterd.admin.frames import ListedShard, shards_of
 from pinlaterd.admin.tables import print_table
-from pinlaterd.client.cli import fail
+from pinlaterd.client.cli import PORT, fail
 from pinlaterd.config import edit_shards
 from pinlaterd.config.edit import edit_file
 from pinlaterd.config.layout import ETC, SHARDS_FILE
@@ -121,7 +121,7 @@ def set_dequeue_only(name: str, *, on: bool, yes: bool) -> Written:
 @click.option("--engine", type=click.Choice(ENGINES), default=DEFAULT_ENGINE, show_default=True)
 @click.option("--file", help="sqlite: the database  [default: data/shard-NAME.sqlite]")
 @click.option("--host", "master_host", help="mysql, redis: the server's host.")
-@click.option("--port", "master_port", type=click.IntRange(1, 65535), help="mysql, redis.")
+@click.option("--port", "master_port", type=PORT, help="mysql, redis.")
 @click.option("--user", help="mysql, redis.")
 @click.option("--passwd-env", metavar="NAME", help="The variable that has the password.")
 @click.option("--passwd-file", metavar="PATH", help="The file that has the password.")

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from pinlaterd.client.ahead import Pace
-from pinlaterd.client.outcomes import Ending, Outcome
+from pinlaterd.client.outcomes import HANDED_BACK, Ending, Outcome
 from pinlaterd.client.run_counts import RunCounts, RunFigures
 from pinlaterd.client.running_job import Claim
 from pinlaterd.model import ClaimedJob
@@ -29,8 +29,6 @@ from pinlaterd.model import ClaimedJob
 REPEAT_SECONDS = 1.0
 # Jobs that have waited for so long go back to the service: the pool is slower than it was.
 HOARD_SECONDS = 1.0
-# A job that goes back unbegun, or unfinished when the grace is over: PENDING at no attempt's cost.
-HANDED_BACK = Outcome(Ending.POSTPONED)
 
 _SLEEPS_NOT = -1  # as `_fetch_below`
 

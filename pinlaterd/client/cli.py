@@ -79,9 +79,7 @@ class CommandLine(click.Group):
     def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
-        except (AddressInvalid, ConfigError) as error:
-            fail(str(error))
-        except OutcomeUnknown as error:
+        except (AddressInvalid, ConfigError, OutcomeUnknown) as error:
             fail(str(error))
         except ConnectionFailed as error:
             fail(f"{error}; {self.cure_of(error)}")

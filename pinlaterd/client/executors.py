@@ -17,7 +17,7 @@ from typing import Protocol, cast
 
 from pinlaterd.client.client import Client
 from pinlaterd.client.handlers import AsyncFunction, Hooks, QueueHandler
-from pinlaterd.client.outcomes import LOST, Ending, Outcome, returned
+from pinlaterd.client.outcomes import HANDED_BACK, Outcome
 from pinlaterd.client.process_place import ChildPlan, ProcessPlace
 from pinlaterd.client.running_job import RunningJob
 
@@ -163,7 +163,7 @@ class PoolExecutor:
 
     def _run(self, work: Work, place: Place, job: RunningJob) -> None:
         """Whatever breaks in the place, the job is finished: at worst it is handed back."""
-        outcome = Outcome(Ending.POSTPONED)
+        outcome = HANDED_BACK
         if self._hooks:
             self._hooks.begin(job)
         try:
@@ -227,10 +227,9 @@ class TaskExecutor:
         while job is not None:
             if self._hooks:
                 self._hooks.begin(job)
-                outcome = await self._run(task, job)
+            outcome = await self._run(task, job)
+            if self._hooks:
                 self._hooks.end(job, outcome)
-            else:
-                outcome = await self._run(task, job)
             work.finish(job, outcome)
             await asyncio.sleep(0)  # a handler that never waits must not hold up the others
             job = work.begin()
@@ -243,7 +242,7 @@ class TaskExecutor:
         job.claim.when_lost(lambda: self._tell(self._cancel, task, job))
         try:
             async with asyncio.timeout(self._handler.time_limit_seconds):
-                outcome = returned(await self._function(job))
+                return self._handler.outcome_of_value(job, await self._function(job))
         except GeneratorExit:  # the loop is gone
             raise
         except BaseException as error:  # noqa: BLE001 - it is the job's outcome, whatever it is
@@ -254,7 +253,6 @@ class TaskExecutor:
             job.claim.when_lost(None)
             while task.cancelling():
                 task.uncancel()
-        return LOST if job.lost else outcome
 
     def _cancel(self, task: asyncio.Task[None], job: RunningJob) -> None:
         if self._running.get(task) is job:

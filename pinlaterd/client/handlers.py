@@ -27,7 +27,6 @@ from pinlaterd.client.retries import DEFAULT_POLICY, Retries
 from pinlaterd.client.running_job import RunningJob
 from pinlaterd.model import QUEUE_NAME
 
-PlainFunction = Callable[[RunningJob], object]
 AsyncFunction = Callable[[RunningJob], Awaitable[object]]
 
 RunIn = Literal["threads", "tasks", "processes"]
@@ -82,10 +81,13 @@ class QueueHandler:
     def run(self, job: RunningJob) -> Outcome:
         """Call a plain function, and say how that ended."""
         try:
-            outcome = returned(self.function(job))
+            return self.outcome_of_value(job, self.function(job))
         except BaseException as error:  # noqa: BLE001 - it is the job's outcome, whatever it is
             return self.outcome_of(job, error)
-        return LOST if job.lost else outcome
+
+    def outcome_of_value(self, job: RunningJob, value: object) -> Outcome:
+        """What becomes of a job whose handler returned `value`."""
+        return LOST if job.lost else returned(value)
 
     def outcome_of(self, job: RunningJob, error: BaseException, text: str | None = None) -> Outcome:
         """What becomes of a job whose handler raised `error`; `text` as for `outcomes.raised`."""

@@ -24,7 +24,7 @@ from functools import partial
 from pinlaterd.client.carried_errors import CarriedError
 from pinlaterd.client.client import Client
 from pinlaterd.client.handlers import QueueHandler
-from pinlaterd.client.outcomes import LOST, ClaimLost, Ending, Outcome, error_text, returned
+from pinlaterd.client.outcomes import HANDED_BACK, ClaimLost, Outcome, error_text, returned
 from pinlaterd.client.processes import (
     Bell,
     Flag,
@@ -143,7 +143,7 @@ class ProcessPlace:
         try:
             return self._outcome(job, self._answer(job))
         except ProcessNotStarted:  # handed back; `prepare` will say why
-            return Outcome(Ending.POSTPONED)
+            return HANDED_BACK
         except (ProcessDied, TimeoutError, ClaimLost) as error:
             log.warning("job %s: %s", job.descriptor, error)
             return self._handler.outcome_of(job, error.with_traceback(None))
@@ -198,7 +198,7 @@ class ProcessPlace:
         if answer.is_lost:
             job.claim.lose()
         if answer.failure is None:
-            return LOST if job.lost else returned(answer.status or None)
+            return self._handler.outcome_of_value(job, answer.status or None)
         failure = answer.failure
         return self._handler.outcome_of(job, failure.carried.restored(), failure.text)
 

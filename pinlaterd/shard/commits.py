@@ -107,6 +107,10 @@ class Commits:
         self._answers = answers
         self._most_bytes = most_bytes
 
+    def take_unfinished(self) -> list[DequeueWork]:
+        unfinished, self.unfinished = self.unfinished, []
+        return unfinished
+
     def commit(self, works: Sequence[Work], now_ms: int) -> StorageNotCommitted | None:
         """Returns why none of `works` was carried out; None if any was."""
         parts = Parts()

@@ -271,7 +271,7 @@ class ShardService:
     def _abandon(self, told: PinLaterError) -> None:
         """End all that is in hand; whoever waits for it is told why."""
         self._answers.abandon(told)
-        self._commits.unfinished = []
+        self._commits.take_unfinished()
         self._looks.clear()
         self._tasks.abandon()
 
@@ -425,8 +425,7 @@ class ShardService:
         now_ms, now = self._clock.now_ms(), self._clock.monotonic()
         batch = _Batch(self._commits.appetite.jobs)
         # Those that have waited since the last batch go first.
-        unfinished, self._commits.unfinished = self._commits.unfinished, []
-        for waiting in unfinished:
+        for waiting in self._commits.take_unfinished():
             self._add_dequeue(batch, waiting, now_ms, now)
         while self._backlog and batch.jobs < BATCH_JOBS and batch.appetite > 0:
             if self._answers.bytes >= self._batch_bytes:
@@ -452,7 +451,9 @@ class ShardService:
                 batch.writes.append(work)
                 batch.jobs += work.rows
         works = [*batch.writes, *batch.dequeues]
-        refusal = self._commits.commit(works, now_ms) if works else None
+        if not works:
+            return
+        refusal = self._commits.commit(works, now_ms)
         if refusal and not isinstance(refusal, StorageFull) and not self._engine.trouble:
             self._health.failed(self._clock.monotonic())  # once, however many calls it refused
 

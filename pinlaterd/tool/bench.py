@@ -14,11 +14,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from pinlaterd.errors import ConnectionFailed, DequeueRateLimited, PinLaterError, RequestError
+from pinlaterd.errors import ConnectionFailed, PinLaterError
 from pinlaterd.lifecycle import StopSignal
 from pinlaterd.stats.histogram import Histogram, percentiles
 from pinlaterd.tool.callers import Caller, Kind, OutOfJobs, StrangerFound
-from pinlaterd.tool.load import Answered, Figures
+from pinlaterd.tool.load import Answered, Figures, name_of_passing
 from pinlaterd.tool.pace import Pace
 
 SHOWN_PERCENTILES = {"p50_ms": 0.5, "p90_ms": 0.9, "p99_ms": 0.99, "p99_9_ms": 0.999}
@@ -197,9 +197,7 @@ class Bench:
         try:
             jobs = caller.call()
         except (PinLaterError, ConnectionFailed) as error:
-            if isinstance(error, RequestError) and not isinstance(error, DequeueRateLimited):
-                raise
-            name = error.code.name if isinstance(error, PinLaterError) else type(error).__name__
+            name = name_of_passing(error)
             with self._lock:
                 self._last_second.errors[name] += 1
                 if is_measured:

@@ -92,6 +92,13 @@ class Figures:
         )
 
 
+def name_of_passing(error: PinLaterError | ConnectionFailed) -> str:
+    """What an error that the next call may not meet is counted as. Raises any other."""
+    if isinstance(error, RequestError) and not isinstance(error, DequeueRateLimited):
+        raise error
+    return error.code.name if isinstance(error, PinLaterError) else type(error).__name__
+
+
 class Load:
     """Makes up to `num_queries` calls (None: until stopped), one thread an issuer."""
 
@@ -190,9 +197,7 @@ class Load:
 
     def _count_passing(self, error: PinLaterError | ConnectionFailed) -> None:
         """Count an error that the next call may not meet; raise any other."""
-        if isinstance(error, RequestError) and not isinstance(error, DequeueRateLimited):
-            raise error
-        name = error.code.name if isinstance(error, PinLaterError) else type(error).__name__
+        name = name_of_passing(error)
         with self._lock:
             self._total.errors[name] += 1
             self._last_second.errors[name] += 1

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from pinlaterd.client.ahead import LARGEST_CLAIM
-from pinlaterd.client.claims import HANDED_BACK, HOARD_SECONDS, REPEAT_SECONDS, ClaimsInHand
-from pinlaterd.client.outcomes import SUCCEEDED, Ending, Outcome
+from pinlaterd.client.claims import HOARD_SECONDS, REPEAT_SECONDS, ClaimsInHand
+from pinlaterd.client.outcomes import HANDED_BACK, SUCCEEDED, Ending, Outcome
 from pinlaterd.client.running_job import Claim
 from pinlaterd.model import ClaimedJob
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import ssl
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 
 import pytest
@@ -29,6 +26,7 @@ from pinlaterd.model import DequeueResult, Method
 from tests.client.either_client import BlockingAsyncClient
 from tests.client.process_handlers import handle
 from tests.client.working import handlers_of, have_ended, records_of, running
+from tests.deployment import frozen
 from tests.servers.tls_proxy import TlsProxy, write_certificate
 from tests.shared_service import ADMIN_PASSWORD
 
@@ -178,15 +176,6 @@ def both_answer(client) -> bool:
     with suppress(ConnectionFailed):
         return who_answers(client) == {HERE, THERE}
     return False
-
-
-@contextmanager
-def frozen(pid: int) -> Iterator[None]:
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
 
 
 def pauses(client) -> dict[int, float]:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 
 import pytest
 
 from pinlaterd.client import PinLaterError
-from tests.deployment import Deployment
+from tests.deployment import Deployment, frozen
 from tests.faults.load import Load, shards_of
 
 pytestmark = pytest.mark.service
@@ -24,15 +20,6 @@ ANSWERED_SECONDS = 8.0
 BACK_SECONDS = 20.0  # two on a quiet machine
 
 
-@contextmanager
-def _frozen(pid: int) -> Iterator[None]:
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
-
-
 def test_a_frozen_shard_costs_its_own_jobs_only(
     deployment: Deployment, load: Load, queue: str, wait_until
 ):
@@ -41,7 +28,7 @@ def test_a_frozen_shard_costs_its_own_jobs_only(
         client.create_queue(aside)
         wait_until(partial(load.has_progressed, since=0))
 
-        with _frozen(deployment.pid_of("shard-3")):
+        with frozen(deployment.pid_of("shard-3")):
             frozen_at = time.monotonic()
             wait_until(lambda: time.monotonic() > frozen_at + STALLED_SECONDS)
             assert load.errors, "the frozen shard had no call in hand: the test shows nothing"
@@ -61,7 +48,7 @@ def test_a_frozen_router_loses_nothing(deployment: Deployment, load: Load, wait_
     with load.running():
         wait_until(partial(load.has_progressed, since=0))
 
-        with _frozen(deployment.pid_of("router")):
+        with frozen(deployment.pid_of("router")):
             frozen_at = time.monotonic()
             wait_until(lambda: time.monotonic() > frozen_at + FROZEN_SECONDS)
 
@@ -77,7 +64,7 @@ def test_a_call_that_its_shard_never_saw_is_dropped_at_its_deadline(
     """All shards frozen: the caller is told within its time, and nobody stores it afterwards."""
     pids = [deployment.pid_of(f"shard-{n}") for n in (1, 2, 3)]
     with deployment.client() as client:
-        with _frozen(pids[0]), _frozen(pids[1]), _frozen(pids[2]):
+        with frozen(pids[0]), frozen(pids[1]), frozen(pids[2]):
             began = time.monotonic()
             with pytest.raises(PinLaterError):
                 client.enqueue(queue, [b"too late"])

@@ -18,7 +18,7 @@ import pytest
 
 from pinlaterd.client import Client, Job, JobState
 from tests.conftest import WaitUntil
-from tests.deployment import Deployment
+from tests.deployment import Deployment, frozen
 from tests.servers.proxy import Cut, Proxy
 from tests.tool.program import COMMAND, facts
 
@@ -300,12 +300,9 @@ def test_a_load_outlives_the_router_and_counts_its_errors(
     assert process.stderr is not None
     wait_until(lambda: client.count(queue, JobState.PENDING) > 0)
     router, supervisord = service.pid_of("router"), service.supervisord_pid()
-    os.kill(supervisord, signal.SIGSTOP)
-    try:
+    with frozen(supervisord):
         os.kill(router, signal.SIGKILL)
         read_until(process.stderr.fileno(), b"CannotConnect")
-    finally:
-        os.kill(supervisord, signal.SIGCONT)
     service.wait_until_serving()
     stored = client.count(queue, JobState.PENDING)
     wait_until(lambda: client.count(queue, JobState.PENDING) > stored)
