@@ -184,6 +184,7 @@ class Coordinator:
                     log.error("%s", trouble)
             self._trouble = trouble
             self._stats.gauge("config_problems", len(self._config_problems()))
+            logs.count_dropped(self._stats.count)
 
     def _put_in_force(self, config: Config) -> InForce:
         """For all processes: first what they start from, then what they follow. Returns what is

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from pinlaterd import log as logs
 from pinlaterd.clock import Clock
 from pinlaterd.lifecycle import StopSignal
 from pinlaterd.shard.news import CoordinatorNews
@@ -285,6 +286,7 @@ class ShardLoop:
                 self._send(router, frame)
         service = self._service
         service.tick()
+        logs.count_dropped(self._stats.count)
         if service.searches is not None:
             service.searches.tick()
         if service.serving:
