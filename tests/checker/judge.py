@@ -1,0 +1,267 @@
+"""Whether a history keeps every promise: records in, violations out.
+
+It is pure and near-linear, and knows neither processes nor engines, so that real runs and
+simulated ones have the same judge. Each rule is a function of the run; docs/promises.md lists
+them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from itertools import accumulate
+
+from pinlaterd.model import JobDescriptor
+from tests.checker import automaton
+from tests.checker.automaton import Phase, Step
+from tests.checker.history import OK, Record
+from tests.checker.run import Run, Violation, changes, rows
+
+# A stored time is rounded down to milliseconds.
+_STORED_SLACK_SECONDS = 0.05
+
+
+def judge(records: Iterable[Record]) -> list[Violation]:
+    """Everything that the history contradicts, by rule."""
+    run = Run(records)
+    for rule in RULES:
+        rule(run)
+    return run.violations
+
+
+# --- the rules ------------------------------------------------------------------------------
+
+
+def every_job_is_explained(run: Run) -> None:
+    """Acknowledged means kept; refused, absent; claims disjoint; attempts and bodies exact; stale
+    acts without effect; reads current; unknown calls settled in their time."""
+    stored_at = min((r.t0 for r in run.by_operation["row"]), default=None)
+    for job in run.jobs.values():
+        if stored_at is not None and not job.rows:
+            absent = Record(stored_at, run.end, "store", "row", {"job": job.name})
+            job.steps.append(
+                Step(absent.t0, absent.t1, must=True, apply=automaton.read_nothing, record=absent)
+            )
+        found = automaton.explain(job.steps, run.rules(job.queue))
+        if found is not None:
+            states = "; ".join(map(str, found.states[:4]))
+            steps = "\n    ".join(
+                str(step.record) for step in sorted(job.steps) if step.t0 <= found.step.t1
+            )
+            run.violate(
+                "every job is explained",
+                f"{job.name} was [{states}], but: {found.step.record}\n    {steps[-4000:]}",
+            )
+
+
+def claims_are_unique(run: Run) -> None:
+    seen: dict[str, Record] = {}
+    for record in run.by_operation["dequeue"]:
+        if not record.arguments.get("dry_run"):
+            for *_, held in record.result or ():
+                if held in seen:
+                    run.violate("claims are unique", f"{held}: {seen[held]} and {record}")
+                seen[held] = record
+
+
+def owners_never_overlap(run: Run) -> None:
+    """A claim's descriptor has its owner's start: none of an older one after a newer one's."""
+    by_shard: dict[str, dict[int, list[Record]]] = defaultdict(lambda: defaultdict(list))
+    for record in run.by_operation["dequeue"]:
+        for descriptor, *_, held in record.result or ():
+            parsed = JobDescriptor.parse(descriptor)
+            if parsed is not None and held:
+                by_shard[parsed.shard][int(held.split(":")[2])].append(record)
+    for shard, starts in by_shard.items():
+        soonest = float("inf")  # the end of the first answer by any newer owner
+        for start in sorted(starts, reverse=True):
+            late = [record for record in starts[start] if record.t0 > soonest]
+            if late:
+                run.violate("owners never overlap", f"shard {shard}, owner {start}: {late[0]}")
+            soonest = min(soonest, *(record.t1 for record in starts[start]))
+
+
+def lost_claims_are_released(run: Run) -> None:
+    """A claim whose client went away is pending again soon, if no fault delays that."""
+    for operation in ("lookup", "scan", "row"):
+        for record in run.by_operation[operation]:
+            for descriptor, row in rows(record):
+                dequeue = run.dequeue_of(row.claim) if row.state == Phase.IN_PROGRESS else None
+                if dequeue is None or dequeue.outcome == OK:
+                    continue
+                over = dequeue.t1 + run.settings.release_seconds
+                if record.t0 > over and run.faults.calm(dequeue.t0, over):
+                    run.violate("lost claims are released", f"{descriptor}: {dequeue}; {record}")
+
+
+class _Ready:
+    """Jobs that were ready for certain from one moment to another; the latest end, by start."""
+
+    def __init__(self) -> None:
+        self._spans: list[tuple[float, float, str]] = []
+        self._latest: list[tuple[float, str]] = []
+
+    def add(self, start: float, end: float, name: str) -> None:
+        self._spans.append((start, end, name))
+
+    def throughout(self, t0: float, t1: float, *, from_before: float | None = None) -> str | None:
+        """A job that was ready from before t0 (or that moment) until after t1."""
+        if not self._latest:
+            self._spans.sort()
+            self._latest = list(accumulate(((e, n) for _, e, n in self._spans), max))
+        before = t0 if from_before is None else min(t0, from_before)
+        at = bisect_left(self._spans, (before,))
+        if at and self._latest[at - 1][0] > t1:
+            return self._latest[at - 1][1]
+        return None
+
+
+def dequeues_leave_nothing_behind(run: Run) -> None:
+    """No short answer while a healthy shard held a ready job throughout; a higher priority goes
+    first; within a priority of a shard the earliest goes first."""
+    ready = _certainly_ready(run)
+    for record in run.by_operation["dequeue"]:
+        given = record.arguments
+        if record.outcome != OK or given.get("limited") or given.get("coverage", 1.0) < 1:
+            continue
+        taken: dict[tuple[str, int], float] = {}
+        for descriptor, *_ in record.result:
+            job = run.job(descriptor)
+            if job is not None and job.enqueued is not None:
+                place = (job.shard, job.priority)
+                first = job.enqueued.t0 if job.due == job.enqueued.t0 else 0.0
+                taken[place] = max(taken.get(place, 0.0), first)
+        lowest = max((priority for _, priority in taken), default=0)
+        short = len(record.result) < given["limit"]
+        for (queue, shard, priority), jobs in ready.items():
+            if queue != given["queue"] or not run.faults.spares(f"shard-{shard}", *_span(record)):
+                continue
+            if short or priority < lowest:
+                left = jobs.throughout(*_span(record))
+                rule = "no short dequeue" if short else "priorities in order"
+            else:
+                first = taken.get((shard, priority), 0.0)
+                left = jobs.throughout(*_span(record), from_before=first)
+                rule = "earliest first"
+            if left is not None:
+                run.violate(rule, f"{left} was ready throughout, but: {record}")
+
+
+def _span(record: Record) -> tuple[float, float]:
+    return record.t0, record.t1
+
+
+def _certainly_ready(run: Run) -> dict[tuple[str, str, int], _Ready]:
+    found: dict[tuple[str, str, int], _Ready] = defaultdict(_Ready)
+    for job in run.jobs.values():
+        if job.enqueued is None or not job.shard:
+            continue
+        start = max(job.enqueued.t1, job.due + _STORED_SLACK_SECONDS)
+        end = job.first_claim_at()
+        lost_at = run.rules(job.queue).losses.first_within(job.enqueued.t0, end)
+        if lost_at is not None:
+            end = min(end, lost_at)
+        if run.faults.has("clock") and job.due > job.enqueued.t0:
+            continue
+        if start < end:
+            found[job.queue, job.shard, job.priority].add(start, end, job.name)
+    return found
+
+
+def answers_come_in_time(run: Run) -> None:
+    """Every call is answered within its time, and without an error where nothing is broken."""
+    patience = run.settings.request_seconds + run.settings.grace_seconds
+    for record in run.records:
+        if record.operation in _NO_CALLS or record.arguments.get("abandoned"):
+            continue
+        bound = patience + record.arguments.get("wait_ms", 0) / 1000
+        if record.t1 - record.t0 > bound and run.faults.spares("router", record.t0, record.t1):
+            run.violate("answers come in time", f"within {bound:g} s: {record}")
+        if record.outcome != OK and run.faults.calm(record.t0, record.t1):
+            run.violate("no errors without faults", str(record))
+
+
+_NO_CALLS = ("settings", "fault", "start", "row", "depths", "drained")
+
+
+def neighbours_are_not_slowed(run: Run) -> None:
+    """While one shard or its store is at fault, calls that others can serve stay quick."""
+    for fault in run.faults.all:
+        places = fault.arguments["places"]
+        if len(places) != 1 or not places[0].startswith("shard-"):
+            continue
+        took = sorted(
+            record.t1 - record.t0 - record.arguments.get("wait_ms", 0) / 1000
+            for record in run.records
+            if record.operation in ("enqueue", "dequeue")
+            and record.outcome == OK
+            and fault.t0 <= record.t0 <= fault.t1
+        )
+        if len(took) >= 100 and took[-1 - len(took) // 100] > run.settings.neighbour_seconds:
+            run.violate(
+                "neighbours are not slowed", f"p99 {took[-1 - len(took) // 100]:.2f} s: {fault}"
+            )
+
+
+def unknown_calls_end_in_their_time(run: Run) -> None:
+    """By its own times the store took no job, and no ack, after all calls for it were over."""
+    offset = run.settings.wall_offset
+    if offset is None or run.faults.has("clock"):
+        return
+    for record in run.by_operation["row"]:
+        for descriptor, row in rows(record):
+            job = run.job(descriptor)
+            if job is None:
+                continue
+            ends = [s.t1 for s in job.steps if s.record.operation == "enqueue"]
+            created = row.created_ms / 1000 - offset
+            if ends and created > max(ends) + _STORED_SLACK_SECONDS:
+                run.violate("unknown calls end in their time", f"stored at {created:.3f}: {record}")
+            acked = [s.t1 for s in job.steps if s.record.operation in ("ack", "dequeue")]
+            updated = row.updated_ms / 1000 - offset
+            late = updated > max(acked, default=0.0) + _STORED_SLACK_SECONDS
+            if row.state == Phase.SUCCEEDED and late:
+                run.violate("unknown calls end in their time", f"acked at {updated:.3f}: {record}")
+
+
+def the_end_is_at_rest(run: Run) -> None:
+    """After the last drain nothing ready is left, no claim outlives its time, gauges are right."""
+    drained = {r.arguments["queue"]: r for r in run.by_operation["drained"]}
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for record in run.by_operation["row"]:
+        for descriptor, row in rows(record):
+            job = run.job(descriptor)
+            if job is None:
+                continue
+            counts[job.queue][Phase(row.state).name] += 1
+            end = drained.get(job.queue)
+            if end is None:
+                continue
+            wall = run.settings.wall_offset
+            was_due = wall is not None and row.run_after_ms / 1000 - wall < end.t0 - 1
+            if row.state == Phase.PENDING and was_due:
+                run.violate("ready index equals store", f"never handed out: {record}")
+            claim_seconds = run.rules(job.queue).claim_seconds
+            last = max((s.t1 for s in job.steps if changes(s.record)), default=0.0)
+            until = last + claim_seconds + run.settings.recovery_seconds
+            if row.state == Phase.IN_PROGRESS and record.t0 > until:
+                run.violate("claims end", f"held since {last:.3f}: {record}")
+    for record in run.by_operation["depths"]:
+        queue = record.arguments["queue"]
+        gauges = {state: count for state, count in record.result.items() if count}
+        if gauges != dict(counts[queue]):
+            run.violate("depths equal rows", f"{queue}: {gauges}, rows {dict(counts[queue])}")
+
+
+RULES = (
+    every_job_is_explained,
+    claims_are_unique,
+    owners_never_overlap,
+    lost_claims_are_released,
+    dequeues_leave_nothing_behind,
+    answers_come_in_time,
+    neighbours_are_not_slowed,
+    unknown_calls_end_in_their_time,
+    the_end_is_at_rest,
+)

@@ -1,0 +1,442 @@
+"""The judge on histories made by hand: what it accepts, and what each rule finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.checker.history import FAIL, OK, UNKNOWN, Record
+from tests.checker.judge import judge
+from tests.checker.run import Violation
+
+A, B = "q:s1:p1:1", "q:s1:p1:2"
+CLAIM_SECONDS = 60.0
+
+
+class Story:
+    """Records a second apart; each call takes 0.2 s unless its times are given."""
+
+    def __init__(self, **settings: Any) -> None:
+        values = {"request_seconds": 3.0, "claim_seconds": CLAIM_SECONDS, **settings}
+        self.records = [Record(0, 0, "checker", "settings", values)]
+        self.now = 100.0
+
+    def tell(
+        self,
+        operation: str,
+        arguments: dict[str, Any],
+        result: Any = None,
+        outcome: str = OK,
+        *,
+        at: float | None = None,
+        to: float | None = None,
+    ) -> Story:
+        t0 = self.now if at is None else at
+        t1 = t0 + 0.2 if to is None else to
+        self.records.append(Record(t0, t1, "c", operation, arguments, outcome, result))
+        self.now = max(self.now, t0) + 1
+        return self
+
+    def enqueue(
+        self,
+        *descriptors: str,
+        body: str = "a",
+        outcome: str = OK,
+        priority: int = 1,
+        attempts: int = 2,
+        delay_ms: int = 0,
+        **times: Any,
+    ) -> Story:
+        jobs = [[body, priority, attempts, delay_ms]]
+        result = list(descriptors) or None
+        return self.tell("enqueue", {"queue": "q", "jobs": jobs}, result, outcome, **times)
+
+    def dequeue(
+        self,
+        *taken: list[Any],
+        outcome: str = OK,
+        limit: int = 1,
+        source: str = "w/1",
+        **times: Any,
+    ) -> Story:
+        given = {"queue": "q", "limit": limit, "source": source}
+        return self.tell("dequeue", given, list(taken), outcome, **times)
+
+    def ack(self, descriptor: str, held: str | None, outcome: str = OK, **times: Any) -> Story:
+        given = {"queue": "q", "succeeded": [[descriptor, held]]}
+        return self.tell("ack", given, None, outcome, **times)
+
+    def fail(self, descriptor: str, held: str | None, outcome: str = OK, **times: Any) -> Story:
+        given = {"queue": "q", "failed": [[descriptor, held, 0]]}
+        return self.tell("ack", given, None, outcome, **times)
+
+    def lookup(self, descriptor: str, *row: Any, **times: Any) -> Story:
+        found = {descriptor: list(row)} if row else {}
+        return self.tell("lookup", {"descriptors": [descriptor]}, found, **times)
+
+    def row(self, descriptor: str, *row: Any, **times: Any) -> Story:
+        given = {"shard": "1", "descriptor": descriptor}
+        return self.tell("row", given, list(row), **times)
+
+    def fault(
+        self, *places: str, at: float, to: float, kind: str = "kill", holds: str = ""
+    ) -> Story:
+        given = {"kind": kind, "places": list(places), "holds": holds}
+        return self.tell("fault", given, at=at, to=to)
+
+    def violations(self) -> list[Violation]:
+        return judge(self.records)
+
+
+def claim(number: int, start: int = 1000, source: str = "w/1") -> str:
+    return f"host:9010:{start}:{source}:{number}"
+
+
+def taken(
+    descriptor: str = A, body: str = "a", remaining: int = 2, held: str = claim(1)
+) -> list[Any]:
+    return [descriptor, body, 2, remaining, held]
+
+
+def stored(
+    state: int,
+    body: str = "a",
+    remaining: int = 2,
+    held: str | None = None,
+    created_ms: int = 0,
+    updated_ms: int = 0,
+) -> list[Any]:
+    return [state, body, 2, remaining, held, created_ms, 0, updated_ms]
+
+
+PENDING, IN_PROGRESS, SUCCEEDED, FAILED = range(4)
+
+Told = Callable[[], Story]
+
+
+def _claimed() -> Story:
+    return Story().enqueue(A).dequeue(taken())
+
+
+def _lost_with_a_fault() -> Story:
+    """A dequeue while shard 1 is killed, whose answer nobody got."""
+    story = Story().enqueue(A).fault("shard-1", at=101, to=101.5)
+    return story.dequeue(outcome=UNKNOWN, at=101.2, to=102)
+
+
+ACCEPTED: dict[str, Told] = {
+    "a whole life": lambda: (
+        _claimed()
+        .ack(A, claim(1))
+        .lookup(A, *stored(SUCCEEDED, held=claim(1)))
+        .row(A, *stored(SUCCEEDED, held=claim(1)))
+    ),
+    "an ack that is repeated": lambda: _claimed().ack(A, claim(1)).fail(A, claim(1)),
+    "a failed attempt": lambda: (
+        _claimed()
+        .fail(A, claim(1))
+        .dequeue(taken(remaining=1, held=claim(2)))
+        .fail(A, claim(2))
+        .row(A, *stored(FAILED, remaining=0))
+    ),
+    "a stale ack": lambda: (
+        _claimed()
+        .fail(A, claim(1))
+        .dequeue(taken(remaining=1, held=claim(2)))
+        .ack(A, claim(1))
+        .row(A, *stored(IN_PROGRESS, remaining=1, held=claim(2)))
+    ),
+    "a read beside the call": lambda: (
+        Story()
+        .enqueue(A, at=100, to=102)
+        .lookup(A, *stored(PENDING), at=101)
+        .row(A, *stored(PENDING))
+    ),
+    "an unknown enqueue that was kept": lambda: (
+        Story()
+        .fault("router", at=99, to=99.5)
+        .enqueue(outcome=UNKNOWN, at=100)
+        .dequeue(taken(), at=102)
+    ),
+    "an unknown enqueue that was not kept": lambda: (
+        Story()
+        .fault("router", at=99, to=99.5)
+        .enqueue(outcome=UNKNOWN, at=100)
+        .row(B, *stored(PENDING, "b"), at=200)
+        .enqueue(B, body="b", at=190)
+    ),
+    "a refused enqueue": lambda: (
+        Story()
+        .fault("router", at=99, to=99.5)
+        .enqueue(outcome=FAIL, at=100)
+        .enqueue(B, body="b", at=101)
+        .row(B, *stored(PENDING, "b"))
+    ),
+    "an ack of unknown outcome, either way": lambda: (
+        _claimed()
+        .fault("shard-1", at=101.9, to=102)
+        .ack(A, claim(1), UNKNOWN, at=102)
+        .lookup(A, *stored(IN_PROGRESS, held=claim(1)), at=103)
+        .lookup(A, *stored(SUCCEEDED, held=claim(1)), at=104)
+    ),
+    "a claim that was lost, and released": lambda: _lost_with_a_fault().dequeue(taken(), at=104),
+    "a claim that was lost, and timed out": lambda: (
+        _lost_with_a_fault()
+        .lookup(A, *stored(IN_PROGRESS, held=claim(9)), at=104)
+        .dequeue(taken(remaining=1), at=101 + CLAIM_SECONDS + 2)
+    ),
+    "a claim that timed out": lambda: _claimed().dequeue(
+        taken(remaining=1, held=claim(2)), at=102 + CLAIM_SECONDS
+    ),
+    "a checkpoint that renews the claim": lambda: (
+        _claimed()
+        .tell(
+            "checkpoint",
+            {"queue": "q", "source": "x", "requests": [[A, claim(1), "a/2", False, 0, None]]},
+            at=140,
+        )
+        .lookup(A, *stored(IN_PROGRESS, "a/2", held=claim(1)), at=180)
+    ),
+    "a commit in a store that went on": lambda: (
+        _claimed()
+        .fault("shard-1", at=101.9, to=116, kind="stop", holds="commits")
+        .ack(A, claim(1), UNKNOWN, at=102, to=105)
+        .lookup(A, *stored(IN_PROGRESS, held=claim(1)), at=115.5)
+        .row(A, *stored(SUCCEEDED, held=claim(1)), at=130)
+    ),
+    "failed jobs that are retried and deleted": lambda: (
+        _claimed()
+        .fail(A, claim(1))
+        .dequeue(taken(remaining=1, held=claim(2)))
+        .fail(A, claim(2))
+        .tell("retry", {"queue": "q", "priority": 1, "attempts": 2, "delay_ms": 0, "limit": 9}, 1)
+        .dequeue(taken(held=claim(3)))
+        .tell("delete", {"queue": "q", "priority": 1, "state": IN_PROGRESS, "limit": 1}, 1)
+        .lookup(A)
+    ),
+    "a short dequeue while the shard is down": lambda: (
+        Story().enqueue(A).fault("shard-1", at=101, to=105).dequeue(at=102)
+    ),
+    "a short dequeue before the job is due": lambda: (
+        Story().enqueue(A, delay_ms=5000).dequeue(at=102).dequeue(taken(), at=106)
+    ),
+    "another owner": lambda: (
+        Story()
+        .enqueue(A)
+        .enqueue(B, body="b")
+        .dequeue(taken())
+        .dequeue(taken(B, "b", held=claim(1, start=2000)))
+    ),
+}
+
+
+@pytest.mark.parametrize("story", ACCEPTED.values(), ids=ACCEPTED)
+def test_a_history_that_keeps_the_promises(story: Told):
+    assert story().violations() == []
+
+
+BROKEN: dict[str, tuple[str, Told]] = {
+    "a job that was lost": (
+        "every job is explained",
+        lambda: Story().enqueue(A).lookup(A),
+    ),
+    "a job that is in no store": (
+        "every job is explained",
+        lambda: Story().enqueue(A).enqueue(B, body="b").row(B, *stored(PENDING, "b")),
+    ),
+    "a refused job that was stored": (
+        "every job is explained",
+        lambda: (
+            Story()
+            .fault("router", at=99, to=99.5)
+            .enqueue(outcome=FAIL, at=100)
+            .row(A, *stored(PENDING))
+        ),
+    ),
+    "a refused job that was handed out": (
+        "every job is explained",
+        lambda: Story().fault("router", at=99, to=99).enqueue(outcome=FAIL).dequeue(taken()),
+    ),
+    "two claims at a time": (
+        "every job is explained",
+        lambda: _claimed().dequeue(taken(held=claim(2))),
+    ),
+    "a claim that ended before its time": (
+        "every job is explained",
+        lambda: _claimed().dequeue(taken(remaining=1, held=claim(2)), at=90 + CLAIM_SECONDS),
+    ),
+    "an attempt that was not counted": (
+        "every job is explained",
+        lambda: _claimed().fail(A, claim(1)).dequeue(taken(held=claim(2))),
+    ),
+    "a stale ack that had an effect": (
+        "every job is explained",
+        lambda: (
+            _claimed()
+            .fail(A, claim(1))
+            .dequeue(taken(remaining=1, held=claim(2)))
+            .ack(A, claim(1))
+            .lookup(A, *stored(SUCCEEDED, remaining=1, held=claim(2)))
+        ),
+    ),
+    "an ack that was forgotten": (
+        "every job is explained",
+        lambda: _claimed().ack(A, claim(1)).lookup(A, *stored(IN_PROGRESS, held=claim(1))),
+    ),
+    "a body that changed": (
+        "every job is explained",
+        lambda: Story().enqueue(A).dequeue(taken(body="a/other")),
+    ),
+    "a job handed out before it is due": (
+        "every job is explained",
+        lambda: Story().enqueue(A, delay_ms=5000).dequeue(taken()),
+    ),
+    "an unknown ack that came late": (
+        "every job is explained",
+        lambda: (
+            _claimed()
+            .fault("shard-1", at=101.9, to=116, kind="stop", holds="shard")
+            .ack(A, claim(1), UNKNOWN, at=103, to=106)
+            .lookup(A, *stored(IN_PROGRESS, held=claim(1)), at=115.5)
+            .row(A, *stored(SUCCEEDED, held=claim(1)), at=130)
+        ),
+    ),
+    "a lost claim where nothing was lost": (
+        "every job is explained",
+        lambda: Story().enqueue(A).lookup(A, *stored(IN_PROGRESS, held=claim(1))),
+    ),
+    "a retry that stopped silently": (
+        "every job is explained",
+        lambda: (
+            _claimed()
+            .fail(A, claim(1))
+            .dequeue(taken(remaining=1, held=claim(2)))
+            .fail(A, claim(2))
+            .tell(
+                "retry", {"queue": "q", "priority": 1, "attempts": 2, "delay_ms": 0, "limit": 9}, 0
+            )
+            .row(A, *stored(FAILED, remaining=0))
+        ),
+    ),
+    "one body twice": (
+        "one row a body",
+        lambda: Story().enqueue(A).row(A, *stored(PENDING)).row(B, *stored(PENDING)),
+    ),
+    "a descriptor of two jobs": (
+        "a descriptor names one job for ever",
+        lambda: Story().enqueue(A).enqueue(A, body="b"),
+    ),
+    "a body that nobody sent": (
+        "body exact",
+        lambda: Story().enqueue(A).row(B, *stored(PENDING, "x")),
+    ),
+    "one claim for two jobs": (
+        "claims are unique",
+        lambda: Story().enqueue(A).enqueue(B, body="b").dequeue(taken()).dequeue(taken(B, "b")),
+    ),
+    "an old owner that still writes": (
+        "owners never overlap",
+        lambda: (
+            Story()
+            .enqueue(A)
+            .enqueue(B, body="b")
+            .dequeue(taken(held=claim(1, start=2000)))
+            .dequeue(taken(B, "b"))
+        ),
+    ),
+    "a claim that is not released": (
+        "lost claims are released",
+        lambda: (
+            Story()
+            .enqueue(A)
+            .tell(
+                "dequeue",
+                {"queue": "q", "limit": 1, "source": "w/1", "abandoned": True},
+                None,
+                UNKNOWN,
+            )
+            .row(A, *stored(IN_PROGRESS, held=claim(1)), at=110)
+        ),
+    ),
+    "a short dequeue": ("no short dequeue", lambda: Story().enqueue(A).dequeue()),
+    "a lower priority first": (
+        "priorities in order",
+        lambda: (
+            Story()
+            .enqueue(A)
+            .enqueue("q:s2:p2:1", body="b", priority=2)
+            .dequeue(taken("q:s2:p2:1", "b"), limit=1)
+        ),
+    ),
+    "a later job first": (
+        "earliest first",
+        lambda: Story().enqueue(A).enqueue(B, body="b").dequeue(taken(B, "b")),
+    ),
+    "an answer that came late": (
+        "answers come in time",
+        lambda: Story().enqueue(A, at=100, to=105),
+    ),
+    "an error without a cause": (
+        "no errors without faults",
+        lambda: Story().enqueue(outcome=FAIL),
+    ),
+    "a neighbour that is slow": (
+        "neighbours are not slowed",
+        lambda: _many(150, seconds=2.5),
+    ),
+    "a job stored after its call was over": (
+        "unknown calls end in their time",
+        lambda: (
+            Story(wall_offset=0.0)
+            .fault("shard-1", at=99, to=120, kind="stop", holds="shard")
+            .enqueue(outcome=UNKNOWN, at=100, to=103)
+            .row(A, *stored(PENDING, created_ms=119_000), at=130)
+        ),
+    ),
+    "a gauge that is wrong": (
+        "depths equal rows",
+        lambda: (
+            Story()
+            .enqueue(A)
+            .row(A, *stored(PENDING))
+            .tell("depths", {"queue": "q"}, {"PENDING": 2})
+        ),
+    ),
+    "a claim that never ends": (
+        "claims end",
+        lambda: (
+            _claimed()
+            .tell("drained", {"queue": "q"}, at=200)
+            .row(A, *stored(IN_PROGRESS, held=claim(1)), at=201)
+        ),
+    ),
+    "a ready job that is never handed out": (
+        "ready index equals store",
+        lambda: (
+            Story(wall_offset=0.0)
+            .enqueue(A)
+            .tell("drained", {"queue": "q"})
+            .row(A, *stored(PENDING))
+        ),
+    ),
+}
+
+
+def _many(count: int, *, seconds: float) -> Story:
+    """Enqueues that take so long while shard 2 is at fault."""
+    story = Story().fault("shard-2", at=100, to=400)
+    for number in range(count):
+        at = 100.0 + number
+        story.enqueue(f"q:s1:p1:{number}", body=f"n{number}", at=at, to=at + seconds)
+    return story
+
+
+@pytest.mark.parametrize(("rule", "story"), BROKEN.values(), ids=BROKEN)
+def test_a_history_that_breaks_a_promise(rule: str, story: Told):
+    assert rule in {violation.rule for violation in story().violations()}
+
+
+def test_the_time_is_linear():
+    assert judge(_many(5_000, seconds=0.2).records) == []
