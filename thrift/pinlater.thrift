@@ -279,7 +279,8 @@ struct PinLaterDequeueRequest {
   1: required string queueName
   /** At most so many jobs; at least 1. */
   2: required i32 limit
-  /** Carried out first, whatever becomes of the dequeue. */
+  /** Carried out first, whatever becomes of the dequeue: also when it is invalid, refused or finds
+      nothing. Its queue may be another one. */
   3: optional PinLaterJobAckRequest jobAckRequest
   /** Show what a dequeue would give, and claim nothing. Not rate limited. */
   4: optional bool dryRun = 0

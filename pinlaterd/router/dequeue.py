@@ -84,10 +84,10 @@ class Dequeuer:
         """Serve a dequeue whose acks, coverage or rate take more than passing it through."""
         gathering = self._begin(call)
         context, request = gathering.context, gathering.request
-        _check(request)
         if request.acks is not None:
             # Carried out whatever becomes of the dequeue; if one fails, its error is the answer.
             await self._divided.ack(context, request.acks, call.deadline)
+        _check(request)
         await self._serve(gathering)
 
     async def go_on(self, call: Call, first: Shard, reply: ShardReply) -> None:

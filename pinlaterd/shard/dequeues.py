@@ -101,7 +101,7 @@ class DequeueWork:
         self.full = False  # whether the answer is as large as it may be
         self.lowest_priority = arrival.entry.lowest_priority
         self.acks = acks
-        self.problem = problem  # what is wrong with its acks: then nothing is claimed
+        self.problem = problem  # of its acks, or of itself: then nothing is claimed
         self.begun = False  # whether its acks were carried out
         self.jobs = DequeueAnswer()
         self.claims: list[Claim] = []  # in hand, for the commit that is being made
@@ -124,7 +124,6 @@ class DequeueWork:
             parts.claims.append(ClaimOp(self.queue, self.claims, self.bytes_left, empty))
 
     def conclude(self, results: Results, memory: Memory, now_ms: int) -> ReplyEntry | None:
-        memory.touched.add(self.queue)
         if self.acks is not None:
             conclude_acks(self.acks.queue, next(results.acks), memory, now_ms)
             self.acks, self.begun = None, True
@@ -132,6 +131,7 @@ class DequeueWork:
             self._take_over(next(results.claims), memory, now_ms)
         if self.problem is not None:
             return failed(self.arrival, self.head, self.problem)
+        memory.touched.add(self.queue)
         if (
             self.remaining > 0
             and not self.full

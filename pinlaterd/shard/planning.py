@@ -78,13 +78,14 @@ class Planner:
 
     def dequeue(self, arrival: Arrival, call: Call, now_ms: int) -> DequeueWork:
         request = cast("DequeueRequest", call.request)
-        self.check_queue(request.queue)
-        self._rules.dequeue(call.context, request)
-        if arrival.entry.whole and request.coverage != 1.0:
-            raise ForeignError
         op, problem = None, None
         if request.acks is not None:
-            op, problem = self._ack_op(arrival, request.acks, now_ms)
+            op, problem = self._riding_acks(arrival, request.acks, now_ms)
+        problem = problem or self._dequeue_problem(call)
+        if problem is None and arrival.entry.whole and request.coverage != 1.0:
+            raise ForeignError
+        if problem is not None and op is None:
+            raise problem
         return DequeueWork(
             arrival,
             call,
@@ -93,6 +94,16 @@ class Planner:
             acks=op if op is not None and (op.succeeded or op.failed) else None,
             problem=problem,
         )
+
+    def _dequeue_problem(self, call: Call) -> RequestError | None:
+        """Why nothing can be claimed."""
+        request = cast("DequeueRequest", call.request)
+        try:
+            self.check_queue(request.queue)
+            self._rules.dequeue(call.context, request)
+        except RequestError as error:
+            return error
+        return None
 
     def checkpoint(self, arrival: Arrival, call: Call) -> CheckpointWork:
         request = cast("CheckpointRequest", call.request)
@@ -143,6 +154,16 @@ class Planner:
         return ReleaseWork(arrival, ops)
 
     # --- acks ------------------------------------------------------------------------------
+
+    def _riding_acks(
+        self, arrival: Arrival, request: AckRequest, now_ms: int
+    ) -> tuple[AckOp | None, RequestError | None]:
+        """The acks of a dequeue. They may be of another queue."""
+        try:
+            self.check_queue(request.queue)
+        except QueueNotFound as error:
+            return None, error
+        return self._ack_op(arrival, request, now_ms)
 
     def _ack_op(
         self, arrival: Arrival, request: AckRequest, now_ms: int

@@ -129,12 +129,6 @@ class Rules:
             )
         if request.max_wait_ms < 0:
             raise InvalidRequest(f"maxWaitMillis is {request.max_wait_ms}; it must be at least 0")
-        acks = request.acks
-        if acks is not None and acks.queue != request.queue:
-            raise InvalidRequest(
-                f"jobAckRequest.queueName is {acks.queue[:80]!r}; it must be the queue that the "
-                f"dequeue names, {request.queue[:80]!r}"
-            )
 
     def ack_delay(self, delay_ms: int, now_ms: int) -> str | None:
         """What is wrong with the delay of a failed job's ack."""

@@ -56,8 +56,9 @@ OWNER_LEASE_SECONDS = 3  # what waits for the lease of a killed owner waits so l
 # Short enough for a test to wait for, in hours: 0.36 s.
 BRIEF_TTL_HOURS = 0.0001
 
+PAUSED_QUEUE = "paused"
 # Settings by queue: what upkeep does is tested on queues that it does it to soon.
-QUEUES = {
+QUEUES: Mapping[str, Mapping[str, object]] = {
     "claims_retried": {"job_claimed_timeout_seconds": 0.3},
     "claims_failed": {"job_claimed_timeout_seconds": 0.3},
     "claims_batched": {"job_claimed_timeout_seconds": 0.3},
@@ -66,6 +67,7 @@ QUEUES = {
     "claims_renewed": {"job_claimed_timeout_seconds": 1.0},
     "success_forgotten": {"job_succeeded_ttl_hours": BRIEF_TTL_HOURS},
     "failure_forgotten": {"job_failed_ttl_hours": BRIEF_TTL_HOURS},
+    PAUSED_QUEUE: {"max_jobs_per_second": 0},
 }
 
 PENDING, IN_PROGRESS, SUCCEEDED, FAILED = range(4)

@@ -9,6 +9,7 @@
     coverage                                               test_coverage…
     dryRun                                                 test_dry_run…
     jobAckRequest: first, whatever becomes of the dequeue  test_acks_go_first, test_acks_of_…
+    jobAckRequest of another queue                         test_acks_may_be_of_another_queue
     if an ack fails nothing is claimed                     test_failed_ack_claims_nothing
     short or empty only when every shard confirmed it      test_the_last_job_is_always_found
     the answer stops growing at max_response_bytes         test_answer_stops_growing
@@ -32,6 +33,7 @@ from tests.conformance.api import (
     IN_PROGRESS,
     KIB,
     MAX_RESPONSE_BYTES,
+    PAUSED_QUEUE,
     PENDING,
     SHARDS,
     SUCCEEDED,
@@ -324,11 +326,67 @@ def test_mistakes(client: Client, queue, limit, fields, says):
     assert client.info(descriptor).jobState == PENDING
 
 
-def test_acks_of_another_queue_are_a_mistake(client: Client, queue, new_queue):
-    other = new_queue()
+def claimed_jobs(client: Client, queue: str, shards: int) -> list[str]:
+    by_shard = client.enqueue_on_every_shard(queue)
+    client.dequeue(queue, 1000)
+    return [descriptor for on_shard in list(by_shard.values())[:shards] for descriptor in on_shard]
+
+
+@pytest.mark.parametrize("shards", [1, SHARDS])
+def test_acks_may_be_of_another_queue(client: Client, queue, new_queue, shards):
+    acked = claimed_jobs(client, new_queue(), shards)
+    acks = client.ack_request(acked[0].split(":")[0], acked)
     (descriptor,) = client.enqueue(queue, b"job")
 
-    with pytest.raises(Refused, match=r"^UNKNOWN: invalid request: .*queueName"):
-        client.dequeue(queue, jobAckRequest=client.ack_request(other))
+    assert client.dequeue(queue, jobAckRequest=acks).keys() == {descriptor}
+
+    assert {info.jobState for info in client.lookup(*acked).values()} == {SUCCEEDED}
+
+
+@pytest.mark.parametrize("shards", [1, SHARDS])
+@pytest.mark.parametrize(
+    ("limit", "fields", "says"),
+    [
+        (0, {}, "limit"),
+        (-1, {"dryRun": True}, "limit"),
+        (1, {"coverage": math.nan}, "coverage"),
+        (1, {"coverage": 0.0, "dryRun": True}, "coverage"),
+        (1, {"maxWaitMillis": -1}, "maxWaitMillis"),
+    ],
+)
+def test_acks_of_an_invalid_dequeue_are_carried_out(
+    client: Client, queue, shards, limit, fields, says
+):
+    acked = claimed_jobs(client, queue, shards)
+    (waiting,) = client.enqueue(queue, b"waiting")
+
+    with pytest.raises(Refused, match=f"^UNKNOWN: invalid request: .*{says}"):
+        client.dequeue(queue, limit, jobAckRequest=client.ack_request(queue, acked), **fields)
+
+    assert {info.jobState for info in client.lookup(*acked).values()} == {SUCCEEDED}
+    assert client.info(waiting).jobState == PENDING
+
+
+@pytest.mark.parametrize("shards", [1, SHARDS])
+@pytest.mark.parametrize(
+    ("refusing", "code"),
+    [("no_such_queue", "QUEUE_NOT_FOUND"), (PAUSED_QUEUE, "DEQUEUE_RATE_LIMITED")],
+)
+def test_acks_of_a_refused_dequeue_are_carried_out(client: Client, queue, shards, refusing, code):
+    client.create(PAUSED_QUEUE)
+    acked = claimed_jobs(client, queue, shards)
+
+    with pytest.raises(Refused, match=f"^{code}"):
+        client.dequeue(refusing, 1, jobAckRequest=client.ack_request(queue, acked))
+
+    assert {info.jobState for info in client.lookup(*acked).values()} == {SUCCEEDED}
+
+
+def test_acks_of_an_unknown_queue_fail_and_nothing_is_claimed(client: Client, queue):
+    (descriptor,) = client.enqueue(queue, b"job")
+    acks = client.ack_request("no_such_queue", ["no_such_queue:s1:p1:1"])
+
+    with pytest.raises(Refused, match=r"^QUEUE_NOT_FOUND: .*no_such_queue"):
+        client.dequeue(queue, jobAckRequest=acks)
 
     assert client.info(descriptor).jobState == PENDING

@@ -190,7 +190,6 @@ def test_a_dry_run_claims_nothing(shard):
         ({"limit": 1, "coverage": 1.1}, "coverage is 1.1"),
         ({"limit": 1, "coverage": float("nan")}, "coverage is nan"),
         ({"limit": 1, "max_wait_ms": -1}, "maxWaitMillis is -1"),
-        ({"limit": 1, "acks": AckRequest("post")}, "jobAckRequest.queueName"),
     ],
 )
 def test_a_bad_dequeue_is_told_what_is_wrong(shard, fields, says):
