@@ -24,6 +24,8 @@ settings.register_profile("pinlaterd", deadline=None)
 settings.load_profile("pinlaterd")
 
 POLL_SECONDS = 0.01
+# Servers are there; an ordinary user's PATH has no such folder.
+SYSTEM_PROGRAMS = "/usr/sbin"
 
 
 class WaitUntil(Protocol):
@@ -79,7 +81,7 @@ def program_path() -> ProgramPath:
     """The path of a program; without it the test is skipped here, and fails where CI=true."""
 
     def find(program: str, *, debian_package: str) -> str:
-        path = shutil.which(program)
+        path = shutil.which(program) or shutil.which(program, path=SYSTEM_PROGRAMS)
         if path is None:
             give_up(f"{program} is missing; on Debian: apt-get install {debian_package}")
         return path

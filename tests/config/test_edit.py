@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ from pinlaterd.config.schema import Address
 from pinlaterd.errors import ConfigError
 
 A, B = Address("db-a", 3306), Address("db-b", 3307)
+NOBODY = 65534
 
 OURS = """\
 # The shards.   Do not rename.
@@ -218,11 +222,27 @@ def test_mode_and_links_stay(etc, tmp_path):
     assert oct(real.stat().st_mode & 0o777) == "0o640"
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_can_t_be_written_to_is_named(etc, shards_file):
-    etc.chmod(0o500)
+@contextmanager
+def owner_without_privileges(folder: Path) -> Iterator[None]:
+    """Root ignores modes, so root runs this as `nobody`, who owns the folder meanwhile."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.chown(folder, NOBODY, -1)
+    os.seteuid(NOBODY)
     try:
-        with pytest.raises(ConfigError, match="can't be written: Permission denied"):
-            set_servers(etc, ["001"], master=B, slave=A)
+        yield
     finally:
-        etc.chmod(0o700)
+        os.seteuid(os.getuid())
+
+
+def test_a_folder_that_can_t_be_written_to_is_named():
+    # not in tmp_path: `nobody` can't search the folders above it
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        etc = Path(folder)
+        (etc / "shards.yaml").write_text(OURS)
+        etc.chmod(0o500)
+        cannot = pytest.raises(ConfigError, match="can't be written: Permission denied")
+
+        with owner_without_privileges(etc), cannot:
+            set_servers(etc, ["001"], master=B, slave=A)

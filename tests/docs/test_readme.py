@@ -74,7 +74,8 @@ def test_a_client_generated_by_apache_thrift_works(service, queue, tmp_path, pro
     assert f"jobDescriptor='{queue}:s" in printed
 
 
-def test_the_commands_of_the_shell_work(shell):
+def test_the_commands_of_the_shell_work(shell, program_path):
+    program_path("curl", debian_package="curl")
     lines = commands(section(README, "From the shell"))
 
     printed = {line: shell.run(line) for line in lines if "bench" not in line}
