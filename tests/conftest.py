@@ -10,8 +10,8 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator
-from typing import NoReturn, Protocol
+from collections.abc import Callable, Generator, Iterator
+from typing import Protocol
 
 import pytest
 from hypothesis import settings
@@ -78,22 +78,26 @@ def wait_until() -> WaitUntil:
 
 @pytest.fixture(scope="session")
 def program_path() -> ProgramPath:
-    """The path of a program; without it the test is skipped here, and fails where CI=true."""
+    """The path of a program; without it the test is skipped."""
 
     def find(program: str, *, debian_package: str) -> str:
         path = shutil.which(program) or shutil.which(program, path=SYSTEM_PROGRAMS)
         if path is None:
-            give_up(f"{program} is missing; on Debian: apt-get install {debian_package}")
+            pytest.skip(f"{program} is missing; on Debian: apt-get install {debian_package}")
         return path
 
     return find
 
 
-def give_up(missing: str) -> NoReturn:
-    """What the test needs and this machine lacks: skipped here, but a failure where CI=true."""
-    if os.environ.get("CI") == "true":
-        pytest.fail(missing)
-    pytest.skip(missing)
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """With CI=true a skipped test is a failed one."""
+    report = yield
+    if report.skipped and os.environ.get("CI") == "true":
+        assert isinstance(report.longrepr, tuple)
+        report.outcome = "failed"
+        report.longrepr = f"CI=true allows no skipped test: {report.longrepr[2]}"
+    return report
 
 
 @pytest.fixture(scope="session")

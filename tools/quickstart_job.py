@@ -437,7 +437,7 @@ The service goes on running, on port {server.port}. Look around:
   {in_directory}{programs}/supervisorctl -c etc/supervisord.conf status
   {in_directory}{programs}/pinlater-admin status
   {in_directory}{programs}/pinlater-admin queue stats {QUEUE}
-  curl {server.stats_host}:{server.stats_port}/stats.txt
+  http://{server.stats_host}:{server.stats_port}/stats.txt has all figures
 Stop it:
   {in_directory}{programs}/pinlaterd down
 A worker of your own is five lines away: "Your first worker" in README.md"""

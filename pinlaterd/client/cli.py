@@ -10,6 +10,7 @@ import base64
 import errno
 import json
 import math
+import os
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -88,6 +89,7 @@ class CommandLine(click.Group):
         except OSError as error:
             if error.errno == errno.EPIPE:
                 raise  # click ends without a word
+            _drop_unwritten_output()
             why = (error.strerror or str(error)).lower()
             fail(f"{error.filename or 'input or output failed'}: {why}")
 
@@ -101,6 +103,14 @@ def fail(message: str) -> NoReturn:
     program = click.get_current_context().find_root().command.name
     click.echo(f"{program}: {message}", err=True)
     sys.exit(ExitCode.FAILURE)
+
+
+def _drop_unwritten_output() -> None:
+    """Python flushes stdout at exit; if that fails it prints an error and exits with 120."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def check_service(client: Client) -> None:

@@ -14,7 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tests.conftest import ProgramPath, give_up
+import pytest
+
+from tests.conftest import ProgramPath
 
 SOURCES: Final = Path(__file__).parent
 REPOSITORY: Final = SOURCES.parents[1]
@@ -79,7 +81,7 @@ class Workshop:
 
     def file(self, path: Path, *, cure: str) -> str:
         if not path.exists():
-            give_up(f"{path} is missing; {cure}")
+            pytest.skip(f"{path} is missing; {cure}")
         return str(path)
 
 

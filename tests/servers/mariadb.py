@@ -146,7 +146,7 @@ class MariaDB:
 def start_mariadb(
     program_path: Callable[..., str], folder: Path, port: int, *options: str
 ) -> MariaDB:
-    """`program_path` is the fixture: without the programs the test is skipped, or fails in CI."""
+    """`program_path` is the fixture: without the programs the test is skipped."""
     for program in ("mariadbd", "mariadb-install-db"):
         program_path(program, debian_package=DEBIAN_PACKAGE)
     return MariaDB(folder, port, *options)

@@ -340,10 +340,12 @@ def test_a_pipe_gets_the_summary_only(run, queue):
     assert done.stdout.startswith("enqueued 1 job in 1 call\n")
 
 
-def test_a_full_disk_is_one_line(service):
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_is_one_line(service, unbuffered):
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
             [*COMMAND, "get-queue-names", "--json", "--port", str(service.port)],
+            env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
