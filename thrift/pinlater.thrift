@@ -104,7 +104,9 @@
  *                                  3,000 on Redis, where an append replaces. Cut at the end
  *   enqueue_split_jobs             1,000 jobs of one enqueue are stored all or none; a larger
  *                                  one is divided over shards, each part all or none
- *   max_jobs_per_enqueue           100,000 jobs; an enqueue of more is refused whole
+ *   max_jobs_per_call              10,000 elements of a list: the jobs of an enqueue, acks (succeeded,
+ *                                  failed), checkpoints, descriptors of a look-up. A call with a longer
+ *                                  list is an invalid request: refused whole, before it is decoded
  *   max_frame_bytes                64 MiB a message, of compact as binary, too; beyond, the
  *                                  connection is closed
  *   TCompactProtocol               1,000,000 values (fields, elements) a message, 1,000 fields

@@ -133,8 +133,11 @@ class ServerSettings:
     max_job_body_bytes: int = _setting(
         1 * MIB, "longest body of a job, bytes", Between(1, 1024 * MIB)
     )
-    max_jobs_per_enqueue: int = _setting(
-        100_000, "an enqueue of more jobs is refused", Between(1, 10_000_000), live=True
+    max_jobs_per_call: int = _setting(
+        10_000,
+        "a list of more jobs, acks, checkpoints or descriptors in a call is refused",
+        Between(1, 1_000_000),
+        live=True,
     )
     enqueue_split_jobs: int = _setting(
         1000, "an enqueue of more jobs is split over shards", Between(1, 1_000_000), live=True

@@ -99,7 +99,7 @@ class Dequeuer:
         await self._serve(gathering)
 
     def _begin(self, call: Call) -> _Gathering:
-        decoded = codec.decode_call(call.message)
+        decoded = codec.decode_call(call.message, self.settings.max_jobs_per_call)
         return _Gathering(
             call,
             decoded.context,

@@ -91,7 +91,7 @@ class DividedCalls:
 
     async def run(self, call: Call) -> None:
         """Decode `call`, carry it out and answer it."""
-        decoded = codec.decode_call(call.message)
+        decoded = codec.decode_call(call.message, self.settings.max_jobs_per_call)
         carry_out = self._by_request[type(decoded.request)]
         result = await carry_out(decoded.context, decoded.request, call.deadline)
         call.reply(codec.encode_reply(call.peek.head, result))

@@ -20,7 +20,6 @@ from pinlaterd.config.schema import ServerSettings
 from pinlaterd.errors import (
     EnqueueRejected,
     ErrorCode,
-    InvalidEnqueue,
     NoHealthyShards,
     Overloaded,
     PinLaterError,
@@ -64,7 +63,7 @@ class RouterService:
         self._timeout_seconds = settings.request_timeout_ms / 1000
         self._most_in_hand = settings.max_calls_in_flight
         self._split_jobs = settings.enqueue_split_jobs
-        self._most_jobs = settings.max_jobs_per_enqueue
+        self._most_elements = settings.max_jobs_per_call
         self._last_enqueued: Shard | None = None
         self._in_hand = 0
         self._none_in_hand: asyncio.Event | None = None  # only while finishing
@@ -82,7 +81,7 @@ class RouterService:
     def follow(self, settings: ServerSettings) -> None:
         """Go by `settings` from the next call on, as far as they can change live."""
         self._split_jobs = settings.enqueue_split_jobs
-        self._most_jobs = settings.max_jobs_per_enqueue
+        self._most_elements = settings.max_jobs_per_call
         self._divided.settings = settings
         self._dequeuer.settings = settings
 
@@ -106,7 +105,7 @@ class RouterService:
         self._in_hand += 1
         if self._in_hand > self._most_in_hand:
             call.fail(self._overloaded(method))
-        elif peek.canonical and method in self._pass_through:
+        elif peek.canonical and peek.items <= self._most_elements and method in self._pass_through:
             self._pass_through[method](call)
         else:
             self._divide(call)
@@ -155,15 +154,7 @@ class RouterService:
 
     def _enqueue(self, call: Call) -> None:
         last = self._last_enqueued
-        if call.peek.items > self._most_jobs:
-            # Refused before it is decoded: millions of tiny jobs would fill the memory.
-            call.fail(
-                InvalidEnqueue(
-                    f"jobs has {call.peek.items} elements; at most {self._most_jobs} may be "
-                    "enqueued at once"
-                )
-            )
-        elif call.peek.items > self._split_jobs:
+        if call.peek.items > self._split_jobs:
             self._divide(call)
         elif (
             last is not None

@@ -59,7 +59,7 @@ from pinlaterd.rpc.fast_write import DequeueAnswer
 from pinlaterd.rpc.message import I32, Head, message_head, read_call_head, read_message_head
 from pinlaterd.rpc.misfits import misfit
 from pinlaterd.rpc.peek import UNUSUAL, Peek, peek
-from pinlaterd.rpc.reader import Mismatch, Reader
+from pinlaterd.rpc.reader import UNLIMITED, Mismatch, Reader
 from pinlaterd.rpc.thrift_types import ApplicationError, MessageType
 from pinlaterd.rpc.writer import write_struct
 
@@ -89,7 +89,7 @@ class Call(NamedTuple):
     request: Request
 
 
-_FAST_CALLS: Final[Mapping[Method, Callable[[bytes, int], tuple[CallContext, Request]]]] = {
+_FAST_CALLS: Final[Mapping[Method, Callable[[bytes, int, int], tuple[CallContext, Request]]]] = {
     Method.ENQUEUE: fast_read.read_enqueue,
     Method.DEQUEUE: fast_read.read_dequeue,
     Method.ACK: fast_read.read_ack,
@@ -111,8 +111,9 @@ _ERROR_CODE: Final = _ERROR_FIELD + b"\x08\x00\x01"
 # --- calls ----------------------------------------------------------------------------------
 
 
-def decode_call(message: bytes) -> Call:
-    """Raises ProtocolError, InvalidRequest or InvalidEnqueue."""
+def decode_call(message: bytes, most_elements: int = UNLIMITED) -> Call:
+    """Raises ProtocolError, InvalidRequest or InvalidEnqueue; one of the latter two for a list of
+    more than `most_elements`, at its head, before any of them is decoded."""
     head, at = read_call_head(message)
     method = _METHODS.get(head.method_name)
     if method is None:
@@ -120,16 +121,18 @@ def decode_call(message: bytes) -> Call:
     fast = _FAST_CALLS.get(method)
     if fast is not None:
         try:
-            context, request = fast(message, at)
+            context, request = fast(message, at, most_elements)
             return _new(Call, (head, context, request))
         except UNUSUAL:
             pass
-    return _decode_arguments(head, method, message, at)
+    return _decode_arguments(head, method, message, at, most_elements)
 
 
-def _decode_arguments(head: Head, method: Method, message: bytes, at: int) -> Call:
+def _decode_arguments(
+    head: Head, method: Method, message: bytes, at: int, most_elements: int = UNLIMITED
+) -> Call:
     """The general way, whatever the layout."""
-    reader = Reader(message, at)
+    reader = Reader(message, at, most_elements)
     try:
         arguments: CallArguments = reader.read_struct(METHODS[method].arguments)
     except Mismatch as mismatch:

@@ -88,28 +88,28 @@ _JobRest = tuple[int, int | None, int, str]
 _AckRest = tuple[str, int, str | None]
 
 
-def read_enqueue(message: bytes, at: int) -> tuple[CallContext, EnqueueRequest]:
-    """The arguments of enqueueJobs that begin at `at`."""
+def read_enqueue(message: bytes, at: int, most: int) -> tuple[CallContext, EnqueueRequest]:
+    """The arguments of enqueueJobs that begin at `at`; declined with more than `most` jobs."""
     context, queue, at = _context_and_queue(message, at)
     tag, count = _TAG4_U32(message, at)
-    if tag != _JOBS:
+    if tag != _JOBS or count > most:
         raise Uncanonical
     jobs, at = _jobs(message, at + 8, count)
     _expect_end(message, at)
     return context, _new(EnqueueRequest, (queue, jobs))
 
 
-def read_ack(message: bytes, at: int) -> tuple[CallContext, AckRequest]:
-    """The arguments of ackDequeuedJobs."""
+def read_ack(message: bytes, at: int, most: int) -> tuple[CallContext, AckRequest]:
+    """The arguments of ackDequeuedJobs; declined if a list has more than `most` elements."""
     context, queue, at = _context_and_queue(message, at)
-    acks, at = _ack_request(message, queue, at)
+    acks, at = _ack_request(message, queue, at, most)
     if message[at:] != _END:
         raise Uncanonical
     return context, acks
 
 
-def read_dequeue(message: bytes, at: int) -> tuple[CallContext, DequeueRequest]:
-    """The arguments of dequeueJobs."""
+def read_dequeue(message: bytes, at: int, most: int) -> tuple[CallContext, DequeueRequest]:
+    """The arguments of dequeueJobs; declined if a list of acks has more than `most` elements."""
     context, queue, at = _context_and_queue(message, at)
     tag, limit = _TAG3_I32(message, at)
     if tag != _LIMIT:
@@ -119,7 +119,7 @@ def read_dequeue(message: bytes, at: int) -> tuple[CallContext, DequeueRequest]:
     if message.startswith(_ACKS, at):
         begin = at + 10
         end = begin + U32(message, at + 6)[0]
-        acks, at = _ack_request(message, message[begin:end].decode(), end)
+        acks, at = _ack_request(message, message[begin:end].decode(), end, most)
     dry_run = _DEQUEUE["dry_run"]
     coverage = _DEQUEUE["coverage"]
     max_wait_ms = _DEQUEUE["max_wait_ms"]
@@ -232,13 +232,13 @@ _NO_JOB_REST: Final[_JobRest] = (
 # --- acks -----------------------------------------------------------------------------------
 
 
-def _ack_request(message: bytes, queue: str, at: int) -> tuple[AckRequest, int]:
+def _ack_request(message: bytes, queue: str, at: int, most: int) -> tuple[AckRequest, int]:
     """A PinLaterJobAckRequest, from behind its queue's name on, and where it ends."""
     succeeded, failed = _ACK_REQUEST["succeeded"], _ACK_REQUEST["failed"]
     if message.startswith(_SUCCEEDED, at):
-        succeeded, at = _acks(message, at + 8, U32(message, at + 4)[0])
+        succeeded, at = _acks(message, at + 8, U32(message, at + 4)[0], most)
     if message.startswith(_FAILED, at):
-        failed, at = _acks(message, at + 8, U32(message, at + 4)[0])
+        failed, at = _acks(message, at + 8, U32(message, at + 4)[0], most)
     if message[at]:
         raise Uncanonical
     return AckRequest(queue, succeeded, failed), at + 1
@@ -266,14 +266,14 @@ def _alike_acks(message: bytes, at: int, count: int) -> tuple[AlikeAcks, int] | 
     return AlikeAcks(message[begin:cut].decode(), digits, rest), list_end
 
 
-def _acks(message: bytes, at: int, count: int) -> tuple[Sequence[AckInfo], int]:
+def _acks(message: bytes, at: int, count: int, most: int) -> tuple[Sequence[AckInfo], int]:
     """The elements of a list of acks, and where the list ends. Like `_jobs`; beside what
     follows a descriptor, that part of it is remembered which comes before the claim."""
     acks: list[AckInfo] = []
     if count == 0:
         return acks, at
     append, startswith, new = acks.append, message.startswith, _new
-    if not startswith(_DESCRIPTOR, at):
+    if count > most or not startswith(_DESCRIPTOR, at):
         raise Uncanonical
     if count > 1:
         alike = _alike_acks(message, at, count)

@@ -20,9 +20,10 @@ class Peek(NamedTuple):
     """The head of a call and the fields that choose its way.
 
     The fields behind `canonical` mean something only if it is True. `method` is None if there is
-    none of that name. `items`: how many jobs of an enqueue, checkpoints, or descriptors of a
-    look-up; else 0. `limit`: of a dequeue; else 0. `first_descriptor`: of the acks (succeeded
-    before failed), checkpoints or look-up; None if there are none.
+    none of that name. `items`: how many jobs of an enqueue, checkpoints, descriptors of a look-up,
+    or acks, of which there may be a second list; else 0. `limit`: of a dequeue; else 0.
+    `first_descriptor`: of the acks (succeeded before failed), checkpoints or look-up; None if there
+    are none.
     """
 
     head: Head
@@ -175,23 +176,22 @@ def _first_descriptor(message: bytes, at: int) -> str:
 
 def _ack(message: bytes, at: int) -> _Found:
     queue, end = _queue(message, at)
-    return queue, 0, 0, _first_acked(message, end)[0]
+    first, items, _ = _first_acked(message, end)
+    return queue, items, 0, first
 
 
-def _first_acked(message: bytes, at: int) -> tuple[str | None, int]:
-    """The first descriptor of an ack request, from the end of its queue name on. If there
-    is none: where the ack request ends."""
-    if message.startswith(_JOBS, at):
-        if U32(message, at + 4)[0]:
-            return _first_descriptor(message, at + 8), -1
-        at += 8
-    if message.startswith(_FAILED, at):
-        if U32(message, at + 4)[0]:
-            return _first_descriptor(message, at + 8), -1
-        at += 8
+def _first_acked(message: bytes, at: int) -> tuple[str | None, int, int]:
+    """The first descriptor of an ack request, from the end of its queue name on, and how many its
+    list has. If there is none: where the ack request ends."""
+    for tag in (_JOBS, _FAILED):
+        if message.startswith(tag, at):
+            (count,) = U32(message, at + 4)
+            if count:
+                return _first_descriptor(message, at + 8), count, -1
+            at += 8
     if message[at]:
         raise Uncanonical
-    return None, at + 1
+    return None, 0, at + 1
 
 
 def _dequeue(message: bytes, at: int) -> _Found:
@@ -204,9 +204,9 @@ def _dequeue(message: bytes, at: int) -> _Found:
         tag, length = _TAG3_U32(message, end + 3)
         if tag != _TEXT:
             raise Uncanonical
-        first, end = _first_acked(message, end + 10 + length)
+        first, items, end = _first_acked(message, end + 10 + length)
         if first is not None:
-            return queue, 0, limit, first
+            return queue, items, limit, first
     # No acks so far: none may come later, out of order.
     if message.startswith(_DRY_RUN, end):
         end += 4

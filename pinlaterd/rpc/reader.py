@@ -30,6 +30,8 @@ _NUMBERS: Final = {
     _I32_CODE: struct.Struct(">i"),
     int(TType.I64): struct.Struct(">q"),
 }
+# What the length of a list can't exceed.
+UNLIMITED: Final = 1 << 31
 _FIELD: Final = struct.Struct(">h")
 _LENGTH: Final = struct.Struct(">i")
 _LIST_HEAD: Final = struct.Struct(">Bi")
@@ -58,11 +60,13 @@ class Mismatch(Exception):
 class Reader:
     """Reads one message from `at` on; all of its bytes must be there."""
 
-    __slots__ = ("_data", "_end", "at")
+    __slots__ = ("_data", "_end", "_most_elements", "at")
 
-    def __init__(self, data: bytes, at: int) -> None:
+    def __init__(self, data: bytes, at: int, most_elements: int = UNLIMITED) -> None:
+        """A list of more than `most_elements` is a Mismatch, before any of them is read."""
         self._data = data
         self._end = len(data)
+        self._most_elements = most_elements
         self.at = at
 
     def read_struct(self, bound: Bound) -> Any:
@@ -147,6 +151,11 @@ class Reader:
         if code != element.code:
             raise Mismatch(f"holds values of type {type_name(code)}; expected {element.name}")
         self._check_count(count, LEAST_SIZE[TType(code)])
+        if count > self._most_elements:
+            raise Mismatch(
+                f"has {count} elements; at most {self._most_elements} are allowed in a call: "
+                "split it, or raise max_jobs_per_call in etc/pinlaterd.yaml"
+            )
         values: list[Any] = []
         try:
             for _ in range(count):

@@ -82,7 +82,7 @@ class Answers:
 class Commits:
     """Has the engine carry works out, one commit at a time.
 
-    `unfinished` are dequeues that go on with the next one; `appetite` says for how many jobs the
+    `unfinished` are works that go on with the next one; `appetite` says for how many jobs the
     dequeues of one may ask.
     """
 
@@ -98,7 +98,7 @@ class Commits:
         most_jobs: int,
     ) -> None:
         """`most_bytes`: of the bodies that one commit may bring; `most_jobs`: of its dequeues."""
-        self.unfinished: list[DequeueWork] = []
+        self.unfinished: list[Work] = []
         self.appetite = Appetite(most_jobs)
         self._engine = engine
         self._memory = memory
@@ -107,7 +107,7 @@ class Commits:
         self._answers = answers
         self._most_bytes = most_bytes
 
-    def take_unfinished(self) -> list[DequeueWork]:
+    def take_unfinished(self) -> list[Work]:
         unfinished, self.unfinished = self.unfinished, []
         return unfinished
 
@@ -181,20 +181,17 @@ class Commits:
         if entry is not None:
             self._answers.settle(work, entry)
         else:
-            assert isinstance(work, DequeueWork)
             self.unfinished.append(work)
 
     def give_up(self, works: Sequence[Work], error: StorageError, now_ms: int) -> None:
         """Their commit failed, and nothing has changed: another shard may serve, unless their queue
-        was removed. But a dequeue that earlier commits have carried out in part is answered with
-        that."""
+        was removed. But of what earlier commits have carried out a part, the answer says so."""
         log.warning("calls that can't be carried out: %d: %s", len(works), error.message)
         self._memory.figures.count("calls_refused", len(works))
         reason = error.message if isinstance(error, StorageFull) else STORE_FAILED
         for work in works:
             work.give_up(self._memory, now_ms)
-            begun = isinstance(work, DequeueWork) and (work.begun or work.jobs)
-            if begun:
+            if work.begun:
                 entry = work.fail(error)
             elif isinstance(error, QueueGone) and work.queue == error.queue:
                 entry = work.fail(QueueNotFound(error.queue))

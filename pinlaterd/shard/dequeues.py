@@ -14,6 +14,7 @@ in a batch and gets nothing.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count, groupby, repeat
 from typing import cast
@@ -25,7 +26,16 @@ from pinlaterd.model import DequeueRequest, JobKey, Payload, PendingKey
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.codec import Call, DequeueAnswer
 from pinlaterd.shard.ready import Taken
-from pinlaterd.shard.works import Arrival, Memory, Parts, Results, conclude_acks, done, failed
+from pinlaterd.shard.works import (
+    Arrival,
+    Memory,
+    Parts,
+    Results,
+    acked_jobs,
+    conclude_acks,
+    done,
+    failed,
+)
 from pinlaterd.wire.envelope import ReplyEntry
 
 # What a job costs in an answer beside its body: its descriptor twice, its claim, field heads.
@@ -84,7 +94,7 @@ class DequeueWork:
         *,
         most_bytes: int,
         claim_timeout_seconds: float,
-        acks: AckOp | None,
+        acks: Sequence[AckOp],
         problem: RequestError | None,
     ) -> None:
         request = cast("DequeueRequest", call.request)
@@ -96,13 +106,13 @@ class DequeueWork:
         self.source = call.context.source
         self.remaining = 0 if problem is not None else limit
         self.dry_run = request.dry_run
-        self.changes_nothing = request.dry_run and acks is None
+        self.changes_nothing = request.dry_run and not acks
         self.bytes_left = most_bytes
         self.full = False  # whether the answer is as large as it may be
         self.lowest_priority = arrival.entry.lowest_priority
-        self.acks = acks
+        self.acks = deque(acks)  # of which each commit carries out one part
         self.problem = problem  # of its acks, or of itself: then nothing is claimed
-        self.begun = False  # whether its acks were carried out
+        self.begun = False  # whether a commit has carried out any of it
         self.jobs = DequeueAnswer()
         self.claims: list[Claim] = []  # in hand, for the commit that is being made
         self._leads = False  # whether they are the first of that commit
@@ -110,13 +120,11 @@ class DequeueWork:
 
     @property
     def rows(self) -> int:
-        acks = self.acks
-        acked = 0 if acks is None else len(acks.succeeded) + len(acks.failed)
-        return acked + len(self.claims)
+        return (acked_jobs(self.acks[0]) if self.acks else 0) + len(self.claims)
 
     def contribute(self, parts: Parts) -> None:
-        if self.acks is not None:
-            parts.acks.append(self.acks)
+        if self.acks:
+            parts.acks.append(self.acks[0])
         if self.claims:
             self._leads = not parts.claims
             # A job too large for any answer is handed out alone.
@@ -124,11 +132,14 @@ class DequeueWork:
             parts.claims.append(ClaimOp(self.queue, self.claims, self.bytes_left, empty))
 
     def conclude(self, results: Results, memory: Memory, now_ms: int) -> ReplyEntry | None:
-        if self.acks is not None:
-            conclude_acks(self.acks.queue, next(results.acks), memory, now_ms)
-            self.acks, self.begun = None, True
+        if self.acks:
+            conclude_acks(self.acks.popleft().queue, next(results.acks), memory, now_ms)
+            self.begun = True
+            if self.acks:
+                return None
         if self.claims:
             self._take_over(next(results.claims), memory, now_ms)
+            self.begun = True
         if self.problem is not None:
             return failed(self.arrival, self.head, self.problem)
         memory.touched.add(self.queue)

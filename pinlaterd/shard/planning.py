@@ -35,7 +35,18 @@ from pinlaterd.rpc import codec
 from pinlaterd.rpc.codec import Call
 from pinlaterd.shard.dequeues import DequeueWork
 from pinlaterd.shard.validation import Rules
-from pinlaterd.shard.works import AckWork, Arrival, CheckpointWork, EnqueueWork, Memory, ReleaseWork
+from pinlaterd.shard.works import (
+    PART_JOBS,
+    AckWork,
+    Arrival,
+    CheckpointWork,
+    EnqueueWork,
+    Memory,
+    ReleaseWork,
+    acked_jobs,
+    slices,
+    split_acks,
+)
 
 LAST_LOCAL_ID = (1 << 63) - 1
 _ID_DIGITS = len(str(LAST_LOCAL_ID))
@@ -74,7 +85,7 @@ class Planner:
         request = cast("AckRequest", call.request)
         self.check_queue(request.queue)
         op, problem = self._ack_op(arrival, request, now_ms)
-        return AckWork(arrival, call.head, op, problem)
+        return AckWork(arrival, call.head, split_acks(op), problem)
 
     def dequeue(self, arrival: Arrival, call: Call, now_ms: int) -> DequeueWork:
         request = cast("DequeueRequest", call.request)
@@ -91,7 +102,7 @@ class Planner:
             call,
             most_bytes=self.config.server.max_response_bytes,
             claim_timeout_seconds=self.config.queue(request.queue).job_claimed_timeout_seconds,
-            acks=op if op is not None and (op.succeeded or op.failed) else None,
+            acks=split_acks(op) if op is not None and acked_jobs(op) else (),
             problem=problem,
         )
 
@@ -134,8 +145,11 @@ class Planner:
                 )
         if bad and arrival.entry.whole:
             raise ForeignError
-        op = CheckpointOp(request.queue, call.context.source, checkpoints)
-        return CheckpointWork(arrival, call.head, op, _bad_descriptors(bad, place) or problem)
+        parts = [
+            CheckpointOp(request.queue, call.context.source, part)
+            for part in slices(checkpoints, PART_JOBS) or ((),)
+        ]
+        return CheckpointWork(arrival, call.head, parts, _bad_descriptors(bad, place) or problem)
 
     def release(self, arrival: Arrival) -> ReleaseWork:
         """Of a dequeue's answer that could not be delivered. Raises ProtocolError."""
@@ -150,8 +164,13 @@ class Planner:
                 key = JobKey(place.priority, place.local_id)
                 by_queue.setdefault(place.queue, []).append(Release(key, job.claim_descriptor))
         known = self._memory.ready
-        ops = [ReleaseOp(queue, jobs) for queue, jobs in by_queue.items() if queue in known]
-        return ReleaseWork(arrival, ops)
+        parts = [
+            ReleaseOp(queue, part)
+            for queue, jobs in by_queue.items()
+            if queue in known
+            for part in slices(jobs, PART_JOBS)
+        ]
+        return ReleaseWork(arrival, parts)
 
     # --- acks ------------------------------------------------------------------------------
 

@@ -150,7 +150,7 @@ class Reception:
     def _take_call(self, arrival: Arrival, now_ms: int) -> Work | None:
         message = arrival.entry.message
         try:
-            call = codec.decode_call(message)
+            call = codec.decode_call(message, self._planner.config.server.max_jobs_per_call)
         except (ProtocolError, PinLaterError) as error:
             self._explain(arrival, error)
             return None

@@ -44,15 +44,12 @@ from pinlaterd.shard.search import SearchCall, SearchClient, SearchDone
 from pinlaterd.shard.tasks import Steps, Tasks
 from pinlaterd.shard.upkeep import Upkeep
 from pinlaterd.shard.validation import Rules
-from pinlaterd.shard.works import Arrival, Memory, Work, refused
+from pinlaterd.shard.works import BATCH_JOBS, PART_JOBS, Arrival, Memory, Work, refused
 from pinlaterd.stats import Stats
 from pinlaterd.wire.envelope import ReadyCounts, ReplyEntry, ShardFacts
 
 log = logging.getLogger(__name__)
 
-# Jobs in a batch: those who come while it is committed wait for all of it, and beyond this a
-# larger one saves nothing on a job.
-BATCH_JOBS = 2_000
 # Of shard_buffer_bytes: half for fresh payloads, an eighth for keys, and a sixteenth for the bodies
 # of a batch, which are there three times while they are decoded or encoded, and packed.
 _FRESH_PART, _KEYS_PART, _BATCH_PART = 2, 8, 16
@@ -424,9 +421,12 @@ class ShardService:
     def _run_batch(self) -> None:
         now_ms, now = self._clock.now_ms(), self._clock.monotonic()
         batch = _Batch(self._commits.appetite.jobs)
-        # Those that have waited since the last batch go first.
+        # Those that have waited since the last batch go first, in turn, and leave room for others.
         for waiting in self._commits.take_unfinished():
-            self._add_dequeue(batch, waiting, now_ms, now)
+            if batch.jobs < PART_JOBS or waiting.arrival.entry.deadline <= now:
+                self._add(batch, waiting, now_ms, now)
+            else:
+                self._commits.unfinished.append(waiting)
         while self._backlog and batch.jobs < BATCH_JOBS and batch.appetite > 0:
             if self._answers.bytes >= self._batch_bytes:
                 break  # look-ups are answered without a commit, and their answers may be large
@@ -436,8 +436,9 @@ class ShardService:
                 # Nothing was done; the router can forget it.
                 self._answers.reply(arrival, refused(arrival, _TOO_LATE))
                 continue
-            if (batch.writes or batch.dequeues) and self._reception.changes_queues(arrival):
-                # What is in the batch relies on the queues as they are.
+            relying = batch.writes or batch.dequeues or self._commits.unfinished
+            if relying and self._reception.changes_queues(arrival):
+                # These rely on the queues as they are.
                 self._backlog.appendleft(arrival)
                 break
             batch.jobs += 1  # so that calls without jobs are bounded, too
@@ -445,17 +446,24 @@ class ShardService:
             if work is None:
                 continue
             self._answers.expect(work)
-            if isinstance(work, DequeueWork):
-                self._add_dequeue(batch, work, now_ms, now)
-            else:
-                batch.writes.append(work)
-                batch.jobs += work.rows
+            self._add(batch, work, now_ms, now)
         works = [*batch.writes, *batch.dequeues]
         if not works:
             return
         refusal = self._commits.commit(works, now_ms)
         if refusal and not isinstance(refusal, StorageFull) and not self._engine.trouble:
             self._health.failed(self._clock.monotonic())  # once, however many calls it refused
+
+    def _add(self, batch: _Batch, work: Work, now_ms: int, now: float) -> None:
+        late = work.arrival.entry.deadline <= now
+        if late and (work.acks if isinstance(work, DequeueWork) else work.begun):
+            told = ShardConnectionFailed([self.name], "has carried out a part of the call in time")
+            self._answers.settle(work, work.fail(told))
+        elif isinstance(work, DequeueWork):
+            self._add_dequeue(batch, work, now_ms, now)
+        else:
+            batch.writes.append(work)
+            batch.jobs += work.rows
 
     def _add_dequeue(self, batch: _Batch, work: DequeueWork, now_ms: int, now: float) -> None:
         """Let it choose its jobs; one that needs no commit is answered, or goes on later."""
@@ -464,10 +472,10 @@ class ShardService:
         if work.arrival.entry.deadline <= now:
             work.remaining = 0  # what it has by now is its answer
         elif work.dry_run:
-            if work.acks is None and work.remaining:
+            if not work.acks and work.remaining:
                 self._look_later(work)
                 return
-        elif work.remaining and most_jobs > 0:
+        elif work.remaining and most_jobs > 0 and len(work.acks) < 2:  # acks go first
             try:
                 self._claimer.choose(work, most_jobs, now_ms)
             except StorageNotCommitted as error:

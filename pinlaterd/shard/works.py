@@ -7,9 +7,10 @@ committed it gives up: then nothing has changed. Dequeues are in `dequeues`.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from operator import gt
-from typing import NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from pinlaterd.engines.base import (
     AckOp,
@@ -33,10 +34,18 @@ from pinlaterd.shard.fresh import FreshPayloads
 from pinlaterd.shard.ready import ReadyIndex
 from pinlaterd.wire.envelope import CallEntry, ReplyEntry, Status
 
+# Jobs in a batch: those who come while it is committed wait for all of it, and beyond this a
+# larger one saves nothing on a job.
+BATCH_JOBS = 2_000
+# What one call's acks, checkpoints or releases may take of a batch; more of them go through several
+# commits, and leave room for other calls in each.
+PART_JOBS = BATCH_JOBS // 2
 # Why a shard refuses calls, when the store does not say it better.
 STORE_FAILED = "could not have its store carry it out"
 
 _new = tuple.__new__  # half the cost of calling a NamedTuple, for each job of a batch
+_Op = TypeVar("_Op", AckOp, CheckpointOp)
+_Item = TypeVar("_Item")
 
 
 class Arrival(NamedTuple):
@@ -174,6 +183,11 @@ class Work(Protocol):
     @property
     def rows(self) -> int: ...
 
+    @property
+    def begun(self) -> bool:
+        """Whether an earlier commit has carried out a part of it."""
+        ...
+
     def contribute(self, parts: Parts) -> None: ...
 
     def conclude(self, results: Results, memory: Memory, now_ms: int) -> ReplyEntry | None:
@@ -207,6 +221,7 @@ class _AnsweredCall:
 
 class EnqueueWork(_AnsweredCall):
     __slots__ = ("jobs", "queue")
+    begun = False
 
     def __init__(self, arrival: Arrival, head: Head, queue: str, jobs: Sequence[Job]) -> None:
         super().__init__(arrival, head)
@@ -231,34 +246,63 @@ class EnqueueWork(_AnsweredCall):
         return done(self.arrival, codec.encode_reply(self.head, descriptors))
 
 
-class AckWork(_AnsweredCall):
-    """`problem`: what is wrong with some of the acks; the others are carried out all the same."""
+class _PartedWork(_AnsweredCall, Generic[_Op]):
+    """A call of any number of acks or checkpoints, of which each commit carries out one part.
 
-    __slots__ = ("op", "problem")
+    `problem`: what is wrong with some of them; the others are carried out all the same."""
+
+    __slots__ = ("begun", "parts", "problem", "queue")
 
     def __init__(
-        self, arrival: Arrival, head: Head, op: AckOp, problem: RequestError | None
+        self, arrival: Arrival, head: Head, parts: Sequence[_Op], problem: RequestError | None
     ) -> None:
         super().__init__(arrival, head)
-        self.op = op
+        self.queue = parts[0].queue
+        self.parts: deque[_Op] = deque(parts)
         self.problem = problem
+        self.begun = False
 
-    @property
-    def queue(self) -> str:
-        return self.op.queue
-
-    @property
-    def rows(self) -> int:
-        return len(self.op.succeeded) + len(self.op.failed)
-
-    def contribute(self, parts: Parts) -> None:
-        parts.acks.append(self.op)
-
-    def conclude(self, results: Results, memory: Memory, now_ms: int) -> ReplyEntry:
-        conclude_acks(self.op.queue, next(results.acks), memory, now_ms)
+    def _answer(self) -> ReplyEntry | None:
+        """After the commit of the first of its parts."""
+        self.begun = True
+        self.parts.popleft()
+        if self.parts:
+            return None
         if self.problem is not None:
             return self.fail(self.problem)
         return done(self.arrival, codec.encode_reply(self.head, None))
+
+
+class AckWork(_PartedWork[AckOp]):
+    __slots__ = ()
+
+    @property
+    def rows(self) -> int:
+        return acked_jobs(self.parts[0])
+
+    def contribute(self, parts: Parts) -> None:
+        parts.acks.append(self.parts[0])
+
+    def conclude(self, results: Results, memory: Memory, now_ms: int) -> ReplyEntry | None:
+        conclude_acks(self.queue, next(results.acks), memory, now_ms)
+        return self._answer()
+
+
+def acked_jobs(op: AckOp) -> int:
+    return len(op.succeeded) + len(op.failed)
+
+
+def split_acks(op: AckOp) -> list[AckOp]:
+    """The same acks in the same order, at most PART_JOBS at a time."""
+    if acked_jobs(op) <= PART_JOBS:
+        return [op]
+    succeeded = [AckOp(op.queue, part, ()) for part in slices(op.succeeded, PART_JOBS)]
+    return succeeded + [AckOp(op.queue, (), part) for part in slices(op.failed, PART_JOBS)]
+
+
+def slices(items: Sequence[_Item], most: int) -> list[Sequence[_Item]]:
+    """`items` in order, at most `most` at a time."""
+    return [items[at : at + most] for at in range(0, len(items), most)]
 
 
 def conclude_acks(queue: str, result: AckResult, memory: Memory, now_ms: int) -> None:
@@ -266,64 +310,49 @@ def conclude_acks(queue: str, result: AckResult, memory: Memory, now_ms: int) ->
     memory.requeue(queue, result.requeued, now_ms)
 
 
-class CheckpointWork(_AnsweredCall):
-    """`problem`: as in AckWork."""
-
-    __slots__ = ("op", "problem")
-
-    def __init__(
-        self, arrival: Arrival, head: Head, op: CheckpointOp, problem: RequestError | None
-    ) -> None:
-        super().__init__(arrival, head)
-        self.op = op
-        self.problem = problem
-
-    @property
-    def queue(self) -> str:
-        return self.op.queue
+class CheckpointWork(_PartedWork[CheckpointOp]):
+    __slots__ = ()
 
     @property
     def rows(self) -> int:
-        return len(self.op.checkpoints)
+        return len(self.parts[0].checkpoints)
 
     def contribute(self, parts: Parts) -> None:
-        parts.checkpoints.append(self.op)
+        parts.checkpoints.append(self.parts[0])
 
-    def conclude(self, results: Results, memory: Memory, now_ms: int) -> ReplyEntry:
+    def conclude(self, results: Results, memory: Memory, now_ms: int) -> ReplyEntry | None:
         result = next(results.checkpoints)
-        memory.figures.checkpointed(self.op.queue, result)
-        memory.requeue(self.op.queue, result.requeued, now_ms)
-        if self.problem is not None:
-            return self.fail(self.problem)
-        return done(self.arrival, codec.encode_reply(self.head, None))
+        memory.figures.checkpointed(self.queue, result)
+        memory.requeue(self.queue, result.requeued, now_ms)
+        return self._answer()
 
 
 class ReleaseWork:
     """Claims that were never delivered. There may be nobody left to answer to."""
 
-    __slots__ = ("arrival", "ops")
+    __slots__ = ("arrival", "begun", "parts")
+    queue = ""
 
-    def __init__(self, arrival: Arrival, ops: Sequence[ReleaseOp]) -> None:
+    def __init__(self, arrival: Arrival, parts: Sequence[ReleaseOp]) -> None:
         self.arrival = arrival
-        self.ops = ops
-
-    @property
-    def queue(self) -> str:
-        return ""
+        self.parts = deque(parts)
+        self.begun = False
 
     @property
     def rows(self) -> int:
-        return sum(len(op.releases) for op in self.ops)
+        return len(self.parts[0].releases) if self.parts else 0
 
     def contribute(self, parts: Parts) -> None:
-        parts.releases.extend(self.ops)
+        if self.parts:
+            parts.releases.append(self.parts[0])
 
-    def conclude(self, results: Results, memory: Memory, now_ms: int) -> ReplyEntry:
-        for op in self.ops:
+    def conclude(self, results: Results, memory: Memory, now_ms: int) -> ReplyEntry | None:
+        if self.parts:
             released = next(results.releases)
             memory.figures.count("claims_released", len(released))
-            memory.requeue(op.queue, released, now_ms)
-        return done(self.arrival, b"")
+            memory.requeue(self.parts.popleft().queue, released, now_ms)
+            self.begun = True
+        return None if self.parts else done(self.arrival, b"")
 
     def give_up(self, memory: Memory, now_ms: int) -> None:
         pass

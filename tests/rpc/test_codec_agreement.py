@@ -31,6 +31,7 @@ from pinlaterd.rpc.binding import (
 )
 from pinlaterd.rpc.message import read_call_head, read_message_head
 from pinlaterd.rpc.peek import UNUSUAL
+from pinlaterd.rpc.reader import UNLIMITED
 from pinlaterd.rpc.writer import write_struct
 from tests.rpc.strategies import Shape, calls
 from tests.rpc.thrift_bytes import write_message
@@ -72,7 +73,7 @@ def test_what_is_usual_is_read_fast_and_alike(call, strict):
     message = write_message(name, fields, strict=strict)
     head, at = read_call_head(message)
 
-    context, request = FAST[Method(name)](message, at)
+    context, request = FAST[Method(name)](message, at, UNLIMITED)
 
     assert normal(codec.Call(head, context, request)) == normal(general(message))
 

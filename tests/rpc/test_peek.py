@@ -33,15 +33,15 @@ SEEN: list[tuple[Method, Request, tuple[object, ...]]] = [
     (
         Method.DEQUEUE,
         DequeueRequest("mail", 7, AckRequest("mail", [FIRST], [SECOND]), max_wait_ms=9),
-        ("mail", 0, 7, FIRST.descriptor),
+        ("mail", 1, 7, FIRST.descriptor),
     ),
     (
         Method.DEQUEUE,
         DequeueRequest("mail", 7, AckRequest("mail", [], [SECOND])),
-        ("mail", 0, 7, SECOND.descriptor),
+        ("mail", 1, 7, SECOND.descriptor),
     ),
-    (Method.ACK, AckRequest("mail", [FIRST], [SECOND]), ("mail", 0, 0, FIRST.descriptor)),
-    (Method.ACK, AckRequest("mail", [], [SECOND]), ("mail", 0, 0, SECOND.descriptor)),
+    (Method.ACK, AckRequest("mail", [FIRST], [SECOND]), ("mail", 1, 0, FIRST.descriptor)),
+    (Method.ACK, AckRequest("mail", [], [SECOND]), ("mail", 1, 0, SECOND.descriptor)),
     (Method.ACK, AckRequest("mail", [], []), ("mail", 0, 0, None)),
     (
         Method.CHECKPOINT,

@@ -53,7 +53,10 @@ _TEXTS = {
         "takes no writes because it can't write to its disk; its log says why: make room there,"
         " or mend it"
     ),
-    "BUSY": "is busy with somebody's script; end that with SCRIPT KILL",
+    "BUSY": (
+        "is busy with a script that runs longer than its busy-reply-threshold, and answers again"
+        " when that ends; SCRIPT KILL ends only a script that has written nothing"
+    ),
 }
 # What errors that a script ends with say, of release 7 and of those before.
 _WITHIN_A_SCRIPT = ("@user_script", "Error running script")

@@ -248,7 +248,7 @@ def test_it_is_busy_with_somebodys_script(
     thread.start()
     try:
         wait_until(is_busy)
-        with pytest.raises(StorageNotCommitted, match="SCRIPT KILL"):
+        with pytest.raises(StorageNotCommitted, match="busy with a script"):
             store.enqueue(b"x")
     finally:
         with server.client() as client:
