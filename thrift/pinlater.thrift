@@ -17,7 +17,7 @@
  *
  * A JOB DESCRIPTOR names a job for ever: it is never used for a second one.
  *
- *     QUEUE:sSHARD:pPRIORITY:LOCALID         mail:s1d2:p1:4711
+ *     QUEUE:sSHARD:pPRIORITY:LOCALID         mail:s1d2:p1:1763776800004711
  *
  * A CLAIM is what a dequeue takes on a job. Its CLAIM DESCRIPTOR names the claimer; no two claims
  * ever bear the same one. START is when the owner of the shard took it over, in milliseconds.

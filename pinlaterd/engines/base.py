@@ -17,7 +17,7 @@ What an engine guarantees to the owner:
   - after a StorageError other than StorageNotCommitted, and whenever `trouble` says so, the owner
     must close the engine and open it anew before going on. What a call has told holds all the same;
   - local ids are unique within a queue and priority, and never used twice, over deletes,
-    restarts and unclean ends (after one, 1,000,000 ids are skipped);
+    restarts, unclean ends and restored copies (see `first_local_id`);
   - foreign exceptions (of drivers, of the operating system) leave it as StorageError only.
 """
 
@@ -29,6 +29,16 @@ from typing import NamedTuple, Protocol
 from pinlaterd.model import Job, JobKey, JobState, Payload, PendingKey
 
 NO_BOUND = 1 << 62
+# Local ids that may be given out in a millisecond, on average since the store was opened.
+_IDS_A_MS = 1000
+
+
+def first_local_id(now_ms: int) -> int:
+    """Where the ids of an owner that opens its store now begin, at least.
+
+    No earlier owner has got there, unless it gave out more than 1,000,000 ids a second: so no id is
+    used twice even if what is opened is an older copy. Below 2**53 until the year 2255."""
+    return now_ms * _IDS_A_MS
 
 
 class Limits(NamedTuple):

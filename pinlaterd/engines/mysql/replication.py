@@ -270,7 +270,7 @@ class ReplicationServer:
         return verb + b", ".join(options)
 
     def mark_unclean(self, shard_database: bytes) -> None:
-        """Make the next owner of a shard skip local ids. One that was never owned needs none."""
+        """Note an unclean end for the next owner of a shard, if it was ever owned."""
         unknown_database, unknown_table = 1049, 1146
         with self._said():
             try:

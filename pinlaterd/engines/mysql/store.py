@@ -23,7 +23,7 @@ from contextlib import closing, contextmanager
 from typing import Any, NoReturn, TypeVar
 
 from pinlaterd.clock import Clock
-from pinlaterd.engines.base import Ownership, TableLimits
+from pinlaterd.engines.base import Ownership, TableLimits, first_local_id
 from pinlaterd.engines.mysql import witness
 from pinlaterd.engines.mysql.connection import Connection, Server
 from pinlaterd.engines.mysql.faults import (
@@ -57,9 +57,6 @@ T = TypeVar("T")
 
 # Local ids are marked as used ahead in blocks, so that a commit seldom writes the mark.
 _RESERVED_IDS = 10_000
-# An unclean end may have lost the last commits of a damaged disk, or an older copy or a replica may
-# stand in: ids that were given out then lie far below where the next owner begins.
-_IDS_SKIPPED_AFTER_UNCLEAN_END = 1_000_000
 # What makes a server slow may take long, but no longer than that explains: counting jobs so long
 # for each, at worst from a cold disk, and dropping a queue with its files.
 _COUNT_SECONDS_A_JOB = 1 / 100_000
@@ -251,10 +248,9 @@ class Store:
         # What is found may be older than what we left, or nothing: a replica, a copy put back.
         clean = bool(known.get("clean", 1)) and not self._ended_badly
         self._unmoved_commits = known.get("unmoved_commits", 0)
-        next_local_id = max(known.get("next_local_id", 1), self._next_local_id)
-        if not clean:
-            next_local_id += _IDS_SKIPPED_AFTER_UNCLEAN_END
-        self._next_local_id = next_local_id
+        self._next_local_id = max(
+            known.get("next_local_id", 1), self._next_local_id, first_local_id(now_ms)
+        )
         self._pass_used_ids(db)
         self._marked_local_id = self._next_local_id
         values = {"start_ms": start_ms, "clean": 0, "next_local_id": self._next_local_id}
@@ -278,7 +274,7 @@ class Store:
             self._next_local_id = max(self._next_local_id, last + 1)
 
     def close(self) -> None:
-        """Safe to repeat. An end that can't be noted counts as unclean: ids are skipped."""
+        """Safe to repeat. An end that can't be noted counts as unclean."""
         if self._db is not None and not self.trouble:
             values = {"clean": 1, "next_local_id": self._next_local_id}
             with contextlib.suppress(StorageError):

@@ -122,11 +122,22 @@ local function number_in(field, least, most)
   return nil
 end
 
--- What a queue's counter begins with where it is lost, perhaps not for the first time. No queue has
--- given a million ids a second since the epoch. In decimal digits, as all that is stored.
+-- What a queue's counter is at least when its shard is opened or it is created, and where it is lost:
+-- an id that nobody can have given before (first_local_id in engines/base.py), whatever copy of the
+-- keys this is. In decimal digits, as all that is stored.
 local function unused_id(now_ms)
   local began = number_in(redis.call('HGET', RECORD, 'start_ms'), 0, LATEST_ORDERED_MS) or 0
   return string.format('%.0f', math.max(now_ms, began) * 1000)
+end
+
+-- What is no number is left as it is: the first enqueue reports it.
+local function raise_counter(queue, now_ms)
+  local counter, least = counter_key(queue), unused_id(now_ms)
+  local last = redis.pcall('GET', counter)
+  local number = type(last) == 'string' and string.find(last, '^[0-9]+$') and tonumber(last)
+  if last == false or (number and number < tonumber(least)) then
+    redis.call('SET', counter, least)
+  end
 end
 
 -- What a script returns, before it has written anything, where something else than `wanted` lies

@@ -1,12 +1,11 @@
 -- Take ownership. Arguments: the shard, now_ms, lease in ms, who asks, the token of an owner that is
--- known to have ended or '', ids to skip after an unclean end, 1 if who asks was an owner before and
--- did not end in order: a replica that has taken the server's place may not know of that. The lease
--- of an owner that has ended need not be waited for, nor need who asks again, having lost its
--- connection, wait for the end of its own.
+-- known to have ended or '', 1 if who asks was an owner before and did not end in order: a replica
+-- that has taken the server's place may not know of that. The lease of an owner that has ended need
+-- not be waited for, nor need who asks again, having lost its connection, wait for the end of its own.
 -- Returns OK, the token, start_ms, clean, names of queues; or OWNED, the owner's token, what is
 -- left of its lease in ms; or REFUSED and why; or DAMAGED.
 
-local now, lease_ms, who, ended, skipped = take_number(), take(), take(), take(), take()
+local now, lease_ms, who, ended = take_number(), take(), take(), take()
 local ended_badly = take() == '1'
 
 local problem = damage(LEASE, 'string')
@@ -38,11 +37,7 @@ redis.call(
 redis.call('SET', LEASE, token, 'PX', lease_ms)
 
 local queues = redis.call('ZRANGE', QUEUES, 0, -1)
-if not clean then
-  for _, queue in ipairs(queues) do
-    if redis.call('EXISTS', counter_key(queue)) == 1 then
-      redis.pcall('INCRBY', counter_key(queue), skipped) -- enqueues tell of what is no number
-    end
-  end
+for _, queue in ipairs(queues) do
+  raise_counter(queue, now)
 end
 return { 'OK', token, start, clean and 1 or 0, queues }

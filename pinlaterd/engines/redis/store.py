@@ -31,9 +31,6 @@ from pinlaterd.errors import (
 )
 from pinlaterd.model import QUEUE_NAME
 
-# After an unclean end, the last second of an append-only file may be lost, or an older copy of it
-# may stand in for it: ids that were given out then lie far below where the next owner begins.
-_IDS_SKIPPED = 1_000_000
 _MOST_PRIORITIES = 127  # that any configuration may have had
 
 
@@ -72,7 +69,6 @@ class Store:
         self._answer_seconds = answer_seconds
         self._who = own_name()
         self._token = b""
-        self._began_clean = True  # whether the owner before us ended in order
         self._connection: Connection | None = None
 
     # --- ownership ---------------------------------------------------------------------------
@@ -122,20 +118,19 @@ class Store:
         self._token, start_ms, clean, queues = answer
         names = [queue.decode(errors="replace") for queue in queues]
         self.queues = {name for name in names if QUEUE_NAME.match(name)}
-        self._began_clean = bool(clean)
-        return Ownership(start_ms, self._began_clean)
+        return Ownership(start_ms, bool(clean))
 
     def _ask_for_ownership(
         self, connection: Connection, now_ms: int, *, instead_of: bytes
     ) -> list[Any]:
         """`instead_of`: the token of an owner whose lease need not be waited for."""
         ended_badly = "1" if self._token else "0"
-        arguments = (now_ms, self._lease_ms, self._who, instead_of, _IDS_SKIPPED, ended_badly)
+        arguments = (now_ms, self._lease_ms, self._who, instead_of, ended_badly)
         answer: list[Any] = connection.run(scripts.OPEN, (self._name, *arguments))
         return answer
 
     def close(self) -> None:
-        """Safe to repeat. An end that can't be noted counts as unclean: ids are skipped."""
+        """Safe to repeat. An end that can't be noted counts as unclean."""
         connection, self._connection = self._connection, None
         if connection is None:
             return
@@ -200,9 +195,7 @@ class Store:
 
     def create_queue(self, queue: str, now_ms: int) -> None:
         if queue not in self.queues:
-            after_unclean_end = "0" if self._began_clean else "1"
-            arguments = (queue, now_ms, _IDS_SKIPPED, after_unclean_end)
-            self.write(scripts.CREATE_QUEUE, arguments)
+            self.write(scripts.CREATE_QUEUE, (queue, now_ms))
             self.queues.add(queue)
 
     def delete_queue(self, queue: str) -> None:

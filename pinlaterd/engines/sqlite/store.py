@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pinlaterd.engines.base import Ownership
+from pinlaterd.engines.base import Ownership, first_local_id
 from pinlaterd.engines.sqlite.faults import (
     FAULTS,
     is_damage,
@@ -31,9 +31,6 @@ from pinlaterd.model import JobState
 
 # Local ids are marked as used ahead in blocks, so that a commit seldom writes the mark.
 _RESERVED_IDS = 10_000
-# An unclean end may have lost the last commits of a damaged disk or an older copy of the file
-# may stand in for it: ids that were given out then lie far below where the next owner begins.
-_IDS_SKIPPED_AFTER_UNCLEAN_END = 1_000_000
 
 
 def id_list(local_ids: Iterable[int]) -> str:
@@ -112,9 +109,9 @@ class Store:
         start_ms = max(now_ms, meta.get("start_ms", 0) + 1)
         # What is found may be older than what we left, or nothing: a copy that was put back.
         clean = bool(meta.get("clean", 1)) and not self._ended_badly
-        next_local_id = max(meta.get("next_local_id", 1), self._next_local_id)
-        if not clean:
-            next_local_id += _IDS_SKIPPED_AFTER_UNCLEAN_END
+        next_local_id = max(
+            meta.get("next_local_id", 1), self._next_local_id, first_local_id(now_ms)
+        )
         self._next_local_id = self._marked_local_id = next_local_id
         with self.commit(now_ms) as tx:
             self._set_meta(tx, {"start_ms": start_ms, "clean": 0, "next_local_id": next_local_id})
@@ -122,7 +119,7 @@ class Store:
         return Ownership(start_ms, clean)
 
     def close(self) -> None:
-        """Safe to repeat. An end that can't be noted counts as unclean: ids are skipped."""
+        """Safe to repeat. An end that can't be noted counts as unclean."""
         if self._db is not None and not self.trouble:
             with contextlib.suppress(StorageError):
                 with self.commit(0) as tx:

@@ -53,6 +53,7 @@ def test_a_counter_that_was_evicted_gives_no_id_twice(
 ):
     before = store.enqueue(b"a", b"b", b"c")
     assert stranger.delete(f"plj_{shard}_{QUEUE}") == 1
+    store.clock.advance(1)
 
     after = store.enqueue(b"d", b"e")
     stranger.delete(f"plj_{shard}_{QUEUE}")

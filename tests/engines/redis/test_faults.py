@@ -378,7 +378,7 @@ def test_a_server_that_is_killed_loses_nothing_acknowledged(
         assert store.states(known) == list(known.values())
         assert sum(store.depths().values()) == len(known)
         [key] = store.enqueue(b"next")
-        assert key.local_id > max(before.local_id for before in known) + 1_000_000
+        assert key.local_id > max(before.local_id for before in known)
         known[key] = JobState.PENDING
 
 
@@ -404,6 +404,26 @@ def test_a_server_that_comes_back_empty_is_given_no_id_twice(
 
     assert len(set(keys)) == 6
     assert keys == sorted(keys)
+
+
+def test_no_id_is_given_twice_where_a_copy_was_put_back(
+    store: EngineHarness, clock: FakeClock, stranger: redis.Redis, shard: str
+):
+    store.enqueue(b"a")
+    store.engine.close()
+    copy = {key: stranger.dump(key) or b"" for key in stranger.keys(f"pl?_{shard}*")}
+    clock.advance(1)
+    store.reopen()
+    lost = store.enqueue(b"b", b"c")
+    store.engine.close()
+    stranger.delete(*stranger.keys(f"pl?_{shard}*"))
+    for key, value in copy.items():
+        stranger.restore(key, 0, value)
+
+    clock.advance(1)
+    assert store.reopen().clean
+
+    assert min(store.enqueue(b"d", b"e")) > max(lost)
 
 
 def test_a_deposed_owner_can_write_nothing(store: EngineHarness, wait_until: WaitUntil):
