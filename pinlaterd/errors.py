@@ -18,6 +18,7 @@ PinLaterError               500  UNKNOWN
     StorageNotCommitted          known to have changed nothing: another shard may serve
       StorageFull                the store has no room for it
       QueueGone                  somebody else has removed the queue from it
+      StorageLocked              another connection has locked a queue's tables, or the store
     ShardOwned                   another process owns this shard's store
     StorageCorrupt               the stored data is not what this version can read
 ProtocolError                    bytes that are no Thrift message; the connection is closed
@@ -173,6 +174,15 @@ class StorageFull(StorageNotCommitted):
 
 class QueueGone(StorageNotCommitted):
     """Somebody else has removed a queue from the store; nothing of the batch was kept."""
+
+    def __init__(self, queue: str, why: str) -> None:
+        super().__init__(why)
+        self.queue = queue
+
+
+class StorageLocked(StorageNotCommitted):
+    """Another connection to the store has locked what the batch needs: `queue`, or, where that is
+    "", all of the store. Nothing of the batch was kept."""
 
     def __init__(self, queue: str, why: str) -> None:
         super().__init__(why)

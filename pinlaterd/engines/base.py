@@ -14,6 +14,8 @@ What the owner (`pinlaterd.shard`) guarantees to an engine:
 What an engine guarantees to the owner:
   - `apply` is one durable commit: when it returns, all of the batch is kept; when it raises
     StorageNotCommitted, nothing is; when it raises another StorageError, nobody knows yet;
+  - it does not wait for locks of others, or as short as its server can: StorageLocked says which
+    queue is locked, and the owner tries again;
   - after a StorageError other than StorageNotCommitted, and whenever `trouble` says so, the owner
     must close the engine and open it anew before going on. What a call has told holds all the same;
   - local ids are unique within a queue and priority, and never used twice, over deletes,

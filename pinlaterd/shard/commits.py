@@ -19,10 +19,12 @@ from pinlaterd.errors import (
     QueueNotFound,
     StorageError,
     StorageFull,
+    StorageLocked,
     StorageNotCommitted,
 )
 from pinlaterd.shard.dequeues import JOB_OVERHEAD_BYTES, Appetite, DequeueWork
 from pinlaterd.shard.health import StoreHealth
+from pinlaterd.shard.locks import QueueLocks
 from pinlaterd.shard.works import (
     STORE_FAILED,
     Arrival,
@@ -100,6 +102,7 @@ class Commits:
         """`most_bytes`: of the bodies that one commit may bring; `most_jobs`: of its dequeues."""
         self.unfinished: list[Work] = []
         self.appetite = Appetite(most_jobs)
+        self.locks = QueueLocks()
         self._engine = engine
         self._memory = memory
         self._clock = clock
@@ -112,7 +115,21 @@ class Commits:
         return unfinished
 
     def commit(self, works: Sequence[Work], now_ms: int) -> StorageNotCommitted | None:
-        """Returns why none of `works` was carried out; None if any was."""
+        """Returns why none of `works` was carried out, if that says anything of the store; None if
+        any was. Those whose queue is locked are put off, and the others go on without them."""
+        while works:
+            started = self._clock.monotonic()
+            try:
+                return self._commit(works, now_ms)
+            except StorageLocked as error:
+                self.locks.met(error, started=started, now=self._clock.monotonic())
+                locked = [work for work in works if error.queue in work.queues]
+                others = [work for work in works if error.queue not in work.queues]
+                self.put_off(locked or works, error, now_ms)  # "" stands for all queues
+                works = others if locked else ()
+        return None
+
+    def _commit(self, works: Sequence[Work], now_ms: int) -> StorageNotCommitted | None:
         parts = Parts()
         for work in works:
             work.contribute(parts)
@@ -120,6 +137,8 @@ class Commits:
         started = self._clock.monotonic()
         try:
             result = self._engine.apply(batch, now_ms)
+        except StorageLocked:
+            raise
         except StorageNotCommitted as error:
             if len(works) > 1 and not self._engine.trouble:
                 return self._apart(works, error, now_ms)
@@ -183,17 +202,33 @@ class Commits:
         else:
             self.unfinished.append(work)
 
+    def put_off(self, works: Sequence[Work], error: StorageLocked, now_ms: int) -> None:
+        """A queue of theirs is locked: they wait for the next try, or are refused."""
+        refused_works = []
+        for work in works:
+            self._memory.touched.update(work.queues)
+            if not work.begun and self.locks.keep(error, work.arrival, self._clock.monotonic()):
+                work.give_up(self._memory, now_ms)
+                self._answers.forget(work)
+            else:
+                refused_works.append(work)
+        self._refuse(refused_works, error, now_ms)
+
     def give_up(self, works: Sequence[Work], error: StorageError, now_ms: int) -> None:
         """Their commit failed, and nothing has changed: another shard may serve, unless their queue
         was removed. But of what earlier commits have carried out a part, the answer says so."""
         log.warning("calls that can't be carried out: %d: %s", len(works), error.message)
+        self._refuse(works, error, now_ms)
+
+    def _refuse(self, works: Sequence[Work], error: StorageError, now_ms: int) -> None:
         self._memory.figures.count("calls_refused", len(works))
-        reason = error.message if isinstance(error, StorageFull) else STORE_FAILED
+        told = isinstance(error, StorageFull | StorageLocked)
+        reason = error.message if told else STORE_FAILED
         for work in works:
             work.give_up(self._memory, now_ms)
             if work.begun:
                 entry = work.fail(error)
-            elif isinstance(error, QueueGone) and work.queue == error.queue:
+            elif isinstance(error, QueueGone) and error.queue in work.queues:
                 entry = work.fail(QueueNotFound(error.queue))
             else:
                 entry = refused(work.arrival, reason)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import count, groupby, repeat
 from typing import cast
 
@@ -117,6 +117,10 @@ class DequeueWork:
         self.claims: list[Claim] = []  # in hand, for the commit that is being made
         self._leads = False  # whether they are the first of that commit
         self._claim_timeout_seconds = math.ceil(claim_timeout_seconds)
+
+    @property
+    def queues(self) -> Collection[str]:
+        return {self.queue, self.acks[0].queue} if self.acks else (self.queue,)
 
     @property
     def rows(self) -> int:

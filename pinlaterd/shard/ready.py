@@ -20,9 +20,10 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from pinlaterd.errors import StorageError
 from pinlaterd.model import PendingKey
 
 NEVER_MS = 1 << 62
@@ -298,21 +299,33 @@ class ReadyIndex:
         """When `look` has to be called next; NEVER_MS if nothing is scheduled."""
         return self._wake_ms
 
-    def look(self, now_ms: int) -> list[str]:
-        """Read what has come due into lines that are empty. Returns the queues read for."""
+    def look(self, now_ms: int, skipped: Callable[[str], bool] = lambda _queue: False) -> list[str]:
+        """Read what has come due into lines that are empty, but for queues that are `skipped`.
+        Returns the queues read for. Goes through all lines again after an error, and `look_again`.
+        """
         if now_ms < self._wake_ms:
             return []
-        self._wake_ms = NEVER_MS
         read: list[str] = []
-        for queue, lines in self._queues.items():
-            for priority, line in enumerate(lines, 1):
-                if line.keys:
+        wake_ms, self._wake_ms = self._wake_ms, NEVER_MS
+        try:
+            for queue, lines in self._queues.items():
+                if skipped(queue):
                     continue
-                if line.next_due_ms <= now_ms and len(read) < _READS_AT_A_TIME:
-                    read.append(queue)
-                    self._read(queue, priority, line, now_ms)
-                self._watch(line)
+                for priority, line in enumerate(lines, 1):
+                    if line.keys:
+                        continue
+                    if line.next_due_ms <= now_ms and len(read) < _READS_AT_A_TIME:
+                        read.append(queue)
+                        self._read(queue, priority, line, now_ms)
+                    self._watch(line)
+        except StorageError:
+            self._wake_ms = wake_ms
+            raise
         return read
+
+    def look_again(self) -> None:
+        """Have `look` go through all lines: a queue was skipped."""
+        self._wake_ms = 0
 
     def _watch(self, line: _Line) -> None:
         if not line.keys and line.next_due_ms < self._wake_ms:

@@ -12,7 +12,9 @@ calls are REFUSED: other shards may serve.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
@@ -27,6 +29,7 @@ from pinlaterd.errors import (
     ShardOwned,
     StorageError,
     StorageFull,
+    StorageLocked,
     StorageNotCommitted,
 )
 from pinlaterd.model import JobState
@@ -269,6 +272,7 @@ class ShardService:
         """End all that is in hand; whoever waits for it is told why."""
         self._answers.abandon(told)
         self._commits.take_unfinished()
+        self._backlog.extendleft(reversed(self._commits.locks.clear()))
         self._looks.clear()
         self._tasks.abandon()
 
@@ -301,7 +305,8 @@ class ShardService:
         if not self.serving:
             return max(0.0, self._reopen_at - now)
         until_due_ms = self._memory.ready.wake_ms() - self._clock.now_ms()
-        return max(0.0, min(until_due_ms / 1000, self._upkeep.due - now))
+        due = min(self._upkeep.due, self._commits.locks.next_try() or math.inf)
+        return max(0.0, min(until_due_ms / 1000, due - now))
 
     def facts(self) -> ShardFacts:
         """For a router that says hello."""
@@ -326,15 +331,25 @@ class ShardService:
         return self._counts(touched)
 
     def _counts(self, queues: Iterable[str]) -> list[ReadyCounts]:
-        ready, now_ms = self._memory.ready, self._clock.now_ms()
+        now_ms = self._clock.now_ms()
         try:
-            return [
-                ReadyCounts(queue, ready.counts(queue, now_ms) if queue in ready else ())
-                for queue in queues
-            ]
+            return [ReadyCounts(queue, self._ready_counts(queue, now_ms)) for queue in queues]
         except StorageError as error:
             self._break(error)
             return self._counts(queues)  # of what is in memory now: nothing
+
+    def _ready_counts(self, queue: str, now_ms: int) -> tuple[int, ...]:
+        """Of a queue that is locked: nothing, so that nobody is sent here in vain."""
+        ready, locks = self._memory.ready, self._commits.locks
+        if queue not in ready:
+            return ()
+        if not locks.holding((queue,)):
+            started = self._clock.monotonic()
+            try:
+                return ready.counts(queue, now_ms)
+            except StorageLocked as error:
+                locks.met(error, started=started, now=self._clock.monotonic())
+        return (0,) * self._config.server.num_priority_levels
 
     def create_queues(self, names: Iterable[str]) -> None:
         """Those that are missing: another shard has them."""
@@ -366,8 +381,9 @@ class ShardService:
             return
         began = self._clock.monotonic()
         for queue in self._memory.ready.queues():
-            self._engine.read_pending(queue, 1, after=None, until_ms=0, limit=1)
-            break
+            with contextlib.suppress(StorageLocked):
+                self._engine.read_pending(queue, 1, after=None, until_ms=0, limit=1)
+                break
         now = self._clock.monotonic()
         self._health.succeeded(now - began, now)
 
@@ -380,8 +396,17 @@ class ShardService:
         """One commit of what has arrived, as much as fits; its answers are taken afterwards."""
         if not self.serving:
             self._refuse_all()
-        elif self._backlog or self._commits.unfinished:
+            return
+        self._try_locked_again()
+        if self._backlog or self._commits.unfinished:
             self._guarded(self._run_batch)
+
+    def _try_locked_again(self) -> None:
+        queues, arrivals = self._commits.locks.due(self._clock.monotonic())
+        if queues:
+            self._backlog.extendleft(reversed(arrivals))
+            self._memory.touched.update(queues)
+            self._memory.ready.look_again()
 
     def run_slice(self, *, calls_wait: bool) -> None:
         """Work other than batches. `calls_wait`: whether it may only take a part of the time."""
@@ -402,7 +427,16 @@ class ShardService:
             log.warning("a slice of upkeep failed, and is left to the next round: %s", error)
 
     def _look_for_due(self) -> None:
-        self._memory.touched.update(self._memory.ready.look(self._clock.now_ms()))
+        memory, locks = self._memory, self._commits.locks
+        started = self._clock.monotonic()
+        try:
+            read = memory.ready.look(
+                self._clock.now_ms(), lambda queue: bool(locks.holding((queue,)))
+            )
+        except StorageLocked as error:
+            locks.met(error, started=started, now=self._clock.monotonic())
+        else:
+            memory.touched.update(read)
 
     def _guarded(self, step: Callable[[], None], *, can_wait: bool = False) -> None:
         """Do `step`; a store that fails in it is opened anew. So is one that refuses it, unless it
@@ -459,6 +493,8 @@ class ShardService:
         if late and (work.acks if isinstance(work, DequeueWork) else work.begun):
             told = ShardConnectionFailed([self.name], "has carried out a part of the call in time")
             self._answers.settle(work, work.fail(told))
+        elif (locked := self._commits.locks.holding(work.queues)) is not None:
+            self._commits.put_off([work], locked, now_ms)
         elif isinstance(work, DequeueWork):
             self._add_dequeue(batch, work, now_ms, now)
         else:
@@ -478,6 +514,10 @@ class ShardService:
         elif work.remaining and most_jobs > 0 and len(work.acks) < 2:  # acks go first
             try:
                 self._claimer.choose(work, most_jobs, now_ms)
+            except StorageLocked as error:
+                self._commits.locks.met(error, started=now, now=self._clock.monotonic())
+                self._commits.put_off([work], error, now_ms)
+                return
             except StorageNotCommitted as error:
                 self._commits.give_up([work], error, now_ms)
                 return

@@ -10,6 +10,7 @@ that a stranger has added leaves none.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from random import Random
 from pinlaterd.clock import Clock
 from pinlaterd.config.schema import Config
 from pinlaterd.engines.base import StorageEngine
+from pinlaterd.errors import StorageLocked
 from pinlaterd.model import JobState
 from pinlaterd.shard.tasks import Pace, Steps
 from pinlaterd.shard.works import Memory
@@ -88,9 +90,10 @@ class Upkeep:
             ", ".join(queues),
         )
         for queue in queues:
-            self._engine.recount(queue)
-            self._reread(queue)
-            strange.discard(queue)
+            with contextlib.suppress(StorageLocked):  # else its turn comes with the next look
+                self._engine.recount(queue)
+                self._reread(queue)
+                strange.discard(queue)
         ended = self._clock.monotonic()
         self._look_due = ended + max(_LOOK_SECONDS, (ended - began) / _LOOK_PART)
 
@@ -117,7 +120,14 @@ class Upkeep:
         for part in (self._release_expired, self._collect_succeeded, self._collect_failed):
             while queue in self._memory.ready:
                 limit = self._pace.jobs
-                if part(queue, limit) < limit:
+                try:
+                    changed = part(queue, limit)
+                except StorageLocked as error:
+                    log.warning(
+                        "upkeep leaves queue %s to the next round: %s", queue, error.message
+                    )
+                    return
+                if changed < limit:
                     break
                 yield None
 

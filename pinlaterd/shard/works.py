@@ -8,7 +8,7 @@ committed it gives up: then nothing has changed. Dequeues are in `dequeues`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from operator import gt
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -176,8 +176,8 @@ class Work(Protocol):
     def arrival(self) -> Arrival: ...
 
     @property
-    def queue(self) -> str:
-        """The one that it has to do with; "" if they may be several."""
+    def queues(self) -> Collection[str]:
+        """Those whose tables its next part touches."""
         ...
 
     @property
@@ -229,6 +229,10 @@ class EnqueueWork(_AnsweredCall):
         self.jobs = jobs
 
     @property
+    def queues(self) -> Collection[str]:
+        return (self.queue,)
+
+    @property
     def rows(self) -> int:
         return len(self.jobs)
 
@@ -261,6 +265,10 @@ class _PartedWork(_AnsweredCall, Generic[_Op]):
         self.parts: deque[_Op] = deque(parts)
         self.problem = problem
         self.begun = False
+
+    @property
+    def queues(self) -> Collection[str]:
+        return (self.queue,)
 
     def _answer(self) -> ReplyEntry | None:
         """After the commit of the first of its parts."""
@@ -331,12 +339,15 @@ class ReleaseWork:
     """Claims that were never delivered. There may be nobody left to answer to."""
 
     __slots__ = ("arrival", "begun", "parts")
-    queue = ""
 
     def __init__(self, arrival: Arrival, parts: Sequence[ReleaseOp]) -> None:
         self.arrival = arrival
         self.parts = deque(parts)
         self.begun = False
+
+    @property
+    def queues(self) -> Collection[str]:
+        return (self.parts[0].queue,) if self.parts else ()
 
     @property
     def rows(self) -> int:

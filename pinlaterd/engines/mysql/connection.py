@@ -58,13 +58,17 @@ class Connection:
         patience_seconds: float,
         idle_seconds: float | None = None,
         read_only: bool = False,
+        waits_for_locks: bool = True,
     ) -> None:
         """`patience_seconds`: how long an answer may take before the connection counts as lost.
         `idle_seconds`: how long the server keeps it without a statement (None: as long as can be).
+        `waits_for_locks`: whether a statement waits for a third of the patience while another
+        connection holds a lock that it needs; else it fails at once (MySQL: after a second).
 
         Raises StorageError if there is no such server, or it does not let us in."""
         self._patience_seconds = patience_seconds
         self._packet_bytes = _PACKET_MARGIN_BYTES  # until the server has told
+        self.last_statement = b""
         try:
             self._db = pymysql.connect(
                 host=server.host,
@@ -81,17 +85,29 @@ class Connection:
             )
             self._probe_when_silent()
             self.is_mariadb = "mariadb" in self._db.get_server_info().lower()
-            self._configure(patience_seconds, idle_seconds, read_only=read_only)
+            self._configure(
+                patience_seconds,
+                idle_seconds,
+                read_only=read_only,
+                waits_for_locks=waits_for_locks,
+            )
         except FAULTS as fault:
             raise connect_error(fault, str(server), server.user) from fault
 
     def _configure(
-        self, patience_seconds: float, idle_seconds: float | None, *, read_only: bool
+        self,
+        patience_seconds: float,
+        idle_seconds: float | None,
+        *,
+        read_only: bool,
+        waits_for_locks: bool,
     ) -> None:
         idle = _NEVER_SECONDS if idle_seconds is None else math.ceil(idle_seconds)
         patience = math.ceil(patience_seconds)
-        # A stranger's lock must not take all the time there is: its wait ends first.
+        # The wait for a lock ends before the patience does. MySQL can't wait less than a second.
         lock_wait = max(1, patience // 3)
+        if not waits_for_locks:
+            lock_wait = 0 if self.is_mariadb else 1
         only_here = _ONLY_MARIADB if self.is_mariadb else _ONLY_MYSQL
         self.execute(
             b"SET SESSION time_zone = '+00:00',"
@@ -144,9 +160,10 @@ class Connection:
         """From now on an answer may take so long. The driver has no public way to say so."""
         self._db._read_timeout = seconds  # noqa: SLF001
 
-    def _check_size(self, statement: bytes) -> None:
+    def _begin(self, statement: bytes) -> None:
         """Beyond its bound the server would not only refuse the packet but hang up, and with the
         connection go its locks."""
+        self.last_statement = statement
         if len(statement) >= self._packet_bytes:
             raise err.OperationalError(
                 ER.NET_PACKET_TOO_LARGE,
@@ -156,13 +173,17 @@ class Connection:
 
     def execute(self, statement: bytes) -> int:
         """Returns how many rows it found."""
-        self._check_size(statement)
+        self._begin(statement)
         with self._db.cursor() as cursor:
             found: int = cursor.execute(statement)
         return found
 
+    def roll_back(self) -> None:
+        """`last_statement` stays: it is the one that failed."""
+        self._db.rollback()
+
     def rows(self, statement: bytes) -> tuple[tuple[Any, ...], ...]:
-        self._check_size(statement)
+        self._begin(statement)
         with self._db.cursor() as cursor:
             cursor.execute(statement)
             rows: tuple[tuple[Any, ...], ...] = cursor.fetchall()

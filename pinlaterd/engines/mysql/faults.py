@@ -52,7 +52,7 @@ _CURES = {
     1130: "the server does not let this host in; create the user for it",
     1142: "grant the shard's user ALL on `plq\\_%`.* and `plm\\_%`.*",
     1153: PACKET_CURE,
-    1205: "somebody else holds locks on the shard's tables; end that transaction",
+    1205: "another connection has locked these tables or jobs; end its transaction or its ALTER",
     1264: "PinLater's table holds less; change its columns to those of jobs.sql",
     1290: "the server is read-only; point this shard's master to the primary",
     1292: "PinLater's table holds less; change its columns to those of jobs.sql",
@@ -94,11 +94,11 @@ def is_read_only(fault: BaseException) -> bool:
 
 def is_retryable(fault: BaseException) -> bool:
     """Whether the same transaction may well succeed when it is begun again."""
-    return code_of(fault) in (_LOCK_WAIT, _DEADLOCK)
+    return code_of(fault) == _DEADLOCK
 
 
-def is_lock_wait(fault: BaseException) -> bool:
-    """Whether the time for waiting was used up already."""
+def is_locked(fault: BaseException) -> bool:
+    """Whether another connection holds a lock that the statement needs."""
     return code_of(fault) == _LOCK_WAIT
 
 

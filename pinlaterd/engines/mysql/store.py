@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -33,7 +34,7 @@ from pinlaterd.engines.mysql.faults import (
     gone_database,
     is_duplicate,
     is_gone,
-    is_lock_wait,
+    is_locked,
     is_lost,
     is_read_only,
     is_retryable,
@@ -50,7 +51,13 @@ from pinlaterd.engines.mysql.tables import (
     create_tables,
     load_tables,
 )
-from pinlaterd.errors import QueueGone, QueueNotFound, StorageError, StorageNotCommitted
+from pinlaterd.errors import (
+    QueueGone,
+    QueueNotFound,
+    StorageError,
+    StorageLocked,
+    StorageNotCommitted,
+)
 from pinlaterd.model import QUEUE_NAME, JobState
 
 T = TypeVar("T")
@@ -66,8 +73,10 @@ _SWEEP_SECONDS = 30.0
 # An answer to how a lost COMMIT ended may take this part of what others may take: together they end
 # before the callers' time does, which is twice that of one answer.
 _LOOK_UP_PART = 0.5
-# How often a transaction is begun. One that waited in vain for a lock counts twice: callers wait.
+# How often a transaction is begun.
 _ATTEMPTS = 4
+# A queue is dropped by hand, and while a search reads it: that may wait for locks.
+_DROP_LOCK_SECONDS = 1
 
 
 class Misfit(Exception):
@@ -141,6 +150,7 @@ class Store:
         self._lease_seconds = lease_seconds
         self._answer_seconds = answer_seconds
         self._prefix = database_prefix(shard)
+        self._queue_named = re.compile(rb"`%b(\w+)`" % re.escape(self._prefix.encode()))
         self._owner_database = owner_database(shard)
         self._owner_table = quote_name(self._owner_database, "owner")
         self._lock = OwnerLock(shard, server)
@@ -178,6 +188,7 @@ class Store:
             self.server,
             patience_seconds=patience_seconds,
             idle_seconds=self._lease_seconds,
+            waits_for_locks=False,
         )
 
     def _check_writable(self, db: Connection) -> None:
@@ -336,14 +347,18 @@ class Store:
                 self._roll_back(db, fault)
                 if is_duplicate(fault) and tx.inserts_into:
                     self.strange.add(tx.inserts_into)
-                attempts_left -= 2 if is_lock_wait(fault) else 1
+                attempts_left -= 1
                 self._prepare_to_repeat(db, fault, attempts_left)
                 continue
             except BaseException as fault:
                 self._marked_local_id = marked_local_id
                 self._roll_back(db, fault)
                 raise
-            self._commit(tx)
+            try:
+                self._commit(tx)
+            except StorageLocked:
+                self._marked_local_id = marked_local_id
+                raise
             self._keep_count(tx.depth_changes)
             return result
 
@@ -370,7 +385,7 @@ class Store:
         try:
             if is_lost(fault):
                 raise fault
-            db.execute(b"ROLLBACK")
+            db.roll_back()
         except FAULTS as lost:
             self._lose(lost, undone=True)
 
@@ -383,13 +398,26 @@ class Store:
         elif attempts_left <= 0 or not is_retryable(fault):
             if is_gone(fault) or is_read_only(fault):
                 self._lose(fault, undone=True)
-            raise storage_error(fault, str(self), undone=True) from fault
+            raise self._not_committed(db, fault) from fault
+
+    def _not_committed(self, db: Connection, fault: BaseException) -> StorageError:
+        """What stands for the fault of a statement that changed nothing."""
+        error = storage_error(fault, str(self), undone=True)
+        if not is_locked(fault):
+            return error
+        # The server does not say which table is locked. A statement names one queue at most; a
+        # COMMIT, or a statement on the owner's table, none: then a backup has locked everything.
+        named = self._queue_named.search(db.last_statement)
+        return StorageLocked(named[1].decode() if named else "", error.message)
 
     def _commit(self, tx: Transaction) -> None:
         """Returns if all of it is kept, perhaps by a connection that is lost by then."""
         try:
             tx.db.execute(b"COMMIT")
         except FAULTS as fault:
+            if is_locked(fault):  # the server has undone the transaction
+                self._roll_back(tx.db, fault)
+                raise self._not_committed(tx.db, fault) from fault
             self.trouble = f"its connection was lost within a commit: {describe(fault)}"
             tx.db.close()
             if tx.witness is not None and not self._was_committed(tx.witness, fault):
@@ -453,7 +481,7 @@ class Store:
         except FAULTS as fault:
             if is_lost(fault) or is_gone(fault):
                 self._lose(fault, undone=True)
-            raise storage_error(fault, str(self), undone=True) from fault
+            raise self._not_committed(self.db, fault) from fault
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
@@ -461,6 +489,8 @@ class Store:
         try:
             yield
         except FAULTS as fault:
+            if is_locked(fault):  # it has not begun
+                raise self._not_committed(self.db, fault) from fault
             self._lose(fault)
 
     def _remember(self, tx: Transaction, values: dict[str, int]) -> None:
@@ -489,8 +519,12 @@ class Store:
     def delete_queue(self, queue: str) -> None:
         """A server drops a database table by table: if that ends half-way, nobody knows how far."""
         db = self.db
+        statement = b"DROP DATABASE IF EXISTS " + quote_name(self._prefix + queue)
+        if db.is_mariadb:
+            wait = b"SET STATEMENT lock_wait_timeout = %d FOR " % _DROP_LOCK_SECONDS
+            statement = wait + statement
         with self._guarded(), db.patiently(_DROP_SECONDS):
-            db.execute(b"DROP DATABASE IF EXISTS " + quote_name(self._prefix + queue))
+            db.execute(statement)
         del self.tables[queue], self.narrower[queue], self.depths[queue]
         for state in JobState:
             self._sweeps_due.pop((queue, state), None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -456,42 +455,6 @@ def test_a_strangers_lock_costs_that_batch_alone(
 
     assert store.succeed(claimed.key).succeeded == 1
     store.engine.close()
-
-
-def test_a_deadlock_with_a_stranger_is_tried_again(
-    store: EngineHarness, mariadb: MariaDB, table: str
-):
-    """The server ends the transaction that has changed less: ours, which is then begun anew."""
-    [first] = store.in_progress(b"a")
-    [second] = store.in_progress(Job(b"b", priority=2))
-    other_table = table.replace("_p1", "_p2")
-    statement = "UPDATE {} SET custom_status = 'theirs' WHERE local_id = {}"
-    with mariadb.connect() as other, other.cursor() as cursor:
-        cursor.execute("BEGIN")
-        cursor.execute(
-            f"INSERT INTO {other_table} (state, attempts_allowed, attempts_remaining, created_at,"
-            " run_after, body) SELECT 2, 1, 1, NOW(), NOW(), 'x' FROM "
-            f"{table.split('.', maxsplit=1)[0]}.seq_1_to_500"
-        )
-        cursor.execute(statement.format(other_table, second.key.local_id))
-
-        def then_the_first_one() -> None:
-            # It comes when our transaction holds the first job and waits for the second.
-            with mariadb.connect() as watch, watch.cursor() as looking:
-                waits = "SELECT COUNT(*) FROM information_schema.innodb_lock_waits"
-                while looking.execute(waits) and not looking.fetchone()[0]:
-                    pass
-            cursor.execute(statement.format(table, first.key.local_id))
-            cursor.execute("COMMIT")
-
-        stranger = threading.Thread(target=then_the_first_one)
-        stranger.start()
-        result = store.succeed(first.key, second.key)
-        stranger.join()
-
-    assert result.succeeded == 2
-    assert store.states([first.key, second.key]) == [JobState.SUCCEEDED] * 2
-    assert store.job(first.key).custom_status == "theirs"
 
 
 def test_jobs_that_a_stranger_took_are_not_claimed(store: EngineHarness, stranger: Any, table: str):
