@@ -94,6 +94,8 @@ def shard_failed(name: str, reply: ShardReply) -> ShardConnectionFailed:
     """What to tell a caller whose shard gave no answer."""
     if reply.outcome is Outcome.LATE:
         why = "did not answer in time; whether the call was carried out is not known"
+    elif reply.outcome is Outcome.SILENT:
+        why = "does not answer; whether the call was carried out is not known"
     elif reply.outcome is Outcome.LOST:
         why = "went away with the call in hand; whether it was carried out is not known"
     else:

@@ -37,7 +37,7 @@ from pinlaterd.router.limits import Limits
 from pinlaterd.router.shards import Shard, ShardSet
 from pinlaterd.router.waiting import WaitingRoom
 from pinlaterd.rpc import codec
-from pinlaterd.wire.router_end import Outcome, ShardCall, ShardReply
+from pinlaterd.wire.router_end import GiveUp, Outcome, ShardCall, ShardReply
 
 # Rounds that bring neither a job nor a confirmation, after which hints are held for mistaken.
 _FRUITLESS_ROUNDS = 3
@@ -200,7 +200,12 @@ class Dequeuer:
             before = len(gathering.jobs)
             await gathering.ask([(asked[index], jobs) for index, jobs in portions], level)
             if not gathering.covered and not gathering.jobs:
-                raise gathering.failure()  # nobody confirmed that there is nothing
+                # Nobody confirmed that there is nothing.
+                if not gathering.only_silence:
+                    raise gathering.failure()
+                gathering.cover(self._covered(gathering.request))
+                level = levels if len(gathering.covered) == 1 else 1
+                continue
             fruitful = len(gathering.jobs) > before or len(gathering.unconfirmed(level)) < len(
                 asked
             )
@@ -263,7 +268,10 @@ class _Gathering:
                         max_jobs=jobs,
                         lowest_priority=lowest_priority,
                         whole=False,
-                    )
+                    ),
+                    # What the others give is not to wait for one that has gone.
+                    patient=len(self.covered) == 1,
+                    give_up=GiveUp.SILENT,
                 )
                 for shard, jobs in portions
             )
@@ -279,13 +287,20 @@ class _Gathering:
         what it may have claimed in vain ends by its time-out."""
         if reply.outcome is not Outcome.DONE:
             self.covered = [other for other in self.covered if other is not shard]
-            self._failures.setdefault(shard.name, reply)
+            known = self._failures.get(shard.name)
+            if known is None or known.outcome is Outcome.SILENT:
+                self._failures[shard.name] = reply
             return
         self._confirmed[shard.name] = routing.best_level(shard.ready_counts(self.request.queue))
         # `jobs` counts claims: a dry run's answer has none, whatever it shows.
         if reply.jobs or self.request.dry_run:
             result = codec.decode_reply(Method.DEQUEUE, reply.payload)
             self._add(shard, list(cast("DequeueResult", result).jobs))
+
+    @property
+    def only_silence(self) -> bool:
+        """Whether those left out did not answer, while others can serve."""
+        return all(reply.outcome is Outcome.SILENT for reply in self._failures.values())
 
     def failure(self) -> PinLaterError:
         """Of all that failed, for it was the first that left the others no time."""

@@ -58,7 +58,7 @@ from pinlaterd.router.call import Call, Refusal, all_refused, reason_of, shard_f
 from pinlaterd.router.shards import Shard, ShardSet
 from pinlaterd.rpc import codec
 from pinlaterd.wire.envelope import Op
-from pinlaterd.wire.router_end import Outcome, ShardCall, ShardReply
+from pinlaterd.wire.router_end import GiveUp, Outcome, ShardCall, ShardReply
 
 _LARGEST_I32 = 2**31 - 1
 _CarryOut = Callable[[CallContext, Any, float], Coroutine[Any, Any, Result]]
@@ -315,7 +315,9 @@ class DividedCalls:
         refusals: dict[str, Refusal] = {}
         for patient in (False, True):
             for shard in shards:
-                reply = await shard.ask(ShardCall(deadline, message), patient=patient)
+                reply = await shard.ask(
+                    ShardCall(deadline, message), patient=patient, give_up=GiveUp.NEVER
+                )
                 if reply.outcome is not Outcome.REFUSED:
                     return cast("Sequence[str]", _result(shard, Method.ENQUEUE, reply))
                 refusals[shard.name] = Refusal(shard.name, reason_of(reply))

@@ -33,7 +33,7 @@ from pinlaterd.router.limits import Limits
 from pinlaterd.router.shards import Shard, ShardSet
 from pinlaterd.rpc import codec
 from pinlaterd.stats import Stats
-from pinlaterd.wire.router_end import Outcome, ShardCall, ShardReply
+from pinlaterd.wire.router_end import GiveUp, Outcome, ShardCall, ShardReply
 
 log = logging.getLogger(__name__)
 
@@ -190,7 +190,9 @@ class RouterService:
             tried = {refusal.shard for refusal in call.refusals}
             self._try_enqueue(call, [c for c in self._shards.enqueueable() if c.name not in tried])
 
-        shard.call(ShardCall(call.deadline, call.message), replied, patient=waits)
+        shard.call(
+            ShardCall(call.deadline, call.message), replied, patient=waits, give_up=GiveUp.NEVER
+        )
 
     def _no_place_to_enqueue(self, refusals: Sequence[Refusal]) -> PinLaterError:
         if refusals and self._shards.healthy():
@@ -215,7 +217,9 @@ class RouterService:
 
         def replied(reply: ShardReply) -> None:
             self._limits.settle(queue, wanted=limit, taken=granted, used=reply.jobs)
-            if reply.outcome in (Outcome.FOREIGN, Outcome.REFUSED):
+            if reply.outcome in (Outcome.FOREIGN, Outcome.REFUSED) or (
+                reply.outcome is Outcome.SILENT and first is None
+            ):
                 self._divide(call)
             elif (
                 reply.outcome is Outcome.DONE
@@ -236,6 +240,7 @@ class RouterService:
             ),
             replied,
             patient=False,  # others may have jobs; if there are none, the divided call waits
+            give_up=GiveUp.SILENT if first is None else GiveUp.STALLED,
         )
 
     def _to_first_descriptor(self, call: Call) -> None:

@@ -8,11 +8,18 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
 from pinlaterd.wire.envelope import Op, ReadyCounts, ShardFacts
-from pinlaterd.wire.router_end import LinkListener, OnReply, Outcome, ShardCall, ShardReply
+from pinlaterd.wire.router_end import (
+    GiveUp,
+    LinkListener,
+    OnReply,
+    Outcome,
+    ShardCall,
+    ShardReply,
+)
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +37,11 @@ class Shard(Protocol):
     @property
     def healthy(self) -> bool:
         """Whether calls can be expected to be answered."""
+        ...
+
+    @property
+    def answering(self) -> bool:
+        """Whether it has been heard within about a second: others come first."""
         ...
 
     @property
@@ -54,13 +66,24 @@ class Shard(Protocol):
         """How many jobs are ready by priority: a hint; () if nothing is known."""
         ...
 
-    def call(self, call: ShardCall, on_reply: OnReply, *, patient: bool = True) -> None:
+    def call(
+        self,
+        call: ShardCall,
+        on_reply: OnReply,
+        *,
+        patient: bool = True,
+        give_up: GiveUp = GiveUp.STALLED,
+    ) -> None:
         """Send `call`; `on_reply` is called exactly once, by the deadline or soon after.
 
-        A `patient` call waits for a shard that is returning; others are REFUSED at once."""
+        A `patient` call waits for a shard that is returning; others are REFUSED at once. The
+        answer is SILENT once the shard has been silent for as long as `give_up` says, if others
+        can serve."""
         ...
 
-    def ask(self, call: ShardCall, *, patient: bool = True) -> asyncio.Future[ShardReply]:
+    def ask(
+        self, call: ShardCall, *, patient: bool = True, give_up: GiveUp = GiveUp.STALLED
+    ) -> asyncio.Future[ShardReply]:
         """The same, to be awaited."""
         ...
 
@@ -113,9 +136,9 @@ class ShardSet:
         return self.healthy() or [shard for shard in self._shards.values() if shard.returning]
 
     def dependable(self) -> list[Shard]:
-        """Those to ask for jobs: whose stores do well, or if there are none, the others."""
-        present = self.present()
-        return [shard for shard in present if not shard.ailing] or present
+        """Those to ask for jobs: they answer, and their stores do well. Others only if there is
+        none of those, and shards that are expected back only if there is no other at all."""
+        return _best(self._shards.values())
 
     def unhealthy(self) -> list[str]:
         return [name for name, shard in self._shards.items() if not shard.healthy]
@@ -127,24 +150,16 @@ class ShardSet:
         ]
 
     def enqueueable(self) -> list[Shard]:
-        """Those to give jobs to; of ailing ones only if there is no other, and those that are
-        expected back only if there is none at all."""
-        dequeue_only = self._dequeue_only
-        return [
-            shard
-            for name, shard in self._shards.items()
-            if name not in dequeue_only and shard.healthy and not shard.ailing
-        ] or (
-            [shard for shard in self.healthy() if shard.name not in dequeue_only]
-            or [
-                shard
-                for name, shard in self._shards.items()
-                if name not in dequeue_only and shard.returning
-            ]
+        """Those to give jobs to."""
+        if not self._dequeue_only:
+            return self.dependable()
+        return _best(
+            [shard for name, shard in self._shards.items() if name not in self._dequeue_only]
         )
 
     def ready_jobs(self, queue: str) -> int:
-        return sum(sum(shard.ready_counts(queue)) for shard in self._shards.values())
+        """That can be had: what a shard holds that is not asked wakes nobody."""
+        return sum(sum(shard.ready_counts(queue)) for shard in self.dependable())
 
     def longest_queue_name(self) -> int:
         """Characters, by the store that allows least."""
@@ -227,7 +242,10 @@ class ShardSet:
             Op.ENSURE_QUEUES,
         )
         # Ahead of any call that follows on the same link, so no call misses a queue.
-        shard.call(call, replied, patient=False)
+        shard.call(call, replied, patient=False, give_up=GiveUp.NEVER)
+
+    def others_can_serve(self, link: Shard) -> bool:
+        return any(shard.answering for shard in self._shards.values() if shard is not link)
 
     def counted(self, link: Shard, counts: Iterable[ReadyCounts]) -> None:
         if self._shards.get(link.name) is not link:
@@ -240,3 +258,13 @@ class ShardSet:
             queues.add(queue)
             if any(numbers):
                 self._on_ready(queue)
+
+
+def _best(shards: Collection[Shard]) -> list[Shard]:
+    answering = [shard for shard in shards if shard.answering]
+    return (
+        [shard for shard in answering if not shard.ailing]
+        or answering
+        or [shard for shard in shards if shard.healthy]
+        or [shard for shard in shards if shard.returning]
+    )

@@ -67,6 +67,8 @@ class ThriftServer:
         self._stall_seconds = _STALL_TIMEOUTS * settings.request_timeout_ms / 1000
         self._servers: Sequence[asyncio.Server] = ()  # none: not started, or stopping
         self._looking: asyncio.TimerHandle | None = None
+        # Time as it passes between looks: a pause of this process is not its clients' silence.
+        self._looked_seconds = 0.0
         self._emptied = asyncio.Event()
         self._log = LimitedLog(log, time.monotonic, _LOG_LINES, _LOG_SECONDS)
 
@@ -196,15 +198,14 @@ class ThriftServer:
             self.budget.count()
         crowded = self.budget.crowded
         patience = min(self._stall_seconds, _CROWDED_SECONDS) if crowded else self._stall_seconds
-        loop = asyncio.get_running_loop()
-        now = loop.time()
         for connection in tuple(self._connections):
-            reason = connection.stalled(now, patience)
+            reason = connection.stalled(self._looked_seconds, patience)
             if reason is not None:
                 cure = _CROWDED_CURE if crowded else ""
                 self._close(connection, f"{reason}{cure}")
         wait = min(patience / _LOOKS_PER_PATIENCE, _LOOK_SECONDS)
-        self._looking = loop.call_later(wait, self._look)
+        self._looked_seconds += wait
+        self._looking = asyncio.get_running_loop().call_later(wait, self._look)
 
     def _close(self, connection: Connection, reason: str) -> None:
         self.refused(connection, reason)

@@ -3,10 +3,10 @@
     wait -> receive all that is there (bounded in frames and bytes) -> one batch, one commit
     -> a slice of other work -> one message of answers to each router, with counts
 
-It sleeps while there is nothing to do, at most a second: then it pulses, so that routers know that
-it lives, and reports to the coordinator. Counts of ready jobs ride on the answers; a router that
-gets none is told at once when a queue that had nothing ready has something, and otherwise with the
-next pulse.
+It sleeps while there is nothing to do, at most a quarter of a second: then it pulses, so that
+routers know that it lives. It reports to the coordinator once a second. Counts of ready jobs ride
+on the answers; a router that gets none is told at once when a queue that had nothing ready has
+something, and otherwise with the next pulse.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from pinlaterd.wire.shard_end import Received, ShardEnd
 
 log = logging.getLogger(__name__)
 
-PULSE_SECONDS = 1.0
+PULSE_SECONDS = 0.25
+_REPORT_SECONDS = 1.0
 # What one turn takes in. More would only wait in memory instead of in the sockets.
 _MOST_FRAMES = 500
 _MOST_BYTES = 4 << 20
@@ -70,6 +71,7 @@ class ShardLoop:
         self._told: dict[str, bool] = {}  # by queue: whether routers know of ready jobs
         self._news: dict[str, ReadyCounts] = {}  # since the last pulse
         self._next_pulse = 0.0
+        self._next_report = 0.0
         self._searcher_fileno: int | None = None
 
     def run(self) -> None:
@@ -101,9 +103,9 @@ class ShardLoop:
             self._welcome_all()
         if self._control.fileno() in readable:
             self._hear()
-        if self._clock.monotonic() >= self._next_pulse or (
-            bool(service.ailing) != self._told_ailing
-        ):
+        if bool(service.ailing) != self._told_ailing:
+            self._next_pulse = self._next_report = 0.0
+        if self._clock.monotonic() >= self._next_pulse:
             self._pulse()
 
     def _wait_seconds(self) -> float:
@@ -272,10 +274,11 @@ class ShardLoop:
         self._stats.count("shard_routers_lost")
         return False
 
-    # --- once a second -------------------------------------------------------------------------
+    # --- from time to time ---------------------------------------------------------------------
 
     def _pulse(self) -> None:
-        self._next_pulse = self._clock.monotonic() + PULSE_SECONDS
+        now = self._clock.monotonic()
+        self._next_pulse = now + PULSE_SECONDS
         self._told_ailing = bool(self._service.ailing)
         frame = envelope.pack_pulse(
             self._incarnation, self._news.values(), ailing=self._told_ailing
@@ -284,6 +287,11 @@ class ShardLoop:
         if self._incarnation:
             for router in list(self._routers):
                 self._send(router, frame)
+        if now >= self._next_report:
+            self._next_report = now + _REPORT_SECONDS
+            self._report()
+
+    def _report(self) -> None:
         service = self._service
         service.tick()
         logs.count_dropped(self._stats.count)
@@ -299,4 +307,5 @@ class ShardLoop:
 
     def _hear(self) -> None:
         if self._coordinator.hear():
-            self._next_pulse = 0.0  # tell at once what is followed now, and what is held by then
+            # tell at once what is followed now, and what is held by then
+            self._next_pulse = self._next_report = 0.0

@@ -10,7 +10,7 @@ TBinaryProtocol; the reply bears the client's seqid, so it goes back untouched.
     shard -> router   WELCOME    incarnation, JSON ShardFacts
                       REPLIES    incarnation, entries (ReplyEntry), then counts (ReadyCounts)
                       PULSE      incarnation, whether it ails, counts: sent when counts or that
-                                 change, and once a second
+                                 change, and four times a second
                       FAREWELL   incarnation: it ends in order, or its store is closed; it has
                                  answered all that it carried out, and will carry out nothing more
 

@@ -4,6 +4,9 @@ A ShardLink gathers all calls of a loop turn into one message, matches replies t
 when its shard is gone, frozen or new, and keeps the hints that the shard publishes. It relies on
 `wire.envelope` and on asyncio's `add_reader`; it knows nothing of Thrift but that a reply is bytes.
 
+Silence is counted in sweeps of this loop, not in seconds: a router that was stopped itself has
+made no sweep meanwhile, and does not take its own pause for that of its shards.
+
 A shard that has gone is expected back for a while (`LinkLimits.return_seconds`). Calls that it
 certainly did not carry out wait for its successor meanwhile, if their callers are patient.
 
@@ -29,9 +32,7 @@ from pinlaterd.wire.envelope import CallEntry, Kind, Op, ReadyCounts, ShardFacts
 
 log = logging.getLogger(__name__)
 
-# A shard pulses once a second; three missed pulses mean that it is frozen or badly overloaded.
-STALLED_AFTER_SECONDS = 3.0
-_SWEEP_SECONDS = 0.25
+_SWEEP_SECONDS = 0.25  # as often as a shard pulses
 _GREET_AGAIN_SECONDS = 0.05
 _RECONNECT_MS = 50
 # How long an answer is waited for after its caller was told that it is late.
@@ -52,6 +53,15 @@ class Outcome(IntEnum):
     FOREIGN = Status.FOREIGN
     LOST = 8  # the shard went away with the call in hand: whether it was carried out is unknown
     LATE = 9  # no answer by the deadline: unknown, too
+    SILENT = 10  # given up before its deadline, because others can serve: unknown, too
+
+
+class GiveUp(IntEnum):
+    """The sweeps of silence after which a call is answered without its shard, if others answer."""
+
+    SILENT = 4  # a dequeue: what it claims in vain is released later
+    STALLED = 12  # calls that may be repeated
+    NEVER = 1 << 30  # an enqueue: only its answer tells whether the jobs are stored
 
 
 # By number: making an IntEnum member from an int costs more than the rest of a reply.
@@ -68,6 +78,7 @@ _DOWN = ShardReply(Outcome.REFUSED, b"is down")
 _FULL = ShardReply(Outcome.REFUSED, b"has as many calls in hand as it may have")
 _LOST = ShardReply(Outcome.LOST)
 _LATE = ShardReply(Outcome.LATE)
+_SILENT = ShardReply(Outcome.SILENT)
 
 OnReply = Callable[[ShardReply], None]
 
@@ -94,6 +105,10 @@ class LinkListener(Protocol):
         """Hints have changed."""
         ...
 
+    def others_can_serve(self, link: ShardLink) -> bool:
+        """Whether calls that this link holds up may be given up."""
+        ...
+
     def queues_known(self) -> Iterable[str]:
         """The queues that a shard must have before it serves this router."""
         ...
@@ -110,6 +125,7 @@ class _InFlight(NamedTuple):
     on_reply: OnReply | None  # None: given up at its deadline; a late answer's claims are released
     call: ShardCall
     patient: bool
+    give_up: GiveUp
 
 
 class ShardLink:
@@ -139,10 +155,11 @@ class ShardLink:
         self._outbox: list[CallEntry] = []  # of those in flight, what is not sent yet
         self._kept: deque[_InFlight] = deque()  # for the shard's successor
         self._next_call_id = 0
-        self._last_heard = 0.0
-        self._sweeping: asyncio.TimerHandle | None = None
+        self._silent_sweeps = 0
         self._flush_scheduled = False
         self._loop = asyncio.get_running_loop()
+        self._swept_at = clock.monotonic()
+        self._sweeping = self._loop.call_later(_SWEEP_SECONDS, self._sweep)
         self._socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
         # Only onto a finished connection, so that a send that fails was never sent.
@@ -169,18 +186,19 @@ class ShardLink:
         self.incarnation = 0
         self._lose_calls(_LOST)
         self._refuse_kept()
-        if self._sweeping is not None:
-            self._sweeping.cancel()
+        self._sweeping.cancel()
         self._socket.disable_monitor()
         self._socket.close(linger=0)
 
     @property
     def healthy(self) -> bool:
         """Whether calls to this shard can be expected to be answered."""
-        return (
-            self.incarnation != 0
-            and self._clock.monotonic() - self._last_heard < STALLED_AFTER_SECONDS
-        )
+        return self.incarnation != 0 and self._silent_sweeps < GiveUp.STALLED
+
+    @property
+    def answering(self) -> bool:
+        """Whether it has not been silent for as much as a second: those that have come last."""
+        return self.incarnation != 0 and self._silent_sweeps < GiveUp.SILENT
 
     @property
     def returning(self) -> bool:
@@ -199,11 +217,19 @@ class ShardLink:
         """How many jobs are ready by priority, as last heard: a hint."""
         return self.ready.get(queue, ())
 
-    def call(self, call: ShardCall, on_reply: OnReply, *, patient: bool = True) -> None:
+    def call(
+        self,
+        call: ShardCall,
+        on_reply: OnReply,
+        *,
+        patient: bool = True,
+        give_up: GiveUp = GiveUp.STALLED,
+    ) -> None:
         """Send `call` with all others of this turn; `on_reply` is called once, later or now.
 
         While the shard is returning, and if it goes without having carried out the call, a
-        `patient` one waits for its successor; else the reply is REFUSED."""
+        `patient` one waits for its successor; else the reply is REFUSED. If the shard falls silent
+        while others can serve, the reply is SILENT as soon as `give_up` allows."""
         size = len(call.message)
         if self._bytes_in_flight + size > self._max_bytes and self._bytes_in_flight:
             on_reply(_FULL)
@@ -211,12 +237,12 @@ class ShardLink:
         if self.incarnation == 0:
             if patient and self.returning:
                 self._bytes_in_flight += size
-                self._keep(_InFlight(on_reply, call, patient))
+                self._kept.append(_InFlight(on_reply, call, patient, give_up))
             else:
                 on_reply(_DOWN)
             return
         self._bytes_in_flight += size
-        self._post(_new(_InFlight, (on_reply, call, patient)))
+        self._post(_new(_InFlight, (on_reply, call, patient, give_up)))
 
     def _post(self, pending: _InFlight) -> None:
         call_id = self._next_call_id
@@ -226,15 +252,10 @@ class ShardLink:
         if not self._flush_scheduled:
             self._flush_scheduled = True
             self._loop.call_soon(self._flush)
-            if self._sweeping is None:
-                self._sweeping = self._loop.call_later(_SWEEP_SECONDS, self._sweep)
 
-    def _keep(self, pending: _InFlight) -> None:
-        self._kept.append(pending)
-        if self._sweeping is None:
-            self._sweeping = self._loop.call_later(_SWEEP_SECONDS, self._sweep)
-
-    def ask(self, call: ShardCall, *, patient: bool = True) -> asyncio.Future[ShardReply]:
+    def ask(
+        self, call: ShardCall, *, patient: bool = True, give_up: GiveUp = GiveUp.STALLED
+    ) -> asyncio.Future[ShardReply]:
         """`call`, to be awaited. A reply with claims that nobody awaits any more is released."""
         future: asyncio.Future[ShardReply] = self._loop.create_future()
 
@@ -244,7 +265,7 @@ class ShardLink:
             elif reply.jobs:
                 self.release(reply.payload)
 
-        self.call(call, arrived, patient=patient)
+        self.call(call, arrived, patient=patient, give_up=give_up)
         return future
 
     def release(self, dequeue_reply: bytes) -> None:
@@ -289,11 +310,23 @@ class ShardLink:
         # To ask costs less than the exception of a receive in vain.
         while not socket.closed and self._has_frame():
             frame = socket.recv(_NOBLOCK)
-            self._last_heard = self._clock.monotonic()
+            if self._silent_sweeps:
+                self._heard()
             try:
                 self._take(frame)
             except envelope.MalformedEnvelope:
                 log.error("shard-%s sent a message that cannot be read; ignored", self.name)
+
+    def _heard(self) -> None:
+        was_silent = self._silent_sweeps >= GiveUp.SILENT
+        self._silent_sweeps = 0
+        if was_silent and self.incarnation:
+            log.warning("shard-%s answers again", self.name)
+            self._count_all()
+
+    def _count_all(self) -> None:
+        """Others came first; now its jobs count again, and those who wait have to hear of them."""
+        self._listener.counted(self, [ReadyCounts(*found) for found in self.ready.items()])
 
     def _take(self, frame: bytes) -> None:
         kind = frame[0] if frame else 0
@@ -312,10 +345,11 @@ class ShardLink:
             for call_id, status, payload, jobs in entries:
                 self._finish(call_id, _new(ShardReply, (_OUTCOMES[status], payload, jobs)))
         elif kind == Kind.PULSE:
-            counts, ailing = envelope.unpack_pulse(frame)
-            if ailing != self.ailing:
-                self.ailing = ailing
-                log.warning("shard-%s %s", self.name, "ails" if ailing else "is well again")
+            counts, ails = envelope.unpack_pulse(frame)
+            if ails != self.ailing:
+                self.ailing = ails
+                log.warning("shard-%s %s", self.name, "ails" if ails else "is well again")
+                self._count_all()
             self._count(counts)
         elif kind == Kind.FAREWELL:
             self._bid_farewell()
@@ -376,7 +410,7 @@ class ShardLink:
             return
         if pending.patient and pending.on_reply is not None and self.returning:
             del self._in_flight[call_id]
-            self._keep(pending)
+            self._kept.append(pending)
         else:
             self._finish(call_id, _DOWN)
 
@@ -425,25 +459,38 @@ class ShardLink:
                 self._finish(call_id, reply)
 
     def _sweep(self) -> None:
-        """Give up calls past their deadline; forget those whose late answers will not come."""
-        self._sweeping = None
+        """Give up calls past their deadline, and those that a silent shard holds up; forget those
+        whose late answers will not come."""
+        self._sweeping = self._loop.call_later(_SWEEP_SECONDS, self._sweep)
         now = self._clock.monotonic()
+        # After a pause of this process answers may be there that have not been read yet.
+        judged_until = min(now, self._swept_at + 2 * _SWEEP_SECONDS)
+        self._swept_at = now
         self._sweep_kept(now)
         for call_id, pending in list(self._in_flight.items()):
             if pending.call.deadline + _FORGET_AFTER_SECONDS <= now:
                 self._finish(call_id, _LATE)
-        late = [
+        self._give_up(lambda pending: pending.call.deadline <= judged_until, _LATE)
+        self._silent_sweeps += 1
+        if self._silent_sweeps < GiveUp.SILENT or not self.incarnation:
+            return
+        if self._silent_sweeps == GiveUp.SILENT:
+            log.warning("shard-%s does not answer; others come first", self.name)
+        if self._in_flight and self._listener.others_can_serve(self):
+            self._give_up(lambda pending: pending.give_up <= self._silent_sweeps, _SILENT)
+
+    def _give_up(self, is_due: Callable[[_InFlight], bool], reply: ShardReply) -> None:
+        """Answer those calls with `reply`. The claims of late answers are released."""
+        due = [
             (call_id, pending)
             for call_id, pending in self._in_flight.items()
-            if pending.call.deadline <= now and pending.on_reply is not None
+            if pending.on_reply is not None and is_due(pending)
         ]
-        for call_id, pending in late:
+        for call_id, pending in due:
             self._in_flight[call_id] = pending._replace(on_reply=None)
-        for _, pending in late:
+        for _, pending in due:
             assert pending.on_reply is not None
-            pending.on_reply(_LATE)
-        if (self._in_flight or self._kept) and self._sweeping is None:
-            self._sweeping = self._loop.call_later(_SWEEP_SECONDS, self._sweep)
+            pending.on_reply(reply)
 
     def _sweep_kept(self, now: float) -> None:
         if not self._kept:

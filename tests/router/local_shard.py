@@ -11,7 +11,7 @@ from pinlaterd.router.shards import ShardSet
 from pinlaterd.shard.service import ShardService
 from pinlaterd.shard.works import Arrival
 from pinlaterd.wire.envelope import CallEntry, Op, ReadyCounts, ShardFacts
-from pinlaterd.wire.router_end import OnReply, Outcome, ShardCall, ShardReply
+from pinlaterd.wire.router_end import GiveUp, OnReply, Outcome, ShardCall, ShardReply
 
 ROUTER = b"router"
 
@@ -40,6 +40,10 @@ class LocalShard:
         self._loop = asyncio.get_running_loop()
 
     @property
+    def answering(self) -> bool:
+        return self.healthy
+
+    @property
     def calls_in_flight(self) -> int:
         return len(self._waiting)
 
@@ -50,7 +54,14 @@ class LocalShard:
     def ready_counts(self, queue: str) -> tuple[int, ...]:
         return self.ready.get(queue, ())
 
-    def call(self, call: ShardCall, on_reply: OnReply, *, patient: bool = True) -> None:
+    def call(
+        self,
+        call: ShardCall,
+        on_reply: OnReply,
+        *,
+        patient: bool = True,
+        give_up: GiveUp = GiveUp.STALLED,
+    ) -> None:
         if not self.healthy:
             on_reply(ShardReply(Outcome.REFUSED, b"is down"))
             return
@@ -72,9 +83,11 @@ class LocalShard:
         self._service.submit([Arrival(ROUTER, entry)])
         self._loop.call_soon(self.turn)
 
-    def ask(self, call: ShardCall, *, patient: bool = True) -> asyncio.Future[ShardReply]:
+    def ask(
+        self, call: ShardCall, *, patient: bool = True, give_up: GiveUp = GiveUp.STALLED
+    ) -> asyncio.Future[ShardReply]:
         future: asyncio.Future[ShardReply] = self._loop.create_future()
-        self.call(call, future.set_result, patient=patient)
+        self.call(call, future.set_result, patient=patient, give_up=give_up)
         return future
 
     def release(self, dequeue_reply: bytes) -> None:

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from random import Random
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -647,9 +647,9 @@ def on_call(shard: LocalShard, method: Method, act: Callable[[OnReply], bool]) -
     """Have `act` see each call of `method` to `shard` first; True: it needs no other answer."""
     pass_on = shard.call
 
-    def call(given: ShardCall, on_reply: OnReply, *, patient: bool = True) -> None:
+    def call(given: ShardCall, on_reply: OnReply, **how: Any) -> None:
         if not (is_method(given.message, method) and act(on_reply)):
-            pass_on(given, on_reply, patient=patient)
+            pass_on(given, on_reply, **how)
 
     shard.call = call  # type: ignore[method-assign, assignment]
 

@@ -36,6 +36,9 @@ class Listener:
     def queues_known(self) -> Iterable[str]:
         return ()
 
+    def others_can_serve(self, link: ShardLink) -> bool:
+        return True
+
 
 class PlayedShard:
     """One life of a shard."""

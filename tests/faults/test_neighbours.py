@@ -1,0 +1,114 @@
+"""One client, one shard or the router itself hangs: what that costs all others."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+
+from pinlaterd.client import Client, ConnectionFailed, Job, PinLaterError
+from tests.deployment import Deployment, frozen
+from tests.faults.load import shards_of
+from tests.shared_service import client, queue, service
+
+__all__ = ["client", "queue", "service"]
+
+pytestmark = pytest.mark.service
+
+# The calls of this module's service may take 10 s, so that a wait for a deadline shows.
+FROZEN_SECONDS = 5.0
+PAUSE_SECONDS = 4.0
+# 1.2 s on a quiet machine.
+LONGEST_GAP_SECONDS = 2.5
+JOB_EVERY_MS = 10
+ENQUEUES = 40
+LEAD_SECONDS = 2.0
+WORKERS = 6
+
+
+@contextmanager
+def in_threads(count: int, body: Callable[[threading.Event], None]) -> Iterator[None]:
+    """`body` runs in so many threads until the block ends; an error in any of them is raised."""
+    stop = threading.Event()
+    with ThreadPoolExecutor(count) as threads:
+        running = [threads.submit(body, stop) for _ in range(count)]
+        try:
+            yield
+        finally:
+            stop.set()
+        for thread in running:
+            thread.result()
+
+
+def wait_until_time(moment: float) -> None:
+    """Monotonic seconds."""
+    threading.Event().wait(max(0.0, moment - time.monotonic()))
+
+
+def longest_gap(moments: list[float], begin: float, end: float) -> float:
+    within = [begin, *sorted(moment for moment in moments if begin < moment < end), end]
+    return max(later - earlier for earlier, later in itertools.pairwise(within))
+
+
+def test_a_frozen_shard_holds_up_no_long_poll(
+    service: Deployment, client: Client, queue: str, wait_until
+):
+    """Jobs become due all the time, on both shards: each dequeue asks both."""
+    handed_out: list[float] = []
+
+    def work(stop: threading.Event) -> None:
+        with service.client(timeout_seconds=60.0) as worker:
+            while not stop.is_set():
+                jobs = worker.dequeue(queue, limit=10, max_wait_ms=2_000)
+                if "1" in shards_of([job.descriptor for job in jobs]):
+                    handed_out.append(time.monotonic())
+
+    first_ms = int((time.time() + LEAD_SECONDS) * 1000)
+    due_ms = range(first_ms, first_ms + int(FROZEN_SECONDS + 5) * 1000, JOB_EVERY_MS)
+    for first in range(ENQUEUES):
+        client.enqueue(queue, [Job(b"x", run_after_ms=ms) for ms in due_ms[first::ENQUEUES]])
+    with in_threads(WORKERS, work):
+        wait_until(lambda: handed_out)
+        with frozen(service.pid_of("shard-2")):
+            frozen_at = time.monotonic()
+            wait_until_time(frozen_at + FROZEN_SECONDS)
+            gap = longest_gap(handed_out, frozen_at, time.monotonic())
+    service.wait_until_serving()
+
+    assert gap < LONGEST_GAP_SECONDS, service.log_tails(20)
+
+
+def test_the_routers_own_pause_fails_no_call(
+    service: Deployment, client: Client, queue: str, wait_until
+):
+    calls = itertools.count()
+    errors: list[Exception] = []
+
+    def call(stop: threading.Event) -> None:
+        with service.client(timeout_seconds=60.0) as caller:
+            while not stop.is_set():
+                try:
+                    caller.enqueue(queue, [b"x"])
+                    jobs = caller.dequeue(queue, limit=1)
+                    caller.ack(queue, succeeded=jobs)
+                    caller.queue_names()
+                except (PinLaterError, ConnectionFailed) as error:
+                    errors.append(error)
+                next(calls)
+
+    def progressed(since: int) -> bool:
+        return next(calls) > since + 100
+
+    with in_threads(WORKERS, call):
+        wait_until(lambda: progressed(0))
+        with frozen(service.pid_of("router")):
+            wait_until_time(time.monotonic() + PAUSE_SECONDS)
+        resumed_at = next(calls)
+        wait_until(lambda: progressed(resumed_at))
+
+    assert errors == []
