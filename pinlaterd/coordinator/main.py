@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
@@ -249,16 +250,19 @@ class Coordinator:
         return status(self._config, [self._view(), *self._roster.views()], about)
 
     def stats(self) -> Mapping[str, StatsSnapshot]:
-        found = {_NAME: self._stats.snapshot(), **self._roster.stats()}
+        figures = {_NAME: self._stats.snapshot(), **self._roster.stats()}
+        gauges: dict[str, defaultdict[str, float]] = {name: defaultdict(float) for name in figures}
         for view in (self._view(), *self._roster.views()):
             usage = None if view.gone else usage_of(view.pid)
-            gauges = found[view.process]["gauges"]
-            gauges["process_up"] = gauges.get("process_up", 0) + (not view.gone)
+            found = gauges[view.process]
+            found["process_up"] += not view.gone
             if usage is not None:
-                cpu, rss = "process_cpu_seconds", "process_rss_bytes"
-                gauges[cpu] = gauges.get(cpu, 0.0) + usage.cpu_seconds
-                gauges[rss] = gauges.get(rss, 0.0) + usage.rss_bytes
-        return found
+                found["process_cpu_seconds"] += usage.cpu_seconds
+                found["process_rss_bytes"] += usage.rss_bytes
+        return {
+            name: {**snapshot, "gauges": {**snapshot["gauges"], **gauges[name]}}
+            for name, snapshot in figures.items()
+        }
 
     def _view(self) -> ProcessView:
         """The coordinator itself."""

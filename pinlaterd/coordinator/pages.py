@@ -16,7 +16,7 @@ from aiohttp import web
 
 from pinlaterd.coordinator.status import Status
 from pinlaterd.stats import StatsSnapshot, merge
-from pinlaterd.stats.prometheus import CONTENT_TYPE, prometheus_text
+from pinlaterd.stats.prometheus import CONTENT_TYPE, PrometheusText
 from pinlaterd.stats.texts import figures, ostrich
 
 _PAGES = (
@@ -57,6 +57,7 @@ def make_application(source: Source) -> web.Application:
 class _Pages:
     def __init__(self, source: Source) -> None:
         self._source = source
+        self._prometheus = PrometheusText()
 
     async def index(self, _request: web.Request) -> web.Response:
         return web.Response(text="".join(f"{page}\n" for page in _PAGES))
@@ -72,7 +73,7 @@ class _Pages:
         return web.json_response(body)
 
     async def metrics(self, request: web.Request) -> web.Response:
-        text = prometheus_text(self._chosen(request))
+        text = self._prometheus.of(self._chosen(request))
         return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
 
     async def health(self, _request: web.Request) -> web.Response:

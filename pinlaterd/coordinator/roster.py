@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from pinlaterd.clock import Clock
 from pinlaterd.stats import StatsSnapshot, empty, merge
-from pinlaterd.stats.snapshot import apply, totals
+from pinlaterd.stats.snapshot import apply, forget, totals
 from pinlaterd.wire.control import ProcessState, Report
 
 SILENT_SECONDS = 3.0  # three reports missed
@@ -67,7 +67,9 @@ class Roster:
         if not report.full:
             if member is None:
                 return False
-            report = report._replace(stats=apply(member.report.stats, report.stats), full=True)
+            self._forget_retired(report)
+            apply(member.report.stats, report.changes)
+            report = report._replace(stats=member.report.stats, full=True, dropped=())
         if member is None:
             self._forget_earlier_connections(report)
         self._members[peer] = _Member(report, now)
@@ -95,7 +97,8 @@ class Roster:
         return sorted(found, key=lambda view: (view.process, view.started_at_ms))
 
     def stats(self) -> Mapping[str, StatsSnapshot]:
-        """Figures by process name. Of processes that have gone only totals are left."""
+        """Figures by process name, not to be changed. Of processes that have gone only totals are
+        left."""
         self._retire_replaced()
         found: dict[str, list[StatsSnapshot]] = {
             name: [snapshot] for name, snapshot in self._retired.items()
@@ -104,7 +107,17 @@ class Roster:
             stats = member.report.stats
             kept = totals(stats) if self._view(member).gone else stats
             found.setdefault(member.report.process, []).append(kept)
-        return {name: merge(snapshots) for name, snapshots in sorted(found.items())}
+        return {
+            name: snapshots[0] if len(snapshots) == 1 else merge(snapshots)
+            for name, snapshots in sorted(found.items())
+        }
+
+    def _forget_retired(self, report: Report) -> None:
+        """Figures of a deleted queue go from the totals of earlier processes, too."""
+        retired = self._retired.get(report.process)
+        if retired is not None:
+            for name in report.dropped:
+                forget(retired, name)
 
     def _forget_earlier_connections(self, newcomer: Report) -> None:
         identity = (newcomer.process, newcomer.pid, newcomer.started_at_ms)

@@ -196,7 +196,6 @@ class DequeueWork:
         """The claims were committed, the first of them, as many as fitted. None stands for a job
         that was not PENDING in the store: that is somebody else's doing."""
         claims, self.claims = self.claims, []
-        delay_ms = now_ms - claims[len(claims) // 2].run_after_ms
         held = [payload for payload in payloads if payload is not None]
         self.bytes_left -= sum([len(payload[0]) for payload in held])
         self.bytes_left -= JOB_OVERHEAD_BYTES * len(held)
@@ -213,7 +212,7 @@ class DequeueWork:
                 if payload is not None
             ]
         self.add(memory.name, [claim[0] for claim in claims], held, [claim[2] for claim in claims])
-        memory.figures.dequeued(self.queue, held, delay_ms)
+        memory.figures.dequeued(self.queue, [now_ms - claim[1] for claim in claims], held)
 
 
 class Appetite:

@@ -1,17 +1,19 @@
 """What a shard counts and measures; the names are PinLater's (see docs/operations.md).
 
-Called once a call or once a batch, never once a job: what a batch's jobs have in common is
-recorded as so many equal samples of their mean.
+Called once a call or once a batch, never once a job: the sizes and delays of all jobs of a batch
+are recorded at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import compress
 
 from pinlaterd.engines.base import AckResult, CheckpointResult, Expired
 from pinlaterd.model import Job, JobState, Payload
 from pinlaterd.shard.ready import ReadyIndex
 from pinlaterd.stats import Stats
+from pinlaterd.stats.names import BODY_SIZE
 
 _STATE_NAMES = {
     JobState.PENDING: "pending",
@@ -28,41 +30,37 @@ class Figures:
     def __init__(self, stats: Stats) -> None:
         self._stats = stats
         self._gauged: frozenset[str] = frozenset()
-        # Of the batch at hand: jobs, first attempts among them, their delays added up.
-        self._dequeued: dict[str, list[int]] = {}
+        # Of the batch that is under way: delays of all jobs, and of those at their first attempt.
+        self._delays_ms: dict[str, tuple[list[int], list[int]]] = {}
 
     # --- calls -----------------------------------------------------------------------------
 
     def enqueued(self, queue: str, jobs: Sequence[Job]) -> None:
-        count = len(jobs)
-        self._stats.count(f"{queue}_enqueue", count)
-        if count == 1:
-            self._stats.record(f"job_body_size_{queue}", len(jobs[0][0]))
-        elif count:
-            mean = sum([len(job[0]) for job in jobs]) / count
-            self._stats.record_many(f"job_body_size_{queue}", mean, count)
+        self._stats.count(f"{queue}_enqueue", len(jobs))
+        sizes = [len(job[0]) for job in jobs]
+        self._stats.record_each((f"{BODY_SIZE}{queue}",), sizes)
 
-    def dequeued(self, queue: str, payloads: Sequence[Payload], delay_ms: int) -> None:
-        """Jobs that were claimed together, `delay_ms` after the one in their middle was due."""
-        count = len(payloads)
-        first_attempts = sum([payload[1] == payload[2] for payload in payloads])
-        found = self._dequeued.get(queue)
+    def dequeued(self, queue: str, delays_ms: Sequence[int], payloads: Sequence[Payload]) -> None:
+        """Jobs that were claimed, and how long after each was due."""
+        found = self._delays_ms.get(queue)
         if found is None:
-            found = self._dequeued[queue] = [0, 0, 0]
-        found[0] += count
-        found[1] += first_attempts
-        found[2] += delay_ms * count
+            found = self._delays_ms[queue] = ([], [])
+        found[0].extend(delays_ms)
+        first_attempts = [payload[1] == payload[2] for payload in payloads]
+        found[1].extend(delays_ms if all(first_attempts) else compress(delays_ms, first_attempts))
 
     def end_batch(self) -> None:
         """Record what was dequeued in a batch."""
-        for queue, (count, first_attempts, delays_ms) in self._dequeued.items():
-            if count:
-                mean_ms = delays_ms / count
-                self._stats.count(f"{queue}_dequeue", count)
-                self._stats.record_many(f"{queue}_dequeue_delay_ms", mean_ms, count)
-                name = f"{queue}_first_dequeue_delay_ms"
-                self._stats.record_many(name, mean_ms, first_attempts)
-        self._dequeued.clear()
+        for queue, (delays_ms, of_first_attempts) in self._delays_ms.items():
+            if delays_ms:
+                self._stats.count(f"{queue}_dequeue", len(delays_ms))
+                each, first = f"{queue}_dequeue_delay_ms", f"{queue}_first_dequeue_delay_ms"
+                if len(of_first_attempts) == len(delays_ms):
+                    self._stats.record_each((each, first), delays_ms)
+                else:
+                    self._stats.record_each((each,), delays_ms)
+                    self._stats.record_each((first,), of_first_attempts)
+        self._delays_ms.clear()
 
     def mismatched(self, queue: str, jobs: int) -> None:
         """Jobs that were PENDING, as far as we knew, and could not be claimed."""

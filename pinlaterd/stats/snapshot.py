@@ -7,11 +7,9 @@ last minute takes two snapshots and the difference.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypedDict, TypeVar
+from typing import NamedTuple, TypedDict
 
 from pinlaterd.stats.histogram import Histogram, HistogramData, recorded_since
-
-_T = TypeVar("_T")
 
 
 class StatsSnapshot(TypedDict):
@@ -20,6 +18,16 @@ class StatsSnapshot(TypedDict):
     peaks: dict[str, float]  # gauges too, but of several processes the highest counts
     labels: dict[str, str]
     histograms: dict[str, HistogramData]
+
+
+class Changes(NamedTuple):
+    """What has become of a snapshot: first `dropped` went, then came what is in `now`."""
+
+    now: StatsSnapshot
+    dropped: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.dropped) or any(self.now.values())
 
 
 def empty() -> StatsSnapshot:
@@ -53,29 +61,22 @@ def totals(snapshot: StatsSnapshot) -> StatsSnapshot:
     return empty() | {"counters": snapshot["counters"], "histograms": snapshot["histograms"]}
 
 
-def changes(before: StatsSnapshot, now: StatsSnapshot) -> StatsSnapshot | None:
-    """What `apply` needs to turn `before` into `now`; None if a name went away."""
-    if not (before["gauges"].keys() <= now["gauges"].keys()) or not (
-        before["peaks"].keys() <= now["peaks"].keys()
-    ):
-        return None
-    return {
-        "counters": _changed(before["counters"], now["counters"]),
-        "gauges": _changed(before["gauges"], now["gauges"]),
-        "peaks": _changed(before["peaks"], now["peaks"]),
-        "labels": _changed(before["labels"], now["labels"]),
-        "histograms": _changed(before["histograms"], now["histograms"]),
-    }
+def forget(snapshot: StatsSnapshot, name: str) -> None:
+    snapshot["counters"].pop(name, None)
+    snapshot["gauges"].pop(name, None)
+    snapshot["peaks"].pop(name, None)
+    snapshot["histograms"].pop(name, None)
 
 
-def apply(before: StatsSnapshot, changed: StatsSnapshot) -> StatsSnapshot:
-    return {
-        "counters": before["counters"] | changed["counters"],
-        "gauges": before["gauges"] | changed["gauges"],
-        "peaks": before["peaks"] | changed["peaks"],
-        "labels": before["labels"] | changed["labels"],
-        "histograms": before["histograms"] | changed["histograms"],
-    }
+def apply(before: StatsSnapshot, changes: Changes) -> None:
+    """Turn `before` into what it has become."""
+    for name in changes.dropped:
+        forget(before, name)
+    before["counters"].update(changes.now["counters"])
+    before["gauges"].update(changes.now["gauges"])
+    before["peaks"].update(changes.now["peaks"])
+    before["labels"].update(changes.now["labels"])
+    before["histograms"].update(changes.now["histograms"])
 
 
 def since(before: StatsSnapshot, now: StatsSnapshot) -> StatsSnapshot:
@@ -91,7 +92,3 @@ def since(before: StatsSnapshot, now: StatsSnapshot) -> StatsSnapshot:
         for name, data in now["histograms"].items()
     }
     return now | {"counters": counters, "histograms": histograms}
-
-
-def _changed(before: dict[str, _T], now: dict[str, _T]) -> dict[str, _T]:
-    return {name: value for name, value in now.items() if before.get(name) != value}

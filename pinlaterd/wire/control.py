@@ -24,7 +24,7 @@ import zmq
 
 from pinlaterd.config.layout import COORDINATOR_ENDPOINT, SNAPSHOT_FILE
 from pinlaterd.stats import Stats, StatsSnapshot
-from pinlaterd.stats.snapshot import changes
+from pinlaterd.stats.snapshot import Changes
 from pinlaterd.wire import rates
 from pinlaterd.wire.envelope import MalformedEnvelope
 from pinlaterd.wire.rates import RateGrant, RateReport
@@ -57,6 +57,11 @@ class Report(NamedTuple):
     stats: StatsSnapshot
     full: bool = True
     config_version: int = 0  # of the configuration that it follows
+    dropped: tuple[str, ...] = ()  # names of figures that went, before `stats` came
+
+    @property
+    def changes(self) -> Changes:
+        return Changes(self.stats, self.dropped)
 
 
 class ShardEntry(NamedTuple):
@@ -93,6 +98,7 @@ def unpack_report(message: bytes) -> Report | None:
             stats=_stats_of(found["stats"]),
             full=bool(found["full"]),
             config_version=int(found["config_version"]),
+            dropped=tuple(str(name) for name in found["dropped"]),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise MalformedEnvelope("report") from error
@@ -143,6 +149,9 @@ def read_snapshot(path: Path = SNAPSHOT_FILE) -> Snapshot | None:
         return None
 
 
+_Told = tuple[ProcessState, dict[str, str], int]  # the last: the configuration that is followed
+
+
 class ControlClient:
     """A process's end. Never blocks, and never fails because the coordinator is away.
 
@@ -163,7 +172,8 @@ class ControlClient:
         self.config_version = 0  # what the owner follows, for the next report
         self._about = (process, kind, os.getpid(), started_at_ms)
         self._stats = stats
-        self._sent: tuple[ProcessState, dict[str, str], StatsSnapshot] | None = None
+        # As the coordinator knows it; None: it has to be told all, all figures included.
+        self._told: _Told | None = None
         self._grants: list[RateGrant] = []  # that came, and nobody took yet
         self._socket = (context or zmq.Context.instance()).socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, _LINGER_MS)
@@ -179,24 +189,25 @@ class ControlClient:
 
     def report(self, state: ProcessState, facts: Mapping[str, str]) -> None:
         """Tell what changed since the last report, or just that we live."""
-        now = (state, dict(facts), self._stats.snapshot())
-        message = _HEARTBEAT
-        if self._sent is None:
-            message = pack_report(
-                Report(*self._about, *now, full=True, config_version=self.config_version)
-            )
-        elif self._sent != now:
-            changed = changes(self._sent[2], now[2])
-            full = changed is None
-            stats = now[2] if changed is None else changed
-            message = pack_report(
-                Report(*self._about, state, now[1], stats, full, self.config_version)
-            )
+        now = (state, dict(facts), self.config_version)
+        changes = self._stats.take_changes()
+        if self._told is None:
+            message = self._pack(now, Changes(self._stats.snapshot()), full=True)
+        elif changes or now != self._told:
+            message = self._pack(now, changes, full=False)
+        else:
+            message = _HEARTBEAT
         try:
             self._socket.send(message, zmq.NOBLOCK)
-            self._sent = now
+            self._told = now
         except zmq.Again:
-            self._sent = None
+            self._told = None
+
+    def _pack(self, now: _Told, changes: Changes, *, full: bool) -> bytes:
+        state, facts, version = now
+        return pack_report(
+            Report(*self._about, state, facts, changes.now, full, version, changes.dropped)
+        )
 
     def receive(self) -> Snapshot | None:
         """The latest snapshot that has come, if any. Raises MalformedEnvelope for what this
@@ -213,7 +224,7 @@ class ControlClient:
                 latest = message
         if latest is None:
             return None
-        self._sent = None
+        self._told = None
         return unpack_snapshot(latest)
 
     def take_grants(self) -> list[RateGrant]:

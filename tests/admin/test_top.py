@@ -115,12 +115,12 @@ def counted(stats: Stats) -> Stats:
 
 def test_rates_and_percentiles_are_of_the_time_between_the_samples():
     stats = counted(Stats())
-    stats.record_many("mail_dequeue_delay_ms", 9_000, 1_000)
+    stats.record_each(("mail_dequeue_delay_ms",), [9_000] * 1_000)
     before = Sample(1.0, STATUS, {"shard-1": stats.snapshot()})
     stats.count("mail_enqueue", 30)
     stats.count("mail_ack_failed", 3)
     stats.count("mail_timeout_retry", 1)
-    stats.record_many("mail_dequeue_delay_ms", 5, 10)
+    stats.record_each(("mail_dequeue_delay_ms",), [5] * 10)
     for jobs in (10, 20):
         stats.record("shard_batch_jobs", jobs)
         stats.record("shard_commit_ms", 2)

@@ -11,8 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pinlaterd.stats import Stats, empty, merge
 from pinlaterd.stats.histogram import Histogram, percentiles
-from pinlaterd.stats.prometheus import prometheus_text
-from pinlaterd.stats.snapshot import apply, changes, since, totals
+from pinlaterd.stats.prometheus import PrometheusText
+from pinlaterd.stats.snapshot import apply, since, totals
 from pinlaterd.stats.texts import figures, ostrich
 
 samples = st.lists(st.floats(0.001, 1e9), min_size=1, max_size=200)
@@ -25,7 +25,7 @@ def filled() -> Stats:
     stats.peak("mail_oldest_ready_age_ms", 70)
     stats.label("engine", "sqlite")
     stats.record("PinLaterService.enqueueJobs_msec", 20)
-    stats.record_many("PinLaterService.enqueueJobs_msec", 20, 3)
+    stats.record_each(("PinLaterService.enqueueJobs_msec",), [20] * 3)
     return stats
 
 
@@ -110,24 +110,36 @@ def test_merging_adds_counters_and_gauges_and_takes_the_highest_peak():
 def test_changes_applied_to_what_was_give_what_is():
     stats = filled()
     before = stats.snapshot()
+    stats.take_changes()
     stats.count("mail_enqueue")
+    stats.gauge("mail_pending", 2)  # as it was
     stats.record("new", 1)
 
-    changed = changes(before, stats.snapshot())
+    changes = stats.take_changes()
 
-    assert changed is not None
-    assert changed["counters"] == {"mail_enqueue": 4}
-    assert list(changed["histograms"]) == ["new"]
-    assert apply(before, changed) == stats.snapshot()
+    assert changes.now["counters"] == {"mail_enqueue": 4}
+    assert not changes.now["gauges"]
+    assert list(changes.now["histograms"]) == ["new"]
+    apply(before, changes)
+    assert before == stats.snapshot()
+    assert not stats.take_changes()
 
 
-def test_a_name_that_went_away_is_no_change_to_apply():
-    stats = filled()
-    before = stats.snapshot()
-    stats.drop_gauge("mail_pending")
+def test_all_figures_of_a_queue_go_with_it():
+    stats, shown = filled(), filled().snapshot()
+    stats.count("mail_enqueue_enqueue")  # of another queue
+    stats.record_each(("job_body_size_mail",), [3])
+    apply(shown, stats.take_changes())
+
+    stats.drop_queue("mail")
     stats.drop_gauge("never there")
+    apply(shown, stats.take_changes())
 
-    assert changes(before, stats.snapshot()) is None
+    assert shown == stats.snapshot()
+    assert shown["counters"] == {"mail_enqueue_enqueue": 1}
+    assert not shown["gauges"]
+    assert not shown["peaks"]
+    assert list(shown["histograms"]) == ["PinLaterService.enqueueJobs_msec"]
 
 
 def test_totals_are_what_stays_of_an_ended_process():
@@ -189,7 +201,9 @@ def test_prometheus_has_queue_method_code_and_process_as_labels():
     stats.gauge("shard_buffer_bytes", 7)
     stats.gauge("mail_rate_share", 2.5)
 
-    found = series(prometheus_text({"shard-1": stats.snapshot(), "shard-2": filled().snapshot()}))
+    found = series(
+        PrometheusText().of({"shard-1": stats.snapshot(), "shard-2": filled().snapshot()})
+    )
 
     one, two = ("process", "shard-1"), ("process", "shard-2")
     mail, method = ("queue", "mail"), ("method", "dequeueJobs")
@@ -221,7 +235,7 @@ def test_prometheus_text_is_valid_whatever_things_are_called(found_names, proces
         stats.record(name, 1)
     snapshots = {process: stats.snapshot(), "shard-1": stats.snapshot()}
 
-    text = prometheus_text(snapshots)
+    text = PrometheusText().of(snapshots)
 
     families = list(text_string_to_metric_families(text.decode()))
     keys = [
@@ -239,7 +253,7 @@ def test_since_has_what_was_counted_and_recorded_in_between():
     stats = filled()
     before = stats.snapshot()
     stats.count("mail_enqueue", 4)
-    stats.record_many("PinLaterService.enqueueJobs_msec", 1000, 10)
+    stats.record_each(("PinLaterService.enqueueJobs_msec",), [1000] * 10)
 
     recent = since(before, stats.snapshot())
 
