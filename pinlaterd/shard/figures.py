@@ -137,7 +137,7 @@ class Figures:
 
     def gauge_health(self, *, ailing: bool) -> None:
         """Over several shards: how many ail."""
-        self._stats.gauge("shard_ailing", ailing)
+        self._stats.gauge("shard_ailing", int(ailing))
 
     def gauge_memory(self, held_bytes: int) -> None:
         """What is held in memory of ready jobs and fresh bodies."""
