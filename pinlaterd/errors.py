@@ -14,6 +14,7 @@ PinLaterError               500  UNKNOWN
   Overloaded                500  a bounded queue is full; try again later
   NoHealthyShards           501
   ShardConnectionFailed     502  the outcome is unknown, or jobs are out of reach
+    EnqueuedInPart               some jobs of one enqueue are stored, and others are not
   StorageError                   raised by engines only; the shard turns it into 502
     StorageNotCommitted          known to have changed nothing: another shard may serve
       StorageFull                the store has no room for it
@@ -29,7 +30,7 @@ ConnectionFailed                 raised by clients only: the call was not carrie
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 
 
@@ -152,6 +153,28 @@ class ShardConnectionFailed(PinLaterError):
         self.shards = tuple(shards)
         names = ", ".join(self.shards)
         super().__init__(f"shard {names}: {why}")
+
+
+class EnqueuedInPart(ShardConnectionFailed):
+    """An enqueue too large for one transaction, of which not all is stored.
+
+    `descriptors`: in the order of the jobs, the descriptor of each that is stored, NOT_STORED for
+    one that certainly is not, MAY_BE_STORED for one of unknown outcome."""
+
+    NOT_STORED = ""
+    MAY_BE_STORED = "?"
+
+    def __init__(self, descriptors: Sequence[str], why: str) -> None:
+        not_stored = descriptors.count(self.NOT_STORED)
+        unknown = descriptors.count(self.MAY_BE_STORED)
+        PinLaterError.__init__(
+            self,
+            f"{len(descriptors) - not_stored - unknown} of the {len(descriptors)} jobs are stored, "
+            f"{not_stored} are not, {unknown} may be; jobDescriptors of this error says which: "
+            f"{why}",
+        )
+        self.shards = ()
+        self.descriptors = descriptors
 
 
 class StorageError(PinLaterError):

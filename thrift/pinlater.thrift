@@ -103,7 +103,8 @@
  *   custom status                  5,000 characters on MySQL and SQLite, where appends are added;
  *                                  3,000 on Redis, where an append replaces. Cut at the end
  *   enqueue_split_jobs             1,000 jobs of one enqueue are stored all or none; a larger
- *                                  one is divided over shards, each part all or none
+ *                                  one is divided over shards, each part all or none; if not all
+ *                                  parts are stored, PinLaterException.jobDescriptors says which
  *   max_jobs_per_call              10,000 elements of a list: the jobs of an enqueue, acks (succeeded,
  *                                  failed), checkpoints, descriptors of a look-up. A call with a longer
  *                                  list is an invalid request: refused whole, before it is decoded
@@ -222,6 +223,11 @@ exception PinLaterException {
   1: required ErrorCode errorCode
   /** For people; see 6, errors. */
   2: required string message
+  /** SHARD_CONNECTION_FAILED of an enqueue of more than enqueue_split_jobs, of which not all jobs are
+      stored, though some are or may be; else it is not sent. One for each job, in their order: its
+      descriptor if it is stored, "" if it certainly is not, "?" if that is not known. Jobs of "" may
+      be enqueued again; to repeat the whole call would make the others twice. */
+  100: optional list<string> jobDescriptors
 }
 
 /** Who calls. */
@@ -447,7 +453,8 @@ service PinLater {
    *
    * Errors: QUEUE_NOT_FOUND, PRIORITY_NOT_SUPPORTED, ENQUEUE_REJECTED, NO_HEALTHY_SHARDS: nothing
    * was stored. SHARD_CONNECTION_FAILED: the outcome is unknown, and the server does not try again,
-   * so that no job is made twice.
+   * so that no job is made twice; of a request that was split, jobDescriptors of the error says what
+   * is known.
    * Holds: one descriptor for each job, in their order; each job is durable and can be looked up.
    */
   PinLaterEnqueueResponse enqueueJobs(1: RequestContext context, 2: PinLaterEnqueueRequest request)
@@ -537,7 +544,9 @@ service PinLater {
 
   /**
    * Make failed jobs of a priority PENDING again, up to `limit` over all shards, the longest failed
-   * first. Their claim descriptors are cleared. Returns how many.
+   * first. Their claim descriptors are cleared. Returns how many: fewer than `limit` if there are no
+   * more, or if most of request_timeout_ms is used before. Who wants more of them repeats the call
+   * until it returns 0.
    *
    * Errors: QUEUE_NOT_FOUND, PRIORITY_NOT_SUPPORTED.
    */
@@ -546,7 +555,8 @@ service PinLater {
 
   /**
    * Delete up to `limit` jobs of a state and priority, with a matching body if a pattern is given.
-   * Returns how many.
+   * Returns how many, as retryFailedJobs does: whoever wants more of them deleted repeats the call
+   * until it returns 0.
    *
    * Errors: QUEUE_NOT_FOUND, PRIORITY_NOT_SUPPORTED, UNKNOWN for a bad pattern.
    */

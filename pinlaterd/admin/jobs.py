@@ -151,12 +151,15 @@ def retry(
     if delay_seconds:
         run_after_ms = round((time.time() + delay_seconds) * 1000)
     with target.connect() as client:
-        retried = client.retry_failed(
-            queue,
-            priority=priority,
-            attempts_to_allow=attempts,
-            run_after_ms=run_after_ms,
-            limit=limit,
+        retried = _in_calls(
+            limit,
+            lambda left: client.retry_failed(
+                queue,
+                priority=priority,
+                attempts_to_allow=attempts,
+                run_after_ms=run_after_ms,
+                limit=left,
+            ),
         )
     shown = f"{how_many(retried, 'job')} made pending again"
     click.echo(json.dumps({"retried": retried}) if as_json else shown)
@@ -199,11 +202,22 @@ def delete(
             err=True,
         )
     with target.connect() as client:
-        deleted = client.delete_jobs(
-            queue, state_of(state), priority=priority, body_regex=body_regex, limit=limit
+        deleted = _in_calls(
+            limit,
+            lambda left: client.delete_jobs(
+                queue, state_of(state), priority=priority, body_regex=body_regex, limit=left
+            ),
         )
     shown = f"{how_many(deleted, 'job')} deleted"
     click.echo(json.dumps({"deleted": deleted}) if as_json else shown)
+
+
+def _in_calls(limit: int, call: Callable[[int], int]) -> int:
+    """A call changes as many jobs as its time allows: repeat it until nothing is left to do."""
+    done = 0
+    while done < limit and (part := call(limit - done)):
+        done += part
+    return done
 
 
 def _row(record: JobRecord) -> tuple[str, str, str, str]:

@@ -32,7 +32,13 @@ from pinlaterd.client.retries import RetryPolicy, constant, exponential, linear,
 from pinlaterd.client.run_counts import RunFigures
 from pinlaterd.client.running_job import RunningJob
 from pinlaterd.client.worker import Worker
-from pinlaterd.errors import ConnectionFailed, OutcomeUnknown, PinLaterError, RequestError
+from pinlaterd.errors import (
+    ConnectionFailed,
+    EnqueuedInPart,
+    OutcomeUnknown,
+    PinLaterError,
+    RequestError,
+)
 from pinlaterd.model import AckInfo, CheckpointInfo, ClaimedJob, Job, JobRecord, JobState
 
 __all__ = [
@@ -46,6 +52,7 @@ __all__ = [
     "ConnectionFailed",
     "Discard",
     "Ending",
+    "EnqueuedInPart",
     "Handlers",
     "Job",
     "JobRecord",

@@ -31,6 +31,7 @@ from pinlaterd.client.caller import (
     checked_connections,
 )
 from pinlaterd.client.calls import PreparedCall
+from pinlaterd.errors import ConnectionFailed, EnqueuedInPart, PinLaterError
 from pinlaterd.model import JobRecord, ScanResult
 
 P = ParamSpec("P")
@@ -141,4 +142,12 @@ class AsyncClient:
 
     async def run(self, call: PreparedCall[T]) -> T:
         """Make a call and return its result; what the methods above do."""
-        return await self._pool.run(call)
+        try:
+            return await self._pool.run(call)
+        except EnqueuedInPart as error:
+            rest = calls.RestOfEnqueue(call, error)
+        try:
+            stored = await self._pool.run(rest.call)
+        except (PinLaterError, ConnectionFailed) as error:
+            stored = rest.after(error)
+        return rest.result(stored)

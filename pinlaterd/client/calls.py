@@ -7,11 +7,18 @@ stands here (`as_method_of`); all that it adds is the sending. Everything here i
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar, cast
 
 from pinlaterd.client.addresses import Address
-from pinlaterd.errors import OutcomeUnknown, ProtocolError
+from pinlaterd.errors import (
+    ConnectionFailed,
+    EnqueuedInPart,
+    OutcomeUnknown,
+    PinLaterError,
+    ProtocolError,
+    ShardConnectionFailed,
+)
 from pinlaterd.model import (
     CONTINUATION_END,
     AckInfo,
@@ -104,11 +111,49 @@ def enqueue(queue: str, jobs: Iterable[Job | bytes]) -> PreparedCall[list[str]]:
 
         client.enqueue("mail", [b"now", Job(b"later", run_after_ms=1_900_000_000_000)])
 
-    Up to 1,000 jobs are stored all or none. When this returns, they are durable.
+    Up to 1,000 jobs are stored all or none. When this returns, they are durable. If only a part
+    of a larger call is stored, the jobs that certainly are not are sent once more; if not all are
+    stored then, EnqueuedInPart is raised: its `descriptors` tell of each job what became of it.
     """
     listed = _listed("jobs", jobs)
     request = EnqueueRequest(queue, [j if isinstance(j, Job) else Job(j) for j in listed])
     return PreparedCall(Method.ENQUEUE, request, _descriptors)
+
+
+class RestOfEnqueue(Generic[T]):
+    """The jobs of `enqueued` that certainly are not stored, by the error that it ended with: `call`
+    sends them once more."""
+
+    def __init__(self, enqueued: PreparedCall[T], error: EnqueuedInPart) -> None:
+        """Raises `error` if there are none."""
+        request = cast("EnqueueRequest", enqueued.request)
+        self._descriptors = list(error.descriptors)
+        self._why = error.message
+        self._places = [
+            place for place, found in enumerate(self._descriptors) if found == error.NOT_STORED
+        ]
+        if not self._places:
+            raise error
+        self.call = enqueue(request.queue, [request.jobs[place] for place in self._places])
+
+    def after(self, error: PinLaterError | ConnectionFailed) -> list[str]:
+        """What `call` has stored, if it ended with `error`."""
+        self._why = str(error)
+        if isinstance(error, EnqueuedInPart):
+            return list(error.descriptors)
+        unknown = isinstance(error, OutcomeUnknown | ShardConnectionFailed)
+        mark = EnqueuedInPart.MAY_BE_STORED if unknown else EnqueuedInPart.NOT_STORED
+        return [mark] * len(self._places)
+
+    def result(self, descriptors: Sequence[str]) -> T:
+        """The result of both calls, given what the second has stored. Raises EnqueuedInPart."""
+        for place, descriptor in zip(self._places, descriptors, strict=True):
+            self._descriptors[place] = descriptor
+        if {EnqueuedInPart.NOT_STORED, EnqueuedInPart.MAY_BE_STORED}.intersection(
+            self._descriptors
+        ):
+            raise EnqueuedInPart(self._descriptors, self._why)
+        return cast("T", self._descriptors)
 
 
 def dequeue(
@@ -230,7 +275,11 @@ def retry_failed(
     run_after_ms: int | None = None,
     limit: int = 1000,
 ) -> PreparedCall[int]:
-    """Make up to `limit` FAILED jobs PENDING again, the oldest first; return how many."""
+    """Make up to `limit` FAILED jobs PENDING again, the oldest first; return how many.
+
+    Fewer than `limit` if there are no more, or if the time for a call is used up before: a call
+    that returns 0 has found none.
+    """
     request = RetryFailedRequest(queue, priority, attempts_to_allow, run_after_ms, limit)
     return PreparedCall(Method.RETRY_FAILED, request, _number)
 
@@ -243,7 +292,10 @@ def delete_jobs(
     body_regex: str | None = None,
     limit: int = 1000,
 ) -> PreparedCall[int]:
-    """Delete up to `limit` jobs of a state and priority; return how many."""
+    """Delete up to `limit` jobs of a state and priority; return how many.
+
+    Fewer than `limit` as for retry_failed.
+    """
     request = DeleteJobsRequest(queue, state, priority, body_regex, limit)
     return PreparedCall(Method.DELETE_JOBS, request, _number)
 

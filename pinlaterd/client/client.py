@@ -40,6 +40,7 @@ from pinlaterd.client.caller import (
 )
 from pinlaterd.client.calls import PreparedCall
 from pinlaterd.client.pool import ConnectionPool
+from pinlaterd.errors import ConnectionFailed, EnqueuedInPart, PinLaterError
 from pinlaterd.model import JobRecord, ScanResult
 
 P = ParamSpec("P")
@@ -170,4 +171,12 @@ class Client:
 
     def run(self, call: PreparedCall[T]) -> T:
         """Make a call and return its result; what the methods above do."""
-        return self._pool.run(call)
+        try:
+            return self._pool.run(call)
+        except EnqueuedInPart as error:
+            rest = calls.RestOfEnqueue(call, error)
+        try:
+            stored = self._pool.run(rest.call)
+        except (PinLaterError, ConnectionFailed) as error:
+            stored = rest.after(error)
+        return rest.result(stored)

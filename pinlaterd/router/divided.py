@@ -22,13 +22,16 @@ from pinlaterd.config.password import verify_password
 from pinlaterd.config.schema import ServerSettings
 from pinlaterd.errors import (
     ContinuationInvalid,
+    EnqueuedInPart,
     EnqueueRejected,
     InvalidRequest,
     NoHealthyShards,
+    Overloaded,
     PasswordInvalid,
     PinLaterError,
     QueueNameInvalid,
     QueueNameTooLong,
+    RequestError,
     ShardConnectionFailed,
 )
 from pinlaterd.model import (
@@ -63,6 +66,10 @@ from pinlaterd.wire.router_end import GiveUp, Outcome, ShardCall, ShardReply
 _LARGEST_I32 = 2**31 - 1
 _CarryOut = Callable[[CallContext, Any, float], Coroutine[Any, Any, Result]]
 _MILLIS = struct.Struct(">q")
+# Ages of as many jobs are read, of each shard at once.
+_RETRIED_AT_A_TIME = 2_000
+# As in shards (shard/inquiries.py), whose part of a call begins later, and so ends later.
+_USABLE_TIME = 0.8
 
 
 class DividedCalls:
@@ -231,7 +238,21 @@ class DividedCalls:
     async def _retry_failed(
         self, context: CallContext, request: RetryFailedRequest, deadline: float
     ) -> int:
-        """The oldest over all shards: each says how old its candidates are, and gets its share."""
+        """The oldest over all shards, a bounded number at a time."""
+        until = self._usable_until(deadline)
+        retried = 0
+        while True:
+            wanted = min(request.limit - retried, _RETRIED_AT_A_TIME)
+            shares = await self._oldest_failed(context, request._replace(limit=wanted), deadline)
+            done = await self._ask_named(Method.RETRY_FAILED, context, shares, deadline)
+            retried += sum(cast("list[int]", done))
+            if not shares or retried >= request.limit or self._clock.monotonic() >= until:
+                return retried
+
+    async def _oldest_failed(
+        self, context: CallContext, request: RetryFailedRequest, deadline: float
+    ) -> dict[str, RetryFailedRequest]:
+        """Each shard says how old its candidates are, and gets its share of the oldest."""
         shards = self._every()
         message = codec.encode_call(Method.RETRY_FAILED, 0, context, request)
         replies = await _ask_all(
@@ -245,28 +266,43 @@ class DividedCalls:
                 _result(shard, Method.RETRY_FAILED, reply)  # raises why
         candidates = [[age for (age,) in _MILLIS.iter_unpack(reply.payload)] for reply in replies]
         shares = routing.share_of_oldest(candidates, request.limit)
-        requests = {
+        return {
             shard.name: request._replace(limit=share)
             for shard, share in zip(shards, shares, strict=True)
             if share
         }
-        done = await self._ask_named(Method.RETRY_FAILED, context, requests, deadline)
-        return sum(cast("list[int]", done))
 
     async def _delete_jobs(
         self, context: CallContext, request: DeleteJobsRequest, deadline: float
     ) -> int:
-        """One shard after the other, so that together they never delete more than the limit."""
+        """Each shard an equal part of what is left to do, so that together they never delete more
+        than the limit; then those that may have more, until all is done."""
+        until = self._usable_until(deadline)
         shards = self._every()
         self._chance.shuffle(shards)
         deleted = 0
-        for shard in shards:
-            part = request._replace(limit=request.limit - deleted)
-            (count,) = await self._ask_each([shard], Method.DELETE_JOBS, context, part, deadline)
-            deleted += cast("int", count)
-            if deleted >= request.limit:
-                break
-        return deleted
+        while True:
+            each, more = divmod(request.limit - deleted, len(shards))
+            parts = {
+                shard.name: request._replace(limit=each + (place < more))
+                for place, shard in enumerate(shards)
+                if each + (place < more) > 0
+            } or {shards[0].name: request}  # which says what is wrong with the limit
+            counts = await self._ask_named(Method.DELETE_JOBS, context, parts, deadline)
+            for (name, part), count in zip(parts.items(), cast("list[int]", counts), strict=True):
+                deleted += count
+                # One that stops has done a part only; a second search would cost too much.
+                if not count or (request.body_regex is not None and count < part.limit):
+                    shards = [shard for shard in shards if shard.name != name]
+            if not shards or deleted >= request.limit:
+                return deleted
+            if deleted and self._clock.monotonic() >= until:
+                return deleted
+
+    def _usable_until(self, deadline: float) -> float:
+        """When a call that changes many jobs begins nothing more, to be answered in time."""
+        now = self._clock.monotonic()
+        return now + (deadline - now) * _USABLE_TIME
 
     async def _enqueue(
         self, context: CallContext, request: EnqueueRequest, deadline: float
@@ -274,7 +310,7 @@ class DividedCalls:
         """A request too large for one transaction: in parts, over shards taken in turn.
 
         All jobs are validated before any is stored. A part that no shard took may be tried
-        elsewhere; one whose outcome is unknown fails the call."""
+        elsewhere; what became of each is told if not all are stored."""
         shards = self._shards.enqueueable()
         if not shards:
             if self._shards.healthy():
@@ -301,12 +337,7 @@ class DividedCalls:
                 self._enqueue_part(context, part, shards[start:] + shards[:start], deadline)
             )
         done = await asyncio.gather(*parts, return_exceptions=True)
-        for outcome in done:
-            if isinstance(outcome, BaseException):
-                raise outcome
-        return [
-            descriptor for descriptors in done for descriptor in cast("Sequence[str]", descriptors)
-        ]
+        return _all_stored(sizes, done)
 
     async def _enqueue_part(
         self, context: CallContext, part: EnqueueRequest, shards: list[Shard], deadline: float
@@ -390,6 +421,31 @@ class DividedCalls:
             ]
         )
         return _results(method, shards, replies)
+
+
+def _all_stored(
+    sizes: Sequence[int], parts: Sequence[Sequence[str] | BaseException]
+) -> Sequence[str]:
+    """The descriptors of an enqueue in parts of these sizes; raises what says which are stored, if
+    some are, or may be, and others are not."""
+    descriptors: list[str] = []
+    errors: list[PinLaterError] = []
+    for size, part in zip(sizes, parts, strict=True):
+        if not isinstance(part, BaseException):
+            descriptors += part
+            continue
+        if not isinstance(part, PinLaterError):
+            raise part
+        errors.append(part)
+        unknown = not isinstance(part, RequestError | Overloaded)  # which say that nothing was done
+        mark = EnqueuedInPart.MAY_BE_STORED if unknown else EnqueuedInPart.NOT_STORED
+        descriptors += [mark] * size
+    if not errors:
+        return descriptors
+    if not any(descriptors):
+        raise errors[0]
+    why = "; ".join(dict.fromkeys(error.message for error in errors))
+    raise EnqueuedInPart(descriptors, why) from errors[0]
 
 
 async def _ask_all(calls: Sequence[tuple[Shard, ShardCall]]) -> list[ShardReply]:

@@ -90,6 +90,7 @@ class ErrorBody(NamedTuple):
 
     code: int
     message: str
+    descriptors: list[str] | None = None
 
 
 class ApplicationErrorBody(NamedTuple):
@@ -230,7 +231,7 @@ _STRUCTS: Final[dict[str, tuple[Callable[..., Any], dict[str, str]]]] = {
         DeleteJobsRequest,
         {"queueName": "queue", "jobState": "state", "bodyRegexToMatch": "body_regex"},
     ),
-    "PinLaterException": (ErrorBody, {"errorCode": "code"}),
+    "PinLaterException": (ErrorBody, {"errorCode": "code", "jobDescriptors": "descriptors"}),
 }
 
 # What a field becomes that neither the wire nor the interface nor the model gives.

@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, NoReturn, cast
 
 from pinlaterd.errors import (
+    EnqueuedInPart,
     ErrorCode,
     InvalidEnqueue,
     InvalidRequest,
@@ -215,7 +216,8 @@ def encode_dequeued(head: Head, answer: DequeueAnswer) -> bytes:
 
 def encode_error(head: Head, error: PinLaterError) -> bytes:
     """The answer to a call that failed."""
-    body = ErrorBody(code_in(head.method_name, error), error.message)
+    descriptors = list(error.descriptors) if isinstance(error, EnqueuedInPart) else None
+    body = ErrorBody(code_in(head.method_name, error), error.message, descriptors)
     parts = [message_head(head, MessageType.REPLY), _ERROR_FIELD]
     write_struct(parts, PINLATER_ERROR, body)
     parts.append(b"\0")
@@ -263,7 +265,7 @@ def _decode_result(method: Method, message: bytes, at: int) -> Result:
         raise ProtocolError(f"the answer to {method.value}: {mismatch}") from None
     reader.finish()
     if body.e is not None:
-        raise error_from_code(body.e.code, body.e.message)
+        raise error_from_code(body.e.code, body.e.message, body.e.descriptors)
     if 0 in bound.fields and body.success is None:
         raise ProtocolError(f"the answer to {method.value} has neither a result nor an error")
     match method:

@@ -5,11 +5,13 @@ Pure; relies on `pinlaterd.errors` only.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from pinlaterd.errors import (
     ContinuationInvalid,
     DequeueRateLimited,
+    EnqueuedInPart,
     EnqueueRejected,
     ErrorCode,
     InvalidEnqueue,
@@ -60,14 +62,20 @@ def code_in(method_name: str, error: PinLaterError) -> ErrorCode:
     return error.code
 
 
-def error_from_code(code: int, message: str) -> PinLaterError:
+def error_from_code(
+    code: int, message: str, descriptors: Sequence[str] | None = None
+) -> PinLaterError:
     """The error that an answer carries, with its very message. A code that this version does not
-    know is a plain PinLaterError."""
+    know is a plain PinLaterError. `descriptors` make it an EnqueuedInPart."""
     beginning = message.partition(": ")[0]
     kind = _BY_BEGINNING.get((code, beginning)) or _BY_CODE.get(code, PinLaterError)
+    if descriptors is not None:
+        kind = EnqueuedInPart
     # Their constructors make messages; this one has its message already.
     error = kind.__new__(kind)
     PinLaterError.__init__(error, message)
     if isinstance(error, ShardConnectionFailed):
         error.shards = ()
+    if isinstance(error, EnqueuedInPart):
+        error.descriptors = descriptors or ()
     return error

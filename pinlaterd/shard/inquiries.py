@@ -48,7 +48,6 @@ _USABLE_TIME = 0.8
 _LOOKUPS_A_SLICE = 200
 # Large bodies: so many at once at most.
 _LOOKUPS_WITH_BODY_A_SLICE = 32
-_OLDEST_FAILED_LIMIT = 100_000
 _FOUND_AT_A_TIME = 100_000
 _MILLIS = struct.Struct(">q")
 
@@ -206,9 +205,7 @@ class Inquiries:
 
     def oldest_failed(self, request: RetryFailedRequest) -> bytes:
         self._rules.retry_failed(request)
-        ages = self._engine.oldest_failed(
-            request.queue, request.priority, limit=min(request.limit, _OLDEST_FAILED_LIMIT)
-        )
+        ages = self._engine.oldest_failed(request.queue, request.priority, limit=request.limit)
         return b"".join(map(_MILLIS.pack, ages))
 
     def retry_failed(self, request: RetryFailedRequest, deadline: float) -> Answering:

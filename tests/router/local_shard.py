@@ -32,6 +32,8 @@ class LocalShard:
         self.ready: dict[str, tuple[int, ...]] = dict(facts.counts)
         self.hints_lie_still = False
         self.refuses = 0
+        self.refuses_after = -1  # so many calls, it refuses all others
+        self.loses_after = -1  # the same: their outcome is unknown
         self._service = service
         self._listener = listener
         self._clock = clock
@@ -64,6 +66,12 @@ class LocalShard:
     ) -> None:
         if not self.healthy:
             on_reply(ShardReply(Outcome.REFUSED, b"is down"))
+            return
+        if len(self.calls) == self.loses_after:
+            on_reply(ShardReply(Outcome.LOST))
+            return
+        if len(self.calls) == self.refuses_after:
+            on_reply(ShardReply(Outcome.REFUSED, b"has as many calls in hand as it may have"))
             return
         if self.refuses:
             self.refuses -= 1

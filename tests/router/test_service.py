@@ -20,6 +20,7 @@ from pinlaterd.config.schema import Config, ServerSettings, ShardSettings
 from pinlaterd.engines.sqlite.engine import SqliteEngine
 from pinlaterd.errors import (
     DequeueRateLimited,
+    EnqueuedInPart,
     EnqueueRejected,
     InvalidRequest,
     NoHealthyShards,
@@ -33,6 +34,7 @@ from pinlaterd.model import (
     CallContext,
     ClaimedJob,
     CreateQueueRequest,
+    DeleteJobsRequest,
     DeleteQueueRequest,
     DequeueRequest,
     DequeueResult,
@@ -45,6 +47,7 @@ from pinlaterd.model import (
     Method,
     Request,
     Result,
+    RetryFailedRequest,
 )
 from pinlaterd.router.limits import RateLimits
 from pinlaterd.router.service import RouterService
@@ -748,3 +751,57 @@ def test_nonsense_never_takes_a_call_out_of_hand(play):
         assert site.router.calls_in_hand == 0
 
     play(scenario)
+
+
+def test_of_an_enqueue_that_is_stored_in_part_it_is_told_which(play):
+    """More than the shards' stores hold, of which every part finds room or does not."""
+
+    async def scenario(site: Site) -> None:
+        site.shard("1").refuses_after = 2  # calls: the validation, and one part
+        with pytest.raises(EnqueuedInPart) as caught:
+            await site.enqueue(*[Job(b"x")] * 2500)
+
+        descriptors = caught.value.descriptors
+        stored = [descriptor for descriptor in descriptors if descriptor]
+        site.shard("1").refuses_after = -1
+        assert len(descriptors) == 2500
+        assert 0 < len(stored) < 2500
+        assert await site.states(stored) == [JobState.PENDING] * len(stored)
+        assert f"{len(stored)} of the 2500 jobs are stored" in caught.value.message
+
+    play(scenario, shards=1)
+
+
+def test_of_an_enqueue_whose_parts_may_be_stored_it_is_told_which(play):
+    async def scenario(site: Site) -> None:
+        site.shard("1").loses_after = 2
+        with pytest.raises(EnqueuedInPart) as caught:
+            await site.enqueue(*[Job(b"x")] * 2500)
+
+        assert set(caught.value.descriptors[-800:]) == {EnqueuedInPart.MAY_BE_STORED}
+
+    play(scenario, shards=1)
+
+
+def test_thousands_of_jobs_are_retried_oldest_first_and_deleted_to_the_limit(play):
+    async def scenario(site: Site) -> None:
+        for _ in range(3):
+            for name in ("1", "2"):
+                await site.enqueue_on(name, *[Job(b"x", attempts_allowed=1)] * 1000)
+        failed = [job.descriptor for _ in range(6) for job in await site.dequeue(1000)]
+        for at in range(0, 6000, 1000):
+            acks = [AckInfo(descriptor) for descriptor in failed[at : at + 1000]]
+            await site.call(Method.ACK, AckRequest(QUEUE, [], acks))
+
+        request = RetryFailedRequest(QUEUE, limit=5000)
+        assert await site.call(Method.RETRY_FAILED, request) == 5000
+        assert set(await site.states(failed[:3000])) == {JobState.PENDING}
+        assert await site.call(Method.RETRY_FAILED, request) == 1000
+        assert await site.call(Method.RETRY_FAILED, request) == 0
+
+        delete = DeleteJobsRequest(QUEUE, JobState.PENDING, limit=3001)
+        assert await site.call(Method.DELETE_JOBS, delete) == 3001
+        assert await site.call(Method.DELETE_JOBS, delete) == 2999
+        assert await site.call(Method.DELETE_JOBS, delete) == 0
+
+    play(scenario, shards=2)

@@ -52,7 +52,8 @@ STRUCTS = {
     "3 opt i32 attemptsToAllow = 1; 4 opt i64 runAfterTimestampMillis; 5 opt i32 limit = 1000",
     "PinLaterDeleteJobsRequest": "1 req string queueName; 2 req PinLaterJobState jobState; "
     "3 opt byte priority = 1; 4 opt string bodyRegexToMatch; 5 opt i32 limit = 1000",
-    "PinLaterException": "1 req ErrorCode errorCode; 2 req string message",
+    "PinLaterException": "1 req ErrorCode errorCode; 2 req string message; "
+    "100 opt list<string> jobDescriptors",
     "RequestContext": "1 req string source; 2 opt string requestId = ''",
 }
 

@@ -1,0 +1,67 @@
+"""An enqueue that was stored in part: what certainly is not stored is sent once more."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+
+from pinlaterd.client import EnqueuedInPart
+from pinlaterd.errors import EnqueueRejected
+from pinlaterd.model import EnqueueRequest, Result
+from pinlaterd.rpc.codec import Call
+
+BODIES = [b"stored", b"not", b"neither"]
+
+
+def bodies(call: Call) -> list[bytes]:
+    return [job.body for job in cast("EnqueueRequest", call.request).jobs]
+
+
+def test_the_rest_is_stored_at_the_second_time(server, connect):
+    def reply(call: Call) -> Result:
+        if len(server.calls) == 1:
+            raise EnqueuedInPart(["q:s1:p1:1", "", ""], "shard 2: the store is full")
+        return ["q:s1:p1:2", "q:s1:p1:3"]
+
+    server.reply = reply
+    with connect(port=server.port) as client:
+        assert client.enqueue("q", BODIES) == ["q:s1:p1:1", "q:s1:p1:2", "q:s1:p1:3"]
+    assert [bodies(call) for call in server.calls] == [BODIES, BODIES[1:]]
+
+
+@pytest.mark.parametrize(
+    ("again", "found"),
+    [
+        (EnqueueRejected("overloaded: full"), ["q:s1:p1:1", "", ""]),
+        (EnqueuedInPart(["", "q:s1:p1:3"], "full"), ["q:s1:p1:1", "", "q:s1:p1:3"]),
+    ],
+)
+def test_what_became_of_each_job_is_told(server, connect, again, found):
+    def reply(call: Call) -> Result:
+        raise again if len(server.calls) > 1 else EnqueuedInPart(["q:s1:p1:1", "", ""], "full")
+
+    server.reply = reply
+    with connect(port=server.port) as client, pytest.raises(EnqueuedInPart) as caught:
+        client.enqueue("q", BODIES)
+    assert caught.value.descriptors == found
+
+
+def test_the_rest_may_be_stored(server, connect, break_off):
+    def reply(call: Call) -> Result:
+        raise break_off if len(server.calls) > 1 else EnqueuedInPart(["q:s1:p1:1", "", ""], "full")
+
+    server.reply = reply
+    with connect(port=server.port) as client, pytest.raises(EnqueuedInPart) as caught:
+        client.enqueue("q", BODIES)
+    assert caught.value.descriptors == ["q:s1:p1:1", "?", "?"]
+
+
+def test_jobs_that_may_be_stored_are_not_sent_again(server, connect):
+    def reply(call: Call) -> Result:
+        raise EnqueuedInPart(["q:s1:p1:1", "?", "?"], "shard 2: did not answer in time")
+
+    server.reply = reply
+    with connect(port=server.port) as client, pytest.raises(EnqueuedInPart, match="2 may be"):
+        client.enqueue("q", BODIES)
+    assert len(server.calls) == 1
