@@ -168,7 +168,8 @@ class _Drain:
             fail(f"shard {self._name} is not part of the service any more")
         jobs = found["jobs"] if found["state"] == "serving" else None
         if jobs is None:
-            self._bar.say(f"shard {self._name} is {found['state']}")
+            doing = "counting its jobs" if found["state"] == "serving" else found["state"]
+            self._bar.say(f"shard {self._name} is {doing}")
         else:
             scheduled = jobs["scheduled"] if counts_scheduled else 0
             self._bar.left(jobs["pending"] + jobs["in_progress"] + scheduled)
@@ -233,7 +234,7 @@ def _tell(name: str, found: Drained, *, acts: bool, as_json: bool) -> None:
     if len(found.kept) > _MOST_KEPT_SHOWN:
         click.echo(f"  … and {len(found.kept) - _MOST_KEPT_SHOWN:,} more")
     if jobs is None:
-        click.echo(f"shard {name} does not serve: what it holds is not known")
+        click.echo(f"shard {name} does not serve, or counts its jobs: what it holds is not known")
         return
     click.echo(
         f"shard {name} holds {jobs['pending']:,} pending and {jobs['in_progress']:,} running jobs"

@@ -16,7 +16,7 @@ from pinlaterd.stats.snapshot import since
 
 # every queue that a shard has, and nothing else, has a gauge whose name ends so
 _AGE = "_oldest_ready_age_ms"
-_SHARD_GAUGE = "shard_ailing"  # every shard that has looked at its store has it
+_COUNTING = "shard_queues_counting"  # every shard that has looked at its store has it
 _ENDED_BADLY = ("ack_failed", "timeout_retry", "timeout_done")
 
 
@@ -60,7 +60,7 @@ class ShardFrame(TypedDict):
     state: str
     dequeue_only: bool
     ailing: bool
-    jobs: ShardJobs | None  # None: it does not serve, and nobody knows
+    jobs: ShardJobs | None  # None: it does not serve, or counts them
     jobs_per_second: float
     commits_per_second: float
     jobs_per_commit: float | None  # None: there were no commits
@@ -110,7 +110,7 @@ class ListedShard(TypedDict):
     state: str
     dequeue_only: bool
     ailing: bool
-    jobs: ShardJobs | None  # None: it does not serve, and nobody knows
+    jobs: ShardJobs | None  # None: it does not serve, or counts them
 
 
 def shards_of(sample: Sample) -> list[ListedShard]:
@@ -145,7 +145,7 @@ def queue_names(stats: StatsSnapshot) -> list[str]:
 
 def _jobs_of_all(stats: StatsSnapshot) -> ShardJobs | None:
     gauges = stats["gauges"]
-    if _SHARD_GAUGE not in gauges:
+    if gauges.get(_COUNTING, 1):
         return None
 
     def total(state: str) -> int:

@@ -270,7 +270,7 @@ def _drain_first(name: str) -> str:
 
 def _shown(jobs: Mapping[str, Any] | None) -> str:
     if jobs is None:
-        return "all jobs (how many is not known: it does not serve)"
+        return "all jobs (how many is not known: it does not serve, or counts them)"
     return (
         f"{jobs['pending']:,} pending, {jobs['scheduled']:,} scheduled and "
         f"{jobs['in_progress']:,} running jobs"

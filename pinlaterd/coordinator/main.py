@@ -232,7 +232,9 @@ class Coordinator:
         def jobs(state: str) -> int:
             return int(sum(n for name, n in gauges.items() if name.endswith(state)))
 
-        return Holding(report.config_version, jobs("_pending"), jobs("_in_progress"))
+        # What it holds is not known before it has counted it; it is asked again.
+        version = 0 if gauges.get("shard_queues_counting") else report.config_version
+        return Holding(version, jobs("_pending"), jobs("_in_progress"))
 
     # --- what the pages ask --------------------------------------------------------------------
 

@@ -339,9 +339,20 @@ class StorageEngine(Protocol):
         """Those of `keys` that exist."""
         ...
 
-    def depths(self) -> Mapping[str, Mapping[tuple[int, JobState], int]]:
-        """Jobs of every queue by (priority, state), in constant time for each queue."""
+    def depths(self) -> Mapping[str, Mapping[tuple[int, JobState], int] | None]:
+        """Jobs of every queue by (priority, state), in constant time for each queue; None while
+        they are being counted. To be called about once a second: it goes on with counting."""
         ...
+
+    def suspects(self) -> Collection[str]:
+        """Queues in which there are traces of a foreign writer, beyond those that claims show (a
+        job that was not PENDING). From memory: it is asked for each second."""
+        return ()
+
+    def recount(self, queue: str) -> None:
+        """Count what is in `queue` again, beside other calls, where `depths` is kept in memory; and
+        forget its traces of a foreign writer."""
+        return
 
     # writes in slices: each one durable commit of at most `limit` jobs
 
@@ -359,16 +370,6 @@ class StorageEngine(Protocol):
 
         `attempts` remain; attempts allowed is raised to that if lower; no claim is left."""
         ...
-
-    def strange_queues(self) -> Collection[str]:
-        """Queues in which there are traces of somebody else who writes to the store, beyond those
-        that claims show (a job that was not PENDING). From memory: it is asked for each second."""
-        return ()
-
-    def recount(self, queue: str) -> None:
-        """Count anew what is in `queue`, where `depths` is kept in memory, and forget its traces of
-        somebody else. As `open` does: it takes as long."""
-        return
 
     def oldest_failed(self, queue: str, priority: int, *, limit: int) -> Sequence[int]:
         """updated-at of the longest failed, in order: what a retry over shards is divided by."""

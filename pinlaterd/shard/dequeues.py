@@ -205,7 +205,7 @@ class DequeueWork:
             self.full = self._leads and not held and len(self.jobs) > 0
         if len(held) < len(claims):
             memory.figures.mismatched(self.queue, len(claims) - len(held))
-            memory.strange.add(self.queue)
+            memory.suspects.add(self.queue)
             claims = [
                 claim
                 for claim, payload in zip(claims, payloads, strict=True)

@@ -106,34 +106,51 @@ class Figures:
 
     def gauge_queues(
         self,
-        depths: Mapping[str, Mapping[tuple[int, JobState], int]],
+        depths: Mapping[str, Mapping[tuple[int, JobState], int] | None],
         ready: ReadyIndex,
         now_ms: int,
     ) -> None:
         """How deep the queues are, and how long the oldest ready job has waited. Those that are
-        scheduled are among the pending ones."""
+        scheduled are among the pending ones. There are no depths of a queue that is counted."""
         for queue in self._gauged - depths.keys():
-            for name in _STATE_NAMES.values():
-                self._stats.drop_gauge(f"{queue}_{name}")
-            self._stats.drop_gauge(f"{queue}_scheduled")
+            self._drop_depths(queue)
             self._stats.drop_gauge(f"{queue}_oldest_ready_age_ms")
         self._gauged = frozenset(depths)
+        counting = 0
         for queue, of_queue in depths.items():
-            totals = dict.fromkeys(JobState, 0)
-            for (_, state), jobs in of_queue.items():
-                totals[state] += jobs
-            for state, jobs in totals.items():
-                self._stats.gauge(f"{queue}_{_STATE_NAMES[state]}", jobs)
-            pending = {
-                priority: jobs
-                for (priority, state), jobs in of_queue.items()
-                if state is JobState.PENDING and jobs
-            }
-            scheduled = ready.scheduled(queue, pending, now_ms) if queue in ready else 0
-            self._stats.gauge(f"{queue}_scheduled", scheduled)
+            if of_queue is None:
+                counting += 1
+                self._drop_depths(queue)
+            else:
+                self._gauge_depths(queue, of_queue, ready, now_ms)
             oldest_ms = ready.oldest_ms(queue) if queue in ready else None
             age_ms = 0 if oldest_ms is None else now_ms - oldest_ms
             self._stats.peak(f"{queue}_oldest_ready_age_ms", age_ms)
+        self._stats.gauge("shard_queues_counting", counting)
+
+    def _gauge_depths(
+        self,
+        queue: str,
+        depths: Mapping[tuple[int, JobState], int],
+        ready: ReadyIndex,
+        now_ms: int,
+    ) -> None:
+        totals = dict.fromkeys(JobState, 0)
+        for (_, state), jobs in depths.items():
+            totals[state] += jobs
+        for state, jobs in totals.items():
+            self._stats.gauge(f"{queue}_{_STATE_NAMES[state]}", jobs)
+        pending = {
+            priority: jobs
+            for (priority, state), jobs in depths.items()
+            if state is JobState.PENDING and jobs
+        }
+        scheduled = ready.scheduled(queue, pending, now_ms) if queue in ready else 0
+        self._stats.gauge(f"{queue}_scheduled", scheduled)
+
+    def _drop_depths(self, queue: str) -> None:
+        for name in (*_STATE_NAMES.values(), "scheduled"):
+            self._stats.drop_gauge(f"{queue}_{name}")
 
     def gauge_health(self, *, ailing: bool) -> None:
         """Over several shards: how many ail."""

@@ -187,11 +187,11 @@ class ShardService:
         memory.clear()
         depths = self._engine.depths()
         for queue in self._engine.queues():
-            nonempty = {
-                priority
-                for (priority, state), jobs in depths.get(queue, {}).items()
-                if state is JobState.PENDING and jobs
-            }
+            known = depths.get(queue)
+            if known is None:
+                memory.ready.reread(queue)
+                continue
+            nonempty = {priority for priority, state in known if state is JobState.PENDING}
             memory.ready.open_queue(queue, nonempty)
         shards = sorted({*self._config.shards, self.name})
         descriptors = ClaimDescriptors(
@@ -363,7 +363,7 @@ class ShardService:
 
     def tick(self) -> None:
         """What is due once a second: ownership is kept alive, and figures are looked at."""
-        look = self._upkeep.look_at_strange_queues
+        look = self._upkeep.look_at_suspects
         for step in (self._engine.heartbeat, self._probe, look, self._gauge):
             if self.serving:
                 self._guarded(step, can_wait=True)

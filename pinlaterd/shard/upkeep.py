@@ -3,14 +3,13 @@
 A round looks at every queue, in slices of a bounded number of jobs (see `tasks`): each slice is
 one short commit by the one owner, so nothing is ever counted or done twice.
 
-Somebody else may write to the store: a PinLater server that still runs, a hand in a table. Where
-there are traces of that, what is known of a queue is read anew, and now and then without any: a job
-that a stranger has added leaves none.
+A foreign writer may change the store: a PinLater server that still runs, a hand in a table. Where
+there are traces of one, what is known of a queue is read and counted again, and once a minute
+without any: a job that it has added leaves none.
 """
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import logging
 from collections.abc import Iterator
@@ -27,10 +26,9 @@ from pinlaterd.shard.works import Memory
 log = logging.getLogger(__name__)
 
 _MS_AN_HOUR = 3_600_000
-# A stranger who goes on writing costs a look so often at most, and this part of the time: a look
-# counts what is in a queue.
-_LOOK_SECONDS, _LOOK_PART = 5.0, 0.05
-# How often every queue is read anew.
+# A foreign writer that goes on costs a look so often at most.
+_LOOK_SECONDS = 5.0
+# How often every queue is read and counted again.
 _REREAD_SECONDS = 60.0
 
 
@@ -75,31 +73,29 @@ class Upkeep:
         self._round = self._all_queues()
         return self._round
 
-    def look_at_strange_queues(self) -> None:
-        """Count and read anew those that somebody else seems to write to."""
-        strange = self._memory.strange
-        strange.update(self._engine.strange_queues())
-        strange.intersection_update(self._memory.ready.queues())
-        began = self._clock.monotonic()
-        if not strange or began < self._look_due:
+    def look_at_suspects(self) -> None:
+        """Read and count those queues again that a foreign writer seems to have changed."""
+        suspects = self._memory.suspects
+        suspects.update(self._engine.suspects())
+        suspects.intersection_update(self._memory.ready.queues())
+        now = self._clock.monotonic()
+        if not suspects or now < self._look_due:
             return
-        queues = sorted(strange)
+        self._look_due = now + _LOOK_SECONDS
+        queues = sorted(suspects)
         log.warning(
-            "somebody else writes to its store, or has removed jobs from it: %s counted and read "
-            "anew; a shard must have one writer only",
+            "somebody else writes to its store, or has removed jobs from it: %s read and counted "
+            "again; a shard must have one writer only",
             ", ".join(queues),
         )
         for queue in queues:
-            with contextlib.suppress(StorageLocked):  # else its turn comes with the next look
-                self._engine.recount(queue)
-                self._reread(queue)
-                strange.discard(queue)
-        ended = self._clock.monotonic()
-        self._look_due = ended + max(_LOOK_SECONDS, (ended - began) / _LOOK_PART)
+            self._reread(queue)
+        suspects.clear()
 
     def _reread(self, queue: str) -> None:
         """Between batches nobody has keys of the ready index in hand."""
         if queue in self._memory.ready:
+            self._engine.recount(queue)
             self._memory.ready.reread(queue)
             self._memory.touched.add(queue)
 

@@ -58,7 +58,7 @@ class Arrival(NamedTuple):
 class Memory:
     """What a shard keeps in memory beside its store. Cleared when ownership begins anew."""
 
-    __slots__ = ("_enqueued", "figures", "fresh", "name", "ready", "strange", "touched")
+    __slots__ = ("_enqueued", "figures", "fresh", "name", "ready", "suspects", "touched")
 
     def __init__(
         self, name: str, ready: ReadyIndex, fresh: FreshPayloads, figures: Figures
@@ -68,7 +68,7 @@ class Memory:
         self.fresh = fresh
         self.figures = figures
         self.touched: set[str] = set()  # queues whose ready counts may have changed, or are gone
-        self.strange: set[str] = set()  # queues to which somebody else seems to write
+        self.suspects: set[str] = set()  # queues that a foreign writer seems to change
         self._enqueued: dict[str, tuple[list[int], list[Job]]] = {}  # see take_in
 
     def enqueued(self, queue: str, local_ids: Sequence[int], jobs: Sequence[Job]) -> None:
@@ -137,7 +137,7 @@ class Memory:
     def clear(self) -> None:
         self.ready.clear()
         self.fresh.clear()
-        self.strange.clear()
+        self.suspects.clear()
 
 
 class Parts:

@@ -106,7 +106,7 @@ STATUS: dict[str, Any] = {
 
 
 def counted(stats: Stats) -> Stats:
-    stats.gauge("shard_ailing", 0)
+    stats.gauge("shard_queues_counting", 0)
     stats.gauge("mail_pending", 10)
     stats.gauge("mail_scheduled", 4)
     stats.peak("mail_oldest_ready_age_ms", 70)

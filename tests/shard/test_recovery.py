@@ -10,6 +10,7 @@ import pytest
 
 from pinlaterd.config.schema import ServerSettings
 from pinlaterd.engines.base import Batch, BatchResult, Ownership
+from pinlaterd.engines.counts import Depths
 from pinlaterd.engines.sqlite.engine import SqliteEngine
 from pinlaterd.errors import (
     ShardConnectionFailed,
@@ -59,7 +60,7 @@ class Failing(SqliteEngine):
         self.on_read("heartbeat")
         super().heartbeat()
 
-    def depths(self) -> Mapping[str, Mapping[tuple[int, JobState], int]]:
+    def depths(self) -> Mapping[str, Depths | None]:
         self.on_read("depths")
         return super().depths()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from types import MappingProxyType
 
 from pinlaterd.config.schema import Config, QueueSettings, ServerSettings
@@ -9,8 +10,10 @@ from pinlaterd.engines.sqlite.engine import SqliteEngine
 from pinlaterd.model import CheckpointInfo, CheckpointRequest, Job, JobState
 from pinlaterd.shard.service import ShardService
 from pinlaterd.stats import Stats
+from tests.shard.conftest import SHARD
 
 INTERVAL = 10.0
+REREAD_SECONDS = 60.0
 
 
 def upkeep(shard) -> None:
@@ -128,3 +131,22 @@ def test_an_idle_shard_sleeps_until_something_is_due(shard):
 
     assert list(shard.service.take_counts()) == [("mail", (1, 0, 0))]
     assert shard.service.idle_seconds() > 0
+
+
+def test_a_gauge_that_is_wrong_after_a_stray_insert_rights_itself(shard, tmp_path, wait_until):
+    def gauge() -> float:
+        shard.service.tick()
+        return float(shard.stats.snapshot()["gauges"]["mail_pending"])
+
+    _, descriptor = shard.enqueue(b"a", b"b")
+    local_id = descriptor.rpartition(":")[2]
+    with sqlite3.connect(tmp_path / f"{SHARD}.sqlite") as stranger:
+        for table in ("pending", "jobs"):
+            stranger.execute(f"DELETE FROM {table} WHERE local_id = ?", (local_id,))
+        stranger.execute("INSERT OR REPLACE INTO depths VALUES (1, 1, 0, 7)")
+    assert gauge() == 2
+
+    shard.clock.advance(REREAD_SECONDS)
+    upkeep(shard)
+
+    wait_until(lambda: gauge() == 1)

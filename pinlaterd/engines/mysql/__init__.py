@@ -9,7 +9,8 @@
     statements.py  UPDATE, DELETE and SELECT of many jobs at once, by primary key
     lock.py        the server's lock that makes an owner
     witness.py     what tells whether a transaction was committed
-    store.py       the owning connection: ownership, transactions, ids, depths
+    store.py       the owning connection: ownership, transactions, ids
+    snapshot.py    what jobs are counted in, beside the owner
     attempts.py    how an attempt ends
     batch.py       what `apply` does within its one transaction
     slices.py      retries, deletes, time-outs, garbage

@@ -66,7 +66,7 @@ class Connection:
         connection holds a lock that it needs; else it fails at once (MySQL: after a second).
 
         Raises StorageError if there is no such server, or it does not let us in."""
-        self._patience_seconds = patience_seconds
+        self.patience_seconds = patience_seconds
         self._packet_bytes = _PACKET_MARGIN_BYTES  # until the server has told
         self.last_statement = b""
         try:
@@ -150,11 +150,11 @@ class Connection:
     @contextmanager
     def patiently(self, seconds: float) -> Iterator[None]:
         """Around what may take so much longer than other statements."""
-        self.be_patient(self._patience_seconds + seconds)
+        self.be_patient(self.patience_seconds + seconds)
         try:
             yield
         finally:
-            self.be_patient(self._patience_seconds)
+            self.be_patient(self.patience_seconds)
 
     def be_patient(self, seconds: float) -> None:
         """From now on an answer may take so long. The driver has no public way to say so."""

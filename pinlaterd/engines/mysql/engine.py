@@ -20,6 +20,7 @@ from pinlaterd.engines.base import (
     StoredJob,
     TableLimits,
 )
+from pinlaterd.engines.counts import Depths
 from pinlaterd.engines.mysql import slices
 from pinlaterd.engines.mysql.batch import apply_batch
 from pinlaterd.engines.mysql.connection import Server
@@ -196,18 +197,17 @@ class MysqlEngine(StorageEngine):
                     jobs += [stored_job(priority, row) for row in rows if row[1] in STATES]
         return jobs
 
-    def depths(self) -> Mapping[str, Mapping[tuple[int, JobState], int]]:
-        return {
-            queue: {key: jobs for key, jobs in depths.items() if jobs > 0}
-            for queue, depths in self._store.depths.items()
-        }
+    def depths(self) -> Mapping[str, Depths | None]:
+        counts = self._store.counts
+        counts.add(counts.poll())
+        return {queue: counts.of(queue) for queue in self._store.tables}
 
-    def strange_queues(self) -> Collection[str]:
-        return self._store.strange
+    def suspects(self) -> Collection[str]:
+        return self._store.counts.suspects
 
     def recount(self, queue: str) -> None:
         if queue in self._store.tables:
-            self._store.recount(queue)
+            self._store.counts.recount(queue)
 
     def oldest_failed(self, queue: str, priority: int, *, limit: int) -> Sequence[int]:
         table = self._table(queue, priority)

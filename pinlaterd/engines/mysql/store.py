@@ -18,13 +18,14 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any, NoReturn, TypeVar
 
 from pinlaterd.clock import Clock
 from pinlaterd.engines.base import Ownership, TableLimits, first_local_id
+from pinlaterd.engines.counts import Counts
 from pinlaterd.engines.mysql import witness
 from pinlaterd.engines.mysql.connection import Connection, Server
 from pinlaterd.engines.mysql.faults import (
@@ -43,7 +44,7 @@ from pinlaterd.engines.mysql.faults import (
 from pinlaterd.engines.mysql.limits import database_prefix, owner_database
 from pinlaterd.engines.mysql.literals import quote_name, quote_text
 from pinlaterd.engines.mysql.lock import OwnerLock
-from pinlaterd.engines.mysql.records import STATES
+from pinlaterd.engines.mysql.snapshot import TableSnapshot
 from pinlaterd.engines.mysql.tables import (
     Table,
     create_database,
@@ -64,9 +65,7 @@ T = TypeVar("T")
 
 # Local ids are marked as used ahead in blocks, so that a commit seldom writes the mark.
 _RESERVED_IDS = 10_000
-# What makes a server slow may take long, but no longer than that explains: counting jobs so long
-# for each, at worst from a cold disk, and dropping a queue with its files.
-_COUNT_SECONDS_A_JOB = 1 / 100_000
+# Dropping a queue with its files may take long.
 _DROP_SECONDS = 300.0
 # How often upkeep looks into tables in which it expects nothing: each look is a statement.
 _SWEEP_SECONDS = 30.0
@@ -141,9 +140,8 @@ class Store:
         self.server = server
         self.tables: dict[str, dict[int, Table]] = {}  # by queue and priority
         self.narrower: dict[str, dict[int, TableLimits]] = {}  # what some of them hold
-        self.depths: dict[str, Counter[tuple[int, JobState]]] = {}
+        self.counts = Counts(self._snapshot, clock, str)
         self._sweeps_due: dict[tuple[str, JobState], float] = {}  # monotonic seconds
-        self.strange: set[str] = set()  # queues to which somebody else seems to write
         self._clock = clock
         self._levels = levels
         self._most_body_bytes = most_body_bytes
@@ -201,8 +199,7 @@ class Store:
             )
 
     def _load(self, db: Connection) -> None:
-        self.tables, self.narrower, self.depths, self._sweeps_due = {}, {}, {}, {}
-        self.strange.clear()
+        self.tables, self.narrower, self._sweeps_due = {}, {}, {}
         prefix = quote_text(self._prefix)
         for (database,) in db.rows(
             b"SELECT schema_name FROM information_schema.schemata"
@@ -215,12 +212,13 @@ class Store:
     def _load_queue(self, db: Connection, queue: str) -> None:
         database = self._prefix + queue
         tables = load_tables(db, database)
+        self.counts.open_queue(queue, None if tables else {})
         missing = set(range(1, self._levels + 1)) - tables.keys()
         if missing:  # it was made for fewer priorities, or never finished
             for statement in create_tables(database, sorted(missing)):
                 db.execute(statement)
             tables = load_tables(db, database)
-        self.tables[queue], self.depths[queue] = tables, self._count(db, database, tables)
+        self.tables[queue] = tables
         self.narrower[queue] = {
             priority: narrower
             for priority, table in tables.items()
@@ -233,23 +231,9 @@ class Store:
             return table.narrower
         return table.limits._replace(body_bytes=db.value_bytes, body_cure=PACKET_CURE)
 
-    def _count(
-        self, db: Connection, database: str, tables: dict[int, Table]
-    ) -> Counter[tuple[int, JobState]]:
-        """By priority and state."""
-        [[estimate]] = db.rows(
-            b"SELECT COALESCE(SUM(table_rows), 0) FROM information_schema.tables"
-            b" WHERE table_schema = " + quote_text(database)
-        )
-        depths: Counter[tuple[int, JobState]] = Counter()
-        with db.patiently(int(estimate) * _COUNT_SECONDS_A_JOB):
-            for priority, table in tables.items():
-                for state, jobs in db.rows(
-                    b"SELECT state, COUNT(*) FROM " + table.name + b" GROUP BY state"
-                ):
-                    if state in STATES:
-                        depths[priority, JobState(state)] = jobs
-        return depths
+    def _snapshot(self) -> TableSnapshot:
+        tables = {queue: tuple(tables.values()) for queue, tables in self.tables.items()}
+        return TableSnapshot(self.server, tables, self.db)
 
     def _take_over(self, db: Connection, now_ms: int) -> Ownership:
         db.execute(create_database(self._owner_database))
@@ -296,6 +280,7 @@ class Store:
         self._abandon()
 
     def _abandon(self) -> None:
+        self.counts.close()
         db, self._db = self._db, None
         if db is not None:
             db.close()
@@ -346,7 +331,7 @@ class Store:
                 self._marked_local_id = marked_local_id
                 self._roll_back(db, fault)
                 if is_duplicate(fault) and tx.inserts_into:
-                    self.strange.add(tx.inserts_into)
+                    self.counts.suspects.add(tx.inserts_into)
                 attempts_left -= 1
                 self._prepare_to_repeat(db, fault, attempts_left)
                 continue
@@ -359,15 +344,8 @@ class Store:
             except StorageLocked:
                 self._marked_local_id = marked_local_id
                 raise
-            self._keep_count(tx.depth_changes)
+            self.counts.add(tx.depth_changes)
             return result
-
-    def _keep_count(self, changes: Mapping[tuple[str, int, JobState], int]) -> None:
-        for (queue, priority, state), jobs in changes.items():
-            depths = self.depths[queue]
-            depths[priority, state] += jobs
-            if depths[priority, state] < 0:  # jobs that we did not know of
-                self.strange.add(queue)
 
     def _note(self, tx: Transaction) -> None:
         """What the owner's table has to remember of a transaction."""
@@ -408,6 +386,7 @@ class Store:
         # The server does not say which table is locked. A statement names one queue at most; a
         # COMMIT, or a statement on the owner's table, none: then a backup has locked everything.
         named = self._queue_named.search(db.last_statement)
+        self.counts.cancel()  # an ALTER that waits for a count to end locks the owner out
         return StorageLocked(named[1].decode() if named else "", error.message)
 
     def _commit(self, tx: Transaction) -> None:
@@ -510,25 +489,20 @@ class Store:
             self._load_queue(db, queue)
             self._pass_used_ids(db)
 
-    def recount(self, queue: str) -> None:
-        db = self.db
-        with self.reading():
-            self.depths[queue] = self._count(db, self._prefix + queue, self.tables[queue])
-        self.strange.discard(queue)
-
     def delete_queue(self, queue: str) -> None:
         """A server drops a database table by table: if that ends half-way, nobody knows how far."""
         db = self.db
+        self.counts.cancel()
         statement = b"DROP DATABASE IF EXISTS " + quote_name(self._prefix + queue)
         if db.is_mariadb:
             wait = b"SET STATEMENT lock_wait_timeout = %d FOR " % _DROP_LOCK_SECONDS
             statement = wait + statement
         with self._guarded(), db.patiently(_DROP_SECONDS):
             db.execute(statement)
-        del self.tables[queue], self.narrower[queue], self.depths[queue]
+        del self.tables[queue], self.narrower[queue]
+        self.counts.drop_queue(queue)
         for state in JobState:
             self._sweeps_due.pop((queue, state), None)
-        self.strange.discard(queue)
 
     # --- what is kept in memory --------------------------------------------------------------
 
@@ -541,12 +515,12 @@ class Store:
     def tables_to_sweep(self, queue: str, state: JobState) -> list[Table]:
         """Those with jobs in `state` that may be due, highest priority first: those known to have
         any, and now and then all, for what a stranger does is in no count of ours."""
-        tables, depths = self.tables_of(queue), self.depths[queue]
+        tables, depths = self.tables_of(queue), self.counts.of(queue)
         now, due = self._clock.monotonic(), self._sweeps_due
-        if now >= due.get((queue, state), -math.inf):
+        if depths is None or now >= due.get((queue, state), -math.inf):
             due[queue, state] = now + _SWEEP_SECONDS
             return [table for _, table in sorted(tables.items())]
-        return [table for level, table in sorted(tables.items()) if depths[level, state]]
+        return [table for level, table in sorted(tables.items()) if (level, state) in depths]
 
     def take_local_ids(self, count: int) -> range:
         """Ids never given out before. To be called within `transact`, which marks them as used."""

@@ -5,7 +5,7 @@ Commits are durable (synchronous=FULL). See schema.sql for the layout.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from pinlaterd.engines.base import (
@@ -20,6 +20,7 @@ from pinlaterd.engines.base import (
     StoredJob,
     TableLimits,
 )
+from pinlaterd.engines.counts import Depths
 from pinlaterd.engines.sqlite import slices
 from pinlaterd.engines.sqlite.batch import apply_batch
 from pinlaterd.engines.sqlite.faults import reading
@@ -81,6 +82,7 @@ class SqliteEngine(StorageEngine):
                 "INSERT INTO queues (name, created_at) VALUES (?, ?) RETURNING id", (queue, now_ms)
             ).fetchone()
         self._store.queue_ids[queue] = queue_id
+        self._store.counts.open_queue(queue_id, {})
 
     def delete_queue(self, queue: str) -> None:
         queue_id = self._store.queue_ids.get(queue)
@@ -90,7 +92,7 @@ class SqliteEngine(StorageEngine):
             tx.db.execute("UPDATE queues SET dropped = 1 WHERE id = ?", (queue_id,))
             tx.db.execute("DELETE FROM depths WHERE queue = ?", (queue_id,))
         del self._store.queue_ids[queue]
-        self._store.depths.pop(queue_id, None)
+        self._store.counts.drop_queue(queue_id)
 
     # --- reads of bounded cost ---------------------------------------------------------------
 
@@ -126,12 +128,18 @@ class SqliteEngine(StorageEngine):
             )
             return [job for job in jobs if job.key in wanted]
 
-    def depths(self) -> Mapping[str, Mapping[tuple[int, JobState], int]]:
-        depths = self._store.depths
-        return {
-            queue: {key: jobs for key, jobs in depths.get(queue_id, {}).items() if jobs}
-            for queue, queue_id in self._store.queue_ids.items()
-        }
+    def depths(self) -> Mapping[str, Depths | None]:
+        store = self._store
+        if corrections := store.counts.poll():
+            with store.commit(now_ms=0) as tx:
+                tx.depth_changes.update(corrections)
+        return {queue: store.counts.of(queue_id) for queue, queue_id in store.queue_ids.items()}
+
+    def suspects(self) -> Collection[str]:
+        return {self._store.name_of(queue_id) for queue_id in self._store.counts.suspects}
+
+    def recount(self, queue: str) -> None:
+        self._store.counts.recount(self._store.queue_id(queue))
 
     def oldest_failed(self, queue: str, priority: int, *, limit: int) -> Sequence[int]:
         with reading(self._path):

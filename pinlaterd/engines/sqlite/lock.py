@@ -18,20 +18,22 @@ from pinlaterd.errors import ShardOwned
 class OwnerLock:
     """The lock of one shard. Do not fork while it is held: a child would share it."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, file: Path) -> None:
+        self._file = file
         self._fd: int | None = None
 
     def acquire(self) -> None:
         """Take the lock, or raise ShardOwned at once, naming the holder. OSError if unusable."""
-        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        # Beside the file itself, whichever symbolic links lead to it.
+        path = Path(f"{self._file.resolve()}.lock")
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = _pid_in(fd)
             os.close(fd)
             who = f"process {holder}" if holder else "another process"
-            raise ShardOwned(f"{self._path} is locked by {who}, which owns this shard") from None
+            raise ShardOwned(f"{path} is locked by {who}, which owns this shard") from None
         except OSError:
             os.close(fd)
             raise

@@ -44,8 +44,13 @@ def connect_owner(path: Path) -> sqlite3.Connection:
 
 
 def connect_reader(path: Path) -> sqlite3.Connection:
-    """A connection that can't write, for another process than the owner's."""
-    db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
+    """A connection that can't write, for another process or thread than the owner's."""
+    db = sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode=ro",
+        uri=True,
+        isolation_level=None,
+        check_same_thread=False,
+    )
     db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
     db.execute("PRAGMA temp_store = MEMORY")
     db.execute("PRAGMA query_only = ON")

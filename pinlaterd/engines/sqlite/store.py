@@ -16,7 +16,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from pinlaterd.clock import SystemClock
 from pinlaterd.engines.base import Ownership, first_local_id
+from pinlaterd.engines.counts import Counts
 from pinlaterd.engines.sqlite.faults import (
     FAULTS,
     is_damage,
@@ -26,6 +28,7 @@ from pinlaterd.engines.sqlite.faults import (
 )
 from pinlaterd.engines.sqlite.lock import OwnerLock
 from pinlaterd.engines.sqlite.schema import connect_owner
+from pinlaterd.engines.sqlite.snapshot import FileSnapshot
 from pinlaterd.errors import QueueNotFound, StorageError, StorageNotCommitted
 from pinlaterd.model import JobState
 
@@ -70,8 +73,8 @@ class Store:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.queue_ids: dict[str, int] = {}
-        self.depths: dict[int, dict[tuple[int, JobState], int]] = {}  # by queue id
-        self._lock = OwnerLock(path.with_name(path.name + ".lock"))
+        self.counts = Counts(lambda: FileSnapshot(path), SystemClock(), self.name_of)
+        self._lock = OwnerLock(path)
         self._db: sqlite3.Connection | None = None
         self.trouble = ""  # why it must be opened anew
         self._ended_badly = False  # whether we were the owner, until a clean end is noted
@@ -98,11 +101,14 @@ class Store:
     def _load(self) -> None:
         db = self.db
         self.queue_ids = dict(db.execute("SELECT name, id FROM queues WHERE NOT dropped"))
-        self.depths = {}
+        depths = {queue_id: Counter[tuple[int, JobState]]() for queue_id in self.queue_ids.values()}
         for queue_id, priority, state, jobs in db.execute(
             "SELECT queue, priority, state, jobs FROM depths"
         ):
-            self._change_depth(queue_id, (priority, JobState(state)), jobs)
+            if queue_id in depths:
+                depths[queue_id][priority, JobState(state)] = jobs
+        for queue_id, of_queue in depths.items():
+            self.counts.open_queue(queue_id, of_queue)
 
     def _take_over(self, now_ms: int) -> Ownership:
         meta: dict[str, int] = dict(self.db.execute("SELECT key, value FROM meta"))
@@ -116,6 +122,9 @@ class Store:
         with self.commit(now_ms) as tx:
             self._set_meta(tx, {"start_ms": start_ms, "clean": 0, "next_local_id": next_local_id})
         self._ended_badly = True
+        if not clean:
+            for queue_id in self.queue_ids.values():
+                self.counts.recount(queue_id)
         return Ownership(start_ms, clean)
 
     def close(self) -> None:
@@ -129,6 +138,7 @@ class Store:
 
     def _abandon(self) -> None:
         db, self._db = self._db, None
+        self.counts.close()
         try:
             if db is not None:
                 with reading(self.path):
@@ -169,8 +179,7 @@ class Store:
         except FAULTS as fault:
             self._marked_local_id = marked_local_id
             self._roll_back(db, fault, undone=never_committed(fault))
-        for (queue_id, priority, state), jobs in tx.depth_changes.items():
-            self._change_depth(queue_id, (priority, state), jobs)
+        self.counts.add(tx.depth_changes)
 
     def _roll_back(
         self, db: sqlite3.Connection, fault: BaseException, *, undone: bool = True
@@ -193,10 +202,6 @@ class Store:
             [(*key, jobs) for key, jobs in tx.depth_changes.items() if jobs],
         )
 
-    def _change_depth(self, queue_id: int, key: tuple[int, JobState], jobs: int) -> None:
-        depths = self.depths.setdefault(queue_id, {})
-        depths[key] = depths.get(key, 0) + jobs
-
     def _set_meta(self, tx: Transaction, values: dict[str, int]) -> None:
         tx.db.executemany("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", values.items())
 
@@ -217,11 +222,12 @@ class Store:
 
     def priorities_holding(self, queue_id: int, state: JobState) -> list[int]:
         """The priorities at which a queue has jobs in `state`, highest first."""
-        return sorted(
-            priority
-            for (priority, held), jobs in self.depths.get(queue_id, {}).items()
-            if held == state and jobs
-        )
+        depths = self.counts.of(queue_id) or {}
+        return sorted(priority for (priority, held), jobs in depths.items() if held == state)
+
+    def name_of(self, queue_id: int) -> str:
+        names = (name for name, known_id in self.queue_ids.items() if known_id == queue_id)
+        return next(names, f"number {queue_id}")
 
 
 def _sync_folder(folder: Path) -> None:

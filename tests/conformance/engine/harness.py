@@ -7,7 +7,7 @@ descriptor of its own, and lets each call be one batch.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from pinlaterd.clock import FakeClock
@@ -37,6 +37,7 @@ from tests.conftest import POLL_SECONDS
 QUEUE = "mail"
 END_OF_TIME_MS = 2**62
 _LEASE_END_SECONDS = 30.0
+_COUNT_SECONDS = 30.0
 
 
 class Claimed(NamedTuple):
@@ -63,6 +64,18 @@ def open_when_free(engine: StorageEngine, now_ms: int) -> Ownership:
             time.sleep(POLL_SECONDS)
 
 
+def counted(engine: StorageEngine) -> Mapping[str, Mapping[tuple[int, JobState], int]]:
+    """The depths of all queues, once they are known."""
+    deadline = time.monotonic() + _COUNT_SECONDS
+    while True:
+        depths = engine.depths()
+        known = {queue: of_queue for queue, of_queue in depths.items() if of_queue is not None}
+        if len(known) == len(depths):
+            return known
+        assert time.monotonic() < deadline
+        time.sleep(POLL_SECONDS)
+
+
 class EngineHarness:
     def __init__(self, make: EngineMaker, clock: FakeClock) -> None:
         self.make = make
@@ -70,6 +83,7 @@ class EngineHarness:
         self.engine: StorageEngine = make()
         self.ownership = open_when_free(self.engine, clock.now_ms())
         self._claims = 0
+        counted(self.engine)
 
     @property
     def now_ms(self) -> int:
@@ -80,6 +94,7 @@ class EngineHarness:
         self.engine.close()
         self.engine = self.make()
         self.ownership = open_when_free(self.engine, self.now_ms)
+        counted(self.engine)
         return self.ownership
 
     # --- one batch each ----------------------------------------------------------------------
@@ -159,7 +174,7 @@ class EngineHarness:
         return [found.get(key) for key in wanted]
 
     def depths(self, queue: str = QUEUE) -> dict[tuple[int, JobState], int]:
-        return dict(self.engine.depths()[queue])
+        return dict(counted(self.engine)[queue])
 
     # --- shortcuts to a state ----------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import pytest
 from pinlaterd.engines.base import Ack, AckOp, Batch, ClaimOp
 from pinlaterd.engines.mysql.engine import MysqlEngine
 from pinlaterd.model import Job, JobKey, JobState, PendingKey
-from tests.conformance.engine.harness import END_OF_TIME_MS, QUEUE, EngineHarness
+from tests.conformance.engine.harness import END_OF_TIME_MS, QUEUE, EngineHarness, counted
 
 DEEP = 1_500
 LIMIT = 10
@@ -100,6 +100,29 @@ def test_no_call_walks_over_a_deep_queue(deep: EngineHarness):
 
     assert {name: count for name, count in looks.items() if count > LOOKS} == {}
     assert looks["claims"] >= LIMIT
+
+
+def test_opening_walks_over_no_queue_and_counts_beside(deep: EngineHarness):
+    engine = deep.engine
+    assert isinstance(engine, MysqlEngine)
+    depths = deep.depths()
+    engine.close()
+
+    engine.open(deep.now_ms)
+
+    assert _looks(engine) < LOOKS
+    assert deep.depths() == depths
+    assert _looks(engine) < LOOKS
+
+
+def test_a_queue_is_deleted_while_it_is_counted(deep: EngineHarness):
+    engine = deep.engine
+    engine.recount(QUEUE)
+    engine.depths()
+
+    engine.delete_queue(QUEUE)
+
+    assert counted(engine) == {}
 
 
 def test_a_network_that_falls_silent_during_a_long_statement_is_noticed(store: EngineHarness):

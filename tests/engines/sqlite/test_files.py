@@ -115,6 +115,29 @@ def test_the_owner_is_named(store: EngineHarness, path: Path):
         SqliteEngine(path).open(1)
 
 
+def test_a_file_has_one_owner_by_whichever_link(store: EngineHarness, path: Path, tmp_path: Path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    link = elsewhere / "shard-2.sqlite"
+    link.symlink_to(path)
+
+    with pytest.raises(ShardOwned, match=f"process {os.getpid()}"):
+        SqliteEngine(link).open(1)
+
+
+def test_two_links_to_a_file_that_is_not_there_yet_are_one_file(path: Path, tmp_path: Path):
+    links = [tmp_path / "a.sqlite", tmp_path / "b.sqlite"]
+    for link in links:
+        link.symlink_to(path)
+    engine = SqliteEngine(links[0])
+    engine.open(1)
+
+    with pytest.raises(ShardOwned):
+        SqliteEngine(links[1]).open(1)
+
+    engine.close()
+
+
 def test_a_lock_file_without_a_pid_locks_all_the_same(store: EngineHarness, path: Path):
     path.with_name(path.name + ".lock").write_bytes(b"\xff?")
 

@@ -1,0 +1,206 @@
+"""How many jobs each queue holds, by priority and state: kept in memory, counted beside the owner.
+
+A count is what a snapshot of the store holds plus what the owner has committed since. The owner
+takes the snapshot on a connection that only reads, between two commits, so that each commit is in
+exactly one of the two; a thread reads it, and the job path waits for nothing. The thread holds no
+interpreter lock while the store counts. Queues are counted when their owner knows nothing of them,
+and when somebody else may have written to them.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Generic, Protocol, TypeVar
+
+from pinlaterd.clock import Clock
+from pinlaterd.errors import StorageError
+from pinlaterd.model import JobState
+
+log = logging.getLogger(__name__)
+
+# What an engine calls a queue by.
+Q = TypeVar("Q")
+Q_contra = TypeVar("Q_contra", contravariant=True)
+
+Depths = Mapping[tuple[int, JobState], int]  # by priority and state
+Changes = Mapping[tuple[Q, int, JobState], int]
+
+# A snapshot keeps old versions of rows, or a log, from being removed: after so long no other queue
+# is counted in it.
+_SNAPSHOT_SECONDS = 2.0
+# Counting again what has been counted before takes no more than this part of the time.
+_RECOUNT_PART = 0.01
+_RETRY_SECONDS = 5.0
+# How long the owner waits for a count that it has cancelled.
+_CANCEL_SECONDS = 1.0
+
+
+class Snapshot(Protocol[Q_contra]):
+    """The store as it was when this was made. `count` and `close` are called by one thread."""
+
+    def count(self, queue: Q_contra) -> Depths:
+        """The jobs of `queue`. Raises StorageError."""
+        ...
+
+    def cancel(self) -> None:
+        """End a `count` that is running: it raises StorageError. Called by the owner's thread."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class _Pass(threading.Thread, Generic[Q]):
+    """Counts queues in one snapshot. A daemon: a process that ends does not wait for it."""
+
+    def __init__(self, snapshot: Snapshot[Q], queues: Iterable[Q], clock: Clock) -> None:
+        super().__init__(name="counts", daemon=True)
+        self.counted: dict[Q, Depths] = {}
+        self.failed: tuple[Q, str] | None = None
+        self.began = clock.monotonic()
+        self.snapshot = snapshot
+        self.cancelled = False
+        self._queues = queues
+        self._clock = clock
+
+    def run(self) -> None:
+        try:
+            for queue in self._queues:
+                try:
+                    self.counted[queue] = self.snapshot.count(queue)
+                except StorageError as error:
+                    self.failed = queue, error.message
+                    return
+                if self.cancelled or self._clock.monotonic() > self.began + _SNAPSHOT_SECONDS:
+                    return
+        finally:
+            self.snapshot.close()
+
+
+class Counts(Generic[Q]):
+    """Used by the owner's thread."""
+
+    def __init__(
+        self,
+        take_snapshot: Callable[[], Snapshot[Q]],
+        clock: Clock,
+        name_of: Callable[[Q], str],
+    ) -> None:
+        """`name_of`: a queue in messages."""
+        self.suspects: set[Q] = set()  # queues whose counts show that somebody else writes there
+        self._name_of = name_of
+        self._take_snapshot = take_snapshot
+        self._clock = clock
+        self._known: dict[Q, Counter[tuple[int, JobState]]] = {}
+        self._wanted: dict[Q, None] = {}  # to be counted, in this order
+        self._pass: _Pass[Q] | None = None
+        # What was committed since its snapshot.
+        self._since: defaultdict[Q, Counter[tuple[int, JobState]]] = defaultdict(Counter)
+        self._recount_at = self._retry_at = 0.0  # monotonic seconds
+
+    def of(self, queue: Q) -> Depths | None:
+        """Without what is 0. None until it has been counted."""
+        known = self._known.get(queue)
+        return None if known is None else {key: jobs for key, jobs in known.items() if jobs > 0}
+
+    def open_queue(self, queue: Q, depths: Depths | None) -> None:
+        """None: not known."""
+        if depths is None:
+            self._wanted[queue] = None
+        else:
+            self._known[queue] = Counter(depths)
+
+    def drop_queue(self, queue: Q) -> None:
+        self._known.pop(queue, None)
+        self._wanted.pop(queue, None)
+        self.suspects.discard(queue)
+
+    def recount(self, queue: Q) -> None:
+        """Somebody else may have written to `queue`."""
+        self.suspects.discard(queue)
+        self._wanted[queue] = None
+
+    def add(self, changes: Changes[Q]) -> None:
+        """The owner has committed these."""
+        for (queue, priority, state), jobs in changes.items():
+            if self._pass is not None:
+                self._since[queue][priority, state] += jobs
+            depths = self._known.get(queue)
+            if depths is not None:
+                depths[priority, state] += jobs
+                if depths[priority, state] < 0:  # jobs that we did not know of
+                    self.suspects.add(queue)
+
+    def poll(self) -> Changes[Q]:
+        """Go on with counting. Returns corrections of what `of` says, for the owner to `add`."""
+        if self._pass is None:
+            self._begin()
+        elif not self._pass.is_alive():
+            return self._take_result(self._pass)
+        return {}
+
+    def cancel(self) -> None:
+        """End the snapshot and whatever locks it holds; what is left is counted later."""
+        if self._pass is not None and self._pass.is_alive():
+            self._pass.cancelled = True
+            self._pass.snapshot.cancel()
+            self._pass.join(_CANCEL_SECONDS)
+
+    def close(self) -> None:
+        """The store is closed: nothing is known of it any more."""
+        self.cancel()
+        self._pass = None
+        for known in (self._known, self._wanted, self._since, self.suspects):
+            known.clear()
+        self._recount_at = self._retry_at = 0.0
+
+    def _begin(self) -> None:
+        now = self._clock.monotonic()
+        rests = now < self._recount_at and self._wanted.keys() <= self._known.keys()
+        if not self._wanted or rests or now < self._retry_at:
+            return
+        try:
+            snapshot = self._take_snapshot()
+        except StorageError as error:
+            self._fail(error.message)
+            return
+        self._since.clear()
+        self._pass = _Pass(snapshot, list(self._wanted), self._clock)
+        self._pass.start()
+
+    def _take_result(self, ended: _Pass[Q]) -> Changes[Q]:
+        self._pass = None
+        now = self._clock.monotonic()
+        self._recount_at = now + (now - ended.began) / _RECOUNT_PART
+        if ended.failed is not None:
+            queue, why = ended.failed
+            if queue in self._wanted:  # the others are counted first
+                self._wanted[queue] = self._wanted.pop(queue)
+            self._fail("cancelled" if ended.cancelled else why)
+        corrections: dict[tuple[Q, int, JobState], int] = {}
+        for queue, depths in ended.counted.items():
+            if queue in self._wanted:
+                del self._wanted[queue]
+                corrections |= self._corrections(queue, depths)
+        return corrections
+
+    def _corrections(self, queue: Q, snapshot: Depths) -> Mapping[tuple[Q, int, JobState], int]:
+        counted = Counter(snapshot)
+        counted.update(self._since[queue])
+        known = self._known.get(queue)
+        if known is None:
+            known = self._known[queue] = Counter()
+        elif any(counted[key] != known[key] for key in counted.keys() | known.keys()):
+            name = self._name_of(queue)
+            log.warning("the depths of queue %s did not match its jobs; they are corrected", name)
+        return {
+            (queue, *key): jobs
+            for key in counted.keys() | known.keys()
+            if (jobs := counted[key] - known[key])
+        }
+
+    def _fail(self, why: str) -> None:
+        self._retry_at = self._clock.monotonic() + _RETRY_SECONDS
+        log.warning("jobs can't be counted now, and are in %g s: %s", _RETRY_SECONDS, why)
