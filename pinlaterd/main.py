@@ -137,7 +137,7 @@ def up(*, directory: Path) -> None:
 def down(*, directory: Path) -> None:
     """Finish the requests in hand, then stop everything.
 
-    Also finds processes that a killed supervisord left behind.
+    Also stops processes that a killed supervisord left behind; no others that run in DIR.
 
     \b
     Example:

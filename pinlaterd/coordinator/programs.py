@@ -24,6 +24,7 @@ from pinlaterd.coordinator.plan import Program
 from pinlaterd.coordinator.status import router_programs
 
 COORDINATOR = "coordinator"
+PROGRAM_VARIABLE = "PINLATERD_PROGRAM"
 
 # Started from low to high, stopped from high to low: the routers finish their calls first.
 _COORDINATOR_PRIORITY, _SHARD_PRIORITY, _ROUTER_PRIORITY = 100, 200, 300
@@ -37,7 +38,8 @@ _DEFINITION = """\
 [program:{name}]
 command = {command}
 directory = %(here)s/../..
-{environment}autostart = true
+environment = {environment}
+autostart = true
 autorestart = true
 startsecs = 1
 startretries = 1000000
@@ -129,9 +131,12 @@ def _program(
 
 
 def _environment() -> str:
-    """Where the package is, if it is not installed beside this Python."""
+    """What marks our processes, and where the package is if it is not installed beside this Python.
+
+    With SPT_NOENV setproctitle does not overwrite the environment that /proc shows."""
+    variables = f'{PROGRAM_VARIABLE}="%(program_name)s",SPT_NOENV="1"'
     root = str(Path(pinlaterd.__file__).parent.parent)
     if root in site.getsitepackages():
-        return ""
+        return variables
     quoted = root.replace("%", "%%").replace("\\", "\\\\").replace('"', '\\"')
-    return f'environment = PYTHONPATH="{quoted}"\n'
+    return f'{variables},PYTHONPATH="{quoted}"'

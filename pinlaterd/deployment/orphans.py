@@ -1,22 +1,25 @@
 """Processes of a deployment, found by what the kernel knows of them.
 
-Whatever became of supervisord, its pid file and its socket: a process of ours has the deployment
-as its current folder, and either its title (`pinlaterd: shard-1`) or, before it could set that,
-its command line says what it is. What a shard starts beside itself (a searcher) bears the name of
-the module that starts it.
+So they are found whatever became of supervisord, its pid file and its socket. Such a process has
+the deployment as its current folder. Either its environment has the variable that our definitions
+of programs set, and searchers inherit; or it is supervisord: it holds the socket that is named
+run/supervisor.sock. Other processes in that folder belong to its users.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
 
+from pinlaterd.config.layout import SUPERVISOR_SOCKET
+from pinlaterd.coordinator.programs import PROGRAM_VARIABLE
+
 _TITLE = "pinlaterd: "
-_STARTED_BESIDE = "from multiprocessing."
-_ROLES = ("router", "shard", "coordinator")
 
 
 def processes_of(directory: Path) -> list[psutil.Process]:
@@ -24,13 +27,18 @@ def processes_of(directory: Path) -> list[psutil.Process]:
     home = os.path.realpath(directory)
     found = []
     for process in psutil.process_iter():
-        try:
-            alive = process.status() != psutil.STATUS_ZOMBIE
-            if alive and _is_ours(process.cmdline()) and os.path.realpath(process.cwd()) == home:
+        # it has ended, or is another user's
+        with contextlib.suppress(psutil.Error):
+            if process.cwd() == home and (_is_program(process) or _is_supervisord(process, home)):
                 found.append(process)
-        except psutil.Error:
-            continue  # it ended meanwhile, or is another user's
     return found
+
+
+def resume(processes: Sequence[psutil.Process]) -> None:
+    """Continue those that were stopped (SIGSTOP): they could not react to a request to end."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGCONT)
 
 
 def end(processes: Sequence[psutil.Process], seconds: float, tell: Callable[[str], None]) -> None:
@@ -49,35 +57,22 @@ def end(processes: Sequence[psutil.Process], seconds: float, tell: Callable[[str
 
 
 def name_of(process: psutil.Process) -> str:
-    """What the process is in a deployment; of a stranger, what it calls itself."""
+    """The process's role in a deployment, or else the name of its program."""
     try:
         line = process.cmdline()
         if line and line[0].startswith(_TITLE):
             return line[0].removeprefix(_TITLE).strip()
-        return "supervisord" if _is_supervisord(line) else process.name()
+        return "supervisord" if "supervisord" in " ".join(line[:3]) else process.name()
     except psutil.Error:
         return "a process that has ended"
 
 
-def is_supervisord(process: psutil.Process) -> bool:
-    try:
-        return _is_supervisord(process.cmdline())
-    except psutil.Error:
-        return False
+def _is_program(process: psutil.Process) -> bool:
+    return PROGRAM_VARIABLE in process.environ()
 
 
-def _is_ours(line: Sequence[str]) -> bool:
-    if not line:
-        return False
-    if line[0].startswith(_TITLE) or _is_supervisord(line):
-        return True
-    if any(word.startswith(_STARTED_BESIDE) for word in line):
-        return True
-    for index, word in enumerate(line[:-2]):
-        if word == "-m" and line[index + 1] == "pinlaterd":
-            return line[index + 2] in _ROLES
-    return False
-
-
-def _is_supervisord(line: Sequence[str]) -> bool:
-    return any("supervisord" in word for word in line[:3])
+def _is_supervisord(process: psutil.Process, home: str) -> bool:
+    """supervisord binds the socket to that name with its pid at the end, then links it."""
+    name = str(Path(home) / SUPERVISOR_SOCKET)
+    bound = [str(socket.laddr) for socket in process.net_connections("unix") if socket.laddr]
+    return any(os.path.realpath(path).startswith(name) for path in bound)

@@ -120,11 +120,11 @@ def down(directory: Path, tell: Tell) -> bool:
         running = orphans.processes_of(Path())
         if not running:
             return False
+        orphans.resume(running)
         try:
-            if answers(supervisord):
-                _shut_down(supervisord, running, tell)
-        except SupervisorSilent as error:
-            tell(f"{error}; ending it and its processes by force")
+            _shut_down(supervisord, running, tell)
+        except SupervisorError as error:
+            tell(f"{error}; stopping processes without it")
         orphans.end(orphans.processes_of(Path()), _STOP_SECONDS, tell)
         left = orphans.processes_of(Path())
         if left:
@@ -135,12 +135,14 @@ def down(directory: Path, tell: Tell) -> bool:
 
 
 def _shut_down(supervisord: Supervisord, running: Sequence[psutil.Process], tell: Tell) -> None:
+    """Raises SupervisorError if it does not run, or does not answer."""
+    pid = supervisord.pid()
     tell("stopping")
     with contextlib.suppress(SupervisorError):
         supervisord.shut_down()
     left = list(running)
     deadline = time.monotonic() + _SHUT_DOWN_SECONDS
-    while any(orphans.is_supervisord(process) for process in left) and time.monotonic() < deadline:
+    while any(process.pid == pid for process in left) and time.monotonic() < deadline:
         # supervisord itself kills what does not stop in time, one priority after the other
         _, left = psutil.wait_procs(left, timeout=POLL_SECONDS)
         tell("stopping " + ", ".join(sorted({orphans.name_of(process) for process in left})))

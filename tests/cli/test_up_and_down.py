@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 
 import psutil
 import pytest
 
-from pinlaterd.client import Client
+from pinlaterd.client import Client, JobState
 from pinlaterd.deployment import orphans
 from tests.cli.conftest import ROOT
 
 pytestmark = pytest.mark.service
 
 ALL = {"supervisord", "coordinator", "router", "shard-1", "shard-2"}
+SOON_SECONDS = 20.0  # 3 on an idle machine
+TASKS = """
+from pinlaterd.client import Handlers
+
+handlers = Handlers()
+
+
+@handlers.queue("tasks", run_in="processes", concurrency=1)
+def handle(job):
+    pass
+"""
 
 
 def kill(*pids):
@@ -178,7 +191,9 @@ def test_with_a_supervisord_that_is_stopped(serving):
     assert "`pinlaterd down` ends it" in done.stderr
     assert serving.pids()["supervisord"] == pid
 
+    began = time.monotonic()
     assert serving.down().stdout == "stopped\n"
+    assert time.monotonic() - began < SOON_SECONDS
     assert serving.pids() == {}
 
 
@@ -262,14 +277,58 @@ def test_only_one_command_works_in_a_folder_at_a_time(serving):
     assert set(serving.pids()) == ALL
 
 
-def test_a_stranger_in_the_folder_is_left_alone(serving):
-    with subprocess.Popen(["sleep", "60"], cwd=serving.folder) as stranger:
-        try:
-            assert stranger.pid not in serving.pids().values()
-            serving.down()
-            assert stranger.poll() is None
-        finally:
-            stranger.kill()
+@pytest.fixture
+def strangers(serving, wait_until):
+    """What users run in a deployment's folder: a worker with a process, readers of logs."""
+    (serving.folder / "tasks.py").write_text(TASKS)
+    worker = ("pinlaterd.tool.main", "worker", "tasks", "--create-queues", "--port", serving.port)
+    commands = (
+        [sys.executable, "-m", *map(str, worker)],
+        ["tail", "-f", "run/log/supervisord.log"],
+        [
+            sys.executable,
+            "-m",
+            "supervisor.supervisorctl",
+            "-c",
+            "etc/supervisord.conf",
+            "tail",
+            "-f",
+            "router",
+        ],
+    )
+    with contextlib.ExitStack() as stack:
+        started = []
+        for command in commands:
+            process = subprocess.Popen(
+                command,
+                cwd=serving.folder,
+                env=os.environ | {"PYTHONPATH": str(ROOT)},
+                stdout=subprocess.DEVNULL,
+            )
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            started.append(psutil.Process(process.pid))
+        with Client(port=serving.port) as client:
+            wait_until(lambda: "tasks" in client.queue_names())
+            client.enqueue("tasks", [b""])
+            wait_until(lambda: client.count("tasks", JobState.SUCCEEDED) == 1)
+        children = started[0].children()
+        assert children
+        yield started + children
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_down_ends_its_own_processes_only_and_soon(serving, strangers, is_killed):
+    if is_killed:
+        kill(serving.pids()["supervisord"])
+
+    began = time.monotonic()
+    done = serving.down()
+
+    assert time.monotonic() - began < SOON_SECONDS
+    assert done.stdout == "stopped\n"
+    assert serving.pids() == {}
+    assert [one for one in strangers if not one.is_running()] == []
 
 
 @pytest.mark.parametrize(
@@ -293,6 +352,6 @@ def test_importing_the_command_line_loads_none_of_the_processes_libraries():
     assert done.stdout == "[]\n"
 
 
-def test_processes_are_found_by_title_and_folder(serving, tmp_path):
+def test_processes_are_those_of_the_folder(serving, tmp_path):
     assert {orphans.name_of(found) for found in orphans.processes_of(serving.folder)} == ALL
     assert orphans.processes_of(tmp_path) == []
