@@ -75,6 +75,9 @@ def config() -> None:
 def check(*, directory: Path | None, as_json: bool) -> None:
     """Report every mistake in DIR/etc at once. Exit 1 if there is one.
 
+    Warns of keys of PinLater's JSON that are ignored, and of files with passwords that others can
+    read.
+
     \b
     Example:
       pinlater-admin config check /srv/pinlaterd
@@ -84,15 +87,18 @@ def check(*, directory: Path | None, as_json: bool) -> None:
         found = load_config(etc)
     except ConfigError as error:
         if as_json:
-            click.echo(json.dumps({"ok": False, "problems": error.problems}))
+            click.echo(json.dumps({"ok": False, "problems": error.problems, "warnings": []}))
         else:
             for problem in error.problems:
                 click.echo(printable(problem, 2000))
         sys.exit(ExitCode.FAILURE)
     shards, queues = list(found.shards), list(found.queues)
     if as_json:
-        click.echo(json.dumps({"ok": True, "problems": [], "shards": shards, "queues": queues}))
+        facts = {"ok": True, "problems": [], "warnings": list(found.warnings)}
+        click.echo(json.dumps({**facts, "shards": shards, "queues": queues}))
     else:
+        for warning in found.warnings:
+            click.echo(f"warning: {printable(warning, 2000)}")
         settings = f"settings of {how_many(len(queues), 'queue')}"
         click.echo(f"{etc}: fine; shards {', '.join(shards)}; {settings}")
 

@@ -43,7 +43,7 @@ _INDENTED_KEY = re.compile(
 _DASH = re.compile(r"^( *)- ( *)\S", re.MULTILINE)
 _NEVER_WRAPPED = 1 << 20  # characters of a line
 _DEFAULT_INDENT = 2
-_NEW_FILE_MODE = 0o666  # less the umask
+_NEW_FILE_MODE = 0o600
 
 Settings = MutableMapping[str, Any]
 
@@ -274,7 +274,7 @@ def _read_if_there(path: Path) -> bytes:
 
 def _replace(path: Path, before: bytes, after: bytes) -> None:
     """Put `after` in the file's place, durably. A link stays one: what it names is replaced. A file
-    that was missing is made, as any other program would make it."""
+    that was missing is made for its owner only."""
     target = path.resolve()
     try:
         status = target.stat() if target.exists() else None
@@ -282,7 +282,7 @@ def _replace(path: Path, before: bytes, after: bytes) -> None:
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(after)
-                mode = _NEW_FILE_MODE & ~_umask() if status is None else status.st_mode & 0o7777
+                mode = _NEW_FILE_MODE if status is None else status.st_mode & 0o7777
                 os.fchmod(descriptor, mode)
                 if status is not None and not _is_ours(status):
                     os.fchown(descriptor, status.st_uid, status.st_gid)
@@ -301,13 +301,6 @@ def _replace(path: Path, before: bytes, after: bytes) -> None:
 
 def _is_ours(status: os.stat_result) -> bool:
     return (status.st_uid, status.st_gid) == (os.geteuid(), os.getegid())
-
-
-def _umask() -> int:
-    """Which is told only to those who set it."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
 
 
 def _sync_folder(folder: Path) -> None:

@@ -49,7 +49,8 @@ def load_config(etc: Path, read: ReadBytes = Path.read_bytes) -> Config:
     files = (server_file, shards_file, queues_file)
     raise_problems(files)
     held = tuple(file.path.name for file in files if not file.blank)
-    return Config(server, dict(shards.by_name), queues, shards.abandon, held)
+    warnings = tuple(warning for file in files for warning in file.warnings)
+    return Config(server, dict(shards.by_name), queues, shards.abandon, held, warnings)
 
 
 def settings_of(schema: type) -> Mapping[str, Setting]:
@@ -146,7 +147,7 @@ def _read_pinlater_queues(
     for index, node in enumerate(listed.items or ()):
         key = f"queues.{index}"
         values = reader.mapping(node, key)
-        reader.refuse_unknown(node, f"{key}.", ("name", "queueConfig"))
+        reader.warn_of_unknown(node, f"{key}.", ("name", "queueConfig"))
         if "name" not in values:
             reader.problem(node.line, f"{key}.name", "missing")
             continue
@@ -173,7 +174,8 @@ def _read_queue(
     own = {field.name: settings[field.name] for field in dataclasses.fields(QueueSettings)}
     if renamed:
         own = {name: own[ours] for name, ours in renamed.items()}
-    reader.refuse_unknown(node, f"{key}.", own)
+    check_keys = reader.warn_of_unknown if renamed else reader.refuse_unknown
+    check_keys(node, f"{key}.", own)
     values = {
         name: value
         for name, value in reader.mapping(node, key).items()

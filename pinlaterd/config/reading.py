@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pinlaterd.config.document import DocumentError, Node, parse
@@ -26,6 +28,7 @@ class FileReader:
         self.blank = True  # whether there was nothing in it
         self._read = read
         self._problems: list[tuple[int, str]] = []
+        self.warnings: list[str] = []  # each once
 
     @property
     def problems(self) -> list[str]:
@@ -34,8 +37,19 @@ class FileReader:
 
     def problem(self, line: int, key: str, what: str) -> None:
         """`line` 0: about the file as a whole; `key` "": about no key."""
+        self._problems.append((line, self._placed(line, key, what)))
+
+    def warn(self, line: int, key: str, what: str) -> None:
+        """The same of what does not keep the file from being used."""
+        self._warn(self._placed(line, key, what))
+
+    def _warn(self, text: str) -> None:
+        if text not in self.warnings:
+            self.warnings.append(text)
+
+    def _placed(self, line: int, key: str, what: str) -> str:
         place = f"{self.path}:{line}" if line else f"{self.path}"
-        self._problems.append((line, ": ".join(part for part in (place, key, what) if part)))
+        return ": ".join(part for part in (place, key, what) if part)
 
     def read(self, *, required: bool = False) -> Node | None:
         """The file's document; None if there is nothing in it to use."""
@@ -92,13 +106,13 @@ class FileReader:
         return node.items
 
     def refuse_unknown(self, node: Node, prefix: str, known: Iterable[str]) -> None:
-        names = list(known)
-        for entry in node.entries or ():
-            if entry.key in names:
-                continue
-            close = difflib.get_close_matches(entry.key, names, n=1)
-            cure = f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(names)}"
-            self.problem(entry.line, f"{prefix}{entry.key}", f"unknown key; {cure}")
+        for line, key, cure in _unknown(node, prefix, list(known)):
+            self.problem(line, key, f"unknown key; {cure}")
+
+    def warn_of_unknown(self, node: Node, prefix: str, known: Iterable[str]) -> None:
+        """For PinLater's JSON: PinLater ignores keys that it does not know."""
+        for line, key, cure in _unknown(node, prefix, list(known)):
+            self.warn(line, key, f"unknown key, ignored; {cure}")
 
     # --- scalars: each returns None after reporting what is wrong ------------------------------
 
@@ -152,6 +166,8 @@ class FileReader:
             return None
         way, key, node = ways[0], f"{prefix}{ways[0]}", values[ways[0]]
         given = self.text(node, key, Setting("", secret=way == name))
+        if way == name:
+            self._warn_of_readers(self.path)
         if given is None or way == name:
             return given
         if way.endswith("_env"):
@@ -161,12 +177,18 @@ class FileReader:
                 )
             return os.environ.get(given, "")
         try:
+            self._warn_of_readers(base / given)
             return (base / given).read_text(encoding="utf-8").strip("\r\n")
         except OSError as error:
             self.problem(node.line, key, f"{base / given}: {error.strerror}")
         except UnicodeDecodeError:
             self.problem(node.line, key, f"{base / given} is not valid UTF-8")
         return None
+
+    def _warn_of_readers(self, path: Path) -> None:
+        with contextlib.suppress(OSError):
+            if path.stat().st_mode & stat.S_IROTH:
+                self._warn(f"{path}: holds a password, and others can read it; chmod 600 {path}")
 
     def _expected(self, node: Node, key: str, what: str, setting: Setting) -> None:
         allowed = f"; {setting.allowed}" if setting.allowed else ""
@@ -178,6 +200,15 @@ class FileReader:
             self.problem(node.line, key, f"{node.text} is out of range; {allowed}")
             return False
         return True
+
+
+def _unknown(node: Node, prefix: str, names: Sequence[str]) -> Iterator[tuple[int, str, str]]:
+    """The line of each unknown key, the key, and what may be meant."""
+    for entry in node.entries or ():
+        if entry.key not in names:
+            close = difflib.get_close_matches(entry.key, names, n=1)
+            cure = f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(names)}"
+            yield entry.line, f"{prefix}{entry.key}", cure
 
 
 def secret_keys(name: str) -> tuple[str, str, str]:

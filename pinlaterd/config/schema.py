@@ -343,6 +343,7 @@ class Config:
     queues: Mapping[str, QueueSettings] = field(default_factory=dict)
     abandon: tuple[str, ...] = ()  # shards that may be removed with the jobs that they hold
     files: tuple[str, ...] = ()  # those of etc/ that held anything at all
+    warnings: tuple[str, ...] = field(default=(), compare=False)  # of the files
 
     def queue(self, name: str) -> QueueSettings:
         """What holds for the queue `name`, whether or not queues.yaml names it."""

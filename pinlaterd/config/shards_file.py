@@ -12,7 +12,7 @@ In each, `abandon: [NAME, ...]` names shards that may be removed with the jobs t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
@@ -75,11 +75,12 @@ def read_shards(reader: FileReader, server: ServerSettings, base: Path) -> Shard
         return ShardsFile({}, ())
     root, abandoned = _without(root, ABANDON)
     listed = root.get("shards")
-    form = _ShardsReader(reader, base)
     kind = form_of(root)
+    check_keys = reader.refuse_unknown if kind is Form.OURS else reader.warn_of_unknown
+    form = _ShardsReader(reader, base, check_keys)
     if kind is Form.PINLATER_REDIS:
         assert listed is not None
-        reader.refuse_unknown(root, "", ("shards",))
+        check_keys(root, "", ("shards",))
         form.read_pinlater_redis(listed)
     elif kind is Form.PINLATER_MYSQL:
         form.read_pinlater_mysql(root, server.mysql_num_db_per_queue)
@@ -147,10 +148,14 @@ def pinlater_mysql_shards(key: str, databases: int) -> Sequence[str]:
     return [f"{number}d{index}" if index else number for index in range(databases)]
 
 
+CheckKeys = Callable[[Node, str, Iterable[str]], None]  # of a mapping, its prefix, known keys
+
+
 class _ShardsReader:
-    def __init__(self, reader: FileReader, base: Path) -> None:
+    def __init__(self, reader: FileReader, base: Path, check_keys: CheckKeys) -> None:
         self._reader = reader
         self._base = base
+        self._check_keys = check_keys
         self._files: dict[str, str] = {}
         self.shards: dict[str, ShardSettings] = {}
 
@@ -159,7 +164,7 @@ class _ShardsReader:
         values = reader.mapping(root, "")
         if "shards" not in values and root.entries is not None:
             reader.problem(root.line, "shards", "missing; write `shards:` and the shards below it")
-        reader.refuse_unknown(root, "", ("shards",))
+        self._check_keys(root, "", ("shards",))
         if "shards" not in values:
             return
         for name, node in reader.mapping(values["shards"], "shards").items():
@@ -175,7 +180,7 @@ class _ShardsReader:
         if engine is None:
             return None
         keys = _ENGINE_KEYS[engine]
-        reader.refuse_unknown(node, prefix, (*_COMMON_KEYS, *keys.required, *keys.optional))
+        self._check_keys(node, prefix, (*_COMMON_KEYS, *keys.required, *keys.optional))
         for missing in [key for key in keys.required if key not in values]:
             reader.problem(node.line, f"{prefix}{missing}", f"missing; {engine} shards need it")
         if engine == "redis":
@@ -213,9 +218,7 @@ class _ShardsReader:
             return None
         reader, prefix = self._reader, f"{prefix}sentinel."
         inner = reader.mapping(node, prefix.removesuffix("."))
-        reader.refuse_unknown(
-            node, prefix, ("service", "addresses", "user", *secret_keys("passwd"))
-        )
+        self._check_keys(node, prefix, ("service", "addresses", "user", *secret_keys("passwd")))
         if not self._require(node, inner, prefix, ("service", "addresses")):
             return None
         service = reader.text(inner["service"], f"{prefix}service", _HOST)
@@ -244,7 +247,7 @@ class _ShardsReader:
             values = reader.mapping(node, key)
             prefix = f"{key}."
             known = ("master", "slave", "user", "dequeueOnly", *secret_keys("passwd"))
-            reader.refuse_unknown(node, prefix, known)
+            self._check_keys(node, prefix, known)
             self._require(node, values, prefix, ("master", "user"))
             for name in names:
                 if not self._good_name(node, key, name):
@@ -269,7 +272,7 @@ class _ShardsReader:
         for index, node in enumerate(listed.items or ()):
             key = f"shards.{index}"
             values = reader.mapping(node, key)
-            reader.refuse_unknown(node, f"{key}.", ("name", "shardConfig"))
+            self._check_keys(node, f"{key}.", ("name", "shardConfig"))
             if not self._require(node, values, f"{key}.", ("name", "shardConfig")):
                 continue
             name = values["name"].text
@@ -279,7 +282,7 @@ class _ShardsReader:
             inner = values["shardConfig"]
             settings = reader.mapping(inner, f"{key}.shardConfig")
             known = ("master", "slave", "dequeueOnly", *secret_keys("passwd"))
-            reader.refuse_unknown(inner, prefix, known)
+            self._check_keys(inner, prefix, known)
             self._require(inner, settings, prefix, ("master",))
             shard = ShardSettings(
                 name=name,
@@ -366,7 +369,7 @@ class _ShardsReader:
             if node.scalar is None and node.is_scalar:
                 self._reader.problem(node.line, key, "expected a mapping of host and port")
             return None
-        self._reader.refuse_unknown(node, f"{key}.", ("host", "port"))
+        self._check_keys(node, f"{key}.", ("host", "port"))
         if not self._require(node, inner, f"{key}.", ("host", "port")):
             return None
         host = self._reader.text(inner["host"], f"{key}.host", _HOST)

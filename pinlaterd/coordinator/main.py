@@ -247,7 +247,7 @@ class Coordinator:
             config_problems=self._config_problems(),
             needs_restart=self._reload.needs_restart,
             config_judged=self._reload.judged if self._settled else "",
-            warnings=unfinished_moves(self._config.shards),
+            warnings=[*self._reload.warnings, *unfinished_moves(self._config.shards)],
         )
         return status(self._config, [self._view(), *self._roster.views()], about)
 

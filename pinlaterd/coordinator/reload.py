@@ -42,6 +42,7 @@ class Reload:
         self._refusals: Sequence[str] = ()
         self._said: frozenset[str] = frozenset()
         self.needs_restart: Sequence[str] = ()
+        self.warnings: Sequence[str] = ()  # of the files that were valid last
         self.judged = ""  # which files were judged last: see ConfigFiles.digest
 
     @property
@@ -68,6 +69,9 @@ class Reload:
             # long files take long to read, and others want to be answered meanwhile
             wanted = await asyncio.to_thread(load_config, self._etc, files.read)
             self._mistakes = vanished(self._etc, self._in_force.config, wanted)
+            self.warnings = wanted.warnings
+            for warning in wanted.warnings:
+                log.warning("%s", warning)
         except ConfigError as error:
             self._mistakes = error.problems
         self._wanted = self._as_before() if self._mistakes else wanted

@@ -65,13 +65,13 @@ def write_deployment(directory: Path, choices: Choices) -> list[Path]:
         raise DeploymentError(f"{names}: there already, and nothing is ever overwritten")
     written: list[Path] = []
     try:
-        etc.mkdir(parents=True, exist_ok=True)
+        etc.mkdir(mode=0o700, parents=True, exist_ok=True)
         (directory / RUN).mkdir(mode=0o700, exist_ok=True)
         (directory / DATA).mkdir(mode=0o700, exist_ok=True)
         for path, text in texts.items():
-            with path.open("x", encoding="utf-8") as file:
-                written.append(path)
-                file.write(text)
+            path.touch(mode=0o600, exist_ok=False)
+            written.append(path)
+            path.write_text(text, encoding="utf-8")
     except OSError as error:
         for path in written:
             with contextlib.suppress(OSError):

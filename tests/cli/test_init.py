@@ -24,7 +24,10 @@ def test_what_it_writes_is_a_valid_configuration(operator):
         port=operator.port, stats_port=operator.stats_port, web_port=4711
     )
     assert list(config.shards) == ["1", "2"]
-    assert stat.S_IMODE((operator.folder / "run").stat().st_mode) == 0o700
+    folders = [operator.folder / name for name in ("etc", "run", "data")]
+    assert {stat.S_IMODE(folder.stat().st_mode) for folder in folders} == {0o700}
+    files = (operator.folder / "etc").iterdir()
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
     assert (operator.folder / "data").is_dir()
 
 

@@ -230,7 +230,7 @@ def test_mistakes_in_pinlaters_mysql_json(etc):
 
     found = problems(etc)
 
-    assert "etc/shards.yaml:2: b01.usr: unknown key; did you mean 'user'?" in found
+    assert "etc/shards.yaml:2: b01.user: missing" in found
     assert "etc/shards.yaml:2: b01: a second shard '1'; rename one" in found
     assert any("b01.master.port: expected a whole number" in problem for problem in found)
     assert any("3: nonumber: expected a name that ends in" in problem for problem in found)
@@ -289,12 +289,63 @@ def test_mistakes_in_pinlaters_queue_json(etc):
             "use letters, digits and underscores"
         ),
         "etc/queues.yaml:1: queues.1.name: missing",
-        (
-            "etc/queues.yaml:2: queues.2.queueConfig.maxJobsPerSecon: unknown key; "
-            "did you mean 'maxJobsPerSecond'?"
-        ),
         "etc/queues.yaml:2: queues.3.name: a second queue 'm'",
     ]
+
+
+def test_unknown_keys_of_pinlaters_json_are_warnings(etc):
+    endpoint = '{"host": "db1", "port": 3306, "rack": 7}'
+    (etc / "shards.yaml").write_text(
+        f'{{"a001": {{"master": {endpoint}, "user": "u", "dequeueOnli": true}}}}'
+    )
+    (etc / "queues.yaml").write_text(
+        '{"queues": [{"name": "mail", "owner": "x", "queueConfig": {"maxJobsPerSecon": 1}}]}'
+    )
+
+    config = load_config(etc)
+
+    assert not config.shards["1"].dequeue_only
+    assert config.queues["mail"].max_jobs_per_second is None
+    unknown = "unknown key, ignored;"
+    assert config.warnings == (
+        f"etc/shards.yaml:1: a001.dequeueOnli: {unknown} did you mean 'dequeueOnly'?",
+        f"etc/shards.yaml:1: a001.master.rack: {unknown} choose from host, port",
+        f"etc/queues.yaml:1: queues.0.owner: {unknown} choose from name, queueConfig",
+        (
+            f"etc/queues.yaml:1: queues.0.queueConfig.maxJobsPerSecon: {unknown} "
+            "did you mean 'maxJobsPerSecond'?"
+        ),
+    )
+
+
+def test_unknown_keys_of_pinlaters_redis_json_are_warnings(etc):
+    (etc / "shards.yaml").write_text(
+        '{"version": 1, "shards": [{"name": "1", "zone": "a", "shardConfig":'
+        ' {"master": {"host": "r", "port": 6379}, "weight": 2}}]}'
+    )
+
+    keys = [warning.split(": ")[1] for warning in load_config(etc).warnings]
+
+    assert keys == ["version", "shards.0.zone", "shards.0.shardConfig.weight"]
+
+
+def test_a_password_that_others_can_read_is_a_warning(etc):
+    shards = "shards: {1: {engine: mysql, master: {host: h, port: 1}, user: u, passwd%s}}\n"
+    shards_file, secret = etc / "shards.yaml", etc / "secret"
+    secret.write_text("sesame")
+    secret.chmod(0o644)
+
+    def warnings(password: str, mode: int) -> tuple[str, ...]:
+        shards_file.write_text(shards % password)
+        shards_file.chmod(mode)
+        return load_config(etc).warnings
+
+    assert warnings(": sesame", 0o600) == ()
+    said = "holds a password, and others can read it; chmod 600"
+    assert warnings(": sesame", 0o644) == (f"etc/shards.yaml: {said} etc/shards.yaml",)
+    assert warnings("_file: etc/secret", 0o644) == (f"etc/secret: {said} etc/secret",)
+    secret.chmod(0o640)
+    assert warnings("_file: etc/secret", 0o644) == ()
 
 
 def test_the_admin_password_comes_from_the_file_or_the_environment(etc, monkeypatch, tmp_path):
