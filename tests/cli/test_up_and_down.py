@@ -21,7 +21,7 @@ from tests.cli.conftest import ROOT
 pytestmark = pytest.mark.service
 
 ALL = {"supervisord", "coordinator", "router", "shard-1", "shard-2"}
-SOON_SECONDS = 20.0  # 3 on an idle machine
+SOON_SECONDS = 30.0  # 3 on an idle machine
 TASKS = """
 from pinlaterd.client import Handlers
 
