@@ -1,0 +1,165 @@
+"""One seed: a deployment, its clients and its faults, on virtual time; the judge's verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Sequence
+from random import Random
+
+from pinlaterd.config.schema import ServerSettings
+from tests.checker.history import Record, Settings
+from tests.checker.judge import Violation, judge
+from tests.simulation.clients import Client
+from tests.simulation.deployment import Deployment
+from tests.simulation.store import Fault
+from tests.simulation.world import AsyncProcess, World
+
+QUEUES = ("mail", "slow")
+SERVER = ServerSettings(
+    advertised_host="box",
+    request_timeout_ms=1000,
+    enqueue_split_jobs=5,
+    job_claimed_timeout_seconds=2.0,
+    monitor_interval_seconds=0.5,
+)
+_LOAD_SECONDS = 4.0
+# Beyond this nothing is under way: claims have timed out, clients have gone, shards have recovered.
+_QUIET_SECONDS = 7.0
+_FREEZE_SECONDS = (0.5, 1.0, 3.0)
+
+
+class Simulation:
+    """A run of one seed. `records` is its history."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.records: list[Record] = []
+        self._rng = Random(seed)
+        self._world = World(seed)
+        self._deployment = Deployment(
+            self._world, SERVER, shards=self._rng.choice((1, 2, 2, 3)), routers=self._rng.choice((1, 2))
+        )
+        self._clients = [self._client(f"c{n}") for n in range(3)]
+
+    def run(self) -> Sequence[Violation]:
+        world, deployment = self._world, self._deployment
+        self._note("settings", dataclasses.asdict(self._settings()))
+        try:
+            self._start()
+            for _ in range(self._rng.choice((0, 1, 1, 2, 2, 3))):
+                world.after(self._rng.uniform(1.0, _LOAD_SECONDS), self._hurt)
+            world.run(world.now + 2 + _LOAD_SECONDS + _QUIET_SECONDS)
+            self._read_stores()
+        finally:
+            deployment.close()
+        for client in self._clients:
+            self.records += [dataclasses.replace(r, t1=min(r.t1, world.now)) for r in client.records]
+        return judge(self.records)
+
+    def _settings(self) -> Settings:
+        return Settings(
+            request_seconds=SERVER.request_timeout_ms / 1000,
+            claim_seconds=SERVER.job_claimed_timeout_seconds,
+            recovery_seconds=6.0,
+            grace_seconds=1.0,
+            wall_offset=self._world.now_ms() / 1000 - self._world.now,
+        )
+
+    def _client(self, name: str) -> Client:
+        deployment = self._deployment
+        rng = Random(self._rng.random())
+        return Client(name, deployment.network, deployment.router_names, QUEUES, rng)
+
+    def _start(self) -> None:
+        until = self._world.now + 2 + _LOAD_SECONDS
+        maker = self._client("maker")
+
+        async def create() -> None:
+            await maker.create_queues()
+            for client in self._clients:
+                _run(self._world, client, until)
+
+        maker.process = AsyncProcess(self._world, create)
+        self._maker = maker
+
+    # --- faults --------------------------------------------------------------------------------
+
+    def _hurt(self) -> None:
+        rng = self._rng
+        fault = rng.choice((self._kill, self._freeze, self._slow_network, self._break_store))
+        fault()
+
+    def _kill(self) -> None:
+        program = self._rng.choice(self._deployment.programs)
+        if self._deployment.processes[program].alive:
+            self._deployment.kill(program)
+            self._note("fault", {"kind": "kill", "places": [_place(program)], "holds": ""}, 1.0)
+
+    def _freeze(self) -> None:
+        program = self._rng.choice(self._deployment.programs)
+        seconds = self._rng.choice(_FREEZE_SECONDS)
+        self._deployment.processes[program].freeze(seconds)
+        arguments = {"kind": "stop", "places": [_place(program)], "holds": "commits"}
+        self._note("fault", arguments, seconds)
+
+    def _slow_network(self) -> None:
+        network, seconds = self._deployment.network, self._rng.uniform(0.5, 3.0)
+        network.slowest_seconds = 0.2
+
+        def mend() -> None:
+            network.slowest_seconds = 0.001
+
+        self._world.after(seconds, mend)
+        arguments = {"kind": "delay", "places": ["router", "coordinator"], "holds": "calls"}
+        self._note("fault", arguments, seconds)
+
+    def _break_store(self) -> None:
+        deployment, rng = self._deployment, self._rng
+        seconds = rng.uniform(0.2, 2.0)
+        kinds = rng.choice(([Fault.REFUSED], [Fault.LOST_BEFORE, Fault.LOST_AFTER], list(Fault)))
+        deployment.fault = lambda: rng.choice(kinds) if rng.random() < 0.3 else Fault.NONE
+
+        def mend() -> None:
+            deployment.fault = lambda: Fault.NONE
+
+        self._world.after(seconds, mend)
+        places = [f"shard-{name}" for name in deployment.disks]
+        self._note("fault", {"kind": "store", "places": places, "holds": ""}, seconds)
+
+    # --- the history ---------------------------------------------------------------------------
+
+    def _note(self, operation: str, arguments: dict[str, object], seconds: float = 0.0) -> None:
+        now = self._world.now
+        self.records.append(Record(now, now + seconds, "simulation", operation, arguments))
+
+    def _read_stores(self) -> None:
+        for shard, disk in self._deployment.disks.items():
+            for queue, rows in disk.jobs.items():
+                for row in rows.values():
+                    name = f"{queue}:s{shard}:p{row.priority}:{row.local_id}"
+                    now = self._world.now
+                    found = [
+                        int(row.state),
+                        row.body.decode(),
+                        row.attempts_allowed,
+                        row.attempts_remaining,
+                        row.claim,
+                        row.created_at_ms,
+                        row.run_after_ms,
+                        row.updated_at_ms,
+                    ]
+                    arguments = {"shard": shard, "descriptor": name}
+                    self.records.append(
+                        Record(now, now, "simulation", "row", arguments, result=found)
+                    )
+
+
+def _run(world: World, client: Client, until: float) -> None:
+    client.process = AsyncProcess(world, lambda: client.run(until))
+
+
+def _place(program: str) -> str:
+    """As the judge calls it."""
+    return "router" if program.startswith("router") else program
