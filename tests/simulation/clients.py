@@ -113,6 +113,12 @@ class Client:
         socket.connect(thrift_endpoint(self._rng.choice(self._routers)))
         return socket
 
+    async def _connected(self) -> None:
+        if self._socket is None:
+            self._socket = self._connect()
+        while self._socket.connection is None:
+            await asyncio.sleep(0.02)
+
     def hang_up(self) -> None:
         if self._socket is not None:
             self._socket.close()
@@ -122,13 +128,9 @@ class Client:
         """The answer; None if it did not come."""
         loop = self.process.loop
         until = loop.time() + seconds
-        if self._socket is None:
-            self._socket = self._connect()
-        while self._socket.connection is None:
-            if loop.time() > until:
-                return None
-            await asyncio.sleep(0.02)
-        record.t0 = loop.time()
+        assert self._socket is not None
+        if self._socket.connection is None:
+            return None
         self._socket.send(message)
         if self._rng.random() < _DIES:
             record.arguments["hung_up"] = True
@@ -185,6 +187,7 @@ class Client:
         weights = [weight for weight, _ in self._operations]
         while loop.time() < until:
             (_, operation), = rng.choices(self._operations, weights)
+            await self._connected()
             await operation()
             await asyncio.sleep(rng.expovariate(4.0))
         self.hang_up()
@@ -194,6 +197,7 @@ class Client:
             record = self._record("create_queue", queue=queue)
             while record.outcome != OK or not record.t1:
                 record = self._record("create_queue", queue=queue)
+                await self._connected()
                 await self._call(record, CreateQueueRequest(queue))
         self.hang_up()
 

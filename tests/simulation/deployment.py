@@ -64,7 +64,7 @@ class Deployment:
         self.on_start: Callable[[str], None] = lambda program: None
         self._pids = iter(range(_FIRST_PID, 2 * _FIRST_PID))
         self._running_pids: dict[str, int] = {}
-        self._stops: list[StopSignal] = []
+        self._stops: dict[str, StopSignal] = {}
         self.router_names = ["router"] if routers == 1 else [f"router-{n + 1}" for n in range(routers)]
         for path in (CONFIG_FILE, SNAPSHOT_FILE, RATES_FILE):
             path.unlink(missing_ok=True)
@@ -91,6 +91,14 @@ class Deployment:
         """kill -9; supervisord starts it again, soon."""
         process = self.processes[program]
         process.kill()
+        self._ended(program, process)
+
+    def stop(self, shard: str) -> None:
+        """SIGTERM: the shard finishes what it has; supervisord starts it again."""
+        self._stops[shard].set()
+        self.processes[f"shard-{shard}"].wake()
+
+    def _ended(self, program: str, process: Process) -> None:
         self.network.process_ended(process)
         self._running_pids.pop(program, None)
         self.world.after(self.world.rng.uniform(*_RESTART_SECONDS), lambda: self.start(program))
@@ -98,7 +106,7 @@ class Deployment:
     def close(self) -> None:
         for process in self.processes.values():
             process.kill()
-        for stop in self._stops:
+        for stop in self._stops.values():
             stop.close()
 
     def _draw_fault(self) -> Fault:
@@ -153,7 +161,9 @@ class Deployment:
 
     def _shard(self, name: str) -> Process:
         stop = StopSignal()
-        self._stops.append(stop)
+        if name in self._stops:
+            self._stops[name].close()
+        self._stops[name] = stop
         process: Process
 
         def main() -> None:
@@ -178,6 +188,7 @@ class Deployment:
             end.close()
 
         process = Process(self.world, main)
+        process.on_exit = partial(self._ended, f"shard-{name}", process)
         return process
 
 

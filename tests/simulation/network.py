@@ -1,8 +1,9 @@
 """ZeroMQ on virtual time, as far as `pinlaterd.wire` uses it: DEALER to ROUTER over ipc.
 
-A connection delivers in order, after a random delay each way; it ends when either process dies, and
-what was under way on it is lost. A DEALER connects again as long as it is open. What a frozen process is
-sent waits for it. The sockets stand in for `zmq.Context` and `zmq.Socket`; a shard's end, which polls,
+A connection delivers in order, after a random delay each way; it ends when either process dies. What
+was under way to a DEALER is lost then; what was under way to a ROUTER is lost or, at random, reaches that one's
+successor, as ZeroMQ may have it. A DEALER connects again as long as it is open. What a frozen process
+is sent waits for it. The sockets stand in for `zmq.Context` and `zmq.Socket`; a shard's end, which polls,
 is `SimulatedShardEnd`.
 """
 
@@ -21,6 +22,7 @@ from tests.simulation.world import AsyncProcess, Process, World
 
 _CONNECT_SECONDS = 0.05
 _TICK_SECONDS = 1e-6
+_KEPT_FOR_SUCCESSOR = 0.5
 _HIGH_WATER_MESSAGES = 1000
 
 
@@ -53,6 +55,9 @@ class Network:
         connection = Connection(self, dealer, router)
         dealer.connection = connection
         router.connections[connection.identity] = connection
+        left, dealer.left = dealer.left, []
+        for frame in left:
+            connection.carry(frame, to_router=True)
         dealer.monitored(zmq.EVENT_HANDSHAKE_SUCCEEDED)
 
     def process_ended(self, process: Process) -> None:
@@ -87,6 +92,8 @@ class Connection:
             if not self.open:
                 if on_lost is not None:
                     on_lost()
+                elif to_router and self.network.world.rng.random() < _KEPT_FOR_SUCCESSOR:
+                    self.dealer.left.append(frame)
                 return
             if to_router:
                 self.router.arrived((self.identity, frame))
@@ -160,6 +167,7 @@ class DealerSocket(_Socket):
         super().__init__(network, process)
         self.connection: Connection | None = None
         self.endpoint = ""
+        self.left: list[bytes] = []  # undelivered when the connection ended
         self.on_end: Callable[[], None] = lambda: None  # of its connection
         self._monitor: _Monitor | None = None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from random import Random
 
 from pinlaterd.config.schema import ServerSettings
@@ -28,6 +28,8 @@ _LOAD_SECONDS = 4.0
 # Beyond this nothing is under way: claims have timed out, clients have gone, shards have recovered.
 _QUIET_SECONDS = 7.0
 _FREEZE_SECONDS = (0.5, 1.0, 3.0)
+_LOOK_SECONDS = 0.4
+_SLOWEST_COMMITS = (0.002, 0.002, 0.05)
 
 
 class Simulation:
@@ -41,6 +43,7 @@ class Simulation:
         self._deployment = Deployment(
             self._world, SERVER, shards=self._rng.choice((1, 2, 2, 3)), routers=self._rng.choice((1, 2))
         )
+        self._deployment.slow_commits = self._rng.choice(_SLOWEST_COMMITS)
         self._clients = [self._client(f"c{n}") for n in range(3)]
 
     def run(self) -> Sequence[Violation]:
@@ -48,6 +51,7 @@ class Simulation:
         self._note("settings", dataclasses.asdict(self._settings()))
         try:
             self._start()
+            self._look()
             for _ in range(self._rng.choice((0, 1, 1, 2, 2, 3))):
                 world.after(self._rng.uniform(1.0, _LOAD_SECONDS), self._hurt)
             world.run(world.now + 2 + _LOAD_SECONDS + _QUIET_SECONDS)
@@ -63,7 +67,8 @@ class Simulation:
             request_seconds=SERVER.request_timeout_ms / 1000,
             claim_seconds=SERVER.job_claimed_timeout_seconds,
             recovery_seconds=6.0,
-            grace_seconds=1.0,
+            grace_seconds=0.4,
+            release_seconds=0.3,
             wall_offset=self._world.now_ms() / 1000 - self._world.now,
         )
 
@@ -88,7 +93,8 @@ class Simulation:
 
     def _hurt(self) -> None:
         rng = self._rng
-        fault = rng.choice((self._kill, self._freeze, self._slow_network, self._break_store))
+        faults = (self._kill, self._stop, self._freeze, self._slow_network, self._break_store)
+        fault = rng.choice(faults)
         fault()
 
     def _kill(self) -> None:
@@ -97,11 +103,19 @@ class Simulation:
             self._deployment.kill(program)
             self._note("fault", {"kind": "kill", "places": [_place(program)], "holds": ""}, 1.0)
 
+    def _stop(self) -> None:
+        """supervisorctl restart: the shard ends in order."""
+        shard = self._rng.choice(list(self._deployment.disks))
+        if self._deployment.processes[f"shard-{shard}"].alive:
+            self._deployment.stop(shard)
+            self._note("fault", {"kind": "stop", "places": [f"shard-{shard}"], "holds": ""}, 1.0)
+
     def _freeze(self) -> None:
         program = self._rng.choice(self._deployment.programs)
         seconds = self._rng.choice(_FREEZE_SECONDS)
         self._deployment.processes[program].freeze(seconds)
-        arguments = {"kind": "stop", "places": [_place(program)], "holds": "commits"}
+        holds = {"router": "calls", "coordinator": ""}.get(_place(program), "shard")
+        arguments = {"kind": "freeze", "places": [_place(program)], "holds": holds}
         self._note("fault", arguments, seconds)
 
     def _slow_network(self) -> None:
@@ -134,12 +148,24 @@ class Simulation:
         now = self._world.now
         self.records.append(Record(now, now + seconds, "simulation", operation, arguments))
 
+    def _look(self) -> None:
+        """What the stores hold in the middle of it all, as a look-up would see it."""
+        now = self._world.now
+        found = {descriptor: row for _, descriptor, row in self._rows()}
+        arguments = {"descriptors": list(found)}
+        self.records.append(Record(now, now, "stores", "lookup", arguments, result=found))
+        self._world.after(_LOOK_SECONDS, self._look)
+
     def _read_stores(self) -> None:
+        now = self._world.now
+        for shard, descriptor, row in self._rows():
+            arguments = {"shard": shard, "descriptor": descriptor}
+            self.records.append(Record(now, now, "stores", "row", arguments, result=row))
+
+    def _rows(self) -> Iterator[tuple[str, str, list[object]]]:
         for shard, disk in self._deployment.disks.items():
             for queue, rows in disk.jobs.items():
                 for row in rows.values():
-                    name = f"{queue}:s{shard}:p{row.priority}:{row.local_id}"
-                    now = self._world.now
                     found = [
                         int(row.state),
                         row.body.decode(),
@@ -150,10 +176,7 @@ class Simulation:
                         row.run_after_ms,
                         row.updated_at_ms,
                     ]
-                    arguments = {"shard": shard, "descriptor": name}
-                    self.records.append(
-                        Record(now, now, "simulation", "row", arguments, result=found)
-                    )
+                    yield shard, f"{queue}:s{shard}:p{row.priority}:{row.local_id}", found
 
 
 def _run(world: World, client: Client, until: float) -> None:

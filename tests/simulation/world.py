@@ -73,7 +73,7 @@ class Process:
     def __init__(self, world: World, main: Callable[[], object]) -> None:
         self.world = world
         self.alive = True
-        self.ended_in_order = False
+        self.on_exit: Callable[[], None] = lambda: None
         self.edges: set[int] = set()  # descriptors that became readable; of a blocking process
         self._thawed_at = -math.inf
         self._turn = 0  # a turn that was scheduled under an earlier number is void
@@ -128,7 +128,7 @@ class Process:
     def _run(self) -> None:
         self._main()
         self.alive = False
-        self.ended_in_order = True
+        self.on_exit()
 
 
 class AsyncProcess(Process):

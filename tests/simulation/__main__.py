@@ -1,0 +1,96 @@
+"""Run seeds of the simulation: `python -m tests.simulation --seeds 2000`.
+
+Exit 1, naming the seeds, if any breaks a promise; `--seed N` runs one and prints its history.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+
+from tests.checker.run import Violation
+from tests.simulation.simulation import Simulation
+from tests.simulation.variants import VARIANTS
+
+_SHOWN = 3  # violations of one seed
+_STACKED = 25  # seeds of one task
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    parser.add_argument("--first", type=int, default=0, help="the first seed (default: 0)")
+    parser.add_argument("--seeds", type=int, default=1000, help="how many (default: 1000)")
+    parser.add_argument("--seed", type=int, help="only this one; prints its history")
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    parser.add_argument("--variant", choices=VARIANTS, help="a broken version, to be found")
+    arguments = parser.parse_args()
+    if os.environ.get("PYTHONHASHSEED") != "0":
+        # The order of sets is part of what a seed decides.
+        os.environ["PYTHONHASHSEED"] = "0"
+        os.execv(sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]])
+    if arguments.variant:
+        VARIANTS[arguments.variant]()
+    if arguments.seed is not None:
+        return _show(arguments.seed)
+    return _run_all(arguments.first, arguments.seeds, arguments.processes, bool(arguments.variant))
+
+
+def _show(seed: int) -> int:
+    simulation, found = _simulate(seed)
+    for record in sorted(simulation.records, key=lambda record: (record.t0, record.t1)):
+        print(record)
+    for violation in found:
+        print(violation)
+    return 1 if found else 0
+
+
+def _run_all(first: int, seeds: int, processes: int, stop_early: bool) -> int:
+    began, broken, done = time.monotonic(), 0, 0
+    firsts = range(first, first + seeds, _STACKED)
+    with ProcessPoolExecutor(processes) as pool:
+        run = partial(_run_some, last=first + seeds, stop_early=stop_early)
+        for some, found in pool.map(run, firsts):
+            done += some
+            broken += len(found)
+            for seed, violations in found:
+                print(f"seed {seed}: {len(violations)} broken promises")
+                print("\n".join(f"  {violation}" for violation in violations[:_SHOWN]))
+            if found and stop_early:
+                pool.shutdown(cancel_futures=True)
+                break
+    print(f"{done} seeds in {time.monotonic() - began:.1f} s, {broken} broke a promise")
+    return 1 if broken else 0
+
+
+def _run_some(first: int, *, last: int, stop_early: bool) -> tuple[int, list[tuple[int, list[str]]]]:
+    broken: list[tuple[int, list[str]]] = []
+    done = 0
+    for seed in range(first, min(first + _STACKED, last)):
+        _, found = _simulate(seed)
+        done += 1
+        if found:
+            broken.append((seed, [str(violation) for violation in found]))
+            if stop_early:
+                break
+    return done, broken
+
+
+def _simulate(seed: int) -> tuple[Simulation, Sequence[Violation]]:
+    """In a folder of its own, and without the logs of the faults that it suffers."""
+    logging.disable(logging.CRITICAL)
+    with tempfile.TemporaryDirectory(prefix="pinlaterd-simulation-") as folder:
+        os.chdir(folder)
+        simulation = Simulation(seed)
+        found = simulation.run()
+    return simulation, found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

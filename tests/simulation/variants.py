@@ -1,0 +1,77 @@
+"""Versions of the service that break a promise each, to prove that the simulation finds it.
+
+A variant replaces a part of the product in this process for good: each is run in a process of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from pinlaterd.router import service
+from pinlaterd.shard.loop import ShardLoop
+from pinlaterd.wire import envelope, router_end
+from pinlaterd.wire.envelope import CallEntry, Kind
+from pinlaterd.wire.router_end import Outcome, ShardLink, ShardReply
+
+
+def no_incarnation_check() -> None:
+    """A shard carries out what was sent to its predecessor."""
+    take = ShardLoop._take
+
+    def careless(self: ShardLoop, router: bytes, frame: bytes) -> None:
+        if frame[0] == Kind.CALLS and self._incarnation:
+            frame = envelope.pack_calls(self._incarnation, envelope.unpack_calls(frame))
+        take(self, router, frame)
+
+    ShardLoop._take = careless  # type: ignore[method-assign]
+
+
+def _change_calls(change: Callable[[CallEntry], CallEntry]) -> None:
+    unpack = envelope.unpack_calls
+    envelope.unpack_calls = lambda frame: [change(entry) for entry in unpack(frame)]
+
+
+def no_deadlines() -> None:
+    """A shard carries out what its caller has given up."""
+    _change_calls(lambda entry: entry._replace(deadline=float("inf")))
+
+
+def no_priorities() -> None:
+    """A shard hands out any priority, whatever the others hold."""
+    _change_calls(lambda entry: entry._replace(lowest_priority=0))
+
+
+def lost_is_refused() -> None:
+    """A router takes a call whose shard died for one that was not carried out."""
+    router_end._LOST = ShardReply(Outcome.REFUSED, b"has gone")
+
+
+def no_releases() -> None:
+    """Claims of answers that nobody gets are forgotten."""
+    ShardLink.release = lambda self, dequeue_reply: None  # type: ignore[method-assign]
+
+
+def first_answer_is_enough() -> None:
+    """A router gives a short answer without having asked the other shards."""
+
+    def finish(_self: Any, call: Any, shard: Any, reply: Any) -> Coroutine[Any, Any, None]:
+        async def done() -> None:
+            call.finish(shard, reply)
+
+        return done()
+
+    service.Dequeuer.go_on = finish  # type: ignore[method-assign]
+
+
+VARIANTS: dict[str, Callable[[], None]] = {
+    variant.__name__.replace("_", "-"): variant
+    for variant in (
+        no_incarnation_check,
+        no_deadlines,
+        no_priorities,
+        lost_is_refused,
+        no_releases,
+        first_answer_is_enough,
+    )
+}
