@@ -47,7 +47,7 @@ def every_job_is_explained(run: Run) -> None:
         if found is not None:
             states = "; ".join(map(str, found.states[:4]))
             steps = "\n    ".join(
-                str(step.record) for step in sorted(job.steps) if step.t0 <= found.step.t1
+                str(step.record) for step in sorted(job.steps, key=lambda s: s.t0) if step.t0 <= found.step.t1
             )
             run.violate(
                 "every job is explained",

@@ -16,7 +16,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
 from tests.checker.run import Violation
-from tests.simulation.simulation import Simulation
+from tests.simulation.simulation import FAULTS, Simulation
 from tests.simulation.variants import VARIANTS
 
 _SHOWN = 3  # violations of one seed
@@ -28,6 +28,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first seed (default: 0)")
     parser.add_argument("--seeds", type=int, default=1000, help="how many (default: 1000)")
     parser.add_argument("--seed", type=int, help="only this one; prints its history")
+    parser.add_argument("--fault", choices=FAULTS, action="append", help="only this kind")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--variant", choices=VARIANTS, help="a broken version, to be found")
     arguments = parser.parse_args()
@@ -37,13 +38,15 @@ def main() -> int:
         os.execv(sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]])
     if arguments.variant:
         VARIANTS[arguments.variant]()
+    faults = tuple(arguments.fault or FAULTS)
     if arguments.seed is not None:
-        return _show(arguments.seed)
-    return _run_all(arguments.first, arguments.seeds, arguments.processes, bool(arguments.variant))
+        return _show(arguments.seed, faults)
+    seeds = range(arguments.first, arguments.first + arguments.seeds)
+    return _run_all(seeds, faults, arguments.processes, stop_early=bool(arguments.variant))
 
 
-def _show(seed: int) -> int:
-    simulation, found = _simulate(seed)
+def _show(seed: int, faults: Sequence[str]) -> int:
+    simulation, found = _simulate(seed, faults)
     for record in sorted(simulation.records, key=lambda record: (record.t0, record.t1)):
         print(record)
     for violation in found:
@@ -51,12 +54,12 @@ def _show(seed: int) -> int:
     return 1 if found else 0
 
 
-def _run_all(first: int, seeds: int, processes: int, stop_early: bool) -> int:
+def _run_all(seeds: range, faults: Sequence[str], processes: int, *, stop_early: bool) -> int:
     began, broken, done = time.monotonic(), 0, 0
-    firsts = range(first, first + seeds, _STACKED)
+    stacks = [seeds[at : at + _STACKED] for at in range(0, len(seeds), _STACKED)]
     with ProcessPoolExecutor(processes) as pool:
-        run = partial(_run_some, last=first + seeds, stop_early=stop_early)
-        for some, found in pool.map(run, firsts):
+        run = partial(_run_some, faults=faults, stop_early=stop_early)
+        for some, found in pool.map(run, stacks):
             done += some
             broken += len(found)
             for seed, violations in found:
@@ -69,11 +72,13 @@ def _run_all(first: int, seeds: int, processes: int, stop_early: bool) -> int:
     return 1 if broken else 0
 
 
-def _run_some(first: int, *, last: int, stop_early: bool) -> tuple[int, list[tuple[int, list[str]]]]:
+def _run_some(
+    seeds: range, *, faults: Sequence[str], stop_early: bool
+) -> tuple[int, list[tuple[int, list[str]]]]:
     broken: list[tuple[int, list[str]]] = []
     done = 0
-    for seed in range(first, min(first + _STACKED, last)):
-        _, found = _simulate(seed)
+    for seed in seeds:
+        _, found = _simulate(seed, faults)
         done += 1
         if found:
             broken.append((seed, [str(violation) for violation in found]))
@@ -82,12 +87,12 @@ def _run_some(first: int, *, last: int, stop_early: bool) -> tuple[int, list[tup
     return done, broken
 
 
-def _simulate(seed: int) -> tuple[Simulation, Sequence[Violation]]:
+def _simulate(seed: int, faults: Sequence[str]) -> tuple[Simulation, Sequence[Violation]]:
     """In a folder of its own, and without the logs of the faults that it suffers."""
     logging.disable(logging.CRITICAL)
     with tempfile.TemporaryDirectory(prefix="pinlaterd-simulation-") as folder:
         os.chdir(folder)
-        simulation = Simulation(seed)
+        simulation = Simulation(seed, faults)
         found = simulation.run()
     return simulation, found
 

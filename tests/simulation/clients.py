@@ -7,7 +7,7 @@ where an answer does not come, the outcome is unknown.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from itertools import count
 from random import Random
@@ -73,8 +73,14 @@ class Client:
     """One connection to one router at a time, and one call at a time on it."""
 
     def __init__(
-        self, name: str, network: Network, routers: Sequence[str], queues: Sequence[str], rng: Random
+        self,
+        name: str,
+        network: Network,
+        routers: Sequence[str],
+        queues: Mapping[str, float | None],
+        rng: Random,
     ) -> None:
+        """`queues`: with their rates, jobs/s."""
         self.name = name
         self.records: list[Record] = []
         self.held: list[Claimed] = []
@@ -82,7 +88,8 @@ class Client:
         self._stale: list[Claimed] = []
         self._network = network
         self._routers = routers
-        self._queues = queues
+        self._queues = list(queues)
+        self._rates = queues
         self._rng = rng
         self._numbers = count(1)
         self._answer: asyncio.Future[bytes | None] | None = None
@@ -237,7 +244,7 @@ class Client:
             wait_ms=wait_ms,
             coverage=coverage,
             dry_run=False,
-            limited=False,
+            limited=self._rates[queue] is not None,
             source=source,
             succeeded=succeeded,
             failed=failed,

@@ -8,7 +8,8 @@ current folder, which the caller makes a temporary one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -18,7 +19,7 @@ import zmq
 
 from pinlaterd.config.in_force import InForce, write_in_force
 from pinlaterd.config.layout import CONFIG_FILE, RATES_FILE, RUN, SNAPSHOT_FILE, shard_endpoint
-from pinlaterd.config.schema import Config, ServerSettings, ShardSettings
+from pinlaterd.config.schema import Config, ServerSettings, ShardSettings, default_queue_settings
 from pinlaterd.coordinator.main import Coordinator
 from pinlaterd.errors import StorageError
 from pinlaterd.lifecycle import StopSignal
@@ -52,11 +53,25 @@ _RESTART_SECONDS = (0.1, 1.0)
 class Deployment:
     """Starts all processes. Programs are named as under supervisord: router, shard-1, coordinator."""
 
-    def __init__(self, world: World, server: ServerSettings, shards: int, routers: int) -> None:
+    def __init__(
+        self,
+        world: World,
+        server: ServerSettings,
+        *,
+        shards: int,
+        routers: int,
+        limits: Mapping[str, float],
+    ) -> None:
+        """`limits`: jobs/s, by queue."""
         self.world = world
         self.network = Network(world)
         names = [str(number) for number in range(1, shards + 1)]
-        self.config = Config(server, {name: ShardSettings(name) for name in names})
+        queue = default_queue_settings(server)
+        self.config = Config(
+            server,
+            {name: ShardSettings(name) for name in names},
+            {name: replace(queue, max_jobs_per_second=limit) for name, limit in limits.items()},
+        )
         self.fault = lambda: Fault.NONE
         self.disks = {name: Disk(self._draw_fault, self._commit_seconds) for name in names}
         self.processes: dict[str, Process] = {}

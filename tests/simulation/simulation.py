@@ -9,14 +9,16 @@ from collections.abc import Iterator, Sequence
 from random import Random
 
 from pinlaterd.config.schema import ServerSettings
-from tests.checker.history import Record, Settings
-from tests.checker.judge import Violation, judge
+from tests.checker.history import OK, Record, Settings
+from tests.checker.judge import judge
+from tests.checker.run import Violation
 from tests.simulation.clients import Client
 from tests.simulation.deployment import Deployment
 from tests.simulation.store import Fault
 from tests.simulation.world import AsyncProcess, World
 
 QUEUES = ("mail", "slow")
+_RATES = (None, None, 4.0)  # jobs/s of the second
 SERVER = ServerSettings(
     advertised_host="box",
     request_timeout_ms=1000,
@@ -29,21 +31,32 @@ _LOAD_SECONDS = 4.0
 _QUIET_SECONDS = 7.0
 _FREEZE_SECONDS = (0.5, 1.0, 3.0)
 _LOOK_SECONDS = 0.4
+_ROUNDING = 1e-6  # jobs
 _SLOWEST_COMMITS = (0.002, 0.002, 0.05)
+_SLOWEST_MESSAGES = (0.001, 0.001, 0.05)
+FAULTS = ("kill", "stop", "freeze", "delay", "store")
 
 
 class Simulation:
     """A run of one seed. `records` is its history."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, faults: Sequence[str] = FAULTS) -> None:
+        """`faults`: those to draw from."""
         self.seed = seed
+        self._kinds = faults
         self.records: list[Record] = []
         self._rng = Random(seed)
         self._world = World(seed)
+        self._rates = {QUEUES[0]: None, QUEUES[1]: self._rng.choice(_RATES)}
         self._deployment = Deployment(
-            self._world, SERVER, shards=self._rng.choice((1, 2, 2, 3)), routers=self._rng.choice((1, 2))
+            self._world,
+            SERVER,
+            shards=self._rng.choice((1, 2, 2, 3)),
+            routers=self._rng.choice((1, 2)),
+            limits={queue: rate for queue, rate in self._rates.items() if rate is not None},
         )
         self._deployment.slow_commits = self._rng.choice(_SLOWEST_COMMITS)
+        self._deployment.network.slowest_seconds = self._rng.choice(_SLOWEST_MESSAGES)
         self._clients = [self._client(f"c{n}") for n in range(3)]
 
     def run(self) -> Sequence[Violation]:
@@ -52,7 +65,7 @@ class Simulation:
         try:
             self._start()
             self._look()
-            for _ in range(self._rng.choice((0, 1, 1, 2, 2, 3))):
+            for _ in range(self._rng.choice((0, 1, 2, 2, 3))):
                 world.after(self._rng.uniform(1.0, _LOAD_SECONDS), self._hurt)
             world.run(world.now + 2 + _LOAD_SECONDS + _QUIET_SECONDS)
             self._read_stores()
@@ -60,22 +73,44 @@ class Simulation:
             deployment.close()
         for client in self._clients:
             self.records += [dataclasses.replace(r, t1=min(r.t1, world.now)) for r in client.records]
-        return judge(self.records)
+        return [*judge(self.records), *self._beyond_rates()]
+
+    def _beyond_rates(self) -> Iterator[Violation]:
+        """From any moment on, no more jobs of a queue than its rate gives, and a second's worth."""
+        for queue, rate in self._rates.items():
+            if rate is None:
+                continue
+            got = sorted(
+                (record.t0, record.t1, len(record.result))
+                for client in self._clients
+                for record in client.records
+                if record.operation == "dequeue"
+                and record.outcome == OK
+                and record.arguments["queue"] == queue
+            )
+            for at, (start, _, _) in enumerate(got):
+                jobs = 0
+                for _, end, number in sorted(got[at:], key=lambda answer: answer[1]):
+                    jobs += number
+                    if jobs > rate * (end - start) + max(1.0, rate) + _ROUNDING:
+                        text = f"{jobs} of {queue} from {start:.3f} to {end:.3f}, {rate} a second"
+                        yield Violation("rates hold", text)
+                        return
 
     def _settings(self) -> Settings:
         return Settings(
             request_seconds=SERVER.request_timeout_ms / 1000,
             claim_seconds=SERVER.job_claimed_timeout_seconds,
             recovery_seconds=6.0,
-            grace_seconds=0.4,
-            release_seconds=0.3,
+            grace_seconds=0.7,
+            release_seconds=1.5,
             wall_offset=self._world.now_ms() / 1000 - self._world.now,
         )
 
     def _client(self, name: str) -> Client:
         deployment = self._deployment
         rng = Random(self._rng.random())
-        return Client(name, deployment.network, deployment.router_names, QUEUES, rng)
+        return Client(name, deployment.network, deployment.router_names, self._rates, rng)
 
     def _start(self) -> None:
         until = self._world.now + 2 + _LOAD_SECONDS
@@ -92,10 +127,8 @@ class Simulation:
     # --- faults --------------------------------------------------------------------------------
 
     def _hurt(self) -> None:
-        rng = self._rng
-        faults = (self._kill, self._stop, self._freeze, self._slow_network, self._break_store)
-        fault = rng.choice(faults)
-        fault()
+        kind = self._rng.choice(self._kinds)
+        getattr(self, f"_{kind}")()
 
     def _kill(self) -> None:
         program = self._rng.choice(self._deployment.programs)
@@ -118,18 +151,18 @@ class Simulation:
         arguments = {"kind": "freeze", "places": [_place(program)], "holds": holds}
         self._note("fault", arguments, seconds)
 
-    def _slow_network(self) -> None:
+    def _delay(self) -> None:
         network, seconds = self._deployment.network, self._rng.uniform(0.5, 3.0)
-        network.slowest_seconds = 0.2
+        before, network.slowest_seconds = network.slowest_seconds, 0.2
 
         def mend() -> None:
-            network.slowest_seconds = 0.001
+            network.slowest_seconds = before
 
         self._world.after(seconds, mend)
         arguments = {"kind": "delay", "places": ["router", "coordinator"], "holds": "calls"}
         self._note("fault", arguments, seconds)
 
-    def _break_store(self) -> None:
+    def _store(self) -> None:
         deployment, rng = self._deployment, self._rng
         seconds = rng.uniform(0.2, 2.0)
         kinds = rng.choice(([Fault.REFUSED], [Fault.LOST_BEFORE, Fault.LOST_AFTER], list(Fault)))
