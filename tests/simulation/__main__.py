@@ -55,12 +55,14 @@ def _show(seed: int, faults: Sequence[str]) -> int:
 
 
 def _run_all(seeds: range, faults: Sequence[str], processes: int, *, stop_early: bool) -> int:
-    began, broken, done = time.monotonic(), 0, 0
+    began = time.monotonic()
+    broken = done = calls = 0
     stacks = [seeds[at : at + _STACKED] for at in range(0, len(seeds), _STACKED)]
     with ProcessPoolExecutor(processes) as pool:
         run = partial(_run_some, faults=faults, stop_early=stop_early)
-        for some, found in pool.map(run, stacks):
+        for some, made, found in pool.map(run, stacks):
             done += some
+            calls += made
             broken += len(found)
             for seed, violations in found:
                 print(f"seed {seed}: {len(violations)} broken promises")
@@ -68,23 +70,26 @@ def _run_all(seeds: range, faults: Sequence[str], processes: int, *, stop_early:
             if found and stop_early:
                 pool.shutdown(cancel_futures=True)
                 break
-    print(f"{done} seeds in {time.monotonic() - began:.1f} s, {broken} broke a promise")
+    seconds = time.monotonic() - began
+    print(f"{done} seeds, {calls} calls in {seconds:.1f} s: {broken} seeds broke a promise")
     return 1 if broken else 0
 
 
 def _run_some(
     seeds: range, *, faults: Sequence[str], stop_early: bool
-) -> tuple[int, list[tuple[int, list[str]]]]:
+) -> tuple[int, int, list[tuple[int, list[str]]]]:
+    """How many seeds, how many calls, and what was broken by which seed."""
     broken: list[tuple[int, list[str]]] = []
-    done = 0
+    done = calls = 0
     for seed in seeds:
-        _, found = _simulate(seed, faults)
+        simulation, found = _simulate(seed, faults)
         done += 1
+        calls += simulation.calls
         if found:
             broken.append((seed, [str(violation) for violation in found]))
             if stop_early:
                 break
-    return done, broken
+    return done, calls, broken
 
 
 def _simulate(seed: int, faults: Sequence[str]) -> tuple[Simulation, Sequence[Violation]]:

@@ -1,14 +1,13 @@
 """Clients on virtual time: each calls a router, keeps what it has claimed, and records what it saw.
 
-The history is the checker's (`tests.checker.history`). A client may end its connection while a call runs; then, and
-where an answer does not come, the outcome is unknown.
+The history is the checker's (`tests.checker.history`). A client may end its connection while a call
+runs; then, and where an answer does not come, the outcome is unknown.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
 from itertools import count
 from random import Random
 from typing import Any, NamedTuple
@@ -92,6 +91,7 @@ class Client:
         self._rates = queues
         self._rng = rng
         self._numbers = count(1)
+        self._greeted = asyncio.Event()
         self._answer: asyncio.Future[bytes | None] | None = None
         self._socket: DealerSocket | None = None
         self.process: AsyncProcess
@@ -116,15 +116,20 @@ class Client:
                 self._answered(socket.recv())
 
         loop.add_reader(descriptor, readable)
-        socket.on_end = partial(loop.call_soon, self._answered, None)
+        self._greeted.clear()
+
+        def ended() -> None:
+            loop.call_soon(self._answered, None)
+
+        socket.on_connect, socket.on_end = self._greeted.set, ended
         socket.connect(thrift_endpoint(self._rng.choice(self._routers)))
         return socket
 
     async def _connected(self) -> None:
-        if self._socket is None:
+        if self._socket is None or (self._greeted.is_set() and self._socket.connection is None):
+            self.hang_up()
             self._socket = self._connect()
-        while self._socket.connection is None:
-            await asyncio.sleep(0.02)
+        await self._greeted.wait()
 
     def hang_up(self) -> None:
         if self._socket is not None:
@@ -140,7 +145,7 @@ class Client:
             return None
         self._socket.send(message)
         if self._rng.random() < _DIES:
-            record.arguments["hung_up"] = True
+            record.arguments["abandoned"] = True
             until = loop.time() + self._rng.random() * 0.2
         self._answer = loop.create_future()
         timer = loop.call_at(until, self._answered, None)
@@ -193,7 +198,7 @@ class Client:
         rng, loop = self._rng, self.process.loop
         weights = [weight for weight, _ in self._operations]
         while loop.time() < until:
-            (_, operation), = rng.choices(self._operations, weights)
+            ((_, operation),) = rng.choices(self._operations, weights)
             await self._connected()
             await operation()
             await asyncio.sleep(rng.expovariate(4.0))
@@ -211,11 +216,11 @@ class Client:
     async def enqueue(self) -> None:
         rng, queue = self._rng, self._rng.choice(self._queues)
         amount = rng.choice((1, 1, 2, 3, 12))  # the last is split over shards
-        jobs = []
+        jobs: list[tuple[str, int, int, int]] = []
         for _ in range(amount):
             delay_ms = rng.choice((0, 0, 0, 500, 3000))
             body = f"{self.name}-{next(self._numbers)}"
-            jobs.append([body, rng.choice(PRIORITIES), rng.choice((1, 2, 3)), delay_ms])
+            jobs.append((body, rng.choice(PRIORITIES), rng.choice((1, 2, 3)), delay_ms))
         now_ms = self._now_ms()
         request = EnqueueRequest(
             queue,
@@ -336,9 +341,7 @@ class Client:
     async def delete(self) -> None:
         queue, priority = self._rng.choice(self._queues), self._rng.choice(PRIORITIES)
         state = self._rng.choice((JobState.SUCCEEDED, JobState.FAILED))
-        record = self._record(
-            "delete", queue=queue, state=int(state), priority=priority, limit=2
-        )
+        record = self._record("delete", queue=queue, state=int(state), priority=priority, limit=2)
         request = DeleteJobsRequest(queue, state, priority, limit=2)
         record.result = await self._call(record, request)
 

@@ -1,8 +1,8 @@
 """The real coordinator, routers and shards of one deployment, in one thread and on virtual time.
 
-What is simulated stands at the edges only: ZeroMQ and the clients' connections (`network`), the
-stores (`store`), the clocks and the schedule (`world`), supervisord (`restart`). Files of `run/` are real, in the
-current folder, which the caller makes a temporary one.
+Simulated are the edges only: ZeroMQ and the clients' connections (`network`), the stores
+(`store`), the clocks and the schedule (`world`), supervisord (`kill` and `stop`). The files of
+`run/` are real, in the current folder, which the caller has made a temporary one.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _RESTART_SECONDS = (0.1, 1.0)
 
 
 class Deployment:
-    """Starts all processes. Programs are named as under supervisord: router, shard-1, coordinator."""
+    """Starts all programs, named as under supervisord: router, shard-1, coordinator."""
 
     def __init__(
         self,
@@ -80,7 +80,9 @@ class Deployment:
         self._pids = iter(range(_FIRST_PID, 2 * _FIRST_PID))
         self._running_pids: dict[str, int] = {}
         self._stops: dict[str, StopSignal] = {}
-        self.router_names = ["router"] if routers == 1 else [f"router-{n + 1}" for n in range(routers)]
+        self.router_names = (
+            ["router"] if routers == 1 else [f"router-{n + 1}" for n in range(routers)]
+        )
         for path in (CONFIG_FILE, SNAPSHOT_FILE, RATES_FILE):
             path.unlink(missing_ok=True)
         RUN.mkdir(exist_ok=True)
@@ -153,14 +155,14 @@ class Deployment:
 
     def _router(self, name: str) -> Process:
         process: AsyncProcess
-        pid = self._running_pids[name]
+        pid, rng = self._running_pids[name], Random(self.world.rng.random())
 
         async def main() -> None:
             context = SimulatedContext(self.network, process)
             with (
-                mock.patch("pinlaterd.router.main.new_context", lambda: context),
-                mock.patch("os.getpid", lambda: pid),
-                mock.patch("pinlaterd.router.main.Random", lambda: Random(self.world.rng.random())),
+                mock.patch("pinlaterd.router.main.new_context", return_value=context),
+                mock.patch("os.getpid", return_value=pid),
+                mock.patch("pinlaterd.router.main.Random", return_value=rng),
             ):
                 router = _SimulatedRouter(
                     name, InForce(self._version, self.config), WorldClock(self.world), Stats()
@@ -185,7 +187,11 @@ class Deployment:
             clock, stats = WorldClock(self.world), Stats()
             context = SimulatedContext(self.network, process)
             control = ControlClient(
-                f"shard-{name}", "shard", stats, clock.now_ms(), context=context  # type: ignore[arg-type]
+                f"shard-{name}",
+                "shard",
+                stats,
+                clock.now_ms(),
+                context=context,  # type: ignore[arg-type]
             )
             control.config_version = self._version
             store = ModelStore(self.disks[name], lambda: process)
@@ -234,7 +240,7 @@ class _SimulatedRouter(Router):
 
 
 class _Answer:
-    """Fulfils `router.call.Answer`: what the client did not get whole is reported as undelivered."""
+    """Fulfils `router.call.Answer`: reports what did not reach the client as undelivered."""
 
     def __init__(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> None:
         self.on_undelivered: Callable[[bytes], None] | None = None

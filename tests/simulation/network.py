@@ -1,10 +1,10 @@
 """ZeroMQ on virtual time, as far as `pinlaterd.wire` uses it: DEALER to ROUTER over ipc.
 
-A connection delivers in order, after a random delay each way; it ends when either process dies. What
-was under way to a DEALER is lost then; what was under way to a ROUTER is lost or, at random, reaches that one's
-successor, as ZeroMQ may have it. A DEALER connects again as long as it is open. What a frozen process
-is sent waits for it. The sockets stand in for `zmq.Context` and `zmq.Socket`; a shard's end, which polls,
-is `SimulatedShardEnd`.
+A connection delivers in order, after a random delay each way, until either process dies. What was
+under way to a DEALER is lost then; what was under way to a ROUTER is lost or, at random, reaches
+that one's successor, as ZeroMQ may have it. A DEALER connects again as long as it is open. What is
+sent to a frozen process waits for it. These sockets stand in for `zmq.Context` and `zmq.Socket`; a
+shard's end, which polls, is `SimulatedShardEnd`.
 """
 
 from __future__ import annotations
@@ -59,6 +59,8 @@ class Network:
         for frame in left:
             connection.carry(frame, to_router=True)
         dealer.monitored(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        dealer.on_connect()
+        dealer.process.wake()
 
     def process_ended(self, process: Process) -> None:
         """Its connections end, as the kernel ends them."""
@@ -85,7 +87,9 @@ class Connection:
             return False
         world = self.network.world
         # In order: at the same moment the world would draw the order.
-        arrival = max(world.now + self.network.delay(), self._last_arrival[to_router] + _TICK_SECONDS)
+        arrival = max(
+            world.now + self.network.delay(), self._last_arrival[to_router] + _TICK_SECONDS
+        )
         self._last_arrival[to_router] = arrival
 
         def arrive() -> None:
@@ -111,6 +115,7 @@ class Connection:
         self.dealer.connection = None
         self.dealer.monitored(zmq.EVENT_DISCONNECTED)
         self.dealer.on_end()
+        self.dealer.process.wake()
         self.network.world.after(_CONNECT_SECONDS, lambda: self.network.connect(self.dealer))
 
 
@@ -168,6 +173,7 @@ class DealerSocket(_Socket):
         self.connection: Connection | None = None
         self.endpoint = ""
         self.left: list[bytes] = []  # undelivered when the connection ended
+        self.on_connect: Callable[[], None] = lambda: None
         self.on_end: Callable[[], None] = lambda: None  # of its connection
         self._monitor: _Monitor | None = None
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-import logging
 from collections.abc import Iterator, Sequence
 from random import Random
+from typing import Any
 
 from pinlaterd.config.schema import ServerSettings
 from tests.checker.history import OK, Record, Settings
@@ -59,6 +58,11 @@ class Simulation:
         self._deployment.network.slowest_seconds = self._rng.choice(_SLOWEST_MESSAGES)
         self._clients = [self._client(f"c{n}") for n in range(3)]
 
+    @property
+    def calls(self) -> int:
+        """How many calls of clients were answered with a result."""
+        return sum(record.outcome == OK for client in self._clients for record in client.records)
+
     def run(self) -> Sequence[Violation]:
         world, deployment = self._world, self._deployment
         self._note("settings", dataclasses.asdict(self._settings()))
@@ -72,7 +76,9 @@ class Simulation:
         finally:
             deployment.close()
         for client in self._clients:
-            self.records += [dataclasses.replace(r, t1=min(r.t1, world.now)) for r in client.records]
+            self.records += [
+                dataclasses.replace(r, t1=min(r.t1, world.now)) for r in client.records
+            ]
         return [*judge(self.records), *self._beyond_rates()]
 
     def _beyond_rates(self) -> Iterator[Violation]:
@@ -177,7 +183,7 @@ class Simulation:
 
     # --- the history ---------------------------------------------------------------------------
 
-    def _note(self, operation: str, arguments: dict[str, object], seconds: float = 0.0) -> None:
+    def _note(self, operation: str, arguments: dict[str, Any], seconds: float = 0.0) -> None:
         now = self._world.now
         self.records.append(Record(now, now + seconds, "simulation", operation, arguments))
 

@@ -1,8 +1,8 @@
-"""A store on virtual time: a StorageEngine over dictionaries, which a crash leaves as the last commit did.
+"""A store on virtual time: a StorageEngine over dictionaries, which a crash leaves as committed.
 
-`Disk` is what outlives processes: jobs, ids, the owner. `ModelStore` is one process's engine on it. A
-commit takes time, in which its process may be killed before or after the jobs are on the disk; and the
-disk's `faults` may have it fail: beyond doubt, or so that nobody knows.
+`Disk` is what outlives processes: jobs, ids, the owner. `ModelStore` is one process's engine on
+it. A commit takes time, in which its process may be killed before or after the jobs are on the
+disk; and the disk's faults may have it fail, beyond doubt or so that nobody knows.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ from pinlaterd.errors import ShardOwned, StorageError, StorageNotCommitted
 from pinlaterd.model import JobKey, JobState, Payload, PendingKey, claim_source
 from tests.simulation.world import Process
 
-LIMITS = Limits(queue_name_chars=64, body_bytes=1 << 20, run_after_ms=1 << 62, custom_status_chars=80)
+LIMITS = Limits(
+    queue_name_chars=64, body_bytes=1 << 20, run_after_ms=1 << 62, custom_status_chars=80
+)
 _OPEN_SECONDS = 0.01
 
 
@@ -381,7 +383,9 @@ class ModelStore:
 
     def delete_keys(self, queue: str, state: JobState, keys: Sequence[JobKey]) -> Sequence[JobKey]:
         jobs = self._disk.jobs[queue]
-        return self._delete(queue, [key for key in keys if key in jobs and jobs[key].state is state])
+        return self._delete(
+            queue, [key for key in keys if key in jobs and jobs[key].state is state]
+        )
 
     def _delete(self, queue: str, keys: Sequence[JobKey]) -> Sequence[JobKey]:
         for key in keys:

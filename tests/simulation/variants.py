@@ -1,6 +1,6 @@
 """Versions of the service that break a promise each, to prove that the simulation finds it.
 
-A variant replaces a part of the product in this process for good: each is run in a process of its own.
+A variant replaces a part of the product in this process for good: each takes a process of its own.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from pinlaterd.router import service
+from pinlaterd.router.dequeue import Dequeuer
+from pinlaterd.router.limits import RateLimits
 from pinlaterd.shard.loop import ShardLoop
 from pinlaterd.wire import envelope, router_end
 from pinlaterd.wire.envelope import CallEntry, Kind
@@ -61,7 +62,12 @@ def first_answer_is_enough() -> None:
 
         return done()
 
-    service.Dequeuer.go_on = finish  # type: ignore[method-assign]
+    Dequeuer.go_on = finish  # type: ignore[assignment, method-assign]
+
+
+def no_rates() -> None:
+    """Tokens are not counted."""
+    RateLimits.take = lambda self, queue, wanted: wanted  # type: ignore[method-assign]
 
 
 VARIANTS: dict[str, Callable[[], None]] = {
@@ -73,5 +79,6 @@ VARIANTS: dict[str, Callable[[], None]] = {
         lost_is_refused,
         no_releases,
         first_answer_is_enough,
+        no_rates,
     )
 }

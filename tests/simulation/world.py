@@ -1,9 +1,9 @@
 """Virtual time: processes of a simulated machine, each a greenlet, on one deterministic schedule.
 
-Rests on asyncio's and greenlet's private turns only through `AsyncProcess` and `Process.sleep`.
-A process runs in zero time until it sleeps, blocks or its event loop has nothing ready; then the
-world runs the process that is due next. A killed process is never resumed, a frozen one (SIGSTOP) not
-before it is thawed. The order of processes that are due at the same moment is drawn by the seed.
+A process runs in no time until it sleeps, blocks, or its event loop has nothing ready; then the
+world runs the process that is due next, in an order that the seed draws. A killed process is never
+resumed, a frozen one (SIGSTOP) not before it is thawed. `_VirtualLoop` relies on private parts of
+asyncio's loops: how one turn is run, and when the next timer is due.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ class World:
 
     def __init__(self, seed: int) -> None:
         self.rng = Random(seed)
+        self.greenlet = greenlet.getcurrent()  # in which `run` is called
         self.now = 1_000.0  # monotonic seconds
         self.wall_offset_ms = 0  # by how far the wall clock was stepped
         self._turns: list[tuple[float, float, int, Callable[[], None]]] = []
@@ -78,7 +79,7 @@ class Process:
         self._thawed_at = -math.inf
         self._turn = 0  # a turn that was scheduled under an earlier number is void
         self._main = main
-        self._greenlet = greenlet(self._run)
+        self._greenlet = greenlet(self._run, world.greenlet)
         self._schedule(world.now)
 
     @property
@@ -102,7 +103,7 @@ class Process:
     def sleep(self, seconds: float) -> None:
         """Called by the process itself: returns after `seconds`, or when it is woken."""
         self._schedule(self.world.now + max(0.0, seconds))
-        self._greenlet.parent.switch()
+        self.world.greenlet.switch()
 
     def block(self, seconds: float) -> None:
         """Called by the process itself: a system call that nothing interrupts."""
