@@ -30,7 +30,6 @@ _LOAD_SECONDS = 4.0
 _QUIET_SECONDS = 7.0
 _FREEZE_SECONDS = (0.5, 1.0, 3.0)
 _LOOK_SECONDS = 0.4
-_ROUNDING = 1e-6  # jobs
 _SLOWEST_COMMITS = (0.002, 0.002, 0.05)
 _SLOWEST_MESSAGES = (0.001, 0.001, 0.05)
 FAULTS = ("kill", "stop", "freeze", "delay", "store")
@@ -82,7 +81,9 @@ class Simulation:
         return [*judge(self.records), *self._beyond_rates()]
 
     def _beyond_rates(self) -> Iterator[Violation]:
-        """From any moment on, no more jobs of a queue than its rate gives, and a second's worth."""
+        """From any moment on, no more jobs of a queue than its rate gives, beside what the routers'
+        buckets may hold: together a second's worth, and for each less than a job more."""
+        routers = len(self._deployment.router_names)
         for queue, rate in self._rates.items():
             if rate is None:
                 continue
@@ -98,7 +99,7 @@ class Simulation:
                 jobs = 0
                 for _, end, number in sorted(got[at:], key=lambda answer: answer[1]):
                     jobs += number
-                    if jobs > rate * (end - start) + max(1.0, rate) + _ROUNDING:
+                    if jobs > rate * (end - start) + max(1.0, rate) + routers:
                         text = f"{jobs} of {queue} from {start:.3f} to {end:.3f}, {rate} a second"
                         yield Violation("rates hold", text)
                         return

@@ -30,6 +30,7 @@ from pinlaterd.engines.base import (
     SearcherFactory,
     StoredJob,
     TableLimits,
+    first_local_id,
 )
 from pinlaterd.errors import ShardOwned, StorageError, StorageNotCommitted
 from pinlaterd.model import JobKey, JobState, Payload, PendingKey, claim_source
@@ -103,6 +104,7 @@ class Disk:
     owner: ModelStore | None = None
     clean: bool = True
     start_ms: int = 0
+    first_id: int = 1
 
 
 class ModelStore:
@@ -129,9 +131,7 @@ class ModelStore:
         clean, disk.clean = disk.clean, False
         disk.owner = self
         disk.start_ms = max(now_ms, disk.start_ms + 1)
-        if not clean:
-            for place in disk.next_ids:
-                disk.next_ids[place] += 1_000_000
+        disk.first_id = max(disk.first_id, first_local_id(now_ms))
         return Ownership(disk.start_ms, clean)
 
     def close(self) -> None:
@@ -239,7 +239,7 @@ class ModelStore:
         ids = []
         for job in op.jobs:
             place = (op.queue, job.priority)
-            local_id = self._disk.next_ids.get(place, 1)
+            local_id = max(self._disk.next_ids.get(place, 1), self._disk.first_id)
             self._disk.next_ids[place] = local_id + 1
             ids.append(local_id)
             row = StoredRow(
@@ -367,7 +367,7 @@ class ModelStore:
             key=lambda row: (row.updated_at_ms, row.local_id),
         )
 
-    def strange_queues(self) -> Collection[str]:
+    def suspects(self) -> Collection[str]:
         return ()
 
     def recount(self, queue: str) -> None: ...
