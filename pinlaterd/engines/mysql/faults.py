@@ -52,7 +52,7 @@ _CURES = {
     1130: "the server does not let this host in; create the user for it",
     1142: "grant the shard's user ALL on `plq\\_%`.* and `plm\\_%`.*",
     1153: PACKET_CURE,
-    1205: "another connection has locked these tables or jobs; end its transaction or its ALTER",
+    1205: "another connection has locked these tables or jobs; end that transaction or ALTER",
     1264: "PinLater's table holds less; change its columns to those of jobs.sql",
     1290: "the server is read-only; point this shard's master to the primary",
     1292: "PinLater's table holds less; change its columns to those of jobs.sql",
