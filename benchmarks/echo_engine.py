@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from pinlaterd.engines.base import (
+    NO_TIME_MS,
     AckResult,
     Batch,
     BatchResult,
@@ -119,7 +120,13 @@ class EchoEngine(StorageEngine):
         return ()
 
     def release_expired(
-        self, queue: str, *, claimed_before_ms: int, limit: int, now_ms: int
+        self,
+        queue: str,
+        *,
+        claimed_before_ms: int,
+        limit: int,
+        now_ms: int,
+        claimed_after_ms: int = NO_TIME_MS,
     ) -> Expired:
         return Expired((), 0)
 

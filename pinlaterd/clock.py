@@ -8,47 +8,133 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
+# A difference to the machine's wall clock up to which it is followed at once.
+STEP_MS = 1000.0
+# How long a step of the wall clock has to last until it is followed.
+HOLD_SECONDS = 300.0
+# How long a step is told of after it has ended.
+_TOLD_SECONDS = 3600.0
+_READINGS = 5
+_READING_SECONDS = 0.0005
+
 
 class Clock(Protocol):
     """Wall time for what is stored, monotonic time for deadlines."""
 
+    @property
+    def step_ms(self) -> float:
+        """How far the machine's wall clock was stepped, as far as this is not followed."""
+        ...
+
+    @property
+    def warning(self) -> str:
+        """The step of the machine's wall clock that is under way, or was not long ago; else ""."""
+        ...
+
     def now_ms(self) -> int:
-        """Milliseconds since the epoch; never less than the call before."""
+        """Milliseconds since the epoch. Less than the call before only after `look`."""
         ...
 
     def monotonic(self) -> float:
         """Seconds since the machine started: one scale for all processes of a machine."""
         ...
 
+    def elapsed(self) -> float:
+        """The same, and the time for which the machine was suspended."""
+        ...
+
+    def look(self) -> bool:
+        """Compare with the machine's wall clock; once a second. True if a step was followed."""
+        ...
+
+    def resume(self, now_ms: int) -> None:
+        """Go on from this time, which a predecessor's clock would show now."""
+        ...
+
 
 class SystemClock:
-    """The machine's clocks, with wall time kept from going backwards.
+    """Wall time that runs with elapsed time, and follows steps of the machine's clock with care.
 
-    A wall clock that is set back does not freeze us: time goes on at monotonic speed from where
-    it was until the wall clock has caught up, so that no claim outlives its time-out. One set
-    forward is followed at once, as after a suspended machine wakes.
+    A difference of up to a second, as NTP makes it, is followed at once. A step is followed once it
+    has lasted for HOLD_SECONDS: a clock that jumps and comes back changes nothing.
     """
 
-    def __init__(self, floor_ms: int = 0) -> None:
-        """`floor_ms`: a time known to have passed already, e.g. a predecessor's last."""
-        self._last_ms = float(floor_ms)
-        self._last_monotonic = time.monotonic()
-
-    def now_ms(self) -> int:
-        # Wall time first: a process that is held up between the two is behind wall time then, and
-        # the next call mends that. The other way round it would be ahead of it for good.
-        wall_ms = time.time() * 1000.0
-        monotonic = time.monotonic()
-        steady_ms = self._last_ms + (monotonic - self._last_monotonic) * 1000.0
-        self._last_ms = wall_ms if wall_ms > steady_ms else steady_ms
-        self._last_monotonic = monotonic
-        return int(self._last_ms)
+    def __init__(self) -> None:
+        self.warning = ""
+        self._offset_ms = time.time() * 1000 - self.elapsed() * 1000
+        self._last_ms = 0.0  # what small corrections never go back behind
+        self._step_since: float | None = None  # the one that is not followed yet
+        self.step_ms = 0.0
+        self._told_until = 0.0
 
     monotonic = staticmethod(time.monotonic)
+
+    @staticmethod
+    def elapsed() -> float:
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+    def now_ms(self) -> int:
+        now_ms = self.elapsed() * 1000 + self._offset_ms
+        if now_ms < self._last_ms:
+            return int(self._last_ms)
+        self._last_ms = now_ms
+        return int(now_ms)
+
+    def resume(self, now_ms: int) -> None:
+        self._offset_ms = now_ms - self.elapsed() * 1000
+        self._last_ms = 0.0
+
+    def look(self) -> bool:
+        difference_ms, elapsed = self._difference()
+        if abs(difference_ms) <= STEP_MS:
+            self._offset_ms += difference_ms
+            self._end_step(elapsed)
+            return False
+        if self._step_since is None:
+            self._step_since = elapsed
+        self.step_ms = difference_ms
+        if elapsed - self._step_since < HOLD_SECONDS:
+            self.warning = (
+                f"the machine's clock was stepped by {_seconds(difference_ms)} s; this is followed "
+                f"if it lasts for {HOLD_SECONDS:.0f} s"
+            )
+            return False
+        self._offset_ms += difference_ms
+        self._last_ms, self.step_ms = 0.0, 0.0
+        self._step_since = None
+        self._tell(f"the machine's clock was stepped by {_seconds(difference_ms)} s", elapsed)
+        return True
+
+    def _end_step(self, elapsed: float) -> None:
+        if self._step_since is not None:
+            stepped = f"the machine's clock was stepped by {_seconds(self.step_ms)} s"
+            self._step_since, self.step_ms = None, 0.0
+            self._tell(f"{stepped} and came back", elapsed)
+        elif elapsed > self._told_until:
+            self.warning = ""
+
+    def _tell(self, text: str, elapsed: float) -> None:
+        self.warning, self._told_until = text, elapsed + _TOLD_SECONDS
+
+    def _difference(self) -> tuple[float, float]:
+        """How far the machine's wall clock is ahead of ours, and the elapsed time. A process that
+        is held up between two readings reads again."""
+        for _ in range(_READINGS):
+            before, wall, after = self.elapsed(), time.time(), self.elapsed()
+            if after - before <= _READING_SECONDS:
+                break
+        return wall * 1000 - (after * 1000 + self._offset_ms), after
+
+
+def _seconds(ms: float) -> str:
+    return f"{ms / 1000:+.0f}"
 
 
 class FakeClock:
     """A clock that moves only when it is told to."""
+
+    step_ms = 0.0
+    warning = ""
 
     def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
         self._now_ms = now_ms
@@ -59,6 +145,14 @@ class FakeClock:
 
     def monotonic(self) -> float:
         return self._monotonic
+
+    elapsed = monotonic
+
+    def look(self) -> bool:
+        return False
+
+    def resume(self, now_ms: int) -> None:
+        self._now_ms = now_ms
 
     def advance(self, seconds: float) -> None:
         self._now_ms += round(seconds * 1000)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from pinlaterd import clock as clock_module
-from pinlaterd.clock import SystemClock
+from pinlaterd.clock import HOLD_SECONDS, SystemClock
+
+HOUR = 3600.0
 
 
 class Machine:
     """The machine's clocks. `held_up` is how long the process stands still after a reading."""
+
+    CLOCK_BOOTTIME = time.CLOCK_BOOTTIME
 
     def __init__(self) -> None:
         self.wall = 1_700_000_000.0
@@ -19,7 +25,8 @@ class Machine:
     def time(self) -> float:
         return self._read(self.wall)
 
-    def monotonic(self) -> float:
+    def clock_gettime(self, clock: int) -> float:
+        assert clock == time.CLOCK_BOOTTIME
         return self._read(self.steady)
 
     def advance(self, seconds: float) -> None:
@@ -27,7 +34,8 @@ class Machine:
         self.steady += seconds
 
     def _read(self, value: float) -> float:
-        self.advance(self.held_up)
+        held_up, self.held_up = self.held_up, 0.0
+        self.advance(held_up)
         return value
 
 
@@ -38,31 +46,68 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     return machine
 
 
-def test_it_follows_the_wall_clock_forward_at_once(machine):
-    clock = SystemClock()
-    machine.wall += 3600
-
-    assert clock.now_ms() == 1_700_003_600_000
-
-
-def test_it_never_goes_back_and_goes_on_at_the_same_speed(machine):
+@pytest.mark.parametrize("step", [HOUR, -HOUR])
+def test_a_step_that_comes_back_changes_nothing(machine, step):
     clock = SystemClock()
     before = clock.now_ms()
-    machine.wall -= 3600
+    machine.wall += step
+    assert not clock.look()
+    assert f"stepped by {step:+.0f} s" in clock.warning
+    machine.advance(HOLD_SECONDS - 1)
+    assert not clock.look()
+    machine.wall -= step
+
+    assert not clock.look()
+
+    assert clock.now_ms() == before + round((HOLD_SECONDS - 1) * 1000)
+    assert "came back" in clock.warning
+    machine.advance(2 * HOUR)
+    clock.look()
+    assert clock.warning == ""
+
+
+@pytest.mark.parametrize("step", [HOUR, -HOUR])
+def test_a_step_that_lasts_is_followed(machine, step):
+    clock = SystemClock()
+    machine.wall += step
+    clock.look()
+    machine.advance(HOLD_SECONDS)
+    assert clock.now_ms() == round((machine.wall - step) * 1000)
+
+    assert clock.look()
+
+    assert clock.now_ms() == round(machine.wall * 1000)
+    assert clock.step_ms == 0
+
+
+@pytest.mark.parametrize("difference", [0.5, -0.5])
+def test_a_small_correction_is_followed_at_once_but_never_backwards(machine, difference):
+    clock = SystemClock()
+    before = clock.now_ms()
+    machine.wall += difference
+
+    assert not clock.look()
+
+    assert clock.now_ms() == before + max(0, round(difference * 1000))
+    assert clock.warning == ""
+    machine.advance(1)
+    assert clock.now_ms() == round(machine.wall * 1000)
+
+
+def test_it_goes_on_with_a_predecessors_time(machine):
+    clock = SystemClock()
+
+    clock.resume(1_600_000_000_000)
+
     machine.advance(2)
-
-    assert clock.now_ms() == before + 2000
-
-
-def test_it_starts_no_earlier_than_its_floor(machine):
-    assert SystemClock(floor_ms=1_800_000_000_000).now_ms() >= 1_800_000_000_000
+    assert clock.now_ms() == 1_600_000_002_000
 
 
-def test_a_process_held_up_between_two_readings_does_not_get_ahead(machine):
+def test_a_process_held_up_between_two_readings_sees_no_step(machine):
     clock = SystemClock()
     machine.held_up = 5.0
-    clock.now_ms()
-    machine.held_up = 0.0
-    machine.advance(1)
 
-    assert clock.now_ms() == machine.wall * 1000
+    assert not clock.look()
+
+    assert clock.warning == ""
+    assert clock.now_ms() == round(machine.wall * 1000)

@@ -63,6 +63,11 @@ def shard_endpoint(shard: str) -> str:
     return f"ipc://{RUN}/shard-{shard}.ipc"
 
 
+def clock_file(shard: str) -> Path:
+    """Where a shard notes the time each second, for its successor."""
+    return RUN / f"{shard_program(shard)}.clock"
+
+
 def move_lock(shard: str) -> Path:
     """Held by the command that moves a shard's jobs; left behind by one that was cut short."""
     return RUN / f"move-{shard}.lock"

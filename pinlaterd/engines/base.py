@@ -31,6 +31,7 @@ from typing import NamedTuple, Protocol
 from pinlaterd.model import Job, JobKey, JobState, Payload, PendingKey
 
 NO_BOUND = 1 << 62
+NO_TIME_MS = -(1 << 62)  # before all that is stored
 # Local ids that may be given out in a millisecond, on average since the store was opened.
 _IDS_A_MS = 1000
 
@@ -386,10 +387,18 @@ class StorageEngine(Protocol):
         ...
 
     def release_expired(
-        self, queue: str, *, claimed_before_ms: int, limit: int, now_ms: int
+        self,
+        queue: str,
+        *,
+        claimed_before_ms: int,
+        limit: int,
+        now_ms: int,
+        claimed_after_ms: int = NO_TIME_MS,
     ) -> Expired:
-        """End claims last renewed before `claimed_before_ms`: PENDING with one attempt less and
-        run-after `now_ms`, or FAILED with 0 remaining (keeping the claim as a record)."""
+        """End claims last renewed between `claimed_after_ms` and `claimed_before_ms`, both
+        excluded: PENDING with one attempt less and run-after `now_ms`, or FAILED with 0 remaining
+        (keeping the claim as a record). Those claimed as at the latest time that the store holds
+        are never ended."""
         ...
 
     def collect_garbage(

@@ -156,6 +156,10 @@ class Figures:
         """Over several shards: how many ail."""
         self._stats.gauge("shard_ailing", int(ailing))
 
+    def gauge_clock(self, step_ms: float) -> None:
+        """How far the machine's clock was stepped, either way, as far as this is not followed."""
+        self._stats.peak("shard_clock_step_ms", round(abs(step_ms)))
+
     def gauge_memory(self, held_bytes: int) -> None:
         """What is held in memory of ready jobs and fresh bodies."""
         self._stats.gauge("shard_buffer_bytes", held_bytes)

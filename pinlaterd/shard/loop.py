@@ -86,6 +86,8 @@ class ShardLoop:
         service = self._service
         self._watch_searcher()
         readable = self._end.wait(self._wait_seconds)
+        if service.serving:
+            service.time.awake()
         received: Sequence[Received] = ()
         if service.backlog < _MOST_BACKLOG:
             received = self._end.receive(_MOST_FRAMES, _MOST_BYTES)
@@ -298,7 +300,11 @@ class ShardLoop:
         if service.searches is not None:
             service.searches.tick()
         if service.serving:
-            facts = {**self._facts(), "health warning": service.ailing}
+            facts = {
+                **self._facts(),
+                "health warning": service.ailing,
+                "clock warning": self._clock.warning,
+            }
             self._control.report(ProcessState.SERVING, facts)
         else:
             trouble = {**self._facts(), "store warning": service.trouble}

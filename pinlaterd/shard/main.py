@@ -23,6 +23,7 @@ from pinlaterd.lifecycle import ExitCode, StopSignal, prefer_throughput, set_tit
 from pinlaterd.shard.loop import ShardLoop
 from pinlaterd.shard.news import CoordinatorNews
 from pinlaterd.shard.service import ShardService
+from pinlaterd.shard.timekeeping import Timekeeper
 from pinlaterd.stats import Stats
 from pinlaterd.wire.context import new_context
 from pinlaterd.wire.control import ControlClient, ProcessState
@@ -76,7 +77,10 @@ class _Shard:
         self._stop = stop
         self._clock: Clock = SystemClock()
         self._stats = Stats()
-        self._service = ShardService(settings.name, engine, config, self._clock, self._stats)
+        timekeeper = Timekeeper(self._clock, layout.clock_file(settings.name))
+        self._service = ShardService(
+            settings.name, engine, config, self._clock, self._stats, timekeeper=timekeeper
+        )
         self._service.follow(config)
         self._context = new_context()
         self._control = ControlClient(

@@ -45,6 +45,7 @@ from pinlaterd.shard.ready import ReadyIndex
 from pinlaterd.shard.reception import Reception
 from pinlaterd.shard.search import SearchCall, SearchClient, SearchDone
 from pinlaterd.shard.tasks import Steps, Tasks
+from pinlaterd.shard.timekeeping import Timekeeper
 from pinlaterd.shard.upkeep import Upkeep
 from pinlaterd.shard.validation import Rules
 from pinlaterd.shard.works import BATCH_JOBS, PART_JOBS, Arrival, Memory, Work, refused
@@ -88,6 +89,7 @@ class ShardService:
         clock: Clock,
         stats: Stats,
         chance: Random | None = None,
+        timekeeper: Timekeeper | None = None,
     ) -> None:
         server = config.server
         self.name = name
@@ -98,6 +100,7 @@ class ShardService:
         self._engine = engine
         self._config = config
         self._clock = clock
+        self.time = timekeeper or Timekeeper(clock)
         self._batch_bytes = server.shard_buffer_bytes // _BATCH_PART
         ready = ReadyIndex(
             engine,
@@ -141,7 +144,7 @@ class ShardService:
             self._answers.reply,
         )
         self._upkeep = Upkeep(
-            engine, self._memory, config, clock, self._tasks.pace, chance or Random()
+            engine, self._memory, config, clock, self.time, self._tasks.pace, chance or Random()
         )
         self._claimer: Claimer | None = None
         self._backlog: deque[Arrival] = deque()
@@ -163,6 +166,7 @@ class ShardService:
 
     def open(self) -> None:
         """Take ownership of the store. Raises ShardOwned, StorageCorrupt, StorageError."""
+        self.time.resume()
         ownership = self._engine.open(self._clock.now_ms())
         self.incarnation = max(ownership.start_ms, self.incarnation + 1)
         try:
@@ -171,6 +175,8 @@ class ShardService:
         except StorageError:
             self._engine.close()
             raise
+        self.time.begin()
+        self._upkeep.begin()
         self.serving, self.trouble = True, ""
         self._opened_at = self._clock.monotonic()
         log.info(
@@ -364,10 +370,15 @@ class ShardService:
     def tick(self) -> None:
         """What is due once a second: ownership is kept alive, and figures are looked at."""
         look = self._upkeep.look_at_suspects
-        for step in (self._engine.heartbeat, self._probe, look, self._gauge):
+        for step in (self._look_at_clock, self._engine.heartbeat, self._probe, look, self._gauge):
             if self.serving:
                 self._guarded(step, can_wait=True)
         self._memory.figures.gauge_health(ailing=bool(self.ailing))
+
+    def _look_at_clock(self) -> None:
+        if self.time.tick():
+            self._upkeep.set_back()
+        self._memory.figures.gauge_clock(self._clock.step_ms)
 
     def _gauge(self) -> None:
         memory = self._memory

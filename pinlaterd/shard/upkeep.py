@@ -21,6 +21,7 @@ from pinlaterd.engines.base import StorageEngine
 from pinlaterd.errors import StorageLocked
 from pinlaterd.model import JobState
 from pinlaterd.shard.tasks import Pace, Steps
+from pinlaterd.shard.timekeeping import Timekeeper
 from pinlaterd.shard.works import Memory
 
 log = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ class Upkeep:
         memory: Memory,
         config: Config,
         clock: Clock,
+        timekeeper: Timekeeper,
         pace: Pace,
         chance: Random,
     ) -> None:
@@ -48,6 +50,8 @@ class Upkeep:
         self._memory = memory
         self._config = config
         self._clock = clock
+        self._time = timekeeper
+        self._with_later_claims: set[str] = set()  # queues that may have some
         self._pace = pace
         self._interval_seconds = config.server.monitor_interval_seconds
         self._round: Steps | None = None
@@ -72,6 +76,17 @@ class Upkeep:
         self.due = now + self._interval_seconds
         self._round = self._all_queues()
         return self._round
+
+    def begin(self) -> None:
+        """The store was opened, or the clock was set back: claims may bear times to come."""
+        self._with_later_claims = set(self._engine.queues())
+
+    def set_back(self) -> None:
+        """What was due in the time that the clock has gone back is due no more."""
+        self.begin()
+        for queue in list(self._memory.ready.queues()):
+            self._memory.ready.reread(queue)
+            self._memory.touched.add(queue)
 
     def look_at_suspects(self) -> None:
         """Read and count those queues again that a foreign writer seems to have changed."""
@@ -128,11 +143,28 @@ class Upkeep:
                 yield None
 
     def _release_expired(self, queue: str, limit: int) -> int:
-        now_ms = self._clock.now_ms()
-        timeout_ms = self._config.queue(queue).job_claimed_timeout_seconds * 1000
-        result = self._engine.release_expired(
-            queue, claimed_before_ms=now_ms - round(timeout_ms), limit=limit, now_ms=now_ms
+        timeout_ms = round(self._config.queue(queue).job_claimed_timeout_seconds * 1000)
+        before_ms = self._time.claimed_before_ms(timeout_ms)
+        ended = self._end_claims(queue, limit, claimed_before_ms=before_ms)
+        if ended < limit and queue in self._with_later_claims and self._time.known_for(timeout_ms):
+            ended += self._end_later_claims(queue, limit - ended, timeout_ms)
+        return ended
+
+    def _end_later_claims(self, queue: str, limit: int, timeout_ms: int) -> int:
+        """End claims of a time when the clock was ahead, by more than a time-out."""
+        ended = self._end_claims(
+            queue,
+            limit,
+            claimed_before_ms=self._engine.limits.run_after_ms,
+            claimed_after_ms=self._clock.now_ms() + timeout_ms,
         )
+        if ended < limit:
+            self._with_later_claims.discard(queue)
+        return ended
+
+    def _end_claims(self, queue: str, limit: int, **claimed_ms: int) -> int:
+        now_ms = self._clock.now_ms()
+        result = self._engine.release_expired(queue, limit=limit, now_ms=now_ms, **claimed_ms)
         self._memory.figures.expired(queue, result)
         self._memory.requeue(queue, result.retried, now_ms)
         return len(result.retried) + result.failed

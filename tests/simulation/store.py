@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from pinlaterd.engines.base import (
+    NO_TIME_MS,
     Ack,
     AckOp,
     AckResult,
@@ -393,12 +394,19 @@ class ModelStore:
         return keys
 
     def release_expired(
-        self, queue: str, *, claimed_before_ms: int, limit: int, now_ms: int
+        self,
+        queue: str,
+        *,
+        claimed_before_ms: int,
+        limit: int,
+        now_ms: int,
+        claimed_after_ms: int = NO_TIME_MS,
     ) -> Expired:
         expired = [
             row
             for row in self._disk.jobs[queue].values()
-            if row.state is JobState.IN_PROGRESS and row.updated_at_ms < claimed_before_ms
+            if row.state is JobState.IN_PROGRESS
+            and claimed_after_ms < row.updated_at_ms < claimed_before_ms
         ][:limit]
         again = [row.end_attempt(now_ms, now_ms) for row in expired]
         retried = [requeued for requeued in again if requeued is not None]

@@ -56,6 +56,9 @@ class World:
 class WorldClock:
     """A pinlaterd.clock.Clock on virtual time."""
 
+    step_ms = 0.0
+    warning = ""
+
     def __init__(self, world: World) -> None:
         self._world = world
         self._last_ms = 0
@@ -66,6 +69,14 @@ class WorldClock:
 
     def monotonic(self) -> float:
         return self._world.now
+
+    elapsed = monotonic
+
+    def look(self) -> bool:
+        return False
+
+    def resume(self, now_ms: int) -> None:
+        pass
 
 
 class Process:

@@ -64,14 +64,19 @@ def held_in(rows: Iterable[tuple[int, str | None, int, int]]) -> dict[int, HeldC
     }
 
 
-def oldest_claims(table: Table, claimed_before_ms: int, limit: int) -> bytes:
+def oldest_claims(table: Table, claimed_after_ms: int, claimed_before_ms: int, limit: int) -> bytes:
     """The statement for `held_in`. Without an index by age the longest claimed are not told from
     the others, and need not be."""
     order = b" ORDER BY updated_at, local_id" if table.by_updated_at else b""
+    updated_at = table.updated_at
+    after = b""
+    if claimed_after_ms > updated_at.earliest_ms:
+        after = b" AND updated_at > " + updated_at.bound(claimed_after_ms)
     return (
         b"SELECT " + _HELD + b" FROM " + table.name + table.by_updated_at
-        + b" WHERE state = 1 AND updated_at < " + table.updated_at.bound(claimed_before_ms)
-        + order + b" LIMIT %d FOR UPDATE" % limit
+        + b" WHERE state = 1 AND updated_at < "
+        + updated_at.bound(min(claimed_before_ms, updated_at.latest_ms))
+        + after + order + b" LIMIT %d FOR UPDATE" % limit
     )  # fmt: skip
 
 

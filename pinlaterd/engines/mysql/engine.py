@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from pinlaterd.clock import Clock, SystemClock
 from pinlaterd.engines.base import (
+    NO_TIME_MS,
     Batch,
     BatchResult,
     Durability,
@@ -258,13 +259,19 @@ class MysqlEngine(StorageEngine):
         return store.transact(0, lambda tx: slices.delete_keys(store, tx, queue, state, keys))
 
     def release_expired(
-        self, queue: str, *, claimed_before_ms: int, limit: int, now_ms: int
+        self,
+        queue: str,
+        *,
+        claimed_before_ms: int,
+        limit: int,
+        now_ms: int,
+        claimed_after_ms: int = NO_TIME_MS,
     ) -> Expired:
         store = self._store
         return store.transact(
             now_ms,
             lambda tx: slices.release_expired(
-                store, tx, queue, claimed_before_ms=claimed_before_ms, limit=limit
+                store, tx, queue, claimed_ms=(claimed_after_ms, claimed_before_ms), limit=limit
             ),
         )
 

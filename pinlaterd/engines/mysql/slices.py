@@ -59,14 +59,15 @@ def oldest_failed(table: Table, columns: bytes, limit: int) -> bytes:
 
 
 def release_expired(
-    store: Store, tx: Transaction, queue: str, *, claimed_before_ms: int, limit: int
+    store: Store, tx: Transaction, queue: str, *, claimed_ms: tuple[int, int], limit: int
 ) -> Expired:
+    """`claimed_ms`: after and before which time."""
     retried: list[Requeued] = []
     done = 0
     for table in store.tables_to_sweep(queue, JobState.IN_PROGRESS):
         if done == limit:
             break
-        held = held_in(tx.read([oldest_claims(table, claimed_before_ms, limit - done)]))
+        held = held_in(tx.read([oldest_claims(table, *claimed_ms, limit - done)]))
         attempts = [FailedAttempt(claim, tx.now_ms) for claim in held.values()]
         retried += fail_attempts(tx, queue, table, attempts, store.db.statement_bytes)
         done += len(attempts)

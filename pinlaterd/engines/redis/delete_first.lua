@@ -16,7 +16,7 @@ while taken < #ARGV and limit > 0 do
   local priority = take()
   local set = set_key(queue, priority, state)
   if not damage(set, 'zset') then
-    limit = limit - visit_first(set, queue, most, limit, function(id)
+    limit = limit - visit_first(set, queue, '-inf', most, limit, function(id)
       redis.call('ZREM', set, id)
       redis.call('UNLINK', job_key(queue, id))
       deleted[#deleted + 1] = priority

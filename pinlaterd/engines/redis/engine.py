@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pinlaterd.engines.base import (
+    NO_TIME_MS,
     Batch,
     BatchResult,
     Durability,
@@ -233,11 +234,18 @@ class RedisEngine(StorageEngine):
         )
 
     def release_expired(
-        self, queue: str, *, claimed_before_ms: int, limit: int, now_ms: int
+        self,
+        queue: str,
+        *,
+        claimed_before_ms: int,
+        limit: int,
+        now_ms: int,
+        claimed_after_ms: int = NO_TIME_MS,
     ) -> Expired:
+        claimed_ms = (str(claimed_after_ms), str(claimed_before_ms))
         failed, *retried = self._store.write(
             scripts.RELEASE_EXPIRED,
-            (self._store.known(queue), claimed_before_ms, limit, now_ms, *self._priorities),
+            (self._store.known(queue), *claimed_ms, limit, now_ms, *self._priorities),
         )
         return Expired(
             [Requeued(key.priority, PendingKey(now_ms, key.local_id)) for key in _keys(retried)],

@@ -59,13 +59,13 @@ end
 
 local MOST_GONE_AT_ONCE = 10000
 
--- Give `visit` the first jobs of a set with scores up to `most`, `limit` at most. It has to remove
--- what it is given. What is no job, or was evicted, is removed on the way, so many at once and no
--- more.
-local function visit_first(set, queue, most, limit, visit)
+-- Give `visit` the first jobs of a set with scores from `least` to `most`, `limit` at most. It has to
+-- remove what it is given. What is no job, or was evicted, is removed on the way, so many at once
+-- and no more.
+local function visit_first(set, queue, least, most, limit, visit)
   local visited, gone = 0, 0
   while visited < limit and gone < MOST_GONE_AT_ONCE do
-    local ids = redis.call('ZRANGEBYSCORE', set, '-inf', most, 'LIMIT', 0, limit - visited)
+    local ids = redis.call('ZRANGEBYSCORE', set, least, most, 'LIMIT', 0, limit - visited)
     if #ids == 0 then
       break
     end

@@ -13,7 +13,7 @@ end
 local run_after, limit, now = take_number(), take_number(), take_number()
 local failed, pending = set_key(queue, priority, FAILED), set_key(queue, priority, PENDING)
 local retried = { 'OK' }
-visit_first(failed, queue, '+inf', limit, function(id)
+visit_first(failed, queue, '-inf', '+inf', limit, function(id)
   local key = job_key(queue, id)
   local allowed = number_in(redis.call('HGET', key, 'al'), 0, LARGEST_I32) or 0
   redis.call('ZREM', failed, id)

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from pinlaterd.engines.base import (
+    NO_TIME_MS,
     Batch,
     BatchResult,
     Durability,
@@ -189,7 +190,13 @@ class SqliteEngine(StorageEngine):
         return found
 
     def release_expired(
-        self, queue: str, *, claimed_before_ms: int, limit: int, now_ms: int
+        self,
+        queue: str,
+        *,
+        claimed_before_ms: int,
+        limit: int,
+        now_ms: int,
+        claimed_after_ms: int = NO_TIME_MS,
     ) -> Expired:
         queue_id = self._store.queue_id(queue)
         if not self._store.priorities_holding(queue_id, JobState.IN_PROGRESS):
@@ -199,7 +206,7 @@ class SqliteEngine(StorageEngine):
                 self._store,
                 tx,
                 queue_id,
-                claimed_before_ms=claimed_before_ms,
+                claimed_ms=(claimed_after_ms, claimed_before_ms),
                 limit=limit,
             )
 

@@ -62,8 +62,9 @@ def retry_failed(
 
 
 def release_expired(
-    store: Store, tx: Transaction, queue_id: int, *, claimed_before_ms: int, limit: int
+    store: Store, tx: Transaction, queue_id: int, *, claimed_ms: tuple[int, int], limit: int
 ) -> Expired:
+    """`claimed_ms`: after and before which time."""
     attempts: list[FailedAttempt] = []
     for priority in store.priorities_holding(queue_id, JobState.IN_PROGRESS):
         rows = tx.db.execute(
@@ -71,9 +72,10 @@ def release_expired(
             " jobs.run_after, jobs.custom_status"
             " FROM claims INDEXED BY claims_by_age"
             " CROSS JOIN jobs ON jobs.local_id = claims.local_id"
-            " WHERE claims.queue = ? AND claims.priority = ? AND claims.claimed_at < ?"
+            " WHERE claims.queue = ? AND claims.priority = ?"
+            " AND claims.claimed_at > ? AND claims.claimed_at < ?"
             " ORDER BY claims.claimed_at, claims.local_id LIMIT ?",
-            (queue_id, priority, claimed_before_ms, limit - len(attempts)),
+            (queue_id, priority, *claimed_ms, limit - len(attempts)),
         )
         for local_id, *rest in rows:
             claim = HeldClaim(JobKey(priority, local_id), *rest)

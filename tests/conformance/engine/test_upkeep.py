@@ -53,6 +53,27 @@ def test_a_claim_of_the_last_moment_never_times_out(store: EngineHarness, clock:
     assert store.job(second).run_after_ms == at_ms
 
 
+def test_claims_that_bear_times_still_to_come(store: EngineHarness, clock: FakeClock):
+    """As after a clock that was ahead was set back."""
+    keys = store.enqueue(*[Job(b"", attempts_allowed=2)] * 3)
+    latest_ms = store.engine.limits.run_after_ms
+    for key, at_ms in zip(keys, (store.now_ms, store.now_ms + 3_600_000, latest_ms), strict=True):
+        claims = [store.claim_on(key, PendingKey(store.now_ms, key.local_id))]
+        store.engine.apply(Batch(claims=[ClaimOp("mail", claims)]), at_ms)
+
+    expired = store.engine.release_expired(
+        "mail",
+        claimed_before_ms=latest_ms,
+        claimed_after_ms=store.now_ms + 600_000,
+        limit=100,
+        now_ms=store.now_ms,
+    )
+
+    assert expired == ([(1, PendingKey(store.now_ms, keys[1].local_id))], 0)
+    running = JobState.IN_PROGRESS
+    assert store.states(keys) == [running, JobState.PENDING, running]
+
+
 def test_at_the_last_attempt_a_time_out_is_a_failure(store: EngineHarness, clock: FakeClock):
     [claimed] = store.in_progress(Job(b"a", attempts_allowed=1))
     clock.advance(601)

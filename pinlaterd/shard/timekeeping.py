@@ -1,0 +1,147 @@
+"""How old claims are, by the time for which the shard served: no step of a clock ends a claim, and
+no time in which workers could not reach the shard.
+
+What is stored bears wall time. So a list of breaks, in memory, tells which time it was so much
+served time ago. Each second the time is noted in a file of DIR/run: a process that starts in the
+same boot of the machine goes on with its predecessor's clock, whatever the wall clock did
+meanwhile, and knows how long the shard was away. After a reboot, or on another machine, every claim
+has its whole time-out again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+from collections import deque
+from pathlib import Path
+from typing import NamedTuple
+
+from pinlaterd.clock import Clock
+
+log = logging.getLogger(__name__)
+
+# A turn of the loop takes a second at most; one that takes so long was no service.
+_ABSENT_SECONDS = 5.0
+_MOST_BREAKS = 100
+_LONG_AGO_MS = 0
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class _Break(NamedTuple):
+    """A moment of the served time at which now_ms changed by something else than served time."""
+
+    served: float  # seconds
+    before_ms: int
+    after_ms: int
+
+
+class Timekeeper:
+    """Of one shard. `file` is where the time is noted; None: nowhere."""
+
+    def __init__(self, clock: Clock, file: Path | None = None) -> None:
+        self._clock = clock
+        self._file = file
+        self._breaks: deque[_Break] = deque(maxlen=_MOST_BREAKS)
+        self._absent = 0.0  # seconds of elapsed time that were not served
+        self._begun = False
+        self._alive: tuple[float, int] | None = None  # elapsed, now_ms when it last served
+        self._unknown_since = 0.0  # served time: older claims may bear times still to come
+
+    # --- begin and end of service ------------------------------------------------------------
+
+    def resume(self) -> None:
+        """Before the store is opened: go on with the clock of a predecessor in this boot."""
+        if self._begun or self._file is None:
+            return
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            noted = json.loads(self._file.read_text())
+            elapsed, now_ms = float(noted["elapsed"]), int(noted["now_ms"])
+            since = self._clock.elapsed() - elapsed
+            if noted["boot"] and noted["boot"] == _boot_id() and since >= 0:
+                self._clock.resume(now_ms + round(since * 1000))
+                self._alive = (elapsed, now_ms)
+
+    def begin(self) -> None:
+        """The store is open."""
+        elapsed, now_ms = self._clock.elapsed(), self._clock.now_ms()
+        since, before_ms = self._alive or (elapsed, _LONG_AGO_MS)
+        self._break_off(since, before_ms, elapsed, now_ms)
+        self._unknown_since = self._served(elapsed)
+        self._begun = True
+        self._note()
+
+    def awake(self) -> None:
+        """In each turn of the loop, while the shard serves."""
+        elapsed, now_ms = self._clock.elapsed(), self._clock.now_ms()
+        if self._alive is not None and elapsed - self._alive[0] > _ABSENT_SECONDS:
+            log.warning("did not run for %.1f s; claims get that time", elapsed - self._alive[0])
+            self._break_off(*self._alive, elapsed, now_ms)
+        self._alive = (elapsed, now_ms)
+
+    def tick(self) -> bool:
+        """Once a second. True if the time went back."""
+        before_ms, warning = self._clock.now_ms(), self._clock.warning
+        followed = self._clock.look()
+        if self._clock.warning != warning and self._clock.warning:
+            log.warning("%s", self._clock.warning)
+        now_ms = self._clock.now_ms()
+        if followed:
+            elapsed = self._clock.elapsed()
+            self._break_off(elapsed, before_ms, elapsed, now_ms)
+            if now_ms < before_ms:
+                self._unknown_since = self._served(elapsed)
+        self._note()
+        return followed and now_ms < before_ms
+
+    # --- ages ----------------------------------------------------------------------------------
+
+    def claimed_before_ms(self, timeout_ms: int) -> int:
+        """Claims renewed before this time are older than `timeout_ms`; if the clock was set back,
+        perhaps not all that are."""
+        elapsed, end_ms = self._clock.elapsed(), self._clock.now_ms()
+        end = self._served(elapsed)
+        at, most_ms = end - timeout_ms / 1000, end_ms
+        for served, before_ms, after_ms in reversed(self._breaks):
+            if at >= served:
+                break
+            # What was claimed since then bears times from here on.
+            most_ms = min(most_ms, after_ms)
+            end, end_ms = served, before_ms
+        return max(0, min(most_ms, end_ms - round((end - at) * 1000)))
+
+    def known_for(self, timeout_ms: int) -> bool:
+        """Whether all claims of a time-out's age bear times of the clock as it goes now: those that
+        bear times still to come are from before it was set back."""
+        return self._served(self._clock.elapsed()) - self._unknown_since >= timeout_ms / 1000
+
+    # --- within ------------------------------------------------------------------------------
+
+    def _served(self, elapsed: float) -> float:
+        return elapsed - self._absent
+
+    def _break_off(self, since: float, before_ms: int, until: float, after_ms: int) -> None:
+        """What passed from `since` to `until` (elapsed) was not served."""
+        self._breaks.append(_Break(self._served(since), before_ms, after_ms))
+        self._absent += until - since
+        self._alive = (until, after_ms)
+
+    def _note(self) -> None:
+        if self._file is None or self._alive is None:
+            return
+        elapsed, now_ms = self._clock.elapsed(), self._clock.now_ms()
+        text = json.dumps({"boot": _boot_id(), "elapsed": elapsed, "now_ms": now_ms})
+        written = self._file.with_name(self._file.name + ".new")
+        try:
+            written.write_text(text + "\n")
+            os.replace(written, self._file)  # noqa: PTH105  (one system call)
+        except OSError as error:
+            log.warning("can't note the time in %s: %s", self._file, error)
+
+
+def _boot_id() -> str:
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,129 @@
+"""How old claims are, whatever the clock did and however long the shard was away."""
+
+from __future__ import annotations
+
+import json
+
+from pinlaterd.clock import FakeClock
+from pinlaterd.shard.timekeeping import Timekeeper
+
+HOUR_MS = 3_600_000
+
+
+class SteppedClock(FakeClock):
+    """Follows steps at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ahead_ms = 0
+
+    def look(self) -> bool:
+        followed = self.ahead_ms != 0
+        self._now_ms += self.ahead_ms
+        self.ahead_ms = 0
+        return followed
+
+
+def serving(clock: FakeClock) -> Timekeeper:
+    timekeeper = Timekeeper(clock)
+    timekeeper.begin()
+    advance(clock, timekeeper, 20)
+    return timekeeper
+
+
+def advance(clock: FakeClock, timekeeper: Timekeeper, seconds: int) -> None:
+    for _ in range(seconds):
+        clock.advance(1)
+        timekeeper.awake()
+
+
+def test_a_claim_found_at_the_opening_has_its_whole_time_out():
+    clock = FakeClock()
+    timekeeper = Timekeeper(clock)
+    timekeeper.begin()
+    before_ms = clock.now_ms() - HOUR_MS
+
+    clock.advance(599)
+    assert timekeeper.claimed_before_ms(600_000) <= before_ms
+    clock.advance(2)
+
+    assert timekeeper.claimed_before_ms(600_000) == clock.now_ms() - 600_000
+
+
+def test_a_claim_does_not_age_while_the_process_stands_still():
+    clock = FakeClock()
+    timekeeper = serving(clock)
+    claimed_ms = clock.now_ms()
+    advance(clock, timekeeper, 5)
+    clock.advance(60)
+    timekeeper.awake()
+
+    assert timekeeper.claimed_before_ms(10_000) < claimed_ms
+    advance(clock, timekeeper, 4)
+    assert timekeeper.claimed_before_ms(10_000) < claimed_ms
+    advance(clock, timekeeper, 2)
+    assert timekeeper.claimed_before_ms(10_000) > claimed_ms
+
+
+def test_a_step_forward_ends_no_claim():
+    clock = SteppedClock()
+    timekeeper = serving(clock)
+    claimed_ms = clock.now_ms()
+    advance(clock, timekeeper, 5)
+    clock.ahead_ms = HOUR_MS
+
+    assert not timekeeper.tick()
+
+    advance(clock, timekeeper, 4)
+    assert timekeeper.claimed_before_ms(10_000) == claimed_ms - 1000
+    advance(clock, timekeeper, 2)
+    assert timekeeper.claimed_before_ms(10_000) == claimed_ms + 1000
+
+
+def test_a_step_back_ends_no_claim_that_was_made_after_it():
+    clock = SteppedClock()
+    timekeeper = serving(clock)
+    clock.ahead_ms = -HOUR_MS
+    assert timekeeper.tick()
+    claimed_ms = clock.now_ms()
+
+    advance(clock, timekeeper, 9)
+    assert timekeeper.claimed_before_ms(10_000) <= claimed_ms
+    assert not timekeeper.known_for(10_000)
+    advance(clock, timekeeper, 2)
+
+    assert timekeeper.claimed_before_ms(10_000) > claimed_ms
+    assert timekeeper.known_for(10_000)
+
+
+def test_a_successor_goes_on_with_the_time_of_its_boot(tmp_path):
+    clock, file = FakeClock(), tmp_path / "shard-1.clock"
+    timekeeper = Timekeeper(clock, file)
+    timekeeper.begin()
+    timekeeper.tick()
+    claimed_ms, time_ms = clock.now_ms(), clock.now_ms()
+    clock.advance(60)
+    clock.resume(time_ms + HOUR_MS)  # what its wall clock says
+
+    successor = Timekeeper(clock, file)
+    successor.resume()
+    successor.begin()
+
+    assert clock.now_ms() == time_ms + 60_000
+    assert successor.claimed_before_ms(10_000) < claimed_ms
+    clock.advance(11)
+    assert successor.claimed_before_ms(10_000) > claimed_ms
+
+
+def test_what_was_noted_in_another_boot_is_not_used(tmp_path):
+    clock, file = FakeClock(), tmp_path / "shard-1.clock"
+    now_ms = clock.now_ms()
+    other_boot = json.dumps({"boot": "other", "elapsed": 5.0, "now_ms": 5})
+    for noted in (other_boot, "{}", "[]", "x", ""):
+        file.write_text(noted)
+        timekeeper = Timekeeper(clock, file)
+
+        timekeeper.resume()
+        timekeeper.begin()
+
+        assert clock.now_ms() == now_ms
