@@ -123,7 +123,12 @@
  *   max_connections                10,000 to one router; beyond, they are closed at once
  *   max_calls_per_connection       1,000 pipelined; beyond, the router reads no more until it
  *                                  has answered some
- *   max_calls_in_flight            20,000 in one router; beyond, calls are rejected (`overloaded`)
+ *   max_calls_in_flight            20,000 in one router; beyond, calls are rejected (`overloaded`).
+ *                                  Dequeues that wait (maxWaitMillis) do not count
+ *   max_waiting_dequeues           20,000 in one router; beyond, a dequeue that would wait is
+ *                                  rejected (`overloaded`); its acks have been carried out
+ *   max_waiting_per_connection     100 pipelined dequeues; beyond, no call behind them is begun
+ *                                  until one of them has ended
  *   max_buffered_bytes             256 MiB of unfinished messages and unread answers in one router;
  *                                  above half of it, those whose message lacks the most wait, and
  *                                  those who could go on and do not for 2 seconds are closed

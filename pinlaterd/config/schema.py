@@ -216,6 +216,16 @@ class ServerSettings:
     max_calls_per_connection: int = _setting(
         1000, "pipelined calls of one connection that are worked on", Between(1, 1_000_000)
     )
+    max_waiting_dequeues: int = _setting(
+        20_000,
+        "dequeues of one router that wait for jobs or their rate; more are refused",
+        Between(1, 10_000_000),
+    )
+    max_waiting_per_connection: int = _setting(
+        100,
+        "pipelined dequeues of one connection that are worked on, as each of them may wait",
+        Between(1, 1_000_000),
+    )
     shard_buffer_bytes: int = _setting(
         32 * MIB,
         "memory of one shard for ready jobs and fresh bodies, bytes",

@@ -5,8 +5,9 @@ Relies on `rpc` to write errors. A call ends exactly once, by `reply`, `finish` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from pinlaterd.errors import EnqueueRejected, ErrorCode, PinLaterError, ShardConnectionFailed
 from pinlaterd.router.shards import Shard
@@ -14,12 +15,20 @@ from pinlaterd.rpc import codec
 from pinlaterd.rpc.codec import Peek
 from pinlaterd.wire.router_end import Outcome, ShardReply
 
+T = TypeVar("T")
+
 
 class Answer(Protocol):
     """Where the reply to one call goes (see `rpc.server`)."""
 
     on_undelivered: Callable[[bytes], None] | None
-    """Called if the client goes after `send`, before its turn to be written has come."""
+    """Called if the client goes after `send`, before all of the answer has arrived."""
+    on_gone: Callable[[], object] | None
+    """Called if the client goes before `send`."""
+
+    def expect_wait(self) -> None:
+        """The call may wait for long: a client may have only so many of those in hand."""
+        ...
 
     @property
     def gone(self) -> bool:
@@ -39,7 +48,13 @@ class Refusal(NamedTuple):
 
 
 class CallKeeper(Protocol):
-    """Who counts the calls in hand."""
+    """Who counts the calls in hand, and those that wait."""
+
+    def waits(self, call: Call) -> None:
+        """It is not in hand for now. Raises Overloaded if too many wait."""
+        ...
+
+    def goes_on(self, call: Call) -> None: ...
 
     def ended(self, call: Call, error: ErrorCode | None) -> None: ...
 
@@ -72,6 +87,28 @@ class Call:
         sent = self.answer.send(message)
         self._keeper.ended(self, error)
         return sent
+
+    async def wait(self, waiting: Coroutine[Any, Any, T], otherwise: T) -> T:
+        """The result of `waiting`, or `otherwise` as soon as the client has gone. Meanwhile the
+        call counts as one that waits. Raises Overloaded if too many do."""
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            self._keeper.waits(self)
+        except PinLaterError:
+            waiting.close()
+            raise
+        self.answer.on_gone = task.cancel
+        try:
+            return await waiting
+        except asyncio.CancelledError:
+            if not self.answer.gone:
+                raise
+            task.uncancel()
+            return otherwise
+        finally:
+            self.answer.on_gone = None
+            self._keeper.goes_on(self)
 
     def fail(self, error: PinLaterError) -> None:
         self.reply(codec.encode_error(self.peek.head, error), error.code)

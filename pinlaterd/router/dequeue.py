@@ -134,7 +134,8 @@ class Dequeuer:
             raise DequeueRateLimited(
                 f"queue {request.queue!r} has used up its rate; try again later"
             )
-        call.answer.on_undelivered = lambda _message: gathering.give_back()
+        if gathering.jobs and not request.dry_run:
+            call.answer.on_undelivered = lambda _message: gathering.give_back()
         if not call.reply(codec.encode_reply(call.peek.head, DequeueResult(gathering.jobs))):
             gathering.give_back()
 
@@ -142,7 +143,11 @@ class Dequeuer:
         queue = gathering.request.queue
         # News that came after its shard confirmed that there is nothing has woken nobody.
         if not self._shards.ready_jobs(queue):
-            await self.waiting.wait(queue, seconds, lambda: gathering.call.answer.gone)
+            call = gathering.call
+            waiting = self.waiting.wait(queue, seconds, lambda: call.answer.gone)
+            await call.wait(waiting, otherwise=False)
+            if call.answer.gone:  # it may have been woken in place of another one
+                self.waiting.wake(queue, self._shards.ready_jobs(queue))
         gathering.cover([])
 
     async def _gather(self, gathering: _Gathering, wait_until: float) -> bool:
@@ -176,9 +181,10 @@ class Dequeuer:
             return taken
         # what shards confirmed before is of no use after a wait
         gathering.cover([])
-        return await self._limits.wait(
-            queue, wanted, wait_until - self._clock.monotonic(), lambda: gathering.call.answer.gone
-        )
+        call = gathering.call
+        seconds = wait_until - self._clock.monotonic()
+        waiting = self._limits.wait(queue, wanted, seconds, lambda: call.answer.gone)
+        return await call.wait(waiting, otherwise=0)
 
     async def _claim(self, gathering: _Gathering, wanted: int) -> None:
         """Claim level by level, until `wanted` jobs are there or all levels are confirmed empty."""

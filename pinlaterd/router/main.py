@@ -239,6 +239,7 @@ class Router:
     def _report(self) -> None:
         self._reporting = self._loop.call_later(_REPORT_SECONDS, self._report)
         self._stats.gauge("router_calls_in_hand", self._service.calls_in_hand)
+        self._stats.gauge("router_calls_waiting", self._service.calls_waiting)
         logs.count_dropped(self._stats.count)
         self._rates.show()
         self._report_state()

@@ -62,10 +62,12 @@ class RouterService:
         self._chance = chance
         self._timeout_seconds = settings.request_timeout_ms / 1000
         self._most_in_hand = settings.max_calls_in_flight
+        self._most_waiting = settings.max_waiting_dequeues
         self._split_jobs = settings.enqueue_split_jobs
         self._most_elements = settings.max_jobs_per_call
         self._last_enqueued: Shard | None = None
         self._in_hand = 0
+        self._waiting = 0
         self._none_in_hand: asyncio.Event | None = None  # only while finishing
         self._tasks: set[asyncio.Task[None]] = set()
         self._divided = DividedCalls(shards, settings, clock, chance)
@@ -103,6 +105,8 @@ class RouterService:
             keeper=self,
         )
         self._in_hand += 1
+        if method is Method.DEQUEUE:
+            answer.expect_wait()
         if self._in_hand > self._most_in_hand:
             call.fail(self._overloaded(method))
         elif peek.canonical and peek.items <= self._most_elements and method in self._pass_through:
@@ -120,6 +124,10 @@ class RouterService:
     def calls_in_hand(self) -> int:
         return self._in_hand
 
+    @property
+    def calls_waiting(self) -> int:
+        return self._waiting
+
     def stop_waiting(self) -> None:
         """Dequeues that wait for jobs are answered now, and none waits any more."""
         self._dequeuer.stop_waiting()
@@ -134,13 +142,27 @@ class RouterService:
 
     async def _drained(self) -> None:
         self._none_in_hand = asyncio.Event()
-        if self._in_hand:
+        if self._in_hand or self._waiting:
             await self._none_in_hand.wait()
 
-    def ended(self, call: Call, error: ErrorCode | None) -> None:
-        """A call was answered (see CallKeeper)."""
+    # --- what calls tell (CallKeeper) ---------------------------------------------------------
+
+    def waits(self, call: Call) -> None:
+        if self._waiting >= self._most_waiting:
+            raise Overloaded(
+                f"{self._waiting} dequeues wait already, as many as max_waiting_dequeues in "
+                "etc/pinlaterd.yaml allows"
+            )
         self._in_hand -= 1
-        if self._none_in_hand is not None and not self._in_hand:
+        self._waiting += 1
+
+    def goes_on(self, call: Call) -> None:
+        self._waiting -= 1
+        self._in_hand += 1
+
+    def ended(self, call: Call, error: ErrorCode | None) -> None:
+        self._in_hand -= 1
+        if self._none_in_hand is not None and not (self._in_hand or self._waiting):
             self._none_in_hand.set()
         method = call.peek.method
         assert method is not None

@@ -7,21 +7,19 @@ woken as jobs are ready, so that one job does not stir a thousand workers.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable
-from typing import NamedTuple
 
-
-class _Waiter(NamedTuple):
-    woken: asyncio.Future[None]
-    has_gone: Callable[[], bool]
+_Woken = asyncio.Future[None]
 
 
 class WaitingRoom:
     """Dequeues that found nothing, by queue."""
 
     def __init__(self) -> None:
-        self._waiters: dict[str, deque[_Waiter]] = {}
+        # Whether each has gone, the first to come first. Thousands may end at once: a deque would
+        # be searched for each of them.
+        self._waiters: dict[str, OrderedDict[_Woken, Callable[[], bool]]] = {}
 
     def __len__(self) -> int:
         return sum(len(waiters) for waiters in self._waiters.values())
@@ -32,14 +30,14 @@ class WaitingRoom:
 
     async def wait(self, queue: str, seconds: float, has_gone: Callable[[], bool]) -> bool:
         """Wait for news of `queue`; False once `seconds` have passed without any."""
-        waiter = _Waiter(asyncio.get_running_loop().create_future(), has_gone)
-        self._waiters.setdefault(queue, deque()).append(waiter)
+        woken: _Woken = asyncio.get_running_loop().create_future()
+        self._waiters.setdefault(queue, OrderedDict())[woken] = has_gone
         try:
-            await asyncio.wait_for(waiter.woken, seconds)
+            await asyncio.wait_for(woken, seconds)
         except TimeoutError:
             return False
         finally:
-            self._forget(queue, waiter)
+            self._forget(queue, woken)
         return True
 
     def wake_all(self) -> None:
@@ -51,17 +49,16 @@ class WaitingRoom:
         """`ready` jobs of `queue` can be had: wake as many of those who still want one."""
         waiters = self._waiters.get(queue)
         while waiters and ready > 0:
-            waiter = waiters.popleft()
-            if not waiter.woken.done():
-                waiter.woken.set_result(None)
-                if not waiter.has_gone():
+            woken, has_gone = waiters.popitem(last=False)
+            if not woken.done():
+                woken.set_result(None)
+                if not has_gone():
                     ready -= 1
 
-    def _forget(self, queue: str, waiter: _Waiter) -> None:
+    def _forget(self, queue: str, woken: _Woken) -> None:
         waiters = self._waiters.get(queue)
         if waiters is None:
             return
-        if waiter in waiters:
-            waiters.remove(waiter)
+        waiters.pop(woken, None)
         if not waiters:
             del self._waiters[queue]

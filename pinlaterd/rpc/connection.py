@@ -16,10 +16,12 @@ from typing import Any, Final, NamedTuple, Protocol, cast
 
 from pinlaterd.errors import ProtocolError
 from pinlaterd.rpc.buffers import BufferBudget
+from pinlaterd.rpc.deliveries import Deliveries
 from pinlaterd.rpc.framing import FrameReader, Transcoders
 from pinlaterd.rpc.message import is_oneway
 
 _pack_length: Final = struct.Struct(">I").pack
+_LENGTH_BYTES: Final = 4
 
 KIB: Final = 1024
 
@@ -51,6 +53,7 @@ class Host(Protocol):
 
     max_frame_bytes: int
     max_calls: int
+    max_waiting: int
     transcoders: Transcoders
     budget: BufferBudget
     handler: Callable[[bytes, Answer], None]
@@ -77,14 +80,23 @@ class Host(Protocol):
 class Answer:
     """Where the answer to one call goes: `send` once, at any later time."""
 
-    __slots__ = ("_connection", "_message", "_oneway", "on_undelivered")
+    __slots__ = ("_connection", "_message", "_oneway", "may_wait", "on_gone", "on_undelivered")
 
     def __init__(self, connection: Connection, *, oneway: bool) -> None:
         self._connection = connection
         self._oneway = oneway
         self._message: bytes | None = None
-        # Called with the message if the client goes while it still waits for earlier answers.
+        # Called with the message if the client goes before all of it has arrived.
         self.on_undelivered: Callable[[bytes], None] | None = None
+        # Called if the client goes before there is an answer.
+        self.on_gone: Callable[[], object] | None = None
+        self.may_wait = False
+
+    def expect_wait(self) -> None:
+        """The call may wait for long: its connection has only so many of those in hand."""
+        if not self._oneway:
+            self.may_wait = True
+            self._connection.may_wait(self)
 
     @property
     def gone(self) -> bool:
@@ -123,6 +135,8 @@ class Connection(asyncio.Protocol):
         self._reader = FrameReader(host.max_frame_bytes, host.transcoders)
         self._slots: deque[Answer] = deque()  # the calls in hand, oldest first
         self._waiting: deque[bytes] = deque()  # messages that are not begun yet
+        self._may_wait = 0  # calls without an answer that may wait for long
+        self._deliveries: Deliveries[Answer] | None = None
         self._reading = True
         self._pumping = False
         self._ready_bytes = 0  # answers that came while pumping
@@ -153,6 +167,7 @@ class Connection(asyncio.Protocol):
         connected: socket.socket = transport.get_extra_info("socket")
         for level, option, value in _KEEPALIVE:
             connected.setsockopt(level, option, value)
+        self._deliveries = Deliveries(connected)
         self._transport.set_write_buffer_limits(_UNSENT_HIGH_BYTES, _UNSENT_LOW_BYTES)
 
     def data_received(self, data: bytes) -> None:
@@ -186,13 +201,22 @@ class Connection(asyncio.Protocol):
         elif went_by_itself and not (self._received_bytes or self._retiring):
             seconds = asyncio.get_running_loop().time() - self._since
             self._host.left_in_silence(self, seconds)
+        # If we close it ourselves, what the kernel has taken is still on its way.
+        undelivered: list[Answer] = []
+        if self._deliveries is not None:
+            if self.gone or exc is not None or not self._closing:
+                undelivered = self._deliveries.undelivered()
+            self._deliveries.detach()
         self.gone = True
         slots, self._slots = self._slots, deque()
         self._waiting.clear()
         if self._counted:
             self._host.closed(self)
-        for answer in slots:
-            if answer.message is not None and answer.on_undelivered is not None:
+        for answer in (*undelivered, *slots):
+            if answer.message is None:
+                if answer.on_gone is not None:
+                    answer.on_gone()
+            elif answer.on_undelivered is not None:
                 answer.on_undelivered(answer.message)
 
     # --- calls and answers ----------------------------------------------------------------------
@@ -203,6 +227,8 @@ class Connection(asyncio.Protocol):
 
     def answered(self, answer: Answer) -> None:
         """An answer is there. It goes out once all earlier ones are."""
+        if answer.may_wait:
+            self._may_wait -= 1
         self._answer_bytes = max(len(answer.message or b""), self._answer_bytes // 2)
         if self._pumping:
             self._ready_bytes += len(answer.message or b"")
@@ -211,6 +237,11 @@ class Connection(asyncio.Protocol):
             self._pump()
         else:
             self._host.budget.charge(len(answer.message or b""))
+            if answer.may_wait and self._waiting:
+                self._pump()
+
+    def may_wait(self, answer: Answer) -> None:
+        self._may_wait += 1
 
     def _pump(self) -> None:
         """Write what can be written and begin what may be begun, until neither is left."""
@@ -220,11 +251,7 @@ class Connection(asyncio.Protocol):
         try:
             self._write_answers()
             while self._waiting and self._may_begin():
-                while (
-                    self._waiting
-                    and len(self._slots) < self._most_calls()
-                    and self._ready_bytes < _JOIN_BYTES
-                ):
+                while self._waiting and self._may_begin() and self._ready_bytes < _JOIN_BYTES:
                     self._begin(self._waiting.popleft())
                 self._write_answers()
         finally:
@@ -240,7 +267,12 @@ class Connection(asyncio.Protocol):
         return not (self._slots or self._waiting or self._reader.missing)
 
     def _may_begin(self) -> bool:
-        return len(self._slots) < self._most_calls() and not self._unsent_high and not self.gone
+        return (
+            len(self._slots) < self._most_calls()
+            and self._may_wait < self._host.max_waiting
+            and not self._unsent_high
+            and not self.gone
+        )
 
     def _most_calls(self) -> int:
         """How many calls may be in hand: few of those whose answers are large, or a client that
@@ -265,10 +297,12 @@ class Connection(asyncio.Protocol):
         slots = self._slots
         framed = self._reader.framed
         transcoder = self._reader.transcoder
+        deliveries = self._deliveries
         parts: list[bytes] = []
         size = 0
         while slots:
-            message = slots[0].message
+            answer = slots[0]
+            message = answer.message
             if message is None:
                 break
             slots.popleft()
@@ -276,8 +310,11 @@ class Connection(asyncio.Protocol):
                 message = transcoder.from_binary(message)
             if framed:
                 parts.append(_pack_length(len(message)))
+                size += _LENGTH_BYTES
             parts.append(message)
-            size += 4 + len(message)
+            size += len(message)
+            if answer.on_undelivered is not None and deliveries is not None:
+                deliveries.written(self._written_bytes + size, answer)
         if not parts:
             return
         if self._retiring and self._has_nothing_in_hand():
@@ -321,7 +358,10 @@ class Connection(asyncio.Protocol):
         """What this connection keeps in memory: unfinished, not begun, answered but not sent."""
         answers = sum(len(answer.message or b"") for answer in self._slots)
         waiting = sum(map(len, self._waiting))
-        return self._reader.buffered + waiting + answers + self._transport.get_write_buffer_size()
+        written = self._transport.get_write_buffer_size()
+        if self._deliveries is not None:
+            written = max(written, self._deliveries.held_bytes)
+        return self._reader.buffered + waiting + answers + written
 
     # --- ends -------------------------------------------------------------------------------------
 
@@ -374,6 +414,16 @@ class Connection(asyncio.Protocol):
         if not self.gone:
             self.gone = True
             self._transport.abort()
+
+    def look(self) -> None:
+        """Let go of answers that have arrived, and of a client that has gone while it is not read
+        from: that end the transport does not see."""
+        deliveries = self._deliveries
+        if deliveries is None or self.gone:
+            return
+        deliveries.forget_delivered()
+        if self._may_wait and not self._reading and deliveries.client_has_ended():
+            self.abort()
 
     def stalled(self, now: float, seconds: float) -> str | None:
         """Why this connection should be closed: what has made no progress for so long."""

@@ -45,7 +45,7 @@ _CROWDED_CURE: Final = (
 # Those who only look whether the port is open go sooner.
 _SILENCE_SECONDS: Final = 5.0
 _LOOKS_PER_PATIENCE: Final = 10
-_LOOK_SECONDS: Final = 1.0
+_LOOK_SECONDS: Final = 0.5
 _LOG_LINES: Final = 20
 _LOG_SECONDS: Final = 10.0
 _BACKLOG: Final = 1024
@@ -59,6 +59,7 @@ class ThriftServer:
         self.handler = handler
         self.max_frame_bytes = settings.max_frame_bytes
         self.max_calls = settings.max_calls_per_connection
+        self.max_waiting = settings.max_waiting_per_connection
         self.transcoders: Transcoders = {PROTOCOL_ID: CompactTranscoder(settings.max_frame_bytes)}
         self.budget = BufferBudget(settings.max_buffered_bytes, lambda: self._connections)
         self._settings = settings
@@ -192,13 +193,15 @@ class ThriftServer:
     # --- from time to time --------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Close connections that make no progress; sooner, while others wait for their memory."""
+        """Close connections that have ended or make no progress; the latter sooner while others
+        wait for their memory."""
         self._log.flush_if_over()
         if self.budget.strained:
             self.budget.count()
         crowded = self.budget.crowded
         patience = min(self._stall_seconds, _CROWDED_SECONDS) if crowded else self._stall_seconds
         for connection in tuple(self._connections):
+            connection.look()
             reason = connection.stalled(self._looked_seconds, patience)
             if reason is not None:
                 cure = _CROWDED_CURE if crowded else ""

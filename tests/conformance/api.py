@@ -359,6 +359,10 @@ class Wire:
         (size,) = struct.unpack(">i", self._read(4))
         return self._api.read(self._read(size))
 
+    def read_bytes(self, size: int) -> bytes:
+        """A part of what the other side sends."""
+        return self._read(size)
+
     def read_unframed(self, count: int) -> list[Answer]:
         """So many replies, of a connection that is used without frames."""
         data = b""

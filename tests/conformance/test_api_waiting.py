@@ -6,8 +6,8 @@
     by a time-out, a failed ack, a checkpoint, a retry      test_woken_by_…
     bounded by maxWaitMillis and max_dequeue_wait_ms        test_answers_empty_…
     with jobs ready it does not wait                        test_ready_job_does_not_wait
-    claims whose client has gone go back to PENDING at once, at no attempt's cost
-                                                            test_client_gone_…
+    claims whose client has gone go back to PENDING at once, at no attempt's cost, also of an answer
+    that it has read in part                                test_client_gone_…
 
 Answers that come too late: test_api_shard_down.py.
 """
@@ -21,6 +21,7 @@ from contextlib import ExitStack
 import pytest
 
 from tests.conformance.api import (
+    KIB,
     MAX_DEQUEUE_WAIT_MS,
     PENDING,
     Claimed,
@@ -189,3 +190,17 @@ def test_client_gone_with_its_dequeue_in_hand(
     for info in client.lookup(*descriptors).values():
         assert (info.attemptsAllowed, info.attemptsRemaining) == (2, 2)
         assert info.claimDescriptor is None
+
+
+def test_client_gone_with_its_answer_half_read(
+    service: Deployment, api: Interface, client: Client, queue, wait_until: WaitUntil
+):
+    descriptors = client.enqueue(queue, *[bytes(25 * KIB)] * 40)
+    with service.wire() as wire:
+        wire.send(api.message("dequeueJobs", client.dequeue_request(queue, 40)))
+        wire.read_bytes(KIB)
+
+    wait_until(lambda: client.count(queue, PENDING) == len(descriptors), seconds=5)
+
+    for info in client.lookup(*descriptors).values():
+        assert (info.attemptsRemaining, info.claimDescriptor) == (2, None)

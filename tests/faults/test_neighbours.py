@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
 from pinlaterd.client import Client, ConnectionFailed, Job, PinLaterError
+from pinlaterd.model import CallContext, DequeueRequest, Method, QueueNamesRequest
+from pinlaterd.rpc import codec
 from tests.deployment import Deployment, frozen
 from tests.faults.load import shards_of
 from tests.shared_service import client, queue, service
@@ -28,6 +31,10 @@ LONGEST_GAP_SECONDS = 2.5
 JOB_EVERY_MS = 10
 ENQUEUES = 40
 LEAD_SECONDS = 2.0
+POLLERS = 21
+SMALL_CALLS = 20
+POLLS_A_CONNECTION = 1000
+WAITING_A_CONNECTION = 100  # max_waiting_per_connection
 WORKERS = 6
 
 
@@ -48,6 +55,10 @@ def in_threads(count: int, body: Callable[[threading.Event], None]) -> Iterator[
 def wait_until_time(moment: float) -> None:
     """Monotonic seconds."""
     threading.Event().wait(max(0.0, moment - time.monotonic()))
+
+
+def framed(message: bytes) -> bytes:
+    return len(message).to_bytes(4, "big") + message
 
 
 def longest_gap(moments: list[float], begin: float, end: float) -> float:
@@ -112,3 +123,36 @@ def test_the_routers_own_pause_fails_no_call(
         wait_until(lambda: progressed(resumed_at))
 
     assert errors == []
+
+
+def test_long_polls_of_some_refuse_nobody_elses_calls(
+    service: Deployment, client: Client, queue: str, wait_until
+):
+    """More of them than a router may have calls in hand."""
+    context = CallContext("poller")
+    small = framed(codec.encode_call(Method.QUEUE_NAMES, 1, context, QueueNamesRequest()))
+    poll = framed(
+        codec.encode_call(Method.DEQUEUE, 1, context, DequeueRequest(queue, 1, max_wait_ms=30_000))
+    )
+
+    def waiting() -> float:
+        found: float = service.stats()["gauges"].get("router_calls_waiting", 0)
+        return found
+
+    client.create_queue(other := f"{queue}_other")
+    with ExitStack() as connections:
+        for _ in range(POLLERS):
+            poller = socket.create_connection(("127.0.0.1", service.port))
+            connections.enter_context(poller)
+            # Only of calls with small answers may a client have many in hand.
+            poller.sendall(small * SMALL_CALLS)
+            with poller.makefile("rb") as answers:
+                for _ in range(SMALL_CALLS):
+                    answers.read(int.from_bytes(answers.read(4), "big"))
+            poller.sendall(poll * POLLS_A_CONNECTION)
+        wait_until(lambda: waiting() == POLLERS * WAITING_A_CONNECTION)
+
+        for _ in range(100):
+            client.enqueue(other, [b"x"])
+            assert len(client.dequeue(other, limit=1)) == 1
+    wait_until(lambda: waiting() == 0, seconds=5)

@@ -69,7 +69,10 @@ class Client:
     def __init__(self) -> None:
         self.gone = False
         self.on_undelivered: Callable[[bytes], None] | None = None
+        self.on_gone: Callable[[], object] | None = None
         self.message: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    def expect_wait(self) -> None: ...
 
     def send(self, message: bytes) -> bool:
         if not self.gone:
@@ -182,10 +185,9 @@ Play = Callable[..., None]
 
 @pytest.fixture
 def play(tmp_path) -> Play:
-    def run(scenario: Scenario, *, shards: int = 3, request_timeout_ms: int = 10_000) -> None:
+    def run(scenario: Scenario, *, shards: int = 3, **settings: Any) -> None:
         async def whole() -> None:
-            settings = ServerSettings(request_timeout_ms=request_timeout_ms)
-            site = Site(tmp_path, shards, settings)
+            site = Site(tmp_path, shards, ServerSettings(**settings))
             try:
                 await scenario(site)
             finally:
@@ -445,6 +447,29 @@ def test_one_job_wakes_one_of_those_who_wait(play):
         assert all(client.message.done() for client in waiting)
 
     play(scenario)
+
+
+def test_so_many_may_wait_and_one_whose_client_goes_makes_room(play):
+    async def scenario(site: Site) -> None:
+        wait = DequeueRequest(QUEUE, 1, max_wait_ms=30_000)
+        waiting = site.begin(Method.DEQUEUE, wait)
+        await site.dequeue(1)  # by now the first has found nothing
+        with pytest.raises(PinLaterError, match="overloaded: 1 dequeues wait"):
+            await site.call(Method.DEQUEUE, wait)
+        assert (site.router.calls_waiting, site.router.calls_in_hand) == (1, 0)
+
+        waiting.gone = True
+        assert waiting.on_gone is not None
+        waiting.on_gone()
+        await site.dequeue(1)  # by now the first has ended
+        assert (site.router.calls_waiting, site.router.calls_in_hand) == (0, 0)
+
+        other = site.begin(Method.DEQUEUE, wait)
+        await site.dequeue(1)
+        await site.enqueue(Job(b"x"))
+        await asyncio.wait_for(other.message, ANSWER_SECONDS)
+
+    play(scenario, max_waiting_dequeues=1)
 
 
 def test_an_ailing_shard_gets_no_new_work_but_its_acks(play):

@@ -391,6 +391,78 @@ def test_an_answer_to_a_client_that_has_gone_is_not_sent(start, wait_until):
 
 
 BIG = 4 << 20
+AT_ONCE = struct.pack("ii", 1, 0)  # SO_LINGER: the end is a reset
+
+
+@pytest.mark.parametrize(
+    ("read_bytes", "resets", "arrived"),
+    [(BIG, False, True), (BIG, True, True), (BIG // 4, False, False), (BIG // 4, True, False)],
+)
+def test_an_answer_counts_as_delivered_once_all_of_it_has_arrived(
+    start, wait_until, read_bytes, resets, arrived
+):
+    undelivered: list[bytes] = []
+
+    def handle(message: bytes, answer: Answer) -> None:
+        answer.on_undelivered = undelivered.append
+        answer_with_much(message, answer)
+
+    server = start(handle)
+    with server.connect(receive_bytes=4096) as client:
+        client.sendall(framed(queue_names(seqid=1000)))
+        receive_exactly(client, read_bytes)
+        if arrived:
+            client.settimeout(0)
+            wait_until(lambda: can_read_to_end(client))
+        if resets:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, AT_ONCE)
+
+    wait_until(lambda: server.stats.snapshot()["gauges"]["connections"] == 0)
+    server.call(lambda: None)  # what the end has led to is done
+    assert [codec.peek_seqid(message) for message in undelivered] == [1000] * (not arrived)
+
+
+def can_read_to_end(client: socket.socket) -> bool:
+    """Whether nothing more comes: all of the answer was read."""
+    try:
+        client.recv(1 << 16)
+    except BlockingIOError:
+        return True
+    return False
+
+
+def test_a_connection_has_only_so_many_calls_that_may_wait(start, wait_until):
+    calls = Collector()
+
+    def handle(message: bytes, answer: Answer) -> None:
+        answer.expect_wait()
+        calls(message, answer)
+
+    server = start(handle, max_waiting_per_connection=2)
+    with server.connect() as client:
+        client.sendall(b"".join(framed(queue_names(seqid=number)) for number in range(5)))
+        wait_until(lambda: len(calls.calls) == 2)
+
+        server.call(calls.answer, 1)
+        wait_until(lambda: len(calls.calls) == 3)
+        for number in (0, 2, 3, 4):
+            server.call(calls.answer, number)
+        assert receive_seqids(client, 5) == [0, 1, 2, 3, 4]
+
+
+def test_a_call_that_waits_ends_with_its_connection_although_that_is_not_read(start, wait_until):
+    ended: list[int] = []
+
+    def handle(message: bytes, answer: Answer) -> None:
+        answer.expect_wait()
+        answer.on_gone = lambda: ended.append(codec.peek_seqid(message))
+
+    server = start(handle, max_waiting_per_connection=2)
+    with server.connect() as client:
+        client.sendall(b"".join(framed(queue_names(seqid=number)) for number in range(100)))
+
+    wait_until(lambda: ended, seconds=5)
+    assert ended == [0, 1]
 
 
 def answer_with_much(message: bytes, answer: Answer) -> None:

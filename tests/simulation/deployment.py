@@ -244,12 +244,15 @@ class _Answer:
 
     def __init__(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> None:
         self.on_undelivered: Callable[[bytes], None] | None = None
+        self.on_gone: Callable[[], object] | None = None
         self._connection = connection
         self._loop = loop
 
     @property
     def gone(self) -> bool:
         return not self._connection.open
+
+    def expect_wait(self) -> None: ...
 
     def send(self, message: bytes) -> bool:
         return self._connection.carry(
