@@ -130,6 +130,8 @@
  *   max_waiting_per_connection     100 pipelined dequeues; beyond, no call behind them is begun
  *                                  until one of them has ended
  *   max_buffered_bytes             256 MiB of unfinished messages and unread answers in one router;
+ *                                  look-ups and dry runs whose answers may be large begin once the
+ *                                  answers before them are read, and a quarter of this has room;
  *                                  above half of it, those whose message lacks the most wait, and
  *                                  those who could go on and do not for 2 seconds are closed
  *   jobs per second and queue      etc/queues.yaml; see DEQUEUE_RATE_LIMITED

@@ -35,6 +35,15 @@ class Answer(Protocol):
         """Whether the client has gone, so that nobody would read an answer."""
         ...
 
+    @property
+    def is_next(self) -> bool:
+        """Whether the client has taken, but for little, all answers before it."""
+        ...
+
+    def has_room_for(self, size: int) -> bool:
+        """Whether so many bytes more may be held back for clients that do not read."""
+        ...
+
     def send(self, message: bytes) -> bool:
         """False if the client has gone."""
         ...

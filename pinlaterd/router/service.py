@@ -29,6 +29,7 @@ from pinlaterd.router import routing
 from pinlaterd.router.call import Answer, Call, Refusal, all_refused, reason_of
 from pinlaterd.router.dequeue import Dequeuer
 from pinlaterd.router.divided import DividedCalls
+from pinlaterd.router.large_answers import LargeAnswers
 from pinlaterd.router.limits import Limits
 from pinlaterd.router.shards import Shard, ShardSet
 from pinlaterd.rpc import codec
@@ -72,6 +73,7 @@ class RouterService:
         self._tasks: set[asyncio.Task[None]] = set()
         self._divided = DividedCalls(shards, settings, clock, chance)
         self._dequeuer = Dequeuer(shards, settings, limits, clock, chance, self._divided)
+        self._large_answers = LargeAnswers(settings, clock, self._begin)
         self._pass_through: dict[Method, Callable[[Call], None]] = {
             Method.ENQUEUE: self._enqueue,
             Method.DEQUEUE: self._dequeue,
@@ -109,8 +111,15 @@ class RouterService:
             answer.expect_wait()
         if self._in_hand > self._most_in_hand:
             call.fail(self._overloaded(method))
-        elif peek.canonical and peek.items <= self._most_elements and method in self._pass_through:
-            self._pass_through[method](call)
+        elif not self._large_answers.takes(call):
+            self._begin(call)
+
+    def _begin(self, call: Call) -> None:
+        peek = call.peek
+        assert peek.method is not None
+        begin = self._pass_through.get(peek.method)
+        if begin is not None and peek.canonical and peek.items <= self._most_elements:
+            begin(call)
         else:
             self._divide(call)
 
@@ -162,6 +171,7 @@ class RouterService:
 
     def ended(self, call: Call, error: ErrorCode | None) -> None:
         self._in_hand -= 1
+        self._large_answers.ended(call)
         if self._none_in_hand is not None and not (self._in_hand or self._waiting):
             self._none_in_hand.set()
         method = call.peek.method

@@ -50,6 +50,12 @@ class BufferBudget:
         if self._estimate > self._mark:
             self.count()
 
+    def has_room_for(self, size: int) -> bool:
+        """Whether so much more may be held beside what is, with a half left to others."""
+        if self._estimate + size > self._max_bytes // 2:
+            self.count()
+        return self._estimate + size <= self._max_bytes // 2 or not self._estimate
+
     def count(self) -> None:
         """Count exactly, and say who may go on."""
         holders = self._holders()

@@ -103,6 +103,15 @@ class Answer:
         """Whether the client has gone, so that nobody would read an answer."""
         return self._connection.is_lost()
 
+    @property
+    def is_next(self) -> bool:
+        """Whether the client has taken, but for little, all answers before it."""
+        return self._connection.is_next(self)
+
+    def has_room_for(self, size: int) -> bool:
+        """Whether so many bytes more may be held back for clients that do not read."""
+        return self._connection.has_room_for(size)
+
     def send(self, message: bytes) -> bool:
         """False if nobody will get it: the client has gone, or the call is oneway."""
         connection = self._connection
@@ -116,6 +125,10 @@ class Answer:
     @property
     def message(self) -> bytes | None:
         return self._message
+
+    @property
+    def oneway(self) -> bool:
+        return self._oneway
 
 
 class _Mark(NamedTuple):
@@ -220,6 +233,13 @@ class Connection(asyncio.Protocol):
                 answer.on_undelivered(answer.message)
 
     # --- calls and answers ----------------------------------------------------------------------
+
+    def is_next(self, answer: Answer) -> bool:
+        """Of a oneway call nobody waits for an answer."""
+        return not self._unsent_high and (answer.oneway or self._slots[0] is answer)
+
+    def has_room_for(self, size: int) -> bool:
+        return self._host.budget.has_room_for(size)
 
     def is_lost(self) -> bool:
         """Whether nothing written now could arrive."""

@@ -68,11 +68,15 @@ class Client:
 
     def __init__(self) -> None:
         self.gone = False
+        self.is_next = True
         self.on_undelivered: Callable[[bytes], None] | None = None
         self.on_gone: Callable[[], object] | None = None
         self.message: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
     def expect_wait(self) -> None: ...
+
+    def has_room_for(self, size: int) -> bool:
+        return True
 
     def send(self, message: bytes) -> bool:
         if not self.gone:

@@ -1,0 +1,75 @@
+"""Answers that nobody reads: large ones are counted from the moment they are asked for."""
+
+from __future__ import annotations
+
+import pytest
+
+from pinlaterd.model import CallContext, DequeueRequest, LookupRequest, Method, Request
+from pinlaterd.rpc import codec
+from tests.deployment import Deployment
+from tests.hostile.conftest import MIB, Bystander, peak_bytes
+from tests.hostile.wire import RawConnection, framed
+
+PIPELINED = 40
+READ = 4
+BODY_BYTES = 1 * MIB
+JOBS = 30  # which fit into one answer
+# As docs/operations.md has it, beside what a process had before.
+ROUTER_BYTES = 256 * MIB
+SHARD_BYTES = 200 * MIB
+
+
+@pytest.fixture(scope="module")
+def descriptors(deployment: Deployment) -> list[str]:
+    with deployment.client() as client:
+        client.create_queue("large")
+        return [client.enqueue("large", [bytes(BODY_BYTES)])[0] for _ in range(JOBS)]
+
+
+@pytest.mark.parametrize("method", [Method.LOOKUP, Method.DEQUEUE])
+def test_processes_stay_small(
+    deployment: Deployment, unharmed: Bystander, wait_until, descriptors, method
+):
+    requests: dict[Method, Request] = {
+        Method.LOOKUP: LookupRequest(descriptors, include_body=True),
+        Method.DEQUEUE: DequeueRequest("large", JOBS, dry_run=True),
+    }
+    message = codec.encode_call(method, 7, CallContext("hostile"), requests[method])
+    sizes = {name: peak_bytes(pid) for name, pid in deployment.pids().items()}
+
+    with RawConnection(deployment.port) as connection:
+        connection.send(framed(message) * PIPELINED)
+        calls = unharmed.calls
+        wait_until(lambda: unharmed.calls > calls + 100)
+
+        for name, pid in deployment.pids().items():
+            most = SHARD_BYTES if name.startswith("shard") else ROUTER_BYTES
+            assert peak_bytes(pid) < sizes[name] + most
+
+        # Once the client reads, the others are made.
+        for _ in range(READ):
+            answer = connection.receive_message()
+            assert answer is not None
+            assert codec.peek_error(answer) is None
+
+
+def test_connections_that_read_nothing_leave_room_for_others(
+    deployment: Deployment, unharmed: Bystander, wait_until, descriptors
+):
+    """Together they ask for more than may be under way at once."""
+    message = codec.encode_call(
+        Method.LOOKUP, 7, CallContext("hostile"), LookupRequest(descriptors, include_body=True)
+    )
+    sizes = {name: peak_bytes(pid) for name, pid in deployment.pids().items()}
+    connections = [RawConnection(deployment.port) for _ in range(20)]
+    try:
+        for connection in connections:
+            connection.send(framed(message) * 2)
+        calls = unharmed.calls
+        wait_until(lambda: unharmed.calls > calls + 100)
+        for name, pid in deployment.pids().items():
+            most = SHARD_BYTES if name.startswith("shard") else ROUTER_BYTES
+            assert peak_bytes(pid) < sizes[name] + most
+    finally:
+        for connection in connections:
+            connection.socket.close()
