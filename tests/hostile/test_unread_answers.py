@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
 from pinlaterd.model import CallContext, DequeueRequest, LookupRequest, Method, Request
 from pinlaterd.rpc import codec
 from tests.deployment import Deployment
-from tests.hostile.conftest import MIB, Bystander, peak_bytes
+from tests.hostile.conftest import MIB, SLOWEST_SECONDS, Bystander, peak_bytes
 from tests.hostile.wire import RawConnection, framed
 
 PIPELINED = 40
@@ -17,6 +20,20 @@ JOBS = 30  # which fit into one answer
 # As docs/operations.md has it, beside what a process had before.
 ROUTER_BYTES = 256 * MIB
 SHARD_BYTES = 200 * MIB
+
+
+@pytest.fixture(autouse=True)
+def unharmed(deployment: Deployment, wait_until) -> Iterator[Bystander]:
+    """The other client. What processes keep of freed memory is not judged here: peaks are."""
+    for pid in deployment.pids().values():
+        Path(f"/proc/{pid}/clear_refs").write_text("5")  # the peak is counted from now
+    bystander = Bystander(deployment)
+    bystander.start()
+    wait_until(lambda: bystander.calls > 3)
+    yield bystander
+    bystander.stop()
+    assert bystander.errors == []
+    assert max(bystander.seconds) < SLOWEST_SECONDS
 
 
 @pytest.fixture(scope="module")

@@ -254,6 +254,13 @@ class _Answer:
 
     def expect_wait(self) -> None: ...
 
+    @property
+    def is_next(self) -> bool:
+        return True
+
+    def has_room_for(self, size: int) -> bool:
+        return True
+
     def send(self, message: bytes) -> bool:
         return self._connection.carry(
             message, to_router=False, on_lost=lambda: self._undelivered(message)
