@@ -48,10 +48,12 @@ def frozen(pid: int) -> Iterator[None]:
 class Deployment:
     """One deployment's folder and processes. `destroy` leaves no process, whatever happened."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, environment: Mapping[str, str] | None = None) -> None:
+        """`environment`: of every process, beside what they inherit."""
         self.folder = folder.resolve()
-        self.port = _unused_port()
-        self.stats_port = _unused_port()
+        self.port = unused_port()
+        self.stats_port = unused_port()
+        self._environment = environment or {}
 
     # --- commands -------------------------------------------------------------------------
 
@@ -72,11 +74,11 @@ class Deployment:
 
     def command(self, *arguments: str) -> str:
         """Run `pinlaterd ARGUMENTS` and return what it says; AssertionError if it fails."""
-        return _run([sys.executable, "-m", "pinlaterd", *arguments])
+        return self._run([sys.executable, "-P", "-m", "pinlaterd", *arguments])
 
     def admin(self, *arguments: str) -> str:
         """Run `pinlater-admin ARGUMENTS` and return what it says; AssertionError if it fails."""
-        return _run(self._admin_command(*arguments))
+        return self._run(self._admin_command(*arguments))
 
     def start_admin(self, *arguments: str) -> subprocess.Popen[bytes]:
         """The same, not waited for."""
@@ -85,21 +87,41 @@ class Deployment:
         )
 
     def _admin_command(self, *arguments: str) -> list[str]:
-        command = [sys.executable, "-m", "pinlaterd.admin.main", *arguments]
+        command = [sys.executable, "-P", "-m", "pinlaterd.admin.main", *arguments]
         return [*command, "--dir", str(self.folder)]
 
     def supervisorctl(self, *arguments: str) -> str:
         conf = str(self.folder / "etc/supervisord.conf")
-        return _run([sys.executable, "-m", "supervisor.supervisorctl", "-c", conf, *arguments])
+        return self._run([sys.executable, "-m", "supervisor.supervisorctl", "-c", conf, *arguments])
 
     def start_process(self, *arguments: str) -> subprocess.Popen[bytes]:
         """A process of the deployment that supervisord knows nothing of."""
         return subprocess.Popen(
-            [sys.executable, "-m", "pinlaterd", *arguments, "--config", str(self.folder / "etc")],
+            [
+                *(sys.executable, "-P", "-m", "pinlaterd"),
+                *(*arguments, "--config", str(self.folder / "etc")),
+            ],
             cwd=_ROOT,
+            env={**os.environ, **self._environment},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
+
+    def _run(self, command: list[str]) -> str:
+        done = subprocess.run(
+            command,
+            cwd=_ROOT,
+            env={**os.environ, **self._environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            timeout=COMMAND_SECONDS,
+        )
+        said = f"{' '.join(command)} ended with {done.returncode}: {done.stdout}"
+        assert done.returncode == 0, said
+        return done.stdout
 
     def destroy(self) -> None:
         """Stop it; kill whatever does not stop."""
@@ -196,7 +218,7 @@ class Deployment:
         return "\n" + "\n".join(tails)
 
 
-def _unused_port() -> int:
+def unused_port() -> int:
     """A port below those that the system gives to outgoing connections: one of those could take
     it while a killed router is away."""
     while True:
@@ -207,18 +229,3 @@ def _unused_port() -> int:
             except OSError:
                 continue
         return port
-
-
-def _run(command: list[str]) -> str:
-    done = subprocess.run(
-        command,
-        cwd=_ROOT,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-        timeout=COMMAND_SECONDS,
-    )
-    assert done.returncode == 0, f"{' '.join(command)} ended with {done.returncode}: {done.stdout}"
-    return done.stdout

@@ -1,10 +1,11 @@
 """One job as an automaton, and whether some order of the calls on it explains what they answered.
 
 Each call takes effect at one moment between its start and its end, or, of unknown outcome, at one
-moment until it is settled, or never. `explain` keeps all states in which the job can be
-and all sets of calls that can have taken effect, and advances them over the starts and ends of
-calls (just-in-time linearization). Few calls on one job overlap, so the time is
-linear in their number.
+moment until it is settled, or never. `explain` keeps all states in which the job can be, each with
+the calls that have taken effect, and advances them over the starts and ends of calls (just-in-time
+linearization). Few answered calls on one job overlap, so the time is linear in their number. Calls
+of unknown outcome may be many: which of them took effect is not remembered, for a second effect of
+an ack or a claim is none, and that of a retry or delete can as well be another one's.
 
     ABSENT -enqueue-> PENDING -claim-> IN_PROGRESS -ack-> SUCCEEDED or PENDING or FAILED
     IN_PROGRESS -time-out-> PENDING or FAILED; FAILED -retry-> PENDING; any -delete-> GONE
@@ -282,9 +283,8 @@ def _reachable(
             if done & bit:
                 continue
             after = step.apply(state)
-            # An optional call without effect need not be remembered: it can still have one.
-            if after is not None and (step.must or after != state):
-                following.append((after, done | bit))
+            if after is not None:
+                following.append((after, done | bit if step.must else done))
         for config in following:
             if config not in found:
                 found.add(config)

@@ -5,7 +5,7 @@ certainly had no effect) or "unknown". Arguments and results by operation:
 
     settings      arguments: the fields of Settings
     enqueue       {queue, jobs: [[body, priority, attempts, delay_ms]]} -> [descriptor]; an unknown
-                  one that says what was stored: [descriptor or null]
+                  one that says what was stored: [descriptor, null (unknown) or "" (is not)]
     dequeue       {queue, limit, wait_ms, coverage, dry_run, limited, source, succeeded, failed} ->
                   [[descriptor, body, attempts_allowed, attempts_remaining, claim]]
     ack           {queue, succeeded: [[descriptor, claim or null]],
@@ -54,7 +54,7 @@ class Record:
         return (
             f"{self.t0:.3f}-{self.t1:.3f} {self.process} {self.operation} {self.arguments} "
             f"-> {self.outcome} {self.result}"
-        )[:600]
+        )[:300]
 
 
 @dataclass(frozen=True)

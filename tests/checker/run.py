@@ -139,7 +139,7 @@ class Run:
                 job = self.jobs.setdefault(name_of(body), JobHistory(name_of(body)))
                 job.queue, job.priority = record.arguments["queue"], priority
             for job, descriptor in zip(record.arguments["jobs"], record.result or (), strict=False):
-                if descriptor is not None:
+                if descriptor:
                     self._learn(descriptor, job[0], record)
         for record in self.by_operation["dequeue"]:
             for descriptor, body, *_ in record.result or ():
@@ -186,6 +186,8 @@ class Run:
         for (body, _, attempts, delay_ms), descriptor in zip(
             record.arguments["jobs"], descriptors, strict=True
         ):
+            if descriptor == "":
+                continue  # certainly not stored
             job = self.jobs[name_of(body)]
             job.due = record.t0 + (delay_ms or 0) / 1000
             stored = descriptor is not None

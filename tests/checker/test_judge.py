@@ -126,6 +126,12 @@ def _lost_with_a_fault() -> Story:
     return story.dequeue(outcome=UNKNOWN, at=101.2, to=102)
 
 
+def _enqueued_in_part() -> Story:
+    """Job a is stored, job b is not."""
+    given = {"queue": "q", "jobs": [["a", 1, 2, 0], ["b", 1, 2, 0]]}
+    return Story().fault("shard-1", at=99, to=99.5).tell("enqueue", given, [A, ""], UNKNOWN, at=100)
+
+
 ACCEPTED: dict[str, Told] = {
     "a whole life": lambda: (
         _claimed()
@@ -174,6 +180,7 @@ ACCEPTED: dict[str, Told] = {
         .enqueue(B, body="b", at=101)
         .row(B, *stored(PENDING, "b"))
     ),
+    "an enqueue stored in part": lambda: _enqueued_in_part().row(A, *stored(PENDING)),
     "an ack of unknown outcome, either way": lambda: (
         _claimed()
         .fault("shard-1", at=101.9, to=102)
@@ -259,6 +266,14 @@ BROKEN: dict[str, tuple[str, Told]] = {
         "every job is explained",
         lambda: Story().fault("router", at=99, to=99).enqueue(outcome=FAIL).dequeue(taken()),
     ),
+    "a job that its enqueue said to be stored, and is not": (
+        "every job is explained",
+        lambda: _enqueued_in_part().lookup(A),
+    ),
+    "a job that its enqueue said not to be stored": (
+        "every job is explained",
+        lambda: _enqueued_in_part().row(A, *stored(PENDING)).row(B, *stored(PENDING, "b")),
+    ),
     "two claims at a time": (
         "every job is explained",
         lambda: _claimed().dequeue(taken(held=claim(2))),
@@ -270,6 +285,15 @@ BROKEN: dict[str, tuple[str, Told]] = {
     "an attempt that was not counted": (
         "every job is explained",
         lambda: _claimed().fail(A, claim(1)).dequeue(taken(held=claim(2))),
+    ),
+    "an effect of two calls at the same time": (
+        "every job is explained",
+        lambda: (
+            _claimed()
+            .ack(A, claim(1), at=103)
+            .ack(A, claim(1), at=103)
+            .lookup(A, *stored(FAILED, held=claim(1)))
+        ),
     ),
     "a stale ack that had an effect": (
         "every job is explained",
@@ -353,7 +377,7 @@ BROKEN: dict[str, tuple[str, Told]] = {
             .enqueue(A)
             .tell(
                 "dequeue",
-                {"queue": "q", "limit": 1, "source": "w/1", "abandoned": True},
+                {"queue": "q", "limit": 1, "source": "w/1", "abandoned": True, "cut": True},
                 None,
                 UNKNOWN,
             )

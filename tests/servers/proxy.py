@@ -49,6 +49,12 @@ class Proxy:
         self._flow = _flowing()
         self._flows.append(self._flow)
 
+    def cut_all(self) -> None:
+        """End every connection that is open."""
+        for each in list(self._open):
+            _end(each)
+        self.cuts += 1
+
     def go_on(self) -> None:
         for flow in self._flows:
             flow.set()
@@ -96,6 +102,7 @@ class Proxy:
                 to.sendall(data)
         _end(source)
         _end(to)
+        self._open -= {source, to}
 
     def _cut(self, client: socket.socket, server: socket.socket, data: bytes, how: Cut) -> None:
         # The client's end first, so that no answer slips through.

@@ -52,6 +52,10 @@ class RedisServer:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def has_ended(self) -> bool:
+        return self._process is not None and self._process.poll() is not None
+
     def start(self, *more_settings: str) -> None:
         """Until it answers, be it that it is loading."""
         self.folder.mkdir(parents=True, exist_ok=True)

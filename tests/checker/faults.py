@@ -1,0 +1,447 @@
+"""What a run suffers: each fault is a function that hurts the site, holds, and makes it well.
+
+A function returns what may fail by it and what it holds up (see history.py), and yields while it
+lasts. Faults are chosen by a seed, singly and in pairs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import multiprocessing
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import NamedTuple
+
+import psutil
+
+from pinlaterd.engines.redis import scripts
+from tests.checker.history import History, Record
+from tests.checker.site import LEASE_SECONDS, RECOVERY_SECONDS, SHARDS, Site
+from tests.deployment import frozen
+from tests.faults.small_disk import fill
+from tests.servers.mariadb import MariaDB
+from tests.servers.proxy import Cut
+
+_POLL_SECONDS = 0.02
+_COMMITS = {"mysql": b"COMMIT", "redis": scripts.APPLY.sha.encode()}
+ROUTER = "router"
+ALL_SHARDS = tuple(f"shard-{name}" for name in SHARDS)
+EVERYTHING = (ROUTER, *ALL_SHARDS)
+
+
+class Hurt(NamedTuple):
+    """Whose calls may fail, and what is held up: "calls", "commits", "shard" or nothing."""
+
+    places: Sequence[str]
+    holds: str = ""
+
+
+class Nemesis:
+    """Chooses faults and makes them, one or two at a time, until it is stopped."""
+
+    def __init__(
+        self, site: Site, history: History, seed: int, fault_seconds: Sequence[float]
+    ) -> None:
+        self.site = site
+        self.history = history
+        self.rng = random.Random(f"{seed}/faults")
+        self.fault_seconds = fault_seconds
+        self.failures: list[str] = []
+        self._next: list[str] = []
+
+    def run(self, stop: threading.Event, *, only: Sequence[str] = ()) -> None:
+        """`only`: the names of those to choose from; none: all."""
+        known = {name: fault for name, fault in FAULTS.items() if self._is_possible(name)}
+        chosen = {name: known[name] for name in only} if only else known
+        while not stop.wait(self.rng.uniform(0.5, 2.0)):
+            count = 1 if len(chosen) < 2 or self.rng.random() < 0.7 else 2
+            names = [self._draw(chosen) for _ in range(count)]
+            if QUIET.issuperset(names) and stop.wait(RECOVERY_SECONDS):
+                return  # whatever failed after the fault before would be put down to that
+            threads = [
+                threading.Thread(target=self.make, args=(name, chosen[name]), daemon=True)
+                for name in dict.fromkeys(names)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            try:
+                took = self.site.deployment.wait_until_serving(seconds=30)
+                self.say(f"serving again after {took:.1f} s")
+            except AssertionError as error:
+                self.failures.append(str(error))
+                return
+
+    def _draw(self, chosen: dict[str, Fault]) -> str:
+        """Each once before any comes again."""
+        if not self._next:
+            self._next = sorted(chosen)
+            self.rng.shuffle(self._next)
+        return self._next.pop()
+
+    def _is_possible(self, name: str) -> bool:
+        site = self.site
+        if name.startswith("store"):
+            return site.server is not None
+        if name.startswith("mysql"):
+            return isinstance(site.server, MariaDB)
+        if name == "full disk":
+            return site.has_small_disk
+        if name == "torn log":
+            return site.engine == "sqlite"
+        return True
+
+    def hold(self) -> None:
+        """For as long as a fault lasts."""
+        time.sleep(self.rng.choice(self.fault_seconds))
+
+    def say(self, text: str) -> None:
+        print(f"    {text}", flush=True)
+
+    def make(self, name: str, fault: Fault) -> None:
+        started = time.monotonic()
+        hurt = Hurt(EVERYTHING, "calls")
+        try:
+            with fault(self) as hurt:
+                self.say(f"{name}: {', '.join(hurt.places) or 'nothing may fail'}")
+        except Exception as error:  # noqa: BLE001 - the run fails with it, and goes on
+            self.failures.append(f"{name}: {error!r}")
+        given = {"kind": name, "places": list(hurt.places), "holds": hurt.holds}
+        self.history.add(Record(started, time.monotonic(), "nemesis", "fault", given))
+
+
+Fault = Callable[[Nemesis], AbstractContextManager[Hurt]]
+
+
+def _shard(nemesis: Nemesis) -> str:
+    return nemesis.rng.choice(ALL_SHARDS)
+
+
+def _wait_for(condition: Callable[[], object], seconds: float = 90.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError("what a fault waits for has not come")
+        time.sleep(_POLL_SECONDS)
+
+
+# --- processes ------------------------------------------------------------------------------
+
+
+def _killed(program: Callable[[Nemesis], str], *places: str) -> Fault:
+    @contextmanager
+    def fault(nemesis: Nemesis) -> Iterator[Hurt]:
+        name = program(nemesis)
+        pid = nemesis.site.pid_of(name)
+        os.kill(pid, signal.SIGKILL)
+        yield Hurt(places if name not in ALL_SHARDS else [name])
+        _wait_for(lambda: nemesis.site.pid_of(name) != pid)
+
+    return fault
+
+
+def _stopped(program: Callable[[Nemesis], str], hurt: Hurt | None = None) -> Fault:
+    @contextmanager
+    def fault(nemesis: Nemesis) -> Iterator[Hurt]:
+        name = program(nemesis)
+        with frozen(nemesis.site.pid_of(name)):
+            yield hurt or Hurt([name], "shard")
+            nemesis.hold()
+
+    return fault
+
+
+@contextmanager
+def _all_killed(nemesis: Nemesis) -> Iterator[Hurt]:
+    deployment = nemesis.site.deployment
+    for process in psutil.Process(deployment.supervisord_pid()).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    yield Hurt(EVERYTHING)
+    for name in (ROUTER, *ALL_SHARDS):
+        nemesis.site.pid_of(name)
+
+
+@contextmanager
+def _supervisord_stopped(nemesis: Nemesis) -> Iterator[Hurt]:
+    with frozen(nemesis.site.deployment.supervisord_pid()):
+        yield Hurt(())
+        nemesis.hold()
+
+
+@contextmanager
+def _supervisord_killed(nemesis: Nemesis) -> Iterator[Hurt]:
+    """Its children go on; then an operator's `up` takes over."""
+    os.kill(nemesis.site.deployment.supervisord_pid(), signal.SIGKILL)
+    time.sleep(1)
+    yield Hurt(EVERYTHING)
+    nemesis.site.deployment.up()
+
+
+@contextmanager
+def _restarted(nemesis: Nemesis) -> Iterator[Hurt]:
+    """As an operator does it, at no client's cost."""
+    yield Hurt(())
+    what = nemesis.rng.choice((("router",), ("shard", "all")))
+    nemesis.site.deployment.admin("restart", *what)
+
+
+@contextmanager
+def _dequeue_only(nemesis: Nemesis) -> Iterator[Hurt]:
+    name = nemesis.rng.choice(SHARDS)
+    nemesis.site.deployment.admin("shard", "dequeue-only", name, "on")
+    yield Hurt(())
+    time.sleep(1)
+    nemesis.site.deployment.admin("shard", "dequeue-only", name, "off")
+
+
+@contextmanager
+def _second_owner(nemesis: Nemesis) -> Iterator[Hurt]:
+    """A shard's owner freezes for longer than its lease beside a standby, and goes on."""
+    deployment, program = nemesis.site.deployment, _shard(nemesis)
+    standby = deployment.start_process("shard", program.removeprefix("shard-"))
+    try:
+        with frozen(nemesis.site.pid_of(program)):
+            yield Hurt([program], "commits")
+            time.sleep(2 * LEASE_SECONDS)
+        time.sleep(1)
+    finally:
+        standby.kill()
+        standby.wait()
+
+
+@contextmanager
+def _processors_taken(nemesis: Nemesis) -> Iterator[Hurt]:
+    spinners = [multiprocessing.Process(target=_spin, daemon=True) for _ in range(4)]
+    for spinner in spinners:
+        spinner.start()
+    try:
+        yield Hurt(EVERYTHING, "calls")
+        time.sleep(2)
+    finally:
+        for spinner in spinners:
+            spinner.kill()
+
+
+def _spin() -> None:
+    while True:
+        pass
+
+
+# --- networks -------------------------------------------------------------------------------
+
+
+@contextmanager
+def _clients_cut(nemesis: Nemesis) -> Iterator[Hurt]:
+    nemesis.site.client_proxy.cut_all()
+    yield Hurt([ROUTER])
+
+
+@contextmanager
+def _clients_slow(nemesis: Nemesis) -> Iterator[Hurt]:
+    proxy = nemesis.site.client_proxy
+    proxy.delay_seconds = 0.1
+    try:
+        yield Hurt([ROUTER], "calls")
+        time.sleep(1)
+    finally:
+        proxy.delay_seconds = 0.0
+
+
+@contextmanager
+def _clients_held(nemesis: Nemesis) -> Iterator[Hurt]:
+    proxy = nemesis.site.client_proxy
+    proxy.hold()
+    try:
+        yield Hurt([ROUTER], "calls")
+        nemesis.hold()
+    finally:
+        proxy.go_on()
+
+
+@contextmanager
+def _store_slow(nemesis: Nemesis) -> Iterator[Hurt]:
+    proxy = nemesis.site.store_proxy
+    assert proxy is not None
+    proxy.delay_seconds = 0.1
+    try:
+        yield Hurt(ALL_SHARDS, "commits")
+        time.sleep(1)
+    finally:
+        proxy.delay_seconds = 0.0
+
+
+@contextmanager
+def _store_held(nemesis: Nemesis) -> Iterator[Hurt]:
+    proxy = nemesis.site.store_proxy
+    assert proxy is not None
+    proxy.hold()
+    try:
+        yield Hurt(ALL_SHARDS, "commits")
+        nemesis.hold()
+    finally:
+        proxy.go_on()
+
+
+@contextmanager
+def _store_cut(nemesis: Nemesis) -> Iterator[Hurt]:
+    """In the middle of commits: before the server hears of them, or with their answers lost."""
+    proxy = nemesis.site.store_proxy
+    assert proxy is not None
+    said = _COMMITS["mysql" if isinstance(nemesis.site.server, MariaDB) else "redis"]
+    before = proxy.cuts
+    proxy.cut_at(said, nemesis.rng.choice((Cut.AFTER, Cut.AFTER, Cut.BEFORE)))
+    yield Hurt(ALL_SHARDS, "commits")
+    _wait_for(lambda: proxy.cuts > before)
+
+
+# --- stores ---------------------------------------------------------------------------------
+
+
+@contextmanager
+def _store_killed(nemesis: Nemesis) -> Iterator[Hurt]:
+    server = nemesis.site.server
+    assert server is not None
+    server.kill()
+    yield Hurt(ALL_SHARDS, "commits")
+    time.sleep(nemesis.rng.uniform(0.1, 2))
+    nemesis.site.revive_server()
+
+
+@contextmanager
+def _store_stopped(nemesis: Nemesis) -> Iterator[Hurt]:
+    assert nemesis.site.server is not None
+    with frozen(nemesis.site.server.pid):
+        yield Hurt(ALL_SHARDS, "commits")
+        nemesis.hold()
+
+
+@contextmanager
+def _flushes_fail(nemesis: Nemesis) -> Iterator[Hurt]:
+    """fsync fails in every process; a server that ends by it is started again."""
+    site = nemesis.site
+    number = nemesis.rng.choice((errno.EIO, errno.ENOSPC))
+    site.control(flush_error=number)
+    try:
+        yield Hurt(EVERYTHING, "commits")
+        time.sleep(1)
+    finally:
+        site.control()
+    time.sleep(0.2)
+    site.revive_server()
+
+
+@contextmanager
+def _clock_stepped(nemesis: Nemesis) -> Iterator[Hurt]:
+    """The wall clock of every process is an hour ahead or behind for a while."""
+    nemesis.site.control(clock_seconds=nemesis.rng.choice((-3600, 3600)))
+    try:
+        yield Hurt(())
+        time.sleep(3)
+    finally:
+        nemesis.site.control()
+
+
+@contextmanager
+def _full_disk(nemesis: Nemesis) -> Iterator[Hurt]:
+    filler = nemesis.site.deployment.folder / "data/filler"
+    try:
+        fill(filler)
+        yield Hurt(EVERYTHING)
+        time.sleep(2)
+    finally:
+        filler.unlink(missing_ok=True)
+
+
+@contextmanager
+def _torn_log(nemesis: Nemesis) -> Iterator[Hurt]:
+    """A shard is killed within a write: its write-ahead file ends with a part of it."""
+    deployment, program = nemesis.site.deployment, _shard(nemesis)
+    with ExitStack() as ends:
+        ends.enter_context(frozen(deployment.supervisord_pid()))
+        pid = nemesis.site.pid_of(program)
+        os.kill(pid, signal.SIGKILL)
+        _wait_for(lambda: not _runs(pid))
+        log = deployment.folder / f"data/{program}.sqlite-wal"
+        if log.exists():
+            size = log.stat().st_size
+            with log.open("ab") as file:
+                file.write(log.read_bytes()[: min(size, nemesis.rng.randrange(1, 4096))])
+        yield Hurt([program])
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@contextmanager
+def _locked(nemesis: Nemesis) -> Iterator[Hurt]:
+    """An operator holds locks on rows of a queue, or on its whole table."""
+    server = nemesis.site.server
+    assert isinstance(server, MariaDB)
+    table = f"plq_{nemesis.rng.choice(SHARDS)}_work.jobs_p{nemesis.rng.choice((1, 2, 3))}"
+    connection = server.connect()
+    try:
+        with connection.cursor() as cursor:
+            if nemesis.rng.random() < 0.5:
+                cursor.execute(f"LOCK TABLES {table} WRITE")
+            else:
+                connection.begin()
+                cursor.execute(f"SELECT local_id FROM {table} ORDER BY 1 LIMIT 50 FOR UPDATE")
+            yield Hurt(ALL_SHARDS, "commits")
+            time.sleep(nemesis.rng.choice((1, 5)))
+    finally:
+        connection.close()
+
+
+def _always(name: str) -> Callable[[Nemesis], str]:
+    return lambda _: name
+
+
+FAULTS: dict[str, Fault] = {
+    "kill shard": _killed(_shard),
+    "kill router": _killed(_always("router"), ROUTER),
+    "kill coordinator": _killed(_always("coordinator")),
+    "kill all": _all_killed,
+    "kill supervisord": _supervisord_killed,
+    "stop shard": _stopped(_shard),
+    "stop router": _stopped(_always("router"), Hurt([ROUTER], "calls")),
+    "stop coordinator": _stopped(_always("coordinator"), Hurt(())),
+    "stop supervisord": _supervisord_stopped,
+    "restart": _restarted,
+    "dequeue-only": _dequeue_only,
+    "second owner": _second_owner,
+    "no processor": _processors_taken,
+    "clients cut": _clients_cut,
+    "clients slow": _clients_slow,
+    "clients held": _clients_held,
+    "store slow": _store_slow,
+    "store held": _store_held,
+    "store cut": _store_cut,
+    "store killed": _store_killed,
+    "store stopped": _store_stopped,
+    "flushes fail": _flushes_fail,
+    "clock": _clock_stepped,
+    "full disk": _full_disk,
+    "torn log": _torn_log,
+    "mysql locks": _locked,
+}
+# By which no call may fail.
+QUIET = {
+    "kill coordinator",
+    "stop coordinator",
+    "stop supervisord",
+    "restart",
+    "dequeue-only",
+    "clock",
+}

@@ -1,0 +1,90 @@
+"""The jobs that the stores hold, read without pinlaterd: by SQL, and by Redis' own commands."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.checker.calls import shown_body
+from tests.checker.history import Record
+from tests.servers.mariadb import MariaDB
+from tests.servers.redis import RedisServer
+
+_EPOCH_MS = "CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {}) / 1000 AS SIGNED)"
+
+
+def of_sqlite(folder: Path) -> Iterator[Record]:
+    for path in sorted(folder.glob("shard-*.sqlite")):
+        shard = path.stem.removeprefix("shard-")
+        with contextlib.closing(sqlite3.connect(path)) as db:
+            yield from (
+                _record(shard, f"{queue}:s{shard}:p{priority}:{local_id}", list(row))
+                for queue, priority, local_id, *row in db.execute(
+                    "SELECT queues.name, priority, local_id, state, body, attempts_allowed,"
+                    " attempts_remaining, claim_descriptor, job_records.created_at, run_after,"
+                    " updated_at FROM job_records JOIN queues ON queues.id = queue"
+                    " WHERE NOT queues.dropped"
+                )
+            )
+
+
+def of_mysql(server: MariaDB, shards: Sequence[str]) -> Iterator[Record]:
+    with contextlib.closing(server.connect()) as connection, connection.cursor() as cursor:
+        cursor.execute("SET time_zone = '+00:00'")
+        cursor.execute(
+            "SELECT table_schema, table_name FROM information_schema.tables"
+            " WHERE table_name LIKE 'jobs\\_p%'"
+        )
+        for database, table in cursor.fetchall():
+            _, shard, queue = database.split("_", 2)
+            if shard not in shards:
+                continue
+            times = [_EPOCH_MS.format(name) for name in ("created_at", "run_after", "updated_at")]
+            cursor.execute(
+                "SELECT local_id, state, body, attempts_allowed, attempts_remaining,"
+                f" claim_descriptor, {', '.join(times)} FROM `{database}`.`{table}`"
+            )
+            priority = table.removeprefix("jobs_p")
+            for local_id, *row in cursor.fetchall():
+                yield _record(shard, f"{queue}:s{shard}:p{priority}:{local_id}", row)
+
+
+def of_redis(server: RedisServer, shards: Sequence[str]) -> Iterator[Record]:
+    with server.client() as client:
+        for shard in shards:
+            for name in client.zrange(f"pln_{shard}", 0, -1):
+                queue = name.decode()
+                for key in client.scan_iter(f"plq_{shard}_{queue}.p*"):
+                    priority, _, state = key.decode().rpartition(".p")[2].partition("_s")
+                    if not state.isdigit():
+                        continue
+                    for local_id, score in client.zrange(key, 0, -1, withscores=True):
+                        held = client.hgetall(f"plh_{shard}_{queue}.".encode() + local_id)
+                        descriptor = f"{queue}:s{shard}:p{priority}:{local_id.decode()}"
+                        yield _record(shard, descriptor, _redis_row(int(state), score, held))
+
+
+def _redis_row(state: int, score: float, held: dict[bytes, bytes]) -> list[Any]:
+    score_ms = round(score * 1000)
+    return [
+        state,
+        held.get(b"bd", b""),
+        int(held.get(b"al", 1)),
+        int(held.get(b"ar", 0)),
+        held[b"cd"].decode() if state and b"cd" in held else None,
+        round(float(held.get(b"ca", 0)) * 1000),
+        score_ms if state == 0 else round(float(held.get(b"ra", score_ms))),
+        score_ms if state else round(float(held.get(b"ua", 0)) * 1000),
+    ]
+
+
+def _record(shard: str, descriptor: str, row: list[Any]) -> Record:
+    now = time.monotonic()
+    row[1] = shown_body(bytes(row[1]))
+    row[4] = row[4] if row[4] and row[0] else None
+    given = {"shard": shard, "descriptor": descriptor}
+    return Record(now, now, "store", "row", given, result=row)

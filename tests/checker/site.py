@@ -1,0 +1,278 @@
+"""What a run is made on: a deployment of two shards, their server, and a proxy before each.
+
+    clients -> proxy -> router -> shards -> proxy -> MariaDB or Redis
+
+Every process starts with a library loaded (shim.c) through which flushes to disk fail and the wall
+clock steps. The deployment's processes import pinlaterd from a folder of the run, through which a
+broken variant gets into them: product code knows nothing of it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+import subprocess
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import psutil
+
+import pinlaterd
+from pinlaterd.config.password import hash_password
+from pinlaterd.model import JobState
+from tests.checker import rows
+from tests.checker.calls import Target
+from tests.checker.clients import CLAIM_SECONDS
+from tests.checker.history import Record, Settings
+from tests.deployment import Deployment, unused_port
+from tests.faults.stores.store import shard_settings, write_shards
+from tests.servers.mariadb import MariaDB
+from tests.servers.proxy import Proxy
+from tests.servers.redis import RedisServer
+
+ENGINES = ("sqlite", "mysql", "redis", "redis-always")
+SHARDS = ("1", "2")
+PASSWORD = "open sesame"
+REQUEST_SECONDS = 3.0
+LEASE_SECONDS = 3
+RECOVERY_SECONDS = 10.0
+SPLIT_JOBS = 100
+_DISK_BYTES = 160 << 20
+_START_SECONDS = 90.0
+_GAUGE_SECONDS = 10.0
+_ROOT = Path(__file__).parent.parent.parent
+_SHIM = Path(__file__).with_name("shim.c")
+
+
+class Site:
+    """Everything that runs; `close` ends it."""
+
+    def __init__(self, folder: Path, engine: str, variant: str = "") -> None:
+        self.folder = folder
+        self.engine = engine
+        self.server: MariaDB | RedisServer | None = None
+        self.store_proxy: Proxy | None = None
+        self.has_small_disk = False
+        self._ends = ExitStack()
+        self._reviving = threading.Lock()
+        self._starter = ThreadPoolExecutor(1)
+        self._ends.callback(self._starter.shutdown)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.control()
+        self._environment = {
+            "LD_PRELOAD": str(self._built_shim()),
+            "CHECKER_CONTROL": str(folder / "control"),
+            "PYTHONPATH": str(self._import_root(variant)),
+        }
+        self.deployment = Deployment(folder / "d", environment=self._environment)
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self._ends.close()
+
+    def target(self) -> Target:
+        # A little more than the server takes at most, so that it is the server that gives up.
+        return Target(self.client_proxy.port, REQUEST_SECONDS + 3)
+
+    def direct_target(self) -> Target:
+        """Past the proxy, which would take in what the client does not read."""
+        return replace(self.target(), port=self.deployment.port, receive_bytes=4096)
+
+    def judge_settings(self) -> Settings:
+        return Settings(
+            request_seconds=REQUEST_SECONDS,
+            claim_seconds=max(CLAIM_SECONDS.values()),
+            queue_claim_seconds=CLAIM_SECONDS,
+            recovery_seconds=RECOVERY_SECONDS,
+            grace_seconds=2.5,
+        )
+
+    def revive_server(self) -> None:
+        """Start it again if it has ended; while flushes fail it may end once more."""
+        deadline = time.monotonic() + _START_SECONDS
+        with self._reviving:
+            while self.server is not None and not self._server_runs():
+                try:
+                    # A server ends with the very thread that has started it.
+                    self._starter.submit(self._start_server_again).result()
+                except AssertionError:
+                    if time.monotonic() > deadline:
+                        raise
+
+    def _start_server_again(self) -> None:
+        assert self.server is not None
+        with _changed_environment(self._environment):
+            self.server.start()
+
+    def _server_runs(self) -> bool:
+        server = self.server
+        assert server is not None
+        if isinstance(server, MariaDB):
+            if server.has_ended:
+                server.kill()  # forgets it
+            return server.runs
+        return not server.has_ended
+
+    def kill_all(self) -> None:
+        """End every process of the deployment; supervisord may start some again meanwhile."""
+        while found := self.deployment.processes():
+            for process in found:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs(found, timeout=_START_SECONDS)
+
+    def control(self, *, flush_error: int = 0, clock_seconds: int = 0) -> None:
+        """How flushes fail, and by how much the wall clock is ahead, in every process."""
+        path = self.folder / "control"
+        path.touch()
+        with path.open("r+b") as file:
+            file.write(struct.pack("=qq", flush_error, clock_seconds))
+
+    def pid_of(self, program: str) -> int:
+        """Also while supervisord does not answer. A program that is being started is waited for."""
+        title = f"pinlaterd: {program}"
+        deadline = time.monotonic() + _START_SECONDS
+        while time.monotonic() < deadline:
+            for process in self.deployment.processes():
+                with suppress(psutil.Error):
+                    if " ".join(process.cmdline()).strip() == title:
+                        return process.pid
+            time.sleep(0.05)
+        raise LookupError(f"{program} does not run")
+
+    def gauges(self, queues: Iterable[str]) -> Iterator[Record]:
+        """The depths of the queues that are at rest: nothing of them is in progress."""
+        deadline = time.monotonic() + _GAUGE_SECONDS
+        before: dict[str, dict[str, float]] = {}
+        while True:
+            time.sleep(1.5)  # longer than a process takes to report
+            found = self.deployment.stats()["gauges"]
+            depths = {
+                queue: {
+                    state.name: found.get(f"{queue}_{state.name.lower()}", 0) for state in JobState
+                }
+                for queue in queues
+            }
+            if depths == before or time.monotonic() > deadline:
+                break
+            before = depths
+        now = time.monotonic()
+        for queue, depth in depths.items():
+            if not depth[JobState.IN_PROGRESS.name] and depth == before.get(queue):
+                yield Record(now, now, "coordinator", "depths", {"queue": queue}, result=depth)
+
+    def stored(self) -> Iterator[Record]:
+        """All rows, from the stores themselves. The service must have ended."""
+        if self.engine == "sqlite":
+            found = rows.of_sqlite(self.deployment.folder / "data")
+        elif isinstance(self.server, MariaDB):
+            found = rows.of_mysql(self.server, SHARDS)
+        else:
+            assert self.server is not None
+            found = rows.of_redis(self.server, SHARDS)
+        yield from found
+
+    # --- the parts --------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        self._start_server()
+        settings = {
+            "admin_password_hash": f'"{hash_password(PASSWORD)}"',
+            "request_timeout_ms": int(REQUEST_SECONDS * 1000),
+            "monitor_interval_seconds": 0.5,
+            "owner_lease_seconds": LEASE_SECONDS,
+            "enqueue_split_jobs": SPLIT_JOBS,
+            "shard_restart_grace_ms": 1500,
+        }
+        self.deployment.init(shards=len(SHARDS), settings=settings)
+        self._mount_small_disk()
+        if self.store_proxy is not None:
+            kind = "mysql" if self.engine == "mysql" else "redis"
+            master = shard_settings(kind, self.store_proxy.port)
+            write_shards(self.deployment, dict.fromkeys(SHARDS, master))
+        queues = "".join(
+            f"  {queue}:\n    job_claimed_timeout_seconds: {seconds}\n"
+            for queue, seconds in CLAIM_SECONDS.items()
+        )
+        (self.deployment.folder / "etc/queues.yaml").write_text(f"queues:\n{queues}")
+        self._ends.callback(self.kill_all)
+        self.deployment.up()
+        self.client_proxy = Proxy(self.deployment.port)
+        self._ends.callback(self.client_proxy.close)
+
+    def _start_server(self) -> None:
+        if self.engine == "sqlite":
+            return
+        with _changed_environment(self._environment):
+            if self.engine == "mysql":
+                self.server = MariaDB(self.folder / "db", unused_port())
+            else:
+                program = shutil.which("redis-server")
+                assert program is not None, "redis-server is missing: apt-get install redis-server"
+                fsync = "always" if self.engine == "redis-always" else "everysec"
+                self.server = RedisServer(
+                    program, self.folder / "r", unused_port(), "--appendfsync", fsync
+                )
+                self.server.start()
+        self._ends.callback(self.server.stop)
+        self.store_proxy = Proxy(self.server.port)
+        self._ends.callback(self.store_proxy.close)
+
+    def _mount_small_disk(self) -> None:
+        """Where root may mount it; elsewhere the disk does not get full."""
+        if self.engine != "sqlite":
+            return
+        data = self.deployment.folder / "data"
+        data.mkdir(exist_ok=True)
+        options = f"size={_DISK_BYTES},mode=700"
+        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(data)]
+        mounted = subprocess.run(command, capture_output=True, check=False)
+        self.has_small_disk = mounted.returncode == 0
+        if self.has_small_disk:
+            self._ends.callback(subprocess.run, ["umount", str(data)], check=True)
+
+    def _built_shim(self) -> Path:
+        library = self.folder / "shim.so"
+        compiler = shutil.which("cc") or shutil.which("gcc")
+        assert compiler is not None, "a C compiler is missing; on Debian: apt-get install g++"
+        command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(library), str(_SHIM), "-ldl"]
+        subprocess.run(command, check=True)
+        return library
+
+    def _import_root(self, variant: str) -> Path:
+        """A folder to import pinlaterd from, beside a start-up hook that applies the variant."""
+        root = self.folder / "root"
+        root.mkdir()
+        (root / "pinlaterd").symlink_to(Path(pinlaterd.__file__).parent)
+        if variant:
+            (root / "sitecustomize.py").write_text(
+                f"import sys\nsys.path.append({str(_ROOT)!r})\n"
+                f"from tests.checker import variants\nvariants.apply({variant!r})\n"
+            )
+        return root
+
+
+@contextmanager
+def _changed_environment(changes: dict[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def history_head(site: Site, wall_offset: float | None) -> Record:
+    settings = replace(site.judge_settings(), wall_offset=wall_offset)
+    return Record(0.0, 0.0, "checker", "settings", asdict(settings))

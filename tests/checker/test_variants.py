@@ -1,0 +1,35 @@
+"""The checker can fail: every broken variant is found within its time, by one of its seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.checker.main import check
+from tests.checker.variants import VARIANTS
+
+pytestmark = pytest.mark.service
+
+SEEDS = (1, 2, 3)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_broken_variant_is_found(name: str, needs: Callable[[str], None], tmp_path: Path):
+    variant = VARIANTS[name]
+    needs(variant.engine)
+    for seed in SEEDS:
+        found = check(
+            variant.engine,
+            variant.seconds,
+            seed,
+            tmp_path / str(seed),
+            variant=name,
+            faults=variant.faults,
+            fault_seconds=(6,),
+            drained=False,
+        )
+        if found:
+            return
+    pytest.fail(f"{name} was not found with the seeds {SEEDS}")
