@@ -18,7 +18,7 @@ Who may import whom, downward only:
     router | shard | coordinator | admin | tool
     client                                                    what applications import
     rpc | wire | engines                                      Thrift, ZeroMQ, storage
-    config | stats | lifecycle | log
+    config | stats | lifecycle | log | interrupts
     model, errors, clock, wording                             standard library only
 
 docs/architecture.md has the rest.

@@ -1,6 +1,6 @@
 """`python -m pinlaterd`: the command line `pinlaterd`."""
 
-from pinlaterd.main import cli
+from pinlaterd.entry import pinlaterd
 
 if __name__ == "__main__":
-    cli(prog_name="pinlaterd")
+    pinlaterd()

@@ -19,6 +19,7 @@ import click
 
 from pinlaterd import __version__
 from pinlaterd.config.layout import ETC
+from pinlaterd.interrupts import Interruptible
 from pinlaterd.lifecycle import ExitCode, exit_process
 
 _WIDTH = {"max_content_width": 100}
@@ -41,7 +42,13 @@ _CONFIG = click.option(
 _PORT = click.IntRange(1, 65535)
 
 
-@click.group(context_settings=_WIDTH)
+class _CommandLine(click.Group):
+    def invoke(self, ctx: click.Context) -> object:
+        with Interruptible("pinlaterd"):
+            return super().invoke(ctx)
+
+
+@click.group(cls=_CommandLine, context_settings=_WIDTH)
 @click.version_option(__version__, prog_name="pinlaterd")
 def cli() -> None:
     """A durable job queue server, compatible with PinLater.

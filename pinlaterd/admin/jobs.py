@@ -126,7 +126,7 @@ def scan(
 )
 @click.option(
     "--delay-seconds",
-    type=Amount(_MAX_DELAY_SECONDS, may_be_zero=True),
+    type=Amount(_MAX_DELAY_SECONDS, least=0),
     help="Run them so much later  [default: now]",
 )
 @_limit_option(1000)

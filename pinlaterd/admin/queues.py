@@ -13,7 +13,7 @@ from rich.console import Console
 
 from pinlaterd.admin import stats_page, target
 from pinlaterd.admin.tables import NUMBER_COLUMN, print_table
-from pinlaterd.client.cli import fail, printable
+from pinlaterd.client.cli import MAX_SECONDS, Amount, fail, printable
 from pinlaterd.client.client import Client
 from pinlaterd.model import JobState
 
@@ -99,7 +99,7 @@ def delete(*, name: str, password_file: IO[str] | None) -> None:
 @click.argument("name")
 @click.option(
     "--seconds",
-    type=click.FloatRange(min=0.1),
+    type=Amount(MAX_SECONDS, least=0.1),
     default=3.0,
     show_default=True,
     help="Over how long rates are taken.",

@@ -14,7 +14,7 @@ from pinlaterd.admin import failover as failovers
 from pinlaterd.admin import status_page, target
 from pinlaterd.admin.failover import FailoverBroken, FailoverRefused, Plan, ShardFailover, Wanted
 from pinlaterd.admin.tables import print_table
-from pinlaterd.client.cli import fail
+from pinlaterd.client.cli import MAX_SECONDS, Amount, fail
 from pinlaterd.config.schema import Address
 from pinlaterd.engines.failover import Account, ServerFacts
 from pinlaterd.errors import StorageError
@@ -49,7 +49,7 @@ def shard() -> None:
 @click.option("--yes", is_flag=True, help="Don't ask; needed where nobody can be asked.")
 @click.option(
     "--catch-up-seconds",
-    type=click.FloatRange(min=0.1),
+    type=Amount(MAX_SECONDS, least=0.1),
     default=60.0,
     show_default=True,
     help="The longest that the replica may take to catch up, with writes stopped.",

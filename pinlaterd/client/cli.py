@@ -21,10 +21,12 @@ import click
 from pinlaterd.client.addresses import AddressInvalid, parse_addresses
 from pinlaterd.client.client import Client
 from pinlaterd.errors import ConfigError, ConnectionFailed, OutcomeUnknown, PinLaterError
+from pinlaterd.interrupts import Interruptible, told
 from pinlaterd.lifecycle import ExitCode
 from pinlaterd.model import JobRecord, JobState
 
 MAX_SHOWN_CHARS = 200
+MAX_SECONDS = 86_400.0  # of what a command is told to wait
 
 PORT = click.IntRange(1, 65535)
 # Where Thrift's types end: larger numbers can't be sent.
@@ -34,10 +36,10 @@ STATE = click.Choice([state.name.lower() for state in JobState], case_sensitive=
 
 
 class Amount(click.FloatRange):
-    """A number above 0 (from 0 if that may be), up to `most`; not `nan`, as a FloatRange takes."""
+    """A number from `least`, or above 0, up to `most`; not `nan`, as a FloatRange takes."""
 
-    def __init__(self, most: float, *, may_be_zero: bool = False) -> None:
-        super().__init__(min=0, max=most, min_open=not may_be_zero)
+    def __init__(self, most: float, *, least: float | None = None) -> None:
+        super().__init__(min=least or 0, max=most, min_open=least is None)
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -78,8 +80,14 @@ class CommandLine(click.Group):
     """A group whose failures are one clear message on stderr and exit 1."""
 
     def invoke(self, ctx: click.Context) -> object:
+        program = str(ctx.command.name)
         try:
-            return super().invoke(ctx)
+            with Interruptible(program):
+                return super().invoke(ctx)
+        except click.Abort as error:  # of a prompt
+            if isinstance(error.__context__, KeyboardInterrupt):
+                raise told(program) from error
+            raise
         except (AddressInvalid, ConfigError, OutcomeUnknown) as error:
             fail(str(error))
         except ConnectionFailed as error:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import click
 
-from pinlaterd.client.cli import Amount, fail, printable
+from pinlaterd.client.cli import MAX_SECONDS, Amount, fail, printable
 from pinlaterd.client.client import Client
 from pinlaterd.lifecycle import ExitCode, StopSignal
 from pinlaterd.model import Job
@@ -42,7 +42,6 @@ from pinlaterd.tool.pace import ARRIVALS, ClosedLoop, OpenLoop, Punctuality
 from pinlaterd.tool.stamps import bench_body
 from pinlaterd.wording import how_many
 
-_MAX_SECONDS = 86_400.0
 _MAX_CALLS_PER_SECOND = 10_000.0  # more than one Python process can make
 _DEFAULT_SECONDS = 10.0
 # Connections stand before a run. This is for what else is slow at first: code that has not run yet,
@@ -57,7 +56,7 @@ _FILL_CALL_BYTES = 1_000_000
 _bench_options = together(
     click.option(
         "--slow-ms",
-        type=Amount(_MAX_SECONDS * 1000),
+        type=Amount(MAX_SECONDS * 1000),
         default=100.0,
         show_default=True,
         help="Calls that take longer are counted as slow.",
@@ -80,14 +79,14 @@ _bench_options = together(
     num_queries_option(None, "until stopped. Those of the warm-up are not among them"),
     click.option(
         "--seconds",
-        type=Amount(_MAX_SECONDS),
+        type=Amount(MAX_SECONDS),
         help="How long to measure. Ctrl-C ends it sooner  "
         f"[default: {_DEFAULT_SECONDS:g}, unless --num-queries says when to end]",
     ),
     click.option(
         "--warm-up",
         "warm_up_seconds",
-        type=Amount(_MAX_SECONDS, may_be_zero=True),
+        type=Amount(MAX_SECONDS, least=0),
         default=_DEFAULT_WARM_UP_SECONDS,
         show_default=True,
         metavar="SECONDS",

@@ -52,6 +52,12 @@ def stamped_batches(*, batch_size: int, body_bytes: int, priority: int) -> Itera
         )
 
 
+def alike_batches(body: bytes, *, batch_size: int, priority: int) -> Iterator[Batch]:
+    """Batches without end whose jobs all have this body."""
+    jobs = [Job(body, priority=priority)] * batch_size
+    return (Batch(first, jobs) for first in itertools.count(0, batch_size))
+
+
 def line_batches(lines: Iterable[bytes], *, batch_size: int, priority: int) -> Iterator[Batch]:
     """A job of each line, without its line end. Lines are counted from 1."""
     numbered = enumerate(lines, start=1)

@@ -27,6 +27,7 @@ from pinlaterd.tool.issuers import (
     Batches,
     DequeueIssuer,
     EnqueueIssuer,
+    alike_batches,
     line_batches,
     stamped_batches,
 )
@@ -77,6 +78,7 @@ cli.add_command(worker)
     metavar="F|-",
     help="Make a job of each line of this file (-: standard input).",
 )
+@click.option("--body", metavar="TEXT", help="The body of each job.")
 @body_bytes_option
 @service_options
 def enqueue(  # noqa: PLR0913  one parameter for each option
@@ -89,11 +91,12 @@ def enqueue(  # noqa: PLR0913  one parameter for each option
     concurrency: int,
     priority: int | None,
     from_file: IO[bytes] | None,
+    body: str | None,
     body_bytes: int,
     progress: bool | None,
     as_json: bool,
 ) -> None:
-    """Enqueue made-up jobs, or one for each line of a file.
+    """Enqueue jobs with a given body, one for each line of a file, or made-up ones.
 
     Made-up bodies are numbered and carry a checksum, for `pinlater check-dequeue`. A batch of
     lines that can't be stored for sure stops the run, and is named; made-up ones are counted as
@@ -101,16 +104,22 @@ def enqueue(  # noqa: PLR0913  one parameter for each option
 
     \b
     Examples:
+      pinlater enqueue --queue mail --body 'to: ada'
       pinlater enqueue --queue mail --num-queries -1 --batch-size 100 --concurrency 16
       pinlater enqueue --queue mail --from-file addresses.txt --batch-size 500
     """
     priority = priority if priority is not None else 1
+    if from_file is not None and body is not None:
+        raise click.UsageError("--body and --from-file exclude each other; give one of them")
     if from_file is not None:
         batches = line_batches(from_file, batch_size=batch_size, priority=priority)
-        num_queries = -1 if num_queries is None else num_queries
+    elif body is not None:
+        text = body.encode("utf-8", "surrogateescape")  # the very bytes of the command line
+        batches = alike_batches(text, batch_size=batch_size, priority=priority)
     else:
         batches = stamped_batches(batch_size=batch_size, body_bytes=body_bytes, priority=priority)
-        num_queries = 1 if num_queries is None else num_queries
+    if num_queries is None:
+        num_queries = -1 if from_file is not None else 1
     source = Batches(batches)
     with Client(host, port, max_connections=concurrency) as client:
         issuers = [

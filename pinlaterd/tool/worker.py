@@ -24,7 +24,7 @@ from pinlaterd.client import (
     ProcessNotStarted,
     Worker,
 )
-from pinlaterd.client.cli import fail
+from pinlaterd.client.cli import MAX_SECONDS, Amount, fail
 from pinlaterd.client.executors import CLEAN_UP_SECONDS, TO_THREAD
 from pinlaterd.client.lane import CONNECTIONS_A_LANE
 from pinlaterd.errors import RequestError
@@ -59,7 +59,7 @@ logger = logging.getLogger(__name__)
 )
 @click.option(
     "--grace-seconds",
-    type=click.FloatRange(min=0),
+    type=Amount(MAX_SECONDS, least=0),
     default=30.0,
     show_default=True,
     help="How long jobs may go on after SIGTERM or Ctrl-C before they are given back.",

@@ -99,3 +99,11 @@ def test_numbers_that_no_call_can_carry_are_wrong_usage(options):
 
     assert done.exit_code == 2
     assert options[0] in done.output
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf", "0"])
+def test_seconds_that_nobody_can_wait_are_wrong_usage(seconds):
+    done = CliRunner().invoke(admin, ["queue", "stats", "mail", "--seconds", seconds])
+
+    assert done.exit_code == 2
+    assert "--seconds" in done.output

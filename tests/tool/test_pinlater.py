@@ -340,6 +340,13 @@ def test_a_pipe_gets_the_summary_only(run, queue):
     assert done.stdout.startswith("enqueued 1 job in 1 call\n")
 
 
+def test_a_body_of_the_command_line_is_that_of_each_job(run, client, queue):
+    done = run("enqueue", "--queue", queue, "--body", "grüße\n", "--batch-size", "2")
+
+    assert done.stdout.startswith("enqueued 2 jobs in 1 call")
+    assert [job.body for job in client.dequeue(queue, limit=3)] == ["grüße\n".encode()] * 2
+
+
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_full_disk_is_one_line(service, unbuffered):
     with Path("/dev/full").open("wb") as full:
@@ -383,6 +390,7 @@ def test_no_service_is_said_with_the_cure(free_port):
         ["enqueue"],
         ["dequeue", "--queue", "q", "--batch-size", "0"],
         ["enqueue", "--queue", "q", "--priority", "128"],
+        ["enqueue", "--queue", "q", "--body", "a", "--from-file", "-"],
         ["dequeue", "--queue", "q", "--batch-size", str(2**31)],
         ["fly"],
     ],
