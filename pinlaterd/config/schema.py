@@ -252,6 +252,11 @@ class ServerSettings:
         " a server that takes half of this, or of request_timeout_ms, to answer is given up",
         Between(LEAST_LEASE_SECONDS, 3600),
     )
+    accept_weak_durability: bool = _setting(
+        False,  # noqa: FBT003
+        "`status` does not warn of stores whose settings may lose acknowledged jobs",
+        live=True,
+    )
     mysql_num_db_per_queue: int = _setting(
         1,
         "PinLater's shards.yaml in JSON: shards 1, 1d1 ... 1d(n-1) in each MySQL server",

@@ -19,6 +19,7 @@ from pinlaterd.coordinator.roster import STOPPED, ProcessView
 from pinlaterd.wire.control import ProcessState
 
 _WARNING = "warning"
+_DURABILITY_WARNING = "durability warning"
 
 
 class Usage(NamedTuple):
@@ -134,12 +135,18 @@ def _processes(config: Config, views: Sequence[ProcessView]) -> list[ProcessStat
     found = []
     for name, kind in expected.items():
         known = [view for view in views if view.process == name]
-        found += [_process(view) for view in known] or [_missing(name, kind)]
+        found += [_process(config, view) for view in known] or [_missing(name, kind)]
     others = (view for view in views if view.process not in expected and view.state != STOPPED)
-    return found + [_process(view) for view in others]
+    return found + [_process(config, view) for view in others]
 
 
-def _process(view: ProcessView) -> ProcessStatus:
+def _process(config: Config, view: ProcessView) -> ProcessStatus:
+    accepted = _DURABILITY_WARNING if config.server.accept_weak_durability else ""
+    warnings = [
+        text
+        for key, text in view.facts.items()
+        if key.endswith(_WARNING) and key != accepted and text
+    ]
     usage = None if view.state == STOPPED else usage_of(view.pid)
     uptime = max(0.0, time.time() - view.started_at_ms / 1000)
     return {
@@ -150,7 +157,7 @@ def _process(view: ProcessView) -> ProcessStatus:
         "uptime_seconds": 0.0 if view.state == STOPPED else round(uptime, 1),
         "config_version": view.config_version,
         "facts": view.facts,
-        "warnings": [text for key, text in view.facts.items() if key.endswith(_WARNING) and text],
+        "warnings": warnings,
         "cpu_seconds": usage.cpu_seconds if usage else 0.0,
         "rss_bytes": usage.rss_bytes if usage else 0,
     }

@@ -95,7 +95,9 @@ def server_text(ports: Mapping[str, int]) -> str:
         elif setting.secret or setting.local:
             lines.append(f"#{name}:")
         else:
-            lines.append(f"#{name}: {getattr(defaults, name)}".rstrip())
+            default = getattr(defaults, name)
+            shown = str(default).lower() if isinstance(default, bool) else default
+            lines.append(f"#{name}: {shown}".rstrip())
     return "\n".join(lines) + "\n"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -80,6 +81,18 @@ def test_a_standby_beside_the_owner_is_none():
     assert found["healthy"]
     assert found["shards"][1]["state"] == "serving"
     assert len(found["processes"]) == 4
+
+
+@pytest.mark.parametrize("accepted", [False, True])
+def test_weak_durability_is_a_warning_unless_it_is_accepted(accepted):
+    server = replace(CONFIG.server, accept_weak_durability=accepted)
+    facts = {"durability": "everysec", "durability warning": "loses a second"}
+    views = [view("router"), view("shard-1", facts=facts), view("shard-2")]
+
+    found = status(replace(CONFIG, server=server), views, ABOUT)
+
+    assert found["warnings"] == ([] if accepted else ["shard-1: loses a second"])
+    assert found["healthy"]
 
 
 def test_warnings_are_gathered_from_facts():

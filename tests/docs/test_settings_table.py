@@ -27,6 +27,8 @@ def settings_table() -> str:
 
 
 def shown(default: object) -> str:
+    if isinstance(default, bool):
+        return str(default).lower()
     if isinstance(default, int | float):
         return f"{default:_}" if default >= 10_000 else f"{default:g}"
     return str(default) if default else '""'
