@@ -253,7 +253,7 @@ class ServerSettings:
         Between(LEAST_LEASE_SECONDS, 3600),
     )
     accept_weak_durability: bool = _setting(
-        False,  # noqa: FBT003
+        False,
         "`status` does not warn of stores whose settings may lose acknowledged jobs",
         live=True,
     )
