@@ -58,6 +58,6 @@ def test_the_wheel_offers_the_command_lines(wheel):
 
     text = archive.read(entry_points).decode()
 
-    assert "pinlaterd = pinlaterd.main:cli" in text
-    assert "pinlater = pinlaterd.tool.main:cli" in text
-    assert "pinlater-admin = pinlaterd.admin.main:cli" in text
+    assert "pinlaterd = pinlaterd.entry:pinlaterd" in text
+    assert "pinlater = pinlaterd.entry:pinlater" in text
+    assert "pinlater-admin = pinlaterd.entry:pinlater_admin" in text
