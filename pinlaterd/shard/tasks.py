@@ -40,7 +40,8 @@ class Pace:
 
     def took(self, seconds: float) -> None:
         if seconds > _SLICE_SECONDS:
-            self.jobs = max(1, self.jobs // 2)
+            # Not to the bottom: what a slice costs beside its jobs stays, however few they are.
+            self.jobs = max(min(_FIRST_SLICE_JOBS, self._most_jobs), self.jobs // 2)
         elif seconds < _SLICE_SECONDS / 3:
             self.jobs = min(self._most_jobs, self.jobs * 2)
 
