@@ -13,6 +13,8 @@ import pytest
 from pinlaterd.interrupts import EXIT_INTERRUPTED
 
 PROGRAMS = Path(sys.executable).parent
+# Programs started by a background job inherit that SIGINT is ignored, and so leave it.
+NOT_IGNORED = ("env", "--default-signal=INT")
 SECONDS = 60
 
 
@@ -28,7 +30,7 @@ def end_of(process: subprocess.Popen[str]) -> tuple[int, list[str]]:
 def test_while_it_imports(program, module):
     """The module is just imported, and others are next."""
     with subprocess.Popen(
-        [sys.executable, "-X", "importtime", PROGRAMS / program, "--help"],
+        [*NOT_IGNORED, sys.executable, "-X", "importtime", PROGRAMS / program, "--help"],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -59,7 +61,10 @@ def test_while_it_waits_for_an_answer(program, arguments, tmp_path):
             arguments = [*arguments, str(silent.getsockname()[1])]
         silent.listen()
         with subprocess.Popen(
-            [PROGRAMS / program, *arguments], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+            [*NOT_IGNORED, PROGRAMS / program, *arguments],
+            cwd=tmp_path,
+            stderr=subprocess.PIPE,
+            text=True,
         ) as process:
             silent.settimeout(SECONDS)
             connection, _ = silent.accept()

@@ -63,19 +63,20 @@ class Workshop:
     def generate(self, generator: str) -> Path:
         """The folder with what the Thrift compiler makes of the interface."""
         if generator not in self._generated:
-            folder = self.folder(f"gen-{generator.partition(':')[0]}")
-            self._generated[generator] = self._compile(INTERFACE, generator, folder)
+            name = f"gen-{generator.partition(':')[0]}"
+            self._generated[generator] = self._compile(INTERFACE.read_text(), generator, name)
         return self._generated[generator]
 
     def generate_pinlaters(self, generator: str) -> Path:
         """The same of the interface as PinLater has it: without our fields."""
-        folder = self.folder(f"gen-pinlaters-{generator.partition(':')[0]}")
-        interface = folder / INTERFACE.name
-        interface.write_text(OUR_FIELD.sub("", INTERFACE.read_text()))
-        return self._compile(interface, generator, folder)
+        name = f"gen-pinlaters-{generator.partition(':')[0]}"
+        return self._compile(OUR_FIELD.sub("", INTERFACE.read_text()), generator, name)
 
-    def _compile(self, interface: Path, generator: str, folder: Path) -> Path:
+    def _compile(self, text: str, generator: str, name: str) -> Path:
         compiler = self.program("thrift", debian_package="thrift-compiler")
+        folder = self.folder(name)
+        interface = folder / INTERFACE.name
+        interface.write_text(text)
         make(compiler, "--gen", generator, "-out", str(folder), str(interface))
         return folder
 
