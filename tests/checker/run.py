@@ -274,10 +274,16 @@ class Run:
                 if record.outcome == FAIL or priority not in (None, job.priority):
                     continue
                 if self.settled(record) >= min(known, default=0.0):
-                    whole = record.result is None or record.result < record.arguments["limit"]
+                    whole = record.result is None or (
+                        record.result < record.arguments["limit"] and self._had_time(record)
+                    )
                     sure = whole and record.outcome == OK
                     end = self.settled(record)
                     job.steps.append(Step(record.t0, end, sure, effect, record))
+
+    def _had_time(self, record: Record) -> bool:
+        """One that has used most of its time stops, as the interface says."""
+        return record.t1 - record.t0 < self.settings.request_seconds / 2
 
 
 def rows(record: Record) -> Iterator[tuple[str, Row]]:

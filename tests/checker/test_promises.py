@@ -20,5 +20,5 @@ FAULT_SECONDS = (1, 4)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_promises_are_kept(engine: str, needs: Callable[[str], None], tmp_path: Path):
     needs(engine)
-    found = check(engine, SECONDS, 9, tmp_path, fault_seconds=FAULT_SECONDS, large=False)
+    found = check(engine, SECONDS, 9, tmp_path, fault_seconds=FAULT_SECONDS)
     assert found == []

@@ -267,7 +267,7 @@ def _any_priority() -> None:
 
 
 VARIANTS = {
-    "no-claim-compare": Variant(_no_claim_compare),
+    "no-claim-compare": Variant(_no_claim_compare, seconds=8.0),
     "answer-before-commit": Variant(_answer_before_commit, faults=("kill shard",)),
     "ids-of-deleted-jobs": Variant(_ids_of_deleted_jobs),
     "attempts-kept": Variant(_attempts_kept),
@@ -283,5 +283,5 @@ VARIANTS = {
         _repeated_enqueue, role="pinlaterd", faults=("kill shard",), seconds=8
     ),
     "short-dequeue": Variant(_short_dequeue, role="router"),
-    "any-priority": Variant(_any_priority, role="router"),
+    "any-priority": Variant(_any_priority, role="router", seconds=8.0),
 }
