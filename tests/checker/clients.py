@@ -202,8 +202,10 @@ class Worker(Client):
         self.held = [claim for claim in self.held if claim not in brief]
 
     def die(self) -> None:
-        """With an answer unread, or half read, and all that was claimed before."""
-        self.calls.dequeue(WORK, limit=5, read_bytes=self.rng.choice((0, 2, 40)))
+        """With an answer unread, or half read, and all that was claimed before.
+
+        Not on `work`: where claims may be lost the judge can't tell which jobs are ready."""
+        self.calls.dequeue(BRIEF, limit=5, read_bytes=self.rng.choice((0, 2, 40)))
         self.calls.close()
         self.held.clear()
 
