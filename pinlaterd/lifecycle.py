@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 import setproctitle
 
 MIN_LIFE_SECONDS = 2.0
+BACKGROUND_NICE = 19
 _PROC = Path("/proc")
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -153,7 +154,8 @@ def prefer_throughput() -> None:
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
-def run_when_idle() -> None:
-    """Have the kernel run this process only where no other one wants the processor, and take it
-    away the moment that one does."""
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+def run_in_background() -> None:
+    """Give this process a small share of the processor where others want it, and never none: what
+    runs only when nothing else wants to may never end."""
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    os.setpriority(os.PRIO_PROCESS, 0, BACKGROUND_NICE)

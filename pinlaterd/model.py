@@ -376,3 +376,7 @@ class ScanKey(NamedTuple):
             return None
         run_after_ms, shard, priority, local_id = match.groups()
         return cls(int(run_after_ms), shard, int(priority), int(local_id))
+
+
+# Where a scan that has found nothing yet goes on: before every job.
+SCAN_START = ScanKey((1 << 63) - 1, "-", 0, 0)

@@ -120,6 +120,8 @@
  *   job_failed_ttl_hours           168 until a FAILED job is deleted
  *   count_limit                    100,000 jobs counted for each shard and priority
  *   scan_limit                     10,000 jobs in one answer of scanJobs
+ *   searches                       64 at a time in a shard (counts, scans, deletes with a pattern),
+ *                                  32 of one source; beyond, UNKNOWN `overloaded`
  *   max_connections                10,000 to one router; beyond, they are closed at once
  *   max_calls_per_connection       1,000 pipelined; beyond, the router reads no more until it
  *                                  has answered some
@@ -399,7 +401,8 @@ struct PinLaterScanJobsRequest {
 struct PinLaterScanJobsResponse {
   /** Most recent run-after first. Without bodies. */
   1: required list<PinLaterJobInfo> scannedJobs
-  /** Where the next call goes on; CONTINUATION_END if nothing is left. */
+  /** Where the next call goes on, also if scannedJobs is empty; CONTINUATION_END if nothing is
+      left. */
   2: optional string continuation = CONTINUATION_END
 }
 
@@ -526,9 +529,11 @@ service PinLater {
   /**
    * How many jobs are in a state, with run-after up to now (countFutureJobs: later than now), of
    * all priorities or one, with a matching body if a pattern is given. Counted up to count_limit
-   * for each shard and priority.
+   * for each shard and priority. The count ends when its connection is closed.
    *
-   * Errors: QUEUE_NOT_FOUND, PRIORITY_NOT_SUPPORTED, UNKNOWN for a bad pattern.
+   * Errors: QUEUE_NOT_FOUND, PRIORITY_NOT_SUPPORTED, UNKNOWN for a bad pattern; UNKNOWN `did not
+   * end in time` if it takes longer than four fifths of request_timeout_ms: there is no number that
+   * would be right then. To count more jobs, scan them.
    */
   i32 getJobCount(1: RequestContext context, 2: PinLaterGetJobCountRequest request)
     throws (1: PinLaterException e)
@@ -539,7 +544,11 @@ service PinLater {
 
   /**
    * Jobs in a state, most recent run-after first, merged over shards, without bodies. The answer's
-   * continuation resumes right after its last job, stable while jobs come and go.
+   * continuation resumes right after its last job, stable while jobs come and go. A scan that
+   * takes longer than four fifths of request_timeout_ms is answered with the jobs found by then,
+   * perhaps none, and a continuation: only CONTINUATION_END means that nothing is left. The shard
+   * keeps such a scan for a minute, and the call with that continuation goes on with it. A scan
+   * ends when its connection is closed.
    *
    * Errors: QUEUE_NOT_FOUND, PRIORITY_NOT_SUPPORTED, CONTINUATION_INVALID, UNKNOWN for a bad
    * pattern.

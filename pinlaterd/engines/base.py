@@ -25,7 +25,7 @@ What an engine guarantees to the owner:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from pinlaterd.model import Job, JobKey, JobState, Payload, PendingKey
@@ -422,8 +422,13 @@ class Searcher(Protocol):
 
     Sees all that was committed before the call began. `deadline` is in monotonic seconds: past
     it a call raises TimeoutError. `body_regex` is an RE2 pattern, searched anywhere in the body;
-    it was compiled successfully before.
+    it was compiled successfully before. A call goes on in slices of bounded cost, and calls
+    `between_slices`, which the factory was given, before each: nothing of the store is held then,
+    so that it may take as long as other searches need, or raise an exception that ends the call.
     """
+
+    found: list[StoredJob]
+    """Of the scan that was begun last: the first jobs of its result, as far as they are known."""
 
     def count(
         self,
@@ -472,5 +477,9 @@ class Searcher(Protocol):
     def close(self) -> None: ...
 
 
+def no_pause() -> None:
+    """For a searcher that has its process to itself."""
+
+
 class SearcherFactory(Protocol):
-    def __call__(self) -> Searcher: ...
+    def __call__(self, between_slices: Callable[[], None] = no_pause) -> Searcher: ...

@@ -5,7 +5,9 @@ Pure; relies on the contract in `base` only.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Iterator
+from itertools import islice
 
 from pinlaterd.engines.base import ScanAfter, StoredJob
 
@@ -23,6 +25,24 @@ def behind(after: ScanAfter | None, jobs: Iterable[StoredJob]) -> Iterator[Store
     run_after_ms, priority, local_id = after
     place = (-run_after_ms, priority, local_id)
     yield from (job for job in jobs if scan_order(job) > place)
+
+
+def take_ordered(
+    walks: Iterable[Iterable[StoredJob]], limit: int, found: list[StoredJob]
+) -> list[StoredJob]:
+    """The first `limit` jobs of walks that are each in the order of a scan, added to `found` one by
+    one."""
+    for job in islice(heapq.merge(*walks, key=scan_order), limit):
+        found.append(job)  # noqa: PERF402 - it is read between slices
+    return found
+
+
+def take_unordered(
+    walks: Iterable[Iterable[StoredJob]], limit: int, found: list[StoredJob]
+) -> list[StoredJob]:
+    """The same of walks in any order: the first is known when all have ended."""
+    found += heapq.nsmallest(limit, (job for walk in walks for job in walk), key=scan_order)
+    return found
 
 
 def too_late() -> TimeoutError:

@@ -177,12 +177,15 @@ def scan_key(job: JobRecord) -> ScanKey:
 
 
 def merge_scans(results: Sequence[ScanResult], limit: int) -> ScanResult:
-    """The first `limit` of what the shards found, and where to go on."""
+    """The first `limit` of what the shards found, and where to go on. A shard that has not finished
+    knows nothing of what comes behind its continuation: there the merged answer ends."""
     keyed = sorted(
         ((scan_key(job), job) for result in results for job in result.jobs),
         key=lambda pair: pair[0].sort_key(),
     )
-    more = len(keyed) > limit or any(r.continuation != CONTINUATION_END for r in results)
-    keyed = keyed[:limit]
-    continuation = keyed[-1][0].token() if more and keyed else CONTINUATION_END
-    return ScanResult([job for _, job in keyed], continuation)
+    ends = [key for result in results if (key := ScanKey.parse_token(result.continuation))]
+    end = min(ends, key=ScanKey.sort_key, default=None)
+    known = [pair for pair in keyed if end is None or pair[0].sort_key() <= end.sort_key()]
+    if len(known) > limit:
+        known, end = known[:limit], known[limit - 1][0]
+    return ScanResult([job for _, job in known], end.token() if end else CONTINUATION_END)

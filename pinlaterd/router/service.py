@@ -38,6 +38,7 @@ from pinlaterd.wire.router_end import GiveUp, Outcome, ShardCall, ShardReply
 
 log = logging.getLogger(__name__)
 
+_SEARCHES = frozenset({Method.COUNT, Method.SCAN})
 # Small enqueues that arrive together go to one shard, so many at most.
 _FILL_CALLS = 16
 _SMALL_CALL_BYTES = 4096
@@ -305,12 +306,15 @@ class RouterService:
         if call.peek.method is Method.DEQUEUE:
             self._run(call, self._dequeuer.run(call))
         else:
-            self._run(call, self._divided.run(call))
+            task = self._run(call, self._divided.run(call))
+            if call.peek.method in _SEARCHES:
+                call.answer.on_gone = task.cancel  # what changes jobs goes on
 
-    def _run(self, call: Call, work: Coroutine[Any, Any, None]) -> None:
+    def _run(self, call: Call, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(_see_to(call, work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def _overloaded(self, method: Method) -> PinLaterError:
         error = Overloaded(f"{self._most_in_hand} calls are in hand already")

@@ -73,7 +73,7 @@ class Shard(Protocol):
         *,
         patient: bool = True,
         give_up: GiveUp = GiveUp.STALLED,
-    ) -> None:
+    ) -> object:
         """Send `call`; `on_reply` is called exactly once, by the deadline or soon after.
 
         A `patient` call waits for a shard that is returning; others are REFUSED at once. The

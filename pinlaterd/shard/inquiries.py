@@ -9,7 +9,7 @@ when the shard stops.
 from __future__ import annotations
 
 import struct
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -20,6 +20,7 @@ from pinlaterd.errors import InvalidRequest, PinLaterError, StorageError
 from pinlaterd.model import (
     CONTINUATION_END,
     QUEUE_NAME,
+    SCAN_START,
     CountRequest,
     CreateQueueRequest,
     DeleteJobsRequest,
@@ -35,7 +36,7 @@ from pinlaterd.model import (
 )
 from pinlaterd.shard.dequeues import JOB_OVERHEAD_BYTES
 from pinlaterd.shard.planning import LAST_PRIORITY, NO_JOB, Place
-from pinlaterd.shard.search import SearchCall
+from pinlaterd.shard.search_messages import ScanPart, SearchCall
 from pinlaterd.shard.tasks import Pace, ShardStops
 from pinlaterd.shard.validation import Rules
 from pinlaterd.shard.works import Memory
@@ -147,8 +148,9 @@ class Inquiries:
 
     # --- searches ------------------------------------------------------------------------------
 
-    def count(self, request: CountRequest, deadline: float) -> Answering:
-        """Raises TimeoutError if it takes most of the time till `deadline`; so does `scan`."""
+    def count(self, request: CountRequest, source: str, deadline: float) -> Answering:
+        """Raises TimeoutError if it takes most of the time till `deadline`: a number that is too
+        low would be wrong."""
         self._rules.count(request)
         arguments = {
             "queue": request.queue,
@@ -159,9 +161,11 @@ class Inquiries:
             "body_regex": request.body_regex,
         }
         until = self._usable_until(deadline)
-        return (yield from _search("count", arguments, self._priorities(request.priority), until))
+        priorities = self._priorities(request.priority)
+        return (yield from _search(SearchCall("count", arguments, priorities, source, until)))
 
-    def scan(self, request: ScanRequest, deadline: float) -> Answering:
+    def scan(self, request: ScanRequest, source: str, deadline: float) -> Answering:
+        """What was found after most of the time till `deadline`; its continuation goes on there."""
         after = self._rules.scan(request)
         limit = min(request.limit, self.server.scan_limit)
         arguments = {
@@ -173,18 +177,19 @@ class Inquiries:
             "limit": limit + 1,  # one more tells whether there is more
             "body_regex": request.body_regex,
         }
-        jobs: Sequence[StoredJob] = yield from _search(
-            "scan",
-            arguments,
-            self._priorities(request.priority),
-            self._usable_until(deadline),
+        priorities = self._priorities(request.priority)
+        until = self._usable_until(deadline)
+        part: ScanPart = yield from _search(
+            SearchCall("scan", arguments, priorities, source, until)
         )
-        if len(jobs) <= limit:
-            continuation = CONTINUATION_END
-        else:
-            last = jobs[limit - 1]
-            continuation = ScanKey(last.run_after_ms, self._memory.name, *last.key).token()
-        return ScanResult([self._record(request.queue, job) for job in jobs[:limit]], continuation)
+        jobs = part.jobs[:limit]
+        continuation = CONTINUATION_END
+        if part.more or len(part.jobs) > limit:
+            place = after or SCAN_START
+            if jobs:
+                place = ScanKey(jobs[-1].run_after_ms, self._memory.name, *jobs[-1].key)
+            continuation = place.token()
+        return ScanResult([self._record(request.queue, job) for job in jobs], continuation)
 
     def _after(self, key: ScanKey | None) -> ScanAfter | None:
         """Where this shard goes on. Of equal run-after, the shards come one after the other."""
@@ -234,11 +239,11 @@ class Inquiries:
                 break
         return changed
 
-    def delete_jobs(self, request: DeleteJobsRequest, deadline: float) -> Answering:
+    def delete_jobs(self, request: DeleteJobsRequest, source: str, deadline: float) -> Answering:
         self._rules.delete_jobs(request)
         until = self._usable_until(deadline)
         if request.body_regex is not None:
-            return (yield from self._delete_matching(request, request.body_regex, until))
+            return (yield from self._delete_matching(request, request.body_regex, source, until))
         queue, state, priority = request.queue, request.state, request.priority
         deleted = 0
         while deleted < request.limit and queue in self._memory.ready:
@@ -255,7 +260,7 @@ class Inquiries:
         return deleted
 
     def _delete_matching(
-        self, request: DeleteJobsRequest, body_regex: str, until: float
+        self, request: DeleteJobsRequest, body_regex: str, source: str, until: float
     ) -> Answering:
         """The searcher finds them, the loop deletes those that still are in that state."""
         deleted = 0
@@ -268,9 +273,8 @@ class Inquiries:
                 "body_regex": body_regex,
             }
             try:
-                found: Sequence[JobKey] = yield from _search(
-                    "find", arguments, (request.priority,), until
-                )
+                call = SearchCall("find", arguments, (request.priority,), source, until)
+                found: Sequence[JobKey] = yield from _search(call)
             except (TimeoutError, ShardStops):
                 if deleted:
                     break
@@ -305,13 +309,11 @@ class Inquiries:
         return now + (deadline - now) * _USABLE_TIME
 
 
-def _search(
-    method: str, arguments: Mapping[str, Any], priorities: Sequence[int], deadline: float
-) -> Answering:
+def _search(call: SearchCall) -> Answering:
     """Have the searcher do it. What it raises is raised here; its trouble with the store says
     nothing about the owner's connection."""
     try:
-        return (yield SearchCall(method, arguments, priorities, deadline))
+        return (yield call)
     except StorageError as error:
         raise PinLaterError(f"the search failed: {error.message}") from error
 

@@ -58,6 +58,7 @@ from pinlaterd.wire.envelope import (
     ReplyEntry,
     Status,
     pack_held_jobs,
+    unpack_call_id,
     unpack_hold_request,
 )
 
@@ -97,6 +98,7 @@ class Reception:
         self._tasks = tasks
         self._memory = memory
         self._reply = reply
+        self._searches: dict[tuple[bytes, int], Steps] = {}  # by router and call id
         # Routers know, too; a call that was on its way when they heard is given to another shard.
         self.dequeue_only = False
 
@@ -111,6 +113,9 @@ class Reception:
             if op is Op.HOLD_SCHEDULED:
                 self._hold(arrival, now_ms)
                 return None
+            if op is Op.END_SEARCH:
+                self._end_search(arrival)
+                return None
             self.create_queues(json.loads(arrival.entry.message))
         except (MalformedEnvelope, ProtocolError, ValueError) as error:
             log.error("a router sent a message that can't be read: %s", error)
@@ -120,6 +125,14 @@ class Reception:
             return None
         self._reply(arrival, done(arrival, b""))
         return None
+
+    def _end_search(self, arrival: Arrival) -> None:
+        """Of a call that changes jobs, and of one that was answered meanwhile, nothing is ended."""
+        call_id = unpack_call_id(arrival.entry.message)
+        steps = self._searches.get((arrival.router, call_id))
+        if steps is not None:
+            self._tasks.end_search(steps)
+        self._reply(arrival, done(arrival, b""))
 
     def _hold(self, arrival: Arrival, now_ms: int) -> None:
         """FAILED, without an error: nobody knows which jobs are held."""
@@ -170,6 +183,8 @@ class Reception:
                 return found
             steps = self._answering(arrival, call.head, found.answering)
             next(steps)
+            if isinstance(call.request, CountRequest | ScanRequest):
+                self._searches[arrival.router, arrival.entry.call_id] = steps
             self._tasks.start(steps, at_once=found.at_once)
         return None
 
@@ -229,6 +244,7 @@ class Reception:
         if len(self._tasks) >= MOST_TASKS:
             raise Overloaded(f"shard {self._memory.name} has {MOST_TASKS} such calls in hand")
         request, deadline, inquiries = call.request, arrival.entry.deadline, self._inquiries
+        source = call.context.source
         if isinstance(request, LookupRequest):
             if arrival.entry.whole and inquiries.names_other_shards(request):
                 raise ForeignError
@@ -239,13 +255,13 @@ class Reception:
         self._planner.check_queue(queued.queue)
         match queued:
             case CountRequest():
-                return _Sliced(inquiries.count(queued, deadline), at_once=True)
+                return _Sliced(inquiries.count(queued, source, deadline), at_once=True)
             case ScanRequest():
-                return _Sliced(inquiries.scan(queued, deadline), at_once=True)
+                return _Sliced(inquiries.scan(queued, source, deadline), at_once=True)
             case RetryFailedRequest():
                 return _Sliced(inquiries.retry_failed(queued, deadline), at_once=False)
             case DeleteJobsRequest():
-                return _Sliced(inquiries.delete_jobs(queued, deadline), at_once=False)
+                return _Sliced(inquiries.delete_jobs(queued, source, deadline), at_once=False)
 
     def _answering(self, arrival: Arrival, head: Head, answering: Answering) -> Steps:
         """Run it, and see to it that it is answered exactly once, however it ends; or not at all,
@@ -254,7 +270,10 @@ class Reception:
         Has to be begun at once: a generator that was never begun is closed without a trace."""
         try:
             yield None
-            result = yield from answering
+            try:
+                result = yield from answering
+            finally:
+                self._searches.pop((arrival.router, arrival.entry.call_id), None)
         except ShardStops:
             return
         except GeneratorExit:

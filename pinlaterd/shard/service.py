@@ -43,7 +43,8 @@ from pinlaterd.shard.inquiries import Inquiries
 from pinlaterd.shard.planning import Planner
 from pinlaterd.shard.ready import ReadyIndex
 from pinlaterd.shard.reception import Reception
-from pinlaterd.shard.search import SearchCall, SearchClient, SearchDone
+from pinlaterd.shard.search import SearchClient, SearchDone
+from pinlaterd.shard.search_messages import SearchCall
 from pinlaterd.shard.tasks import Steps, Tasks
 from pinlaterd.shard.timekeeping import Timekeeper
 from pinlaterd.shard.upkeep import Upkeep
@@ -577,11 +578,11 @@ class ShardService:
 
     # --- searches ------------------------------------------------------------------------------
 
-    def _search(self, call: SearchCall, on_done: SearchDone) -> None:
+    def _search(self, call: SearchCall, on_done: SearchDone) -> Callable[[], None]:
         if self.searches is None:
             title = f"shard-{self.name}"
             self.searches = SearchClient(self._engine.searcher(), self._clock, title)
-        self.searches.submit(call, on_done)
+        return self.searches.submit(call, on_done)
 
     def _close_searches(self) -> None:
         if self.searches is not None:

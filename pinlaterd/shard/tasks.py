@@ -13,7 +13,8 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from pinlaterd.clock import Clock
-from pinlaterd.shard.search import SearchCall, SearchDone
+from pinlaterd.shard.search import SearchDone
+from pinlaterd.shard.search_messages import SearchCall
 
 # What a sliced work yields, is sent, and returns.
 Steps = Generator[SearchCall | None, Any, None]
@@ -24,7 +25,12 @@ _FIRST_SLICE_JOBS = 50
 # While calls keep coming, slices take one part in so many of the time.
 _SHARE_WHEN_BUSY = 4
 
-Submit = Callable[[SearchCall, SearchDone], None]
+# Begins a search; returns what ends it.
+Submit = Callable[[SearchCall, SearchDone], Callable[[], None]]
+
+
+def _nothing() -> None:
+    pass
 
 
 class ShardStops(Exception):
@@ -54,7 +60,7 @@ class Tasks:
         self._clock = clock
         self._submit = submit
         self._ready: deque[tuple[Steps, Any]] = deque()
-        self._searching: set[Steps] = set()
+        self._searching: dict[Steps, Callable[[], None]] = {}  # what ends the search of each
         self._unpaced: set[Steps] = set()
         self._not_before = 0.0  # monotonic seconds; holds while calls wait
 
@@ -92,6 +98,14 @@ class Tasks:
             self.pace.took(took)
         self._not_before = started + took * _SHARE_WHEN_BUSY
 
+    def end_search(self, steps: Steps) -> None:
+        """End a task that waits for its search: nobody waits for its result."""
+        end = self._searching.pop(steps, None)
+        if end is not None:
+            end()
+            self._unpaced.discard(steps)
+            steps.close()
+
     def abandon(self) -> None:
         """The store they work on has to be opened anew: end them; each answers as it can."""
         for steps in self._take_all():
@@ -119,11 +133,15 @@ class Tasks:
         if wanted is None:
             self._ready.append((steps, None))
             return
-        self._searching.add(steps)
+        finished = False
 
         def found(result: object) -> None:
-            if steps in self._searching:
-                self._searching.discard(steps)
+            nonlocal finished
+            finished = True
+            if self._searching.pop(steps, None) is not None:
                 self._ready.append((steps, result))
 
-        self._submit(wanted, found)
+        self._searching[steps] = _nothing
+        end = self._submit(wanted, found)
+        if not finished:
+            self._searching[steps] = end

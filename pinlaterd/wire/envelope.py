@@ -47,6 +47,7 @@ class Op(IntEnum):
     ENSURE_QUEUES = 3  # JSON list of names: create those that are missing
     VALIDATE = 4  # an enqueueJobs call: DONE if it would be accepted, else FAILED; store nothing
     HOLD_SCHEDULED = 5  # a HoldRequest: claim jobs that are to be moved to other shards
+    END_SEARCH = 6  # the id of an earlier call of this router: nobody waits for its answer
 
 
 # By number: calling the enum costs more than the rest of an entry.
@@ -130,6 +131,7 @@ _new = tuple.__new__  # half the cost of calling a NamedTuple, for each call of 
 _HEAD = struct.Struct(">BQI")  # kind, incarnation, entries
 _CALL = struct.Struct(">IdBiBBI")  # call id, deadline, op, max jobs, lowest priority, whole, length
 _REPLY = struct.Struct(">IBII")  # call id, status, jobs, length
+_CALL_ID = struct.Struct(">I")
 _COUNTS = struct.Struct(">BB")  # length of the name, how many priorities
 
 
@@ -196,6 +198,18 @@ def unpack_welcome(frame: bytes) -> ShardFacts:
         )
     except (ValueError, TypeError) as error:
         raise MalformedEnvelope("welcome") from error
+
+
+def pack_call_id(call_id: int) -> bytes:
+    return _CALL_ID.pack(call_id)
+
+
+def unpack_call_id(message: bytes) -> int:
+    try:
+        (call_id,) = _CALL_ID.unpack(message)
+    except struct.error as error:
+        raise MalformedEnvelope("call id") from error
+    return int(call_id)
 
 
 def pack_hold_request(request: HoldRequest) -> bytes:

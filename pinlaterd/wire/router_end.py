@@ -224,27 +224,28 @@ class ShardLink:
         *,
         patient: bool = True,
         give_up: GiveUp = GiveUp.STALLED,
-    ) -> None:
+    ) -> int | None:
         """Send `call` with all others of this turn; `on_reply` is called once, later or now.
 
         While the shard is returning, and if it goes without having carried out the call, a
         `patient` one waits for its successor; else the reply is REFUSED. If the shard falls silent
-        while others can serve, the reply is SILENT as soon as `give_up` allows."""
+        while others can serve, the reply is SILENT as soon as `give_up` allows. Returns the id
+        under which the call was sent, if it was."""
         size = len(call.message)
         if self._bytes_in_flight + size > self._max_bytes and self._bytes_in_flight:
             on_reply(_FULL)
-            return
+            return None
         if self.incarnation == 0:
             if patient and self.returning:
                 self._bytes_in_flight += size
                 self._kept.append(_InFlight(on_reply, call, patient, give_up))
             else:
                 on_reply(_DOWN)
-            return
+            return None
         self._bytes_in_flight += size
-        self._post(_new(_InFlight, (on_reply, call, patient, give_up)))
+        return self._post(_new(_InFlight, (on_reply, call, patient, give_up)))
 
-    def _post(self, pending: _InFlight) -> None:
+    def _post(self, pending: _InFlight) -> int:
         call_id = self._next_call_id
         self._next_call_id = (call_id + 1) & 0xFFFFFFFF
         self._in_flight[call_id] = pending
@@ -252,11 +253,13 @@ class ShardLink:
         if not self._flush_scheduled:
             self._flush_scheduled = True
             self._loop.call_soon(self._flush)
+        return call_id
 
     def ask(
         self, call: ShardCall, *, patient: bool = True, give_up: GiveUp = GiveUp.STALLED
     ) -> asyncio.Future[ShardReply]:
-        """`call`, to be awaited. A reply with claims that nobody awaits any more is released."""
+        """`call`, to be awaited. A reply with claims that nobody awaits any more is released, and a
+        search is ended."""
         future: asyncio.Future[ShardReply] = self._loop.create_future()
 
         def arrived(reply: ShardReply) -> None:
@@ -265,7 +268,14 @@ class ShardLink:
             elif reply.jobs:
                 self.release(reply.payload)
 
-        self.call(call, arrived, patient=patient, give_up=give_up)
+        call_id = self.call(call, arrived, patient=patient, give_up=give_up)
+
+        def ended(future: asyncio.Future[ShardReply]) -> None:
+            if future.cancelled() and call_id in self._in_flight:
+                message = envelope.pack_call_id(call_id)
+                self.call(ShardCall(call.deadline, message, Op.END_SEARCH), lambda _reply: None)
+
+        future.add_done_callback(ended)
         return future
 
     def release(self, dequeue_reply: bytes) -> None:

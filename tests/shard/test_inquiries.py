@@ -34,7 +34,7 @@ from pinlaterd.model import (
     ScanKey,
     ScanRequest,
 )
-from pinlaterd.shard.search import MOST_WAITING
+from pinlaterd.shard.search import MOST_OF_A_SOURCE
 from pinlaterd.wire.envelope import Op, Status
 
 PENDING, FAILED = JobState.PENDING, JobState.FAILED
@@ -277,15 +277,15 @@ def test_priorities_that_there_are_not(shard, request_):
         shard.call(request_)
 
 
-def test_searches_that_wait_are_bounded(shard):
-    requests = [CountRequest("mail", PENDING)] * (MOST_WAITING + 3)
+def test_the_searches_of_a_source_are_bounded(shard):
+    requests = [CountRequest("mail", PENDING)] * (MOST_OF_A_SOURCE + 3)
 
     results = shard.results(*requests)
 
     refused = [result for result in results if result != 0]
     assert 1 <= len(refused) <= 3
     assert all(isinstance(result, PinLaterError) for result in refused)
-    assert Overloaded("64 searches wait already").message in refused[0].message
+    assert Overloaded("32 searches of 'web:h1' run already").message in refused[0].message
 
 
 # --- changes of many jobs -------------------------------------------------------------------

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pymysql
 from pymysql import err
 from pymysql.constants import CLIENT, ER
-from pymysql.cursors import DictCursor, SSCursor
+from pymysql.cursors import DictCursor
 
 from pinlaterd.engines.mysql.faults import FAULTS, connect_error
 
@@ -195,12 +195,6 @@ class Connection:
             cursor.execute(statement)
             rows: list[dict[str, Any]] = list(cursor.fetchall())
         return rows
-
-    def stream(self, statement: bytes) -> Iterator[tuple[Any, ...]]:
-        """Rows one by one, never all in memory. To be read to the end, or the connection closed."""
-        with self._db.cursor(SSCursor) as cursor:
-            cursor.execute(statement)
-            yield from cursor.fetchall_unbuffered()
 
     def close(self) -> None:
         """Safe to repeat, and whatever state it is in."""

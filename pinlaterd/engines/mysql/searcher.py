@@ -8,15 +8,14 @@ bodies, and what is returned. The server ends a statement at the search's deadli
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from pinlaterd.clock import Clock, SystemClock
-from pinlaterd.engines.base import ScanAfter, Searcher, StoredJob
+from pinlaterd.engines.base import ScanAfter, Searcher, StoredJob, no_pause
 from pinlaterd.engines.body_regex import compile_body_regex
 from pinlaterd.engines.mysql.connection import Connection, Server
 from pinlaterd.engines.mysql.faults import FAULTS, is_gone, is_timeout, storage_error
@@ -24,14 +23,14 @@ from pinlaterd.engines.mysql.limits import database_prefix
 from pinlaterd.engines.mysql.literals import EARLIEST_MS, LATEST_MS
 from pinlaterd.engines.mysql.records import WITH_BODY, WITHOUT_BODY, stored_job
 from pinlaterd.engines.mysql.tables import Table, load_tables
-from pinlaterd.engines.scans import scan_order, too_late
+from pinlaterd.engines.scans import scan_order, take_ordered, too_late
 from pinlaterd.model import JobKey, JobState
 
 T = TypeVar("T")
 
 _PAGE_JOBS = 1000
-# Rows of a page are read one by one, but one that is given up half-way is read to its end.
-_PAGE_BODIES = 100
+# A page of bodies is read as a whole: between bodies, others have their turns.
+_PAGE_BODIES = 50
 _LONGEST_SECONDS = 3600.0
 
 
@@ -55,7 +54,15 @@ class _Place(NamedTuple):
 class MysqlSearcher(Searcher):
     """A connection of its own, made when it is first needed, and anew after a fault."""
 
-    def __init__(self, shard: str, server: Server, clock: Clock) -> None:
+    def __init__(
+        self,
+        shard: str,
+        server: Server,
+        clock: Clock,
+        between_slices: Callable[[], None] = no_pause,
+    ) -> None:
+        self._between_slices = between_slices
+        self.found: list[StoredJob] = []
         self._prefix = database_prefix(shard)
         self._server = server
         self._clock = clock
@@ -103,6 +110,8 @@ class MysqlSearcher(Searcher):
         body_regex: str | None,
         deadline: float,
     ) -> Sequence[StoredJob]:
+        self.found = []
+
         def search() -> Sequence[StoredJob]:
             range_ms = _run_after_range(now_ms, future=future)
             several = sorted(set(priorities))
@@ -110,7 +119,7 @@ class MysqlSearcher(Searcher):
                 self._walk(wanted, after, deadline)
                 for wanted in self._wanted(queue, state, several, range_ms, body_regex)
             ]
-            return list(islice(heapq.merge(*walks, key=scan_order), limit))
+            return take_ordered(walks, limit, self.found)
 
         return self._until(deadline, search, nothing=())
 
@@ -164,7 +173,13 @@ class MysqlSearcher(Searcher):
 
     def _connection(self) -> Connection:
         if self._db is None:
-            self._db = Connection(self._server, patience_seconds=_LONGEST_SECONDS, read_only=True)
+            # One search that waits for a lock would hold up the others.
+            self._db = Connection(
+                self._server,
+                patience_seconds=_LONGEST_SECONDS,
+                read_only=True,
+                waits_for_locks=False,
+            )
         return self._db
 
     def _wanted(
@@ -222,6 +237,7 @@ class MysqlSearcher(Searcher):
             place = _Place(*_behind(after, wanted.table.priority))
         met: set[int] = set()
         while place is not None:
+            self._between_slices()
             jobs, place = self._page(wanted, place, deadline)
             if wanted.state is JobState.IN_PROGRESS:
                 # The only state in which a job's run-after may change while the walk goes on.
@@ -276,15 +292,14 @@ class MysqlSearcher(Searcher):
         )
         found: list[StoredJob] = []
         places: list[_Place] = []
-        rows: Iterable[tuple[Any, ...]]
-        rows = self._connection().stream(self._timed(statement + where, deadline))
-        for row in rows:
+        for row in self._connection().rows(self._timed(statement + where, deadline)):
             job = stored_job(table.priority, row)
             places.append(_Place(job.run_after_ms, job.key.local_id))
             if matches is None:
                 found.append(job)
                 continue
-            self._check(deadline)  # within the page too: bodies may be large
+            self._between_slices()  # a large body may take as long as a slice
+            self._check(deadline)
             if matches(job.body or b""):
                 found.append(job._replace(body=None))
         return found, places
@@ -297,8 +312,8 @@ class MysqlSearcherFactory:
     shard: str
     server: Server
 
-    def __call__(self) -> MysqlSearcher:
-        return MysqlSearcher(self.shard, self.server, SystemClock())
+    def __call__(self, between_slices: Callable[[], None] = no_pause) -> MysqlSearcher:
+        return MysqlSearcher(self.shard, self.server, SystemClock(), between_slices)
 
 
 def _run_after_range(now_ms: int, *, future: bool) -> tuple[int, int]:

@@ -11,21 +11,26 @@ walked by age, all of them, and a scan keeps the best. Evicted jobs are passed o
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
 from pinlaterd.clock import Clock, SystemClock
-from pinlaterd.engines.base import ScanAfter, Searcher, StoredJob
+from pinlaterd.engines.base import ScanAfter, Searcher, StoredJob, no_pause
 from pinlaterd.engines.body_regex import compile_body_regex
 from pinlaterd.engines.redis import scripts
 from pinlaterd.engines.redis.connection import Connection
 from pinlaterd.engines.redis.records import local_id, stored_job, to_ms
 from pinlaterd.engines.redis.server_facts import evicts
 from pinlaterd.engines.redis.store import ShardKeys
-from pinlaterd.engines.scans import behind, scan_order, too_late
+from pinlaterd.engines.scans import (
+    behind,
+    scan_order,
+    take_ordered,
+    take_unordered,
+    too_late,
+)
 from pinlaterd.model import JobKey, JobState
 
 _PAGE_JOBS = 1000
@@ -47,7 +52,11 @@ class _Wanted(NamedTuple):
 class RedisSearcher(Searcher):
     """A connection of its own to a shard's server; a broken one is made anew with the next call."""
 
-    def __init__(self, shard: ShardKeys, clock: Clock) -> None:
+    def __init__(
+        self, shard: ShardKeys, clock: Clock, between_slices: Callable[[], None] = no_pause
+    ) -> None:
+        self._between_slices = between_slices
+        self.found: list[StoredJob] = []
         self._shard = shard
         self._clock = clock
         self._connection = Connection(shard.server, _ANSWER_SECONDS)
@@ -90,6 +99,7 @@ class RedisSearcher(Searcher):
         body_regex: str | None,
         deadline: float,
     ) -> Sequence[StoredJob]:
+        self.found = []
         from_ms, to_ms_ = _run_after_range(now_ms, future=future)
         if after is not None:
             to_ms_ = min(to_ms_, after.run_after_ms)
@@ -99,9 +109,8 @@ class RedisSearcher(Searcher):
         walks = [
             behind(after, self._walk(wanted, priority)) for priority in sorted(set(priorities))
         ]
-        if state is JobState.PENDING:
-            return list(islice(heapq.merge(*walks, key=scan_order), limit))
-        return heapq.nsmallest(limit, (job for walk in walks for job in walk), key=scan_order)
+        take = take_ordered if state is JobState.PENDING else take_unordered
+        return take(walks, limit, self.found)
 
     def find(
         self,
@@ -138,6 +147,8 @@ class RedisSearcher(Searcher):
         return _Wanted(queue, state, run_after_ms, matches, deadline)
 
     def _check(self, deadline: float) -> None:
+        """Before each slice."""
+        self._between_slices()
         if self._clock.monotonic() > deadline:
             raise too_late()
 
@@ -254,6 +265,8 @@ class RedisSearcher(Searcher):
                 if not isinstance(row, list):
                     continue
                 job = stored_job(key, row, with_body=matches is not None)
+                if matches is not None:
+                    self._check(wanted.deadline)  # a large body may take as long as a slice
                 if from_ms <= job.run_after_ms <= to_ms_ and (
                     matches is None or matches(job.body or b"")
                 ):
@@ -266,8 +279,8 @@ class RedisSearcherFactory:
 
     shard: ShardKeys
 
-    def __call__(self) -> RedisSearcher:
-        return RedisSearcher(self.shard, SystemClock())
+    def __call__(self, between_slices: Callable[[], None] = no_pause) -> RedisSearcher:
+        return RedisSearcher(self.shard, SystemClock(), between_slices)
 
 
 def _from(ms: int) -> str:

@@ -10,7 +10,6 @@ walked by id or by age, all of them, and a scan keeps the best.
 
 from __future__ import annotations
 
-import heapq
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,9 +19,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pinlaterd.clock import Clock, SystemClock
-from pinlaterd.engines.base import ScanAfter, Searcher, StoredJob
+from pinlaterd.engines.base import ScanAfter, Searcher, StoredJob, no_pause
 from pinlaterd.engines.body_regex import compile_body_regex
-from pinlaterd.engines.scans import behind, scan_order, too_late
+from pinlaterd.engines.scans import (
+    behind,
+    scan_order,
+    take_ordered,
+    take_unordered,
+    too_late,
+)
 from pinlaterd.engines.sqlite.faults import FAULTS, reading, storage_error
 from pinlaterd.engines.sqlite.records import stored_jobs
 from pinlaterd.engines.sqlite.schema import connect_reader
@@ -31,6 +36,7 @@ from pinlaterd.model import JobKey, JobState
 
 # Steps of SQLite's virtual machine between looks at the deadline: some 0.1 ms.
 _STEPS_PER_LOOK = 10_000
+_SLICE_JOBS, _SLICE_BODIES = 1000, 16
 
 
 class _Wanted(NamedTuple):
@@ -45,7 +51,11 @@ class _Wanted(NamedTuple):
 class SqliteSearcher(Searcher):
     """A connection of its own to the file of a shard, while its owner has it open."""
 
-    def __init__(self, path: Path, clock: Clock) -> None:
+    def __init__(
+        self, path: Path, clock: Clock, between_slices: Callable[[], None] = no_pause
+    ) -> None:
+        self._between_slices = between_slices
+        self.found: list[StoredJob] = []
         self._path = path
         self._clock = clock
         with reading(path):
@@ -87,6 +97,7 @@ class SqliteSearcher(Searcher):
         body_regex: str | None,
         deadline: float,
     ) -> Sequence[StoredJob]:
+        self.found = []
         from_ms, to_ms = _run_after_range(now_ms, future=future)
         if after is not None:
             to_ms = min(to_ms, after.run_after_ms)
@@ -98,9 +109,8 @@ class SqliteSearcher(Searcher):
                 behind(after, self._walk(wanted, priority, deadline))
                 for priority in sorted(set(priorities))
             ]
-            if state is JobState.PENDING:
-                return list(islice(heapq.merge(*walks, key=scan_order), limit))
-            return heapq.nsmallest(limit, (job for walk in walks for job in walk), key=scan_order)
+            take = take_ordered if state is JobState.PENDING else take_unordered
+            return take(walks, limit, self.found)
 
     def find(
         self,
@@ -165,12 +175,15 @@ class SqliteSearcher(Searcher):
         queue_id, state, run_after_ms, _ = wanted
         place: Place | None
         walk, place = begin(self._db, queue_id, state, priority, run_after_ms)
+        most = _SLICE_JOBS if wanted.matches is None else _SLICE_BODIES
         while place is not None:
+            self._between_slices()
             self._check(deadline)
             with self._snapshot():
-                local_ids, place = read_slice(self._db, walk, place)
-                jobs = self._read(wanted, local_ids, deadline)
-            yield from sorted(jobs, key=scan_order)
+                local_ids, place = read_slice(self._db, walk, place, most)
+                with_body = wanted.matches is not None
+                jobs = list(stored_jobs(self._db, queue_id, local_ids, with_body=with_body))
+            yield from sorted(self._matching(wanted, jobs, deadline), key=scan_order)
 
     @contextmanager
     def _snapshot(self) -> Iterator[None]:
@@ -181,19 +194,21 @@ class SqliteSearcher(Searcher):
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
 
-    def _read(self, wanted: _Wanted, local_ids: Sequence[int], deadline: float) -> list[StoredJob]:
+    def _matching(
+        self, wanted: _Wanted, jobs: Sequence[StoredJob], deadline: float
+    ) -> Iterator[StoredJob]:
+        """Those that are wanted, without bodies."""
         (from_ms, to_ms), matches = wanted.run_after_ms, wanted.matches
-        found = []
-        for job in stored_jobs(self._db, wanted.queue_id, local_ids, with_body=bool(matches)):
+        for job in jobs:
             if not from_ms <= job.run_after_ms <= to_ms:
                 continue
             if matches is None:
-                found.append(job)
+                yield job
                 continue
-            self._check(deadline)  # within the slice too: bodies may be large
+            self._between_slices()  # a large body may take as long as a slice
+            self._check(deadline)
             if matches(job.body or b""):
-                found.append(job._replace(body=None))
-        return found
+                yield job._replace(body=None)
 
 
 @dataclass(frozen=True)
@@ -202,8 +217,8 @@ class SqliteSearcherFactory:
 
     path: Path
 
-    def __call__(self) -> SqliteSearcher:
-        return SqliteSearcher(self.path, SystemClock())
+    def __call__(self, between_slices: Callable[[], None] = no_pause) -> SqliteSearcher:
+        return SqliteSearcher(self.path, SystemClock(), between_slices)
 
 
 def _run_after_range(now_ms: int, *, future: bool) -> tuple[int, int]:

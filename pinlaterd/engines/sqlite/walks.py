@@ -15,8 +15,6 @@ from pinlaterd.model import JobState
 
 EARLIEST_MS, LATEST_MS = -(2**63), 2**63 - 1
 
-_SLICE_JOBS = 1000
-
 
 class Place(NamedTuple):
     """How far a walk has come: by (run-after or time of the end, local id)."""
@@ -62,16 +60,16 @@ def begin(
     return Walk(queue_id, state, priority, EARLIEST_MS, newest_ms), Place(EARLIEST_MS, 0)
 
 
-def read_slice(db: sqlite3.Connection, walk: Walk, place: Place) -> Slice:
-    """The keys from `place` on."""
+def read_slice(db: sqlite3.Connection, walk: Walk, place: Place, most: int) -> Slice:
+    """The keys from `place` on, at most so many."""
     if walk.state is JobState.PENDING:
-        return _pending_slice(db, walk, place)
+        return _pending_slice(db, walk, place, most)
     if walk.state is JobState.IN_PROGRESS:
-        return _claims_slice(db, walk, place)
-    return _ended_slice(db, walk, place)
+        return _claims_slice(db, walk, place, most)
+    return _ended_slice(db, walk, place, most)
 
 
-def _pending_slice(db: sqlite3.Connection, walk: Walk, place: Place) -> Slice:
+def _pending_slice(db: sqlite3.Connection, walk: Walk, place: Place, most: int) -> Slice:
     """The index runs both columns the same way, so jobs of the run-after at `place` are read
     apart, upwards; of those read downwards the last run-after may be cut short, and is left to
     the next slice."""
@@ -80,12 +78,12 @@ def _pending_slice(db: sqlite3.Connection, walk: Walk, place: Place) -> Slice:
         for (local_id,) in db.execute(
             "SELECT local_id FROM pending WHERE queue = ? AND priority = ?"
             " AND run_after = ? AND local_id > ? ORDER BY local_id LIMIT ?",
-            (walk.queue_id, walk.priority, *place, _SLICE_JOBS),
+            (walk.queue_id, walk.priority, *place, most),
         )
     ]
-    if len(local_ids) == _SLICE_JOBS:
+    if len(local_ids) == most:
         return Slice(local_ids, Place(place.time_ms, local_ids[-1]))
-    room = _SLICE_JOBS - len(local_ids)
+    room = most - len(local_ids)
     below = db.execute(
         "SELECT run_after, local_id FROM pending WHERE queue = ? AND priority = ?"
         " AND run_after < ? AND run_after >= ? ORDER BY run_after DESC, local_id DESC LIMIT ?",
@@ -100,25 +98,25 @@ def _pending_slice(db: sqlite3.Connection, walk: Walk, place: Place) -> Slice:
     return Slice(local_ids + [local_id for _, local_id in below], next_place)
 
 
-def _claims_slice(db: sqlite3.Connection, walk: Walk, place: Place) -> Slice:
+def _claims_slice(db: sqlite3.Connection, walk: Walk, place: Place, most: int) -> Slice:
     rows = db.execute(
         "SELECT local_id FROM claims"
         " WHERE local_id > ? AND +queue = ? AND +priority = ? ORDER BY local_id LIMIT ?",
-        (place.local_id, walk.queue_id, walk.priority, _SLICE_JOBS),
+        (place.local_id, walk.queue_id, walk.priority, most),
     )
     local_ids = [local_id for (local_id,) in rows]
-    if len(local_ids) < _SLICE_JOBS:
+    if len(local_ids) < most:
         return Slice(local_ids, None)
     return Slice(local_ids, Place(place.time_ms, local_ids[-1]))
 
 
-def _ended_slice(db: sqlite3.Connection, walk: Walk, place: Place) -> Slice:
+def _ended_slice(db: sqlite3.Connection, walk: Walk, place: Place, most: int) -> Slice:
     rows = db.execute(
         "SELECT ended_at, local_id FROM ended INDEXED BY ended_by_age"
         " WHERE queue = ? AND state = ? AND priority = ?"
         " AND (ended_at, local_id) > (?, ?) AND ended_at <= ?"
         " ORDER BY ended_at, local_id LIMIT ?",
-        (walk.queue_id, int(walk.state), walk.priority, *place, walk.to_ms, _SLICE_JOBS),
+        (walk.queue_id, int(walk.state), walk.priority, *place, walk.to_ms, most),
     ).fetchall()
-    next_place = Place(*rows[-1]) if len(rows) == _SLICE_JOBS else None
+    next_place = Place(*rows[-1]) if len(rows) == most else None
     return Slice([local_id for _, local_id in rows], next_place)

@@ -1,0 +1,310 @@
+"""The searcher: a process beside its shard for reads of unbounded cost (count, scan, find).
+
+A thread of the shard would share the interpreter lock with its loop, which gives it up at every
+row. Here each search has a thread and a Searcher of its own, but one works at a time: between
+slices it passes the turn on. Turns go round over the sources that search, and within a source over
+its searches, so that a short search ends soon, however many others run, and whoever runs them.
+
+A scan that is not finished at its deadline is answered with what was found so far and then paused.
+The call that asks for what follows resumes it. A paused scan is ended after `_KEEP_SECONDS`, or
+when too many are paused. The process ends when the shard's end of its socket closes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections import OrderedDict, deque
+from concurrent.futures import ThreadPoolExecutor
+
+from pinlaterd.engines.base import ScanAfter, Searcher, SearcherFactory, StoredJob
+from pinlaterd.errors import PinLaterError, StorageError
+from pinlaterd.lifecycle import run_in_background, set_title
+from pinlaterd.shard.search_messages import (
+    MOST_SEARCHES,
+    EndSearch,
+    ScanPart,
+    SearchCall,
+    framed,
+    take_message,
+)
+
+_MOST_PAUSED = 16
+_KEEP_SECONDS = 60.0
+# After so long a search passes its turn on; slices are shorter than that, most of the time.
+_TURN_SECONDS = 0.01
+
+
+# --- turns --------------------------------------------------------------------------------------
+
+
+class _Seat:
+    """A search among those that take turns."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.turn = threading.Event()
+        self.since = 0.0  # when its turn began
+
+
+class _Turns:
+    """Who works. The holder of the turn is the first seat of the first source."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sources: OrderedDict[str, deque[_Seat]] = OrderedDict()
+
+    def enter(self, seat: _Seat) -> None:
+        """Returns when it has the turn."""
+        seat.turn.clear()
+        with self._lock:
+            self._sources.setdefault(seat.source, deque()).append(seat)
+            if len(self._sources) == 1 and len(self._sources[seat.source]) == 1:
+                self._give_turn()
+        seat.turn.wait()
+
+    def pass_on(self, seat: _Seat) -> None:
+        """Once it has had it long enough. Returns when it has it again."""
+        if time.monotonic() - seat.since < _TURN_SECONDS:
+            return
+        seat.turn.clear()
+        with self._lock:
+            self._remove_first().append(seat)
+            self._give_turn()
+        seat.turn.wait()
+
+    def leave(self) -> None:
+        """To be called by the holder of the turn."""
+        with self._lock:
+            self._remove_first()
+            self._give_turn()
+
+    def _remove_first(self) -> deque[_Seat]:
+        """Its source goes to the end; returns the seats of that source."""
+        source, seats = self._sources.popitem(last=False)
+        seats.popleft()
+        self._sources[source] = seats
+        return seats
+
+    def _give_turn(self) -> None:
+        for source in [source for source, seats in self._sources.items() if not seats]:
+            del self._sources[source]
+        for seats in self._sources.values():
+            seats[0].since = time.monotonic()
+            seats[0].turn.set()
+            return
+
+
+# --- searches -----------------------------------------------------------------------------------
+
+
+class _SearchEnded(Exception):
+    """Nobody waits for it any more."""
+
+
+class _Search:
+    """One search, in a thread of its own; a scan may answer several calls, one after the other."""
+
+    def __init__(self, number: int, call: SearchCall, process: _Process) -> None:
+        self.number = number
+        self.call = call
+        self.ended = False
+        self.resumed = threading.Event()
+        self._process = process
+        self._seat = _Seat(call.source)
+        self._searcher: Searcher | None = None
+        self._after: ScanAfter | None = call.arguments.get("after")  # of the call in progress
+
+    def run(self) -> None:
+        """Until it has its result, is given up, or fails."""
+        turns = self._process.turns
+        turns.enter(self._seat)
+        try:
+            result: object = self._carry_out()
+        except _SearchEnded:
+            return
+        except TimeoutError as error:
+            result = error
+        except PinLaterError as error:
+            result = StorageError(error.message)  # which survives pickling as it is
+        finally:
+            turns.leave()
+            self._process.forget(self)
+        self._process.send(self.number, result)
+
+    def _carry_out(self) -> object:
+        searcher = self._searcher = self._process.searcher(self)
+        call = self.call
+        if call.method == "scan":
+            # At its own deadline it is paused instead.
+            deadline = call.deadline + _KEEP_SECONDS * _MOST_PAUSED
+            searcher.scan(**call.arguments, priorities=call.priorities, deadline=deadline)
+            return self._part(paused=False)
+        arguments = {**call.arguments, "deadline": call.deadline}
+        if call.method == "find":
+            (priority,) = call.priorities
+            return searcher.find(**arguments, priority=priority)
+        return sum(searcher.count(**arguments, priority=priority) for priority in call.priorities)
+
+    def between_slices(self) -> None:
+        if self.ended:
+            raise _SearchEnded
+        if self.call.method == "scan" and time.monotonic() > self.call.deadline:
+            self._pause()
+        self._process.turns.pass_on(self._seat)
+
+    def _pause(self) -> None:
+        """Answer with what is known, and wait for the call that asks for more."""
+        process = self._process
+        process.turns.leave()
+        part = self._part(paused=True)
+        process.pause(self)
+        process.send(self.number, part)
+        self.resumed.wait(_KEEP_SECONDS)
+        kept = process.unpause(self)
+        process.turns.enter(self._seat)
+        if not kept or self.ended:
+            raise _SearchEnded
+
+    def _part(self, *, paused: bool) -> ScanPart:
+        assert self._searcher is not None
+        found = self._searcher.found
+        jobs = [job for job in found if _place(job) > _place_of(self._after)]
+        # What has reached the limit it began with may have left out some that this call asks for.
+        return ScanPart(jobs, paused or len(found) >= self.call.arguments["limit"])
+
+    def resumes(self, call: SearchCall) -> bool:
+        """Whether `call` asks for what this one found, or will find."""
+        asked, mine = dict(call.arguments), dict(self.call.arguments)
+        after, first = asked.pop("after", None), mine.pop("after", None)
+        for arguments in (asked, mine):
+            arguments.pop("now_ms"), arguments.pop("limit")
+        assert self._searcher is not None
+        found = self._searcher.found
+        last = _place(found[-1]) if found else _place_of(first)
+        return (
+            after is not None
+            and (call.source, call.priorities, asked)
+            == (self._seat.source, self.call.priorities, mine)
+            and _place_of(first) <= _place_of(after) <= last
+        )
+
+    def resume(self, number: int, call: SearchCall) -> None:
+        self.number, self._after = number, call.arguments["after"]
+        self.call = self.call._replace(deadline=call.deadline)
+        self.resumed.set()
+
+
+def _place(job: StoredJob) -> tuple[int, int, int]:
+    return (-job.run_after_ms, job.key.priority, job.key.local_id)
+
+
+def _place_of(after: ScanAfter | None) -> tuple[int, int, int]:
+    """What a scan yields comes behind it."""
+    return (-(1 << 64), 0, 0) if after is None else (-after.run_after_ms, *after[1:])
+
+
+# --- the process --------------------------------------------------------------------------------
+
+
+class _Process:
+    """The searches of this process, by number."""
+
+    def __init__(self, sock: socket.socket, factory: SearcherFactory) -> None:
+        self.turns = _Turns()
+        self._socket = sock
+        self._factory = factory
+        self._lock = threading.Lock()
+        self._running: dict[int, _Search] = {}
+        self._paused: list[_Search] = []  # the longest paused first
+        self._of_thread = threading.local()
+        self._threads = ThreadPoolExecutor(MOST_SEARCHES + _MOST_PAUSED + 1)
+
+    def begin(self, number: int, call: SearchCall) -> None:
+        with self._lock:
+            for search in self._paused:
+                if call.method == "scan" and not search.resumed.is_set() and search.resumes(call):
+                    search.resume(number, call)
+                    self._running[number] = search
+                    return
+            search = self._running[number] = _Search(number, call, self)
+        self._threads.submit(search.run)
+
+    def end(self, number: int) -> None:
+        with self._lock:
+            search = self._running.get(number)
+            if search is not None:
+                search.ended = True
+
+    def searcher(self, search: _Search) -> Searcher:
+        """The Searcher of this thread, which lasts longer than a search."""
+        own = self._of_thread
+        own.search = search
+        if not hasattr(own, "searcher"):
+            own.searcher = self._factory(self._between_slices)
+        searcher: Searcher = own.searcher
+        return searcher
+
+    def _between_slices(self) -> None:
+        self._of_thread.search.between_slices()
+
+    def forget(self, search: _Search) -> None:
+        with self._lock:
+            self._running.pop(search.number, None)
+
+    def pause(self, search: _Search) -> None:
+        with self._lock:
+            self._running.pop(search.number, None)
+            search.resumed.clear()
+            self._paused.append(search)
+            if len(self._paused) > _MOST_PAUSED:
+                longest = self._paused[0]
+                longest.ended = True
+                longest.resumed.set()
+
+    def unpause(self, search: _Search) -> bool:
+        """Whether it was resumed."""
+        with self._lock:
+            self._paused.remove(search)
+            return search.resumed.is_set()
+
+    def send(self, number: int, result: object) -> None:
+        data = framed((number, result))
+        try:
+            with self._lock:
+                self._socket.sendall(data)
+        except OSError:
+            os._exit(0)  # the shard has gone
+
+
+def main() -> None:
+    """`python -m pinlaterd.shard.searcher TITLE`, with a socket to the shard as standard input."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C: the shard ends us
+    run_in_background()
+    set_title(f"{sys.argv[1]} searcher")
+    sock = socket.socket(fileno=os.dup(0))
+    received = bytearray()
+    process: _Process | None = None
+    while True:
+        try:
+            data = sock.recv(1 << 18)
+        except OSError:
+            data = b""
+        if not data:
+            os._exit(0)  # the shard has gone; searches end in their midst
+        received += data
+        while (message := take_message(received)) is not None:
+            if process is None:
+                process = _Process(sock, message)
+            elif isinstance(message, EndSearch):
+                process.end(message.number)
+            else:
+                process.begin(*message)
+
+
+if __name__ == "__main__":
+    main()

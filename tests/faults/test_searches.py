@@ -1,0 +1,169 @@
+"""Searches beside the job path, and beside each other, through the real processes."""
+
+from __future__ import annotations
+
+import random
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from functools import partial
+
+import psutil
+import pytest
+
+from pinlaterd.client import Client, Job, JobState, calls
+from pinlaterd.errors import PinLaterError
+from pinlaterd.model import CallContext, ScanResult
+from tests.conftest import WaitUntil
+from tests.deployment import Deployment
+
+pytestmark = pytest.mark.service
+
+QUEUE, OTHER = "deep", "other"
+JOBS, BODY_BYTES, MARKED_EVERY = 200, 2_000, 20
+# RE2 falls back to its slow way: some 12 ms for each body, 2.4 s of processor time for all.
+SLOW, SLOW_AND_FOUND = "a[ab]{200}c", "a[ab]{200}c|marked"
+LESS_SLOW_AND_FOUND = "(a|b)*a[ab]{20}c|marked"  # some 0.2 s
+REQUEST_SECONDS = 1.5
+IMPATIENT = 4
+CLOSED = 2  # connections
+ROUND_TRIPS = 100
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    deployment = Deployment(tmp_path_factory.mktemp("service"))
+    deployment.init(shards=1, settings={"request_timeout_ms": round(REQUEST_SECONDS * 1000)})
+    try:
+        deployment.up()
+        with deployment.client() as client:
+            client.create_queue(QUEUE)
+            client.create_queue(OTHER)
+            for at in range(0, JOBS, 100):
+                client.enqueue(QUEUE, [_job(number) for number in range(at, at + 100)])
+        yield deployment
+    finally:
+        deployment.destroy()
+
+
+def _job(number: int) -> Job:
+    letters = bytes(random.Random(number).choices(b"ab", k=BODY_BYTES))
+    return Job(
+        letters + (b" marked" if number % MARKED_EVERY == 0 else b""), run_after_ms=1 + number
+    )
+
+
+def _searcher(service: Deployment) -> psutil.Process:
+    (searcher,) = psutil.Process(service.pid_of("shard-1")).children()
+    return searcher
+
+
+def _seconds_used(process: psutil.Process) -> float:
+    """Of the processor."""
+    return sum(process.cpu_times()[:2])
+
+
+def _has_used_more(process: psutil.Process, seconds: float) -> bool:
+    return _seconds_used(process) > seconds
+
+
+@contextmanager
+def busy_cores() -> Iterator[None]:
+    """Every core has more to do than it can."""
+    with ExitStack() as ends:
+        for _ in range(2 * (psutil.cpu_count() or 1)):
+            process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+            ends.callback(process.wait)
+            ends.callback(process.kill)
+        yield
+
+
+def test_a_viewer_is_answered_while_others_search(service: Deployment):
+    """They ask again and again for what takes longer than a call may."""
+    with ThreadPoolExecutor(IMPATIENT) as impatient, service.client("patient") as client:
+        asking = [impatient.submit(_ask_in_vain, service) for _ in range(IMPATIENT)]
+        times = []
+        while not all(asked.done() for asked in asking):
+            began = time.monotonic()
+            assert (
+                client.count(QUEUE, JobState.PENDING, body_regex="marked") == JOBS // MARKED_EVERY
+            )
+            times.append(time.monotonic() - began)
+        assert [asked.result() for asked in asking] == [None] * IMPATIENT
+
+    assert len(times) > 1
+    assert max(times) < REQUEST_SECONDS
+
+
+def _ask_in_vain(service: Deployment) -> None:
+    with service.client("impatient", timeout_seconds=30) as client:
+        for _ in range(2):
+            with pytest.raises(PinLaterError, match="did not end in time"):
+                client.count(QUEUE, JobState.PENDING, body_regex=SLOW)
+
+
+def test_a_scan_that_takes_longer_than_a_call_goes_on_with_the_next_one(service: Deployment):
+    """A call that finds nothing in its time says so with a continuation; and nothing is missed."""
+    pages = []
+    call: calls.PreparedCall[ScanResult] | None = calls.scan(
+        QUEUE, JobState.PENDING, body_regex=SLOW_AND_FOUND
+    )
+    with service.client() as client:
+        while call is not None:
+            page = client.run(call)
+            pages.append([job.run_after_ms for job in page.jobs])
+            call = calls.page_after(call, page)
+
+    found = [run_after_ms for page in pages for run_after_ms in page]
+    assert len(pages) > 1
+    assert found == sorted(range(1, JOBS + 1, MARKED_EVERY), reverse=True)
+
+
+def test_a_search_ends_with_its_connection(service: Deployment, wait_until: WaitUntil):
+    """Each would go on for most of the time that a call has."""
+    count = calls.count(QUEUE, JobState.PENDING, body_regex=SLOW).encode(1, CallContext("viewer"))
+    with service.client() as client:
+        client.count(QUEUE, JobState.PENDING)  # so that there is a searcher
+    searcher = _searcher(service)
+    used = 0.0
+    for _ in range(CLOSED):
+        with socket.create_connection(("127.0.0.1", service.port)) as viewer:
+            viewer.sendall(struct.pack(">i", len(count)) + count)
+            wait_until(partial(_has_used_more, searcher, _seconds_used(searcher)))
+        closed = _seconds_used(searcher)
+        time.sleep(REQUEST_SECONDS)
+        used += _seconds_used(searcher) - closed
+
+    assert used < CLOSED * REQUEST_SECONDS / 6
+
+
+def test_a_search_ends_on_a_machine_that_is_busy(service: Deployment):
+    with busy_cores(), service.client() as client:
+        jobs = list(client.scan(QUEUE, JobState.PENDING, body_regex=LESS_SLOW_AND_FOUND))
+
+    assert len(jobs) == JOBS // MARKED_EVERY
+
+
+def test_the_job_path_beside_a_search(service: Deployment):
+    with service.client() as client, ThreadPoolExecutor(1) as viewer:
+        usual = _p99(client)
+        searching = viewer.submit(_ask_in_vain, service)
+        beside = _p99(client)
+        searching.result()
+
+    assert beside < 2 * usual + 0.05
+
+
+def _p99(client: Client) -> float:
+    times = []
+    for _ in range(ROUND_TRIPS):
+        began = time.monotonic()
+        client.enqueue(OTHER, [b"job"])
+        client.ack(OTHER, succeeded=client.dequeue(OTHER, limit=1))
+        times.append(time.monotonic() - began)
+    return sorted(times)[len(times) * 99 // 100]
