@@ -6,7 +6,7 @@ A shard with it shows what Thrift, ZeroMQ and the loop cost, and so what they le
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from pinlaterd.engines.base import (
     NO_TIME_MS,
@@ -93,7 +93,9 @@ class EchoEngine(StorageEngine):
     ) -> Sequence[StoredJob]:
         return ()
 
-    def depths(self) -> Mapping[str, Mapping[tuple[int, JobState], int]]:
+    def depths(
+        self, queues: Collection[str] | None = None
+    ) -> Mapping[str, Mapping[tuple[int, JobState], int]]:
         return {queue: {} for queue in self._queues}
 
     def retry_failed(

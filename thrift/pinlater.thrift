@@ -437,9 +437,11 @@ service PinLater {
 
   /**
    * Create a queue, on all shards, dequeue-only ones too. Idempotent. Names are checked for all
-   * shards before anything is created. A shard that joins later gets every queue.
+   * shards before anything is created, and so is the number of queues: the setting max_queues (10,000)
+   * bounds it. A shard that joins later gets every queue.
    *
-   * Errors: QUEUE_NAME_INVALID, QUEUE_NAME_TOO_LONG.
+   * Errors: QUEUE_NAME_INVALID, QUEUE_NAME_TOO_LONG; UNKNOWN, "invalid request: ", where there are
+   * max_queues queues already.
    * Holds: getQueueNames has it; enqueue and dequeue find it on every healthy shard.
    */
   void createQueue(1: RequestContext context, 2: string name)

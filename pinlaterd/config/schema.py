@@ -133,6 +133,12 @@ class ServerSettings:
     max_job_body_bytes: int = _setting(
         1 * MIB, "longest body of a job, bytes", Between(1, 1024 * MIB)
     )
+    max_queues: int = _setting(
+        10_000,
+        "createQueue is refused where there are as many; queues that are there are served",
+        Between(1, 1_000_000),
+        live=True,
+    )
     max_jobs_per_call: int = _setting(
         10_000,
         "a list of more jobs, acks, checkpoints or descriptors in a call is refused",

@@ -340,9 +340,12 @@ class StorageEngine(Protocol):
         """Those of `keys` that exist."""
         ...
 
-    def depths(self) -> Mapping[str, Mapping[tuple[int, JobState], int] | None]:
-        """Jobs of every queue by (priority, state), in constant time for each queue; None while
-        they are being counted. To be called about once a second: it goes on with counting."""
+    def depths(
+        self, queues: Collection[str] | None = None
+    ) -> Mapping[str, Mapping[tuple[int, JobState], int] | None]:
+        """Jobs by (priority, state) of those of `queues` that exist, by default of all, in constant
+        time for each; None while they are being counted. To be called about once a second: it
+        goes on with counting."""
         ...
 
     def suspects(self) -> Collection[str]:

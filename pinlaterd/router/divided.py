@@ -82,6 +82,7 @@ class DividedCalls:
         self.settings = settings  # others take its place when they change live
         self._clock = clock
         self._chance = chance
+        self._creating: set[str] = set()
         self._by_request: dict[type[Request], _CarryOut] = {
             CreateQueueRequest: self._create_queue,
             DeleteQueueRequest: self._delete_queue,
@@ -113,6 +114,28 @@ class DividedCalls:
         longest = self._shards.longest_queue_name()
         if len(request.queue) > longest:
             raise QueueNameTooLong(request.queue, longest)
+        self._check_room_for(request.queue)
+        self._creating.add(request.queue)
+        try:
+            await self._create_on_all(context, request, deadline)
+        finally:
+            self._creating.discard(request.queue)
+
+    def _check_room_for(self, queue: str) -> None:
+        """Before any shard creates it, with the creations that are under way here. Several routers
+        at once may exceed the limit by one queue each."""
+        most = self.settings.max_queues
+        if self._shards.knows_queue(queue):
+            return
+        if len(self._shards.queues_known() | self._creating) >= most:
+            raise InvalidRequest(
+                f"queue {queue!r} can't be created: there are {most} queues or more, as many as "
+                "max_queues in etc/pinlaterd.yaml allows; delete unused ones, or raise max_queues"
+            )
+
+    async def _create_on_all(
+        self, context: CallContext, request: CreateQueueRequest, deadline: float
+    ) -> None:
         asked: set[str] = set()
         shards = self._present()
         while shards:

@@ -105,7 +105,7 @@ class Router:
         self._state = ProcessState.STARTING
         self._context = new_context()
         self._chance = Random()
-        self._shards = ShardSet(self._connect, clock.monotonic, self._wake)
+        self._shards = ShardSet(self._connect, clock.monotonic, self._wake, stats.drop_queue)
         limits = RateLimits(clock, self._notice_demand)
         self._service = RouterService(self._shards, settings, limits, clock, stats, self._chance)
         self._server = ThriftServer(self._service.handle, settings, stats)

@@ -112,11 +112,14 @@ class ShardSet:
         connect: Connect,
         monotonic: Callable[[], float],
         on_ready: Callable[[str], None],
+        on_deleted: Callable[[str], None] = lambda _queue: None,
     ) -> None:
-        """`on_ready(queue)` is called when a shard publishes that jobs can be had."""
+        """`on_ready(queue)` is called when a shard publishes that jobs can be had,
+        `on_deleted(queue)` when no shard has the queue any more."""
         self._connect = connect
         self._monotonic = monotonic
         self._on_ready = on_ready
+        self._on_deleted = on_deleted
         self._shards: dict[str, Shard] = {}
         self._dequeue_only: frozenset[str] = frozenset()
         self._queues: dict[str, set[str]] = {}  # by shard name, of those that are welcomed
@@ -254,6 +257,8 @@ class ShardSet:
         for queue, numbers in counts:
             if not numbers:
                 queues.discard(queue)
+                if not self.knows_queue(queue):
+                    self._on_deleted(queue)
                 continue
             queues.add(queue)
             if any(numbers):

@@ -6,21 +6,14 @@ are recorded at once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import compress
 
 from pinlaterd.engines.base import AckResult, CheckpointResult, Expired
 from pinlaterd.model import Job, JobState, Payload
-from pinlaterd.shard.ready import ReadyIndex
 from pinlaterd.stats import Stats
 from pinlaterd.stats.names import BODY_SIZE
 
-_STATE_NAMES = {
-    JobState.PENDING: "pending",
-    JobState.IN_PROGRESS: "in_progress",
-    JobState.SUCCEEDED: "succeeded",
-    JobState.FAILED: "failed",
-}
 _GC_NAMES = {JobState.SUCCEEDED: "succeeded_gc", JobState.FAILED: "failed_gc"}
 
 
@@ -29,7 +22,6 @@ class Figures:
 
     def __init__(self, stats: Stats) -> None:
         self._stats = stats
-        self._gauged: frozenset[str] = frozenset()
         # Of the batch that is under way: delays of all jobs, and of those at their first attempt.
         self._delays_ms: dict[str, tuple[list[int], list[int]]] = {}
 
@@ -103,54 +95,6 @@ class Figures:
             self._stats.count(f"{queue}_{_GC_NAMES[state]}", jobs)
 
     # --- once a second ---------------------------------------------------------------------
-
-    def gauge_queues(
-        self,
-        depths: Mapping[str, Mapping[tuple[int, JobState], int] | None],
-        ready: ReadyIndex,
-        now_ms: int,
-    ) -> None:
-        """How deep the queues are, and how long the oldest ready job has waited. Those that are
-        scheduled are among the pending ones. There are no depths of a queue that is counted."""
-        for queue in self._gauged - depths.keys():
-            self._drop_depths(queue)
-            self._stats.drop_gauge(f"{queue}_oldest_ready_age_ms")
-        self._gauged = frozenset(depths)
-        counting = 0
-        for queue, of_queue in depths.items():
-            if of_queue is None:
-                counting += 1
-                self._drop_depths(queue)
-            else:
-                self._gauge_depths(queue, of_queue, ready, now_ms)
-            oldest_ms = ready.oldest_ms(queue) if queue in ready else None
-            age_ms = 0 if oldest_ms is None else now_ms - oldest_ms
-            self._stats.peak(f"{queue}_oldest_ready_age_ms", age_ms)
-        self._stats.gauge("shard_queues_counting", counting)
-
-    def _gauge_depths(
-        self,
-        queue: str,
-        depths: Mapping[tuple[int, JobState], int],
-        ready: ReadyIndex,
-        now_ms: int,
-    ) -> None:
-        totals = dict.fromkeys(JobState, 0)
-        for (_, state), jobs in depths.items():
-            totals[state] += jobs
-        for state, jobs in totals.items():
-            self._stats.gauge(f"{queue}_{_STATE_NAMES[state]}", jobs)
-        pending = {
-            priority: jobs
-            for (priority, state), jobs in depths.items()
-            if state is JobState.PENDING and jobs
-        }
-        scheduled = ready.scheduled(queue, pending, now_ms) if queue in ready else 0
-        self._stats.gauge(f"{queue}_scheduled", scheduled)
-
-    def _drop_depths(self, queue: str) -> None:
-        for name in (*_STATE_NAMES.values(), "scheduled"):
-            self._stats.drop_gauge(f"{queue}_{name}")
 
     def gauge_health(self, *, ailing: bool) -> None:
         """Over several shards: how many ail."""

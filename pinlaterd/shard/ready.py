@@ -124,6 +124,9 @@ class ReadyIndex:
         self._queues: dict[str, list[_Line]] = {}
         self._held = 0
         self._wake_ms = NEVER_MS  # no empty line has anything due before this
+        self._watched: set[str] = (
+            set()
+        )  # queues with an empty line that has keys beyond its horizon
 
     # --- queues --------------------------------------------------------------------------
 
@@ -142,8 +145,9 @@ class ReadyIndex:
         self._queues[queue] = [_Line(NEVER_MS) for _ in range(self._levels)]
         for priority in nonempty:
             if priority <= self._levels:
-                self._queues[queue][priority - 1].next_due_ms = 0
-                self._wake_ms = 0
+                line = self._queues[queue][priority - 1]
+                line.next_due_ms = 0
+                self._watch(queue, line)
 
     def reread(self, queue: str) -> None:
         """Begin anew with a queue that somebody else may have written to: nothing is known of what
@@ -152,11 +156,13 @@ class ReadyIndex:
         self.open_queue(queue, range(1, self._levels + 1))
 
     def drop_queue(self, queue: str) -> None:
+        self._watched.discard(queue)
         for line in self._queues.pop(queue, ()):
             self._held -= len(line.keys)
 
     def clear(self) -> None:
         self._queues.clear()
+        self._watched.clear()
         self._held = 0
         self._wake_ms = NEVER_MS
 
@@ -184,7 +190,7 @@ class ReadyIndex:
         line.cut(self._line_keys)
         self._held += len(line.keys) - before
         self._make_room(0)
-        self._watch(line)
+        self._watch(queue, line)
         return kept
 
     def put_back(self, queue: str, taken: Iterable[Taken], now_ms: int) -> None:
@@ -234,7 +240,7 @@ class ReadyIndex:
                 self._held -= len(keys)
                 limit -= len(keys)
                 taken.append(Taken(priority, keys))
-            self._watch(line)
+            self._watch(queue, line)
             if limit <= 0:
                 break
 
@@ -248,7 +254,7 @@ class ReadyIndex:
             before = len(line.keys)
             line.keys = deque([key for key in line.keys if key.local_id not in gone])
             self._held -= before - len(line.keys)
-            self._watch(line)
+            self._watch(queue, line)
 
     # --- what is ready -------------------------------------------------------------------
 
@@ -301,25 +307,27 @@ class ReadyIndex:
 
     def look(self, now_ms: int, skipped: Callable[[str], bool] = lambda _queue: False) -> list[str]:
         """Read what has come due into lines that are empty, but for queues that are `skipped`.
-        Returns the queues read for. Goes through all lines again after an error, and `look_again`.
+        Returns the queues read for. Begins again after an error, and `look_again`.
         """
         if now_ms < self._wake_ms:
             return []
         read: list[str] = []
         wake_ms, self._wake_ms = self._wake_ms, NEVER_MS
         try:
-            for queue, lines in self._queues.items():
+            for queue in list(self._watched):
                 if skipped(queue):
                     continue
-                for priority, line in enumerate(lines, 1):
+                self._watched.discard(queue)  # unless a line is watched again
+                for priority, line in enumerate(self._queues[queue], 1):
                     if line.keys:
                         continue
                     if line.next_due_ms <= now_ms and len(read) < _READS_AT_A_TIME:
                         read.append(queue)
                         self._read(queue, priority, line, now_ms)
-                    self._watch(line)
+                    self._watch(queue, line)
         except StorageError:
             self._wake_ms = wake_ms
+            self._watched.add(queue)
             raise
         return read
 
@@ -327,9 +335,10 @@ class ReadyIndex:
         """Have `look` go through all lines: a queue was skipped."""
         self._wake_ms = 0
 
-    def _watch(self, line: _Line) -> None:
-        if not line.keys and line.next_due_ms < self._wake_ms:
-            self._wake_ms = line.next_due_ms
+    def _watch(self, queue: str, line: _Line) -> None:
+        if not line.keys and line.next_due_ms < NEVER_MS:
+            self._watched.add(queue)
+            self._wake_ms = min(self._wake_ms, line.next_due_ms)
 
     def _read(self, queue: str, priority: int, line: _Line, now_ms: int) -> bool:
         """Fill an empty line with what has come due beyond its horizon; False if nothing has."""
@@ -350,5 +359,5 @@ class ReadyIndex:
             queue, priority, after=line.horizon, until_ms=self._max_run_after_ms, limit=1
         )
         line.next_due_ms = beyond[0].run_after_ms if beyond else NEVER_MS
-        self._watch(line)
+        self._watch(queue, line)
         return bool(keys)

@@ -37,6 +37,7 @@ from pinlaterd.shard.commits import NOTHING, Answers, Commits
 from pinlaterd.shard.dequeues import ClaimDescriptors, Claimer, DequeueWork
 from pinlaterd.shard.figures import Figures
 from pinlaterd.shard.fresh import FreshPayloads
+from pinlaterd.shard.gauges import QueueGauges
 from pinlaterd.shard.health import HealthLimits, StoreHealth
 from pinlaterd.shard.holds import Holds
 from pinlaterd.shard.inquiries import Inquiries
@@ -144,8 +145,16 @@ class ShardService:
             self._memory,
             self._answers.reply,
         )
+        self._gauges = QueueGauges(engine, self._memory, stats)
         self._upkeep = Upkeep(
-            engine, self._memory, config, clock, self.time, self._tasks.pace, chance or Random()
+            engine,
+            self._memory,
+            self._gauges.holding,
+            config,
+            clock,
+            self.time,
+            self._tasks.pace,
+            chance or Random(),
         )
         self._claimer: Claimer | None = None
         self._backlog: deque[Arrival] = deque()
@@ -335,6 +344,7 @@ class ShardService:
         if not self._memory.touched:
             return ()
         touched, self._memory.touched = self._memory.touched, set()
+        self._memory.changed |= touched
         return self._counts(touched)
 
     def _counts(self, queues: Iterable[str]) -> list[ReadyCounts]:
@@ -383,7 +393,7 @@ class ShardService:
 
     def _gauge(self) -> None:
         memory = self._memory
-        memory.figures.gauge_queues(self._engine.depths(), memory.ready, self._clock.now_ms())
+        self._gauges.refresh(self._clock.now_ms())
         held = memory.fresh.held_bytes + len(memory.ready) * _KEY_BYTES
         memory.figures.gauge_memory(held)
 
@@ -428,6 +438,7 @@ class ShardService:
             self._guarded(self._look_for_due)
         due_round = self._upkeep.due_round()
         if due_round is not None:
+            self._guarded(self._gauge, can_wait=True)  # so that it knows what the queues hold
             self._tasks.start(due_round)
         if self._tasks.runnable:
             self._guarded(lambda: self._run_task(calls_wait=calls_wait))

@@ -1,7 +1,8 @@
 """Upkeep of one shard: claims that have timed out, jobs whose time to live has ended, old space.
 
-A round looks at every queue, in slices of a bounded number of jobs (see `tasks`): each slice is
-one short commit by the one owner, so nothing is ever counted or done twice.
+A round looks at the queues that hold such jobs, and at some of the others in turn, in slices of a
+bounded number of jobs (see `tasks`): each slice is one short commit by the one owner, so nothing is
+ever counted or done twice.
 
 A foreign writer may change the store: a PinLater server that still runs, a hand in a table. Where
 there are traces of one, what is known of a queue is read and counted again, and once a minute
@@ -12,7 +13,9 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Mapping
+from collections.abc import Set as AbstractSet
 from random import Random
 
 from pinlaterd.clock import Clock
@@ -29,8 +32,13 @@ log = logging.getLogger(__name__)
 _MS_AN_HOUR = 3_600_000
 # A foreign writer that goes on costs a look so often at most.
 _LOOK_SECONDS = 5.0
-# How often every queue is read and counted again.
-_REREAD_SECONDS = 60.0
+# How often a queue is read and counted again at most, and how many queues a round looks at in turn:
+# with more, a pass over all of them takes several rounds.
+_REREAD_SECONDS, _QUEUES_IN_TURN = 60.0, 100
+# How late ended jobs may be deleted, as a part of their time to live: so that a round need not look
+# at all of them.
+_LATE_PART = 0.01
+_STATES = frozenset({JobState.IN_PROGRESS, JobState.SUCCEEDED, JobState.FAILED})
 
 
 class Upkeep:
@@ -40,14 +48,17 @@ class Upkeep:
         self,
         engine: StorageEngine,
         memory: Memory,
+        holding: Callable[[], Mapping[str, AbstractSet[JobState]]],
         config: Config,
         clock: Clock,
         timekeeper: Timekeeper,
         pace: Pace,
         chance: Random,
     ) -> None:
+        """`holding`: the states other than PENDING that queues are known to hold jobs in."""
         self._engine = engine
         self._memory = memory
+        self._holding = holding
         self._config = config
         self._clock = clock
         self._time = timekeeper
@@ -57,12 +68,21 @@ class Upkeep:
         self._round: Steps | None = None
         # Shards that start together do not all begin at the same moment.
         self.due = clock.monotonic() + chance.random() * self._interval_seconds
-        self._reread_due = clock.monotonic() + _REREAD_SECONDS
+        self._in_turn: deque[str] = deque()
+        self._reread_due = clock.monotonic() + _REREAD_SECONDS  # of those that were not yet
+        self._rereads_due: dict[str, float] = {}
+        self._collect_due: dict[tuple[str, JobState], float] = {}
+        self._parts = {
+            JobState.IN_PROGRESS: self._release_expired,
+            JobState.SUCCEEDED: self._collect_succeeded,
+            JobState.FAILED: self._collect_failed,
+        }
         self._look_due = 0.0
 
     def follow(self, config: Config) -> None:
         """Go by `config` from now on."""
         self._config = config
+        self._collect_due.clear()  # times to live may be shorter now
         self._interval_seconds = config.server.monitor_interval_seconds
         self.due = min(self.due, self._clock.monotonic() + self._interval_seconds)
 
@@ -92,7 +112,7 @@ class Upkeep:
         """Read and count those queues again that a foreign writer seems to have changed."""
         suspects = self._memory.suspects
         suspects.update(self._engine.suspects())
-        suspects.intersection_update(self._memory.ready.queues())
+        suspects.intersection_update([queue for queue in suspects if queue in self._memory.ready])
         now = self._clock.monotonic()
         if not suspects or now < self._look_due:
             return
@@ -115,32 +135,56 @@ class Upkeep:
             self._memory.touched.add(queue)
 
     def _all_queues(self) -> Steps:
-        rereads = self._clock.monotonic() >= self._reread_due
-        if rereads:
-            self._reread_due = self._clock.monotonic() + _REREAD_SECONDS
-        for queue in sorted(self._engine.queues()):
-            yield from self._queue(queue)
-            if rereads:
+        holding = self._holding()
+        for number, (queue, states) in enumerate(sorted(holding.items())):
+            looked = yield from self._queue(queue, states)
+            if looked or number % _QUEUES_IN_TURN == 0:
+                yield None
+        for queue in self._next_in_turn():
+            # Another program may have left jobs there in any state.
+            yield from self._queue(queue, _STATES - holding.get(queue, frozenset()))
+            now = self._clock.monotonic()
+            if now >= self._rereads_due.get(queue, self._reread_due):
+                self._rereads_due[queue] = now + _REREAD_SECONDS
                 self._reread(queue)
             yield None
         while self._engine.vacuum(limit=self._pace.jobs):
             yield None
 
-    def _queue(self, queue: str) -> Iterator[None]:
-        """Each part goes on while slices come back full. The queue may be dropped between two."""
-        for part in (self._release_expired, self._collect_succeeded, self._collect_failed):
+    def _next_in_turn(self) -> list[str]:
+        if not self._in_turn:
+            queues = self._engine.queues()
+            self._in_turn.extend(sorted(queues))
+            # Forget those that were deleted.
+            self._rereads_due = {q: due for q, due in self._rereads_due.items() if q in queues}
+            self._collect_due = {
+                place: due for place, due in self._collect_due.items() if place[0] in queues
+            }
+        turns = min(_QUEUES_IN_TURN, len(self._in_turn))
+        return [self._in_turn.popleft() for _ in range(turns)]
+
+    def _queue(self, queue: str, states: AbstractSet[JobState]) -> Generator[None, None, bool]:
+        """Each part goes on while slices come back full. The queue may be dropped between two.
+        Returns whether the store was asked."""
+        asked = False
+        for state, part in self._parts.items():
+            if state not in states or self._clock.monotonic() < self._collect_due.get(
+                (queue, state), 0.0
+            ):
+                continue
             while queue in self._memory.ready:
-                limit = self._pace.jobs
+                limit, asked = self._pace.jobs, True
                 try:
                     changed = part(queue, limit)
                 except StorageLocked as error:
                     log.warning(
                         "upkeep leaves queue %s to the next round: %s", queue, error.message
                     )
-                    return
+                    return asked
                 if changed < limit:
                     break
                 yield None
+        return asked
 
     def _release_expired(self, queue: str, limit: int) -> int:
         timeout_ms = round(self._config.queue(queue).job_claimed_timeout_seconds * 1000)
@@ -166,6 +210,7 @@ class Upkeep:
         now_ms = self._clock.now_ms()
         result = self._engine.release_expired(queue, limit=limit, now_ms=now_ms, **claimed_ms)
         self._memory.figures.expired(queue, result)
+        self._memory.changed.add(queue)
         self._memory.requeue(queue, result.retried, now_ms)
         return len(result.retried) + result.failed
 
@@ -181,4 +226,9 @@ class Upkeep:
         before_ms = self._clock.now_ms() - round(ttl_hours * _MS_AN_HOUR)
         jobs = self._engine.collect_garbage(queue, state, updated_before_ms=before_ms, limit=limit)
         self._memory.figures.collected(queue, state, jobs)
+        if jobs:
+            self._memory.changed.add(queue)
+        if jobs < limit:
+            late_seconds = ttl_hours * _MS_AN_HOUR / 1000 * _LATE_PART
+            self._collect_due[queue, state] = self._clock.monotonic() + late_seconds
         return jobs

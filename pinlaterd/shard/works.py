@@ -58,7 +58,16 @@ class Arrival(NamedTuple):
 class Memory:
     """What a shard keeps in memory beside its store. Cleared when ownership begins anew."""
 
-    __slots__ = ("_enqueued", "figures", "fresh", "name", "ready", "suspects", "touched")
+    __slots__ = (
+        "_enqueued",
+        "changed",
+        "figures",
+        "fresh",
+        "name",
+        "ready",
+        "suspects",
+        "touched",
+    )
 
     def __init__(
         self, name: str, ready: ReadyIndex, fresh: FreshPayloads, figures: Figures
@@ -67,6 +76,7 @@ class Memory:
         self.ready = ready
         self.fresh = fresh
         self.figures = figures
+        self.changed: set[str] = set()  # queues whose depths or figures may have changed
         self.touched: set[str] = set()  # queues whose ready counts may have changed, or are gone
         self.suspects: set[str] = set()  # queues that a foreign writer seems to change
         self._enqueued: dict[str, tuple[list[int], list[Job]]] = {}  # see take_in
@@ -314,6 +324,7 @@ def slices(items: Sequence[_Item], most: int) -> list[Sequence[_Item]]:
 
 
 def conclude_acks(queue: str, result: AckResult, memory: Memory, now_ms: int) -> None:
+    memory.changed.add(queue)
     memory.figures.acked(queue, result)
     memory.requeue(queue, result.requeued, now_ms)
 

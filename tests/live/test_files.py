@@ -7,6 +7,7 @@ import time
 import pytest
 
 from pinlaterd.client import Job, JobState
+from pinlaterd.errors import InvalidRequest
 from tests.deployment import POLL_SECONDS
 from tests.live.conftest import BASE, is_dequeue_only, serves
 
@@ -99,6 +100,19 @@ def test_time_outs_of_a_queue_and_of_all(live, client, queue, wait_until):
     live.settings(job_claimed_timeout_seconds=0.2)
     live.wait_until_followed(lambda s: s["config_version"] > version)
     wait_until(lambda: client.count(queue, JobState.PENDING) == 1)
+
+
+def test_no_shard_creates_more_queues_than_allowed(live, client, queue):
+    before = client.queue_names()
+    live.settings(max_queues=len(before) + 1)
+    live.wait_until_changed()
+
+    client.create_queue("the_last")
+    with pytest.raises(InvalidRequest, match="as max_queues in etc"):
+        client.create_queue("one_too_many")
+    client.create_queue(queue)
+
+    assert client.queue_names() == before | {"the_last"}
 
 
 def test_settings_that_need_a_restart_are_named(live):

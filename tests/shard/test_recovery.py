@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -60,9 +60,9 @@ class Failing(SqliteEngine):
         self.on_read("heartbeat")
         super().heartbeat()
 
-    def depths(self) -> Mapping[str, Depths | None]:
+    def depths(self, queues: Collection[str] | None = None) -> Mapping[str, Depths | None]:
         self.on_read("depths")
-        return super().depths()
+        return super().depths(queues)
 
     def read_pending(
         self, queue: str, priority: int, *, after: PendingKey | None, until_ms: int, limit: int

@@ -331,7 +331,9 @@ class ModelStore:
             if row is not None
         ]
 
-    def depths(self) -> Mapping[str, Mapping[tuple[int, JobState], int]]:
+    def depths(
+        self, queues: Collection[str] | None = None
+    ) -> Mapping[str, Mapping[tuple[int, JobState], int]]:
         found: dict[str, dict[tuple[int, JobState], int]] = {}
         for queue, rows in self._disk.jobs.items():
             depths = found.setdefault(queue, {})

@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pinlaterd.client import AckInfo, CheckpointInfo, Client, Job, PinLaterError
 from tests.deployment import CALL_SECONDS, Deployment
+from tests.shared_service import ADMIN_PASSWORD
 
 pytestmark = pytest.mark.service
 
@@ -40,6 +41,23 @@ def test_each_job_is_a_sample_of_its_own(
     assert (metric(sizes)["minimum"], metric(sizes)["maximum"]) == (0, 1_000)
     assert metric(delays)["maximum"] >= 10**6
     assert metric(delays)["minimum"] < 10**5
+
+
+def test_the_figures_of_a_queue_go_with_it(
+    service: Deployment, client: Client, queue: str, wait_until
+):
+    def names() -> set[str]:
+        stats = service.stats()
+        return {name for section in SECTIONS for name in stats[section] if queue in name}
+
+    use_all(service, client, queue)
+    wait_until(partial(all_reported, service, queue))
+    client.delete_queue(queue, password=ADMIN_PASSWORD)
+    wait_until(lambda: not names())
+
+    client.create_queue(queue)
+    wait_until(lambda: f"{queue}_pending" in names())
+    assert f"{queue}_enqueue" not in names()
 
 
 def test_every_name_is_documented(service: Deployment, client: Client, queue: str, wait_until):

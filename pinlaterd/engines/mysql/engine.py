@@ -198,10 +198,11 @@ class MysqlEngine(StorageEngine):
                     jobs += [stored_job(priority, row) for row in rows if row[1] in STATES]
         return jobs
 
-    def depths(self) -> Mapping[str, Depths | None]:
-        counts = self._store.counts
+    def depths(self, queues: Collection[str] | None = None) -> Mapping[str, Depths | None]:
+        counts, tables = self._store.counts, self._store.tables
         counts.add(counts.poll())
-        return {queue: counts.of(queue) for queue in self._store.tables}
+        wanted = tables if queues is None else tables.keys() & queues
+        return {queue: counts.of(queue) for queue in wanted}
 
     def suspects(self) -> Collection[str]:
         return self._store.counts.suspects

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from pinlaterd.engines.base import (
@@ -184,8 +184,11 @@ class RedisEngine(StorageEngine):
             with contextlib.suppress(StorageNotCommitted):
                 self._store.write(scripts.FORGET, (queue, *evicted))
 
-    def depths(self) -> Mapping[str, Mapping[tuple[int, JobState], int]]:
-        queues = sorted(self._store.queues)
+    def depths(
+        self, queues: Collection[str] | None = None
+    ) -> Mapping[str, Mapping[tuple[int, JobState], int]]:
+        known = self._store.queues
+        queues = sorted(known if queues is None else known.intersection(queues))
         rows = self._store.read(scripts.DEPTHS, len(self._priorities), *queues)
         keys = [(priority, state) for priority in self._priorities for state in JobState]
         return {

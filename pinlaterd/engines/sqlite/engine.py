@@ -129,12 +129,14 @@ class SqliteEngine(StorageEngine):
             )
             return [job for job in jobs if job.key in wanted]
 
-    def depths(self) -> Mapping[str, Depths | None]:
+    def depths(self, queues: Collection[str] | None = None) -> Mapping[str, Depths | None]:
         store = self._store
         if corrections := store.counts.poll():
             with store.commit(now_ms=0) as tx:
                 tx.depth_changes.update(corrections)
-        return {queue: store.counts.of(queue_id) for queue, queue_id in store.queue_ids.items()}
+        ids = store.queue_ids
+        wanted = ids if queues is None else ids.keys() & queues
+        return {queue: store.counts.of(ids[queue]) for queue in wanted}
 
     def suspects(self) -> Collection[str]:
         return {self._store.name_of(queue_id) for queue_id in self._store.counts.suspects}
