@@ -66,7 +66,10 @@ class Stats:
 
     def record_each(self, names: Iterable[str], values: Sequence[int]) -> None:
         """A sample for each of `values` in each of `names`: several times faster than `record`."""
-        if values:
+        if len(values) == 1:
+            for name in names:
+                self._histogram(name).add(values[0])
+        elif values:
             samples = Histogram.of(values)
             for name in names:
                 self._histogram(name).add_all(samples)
