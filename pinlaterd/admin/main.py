@@ -10,6 +10,7 @@ import click
 
 from pinlaterd import __version__
 from pinlaterd.admin import status_page, target
+from pinlaterd.admin.check_shard import check_shard
 from pinlaterd.admin.drain import drain
 from pinlaterd.admin.jobs import job
 from pinlaterd.admin.queue_limits import limit, pause, resume
@@ -57,7 +58,7 @@ cli.add_command(job)
 cli.add_command(restart)
 for command in (limit, pause, resume):
     queue.add_command(command)
-for command in (list_shards, drain, dequeue_only, add, remove):
+for command in (list_shards, check_shard, drain, dequeue_only, add, remove):
     shard.add_command(command)
 cli.add_command(shard)
 cli.add_command(top)

@@ -258,6 +258,14 @@ class Expired(NamedTuple):
     failed: int
 
 
+class Finding(NamedTuple):
+    """A disagreement within the store, as `check` found it."""
+
+    queue: str
+    problem: str
+    jobs: int
+
+
 class StorageEngine(Protocol):
     """One shard's store, as its owner uses it."""
 
@@ -374,6 +382,17 @@ class StorageEngine(Protocol):
 
         `attempts` remain; attempts allowed is raised to that if lower; no claim is left."""
         ...
+
+    @property
+    def damage(self) -> str:
+        """What disagrees within the store, as found beside other calls after an unclean end; ""
+        if nothing was found, or nothing was looked for. From memory."""
+        return ""
+
+    def check(self, *, repair: bool) -> Sequence[Finding]:
+        """Compare what the store holds in several places, over all jobs; `repair` what disagrees.
+        Not while calls are served: it takes as long as there are jobs."""
+        return ()
 
     def oldest_failed(self, queue: str, priority: int, *, limit: int) -> Sequence[int]:
         """updated-at of the longest failed, in order: what a retry over shards is divided by."""

@@ -9,6 +9,7 @@ and when somebody else may have written to them.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections import Counter, defaultdict
@@ -45,6 +46,10 @@ class Snapshot(Protocol[Q_contra]):
         """The jobs of `queue`. Raises StorageError."""
         ...
 
+    def find_damage(self) -> str:
+        """What disagrees in the store; "" if nothing does. Walks over all jobs."""
+        ...
+
     def cancel(self) -> None:
         """End a `count` that is running: it raises StorageError. Called by the owner's thread."""
         ...
@@ -55,18 +60,25 @@ class Snapshot(Protocol[Q_contra]):
 class _Pass(threading.Thread, Generic[Q]):
     """Counts queues in one snapshot. A daemon: a process that ends does not wait for it."""
 
-    def __init__(self, snapshot: Snapshot[Q], queues: Iterable[Q], clock: Clock) -> None:
+    def __init__(
+        self, snapshot: Snapshot[Q], queues: Iterable[Q], clock: Clock, *, finds_damage: bool
+    ) -> None:
         super().__init__(name="counts", daemon=True)
+        self.damage: str | None = None  # None: not looked for
         self.counted: dict[Q, Depths] = {}
         self.failed: tuple[Q, str] | None = None
-        self.began = clock.monotonic()
+        self.began = self.ended = clock.monotonic()
         self.snapshot = snapshot
         self.cancelled = False
         self._queues = queues
         self._clock = clock
+        self._finds_damage = finds_damage
 
     def run(self) -> None:
         try:
+            if self._finds_damage:
+                with contextlib.suppress(StorageError):  # it is looked for in the next pass
+                    self.damage = self.snapshot.find_damage()
             for queue in self._queues:
                 try:
                     self.counted[queue] = self.snapshot.count(queue)
@@ -76,6 +88,7 @@ class _Pass(threading.Thread, Generic[Q]):
                 if self.cancelled or self._clock.monotonic() > self.began + _SNAPSHOT_SECONDS:
                     return
         finally:
+            self.ended = self._clock.monotonic()
             self.snapshot.close()
 
 
@@ -91,6 +104,8 @@ class Counts(Generic[Q]):
         """`name_of`: a queue in messages."""
         self.suspects: set[Q] = set()  # queues whose counts show that somebody else writes there
         self._name_of = name_of
+        self.damage = ""  # what disagrees in the store, as far as it was looked for
+        self._finds_damage = False
         self._take_snapshot = take_snapshot
         self._clock = clock
         self._known: dict[Q, Counter[tuple[int, JobState]]] = {}
@@ -133,6 +148,10 @@ class Counts(Generic[Q]):
                 if depths[priority, state] < 0:  # jobs that we did not know of
                     self.suspects.add(queue)
 
+    def find_damage(self) -> None:
+        """Have the next pass look for it."""
+        self._finds_damage = True
+
     def poll(self) -> Changes[Q]:
         """Go on with counting. Returns corrections of what `of` says, for the owner to `add`."""
         if self._pass is None:
@@ -154,12 +173,14 @@ class Counts(Generic[Q]):
         self._pass = None
         for known in (self._known, self._wanted, self._since, self.suspects):
             known.clear()
+        self.damage, self._finds_damage = "", False
         self._recount_at = self._retry_at = 0.0
 
     def _begin(self) -> None:
         now = self._clock.monotonic()
         rests = now < self._recount_at and self._wanted.keys() <= self._known.keys()
-        if not self._wanted or rests or now < self._retry_at:
+        wanted = self._wanted or self._finds_damage
+        if not wanted or rests or now < self._retry_at:
             return
         try:
             snapshot = self._take_snapshot()
@@ -167,13 +188,20 @@ class Counts(Generic[Q]):
             self._fail(error.message)
             return
         self._since.clear()
-        self._pass = _Pass(snapshot, list(self._wanted), self._clock)
+        self._pass = _Pass(
+            snapshot, list(self._wanted), self._clock, finds_damage=self._finds_damage
+        )
         self._pass.start()
 
     def _take_result(self, ended: _Pass[Q]) -> Changes[Q]:
         self._pass = None
         now = self._clock.monotonic()
-        self._recount_at = now + (now - ended.began) / _RECOUNT_PART
+        self._recount_at = now + (ended.ended - ended.began) / _RECOUNT_PART
+        if ended.damage is not None:
+            self._finds_damage = False
+            self.damage = ended.damage
+            if self.damage:
+                log.error("the store disagrees with itself: %s", self.damage)
         if ended.failed is not None:
             queue, why = ended.failed
             if queue in self._wanted:  # the others are counted first

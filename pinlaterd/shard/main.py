@@ -156,6 +156,10 @@ class _Shard:
     def _facts_of_owner(self) -> Mapping[str, str]:
         durability = self._service.durability
         kept = {"durability": durability.setting, "durability warning": durability.warning}
+        damage = self._engine.damage
+        if damage:
+            cure = f"stop it, then pinlater-admin shard check {self._settings.name} --repair"
+            kept["damage warning"] = f"its store disagrees with itself: {damage}; {cure}"
         return {**self._facts(), **kept}
 
     def _facts(self) -> Mapping[str, str]:

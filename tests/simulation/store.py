@@ -24,6 +24,7 @@ from pinlaterd.engines.base import (
     Durability,
     EnqueueOp,
     Expired,
+    Finding,
     Limits,
     Ownership,
     ReleaseOp,
@@ -374,6 +375,13 @@ class ModelStore:
         return ()
 
     def recount(self, queue: str) -> None: ...
+
+    @property
+    def damage(self) -> str:
+        return ""
+
+    def check(self, *, repair: bool) -> Sequence[Finding]:
+        return ()
 
     def oldest_failed(self, queue: str, priority: int, *, limit: int) -> Sequence[int]:
         return [row.updated_at_ms for row in self._longest_failed(queue, priority)[:limit]]

@@ -14,6 +14,7 @@ from pinlaterd.engines.base import (
     BatchResult,
     Durability,
     Expired,
+    Finding,
     Ownership,
     Requeued,
     SearcherFactory,
@@ -210,6 +211,24 @@ class MysqlEngine(StorageEngine):
     def recount(self, queue: str) -> None:
         if queue in self._store.tables:
             self._store.counts.recount(queue)
+
+    def check(self, *, repair: bool) -> Sequence[Finding]:
+        """Only a foreign writer gives a job a state that does not exist: it becomes PENDING."""
+        store, found = self._store, []
+        where = b" WHERE state IS NULL OR state NOT IN (0, 1, 2, 3)"
+        for queue, tables in store.tables.items():
+            for table in tables.values():
+                with store.reading():
+                    [[jobs]] = store.db.rows(b"SELECT COUNT(*) FROM " + table.name + where)
+                if jobs:
+                    found.append(Finding(queue, "jobs in a state that does not exist", jobs))
+                    if repair:
+                        statement = b"UPDATE " + table.name + b" SET state = 0" + where
+                        self._run(statement)
+        return found
+
+    def _run(self, statement: bytes) -> None:
+        self._store.transact(0, lambda tx: tx.run([statement]))
 
     def oldest_failed(self, queue: str, priority: int, *, limit: int) -> Sequence[int]:
         table = self._table(queue, priority)

@@ -17,6 +17,7 @@ from pinlaterd.engines.base import (
     BatchResult,
     Durability,
     Expired,
+    Finding,
     Ownership,
     Requeued,
     SearcherFactory,
@@ -39,6 +40,7 @@ log = logging.getLogger(__name__)
 
 _EVICTED = -1  # what scripts say of an id whose hash is gone
 _MOST_RESCORED_AT_ONCE = 5_000
+_CHECKED_AT_ONCE = 1_000
 _new = tuple.__new__  # half the cost of calling a NamedTuple, for each job of a batch
 
 
@@ -195,6 +197,36 @@ class RedisEngine(StorageEngine):
             queue: {key: jobs for key, jobs in zip(keys, row, strict=True) if jobs}
             for queue, row in zip(queues, rows, strict=True)
         }
+
+    def check(self, *, repair: bool) -> Sequence[Finding]:
+        """Sets against hashes. A hash in no set may be a deleted queue's, and is left to vacuum."""
+        found = []
+        for queue in sorted(self._store.queues):
+            for priority in self._priorities:
+                gone = sum(self._gone(queue, priority, state, repair=repair) for state in JobState)
+                if gone:
+                    found.append(Finding(queue, "entries of jobs that are not there", gone))
+        return found
+
+    def _gone(self, queue: str, priority: int, state: JobState, *, repair: bool) -> int:
+        """How many jobs in a state have no hash."""
+        read, shard = self._store.connection.read, self._store.shard.name
+        cursor, gone = b"0", 0
+        while True:
+            key = f"plq_{shard}_{queue}.p{priority}_s{int(state)}"
+            cursor, members = read("ZSCAN", key, cursor, "COUNT", _CHECKED_AT_ONCE)
+            ids = members[::2]
+            hashes = [b"plh_%b_%b.%b" % (shard.encode(), queue.encode(), i) for i in ids]
+            if hashes and read("EXISTS", *hashes) < len(hashes):
+                missing = [
+                    i for i, name in zip(ids, hashes, strict=True) if not read("EXISTS", name)
+                ]
+                gone += len(missing)
+                if repair:
+                    flat = [part for i in missing for part in (priority, i)]
+                    self._store.write(scripts.FORGET, (queue, *flat))
+            if cursor == b"0":
+                return gone
 
     def oldest_failed(self, queue: str, priority: int, *, limit: int) -> Sequence[int]:
         [rows] = self._store.read(

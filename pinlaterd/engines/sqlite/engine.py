@@ -14,6 +14,7 @@ from pinlaterd.engines.base import (
     BatchResult,
     Durability,
     Expired,
+    Finding,
     Ownership,
     Requeued,
     SearcherFactory,
@@ -22,12 +23,13 @@ from pinlaterd.engines.base import (
     TableLimits,
 )
 from pinlaterd.engines.counts import Depths
-from pinlaterd.engines.sqlite import slices
+from pinlaterd.engines.sqlite import check, slices
 from pinlaterd.engines.sqlite.batch import apply_batch
 from pinlaterd.engines.sqlite.faults import reading
 from pinlaterd.engines.sqlite.limits import LIMITS
 from pinlaterd.engines.sqlite.records import read_payloads, stored_jobs
 from pinlaterd.engines.sqlite.searcher import SqliteSearcherFactory
+from pinlaterd.engines.sqlite.snapshot import count_jobs
 from pinlaterd.engines.sqlite.store import Store
 from pinlaterd.model import JobKey, JobState, Payload, PendingKey
 
@@ -143,6 +145,37 @@ class SqliteEngine(StorageEngine):
 
     def recount(self, queue: str) -> None:
         self._store.counts.recount(self._store.queue_id(queue))
+
+    @property
+    def damage(self) -> str:
+        return self._store.counts.damage
+
+    def check(self, *, repair: bool) -> Sequence[Finding]:
+        store = self._store
+        with reading(self._path):
+            found = [
+                Finding(store.name_of(queue_id), problem, jobs)
+                for queue_id, problem, jobs in check.find(store.db)
+            ]
+            found += [
+                Finding(store.name_of(queue_id), f"{state.name} jobs counted wrong", abs(jobs))
+                for (queue_id, _, state), jobs in self._miscounted().items()
+            ]
+        if repair and found:
+            with store.commit(now_ms=0) as tx:
+                check.repair(tx.db)
+                tx.depth_changes.update(self._miscounted())
+        return found
+
+    def _miscounted(self) -> Mapping[tuple[int, int, JobState], int]:
+        """How many jobs more there are than the depths say."""
+        store, found = self._store, {}
+        for queue_id in store.queue_ids.values():
+            there, known = count_jobs(store.db, queue_id), store.counts.of(queue_id) or {}
+            for key in there.keys() | known.keys():
+                if jobs := there.get(key, 0) - known.get(key, 0):
+                    found[queue_id, *key] = jobs
+        return found
 
     def oldest_failed(self, queue: str, priority: int, *, limit: int) -> Sequence[int]:
         with reading(self._path):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 
 from pinlaterd.engines.counts import Depths
+from pinlaterd.engines.sqlite import check
 from pinlaterd.engines.sqlite.faults import reading
 from pinlaterd.engines.sqlite.schema import connect_reader
 from pinlaterd.model import JobState
@@ -21,6 +23,14 @@ _ENDED = (
 )
 
 
+def count_jobs(db: sqlite3.Connection, queue_id: int) -> Depths:
+    return {
+        (priority, JobState(state)): jobs
+        for statement in (_PENDING, _CLAIMS, _ENDED)
+        for priority, state, jobs in db.execute(statement, (queue_id,))
+    }
+
+
 class FileSnapshot:
     """A read transaction on a connection of its own."""
 
@@ -33,11 +43,12 @@ class FileSnapshot:
 
     def count(self, queue_id: int) -> Depths:
         with reading(self._path):
-            return {
-                (priority, JobState(state)): jobs
-                for statement in (_PENDING, _CLAIMS, _ENDED)
-                for priority, state, jobs in self._db.execute(statement, (queue_id,))
-            }
+            return count_jobs(self._db, queue_id)
+
+    def find_damage(self) -> str:
+        with reading(self._path):
+            found = check.find(self._db)
+        return "; ".join(f"{jobs:,} {problem}" for _, problem, jobs in found)
 
     def cancel(self) -> None:
         self._db.interrupt()

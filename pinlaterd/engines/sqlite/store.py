@@ -125,6 +125,7 @@ class Store:
         if not clean:
             for queue_id in self.queue_ids.values():
                 self.counts.recount(queue_id)
+            self.counts.find_damage()
         return Ownership(start_ms, clean)
 
     def close(self) -> None:

@@ -57,7 +57,7 @@ STORAGE_CALLS: dict[str, Call] = {
 # These answer from memory, or have tests of their own.
 OTHER_CALLS = {
     *("open", "close", "heartbeat", "queues", "narrower", "depths", "address", "vacuum"),
-    *("searcher", "suspects", "recount"),
+    *("searcher", "suspects", "recount", "check"),
 }
 
 

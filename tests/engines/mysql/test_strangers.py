@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from pinlaterd.clock import FakeClock
+from pinlaterd.engines.base import Finding
 from pinlaterd.engines.mysql.engine import MysqlEngine
 from pinlaterd.errors import QueueNotFound
 from pinlaterd.model import (
@@ -38,8 +40,8 @@ REREAD_SECONDS, LOOK_SECONDS = 60.0, 5.0
 
 
 @pytest.fixture
-def engine(new_engine: NewEngine) -> MysqlEngine:
-    return new_engine()
+def engine(new_engine: NewEngine, clock: FakeClock) -> MysqlEngine:
+    return new_engine(beats=clock)
 
 
 @pytest.fixture
@@ -166,10 +168,12 @@ def test_a_job_that_a_stranger_claims_is_counted_and_ends_by_its_time_out(
 def test_a_claim_of_a_strangers_that_we_never_met_ends_by_its_time_out(
     service: Shard, somebody: Stranger, stranger: Any, table: str
 ):
-    """The shard, as far as it knows, has no job in progress."""
+    """The shard, as far as it knows, has no job in progress. It does not know how long claims of
+    before its start have lasted."""
     somebody.inserts("theirs")
     somebody.claims("theirs")
 
+    service.clock.advance(CLAIM_TIMEOUT_SECONDS)
     _upkeep(service)
 
     stranger.execute(f"SELECT state, attempts_remaining FROM {table}")
@@ -197,6 +201,21 @@ def test_a_stranger_who_goes_on_costs_a_look_now_and_then_only(
     service.clock.advance(LOOK_SECONDS)
     _counted(service, wait_until, {(1, IN_PROGRESS): 3})
     assert looks() == 2
+
+
+def test_a_check_gives_a_job_in_no_state_back(
+    service: Shard, engine: MysqlEngine, stranger: Any, table: str
+):
+    service.enqueue(b"ours")
+    stranger.execute(f"UPDATE {table} SET state = 9")
+    finding = Finding(QUEUE, "jobs in a state that does not exist", 1)
+
+    assert engine.check(repair=False) == [finding]
+    assert engine.check(repair=True) == [finding]
+
+    assert engine.check(repair=False) == []
+    stranger.execute(f"SELECT state FROM {table}")
+    assert stranger.fetchall() == ((0,),)
 
 
 # --- a queue that a stranger removes ------------------------------------------------------------

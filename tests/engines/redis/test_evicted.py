@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from pinlaterd.clock import FakeClock
-from pinlaterd.engines.base import Batch, Checkpoint, ClaimOp, Release
+from pinlaterd.engines.base import Batch, Checkpoint, ClaimOp, Finding, Release
 from pinlaterd.model import Job, JobKey, JobState, Payload
 from tests.conformance.engine.harness import END_OF_TIME_MS, QUEUE, EngineHarness
 from tests.engines.redis.conftest import NewServer
@@ -203,3 +203,15 @@ def test_they_are_not_counted(
 
     assert counts == [3, 2, 1]
     searcher.close()
+
+
+def test_a_check_finds_and_removes_it(store: EngineHarness, evict: Evict):
+    gone, left = store.enqueue(b"a", b"b")
+    evict(gone)
+    finding = Finding(QUEUE, "entries of jobs that are not there", 1)
+
+    assert store.engine.check(repair=False) == [finding]
+    assert store.engine.check(repair=True) == [finding]
+
+    assert store.engine.check(repair=False) == []
+    assert store.ready() == [left]

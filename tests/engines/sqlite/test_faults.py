@@ -24,7 +24,7 @@ from tests.conformance.engine.harness import QUEUE, EngineHarness
 # These answer from memory, or have tests of their own.
 OTHER_CALLS = {
     *("open", "close", "heartbeat", "queues", "narrower", "depths", "address", "durability"),
-    *("searcher", "suspects", "recount"),
+    *("searcher", "suspects", "recount", "check"),
 }
 STORE_CALLS = {name: call for name, call in STORAGE_CALLS.items() if name not in OTHER_CALLS}
 

@@ -1,0 +1,79 @@
+"""`pinlater-admin shard check` as a program, on a deployment that is not up."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pinlaterd.engines.base import Batch, EnqueueOp
+from pinlaterd.engines.sqlite.engine import SqliteEngine
+from pinlaterd.model import Job
+
+NOW_MS = 1_700_000_000_000
+
+
+def run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", module, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.fixture
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("d") / "d"  # short, for its sockets
+    done = run("pinlaterd", "init", str(made), "--shards", "1")
+    assert done.returncode == 0, done.stderr
+    return made
+
+
+@pytest.fixture
+def engine(folder: Path) -> SqliteEngine:
+    """Of the shard; its file lacks the pending entry of its job. It is closed."""
+    file = folder / "data/shard-1.sqlite"
+    engine = SqliteEngine(file)
+    engine.open(NOW_MS)
+    engine.create_queue("mail", NOW_MS)
+    engine.apply(Batch(enqueues=[EnqueueOp("mail", [Job(b"lost")])]), NOW_MS)
+    engine.close()
+    with closing(sqlite3.connect(file, isolation_level=None)) as hand:
+        hand.execute("DELETE FROM pending")
+    return engine
+
+
+def check(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    arguments = ("shard", "check", "1", "--dir", str(folder), *options)
+    return run("pinlaterd.admin.main", *arguments)
+
+
+def problems(found: Any) -> set[str]:
+    return {one["problem"] for one in found["found"]}
+
+
+def test_what_disagrees_is_shown_and_repaired(folder: Path, engine: SqliteEngine):
+    shown = check(folder, "--json")
+    assert shown.returncode == 1
+    assert "jobs in no state, which are never handed out" in problems(json.loads(shown.stdout))
+
+    repaired = check(folder, "--repair")
+    assert repaired.returncode == 0, repaired.stderr
+    assert "(repaired)" in repaired.stdout
+
+    again = check(folder)
+    assert again.returncode == 0, again.stderr
+    assert again.stdout == "shard 1 agrees with itself\n"
+
+
+def test_a_shard_that_runs_is_left_alone(folder: Path, engine: SqliteEngine):
+    engine.open(NOW_MS)
+
+    refused = check(folder, "--repair")
+
+    engine.close()
+    assert refused.returncode == 1
+    assert "stop it first: supervisorctl" in refused.stderr

@@ -1,0 +1,101 @@
+"""Inner tables that disagree with the jobs of a file, as after `.recover`."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+
+import pytest
+
+from pinlaterd.engines.base import Finding
+from pinlaterd.model import JobKey, JobState
+from tests.conformance.engine.harness import QUEUE, EngineHarness
+from tests.conftest import WaitUntil
+
+LOST = "jobs in no state, which are never handed out"
+
+
+@pytest.fixture
+def lost(store: EngineHarness, stranger: sqlite3.Connection) -> JobKey:
+    """Beside a job in each other state, one that no state's table has; and wrong depths."""
+    store.succeed(*[one.key for one in store.in_progress(b"succeeded")])
+    store.in_progress(b"running")
+    lost, _ = store.enqueue(b"lost", b"pending")
+    stranger.execute("DELETE FROM pending WHERE local_id = ?", (lost.local_id,))
+    stranger.execute("DELETE FROM depths")
+    stranger.execute("UPDATE meta SET value = 0 WHERE key = 'clean'")
+    return lost
+
+
+def _reopen_after_unclean_end(store: EngineHarness) -> None:
+    store.engine._store._abandon()  # type: ignore[attr-defined]
+    store.engine.open(store.now_ms)
+
+
+def test_depths_and_claims_right_themselves_after_an_unclean_end(
+    store: EngineHarness, lost: JobKey, wait_until: WaitUntil
+):
+    _reopen_after_unclean_end(store)
+
+    wait_until(lambda: store.depths().get((1, JobState.IN_PROGRESS)) == 1)
+
+    expired = store.engine.release_expired(
+        QUEUE, claimed_before_ms=store.now_ms + 1, limit=10, now_ms=store.now_ms
+    )
+    assert len(expired.retried) == 1
+
+
+def test_a_lost_job_is_told_of_after_an_unclean_end(
+    store: EngineHarness, lost: JobKey, wait_until: WaitUntil, caplog: pytest.LogCaptureFixture
+):
+    assert store.engine.damage == ""
+    _reopen_after_unclean_end(store)
+
+    with caplog.at_level(logging.ERROR):
+        wait_until(lambda: store.depths() and store.engine.damage)
+
+    assert store.engine.damage == f"1 {LOST}"
+    assert LOST in caplog.text
+
+
+def test_what_disagrees_is_found_and_repaired(store: EngineHarness, lost: JobKey):
+    _reopen_after_unclean_end(store)
+    found = set(store.engine.check(repair=False))
+
+    assert Finding(QUEUE, LOST, 1) in found
+    assert lost not in store.ready()
+    assert set(store.engine.check(repair=True)) == found
+    assert store.engine.check(repair=False) == []
+    assert lost in store.ready()
+    assert store.depths() == {
+        (1, JobState.PENDING): 2,
+        (1, JobState.IN_PROGRESS): 1,
+        (1, JobState.SUCCEEDED): 1,
+    }
+
+
+def test_entries_without_a_job_are_removed(store: EngineHarness, stranger: sqlite3.Connection):
+    [claimed] = store.in_progress(b"running")
+    store.enqueue(b"pending")
+    stranger.execute("DELETE FROM jobs")
+    stranger.execute("INSERT INTO ended VALUES (?, 1, 1, 2, 0, '')", (claimed.key.local_id,))
+
+    assert len(store.engine.check(repair=True)) > 2
+
+    assert store.engine.check(repair=False) == []
+    assert store.depths() == {}
+
+
+def test_a_job_in_two_states_is_in_the_one_that_look_ups_show(
+    store: EngineHarness, stranger: sqlite3.Connection
+):
+    [claimed] = store.in_progress(b"running")
+    local_id = claimed.key.local_id
+    stranger.execute("INSERT INTO pending SELECT queue, priority, run_after, local_id FROM jobs")
+    stranger.execute("INSERT INTO ended VALUES (?, 1, 1, 2, 0, '')", (local_id,))
+
+    store.engine.check(repair=True)
+
+    assert store.engine.check(repair=False) == []
+    assert store.depths() == {(1, JobState.IN_PROGRESS): 1}
+    assert store.ready() == []
