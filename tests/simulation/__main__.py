@@ -29,6 +29,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=1000, help="how many (default: 1000)")
     parser.add_argument("--seed", type=int, help="only this one; prints its history")
     parser.add_argument("--fault", choices=FAULTS, action="append", help="only this kind")
+    parser.add_argument("--no-faults", action="store_true", help="but clients that hang up")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--variant", choices=VARIANTS, help="a broken version, to be found")
     arguments = parser.parse_args()
@@ -38,7 +39,7 @@ def main() -> int:
         os.execv(sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]])
     if arguments.variant:
         VARIANTS[arguments.variant]()
-    faults = tuple(arguments.fault or FAULTS)
+    faults = () if arguments.no_faults else tuple(arguments.fault or FAULTS)
     if arguments.seed is not None:
         return _show(arguments.seed, faults)
     seeds = range(arguments.first, arguments.first + arguments.seeds)

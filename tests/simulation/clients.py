@@ -48,7 +48,7 @@ from tests.simulation.world import AsyncProcess
 PRIORITIES = (1, 2)
 # An answer that has not come by then will not: beyond the time for a call, and its wait.
 _ANSWER_SECONDS = 3.0
-_DIES = 0.03  # so many calls: their client ends its connection within 0.2 s
+_DIES = 0.05  # so many calls: their client ends its connection within 0.2 s
 _REFUSED = (EnqueueRejected, InvalidRequest, NoHealthyShards, QueueNotFound)
 _METHODS: dict[type, Method] = {
     AckRequest: Method.ACK,
@@ -144,8 +144,8 @@ class Client:
         if self._socket.connection is None:
             return None
         self._socket.send(message)
-        if self._rng.random() < _DIES:
-            record.arguments["abandoned"] = True
+        dies = self._rng.random() < _DIES
+        if dies:
             until = loop.time() + self._rng.random() * 0.2
         self._answer = loop.create_future()
         timer = loop.call_at(until, self._answered, None)
@@ -153,6 +153,8 @@ class Client:
         timer.cancel()
         if answer is None:
             self.hang_up()
+            if dies:
+                record.arguments |= {"abandoned": True, "cut": True}
         return answer
 
     def _answered(self, answer: bytes | None) -> None:

@@ -247,6 +247,8 @@ class _Answer:
         self.on_gone: Callable[[], object] | None = None
         self._connection = connection
         self._loop = loop
+        self._sent = False
+        connection.on_end.append(self._ended)
 
     @property
     def gone(self) -> bool:
@@ -262,9 +264,14 @@ class _Answer:
         return True
 
     def send(self, message: bytes) -> bool:
+        self._sent = True
         return self._connection.carry(
             message, to_router=False, on_lost=lambda: self._undelivered(message)
         )
+
+    def _ended(self) -> None:
+        if self.on_gone is not None and not self._sent:
+            self._loop.call_soon(self.on_gone)
 
     def _undelivered(self, message: bytes) -> None:
         if self.on_undelivered is not None:

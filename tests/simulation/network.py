@@ -77,6 +77,7 @@ class Connection:
         self.router = router
         self.identity = struct.pack(">I", network.number())
         self.open = True
+        self.on_end: list[Callable[[], None]] = []  # of the router's side
         self._last_arrival = {True: 0.0, False: 0.0}  # by direction: to the router
 
     def carry(
@@ -112,6 +113,9 @@ class Connection:
             return
         self.open = False
         self.router.connections.pop(self.identity, None)
+        for notify in self.on_end:
+            notify()
+        self.router.process.wake()
         self.dealer.connection = None
         self.dealer.monitored(zmq.EVENT_DISCONNECTED)
         self.dealer.on_end()

@@ -68,7 +68,7 @@ class Simulation:
         try:
             self._start()
             self._look()
-            for _ in range(self._rng.choice((0, 1, 2, 2, 3))):
+            for _ in range(self._rng.choice((0, 1, 2, 2, 3)) if self._kinds else 0):
                 world.after(self._rng.uniform(1.0, _LOAD_SECONDS), self._hurt)
             world.run(world.now + 2 + _LOAD_SECONDS + _QUIET_SECONDS)
             self._read_stores()

@@ -22,6 +22,7 @@ SEED_BUDGET = 150
 WHERE = {
     "no-incarnation-check": ("--fault", "store", "--first", "70"),
     "no-deadlines": ("--fault", "freeze"),
+    "no-releases": ("--no-faults",),
     "lost-is-refused": ("--fault", "kill", "--first", "15"),
 }
 
