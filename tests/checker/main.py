@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -150,6 +151,7 @@ def main() -> int:
     parser.add_argument("--no-large", action="store_true", help="no client is cut off in an answer")
     parser.add_argument("--judge", type=Path, metavar="FILE")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that a run ends what it started
     if options.judge is not None:
         return _report(judge(history.read(options.judge)), options.judge)
     engines = ENGINES if options.engine == "all" else (options.engine,)

@@ -1,4 +1,4 @@
-"""The checker can fail: every broken variant is found within its time, by one of its seeds."""
+"""The checker can fail: each broken variant is found, by its rule, with one of these seeds."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ FAULT_SECONDS = (8,)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_broken_variant_is_found(name: str, needs: Callable[[str], None], tmp_path: Path):
     variant = VARIANTS[name]
-    needs(variant.engine)
+    needs("sqlite")
     for seed in SEEDS:
         found = check(
-            variant.engine,
+            "sqlite",
             variant.seconds,
             seed,
             tmp_path / str(seed),
@@ -33,6 +33,6 @@ def test_a_broken_variant_is_found(name: str, needs: Callable[[str], None], tmp_
             large=variant.large,
             drained=False,
         )
-        if found:
+        if variant.rule in {violation.rule for violation in found}:
             return
-    pytest.fail(f"{name} was not found with the seeds {SEEDS}")
+    pytest.fail(f"{name} was not found with the seeds {SEEDS}: {found[:1]}")

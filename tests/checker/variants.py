@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
+import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 
 class Variant(NamedTuple):
-    """What breaks, in which process, and what it takes to find it."""
+    """What breaks, the rule that has to find it, in which process, and what it takes."""
 
     breaks: Callable[[], None]
+    rule: str
     role: str = "shard"
-    engine: str = "sqlite"
     faults: tuple[str, ...] = ("none",)
     seconds: float = 3.0
     large: bool = False  # whether a client is cut off within large answers
@@ -49,28 +50,26 @@ def _no_claim_compare() -> None:
         _replace(module, "is_held_under", lambda _held, _given: True)
 
 
-def _answer_before_commit() -> None:
-    """Of twenty batches one is committed, with those before it; all are answered."""
-    from pinlaterd.engines.sqlite.store import _RESERVED_IDS, Store, Transaction
+def _answer_without_commit() -> None:
+    """One batch in twenty is answered and rolled back."""
+    from pinlaterd.engines.sqlite.store import Store, Transaction
 
+    commit = Store.commit
     numbers = itertools.count(1)
 
     @contextlib.contextmanager
-    def commit(self: Any, now_ms: int) -> Iterator[Transaction]:
-        tx = Transaction(self.db, now_ms)
-        if not self.db.in_transaction:
-            self.db.execute("BEGIN IMMEDIATE")
-        yield tx
-        if self._next_local_id > self._marked_local_id:
-            self._marked_local_id = self._next_local_id + _RESERVED_IDS
-            self._set_meta(tx, {"next_local_id": self._marked_local_id})
-        self._write_depths(tx)
-        if now_ms == 0 or next(numbers) % 20 == 0:
-            self.db.execute("COMMIT")
-        for (queue_id, priority, state), jobs in tx.depth_changes.items():
-            self._change_depth(queue_id, (priority, state), jobs)
+    def forgetful(self: Any, now_ms: int) -> Iterator[Transaction]:
+        if now_ms == 0 or next(numbers) % 20:
+            with commit(self, now_ms) as tx:
+                yield tx
+            return
+        self.db.execute("BEGIN IMMEDIATE")
+        try:
+            yield Transaction(self.db, now_ms)
+        finally:
+            self.db.execute("ROLLBACK")
 
-    _replace(Store, "commit", commit)
+    _replace(Store, "commit", forgetful)
 
 
 def _ids_from_the_count() -> None:
@@ -214,17 +213,27 @@ def _refused_but_stored() -> None:
     _replace(works.EnqueueWork, "conclude", refusing)
 
 
-def _slow_answers() -> None:
-    """Not broken by itself: gives a kill the time to fall between a commit and its answer."""
+def _dies_before_answers() -> None:
+    """Not broken by itself: it ends between a commit and its answers."""
     from pinlaterd.shard.loop import ShardLoop
+    from pinlaterd.shard.works import EnqueueWork
 
+    conclude = EnqueueWork.conclude
     publish = ShardLoop._publish
+    numbers = itertools.count(1)
+    stored: list[int] = []
 
-    def slow(self: Any) -> None:
-        time.sleep(0.3)
+    def counting(self: Any, *arguments: Any) -> Any:
+        stored.append(next(numbers))
+        return conclude(self, *arguments)
+
+    def dying(self: Any) -> None:
+        if stored and stored[-1] > 30:
+            os.kill(os.getpid(), signal.SIGKILL)
         publish(self)
 
-    _replace(ShardLoop, "_publish", slow)
+    _replace(EnqueueWork, "conclude", counting)
+    _replace(ShardLoop, "_publish", dying)
 
 
 # --- the router -----------------------------------------------------------------------------
@@ -233,7 +242,7 @@ def _slow_answers() -> None:
 def _repeated_enqueue() -> None:
     """An enqueue of unknown outcome is given to another shard."""
     if "shard" in sys.orig_argv:
-        _slow_answers()
+        _dies_before_answers()
     else:
         from pinlaterd.wire import router_end
 
@@ -262,22 +271,26 @@ def _any_priority() -> None:
     _replace(routing, "ready_through", lambda counts, _: sum(counts))
 
 
+_EXPLAINED = "every job is explained"
+
 VARIANTS = {
-    "no-claim-compare": Variant(_no_claim_compare, seconds=8.0),
-    "answer-before-commit": Variant(_answer_before_commit, faults=("kill shard",)),
-    "ids-from-the-count": Variant(_ids_from_the_count),
-    "attempts-kept": Variant(_attempts_kept),
-    "no-deadline-drop": Variant(_no_deadline_drop, faults=("stop shard",), seconds=4),
-    "lost-release": Variant(_lost_release, large=True),
-    "early-time-out": Variant(_early_time_out, seconds=4),
-    "latest-first": Variant(_latest_first),
-    "forgotten-keys": Variant(_forgotten_keys),
-    "swapped-bodies": Variant(_swapped_bodies),
-    "one-claim-for-all": Variant(_one_claim_for_all),
-    "refused-but-stored": Variant(_refused_but_stored),
-    "repeated-enqueue": Variant(
-        _repeated_enqueue, role="pinlaterd", faults=("kill shard",), seconds=10
+    "no-claim-compare": Variant(_no_claim_compare, _EXPLAINED, seconds=8),
+    "answer-without-commit": Variant(_answer_without_commit, _EXPLAINED),
+    "ids-from-the-count": Variant(_ids_from_the_count, "no errors without faults"),
+    "attempts-kept": Variant(_attempts_kept, _EXPLAINED),
+    "no-deadline-drop": Variant(
+        _no_deadline_drop, "unknown calls end in their time", faults=("stop shard",), seconds=4
     ),
-    "short-dequeue": Variant(_short_dequeue, role="router"),
-    "any-priority": Variant(_any_priority, role="router", seconds=8.0),
+    "lost-release": Variant(_lost_release, "lost claims are released", large=True),
+    "early-time-out": Variant(_early_time_out, _EXPLAINED, seconds=4),
+    "latest-first": Variant(_latest_first, "earliest first"),
+    "forgotten-keys": Variant(_forgotten_keys, "no short dequeue"),
+    "swapped-bodies": Variant(_swapped_bodies, "a descriptor names one job for ever"),
+    "one-claim-for-all": Variant(_one_claim_for_all, "claims are unique"),
+    "refused-but-stored": Variant(_refused_but_stored, "one row a body"),
+    "repeated-enqueue": Variant(
+        _repeated_enqueue, "one row a body", role="pinlaterd", faults=("kill shard",), seconds=4
+    ),
+    "short-dequeue": Variant(_short_dequeue, "no short dequeue", role="router"),
+    "any-priority": Variant(_any_priority, "priorities in order", role="router", seconds=8),
 }
