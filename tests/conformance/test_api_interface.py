@@ -74,7 +74,7 @@ STRUCTS = {
         "1 req string queueName; 2 req i32 jobState; 3 opt byte priority = 1; "
         "4 opt string bodyRegexToMatch; 5 opt i32 limit = 1000"
     ),
-    "PinLaterException": "1 req i32 errorCode; 2 req string message",
+    "PinLaterException": "1 req i32 errorCode; 2 req string message; 100 opt list jobDescriptors",
     "RequestContext": "1 req string source; 2 opt string requestId = ''",
 }
 
@@ -192,6 +192,7 @@ def test_extensions_have_high_ids(api: Interface):
         ("PinLaterDequeueMetadata", 101, "claimTimeoutSeconds"),
         ("PinLaterJobAckInfo", 100, "claimDescriptor"),
         ("PinLaterCheckpointJobRequest", 100, "claimDescriptor"),
+        ("PinLaterException", 100, "jobDescriptors"),
     }
 
 

@@ -324,4 +324,5 @@ def _shard_of(descriptor: str) -> str:
 
 
 def shards_of(descriptors: Iterable[str]) -> set[str]:
-    return {_shard_of(descriptor) for descriptor in descriptors}
+    # A copy: threads may add descriptors meanwhile.
+    return {_shard_of(descriptor) for descriptor in list(descriptors)}

@@ -78,6 +78,7 @@ def test_a_frozen_owner_loses_its_shard_and_cannot_write_afterwards(
         return True
 
     wait_until(takes_over)
+    wait_until(lambda: None not in engine.depths().values())
     before = engine.depths()
     talk.send(True)
     os.kill(process.pid, signal.SIGCONT)
