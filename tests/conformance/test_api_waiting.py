@@ -32,6 +32,7 @@ from tests.conformance.api import (
     claimed,
 )
 from tests.conftest import WaitUntil
+from tests.deployment import frozen
 
 pytestmark = pytest.mark.service
 
@@ -181,9 +182,14 @@ def test_client_gone_with_its_dequeue_in_hand(
     by_shard = client.enqueue_on_every_shard(queue, each=5)
     descriptors = [d for on_shard in by_shard.values() for d in on_shard]
     message = api.message("dequeueJobs", client.dequeue_request(queue, 3))
-    for _ in range(20):
-        with service.wire() as wire:
-            wire.send(message)
+    pids = service.pids()
+    with ExitStack() as shards:
+        # No answer reaches the client's machine before the client has gone.
+        for shard in by_shard:
+            shards.enter_context(frozen(pids[f"shard-{shard}"]))
+        for _ in range(20):
+            with service.wire() as wire:
+                wire.send(message)
 
     wait_until(lambda: client.count(queue, PENDING) == len(descriptors))
 

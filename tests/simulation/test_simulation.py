@@ -20,7 +20,7 @@ SEEDS = 60
 SEED_BUDGET = 150
 # The faults that show what is missing, and a seed shortly before one that did.
 WHERE = {
-    "no-incarnation-check": ("--fault", "store", "--first", "70"),
+    "no-incarnation-check": ("--fault", "store"),
     "no-deadlines": ("--fault", "freeze"),
     "no-releases": ("--no-faults",),
     "lost-is-refused": ("--fault", "kill", "--first", "15"),
