@@ -40,8 +40,8 @@ class Answer(Protocol):
         """Whether the client has taken, but for little, all answers before it."""
         ...
 
-    def has_room_for(self, size: int) -> bool:
-        """Whether so many bytes more may be held back for clients that do not read."""
+    def room(self) -> int:
+        """How many bytes more may be held back for clients that do not read."""
         ...
 
     def send(self, message: bytes) -> bool:
@@ -71,7 +71,16 @@ class CallKeeper(Protocol):
 class Call:
     """A Thrift call on its way through the router. Times are monotonic seconds."""
 
-    __slots__ = ("_keeper", "answer", "deadline", "message", "peek", "refusals", "started")
+    __slots__ = (
+        "_keeper",
+        "answer",
+        "deadline",
+        "message",
+        "most_bytes",
+        "peek",
+        "refusals",
+        "started",
+    )
 
     def __init__(
         self,
@@ -89,6 +98,7 @@ class Call:
         self.started = started
         self.deadline = deadline
         self.refusals: tuple[Refusal, ...] = ()
+        self.most_bytes = 0  # that its answer may have, if it is large or a dequeue's
         self._keeper = keeper
 
     def reply(self, message: bytes, error: ErrorCode | None = None) -> bool:

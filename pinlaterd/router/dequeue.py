@@ -100,12 +100,7 @@ class Dequeuer:
 
     def _begin(self, call: Call) -> _Gathering:
         decoded = codec.decode_call(call.message, self.settings.max_jobs_per_call)
-        return _Gathering(
-            call,
-            decoded.context,
-            cast("DequeueRequest", decoded.request),
-            self.settings.max_response_bytes,
-        )
+        return _Gathering(call, decoded.context, cast("DequeueRequest", decoded.request))
 
     def _covered(self, request: DequeueRequest) -> list[Shard]:
         shards = self._shards.dependable()
@@ -232,9 +227,7 @@ class Dequeuer:
 class _Gathering:
     """The jobs of one dequeue as they come in from its shards."""
 
-    def __init__(
-        self, call: Call, context: CallContext, request: DequeueRequest, most_bytes: int
-    ) -> None:
+    def __init__(self, call: Call, context: CallContext, request: DequeueRequest) -> None:
         self.call = call
         self.context = context
         self.request = request
@@ -245,7 +238,7 @@ class _Gathering:
         self.full = False  # whether the answer has reached the size that it may have
         self._confirmed: dict[str, int] = {}  # by shard: how many levels hold nothing ready
         self._from: dict[str, tuple[Shard, list[ClaimedJob]]] = {}
-        self._bytes_left = most_bytes
+        self._bytes = 0
         # Without acks: they have been carried out. Each shard takes it for the whole request.
         self._message = codec.encode_call(
             Method.DEQUEUE,
@@ -265,6 +258,7 @@ class _Gathering:
 
     async def ask(self, portions: list[tuple[Shard, int]], lowest_priority: int) -> None:
         """Ask each shard for its portion at once, and take what they give."""
+        most_bytes = max(1, self._bytes_left // len(portions))
         replies = await asyncio.gather(
             *(
                 shard.ask(
@@ -274,6 +268,7 @@ class _Gathering:
                         max_jobs=jobs,
                         lowest_priority=lowest_priority,
                         whole=False,
+                        most_bytes=most_bytes,
                     ),
                     # What the others give is not to wait for one that has gone.
                     patient=len(self.covered) == 1,
@@ -304,6 +299,10 @@ class _Gathering:
             self._add(shard, list(cast("DequeueResult", result).jobs))
 
     @property
+    def _bytes_left(self) -> int:
+        return self.call.most_bytes - self._bytes
+
+    @property
     def only_silence(self) -> bool:
         """Whether those left out did not answer, while others can serve."""
         return all(reply.outcome is Outcome.SILENT for reply in self._failures.values())
@@ -319,9 +318,11 @@ class _Gathering:
             if self.full or (size > self._bytes_left and (self.jobs or fitting)):
                 self.full = True
                 break
-            self._bytes_left -= size
+            self._bytes += size
             fitting += 1
         self.jobs += jobs[:fitting]
+        # Without room for one more like these, a shard would claim it in vain.
+        self.full |= self._bytes_left * len(self.jobs) < self._bytes
         if not self.request.dry_run:
             self._from.setdefault(shard.name, (shard, []))[1].extend(jobs[:fitting])
             if jobs[fitting:]:

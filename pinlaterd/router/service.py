@@ -26,10 +26,10 @@ from pinlaterd.errors import (
 )
 from pinlaterd.model import Method
 from pinlaterd.router import routing
+from pinlaterd.router.answer_memory import AnswerMemory
 from pinlaterd.router.call import Answer, Call, Refusal, all_refused, reason_of
 from pinlaterd.router.dequeue import Dequeuer
 from pinlaterd.router.divided import DividedCalls
-from pinlaterd.router.large_answers import LargeAnswers
 from pinlaterd.router.limits import Limits
 from pinlaterd.router.shards import Shard, ShardSet
 from pinlaterd.rpc import codec
@@ -74,7 +74,7 @@ class RouterService:
         self._tasks: set[asyncio.Task[None]] = set()
         self._divided = DividedCalls(shards, settings, clock, chance)
         self._dequeuer = Dequeuer(shards, settings, limits, clock, chance, self._divided)
-        self._large_answers = LargeAnswers(settings, clock, self._begin)
+        self._memory = AnswerMemory(settings, clock, self._begin)
         self._pass_through: dict[Method, Callable[[Call], None]] = {
             Method.ENQUEUE: self._enqueue,
             Method.DEQUEUE: self._dequeue,
@@ -112,8 +112,8 @@ class RouterService:
             answer.expect_wait()
         if self._in_hand > self._most_in_hand:
             call.fail(self._overloaded(method))
-        elif not self._large_answers.takes(call):
-            self._begin(call)
+        else:
+            self._memory.admit(call)
 
     def _begin(self, call: Call) -> None:
         peek = call.peek
@@ -165,14 +165,16 @@ class RouterService:
             )
         self._in_hand -= 1
         self._waiting += 1
+        self._memory.give_back(call)
 
     def goes_on(self, call: Call) -> None:
         self._waiting -= 1
         self._in_hand += 1
+        self._memory.grant(call)
 
     def ended(self, call: Call, error: ErrorCode | None) -> None:
         self._in_hand -= 1
-        self._large_answers.ended(call)
+        self._memory.give_back(call)
         if self._none_in_hand is not None and not (self._in_hand or self._waiting):
             self._none_in_hand.set()
         method = call.peek.method
@@ -269,7 +271,11 @@ class RouterService:
         lowest_priority = 0 if len(self._shards.by_name) == 1 else 1
         shard.call(
             ShardCall(
-                call.deadline, call.message, max_jobs=granted, lowest_priority=lowest_priority
+                call.deadline,
+                call.message,
+                max_jobs=granted,
+                lowest_priority=lowest_priority,
+                most_bytes=call.most_bytes,
             ),
             replied,
             patient=False,  # others may have jobs; if there are none, the divided call waits

@@ -39,7 +39,7 @@ class BufferBudget:
         self._max_bytes = max_bytes
         self._holders = holders
         self._step = max(1, max_bytes // _COUNTS_PER_LIMIT)
-        self._estimate = 0
+        self._estimate = self._counted = 0
         self._mark = max_bytes // 2
         self.strained = False  # above half the limit: then `count` again soon
         self.crowded = False  # somebody has to wait for memory
@@ -50,17 +50,18 @@ class BufferBudget:
         if self._estimate > self._mark:
             self.count()
 
-    def has_room_for(self, size: int) -> bool:
-        """Whether so much more may be held beside what is, with a half left to others."""
-        if self._estimate + size > self._max_bytes // 2:
+    def room(self) -> int:
+        """How many bytes more may be held beside what is, with a half left to others."""
+        half = self._max_bytes // 2
+        if self._estimate > half // 2 and self._estimate - self._counted > self._step:
             self.count()
-        return self._estimate + size <= self._max_bytes // 2 or not self._estimate
+        return max(0, half - self._estimate)
 
     def count(self) -> None:
         """Count exactly, and say who may go on."""
         holders = self._holders()
         total = sum(holder.held_bytes() for holder in holders)
-        self._estimate = total
+        self._estimate = self._counted = total
         self._mark = max(self._max_bytes // 2, total + self._step)
         self.strained = total > self._max_bytes // 2
         if self.strained:

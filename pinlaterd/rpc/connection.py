@@ -108,9 +108,9 @@ class Answer:
         """Whether the client has taken, but for little, all answers before it."""
         return self._connection.is_next(self)
 
-    def has_room_for(self, size: int) -> bool:
-        """Whether so many bytes more may be held back for clients that do not read."""
-        return self._connection.has_room_for(size)
+    def room(self) -> int:
+        """How many bytes more may be held back for clients that do not read."""
+        return self._connection.room()
 
     def send(self, message: bytes) -> bool:
         """False if nobody will get it: the client has gone, or the call is oneway."""
@@ -238,8 +238,8 @@ class Connection(asyncio.Protocol):
         """Of a oneway call nobody waits for an answer."""
         return not self._unsent_high and (answer.oneway or self._slots[0] is answer)
 
-    def has_room_for(self, size: int) -> bool:
-        return self._host.budget.has_room_for(size)
+    def room(self) -> int:
+        return self._host.budget.room()
 
     def is_lost(self) -> bool:
         """Whether nothing written now could arrive."""

@@ -100,7 +100,7 @@ class Planner:
         return DequeueWork(
             arrival,
             call,
-            most_bytes=self.config.server.max_response_bytes,
+            most_bytes=min(self.config.server.max_response_bytes, arrival.entry.most_bytes),
             claim_timeout_seconds=self.config.queue(request.queue).job_claimed_timeout_seconds,
             acks=split_acks(op) if op is not None and acked_jobs(op) else (),
             problem=problem,

@@ -50,6 +50,9 @@ class Op(IntEnum):
     END_SEARCH = 6  # the id of an earlier call of this router: nobody waits for its answer
 
 
+# Of a number of bytes in an entry.
+NO_BOUND = 0xFFFFFFFF
+
 # By number: calling the enum costs more than the rest of an entry.
 _OPS = tuple(Op)
 
@@ -73,6 +76,7 @@ class CallEntry(NamedTuple):
     max_jobs: int = -1  # dequeue: take at most so many; -1: what the request says
     lowest_priority: int = 0  # dequeue: take none below it; 0: any
     whole: bool = True  # whether FOREIGN may be the answer; False: the router divided it already
+    most_bytes: int = NO_BOUND  # dequeue: end the answer before it is larger, but not before a job
 
 
 class ReplyEntry(NamedTuple):
@@ -129,7 +133,8 @@ class MalformedEnvelope(Exception):
 
 _new = tuple.__new__  # half the cost of calling a NamedTuple, for each call of each client
 _HEAD = struct.Struct(">BQI")  # kind, incarnation, entries
-_CALL = struct.Struct(">IdBiBBI")  # call id, deadline, op, max jobs, lowest priority, whole, length
+# call id, deadline, op, max jobs, lowest priority, whole, most bytes, length
+_CALL = struct.Struct(">IdBiBBII")
 _REPLY = struct.Struct(">IBII")  # call id, status, jobs, length
 _CALL_ID = struct.Struct(">I")
 _COUNTS = struct.Struct(">BB")  # length of the name, how many priorities
@@ -148,9 +153,9 @@ def unpack_hello(frame: bytes) -> frozenset[str]:
 
 def pack_calls(incarnation: int, entries: Sequence[CallEntry]) -> bytes:
     parts = [_HEAD.pack(Kind.CALLS, incarnation, len(entries))]
-    for call_id, deadline, message, op, max_jobs, lowest_priority, whole in entries:
+    for call_id, deadline, message, op, max_jobs, lowest, whole, most_bytes in entries:
         parts.append(
-            _CALL.pack(call_id, deadline, op, max_jobs, lowest_priority, whole, len(message))
+            _CALL.pack(call_id, deadline, op, max_jobs, lowest, whole, most_bytes, len(message))
         )
         parts.append(message)
     return b"".join(parts)
@@ -169,11 +174,22 @@ def unpack_calls(frame: bytes) -> list[CallEntry]:
         _, _, count = _HEAD.unpack_from(frame)
         at = _HEAD.size
         for _ in range(count):
-            call_id, deadline, op, max_jobs, lowest, whole, length = _CALL.unpack_from(frame, at)
+            call_id, deadline, op, max_jobs, lowest, whole, most_bytes, length = _CALL.unpack_from(
+                frame, at
+            )
             at += _CALL.size
             message = frame[at : at + length]
             at += length
-            fields = (call_id, deadline, message, _OPS[op], max_jobs, lowest, bool(whole))
+            fields = (
+                call_id,
+                deadline,
+                message,
+                _OPS[op],
+                max_jobs,
+                lowest,
+                bool(whole),
+                most_bytes,
+            )
             entries.append(_new(CallEntry, fields))
     except (struct.error, IndexError) as error:
         raise MalformedEnvelope("calls") from error

@@ -92,6 +92,7 @@ class ShardCall(NamedTuple):
     max_jobs: int = -1
     lowest_priority: int = 0
     whole: bool = True
+    most_bytes: int = envelope.NO_BOUND
 
 
 class LinkListener(Protocol):

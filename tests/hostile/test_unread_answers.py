@@ -17,6 +17,7 @@ PIPELINED = 40
 READ = 4
 BODY_BYTES = 1 * MIB
 JOBS = 30  # which fit into one answer
+CLAIMED = 400
 # As docs/operations.md has it, beside what a process had before.
 ROUTER_BYTES = 256 * MIB
 SHARD_BYTES = 200 * MIB
@@ -52,8 +53,24 @@ def test_processes_stay_small(
         Method.DEQUEUE: DequeueRequest("large", JOBS, dry_run=True),
     }
     message = codec.encode_call(method, 7, CallContext("hostile"), requests[method])
-    sizes = {name: peak_bytes(pid) for name, pid in deployment.pids().items()}
+    _check_pipelined(deployment, unharmed, wait_until, message)
 
+
+def test_claims_leave_processes_small(deployment: Deployment, unharmed: Bystander, wait_until):
+    """As many jobs as the calls ask for would take ten times the memory that they are given."""
+    with deployment.client() as client:
+        client.create_queue("claimed")
+        for _ in range(CLAIMED):
+            client.enqueue("claimed", [bytes(BODY_BYTES)])
+    request = DequeueRequest("claimed", JOBS)
+    message = codec.encode_call(Method.DEQUEUE, 7, CallContext("hostile"), request)
+    _check_pipelined(deployment, unharmed, wait_until, message)
+
+
+def _check_pipelined(
+    deployment: Deployment, unharmed: Bystander, wait_until, message: bytes
+) -> None:
+    sizes = {name: peak_bytes(pid) for name, pid in deployment.pids().items()}
     with RawConnection(deployment.port) as connection:
         connection.send(framed(message) * PIPELINED)
         calls = unharmed.calls

@@ -260,8 +260,8 @@ class _Answer:
     def is_next(self) -> bool:
         return True
 
-    def has_room_for(self, size: int) -> bool:
-        return True
+    def room(self) -> int:
+        return 1 << 30
 
     def send(self, message: bytes) -> bool:
         self._sent = True
