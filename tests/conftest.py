@@ -10,7 +10,9 @@ import os
 import shutil
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
 from typing import Protocol
 
 import pytest
@@ -24,6 +26,26 @@ settings.register_profile("pinlaterd", deadline=None)
 settings.load_profile("pinlaterd")
 
 POLL_SECONDS = 0.01
+TESTS = Path(__file__).parent
+# The files that take more than a minute, the longest first: begun last, one would run alone.
+LONG_FILES = (
+    "checker/test_variants.py",
+    "checker/test_promises.py",
+    "cli/test_up_and_down.py",
+    "live/test_drain.py",
+    "properties/test_engine_model_mysql.py",
+    "conformance/test_api_dequeue_only.py",
+    "simulation/test_simulation.py",
+    "test_quickstart.py",
+    "admin/test_pinlater_admin.py",
+    "faults/test_failover.py",
+    "faults/test_restarts.py",
+    "faults/stores/test_network.py",
+    "rates/test_rates.py",
+    "faults/test_kill.py",
+    "properties/test_service_model_sqlite.py",
+    "faults/stores/test_server.py",
+)
 # Servers are there; an ordinary user's PATH has no such folder.
 SYSTEM_PROGRAMS = "/usr/sbin"
 
@@ -87,6 +109,18 @@ def program_path() -> ProgramPath:
         return path
 
     return find
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first, in the order of LONG_FILES; then those with the most tests, as xdist has
+    it."""
+    tests = Counter(item.path for item in items)
+    place = {TESTS / file: number for number, file in enumerate(LONG_FILES)}
+
+    def order(item: pytest.Item) -> tuple[int, int]:
+        return place.get(item.path, len(place)), -tests[item.path]
+
+    items.sort(key=order)
 
 
 @pytest.hookimpl(wrapper=True)

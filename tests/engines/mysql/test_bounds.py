@@ -110,9 +110,9 @@ def test_opening_walks_over_no_queue_and_counts_beside(deep: EngineHarness):
 
     engine.open(deep.now_ms)
 
-    assert _looks(engine) <= LOOKS + 10
+    assert _looks(engine) <= DEEP
     assert deep.depths() == depths
-    assert _looks(engine) <= LOOKS + 10
+    assert _looks(engine) <= DEEP
 
 
 def test_a_queue_is_deleted_while_it_is_counted(deep: EngineHarness):
