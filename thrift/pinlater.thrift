@@ -112,7 +112,8 @@
  *                                  connection is closed
  *   TCompactProtocol               1,000,000 values (fields, elements) a message, 1,000 fields
  *                                  a struct; beyond, the connection is closed
- *   max_response_bytes             32 MiB; a dequeue's answer stops growing there
+ *   max_response_bytes             32 MiB; a dequeue's answer stops growing there, or earlier while
+ *                                  many or unread answers take the server's memory; it has a job at least
  *   request_timeout_ms             10,000 until a call is answered
  *   max_dequeue_wait_ms            30,000; a longer maxWaitMillis is cut to it
  *   job_claimed_timeout_seconds    600 from the claim, or its last checkpoint, to its time-out
@@ -486,7 +487,8 @@ service PinLater {
    * Errors: QUEUE_NOT_FOUND, DEQUEUE_RATE_LIMITED.
    * Holds: no job of priority 2 was handed out while a covered shard held a ready one of priority
    * 1; nobody else gets these jobs while the claims last; fewer than `limit` means that no covered
-   * healthy shard had more, or that the rate or max_response_bytes was reached.
+   * healthy shard had more, or that the rate, max_response_bytes or the memory that the server has
+   * for answers was reached.
    */
   PinLaterDequeueResponse dequeueJobs(1: RequestContext context, 2: PinLaterDequeueRequest request)
     throws (1: PinLaterException e)

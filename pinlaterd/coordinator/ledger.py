@@ -299,9 +299,7 @@ class Ledger:
         """Whether nobody will take over its share any more without our knowing."""
         name = dead.router.process
         return name not in self._expected or any(
-            other.router.process == name
-            and other.router.started_at_ms > dead.router.started_at_ms
-            and other.peer
+            other.router.process == name and other.died_at is None and other.peer
             for other in self._entries.values()
         )
 

@@ -22,9 +22,10 @@ from pinlaterd.router.call import Call
 
 # Smaller ones are bounded well enough by how many calls a connection may have in hand.
 _LARGE_BYTES = 2 * MIB
-# Of max_buffered_bytes, for claims and for all else: a router has an answer up to four times while
-# it makes it (received, decoded, merged, encoded).
-_MAKING_PART = 4
+# Of max_buffered_bytes. A claiming dequeue's answer passes through, most of the time; of the others
+# a router has each up to four times while it makes it (received, decoded, merged, encoded).
+_CLAIMS_PART = 2
+_OTHERS_PART = 4
 # Of what is free, for one dequeue; and what the next one of a connection has in any case.
 _DEQUEUE_PART = 4
 _LEAST_BYTES = 256 * KIB
@@ -46,9 +47,11 @@ class AnswerMemory:
         self._settings = settings
         self._clock = clock
         self._begin = begin
-        self._part_bytes = settings.max_buffered_bytes // _MAKING_PART
         # By whether calls claim: dequeues would never leave room for a whole answer of the others.
-        self._free_bytes = {True: self._part_bytes, False: self._part_bytes}
+        self._free_bytes = {
+            True: settings.max_buffered_bytes // _CLAIMS_PART,
+            False: settings.max_buffered_bytes // _OTHERS_PART,
+        }
         self._waiting: deque[Call] = deque()
         self._looking: asyncio.TimerHandle | None = None
 
@@ -91,7 +94,7 @@ class AnswerMemory:
             size = min(jobs * (body + _RECORD_BYTES), settings.max_frame_bytes)
         else:
             return 0
-        return min(size, self._part_bytes)
+        return min(size, settings.max_buffered_bytes // _OTHERS_PART)
 
     def _room(self, call: Call) -> int:
         return min(self._free_bytes[_claims(call)], call.answer.room())

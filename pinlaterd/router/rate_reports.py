@@ -33,7 +33,8 @@ def shares_at_start(
     shares = dict.fromkeys(limited, 0.0)
     of_that_name = [holding for holding in holdings if holding.router.process == process]
     if of_that_name and not any(is_running(holding.router.pid) for holding in of_that_name):
-        last = max(of_that_name, key=lambda holding: holding.router.started_at_ms)
+        # Grants are numbered in their order, whatever the clock said when each process began.
+        last = max(of_that_name, key=lambda holding: holding.number)
         shares |= last.shares
     return shares
 
