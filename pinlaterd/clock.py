@@ -90,7 +90,7 @@ class SystemClock:
             self._offset_ms += difference_ms
             self._end_step(elapsed)
             return False
-        if self._step_since is None:
+        if self._step_since is None or abs(difference_ms - self.step_ms) > STEP_MS:
             self._step_since = elapsed
         self.step_ms = difference_ms
         if elapsed - self._step_since < HOLD_SECONDS:

@@ -80,6 +80,21 @@ def test_a_step_that_lasts_is_followed(machine, step):
     assert clock.step_ms == 0
 
 
+def test_a_step_that_changes_has_to_last_from_then_on(machine):
+    clock = SystemClock()
+    machine.wall += HOUR
+    clock.look()
+    machine.advance(HOLD_SECONDS - 1)
+    machine.wall += HOUR
+    clock.look()
+    machine.advance(HOLD_SECONDS - 1)
+
+    assert not clock.look()
+
+    machine.advance(1)
+    assert clock.look()
+
+
 @pytest.mark.parametrize("difference", [0.5, -0.5])
 def test_a_small_correction_is_followed_at_once_but_never_backwards(machine, difference):
     clock = SystemClock()
