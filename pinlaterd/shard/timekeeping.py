@@ -1,9 +1,9 @@
 """How old claims are, by the time for which the shard served: no step of a clock ends a claim, and
 no time in which workers could not reach the shard.
 
-What is stored bears wall time. So a list of breaks, in memory, tells which time it was so much
-served time ago. Each second the time is noted in a file of DIR/run: a process that starts in the
-same boot of the machine goes on with its predecessor's clock, whatever the wall clock did
+What is stored bears wall time. So a list of breaks tells which time it was so much served time ago.
+Each second the list and the time are noted in a file of DIR/run: a process that starts in the same
+boot of the machine goes on with its predecessor's clock and breaks, whatever the wall clock did
 meanwhile, and knows how long the shard was away. After a reboot, or on another machine, every claim
 has its whole time-out again.
 """
@@ -58,10 +58,16 @@ class Timekeeper:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             noted = json.loads(self._file.read_text())
             elapsed, now_ms = float(noted["elapsed"]), int(noted["now_ms"])
+            absent = float(noted["absent"])
+            breaks = [
+                _Break(float(served), int(before_ms), int(after_ms))
+                for served, before_ms, after_ms in noted["breaks"]
+            ]
             since = self._clock.elapsed() - elapsed
             if noted["boot"] and noted["boot"] == _boot_id() and since >= 0:
                 self._clock.resume(now_ms + round(since * 1000))
                 self._alive = (elapsed, now_ms)
+                self._absent, self._breaks = absent, deque(breaks, _MOST_BREAKS)
 
     def begin(self) -> None:
         """The store is open."""
@@ -73,7 +79,8 @@ class Timekeeper:
         self._note()
 
     def awake(self) -> None:
-        """In each turn of the loop, while the shard serves."""
+        """In each turn of the loop, while the shard serves, and before ages are computed: the
+        process may have stood still in the middle of a turn."""
         elapsed, now_ms = self._clock.elapsed(), self._clock.now_ms()
         if self._alive is not None and elapsed - self._alive[0] > _ABSENT_SECONDS:
             log.warning("did not run for %.1f s; claims get that time", elapsed - self._alive[0])
@@ -82,6 +89,7 @@ class Timekeeper:
 
     def tick(self) -> bool:
         """Once a second. True if the time went back."""
+        self.awake()
         before_ms, warning = self._clock.now_ms(), self._clock.warning
         followed = self._clock.look()
         if self._clock.warning != warning and self._clock.warning:
@@ -100,6 +108,7 @@ class Timekeeper:
     def claimed_before_ms(self, timeout_ms: int) -> int:
         """Claims renewed before this time are older than `timeout_ms`; if the clock was set back,
         perhaps not all that are."""
+        self.awake()
         elapsed, end_ms = self._clock.elapsed(), self._clock.now_ms()
         end = self._served(elapsed)
         at, most_ms = end - timeout_ms / 1000, end_ms
@@ -114,6 +123,7 @@ class Timekeeper:
     def known_for(self, timeout_ms: int) -> bool:
         """Whether all claims of a time-out's age bear times of the clock as it goes now: those that
         bear times still to come are from before it was set back."""
+        self.awake()
         return self._served(self._clock.elapsed()) - self._unknown_since >= timeout_ms / 1000
 
     # --- within ------------------------------------------------------------------------------
@@ -123,7 +133,10 @@ class Timekeeper:
 
     def _break_off(self, since: float, before_ms: int, until: float, after_ms: int) -> None:
         """What passed from `since` to `until` (elapsed) was not served."""
+        overflows = len(self._breaks) == _MOST_BREAKS
         self._breaks.append(_Break(self._served(since), before_ms, after_ms))
+        if overflows:  # how old claims from before the oldest one are is not known any more
+            self._breaks[0] = self._breaks[0]._replace(before_ms=_LONG_AGO_MS)
         self._absent += until - since
         self._alive = (until, after_ms)
 
@@ -131,7 +144,15 @@ class Timekeeper:
         if self._file is None or self._alive is None:
             return
         elapsed, now_ms = self._clock.elapsed(), self._clock.now_ms()
-        text = json.dumps({"boot": _boot_id(), "elapsed": elapsed, "now_ms": now_ms})
+        text = json.dumps(
+            {
+                "boot": _boot_id(),
+                "elapsed": elapsed,
+                "now_ms": now_ms,
+                "absent": self._absent,
+                "breaks": list(self._breaks),
+            }
+        )
         written = self._file.with_name(self._file.name + ".new")
         try:
             written.write_text(text + "\n")

@@ -37,6 +37,7 @@ from pinlaterd.model import (
 )
 from pinlaterd.rpc import codec
 from pinlaterd.shard.service import ShardService
+from pinlaterd.shard.timekeeping import Timekeeper
 from pinlaterd.shard.works import Arrival
 from pinlaterd.stats import Stats
 from pinlaterd.wire.envelope import CallEntry, Op, ReplyEntry, Status
@@ -180,6 +181,12 @@ class Shard:
 MakeShard = Callable[..., Shard]
 
 
+class AlwaysAwake(Timekeeper):
+    """The clock may move by hours between two turns, and that is time served."""
+
+    def awake(self) -> None: ...
+
+
 class ShardClock(FakeClock):
     """Moves only when told to. By the real clock, which the searcher has, it is ahead."""
 
@@ -209,7 +216,8 @@ def make_shard(tmp_path: Path, clock: FakeClock) -> Iterator[MakeShard]:
         stats = Stats()
         store = engine or SqliteEngine(tmp_path / f"{name}.sqlite")
         config = Config(server, MappingProxyType(shards))
-        service = ShardService(name, store, config, clock, stats, Random(1))
+        awake = AlwaysAwake(clock)
+        service = ShardService(name, store, config, clock, stats, Random(1), awake)
         service.open()
         shard = Shard(service, store, clock)
         shard.stats = stats

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 from pinlaterd.clock import FakeClock
 from pinlaterd.shard.timekeeping import Timekeeper
@@ -43,9 +44,9 @@ def test_a_claim_found_at_the_opening_has_its_whole_time_out():
     timekeeper.begin()
     before_ms = clock.now_ms() - HOUR_MS
 
-    clock.advance(599)
+    advance(clock, timekeeper, 599)
     assert timekeeper.claimed_before_ms(600_000) <= before_ms
-    clock.advance(2)
+    advance(clock, timekeeper, 2)
 
     assert timekeeper.claimed_before_ms(600_000) == clock.now_ms() - 600_000
 
@@ -63,6 +64,40 @@ def test_a_claim_does_not_age_while_the_process_stands_still():
     assert timekeeper.claimed_before_ms(10_000) < claimed_ms
     advance(clock, timekeeper, 2)
     assert timekeeper.claimed_before_ms(10_000) > claimed_ms
+
+
+def test_a_claim_does_not_age_while_the_process_stands_still_in_the_middle_of_a_turn():
+    clock = FakeClock()
+    timekeeper = serving(clock)
+    claimed_ms = clock.now_ms()
+    clock.advance(60)
+
+    assert timekeeper.claimed_before_ms(10_000) < claimed_ms
+
+
+def test_time_for_which_the_process_stood_still_until_a_tick_was_not_served():
+    clock = SteppedClock()
+    timekeeper = serving(clock)
+    claimed_ms = clock.now_ms()
+    clock.advance(60)
+    clock.ahead_ms = HOUR_MS
+
+    timekeeper.tick()
+
+    assert timekeeper.claimed_before_ms(10_000) < claimed_ms
+
+
+def test_what_is_not_known_any_more_after_many_breaks_ends_no_claim():
+    clock = FakeClock()
+    timekeeper = serving(clock)
+    claimed_ms = clock.now_ms()
+    for _ in range(200):
+        clock.advance(60)
+        timekeeper.awake()
+        advance(clock, timekeeper, 1)
+
+    assert timekeeper.claimed_before_ms(210_000) < claimed_ms
+    assert timekeeper.claimed_before_ms(90_000) > claimed_ms
 
 
 def test_a_step_forward_ends_no_claim():
@@ -111,7 +146,67 @@ def test_a_successor_goes_on_with_the_time_of_its_boot(tmp_path):
 
     assert clock.now_ms() == time_ms + 60_000
     assert successor.claimed_before_ms(10_000) < claimed_ms
-    clock.advance(11)
+    advance(clock, successor, 11)
+    assert successor.claimed_before_ms(10_000) > claimed_ms
+
+
+def successor_of(clock: FakeClock, file: Path, *, away: float) -> Timekeeper:
+    clock.advance(away)
+    successor = Timekeeper(clock, file)
+    successor.resume()
+    successor.begin()
+    return successor
+
+
+def test_a_second_restart_does_not_forget_the_time_away_before_the_first(tmp_path):
+    clock, file = FakeClock(), tmp_path / "shard-1.clock"
+    timekeeper = Timekeeper(clock, file)
+    timekeeper.begin()
+    advance(clock, timekeeper, 1)
+    claimed_ms = clock.now_ms()
+    advance(clock, timekeeper, 60)
+    timekeeper.tick()
+
+    successor = successor_of(clock, file, away=3600)
+    advance(clock, successor, 60)
+    successor.tick()
+    successor = successor_of(clock, file, away=1)
+
+    advance(clock, successor, 600 - 121)
+    assert successor.claimed_before_ms(600_000) < claimed_ms
+    advance(clock, successor, 2)
+    assert successor.claimed_before_ms(600_000) > claimed_ms
+
+
+def test_claims_from_before_the_boot_keep_their_time_out_through_a_restart(tmp_path):
+    clock, file = FakeClock(), tmp_path / "shard-1.clock"
+    claimed_ms = clock.now_ms() - HOUR_MS
+    timekeeper = successor_of(clock, file, away=0)
+    advance(clock, timekeeper, 60)
+    timekeeper.tick()
+
+    successor = successor_of(clock, file, away=1)
+
+    advance(clock, successor, 600 - 61)
+    assert successor.claimed_before_ms(600_000) < claimed_ms
+    advance(clock, successor, 2)
+    assert successor.claimed_before_ms(600_000) > claimed_ms
+
+
+def test_a_step_and_then_a_restart_end_no_claim(tmp_path):
+    clock, file = SteppedClock(), tmp_path / "shard-1.clock"
+    timekeeper = Timekeeper(clock, file)
+    timekeeper.begin()
+    advance(clock, timekeeper, 1)
+    claimed_ms = clock.now_ms()
+    clock.ahead_ms = HOUR_MS
+    timekeeper.tick()
+
+    successor = successor_of(clock, file, away=1)
+
+    advance(clock, successor, 9)
+    assert successor.claimed_before_ms(10_000) < claimed_ms
+    advance(clock, successor, 2)
     assert successor.claimed_before_ms(10_000) > claimed_ms
 
 

@@ -10,7 +10,7 @@ from pinlaterd.engines.sqlite.engine import SqliteEngine
 from pinlaterd.model import CheckpointInfo, CheckpointRequest, Job, JobState
 from pinlaterd.shard.service import ShardService
 from pinlaterd.stats import Stats
-from tests.shard.conftest import SHARD
+from tests.shard.conftest import SHARD, AlwaysAwake
 
 INTERVAL = 10.0
 REREAD_SECONDS = 60.0
@@ -91,7 +91,8 @@ def test_a_queues_own_settings_hold_for_it(tmp_path, clock, make_shard):
     )
     config = Config(server, queues=MappingProxyType({"mail": own}))
     engine = SqliteEngine(tmp_path / "own.sqlite")
-    service = ShardService("own", engine, config, clock, Stats())
+    awake = AlwaysAwake(clock)
+    service = ShardService("own", engine, config, clock, Stats(), timekeeper=awake)
     service.open()
     shard = make_shard()
     shard.service.close()
