@@ -298,7 +298,9 @@ struct PinLaterDequeueRequest {
   /** At most so many jobs; at least 1. */
   2: required i32 limit
   /** Carried out first, whatever becomes of the dequeue: also when it is invalid, refused or finds
-      nothing. Its queue may be another one. */
+      nothing. Its queue may be another one. Not carried out if the whole call is refused before it
+      is read: more than max_calls_in_flight calls are in progress (`overloaded: `), or a list has
+      more than max_jobs_per_call acks or is malformed (`invalid request: `). */
   3: optional PinLaterJobAckRequest jobAckRequest
   /** Show what a dequeue would give, and claim nothing. Not rate limited. */
   4: optional bool dryRun = 0
@@ -478,8 +480,9 @@ service PinLater {
    * covered shards, within a priority the earliest run-after first, for each shard. They become
    * IN_PROGRESS. Claims whose answer cannot be delivered go back to PENDING at once.
    *
-   * The acks in jobAckRequest go first, and are carried out whatever becomes of the dequeue. If one
-   * fails, nothing is claimed and its error is the answer.
+   * The acks in jobAckRequest go first, and are carried out whatever becomes of the dequeue, unless
+   * the call is refused before it is read (see there). If one fails, nothing is claimed and its
+   * error is the answer.
    *
    * A queue with a rate limit grants min(limit, tokens) jobs, and takes tokens only for those it
    * hands out.
@@ -550,9 +553,10 @@ service PinLater {
    * Jobs in a state, most recent run-after first, merged over shards, without bodies. The answer's
    * continuation resumes right after its last job, stable while jobs come and go. A scan that
    * takes longer than four fifths of request_timeout_ms is answered with the jobs found by then,
-   * perhaps none, and a continuation: only CONTINUATION_END means that nothing is left. The shard
-   * keeps such a scan for a minute, and the call with that continuation goes on with it. A scan
-   * ends when its connection is closed.
+   * perhaps none, and a continuation: only CONTINUATION_END means that nothing is left. Each shard
+   * keeps up to 16 such scans for a minute. The same call from the same source, with that
+   * continuation, goes on with one; any other begins a search of its own behind the continuation.
+   * A scan ends when its connection is closed.
    *
    * Errors: QUEUE_NOT_FOUND, PRIORITY_NOT_SUPPORTED, CONTINUATION_INVALID, UNKNOWN for a bad
    * pattern.
@@ -565,8 +569,8 @@ service PinLater {
   /**
    * Make failed jobs of a priority PENDING again, up to `limit` over all shards, the longest failed
    * first. Their claim descriptors are cleared. Returns how many: fewer than `limit` if there are no
-   * more, or if most of request_timeout_ms is used before. Who wants more of them repeats the call
-   * until it returns 0.
+   * more, or if most of request_timeout_ms is used before. To change more, repeat the call until it
+   * returns 0.
    *
    * Errors: QUEUE_NOT_FOUND, PRIORITY_NOT_SUPPORTED.
    */
@@ -575,10 +579,11 @@ service PinLater {
 
   /**
    * Delete up to `limit` jobs of a state and priority, with a matching body if a pattern is given.
-   * Returns how many, as retryFailedJobs does: whoever wants more of them deleted repeats the call
-   * until it returns 0.
+   * Returns how many, as retryFailedJobs does. To change more, repeat the call until it returns 0.
    *
-   * Errors: QUEUE_NOT_FOUND, PRIORITY_NOT_SUPPORTED, UNKNOWN for a bad pattern.
+   * Errors: QUEUE_NOT_FOUND, PRIORITY_NOT_SUPPORTED, UNKNOWN for a bad pattern; UNKNOWN `did not
+   * end in time` if the search for the pattern takes a shard longer than four fifths of
+   * request_timeout_ms before it has deleted a job; other shards may have deleted some.
    */
   i32 deleteJobs(1: RequestContext context, 2: PinLaterDeleteJobsRequest request)
     throws (1: PinLaterException e)
