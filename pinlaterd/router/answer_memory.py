@@ -3,15 +3,15 @@
 Answers that are being made have a part of max_buffered_bytes, and those that clients have not read
 leave less of it. A dequeue is granted a part of what is free; its shards claim no more jobs than
 fit. The answer to a look-up or a dry run cannot be cut short: if it may be large, it is asked of
-the shards once there is room for all of it. A call that lacks memory waits until it is the
-next one of its connection, whose client has taken all answers before it. So a client that does not
-read has at most one more answer made.
+the shards once there is room for all of it. A call that lacks memory waits until it is the next
+one of its connection, whose client has taken all answers before it; a dequeue that has waited for
+jobs is answered without any. So a client that does not read has at most one more answer made.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+import re
 from collections.abc import Callable
 
 from pinlaterd.clock import Clock
@@ -34,8 +34,12 @@ _LOOK_SECONDS = 0.02
 _LOOK_SECONDS_PER_CALL = 20e-6
 # What a look-up tells of a job beside its body: 5,000 characters of custom status, of 4 bytes.
 _RECORD_BYTES = 20_400
-# A field 2 that is a boolean, and a field 4: includeBody of a look-up, dryRun of a dequeue.
-_INCLUDE_BODY, _DRY_RUN = b"\x02\x00\x02\x01", b"\x02\x00\x04\x01"
+# What a dequeue does, by the largest count of it.
+_CLAIM_BYTES = 512
+# includeBody of a look-up is field 2, dryRun of a dequeue field 4; each a boolean, true if not 0.
+_INCLUDES_BODY = re.compile(rb"\x02\x00\x02[^\x00]", re.DOTALL).search
+_DRY_RUN = b"\x02\x00\x04"
+_TRUE_DRY_RUN = re.compile(_DRY_RUN + rb"[^\x00]", re.DOTALL).search
 
 
 class AnswerMemory:
@@ -44,20 +48,25 @@ class AnswerMemory:
     def __init__(
         self, settings: ServerSettings, clock: Clock, begin: Callable[[Call], None]
     ) -> None:
-        self._settings = settings
+        self.settings = settings  # others take its place when they change live
         self._clock = clock
         self._begin = begin
+        self._most_bytes = settings.max_buffered_bytes // _OTHERS_PART
         # By whether calls claim: dequeues would never leave room for a whole answer of the others.
         self._free_bytes = {
             True: settings.max_buffered_bytes // _CLAIMS_PART,
-            False: settings.max_buffered_bytes // _OTHERS_PART,
+            False: self._most_bytes,
         }
-        self._waiting: deque[Call] = deque()
-        self._looking: asyncio.TimerHandle | None = None
+        self._waiting: dict[Call, bool] = {}  # whether it has been the next of its connection
+        self._looking: asyncio.Handle | None = None
 
     def admit(self, call: Call) -> None:
         """Begin it, now or later."""
-        if _claims(call):
+        message = call.message
+        call.claims = call.peek.method is Method.DEQUEUE and not (
+            _DRY_RUN in message and _TRUE_DRY_RUN(message)
+        )
+        if call.claims:
             waits = self._room(call) < _LEAST_BYTES and not call.answer.is_next
         else:
             waits = self._size(call) > _LARGE_BYTES
@@ -65,64 +74,73 @@ class AnswerMemory:
             self.grant(call)
             self._begin(call)
             return
-        self._waiting.append(call)
+        self._waiting[call] = False
         if self._looking is None:
             self._look()
 
     def grant(self, call: Call) -> None:
+        """A claiming dequeue that is not the next one of its connection may get nothing."""
         size = self._size(call)
-        claims = _claims(call)
-        if claims:
-            size = min(size, max(_LEAST_BYTES, self._room(call) // _DEQUEUE_PART))
+        if call.claims:
+            room = self._room(call)
+            least = _LEAST_BYTES if room >= _LEAST_BYTES or call.answer.is_next else 0
+            size = min(size, max(least, room // _DEQUEUE_PART if least else 0))
         call.most_bytes = size
-        self._free_bytes[claims] -= size
+        self._free_bytes[call.claims] -= size
 
     def give_back(self, call: Call) -> None:
-        if call.most_bytes:
-            self._free_bytes[_claims(call)] += call.most_bytes
-            call.most_bytes = 0
+        self._free_bytes[call.claims] += call.most_bytes
+        call.most_bytes = 0
+        if self._waiting and not call.claims:
+            self._look_again(0)
 
     def _size(self, call: Call) -> int:
         """The most bytes that its answer may have."""
-        peek, settings = call.peek, self._settings
+        peek, settings = call.peek, self.settings
         if peek.method is Method.DEQUEUE:
             jobs = max(1, peek.limit) if peek.canonical else settings.max_jobs_per_call
-            size = min(jobs * settings.max_job_body_bytes, settings.max_response_bytes)
+            size = min(
+                jobs * (settings.max_job_body_bytes + _CLAIM_BYTES), settings.max_response_bytes
+            )
         elif peek.method is Method.LOOKUP:
-            body = settings.max_job_body_bytes if _INCLUDE_BODY in call.message else 0
+            body = settings.max_job_body_bytes if _INCLUDES_BODY(call.message) else 0
             jobs = peek.items if peek.canonical else settings.max_jobs_per_call
             size = min(jobs * (body + _RECORD_BYTES), settings.max_frame_bytes)
         else:
             return 0
-        return min(size, settings.max_buffered_bytes // _OTHERS_PART)
+        return min(size, self._most_bytes)
 
     def _room(self, call: Call) -> int:
-        return min(self._free_bytes[_claims(call)], call.answer.room())
+        return min(self._free_bytes[call.claims], call.answer.room())
 
     def _look(self) -> None:
         """Begin what may be begun; look again soon while others wait."""
         self._looking = None
-        waiting, self._waiting = self._waiting, deque()
+        now = self._clock.monotonic()
         full = False  # those behind one that lacks room wait, too
-        for call in waiting:
+        for call, was_next in list(self._waiting.items()):
             if call.answer.gone:
+                del self._waiting[call]
                 call.fail(Overloaded("the client has gone"))  # which nobody reads
                 continue
-            ready = call.answer.is_next
-            if ready and not _claims(call):
-                full = full or self._size(call) > self._room(call)
-                ready = not full
-            if ready:
-                self.grant(call)
+            if not call.answer.is_next:
+                continue
+            if not was_next:
                 # It could not be begun while the client had not taken the answers before it.
-                call.deadline = self._clock.monotonic() + self._settings.request_timeout_ms / 1000
+                call.deadline = now + self.settings.request_timeout_ms / 1000
+                self._waiting[call] = True
+            full |= not call.claims and self._size(call) > self._room(call)
+            if call.claims or not full:
+                del self._waiting[call]
+                self.grant(call)
                 self._begin(call)
-            else:
-                self._waiting.append(call)
-        if self._waiting and self._looking is None:
-            seconds = max(_LOOK_SECONDS, len(self._waiting) * _LOOK_SECONDS_PER_CALL)
-            self._looking = asyncio.get_running_loop().call_later(seconds, self._look)
+            elif call.deadline <= now:
+                del self._waiting[call]
+                call.fail(Overloaded("answers that clients have not read take the memory for this"))
+        if self._waiting:
+            self._look_again(max(_LOOK_SECONDS, len(self._waiting) * _LOOK_SECONDS_PER_CALL))
 
-
-def _claims(call: Call) -> bool:
-    return call.peek.method is Method.DEQUEUE and _DRY_RUN not in call.message
+    def _look_again(self, seconds: float) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+        self._looking = asyncio.get_running_loop().call_later(seconds, self._look)

@@ -74,6 +74,7 @@ class Call:
     __slots__ = (
         "_keeper",
         "answer",
+        "claims",
         "deadline",
         "message",
         "most_bytes",
@@ -98,7 +99,8 @@ class Call:
         self.started = started
         self.deadline = deadline
         self.refusals: tuple[Refusal, ...] = ()
-        self.most_bytes = 0  # that its answer may have, if it is large or a dequeue's
+        self.claims = False  # whether it is a dequeue that is no dry run
+        self.most_bytes = 0  # that its answer may have; of a look-up or dequeue
         self._keeper = keeper
 
     def reply(self, message: bytes, error: ErrorCode | None = None) -> bool:

@@ -122,6 +122,8 @@ class Dequeuer:
                 if gathering.jobs or limited or seconds <= 0 or call.answer.gone or self._stopping:
                     break
                 await self._wait_for_jobs(gathering, seconds)
+                if not call.most_bytes:
+                    break  # its client has not read the answers before: see answer_memory
         except BaseException:
             gathering.give_back()
             raise
@@ -141,7 +143,8 @@ class Dequeuer:
             call = gathering.call
             waiting = self.waiting.wait(queue, seconds, lambda: call.answer.gone)
             await call.wait(waiting, otherwise=False)
-            if call.answer.gone:  # it may have been woken in place of another one
+            # It may have been woken in place of another one.
+            if call.answer.gone or not call.most_bytes:
                 self.waiting.wake(queue, self._shards.ready_jobs(queue))
         gathering.cover([])
 

@@ -89,6 +89,7 @@ class RouterService:
         self._most_elements = settings.max_jobs_per_call
         self._divided.settings = settings
         self._dequeuer.settings = settings
+        self._memory.settings = settings
 
     def handle(self, message: bytes, answer: Answer) -> None:
         """Take one call. Raises ProtocolError if `message` is no Thrift message."""

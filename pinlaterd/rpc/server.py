@@ -196,8 +196,7 @@ class ThriftServer:
         """Close connections that have ended or make no progress; the latter sooner while others
         wait for their memory."""
         self._log.flush_if_over()
-        if self.budget.strained:
-            self.budget.count()
+        self.budget.count()  # also what clients have read meanwhile
         crowded = self.budget.crowded
         patience = min(self._stall_seconds, _CROWDED_SECONDS) if crowded else self._stall_seconds
         for connection in tuple(self._connections):

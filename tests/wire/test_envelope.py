@@ -27,6 +27,7 @@ CALLS = st.builds(
     max_jobs=st.integers(-1, 2**31 - 1),
     lowest_priority=st.integers(0, 127),
     whole=st.booleans(),
+    most_bytes=st.integers(0, 2**32 - 1),
 )
 REPLIES = st.builds(
     ReplyEntry,

@@ -1,0 +1,159 @@
+"""How much memory calls are granted, and what becomes of those that wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from pinlaterd.clock import FakeClock
+from pinlaterd.config.schema import KIB, MIB, ServerSettings
+from pinlaterd.errors import ErrorCode
+from pinlaterd.model import CallContext, DequeueRequest, LookupRequest, Method, Request
+from pinlaterd.router.answer_memory import AnswerMemory
+from pinlaterd.router.call import Call, CallKeeper
+from pinlaterd.rpc import codec
+
+SETTINGS = ServerSettings()
+CLAIMS_BYTES = SETTINGS.max_buffered_bytes // 2
+REQUEST_SECONDS = SETTINGS.request_timeout_ms / 1000
+
+
+class Client:
+    """Where an answer goes."""
+
+    def __init__(self) -> None:
+        self.gone = False
+        self.is_next = True
+        self.room_bytes = SETTINGS.max_buffered_bytes
+        self.error: str | None = None
+
+    def room(self) -> int:
+        return self.room_bytes
+
+    def send(self, message: bytes) -> bool:
+        error = codec.peek_error(message)
+        assert error is ErrorCode.UNKNOWN
+        self.error = message.decode(errors="replace")
+        return True
+
+
+class Keeper:
+    """Does what the router does with a call that ends."""
+
+    def __init__(self) -> None:
+        self.memory: AnswerMemory | None = None
+
+    def ended(self, call: Call, _error: object) -> None:
+        assert self.memory is not None
+        self.memory.give_back(call)
+
+
+class Scene:
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.begun: list[Call] = []
+        self.keeper = Keeper()
+        self.memory = AnswerMemory(SETTINGS, self.clock, self.begun.append)
+        self.keeper.memory = self.memory
+
+    def call(self, method: Method, request: Request) -> tuple[Call, Client]:
+        message = codec.encode_call(method, 1, CallContext("test"), request)
+        client = Client()
+        call = Call(
+            message,
+            codec.peek(message),
+            cast("Any", client),
+            started=0.0,
+            deadline=0.0,
+            keeper=cast("CallKeeper", self.keeper),
+        )
+        return call, client
+
+    def dequeue(self, limit: int = 1000) -> tuple[Call, Client]:
+        return self.call(Method.DEQUEUE, DequeueRequest("mail", limit))
+
+    def lookup(self) -> tuple[Call, Client]:
+        """As large as answers may be."""
+        found = LookupRequest([f"mail:s1:p1:{n}" for n in range(100)], include_body=True)
+        return self.call(Method.LOOKUP, found)
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+def test_a_dequeue_has_room_for_as_many_of_the_largest_jobs_as_it_asks_for(scene: Scene):
+    call, _ = scene.dequeue(limit=2)
+    scene.memory.admit(call)
+    assert call.most_bytes > 2 * SETTINGS.max_job_body_bytes
+
+
+def test_together_dequeues_have_no_more_than_their_part(scene: Scene):
+    calls = [scene.dequeue()[0] for _ in range(20)]
+    for call in calls:
+        scene.memory.admit(call)
+    assert calls[0].most_bytes == SETTINGS.max_response_bytes
+    assert sum(call.most_bytes for call in calls) < CLAIMS_BYTES + 20 * 256 * KIB
+    for call in calls:
+        scene.memory.give_back(call)
+    again, _ = scene.dequeue()
+    scene.memory.admit(again)
+    assert again.most_bytes == SETTINGS.max_response_bytes
+
+
+async def _until(condition: Callable[[], object]) -> None:
+    """Looks come with the loop's own time."""
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.005)
+
+
+def test_a_dequeue_without_room_waits_until_it_is_the_next(scene: Scene):
+    async def check() -> None:
+        call, client = scene.dequeue()
+        client.room_bytes, client.is_next = 0, False
+        scene.memory.admit(call)
+        assert scene.begun == []
+        client.is_next = True
+        await _until(lambda: scene.begun == [call])
+        assert call.most_bytes == 256 * KIB
+
+    asyncio.run(check())
+
+
+def test_a_dequeue_that_goes_on_without_room_is_granted_nothing(scene: Scene):
+    call, client = scene.dequeue()
+    scene.memory.admit(call)
+    scene.memory.give_back(call)
+    client.room_bytes, client.is_next = 0, False
+    scene.memory.grant(call)
+    assert call.most_bytes == 0
+
+
+def test_a_large_look_up_waits_for_the_one_before_it_but_not_for_ever(scene: Scene):
+    async def check() -> None:
+        (first, _), (second, _), (third, late) = (scene.lookup() for _ in range(3))
+        for call in (first, second, third):
+            scene.memory.admit(call)
+        assert scene.begun == [first]
+        assert first.most_bytes == 64 * MIB
+        scene.memory.give_back(first)
+        await _until(lambda: scene.begun == [first, second])
+        scene.clock.advance(REQUEST_SECONDS + 1)
+        await _until(lambda: late.error)
+        assert "answers that clients have not read" in str(late.error)
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("true", [1, 2, 255])
+def test_any_true_boolean_asks_for_bodies(scene: Scene, true: int):
+    call, _ = scene.lookup()
+    at = call.message.index(b"\x02\x00\x02\x01")
+    call.message = call.message[: at + 3] + bytes([true]) + call.message[at + 4 :]
+    scene.memory.grant(call)
+    assert call.most_bytes == 64 * MIB
