@@ -120,6 +120,15 @@ class Counts(Generic[Q]):
         known = self._known.get(queue)
         return None if known is None else {key: jobs for key, jobs in known.items() if jobs > 0}
 
+    def differences(self, queue: Q, counted: Depths) -> Changes[Q]:
+        """What makes of all that is known of `queue`, even if it is below 0, what was counted."""
+        known: Depths = self._known.get(queue, Counter())
+        return {
+            (queue, *key): jobs
+            for key in counted.keys() | known.keys()
+            if (jobs := counted.get(key, 0) - known.get(key, 0))
+        }
+
     def open_queue(self, queue: Q, depths: Depths | None) -> None:
         """None: not known."""
         if depths is None:
@@ -151,6 +160,16 @@ class Counts(Generic[Q]):
     def find_damage(self) -> None:
         """Have the next pass look for it."""
         self._finds_damage = True
+
+    def checked(self) -> None:
+        """The owner has looked through all jobs, and nothing disagrees any more."""
+        self.damage, self._finds_damage = "", False
+        self._wanted.clear()
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing disagrees in the store, and nothing is left to be looked for."""
+        return not (self.damage or self._finds_damage or self._wanted)
 
     def poll(self) -> Changes[Q]:
         """Go on with counting. Returns corrections of what `of` says, for the owner to `add`."""
@@ -197,7 +216,7 @@ class Counts(Generic[Q]):
         self._pass = None
         now = self._clock.monotonic()
         self._recount_at = now + (ended.ended - ended.began) / _RECOUNT_PART
-        if ended.damage is not None:
+        if ended.damage is not None and self._finds_damage:
             self._finds_damage = False
             self.damage = ended.damage
             if self.damage:
@@ -214,20 +233,16 @@ class Counts(Generic[Q]):
                 corrections |= self._corrections(queue, depths)
         return corrections
 
-    def _corrections(self, queue: Q, snapshot: Depths) -> Mapping[tuple[Q, int, JobState], int]:
+    def _corrections(self, queue: Q, snapshot: Depths) -> Changes[Q]:
         counted = Counter(snapshot)
         counted.update(self._since[queue])
-        known = self._known.get(queue)
-        if known is None:
-            known = self._known[queue] = Counter()
-        elif any(counted[key] != known[key] for key in counted.keys() | known.keys()):
+        corrections = self.differences(queue, counted)
+        if queue not in self._known:
+            self._known[queue] = Counter()
+        elif corrections:
             name = self._name_of(queue)
             log.warning("the depths of queue %s did not match its jobs; they are corrected", name)
-        return {
-            (queue, *key): jobs
-            for key in counted.keys() | known.keys()
-            if (jobs := counted[key] - known[key])
-        }
+        return corrections
 
     def _fail(self, why: str) -> None:
         self._retry_at = self._clock.monotonic() + _RETRY_SECONDS

@@ -152,6 +152,7 @@ class SqliteEngine(StorageEngine):
 
     def check(self, *, repair: bool) -> Sequence[Finding]:
         store = self._store
+        store.counts.find_damage()  # left to the next owner if this does not end
         with reading(self._path):
             found = [
                 Finding(store.name_of(queue_id), problem, jobs)
@@ -165,17 +166,20 @@ class SqliteEngine(StorageEngine):
             with store.commit(now_ms=0) as tx:
                 check.repair(tx.db)
                 tx.depth_changes.update(self._miscounted())
+        if repair or not found:
+            store.counts.checked()
         return found
 
     def _miscounted(self) -> Mapping[tuple[int, int, JobState], int]:
         """How many jobs more there are than the depths say."""
-        store, found = self._store, {}
-        for queue_id in store.queue_ids.values():
-            there, known = count_jobs(store.db, queue_id), store.counts.of(queue_id) or {}
-            for key in there.keys() | known.keys():
-                if jobs := there.get(key, 0) - known.get(key, 0):
-                    found[queue_id, *key] = jobs
-        return found
+        store = self._store
+        return {
+            key: jobs
+            for queue_id in store.queue_ids.values()
+            for key, jobs in store.counts.differences(
+                queue_id, count_jobs(store.db, queue_id)
+            ).items()
+        }
 
     def oldest_failed(self, queue: str, priority: int, *, limit: int) -> Sequence[int]:
         with reading(self._path):

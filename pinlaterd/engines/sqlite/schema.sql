@@ -14,6 +14,7 @@
 -- What the shard remembers of itself.
 --   next_local_id   no local id from here on was ever given out
 --   clean           1 if the last owner closed the file in order, 0 while one is at work or died
+--   sound           0 if tables disagreed when it was closed, or had still to be compared
 --   start_ms        when the last owner took over
 CREATE TABLE meta (
     key   TEXT PRIMARY KEY,

@@ -122,7 +122,7 @@ class Store:
         with self.commit(now_ms) as tx:
             self._set_meta(tx, {"start_ms": start_ms, "clean": 0, "next_local_id": next_local_id})
         self._ended_badly = True
-        if not clean:
+        if not (clean and meta.get("sound", 1)):
             for queue_id in self.queue_ids.values():
                 self.counts.recount(queue_id)
             self.counts.find_damage()
@@ -132,8 +132,9 @@ class Store:
         """Safe to repeat. An end that can't be noted counts as unclean."""
         if self._db is not None and not self.trouble:
             with contextlib.suppress(StorageError):
+                end = {"clean": 1, "sound": self.counts.sound, "next_local_id": self._next_local_id}
                 with self.commit(0) as tx:
-                    self._set_meta(tx, {"clean": 1, "next_local_id": self._next_local_id})
+                    self._set_meta(tx, end)
                 self._ended_badly = False
         self._abandon()
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import sqlite3
+from typing import NoReturn
 
 import pytest
 
 from pinlaterd.engines.base import Finding
+from pinlaterd.engines.sqlite import check
 from pinlaterd.model import JobKey, JobState
 from tests.conformance.engine.harness import QUEUE, EngineHarness
 from tests.conftest import WaitUntil
@@ -56,6 +58,70 @@ def test_a_lost_job_is_told_of_after_an_unclean_end(
 
     assert store.engine.damage == f"1 {LOST}"
     assert LOST in caplog.text
+
+
+@pytest.mark.parametrize("found", [False, True])
+def test_a_lost_job_is_told_of_after_any_number_of_orderly_ends(
+    store: EngineHarness, lost: JobKey, wait_until: WaitUntil, found: bool
+):
+    _reopen_after_unclean_end(store)
+    if found:
+        wait_until(lambda: store.depths() and store.engine.damage)
+
+    for _ in range(2):
+        assert store.reopen().clean
+
+    wait_until(lambda: store.depths() and store.engine.damage)
+
+
+def _check_in_part(store: EngineHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: sqlite3.Connection) -> NoReturn:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(check, "find", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            store.engine.check(repair=True)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_check_that_repairs_nothing_leaves_it_to_the_next_owner(
+    store: EngineHarness,
+    stranger: sqlite3.Connection,
+    wait_until: WaitUntil,
+    monkeypatch: pytest.MonkeyPatch,
+    ends: bool,
+):
+    lost, _ = store.enqueue(b"lost", b"pending")
+    stranger.execute("DELETE FROM pending WHERE local_id = ?", (lost.local_id,))
+    if ends:
+        store.engine.check(repair=False)
+    else:
+        _check_in_part(store, monkeypatch)
+
+    store.reopen()
+
+    wait_until(lambda: store.depths() and store.engine.damage)
+
+
+def test_a_store_that_was_repaired_is_not_searched_again(store: EngineHarness, lost: JobKey):
+    _reopen_after_unclean_end(store)
+    store.engine.check(repair=True)
+
+    store.reopen()
+
+    assert store.engine._store.counts.sound  # type: ignore[attr-defined]
+
+
+def test_depths_below_0_are_repaired(store: EngineHarness, stranger: sqlite3.Connection):
+    store.enqueue(b"pending")
+    stranger.execute("UPDATE depths SET jobs = -5")
+    store.reopen()
+
+    assert store.engine.check(repair=True) == [Finding(QUEUE, "PENDING jobs counted wrong", 6)]
+
+    assert store.depths() == {(1, JobState.PENDING): 1}
+    assert stranger.execute("SELECT jobs FROM depths").fetchall() == [(1,)]
 
 
 def test_what_disagrees_is_found_and_repaired(store: EngineHarness, lost: JobKey):
