@@ -135,7 +135,7 @@ class ServerSettings:
     )
     max_queues: int = _setting(
         10_000,
-        "createQueue is refused where there are as many; queues that are there are served",
+        "with as many, createQueue is refused; the queues that are there are served",
         Between(1, 1_000_000),
         live=True,
     )

@@ -1,4 +1,4 @@
-"""What a shard counts and measures; the names are PinLater's (see docs/operations.md).
+"""What a shard counts and measures; the names are PinLater's (see docs/metrics.md).
 
 Called once a call or once a batch, never once a job: the sizes and delays of all jobs of a batch
 are recorded at once.
