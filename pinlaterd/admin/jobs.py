@@ -160,6 +160,7 @@ def retry(
                 run_after_ms=run_after_ms,
                 limit=left,
             ),
+            short_seconds=target.server_settings().request_timeout_ms / 2000,
         )
     shown = f"{how_many(retried, 'job')} made pending again"
     click.echo(json.dumps({"retried": retried}) if as_json else shown)
@@ -212,11 +213,16 @@ def delete(
     click.echo(json.dumps({"deleted": deleted}) if as_json else shown)
 
 
-def _in_calls(limit: int, call: Callable[[int], int]) -> int:
-    """A call changes as many jobs as its time allows: repeat it until nothing is left to do."""
+def _in_calls(limit: int, call: Callable[[int], int], *, short_seconds: float = 0.0) -> int:
+    """A call changes as many jobs as its time allows: repeat it until nothing is left to do, or
+    until one takes less than `short_seconds`. Jobs that fail again at once are retried once."""
     done = 0
-    while done < limit and (part := call(limit - done)):
+    while done < limit:
+        began = time.monotonic()
+        part = call(limit - done)
         done += part
+        if not part or time.monotonic() < began + short_seconds:
+            break
     return done
 
 

@@ -92,14 +92,14 @@ def connect() -> Client:
     """A client of the service that is meant."""
     host: str | None = _recall("host")
     port: int | None = _recall("port")
-    if host is None and port is None:
-        server = _server_settings()
-        return Client(server.host, server.port)
-    server = ServerSettings()
+    server = server_settings()
     return Client(host if host is not None else server.host, port or server.port)
 
 
-def _server_settings() -> ServerSettings:
+def server_settings() -> ServerSettings:
+    """The deployment's; the defaults if the service is named by its host or port."""
+    if _recall("host") is not None or _recall("port") is not None:
+        return ServerSettings()
     try:
         return load_config(directory() / ETC).server
     except ConfigError as error:

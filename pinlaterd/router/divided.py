@@ -269,7 +269,9 @@ class DividedCalls:
             shares = await self._oldest_failed(context, request._replace(limit=wanted), deadline)
             done = await self._ask_named(Method.RETRY_FAILED, context, shares, deadline)
             retried += sum(cast("list[int]", done))
-            if not shares or retried >= request.limit or self._clock.monotonic() >= until:
+            # After the last of them come those that have been retried by this call, and failed.
+            were_all = sum(share.limit for share in shares.values()) < wanted
+            if were_all or retried >= request.limit or self._clock.monotonic() >= until:
                 return retried
 
     async def _oldest_failed(

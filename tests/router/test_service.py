@@ -812,6 +812,23 @@ def test_of_an_enqueue_whose_parts_may_be_stored_it_is_told_which(play):
     play(scenario, shards=1)
 
 
+def test_a_call_that_has_retried_all_does_not_look_for_more(play):
+    """It would find those of its own jobs that have failed again by then."""
+
+    async def scenario(site: Site) -> None:
+        for name in ("1", "2"):
+            await site.enqueue_on(name, *[Job(b"poison", attempts_allowed=1)] * 5)
+        acks = [AckInfo(job.descriptor) for job in await site.dequeue(10)]
+        await site.call(Method.ACK, AckRequest(QUEUE, [], acks))
+
+        assert await site.call(Method.RETRY_FAILED, RetryFailedRequest(QUEUE)) == 10
+
+        for shard in site.locals():
+            assert [call.op for call in shard.calls].count(Op.OLDEST_FAILED) == 1
+
+    play(scenario, shards=2)
+
+
 def test_thousands_of_jobs_are_retried_oldest_first_and_deleted_to_the_limit(play):
     async def scenario(site: Site) -> None:
         for _ in range(3):
