@@ -16,7 +16,9 @@ is ConnectionFailed: nothing was done. A connection that broke after the call wa
 answer that did not come in time, is OutcomeUnknown (a ConnectionFailed too): the call may have
 been carried out. A call is sent again by itself, to another server if there are several, only
 where that can't do anything twice: if it never left whole, or, once, for what only reads (lookup,
-count, queue_names, scan, dry runs) and for an ack that names the claim of each of its jobs.
+count, queue_names, scan, dry runs) and for an ack that names the claim of each of its jobs. Of an
+enqueue that is stored in part, the jobs that are not are sent once more; EnqueuedInPart tells what
+became of each.
 """
 
 from __future__ import annotations
