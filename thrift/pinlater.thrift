@@ -83,8 +83,9 @@
  *
  * Calls of a connection may be pipelined: sent before earlier ones are answered. They are
  * answered in their order. A call is answered within request_timeout_ms, plus its maxWaitMillis.
- * A `oneway` call gets no answer. An unknown method gets a TApplicationException (unknown method)
- * and the connection stays usable. Bytes that are no Thrift message close the connection.
+ * A `oneway` call gets no answer, and its maxWaitMillis is ignored. An unknown method gets a
+ * TApplicationException (unknown method) and the connection stays usable. Bytes that are no Thrift
+ * message close the connection.
  *
  * All text is UTF-8; text that is not is an invalid request. Bodies, `newBody` among them, are raw
  * bytes whatever type they are declared with.

@@ -112,6 +112,10 @@ class Call:
     async def wait(self, waiting: Coroutine[Any, Any, T], otherwise: T) -> T:
         """The result of `waiting`, or `otherwise` as soon as the client has gone. Meanwhile the
         call counts as one that waits. Raises Overloaded if too many do."""
+        answer = self.answer
+        if answer.gone:
+            waiting.close()
+            return otherwise
         task = asyncio.current_task()
         assert task is not None
         try:
@@ -119,7 +123,7 @@ class Call:
         except PinLaterError:
             waiting.close()
             raise
-        self.answer.on_gone = task.cancel
+        answer.on_gone = task.cancel
         try:
             return await waiting
         except asyncio.CancelledError:
@@ -128,7 +132,7 @@ class Call:
             task.uncancel()
             return otherwise
         finally:
-            self.answer.on_gone = None
+            answer.on_gone = None
             self._keeper.goes_on(self)
 
     def fail(self, error: PinLaterError) -> None:

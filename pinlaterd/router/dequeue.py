@@ -112,6 +112,8 @@ class Dequeuer:
         """Gather, wait while there is nothing, answer; what can't be delivered goes back."""
         call, request = gathering.call, gathering.request
         wait_ms = min(request.max_wait_ms, self.settings.max_dequeue_wait_ms)
+        if call.peek.head.oneway:
+            wait_ms = 0  # no answer delivers what it would claim
         wait_until = call.started + wait_ms / 1000
         # What a call takes comes on top of what it waits.
         gathering.deadline = call.deadline + wait_ms / 1000

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -318,9 +319,10 @@ class RouterService:
                 call.answer.on_gone = task.cancel  # what changes jobs goes on
 
     def _run(self, call: Call, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(_see_to(call, work))
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(partial(_end_unanswered, call))
         return task
 
     def _overloaded(self, method: Method) -> PinLaterError:
@@ -328,18 +330,18 @@ class RouterService:
         return EnqueueRejected(error.message) if method is Method.ENQUEUE else error
 
 
-async def _see_to(call: Call, work: Coroutine[Any, Any, None]) -> None:
-    """Run `work`, which answers `call`; if it fails instead, answer with why."""
-    try:
-        await work
-    except PinLaterError as error:
-        call.fail(error)
-    except asyncio.CancelledError:
+def _end_unanswered(call: Call, task: asyncio.Task[None]) -> None:
+    """Answer `call` with why `task`, which was to answer it, has failed.
+
+    A callback, since a task that is cancelled before its first step runs none of its own code."""
+    if task.cancelled():
         call.fail(PinLaterError("the server is stopping; try again"))
-        raise
-    except Exception:
-        # The outermost frame of this call: whatever happened, the caller gets an answer.
-        log.exception("%s failed", call.peek.method)
+        return
+    error = task.exception()
+    if isinstance(error, PinLaterError):
+        call.fail(error)
+    elif error is not None:
+        log.error("%s failed", call.peek.method, exc_info=error)
         call.fail(PinLaterError("internal error; the server's log says more"))
 
 

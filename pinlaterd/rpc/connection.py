@@ -115,7 +115,10 @@ class Answer:
     def send(self, message: bytes) -> bool:
         """False if nobody will get it: the client has gone, or the call is oneway."""
         connection = self._connection
-        if self._oneway or connection.is_lost():
+        if self._oneway:
+            connection.ended_oneway()
+            return False
+        if connection.is_lost():
             return False
         assert self._message is None
         self._message = message
@@ -148,6 +151,7 @@ class Connection(asyncio.Protocol):
         self._reader = FrameReader(host.max_frame_bytes, host.transcoders)
         self._slots: deque[Answer] = deque()  # the calls in hand, oldest first
         self._waiting: deque[bytes] = deque()  # messages that are not begun yet
+        self._oneway_calls = 0  # that have not ended
         self._may_wait = 0  # calls without an answer that may wait for long
         self._deliveries: Deliveries[Answer] | None = None
         self._reading = True
@@ -260,6 +264,11 @@ class Connection(asyncio.Protocol):
             if answer.may_wait and self._waiting:
                 self._pump()
 
+    def ended_oneway(self) -> None:
+        self._oneway_calls -= 1
+        if self._waiting:
+            self._pump()
+
     def may_wait(self, answer: Answer) -> None:
         self._may_wait += 1
 
@@ -288,7 +297,7 @@ class Connection(asyncio.Protocol):
 
     def _may_begin(self) -> bool:
         return (
-            len(self._slots) < self._most_calls()
+            len(self._slots) + self._oneway_calls < self._most_calls()
             and self._may_wait < self._host.max_waiting
             and not self._unsent_high
             and not self.gone
@@ -302,12 +311,16 @@ class Connection(asyncio.Protocol):
     def _begin(self, message: bytes) -> None:
         oneway = is_oneway(message)
         answer = Answer(self, oneway=oneway)
-        if not oneway:
+        if oneway:
+            self._oneway_calls += 1
+        else:
             self._slots.append(answer)
         try:
             self._host.handler(message, answer)
         except ProtocolError as error:
-            if not oneway:
+            if oneway:
+                self._oneway_calls -= 1
+            else:
                 self._slots.pop()
             self._refuse(str(error))
 

@@ -33,6 +33,7 @@ from pinlaterd.model import (
     AckRequest,
     CallContext,
     ClaimedJob,
+    CountRequest,
     CreateQueueRequest,
     DeleteJobsRequest,
     DeleteQueueRequest,
@@ -48,6 +49,7 @@ from pinlaterd.model import (
     Request,
     Result,
     RetryFailedRequest,
+    ScanRequest,
 )
 from pinlaterd.router.limits import RateLimits
 from pinlaterd.router.service import RouterService
@@ -139,9 +141,11 @@ class Site:
     def shard(self, name: str) -> LocalShard:
         return cast("LocalShard", self.shards.by_name[name])
 
-    def begin(self, method: Method, request: Request) -> Client:
+    def begin(self, method: Method, request: Request, *, oneway: bool = False) -> Client:
         client = Client()
         message = codec.encode_call(method, 7, CallContext("web:h1"), request)
+        if oneway:
+            message = message[:3] + b"\x04" + message[4:]
         self.router.handle(message, client)
         return client
 
@@ -474,6 +478,57 @@ def test_so_many_may_wait_and_one_whose_client_goes_makes_room(play):
         await asyncio.wait_for(other.message, ANSWER_SECONDS)
 
     play(scenario, max_waiting_dequeues=1)
+
+
+def test_a_wait_does_not_begin_once_the_client_has_gone(play):
+    async def scenario(site: Site) -> None:
+        site.fill(0)
+        wait = DequeueRequest(QUEUE, 1, max_wait_ms=30_000)
+        site.begin(Method.DEQUEUE, wait)
+        gone = site.begin(Method.DEQUEUE, wait)
+        gone.gone = True  # before it has found that it has to wait for a token
+
+        with pytest.raises(DequeueRateLimited):
+            await site.dequeue(1)
+
+        assert (site.router.calls_waiting, site.router.calls_in_hand) == (1, 0)
+
+    play(scenario)
+
+
+def test_a_oneway_dequeue_does_not_wait(play):
+    async def scenario(site: Site) -> None:
+        wait = DequeueRequest(QUEUE, 1, max_wait_ms=30_000)
+        site.begin(Method.DEQUEUE, wait, oneway=True)
+
+        await site.dequeue(1)
+
+        assert (site.router.calls_waiting, site.router.calls_in_hand) == (0, 0)
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("method", "search"),
+    [
+        (Method.COUNT, CountRequest(QUEUE, JobState.PENDING)),
+        (Method.SCAN, ScanRequest(QUEUE, JobState.PENDING)),
+    ],
+)
+def test_a_search_whose_client_goes_before_it_has_begun_is_ended(play, method, search):
+    async def scenario(site: Site) -> None:
+        before = [len(shard.calls) for shard in site.locals()]
+        client = site.begin(method, search)
+        client.gone = True
+        assert client.on_gone is not None
+        client.on_gone()
+
+        await site.router.finish_calls(ANSWER_SECONDS)
+
+        assert site.router.calls_in_hand == 0
+        assert [len(shard.calls) for shard in site.locals()] == before
+
+    play(scenario)
 
 
 def test_an_ailing_shard_gets_no_new_work_but_its_acks(play):

@@ -202,6 +202,25 @@ def test_no_more_calls_are_begun_than_a_connection_may_have(start, wait_until):
         assert receive_seqids(other, 1) == [99]
 
 
+def test_oneway_calls_count_until_they_end(start, wait_until):
+    calls = Collector()
+    server = start(calls, max_calls_per_connection=4)
+    with server.connect() as client, server.connect() as other:
+        oneway = framed(write_message("getQueueNames", [], kind=4, seqid=1))
+        client.sendall(oneway * 20 + framed(queue_names(seqid=2)))
+        wait_until(lambda: len(calls.calls) == 4)
+        other.sendall(framed(queue_names(seqid=99)))
+        wait_until(lambda: len(calls.calls) == 5)
+        assert [head.seqid for head, _ in calls.calls] == [1, 1, 1, 1, 99]
+
+        for number in range(22):
+            wait_until(lambda begun=number + 1: len(calls.calls) >= begun)
+            server.call(calls.answer, number)
+
+        assert receive_seqids(client, 1) == [2]
+        assert receive_seqids(other, 1) == [99]
+
+
 def test_many_small_calls_in_one_piece_are_all_answered(start):
     server = start(max_calls_per_connection=10)
     with server.connect() as client:
