@@ -144,6 +144,7 @@ class Commits:
                 return self._apart(works, error, now_ms)
             self.give_up(works, error, now_ms)
             return error
+        self.locks.passed(queue for work in works for queue in work.queues)
         memory = self._memory
         now = self._clock.monotonic()
         self._health.succeeded(now - started, now)

@@ -1,7 +1,8 @@
 """How deep the queues are and how old their oldest ready jobs, at the cost of what has changed.
 
 Each time, the queues with changes are looked at, and some of the others in turn: ages grow without
-a change, and another program's writes to the store show in nothing that a shard does.
+a change, and another program's writes to the store show in nothing that a shard does. The gauges
+of a queue that is locked stay as they are until it can be read again.
 """
 
 from __future__ import annotations
@@ -10,8 +11,11 @@ from collections import deque
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 
+from pinlaterd.clock import Clock
 from pinlaterd.engines.base import StorageEngine
+from pinlaterd.errors import StorageLocked
 from pinlaterd.model import JobState
+from pinlaterd.shard.locks import QueueLocks
 from pinlaterd.shard.works import Memory
 from pinlaterd.stats import Stats
 
@@ -28,9 +32,18 @@ _QUEUES_IN_TURN = 100
 class QueueGauges:
     """The gauges of a shard's queues, and which of them hold jobs that upkeep has to do with."""
 
-    def __init__(self, engine: StorageEngine, memory: Memory, stats: Stats) -> None:
+    def __init__(
+        self,
+        engine: StorageEngine,
+        memory: Memory,
+        locks: QueueLocks,
+        clock: Clock,
+        stats: Stats,
+    ) -> None:
         self._engine = engine
         self._memory = memory
+        self._locks = locks
+        self._clock = clock
         self._stats = stats
         self._in_turn: deque[str] = deque()
         self._holding: dict[str, AbstractSet[JobState]] = {}
@@ -45,16 +58,23 @@ class QueueGauges:
         if not self._in_turn:
             self._in_turn.extend(memory.ready.queues())
         turns = min(_QUEUES_IN_TURN, len(self._in_turn))
-        queues = memory.changed | {self._in_turn.popleft() for _ in range(turns)}
-        depths = self._engine.depths(queues)
-        memory.changed -= queues
-        for queue in queues:
+        memory.changed.update([self._in_turn.popleft() for _ in range(turns)])
+        depths = self._engine.depths(memory.changed)
+        for queue in list(memory.changed):
+            if self._locks.holding((queue,)):
+                continue
             self._counting.discard(queue)
             if queue in depths and queue in memory.ready:
-                self._show(queue, depths[queue], now_ms)
+                started = self._clock.monotonic()
+                try:
+                    self._show(queue, depths[queue], now_ms)
+                except StorageLocked as error:
+                    self._locks.met(error, started=started, now=self._clock.monotonic())
+                    continue
             else:
                 self._holding.pop(queue, None)
                 self._stats.drop_queue(queue)
+            memory.changed.discard(queue)
         memory.changed |= self._counting  # they are looked at until they are known
         self._stats.gauge("shard_queues_counting", len(self._counting))
 
@@ -85,9 +105,9 @@ class QueueGauges:
                 pending[priority] = jobs
         for state, jobs in totals.items():
             stats.gauge(f"{queue}_{_STATE_NAMES[state]}", jobs)
-        stats.gauge(f"{queue}_scheduled", ready.scheduled(queue, pending, now_ms))
         held = {state for state, jobs in totals.items() if jobs and state is not JobState.PENDING}
         if held:
             self._holding[queue] = held
         else:
             self._holding.pop(queue, None)
+        stats.gauge(f"{queue}_scheduled", ready.scheduled(queue, pending, now_ms))

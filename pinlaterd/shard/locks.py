@@ -22,7 +22,7 @@ _RETRY_SECONDS = 0.1
 # together take one part in so many of the time.
 _SHARE_OF_TRIES = 10
 _MOST_ARRIVALS = 500
-_WHOLE_STORE = ""
+WHOLE_STORE = ""
 
 
 class _Lock:
@@ -32,7 +32,7 @@ class _Lock:
         self.since = since
         self.retry_at = 0.0
         self.waits = False  # whether the next try is still to come
-        self.error = StorageLocked(_WHOLE_STORE, "")
+        self.error = StorageLocked(WHOLE_STORE, "")
         self.arrivals: list[Arrival] = []
 
 
@@ -55,11 +55,20 @@ class QueueLocks:
         """Why calls that touch any of `queues` must not be tried now; None if they may."""
         if not self._locks:
             return None
-        for queue in (_WHOLE_STORE, *queues):
+        for queue in (WHOLE_STORE, *queues):
             lock = self._locks.get(queue)
             if lock is not None and lock.waits:
                 return lock.error
         return None
+
+    def passed(self, queues: Iterable[str]) -> None:
+        """A try that touched `queues` met no lock. A lock that is met later is another one."""
+        if not self._locks:
+            return
+        for queue in (WHOLE_STORE, *queues):
+            lock = self._locks.get(queue)
+            if lock is not None and not lock.waits:
+                del self._locks[queue]
 
     def keep(self, error: StorageLocked, arrival: Arrival, now: float) -> bool:
         """Keep a call until the next try; False if it is to be refused."""

@@ -41,6 +41,7 @@ from pinlaterd.shard.gauges import QueueGauges
 from pinlaterd.shard.health import HealthLimits, StoreHealth
 from pinlaterd.shard.holds import Holds
 from pinlaterd.shard.inquiries import Inquiries
+from pinlaterd.shard.locks import WHOLE_STORE
 from pinlaterd.shard.planning import Planner
 from pinlaterd.shard.ready import ReadyIndex
 from pinlaterd.shard.reception import Reception
@@ -78,6 +79,7 @@ class _Batch:
 
 _TOO_LATE = "got the call after its deadline"
 _STORE_CLOSED = "can't reach its store now"
+_CLOSED_MEANWHILE = "closed its store meanwhile"
 
 
 class ShardService:
@@ -145,11 +147,12 @@ class ShardService:
             self._memory,
             self._answers.reply,
         )
-        self._gauges = QueueGauges(engine, self._memory, stats)
+        self._gauges = QueueGauges(engine, self._memory, self._commits.locks, clock, stats)
         self._upkeep = Upkeep(
             engine,
             self._memory,
             self._gauges.holding,
+            self._commits.locks,
             config,
             clock,
             self.time,
@@ -231,7 +234,8 @@ class ShardService:
         for look in self._looks:
             if look.changes_nothing:
                 self._answers.forget(look)
-        self._abandon(ShardConnectionFailed([self.name], "closed its store meanwhile"))
+        self._abandon(ShardConnectionFailed([self.name], _CLOSED_MEANWHILE))
+        self._refuse_all(_CLOSED_MEANWHILE)  # those that wait for a lock
         self._close_searches()
         self._engine.close()
 
@@ -417,7 +421,7 @@ class ShardService:
     def run_batch(self) -> None:
         """One commit of what has arrived, as much as fits; its answers are taken afterwards."""
         if not self.serving:
-            self._refuse_all()
+            self._refuse_all(_STORE_CLOSED)
             return
         self._try_locked_again()
         if self._backlog or self._commits.unfinished:
@@ -427,8 +431,9 @@ class ShardService:
         queues, arrivals = self._commits.locks.due(self._clock.monotonic())
         if queues:
             self._backlog.extendleft(reversed(arrivals))
-            self._memory.touched.update(queues)
-            self._memory.ready.look_again()
+            ready = self._memory.ready
+            self._memory.touched.update(ready.queues() if WHOLE_STORE in queues else queues)
+            ready.look_again()
 
     def run_slice(self, *, calls_wait: bool) -> None:
         """Work other than batches. `calls_wait`: whether it may only take a part of the time."""
@@ -581,11 +586,11 @@ class ShardService:
                 self._looks.popleft()
                 self._answers.settle(work, work.answer())
 
-    def _refuse_all(self) -> None:
+    def _refuse_all(self, reason: str) -> None:
         while self._backlog:
             arrival = self._backlog.popleft()
             self._memory.figures.count("calls_refused")
-            self._answers.reply(arrival, refused(arrival, _STORE_CLOSED))
+            self._answers.reply(arrival, refused(arrival, reason))
 
     # --- searches ------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from pinlaterd.config.schema import Config
 from pinlaterd.engines.base import StorageEngine
 from pinlaterd.errors import StorageLocked
 from pinlaterd.model import JobState
+from pinlaterd.shard.locks import QueueLocks
 from pinlaterd.shard.tasks import Pace, Steps
 from pinlaterd.shard.timekeeping import Timekeeper
 from pinlaterd.shard.works import Memory
@@ -49,6 +50,7 @@ class Upkeep:
         engine: StorageEngine,
         memory: Memory,
         holding: Callable[[], Mapping[str, AbstractSet[JobState]]],
+        locks: QueueLocks,
         config: Config,
         clock: Clock,
         timekeeper: Timekeeper,
@@ -59,6 +61,7 @@ class Upkeep:
         self._engine = engine
         self._memory = memory
         self._holding = holding
+        self._locks = locks
         self._config = config
         self._clock = clock
         self._time = timekeeper
@@ -164,7 +167,8 @@ class Upkeep:
         return [self._in_turn.popleft() for _ in range(turns)]
 
     def _queue(self, queue: str, states: AbstractSet[JobState]) -> Generator[None, None, bool]:
-        """Each part goes on while slices come back full. The queue may be dropped between two.
+        """Each part goes on while slices come back full. The queue may be dropped or locked between
+        two.
         Returns whether the store was asked."""
         asked = False
         for state, part in self._parts.items():
@@ -172,7 +176,7 @@ class Upkeep:
                 (queue, state), 0.0
             ):
                 continue
-            while queue in self._memory.ready:
+            while queue in self._memory.ready and not self._locks.holding((queue,)):
                 limit, asked = self._pace.jobs, True
                 try:
                     changed = part(queue, limit)
