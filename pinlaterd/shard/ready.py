@@ -258,11 +258,12 @@ class ReadyIndex:
 
     # --- what is ready -------------------------------------------------------------------
 
-    def counts(self, queue: str, now_ms: int) -> tuple[int, ...]:
-        """Ready jobs in memory, by priority; 0 only if none is ready in the store either."""
+    def counts(self, queue: str, now_ms: int, *, read: bool = True) -> tuple[int, ...]:
+        """Ready jobs in memory, by priority; 0 only if none is ready in the store either. Without
+        `read`, only if that is so or the next `look` has to read it."""
         lines = self._queues[queue]
         for priority, line in enumerate(lines, 1):
-            if not line.keys and line.next_due_ms <= now_ms:
+            if read and not line.keys and line.next_due_ms <= now_ms:
                 self._read(queue, priority, line, now_ms)
         return tuple([len(line.keys) for line in lines])
 
@@ -315,6 +316,9 @@ class ReadyIndex:
         wake_ms, self._wake_ms = self._wake_ms, NEVER_MS
         try:
             for queue in list(self._watched):
+                if len(read) >= _READS_AT_A_TIME:
+                    self._wake_ms = wake_ms
+                    break
                 if skipped(queue):
                     continue
                 self._watched.discard(queue)  # unless a line is watched again

@@ -77,6 +77,8 @@ class _Batch:
         self.appetite = appetite
 
 
+# How long counts may read the store for what is ready; what is not read by then is read in slices.
+_COUNT_SECONDS = 0.02
 _TOO_LATE = "got the call after its deadline"
 _STORE_CLOSED = "can't reach its store now"
 _CLOSED_MEANWHILE = "closed its store meanwhile"
@@ -352,14 +354,14 @@ class ShardService:
         return self._counts(touched)
 
     def _counts(self, queues: Iterable[str]) -> list[ReadyCounts]:
-        now_ms = self._clock.now_ms()
+        read_until = self._clock.monotonic() + _COUNT_SECONDS
         try:
-            return [ReadyCounts(queue, self._ready_counts(queue, now_ms)) for queue in queues]
+            return [ReadyCounts(queue, self._ready_counts(queue, read_until)) for queue in queues]
         except StorageError as error:
             self._break(error)
             return self._counts(queues)  # of what is in memory now: nothing
 
-    def _ready_counts(self, queue: str, now_ms: int) -> tuple[int, ...]:
+    def _ready_counts(self, queue: str, read_until: float) -> tuple[int, ...]:
         """Of a queue that is locked: nothing, so that nobody is sent here in vain."""
         ready, locks = self._memory.ready, self._commits.locks
         if queue not in ready:
@@ -367,7 +369,7 @@ class ShardService:
         if not locks.holding((queue,)):
             started = self._clock.monotonic()
             try:
-                return ready.counts(queue, now_ms)
+                return ready.counts(queue, self._clock.now_ms(), read=started < read_until)
             except StorageLocked as error:
                 locks.met(error, started=started, now=self._clock.monotonic())
         return (0,) * self._config.server.num_priority_levels
