@@ -67,6 +67,7 @@ def row_lock(mariadb: MariaDB, table: str) -> Iterator[None]:
         cursor.execute("BEGIN")
         cursor.execute(f"SELECT * FROM {table} FOR UPDATE")
         yield
+        cursor.execute("ROLLBACK")  # a server may notice later that a connection has ended
 
 
 @contextmanager
@@ -74,6 +75,7 @@ def table_lock(mariadb: MariaDB, table: str) -> Iterator[None]:
     with mariadb.connect() as operator, operator.cursor() as cursor:
         cursor.execute(f"LOCK TABLES {table} WRITE")
         yield
+        cursor.execute("UNLOCK TABLES")
 
 
 @contextmanager
