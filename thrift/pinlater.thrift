@@ -124,6 +124,7 @@
  *   scan_limit                     10,000 jobs in one answer of scanJobs
  *   searches                       64 at a time in a shard (counts, scans, deletes with a pattern),
  *                                  32 of one source; beyond, UNKNOWN `overloaded`
+ *   bodyRegexToMatch               10,000 characters; a longer pattern is an invalid request
  *   max_connections                10,000 to one router; beyond, they are closed at once
  *   max_calls_per_connection       1,000 pipelined; beyond, the router reads no more until it
  *                                  has answered some

@@ -24,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pinlaterd.engines.base import ScanAfter, Searcher, SearcherFactory, StoredJob
 from pinlaterd.errors import PinLaterError, StorageError
 from pinlaterd.lifecycle import run_in_background, set_title
+from pinlaterd.model import SCAN_START
 from pinlaterd.shard.search_messages import (
     MOST_SEARCHES,
     EndSearch,
@@ -159,11 +160,10 @@ class _Search:
 
     def _pause(self) -> None:
         """Answer with what is known, and wait for the call that asks for more."""
-        process = self._process
+        process, number, part = self._process, self.number, self._part(paused=True)
+        process.pause(self)  # from here on a call may resume it, under another number
         process.turns.leave()
-        part = self._part(paused=True)
-        process.pause(self)
-        process.send(self.number, part)
+        process.send(number, part)
         self.resumed.wait(_KEEP_SECONDS)
         kept = process.unpause(self)
         process.turns.enter(self._seat)
@@ -204,8 +204,8 @@ def _place(job: StoredJob) -> tuple[int, int, int]:
 
 
 def _place_of(after: ScanAfter | None) -> tuple[int, int, int]:
-    """What a scan yields comes behind it."""
-    return (-(1 << 64), 0, 0) if after is None else (-after.run_after_ms, *after[1:])
+    """What a scan yields comes behind it. None is the start, as SCAN_START is in a continuation."""
+    return (-SCAN_START.run_after_ms, 0, 0) if after is None else (-after.run_after_ms, *after[1:])
 
 
 # --- the process --------------------------------------------------------------------------------
@@ -219,6 +219,7 @@ class _Process:
         self._socket = sock
         self._factory = factory
         self._lock = threading.Lock()
+        self._sending = threading.Lock()  # its own: what reads the socket never waits for it
         self._running: dict[int, _Search] = {}
         self._paused: list[_Search] = []  # the longest paused first
         self._of_thread = threading.local()
@@ -257,14 +258,17 @@ class _Process:
             self._running.pop(search.number, None)
 
     def pause(self, search: _Search) -> None:
+        """Raises _SearchEnded if it was ended meanwhile."""
         with self._lock:
+            if search.ended:
+                raise _SearchEnded
             self._running.pop(search.number, None)
             search.resumed.clear()
             self._paused.append(search)
-            if len(self._paused) > _MOST_PAUSED:
-                longest = self._paused[0]
-                longest.ended = True
-                longest.resumed.set()
+            waiting = [paused for paused in self._paused if not paused.resumed.is_set()]
+            if len(waiting) > _MOST_PAUSED:
+                waiting[0].ended = True
+                waiting[0].resumed.set()
 
     def unpause(self, search: _Search) -> bool:
         """Whether it was resumed."""
@@ -275,7 +279,7 @@ class _Process:
     def send(self, number: int, result: object) -> None:
         data = framed((number, result))
         try:
-            with self._lock:
+            with self._sending:
                 self._socket.sendall(data)
         except OSError:
             os._exit(0)  # the shard has gone

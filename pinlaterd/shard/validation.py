@@ -38,6 +38,7 @@ from pinlaterd.model import (
 SOURCE_BYTES = 120
 _LARGEST_I32 = 2**31 - 1
 _LARGEST_I64 = 2**63 - 1
+_MOST_REGEX_CHARS = 10_000  # the loop waits until its searcher has taken the call
 _NO_CONTROL = str.maketrans("", "", "".join(map(chr, (*range(32), 127))))
 
 
@@ -266,6 +267,10 @@ def _check_limit(limit: int) -> None:
 
 def _check_regex(pattern: str | None) -> None:
     if pattern is not None:
+        if len(pattern) > _MOST_REGEX_CHARS:
+            raise InvalidRequest(
+                f"bodyRegexToMatch has {len(pattern):,} characters; at most {_MOST_REGEX_CHARS:,}"
+            )
         # Loaded when first needed: the library costs an idle shard more memory than its index.
         from pinlaterd.engines.body_regex import compile_body_regex  # noqa: PLC0415
 

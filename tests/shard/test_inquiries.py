@@ -241,6 +241,7 @@ def test_a_bad_continuation(shard, token):
         CountRequest("mail", PENDING, body_regex="("),
         ScanRequest("mail", PENDING, body_regex="a{2,1}"),
         DeleteJobsRequest("mail", PENDING, body_regex=r"\1"),
+        CountRequest("mail", PENDING, body_regex="a" * 10_001),
     ],
 )
 def test_a_pattern_that_is_none(shard, request_):
