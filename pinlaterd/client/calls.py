@@ -14,10 +14,12 @@ from pinlaterd.client.addresses import Address
 from pinlaterd.errors import (
     ConnectionFailed,
     EnqueuedInPart,
+    NoHealthyShards,
     OutcomeUnknown,
+    Overloaded,
     PinLaterError,
     ProtocolError,
-    ShardConnectionFailed,
+    RequestError,
 )
 from pinlaterd.model import (
     CONTINUATION_END,
@@ -49,6 +51,9 @@ from pinlaterd.model import (
 from pinlaterd.rpc import codec
 
 T = TypeVar("T")
+
+# The errors that are sure that an enqueue has stored nothing; but OutcomeUnknown is none of them.
+_NOT_STORED = (RequestError, Overloaded, NoHealthyShards, ConnectionFailed)
 
 
 class PreparedCall(NamedTuple, Generic[T]):
@@ -141,8 +146,8 @@ class RestOfEnqueue(Generic[T]):
         self._why = str(error)
         if isinstance(error, EnqueuedInPart):
             return list(error.descriptors)
-        unknown = isinstance(error, OutcomeUnknown | ShardConnectionFailed)
-        mark = EnqueuedInPart.MAY_BE_STORED if unknown else EnqueuedInPart.NOT_STORED
+        not_stored = isinstance(error, _NOT_STORED) and not isinstance(error, OutcomeUnknown)
+        mark = EnqueuedInPart.NOT_STORED if not_stored else EnqueuedInPart.MAY_BE_STORED
         return [mark] * len(self._places)
 
     def result(self, descriptors: Sequence[str]) -> T:

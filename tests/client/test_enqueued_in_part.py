@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from pinlaterd.client import EnqueuedInPart
-from pinlaterd.errors import EnqueueRejected
+from pinlaterd.errors import EnqueueRejected, NoHealthyShards, PinLaterError
 from pinlaterd.model import EnqueueRequest, Result
 from pinlaterd.rpc.codec import Call
 
@@ -35,6 +35,8 @@ def test_the_rest_is_stored_at_the_second_time(server, connect):
     [
         (EnqueueRejected("overloaded: full"), ["q:s1:p1:1", "", ""]),
         (EnqueuedInPart(["", "q:s1:p1:3"], "full"), ["q:s1:p1:1", "", "q:s1:p1:3"]),
+        (NoHealthyShards(), ["q:s1:p1:1", "", ""]),
+        (PinLaterError("internal error; the server's log says more"), ["q:s1:p1:1", "?", "?"]),
     ],
 )
 def test_what_became_of_each_job_is_told(server, connect, again, found):
