@@ -10,7 +10,7 @@ alone.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
@@ -45,8 +45,11 @@ class Limits(Protocol):
         ...
 
 
+_Granted = asyncio.Future[int]
+
+
 class _Waiter(NamedTuple):
-    granted: asyncio.Future[int]
+    granted: _Granted
     wanted: int
     has_gone: Callable[[], bool]
     patient: bool  # False: goes once nobody holds tokens that might come back
@@ -58,7 +61,8 @@ class _LimitedQueue:
     def __init__(self, share: float, clock: Clock) -> None:
         now = clock.monotonic()
         self.bucket = TokenBucket(share, now)
-        self.line: deque[_Waiter] = deque()
+        # The first to come first. Thousands may end at once: a deque would be searched for each.
+        self.line: OrderedDict[_Granted, _Waiter] = OrderedDict()
         self.lent = 0  # tokens taken by calls that have not settled
         self._clock = clock
         self._meter = DemandMeter()
@@ -77,46 +81,46 @@ class _LimitedQueue:
             self.bucket.give_back(unused, now)
         self._meter.add(wanted if used == taken else used, now)
         self.serve()
+        if not self.lent:
+            for waiter in [waiter for waiter in self.line.values() if not waiter.patient]:
+                del self.line[waiter.granted]
+                _give(waiter, 0)
 
     def refused(self, wanted: int) -> None:
         self._meter.add(wanted, self._clock.monotonic())
 
     def demand(self) -> float:
         """Jobs/s that clients took, or would have if they had been let."""
-        unmet = sum(waiter.wanted for waiter in self.line)
+        unmet = sum(waiter.wanted for waiter in self.line.values())
         return self._meter.per_second(self._clock.monotonic()) + unmet
 
     def serve(self) -> None:
         """Give what there is to those in line, and come back when there is more."""
         line = self.line
         while line:
-            first = line[0]
-            if first.granted.done() or first.has_gone():
-                _give(line.popleft(), 0)
-                continue
-            taken = self._lend(first.wanted)
-            if not taken:
+            first = next(iter(line.values()))
+            useless = first.granted.done() or first.has_gone()
+            taken = 0 if useless else self._lend(first.wanted)
+            if not (useless or taken):
                 break
-            _give(line.popleft(), taken)
-        if line and not self.lent:
-            self.line = deque(waiter for waiter in line if waiter.patient)
-            for waiter in line:
-                if not waiter.patient:
-                    _give(waiter, 0)
+            self._give_first(taken)
         self._set_timer()
 
     def open(self) -> None:
         """The queue has no limit any more."""
         self._cancel_timer()
         while self.line:
-            waiter = self.line.popleft()
-            _give(waiter, waiter.wanted)
+            self._give_first(next(iter(self.line.values())).wanted)
 
     def close(self) -> None:
         """Nobody gets anything any more."""
         self._cancel_timer()
         while self.line:
-            _give(self.line.popleft(), 0)
+            self._give_first(0)
+
+    def _give_first(self, tokens: int) -> None:
+        _, waiter = self.line.popitem(last=False)
+        _give(waiter, tokens)
 
     def _lend(self, wanted: int) -> int:
         taken = self.bucket.take(wanted, self._clock.monotonic())
@@ -215,7 +219,7 @@ class RateLimits:
             limited.close()
 
     async def _stand_in_line(self, limited: _LimitedQueue, waiter: _Waiter, seconds: float) -> int:
-        limited.line.append(waiter)
+        limited.line[waiter.granted] = waiter
         limited.serve()
         self._on_demand()
         patience = seconds if waiter.patient else _LOAN_SECONDS
@@ -229,11 +233,10 @@ class RateLimits:
             raise
         finally:
             expiry.cancel()
-            if waiter in limited.line:
-                limited.line.remove(waiter)
+            limited.line.pop(waiter.granted, None)
 
 
-def _future() -> asyncio.Future[int]:
+def _future() -> _Granted:
     return asyncio.get_running_loop().create_future()
 
 

@@ -58,6 +58,22 @@ def in_line(limits: RateLimits, wanted: int, has_gone: Callable[[], bool] = stay
     return asyncio.ensure_future(limits.wait(QUEUE, wanted, LONG_SECONDS, has_gone))
 
 
+def test_thousands_may_leave_the_line_from_its_end(limits):
+    async def scenario() -> None:
+        waiting = [in_line(limits, 1) for _ in range(10_000)]
+        await turns()
+        before = time.process_time()
+        for waiter in reversed(waiting):
+            waiter.cancel()
+        await turns()
+        assert all(waiter.cancelled() for waiter in waiting)
+        assert time.process_time() - before < 2  # searching the line for each takes several
+
+        assert limits.demands() == {}
+
+    run(scenario)
+
+
 def test_a_queue_without_limit_is_not_held_up(limits, demanded):
     assert limits.take("other", 1000) == 1000
     limits.settle("other", wanted=1000, taken=1000, used=1000)
