@@ -3,6 +3,7 @@
 PinLaterError               500  UNKNOWN
   RequestError                   the caller can mend it; never retried
     InvalidRequest          500  message starts `invalid request: `
+      LookupTooLarge
     EnqueueRejected         430  the same, found in an enqueue
     ContinuationInvalid     400
     PasswordInvalid         403
@@ -69,6 +70,13 @@ class InvalidRequest(RequestError):
 
     def __init__(self, problem: str) -> None:
         super().__init__(f"invalid request: {problem}")
+
+
+class LookupTooLarge(InvalidRequest):
+    def __init__(self, most_bytes: int) -> None:
+        super().__init__(
+            f"the answer would have more than {most_bytes} bytes; look up fewer jobs at a time"
+        )
 
 
 class EnqueueRejected(RequestError):

@@ -180,7 +180,10 @@ def reason_of(reply: ShardReply) -> str:
     return reply.payload.decode()
 
 
-def all_refused(refusals: Sequence[Refusal], left: str) -> EnqueueRejected:
-    """What to tell a caller whose jobs no shard took. `left`: what became of them."""
-    told = [f"shard {name}: {reason}" for name, reason in refusals]
-    return EnqueueRejected(f"overloaded: {'; '.join(told)}; {left}; try later")
+class AllRefused(EnqueueRejected):
+    """No shard took these jobs. `left`: what became of them."""
+
+    def __init__(self, refusals: Sequence[Refusal], left: str = "nothing was stored") -> None:
+        told = [f"shard {name}: {reason}" for name, reason in refusals]
+        super().__init__(f"overloaded: {'; '.join(told)}; {left}; try later")
+        self.refusals = refusals

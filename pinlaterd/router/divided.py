@@ -25,6 +25,7 @@ from pinlaterd.errors import (
     EnqueuedInPart,
     EnqueueRejected,
     InvalidRequest,
+    LookupTooLarge,
     NoHealthyShards,
     Overloaded,
     PasswordInvalid,
@@ -57,7 +58,7 @@ from pinlaterd.model import (
     ScanResult,
 )
 from pinlaterd.router import routing
-from pinlaterd.router.call import Call, Refusal, all_refused, reason_of, shard_failed, shards_failed
+from pinlaterd.router.call import AllRefused, Call, Refusal, reason_of, shard_failed, shards_failed
 from pinlaterd.router.shards import Shard, ShardSet
 from pinlaterd.rpc import codec
 from pinlaterd.wire.envelope import Op
@@ -234,7 +235,10 @@ class DividedCalls:
             for name, descriptors in by_shard.items()
         }
         found: dict[str, JobRecord] = {}
-        for part in await self._ask_named(Method.LOOKUP, context, requests, deadline):
+        most_bytes = self.settings.max_frame_bytes  # each shard sees to its own part only
+        for part in await self._ask_named(
+            Method.LOOKUP, context, requests, deadline, most_bytes=most_bytes
+        ):
             found.update(cast("Mapping[str, JobRecord]", part))
         return found
 
@@ -289,7 +293,13 @@ class DividedCalls:
         for shard, reply in zip(shards, replies, strict=True):
             if reply.outcome is not Outcome.DONE:
                 _result(shard, Method.RETRY_FAILED, reply)  # raises why
-        candidates = [[age for (age,) in _MILLIS.iter_unpack(reply.payload)] for reply in replies]
+        candidates = [
+            # A shard that was removed meanwhile is asked nothing more.
+            [age for (age,) in _MILLIS.iter_unpack(reply.payload)]
+            if shard.name in self._shards.by_name
+            else []
+            for shard, reply in zip(shards, replies, strict=True)
+        ]
         shares = routing.share_of_oldest(candidates, request.limit)
         return {
             shard.name: request._replace(limit=share)
@@ -319,6 +329,8 @@ class DividedCalls:
                 # One that stops has done a part only; a second search would cost too much.
                 if not count or (request.body_regex is not None and count < part.limit):
                     shards = [shard for shard in shards if shard.name != name]
+            # One that was removed meanwhile is asked nothing more.
+            shards = [shard for shard in shards if shard.name in self._shards.by_name]
             if not shards or deleted >= request.limit:
                 return deleted
             if deleted and self._clock.monotonic() >= until:
@@ -377,8 +389,7 @@ class DividedCalls:
                 if reply.outcome is not Outcome.REFUSED:
                     return cast("Sequence[str]", _result(shard, Method.ENQUEUE, reply))
                 refusals[shard.name] = Refusal(shard.name, reason_of(reply))
-        left = f"{len(part.jobs)} of the jobs were not stored"
-        raise all_refused(list(refusals.values()), left)
+        raise AllRefused(list(refusals.values()), f"{len(part.jobs)} of the jobs were not stored")
 
     # --- asking --------------------------------------------------------------------------------
 
@@ -429,8 +440,12 @@ class DividedCalls:
         context: CallContext,
         requests: Mapping[str, Request],
         deadline: float,
+        *,
+        most_bytes: int | None = None,
     ) -> list[Result]:
-        """To each shard its own, at once. A shard that is down fails after the others are done."""
+        """To each shard its own, at once. A shard that is down fails after the others are done.
+
+        Raises LookupTooLarge if the answers have more than `most_bytes` together."""
         shards = [self._shards.by_name[name] for name in requests]
         replies = await _ask_all(
             [
@@ -445,6 +460,8 @@ class DividedCalls:
                 for shard in shards
             ]
         )
+        if most_bytes is not None and sum(len(reply.payload) for reply in replies) > most_bytes:
+            raise LookupTooLarge(most_bytes)
         return _results(method, shards, replies)
 
 
@@ -468,7 +485,8 @@ def _all_stored(
     if not errors:
         return descriptors
     if not any(descriptors):
-        raise errors[0]
+        first = errors[0]
+        raise AllRefused(first.refusals) if isinstance(first, AllRefused) else first
     why = "; ".join(dict.fromkeys(error.message for error in errors))
     raise EnqueuedInPart(descriptors, why) from errors[0]
 

@@ -28,7 +28,7 @@ from pinlaterd.errors import (
 from pinlaterd.model import Method
 from pinlaterd.router import routing
 from pinlaterd.router.answer_memory import AnswerMemory
-from pinlaterd.router.call import Answer, Call, Refusal, all_refused, reason_of
+from pinlaterd.router.call import AllRefused, Answer, Call, Refusal, reason_of
 from pinlaterd.router.dequeue import Dequeuer
 from pinlaterd.router.divided import DividedCalls
 from pinlaterd.router.limits import Limits
@@ -233,7 +233,7 @@ class RouterService:
 
     def _no_place_to_enqueue(self, refusals: Sequence[Refusal]) -> PinLaterError:
         if refusals and self._shards.healthy():
-            return all_refused(refusals, "nothing was stored")
+            return AllRefused(refusals)
         if self._shards.healthy():
             return EnqueueRejected(
                 "every healthy shard is dequeue-only; see `pinlater-admin status`"

@@ -217,7 +217,10 @@ class ShardSet:
         """A shard joined: it has what we know by now; the others get what only it has."""
         if self._shards.get(link.name) is not link:
             return
+        before = self._queues.get(link.name, set())
         self._queues[link.name] = set(facts.queues)
+        for queue in before.difference(facts.queues):
+            self._deleted_there(queue)
         for shard in self.healthy():
             self._create_missing(shard)
         for queue, numbers in facts.counts:
@@ -257,12 +260,16 @@ class ShardSet:
         for queue, numbers in counts:
             if not numbers:
                 queues.discard(queue)
-                if not self.knows_queue(queue):
-                    self._on_deleted(queue)
+                self._deleted_there(queue)
                 continue
             queues.add(queue)
             if any(numbers):
                 self._on_ready(queue)
+
+    def _deleted_there(self, queue: str) -> None:
+        """A shard has it no more."""
+        if not self.knows_queue(queue):
+            self._on_deleted(queue)
 
 
 def _best(shards: Collection[Shard]) -> list[Shard]:

@@ -16,7 +16,7 @@ from typing import Any
 from pinlaterd.clock import Clock
 from pinlaterd.config.schema import ServerSettings
 from pinlaterd.engines.base import ScanAfter, StorageEngine, StoredJob
-from pinlaterd.errors import InvalidRequest, PinLaterError, StorageError
+from pinlaterd.errors import LookupTooLarge, PinLaterError, StorageError
 from pinlaterd.model import (
     CONTINUATION_END,
     QUEUE_NAME,
@@ -136,10 +136,7 @@ class Inquiries:
                     found[record.descriptor] = record
                     room -= len(job.body or b"") + len(job.custom_status) + JOB_OVERHEAD_BYTES
                 if room < 0:
-                    raise InvalidRequest(
-                        f"the answer would have more than {self.server.max_frame_bytes} bytes; "
-                        "look up fewer jobs at a time"
-                    )
+                    raise LookupTooLarge(self.server.max_frame_bytes)
         return found
 
     def _record(self, queue: str, job: StoredJob) -> JobRecord:

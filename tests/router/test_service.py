@@ -57,7 +57,7 @@ from pinlaterd.router.shards import ShardPlan, ShardSet
 from pinlaterd.rpc import codec
 from pinlaterd.shard.service import ShardService
 from pinlaterd.stats import Stats
-from pinlaterd.wire.envelope import Op
+from pinlaterd.wire.envelope import Op, ReadyCounts
 from pinlaterd.wire.router_end import OnReply, Outcome, ShardCall, ShardReply
 from tests.router.local_shard import LocalShard
 
@@ -111,10 +111,12 @@ class Site:
         for service in self.services.values():
             service.open()
             service.create_queues([QUEUE])
+        self.deleted: list[str] = []
         self.shards = ShardSet(
             lambda name, _: LocalShard(self.services[name], self.shards, self.clock),
             self.clock.monotonic,
             self.wake,
+            self.deleted.append,
         )
         self.shards.follow([ShardPlan(name, dequeue_only=False) for name in names])
         for shard in self.locals():
@@ -605,7 +607,8 @@ def test_where_all_stores_are_full_the_caller_is_told_which_and_the_cure(play, j
         for name in ("1", "2"):
             assert f"shard {name}: the store is full: " in told
         assert told.count("make room") == 2
-        assert "not stored" in told if jobs > 1 else "nothing was stored" in told
+        assert "; nothing was stored; try later" in told
+        assert "of the jobs" not in told
 
     play(scenario, shards=2)
 
@@ -798,6 +801,74 @@ def test_a_queue_that_a_returning_shard_brought_back_is_deleted_all_the_same(pla
 
 def is_method(message: bytes, method: Method) -> bool:
     return codec.peek(message).method is method
+
+
+def test_a_queue_that_was_deleted_while_a_shard_was_away_is_known_no_more(play):
+    async def scenario(site: Site) -> None:
+        here, away = site.shard("1"), site.shard("2")
+        for shard in (here, away):
+            site.shards.counted(shard, [ReadyCounts("old", (0,))])
+        site.shards.counted(here, [ReadyCounts("old", ())])
+        assert site.deleted == []
+
+        site.shards.welcomed(away, site.services["2"].facts())
+
+        assert site.deleted == ["old"]
+        assert not site.shards.knows_queue("old")
+
+    play(scenario, shards=2)
+
+
+def remove_on(site: Site, name: str, method: Method) -> None:
+    """The shard is removed as soon as it has such a call."""
+
+    def remove(_: OnReply) -> bool:
+        site.shards.follow(
+            [ShardPlan(other, dequeue_only=False) for other in site.shards.by_name if other != name]
+        )
+        return False
+
+    on_call(site.shard(name), method, remove)
+
+
+def test_a_shard_may_be_removed_while_jobs_are_deleted(play):
+    async def scenario(site: Site) -> None:
+        await site.enqueue_on("1", *[Job(b"x")] * 3)
+        await site.enqueue_on("2", *[Job(b"x")] * 10)
+        remove_on(site, "2", Method.DELETE_JOBS)
+
+        delete = DeleteJobsRequest(QUEUE, JobState.PENDING, limit=10)
+        assert await site.call(Method.DELETE_JOBS, delete) == 3 + 5
+
+    play(scenario, shards=2)
+
+
+def test_a_shard_may_be_removed_while_jobs_are_retried(play):
+    async def scenario(site: Site) -> None:
+        for name in ("1", "2"):
+            await site.enqueue_on(name, *[Job(b"x", attempts_allowed=1)] * 3)
+        failed = [AckInfo(job.descriptor) for job in await site.dequeue(6)]
+        await site.call(Method.ACK, AckRequest(QUEUE, [], failed))
+        remove_on(site, "2", Method.RETRY_FAILED)
+
+        assert await site.call(Method.RETRY_FAILED, RetryFailedRequest(QUEUE)) == 3
+
+    play(scenario, shards=2)
+
+
+def test_an_answer_of_several_shards_has_the_size_that_it_may_have(play):
+    async def scenario(site: Site) -> None:
+        found = [
+            descriptor
+            for name in ("1", "2")
+            for descriptor in await site.enqueue_on(name, Job(b"x" * 60_000))
+        ]
+        assert len(await site.lookup(found[:1])) == 1
+
+        with pytest.raises(InvalidRequest, match="more than 100000 bytes; look up fewer"):
+            await site.lookup(found)
+
+    play(scenario, shards=2, max_frame_bytes=100_000)
 
 
 def test_a_dequeue_whose_time_ran_out_names_the_shard_that_took_it(play):
