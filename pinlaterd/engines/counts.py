@@ -9,7 +9,6 @@ and when somebody else may have written to them.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 from collections import Counter, defaultdict
@@ -51,7 +50,8 @@ class Snapshot(Protocol[Q_contra]):
         ...
 
     def cancel(self) -> None:
-        """End a `count` that is running: it raises StorageError. Called by the owner's thread."""
+        """End a `count` or `find_damage` that is running: it raises StorageError. Called by the
+        owner's thread, and maybe after `close`."""
         ...
 
     def close(self) -> None: ...
@@ -65,6 +65,7 @@ class _Pass(threading.Thread, Generic[Q]):
     ) -> None:
         super().__init__(name="counts", daemon=True)
         self.damage: str | None = None  # None: not looked for
+        self.damage_unknown = ""  # why the search for it failed
         self.counted: dict[Q, Depths] = {}
         self.failed: tuple[Q, str] | None = None
         self.began = self.ended = clock.monotonic()
@@ -77,15 +78,19 @@ class _Pass(threading.Thread, Generic[Q]):
     def run(self) -> None:
         try:
             if self._finds_damage:
-                with contextlib.suppress(StorageError):  # it is looked for in the next pass
+                try:
                     self.damage = self.snapshot.find_damage()
+                except StorageError as error:  # it is looked for in the next pass
+                    self.damage_unknown = error.message
             for queue in self._queues:
+                if self.cancelled:
+                    return
                 try:
                     self.counted[queue] = self.snapshot.count(queue)
                 except StorageError as error:
                     self.failed = queue, error.message
                     return
-                if self.cancelled or self._clock.monotonic() > self.began + _SNAPSHOT_SECONDS:
+                if self._clock.monotonic() > self.began + _SNAPSHOT_SECONDS:
                     return
         finally:
             self.ended = self._clock.monotonic()
@@ -204,7 +209,7 @@ class Counts(Generic[Q]):
         try:
             snapshot = self._take_snapshot()
         except StorageError as error:
-            self._fail(error.message)
+            self._fail("counted", error.message)
             return
         self._since.clear()
         self._pass = _Pass(
@@ -225,7 +230,9 @@ class Counts(Generic[Q]):
             queue, why = ended.failed
             if queue in self._wanted:  # the others are counted first
                 self._wanted[queue] = self._wanted.pop(queue)
-            self._fail("cancelled" if ended.cancelled else why)
+            self._fail("counted", "cancelled" if ended.cancelled else why)
+        if ended.damage_unknown:
+            self._fail("checked", "cancelled" if ended.cancelled else ended.damage_unknown)
         corrections: dict[tuple[Q, int, JobState], int] = {}
         for queue, depths in ended.counted.items():
             if queue in self._wanted:
@@ -244,6 +251,6 @@ class Counts(Generic[Q]):
             log.warning("the depths of queue %s did not match its jobs; they are corrected", name)
         return corrections
 
-    def _fail(self, why: str) -> None:
+    def _fail(self, what: str, why: str) -> None:
         self._retry_at = self._clock.monotonic() + _RETRY_SECONDS
-        log.warning("jobs can't be counted now, and are in %g s: %s", _RETRY_SECONDS, why)
+        log.warning("jobs can't be %s now, and are in %g s: %s", what, _RETRY_SECONDS, why)

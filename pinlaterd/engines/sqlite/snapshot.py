@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from pathlib import Path
 
@@ -51,7 +52,8 @@ class FileSnapshot:
         return "; ".join(f"{jobs:,} {problem}" for _, problem, jobs in found)
 
     def cancel(self) -> None:
-        self._db.interrupt()
+        with contextlib.suppress(sqlite3.Error):  # closed
+            self._db.interrupt()
 
     def close(self) -> None:
         self._db.close()

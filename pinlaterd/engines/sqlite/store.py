@@ -140,8 +140,8 @@ class Store:
 
     def _abandon(self) -> None:
         db, self._db = self._db, None
-        self.counts.close()
         try:
+            self.counts.close()
             if db is not None:
                 with reading(self.path):
                     db.close()

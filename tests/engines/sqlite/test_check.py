@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import sqlite3
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
 from pinlaterd.engines.base import Finding
 from pinlaterd.engines.sqlite import check
+from pinlaterd.engines.sqlite.engine import SqliteEngine
+from pinlaterd.engines.sqlite.snapshot import FileSnapshot
 from pinlaterd.model import JobKey, JobState
 from tests.conformance.engine.harness import QUEUE, EngineHarness
 from tests.conftest import WaitUntil
@@ -165,3 +168,26 @@ def test_a_job_in_two_states_is_in_the_one_that_look_ups_show(
     assert store.engine.check(repair=False) == []
     assert store.depths() == {(1, JobState.IN_PROGRESS): 1}
     assert store.ready() == []
+
+
+def test_a_search_may_be_cancelled_once_it_has_ended(store: EngineHarness, path: Path):
+    snapshot = FileSnapshot(path)
+    snapshot.close()
+
+    snapshot.cancel()
+
+
+def test_the_lock_is_given_up_whatever_becomes_of_the_counts(
+    store: EngineHarness, path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def fail() -> NoReturn:
+        raise sqlite3.ProgrammingError("closed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.engine._store.counts, "close", fail)  # type: ignore[attr-defined]
+        with pytest.raises(sqlite3.ProgrammingError):
+            store.engine.close()
+
+    successor = SqliteEngine(path)
+    successor.open(store.now_ms)
+    successor.close()
