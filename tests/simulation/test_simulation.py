@@ -18,12 +18,12 @@ ROOT = Path(__file__).parents[2]
 SEEDS = 60
 # A variant that takes more seeds than this to be caught is as good as not caught.
 SEED_BUDGET = 150
-# The faults that show what is missing, and a seed shortly before one that did.
+# The faults that show what is missing.
 WHERE = {
     "no-incarnation-check": ("--fault", "store"),
     "no-deadlines": ("--fault", "freeze"),
     "no-releases": ("--no-faults",),
-    "lost-is-refused": ("--fault", "kill", "--first", "15"),
+    "lost-is-refused": ("--fault", "kill"),
 }
 
 
