@@ -83,8 +83,9 @@ class AnswerMemory:
         size = self._size(call)
         if call.claims:
             room = self._room(call)
-            least = _LEAST_BYTES if room >= _LEAST_BYTES or call.answer.is_next else 0
-            size = min(size, max(least, room // _DEQUEUE_PART if least else 0))
+            if room < _LEAST_BYTES and not call.answer.is_next:
+                size = 0
+            size = min(size, max(_LEAST_BYTES, room // _DEQUEUE_PART))
         call.most_bytes = size
         self._free_bytes[call.claims] -= size
 
