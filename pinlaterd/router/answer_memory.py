@@ -4,8 +4,9 @@ Answers that are being made have a part of max_buffered_bytes, and those that cl
 leave less of it. A dequeue is granted a part of what is free; its shards claim no more jobs than
 fit. The answer to a look-up or a dry run cannot be cut short: if it may be large, it is asked of
 the shards once there is room for all of it. A call that lacks memory waits until it is the next
-one of its connection, whose client has taken all answers before it; a dequeue that has waited for
-jobs is answered without any. So a client that does not read has at most one more answer made.
+one of its connection, whose client has taken all answers before it, or a dequeue until there is
+room; a dequeue that has waited for jobs is answered without any. So a client that does not read has
+at most one more answer made.
 """
 
 from __future__ import annotations
@@ -66,10 +67,7 @@ class AnswerMemory:
         call.claims = call.peek.method is Method.DEQUEUE and not (
             _DRY_RUN in message and _TRUE_DRY_RUN(message)
         )
-        if call.claims:
-            waits = self._room(call) < _LEAST_BYTES and not call.answer.is_next
-        else:
-            waits = self._size(call) > _LARGE_BYTES
+        waits = not self._may_claim(call) if call.claims else self._size(call) > _LARGE_BYTES
         if not waits:
             self.grant(call)
             self._begin(call)
@@ -83,9 +81,7 @@ class AnswerMemory:
         size = self._size(call)
         if call.claims:
             room = self._room(call)
-            if room < _LEAST_BYTES and not call.answer.is_next:
-                size = 0
-            size = min(size, max(_LEAST_BYTES, room // _DEQUEUE_PART))
+            size = min(size, max(_LEAST_BYTES, room // _DEQUEUE_PART)) * self._may_claim(call)
         call.most_bytes = size
         self._free_bytes[call.claims] -= size
 
@@ -111,6 +107,9 @@ class AnswerMemory:
             return 0
         return min(size, self._most_bytes)
 
+    def _may_claim(self, call: Call) -> bool:
+        return self._room(call) >= _LEAST_BYTES or call.answer.is_next
+
     def _room(self, call: Call) -> int:
         return min(self._free_bytes[call.claims], call.answer.room())
 
@@ -124,18 +123,19 @@ class AnswerMemory:
                 del self._waiting[call]
                 call.fail(Overloaded("the client has gone"))  # which nobody reads
                 continue
-            if not call.answer.is_next:
-                continue
-            if not was_next:
+            ready = self._may_claim(call) if call.claims else call.answer.is_next
+            if ready and not was_next:
                 # It could not be begun while the client had not taken the answers before it.
                 call.deadline = now + self.settings.request_timeout_ms / 1000
                 self._waiting[call] = True
-            full |= not call.claims and self._size(call) > self._room(call)
-            if call.claims or not full:
+            if ready and not call.claims:
+                full |= self._size(call) > self._room(call)
+                ready = not full
+            if ready:
                 del self._waiting[call]
                 self.grant(call)
                 self._begin(call)
-            elif call.deadline <= now:
+            elif was_next and call.deadline <= now:
                 del self._waiting[call]
                 call.fail(Overloaded("answers that clients have not read take the memory for this"))
         if self._waiting:
