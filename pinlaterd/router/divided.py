@@ -229,6 +229,8 @@ class DividedCalls:
     async def _lookup(
         self, context: CallContext, request: LookupRequest, deadline: float
     ) -> Mapping[str, JobRecord]:
+        if not self._shards.by_name:
+            raise NoHealthyShards  # which shards there are is not known yet
         by_shard = routing.divide_lookups(request.descriptors, self._shards.by_name)
         requests = {
             name: LookupRequest(descriptors, request.include_body)

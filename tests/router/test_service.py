@@ -977,3 +977,15 @@ def test_thousands_of_jobs_are_retried_oldest_first_and_deleted_to_the_limit(pla
         assert await site.call(Method.DELETE_JOBS, delete) == 0
 
     play(scenario, shards=2)
+
+
+def test_no_look_up_is_answered_before_the_shards_are_known(play):
+    """As in a router that began before the coordinator: "there is no such job" would be untrue."""
+
+    async def scenario(site: Site) -> None:
+        site.shards.follow([])
+
+        with pytest.raises(NoHealthyShards):
+            await site.call(Method.LOOKUP, LookupRequest([f"{QUEUE}:s1:p1:1"], include_body=False))
+
+    play(scenario, shards=1)
