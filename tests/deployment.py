@@ -16,7 +16,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +37,13 @@ _ROOT = Path(__file__).parent.parent
 
 @contextmanager
 def frozen(pid: int) -> Iterator[None]:
-    """A process that hangs instead of dying."""
+    """A process that hangs instead of dying. Another fault may end it meanwhile."""
     os.kill(pid, signal.SIGSTOP)
     try:
         yield
     finally:
-        os.kill(pid, signal.SIGCONT)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
 
 
 class Deployment:

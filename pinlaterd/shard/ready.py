@@ -258,12 +258,11 @@ class ReadyIndex:
 
     # --- what is ready -------------------------------------------------------------------
 
-    def counts(self, queue: str, now_ms: int, *, read: bool = True) -> tuple[int, ...]:
-        """Ready jobs in memory, by priority; 0 only if none is ready in the store either. Without
-        `read`, only if that is so or the next `look` has to read it."""
+    def counts(self, queue: str, now_ms: int) -> tuple[int, ...]:
+        """Ready jobs in memory, by priority; 0 only if none is ready in the store either."""
         lines = self._queues[queue]
         for priority, line in enumerate(lines, 1):
-            if read and not line.keys and line.next_due_ms <= now_ms:
+            if not line.keys and line.next_due_ms <= now_ms:
                 self._read(queue, priority, line, now_ms)
         return tuple([len(line.keys) for line in lines])
 
@@ -316,9 +315,6 @@ class ReadyIndex:
         wake_ms, self._wake_ms = self._wake_ms, NEVER_MS
         try:
             for queue in list(self._watched):
-                if len(read) >= _READS_AT_A_TIME:
-                    self._wake_ms = wake_ms
-                    break
                 if skipped(queue):
                     continue
                 self._watched.discard(queue)  # unless a line is watched again

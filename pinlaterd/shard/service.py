@@ -77,8 +77,6 @@ class _Batch:
         self.appetite = appetite
 
 
-# How long counts may read the store for what is ready; what is not read by then is read in slices.
-_COUNT_SECONDS = 0.02
 _TOO_LATE = "got the call after its deadline"
 _STORE_CLOSED = "can't reach its store now"
 _CLOSED_MEANWHILE = "closed its store meanwhile"
@@ -354,14 +352,14 @@ class ShardService:
         return self._counts(touched)
 
     def _counts(self, queues: Iterable[str]) -> list[ReadyCounts]:
-        read_until = self._clock.monotonic() + _COUNT_SECONDS
+        now_ms = self._clock.now_ms()
         try:
-            return [ReadyCounts(queue, self._ready_counts(queue, read_until)) for queue in queues]
+            return [ReadyCounts(queue, self._ready_counts(queue, now_ms)) for queue in queues]
         except StorageError as error:
             self._break(error)
             return self._counts(queues)  # of what is in memory now: nothing
 
-    def _ready_counts(self, queue: str, read_until: float) -> tuple[int, ...]:
+    def _ready_counts(self, queue: str, now_ms: int) -> tuple[int, ...]:
         """Of a queue that is locked: nothing, so that nobody is sent here in vain."""
         ready, locks = self._memory.ready, self._commits.locks
         if queue not in ready:
@@ -369,7 +367,7 @@ class ShardService:
         if not locks.holding((queue,)):
             started = self._clock.monotonic()
             try:
-                return ready.counts(queue, self._clock.now_ms(), read=started < read_until)
+                return ready.counts(queue, now_ms)
             except StorageLocked as error:
                 locks.met(error, started=started, now=self._clock.monotonic())
         return (0,) * self._config.server.num_priority_levels

@@ -173,6 +173,7 @@ class Site:
 
     def stored(self) -> Iterator[Record]:
         """All rows, from the stores themselves. The service must have ended."""
+        self.revive_server()
         if self.engine == "sqlite":
             found = rows.of_sqlite(self.deployment.folder / "data")
         elif isinstance(self.server, MariaDB):

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
-from pinlaterd.clock import FakeClock
 from pinlaterd.config.schema import Config, QueueSettings, ServerSettings
 from pinlaterd.engines.sqlite.engine import SqliteEngine
-from pinlaterd.model import CheckpointInfo, CheckpointRequest, Job, JobState, PendingKey
+from pinlaterd.model import CheckpointInfo, CheckpointRequest, Job, JobState
 from pinlaterd.shard.service import ShardService
 from pinlaterd.stats import Stats
 from tests.shard.conftest import SHARD, AlwaysAwake
@@ -155,39 +151,3 @@ def test_a_gauge_that_is_wrong_after_a_stray_insert_rights_itself(shard, tmp_pat
     upkeep(shard)
 
     wait_until(lambda: gauge() == 1)
-
-
-class SlowReads(SqliteEngine):
-    """The real engine, each of whose reads takes 5 ms."""
-
-    def __init__(self, path: Path, clock: FakeClock) -> None:
-        super().__init__(path)
-        self.clock = clock
-        self.reads = 0
-
-    def read_pending(self, queue: str, priority: int, **options: Any) -> Sequence[PendingKey]:
-        self.clock.advance(0.005)
-        self.reads += 1
-        return super().read_pending(queue, priority, **options)
-
-
-def test_many_queues_are_counted_in_slices_after_the_opening(make_shard, tmp_path, clock):
-    queues = [f"queue{number}" for number in range(100)]
-    shard = make_shard(engine=SqliteEngine(tmp_path / "many.sqlite"))
-    for queue in queues:
-        shard.create(queue)
-        shard.enqueue(b"a", queue=queue)
-    shard.service.close()
-    engine = SlowReads(tmp_path / "many.sqlite", clock)
-    service = make_shard(engine=engine).service
-    before = engine.reads
-
-    counts = dict(service.take_counts())
-
-    assert engine.reads - before < 10
-    while service.idle_seconds() == 0:
-        before = engine.reads
-        service.run_slice(calls_wait=False)
-        counts.update(service.take_counts())
-        assert engine.reads - before < 40
-    assert counts == dict.fromkeys(queues, (1, 0, 0))
