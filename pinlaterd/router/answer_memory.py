@@ -67,9 +67,10 @@ class AnswerMemory:
         call.claims = call.peek.method is Method.DEQUEUE and not (
             _DRY_RUN in message and _TRUE_DRY_RUN(message)
         )
-        waits = not self._may_claim(call) if call.claims else self._size(call) > _LARGE_BYTES
+        size = self._grantable(call)
+        waits = size == 0 if call.claims else size > _LARGE_BYTES
         if not waits:
-            self.grant(call)
+            self._give(call, size)
             self._begin(call)
             return
         self._waiting[call] = False
@@ -78,10 +79,9 @@ class AnswerMemory:
 
     def grant(self, call: Call) -> None:
         """A claiming dequeue that is not the next one of its connection may get nothing."""
-        size = self._size(call)
-        if call.claims:
-            room = self._room(call)
-            size = min(size, max(_LEAST_BYTES, room // _DEQUEUE_PART)) * self._may_claim(call)
+        self._give(call, self._grantable(call))
+
+    def _give(self, call: Call, size: int) -> None:
         call.most_bytes = size
         self._free_bytes[call.claims] -= size
 
@@ -90,6 +90,16 @@ class AnswerMemory:
         call.most_bytes = 0
         if self._waiting and not call.claims:
             self._look_again(0)
+
+    def _grantable(self, call: Call) -> int:
+        """All that its answer may need; of a claiming dequeue, what it may bring now, 0 if it has
+        to wait for room."""
+        if not call.claims:
+            return self._size(call)
+        room = self._room(call)
+        if room < _LEAST_BYTES and not call.answer.is_next:
+            return 0
+        return min(self._size(call), max(_LEAST_BYTES, room // _DEQUEUE_PART))
 
     def _size(self, call: Call) -> int:
         """The most bytes that its answer may have."""
@@ -107,9 +117,6 @@ class AnswerMemory:
             return 0
         return min(size, self._most_bytes)
 
-    def _may_claim(self, call: Call) -> bool:
-        return self._room(call) >= _LEAST_BYTES or call.answer.is_next
-
     def _room(self, call: Call) -> int:
         return min(self._free_bytes[call.claims], call.answer.room())
 
@@ -123,17 +130,18 @@ class AnswerMemory:
                 del self._waiting[call]
                 call.fail(Overloaded("the client has gone"))  # which nobody reads
                 continue
-            ready = self._may_claim(call) if call.claims else call.answer.is_next
+            size = self._grantable(call)
+            ready = size > 0 if call.claims else call.answer.is_next
             if ready and not was_next:
                 # It could not be begun while the client had not taken the answers before it.
                 call.deadline = now + self.settings.request_timeout_ms / 1000
                 self._waiting[call] = True
             if ready and not call.claims:
-                full |= self._size(call) > self._room(call)
+                full |= size > self._room(call)
                 ready = not full
             if ready:
                 del self._waiting[call]
-                self.grant(call)
+                self._give(call, size)
                 self._begin(call)
             elif was_next and call.deadline <= now:
                 del self._waiting[call]

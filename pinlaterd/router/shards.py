@@ -203,13 +203,14 @@ class ShardSet:
     # --- what links hear (LinkListener) ---------------------------------------------------
 
     def queues_known(self) -> frozenset[str]:
-        """A queue exists if a healthy shard says so.
+        """A queue exists if a shard says so that is healthy, or said so a moment ago: while shards
+        are restarted one after the other, the last that has it may be away when the next one joins.
 
-        deleteQueue needs all shards healthy, so this never brings a deleted queue back."""
+        deleteQueue needs all shards healthy, so no shard that is away has missed it."""
         names = [
             queues
             for name, queues in self._queues.items()
-            if name in self._shards and self._shards[name].healthy
+            if (shard := self._shards.get(name)) and (shard.healthy or shard.returning)
         ]
         return frozenset().union(*names)
 

@@ -41,7 +41,6 @@ class BufferBudget:
         self._step = max(1, max_bytes // _COUNTS_PER_LIMIT)
         self._estimate = self._counted = 0
         self._mark = max_bytes // 2
-        self.strained = False  # above half the limit: then `count` again soon
         self.crowded = False  # somebody has to wait for memory
 
     def charge(self, size: int) -> None:
@@ -63,8 +62,7 @@ class BufferBudget:
         total = sum(holder.held_bytes() for holder in holders)
         self._estimate = self._counted = total
         self._mark = max(self._max_bytes // 2, total + self._step)
-        self.strained = total > self._max_bytes // 2
-        if self.strained:
+        if total > self._max_bytes // 2:
             self._admit(holders, self._max_bytes - total)
         elif self.crowded:
             self.crowded = False

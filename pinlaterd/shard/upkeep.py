@@ -168,8 +168,7 @@ class Upkeep:
 
     def _queue(self, queue: str, states: AbstractSet[JobState]) -> Generator[None, None, bool]:
         """Each part goes on while slices come back full. The queue may be dropped or locked between
-        two.
-        Returns whether the store was asked."""
+        two. Returns whether the store was asked."""
         asked = False
         for state, part in self._parts.items():
             if state not in states or self._clock.monotonic() < self._collect_due.get(

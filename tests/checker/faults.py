@@ -36,10 +36,12 @@ EVERYTHING = (ROUTER, *ALL_SHARDS)
 
 
 class Hurt(NamedTuple):
-    """Whose calls may fail, and what is held up: "calls", "commits", "shard" or nothing."""
+    """Whose calls may fail; what is held up: "calls", "commits", "shard" or nothing; which shards
+    hand out no jobs though no call fails."""
 
     places: Sequence[str]
     holds: str = ""
+    away: Sequence[str] = ()
 
 
 class Nemesis:
@@ -113,7 +115,7 @@ class Nemesis:
                 self.say(f"{name}: {', '.join(hurt.places) or 'nothing may fail'}")
         except Exception as error:  # noqa: BLE001 - the run fails with it, and goes on
             self.failures.append(f"{name}: {error!r}")
-        given = {"kind": name, "places": list(hurt.places), "holds": hurt.holds}
+        given = {"kind": name, **hurt._asdict()}
         self.history.add(Record(started, time.monotonic(), "nemesis", "fault", given))
 
 
@@ -188,9 +190,9 @@ def _supervisord_killed(nemesis: Nemesis) -> Iterator[Hurt]:
 @contextmanager
 def _restarted(nemesis: Nemesis) -> Iterator[Hurt]:
     """As an operator does it, at no client's cost."""
-    yield Hurt(())
-    what = nemesis.rng.choice((("router",), ("shard", "all")))
-    nemesis.site.deployment.admin("restart", *what)
+    shards = nemesis.rng.random() < 0.5
+    yield Hurt((), away=ALL_SHARDS if shards else ())
+    nemesis.site.deployment.admin("restart", *(("shard", "all") if shards else ("router",)))
 
 
 @contextmanager

@@ -17,9 +17,10 @@ certainly had no effect) or "unknown". Arguments and results by operation:
     retry         {queue, priority, attempts, delay_ms, limit} -> count
     delete        {queue, state, priority, limit} -> count
     create_queue, delete_queue, queue_names, count
-    fault         {kind, places, holds}: places are the parts whose calls may fail (shard-NAME,
-                  router); holds what it delays: "", "calls" to the router, "commits" to a
-                  store, "shard"
+    fault         {kind, places, holds, away}: places are the parts whose calls may fail
+                  (shard-NAME, router); holds what it delays: "", "calls" to the router,
+                  "commits" to a store, "shard"; away the shards that hand out nothing meanwhile,
+                  though no call fails
     start         {program, pid}
     drained       {queue}: from t0 on no job of it was ready, says the service
     row           {shard, descriptor} -> ROW, read from the store itself at the end
@@ -37,6 +38,10 @@ from pathlib import Path
 from typing import Any
 
 OK, FAIL, UNKNOWN = "ok", "fail", "unknown"
+
+
+# So long after a restart a router may not have heard yet that the shard serves again.
+_RETURN_SECONDS = 1.0
 
 
 @dataclass(slots=True)
@@ -129,6 +134,7 @@ class Faults:
         recovery = settings.recovery_seconds
         self._any = self._windows(lambda record: bool(record.arguments["places"]), recovery)
         self._by_place: dict[str, Windows] = {}
+        self._away: dict[str, Windows] = {}
 
     def _windows(self, matches: Any, after: float) -> Windows:
         return Windows((r.t0, r.t1 + after) for r in self.all if matches(r))
@@ -146,6 +152,14 @@ class Faults:
                 self._settings.recovery_seconds,
             )
         return not self._by_place[place].touch(t0, t1)
+
+    def serves(self, shard: str, t0: float, t1: float) -> bool:
+        """Whether a shard is spared, and was not restarted either."""
+        if shard not in self._away:
+            self._away[shard] = self._windows(
+                lambda record: shard in record.arguments.get("away", ()), _RETURN_SECONDS
+            )
+        return self.spares(shard, t0, t1) and not self._away[shard].touch(t0, t1)
 
     def has(self, kind: str) -> bool:
         return any(record.arguments["kind"] == kind for record in self.all)

@@ -140,7 +140,7 @@ def dequeues_leave_nothing_behind(run: Run) -> None:
         lowest = max((priority for _, priority in taken), default=0)
         short = len(record.result) < given["limit"]
         for (queue, shard, priority), jobs in ready.items():
-            if queue != given["queue"] or not run.faults.spares(f"shard-{shard}", *_span(record)):
+            if queue != given["queue"] or not run.faults.serves(f"shard-{shard}", *_span(record)):
                 continue
             if short or priority < lowest:
                 left = jobs.throughout(*_span(record))

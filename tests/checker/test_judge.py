@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -81,9 +81,15 @@ class Story:
         return self.tell("row", given, list(row), **times)
 
     def fault(
-        self, *places: str, at: float, to: float, kind: str = "kill", holds: str = ""
+        self,
+        *places: str,
+        at: float,
+        to: float,
+        kind: str = "kill",
+        holds: str = "",
+        away: Sequence[str] = (),
     ) -> Story:
-        given = {"kind": kind, "places": list(places), "holds": holds}
+        given = {"kind": kind, "places": list(places), "holds": holds, "away": list(away)}
         return self.tell("fault", given, at=at, to=to)
 
     def violations(self) -> list[Violation]:
@@ -225,6 +231,9 @@ ACCEPTED: dict[str, Told] = {
     ),
     "a short dequeue while the shard is down": lambda: (
         Story().enqueue(A).fault("shard-1", at=101, to=105).dequeue(at=102)
+    ),
+    "a short dequeue while the shard is restarted": lambda: (
+        Story().enqueue(A).fault(at=101, to=105, kind="restart", away=["shard-1"]).dequeue(at=102)
     ),
     "a short dequeue before the job is due": lambda: (
         Story().enqueue(A, delay_ms=5000).dequeue(at=102).dequeue(taken(), at=106)
@@ -385,6 +394,20 @@ BROKEN: dict[str, tuple[str, Told]] = {
         ),
     ),
     "a short dequeue": ("no short dequeue", lambda: Story().enqueue(A).dequeue()),
+    "a short dequeue while another shard is restarted": (
+        "no short dequeue",
+        lambda: (
+            Story().enqueue(A).fault(at=101, to=105, kind="restart", away=["shard-2"]).dequeue()
+        ),
+    ),
+    "an error while a shard is restarted": (
+        "no errors without faults",
+        lambda: (
+            Story()
+            .fault(at=101, to=105, kind="restart", away=["shard-1"])
+            .enqueue(outcome=FAIL, at=102)
+        ),
+    ),
     "a lower priority first": (
         "priorities in order",
         lambda: (

@@ -819,6 +819,22 @@ def test_a_queue_that_was_deleted_while_a_shard_was_away_is_known_no_more(play):
     play(scenario, shards=2)
 
 
+def test_a_shard_that_joins_gets_the_queues_of_one_that_is_away_for_a_moment(play):
+    async def scenario(site: Site) -> None:
+        joining, away = site.shard("1"), site.shard("2")
+        site.services["2"].create_queues(["new"])  # while the other one was restarted
+        site.shards.counted(away, [ReadyCounts("new", (0,))])
+        away.healthy, away.returning = False, True
+
+        site.shards.welcomed(joining, site.services["1"].facts())
+
+        async with asyncio.timeout(ANSWER_SECONDS):
+            while "new" not in site.services["1"].facts().queues:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0.01)
+
+    play(scenario, shards=2)
+
+
 def remove_on(site: Site, name: str, method: Method) -> None:
     """The shard is removed as soon as it has such a call."""
 

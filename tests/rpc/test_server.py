@@ -22,6 +22,7 @@ from pinlaterd.rpc import codec, connection
 from pinlaterd.rpc.compact import CompactTranscoder
 from pinlaterd.rpc.server import Answer, Handler, ThriftServer
 from pinlaterd.stats import Stats
+from tests.conftest import WaitUntil
 from tests.rpc.thrift_bytes import enqueue, framed, job, queue_names, write_message
 
 HOST = "127.0.0.1"
@@ -45,6 +46,13 @@ class Collector:
     def answer(self, number: int, result: frozenset[str] = frozenset()) -> bool:
         head, answer = self.calls[number]
         return answer.send(codec.encode_reply(head, result))
+
+
+def answer_each(server: RunningServer, calls: Collector, count: int, wait_until: WaitUntil) -> None:
+    """So many calls, each once it was begun."""
+    for number in range(count):
+        wait_until(lambda number=number: len(calls.calls) > number)  # type: ignore[misc]
+        server.call(calls.answer, number)
 
 
 class RunningServer:
@@ -194,9 +202,7 @@ def test_no_more_calls_are_begun_than_a_connection_may_have(start, wait_until):
         wait_until(lambda: len(calls.calls) == 5)
         assert [head.seqid for head, _ in calls.calls] == [0, 1, 2, 3, 99]
 
-        for number in range(21):
-            wait_until(lambda begun=number + 1: len(calls.calls) >= begun)
-            server.call(calls.answer, number)
+        answer_each(server, calls, 21, wait_until)
 
         assert receive_seqids(client, 20) == list(range(20))
         assert receive_seqids(other, 1) == [99]
@@ -213,9 +219,7 @@ def test_oneway_calls_count_until_they_end(start, wait_until):
         wait_until(lambda: len(calls.calls) == 5)
         assert [head.seqid for head, _ in calls.calls] == [1, 1, 1, 1, 99]
 
-        for number in range(22):
-            wait_until(lambda begun=number + 1: len(calls.calls) >= begun)
-            server.call(calls.answer, number)
+        answer_each(server, calls, 22, wait_until)
 
         assert receive_seqids(client, 1) == [2]
         assert receive_seqids(other, 1) == [99]

@@ -99,7 +99,12 @@ class Proxy:
                         continue
                     self._cut(source, to, data, how)
                     break
+                if is_last := _has_ended(source):
+                    # They came as one: whoever looks for the end after the data has to find it.
+                    to.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
                 to.sendall(data)
+                if is_last:
+                    break
         _end(source)
         _end(to)
         self._open -= {source, to}
@@ -120,6 +125,13 @@ def _flowing() -> threading.Event:
     flow = threading.Event()
     flow.set()
     return flow
+
+
+def _has_ended(source: socket.socket) -> bool:
+    """Whether nothing more will come from it, by what has arrived."""
+    with contextlib.suppress(BlockingIOError):
+        return not source.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    return False
 
 
 def _end(connection: socket.socket) -> None:

@@ -158,6 +158,16 @@ def successor_of(clock: FakeClock, file: Path, *, away: float) -> Timekeeper:
     return successor
 
 
+def assert_ends_when_due(
+    clock: FakeClock, timekeeper: Timekeeper, claimed_ms: int, *, served: int
+) -> None:
+    """A claim of 600 s, of which so many are over, ends when the others are, not before."""
+    advance(clock, timekeeper, 600 - served)
+    assert timekeeper.claimed_before_ms(600_000) < claimed_ms
+    advance(clock, timekeeper, 2)
+    assert timekeeper.claimed_before_ms(600_000) > claimed_ms
+
+
 def test_a_second_restart_does_not_forget_the_time_away_before_the_first(tmp_path):
     clock, file = FakeClock(), tmp_path / "shard-1.clock"
     timekeeper = Timekeeper(clock, file)
@@ -172,10 +182,7 @@ def test_a_second_restart_does_not_forget_the_time_away_before_the_first(tmp_pat
     successor.tick()
     successor = successor_of(clock, file, away=1)
 
-    advance(clock, successor, 600 - 121)
-    assert successor.claimed_before_ms(600_000) < claimed_ms
-    advance(clock, successor, 2)
-    assert successor.claimed_before_ms(600_000) > claimed_ms
+    assert_ends_when_due(clock, successor, claimed_ms, served=121)
 
 
 def test_claims_from_before_the_boot_keep_their_time_out_through_a_restart(tmp_path):
@@ -187,10 +194,7 @@ def test_claims_from_before_the_boot_keep_their_time_out_through_a_restart(tmp_p
 
     successor = successor_of(clock, file, away=1)
 
-    advance(clock, successor, 600 - 61)
-    assert successor.claimed_before_ms(600_000) < claimed_ms
-    advance(clock, successor, 2)
-    assert successor.claimed_before_ms(600_000) > claimed_ms
+    assert_ends_when_due(clock, successor, claimed_ms, served=61)
 
 
 def test_a_step_and_then_a_restart_end_no_claim(tmp_path):
