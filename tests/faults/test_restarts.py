@@ -6,9 +6,10 @@ import json
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -26,22 +27,26 @@ ROUTERS = ("router-1", "router-2")
 RELIEF = relief_program(ROUTERS[0])
 
 
-@pytest.fixture(scope="module")
-def shared_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """One shard behind two routers."""
-    deployment = make_deployment(
-        tmp_path_factory.mktemp("d"),
-        shards=1,
-        routers=len(ROUTERS),
-        # A busy machine starts processes slowly, and gives searchers what is left of it.
-        request_timeout_ms=9000,
-        shard_restart_grace_ms=9000,
-    )
+# A busy machine starts processes slowly, and gives searchers what is left of it.
+PATIENCE = {"request_timeout_ms": 9000, "shard_restart_grace_ms": 9000}
+
+
+@contextmanager
+def _running(folder: Path, shape: Mapping[str, int]) -> Iterator[Deployment]:
+    deployment = make_deployment(folder, **PATIENCE, **shape)
     try:
         deployment.up()
         yield deployment
     finally:
         deployment.destroy()
+
+
+@pytest.fixture(scope="module")
+def shared_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """One shard behind two routers."""
+    shape = {"shards": 1, "routers": len(ROUTERS)}
+    with _running(tmp_path_factory.mktemp("d"), shape) as deployment:
+        yield deployment
 
 
 @pytest.fixture
@@ -99,11 +104,16 @@ def _asking(deployment: Deployment, queue: str) -> Iterator[None]:
 # --- shards -----------------------------------------------------------------------------------
 
 
-def test_each_shard_in_turn(deployment: Deployment, load: Load, wait_until):
-    with _unnoticed(load, wait_until):
-        for shard in ("shard-1", "shard-2", "shard-3"):
-            deployment.supervisorctl("restart", shard)
-            wait_until(partial(load.has_progressed, since=load.progress()))
+def test_each_shard_in_turn(tmp_path_factory: pytest.TempPathFactory, wait_until):
+    with _running(tmp_path_factory.mktemp("d"), {"shards": 3}) as deployment:
+        with deployment.client() as client:
+            client.create_queue("q")
+        load = Load(deployment, "q")
+
+        with _unnoticed(load, wait_until):
+            for shard in ("shard-1", "shard-2", "shard-3"):
+                deployment.supervisorctl("restart", shard)
+                wait_until(partial(load.has_progressed, since=load.progress()))
 
 
 def test_the_only_shard(pair: Deployment, pair_load: Load, wait_until):
