@@ -13,10 +13,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
 from hypothesis import settings
+from pymysql.connections import Connection as MysqlConnection
 
 from pinlaterd.clock import FakeClock
 from tests.servers.mariadb import MariaDB, start_mariadb
@@ -96,6 +97,25 @@ def wait_until() -> WaitUntil:
             time.sleep(POLL_SECONDS)
 
     return wait
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_tls_context() -> Iterator[None]:
+    """PyMySQL reads the machine's certificates for every connection, which takes longer than most
+    of what tests ask of a server."""
+    make = MysqlConnection._create_ssl_ctx
+    made: list[Any] = []
+
+    def make_once(self: MysqlConnection[Any], given: dict[str, Any]) -> Any:
+        if given:
+            return make(self, given)
+        if not made:
+            made.append(make(self, given))
+        return made[0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MysqlConnection, "_create_ssl_ctx", make_once)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib import import_module
 from pathlib import Path
+from typing import cast
 
 import click
 
 from pinlaterd import __version__
 from pinlaterd.admin import status_page, target
-from pinlaterd.admin.check_shard import check_shard
-from pinlaterd.admin.drain import drain
-from pinlaterd.admin.jobs import job
-from pinlaterd.admin.queue_limits import limit, pause, resume
-from pinlaterd.admin.queues import queue, read_password
-from pinlaterd.admin.restart import restart
-from pinlaterd.admin.shard_settings import add, dequeue_only, list_shards, remove
-from pinlaterd.admin.shards import shard
 from pinlaterd.admin.stats_page import CoordinatorAway
-from pinlaterd.admin.top import top
 from pinlaterd.client.cli import CommandLine, printable
 from pinlaterd.config.layout import ETC
 from pinlaterd.config.load import load_config
@@ -28,8 +21,20 @@ from pinlaterd.errors import ConfigError, ConnectionFailed
 from pinlaterd.lifecycle import ExitCode
 from pinlaterd.wording import how_many
 
+# By name, the modules that are imported on first use: all of them take half a second.
+_MODULES = {"job": "jobs", "queue": "queues", "restart": "restart", "shard": "shards", "top": "top"}
+
 
 class _AdminCommandLine(CommandLine):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), *_MODULES])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _MODULES:
+            return super().get_command(ctx, cmd_name)
+        module = import_module(f"pinlaterd.admin.{_MODULES[cmd_name]}")
+        return cast("click.Command", getattr(module, cmd_name))
+
     def cure_of(self, error: ConnectionFailed) -> str:
         return error.cure if isinstance(error, CoordinatorAway) else super().cure_of(error)
 
@@ -51,17 +56,6 @@ def cli() -> None:
       pinlater-admin job scan mail failed
       pinlater-admin --dir /srv/pinlaterd job retry mail
     """
-
-
-cli.add_command(queue)
-cli.add_command(job)
-cli.add_command(restart)
-for command in (limit, pause, resume):
-    queue.add_command(command)
-for command in (list_shards, check_shard, drain, dequeue_only, add, remove):
-    shard.add_command(command)
-cli.add_command(shard)
-cli.add_command(top)
 
 
 @cli.group()
@@ -116,6 +110,8 @@ def hash_password_command() -> None:
       pinlater-admin hash-password
       pinlater-admin hash-password < /run/secrets/pinlaterd
     """
+    from pinlaterd.admin.queues import read_password  # as _MODULES
+
     click.echo(hash_password(read_password("Password", twice=True)))
 
 

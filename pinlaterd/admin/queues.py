@@ -12,6 +12,7 @@ import click
 from rich.console import Console
 
 from pinlaterd.admin import stats_page, target
+from pinlaterd.admin.queue_limits import limit, pause, resume
 from pinlaterd.admin.tables import NUMBER_COLUMN, print_table
 from pinlaterd.client.cli import MAX_SECONDS, Amount, fail, printable
 from pinlaterd.client.client import Client
@@ -31,6 +32,10 @@ _RATES = {
 @click.group()
 def queue() -> None:
     """List, create, delete queues; see what is in them; limit and pause them."""
+
+
+for command in (limit, pause, resume):
+    queue.add_command(command)
 
 
 @queue.command("list")

@@ -12,7 +12,10 @@ from rich.console import Console
 
 from pinlaterd.admin import failover as failovers
 from pinlaterd.admin import status_page, target
+from pinlaterd.admin.check_shard import check_shard
+from pinlaterd.admin.drain import drain
 from pinlaterd.admin.failover import FailoverBroken, FailoverRefused, Plan, ShardFailover, Wanted
+from pinlaterd.admin.shard_settings import add, dequeue_only, list_shards, remove
 from pinlaterd.admin.tables import print_table
 from pinlaterd.client.cli import MAX_SECONDS, Amount, fail
 from pinlaterd.config.schema import Address
@@ -37,6 +40,10 @@ class _HostPort(click.ParamType[Address]):
 @click.group()
 def shard() -> None:
     """Change the shards of the service."""
+
+
+for command in (list_shards, check_shard, drain, dequeue_only, add, remove):
+    shard.add_command(command)
 
 
 @shard.command()

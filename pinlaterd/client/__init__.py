@@ -21,17 +21,11 @@ process is wanted; its `keeper` tells the service of `outcomes`; handlers get a 
 rely on `rpc` and below.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from pinlaterd.client.addresses import AddressInvalid
-from pinlaterd.client.async_client import AsyncClient
 from pinlaterd.client.client import Client
-from pinlaterd.client.handlers import Handlers
-from pinlaterd.client.lane import LaneFacts
-from pinlaterd.client.outcomes import ClaimLost, Discard, Ending, Later, Outcome, Retry
-from pinlaterd.client.processes import ProcessDied, ProcessNotStarted
-from pinlaterd.client.retries import RetryPolicy, constant, exponential, linear, never
-from pinlaterd.client.run_counts import RunFigures
-from pinlaterd.client.running_job import RunningJob
-from pinlaterd.client.worker import Worker
 from pinlaterd.errors import (
     ConnectionFailed,
     EnqueuedInPart,
@@ -40,6 +34,17 @@ from pinlaterd.errors import (
     RequestError,
 )
 from pinlaterd.model import AckInfo, CheckpointInfo, ClaimedJob, Job, JobRecord, JobState
+
+if TYPE_CHECKING:
+    from pinlaterd.client.async_client import AsyncClient
+    from pinlaterd.client.handlers import Handlers
+    from pinlaterd.client.lane import LaneFacts
+    from pinlaterd.client.outcomes import ClaimLost, Discard, Ending, Later, Outcome, Retry
+    from pinlaterd.client.processes import ProcessDied, ProcessNotStarted
+    from pinlaterd.client.retries import RetryPolicy, constant, exponential, linear, never
+    from pinlaterd.client.run_counts import RunFigures
+    from pinlaterd.client.running_job import RunningJob
+    from pinlaterd.client.worker import Worker
 
 __all__ = [
     "AckInfo",
@@ -75,3 +80,33 @@ __all__ = [
     "linear",
     "never",
 ]
+
+# Imported on first use: a worker's modules would double the time in which a command starts.
+_ON_FIRST_USE = {
+    "AsyncClient": "async_client",
+    "ClaimLost": "outcomes",
+    "Discard": "outcomes",
+    "Ending": "outcomes",
+    "Handlers": "handlers",
+    "LaneFacts": "lane",
+    "Later": "outcomes",
+    "Outcome": "outcomes",
+    "ProcessDied": "processes",
+    "ProcessNotStarted": "processes",
+    "Retry": "outcomes",
+    "RetryPolicy": "retries",
+    "RunFigures": "run_counts",
+    "RunningJob": "running_job",
+    "Worker": "worker",
+    "constant": "retries",
+    "exponential": "retries",
+    "linear": "retries",
+    "never": "retries",
+}
+
+
+def __getattr__(name: str) -> Any:
+    module = _ON_FIRST_USE.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{module}"), name)

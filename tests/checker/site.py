@@ -193,7 +193,6 @@ class Site:
             "monitor_interval_seconds": 0.5,
             "owner_lease_seconds": LEASE_SECONDS,
             "enqueue_split_jobs": SPLIT_JOBS,
-            "shard_restart_grace_ms": 1500,
         }
         self.deployment.init(shards=len(SHARDS), settings=settings)
         self._mount_small_disk()

@@ -159,7 +159,7 @@ def test_a_lock_on_one_queue_leaves_the_others_alone(
     with service.client() as client:
         client.create_queue(LOCKED)
         client.create_queue(OTHER)
-        client.enqueue(LOCKED, [b"first", b"second"])
+        client.enqueue(LOCKED, [b"first"] + CALLERS * [b"one for each caller"])
         [claimed] = client.dequeue(LOCKED, limit=1)
         others = _Others(client)
         usual = others.p99_seconds(USUAL_CALLS)
