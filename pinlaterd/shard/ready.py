@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from pinlaterd.errors import StorageError
@@ -137,7 +137,7 @@ class ReadyIndex:
     def __contains__(self, queue: str) -> bool:
         return queue in self._queues
 
-    def queues(self) -> Iterable[str]:
+    def queues(self) -> Collection[str]:
         return self._queues.keys()
 
     def open_queue(self, queue: str, nonempty: Iterable[int] = ()) -> None:

@@ -12,7 +12,6 @@ calls are REFUSED: other shards may serve.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 from collections import deque
@@ -405,11 +404,18 @@ class ShardService:
         """Use a store that ails, so that a shard without work finds out when it is well again."""
         if not self._health.ailing:
             return
+        locks, queues = self._commits.locks, self._memory.ready.queues()
+        queue = next((name for name in queues if locks.holding([name]) is None), None)
+        if queue is None and queues:
+            return  # all are locked, which says nothing of the store
         began = self._clock.monotonic()
-        for queue in self._memory.ready.queues():
-            with contextlib.suppress(StorageLocked):
+        if queue is not None:
+            try:
                 self._engine.read_pending(queue, 1, after=None, until_ms=0, limit=1)
-                break
+            except StorageLocked as error:
+                # A server may have waited for the lock: the next probe uses another queue.
+                locks.met(error, started=began, now=self._clock.monotonic())
+                return
         now = self._clock.monotonic()
         self._health.succeeded(now - began, now)
 

@@ -10,7 +10,7 @@ import pytest
 
 from pinlaterd.engines.base import Batch, BatchResult, Expired
 from pinlaterd.engines.sqlite.engine import SqliteEngine
-from pinlaterd.errors import StorageLocked
+from pinlaterd.errors import StorageError, StorageLocked
 from pinlaterd.model import EnqueueRequest, Job, PendingKey
 from pinlaterd.shard.locks import PATIENCE_SECONDS
 from pinlaterd.wire.envelope import Status
@@ -31,8 +31,11 @@ class Lockable(SqliteEngine):
         super().__init__(path)
         self.locked: set[str] = set()
         self.refused: list[str] = []  # the queues of statements that met a lock
+        self.fails = False
 
     def apply(self, batch: Batch, now_ms: int) -> BatchResult:
+        if self.fails:
+            raise StorageError("the server is gone")
         for queue in [op.queue for op in batch.enqueues]:
             self._check(queue)
         return super().apply(batch, now_ms)
@@ -114,6 +117,26 @@ def test_calls_that_wait_for_a_lock_are_refused_when_the_shard_stops(
 
     replies = [reply for replies in shard.service.take_replies().values() for reply in replies]
     assert [(reply.call_id, reply.status) for reply in replies] == [(entry.call_id, Status.REFUSED)]
+
+
+def test_a_probe_of_an_ailing_store_waits_for_one_lock_at_most(shard: Shard, engine: Lockable):
+    for queue in [*LOCKED, *OTHERS]:
+        shard.create(queue)
+    while not shard.service.ailing:
+        engine.fails = True
+        shard.results(EnqueueRequest("mail", [Job(b"a")]))
+        engine.fails = False
+        shard.clock.advance(60)
+        shard.service.recover()
+    *locked, _free = shard.service.facts().queues
+    engine.locked = set(locked)
+
+    met = []
+    while shard.service.ailing:
+        shard.service.tick()
+        met.append(len(engine.refused))
+
+    assert met[: len(locked)] == list(range(1, len(locked) + 1))
 
 
 def test_gauges_of_queues_that_are_locked_wait_and_the_others_do_not(
