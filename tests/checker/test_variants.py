@@ -17,6 +17,7 @@ SEEDS = (1, 2, 3)
 FAULT_SECONDS = (8,)
 
 
+@pytest.mark.timeout(300)  # three deployments, on a busy machine
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_broken_variant_is_found(name: str, needs: Callable[[str], None], tmp_path: Path):
     variant = VARIANTS[name]

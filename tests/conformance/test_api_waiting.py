@@ -50,17 +50,15 @@ class Waiter:
 
 
 @pytest.fixture
-def waiter(
-    service: Deployment, api: Interface, client: Client
-) -> Iterator[Callable[[str], Waiter]]:
+def waiter(service: Deployment, api: Interface, client: Client) -> Iterator[Callable[..., Waiter]]:
     """Starts a dequeue that finds nothing, and waits."""
     with ExitStack() as connections:
 
-        def wait(queue: str) -> Waiter:
+        def wait(queue: str, *, finds_nothing: bool = True) -> Waiter:
             wire = connections.enter_context(service.wire())
             request = client.dequeue_request(queue, 1, maxWaitMillis=LONG_MS)
             wire.send(api.message("dequeueJobs", request))
-            assert wire.silent()
+            assert not finds_nothing or wire.silent()
             return Waiter(wire)
 
         yield wait
@@ -85,10 +83,12 @@ def test_one_job_wakes_one_waiter(client: Client, queue, waiter):
 
 
 def test_woken_by_a_job_becoming_due(client: Client, queue, waiter):
+    waiting = waiter(queue)
     due_ms = int(time.time() * 1000) + 500
+
     descriptors = client.enqueue(queue, client.job(b"job", runAfterTimestampMillis=due_ms))
 
-    assert waiter(queue).result().keys() == set(descriptors)
+    assert waiting.result().keys() == set(descriptors)
     assert time.time() * 1000 >= due_ms
 
 
@@ -98,7 +98,9 @@ def test_woken_by_a_timed_out_claim(client: Client, waiter):
     (descriptor,) = client.enqueue(queue, b"job")
     client.dequeue(queue)
 
-    assert waiter(queue).result()[descriptor].remaining == 1
+    waiting = waiter(queue, finds_nothing=False)  # on a busy machine the claim may have ended
+
+    assert waiting.result()[descriptor].remaining == 1
 
 
 def test_woken_by_a_failed_ack(client: Client, queue, waiter):
@@ -206,7 +208,7 @@ def test_client_gone_with_its_answer_half_read(
         wire.send(api.message("dequeueJobs", client.dequeue_request(queue, 40)))
         wire.read_bytes(KIB)
 
-    wait_until(lambda: client.count(queue, PENDING) == len(descriptors), seconds=5)
+    wait_until(lambda: client.count(queue, PENDING) == len(descriptors))
 
     for info in client.lookup(*descriptors).values():
         assert (info.attemptsRemaining, info.claimDescriptor) == (2, None)

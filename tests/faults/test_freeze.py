@@ -35,7 +35,8 @@ def test_a_frozen_shard_costs_its_own_jobs_only(
                 client.lookup([held_up])
             assert time.monotonic() - frozen_at < ANSWERED_SECONDS
             descriptors: list[str] = []
-            while time.monotonic() < frozen_at + FROZEN_SECONDS:
+            enough = frozen_at + FROZEN_SECONDS
+            while time.monotonic() < enough or len(shards_of(descriptors)) < 2:
                 descriptors += client.enqueue(aside, [b"x"])
             assert shards_of(descriptors) == {"1", "2"}
             wait_until(partial(load.has_progressed, since=load.progress()))

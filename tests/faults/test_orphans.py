@@ -26,6 +26,7 @@ def deployment(tmp_path_factory) -> Iterator[Deployment]:
 def busy(deployment: Deployment) -> Deployment:
     """It runs, and its shards have searchers beside them."""
     deployment.up()
+    deployment.wait_until_serving()  # starts the searchers, which takes a busy machine long
     with deployment.client() as client:
         client.create_queue("q")
         assert client.count("q", JobState.PENDING, body_regex="b") == 0

@@ -41,6 +41,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     deployment.init(shards=1, settings={"request_timeout_ms": round(REQUEST_SECONDS * 1000)})
     try:
         deployment.up()
+        deployment.wait_until_serving()  # starts the searcher, which takes a busy machine long
         with deployment.client() as client:
             client.create_queue(QUEUE)
             client.create_queue(OTHER)

@@ -54,7 +54,8 @@ class Bystander:
                 try:
                     body = b"%d" % self.calls
                     client.enqueue("bystander", [Job(body)])
-                    jobs = client.dequeue("bystander", limit=10)
+                    # A shard that a busy machine holds up for a second is left out once.
+                    jobs = client.dequeue("bystander", limit=10, max_wait_ms=5_000)
                     client.ack("bystander", succeeded=jobs)
                     assert body in [job.body for job in jobs]
                 except (PinLaterError, ConnectionFailed, AssertionError) as error:

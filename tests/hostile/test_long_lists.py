@@ -26,6 +26,7 @@ from tests.hostile.wire import RawConnection
 MOST_JOBS = 10_000  # max_jobs_per_call
 TOO_MANY = 400_000
 SLOWEST_BYSTANDER_SECONDS = 0.5  # decoding one of these lists takes longer than that
+TRIES = 3  # a busy machine holds up one of them, decoding would hold up all
 PEAK_GROWTH_BYTES = 100 * MIB  # one message of 20 MB, received, passed on, not decoded
 
 _ACK = AckInfo(f"{QUEUE}:s1:p1:1")
@@ -71,17 +72,23 @@ def test_the_list_before_the_queues_name(deployment: Deployment, unharmed: Bysta
 
 def _refuse(deployment: Deployment, unharmed: Bystander, method: Method, message: bytes) -> None:
     sizes = {pid: peak_bytes(pid) for pid in deployment.pids().values()}
-    unharmed.seconds.clear()  # the message was made in this very process
 
+    slowest = min(_exchange(deployment, unharmed, method, message) for _ in range(TRIES))
+
+    for pid, size in sizes.items():
+        assert peak_bytes(pid) < size + PEAK_GROWTH_BYTES
+    assert slowest < SLOWEST_BYSTANDER_SECONDS
+
+
+def _exchange(deployment: Deployment, unharmed: Bystander, method: Method, message: bytes) -> float:
+    """How long the slowest round of the other client took meanwhile."""
+    unharmed.seconds.clear()  # the message was made in this very process
     with RawConnection(deployment.port) as connection:
         [answer] = connection.exchange(message)
         assert connection.open
-
     with pytest.raises(PinLaterError, match=f"{TOO_MANY} elements; at most {MOST_JOBS}"):
         codec.decode_reply(method, answer)
-    for pid, size in sizes.items():
-        assert peak_bytes(pid) < size + PEAK_GROWTH_BYTES
-    assert max(unharmed.seconds, default=0) < SLOWEST_BYSTANDER_SECONDS
+    return max(unharmed.seconds, default=0)
 
 
 def test_the_error_says_what_to_do(deployment: Deployment):

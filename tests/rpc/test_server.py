@@ -484,7 +484,7 @@ def test_a_call_that_waits_ends_with_its_connection_although_that_is_not_read(st
     with server.connect() as client:
         client.sendall(b"".join(framed(queue_names(seqid=number)) for number in range(100)))
 
-    wait_until(lambda: ended, seconds=5)
+    wait_until(lambda: len(ended) >= 2)
     assert ended == [0, 1]
 
 

@@ -25,8 +25,8 @@ from tests.conftest import POLL_SECONDS, FreePort, ProgramPath
 
 HOST = "127.0.0.1"
 PRIORITY_LEVELS = 3
-# Short, so that what waits for the lease of a killed owner is soon done.
-LEASE_SECONDS = 2.0
+# Short, so that what waits for the end of a frozen owner's lease is soon done.
+LEASE_SECONDS = 6.0
 _START_SECONDS = 20.0
 _END_SECONDS = 20.0
 

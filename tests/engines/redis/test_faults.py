@@ -183,13 +183,13 @@ def test_it_is_loading(new_server: NewServer, new_store: NewStore, wait_until: W
         wait_until(lambda: not client.info("persistence")["aof_rewrite_in_progress"])
     server.kill()
     # So many microseconds for each key; the server answers meanwhile.
-    server.start("--key-load-delay", "10000", "--loading-process-events-interval-bytes", "1024")
+    server.start("--key-load-delay", "30000", "--loading-process-events-interval-bytes", "1024")
 
     error = _opening_writer(server)
 
     assert "is loading its data" in error.message
     store.engine.close()
-    wait_until(partial(_can_open, store))
+    wait_until(partial(_can_open, store), seconds=60)
     assert set(store.states(keys)) == {JobState.PENDING}
 
 
