@@ -110,7 +110,7 @@ def hash_password_command() -> None:
       pinlater-admin hash-password
       pinlater-admin hash-password < /run/secrets/pinlaterd
     """
-    from pinlaterd.admin.queues import read_password  # as _MODULES
+    from pinlaterd.admin.queues import read_password  # on first use, as _MODULES
 
     click.echo(hash_password(read_password("Password", twice=True)))
 

@@ -130,8 +130,9 @@ class AnswerMemory:
                 del self._waiting[call]
                 call.fail(Overloaded("the client has gone"))  # which nobody reads
                 continue
-            size = self._grantable(call)
-            ready = size > 0 if call.claims else call.answer.is_next
+            # Thousands may wait: sizes are worked out for those only that may begin.
+            size = self._grantable(call) if call.claims or call.answer.is_next else 0
+            ready = size > 0
             if ready and not was_next:
                 # It could not be begun while the client had not taken the answers before it.
                 call.deadline = now + self.settings.request_timeout_ms / 1000

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from pinlaterd import client as package
 from pinlaterd.client import AsyncClient, Client
 from pinlaterd.errors import (
     ConnectionFailed,
@@ -486,3 +487,9 @@ def test_a_closed_client_says_so(server, client):
     client.close()
     with pytest.raises(ConnectionFailed, match="closed"):
         client.queue_names()
+
+
+def test_the_packages_names_are_found_by_whoever_explores_it():
+    """Some of them are imported on first use."""
+    assert set(package.__all__) <= set(dir(package))
+    assert all(hasattr(package, name) for name in package.__all__)

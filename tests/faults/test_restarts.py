@@ -6,10 +6,9 @@ import json
 import signal
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -31,22 +30,16 @@ RELIEF = relief_program(ROUTERS[0])
 PATIENCE = {"request_timeout_ms": 9000, "shard_restart_grace_ms": 9000}
 
 
-@contextmanager
-def _running(folder: Path, shape: Mapping[str, int]) -> Iterator[Deployment]:
-    deployment = make_deployment(folder, **PATIENCE, **shape)
+@pytest.fixture(scope="module")
+def shared_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """One shard behind two routers."""
+    folder = tmp_path_factory.mktemp("d")
+    deployment = make_deployment(folder, shards=1, routers=len(ROUTERS), **PATIENCE)
     try:
         deployment.up()
         yield deployment
     finally:
         deployment.destroy()
-
-
-@pytest.fixture(scope="module")
-def shared_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """One shard behind two routers."""
-    shape = {"shards": 1, "routers": len(ROUTERS)}
-    with _running(tmp_path_factory.mktemp("d"), shape) as deployment:
-        yield deployment
 
 
 @pytest.fixture
@@ -104,16 +97,17 @@ def _asking(deployment: Deployment, queue: str) -> Iterator[None]:
 # --- shards -----------------------------------------------------------------------------------
 
 
-def test_each_shard_in_turn(tmp_path_factory: pytest.TempPathFactory, wait_until):
-    with _running(tmp_path_factory.mktemp("d"), {"shards": 3}) as deployment:
-        with deployment.client() as client:
-            client.create_queue("q")
-        load = Load(deployment, "q")
+def test_each_shard_in_turn(new_deployment: Callable[..., Deployment], wait_until):
+    deployment = new_deployment(3, **PATIENCE)
+    deployment.up()
+    with deployment.client() as client:
+        client.create_queue("q")
+    load = Load(deployment, "q")
 
-        with _unnoticed(load, wait_until):
-            for shard in ("shard-1", "shard-2", "shard-3"):
-                deployment.supervisorctl("restart", shard)
-                wait_until(partial(load.has_progressed, since=load.progress()))
+    with _unnoticed(load, wait_until):
+        for shard in ("shard-1", "shard-2", "shard-3"):
+            deployment.supervisorctl("restart", shard)
+            wait_until(partial(load.has_progressed, since=load.progress()))
 
 
 def test_the_only_shard(pair: Deployment, pair_load: Load, wait_until):

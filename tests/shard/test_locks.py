@@ -119,7 +119,7 @@ def test_calls_that_wait_for_a_lock_are_refused_when_the_shard_stops(
     assert [(reply.call_id, reply.status) for reply in replies] == [(entry.call_id, Status.REFUSED)]
 
 
-def test_a_probe_of_an_ailing_store_waits_for_one_lock_at_most(shard: Shard, engine: Lockable):
+def test_a_probe_of_a_degraded_store_waits_for_one_lock_at_most(shard: Shard, engine: Lockable):
     for queue in [*LOCKED, *OTHERS]:
         shard.create(queue)
     while not shard.service.ailing:
