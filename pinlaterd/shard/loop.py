@@ -225,6 +225,7 @@ class ShardLoop:
     def _welcome_all(self) -> None:
         """A new incarnation: what routers sent to the one before is lost to them."""
         self._incarnation = self._service.incarnation
+        self._end.bind_again()
         for router in list(self._routers):
             self._welcome(router)
         self._next_pulse = 0.0  # a store that is open again may ail still

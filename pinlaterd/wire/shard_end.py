@@ -8,6 +8,7 @@ that what it would have delivered can be taken back.
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -44,6 +45,8 @@ class ShardEnd:
         self._socket.setsockopt(zmq.SNDHWM, _HIGH_WATER_MESSAGES)
         self._socket.setsockopt(zmq.RCVHWM, _HIGH_WATER_MESSAGES)
         self._socket.setsockopt(zmq.LINGER, _LINGER_MS)
+        self._endpoint = ""
+        self._file: os.stat_result | None = None
         self._waits = 0
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
@@ -51,9 +54,28 @@ class ShardEnd:
     def bind(self, endpoint: str) -> None:
         """Take calls at `endpoint`. Only the owner of the shard may: a file of that name that a
         predecessor has left is removed."""
-        if endpoint.startswith(_IPC):
-            Path(endpoint.removeprefix(_IPC)).unlink(missing_ok=True)
+        path = _socket_file(endpoint)
+        if path is not None:
+            path.unlink(missing_ok=True)
         self._socket.bind(endpoint)
+        self._endpoint = endpoint
+        self._file = path.stat() if path is not None else None
+
+    def bind_again(self) -> None:
+        """Take calls at the same endpoint after this process has become the owner again: if another
+        one owned the shard meanwhile, the file is that one's, and new routers would not get here.
+        Connections stay."""
+        path = _socket_file(self._endpoint)
+        if path is None or self._is_bound_to(path):
+            return
+        self._socket.unbind(self._endpoint)
+        self.bind(self._endpoint)
+
+    def _is_bound_to(self, path: Path) -> bool:
+        try:
+            return self._file is not None and os.path.samestat(self._file, path.stat())
+        except FileNotFoundError:
+            return False
 
     def watch(self, descriptor: int) -> None:
         """Have `wait` look at `descriptor` too."""
@@ -107,3 +129,7 @@ class ShardEnd:
 
     def close(self) -> None:
         self._socket.close()
+
+
+def _socket_file(endpoint: str) -> Path | None:
+    return Path(endpoint.removeprefix(_IPC)) if endpoint.startswith(_IPC) else None

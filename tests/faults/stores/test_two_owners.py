@@ -6,11 +6,12 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
 from tests.conftest import WaitUntil
-from tests.deployment import Deployment
+from tests.deployment import Deployment, frozen
 from tests.faults.load import Load
 from tests.faults.stores.store import BACK_SECONDS, Store
 
@@ -25,6 +26,12 @@ def standby(deployment: Deployment, store: Store) -> Iterator[subprocess.Popen[b
     process.wait()
 
 
+def _states(deployment: Deployment, program: str) -> dict[int | None, str]:
+    """By pid."""
+    processes = deployment.status()["processes"]
+    return {p["pid"]: p["state"] for p in processes if p["name"] == program}
+
+
 def test_an_owner_that_froze_cannot_write_after_another_took_over(
     deployment: Deployment,
     load: Load,
@@ -35,10 +42,7 @@ def test_an_owner_that_froze_cannot_write_after_another_took_over(
 ):
     program = f"shard-{store.shard}"
     owner = deployment.pid_of(program)
-
-    def states() -> dict[int | None, str]:
-        processes = deployment.status()["processes"]
-        return {p["pid"]: p["state"] for p in processes if p["name"] == program}
+    states = partial(_states, deployment, program)
 
     wait_until(lambda: states().get(standby.pid) == "standby")
     assert states()[owner] == "serving"
@@ -65,3 +69,24 @@ def test_an_owner_that_froze_cannot_write_after_another_took_over(
     standby.wait()
     deployment.wait_until_serving(seconds=BACK_SECONDS)
     assert states()[deployment.pid_of(program)] == "serving"
+
+
+def test_an_owner_that_froze_and_owns_its_store_again_is_found_by_new_routers(
+    deployment: Deployment,
+    store: Store,
+    standby: subprocess.Popen[bytes],
+    wait_until: WaitUntil,
+):
+    program = f"shard-{store.shard}"
+    states = partial(_states, deployment, program)
+    wait_until(lambda: states().get(standby.pid) == "standby")
+
+    with frozen(deployment.pid_of(program)):
+        wait_until(lambda: states().get(standby.pid) == "serving")
+        standby.kill()
+        standby.wait()
+    deployment.wait_until_serving(seconds=BACK_SECONDS)
+
+    deployment.kill("router")
+
+    deployment.wait_until_serving(seconds=BACK_SECONDS)
