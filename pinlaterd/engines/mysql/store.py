@@ -74,8 +74,9 @@ _SWEEP_SECONDS = 30.0
 _LOOK_UP_PART = 0.5
 # How often a transaction is begun.
 _ATTEMPTS = 4
-# A queue is dropped by hand, and while a search reads it: that may wait for locks.
-_DROP_LOCK_SECONDS = 1
+# A queue is dropped by hand, while a search may read it and the server may write statistics of its
+# tables (MariaDB, a second after the last of many changes): that may wait for locks.
+_WAIT_FOR_LOCKS = b"SET STATEMENT lock_wait_timeout = 1, innodb_lock_wait_timeout = 1 FOR "
 
 
 class Misfit(Exception):
@@ -495,8 +496,7 @@ class Store:
         self.counts.cancel()
         statement = b"DROP DATABASE IF EXISTS " + quote_name(self._prefix + queue)
         if db.is_mariadb:
-            wait = b"SET STATEMENT lock_wait_timeout = %d FOR " % _DROP_LOCK_SECONDS
-            statement = wait + statement
+            statement = _WAIT_FOR_LOCKS + statement
         with self._guarded(), db.patiently(_DROP_SECONDS):
             db.execute(statement)
         del self.tables[queue], self.narrower[queue]

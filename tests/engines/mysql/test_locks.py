@@ -265,3 +265,21 @@ def test_a_backup_that_blocks_commits_locks_the_whole_store(
     assert raised.value.queue == ""
     assert not store.engine.trouble
     assert store.ready() == stored
+
+
+def test_a_queue_is_deleted_while_the_server_writes_statistics_of_its_tables(
+    store: EngineHarness, mariadb: MariaDB, shard: str
+):
+    """It does so in the background, after many changes, and holds locks of its own meanwhile."""
+    store.enqueue(b"job")
+    statistics = f"mysql.innodb_table_stats WHERE database_name = 'plq_{shard}_{QUEUE}'"
+    with mariadb.connect("root", "") as server, server.cursor() as cursor:
+        cursor.execute("BEGIN")
+        assert cursor.execute(f"SELECT * FROM {statistics} FOR UPDATE")
+        written = threading.Timer(0.3, cursor.execute, ("COMMIT",))
+        written.start()
+
+        store.engine.delete_queue(QUEUE)
+
+        written.join()
+    assert store.engine.queues() == frozenset()
