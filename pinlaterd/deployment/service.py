@@ -90,8 +90,7 @@ def up(directory: Path, tell: Tell, seconds: float = UP_SECONDS) -> UpResult:
     """Start everything, or what is missing of it, and return once all serve.
 
     Raises ConfigError, DeploymentError. `tell` gets what is waited for, in short."""
-    files = ConfigFiles(directory / ETC)
-    config = load_config(directory / ETC, files.read)
+    config = load_config(directory / ETC)
     with at_work_in(directory):
         started_at = time.time()
         logs = log_sizes()
@@ -102,10 +101,7 @@ def up(directory: Path, tell: Tell, seconds: float = UP_SECONDS) -> UpResult:
             _start(config, supervisord, tell)
             changed = True
         _wait_until_serving(
-            Startup(
-                config, supervisord, started_at, time.monotonic() + seconds, logs, files.digest
-            ),
-            tell,
+            Startup(config, supervisord, started_at, time.monotonic() + seconds, logs), tell
         )
         _remove_reliefs(supervisord, tell)
     return UpResult(config, changed)
@@ -353,7 +349,6 @@ class Startup(NamedTuple):
     started_at: float  # seconds since the epoch
     deadline: float  # monotonic seconds
     log_sizes: Mapping[str, int]  # before the start, by program
-    judged: str = ""  # ConfigFiles.digest of what the coordinator has to carry out
 
 
 def _wait_until_serving(startup: Startup, tell: Tell) -> None:
@@ -390,7 +385,8 @@ def _missing(startup: Startup) -> Sequence[str]:
         return [COORDINATOR]
     if status["problems"]:
         return [str(problem).split(" is ")[0] for problem in status["problems"]]
-    if status["config_judged"] != startup.judged:
+    # Of the files as they are now: another command may edit them meanwhile.
+    if status["config_judged"] != ConfigFiles(ETC).digest:
         # what it says of the files before these is no matter
         return ["the coordinator, which carries out the configuration", *status["config_problems"]]
     if status["config_problems"]:

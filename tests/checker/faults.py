@@ -336,6 +336,7 @@ def _store_killed(nemesis: Nemesis) -> Iterator[Hurt]:
 @contextmanager
 def _store_stopped(nemesis: Nemesis) -> Iterator[Hurt]:
     assert nemesis.site.server is not None
+    nemesis.site.revive_server()  # another fault may just have killed it
     with frozen(nemesis.site.server.pid):
         yield Hurt(ALL_SHARDS, "commits")
         nemesis.hold()

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
@@ -144,6 +145,18 @@ def test_a_changed_configuration_restarts_only_whom_it_concerns(serving):
     moved = serving.pids()
     assert moved["shard-1"] == before["shard-1"]
     assert moved["shard-2"] != before["shard-2"]
+
+
+def test_the_files_are_edited_while_it_starts(written, wait_until):
+    """As `pinlater-admin` does; what is found in the end is what counts."""
+    with ThreadPoolExecutor() as threads:
+        starts = threads.submit(written.up)
+        wait_until((written.folder / "run/command.lock").exists)
+        written.append("pinlaterd.yaml", "log_level: debug\n")
+
+        done = starts.result()
+
+    assert done.returncode == 0, done.stderr
 
 
 def test_another_port(serving, free_port):
