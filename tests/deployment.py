@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -203,12 +203,16 @@ class Deployment:
         except (PinLaterError, ConnectionFailed, OSError):
             return False
 
-    def wait_until_serving(self, *, seconds: float = 30.0) -> float:
-        """How long it took, in seconds; AssertionError if it took too long."""
+    def wait_until_serving(
+        self, *, seconds: float = 30.0, meanwhile: Callable[[], object] = lambda: None
+    ) -> float:
+        """How long it took, in seconds; AssertionError if it took too long. `meanwhile` is called
+        while it does not serve."""
         began = time.monotonic()
         while not self.is_serving():
             waited = time.monotonic() - began
             assert waited < seconds, f"not serving again within {seconds:g} s: {self.log_tails()}"
+            meanwhile()
             time.sleep(POLL_SECONDS)
         return time.monotonic() - began
 

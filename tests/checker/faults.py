@@ -78,7 +78,9 @@ class Nemesis:
             for thread in threads:
                 thread.join()
             try:
-                took = self.site.deployment.wait_until_serving(seconds=30)
+                # A server whose flushes failed may take seconds to end.
+                revive = self.site.revive_server
+                took = self.site.deployment.wait_until_serving(seconds=30, meanwhile=revive)
                 self.say(f"serving again after {took:.1f} s")
             except AssertionError as error:
                 self.failures.append(str(error))
