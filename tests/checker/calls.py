@@ -82,6 +82,7 @@ class Calls:
         self._history = history
         self._socket: socket.socket | None = None
         self._numbers = itertools.count(1)
+        self.outcome = OK  # of the last call
 
     def close(self) -> None:
         if self._socket is not None:
@@ -270,6 +271,7 @@ class Calls:
         t1 = time.monotonic()
         if outcome == OK:
             shown = [] if arguments.get("limited") else _shown(result)
+        self.outcome = outcome
         server = f"{HOST}:{self._target.port}"
         self._history.add(Record(t0, t1, self.name, operation, arguments, outcome, shown, server))
         return result if outcome == OK else None

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from pinlaterd.model import JobState
 from tests.checker.calls import Calls, Claim
-from tests.checker.history import History, Record
+from tests.checker.history import UNKNOWN, History, Record
 
 WORK, BRIEF, BULK, LARGE, TEMPORARY = QUEUES = ("work", "brief", "bulk", "large", "temporary")
 CLAIM_SECONDS = {WORK: 12.0, BRIEF: 2.0, BULK: 12.0, LARGE: 12.0, TEMPORARY: 12.0}
@@ -25,6 +25,8 @@ CLAIM_SECONDS = {WORK: 12.0, BRIEF: 2.0, BULK: 12.0, LARGE: 12.0, TEMPORARY: 12.
 DRAINED_SECONDS = {WORK: 2.5, BRIEF: 3.5, BULK: 2.5, LARGE: 0.0}
 PRIORITIES = (1, 2, 3)
 _MOST_UNFINISHED = 300
+# After a call of unknown outcome, as an application would; and each makes the judge's work longer.
+_BACK_OFF_SECONDS = 0.25
 _HALF_AN_HOUR_MS = 1_800_000
 _LARGE_BODY_BYTES = 20_000
 # Together more than the buffers of a connection hold.
@@ -57,7 +59,8 @@ class Client(threading.Thread):
     def run(self) -> None:
         try:
             for pause_seconds in self.work():
-                if self.shared.stop.wait(pause_seconds):
+                failed = self.calls.outcome == UNKNOWN
+                if self.shared.stop.wait(max(pause_seconds, _BACK_OFF_SECONDS * failed)):
                     break
         except BaseException as error:  # the run fails with it
             self.error = error
