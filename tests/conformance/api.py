@@ -52,7 +52,6 @@ MAX_DEQUEUE_WAIT_MS = 3000
 MAX_CALLS_PER_CONNECTION = 100
 COUNT_LIMIT = 50
 MONITOR_BATCH_SIZE = 20
-OWNER_LEASE_SECONDS = 3  # what waits for the lease of a killed owner waits so long
 
 # Short enough for a test to wait for, in hours: 0.36 s.
 BRIEF_TTL_HOURS = 0.0001
@@ -432,7 +431,6 @@ class Deployment:
         self._supervisor: Any = xmlrpc.client.ServerProxy(
             "http://127.0.0.1", transport=transport
         ).supervisor
-        self.configure(owner_lease_seconds=OWNER_LEASE_SECONDS)
         self.configure_shards({str(n): store for n in range(1, SHARDS + 1)})
 
     def configure(self, **settings: object) -> None:
