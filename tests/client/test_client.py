@@ -489,7 +489,7 @@ def test_a_closed_client_says_so(server, client):
         client.queue_names()
 
 
-def test_the_packages_names_are_found_by_whoever_explores_it():
+def test_every_public_name_is_in_dir():
     """Some of them are imported on first use."""
     assert set(package.__all__) <= set(dir(package))
     assert all(hasattr(package, name) for name in package.__all__)

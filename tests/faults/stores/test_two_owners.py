@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -48,12 +46,9 @@ def test_an_owner_that_froze_cannot_write_after_another_took_over(
     assert states()[owner] == "serving"
     with load.running():
         progresses()
-        os.kill(owner, signal.SIGSTOP)
-        try:
+        with frozen(owner):
             wait_until(lambda: states().get(standby.pid) == "serving")
             progresses()
-        finally:
-            os.kill(owner, signal.SIGCONT)
         # It ends, and the one that supervisord starts instead stands by.
         wait_until(lambda: deployment.pids().get(program, owner) != owner)
         wait_until(lambda: states().get(deployment.pids().get(program)) == "standby")
