@@ -7,35 +7,41 @@ own `tmp_path`.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
-from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
 from hypothesis import settings
 from pymysql.connections import Connection as MysqlConnection
+from xdist.scheduler import LoadFileScheduling
 
 from pinlaterd.clock import FakeClock
 from tests.servers.mariadb import MariaDB, start_mariadb
+
+pytest_plugins = ["tests.shared_service"]
 
 # Machines that run tests are slow and shared: an example's time says nothing.
 settings.register_profile("pinlaterd", deadline=None)
 settings.load_profile("pinlaterd")
 
 POLL_SECONDS = 0.01
-TESTS = Path(__file__).parent
-# The files that take more than a minute, the longest first: begun last, one would run alone.
-LONG_FILES = (
+API_TESTS = "tests/conformance/test_api_"
+ENGINE_OF_API_TEST = re.compile(r"[\[-](sqlite|mysql|redis)[\]-]")
+# What takes more than a minute, the longest first: begun last, it would run alone.
+LONG_GROUPS = (
+    "conformance/test_api_ mysql",
+    "conformance/test_api_ redis",
+    "conformance/test_api_ sqlite",
     "checker/test_variants.py",
     "checker/test_promises.py",
     "cli/test_up_and_down.py",
     "live/test_drain.py",
     "properties/test_engine_model_mysql.py",
-    "conformance/test_api_dequeue_only.py",
     "simulation/test_simulation.py",
     "test_quickstart.py",
     "admin/test_pinlater_admin.py",
@@ -131,14 +137,32 @@ def program_path() -> ProgramPath:
     return find
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files first, in the order of LONG_FILES; then those with the most tests, as xdist has
-    it."""
-    tests = Counter(item.path for item in items)
-    place = {TESTS / file: number for number, file in enumerate(LONG_FILES)}
+def group_of(nodeid: str) -> str:
+    """Tests of one group run one after the other in one process: those of a file, whose fixtures
+    they share; those of the Thrift interface by engine, whose deployment they share."""
+    file = nodeid.partition("::")[0]
+    engine = ENGINE_OF_API_TEST.search(nodeid)
+    return f"{API_TESTS} {engine[1]}" if API_TESTS in file and engine else file
 
-    def order(item: pytest.Item) -> tuple[int, int]:
-        return place.get(item.path, len(place)), -tests[item.path]
+
+class GroupScheduling(LoadFileScheduling):  # type: ignore[misc]  # xdist is not annotated
+    def _split_scope(self, nodeid: str) -> str:
+        return group_of(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupScheduling:
+    return GroupScheduling(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long groups first, in the order of LONG_GROUPS; then those with the most tests."""
+    tests = Counter(group_of(item.nodeid) for item in items)
+    place = {f"tests/{group}": number for number, group in enumerate(LONG_GROUPS)}
+
+    def order(item: pytest.Item) -> tuple[int, int, str]:
+        group = group_of(item.nodeid)
+        return place.get(group, len(place)), -tests[group], group
 
     items.sort(key=order)
 

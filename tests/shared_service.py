@@ -1,6 +1,6 @@
-"""One real service that the tests of a module share, and a queue of each test's own.
+"""One real service that the tests of a process share, and a queue of each test's own.
 
-A conftest takes the fixtures over by importing them. What a test needs changed (a process down,
+What a test needs changed (a process down,
 other settings) it does to a deployment of its own.
 """
 
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -23,11 +25,9 @@ SHORT_CLAIM_SECONDS = 3
 _numbers = itertools.count(1)
 
 
-@pytest.fixture(scope="module")
-def service(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Deployment]:
-    deployment = Deployment(tmp_path_factory.mktemp("service"))
+@contextmanager
+def running_service(folder: Path) -> Iterator[Deployment]:
+    deployment = Deployment(folder)
     deployment.init(
         shards=2,
         settings={
@@ -47,6 +47,12 @@ def service(
         deployment.destroy()
 
 
+@pytest.fixture(scope="session")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    with running_service(tmp_path_factory.mktemp("service")) as deployment:
+        yield deployment
+
+
 @pytest.fixture
 def client(service: Deployment) -> Iterator[Client]:
     with service.client() as client:
@@ -56,6 +62,6 @@ def client(service: Deployment) -> Iterator[Client]:
 @pytest.fixture
 def queue(client: Client) -> str:
     """A queue that no other test uses."""
-    name = f"queue_{next(_numbers)}"
+    name = f"queue_{next(_numbers):04}"
     client.create_queue(name)
     return name

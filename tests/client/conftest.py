@@ -18,9 +18,8 @@ from pinlaterd.errors import PinLaterError
 from pinlaterd.model import Result
 from pinlaterd.rpc import codec
 from tests.client.either_client import connect
-from tests.shared_service import client, queue, service
 
-__all__ = ["client", "connect", "queue", "service"]
+__all__ = ["connect"]
 
 
 class BreakOff(Exception):

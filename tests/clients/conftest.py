@@ -8,9 +8,6 @@ import pytest
 
 from tests.clients.languages import LANGUAGES, Program, Workshop
 from tests.conftest import ProgramPath
-from tests.shared_service import service
-
-__all__ = ["service"]
 
 ProgramOf = Callable[[str], Program]
 

@@ -7,6 +7,7 @@ import socket
 import ssl
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 
 import pymysql
 import pytest
@@ -14,8 +15,16 @@ import redis
 
 from tests.conftest import WaitUntil
 from tests.deployment import Deployment
+from tests.shared_service import running_service
 
 pytestmark = pytest.mark.service
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """Not the shared one: its log has to be about these tests."""
+    with running_service(tmp_path_factory.mktemp("service")) as deployment:
+        yield deployment
 
 
 def complaints(service: Deployment, about: str) -> int:

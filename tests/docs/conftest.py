@@ -9,9 +9,6 @@ import pytest
 
 from tests.deployment import Deployment
 from tests.docs.pages import README, ReadersShell, commands, section
-from tests.shared_service import client, queue
-
-__all__ = ["client", "queue"]
 
 
 @pytest.fixture(scope="package")

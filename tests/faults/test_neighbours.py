@@ -18,9 +18,7 @@ from pinlaterd.rpc import codec
 from tests.conftest import WaitUntil
 from tests.deployment import Deployment, frozen
 from tests.faults.load import shards_of
-from tests.shared_service import client, queue, service
-
-__all__ = ["client", "queue", "service"]
+from tests.shared_service import running_service
 
 pytestmark = pytest.mark.service
 
@@ -38,6 +36,13 @@ SMALL_CALLS = 20
 POLLS_A_CONNECTION = 1000
 WAITING_A_CONNECTION = 100  # max_waiting_per_connection
 WORKERS = 6
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """Not the shared one: parts of it hang, and its figures have to be those of these tests."""
+    with running_service(tmp_path_factory.mktemp("service")) as deployment:
+        yield deployment
 
 
 @contextmanager

@@ -1,6 +1,5 @@
-"""The service that `pinlater` is tried on."""
+"""How `pinlater` is run."""
 
-from tests.shared_service import client, queue, service
 from tests.tool.program import run
 
-__all__ = ["client", "queue", "run", "service"]
+__all__ = ["run"]
