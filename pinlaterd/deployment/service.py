@@ -141,6 +141,8 @@ def _shut_down(supervisord: Supervisord, running: Sequence[psutil.Process], tell
     while any(process.pid == pid for process in left) and time.monotonic() < deadline:
         # supervisord itself kills what does not stop in time, one priority after the other
         _, left = psutil.wait_procs(left, timeout=POLL_SECONDS)
+        with contextlib.suppress(SupervisorError):
+            supervisord.pid()  # spoken to, it sees at once who has ended; else once a second
         tell("stopping " + ", ".join(sorted({orphans.name_of(process) for process in left})))
 
 
