@@ -1,0 +1,152 @@
+"""The way of a call: how many of our functions it goes through in router and shard, in how many
+files, from the client's send until it has the answer and all are idle again.
+
+The processes run with a profile hook that notes every call of a function of ours (`install`, from a
+sitecustomize.py). The service is idle but for one client, which makes the same call many times; of
+each kind the shortest way counts, so that nothing periodic is in it. May rely on
+`benchmarks.deployment`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import threading
+import time
+from bisect import bisect
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).parent.parent
+FOLDER_VARIABLE = "PINLATERD_CALL_TRACE"
+ROLES = ("router", "shard")
+TRIES = 60
+PAUSE_SECONDS = 0.02
+# What is done once the answer is on its way belongs to the call.
+AFTERMATH_SECONDS = 0.005
+NOTED_CALLS = 400_000
+# Frames that are no functions of their own.
+_INLINE = ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>", "<lambda>")
+_OURS = f"{os.sep}pinlaterd{os.sep}"
+_QUEUE = "traced"
+
+
+class Noted(NamedTuple):
+    at_ns: int  # of the monotonic clock, which all processes share
+    file: str
+    function: str
+
+
+def install() -> None:
+    """In a process that starts: note calls until the folder has a file `stop`; then write them."""
+    if "pinlaterd" not in sys.orig_argv or not set(ROLES) & set(sys.orig_argv):
+        return
+    folder = Path(os.environ[FOLDER_VARIABLE])
+    noted: deque[tuple[int, str, str]] = deque(maxlen=NOTED_CALLS)
+
+    def note(frame: FrameType, event: str, _argument: Any) -> None:
+        code = frame.f_code
+        if event == "call" and _OURS in code.co_filename:
+            noted.append((time.monotonic_ns(), code.co_filename, code.co_qualname))
+
+    def write() -> None:
+        while not (folder / "stop").exists():
+            time.sleep(0.05)
+        whole = folder / f"{os.getpid()}.calls"
+        part = whole.with_suffix(".part")
+        part.write_text("".join(f"{at}\t{file}\t{name}\n" for at, file, name in list(noted)))
+        part.rename(whole)
+
+    threading.Thread(target=write, daemon=True).start()
+    sys.setprofile(note)
+
+
+def trace() -> dict[str, list[Noted]]:
+    """The shortest way of each kind of call, in the order of time."""
+    from benchmarks.deployment import Deployment
+
+    with tempfile.TemporaryDirectory(prefix="calls-") as name, _traced(Path(name)):
+        folder = Path(name)
+        with Deployment(folder, shards=1) as service:
+            times = _drive(service)
+            (folder / "stop").touch()
+            noted = _read(folder)
+    return {kind: _shortest(noted, spans) for kind, spans in times.items()}
+
+
+@contextmanager
+def _traced(folder: Path) -> Iterator[None]:
+    """Have processes import pinlaterd by way of `folder`, and trace it."""
+    (folder / "pinlaterd").symlink_to(ROOT / "pinlaterd")
+    (folder / "benchmarks").symlink_to(ROOT / "benchmarks")
+    code = "from benchmarks.call_trace import install\n\ninstall()\n"
+    (folder / "sitecustomize.py").write_text(code)
+    ours = {"PYTHONPATH": str(folder), "PYTHONSAFEPATH": "1", FOLDER_VARIABLE: str(folder)}
+    before = {variable: os.environ.get(variable) for variable in ours}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for variable, value in before.items():
+            if value is None:
+                del os.environ[variable]
+            else:
+                os.environ[variable] = value
+
+
+def _drive(service: Any) -> dict[str, list[tuple[int, int]]]:
+    times: dict[str, list[tuple[int, int]]] = {"enqueue": [], "dequeue_with_acks": []}
+
+    def timed(kind: str, call: Callable[[], Any]) -> Any:
+        began = time.monotonic_ns()
+        result = call()
+        times[kind].append((began, time.monotonic_ns()))
+        time.sleep(PAUSE_SECONDS)
+        return result
+
+    with service.client() as client:
+        client.create_queue(_QUEUE)
+        for _ in range(TRIES):
+            timed("enqueue", lambda: client.enqueue(_QUEUE, [bytes(200)]))
+        jobs = client.dequeue(_QUEUE, limit=1)
+        while jobs:
+            done = jobs
+            jobs = timed(
+                "dequeue_with_acks", lambda: client.dequeue(_QUEUE, limit=1, succeeded=done)
+            )
+    return times
+
+
+def _read(folder: Path) -> list[Noted]:
+    deadline = time.monotonic() + 20
+    while len(found := list(folder.glob("*.calls"))) < len(ROLES):
+        assert time.monotonic() < deadline, "router and shard did not write their calls"
+        time.sleep(0.05)
+    lines = (line.split("\t") for path in found for line in path.read_text().splitlines())
+    noted = (Noted(int(at), file, name) for at, file, name in lines)
+    return sorted(call for call in noted if not call.function.endswith(_INLINE))
+
+
+def _shortest(noted: list[Noted], spans: list[tuple[int, int]]) -> list[Noted]:
+    after = round(AFTERMATH_SECONDS * 1e9)
+    ways = [
+        noted[bisect(noted, (began,)) : bisect(noted, (ended + after,))] for began, ended in spans
+    ]
+    return min(ways, key=len)
+
+
+def main() -> None:
+    """Print the ways, call by call."""
+    for kind, way in trace().items():
+        print(f"{kind}: {len(way)} calls in {len({call.file for call in way})} files")
+        for call in way:
+            print(f"    {call.file.rpartition(_OURS)[2]:28} {call.function}")
+
+
+if __name__ == "__main__":
+    main()

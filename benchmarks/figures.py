@@ -1,0 +1,247 @@
+"""How large the code is and how it hangs together, beside limits that it may not outgrow.
+
+    tools/figures            each figure, and its limit in pyproject.toml; exit 1 if one is above
+    tools/figures --calls    also the way of a call, which takes a running service (ten seconds)
+
+A limit is lowered by whoever brings a figure down. May rely on the standard library, grimp (which
+the layers step installs) and `benchmarks.call_trace`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import groupby
+from pathlib import Path
+from typing import NamedTuple
+
+import grimp
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = "pinlaterd"
+SMALL_MODULE_LINES = 80
+ENGINES = ("sqlite", "mysql", "redis")
+# The method and the ack rule whose spread over files stands for that of others.
+METHOD_NAME = re.compile("checkpoint", re.IGNORECASE)
+ACK_NAME = re.compile("^Ack(Info|Request|Op)?$")
+_DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+class Figure(NamedTuple):
+    """`key` names its limit in pyproject.toml; `where`: what the figure is about, or adds up."""
+
+    key: str
+    value: int
+    where: str = ""
+
+
+class Module:
+    """One source file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.text = path.read_text(encoding="utf-8")
+        self.lines = self.text.count("\n")
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text)
+
+    @property
+    def name(self) -> str:
+        """Relative to the repository."""
+        return str(self.path.relative_to(ROOT))
+
+    @property
+    def dotted(self) -> str:
+        return ".".join(self.path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+    def classes(self) -> Iterator[tuple[int, str]]:
+        """The lines and the name of each."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.ClassDef):
+                yield (node.end_lineno or node.lineno) - node.lineno + 1, node.name
+
+    def names(self) -> Iterator[tuple[int, str]]:
+        """Every name in the code, with its line; neither comments nor docstrings."""
+        for node in ast.walk(self.tree):
+            match node:
+                case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name):
+                    yield node.lineno, name
+                case ast.ClassDef(name=name) | ast.FunctionDef(name=name):
+                    yield node.lineno, name
+                case ast.AsyncFunctionDef(name=name) | ast.alias(name=name):
+                    yield node.lineno, name
+                case ast.keyword(arg=str(name)):
+                    yield node.value.lineno, name
+
+    def strings(self) -> Iterator[tuple[int, str]]:
+        """Every constant text, docstrings left out."""
+        docstrings = {id(found) for found in map(_docstring, ast.walk(self.tree))}
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                if id(node) not in docstrings:
+                    yield node.lineno, node.value
+
+
+def _docstring(node: ast.AST) -> ast.AST | None:
+    match node:
+        case ast.Module(body=[ast.Expr(value=ast.Constant() as text), *_]):
+            return text
+        case ast.ClassDef(body=[ast.Expr(value=ast.Constant() as text), *_]):
+            return text
+        case ast.FunctionDef(body=[ast.Expr(value=ast.Constant() as text), *_]):
+            return text
+        case ast.AsyncFunctionDef(body=[ast.Expr(value=ast.Constant() as text), *_]):
+            return text
+    return None
+
+
+def modules_under(folder: str) -> list[Module]:
+    return [Module(path) for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+# --- size -----------------------------------------------------------------------------------
+
+
+def size(modules: Sequence[Module], settings: Mapping[str, object]) -> Iterator[Figure]:
+    yield Figure("lines", sum(module.lines for module in modules))
+    yield Figure("modules", sum(1 for module in modules if module.lines))
+    lines, name = max((module.lines, module.name) for module in modules)
+    yield Figure("longest_module", lines, name)
+    lines, name = max(found for module in modules for found in module.classes())
+    yield Figure("longest_class", lines, name)
+    yield Figure("test_lines", sum(module.lines for module in modules_under("tests")))
+    graph = grimp.build_graph(PACKAGE, cache_dir=None)
+    small = sorted(_small_with_one_importer(modules, graph, settings))
+    yield Figure("small_modules_of_one_importer", len(small), " ".join(small))
+    cycles = sorted(_cycles(graph))
+    yield Figure("package_cycles", len(cycles), " ".join(cycles))
+    yield Figure("layer_exceptions", _layer_exceptions())
+
+
+def _small_with_one_importer(
+    modules: Iterable[Module], graph: grimp.ImportGraph, settings: Mapping[str, object]
+) -> Iterator[str]:
+    seams = settings.get("seams", [])
+    assert isinstance(seams, list)
+    for module in modules:
+        if module.path.name in {"__init__.py", "__main__.py"} or module.dotted in seams:
+            continue
+        importers = graph.find_modules_that_directly_import(module.dotted)
+        if module.lines < SMALL_MODULE_LINES and len(importers) == 1:
+            yield module.dotted.removeprefix(f"{PACKAGE}.")
+
+
+def _cycles(graph: grimp.ImportGraph) -> Iterator[str]:
+    """Pairs of packages that import each other, directly or not."""
+    packages = sorted(graph.find_children(PACKAGE))
+    for one in packages:
+        for other in packages:
+            if one < other and all(
+                graph.chain_exists(importer=a, imported=b, as_packages=True)
+                for a, b in ((one, other), (other, one))
+            ):
+                yield f"{one}-{other}"
+
+
+def _layer_exceptions() -> int:
+    contracts = _pyproject()["tool"]["importlinter"]["contracts"]
+    return sum(len(contract.get("ignore_imports", [])) for contract in contracts)
+
+
+# --- change ---------------------------------------------------------------------------------
+
+
+def spread(modules: Sequence[Module]) -> Iterator[Figure]:
+    """In how many files a change of one kind has to be made, as far as names tell."""
+    for key, pattern in (("method_files", METHOD_NAME), ("ack_files", ACK_NAME)):
+        found = [
+            module
+            for module in modules
+            if any(pattern.search(name) for _line, name in module.names())
+        ]
+        yield Figure(key, len(found), " ".join(module.path.stem for module in found))
+    for engine in ENGINES:
+        places = [
+            (module.path.stem, line)
+            for module in modules
+            if f"/engines/{engine}/" not in module.name
+            for line in sorted({n for n, text in _texts(module) if engine in text.lower()})
+        ]
+        where = (f"{name}:{len(list(lines))}" for name, lines in groupby(places, lambda at: at[0]))
+        yield Figure(f"{engine}_lines_elsewhere", len(places), " ".join(where))
+
+
+def _texts(module: Module) -> Iterator[tuple[int, str]]:
+    yield from module.names()
+    yield from module.strings()
+
+
+# --- words ----------------------------------------------------------------------------------
+
+
+def words(settings: Mapping[str, object]) -> Iterator[Figure]:
+    """How often code, messages and pages use a word that has a plainer or a standard one."""
+    avoided = settings["avoided_words"]
+    assert isinstance(avoided, list)
+    pattern = re.compile(rf"\b({'|'.join(map(str, avoided))})\b", re.IGNORECASE)
+    counts: dict[str, int] = {}
+    for path in _prose():
+        for found in pattern.findall(path.read_text(encoding="utf-8").replace("_", " ")):
+            counts[found.lower()] = counts.get(found.lower(), 0) + 1
+    most = sorted(counts.items(), key=lambda item: -item[1])
+    yield Figure("avoided_words", sum(counts.values()), " ".join(f"{w}:{n}" for w, n in most))
+
+
+def _prose() -> Iterator[Path]:
+    for folder in (PACKAGE, "docs", "thrift", "examples", "etc"):
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix in {".py", ".md", ".thrift", ".yaml", ".sql", ".lua"}:
+                yield path
+    yield ROOT / "README.md"
+
+
+# --- limits ---------------------------------------------------------------------------------
+
+
+def _pyproject() -> dict[str, dict[str, dict[str, list[dict[str, list[str]]]]]]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--calls", action="store_true", help="also the way of a call")
+    parser.add_argument("--where", action="store_true", help="what each figure adds up")
+    options = parser.parse_args()
+    settings: Mapping[str, object] = _pyproject()["tool"]["pinlaterd-figures"]
+    limits = settings["limits"]
+    assert isinstance(limits, dict)
+    modules = modules_under(PACKAGE)
+    figures = [*size(modules, settings), *spread(modules), *words(settings)]
+    if options.calls:
+        from benchmarks import call_trace
+
+        for kind, way in call_trace.trace().items():
+            figures.append(Figure(f"calls_of_{kind}", len(way)))
+            figures.append(Figure(f"files_of_{kind}", len({call.file for call in way})))
+    above = [figure.key for figure in figures if figure.value > limits.get(figure.key, 0)]
+    for key, value, where in figures:
+        mark = "ABOVE" if key in above else ""
+        print(f"{key:32}{value:8,} of {limits.get(key, 0):7,} {mark}".rstrip())
+        if where and (options.where or mark):
+            print(f"    {where}")
+    if above:
+        print(f"above its limit in pyproject.toml: {', '.join(above)}", file=sys.stderr)
+    return 1 if above else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
