@@ -144,8 +144,9 @@ class Call:
             if reply.jobs:
                 # What a dequeue claimed and nobody gets goes back to be claimed by others.
                 self.answer.on_undelivered = shard.release
-            if not self.reply(reply.payload) and reply.jobs:
+            if not self.answer.send(reply.payload) and reply.jobs:
                 shard.release(reply.payload)
+            self._keeper.ended(self, None)
         elif reply.outcome is Outcome.FAILED:
             self.reply(reply.payload, codec.peek_error(reply.payload))
         else:

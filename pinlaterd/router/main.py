@@ -105,7 +105,7 @@ class Router:
         self._state = ProcessState.STARTING
         self._context = new_context()
         self._chance = Random()
-        self._shards = ShardSet(self._connect, clock.monotonic, self._wake, stats.drop_queue)
+        self._shards = ShardSet(self._connect, clock.monotonic, stats.drop_queue)
         limits = RateLimits(clock, self._notice_demand)
         self._service = RouterService(self._shards, settings, limits, clock, stats, self._chance)
         self._server = ThriftServer(self._service.handle, settings, stats)
@@ -187,9 +187,6 @@ class Router:
         return ShardLink(
             name, layout.shard_endpoint(name), self._context, listener, self._clock, limits
         )
-
-    def _wake(self, queue: str) -> None:
-        self._service.wake(queue)
 
     def _notice_demand(self) -> None:
         self._rates.notice()

@@ -13,6 +13,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
+from operator import attrgetter
 from random import Random
 from typing import Any
 
@@ -39,6 +40,8 @@ from pinlaterd.wire.router_end import GiveUp, Outcome, ShardCall, ShardReply
 
 log = logging.getLogger(__name__)
 
+# Their answers may be large: they have to have room (see `answer_memory`).
+_ANSWERED_WITH_BODIES = frozenset({Method.DEQUEUE, Method.LOOKUP})
 _SEARCHES = frozenset({Method.COUNT, Method.SCAN})
 # Small enqueues that arrive together go to one shard, so many at most.
 _FILL_CALLS = 16
@@ -76,6 +79,7 @@ class RouterService:
         self._divided = DividedCalls(shards, settings, clock, chance)
         self._dequeuer = Dequeuer(shards, settings, limits, clock, chance, self._divided)
         self._memory = AnswerMemory(settings, clock, self._begin)
+        shards.on_ready = self._wake
         self._pass_through: dict[Method, Callable[[Call], None]] = {
             Method.ENQUEUE: self._enqueue,
             Method.DEQUEUE: self._dequeue,
@@ -114,8 +118,10 @@ class RouterService:
             answer.expect_wait()
         if self._in_hand > self._most_in_hand:
             call.fail(self._overloaded(method))
-        else:
+        elif method in _ANSWERED_WITH_BODIES:
             self._memory.admit(call)
+        else:
+            self._begin(call)
 
     def _begin(self, call: Call) -> None:
         peek = call.peek
@@ -126,10 +132,10 @@ class RouterService:
         else:
             self._divide(call)
 
-    def wake(self, queue: str) -> None:
+    def _wake(self, queue: str) -> None:
         """A shard holds jobs of `queue`: those who wait for it may try again."""
         waiting = self._dequeuer.waiting
-        if queue in waiting:
+        if queue in waiting.queues:
             waiting.wake(queue, self._shards.ready_jobs(queue))
 
     @property
@@ -176,7 +182,8 @@ class RouterService:
 
     def ended(self, call: Call, error: ErrorCode | None) -> None:
         self._in_hand -= 1
-        self._memory.give_back(call)
+        if call.most_bytes:
+            self._memory.give_back(call)
         if self._none_in_hand is not None and not (self._in_hand or self._waiting):
             self._none_in_hand.set()
         method = call.peek.method
@@ -214,7 +221,7 @@ class RouterService:
 
     def _enqueue_on(self, shard: Shard, call: Call) -> None:
         # Others may take it if this one goes. One that has gone was chosen for want of another.
-        waits = shard.returning
+        waits = not shard.healthy and shard.returning
 
         def replied(reply: ShardReply) -> None:
             if reply.outcome is not Outcome.REFUSED:
@@ -345,5 +352,4 @@ def _end_unanswered(call: Call, task: asyncio.Task[None]) -> None:
         call.fail(PinLaterError("internal error; the server's log says more"))
 
 
-def _calls_in_flight(shard: Shard) -> int:
-    return shard.calls_in_flight
+_calls_in_flight = attrgetter("calls_in_flight")

@@ -111,14 +111,13 @@ class ShardSet:
         self,
         connect: Connect,
         monotonic: Callable[[], float],
-        on_ready: Callable[[str], None],
         on_deleted: Callable[[str], None] = lambda _queue: None,
     ) -> None:
-        """`on_ready(queue)` is called when a shard publishes that jobs can be had,
-        `on_deleted(queue)` when no shard has the queue any more."""
+        """`on_deleted(queue)` is called when no shard has the queue any more."""
         self._connect = connect
         self._monotonic = monotonic
-        self._on_ready = on_ready
+        # Called with a queue when a shard publishes that jobs of it can be had.
+        self.on_ready: Callable[[str], None] = lambda _queue: None
         self._on_deleted = on_deleted
         self._shards: dict[str, Shard] = {}
         self._dequeue_only: frozenset[str] = frozenset()
@@ -154,11 +153,12 @@ class ShardSet:
 
     def enqueueable(self) -> list[Shard]:
         """Those to give jobs to."""
-        if not self._dequeue_only:
-            return self.dependable()
-        return _best(
-            [shard for name, shard in self._shards.items() if name not in self._dequeue_only]
-        )
+        shards: Collection[Shard] = self._shards.values()
+        if self._dequeue_only:
+            shards = [
+                shard for name, shard in self._shards.items() if name not in self._dequeue_only
+            ]
+        return _best(shards)
 
     def ready_jobs(self, queue: str) -> int:
         """That can be had: what a shard holds that is not asked wakes nobody."""
@@ -226,7 +226,7 @@ class ShardSet:
             self._create_missing(shard)
         for queue, numbers in facts.counts:
             if any(numbers):
-                self._on_ready(queue)
+                self.on_ready(queue)
 
     def _create_missing(self, shard: Shard) -> None:
         """Have the shard create the queues that only others have."""
@@ -265,7 +265,7 @@ class ShardSet:
                 continue
             queues.add(queue)
             if any(numbers):
-                self._on_ready(queue)
+                self.on_ready(queue)
 
     def _deleted_there(self, queue: str) -> None:
         """A shard has it no more."""

@@ -19,19 +19,15 @@ class WaitingRoom:
     def __init__(self) -> None:
         # Whether each has gone, the first to come first. Thousands may end at once: a deque would
         # be searched for each of them.
-        self._waiters: dict[str, OrderedDict[_Woken, Callable[[], bool]]] = {}
+        self.queues: dict[str, OrderedDict[_Woken, Callable[[], bool]]] = {}
 
     def __len__(self) -> int:
-        return sum(len(waiters) for waiters in self._waiters.values())
-
-    def __contains__(self, queue: str) -> bool:
-        """Whether anybody waits for `queue`."""
-        return queue in self._waiters
+        return sum(len(waiters) for waiters in self.queues.values())
 
     async def wait(self, queue: str, seconds: float, has_gone: Callable[[], bool]) -> bool:
         """Wait for news of `queue`; False once `seconds` have passed without any."""
         woken: _Woken = asyncio.get_running_loop().create_future()
-        self._waiters.setdefault(queue, OrderedDict())[woken] = has_gone
+        self.queues.setdefault(queue, OrderedDict())[woken] = has_gone
         try:
             await asyncio.wait_for(woken, seconds)
         except TimeoutError:
@@ -42,12 +38,12 @@ class WaitingRoom:
 
     def wake_all(self) -> None:
         """Wake everybody: nobody will get anything any more."""
-        for queue in list(self._waiters):
-            self.wake(queue, len(self._waiters[queue]))
+        for queue in list(self.queues):
+            self.wake(queue, len(self.queues[queue]))
 
     def wake(self, queue: str, ready: int) -> None:
         """`ready` jobs of `queue` can be had: wake as many of those who still want one."""
-        waiters = self._waiters.get(queue)
+        waiters = self.queues.get(queue)
         while waiters and ready > 0:
             woken, has_gone = waiters.popitem(last=False)
             if not woken.done():
@@ -56,9 +52,9 @@ class WaitingRoom:
                     ready -= 1
 
     def _forget(self, queue: str, woken: _Woken) -> None:
-        waiters = self._waiters.get(queue)
+        waiters = self.queues.get(queue)
         if waiters is None:
             return
         waiters.pop(woken, None)
         if not waiters:
-            del self._waiters[queue]
+            del self.queues[queue]

@@ -19,6 +19,7 @@ from pinlaterd.rpc.buffers import BufferBudget
 from pinlaterd.rpc.deliveries import Deliveries
 from pinlaterd.rpc.framing import FrameReader, Transcoders
 from pinlaterd.rpc.message import is_oneway
+from pinlaterd.rpc.thrift_types import STRICT_CALL
 
 _pack_length: Final = struct.Struct(">I").pack
 _LENGTH_BYTES: Final = 4
@@ -80,12 +81,12 @@ class Host(Protocol):
 class Answer:
     """Where the answer to one call goes: `send` once, at any later time."""
 
-    __slots__ = ("_connection", "_message", "_oneway", "may_wait", "on_gone", "on_undelivered")
+    __slots__ = ("_connection", "may_wait", "message", "on_gone", "on_undelivered", "oneway")
 
     def __init__(self, connection: Connection, *, oneway: bool) -> None:
         self._connection = connection
-        self._oneway = oneway
-        self._message: bytes | None = None
+        self.oneway = oneway
+        self.message: bytes | None = None  # once it is sent
         # Called with the message if the client goes before all of it has arrived.
         self.on_undelivered: Callable[[bytes], None] | None = None
         # Called if the client goes before there is an answer.
@@ -94,7 +95,7 @@ class Answer:
 
     def expect_wait(self) -> None:
         """The call may wait for long: its connection has only so many of those in hand."""
-        if not self._oneway:
+        if not self.oneway:
             self.may_wait = True
             self._connection.may_wait(self)
 
@@ -114,24 +115,11 @@ class Answer:
 
     def send(self, message: bytes) -> bool:
         """False if nobody will get it: the client has gone, or the call is oneway."""
-        connection = self._connection
-        if self._oneway:
-            connection.ended_oneway()
+        if self.oneway:
+            self._connection.ended_oneway()
             return False
-        if connection.is_lost():
-            return False
-        assert self._message is None
-        self._message = message
-        connection.answered(self)
-        return True
-
-    @property
-    def message(self) -> bytes | None:
-        return self._message
-
-    @property
-    def oneway(self) -> bool:
-        return self._oneway
+        assert self.message is None
+        return self._connection.answered(self, message)
 
 
 class _Mark(NamedTuple):
@@ -159,6 +147,7 @@ class Connection(asyncio.Protocol):
         self._ready_bytes = 0  # answers that came while pumping
         self._unsent_high = False
         self._answer_bytes = _FIRST_GUESS_BYTES  # what the next answers are expected to have
+        self._most_calls = min(host.max_calls, 1 + _AHEAD_BYTES // _FIRST_GUESS_BYTES)
         self._held = False  # has to wait until the server has memory for it
         self._retiring = False
         self._closing = False
@@ -197,7 +186,7 @@ class Connection(asyncio.Protocol):
         self._waiting.extend(messages)
         if messages:
             self._pump()
-        if reader.missing or self._waiting:
+        if reader.unfinished or self._waiting:
             # A compact message has grown meanwhile.
             self._host.budget.charge(max(len(data), sum(map(len, messages))))
         if reader.failure is not None and not self._closing:
@@ -213,7 +202,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         went_by_itself = not (self.gone or self._closing)
-        if went_by_itself and self._reader.missing:
+        if went_by_itself and self._reader.unfinished:
             self._host.ended_within_message(self)
         elif went_by_itself and not (self._received_bytes or self._retiring):
             seconds = asyncio.get_running_loop().time() - self._since
@@ -249,20 +238,28 @@ class Connection(asyncio.Protocol):
         """Whether nothing written now could arrive."""
         return self.gone or self._transport.is_closing()
 
-    def answered(self, answer: Answer) -> None:
-        """An answer is there. It goes out once all earlier ones are."""
+    def answered(self, answer: Answer, message: bytes) -> bool:
+        """`message` is the answer, which goes out once all earlier ones are. False if the client
+        has gone."""
+        if self.gone or self._transport.is_closing():
+            return False
+        answer.message = message
+        size = len(message)
         if answer.may_wait:
             self._may_wait -= 1
-        self._answer_bytes = max(len(answer.message or b""), self._answer_bytes // 2)
+        # Few calls are begun whose answers are large, or a client that reads none could have
+        # gigabytes of them made.
+        self._answer_bytes = max(size, self._answer_bytes // 2)
+        self._most_calls = min(self._host.max_calls, 1 + _AHEAD_BYTES // (self._answer_bytes + 1))
         if self._pumping:
-            self._ready_bytes += len(answer.message or b"")
-            return
-        if self._slots[0] is answer:
+            self._ready_bytes += size
+        elif self._slots[0] is answer:
             self._pump()
         else:
-            self._host.budget.charge(len(answer.message or b""))
+            self._host.budget.charge(size)
             if answer.may_wait and self._waiting:
                 self._pump()
+        return True
 
     def ended_oneway(self) -> None:
         self._oneway_calls -= 1
@@ -278,38 +275,37 @@ class Connection(asyncio.Protocol):
             return
         self._pumping = True
         try:
-            self._write_answers()
-            while self._waiting and self._may_begin():
-                while self._waiting and self._may_begin() and self._ready_bytes < _JOIN_BYTES:
+            progress = True
+            while progress:
+                progress = False
+                self._ready_bytes = 0
+                if self._slots and self._slots[0].message is not None:
+                    self._write_answers()
+                while self._waiting and self._ready_bytes < _JOIN_BYTES and self._may_begin():
                     self._begin(self._waiting.popleft())
-                self._write_answers()
+                    progress = True
         finally:
             self._pumping = False
         if self._retiring and self._has_nothing_in_hand():
             self._closing = True
         if self._closing:
             self._close_if_done()
-        else:
+        elif self._waiting or not self._reading or len(self._slots) >= self._host.max_calls:
             self._update_reading()
 
     def _has_nothing_in_hand(self) -> bool:
-        return not (self._slots or self._waiting or self._reader.missing)
+        return not (self._slots or self._waiting or self._reader.unfinished)
 
     def _may_begin(self) -> bool:
         return (
-            len(self._slots) + self._oneway_calls < self._most_calls()
+            len(self._slots) + self._oneway_calls < self._most_calls
             and self._may_wait < self._host.max_waiting
             and not self._unsent_high
             and not self.gone
         )
 
-    def _most_calls(self) -> int:
-        """How many calls may be in hand: few of those whose answers are large, or a client that
-        reads none could have gigabytes of them made."""
-        return min(self._host.max_calls, 1 + _AHEAD_BYTES // (self._answer_bytes + 1))
-
     def _begin(self, message: bytes) -> None:
-        oneway = is_oneway(message)
+        oneway = not message.startswith(STRICT_CALL) and is_oneway(message)
         answer = Answer(self, oneway=oneway)
         if oneway:
             self._oneway_calls += 1
@@ -326,7 +322,6 @@ class Connection(asyncio.Protocol):
 
     def _write_answers(self) -> None:
         """Write the answers that no earlier call keeps waiting."""
-        self._ready_bytes = 0
         slots = self._slots
         framed = self._reader.framed
         transcoder = self._reader.transcoder
@@ -460,7 +455,7 @@ class Connection(asyncio.Protocol):
 
     def stalled(self, now: float, seconds: float) -> str | None:
         """Why this connection should be closed: what has made no progress for so long."""
-        if self._reader.missing and self._reading:
+        if self._reader.unfinished and self._reading:
             mark = _Mark(now, self._received_messages, self._received_bytes)
             self._partial_mark = _later(self._partial_mark, mark)
             if now - self._partial_mark.at > seconds:

@@ -60,6 +60,7 @@ class FrameReader:
         "farewell",
         "framed",
         "transcoder",
+        "unfinished",
     )
 
     def __init__(self, max_frame_bytes: int, transcoders: Transcoders) -> None:
@@ -70,6 +71,7 @@ class FrameReader:
         self._buffer = bytearray()  # an unfinished message, or an unfinished length
         self._missing = 0  # bytes of the framed message in `_buffer` that have yet to come
         self._walk: MessageWalk | None = None  # through the unframed message in `_buffer`
+        self.unfinished = False  # whether a part of a message, or of a length, is here
         self.framed = True
         self.transcoder: Transcoder | None = None
         self.failure: ProtocolError | None = None
@@ -98,10 +100,12 @@ class FrameReader:
             return []
         messages: list[bytes] = []
         try:
-            if self._decided:
-                self._cut(data, messages)
-            else:
+            if not self._decided:
                 self._begin(data, messages)
+            elif self.framed and not self.unfinished:
+                self._cut_frames(data, 0, messages)
+            else:
+                self._cut(data, messages)
         except BeyondEnd:
             cure = self._cure(self._max_frame_bytes + 1)
             self.failure = ProtocolError(f"an unframed message is too long; {cure}")
@@ -110,6 +114,7 @@ class FrameReader:
         if self.failure is not None:
             self._buffer = bytearray()
             self._missing, self._walk = 0, None
+        self.unfinished = bool(self._buffer or self._missing)
         return messages
 
     def _begin(self, data: bytes, messages: list[bytes]) -> None:
@@ -155,7 +160,10 @@ class FrameReader:
                 self._buffer = bytearray(data[begin:])
                 self._missing = at - end
                 return
-            messages.append(self._accept(data[begin:at]))
+            message = data[begin:at]
+            if self._is_first or self.transcoder is not None:
+                message = self._accept(message)
+            messages.append(message)
         if at < end:
             self._buffer = bytearray(data[at:])
 

@@ -74,13 +74,12 @@ _Found = tuple[str | None, int, int, str | None]  # queue, items, limit, first d
 
 def peek(message: bytes) -> Peek:
     """Raises ProtocolError if not even the head is that of a call."""
-    head, known, source_end = _head(message)
+    head, known, at = _head(message)
     if known is None:
         return _new(Peek, (head, None, False, None, 0, 0, None))
     try:
-        if source_end < 0:
+        if at < 0:
             raise Uncanonical
-        at = source_end
         if message[at]:  # a request id follows
             tag, length = _TAG3_U32(message, at)
             at += 7 + length

@@ -62,7 +62,11 @@ class Stats:
 
     def record(self, name: str, value: float) -> None:
         """One sample of the histogram `name`."""
-        self._histogram(name).add(value)
+        self._changed.add(name)
+        histogram = self._histograms.get(name)
+        if histogram is None:
+            histogram = self._histograms[name] = Histogram()
+        histogram.add(value)
 
     def record_each(self, names: Iterable[str], values: Sequence[int]) -> None:
         """A sample for each of `values` in each of `names`: several times faster than `record`."""

@@ -262,10 +262,11 @@ def pack_replies(
     return b"".join(parts)
 
 
-def unpack_replies(frame: bytes) -> tuple[list[ReplyEntry], list[ReadyCounts]]:
+def unpack_replies(frame: bytes) -> tuple[int, list[ReplyEntry], list[ReadyCounts]]:
+    """The incarnation that replied, its replies, and its counts."""
     entries = []
     try:
-        _, _, count = _HEAD.unpack_from(frame)
+        _, incarnation, count = _HEAD.unpack_from(frame)
         at = _HEAD.size
         for _ in range(count):
             call_id, status, jobs, length = _REPLY.unpack_from(frame, at)
@@ -273,7 +274,7 @@ def unpack_replies(frame: bytes) -> tuple[list[ReplyEntry], list[ReadyCounts]]:
             fields = (call_id, _STATUSES[status], frame[at : at + length], jobs)
             entries.append(_new(ReplyEntry, fields))
             at += length
-        return entries, _read_counts(frame, at)
+        return incarnation, entries, _read_counts(frame, at)
     except (struct.error, ValueError, IndexError) as error:
         raise MalformedEnvelope("replies") from error
 
@@ -315,6 +316,7 @@ def _read_counts(frame: bytes, at: int) -> list[ReadyCounts]:
         at += _COUNTS.size
         queue = frame[at : at + name_length].decode()
         at += name_length
-        counts.append(ReadyCounts(queue, struct.unpack_from(f">{levels}I", frame, at)))
+        numbers = struct.unpack_from(f">{levels}I", frame, at)
+        counts.append(_new(ReadyCounts, (queue, numbers)))
         at += 4 * levels
     return counts

@@ -145,6 +145,9 @@ class ShardLink:
         self.incarnation = 0  # 0: not welcomed on the present connection
         self.facts: ShardFacts | None = None
         self.ailing = False
+        self.healthy = False  # whether calls can be expected to be answered
+        self.answering = False  # whether it has been heard within about a second
+        self.calls_unsent = 0
         self.ready: dict[str, tuple[int, ...]] = {}
         self._listener = listener
         self._clock = clock
@@ -185,21 +188,17 @@ class ShardLink:
         self._loop.remove_reader(_descriptor(self._monitor))
         self._expected_until = 0.0
         self.incarnation = 0
+        self._assess()
         self._lose_calls(_LOST)
         self._refuse_kept()
         self._sweeping.cancel()
         self._socket.disable_monitor()
         self._socket.close(linger=0)
 
-    @property
-    def healthy(self) -> bool:
-        """Whether calls to this shard can be expected to be answered."""
-        return self.incarnation != 0 and self._silent_sweeps < GiveUp.STALLED
-
-    @property
-    def answering(self) -> bool:
-        """Whether it has not been silent for as much as a second: those that have come last."""
-        return self.incarnation != 0 and self._silent_sweeps < GiveUp.SILENT
+    def _assess(self) -> None:
+        """After the incarnation or the silence has changed."""
+        self.healthy = self.incarnation != 0 and self._silent_sweeps < GiveUp.STALLED
+        self.answering = self.incarnation != 0 and self._silent_sweeps < GiveUp.SILENT
 
     @property
     def returning(self) -> bool:
@@ -209,10 +208,6 @@ class ShardLink:
     @property
     def calls_in_flight(self) -> int:
         return len(self._in_flight) + len(self._kept)
-
-    @property
-    def calls_unsent(self) -> int:
-        return len(self._outbox)
 
     def ready_counts(self, queue: str) -> tuple[int, ...]:
         """How many jobs are ready by priority, as last heard: a hint."""
@@ -251,6 +246,7 @@ class ShardLink:
         self._next_call_id = (call_id + 1) & 0xFFFFFFFF
         self._in_flight[call_id] = pending
         self._outbox.append(_new(CallEntry, (call_id, *pending.call)))
+        self.calls_unsent += 1
         if not self._flush_scheduled:
             self._flush_scheduled = True
             self._loop.call_soon(self._flush)
@@ -290,7 +286,7 @@ class ShardLink:
 
     def _flush(self) -> None:
         self._flush_scheduled = False
-        entries, self._outbox = self._outbox, []
+        entries, self._outbox, self.calls_unsent = self._outbox, [], 0
         if not entries:
             return
         if self.incarnation == 0 or not self._send(envelope.pack_calls(self.incarnation, entries)):
@@ -302,24 +298,17 @@ class ShardLink:
             self._socket.send(frame, _NOBLOCK)
         except zmq.Again:
             return False
-        self._look_again()
-        return True
-
-    def _look_again(self) -> None:
-        """What came in while we sent or received raises no new edge on the descriptor."""
-        if self._has_frame():
+        # What came in while we sent raises no new edge on the descriptor.
+        if self._socket.getsockopt(zmq.EVENTS) & _READABLE:  # type: ignore[operator]
             self._loop.call_soon(self._readable)
-
-    def _has_frame(self) -> bool:
-        events: int = self._socket.getsockopt(zmq.EVENTS)  # type: ignore[assignment]
-        return bool(events & _READABLE)
+        return True
 
     # --- receiving ---------------------------------------------------------------------
 
     def _readable(self) -> None:
         socket = self._socket
         # To ask costs less than the exception of a receive in vain.
-        while not socket.closed and self._has_frame():
+        while not socket.closed and socket.getsockopt(zmq.EVENTS) & _READABLE:  # type: ignore[operator]
             frame = socket.recv(_NOBLOCK)
             if self._silent_sweeps:
                 self._heard()
@@ -331,6 +320,7 @@ class ShardLink:
     def _heard(self) -> None:
         was_silent = self._silent_sweeps >= GiveUp.SILENT
         self._silent_sweeps = 0
+        self._assess()
         if was_silent and self.incarnation:
             log.warning("shard-%s answers again", self.name)
             self._count_all()
@@ -341,6 +331,15 @@ class ShardLink:
 
     def _take(self, frame: bytes) -> None:
         kind = frame[0] if frame else 0
+        if kind == Kind.REPLIES:
+            incarnation, entries, counts = envelope.unpack_replies(frame)
+            if incarnation != self.incarnation:
+                return  # from before the connection was lost; its calls have been given up
+            # Counts first: whoever acts on a reply acts on the hints that came with it.
+            self._count(counts)
+            for call_id, status, payload, jobs in entries:
+                self._finish(call_id, _new(ShardReply, (_OUTCOMES[status], payload, jobs)))
+            return
         if kind == Kind.WELCOME:
             self._welcome(envelope.incarnation_of(frame), envelope.unpack_welcome(frame))
             return
@@ -348,14 +347,8 @@ class ShardLink:
             # Also where it never served us: it waits to be heard.
             self._send(envelope.pack_parted(envelope.incarnation_of(frame)))
         if envelope.incarnation_of(frame) != self.incarnation:
-            return  # from before the connection was lost; its calls have been given up
-        if kind == Kind.REPLIES:
-            entries, counts = envelope.unpack_replies(frame)
-            # Counts first: whoever acts on a reply acts on the hints that came with it.
-            self._count(counts)
-            for call_id, status, payload, jobs in entries:
-                self._finish(call_id, _new(ShardReply, (_OUTCOMES[status], payload, jobs)))
-        elif kind == Kind.PULSE:
+            return
+        if kind == Kind.PULSE:
             counts, ails = envelope.unpack_pulse(frame)
             if ails != self.ailing:
                 self.ailing = ails
@@ -370,6 +363,7 @@ class ShardLink:
             # A successor; or the same one, which could not tell us all that it had to say.
             self._lose_calls(_LOST)
         self.incarnation = incarnation
+        self._assess()
         self.facts = facts
         self.ready = dict(facts.counts)
         log.info("shard-%s serves (incarnation %d)", self.name, incarnation)
@@ -389,6 +383,7 @@ class ShardLink:
         """Not welcomed any more: `reply` is the answer to all calls that were sent, None if they
         were not carried out."""
         self.incarnation = 0
+        self._assess()
         self._expected_until = self._clock.monotonic() + self._return_seconds
         self.ailing = False
         self.ready = {}
@@ -460,7 +455,7 @@ class ShardLink:
     def _lose_calls(self, reply: ShardReply | None) -> None:
         """What was handed to ZeroMQ is answered with `reply`: LOST if it may have been carried out,
         None if it was not. What is still in the outbox was not."""
-        unsent, self._outbox = self._outbox, []
+        unsent, self._outbox, self.calls_unsent = self._outbox, [], 0
         for entry in unsent:
             self._not_carried_out(entry.call_id)
         for call_id in list(self._in_flight):
@@ -483,6 +478,7 @@ class ShardLink:
                 self._finish(call_id, _LATE)
         self._give_up(lambda pending: pending.call.deadline <= judged_until, _LATE)
         self._silent_sweeps += 1
+        self._assess()
         if self._silent_sweeps < GiveUp.SILENT or not self.incarnation:
             return
         if self._silent_sweeps == GiveUp.SILENT:

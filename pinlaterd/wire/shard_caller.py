@@ -103,7 +103,7 @@ class ShardCaller:
                 self._send_hello()
                 continue
             if frame[0] == Kind.REPLIES and envelope.incarnation_of(frame) == incarnation:
-                for found, status, payload, jobs in envelope.unpack_replies(frame)[0]:
+                for found, status, payload, jobs in envelope.unpack_replies(frame)[1]:
                     if found == call_id and status == Status.FAILED and not payload:
                         return ShardReply(Outcome.LOST)  # its store failed with that in hand
                     if found == call_id:

@@ -115,7 +115,6 @@ class Site:
         self.shards = ShardSet(
             lambda name, _: LocalShard(self.services[name], self.shards, self.clock),
             self.clock.monotonic,
-            self.wake,
             self.deleted.append,
         )
         self.shards.follow([ShardPlan(name, dequeue_only=False) for name in names])
@@ -127,9 +126,6 @@ class Site:
         self.router = RouterService(
             self.shards, settings, self.limits, self.clock, self.stats, Random(1)
         )
-
-    def wake(self, queue: str) -> None:
-        self.router.wake(queue)
 
     def fill(self, tokens: float) -> None:
         """From now on the queue has a limit, and so many tokens; no others come."""

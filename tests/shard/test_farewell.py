@@ -119,7 +119,7 @@ def test_to_its_routers_it_is_down_until_its_store_is_open_again(
 
     calling.join()
     reply, farewell, welcome = [frame for frame in heard if frame[0] != Kind.PULSE]
-    [entry], _ = envelope.unpack_replies(reply)
+    _, [entry], _ = envelope.unpack_replies(reply)
     assert entry.status is Status.FAILED
     assert farewell[0] == Kind.FAREWELL
     assert envelope.incarnation_of(reply) == envelope.incarnation_of(farewell)

@@ -90,7 +90,7 @@ class Router:
             self.incarnation = envelope.incarnation_of(frame)
             counts = list(envelope.unpack_welcome(frame).counts)
         elif frame[0] == Kind.REPLIES:
-            entries, counts = envelope.unpack_replies(frame)
+            _, entries, counts = envelope.unpack_replies(frame)
             self.replies.update({entry.call_id: entry for entry in entries})
         elif frame[0] == Kind.PULSE:
             counts, _ = envelope.unpack_pulse(frame)
