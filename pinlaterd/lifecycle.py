@@ -48,13 +48,9 @@ class StopSignal:
     def __init__(self) -> None:
         self._read_end, self._write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._event = asyncio.Event()
-        self._requested = False
+        self.requested = False
         self._insisted = False
         self._handlers_before: dict[signal.Signals, Any] = {}
-
-    @property
-    def requested(self) -> bool:
-        return self._requested
 
     @property
     def insisted(self) -> bool:
@@ -65,8 +61,8 @@ class StopSignal:
         return self._read_end
 
     def set(self) -> None:
-        if not self._requested:
-            self._requested = True
+        if not self.requested:
+            self.requested = True
             os.write(self._write_end, b"x")
             self._event.set()
 
@@ -74,7 +70,7 @@ class StopSignal:
         """For a blocking loop, from the main thread. A call in progress is not interrupted."""
 
         def handle(_number: int, _frame: FrameType | None) -> None:
-            self._insisted = self._requested
+            self._insisted = self.requested
             self.set()
 
         for number in STOP_SIGNALS:

@@ -42,6 +42,9 @@ class QueueLocks:
     def __init__(self) -> None:
         self._locks: dict[str, _Lock] = {}
 
+    def __len__(self) -> int:
+        return len(self._locks)
+
     def met(self, error: StorageLocked, *, started: float, now: float) -> None:
         """A try that began at `started` met a lock."""
         lock = self._locks.get(error.queue)

@@ -73,18 +73,20 @@ class ShardLoop:
         self._next_pulse = 0.0
         self._next_report = 0.0
         self._searcher_fileno: int | None = None
+        self._control_fileno = control.fileno()
 
     def run(self) -> None:
         """Until told to stop. Raises ShardOwned if another process has taken the store over."""
         self._end.watch(self._stop.fileno())
-        self._end.watch(self._control.fileno())
+        self._end.watch(self._control_fileno)
         while not self._stop.requested:
             self._turn()
         self._finish()
 
     def _turn(self) -> None:
         service = self._service
-        self._watch_searcher()
+        if service.searches is not None or self._searcher_fileno is not None:
+            self._watch_searcher()
         readable = self._end.wait(self._wait_seconds)
         if service.serving:
             service.time.awake()
@@ -103,7 +105,7 @@ class ShardLoop:
             service.recover()
         if service.serving and service.incarnation != self._incarnation:
             self._welcome_all()
-        if self._control.fileno() in readable:
+        if self._control_fileno in readable:
             self._hear()
         if bool(service.ailing) != self._told_ailing:
             self._next_pulse = self._next_report = 0.0
@@ -162,7 +164,7 @@ class ShardLoop:
         self._say_farewell()
         self._watch_searcher()
         self._end.forget(self._stop.fileno())
-        self._end.forget(self._control.fileno())
+        self._end.forget(self._control_fileno)
         until = self._clock.monotonic() + _FAREWELL_SECONDS
 
         def left() -> float:
@@ -184,11 +186,11 @@ class ShardLoop:
                     self._begin_anew(router)
                     return
                 self._routers.add(router)
-                if envelope.incarnation_of(frame) != self._incarnation:
+                incarnation, calls = envelope.unpack_calls(frame)
+                if incarnation != self._incarnation:
                     # Meant for a predecessor: its router has given these calls up already.
                     self._stats.count("shard_calls_of_predecessors")
                     return
-                calls = envelope.unpack_calls(frame)
                 self._service.submit([_new(Arrival, (router, entry)) for entry in calls])
             elif kind == Kind.HELLO:
                 self._missing_out.discard(router)

@@ -324,7 +324,9 @@ class ShardService:
         if not self.serving:
             return max(0.0, self._reopen_at - now)
         until_due_ms = self._memory.ready.wake_ms() - self._clock.now_ms()
-        due = min(self._upkeep.due, self._commits.locks.next_try() or math.inf)
+        due = self._upkeep.due
+        if self._commits.locks:
+            due = min(due, self._commits.locks.next_try() or math.inf)
         return max(0.0, min(until_due_ms / 1000, due - now))
 
     def facts(self) -> ShardFacts:
@@ -429,7 +431,8 @@ class ShardService:
         if not self.serving:
             self._refuse_all(_STORE_CLOSED)
             return
-        self._try_locked_again()
+        if self._commits.locks:
+            self._try_locked_again()
         if self._backlog or self._commits.unfinished:
             self._guarded(self._run_batch)
 
@@ -447,7 +450,9 @@ class ShardService:
             return
         if self._memory.ready.wake_ms() <= self._clock.now_ms():
             self._guarded(self._look_for_due)
-        due_round = self._upkeep.due_round()
+        due_round = None
+        if self._upkeep.due <= self._clock.monotonic():
+            due_round = self._upkeep.due_round()
         if due_round is not None:
             self._guarded(self._gauge, can_wait=True)  # so that it knows what the queues hold
             self._tasks.start(due_round)

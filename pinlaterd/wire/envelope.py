@@ -168,10 +168,11 @@ def incarnation_of(frame: bytes) -> int:
         raise MalformedEnvelope("header") from error
 
 
-def unpack_calls(frame: bytes) -> list[CallEntry]:
+def unpack_calls(frame: bytes) -> tuple[int, list[CallEntry]]:
+    """The incarnation that is called, and the calls."""
     entries = []
     try:
-        _, _, count = _HEAD.unpack_from(frame)
+        _, incarnation, count = _HEAD.unpack_from(frame)
         at = _HEAD.size
         for _ in range(count):
             call_id, deadline, op, max_jobs, lowest, whole, most_bytes, length = _CALL.unpack_from(
@@ -195,7 +196,7 @@ def unpack_calls(frame: bytes) -> list[CallEntry]:
         raise MalformedEnvelope("calls") from error
     if at != len(frame):
         raise MalformedEnvelope("calls")
-    return entries
+    return incarnation, entries
 
 
 def pack_welcome(incarnation: int, facts: ShardFacts) -> bytes:

@@ -91,23 +91,23 @@ class ShardEnd:
         Returns the watched descriptors that are readable. While frames keep coming, those are
         looked at only now and then: a look costs as much as taking a call."""
         self._waits += 1
-        if self._waits % _WAITS_BETWEEN_LOOKS and self._has_frame():
+        if self._waits % _WAITS_BETWEEN_LOOKS and (
+            self._socket.getsockopt(zmq.EVENTS) & _READABLE  # type: ignore[operator]
+        ):
             return _NONE_READABLE
         seconds = until()
         events = self._poller.poll(round(seconds * 1000 + 0.5) if seconds > 0 else 0)
         return frozenset([found for found, _ in events if isinstance(found, int)])
-
-    def _has_frame(self) -> bool:
-        events: int = self._socket.getsockopt(zmq.EVENTS)  # type: ignore[assignment]
-        return bool(events & _READABLE)
 
     def receive(self, most_frames: int, most_bytes: int) -> list[Received]:
         """What is there by now, without waiting; stops once either bound is reached."""
         received: list[Received] = []
         size = 0
         socket = self._socket
-        # To ask costs less than the exception of a receive in vain.
-        while len(received) < most_frames and size < most_bytes and self._has_frame():
+        while len(received) < most_frames and size < most_bytes:
+            # To ask costs less than the exception of a receive in vain.
+            if not socket.getsockopt(zmq.EVENTS) & _READABLE:  # type: ignore[operator]
+                break
             router = socket.recv(_NOBLOCK)
             frame = socket.recv(_NOBLOCK)
             while socket.getsockopt(zmq.RCVMORE):  # nothing of ours has more parts

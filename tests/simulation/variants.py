@@ -22,7 +22,7 @@ def no_incarnation_check() -> None:
 
     def careless(self: ShardLoop, router: bytes, frame: bytes) -> None:
         if frame[0] == Kind.CALLS and self._incarnation:
-            frame = envelope.pack_calls(self._incarnation, envelope.unpack_calls(frame))
+            frame = envelope.pack_calls(self._incarnation, envelope.unpack_calls(frame)[1])
         take(self, router, frame)
 
     ShardLoop._take = careless  # type: ignore[method-assign]
@@ -30,7 +30,12 @@ def no_incarnation_check() -> None:
 
 def _change_calls(change: Callable[[CallEntry], CallEntry]) -> None:
     unpack = envelope.unpack_calls
-    envelope.unpack_calls = lambda frame: [change(entry) for entry in unpack(frame)]
+
+    def changed(frame: bytes) -> tuple[int, list[CallEntry]]:
+        incarnation, entries = unpack(frame)
+        return incarnation, [change(entry) for entry in entries]
+
+    envelope.unpack_calls = changed
 
 
 def no_deadlines() -> None:

@@ -66,8 +66,9 @@ class PlayedShard:
 
     async def calls(self) -> list[CallEntry]:
         frame = await self.hear(Kind.CALLS)
-        assert envelope.incarnation_of(frame) == self._incarnation
-        return envelope.unpack_calls(frame)
+        incarnation, calls = envelope.unpack_calls(frame)
+        assert incarnation == self._incarnation
+        return calls
 
     def answer(self, call: CallEntry) -> None:
         reply = ReplyEntry(call.call_id, Status.DONE, b"done " + call.message)
