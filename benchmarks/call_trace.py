@@ -1,38 +1,33 @@
 """The way of a call: how many of our functions it goes through in router and shard, in how many
 files, from the client's send until it has the answer and all are idle again.
 
-The processes run with a profile hook that notes every call of a function of ours (`install`, from a
-sitecustomize.py). The service is idle but for one client, which makes the same call many times; of
-each kind the shortest way counts, so that nothing periodic is in it. May rely on
-`benchmarks.deployment`.
+The processes run with a profile hook that notes every call of a function of ours (`call_recorder`).
+The service is idle but for one client, which makes the same call many times; of each kind the
+shortest way counts, so that nothing periodic is in it. May rely on `benchmarks.deployment`.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
-import threading
 import time
 from bisect import bisect
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple
 
+from benchmarks.call_recorder import FOLDER_VARIABLE, OURS, ROLES
+from benchmarks.deployment import Deployment
+
 ROOT = Path(__file__).parent.parent
-FOLDER_VARIABLE = "PINLATERD_CALL_TRACE"
-ROLES = ("router", "shard")
 TRIES = 60
 PAUSE_SECONDS = 0.02
 # What is done once the answer is on its way belongs to the call.
 AFTERMATH_SECONDS = 0.005
-NOTED_CALLS = 400_000
 # Frames that are no functions of their own.
 _INLINE = ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>", "<lambda>")
-_OURS = f"{os.sep}pinlaterd{os.sep}"
 _QUEUE = "traced"
 
 
@@ -42,34 +37,8 @@ class Noted(NamedTuple):
     function: str
 
 
-def install() -> None:
-    """In a process that starts: note calls until the folder has a file `stop`; then write them."""
-    if "pinlaterd" not in sys.orig_argv or not set(ROLES) & set(sys.orig_argv):
-        return
-    folder = Path(os.environ[FOLDER_VARIABLE])
-    noted: deque[tuple[int, str, str]] = deque(maxlen=NOTED_CALLS)
-
-    def note(frame: FrameType, event: str, _argument: Any) -> None:
-        code = frame.f_code
-        if event == "call" and _OURS in code.co_filename:
-            noted.append((time.monotonic_ns(), code.co_filename, code.co_qualname))
-
-    def write() -> None:
-        while not (folder / "stop").exists():
-            time.sleep(0.05)
-        whole = folder / f"{os.getpid()}.calls"
-        part = whole.with_suffix(".part")
-        part.write_text("".join(f"{at}\t{file}\t{name}\n" for at, file, name in list(noted)))
-        part.rename(whole)
-
-    threading.Thread(target=write, daemon=True).start()
-    sys.setprofile(note)
-
-
 def trace() -> dict[str, list[Noted]]:
     """The shortest way of each kind of call, in the order of time."""
-    from benchmarks.deployment import Deployment
-
     with tempfile.TemporaryDirectory(prefix="calls-") as name, _traced(Path(name)):
         folder = Path(name)
         with Deployment(folder, shards=1) as service:
@@ -84,7 +53,7 @@ def _traced(folder: Path) -> Iterator[None]:
     """Have processes import pinlaterd by way of `folder`, and trace it."""
     (folder / "pinlaterd").symlink_to(ROOT / "pinlaterd")
     (folder / "benchmarks").symlink_to(ROOT / "benchmarks")
-    code = "from benchmarks.call_trace import install\n\ninstall()\n"
+    code = "from benchmarks.call_recorder import install\n\ninstall()\n"
     (folder / "sitecustomize.py").write_text(code)
     ours = {"PYTHONPATH": str(folder), "PYTHONSAFEPATH": "1", FOLDER_VARIABLE: str(folder)}
     before = {variable: os.environ.get(variable) for variable in ours}
@@ -99,7 +68,7 @@ def _traced(folder: Path) -> Iterator[None]:
                 os.environ[variable] = value
 
 
-def _drive(service: Any) -> dict[str, list[tuple[int, int]]]:
+def _drive(service: Deployment) -> dict[str, list[tuple[int, int]]]:
     times: dict[str, list[tuple[int, int]]] = {"enqueue": [], "dequeue_with_acks": []}
 
     def timed(kind: str, call: Callable[[], Any]) -> Any:
@@ -115,10 +84,8 @@ def _drive(service: Any) -> dict[str, list[tuple[int, int]]]:
             timed("enqueue", lambda: client.enqueue(_QUEUE, [bytes(200)]))
         jobs = client.dequeue(_QUEUE, limit=1)
         while jobs:
-            done = jobs
-            jobs = timed(
-                "dequeue_with_acks", lambda: client.dequeue(_QUEUE, limit=1, succeeded=done)
-            )
+            dequeue = partial(client.dequeue, _QUEUE, limit=1, succeeded=jobs)
+            jobs = timed("dequeue_with_acks", dequeue)
     return times
 
 
@@ -145,7 +112,7 @@ def main() -> None:
     for kind, way in trace().items():
         print(f"{kind}: {len(way)} calls in {len({call.file for call in way})} files")
         for call in way:
-            print(f"    {call.file.rpartition(_OURS)[2]:28} {call.function}")
+            print(f"    {call.file.rpartition(OURS)[2]:28} {call.function}")
 
 
 if __name__ == "__main__":

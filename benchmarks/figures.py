@@ -22,6 +22,8 @@ from typing import NamedTuple
 
 import grimp
 
+from benchmarks import call_trace
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = "pinlaterd"
 SMALL_MODULE_LINES = 80
@@ -84,9 +86,10 @@ class Module:
         """Every constant text, docstrings left out."""
         docstrings = {id(found) for found in map(_docstring, ast.walk(self.tree))}
         for node in ast.walk(self.tree):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                if id(node) not in docstrings:
-                    yield node.lineno, node.value
+            if not isinstance(node, ast.Constant) or id(node) in docstrings:
+                continue
+            if isinstance(node.value, str):
+                yield node.lineno, node.value
 
 
 def _docstring(node: ast.AST) -> ast.AST | None:
@@ -227,8 +230,6 @@ def main() -> int:
     modules = modules_under(PACKAGE)
     figures = [*size(modules, settings), *spread(modules), *words(settings)]
     if options.calls:
-        from benchmarks import call_trace
-
         for kind, way in call_trace.trace().items():
             figures.append(Figure(f"calls_of_{kind}", len(way)))
             figures.append(Figure(f"files_of_{kind}", len({call.file for call in way})))
