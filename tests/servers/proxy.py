@@ -29,7 +29,7 @@ class Proxy:
         self._listener = socket.create_server((HOST, 0))
         self.port = int(self._listener.getsockname()[1])
         self.cuts = 0
-        self.answered_bytes = 0  # passed on to clients
+        self.last_answer = b""  # the latest piece passed on to a client
         self.refuses = False  # whoever comes from now on; what is open goes on
         self.delay_seconds = 0.0  # of whatever passes, in each direction
         self._flow = _flowing()
@@ -104,7 +104,8 @@ class Proxy:
                     # They came as one: whoever looks for the end after the data has to find it.
                     to.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
                 to.sendall(data)
-                self.answered_bytes += 0 if is_client else len(data)
+                if not is_client:
+                    self.last_answer = data
                 if is_last:
                     break
         _end(source)

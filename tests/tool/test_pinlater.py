@@ -176,7 +176,7 @@ def test_a_line_that_was_never_sent_is_known_not_to_be_stored(
     process = start(proxy.port, "enqueue", "--queue", queue, "--from-file", "-")
     assert process.stdin is not None
     process.stdin.write(b"one\n")
-    wait_until(lambda: proxy.answered_bytes)
+    wait_until(lambda: b"enqueueJobs" in proxy.last_answer)
     proxy.close()
 
     _, said = process.communicate(b"two\n", timeout=SECONDS)

@@ -14,6 +14,7 @@ from pinlaterd.engines.mysql.connection import Connection
 from pinlaterd.errors import StorageError, StorageNotCommitted
 from pinlaterd.model import Job, JobState, PendingKey
 from tests.conformance.engine.harness import QUEUE, Claimed, EngineHarness
+from tests.conftest import WaitUntil
 from tests.engines.mysql.conftest import NewEngine
 from tests.servers.proxy import Cut, Proxy
 
@@ -112,6 +113,7 @@ def test_what_was_kept_is_told_as_done_and_what_was_not_as_not_done(
     proxy: Proxy,
     stranger: Any,
     shard: str,
+    wait_until: WaitUntil,
     write: Write,
     result: object,
 ):
@@ -126,7 +128,7 @@ def test_what_was_kept_is_told_as_done_and_what_was_not_as_not_done(
 
     proxy.cut_at(COMMIT, Cut.AFTER)
     assert write(behind_proxy, running) == result
-    assert proxy.cuts == 2
+    wait_until(lambda: proxy.cuts == 2)
     assert behind_proxy.engine.trouble
     assert _all_jobs(stranger, shard) != before
     depths = behind_proxy.depths()
