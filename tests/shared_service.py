@@ -1,7 +1,6 @@
 """One real service that the tests of a process share, and a queue of each test's own.
 
-What a test needs changed (a process down,
-other settings) it does to a deployment of its own.
+What a test needs changed (a process down, other settings) it does to a deployment of its own.
 """
 
 from __future__ import annotations

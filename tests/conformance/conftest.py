@@ -40,28 +40,28 @@ NewStore = Callable[[Path], Mapping[str, object]]
 _numbers = itertools.count(1)
 
 
-@pytest.fixture(scope="session", params=BACKENDS, ids=[backend.engine for backend in BACKENDS])
+@pytest.fixture(scope="package", params=BACKENDS, ids=[backend.engine for backend in BACKENDS])
 def backend(request: pytest.FixtureRequest) -> Backend:
     chosen: Backend = request.param
     return chosen
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def thrift_compiler(program_path: ProgramPath) -> str:
     return program_path("thrift", debian_package="thrift-compiler")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def api(thrift_compiler: str, tmp_path_factory: pytest.TempPathFactory) -> Interface:
     return Interface(thrift_compiler, tmp_path_factory.mktemp("generated"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def new_store(
     backend: Backend, request: pytest.FixtureRequest, free_port: FreePort
 ) -> Iterator[NewStore]:
     """A store for the shards of one deployment: their settings that say where it is. A server,
-    where the engine needs one, runs to the end of the session."""
+    where the engine needs one, runs as long."""
     servers: list[MariaDB | RedisServer] = []
 
     def start_mysql(folder: Path) -> Mapping[str, object]:
@@ -88,7 +88,7 @@ def new_store(
         server.stop()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def new_deployment(
     api: Interface,
     backend: Backend,
@@ -105,7 +105,7 @@ def new_deployment(
     return write
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def service(new_deployment: Callable[[], Deployment]) -> Iterator[Deployment]:
     """A healthy service of three shards and two routers."""
     deployment = new_deployment()

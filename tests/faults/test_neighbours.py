@@ -18,7 +18,9 @@ from pinlaterd.rpc import codec
 from tests.conftest import WaitUntil
 from tests.deployment import Deployment, frozen
 from tests.faults.load import shards_of
-from tests.shared_service import running_service
+from tests.shared_service import queue, running_service
+
+__all__ = ["queue"]
 
 pytestmark = pytest.mark.service
 

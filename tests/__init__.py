@@ -1,0 +1,1 @@
+"""The tests. Folders whose fixtures share a deployment are packages: it ends with them."""

@@ -1,0 +1,1 @@
+"""Faults of processes, machines and stores, injected for real."""

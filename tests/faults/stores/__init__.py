@@ -1,0 +1,1 @@
+"""Faults of the stores: servers, networks, disks, owners, clocks."""
