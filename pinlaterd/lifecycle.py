@@ -34,7 +34,6 @@ class ExitCode(IntEnum):
     FAILURE = 1
     USAGE = 2
     CONFIG = 3  # the configuration is wrong; all that is wrong was printed
-    GAVE_UP = 4  # waited for something that did not come
 
 
 class StopSignal:

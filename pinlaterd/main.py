@@ -86,7 +86,9 @@ def cli() -> None:
 )
 @click.option("--port", type=_PORT, help="Thrift port  [default: 9010]")
 @click.option("--stats-port", type=_PORT, help="Port of statistics and health  [default: 9999]")
-@click.option("--web-port", type=_PORT, help="Port of the dashboard  [default: 9011]")
+@click.option(
+    "--web-port", type=_PORT, help="Port kept for a dashboard, not in this release  [default: 9011]"
+)
 def init(
     *,
     directory: Path,
@@ -120,8 +122,8 @@ def up(*, directory: Path) -> None:
     """Start everything under supervisord; return once all serve.
 
     Checks the configuration first and says all that is wrong with it. What runs already goes on;
-    what the configuration no longer says is stopped. Exit 1 if a process does not come up, with
-    the end of its log.
+    what the configuration no longer names is stopped, a shard only once it holds no pending and no
+    running job. Exit 1 if a process does not come up, with the end of its log.
 
     \b
     Example:
@@ -161,7 +163,10 @@ def down(*, directory: Path) -> None:
 @_DIRECTORY
 @click.option("--json", "as_json", is_flag=True, help="Print what the coordinator knows as JSON.")
 def status(*, directory: Path, as_json: bool) -> None:
-    """Show processes, shards and warnings. Exit 0 if all is well, else 1.
+    """Show processes, shards, problems and warnings. Exit 1 if a router or shard does not serve.
+
+    What else it shows, such as mistakes in etc/ and warnings, leaves exit 0. Exit 1 also if the
+    coordinator does not answer.
 
     \b
     Examples:

@@ -119,7 +119,10 @@ def hash_password_command() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print what the coordinator knows as JSON.")
 @target.target_options
 def status(*, as_json: bool) -> None:
-    """Show the service's processes, shards and warnings. Exit 1 if anything is unwell.
+    """Show processes, shards, problems and warnings. Exit 1 if a router or shard does not serve.
+
+    What else it shows, such as mistakes in etc/ and warnings, leaves exit 0. Exit 1 also if the
+    coordinator does not answer.
 
     \b
     Examples:

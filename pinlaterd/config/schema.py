@@ -213,14 +213,18 @@ class ServerSettings:
     )
     max_buffered_bytes: int = _setting(
         256 * MIB,
-        "partial frames and unsent answers of all connections of one router, bytes",
+        "partial frames and unsent answers of all connections of one router, bytes; it also sizes"
+        " what comes on top: answers being made, and calls on their way to shards",
         Between(1 * MIB, 1024 * 1024 * MIB),
     )
     max_calls_in_flight: int = _setting(
         20_000, "calls that one router works on at a time", Between(1, 10_000_000)
     )
     max_calls_per_connection: int = _setting(
-        1000, "pipelined calls of one connection that are worked on", Between(1, 1_000_000)
+        1000,
+        "pipelined calls of one connection that are worked on; fewer on a new connection, and"
+        " while answers are large",
+        Between(1, 1_000_000),
     )
     max_waiting_dequeues: int = _setting(
         20_000,
@@ -255,7 +259,8 @@ class ServerSettings:
     owner_lease_seconds: float = _setting(
         10.0,
         "a frozen or cut-off owner of a mysql or redis shard loses it after this, seconds;"
-        " a server that takes half of this, or of request_timeout_ms, to answer is given up",
+        " a server that takes half of this, or of request_timeout_ms, to answer (1 s at least) is"
+        " given up",
         Between(LEAST_LEASE_SECONDS, 3600),
     )
     accept_weak_durability: bool = _setting(
