@@ -100,7 +100,8 @@
  *   shard name                     [A-Za-z0-9-]{1,16}
  *   num_priority_levels            3: priorities 1 (highest) to 3; at most 127
  *   max_job_body_bytes             1 MiB a body, less where a shard's table holds less
- *   source                         120 bytes in an enqueue
+ *   source                         120 bytes without control characters, in enqueues, dequeues and
+ *                                  checkpoints; else the call is an invalid request
  *   custom status                  5,000 characters on MySQL and SQLite, where appends are added;
  *                                  3,000 on Redis, where an append replaces. Cut at the end
  *   enqueue_split_jobs             1,000 jobs of one enqueue are stored all or none; a larger
@@ -110,7 +111,8 @@
  *                                  failed), checkpoints, descriptors of a look-up. A call with a longer
  *                                  list is an invalid request: refused whole, before it is decoded
  *   max_frame_bytes                64 MiB a message, of compact as binary, too; beyond, the
- *                                  connection is closed
+ *                                  connection is closed. A look-up whose answer would be longer is
+ *                                  an invalid request
  *   TCompactProtocol               1,000,000 values (fields, elements) a message, 1,000 fields
  *                                  a struct; beyond, the connection is closed
  *   max_response_bytes             32 MiB; a dequeue's answer stops growing there, or earlier while
@@ -124,10 +126,13 @@
  *   scan_limit                     10,000 jobs in one answer of scanJobs
  *   searches                       64 at a time in a shard (counts, scans, deletes with a pattern),
  *                                  32 of one source; beyond, UNKNOWN `overloaded`
+ *   bulk calls                     1,000 at a time in a shard (look-ups, searches, retries, deletes),
+ *                                  and 1,000 dry runs; beyond, UNKNOWN `overloaded`
  *   bodyRegexToMatch               10,000 characters; a longer pattern is an invalid request
  *   max_connections                10,000 to one router; beyond, they are closed at once
- *   max_calls_per_connection       1,000 pipelined; beyond, the router reads no more until it
- *                                  has answered some
+ *   max_calls_per_connection       1,000 pipelined that are worked on: 33 on a new connection, then
+ *                                  1 + as many answers like the last ones as 8 MiB hold; beyond, the
+ *                                  router reads no more until it has answered some
  *   max_calls_in_flight            20,000 in one router; beyond, calls are rejected (`overloaded`).
  *                                  Dequeues that wait (maxWaitMillis) do not count
  *   max_waiting_dequeues           20,000 in one router; beyond, a dequeue that would wait is
@@ -136,7 +141,8 @@
  *                                  until one of them has ended
  *   max_buffered_bytes             256 MiB of unfinished messages and unread answers in one router;
  *                                  look-ups and dry runs whose answers may be large begin once the
- *                                  answers before them are read, and a quarter of this has room;
+ *                                  answers before them are read, and a quarter of this has room, and
+ *                                  are rejected (`overloaded`) if their time is up before;
  *                                  above half of it, those whose message lacks the most wait, and
  *                                  those who could go on and do not for 2 seconds are closed
  *   jobs per second and queue      etc/queues.yaml; see DEQUEUE_RATE_LIMITED
@@ -155,8 +161,10 @@
  *
  *     `invalid request: `   the request itself is wrong: what, where, and what would be right.
  *                           Repeating it is of no use
- *     `overloaded: `        a bounded queue within the service, or a store, is full. Nothing was
- *                           done. Repeat it later, with growing pauses
+ *     `overloaded: `        a bounded queue within the service, or a store, is full. No job was
+ *                           stored or claimed. Repeat it later, with growing pauses. What may have
+ *                           been done: the acks along with a dequeue (see jobAckRequest), and a
+ *                           part of retryFailedJobs and deleteJobs, on other shards than the full one
  */
 
 namespace py pinlater
@@ -301,8 +309,9 @@ struct PinLaterDequeueRequest {
   2: required i32 limit
   /** Carried out first, whatever becomes of the dequeue: also when it is invalid, refused or finds
       nothing. Its queue may be another one. Not carried out if the whole call is refused before it
-      is read: more than max_calls_in_flight calls are in progress (`overloaded: `), or a list has
-      more than max_jobs_per_call acks or is malformed (`invalid request: `). */
+      is read: more than max_calls_in_flight calls are in progress, or a dry run has found no memory
+      for its answer within its time (`overloaded: `), or a list has more than max_jobs_per_call acks
+      or is malformed (`invalid request: `). */
   3: optional PinLaterJobAckRequest jobAckRequest
   /** Show what a dequeue would give, and claim nothing. Not rate limited. */
   4: optional bool dryRun = 0
@@ -529,6 +538,8 @@ service PinLater {
    * What is known of jobs, by descriptor, over queues and shards. Unknown jobs, shards and queues
    * are left out.
    *
+   * Errors: UNKNOWN, `invalid request: the answer would have more than N bytes; look up fewer jobs at
+   * a time`, N being max_frame_bytes.
    * Holds: every job that exists is in the map, under the descriptor that was asked for.
    */
   map<string, PinLaterJobInfo> lookupJobs(
