@@ -14,7 +14,9 @@ which shards there are, and gathers everybody's figures (`stats`).
 
 Who may import whom, downward only:
 
+    entry                                                     the installed programs
     main                                                      the command line `pinlaterd`
+    deployment                                                init, up, down
     router | shard | coordinator | admin | tool
     client                                                    what applications import
     rpc | wire | engines                                      Thrift, ZeroMQ, storage

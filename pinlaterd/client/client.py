@@ -14,7 +14,7 @@ Errors. What the service answers is raised as the class of pinlaterd.errors for 
 (QueueNotFound, EnqueueRejected, …, all of them PinLaterError). A service that can't be reached
 is ConnectionFailed: nothing was done. A connection that broke after the call was sent, or an
 answer that did not come in time, is OutcomeUnknown (a ConnectionFailed too): the call may have
-been carried out. A call is sent again by itself, to another server if there are several, only
+been carried out. A call is sent again by itself, to another address if there are several, only
 where that can't do anything twice: if it never left whole, or, once, for what only reads (lookup,
 count, queue_names, scan, dry runs) and for an ack that names the claim of each of its jobs. Of an
 enqueue that is stored in part, the jobs that are not are sent once more; EnqueuedInPart tells what
@@ -95,13 +95,13 @@ class Client:
     ) -> None:
         """Nothing is connected yet: the first call does that.
 
-        `host` is HOST, HOST:PORT or [IPV6]:PORT, or several of them, servers of one service (else
-        AddressInvalid, a ValueError): calls take turns over those that are well, and go round those
-        that are not.
+        `host` is HOST, HOST:PORT or [IPV6]:PORT (else AddressInvalid, a ValueError), or several of
+        them, which lead to the same shards: in this release, addresses of one server. Calls take
+        turns over those that are well, and go round those that are not.
         `port` is that of those named without one. `source` is who calls, as the server's claims
         name it (default: PROGRAM:HOST). `timeout_seconds` bounds every call, connecting included;
         the server answers within its request_timeout_ms (10 s), so less makes outcomes unknown
-        that need not be. `connect_timeout_seconds` bounds the connecting to one server. `ssl` is
+        that need not be. `connect_timeout_seconds` bounds the connecting to one address. `ssl` is
         for servers behind a TLS proxy. Numbers that make no sense are a ValueError.
         """
         self.max_connections = checked_connections(max_connections)
