@@ -7,6 +7,7 @@ import os
 import platform
 import sqlite3
 import statistics
+import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -126,11 +127,21 @@ def machine_facts(folder: Path) -> dict[str, object]:
     """What figures depend on."""
     return {
         "measured": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "commit": _commit(),
         "machine": f"{_processor()}, {os.cpu_count()} cores, "
         f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
         "system": f"{platform.system()} {platform.release()}, {_filesystem(folder)}",
         "software": f"CPython {platform.python_version()}, SQLite {sqlite3.sqlite_version}",
     }
+
+
+def _commit() -> str:
+    """Of the code that is measured; `-dirty` if files differ from it."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    try:
+        return subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True).strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
 
 
 def _processor() -> str:
