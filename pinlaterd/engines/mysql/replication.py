@@ -290,8 +290,7 @@ class ReplicationServer:
             if code_of(fault) in _NO_PRIVILEGE:
                 message += (
                     f"; user {self.server.user!r} may not administer it: name one who may with"
-                    " --user, who needs SUPER, or its parts: read_only, KILL, replication, and"
-                    " the right to see its state"
+                    " --user; docs/operations.md, Failover, lists the privileges"
                 )
             raise StorageError(message) from fault
 

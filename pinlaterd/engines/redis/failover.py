@@ -150,7 +150,19 @@ class RedisFailover(Failover):
         return self._pair.replica
 
     def undo(self) -> None:
-        """The server has: a hand-over that fails leaves it the master."""
+        """A hand-over that fails leaves the old master one; one under way is called off.
+
+        Raises StorageError if the servers have changed places by then."""
+        self.close()  # an interrupted call leaves its connection of no use
+        old = self._old()
+        if old is None:
+            raise StorageError(self._master_trouble)
+        if read_link(old).failover_state == "waiting-for-sync":
+            old.administer("FAILOVER", "ABORT")
+        while (link := read_link(old)).failover_state != "no-failover":
+            time.sleep(_POLL_SECONDS)
+        if link.source is not None:
+            raise StorageError(f"{old.server} is a replica of {link.source} already")
 
     def _hand_over(self) -> str:
         old = self._old()

@@ -131,6 +131,29 @@ def test_a_master_that_can_t_hand_over_goes_on(redis_pair, owner, wait_until):
     assert len(enqueue(owner, 1)) == 1
 
 
+def test_a_hand_over_that_is_interrupted_is_called_off(redis_pair, owner, monkeypatch):
+    redis_pair.replica.freeze()
+    enqueue(owner, 1)  # which the replica can't confirm
+    failover = failover_of(redis_pair)
+    hand_over = failover.steps()[0]
+
+    def interrupt(_seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("time.sleep", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            hand_over.run()
+    waited = replication(redis_pair.master)["master_failover_state"]
+    failover.undo()
+    redis_pair.replica.thaw()
+
+    found = replication(redis_pair.master)
+    assert waited == "waiting-for-sync"
+    assert (found["role"], found["master_failover_state"]) == ("master", "no-failover")
+    assert len(enqueue(owner, 1)) == 1
+
+
 def test_a_replica_of_another_server_is_refused(redis_pair, owner, new_server):
     stranger = new_server()
     with redis_pair.replica.client() as client:
