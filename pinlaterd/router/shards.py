@@ -63,7 +63,7 @@ class Shard(Protocol):
         ...
 
     def ready_counts(self, queue: str) -> tuple[int, ...]:
-        """How many jobs are ready by priority: a hint; () if nothing is known."""
+        """How many jobs are ready by priority: a hint; () if the shard has said nothing yet."""
         ...
 
     def call(
@@ -161,8 +161,16 @@ class ShardSet:
         return _best(shards)
 
     def ready_jobs(self, queue: str) -> int:
-        """That can be had: what a shard holds that is not asked wakes nobody."""
-        return sum(sum(shard.ready_counts(queue)) for shard in self.dependable())
+        """That can be had: what a shard holds that is not asked wakes nobody. A shard that has not
+        counted the queue yet may hold some: whoever asks it has it count."""
+        return sum(
+            sum(shard.ready_counts(queue)) or self._is_uncounted(shard, queue)
+            for shard in self.dependable()
+        )
+
+    def _is_uncounted(self, shard: Shard, queue: str) -> bool:
+        queues = self._queues.get(shard.name, ())
+        return shard.healthy and queue in queues and not shard.ready_counts(queue)
 
     def longest_queue_name(self) -> int:
         """Characters, by the store that allows least."""
@@ -224,8 +232,9 @@ class ShardSet:
             self._deleted_there(queue)
         for shard in self.healthy():
             self._create_missing(shard)
-        for queue, numbers in facts.counts:
-            if any(numbers):
+        empty = {queue for queue, numbers in facts.counts if not any(numbers)}
+        for queue in facts.queues:
+            if queue not in empty:
                 self.on_ready(queue)
 
     def _create_missing(self, shard: Shard) -> None:

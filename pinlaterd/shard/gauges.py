@@ -1,8 +1,8 @@
 """How deep the queues are and how old their oldest ready jobs, at the cost of what has changed.
 
-Each time, the queues with changes are looked at, and some of the others in turn: ages grow without
-a change, and another program's writes to the store show in nothing that a shard does. The gauges
-of a queue that is locked stay as they are until it can be read again.
+Each time, the queues with changes are looked at, up to a bound, and some of the others in turn:
+ages grow without a change, and another program's writes to the store show in nothing that a shard
+does. The gauges of a queue that is locked stay as they are until it can be read again.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
+from itertools import islice
 
 from pinlaterd.clock import Clock
 from pinlaterd.engines.base import StorageEngine
@@ -27,6 +28,8 @@ _STATE_NAMES = {
 }
 # Queues without changes that one refresh looks at.
 _QUEUES_IN_TURN = 100
+# Calls wait for a refresh: it ends after so many queues, or so much time.
+_MOST_QUEUES, _MOST_SECONDS = 1_000, 0.02
 
 
 class QueueGauges:
@@ -46,6 +49,7 @@ class QueueGauges:
         self._clock = clock
         self._stats = stats
         self._in_turn: deque[str] = deque()
+        self._waiting: dict[str, None] = {}  # queues to look at, the first to change first
         self._holding: dict[str, AbstractSet[JobState]] = {}
         self._counting: set[str] = set()
 
@@ -58,14 +62,20 @@ class QueueGauges:
         if not self._in_turn:
             self._in_turn.extend(memory.ready.queues())
         turns = min(_QUEUES_IN_TURN, len(self._in_turn))
-        memory.changed.update([self._in_turn.popleft() for _ in range(turns)])
-        depths = self._engine.depths(memory.changed)
-        for queue in list(memory.changed):
+        self._waiting |= dict.fromkeys(memory.changed)
+        self._waiting |= dict.fromkeys([self._in_turn.popleft() for _ in range(turns)])
+        memory.changed.clear()
+        queues = list(islice(self._waiting, _MOST_QUEUES))
+        depths = self._engine.depths(queues)
+        until = self._clock.monotonic() + _MOST_SECONDS
+        for queue in queues:
+            started = self._clock.monotonic()
+            if started > until:
+                break
             if self._locks.holding((queue,)):
                 continue
             self._counting.discard(queue)
             if queue in depths and queue in memory.ready:
-                started = self._clock.monotonic()
                 try:
                     self._show(queue, depths[queue], now_ms)
                 except StorageLocked as error:
@@ -74,8 +84,8 @@ class QueueGauges:
             else:
                 self._holding.pop(queue, None)
                 self._stats.drop_queue(queue)
-            memory.changed.discard(queue)
-        memory.changed |= self._counting  # they are looked at until they are known
+            del self._waiting[queue]
+        self._waiting |= dict.fromkeys(self._counting)  # they are looked at until they are known
         self._stats.gauge("shard_queues_counting", len(self._counting))
 
     def _show(

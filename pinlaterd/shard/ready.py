@@ -20,10 +20,10 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple, Protocol
 
-from pinlaterd.errors import StorageError
 from pinlaterd.model import PendingKey
 
 NEVER_MS = 1 << 62
@@ -37,8 +37,10 @@ LINE_KEYS = 16_000
 READ_KEYS = 4_000
 # What other lines make room for, and what a count reads.
 _LEAST_READ_KEYS = 1_000
-# Lines that one look for what has come due may read for.
-_READS_AT_A_TIME = 16
+# One `look` ends after so many lines, or READ_KEYS: calls are served between two.
+_LINES_A_LOOK = 16
+# Of a full memory, shortening lines frees at least this part: it walks over all of them.
+_FREED_PART = 8
 
 
 class PendingReader(Protocol):
@@ -123,10 +125,10 @@ class ReadyIndex:
         self._max_run_after_ms = max_run_after_ms
         self._queues: dict[str, list[_Line]] = {}
         self._held = 0
-        self._wake_ms = NEVER_MS  # no empty line has anything due before this
-        self._watched: set[str] = (
-            set()
-        )  # queues with an empty line that has keys beyond its horizon
+        # When each queue with an empty line has to be looked at, and those times as a heap. An
+        # entry of the heap that is not the queue's time is outdated.
+        self._looks: dict[str, int] = {}
+        self._heap: list[tuple[int, str]] = []
 
     # --- queues --------------------------------------------------------------------------
 
@@ -156,15 +158,15 @@ class ReadyIndex:
         self.open_queue(queue, range(1, self._levels + 1))
 
     def drop_queue(self, queue: str) -> None:
-        self._watched.discard(queue)
+        self._looks.pop(queue, None)
         for line in self._queues.pop(queue, ()):
             self._held -= len(line.keys)
 
     def clear(self) -> None:
         self._queues.clear()
-        self._watched.clear()
+        self._looks.clear()
+        self._heap.clear()
         self._held = 0
-        self._wake_ms = NEVER_MS
 
     # --- keys come -----------------------------------------------------------------------
 
@@ -200,19 +202,23 @@ class ReadyIndex:
                 self.add(queue, priority, keys, now_ms)
 
     def _make_room(self, count: int) -> None:
-        """Halve the longest lines until `count` more keys fit.
+        """Halve the longest lines until `count` more keys fit, and some more, so that the next time
+        is far off.
 
         Each keeps one, so that what is ready counts as ready: the bound is `max_keys`, or one for
         each line if that is more."""
         while self._held + count > self._max_keys:
-            longest = max(
-                (line for lines in self._queues.values() for line in lines),
-                key=lambda line: len(line.keys),
-            )
-            dropped = longest.cut(max(1, len(longest.keys) // 2))
-            if not dropped:
+            to_free = self._held + count - self._max_keys + self._max_keys // _FREED_PART
+            long = [line for lines in self._queues.values() for line in lines if len(line.keys) > 1]
+            if not long:
                 return
-            self._held -= dropped
+            long.sort(key=lambda line: len(line.keys), reverse=True)
+            for line in long:
+                dropped = line.cut(max(1, len(line.keys) // 2))
+                self._held -= dropped
+                to_free -= dropped
+                if to_free <= 0:
+                    break
 
     # --- keys go -------------------------------------------------------------------------
 
@@ -301,44 +307,51 @@ class ReadyIndex:
             found += len(behind)
         return found
 
+    def is_counted(self, queue: str, now_ms: int) -> bool:
+        """Whether `counts` needs no read. If not, a `look` that is due reads."""
+        return all(line.keys or line.next_due_ms > now_ms for line in self._queues[queue])
+
     def wake_ms(self) -> int:
         """When `look` has to be called next; NEVER_MS if nothing is scheduled."""
-        return self._wake_ms
+        return self._heap[0][0] if self._heap else NEVER_MS
 
-    def look(self, now_ms: int, skipped: Callable[[str], bool] = lambda _queue: False) -> list[str]:
-        """Read what has come due into lines that are empty, but for queues that are `skipped`.
-        Returns the queues read for. Begins again after an error, and `look_again`.
-        """
-        if now_ms < self._wake_ms:
-            return []
-        read: list[str] = []
-        wake_ms, self._wake_ms = self._wake_ms, NEVER_MS
-        try:
-            for queue in list(self._watched):
-                if skipped(queue):
-                    continue
-                self._watched.discard(queue)  # unless a line is watched again
+    def look(
+        self, now_ms: int, skipped: Callable[[str], bool] = lambda _queue: False
+    ) -> Iterator[str]:
+        """Read what has come due into lines that are empty, a bounded part of it: `wake_ms` tells
+        whether there is more. Yields each queue once it was read for. Those that are `skipped` wait
+        for `look_again`; one whose read fails is looked at the next time."""
+        lines_left, most_held = _LINES_A_LOOK, self._held + self._read_keys
+        while self.wake_ms() <= now_ms and lines_left > 0 and self._held < most_held:
+            due_ms, queue = heappop(self._heap)
+            if self._looks.get(queue) != due_ms:
+                continue
+            del self._looks[queue]
+            if skipped(queue):
+                continue
+            try:
                 for priority, line in enumerate(self._queues[queue], 1):
-                    if line.keys:
-                        continue
-                    if line.next_due_ms <= now_ms and len(read) < _READS_AT_A_TIME:
-                        read.append(queue)
+                    if not line.keys and line.next_due_ms <= now_ms:
+                        lines_left -= 1
                         self._read(queue, priority, line, now_ms)
-                    self._watch(queue, line)
-        except StorageError:
-            self._wake_ms = wake_ms
-            self._watched.add(queue)
-            raise
-        return read
+            finally:
+                self.look_again(queue)
+            yield queue
 
-    def look_again(self) -> None:
-        """Have `look` go through all lines: a queue was skipped."""
-        self._wake_ms = 0
+    def look_again(self, queue: str) -> None:
+        """Have `look` read for `queue` when anything of it is due."""
+        for line in self._queues[queue]:
+            self._watch(queue, line)
 
     def _watch(self, queue: str, line: _Line) -> None:
-        if not line.keys and line.next_due_ms < NEVER_MS:
-            self._watched.add(queue)
-            self._wake_ms = min(self._wake_ms, line.next_due_ms)
+        due_ms = line.next_due_ms
+        if line.keys or due_ms >= self._looks.get(queue, NEVER_MS):
+            return
+        self._looks[queue] = due_ms
+        heappush(self._heap, (due_ms, queue))
+        if len(self._heap) > 2 * len(self._looks) + _LINES_A_LOOK:
+            self._heap = [(at, name) for name, at in self._looks.items()]
+            heapify(self._heap)
 
     def _read(self, queue: str, priority: int, line: _Line, now_ms: int) -> bool:
         """Fill an empty line with what has come due beyond its horizon; False if nothing has."""

@@ -220,8 +220,9 @@ class ShardService:
         )
         self._claimer = Claimer(self._engine, memory, descriptors, self._config.server)
         self._holds.descriptors = descriptors
-        memory.ready.look(self._clock.now_ms())
-        memory.touched.update(memory.ready.queues())
+        now_ms = self._clock.now_ms()
+        memory.touched.update(memory.ready.look(now_ms))
+        memory.changed.update(queue for queue in depths if memory.ready.is_counted(queue, now_ms))
 
     def close(self) -> None:
         """Note that the end was clean.
@@ -330,14 +331,16 @@ class ShardService:
         return max(0.0, min(until_due_ms / 1000, due - now))
 
     def facts(self) -> ShardFacts:
-        """For a router that says hello."""
-        queues = tuple(self._memory.ready.queues())
+        """For a router that says hello. Queues that are not counted yet are told of as they are."""
+        ready, now_ms = self._memory.ready, self._clock.now_ms()
+        queues = tuple(ready.queues())
+        counts = self._counts([queue for queue in queues if ready.is_counted(queue, now_ms)])
         return ShardFacts(
             self.name,
             self._config.server.num_priority_levels,
             self._engine.limits.queue_name_chars,
             queues,
-            tuple(self._counts(queues)),
+            tuple(counts),
         )
 
     def take_replies(self) -> Mapping[bytes, list[ReplyEntry]]:
@@ -438,11 +441,14 @@ class ShardService:
 
     def _try_locked_again(self) -> None:
         queues, arrivals = self._commits.locks.due(self._clock.monotonic())
-        if queues:
-            self._backlog.extendleft(reversed(arrivals))
-            ready = self._memory.ready
-            self._memory.touched.update(ready.queues() if WHOLE_STORE in queues else queues)
-            ready.look_again()
+        if not queues:
+            return
+        self._backlog.extendleft(reversed(arrivals))
+        ready, now_ms = self._memory.ready, self._clock.now_ms()
+        for queue in ready.queues() if WHOLE_STORE in queues else [q for q in queues if q in ready]:
+            ready.look_again(queue)
+            if ready.is_counted(queue, now_ms):
+                self._memory.touched.add(queue)
 
     def run_slice(self, *, calls_wait: bool) -> None:
         """Work other than batches. `calls_wait`: whether it may only take a part of the time."""
@@ -469,13 +475,12 @@ class ShardService:
         memory, locks = self._memory, self._commits.locks
         started = self._clock.monotonic()
         try:
-            read = memory.ready.look(
+            for queue in memory.ready.look(
                 self._clock.now_ms(), lambda queue: bool(locks.holding((queue,)))
-            )
+            ):
+                memory.touched.add(queue)
         except StorageLocked as error:
             locks.met(error, started=started, now=self._clock.monotonic())
-        else:
-            memory.touched.update(read)
 
     def _guarded(self, step: Callable[[], None], *, can_wait: bool = False) -> None:
         """Do `step`; a store that fails in it is opened anew. So is one that refuses it, unless it

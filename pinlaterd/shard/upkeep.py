@@ -109,7 +109,6 @@ class Upkeep:
         self.begin()
         for queue in list(self._memory.ready.queues()):
             self._memory.ready.reread(queue)
-            self._memory.touched.add(queue)
 
     def look_at_suspects(self) -> None:
         """Read and count those queues again that a foreign writer seems to have changed."""
@@ -135,7 +134,6 @@ class Upkeep:
         if queue in self._memory.ready:
             self._engine.recount(queue)
             self._memory.ready.reread(queue)
-            self._memory.touched.add(queue)
 
     def _all_queues(self) -> Steps:
         holding = self._holding()

@@ -350,6 +350,25 @@ def test_a_waiting_dequeue_is_woken_by_a_job_on_any_shard(play):
     play(scenario)
 
 
+def test_a_waiting_dequeue_asks_a_shard_that_joins_and_has_not_counted_the_queue_yet(play):
+    async def scenario(site: Site) -> None:
+        await site.enqueue_on("3", Job(b"kept"))
+        away = site.shard("3")
+        away.healthy, away.ready = False, {}
+        waiting = site.begin(Method.DEQUEUE, DequeueRequest(QUEUE, 1, max_wait_ms=30_000))
+        await site.dequeue(1)
+        assert not waiting.message.done()
+
+        away.healthy = True
+        site.shards.welcomed(away, site.services["3"].facts()._replace(counts=()))
+
+        message = await asyncio.wait_for(waiting.message, ANSWER_SECONDS)
+        result = cast("DequeueResult", codec.decode_reply(Method.DEQUEUE, message))
+        assert [job.body for job in result.jobs] == [b"kept"]
+
+    play(scenario)
+
+
 def test_a_dequeue_is_granted_the_tokens_there_are_and_pays_for_what_it_gets(play):
     async def scenario(site: Site) -> None:
         await site.enqueue_on("1", *[Job(b"x") for _ in range(4)])
