@@ -6,13 +6,17 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 
-from pinlaterd.client import JobState
+from pinlaterd.client import ConnectionFailed, JobState, PinLaterError
 from pinlaterd.model import JobDescriptor
 from tests.conftest import WaitUntil
 from tests.deployment import Deployment
@@ -169,6 +173,69 @@ def test_local_ids_are_never_used_twice(
         after_restored_copy = newest_id_on_shard_1()
 
     assert first < before < after_kill < after_restored_copy
+
+
+DEEP_JOBS = 300_000
+FIRST_ANSWER_SECONDS = 2.0
+
+
+@pytest.fixture
+def deep_queue(deployment: Deployment, queue: str, tmp_path: Path) -> Iterator[str]:
+    """With DEEP_JOBS in shard 1: a third pending, a third running, a third succeeded."""
+    file, copy = deployment.folder / "data/shard-1.sqlite", tmp_path / "copy"
+    deployment.supervisorctl("stop", "shard-1")
+    shutil.copy(file, copy)
+    with closing(sqlite3.connect(file)) as db:
+        [number] = db.execute("SELECT id FROM queues WHERE name = ? AND NOT dropped", (queue,))
+        db.executescript(_fill(*number))
+    deployment.supervisorctl("start", "shard-1")
+    yield queue
+    deployment.supervisorctl("stop", "shard-1")
+    shutil.copy(copy, file)
+    deployment.supervisorctl("start", "shard-1")
+
+
+def _fill(queue: int) -> str:
+    now_ms = round(time.time() * 1000)
+    ids = f"WITH RECURSIVE ids(id) AS (SELECT 1 UNION ALL SELECT id + 1 FROM ids LIMIT {DEEP_JOBS})"
+    third = "FROM ids WHERE id % 3"
+    return f"""
+        BEGIN;
+        {ids} INSERT INTO jobs
+            SELECT id, {queue}, 1, 1, 1, {now_ms}, {now_ms}, {now_ms}, '', x'78' FROM ids;
+        {ids} INSERT INTO pending SELECT {queue}, 1, {now_ms}, id {third} = 0;
+        {ids} INSERT INTO claims SELECT id, {queue}, 1, {now_ms}, 'claim' {third} = 1;
+        {ids} INSERT INTO ended SELECT id, {queue}, 1, 2, {now_ms}, 'claim' {third} = 2;
+        INSERT INTO depths SELECT {queue}, 1, value, {DEEP_JOBS // 3} FROM json_each('[0, 1, 2]');
+        COMMIT;
+    """
+
+
+def test_a_killed_shard_answers_at_once_however_many_jobs_it_holds(
+    deployment: Deployment, deep_queue: str, wait_until: WaitUntil
+):
+    with deployment.client() as client:
+
+        def answers(shard: str) -> bool:
+            with suppress(PinLaterError, ConnectionFailed):
+                client.lookup([f"{deep_queue}:s{shard}:p1:1"])
+                return True
+            return False
+
+        def seconds_from_its_start(shard: str) -> float:
+            """supervisord may take its time before that."""
+            program = f"shard-{shard}"
+            killed = deployment.kill(program)
+            wait_until(lambda: answers(shard) and deployment.pids().get(program, killed) != killed)
+            return time.time() - psutil.Process(deployment.pid_of(program)).create_time()
+
+        def is_quick() -> bool:
+            """By a shard that holds next to nothing, on however busy a machine."""
+            usual = seconds_from_its_start("3")
+            return seconds_from_its_start("1") < max(FIRST_ANSWER_SECONDS, usual + 0.8)
+
+        wait_until(lambda: answers("1"))
+        assert any(is_quick() for _ in range(3))
 
 
 def test_a_claim_whose_answer_died_with_the_router_comes_back_after_its_time_out(

@@ -102,13 +102,17 @@ def test_no_call_walks_over_a_deep_queue(deep: EngineHarness):
     assert looks["claims"] >= LIMIT
 
 
-def test_opening_walks_over_no_queue_and_counts_beside(deep: EngineHarness):
+@pytest.mark.parametrize("killed", [False, True])
+def test_opening_walks_over_no_queue_and_counts_beside(deep: EngineHarness, killed: bool):
     engine = deep.engine
     assert isinstance(engine, MysqlEngine)
     depths = deep.depths()
-    engine.close()
+    if killed:
+        engine._store._abandon()
+    else:
+        engine.close()
 
-    engine.open(deep.now_ms)
+    assert engine.open(deep.now_ms).clean is not killed
 
     assert _looks(engine) <= DEEP
     assert deep.depths() == depths

@@ -9,6 +9,7 @@ import pytest
 import redis
 
 from pinlaterd.engines.base import Ack, AckOp, Batch, StorageEngine
+from pinlaterd.engines.redis.engine import RedisEngine
 from pinlaterd.model import Job, JobKey, JobState, PendingKey
 from tests.conformance.engine.harness import QUEUE, EngineHarness
 
@@ -102,6 +103,25 @@ def test_no_call_walks_over_a_deep_queue(
     before = _commands(stranger)
 
     call(deep.engine, keys)
+
+    assert _commands(stranger) - before < MOST_COMMANDS
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_opening_walks_over_no_queue(deep: EngineHarness, stranger: redis.Redis, killed: bool):
+    engine = deep.engine
+    assert isinstance(engine, RedisEngine)
+    depths = deep.depths()
+    if killed:
+        engine._store.connection.close()
+        engine._store._connection = None
+    else:
+        engine.close()
+    before = _commands(stranger)
+
+    assert engine.open(deep.now_ms).clean is not killed
+    assert deep.depths() == depths
+    CALLS["read_pending"](engine, [])
 
     assert _commands(stranger) - before < MOST_COMMANDS
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from pinlaterd.engines.base import Ack, AckOp, Batch, StorageEngine
 from pinlaterd.engines.sqlite.engine import SqliteEngine
+from pinlaterd.engines.sqlite.schema import connect_owner
 from pinlaterd.model import Job, JobKey, JobState, PendingKey
 from tests.conformance.engine.harness import END_OF_TIME_MS, QUEUE, EngineHarness
+from tests.conftest import WaitUntil
 
 DEEP = 5_000
 # SQLite's virtual machine takes some 20 to 100 steps a job; a walk over a deep queue many more.
@@ -17,6 +21,20 @@ STEPS = 6_000
 LIMIT = 10
 
 Call = Callable[[StorageEngine, list[JobKey]], object]
+
+
+class Steps:
+    """Of SQLite's virtual machine, on the connections that it watches."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+    def watch(self, db: sqlite3.Connection) -> None:
+        db.set_progress_handler(self._count, 100)
+
+    def _count(self) -> int:
+        self.taken += 100
+        return 0
 
 
 def delete(state: JobState) -> Call:
@@ -82,18 +100,43 @@ def deep(store: EngineHarness) -> EngineHarness:
 def test_no_call_walks_over_a_deep_queue(deep: EngineHarness, call: Call):
     assert isinstance(deep.engine, SqliteEngine)
     keys = deep.engine._store.db.execute("SELECT priority, local_id FROM claims").fetchall()
-    steps = 0
+    steps = Steps()
 
-    def count() -> int:
-        nonlocal steps
-        steps += 100
-        return 0
-
-    deep.engine._store.db.set_progress_handler(count, 100)
+    steps.watch(deep.engine._store.db)
     call(deep.engine, [JobKey(*key) for key in keys])
     deep.engine._store.db.set_progress_handler(None, 0)
 
-    assert steps < STEPS
+    assert steps.taken < STEPS
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_opening_walks_over_no_queue(
+    deep: EngineHarness, monkeypatch: pytest.MonkeyPatch, wait_until: WaitUntil, killed: bool
+):
+    engine, steps = deep.engine, Steps()
+    assert isinstance(engine, SqliteEngine)
+    depths = deep.depths()
+
+    def connect_watched(path: Path) -> sqlite3.Connection:
+        db = connect_owner(path)
+        steps.watch(db)
+        return db
+
+    monkeypatch.setattr("pinlaterd.engines.sqlite.store.connect_owner", connect_watched)
+    if killed:
+        engine._store._abandon()
+    else:
+        engine.close()
+
+    assert engine.open(deep.now_ms).clean is not killed
+
+    assert deep.depths() == depths
+    assert CALLS["read_pending"](engine, [])
+    assert steps.taken < STEPS
+    # What has to be compared after an unclean end is compared beside.
+    wait_until(lambda: engine.depths() and engine._store.counts.sound)
+    assert deep.depths() == depths
+    assert steps.taken < STEPS
 
 
 def test_the_rows_of_a_deleted_queue_need_several_slices(store: EngineHarness):
