@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from random import Random
 from typing import Protocol
 
 from pinlaterd.model import (
@@ -84,6 +85,36 @@ class SameCall:
 def enqueue(queue: str, jobs_per_call: int, body_bytes: int = BODY_BYTES) -> SameCall:
     jobs = [Job(body(body_bytes))] * jobs_per_call
     return SameCall(Method.ENQUEUE, EnqueueRequest(queue, jobs), jobs_per_call)
+
+
+class InTurn:
+    """A call for each of the queues queueFIRST, …, again and again; with `chance` from any of them
+    on. Encoded as it goes: not for loads near saturation."""
+
+    def __init__(
+        self,
+        method: Method,
+        request: Callable[[str], Request],
+        first: int,
+        queues: int,
+        chance: Random | None = None,
+    ) -> None:
+        self._method = method
+        self._request = request
+        self._numbers = range(first, queues)
+        self._next = chance.randrange(len(self._numbers)) if chance else 0
+        self._field = _result_field(method)
+
+    def first(self) -> bytes:
+        number = self._numbers[self._next % len(self._numbers)]
+        self._next += 1
+        return call_frame(self._method, self._request(f"queue{number}"))
+
+    def following(self, reply: bytes) -> bytes:
+        return self.first()
+
+    def jobs(self, reply: bytes) -> int:
+        return 1 if reply[self._field] == _RESULT_FIELD else -1
 
 
 class DequeueWithAcks:

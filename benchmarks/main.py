@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from benchmarks import idle, interference, sections, worker
+from benchmarks import idle, interference, many_queues, sections, worker
 from benchmarks.deployment import BenchmarkFailed, scratch_folder
 from benchmarks.load import Generators
 from benchmarks.report import Report, machine_facts
@@ -20,7 +20,10 @@ from benchmarks.targets import judged
 # What depends on the engine; the rest of SECTIONS is measured with SQLite, whatever the engine.
 OF_ENGINES = ("enqueue", "dequeue")
 OF_MYSQL = "statements"
-SECTIONS = (*OF_ENGINES, OF_MYSQL, "echo", "generator", "interference", "idle", worker.SECTION)
+SECTIONS = (
+    *(*OF_ENGINES, OF_MYSQL, "echo", "generator", "interference", "idle"),
+    *(many_queues.SECTION, worker.SECTION),
+)
 WARM_UP_SECONDS = 1.0
 QUICK_SECONDS = 1.5
 GENERATORS = 3  # processes: at most so many loads run at a time
@@ -126,6 +129,9 @@ def _measure(bench: Bench, section: str, run: int, *, scale: float) -> None:
             interference.interference(bench, run, scale=scale)
         case "idle":
             idle.idle(bench, run, idle_seconds=20.0 * max(scale, 0.25), scale=scale)
+        case many_queues.SECTION:
+            idle_seconds = 20.0 * max(scale, 0.25)
+            many_queues.many_queues(bench, run, idle_seconds=idle_seconds, scale=scale)
         case worker.SECTION:
             worker.worker(bench, run, scale=scale)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from benchmarks import idle, interference, sections, worker
+from benchmarks import idle, interference, many_queues, sections, worker
 from benchmarks.engine_alone import Work
 from benchmarks.report import Measurement, Report, Target
 
@@ -17,6 +17,9 @@ GROUP_COMMIT_GAIN = {"sqlite": 10.0, "mysql": 4.0, "redis": 4.0, "redis-always":
 ECHO_CALLS_PER_SECOND = 25_000
 INTERFERENCE_RATIO = 2.0
 IDLE_CPU_PERCENT = 0.5
+MANY_QUEUES_CPU_PERCENT = 1.0
+MANY_QUEUES_METRICS_MS = 300.0
+MANY_QUEUES_RATIO = 2.0  # of the p99 of enqueues, which is a few ms
 RSS_MB = {"router": 45.0, "shard": 45.0, "coordinator": 70.0}
 RATIO_OF_WORKER = 0.6
 DELAY_RATIO = 5.0
@@ -30,6 +33,7 @@ def judged(report: Report, engine: str) -> list[Target]:
         *_echo(report),
         *_interference(report),
         *_idle(report),
+        *_many_queues(report),
         *_worker(report),
     ]
 
@@ -115,6 +119,23 @@ def _idle(report: Report) -> list[Target]:
         name = "deep queue under load: growth of the largest shard"
         targets.append(Target(name, growth, "at most", SHARD_GROWTH_MB, " MB"))
     return targets
+
+
+def _many_queues(report: Report) -> list[Target]:
+    many = report.median(many_queues.WITH_MANY)
+    slower = report.ratio(many_queues.WITH_MANY, many_queues.WITH_FEW, _p99)
+    if many is None or slower is None:
+        return []
+    return [
+        Target("many queues: enqueue p99 / that with ten", slower, "at most", MANY_QUEUES_RATIO),
+        *(
+            Target(f"many queues: {name}", many.figures[name], "at most", limit)
+            for name, limit in (
+                (many_queues.CPU_PERCENT, MANY_QUEUES_CPU_PERCENT),
+                (many_queues.METRICS_MS, MANY_QUEUES_METRICS_MS),
+            )
+        ),
+    ]
 
 
 def _worker(report: Report) -> list[Target]:

@@ -126,9 +126,11 @@ class DividedCalls:
         """Before any shard creates it, with the creations that are under way here. Several routers
         at once may exceed the limit by one queue each."""
         most = self.settings.max_queues
-        if self._shards.knows_queue(queue):
+        shards = self._shards
+        if shards.knows_queue(queue):
             return
-        if len(self._shards.queues_known() | self._creating) >= most:
+        new = [name for name in self._creating if not shards.knows_queue(name)]
+        if shards.most_queues() + len(new) >= most:
             raise InvalidRequest(
                 f"queue {queue!r} can't be created: there are {most} queues or more, as many as "
                 "max_queues in etc/pinlaterd.yaml allows; delete unused ones, or raise max_queues"

@@ -180,6 +180,10 @@ class ShardSet:
     def knows_queue(self, queue: str) -> bool:
         return any(queue in queues for queues in self._queues.values())
 
+    def most_queues(self) -> int:
+        """How many queues there are: each shard is given those of the others."""
+        return max((len(queues) for queues in self._queues.values()), default=0)
+
     def follow(self, plans: Iterable[ShardPlan]) -> None:
         """Connect to shards that are new, let go of those that are no more."""
         wanted = {plan.name: plan for plan in plans}

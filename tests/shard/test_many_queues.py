@@ -2,34 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pinlaterd.clock import FakeClock
+from pinlaterd.engines.counts import Depths
 from pinlaterd.engines.sqlite.engine import SqliteEngine
 from pinlaterd.model import DequeueRequest, Job, PendingKey
+from pinlaterd.shard import gauges
 from tests.shard.conftest import Shard
 from tests.shard.test_timekeeping import HOUR_MS, SteppedClock
 
-QUEUES = [f"queue{number}" for number in range(100)]
+QUEUES = [f"queue{number}" for number in range(150)]
 READS_A_TURN = 60
 
 
 class SlowReads(SqliteEngine):
-    """The real engine, each of whose reads takes 5 ms."""
+    """The real engine, each of whose reads takes 5 ms. Keeps how many queues `depths` was asked
+    for."""
 
     def __init__(self, path: Path, clock: FakeClock) -> None:
         super().__init__(path)
         self.clock = clock
         self.reads = 0
+        self.asked: list[int] = []
 
     def read_pending(self, queue: str, priority: int, **options: Any) -> Sequence[PendingKey]:
         self.clock.advance(0.005)
         self.reads += 1
         return super().read_pending(queue, priority, **options)
+
+    def depths(self, queues: Collection[str] | None = None) -> Mapping[str, Depths | None]:
+        self.asked.append(0 if queues is None else len(queues))
+        return super().depths(queues)
 
 
 @pytest.fixture
@@ -99,3 +107,19 @@ def test_many_queues_are_read_again_in_turns_once_the_clock_was_set_back(
 
     assert many.engine.reads - before <= READS_A_TURN
     assert set(counted_in_turns(many)) == set(QUEUES)
+
+
+def test_figures_are_gauged_in_turns(many: Shard, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(gauges, "_MOST_QUEUES", 40)
+    monkeypatch.setattr(gauges, "_QUEUES_IN_TURN", 25)
+    counted_in_turns(many)  # which changes all of them
+    assert isinstance(many.engine, SlowReads)
+    many.engine.asked.clear()
+
+    for _ in range(15):
+        many.service.tick()
+
+    gauged = many.stats.snapshot()["gauges"]
+    assert all(gauged[f"{queue}_pending"] == 1 for queue in QUEUES)
+    assert many.engine.asked[0] == 40
+    assert many.engine.asked[-1] == 25  # nothing has changed since
