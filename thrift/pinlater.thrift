@@ -582,7 +582,7 @@ service PinLater {
   /**
    * Make failed jobs of a priority PENDING again, up to `limit` over all shards, the longest failed
    * first. Their claim descriptors are cleared. Returns how many: fewer than `limit` if there are no
-   * more, or if most of request_timeout_ms is used before. To change more, repeat the call until it
+   * more, or if half of request_timeout_ms is used before. To change more, repeat the call until it
    * returns 0.
    *
    * Errors: QUEUE_NOT_FOUND, PRIORITY_NOT_SUPPORTED.

@@ -151,16 +151,12 @@ def retry(
     if delay_seconds:
         run_after_ms = round((time.time() + delay_seconds) * 1000)
     with target.connect() as client:
-        retried = _in_calls(
-            limit,
-            lambda left: client.retry_failed(
-                queue,
-                priority=priority,
-                attempts_to_allow=attempts,
-                run_after_ms=run_after_ms,
-                limit=left,
-            ),
-            short_seconds=target.server_settings().request_timeout_ms / 2000,
+        retried = client.retry_failed(
+            queue,
+            priority=priority,
+            attempts_to_allow=attempts,
+            run_after_ms=run_after_ms,
+            limit=limit,
         )
     shown = f"{how_many(retried, 'job')} made pending again"
     click.echo(json.dumps({"retried": retried}) if as_json else shown)
@@ -203,27 +199,11 @@ def delete(
             err=True,
         )
     with target.connect() as client:
-        deleted = _in_calls(
-            limit,
-            lambda left: client.delete_jobs(
-                queue, state_of(state), priority=priority, body_regex=body_regex, limit=left
-            ),
+        deleted = client.delete_jobs(
+            queue, state_of(state), priority=priority, body_regex=body_regex, limit=limit
         )
     shown = f"{how_many(deleted, 'job')} deleted"
     click.echo(json.dumps({"deleted": deleted}) if as_json else shown)
-
-
-def _in_calls(limit: int, call: Callable[[int], int], *, short_seconds: float = 0.0) -> int:
-    """A call changes as many jobs as its time allows: repeat it until nothing is left to do, or
-    until one takes less than `short_seconds`. Jobs that fail again at once are retried once."""
-    done = 0
-    while done < limit:
-        began = time.monotonic()
-        part = call(limit - done)
-        done += part
-        if not part or time.monotonic() < began + short_seconds:
-            break
-    return done
 
 
 def _row(record: JobRecord) -> tuple[str, str, str, str]:

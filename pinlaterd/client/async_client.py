@@ -14,6 +14,7 @@ A call that is cancelled may have been carried out, like one that ends with Outc
 from __future__ import annotations
 
 import ssl as tls
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
@@ -66,6 +67,23 @@ def _paged_operation(
             call = calls.page_after(call, page)
 
     calls.as_method_of("AsyncClient", operation, prepare, returns="AsyncIterator[JobRecord]")
+    return operation
+
+
+def _repeated_operation(
+    prepare: Callable[P, PreparedCall[int]],
+) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, int]]:
+    """The method that makes as many calls as all its jobs take, and returns how many it changed."""
+
+    async def operation(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> int:
+        repeated = calls.RepeatedCall(prepare(*args, **kwargs))
+        while (call := repeated.call) is not None:
+            began = time.monotonic()
+            jobs = await self.run(call)
+            repeated.after(jobs, time.monotonic() - began)
+        return repeated.done
+
+    calls.as_method_of("AsyncClient", operation, prepare)
     return operation
 
 
@@ -137,8 +155,8 @@ class AsyncClient:
     lookup = _operation(calls.lookup)
     count = _operation(calls.count)
     scan = _paged_operation(calls.scan)
-    retry_failed = _operation(calls.retry_failed)
-    delete_jobs = _operation(calls.delete_jobs)
+    retry_failed = _repeated_operation(calls.retry_failed)
+    delete_jobs = _repeated_operation(calls.delete_jobs)
 
     async def run(self, call: PreparedCall[T]) -> T:
         """Make a call and return its result; what the methods above do."""

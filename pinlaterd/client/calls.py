@@ -54,6 +54,8 @@ T = TypeVar("T")
 
 # The errors that are sure that an enqueue has stored nothing; but OutcomeUnknown is none of them.
 _NOT_STORED = (RequestError, Overloaded, NoHealthyShards, ConnectionFailed)
+# A call that changes many jobs uses half of request_timeout_ms, which is at least 100, or more.
+_LEAST_USED_SECONDS = 0.05
 
 
 class PreparedCall(NamedTuple, Generic[T]):
@@ -282,8 +284,9 @@ def retry_failed(
 ) -> PreparedCall[int]:
     """Make up to `limit` FAILED jobs PENDING again, the oldest first; return how many.
 
-    Fewer than `limit` if there are no more, or if the time for a call is used up before: a call
-    that returns 0 has found none.
+    Fewer than `limit` only if there are no more. What takes longer than the server gives a call is
+    done in several; one that fails raises its error, and what those before it did stays. A job
+    that fails again meanwhile may be retried again.
     """
     request = RetryFailedRequest(queue, priority, attempts_to_allow, run_after_ms, limit)
     return PreparedCall(Method.RETRY_FAILED, request, _number)
@@ -299,10 +302,37 @@ def delete_jobs(
 ) -> PreparedCall[int]:
     """Delete up to `limit` jobs of a state and priority; return how many.
 
-    Fewer than `limit` as for retry_failed.
+    Fewer than `limit` only if there are no more; in several calls, as retry_failed.
     """
     request = DeleteJobsRequest(queue, state, priority, body_regex, limit)
     return PreparedCall(Method.DELETE_JOBS, request, _number)
+
+
+class RepeatedCall:
+    """A call that changes up to `limit` jobs, and is made again for the rest if the server answered
+    because the time for it was used up. `call` is the next one; None once no more is to be done.
+
+    The server does not say so, and how much time it gives a call is not known here. But it uses at
+    least half of that: a call that was short, by itself or beside the first one, has left nothing.
+    So jobs that come to be there meanwhile don't keep this going.
+    """
+
+    def __init__(self, call: PreparedCall[int]) -> None:
+        self.call: PreparedCall[int] | None = call
+        self.done = 0
+        self._first = call
+        self._request = cast("RetryFailedRequest | DeleteJobsRequest", call.request)
+        self._short_seconds = 0.0
+
+    def after(self, jobs: int, seconds: float) -> None:
+        """`call` took that long, and changed so many jobs."""
+        self.done += jobs
+        left = self._request.limit - self.done
+        self._short_seconds = self._short_seconds or max(seconds / 2, _LEAST_USED_SECONDS)
+        if jobs and left > 0 and seconds >= self._short_seconds:
+            self.call = self._first._replace(request=self._request._replace(limit=left))
+        else:
+            self.call = None
 
 
 def as_method_of(

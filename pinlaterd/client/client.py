@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import functools
 import ssl as tls
+import time
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Concatenate, ParamSpec, Self, TypeVar
@@ -72,6 +73,23 @@ def _paged_operation(
             call = calls.page_after(call, page)
 
     calls.as_method_of("Client", operation, prepare, returns="Iterator[JobRecord]")
+    return operation
+
+
+def _repeated_operation(
+    prepare: Callable[P, PreparedCall[int]],
+) -> Callable[Concatenate[Client, P], int]:
+    """The method that makes as many calls as all its jobs take, and returns how many it changed."""
+
+    def operation(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> int:
+        repeated = calls.RepeatedCall(prepare(*args, **kwargs))
+        while (call := repeated.call) is not None:
+            began = time.monotonic()
+            jobs = self.run(call)
+            repeated.after(jobs, time.monotonic() - began)
+        return repeated.done
+
+    calls.as_method_of("Client", operation, prepare)
     return operation
 
 
@@ -168,8 +186,8 @@ class Client:
     lookup = _operation(calls.lookup)
     count = _operation(calls.count)
     scan = _paged_operation(calls.scan)
-    retry_failed = _operation(calls.retry_failed)
-    delete_jobs = _operation(calls.delete_jobs)
+    retry_failed = _repeated_operation(calls.retry_failed)
+    delete_jobs = _repeated_operation(calls.delete_jobs)
 
     def run(self, call: PreparedCall[T]) -> T:
         """Make a call and return its result; what the methods above do."""

@@ -69,8 +69,8 @@ _CarryOut = Callable[[CallContext, Any, float], Coroutine[Any, Any, Result]]
 _MILLIS = struct.Struct(">q")
 # Ages of as many jobs are read, of each shard at once.
 _RETRIED_AT_A_TIME = 2_000
-# As in shards (shard/inquiries.py), whose part of a call begins later, and so ends later.
-_USABLE_TIME = 0.8
+# A part that begins then may use four fifths of what is left (shard/inquiries.py), and be answered.
+_USABLE_TIME = 0.5
 
 
 class DividedCalls:

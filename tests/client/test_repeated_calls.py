@@ -1,0 +1,107 @@
+"""Retries and deletes of more jobs than the server's time for a call allows: the clients go on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from pinlaterd.client import JobState, calls
+from pinlaterd.engines.base import Ack, AckOp, Batch, Claim, ClaimOp, EnqueueOp
+from pinlaterd.engines.sqlite.engine import SqliteEngine
+from pinlaterd.model import Job, JobKey, Result
+from pinlaterd.rpc.codec import Call
+from tests.client.either_client import BlockingAsyncClient
+from tests.deployment import Deployment
+
+REQUEST_TIMEOUT_MS = 1000
+AT_ONCE = 10_000
+FAILED_JOBS = 50_000
+PENDING_JOBS = 101_000  # more than are looked for at a time
+LIMIT = 100_500
+
+
+@pytest.mark.parametrize(
+    ("answers", "done"),
+    [
+        pytest.param([(1000, 0.9)], 1000, id="the limit is reached"),
+        pytest.param([(400, 0.04)], 400, id="so short a call has left nothing"),
+        pytest.param([(400, 0.9), (0, 0.9)], 400, id="nothing is left"),
+        pytest.param([(400, 0.9), (400, 0.8), (100, 0.4)], 900, id="the last one is shorter"),
+        pytest.param([(400, 0.9), (600, 0.8)], 1000, id="the rest of the limit"),
+    ],
+)
+def test_calls_end_with_the_limit_or_with_one_that_left_nothing(
+    answers: list[tuple[int, float]], done: int
+):
+    repeated = calls.RepeatedCall(calls.retry_failed("mail", limit=1000))
+    limits = []
+    for jobs, seconds in answers:
+        assert repeated.call is not None
+        limits.append(repeated.call.request.limit)  # type: ignore[union-attr]
+        repeated.after(jobs, seconds)
+
+    assert repeated.call is None
+    assert repeated.done == done
+    assert limits == [1000 - sum(jobs for jobs, _ in answers[:n]) for n in range(len(answers))]
+
+
+@pytest.mark.parametrize("operation", ["retry_failed", "delete_jobs"])
+def test_each_client_asks_for_the_rest(server, connect, operation: str):
+    def reply(_: Call) -> Result:
+        time.sleep(0.1)  # as if its time were used up
+        return 400
+
+    server.reply = reply
+    arguments = [JobState.FAILED] if operation == "delete_jobs" else []
+    with connect(port=server.port) as client:
+        assert getattr(client, operation)("mail", *arguments, limit=800) == 800
+    assert [call.request.limit for call in server.calls] == [800, 400]
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """Its file has jobs before it starts."""
+    deployment = Deployment(tmp_path_factory.mktemp("d"))
+    deployment.init(shards=1, settings={"request_timeout_ms": REQUEST_TIMEOUT_MS})
+    engine = SqliteEngine(deployment.folder / "data/shard-1.sqlite")
+    engine.open(now_ms := round(time.time() * 1000))
+    for queue in ("pending", "failed"):
+        engine.create_queue(queue, now_ms)
+    for jobs in parts_of(PENDING_JOBS):
+        engine.apply(Batch(enqueues=[EnqueueOp("pending", [Job(b"")] * jobs)]), now_ms)
+    for jobs in parts_of(FAILED_JOBS):
+        fail(engine, [Job(b"", attempts_allowed=1)] * jobs, now_ms)
+    engine.close()
+    try:
+        deployment.up()
+        yield deployment
+    finally:
+        deployment.destroy()
+
+
+def parts_of(jobs: int) -> list[int]:
+    return [min(AT_ONCE, jobs - at) for at in range(0, jobs, AT_ONCE)]
+
+
+def fail(engine: SqliteEngine, jobs: list[Job], now_ms: int) -> None:
+    [ids] = engine.apply(Batch(enqueues=[EnqueueOp("failed", jobs)]), now_ms).enqueues
+    claims = [Claim(JobKey(1, local_id), now_ms, "test") for local_id in ids]
+    engine.apply(Batch(claims=[ClaimOp("failed", claims)]), now_ms)
+    acks = [Ack(claim.key) for claim in claims]
+    engine.apply(Batch(acks=[AckOp("failed", [], acks)]), now_ms)
+
+
+@pytest.mark.service
+def test_more_failed_jobs_than_one_call_has_time_for(deployment: Deployment):
+    with deployment.client() as client:
+        assert client.retry_failed("failed", limit=10**6) == FAILED_JOBS
+        assert client.retry_failed("failed") == 0
+
+
+@pytest.mark.service
+def test_a_limit_beyond_what_one_call_has_time_for_is_kept_to(deployment: Deployment):
+    with BlockingAsyncClient(port=deployment.port) as client:
+        assert client.delete_jobs("pending", JobState.PENDING, limit=LIMIT) == LIMIT
+        assert len(client.dequeue("pending", limit=1_000, dry_run=True)) == PENDING_JOBS - LIMIT
