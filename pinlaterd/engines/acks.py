@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from pinlaterd.engines.base import AckOp, AckResult
+from pinlaterd.engines.base import Ack, AckOp, AckResult
+from pinlaterd.model import JobKey
 
 ApplyTogether = Callable[[Sequence[AckOp]], list[AckResult]]
 
@@ -17,13 +18,41 @@ def carry_out_acks(
     name_no_job_twice: Callable[[Sequence[AckOp]], bool],
 ) -> list[AckResult]:
     """Ops that name no job twice commute, and are carried out together: successes, then failures.
-    Otherwise each goes in its turn, and within it each ack."""
+    Otherwise each goes in its turn, and within it each ack where that makes a difference."""
     if name_no_job_twice(ops):
         return apply_together(ops)
-    return [
-        apply_together([op])[0] if name_no_job_twice([op]) else _ack_by_ack(op, apply_together)
-        for op in ops
-    ]
+    return [_carry_out(op, apply_together, name_no_job_twice) for op in ops]
+
+
+def _carry_out(
+    op: AckOp,
+    apply_together: ApplyTogether,
+    name_no_job_twice: Callable[[Sequence[AckOp]], bool],
+) -> AckResult:
+    once = _without_repetitions(op)
+    if name_no_job_twice([once]):
+        [result] = apply_together([once])
+    else:
+        result = _ack_by_ack(once, apply_together)
+    left_out = len(op.succeeded) + len(op.failed) - len(once.succeeded) - len(once.failed)
+    return result._replace(noop=result.noop + left_out)
+
+
+def _without_repetitions(op: AckOp) -> AckOp:
+    """Of the acks of one job under one claim only the first can apply: either it ends the claim, or
+    that is not held."""
+    seen: set[tuple[JobKey, str | None]] = set()
+
+    def first_of(acks: Sequence[Ack]) -> list[Ack]:
+        firsts = []
+        for ack in acks:
+            which = (ack.key, ack.claim_descriptor)
+            if which not in seen:
+                seen.add(which)
+                firsts.append(ack)
+        return firsts
+
+    return AckOp(op.queue, first_of(op.succeeded), first_of(op.failed))
 
 
 def _ack_by_ack(op: AckOp, apply_together: ApplyTogether) -> AckResult:

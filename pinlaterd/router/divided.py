@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from pinlaterd.clock import Clock
 from pinlaterd.config.password import verify_password
-from pinlaterd.config.schema import ServerSettings
+from pinlaterd.config.schema import KIB, ServerSettings
 from pinlaterd.errors import (
     ContinuationInvalid,
     EnqueuedInPart,
@@ -67,6 +67,8 @@ from pinlaterd.wire.router_end import GiveUp, Outcome, ShardCall, ShardReply
 _LARGEST_I32 = 2**31 - 1
 _CarryOut = Callable[[CallContext, Any, float], Coroutine[Any, Any, Result]]
 _MILLIS = struct.Struct(">q")
+# Each step of a larger call takes milliseconds.
+_LARGE_BYTES = 64 * KIB
 # Ages of as many jobs are read, of each shard at once.
 _RETRIED_AT_A_TIME = 2_000
 # A part that begins then may use four fifths of what is left (shard/inquiries.py), and be answered.
@@ -101,6 +103,7 @@ class DividedCalls:
     async def run(self, call: Call) -> None:
         """Decode `call`, carry it out and answer it."""
         decoded = codec.decode_call(call.message, self.settings.max_jobs_per_call)
+        await _let_others_go_on(len(call.message))
         carry_out = self._by_request[type(decoded.request)]
         result = await carry_out(decoded.context, decoded.request, call.deadline)
         call.reply(codec.encode_reply(call.peek.head, result))
@@ -451,19 +454,12 @@ class DividedCalls:
 
         Raises LookupTooLarge if the answers have more than `most_bytes` together."""
         shards = [self._shards.by_name[name] for name in requests]
-        replies = await _ask_all(
-            [
-                (
-                    shard,
-                    ShardCall(
-                        deadline,
-                        codec.encode_call(method, 0, context, requests[shard.name]),
-                        whole=False,
-                    ),
-                )
-                for shard in shards
-            ]
-        )
+        asked = []
+        for shard in shards:
+            message = codec.encode_call(method, 0, context, requests[shard.name])
+            await _let_others_go_on(len(message))
+            asked.append((shard, ShardCall(deadline, message, whole=False)))
+        replies = await _ask_all(asked)
         if most_bytes is not None and sum(len(reply.payload) for reply in replies) > most_bytes:
             raise LookupTooLarge(most_bytes)
         return _results(method, shards, replies)
@@ -493,6 +489,12 @@ def _all_stored(
         raise AllRefused(first.refusals) if isinstance(first, AllRefused) else first
     why = "; ".join(dict.fromkeys(error.message for error in errors))
     raise EnqueuedInPart(descriptors, why) from errors[0]
+
+
+async def _let_others_go_on(size: int) -> None:
+    """Between the steps of a call whose message has so many bytes, if that is large."""
+    if size > _LARGE_BYTES:
+        await asyncio.sleep(0)
 
 
 async def _ask_all(calls: Sequence[tuple[Shard, ShardCall]]) -> list[ShardReply]:

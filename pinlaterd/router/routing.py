@@ -24,6 +24,8 @@ from pinlaterd.model import (
 
 S = TypeVar("S")
 _Item = TypeVar("_Item", AckInfo, CheckpointInfo)
+# The most that a descriptor's local id has.
+_ID_DIGITS = 19
 
 
 def choose_least_loaded(shards: Sequence[S], load: Callable[[S], int], chance: Random) -> S:
@@ -121,12 +123,20 @@ def _divide(
 ) -> tuple[dict[str, list[_Item]], list[str]]:
     by_shard: dict[str, list[_Item]] = {}
     bad = []
+    # Jobs that are named together mostly have all but their local ids in common: what comes before
+    # those is understood once.
+    known: dict[str, list[_Item]] = {}
     for item in items:
-        name = _place(item.descriptor, queue, shards)
-        if name is None:
-            bad.append(item.descriptor)
+        descriptor = item.descriptor
+        head, _, id_text = descriptor.rpartition(":")
+        plain = id_text.isdigit() and id_text.isascii() and len(id_text) <= _ID_DIGITS
+        if plain and head in known:
+            known[head].append(item)
+        elif (name := _place(descriptor, queue, shards)) is None:
+            bad.append(descriptor)
         else:
-            by_shard.setdefault(name, []).append(item)
+            known[head] = by_shard.setdefault(name, [])
+            known[head].append(item)
     return by_shard, bad
 
 

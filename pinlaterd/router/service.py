@@ -46,6 +46,7 @@ _SEARCHES = frozenset({Method.COUNT, Method.SCAN})
 # Small enqueues that arrive together go to one shard, so many at most.
 _FILL_CALLS = 16
 _SMALL_CALL_BYTES = 4096
+_LONG_LIST = 1000
 _MSEC_NAMES = {method: f"PinLaterService.{method}_msec" for method in Method}
 
 
@@ -294,7 +295,7 @@ class RouterService:
     def _to_first_descriptor(self, call: Call) -> None:
         first = call.peek.first_descriptor
         shard = self._shard_named_in(first) if first is not None else None
-        if shard is None:
+        if shard is None or _names_other_shards(call):
             self._divide(call)
             return
 
@@ -335,6 +336,15 @@ class RouterService:
     def _overloaded(self, method: Method) -> PinLaterError:
         error = Overloaded(f"{self._most_in_hand} calls are in hand already")
         return EnqueueRejected(error.message) if method is Method.ENQUEUE else error
+
+
+def _names_other_shards(call: Call) -> bool:
+    """Of a long list: whether some of its descriptors don't begin like the first. A shard would
+    take many times as long to find that out."""
+    first, items = call.peek.first_descriptor, call.peek.items
+    if first is None or items <= _LONG_LIST:
+        return False
+    return call.message.count(first.encode().rpartition(b":p")[0]) < items
 
 
 def _end_unanswered(call: Call, task: asyncio.Task[None]) -> None:

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+
 import pytest
 
-from pinlaterd.client import Job, PinLaterError
+from pinlaterd.client import Client, Job, PinLaterError
 from pinlaterd.model import (
     AckInfo,
     AckRequest,
@@ -21,14 +29,22 @@ from pinlaterd.rpc import codec
 from tests.conftest import WaitUntil
 from tests.deployment import Deployment
 from tests.hostile.calls import LIST, STRING, STRUCT, field, head, text
-from tests.hostile.conftest import MIB, QUEUE, Bystander, peak_bytes
+from tests.hostile.conftest import MIB, QUEUE, SETTINGS, Bystander, peak_bytes
 from tests.hostile.wire import RawConnection
+from tests.servers.redis import RedisServer, new_shard, redis_program, redis_server
+
+__all__ = ["redis_program", "redis_server"]
 
 MOST_JOBS = 10_000  # max_jobs_per_call
 TOO_MANY = 400_000
 SLOWEST_BYSTANDER_SECONDS = 0.5  # decoding one of these lists takes longer than that
 TRIES = 3  # a busy machine holds up one of them, decoding would hold up all
 PEAK_GROWTH_BYTES = 100 * MIB  # one message of 20 MB, received, passed on, not decoded
+USUAL_SECONDS = 1.0
+LISTS_SECONDS = 2.0
+LISTS = 5
+USUAL_CALL_SECONDS = 0.002  # on a quiet machine
+MOST_DELAY_SECONDS = 0.1  # there; measured: 0.06, and 0.15 where the router does all at once
 
 _ACK = AckInfo(f"{QUEUE}:s1:p1:1")
 _OTHER_SHARD = AckInfo(f"{QUEUE}:s2:p1:2")
@@ -109,3 +125,97 @@ def test_the_error_says_what_to_do(deployment: Deployment):
     says = "jobsSucceeded has 10001 elements; .* split it, or raise max_jobs_per_call"
     with deployment.client() as client, pytest.raises(PinLaterError, match=says):
         client.ack(QUEUE, succeeded=[_ACK] * (MOST_JOBS + 1))
+
+
+@pytest.fixture
+def redis_deployment(
+    redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Deployment]:
+    deployment = Deployment(tmp_path_factory.mktemp("d"))
+    deployment.init(shards=1, settings=SETTINGS)
+    master = f"{{host: 127.0.0.1, port: {redis_server.port}}}"
+    shards = "".join(f"  {new_shard()}: {{engine: redis, master: {master}}}\n" for _ in range(2))
+    (deployment.folder / "etc/shards.yaml").write_text(f"shards:\n{shards}")
+    try:
+        deployment.up()
+        with deployment.client() as client:
+            client.create_queue(QUEUE)
+        yield deployment
+    finally:
+        deployment.destroy()
+
+
+def test_the_longest_lists_delay_others_little(deployment: Deployment):
+    _assert_others_are_delayed_little(deployment)
+
+
+def test_the_longest_lists_delay_others_little_on_redis(redis_deployment: Deployment):
+    _assert_others_are_delayed_little(redis_deployment)
+
+
+def _assert_others_are_delayed_little(deployment: Deployment) -> None:
+    """Acks of jobs on both shards, one list after the other."""
+    names = sorted(shard["name"] for shard in deployment.status()["shards"])
+    acks = [AckInfo(f"{QUEUE}:s{names[i % 2]}:p1:{i + 1}") for i in range(MOST_JOBS)]
+    message = codec.encode_call(Method.ACK, 7, CallContext("hostile"), AckRequest(QUEUE, acks))
+    delays = []
+    with deployment.client("other") as client:
+        client.create_queue("other")
+        for _ in range(TRIES):
+            usual = _call_seconds(client, lambda elapsed: elapsed < USUAL_SECONDS)
+            with _sent_again_and_again(deployment, message) as sent:
+                beside = _call_seconds(client, partial(_goes_on, sent))
+            slowness = max(1.0, statistics.median(usual) / USUAL_CALL_SECONDS)
+            delays.append((_p99(beside), 2 * _p99(usual) + MOST_DELAY_SECONDS * slowness))
+            if delays[-1][0] < delays[-1][1]:
+                return
+    pytest.fail(f"p99 and its bound, in seconds: {delays}")
+
+
+def _goes_on(sent: Callable[[], int], elapsed: float) -> bool:
+    return elapsed < LISTS_SECONDS or sent() < LISTS
+
+
+def _call_seconds(client: Client, goes_on: Callable[[float], bool]) -> list[float]:
+    """What each call of another client takes."""
+    began = moment = time.monotonic()
+    seconds = []
+
+    def note() -> None:
+        nonlocal moment
+        before, moment = moment, time.monotonic()
+        seconds.append(moment - before)
+
+    while goes_on(moment - began):
+        client.enqueue("other", [b"x"])
+        note()
+        jobs = client.dequeue("other", limit=10, max_wait_ms=1_000)
+        note()
+        client.ack("other", succeeded=jobs)
+        note()
+    return seconds
+
+
+@contextmanager
+def _sent_again_and_again(deployment: Deployment, message: bytes) -> Iterator[Callable[[], int]]:
+    """Yields what tells how often it was answered."""
+    answers: list[bytes] = []
+    stop = threading.Event()
+
+    def send() -> None:
+        with RawConnection(deployment.port) as connection:
+            while not stop.is_set():
+                answers.extend(connection.exchange(message))
+
+    with ThreadPoolExecutor(1) as thread:
+        sending = thread.submit(send)
+        try:
+            yield lambda: len(answers)
+        finally:
+            stop.set()
+        sending.result()
+    assert {codec.peek_error(answer) for answer in answers} == {None}
+
+
+def _p99(seconds: list[float]) -> float:
+    return sorted(seconds)[int(len(seconds) * 0.99)]

@@ -958,6 +958,20 @@ def test_of_an_enqueue_that_is_stored_in_part_it_is_told_which(play):
     play(scenario, shards=1)
 
 
+@pytest.mark.parametrize("others", [0, 1])
+def test_no_shard_is_tried_with_a_long_list_that_names_others_too(play, others: int):
+    async def scenario(site: Site) -> None:
+        acks = [AckInfo(f"{QUEUE}:s1:p1:{number}") for number in range(1, 2000)]
+        acks += [AckInfo(f"{QUEUE}:s2:p1:1")] * others
+        await site.call(Method.ACK, AckRequest(QUEUE, acks))
+
+        message = b"ackDequeuedJobs"
+        calls = [c for shard in site.locals() for c in shard.calls if message in c.message]
+        assert [call.whole for call in calls] == [not others] * (1 + others)
+
+    play(scenario, shards=2)
+
+
 def test_of_an_enqueue_whose_parts_may_be_stored_it_is_told_which(play):
     async def scenario(site: Site) -> None:
         site.shard("1").loses_after = 2
