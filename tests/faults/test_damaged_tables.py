@@ -1,0 +1,70 @@
+"""Inner tables of a SQLite file that disagree with its jobs, as after `.recover`: what a shard does
+about them, and what operators are told."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+from contextlib import closing
+
+import pytest
+
+from tests.deployment import Deployment, frozen
+
+pytestmark = pytest.mark.service
+
+CURE = "pinlater-admin shard check 1 --repair"
+
+
+def damage(deployment: Deployment) -> None:
+    """While the shard is killed, and before it is started again."""
+    shard = deployment.pid_of("shard-1")
+    with frozen(deployment.supervisord_pid()):
+        os.kill(shard, signal.SIGKILL)
+        file = deployment.folder / "data/shard-1.sqlite"
+        with closing(sqlite3.connect(file, isolation_level=None, timeout=20)) as hand:
+            hand.execute("DELETE FROM pending")
+            hand.execute("DELETE FROM depths")
+
+
+def set_time_out(deployment: Deployment, seconds: int) -> None:
+    (deployment.folder / "etc/queues.yaml").write_text(
+        f"queues:\n  mail:\n    job_claimed_timeout_seconds: {seconds}\n"
+    )
+
+
+def test_a_damaged_file_is_counted_anew_told_of_and_repaired(new_deployment, wait_until):
+    deployment: Deployment = new_deployment(1)
+    set_time_out(deployment, 600)
+    deployment.up()
+
+    def in_progress() -> object:
+        return deployment.stats()["gauges"].get("mail_in_progress")
+
+    def warnings() -> str:
+        return "".join(deployment.status()["warnings"])
+
+    with deployment.client() as client:
+        client.create_queue("mail")
+        client.enqueue("mail", [b"running"])
+        [running] = client.dequeue("mail", limit=1)
+        [lost] = client.enqueue("mail", [b"lost"])
+        damage(deployment)
+        deployment.wait_until_serving()
+
+        wait_until(lambda: CURE in warnings() and in_progress() == 1)
+        assert CURE in deployment.admin("status")
+        set_time_out(deployment, 1)
+        again = client.dequeue("mail", limit=2, max_wait_ms=9_000)
+        assert [job.descriptor for job in again] == [running.descriptor]
+        client.ack("mail", succeeded=again)
+
+        deployment.supervisorctl("stop", "shard-1")
+        assert "jobs in no state, which are never handed out (repaired)" in deployment.admin(
+            *("shard", "check", "1", "--repair")
+        )
+        deployment.supervisorctl("start", "shard-1")
+        deployment.wait_until_serving()
+        assert [job.descriptor for job in client.dequeue("mail", limit=2)] == [lost]
+        assert CURE not in warnings()
