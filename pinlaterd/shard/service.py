@@ -179,7 +179,7 @@ class ShardService:
     def open(self) -> None:
         """Take ownership of the store. Raises ShardOwned, StorageCorrupt, StorageError."""
         self.time.resume()
-        ownership = self._engine.open(self._clock.now_ms())
+        ownership = self._engine.open(self.time.latest_ms())
         self.incarnation = max(ownership.start_ms, self.incarnation + 1)
         try:
             self._load()

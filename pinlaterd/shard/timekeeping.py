@@ -6,6 +6,9 @@ Each second the list and the time are noted in a file of DIR/run: a process that
 boot of the machine goes on with its predecessor's clock and breaks, whatever the wall clock did
 meanwhile, and knows how long the shard was away. After a reboot, or on another machine, every claim
 has its whole time-out again.
+
+The file also tells the latest time that an owner of this folder may have reached, by whatever
+clock: local ids begin with the time (engines.base.first_local_id), and must not begin before that.
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ log = logging.getLogger(__name__)
 # A turn of the loop takes a second at most; one that takes so long was no service.
 _ABSENT_SECONDS = 5.0
 _MOST_BREAKS = 100
+# An owner of an earlier boot may have gone on for so long after it noted the time.
+_UNNOTED_MS = 10_000
 _LONG_AGO_MS = 0
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -47,6 +52,7 @@ class Timekeeper:
         self._absent = 0.0  # seconds of elapsed time that were not served
         self._begun = False
         self._alive: tuple[float, int] | None = None  # elapsed, now_ms when it last served
+        self._latest = (0.0, 0)  # elapsed, and the latest time of any owner then
         self._unknown_since = 0.0  # served time: older claims may bear times still to come
 
     # --- begin and end of service ------------------------------------------------------------
@@ -58,6 +64,8 @@ class Timekeeper:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             noted = json.loads(self._file.read_text())
             elapsed, now_ms = float(noted["elapsed"]), int(noted["now_ms"])
+            latest_ms = int(noted.get("latest_ms", now_ms))
+            self._latest = (self._clock.elapsed(), latest_ms + _UNNOTED_MS)
             absent = float(noted["absent"])
             breaks = [
                 _Break(float(served), int(before_ms), int(after_ms))
@@ -66,8 +74,17 @@ class Timekeeper:
             since = self._clock.elapsed() - elapsed
             if noted["boot"] and noted["boot"] == _boot_id() and since >= 0:
                 self._clock.resume(now_ms + round(since * 1000))
+                self._latest = (elapsed, latest_ms)
                 self._alive = (elapsed, now_ms)
                 self._absent, self._breaks = absent, deque(breaks, _MOST_BREAKS)
+
+    def latest_ms(self) -> int:
+        """The time, or that of the owner that was furthest ahead, as if it served still."""
+        elapsed, latest_ms = self._latest
+        now_ms = self._clock.now_ms()
+        if latest_ms:
+            now_ms = max(now_ms, latest_ms + round((self._clock.elapsed() - elapsed) * 1000))
+        return now_ms
 
     def begin(self) -> None:
         """The store is open."""
@@ -144,11 +161,13 @@ class Timekeeper:
         if self._file is None or self._alive is None:
             return
         elapsed, now_ms = self._clock.elapsed(), self._clock.now_ms()
+        self._latest = (elapsed, self.latest_ms())
         text = json.dumps(
             {
                 "boot": _boot_id(),
                 "elapsed": elapsed,
                 "now_ms": now_ms,
+                "latest_ms": self._latest[1],
                 "absent": self._absent,
                 "breaks": list(self._breaks),
             }

@@ -209,6 +209,7 @@ def make_shard(tmp_path: Path, clock: FakeClock) -> Iterator[MakeShard]:
         name: str = SHARD,
         engine: StorageEngine | None = None,
         server: ServerSettings | None = None,
+        timekeeper: Timekeeper | None = None,
         **settings: Any,
     ) -> Shard:
         server = dataclasses.replace(server or ServerSettings(advertised_host="box"), **settings)
@@ -216,8 +217,8 @@ def make_shard(tmp_path: Path, clock: FakeClock) -> Iterator[MakeShard]:
         stats = Stats()
         store = engine or SqliteEngine(tmp_path / f"{name}.sqlite")
         config = Config(server, MappingProxyType(shards))
-        awake = AlwaysAwake(clock)
-        service = ShardService(name, store, config, clock, stats, Random(1), awake)
+        keeper = timekeeper or AlwaysAwake(clock)
+        service = ShardService(name, store, config, clock, stats, Random(1), keeper)
         service.open()
         shard = Shard(service, store, clock)
         shard.stats = stats

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import shutil
+from functools import partial
 from pathlib import Path
 
+import pytest
+
 from pinlaterd.clock import FakeClock
+from pinlaterd.model import JobDescriptor
+from pinlaterd.shard import timekeeping
 from pinlaterd.shard.timekeeping import Timekeeper
+from tests.shard.conftest import MakeShard
 
 HOUR_MS = 3_600_000
 
@@ -226,3 +234,41 @@ def test_what_was_noted_in_another_boot_is_not_used(tmp_path):
         timekeeper.begin()
 
         assert clock.now_ms() == now_ms
+
+
+@pytest.mark.parametrize("served", [0, 60])
+def test_no_id_is_given_out_twice_by_a_copy_and_a_clock_that_was_set_back(
+    make_shard: MakeShard,
+    clock: FakeClock,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    served: int,
+):
+    """Each owner is of a boot of its own; the second one opens the copy an hour before the first,
+    the third one, too."""
+    file, copy = tmp_path / "s1.sqlite", tmp_path / "copy"
+    boots = itertools.count()
+
+    def enqueued_by_an_owner_of_another_boot() -> int:
+        monkeypatch.setattr(timekeeping, "_boot_id", partial(str, next(boots)))
+        keeper = Timekeeper(clock, tmp_path / "shard-1.clock")
+        shard = make_shard("s1", timekeeper=keeper)
+        shard.create()
+        for _ in range(served):
+            clock.advance(1)
+            keeper.tick()
+        [descriptor] = shard.enqueue(b"x")
+        shard.service.close()
+        parsed = JobDescriptor.parse(descriptor)
+        assert parsed is not None
+        return parsed.local_id
+
+    make_shard("s1").service.close()
+    shutil.copy(file, copy)
+    ids = [enqueued_by_an_owner_of_another_boot()]
+    clock.resume(clock.now_ms() - HOUR_MS)
+    for _ in range(2):
+        shutil.copy(copy, file)
+        ids.append(enqueued_by_an_owner_of_another_boot())
+
+    assert ids == sorted(set(ids))
