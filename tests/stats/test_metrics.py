@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import time
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,20 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pinlaterd.client import AckInfo, CheckpointInfo, Client, Job, PinLaterError
+from pinlaterd.stats import Stats
+from pinlaterd.stats.names import names_of
+from pinlaterd.stats.prometheus import PrometheusText
 from tests.deployment import CALL_SECONDS, Deployment
 from tests.shared_service import ADMIN_PASSWORD
 
 pytestmark = pytest.mark.service
 
 DOCUMENTED = re.compile(r"^\| `(.+?)` \| `(.+?)` \| (counter|gauge|summary) \|", re.MULTILINE)
-PAGE = (Path(__file__).parents[2] / "docs/metrics.md").read_text()
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/metrics.md").read_text()
+RECORDERS = ("count", "gauge", "peak", "record")
+# Of the states of a queue's jobs, and of `figures.count`, whose callers are looked at.
+NAMED_ELSEWHERE = {"*_*", "shard_*"}
 
 
 def test_each_job_is_a_sample_of_its_own(
@@ -109,3 +117,53 @@ def all_reported(service: Deployment, queue: str) -> bool:
     counted = [f"{queue}_{name}" for name in ("ack_noop", "checkpoint_noop", "ack_failed")]
     scheduled = stats["gauges"].get(f"{queue}_scheduled")
     return scheduled == 1 and all(name in stats["counters"] for name in counted)
+
+
+def recorded_names() -> Iterator[str]:
+    """As the code has them, with * for what it puts in."""
+    for path in (ROOT / "pinlaterd").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and (name := _recorded_name(node)):
+                yield name
+
+
+def _recorded_name(call: ast.Call) -> str | None:
+    """`stats.count(name)`, `figures.count(name)`, or the `count(name)` of a method handed on."""
+    receiver, _, method = ast.unparse(call.func).rpartition(".")
+    owner = receiver.rpartition(".")[2].lstrip("_")
+    if method not in RECORDERS or owner not in ("stats", "figures", "") or not call.args:
+        return None
+    match call.args[0]:
+        case ast.Constant(value=str(name)):
+            pass
+        case ast.JoinedStr(values=pieces):
+            name = "".join(str(p.value) if isinstance(p, ast.Constant) else "*" for p in pieces)
+        case _:
+            return None
+    return f"shard_{name}" if owner == "figures" else name
+
+
+def test_every_name_that_the_code_records_is_documented():
+    documented = {re.sub(r"<\w+>", "*", name) for name, _, _ in DOCUMENTED.findall(PAGE)}
+    recorded = set(recorded_names())
+
+    assert recorded >= {"*_enqueue", "shard_calls_refused", "log_lines_dropped"}
+    assert recorded - documented == NAMED_ELSEWHERE
+
+
+@pytest.mark.parametrize("name", list(names_of("q")))
+def test_every_figure_of_a_queue_is_documented_and_labelled(name: str):
+    rows = [row for row in DOCUMENTED.findall(PAGE) if "<queue>" in row[0]]
+    [(_, metric, kind)] = [row for row in rows if row[0].replace("<queue>", "q") == name]
+    stats = Stats()
+    if kind == "counter":
+        stats.count(name)
+    else:
+        record = stats.gauge if kind == "gauge" else stats.record
+        record(name, 1)
+
+    page = PrometheusText().of({"shard-1": stats.snapshot()}).decode()
+
+    [family] = text_string_to_metric_families(page)
+    assert family.name + ("_total" if family.type == "counter" else "") == metric
+    assert {sample.labels["queue"] for sample in family.samples} == {"q"}
