@@ -566,7 +566,8 @@ service PinLater {
    * Jobs in a state, most recent run-after first, merged over shards, without bodies. The answer's
    * continuation resumes right after its last job, stable while jobs come and go. A scan that
    * takes longer than four fifths of request_timeout_ms is answered with the jobs found by then,
-   * perhaps none, and a continuation: only CONTINUATION_END means that nothing is left. Each shard
+   * perhaps none, and a continuation: only CONTINUATION_END means that nothing is left. So is one
+   * whose jobs have more than 2 MiB of custom statuses on a shard, with those that fit. Each shard
    * keeps up to 16 such scans for a minute. The same call from the same source, with that
    * continuation, goes on with one; any other begins a search of its own behind the continuation.
    * A scan ends when its connection is closed.

@@ -2,11 +2,11 @@
 
 Answers that are being made have a part of max_buffered_bytes, and those that clients have not read
 leave less of it. A dequeue is granted a part of what is free; its shards claim no more jobs than
-fit. The answer to a look-up or a dry run cannot be cut short: if it may be large, it is asked of
-the shards once there is room for all of it. A call that lacks memory waits until it is the next
-one of its connection, whose client has taken all answers before it, or a dequeue until there is
-room; a dequeue that has waited for jobs is answered without any. So a client that does not read has
-at most one more answer made.
+fit. The answer to a look-up, a scan or a dry run cannot be cut short: if it may be large, it is
+asked of the shards once there is room for all of it. A call that lacks memory waits until it is the
+next one of its connection, whose client has taken all answers before it, or a dequeue until there
+is room; a dequeue that has waited for jobs is answered without any. So a client that does not read
+has at most one more answer made.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from collections.abc import Callable
 from pinlaterd.clock import Clock
 from pinlaterd.config.schema import KIB, MIB, ServerSettings
 from pinlaterd.errors import Overloaded
-from pinlaterd.model import Method
+from pinlaterd.model import Method, ScanRequest
 from pinlaterd.router.call import Call
+from pinlaterd.wire.envelope import SCAN_BYTES
 
 # Smaller ones are bounded well enough by how many calls a connection may have in hand.
 _LARGE_BYTES = 2 * MIB
@@ -34,12 +35,16 @@ _LEAST_BYTES = 256 * KIB
 _LOOK_SECONDS = 0.02
 _LOOK_SECONDS_PER_CALL = 20e-6
 # What a look-up tells of a job beside its body: 5,000 characters of custom status, of 4 bytes.
-_RECORD_BYTES = 20_400
+_STATUS_BYTES = 20_000
+_RECORD_BYTES = _STATUS_BYTES + 400
 # What a dequeue does, by the largest count of it.
 _CLAIM_BYTES = 512
 # includeBody of a look-up is field 2, dryRun of a dequeue field 4; each a boolean, true if not 0.
 _INCLUDES_BODY = re.compile(rb"\x02\x00\x02[^\x00]", re.DOTALL).search
 _DRY_RUN = b"\x02\x00\x04"
+# The limit of a scan is field 6, an i32.
+_DEFAULT_SCAN_LIMIT: int = ScanRequest._field_defaults["limit"]
+_SCAN_LIMITS = re.compile(rb"\x08\x00\x06(.{4})", re.DOTALL).findall
 _TRUE_DRY_RUN = re.compile(_DRY_RUN + rb"[^\x00]", re.DOTALL).search
 
 
@@ -47,11 +52,16 @@ class AnswerMemory:
     """Begins calls in the order in which they come, but for those that are not the next one."""
 
     def __init__(
-        self, settings: ServerSettings, clock: Clock, begin: Callable[[Call], None]
+        self,
+        settings: ServerSettings,
+        clock: Clock,
+        begin: Callable[[Call], None],
+        count_shards: Callable[[], int],
     ) -> None:
         self.settings = settings  # others take its place when they change live
         self._clock = clock
         self._begin = begin
+        self._count_shards = count_shards
         self._most_bytes = settings.max_buffered_bytes // _OTHERS_PART
         # By whether calls claim: dequeues would never leave room for a whole answer of the others.
         self._free_bytes = {
@@ -113,6 +123,10 @@ class AnswerMemory:
             body = settings.max_job_body_bytes if _INCLUDES_BODY(call.message) else 0
             jobs = peek.items if peek.canonical else settings.max_jobs_per_call
             size = min(jobs * (body + _RECORD_BYTES), settings.max_frame_bytes)
+        elif peek.method is Method.SCAN:
+            jobs = min(_scan_limit(call.message), settings.scan_limit)
+            statuses = min(jobs * _STATUS_BYTES, self._count_shards() * SCAN_BYTES)
+            size = statuses + jobs * (_RECORD_BYTES - _STATUS_BYTES)
         else:
             return 0
         return min(size, self._most_bytes)
@@ -154,3 +168,9 @@ class AnswerMemory:
         if self._looking is not None:
             self._looking.cancel()
         self._looking = asyncio.get_running_loop().call_later(seconds, self._look)
+
+
+def _scan_limit(message: bytes) -> int:
+    """The largest that the message may mean: what looks like a limit may stand in a text, too."""
+    limits = [int.from_bytes(limit, "big", signed=True) for limit in _SCAN_LIMITS(message)]
+    return max([_DEFAULT_SCAN_LIMIT, *limits])

@@ -41,7 +41,7 @@ from pinlaterd.wire.router_end import GiveUp, Outcome, ShardCall, ShardReply
 log = logging.getLogger(__name__)
 
 # Their answers may be large: they have to have room (see `answer_memory`).
-_ANSWERED_WITH_BODIES = frozenset({Method.DEQUEUE, Method.LOOKUP})
+_ANSWERED_AT_LENGTH = frozenset({Method.DEQUEUE, Method.LOOKUP, Method.SCAN})
 _SEARCHES = frozenset({Method.COUNT, Method.SCAN})
 # Small enqueues that arrive together go to one shard, so many at most.
 _FILL_CALLS = 16
@@ -79,7 +79,7 @@ class RouterService:
         self._tasks: set[asyncio.Task[None]] = set()
         self._divided = DividedCalls(shards, settings, clock, chance)
         self._dequeuer = Dequeuer(shards, settings, limits, clock, chance, self._divided)
-        self._memory = AnswerMemory(settings, clock, self._begin)
+        self._memory = AnswerMemory(settings, clock, self._begin, lambda: len(shards.by_name))
         shards.on_ready = self._wake
         self._pass_through: dict[Method, Callable[[Call], None]] = {
             Method.ENQUEUE: self._enqueue,
@@ -119,7 +119,7 @@ class RouterService:
             answer.expect_wait()
         if self._in_hand > self._most_in_hand:
             call.fail(self._overloaded(method))
-        elif method in _ANSWERED_WITH_BODIES:
+        elif method in _ANSWERED_AT_LENGTH:
             self._memory.admit(call)
         else:
             self._begin(call)

@@ -26,7 +26,7 @@ class SearchCall(NamedTuple):
 
 
 class ScanPart(NamedTuple):
-    """The result of a scan; `more`: whether it may have found more, in time or within its limit."""
+    """The result of a scan; `more`: whether there may be more than fit, or were found in time."""
 
     jobs: Sequence[StoredJob]
     more: bool

@@ -18,8 +18,10 @@ import socket
 import sys
 import threading
 import time
+from bisect import bisect_right
 from collections import OrderedDict, deque
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
 
 from pinlaterd.engines.base import ScanAfter, Searcher, SearcherFactory, StoredJob
 from pinlaterd.errors import PinLaterError, StorageError
@@ -33,6 +35,7 @@ from pinlaterd.shard.search_messages import (
     framed,
     take_message,
 )
+from pinlaterd.wire.envelope import SCAN_BYTES
 
 _MOST_PAUSED = 16
 _KEEP_SECONDS = 60.0
@@ -174,8 +177,11 @@ class _Search:
         assert self._searcher is not None
         found = self._searcher.found
         jobs = [job for job in found if _place(job) > _place_of(self._after)]
+        whole = len(jobs)
+        jobs = _within_answer(jobs)
         # What has reached the limit it began with may have left out some that this call asks for.
-        return ScanPart(jobs, paused or len(found) >= self.call.arguments["limit"])
+        more = paused or len(jobs) < whole or len(found) >= self.call.arguments["limit"]
+        return ScanPart(jobs, more)
 
     def resumes(self, call: SearchCall) -> bool:
         """Whether `call` asks for what this one found, or will find."""
@@ -197,6 +203,13 @@ class _Search:
         self.number, self._after = number, call.arguments["after"]
         self.call = self.call._replace(deadline=call.deadline)
         self.resumed.set()
+
+
+def _within_answer(jobs: list[StoredJob]) -> list[StoredJob]:
+    """The first of them, one at least: statuses may be long, and a router holds what all shards
+    found several times while it merges it."""
+    sizes = accumulate(len(job.custom_status.encode()) for job in jobs)
+    return jobs[: max(1, bisect_right(list(sizes), SCAN_BYTES))]
 
 
 def _place(job: StoredJob) -> tuple[int, int, int]:

@@ -52,6 +52,8 @@ class Op(IntEnum):
 
 # Of a number of bytes in an entry.
 NO_BOUND = 0xFFFFFFFF
+# Of the custom statuses in a shard's answer to one scan: routers count on it.
+SCAN_BYTES = 2 * 1024 * 1024
 
 # By number: calling the enum costs more than the rest of an entry.
 _OPS = tuple(Op)

@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from pinlaterd.model import CallContext, DequeueRequest, LookupRequest, Method, Request
+from pinlaterd.client import Job, JobState
+from pinlaterd.model import (
+    CallContext,
+    DequeueRequest,
+    LookupRequest,
+    Method,
+    Request,
+    ScanRequest,
+)
 from pinlaterd.rpc import codec
 from tests.deployment import Deployment
 from tests.hostile.conftest import MIB, SLOWEST_SECONDS, Bystander, peak_bytes
@@ -23,6 +31,8 @@ CLAIMED = 200
 ROUTER_BYTES = 256 * MIB
 CLAIMS_BYTES = 3 * 128 * MIB  # on their way through the router
 SHARD_BYTES = 200 * MIB
+LONG_JOBS = 2_000
+SCANS_BYTES = 100 * MIB
 
 
 @pytest.fixture(autouse=True)
@@ -74,6 +84,25 @@ def test_claims_leave_processes_small(deployment: Deployment, unharmed: Bystande
     most = ROUTER_BYTES + CLAIMS_BYTES
     with _pipelined(deployment, unharmed, wait_until, message, most) as connection:
         assert connection.receive_message() is not None
+
+
+def test_scans_of_long_statuses_leave_processes_small(
+    deployment: Deployment, unharmed: Bystander, wait_until
+):
+    """All of them in one answer would be 40 MB, which a router holds four times."""
+    status = "\N{GRINNING FACE}" * 5_000
+    with deployment.client() as client:
+        client.create_queue("long")
+        for _ in range(LONG_JOBS // 100):
+            client.enqueue("long", [Job(b"", custom_status=status)] * 100)
+    request = ScanRequest("long", JobState.PENDING, limit=LONG_JOBS)
+    message = codec.encode_call(Method.SCAN, 7, CallContext("hostile"), request)
+    with _pipelined(deployment, unharmed, wait_until, message, SCANS_BYTES) as connection:
+        sizes = {name: peak_bytes(pid) for name, pid in deployment.pids().items()}
+        for _ in range(READ):
+            assert connection.receive_message() is not None
+        for name, pid in deployment.pids().items():
+            assert peak_bytes(pid) < sizes[name] + SCANS_BYTES, name
 
 
 @contextmanager

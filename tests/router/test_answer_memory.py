@@ -11,13 +11,23 @@ import pytest
 from pinlaterd.clock import FakeClock
 from pinlaterd.config.schema import KIB, MIB, ServerSettings
 from pinlaterd.errors import ErrorCode
-from pinlaterd.model import CallContext, DequeueRequest, LookupRequest, Method, Request
+from pinlaterd.model import (
+    CallContext,
+    DequeueRequest,
+    JobState,
+    LookupRequest,
+    Method,
+    Request,
+    ScanRequest,
+)
 from pinlaterd.router.answer_memory import AnswerMemory
 from pinlaterd.router.call import Call, CallKeeper
 from pinlaterd.rpc import codec
+from pinlaterd.wire.envelope import SCAN_BYTES
 
 SETTINGS = ServerSettings()
 CLAIMS_BYTES = SETTINGS.max_buffered_bytes // 2
+SHARDS = 2
 REQUEST_SECONDS = SETTINGS.request_timeout_ms / 1000
 
 
@@ -56,7 +66,7 @@ class Scene:
         self.clock = FakeClock()
         self.begun: list[Call] = []
         self.keeper = Keeper()
-        self.memory = AnswerMemory(SETTINGS, self.clock, self.begun.append)
+        self.memory = AnswerMemory(SETTINGS, self.clock, self.begun.append, lambda: SHARDS)
         self.keeper.memory = self.memory
 
     def call(self, method: Method, request: Request) -> tuple[Call, Client]:
@@ -74,6 +84,9 @@ class Scene:
 
     def dequeue(self, limit: int = 1000) -> tuple[Call, Client]:
         return self.call(Method.DEQUEUE, DequeueRequest("mail", limit))
+
+    def scan(self, limit: int) -> tuple[Call, Client]:
+        return self.call(Method.SCAN, ScanRequest("mail", JobState.PENDING, limit=limit))
 
     def lookup(self) -> tuple[Call, Client]:
         """As large as answers may be."""
@@ -157,3 +170,17 @@ def test_any_true_boolean_asks_for_bodies(scene: Scene, true: int):
     call.message = call.message[: at + 3] + bytes([true]) + call.message[at + 4 :]
     scene.memory.grant(call)
     assert call.most_bytes == 64 * MIB
+
+
+def test_a_long_scan_waits_until_it_is_the_next_and_a_short_one_does_not(scene: Scene):
+    async def check() -> None:
+        (long, client), (short, other) = scene.scan(10_000), scene.scan(100)
+        client.is_next = other.is_next = False
+        for call in (long, short):
+            scene.memory.admit(call)
+        assert scene.begun == [short]
+        client.is_next = True
+        await _until(lambda: long in scene.begun)
+        assert 0 < long.most_bytes - SHARDS * SCAN_BYTES < 5 * MIB
+
+    asyncio.run(check())

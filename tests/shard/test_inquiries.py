@@ -35,7 +35,7 @@ from pinlaterd.model import (
     ScanRequest,
 )
 from pinlaterd.shard.search import MOST_OF_A_SOURCE
-from pinlaterd.wire.envelope import Op, Status
+from pinlaterd.wire.envelope import SCAN_BYTES, Op, Status
 
 PENDING, FAILED = JobState.PENDING, JobState.FAILED
 
@@ -211,6 +211,17 @@ def test_a_scan_goes_on_where_it_ended(shard, limit):
     records = shard.lookup(*descriptors)
     times = [records[descriptor].run_after_ms for descriptor in found]
     assert times == sorted(times, reverse=True)
+
+
+def test_a_scan_of_long_statuses_takes_several_answers(shard):
+    statuses = [Job(b"", custom_status="\N{GRINNING FACE}" * 5_000)] * 500
+    descriptors = shard.enqueue(*statuses)
+
+    first = shard.call(ScanRequest("mail", PENDING, limit=1_000))
+
+    assert 1 < len(first.jobs) <= SCAN_BYTES // 20_000
+    assert first.continuation != CONTINUATION_END
+    assert sorted(scan_all(shard, 1_000)) == sorted(descriptors)
 
 
 def test_of_equal_times_the_shards_come_in_the_order_of_their_names(shard):
