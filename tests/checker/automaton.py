@@ -78,13 +78,12 @@ class Rules:
     ttl_seconds: float
     # When dequeues ran whose answer may have been lost, with the claims in it.
     losses: Windows
-    clock_steps: bool = False
 
     def spontaneous(self, state: State, now: float) -> Iterator[State]:
         match state.phase:
             case Phase.PENDING:
                 at = self.losses.first_within(state.since, now)
-                if at is not None and self.may_be_due(state, now):
+                if at is not None and _is_due(state, now):
                     yield state._replace(
                         phase=Phase.IN_PROGRESS, claim=LOST, lost=True, since=at, due=0.0
                     )
@@ -100,8 +99,9 @@ class Rules:
             case _:
                 return
 
-    def may_be_due(self, state: State, now: float) -> bool:
-        return self.clock_steps or now >= state.due - _CLOCK_SLACK_SECONDS
+
+def _is_due(state: State, now: float) -> bool:
+    return now >= state.due - _CLOCK_SLACK_SECONDS
 
 
 def failed(state: State, now: float, due: float) -> State:
@@ -125,13 +125,11 @@ def enqueue(body: str, attempts: int, t0: float, due: float) -> Effect:
     return apply
 
 
-def claim(
-    body: str, allowed: int, remaining: int, claim_descriptor: str, record: Record, rules: Rules
-) -> Effect:
+def claim(body: str, allowed: int, remaining: int, claim_descriptor: str, record: Record) -> Effect:
     def apply(state: State) -> State | None:
         if state[:4] != (Phase.PENDING, body, allowed, remaining):
             return None
-        if not rules.may_be_due(state, record.t1):
+        if not _is_due(state, record.t1):
             return None
         return state._replace(
             phase=Phase.IN_PROGRESS, claim=claim_descriptor, since=record.t0, due=0.0

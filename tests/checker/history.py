@@ -17,11 +17,11 @@ certainly had no effect) or "unknown". Arguments and results by operation:
     retry         {queue, priority, attempts, delay_ms, limit} -> count
     delete        {queue, state, priority, limit} -> count
     create_queue, delete_queue, queue_names, count
-    fault         {kind, places, holds, away}: places are the parts whose calls may fail
+    fault         {kind, places, holds, away, queues}: places are the parts whose calls may fail
                   (shard-NAME, router); holds what it delays: "", "calls" to the router,
                   "commits" to a store, "shard"; away the shards that hand out nothing meanwhile,
-                  though no call fails
-    start         {program, pid}
+                  though no call fails; queues those concerned, if not all are
+    start         {program, pid}: at its t0 that process began
     drained       {queue}: from t0 on no job of it was ready, says the service
     row           {shard, descriptor} -> ROW, read from the store itself at the end
     depths        {queue} -> {state: count}, the gauges at the end
@@ -74,8 +74,11 @@ class Settings:
     # How much later than its deadline an answer, or the effect of an unknown call, may come.
     grace_seconds: float = 1.0
     release_seconds: float = 2.0
-    neighbour_seconds: float = 2.0
-    # Wall clock minus monotonic clock; None: the run steps clocks, so stored times prove nothing.
+    # A silent shard is noticed within `notice_seconds`; from then on p99 of calls that others can
+    # serve is at most twice the usual one, and a tenth of a second and `margin_seconds` beside.
+    notice_seconds: float = 1.5
+    margin_seconds: float = 0.5
+    # Wall clock minus monotonic clock: stored times bear the former. None: they prove nothing.
     wall_offset: float | None = None
 
 
@@ -133,6 +136,7 @@ class Faults:
         self.all = [record for record in records if record.operation == "fault"]
         recovery = settings.recovery_seconds
         self._any = self._windows(lambda record: bool(record.arguments["places"]), recovery)
+        self._under_way = self._windows(lambda _: True, _RETURN_SECONDS)
         self._by_place: dict[str, Windows] = {}
         self._away: dict[str, Windows] = {}
 
@@ -142,6 +146,17 @@ class Faults:
     def calm(self, t0: float, t1: float) -> bool:
         """Whether no fault, nor the time that recovery from one may take, falls in this span."""
         return not self._any.touch(t0, t1)
+
+    def touch(self, t0: float, t1: float) -> bool:
+        """Whether any fault at all was under way, or had just ended."""
+        return self._under_way.touch(t0, t1)
+
+    def alone(self, fault: Record) -> bool:
+        """Whether no other was under way meanwhile."""
+        return not any(
+            other is not fault and other.t0 <= fault.t1 and fault.t0 <= other.t1
+            for other in self.all
+        )
 
     def spares(self, place: str, t0: float, t1: float) -> bool:
         """The same for one place, and for the router, which every call passes."""
@@ -160,9 +175,6 @@ class Faults:
                 lambda record: shard in record.arguments.get("away", ()), _RETURN_SECONDS
             )
         return self.spares(shard, t0, t1) and not self._away[shard].touch(t0, t1)
-
-    def has(self, kind: str) -> bool:
-        return any(record.arguments["kind"] == kind for record in self.all)
 
     def settled_at(self, record: Record) -> float:
         """When a call of unknown outcome has taken effect, or never will.

@@ -81,7 +81,6 @@ class Run:
         self.violations: list[Violation] = []
         self.end = max((record.t1 for record in self.records), default=0.0)
         self._settled: dict[int, float] = {}
-        self._clock_steps = self.faults.has("clock")
         self._rules: dict[str, Rules] = {}
         self._claimed_by = {
             record.arguments["source"]: record
@@ -110,7 +109,6 @@ class Run:
                 settings.queue_claim_seconds.get(queue, settings.claim_seconds),
                 settings.ttl_seconds,
                 Windows(self._losses(queue)),
-                self._clock_steps,
             )
         return self._rules[queue]
 
@@ -204,9 +202,7 @@ class Run:
         for descriptor, body, allowed, remaining, held in record.result or ():
             job = self.job(descriptor)
             if job is not None:
-                effect = automaton.claim(
-                    body, allowed, remaining, held, record, self.rules(job.queue)
-                )
+                effect = automaton.claim(body, allowed, remaining, held, record)
                 self._step(descriptor, record, effect)
 
     def _take_ack(self, record: Record) -> None:

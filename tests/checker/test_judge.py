@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -88,8 +89,10 @@ class Story:
         kind: str = "kill",
         holds: str = "",
         away: Sequence[str] = (),
+        queues: Sequence[str] = (),
     ) -> Story:
         given = {"kind": kind, "places": list(places), "holds": holds, "away": list(away)}
+        given["queues"] = list(queues)
         return self.tell("fault", given, at=at, to=to)
 
     def violations(self) -> list[Violation]:
@@ -130,6 +133,11 @@ def _lost_with_a_fault() -> Story:
     """A dequeue while shard 1 is killed, whose answer nobody got."""
     story = Story().enqueue(A).fault("shard-1", at=101, to=101.5)
     return story.dequeue(outcome=UNKNOWN, at=101.2, to=102)
+
+
+def _stepped() -> Story:
+    """While the machine's clock is an hour ahead or behind, which nobody may notice."""
+    return Story(wall_offset=0.0).fault(at=101, to=104, kind="clock")
 
 
 def _enqueued_in_part() -> Story:
@@ -238,6 +246,10 @@ ACCEPTED: dict[str, Told] = {
     "a short dequeue before the job is due": lambda: (
         Story().enqueue(A, delay_ms=5000).dequeue(at=102).dequeue(taken(), at=106)
     ),
+    "a queue that is slow because it is locked": lambda: _beside(
+        "shard-1", queues=["q"], seconds=1.5
+    ),
+    "slow calls beside a fault that concerns all": lambda: _beside("router", seconds=1.5),
     "another owner": lambda: (
         Story()
         .enqueue(A)
@@ -325,6 +337,24 @@ BROKEN: dict[str, tuple[str, Told]] = {
     "a job handed out before it is due": (
         "every job is explained",
         lambda: Story().enqueue(A, delay_ms=5000).dequeue(taken()),
+    ),
+    "a job handed out early by a clock that stepped": (
+        "every job is explained",
+        lambda: _stepped().enqueue(A, delay_ms=1_800_000, at=102).dequeue(taken(), at=103),
+    ),
+    "a job held back by a clock that stepped": (
+        "no short dequeue",
+        lambda: _stepped().enqueue(A, at=102).dequeue(at=103),
+    ),
+    "a delayed job held back by a clock that stepped": (
+        "no short dequeue",
+        lambda: _stepped().enqueue(A, delay_ms=500, at=102).dequeue(at=103),
+    ),
+    "a time stored by a clock that stepped": (
+        "unknown calls end in their time",
+        lambda: (
+            _stepped().enqueue(A, at=102).row(A, *stored(PENDING, created_ms=3_702_100), at=130)
+        ),
     ),
     "an unknown ack that came late": (
         "every job is explained",
@@ -431,7 +461,11 @@ BROKEN: dict[str, tuple[str, Told]] = {
     ),
     "a neighbour that is slow": (
         "neighbours are not slowed",
-        lambda: _many(150, seconds=2.5),
+        lambda: _beside("shard-2", seconds=1.5),
+    ),
+    "a queue that is slow beside one that is locked": (
+        "neighbours are not slowed",
+        lambda: _beside("shard-1", queues=["locked"], seconds=1.5),
     ),
     "a job stored after its call was over": (
         "unknown calls end in their time",
@@ -471,13 +505,28 @@ BROKEN: dict[str, tuple[str, Told]] = {
 }
 
 
-def _many(count: int, *, seconds: float) -> Story:
-    """Enqueues that take so long while shard 2 is at fault."""
-    story = Story().fault("shard-2", at=100, to=400)
-    for number in range(count):
-        at = 100.0 + number
-        story.enqueue(f"q:s1:p1:{number}", body=f"n{number}", at=at, to=at + seconds)
+def _beside(
+    *places: str, queues: Sequence[str] = (), seconds: float, kind: str = "stop", calls: int = 150
+) -> Story:
+    """Enqueues of 0.2 s, and then as many that take so long beside a fault."""
+    story = Story().fault(*places, at=1000, to=1400, kind=kind, queues=queues)
+    for number in range(2 * calls):
+        at, took = (100.0, 0.2) if number < calls else (1002.0 - calls, seconds)
+        at += number
+        story.enqueue(f"q:s1:p1:{number}", body=f"n{number}", at=at, to=at + took)
     return story
+
+
+def _lives(jobs: int) -> list[Record]:
+    """Three records for each job, some of them beside a fault."""
+    story = Story().fault("shard-2", at=100, to=400)
+    for number in range(jobs):
+        at, name, descriptor = 100.0 + number, f"n{number}", f"q:s1:p1:{number}"
+        held = claim(number, source=f"w/{number}")
+        story.enqueue(descriptor, body=name, at=at)
+        story.dequeue(taken(descriptor, name, held=held), source=f"w/{number}", at=at + 0.3)
+        story.ack(descriptor, held, at=at + 0.6)
+    return story.records
 
 
 @pytest.mark.parametrize(("rule", "story"), BROKEN.values(), ids=BROKEN)
@@ -486,4 +535,12 @@ def test_a_history_that_breaks_a_promise(rule: str, story: Told):
 
 
 def test_the_time_is_linear():
-    assert judge(_many(5_000, seconds=0.2).records) == []
+    def seconds(records: list[Record]) -> float:
+        began = time.process_time()
+        assert judge(records) == []
+        return time.process_time() - began
+
+    few, many = _lives(1_700), _lives(6_800)
+
+    # Four times as many take four times as long; sixteen times if each looked at all the others.
+    assert any(seconds(many) < 8 * seconds(few) for _ in range(3))

@@ -29,13 +29,12 @@ class World:
         self.rng = Random(seed)
         self.greenlet = greenlet.getcurrent()  # in which `run` is called
         self.now = 1_000.0  # monotonic seconds
-        self.wall_offset_ms = 0  # by how far the wall clock was stepped
         self._turns: list[tuple[float, float, int, Callable[[], None]]] = []
         self._numbers = count()
 
     def now_ms(self) -> int:
         """The wall clock: milliseconds since the epoch."""
-        return _BASE_MS + self.wall_offset_ms + int(self.now * 1000)
+        return _BASE_MS + int(self.now * 1000)
 
     def at(self, time: float, action: Callable[[], None]) -> None:
         """Run `action` at `time`; those of the same moment in random order."""
