@@ -13,6 +13,7 @@ import time
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from pinlaterd.client import calls
@@ -51,6 +52,14 @@ T = TypeVar("T")
 
 class NotSentError(OSError):
     """The server has not got the whole call."""
+
+
+class ClientDiedError(ConnectionAbortedError):
+    """The client read only the beginning of the answer."""
+
+    def __init__(self, beginning: bytes) -> None:
+        super().__init__("the client died")
+        self.answer_bytes = int.from_bytes(beginning[:4], "big") if len(beginning) >= 4 else 0
 
 
 class Claim(NamedTuple):
@@ -261,8 +270,7 @@ class Calls:
         except (OSError, OutcomeUnknown) as error:
             outcome, arguments["error"] = UNKNOWN, str(error)
             arguments["abandoned"] = read_bytes is not None
-            # No buffer in between holds so much: the server was cut off while it wrote.
-            arguments["cut"] = bool(self._target.receive_bytes) and read_bytes is not None
+            arguments["cut"] = isinstance(error, ClientDiedError) and self._is_cut(error)
         except PinLaterError as error:
             outcome = self._outcome(operation, arguments, error)
             arguments["error"] = f"{error.code.name}: {error}"
@@ -287,8 +295,7 @@ class Calls:
         try:
             if self._socket is None or _is_closed(self._socket):
                 self.close()
-                self._socket = socket.create_connection((HOST, self._target.port), _CONNECT_SECONDS)
-                self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self._socket = self._connect()
         except OSError as error:
             self.close()
             raise NotSentError(str(error)) from error
@@ -296,13 +303,17 @@ class Calls:
             self._socket.settimeout(self._target.patience_seconds)
             self._socket.sendall(_LENGTH.pack(len(message)) + message)
             if read_bytes is not None:
-                self._read(self._socket, read_bytes, deadline)
-                raise ConnectionAbortedError("the client died")
+                raise ClientDiedError(self._read(self._socket, read_bytes, deadline))
             (length,) = _LENGTH.unpack(self._read(self._socket, 4, deadline))
             return self._read(self._socket, length, deadline)
         except OSError:
             self.close()
             raise
+
+    def _is_cut(self, error: ClientDiedError) -> bool:
+        """Whether no buffers in between held the answer: the server was cut off while it wrote."""
+        received = 2 * self._target.receive_bytes  # as the kernel counts it
+        return bool(received) and error.answer_bytes > received + _most_sent_bytes()
 
     def _connect(self) -> socket.socket:
         connection = socket.socket()
@@ -323,6 +334,11 @@ class Calls:
                 raise ConnectionError("connection closed")
             received += chunk
         return bytes(received)
+
+
+def _most_sent_bytes() -> int:
+    """How much a sending socket's buffer may grow to."""
+    return int(Path("/proc/sys/net/ipv4/tcp_wmem").read_text().split()[2])
 
 
 def _is_closed(connection: socket.socket) -> bool:

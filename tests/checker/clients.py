@@ -285,15 +285,18 @@ class Builder(Client):
 def drain(calls: Calls, history: History, *, seconds: float) -> None:
     """Work off all that is ready; afterwards no job is, or the judge finds those that are."""
     deadline = time.monotonic() + seconds
-    for queue in (WORK, BULK, LARGE, BRIEF):
-        empty_since: float | None = None
-        while time.monotonic() < deadline:
+    empty_since: dict[str, float] = {}
+    left = list(DRAINED_SECONDS)
+    while left and time.monotonic() < deadline:
+        time.sleep(0.1 if len(empty_since) == len(left) else 0.0)
+        for queue in list(left):
             asked_at = time.monotonic()
             held = calls.dequeue(queue, limit=500)
             if held:
                 calls.ack(queue, succeeded=held)
-            empty_since = (empty_since or asked_at) if held == [] else None
-            if empty_since and asked_at - empty_since > DRAINED_SECONDS[queue]:
+            if held != []:
+                empty_since.pop(queue, None)
+            elif asked_at - empty_since.setdefault(queue, asked_at) > DRAINED_SECONDS[queue]:
                 history.add(Record(asked_at, asked_at, calls.name, "drained", {"queue": queue}))
-                break
-            time.sleep(0.1 if held == [] else 0.0)
+                left.remove(queue)
+                del empty_since[queue]

@@ -21,8 +21,10 @@ from typing import NamedTuple
 import psutil
 
 from pinlaterd.engines.redis import scripts
+from tests.checker.clients import WORK
 from tests.checker.history import History, Record
 from tests.checker.site import LEASE_SECONDS, RECOVERY_SECONDS, SHARDS, Site
+from tests.checker.torn import tear_aof, tear_wal
 from tests.deployment import frozen
 from tests.faults.small_disk import fill
 from tests.servers.mariadb import MariaDB
@@ -38,11 +40,12 @@ EVERYTHING = (ROUTER, *ALL_SHARDS)
 
 class Hurt(NamedTuple):
     """Whose calls may fail; what is held up: "calls", "commits", "shard" or nothing; which shards
-    hand out no jobs though no call fails."""
+    hand out no jobs though no call fails; which queues are concerned, if not all are."""
 
     places: Sequence[str]
     holds: str = ""
     away: Sequence[str] = ()
+    queues: Sequence[str] = ()
 
 
 class Nemesis:
@@ -53,21 +56,28 @@ class Nemesis:
     ) -> None:
         self.site = site
         self.history = history
+        self.seed = seed
         self.rng = random.Random(f"{seed}/faults")
         self.fault_seconds = fault_seconds
         self.failures: list[str] = []
         self._next: list[str] = []
         self._alone = True  # one fault, not two at a time
+        self._loud = False  # whether calls may have failed by one
+        self._pids: dict[str, int] = {}
 
-    def run(self, stop: threading.Event, *, only: Sequence[str] = ()) -> None:
-        """`only`: the names of those to choose from; none: all."""
+    def run(
+        self, stop: threading.Event, *, only: Sequence[str] = (), first: Sequence[str] = ()
+    ) -> None:
+        """`only`: the names of those to choose from; none: all. `first`: those that come first."""
+        self._next = list(reversed(first))
         known = {name: fault for name, fault in FAULTS.items() if self._is_possible(name)}
         chosen = {name: known[name] for name in only} if only else known
         while not stop.wait(self.rng.uniform(0.5, 2.0)):
             count = 1 if len(chosen) < 2 or self.rng.random() < 0.7 else 2
             names = [self._draw(chosen) for _ in range(count)]
-            if QUIET.issuperset(names) and stop.wait(RECOVERY_SECONDS):
+            if QUIET.issuperset(names) and self._loud and stop.wait(RECOVERY_SECONDS):
                 return  # whatever failed after the fault before would be put down to that
+            self._loud = not QUIET.issuperset(names)
             self._alone = len(set(names)) == 1
             threads = [
                 threading.Thread(target=self.make, args=(name, chosen[name]), daemon=True)
@@ -82,6 +92,7 @@ class Nemesis:
                 revive = self.site.revive_server
                 took = self.site.deployment.wait_until_serving(seconds=30, meanwhile=revive)
                 self.say(f"serving again after {took:.1f} s")
+                self.note_starts()
             except AssertionError as error:
                 self.failures.append(str(error))
                 return
@@ -93,6 +104,18 @@ class Nemesis:
             self.rng.shuffle(self._next)
         return self._next.pop()
 
+    def note_starts(self) -> None:
+        """The processes that have begun since the last time."""
+        for program, process in self.site.running().items():
+            if self._pids.get(program) == process.pid:
+                continue
+            with contextlib.suppress(psutil.NoSuchProcess):
+                # Both count from the machine's start, as the monotonic clock does.
+                began = process.create_time() - psutil.boot_time()
+                given = {"program": program, "pid": process.pid}
+                self.history.add(Record(began, began, "nemesis", "start", given))
+                self._pids[program] = process.pid
+
     def _is_possible(self, name: str) -> bool:
         site = self.site
         if name.startswith("store"):
@@ -102,7 +125,7 @@ class Nemesis:
         if name == "full disk":
             return site.has_small_disk
         if name == "torn log":
-            return site.engine == "sqlite"
+            return not isinstance(site.server, MariaDB)
         return True
 
     def hold(self) -> None:
@@ -224,13 +247,19 @@ def _dequeue_only(nemesis: Nemesis) -> Iterator[Hurt]:
 
 @contextmanager
 def _second_owner(nemesis: Nemesis) -> Iterator[Hurt]:
-    """A shard's owner freezes for longer than its lease beside a standby, and goes on."""
+    """A shard's owner freezes for longer than its lease beside a standby, and goes on. Calls reach
+    the standby through a router that begins meanwhile."""
     deployment, program = nemesis.site.deployment, _shard(nemesis)
+    routed = nemesis.rng.random() < 0.5
     standby = deployment.start_process("shard", program.removeprefix("shard-"))
     try:
         with frozen(nemesis.site.pid_of(program)):
-            yield Hurt([program], "commits")
+            yield Hurt([program, ROUTER] if routed else [program], "commits")
             time.sleep(2 * LEASE_SECONDS)
+            if routed:
+                with _killed(_always(ROUTER), ROUTER)(nemesis):
+                    pass
+                time.sleep(2)
         time.sleep(1)
     finally:
         standby.kill()
@@ -383,18 +412,23 @@ def _full_disk(nemesis: Nemesis) -> Iterator[Hurt]:
 
 @contextmanager
 def _torn_log(nemesis: Nemesis) -> Iterator[Hurt]:
-    """A shard is killed within a write: its write-ahead file ends with a part of it."""
-    deployment, program = nemesis.site.deployment, _shard(nemesis)
+    """What writes a log is killed within a write: a shard, or Redis."""
+    site = nemesis.site
+    if site.server is not None:
+        with site.server_killed():
+            tear_aof(site.server.folder, nemesis.rng)
+            yield Hurt(ALL_SHARDS, "commits")
+        site.revive_server()
+        return
+    deployment, program = site.deployment, _shard(nemesis)
     with ExitStack() as ends:
         ends.enter_context(frozen(deployment.supervisord_pid()))
-        pid = nemesis.site.pid_of(program)
+        pid = site.pid_of(program)
         os.kill(pid, signal.SIGKILL)
         _wait_for(lambda: not _runs(pid))
         log = deployment.folder / f"data/{program}.sqlite-wal"
         if log.exists():
-            size = log.stat().st_size
-            with log.open("ab") as file:
-                file.write(log.read_bytes()[: min(size, nemesis.rng.randrange(1, 4096))])
+            tear_wal(log, nemesis.rng)
         yield Hurt([program])
 
 
@@ -410,7 +444,8 @@ def _locked(nemesis: Nemesis) -> Iterator[Hurt]:
     """An operator holds locks on rows of a queue, or on its whole table."""
     server = nemesis.site.server
     assert isinstance(server, MariaDB)
-    table = f"plq_{nemesis.rng.choice(SHARDS)}_work.jobs_p{nemesis.rng.choice((1, 2, 3))}"
+    shard = nemesis.rng.choice(SHARDS)
+    table = f"plq_{shard}_{WORK}.jobs_p{nemesis.rng.choice((1, 2, 3))}"
     connection = server.connect()
     try:
         with connection.cursor() as cursor:
@@ -419,7 +454,7 @@ def _locked(nemesis: Nemesis) -> Iterator[Hurt]:
             else:
                 connection.begin()
                 cursor.execute(f"SELECT local_id FROM {table} ORDER BY 1 LIMIT 50 FOR UPDATE")
-            yield Hurt(ALL_SHARDS, "commits")
+            yield Hurt([f"shard-{shard}"], "commits", queues=[WORK])
             time.sleep(nemesis.rng.choice((1, 5)))
     finally:
         connection.close()

@@ -61,11 +61,12 @@ def check(
     fault_seconds: Sequence[float] = FAULT_SECONDS,
     large: bool = True,
     drained: bool = True,
+    first_faults: Sequence[str] = (),
 ) -> list[Violation]:
     """One run on a new deployment; the history is left in `folder`.
 
     `large`: a client is cut off within large answers. `drained`: all that is ready is worked off
-    at the end, so that the rules on the end apply."""
+    at the end, so that the rules on the end apply. `first_faults`: those that come first."""
     path = folder / "history.jsonl"
     site = Site(folder / "s", engine, variant)
     log = History(path)
@@ -73,7 +74,8 @@ def check(
     try:
         wall_offset = time.time() - time.monotonic()
         log.add(history_head(site, wall_offset))
-        failures = _drive(site, log, seconds, seed, faults, fault_seconds, large=large)
+        nemesis = Nemesis(site, log, seed, fault_seconds)
+        failures = _drive(site, log, seconds, nemesis, faults, first_faults, large=large)
         if drained:
             last = Calls("last", site.target(), log)
             drain(last, log, seconds=_DRAIN_SECONDS)
@@ -96,13 +98,13 @@ def _drive(
     site: Site,
     log: History,
     seconds: float,
-    seed: int,
+    nemesis: Nemesis,
     faults: Sequence[str],
-    fault_seconds: Sequence[float],
+    first_faults: Sequence[str],
     *,
     large: bool,
 ) -> list[str]:
-    shared = Shared(PASSWORD, seed)
+    shared = Shared(PASSWORD, nemesis.seed)
 
     def calls(name: str) -> Calls:
         return Calls(name, site.target(), log)
@@ -118,9 +120,10 @@ def _drive(
     first.close()
     for client in clients:
         client.start()
-    nemesis = Nemesis(site, log, seed, fault_seconds)
+    nemesis.note_starts()
     calm = threading.Event()
-    thread = threading.Thread(target=nemesis.run, args=(calm,), kwargs={"only": faults})
+    choice = {"only": faults, "first": first_faults}
+    thread = threading.Thread(target=nemesis.run, args=(calm,), kwargs=choice)
     if "none" not in faults:
         thread.start()
     time.sleep(seconds)

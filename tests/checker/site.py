@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import struct
 import subprocess
 import threading
 import time
@@ -30,6 +29,7 @@ from tests.checker import rows
 from tests.checker.calls import Target
 from tests.checker.clients import CLAIM_SECONDS
 from tests.checker.history import Record, Settings
+from tests.checker.shim import control_shim, load_shim
 from tests.deployment import Deployment, unused_port
 from tests.faults.stores.store import shard_settings, write_shards
 from tests.servers.mariadb import MariaDB
@@ -41,16 +41,17 @@ SHARDS = ("1", "2")
 PASSWORD = "open sesame"
 # A loaded machine takes 4 s to start a process, and calls have to outlast a planned restart.
 _REQUEST_SECONDS = 6.0
-# Shorter than the faults by which a variant shows.
+# Shorter than the faults by which a variant shows, and than its runs.
 _VARIANT_REQUEST_SECONDS = 3.0
+_VARIANT_RECOVERY_SECONDS = 2.0
 LEASE_SECONDS = 3
 RECOVERY_SECONDS = 10.0
 SPLIT_JOBS = 100
 _DISK_BYTES = 160 << 20
 _START_SECONDS = 90.0
 _GAUGE_SECONDS = 10.0
+_TITLE = "pinlaterd: "
 _ROOT = Path(__file__).parent.parent.parent
-_SHIM = Path(__file__).with_name("shim.c")
 
 
 class Site:
@@ -60,6 +61,7 @@ class Site:
         self.folder = folder
         self.engine = engine
         self.request_seconds = _VARIANT_REQUEST_SECONDS if variant else _REQUEST_SECONDS
+        self.recovery_seconds = _VARIANT_RECOVERY_SECONDS if variant else RECOVERY_SECONDS
         self.server: MariaDB | RedisServer | None = None
         self.store_proxy: Proxy | None = None
         self.has_small_disk = False
@@ -70,8 +72,7 @@ class Site:
         folder.mkdir(parents=True, exist_ok=True)
         self.control()
         self._environment = {
-            "LD_PRELOAD": str(self._built_shim()),
-            "CHECKER_CONTROL": str(folder / "control"),
+            **load_shim(folder),
             "PYTHONPATH": str(self._import_root(variant)),
         }
         self.deployment = Deployment(folder / "d", environment=self._environment)
@@ -97,7 +98,7 @@ class Site:
             request_seconds=self.request_seconds,
             claim_seconds=max(CLAIM_SECONDS.values()),
             queue_claim_seconds=CLAIM_SECONDS,
-            recovery_seconds=RECOVERY_SECONDS,
+            recovery_seconds=self.recovery_seconds,
             grace_seconds=2.5,
         )
 
@@ -112,6 +113,15 @@ class Site:
                 except AssertionError:
                     if time.monotonic() > deadline:
                         raise
+
+    @contextmanager
+    def server_killed(self) -> Iterator[None]:
+        """Meanwhile it is not started again."""
+        assert self.server is not None
+        with self._reviving:
+            if self._server_runs():
+                self.server.kill()
+            yield
 
     def _start_server_again(self) -> None:
         assert self.server is not None
@@ -137,22 +147,31 @@ class Site:
 
     def control(self, *, flush_error: int = 0, clock_seconds: int = 0) -> None:
         """How flushes fail, and by how much the wall clock is ahead, in every process."""
-        path = self.folder / "control"
-        path.touch()
-        with path.open("r+b") as file:
-            file.write(struct.pack("=qq", flush_error, clock_seconds))
+        control_shim(self.folder, flush_error=flush_error, clock_seconds=clock_seconds)
 
     def pid_of(self, program: str) -> int:
         """Also while supervisord does not answer. A program that is being started is waited for."""
-        title = f"pinlaterd: {program}"
         deadline = time.monotonic() + _START_SECONDS
         while time.monotonic() < deadline:
-            for process in self.deployment.processes():
-                with suppress(psutil.Error):
-                    if " ".join(process.cmdline()).strip() == title:
-                        return process.pid
+            if (process := self.running().get(program)) is not None:
+                return process.pid
             time.sleep(0.05)
         raise LookupError(f"{program} does not run")
+
+    def running(self) -> dict[str, psutil.Process]:
+        """The processes of the service and of its store, by program."""
+        found: dict[str, psutil.Process] = {}
+        for process in self.deployment.processes():
+            with suppress(psutil.Error):
+                title = " ".join(process.cmdline()).strip()
+                if title.startswith(_TITLE):
+                    found[title.removeprefix(_TITLE)] = process
+        with suppress(psutil.Error, OSError, ValueError):
+            found["supervisord"] = psutil.Process(self.deployment.supervisord_pid())
+        with suppress(psutil.Error):
+            if self.server is not None and self._server_runs():
+                found["server"] = psutil.Process(self.server.pid)
+        return found
 
     def gauges(self, queues: Iterable[str]) -> Iterator[Record]:
         """The depths of the queues that are at rest: nothing of them is in progress."""
@@ -245,14 +264,6 @@ class Site:
         self.has_small_disk = mounted.returncode == 0
         if self.has_small_disk:
             self._ends.callback(subprocess.run, ["umount", str(data)], check=True)
-
-    def _built_shim(self) -> Path:
-        library = self.folder / "shim.so"
-        compiler = shutil.which("cc") or shutil.which("gcc")
-        assert compiler is not None, "a C compiler is missing; on Debian: apt-get install g++"
-        command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(library), str(_SHIM), "-ldl"]
-        subprocess.run(command, check=True)
-        return library
 
     def _import_root(self, variant: str) -> Path:
         """A folder to import pinlaterd from, beside a start-up hook that applies the variant."""

@@ -12,19 +12,22 @@ import itertools
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 
 class Variant(NamedTuple):
-    """What breaks, the rule that has to find it, in which process, and what it takes."""
+    """What breaks, the rules that have to find it, in which process, and what it takes."""
 
     breaks: Callable[[], None]
-    rule: str
+    rules: str | tuple[str, ...]
     role: str = "shard"
     faults: tuple[str, ...] = ("none",)
-    seconds: float = 3.0
+    seconds: float = 2.0
     large: bool = False  # whether a client is cut off within large answers
+    drained: bool = False  # whether it shows only at the end
+    engine: str = "sqlite"
 
 
 def apply(name: str) -> None:
@@ -100,6 +103,32 @@ def _attempts_kept() -> None:
     _replace(attempts, "fail_attempts", fail)
 
 
+def _no_token_compare() -> None:
+    """Redis' scripts write for any caller, not for the shard's owner alone, and an owner that was
+    frozen takes its endpoint back."""
+    import hashlib
+
+    from pinlaterd.engines.redis import scripts
+    from pinlaterd.shard.loop import ShardLoop
+
+    for name, script in list(vars(scripts).items()):
+        if isinstance(script, scripts.Script) and script.writes:
+            text = script.text.replace(b"owner ~= token", b"false")
+            assert text != script.text, f"{name} compares no token any more"
+            sha = hashlib.sha1(text, usedforsecurity=False).hexdigest()
+            _replace(scripts, name, script._replace(text=text, sha=sha))
+    publish = ShardLoop._publish
+    turns = [time.monotonic()]
+
+    def publishing(self: Any) -> None:
+        turns.append(time.monotonic())
+        if turns[1] - turns.pop(0) > 5:
+            self._end.bind_again()
+        publish(self)
+
+    _replace(ShardLoop, "_publish", publishing)
+
+
 # --- the shard ------------------------------------------------------------------------------
 
 
@@ -140,6 +169,38 @@ def _early_time_out() -> None:
         return replace(found, job_claimed_timeout_seconds=seconds)
 
     _replace(Config, "queue", queue)
+
+
+def _claims_never_end() -> None:
+    from pinlaterd.shard.upkeep import Upkeep
+
+    _replace(Upkeep, "_end_claims", lambda *_, **__: 0)
+
+
+def _steps_followed_at_once() -> None:
+    """A wall clock that jumps is followed, not held against elapsed time."""
+    from pinlaterd import clock
+
+    _replace(clock, "HOLD_SECONDS", 0.0)
+
+
+def _gauges_adrift() -> None:
+    """One job in three that succeeds is not counted."""
+    from pinlaterd.engines.counts import Counts
+    from pinlaterd.model import JobState
+
+    add = Counts.add
+    numbers = itertools.count(1)
+
+    def forgetful(self: Any, changes: Any) -> None:
+        kept = {
+            key: jobs
+            for key, jobs in changes.items()
+            if key[-1] is not JobState.SUCCEEDED or jobs < 0 or next(numbers) % 3
+        }
+        add(self, kept)
+
+    _replace(Counts, "add", forgetful)
 
 
 def _latest_first() -> None:
@@ -261,6 +322,40 @@ def _short_dequeue() -> None:
     _replace(_Gathering, "unconfirmed", satisfied)
 
 
+def _unanswered_calls() -> None:
+    """One call in two hundred is never answered."""
+    from pinlaterd.rpc.connection import Answer
+
+    send = Answer.send
+    numbers = itertools.count(1)
+
+    def forgetful(self: Any, message: bytes) -> bool:
+        return True if next(numbers) % 200 == 0 else send(self, message)
+
+    _replace(Answer, "send", forgetful)
+
+
+def _waits_for_the_silent() -> None:
+    """While a shard is silent the router stands still for a second with one call in sixty."""
+    from pinlaterd.wire.router_end import ShardLink
+
+    assess, call = ShardLink._assess, ShardLink.call
+    numbers = itertools.count(1)
+    silent: set[str] = set()
+
+    def noting(self: Any) -> None:
+        assess(self)
+        (silent.discard if self.answering else silent.add)(self.name)
+
+    def waiting(self: Any, *arguments: Any, **options: Any) -> int | None:
+        if silent and next(numbers) % 60 == 0:
+            time.sleep(1)
+        return call(self, *arguments, **options)
+
+    _replace(ShardLink, "_assess", noting)
+    _replace(ShardLink, "call", waiting)
+
+
 def _any_priority() -> None:
     """Each shard gives the best that it has, whatever the others hold."""
     from pinlaterd.router import routing
@@ -275,6 +370,12 @@ _EXPLAINED = "every job is explained"
 
 VARIANTS = {
     "no-claim-compare": Variant(_no_claim_compare, _EXPLAINED, seconds=8),
+    "no-token-compare": Variant(
+        _no_token_compare,
+        "owners never overlap",
+        faults=("second owner",),
+        engine="redis",
+    ),
     "answer-without-commit": Variant(_answer_without_commit, _EXPLAINED),
     "ids-from-the-count": Variant(_ids_from_the_count, "no errors without faults"),
     "attempts-kept": Variant(_attempts_kept, _EXPLAINED),
@@ -283,13 +384,28 @@ VARIANTS = {
     ),
     "lost-release": Variant(_lost_release, "lost claims are released", large=True),
     "early-time-out": Variant(_early_time_out, _EXPLAINED, seconds=4),
+    "claims-never-end": Variant(_claims_never_end, "claims end", drained=True),
+    "steps-followed-at-once": Variant(
+        _steps_followed_at_once, _EXPLAINED, faults=("clock",), seconds=3
+    ),
+    "gauges-adrift": Variant(_gauges_adrift, "depths equal rows", drained=True),
     "latest-first": Variant(_latest_first, "earliest first"),
-    "forgotten-keys": Variant(_forgotten_keys, "no short dequeue"),
+    "forgotten-keys": Variant(
+        _forgotten_keys, ("no short dequeue", "ready index equals store"), drained=True
+    ),
     "swapped-bodies": Variant(_swapped_bodies, "a descriptor names one job for ever"),
     "one-claim-for-all": Variant(_one_claim_for_all, "claims are unique"),
     "refused-but-stored": Variant(_refused_but_stored, "one row a body"),
     "repeated-enqueue": Variant(
         _repeated_enqueue, "one row a body", role="pinlaterd", faults=("kill shard",), seconds=4
+    ),
+    "unanswered-calls": Variant(_unanswered_calls, "answers come in time", role="router"),
+    "waits-for-the-silent": Variant(
+        _waits_for_the_silent,
+        "neighbours are not slowed",
+        role="router",
+        faults=("stop shard",),
+        seconds=3,
     ),
     "short-dequeue": Variant(_short_dequeue, "no short dequeue", role="router"),
     "any-priority": Variant(_any_priority, "priorities in order", role="router", seconds=8),
