@@ -61,24 +61,28 @@ class Nemesis:
         self.fault_seconds = fault_seconds
         self.failures: list[str] = []
         self._next: list[str] = []
-        self._alone = True  # one fault, not two at a time
-        self._loud = False  # whether calls may have failed by one
+        self.alone = True  # one fault, not two at a time
         self._pids: dict[str, int] = {}
 
     def run(
         self, stop: threading.Event, *, only: Sequence[str] = (), first: Sequence[str] = ()
     ) -> None:
-        """`only`: the names of those to choose from; none: all. `first`: those that come first."""
+        """`only`: the names of those to choose from; none: all. `first`: those that come first,
+        however late it gets."""
         self._next = list(reversed(first))
+        left = len(first)
         known = {name: fault for name, fault in FAULTS.items() if self._is_possible(name)}
         chosen = {name: known[name] for name in only} if only else known
-        while not stop.wait(self.rng.uniform(0.5, 2.0)):
+        before: Sequence[str] = ()
+        while not stop.wait(self.rng.uniform(0.5, 2.0)) or left > 0:
             count = 1 if len(chosen) < 2 or self.rng.random() < 0.7 else 2
             names = [self._draw(chosen) for _ in range(count)]
-            if QUIET.issuperset(names) and self._loud and stop.wait(RECOVERY_SECONDS):
+            is_first_quiet = QUIET.issuperset(names) and not QUIET.issuperset(before)
+            if is_first_quiet and stop.wait(RECOVERY_SECONDS):
                 return  # whatever failed after the fault before would be put down to that
-            self._loud = not QUIET.issuperset(names)
-            self._alone = len(set(names)) == 1
+            before = names
+            left -= len(names)
+            self.alone = len(set(names)) == 1
             threads = [
                 threading.Thread(target=self.make, args=(name, chosen[name]), daemon=True)
                 for name in dict.fromkeys(names)
@@ -139,7 +143,7 @@ class Nemesis:
             try:
                 self.site.deployment.admin(*command)
             except AssertionError:
-                if self._alone or time.monotonic() > deadline:
+                if self.alone or time.monotonic() > deadline:
                     raise
                 time.sleep(1)
             else:
@@ -167,7 +171,7 @@ def _shard(nemesis: Nemesis) -> str:
     return nemesis.rng.choice(ALL_SHARDS)
 
 
-def _wait_for(condition: Callable[[], object], seconds: float = 90.0) -> None:
+def wait_for(condition: Callable[[], object], seconds: float = 90.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -185,7 +189,7 @@ def _killed(program: Callable[[Nemesis], str], *places: str) -> Fault:
         pid = nemesis.site.pid_of(name)
         os.kill(pid, signal.SIGKILL)
         yield Hurt(places if name not in ALL_SHARDS else [name])
-        _wait_for(lambda: nemesis.site.pid_of(name) != pid)
+        wait_for(lambda: nemesis.site.pid_of(name) != pid)
 
     return fault
 
@@ -348,7 +352,7 @@ def _store_cut(nemesis: Nemesis) -> Iterator[Hurt]:
     before = proxy.cuts
     proxy.cut_at(said, nemesis.rng.choice((Cut.AFTER, Cut.AFTER, Cut.BEFORE)))
     yield Hurt(ALL_SHARDS, "commits")
-    _wait_for(lambda: proxy.cuts > before)
+    wait_for(lambda: proxy.cuts > before)
 
 
 # --- stores ---------------------------------------------------------------------------------
@@ -425,14 +429,14 @@ def _torn_log(nemesis: Nemesis) -> Iterator[Hurt]:
         ends.enter_context(frozen(deployment.supervisord_pid()))
         pid = site.pid_of(program)
         os.kill(pid, signal.SIGKILL)
-        _wait_for(lambda: not _runs(pid))
+        wait_for(lambda: not runs(pid))
         log = deployment.folder / f"data/{program}.sqlite-wal"
         if log.exists():
             tear_wal(log, nemesis.rng)
         yield Hurt([program])
 
 
-def _runs(pid: int) -> bool:
+def runs(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -455,7 +459,7 @@ def _locked(nemesis: Nemesis) -> Iterator[Hurt]:
                 connection.begin()
                 cursor.execute(f"SELECT local_id FROM {table} ORDER BY 1 LIMIT 50 FOR UPDATE")
             yield Hurt([f"shard-{shard}"], "commits", queues=[WORK])
-            time.sleep(nemesis.rng.choice((1, 5)))
+            time.sleep(nemesis.rng.choice((1, 8)))
     finally:
         connection.close()
 

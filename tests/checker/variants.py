@@ -21,7 +21,7 @@ class Variant(NamedTuple):
     """What breaks, the rules that have to find it, in which process, and what it takes."""
 
     breaks: Callable[[], None]
-    rules: str | tuple[str, ...]
+    rules: tuple[str, ...]
     role: str = "shard"
     faults: tuple[str, ...] = ("none",)
     seconds: float = 2.0
@@ -30,11 +30,12 @@ class Variant(NamedTuple):
     engine: str = "sqlite"
 
 
-def apply(name: str) -> None:
-    """In a process that starts: break it, if it is one that the variant concerns."""
-    variant = VARIANTS[name]
-    if "pinlaterd" in sys.orig_argv and variant.role in sys.orig_argv:
-        variant.breaks()
+def apply(names: str) -> None:
+    """In a process that starts: break it by those of `names` (a,b) that concern it."""
+    for name in names.split(","):
+        variant = VARIANTS[name]
+        if "pinlaterd" in sys.orig_argv and variant.role in sys.orig_argv:
+            variant.breaks()
 
 
 def _replace(owner: Any, name: str, value: object) -> None:
@@ -369,44 +370,44 @@ def _any_priority() -> None:
 _EXPLAINED = "every job is explained"
 
 VARIANTS = {
-    "no-claim-compare": Variant(_no_claim_compare, _EXPLAINED, seconds=8),
+    "no-claim-compare": Variant(_no_claim_compare, (_EXPLAINED,), seconds=8),
     "no-token-compare": Variant(
         _no_token_compare,
-        "owners never overlap",
+        ("owners never overlap",),
         faults=("second owner",),
         engine="redis",
     ),
-    "answer-without-commit": Variant(_answer_without_commit, _EXPLAINED),
-    "ids-from-the-count": Variant(_ids_from_the_count, "no errors without faults"),
-    "attempts-kept": Variant(_attempts_kept, _EXPLAINED),
+    "answer-without-commit": Variant(_answer_without_commit, (_EXPLAINED,)),
+    "ids-from-the-count": Variant(_ids_from_the_count, ("no errors without faults",), seconds=4),
+    "attempts-kept": Variant(_attempts_kept, (_EXPLAINED,)),
     "no-deadline-drop": Variant(
-        _no_deadline_drop, "unknown calls end in their time", faults=("stop shard",), seconds=4
+        _no_deadline_drop, ("unknown calls end in their time",), faults=("stop shard",), seconds=4
     ),
-    "lost-release": Variant(_lost_release, "lost claims are released", large=True),
-    "early-time-out": Variant(_early_time_out, _EXPLAINED, seconds=4),
-    "claims-never-end": Variant(_claims_never_end, "claims end", drained=True),
+    "lost-release": Variant(_lost_release, ("lost claims are released",), large=True),
+    "early-time-out": Variant(_early_time_out, (_EXPLAINED,), seconds=6),
+    "claims-never-end": Variant(_claims_never_end, ("claims end",), drained=True),
     "steps-followed-at-once": Variant(
-        _steps_followed_at_once, _EXPLAINED, faults=("clock",), seconds=3
+        _steps_followed_at_once, (_EXPLAINED,), faults=("clock",), seconds=3
     ),
-    "gauges-adrift": Variant(_gauges_adrift, "depths equal rows", drained=True),
-    "latest-first": Variant(_latest_first, "earliest first"),
+    "gauges-adrift": Variant(_gauges_adrift, ("depths equal rows",), drained=True),
+    "latest-first": Variant(_latest_first, ("earliest first",)),
     "forgotten-keys": Variant(
         _forgotten_keys, ("no short dequeue", "ready index equals store"), drained=True
     ),
-    "swapped-bodies": Variant(_swapped_bodies, "a descriptor names one job for ever"),
-    "one-claim-for-all": Variant(_one_claim_for_all, "claims are unique"),
-    "refused-but-stored": Variant(_refused_but_stored, "one row a body"),
+    "swapped-bodies": Variant(_swapped_bodies, ("a descriptor names one job for ever",)),
+    "one-claim-for-all": Variant(_one_claim_for_all, ("claims are unique",)),
+    "refused-but-stored": Variant(_refused_but_stored, ("one row a body",)),
     "repeated-enqueue": Variant(
-        _repeated_enqueue, "one row a body", role="pinlaterd", faults=("kill shard",), seconds=4
+        _repeated_enqueue, ("one row a body",), role="pinlaterd", faults=("kill shard",), seconds=4
     ),
-    "unanswered-calls": Variant(_unanswered_calls, "answers come in time", role="router"),
+    "unanswered-calls": Variant(_unanswered_calls, ("answers come in time",), role="router"),
     "waits-for-the-silent": Variant(
         _waits_for_the_silent,
-        "neighbours are not slowed",
+        ("neighbours are not slowed",),
         role="router",
         faults=("stop shard",),
         seconds=3,
     ),
-    "short-dequeue": Variant(_short_dequeue, "no short dequeue", role="router"),
-    "any-priority": Variant(_any_priority, "priorities in order", role="router", seconds=8),
+    "short-dequeue": Variant(_short_dequeue, ("no short dequeue",), role="router"),
+    "any-priority": Variant(_any_priority, ("priorities in order",), role="router", seconds=8),
 }
