@@ -9,9 +9,11 @@ by its own jobs: those that become due, or fail and are to be retried later.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Sequence
+from itertools import islice
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -27,7 +29,8 @@ from pinlaterd.admin.shard_calls import ShardCalls
 from pinlaterd.admin.shard_settings import set_dequeue_only
 from pinlaterd.client.cli import fail, printable, shown_time
 from pinlaterd.config.layout import shard_endpoint
-from pinlaterd.model import JobState
+from pinlaterd.errors import QueueNotFound
+from pinlaterd.model import JobRecord, JobState
 from pinlaterd.wire.shard_caller import ShardCallers
 
 _POLL_SECONDS = 0.5
@@ -207,10 +210,11 @@ class _Drain:
 
     def _latest_ms(self) -> int | None:
         calls = self._calls(self._name)
-        firsts = (
-            next(calls.scan(queue, JobState.PENDING, future=True), None) for queue in calls.queues()
-        )
-        return max((record.run_after_ms for record in firsts if record is not None), default=None)
+        found: list[JobRecord] = []
+        for queue in calls.queues():
+            with contextlib.suppress(QueueNotFound):  # deleted meanwhile
+                found += islice(calls.scan(queue, JobState.PENDING, future=True), 1)
+        return max((record.run_after_ms for record in found), default=None)
 
 
 def _tell(name: str, found: Drained, *, acts: bool, as_json: bool) -> None:

@@ -27,7 +27,7 @@ from typing import BinaryIO, NamedTuple
 from pinlaterd.admin.shard_calls import ENQUEUE_SECONDS, ShardCalls
 from pinlaterd.config.layout import move_lock
 from pinlaterd.config.locks import lock
-from pinlaterd.errors import InvalidRequest
+from pinlaterd.errors import InvalidRequest, QueueNotFound
 from pinlaterd.model import (
     AckInfo,
     Job,
@@ -118,13 +118,24 @@ class Move:
     def run(self) -> None:
         """Move all jobs that are scheduled by now, those of a move that was cut short first.
 
-        Raises ConnectionFailed, PinLaterError: then some are moved, and a repeat goes on."""
-        priorities = self._source.priorities()
+        A queue that is deleted meanwhile has no jobs to move. Raises ConnectionFailed,
+        PinLaterError: then some are moved, and a repeat goes on."""
         for queue in self._source.queues():
-            self._resume(queue)
-            for priority in range(1, priorities + 1):
-                self._move(queue, priority)
-            self._resume(queue)  # of holds whose answers were lost
+            self._move_queue(queue)
+
+    def _move_queue(self, queue: str) -> None:
+        for is_last in (False,) * (_ROUNDS - 1) + (True,):
+            try:
+                self._resume(queue)
+                for priority in range(1, self._source.priorities() + 1):
+                    self._move(queue, priority)
+                self._resume(queue)  # of holds whose answers were lost
+            except QueueNotFound:
+                # Not deleted: it was made again, or a shard has just joined.
+                if is_last and queue in self._source.queues():
+                    raise
+            else:
+                return
 
     def _move(self, queue: str, priority: int) -> None:
         place = _FIRST
