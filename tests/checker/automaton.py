@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from tests.checker.history import Record, Windows
 
@@ -36,6 +36,8 @@ class Phase(IntEnum):
 
 # Of a claim that no client got and no read has shown.
 LOST = "?"
+# Any claim that holds a job for its move to another shard.
+MOVE = "move"
 _CLOCK_SLACK_SECONDS = 0.1
 
 
@@ -56,23 +58,34 @@ class State(NamedTuple):
         return f"{self.phase.name} {self.remaining}/{self.allowed}{claim} {self.body[:40]!r}"
 
 
+ABSENT = State(Phase.ABSENT)
 Effect = Callable[[State], State | None]
+# A state, or several that a job has in different places: `moves`, `copies`.
+S = TypeVar("S")
 
 
-class Step(NamedTuple):
+class Step(NamedTuple, Generic[S]):
     """A call as it concerns one job. `apply` returns the state after it, or None where it cannot
-    have answered as it did. An optional one may also never take effect."""
+    have answered as it did. An optional one may also never take effect. `descriptor`: of the job,
+    where the call names it."""
 
     t0: float
     t1: float
     must: bool
-    apply: Effect
+    apply: Callable[[S], S | None]
     record: Record
+    descriptor: str | None = None
+
+
+class Spontaneous(Protocol[S]):
+    """What happens to a job without a call on it."""
+
+    def spontaneous(self, state: S, now: float) -> Iterator[S]: ...
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What happens to a job without a call on it."""
+    """The same for a job in one place."""
 
     claim_seconds: float
     ttl_seconds: float
@@ -139,6 +152,8 @@ def claim(body: str, allowed: int, remaining: int, claim_descriptor: str, record
 
 
 def _holds(state: State, claim_descriptor: str | None) -> bool:
+    if claim_descriptor is None and state.claim == MOVE:
+        return False
     return state.phase is Phase.IN_PROGRESS and claim_descriptor in (None, state.claim)
 
 
@@ -234,20 +249,17 @@ class Contradiction(NamedTuple):
     """A call that no order explains, and the states in which the job can have been before it."""
 
     step: Step
-    states: Sequence[State]
+    states: Sequence[object]
 
 
-_Config = tuple[State, int]
-
-
-def explain(steps: Sequence[Step], rules: Rules) -> Contradiction | None:
+def explain(steps: Sequence[Step[S]], rules: Spontaneous[S], start: S) -> Contradiction | None:
     """None if some order of effects agrees with every answer."""
     events = sorted(
         [(step.t0, 0, number) for number, step in enumerate(steps)]
         + [(step.t1, 1, number) for number, step in enumerate(steps)]
     )
-    configs: set[_Config] = {(State(Phase.ABSENT), 0)}
-    under_way: dict[int, Step] = {}  # by its bit
+    configs: set[tuple[S, int]] = {(start, 0)}
+    under_way: dict[int, Step[S]] = {}  # by its bit
     bits: dict[int, int] = {}
     for now, is_end, number in events:
         if not is_end:
@@ -270,8 +282,11 @@ def explain(steps: Sequence[Step], rules: Rules) -> Contradiction | None:
 
 
 def _reachable(
-    configs: set[_Config], under_way: dict[int, Step], rules: Rules, now: float
-) -> set[_Config]:
+    configs: set[tuple[S, int]],
+    under_way: dict[int, Step[S]],
+    rules: Spontaneous[S],
+    now: float,
+) -> set[tuple[S, int]]:
     found = set(configs)
     todo = list(configs)
     while todo:

@@ -35,6 +35,7 @@ HOST = "127.0.0.1"
 _CONNECT_SECONDS = 1.0
 _LENGTH = struct.Struct(">I")
 _SHOWN_BYTES = 60
+_MOST_PAGES = 40
 # Errors that promise that nothing was done, by operation.
 _REFUSALS = {
     "enqueue": {
@@ -213,9 +214,36 @@ class Calls:
         prepared = calls.scan(queue, state, page_size=50)
         return self._run("scan", {"queue": queue, "state": int(state)}, prepared)
 
-    def count(self, queue: str, state: JobState, *, future: bool = False) -> int | None:
-        arguments = {"queue": queue, "state": int(state), "future": future}
-        return self._run("count", arguments, calls.count(queue, state, future=future))
+    def search(
+        self, queue: str, state: JobState, pattern: str, *, future: bool, page_size: int
+    ) -> list[str] | None:
+        """Page by page, to its end if that comes soon; then the whole is a record beside those of
+        its calls."""
+        call = calls.scan(queue, state, future=future, body_regex=pattern, page_size=page_size)
+        given = {"queue": queue, "state": int(state), "future": future, "pattern": pattern}
+        begun = time.monotonic()
+        found: list[str] = []
+        for _ in range(_MOST_PAGES):
+            page = self._run("scan", {**given, "begun": begun}, call)
+            if page is None:
+                return None
+            found += [record.descriptor for record in page.jobs]
+            following = calls.page_after(call, page)
+            if following is None:
+                break
+            call = following
+        else:
+            return None
+        now = time.monotonic()
+        self._history.add(Record(begun, now, self.name, "searched", given, result=found))
+        return found
+
+    def count(
+        self, queue: str, state: JobState, *, future: bool = False, pattern: str | None = None
+    ) -> int | None:
+        arguments = {"queue": queue, "state": int(state), "future": future, "pattern": pattern}
+        prepared = calls.count(queue, state, future=future, body_regex=pattern)
+        return self._run("count", arguments, prepared)
 
     def queue_names(self) -> Any:
         return self._run("queue_names", {}, calls.queue_names())

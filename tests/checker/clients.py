@@ -28,6 +28,8 @@ _MOST_UNFINISHED = 300
 # After a call of unknown outcome, as an application would; and each makes the judge's work longer.
 _BACK_OFF_SECONDS = 0.25
 _HALF_AN_HOUR_MS = 1_800_000
+# Jobs that a drain moves, and that are due within a run.
+_SCHEDULED_MS = (14_000, 30_000)
 _LARGE_BODY_BYTES = 20_000
 # Together more than the buffers of a connection hold.
 _LARGE_JOBS = 300
@@ -78,7 +80,8 @@ class Client(threading.Thread):
         body = f"{self.name}.{self.serial}/0"
         if rng.random() < 0.02:
             body += "/" + "x" * rng.randrange(_LARGE_BODY_BYTES)
-        delay_ms = rng.choices((0, rng.randrange(100, 2500), _HALF_AN_HOUR_MS), (90, 8, 2))[0]
+        delays_ms = (0, rng.randrange(100, 2500), rng.randrange(*_SCHEDULED_MS), _HALF_AN_HOUR_MS)
+        delay_ms = rng.choices(delays_ms, (87, 8, 3, 2))[0]
         return body, rng.choice(PRIORITIES), attempts or rng.choice((1, 2, 3)), delay_ms
 
 
@@ -237,6 +240,24 @@ class Keeper(Client):
             yield 0.05
             self.calls.scan(BULK, rng.choice(list(JobState)))
             yield rng.uniform(0.05, 0.2)
+
+
+class Searcher(Client):
+    """Looks for jobs by their bodies, to the end of what there is, and counts them."""
+
+    def work(self) -> Iterator[float]:
+        rng = self.rng
+        states = (JobState.PENDING, JobState.PENDING, *JobState)
+        while not self.shared.stop_enqueuing.is_set():
+            queue, state = rng.choice((WORK, BRIEF, BULK)), rng.choice(states)
+            pattern = rf"^[a-z]+[0-9]*\.[0-9]*{rng.choice(('', rng.randrange(10)))}/"
+            future = rng.random() < 0.5
+            self.calls.search(
+                queue, state, pattern, future=future, page_size=rng.choice((3, 20, 1000))
+            )
+            yield rng.uniform(0.1, 0.3)
+            self.calls.count(queue, state, future=future, pattern=pattern)
+            yield rng.uniform(0.1, 0.3)
 
 
 class Cutter(Client):

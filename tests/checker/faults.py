@@ -14,7 +14,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import NamedTuple
 
@@ -52,14 +52,21 @@ class Nemesis:
     """Chooses faults and makes them, one or two at a time, until it is stopped."""
 
     def __init__(
-        self, site: Site, history: History, seed: int, fault_seconds: Sequence[float]
+        self,
+        site: Site,
+        history: History,
+        seed: int,
+        fault_seconds: Sequence[float],
+        faults: Mapping[str, Fault],
     ) -> None:
         self.site = site
         self.history = history
         self.seed = seed
         self.rng = random.Random(f"{seed}/faults")
         self.fault_seconds = fault_seconds
+        self.closing = threading.Lock()  # or no shard would take jobs
         self.failures: list[str] = []
+        self._faults = faults
         self._next: list[str] = []
         self.alone = True  # one fault, not two at a time
         self._pids: dict[str, int] = {}
@@ -67,12 +74,12 @@ class Nemesis:
     def run(
         self, stop: threading.Event, *, only: Sequence[str] = (), first: Sequence[str] = ()
     ) -> None:
-        """`only`: the names of those to choose from; none: all. `first`: those that come first,
-        however late it gets."""
+        """`only`: the names of those to choose from; none: all but those that go alone. `first`:
+        those that come first, however late it gets."""
         self._next = list(reversed(first))
         left = len(first)
-        known = {name: fault for name, fault in FAULTS.items() if self._is_possible(name)}
-        chosen = {name: known[name] for name in only} if only else known
+        known = {name: fault for name, fault in self._faults.items() if self._is_possible(name)}
+        chosen = {name: known[name] for name in only or sorted(known.keys() - BY_NAME)}
         before: Sequence[str] = ()
         while not stop.wait(self.rng.uniform(0.5, 2.0)) or left > 0:
             count = 1 if len(chosen) < 2 or self.rng.random() < 0.7 else 2
@@ -123,31 +130,32 @@ class Nemesis:
     def _is_possible(self, name: str) -> bool:
         site = self.site
         if name.startswith("store"):
-            return site.server is not None
+            return site.store_proxy is not None
         if name.startswith("mysql"):
             return isinstance(site.server, MariaDB)
         if name == "full disk":
             return site.has_small_disk
         if name == "torn log":
             return not isinstance(site.server, MariaDB)
+        if name == "failover":
+            return site.replica is not None
         return True
 
     def hold(self) -> None:
         """For as long as a fault lasts."""
         time.sleep(self.rng.choice(self.fault_seconds))
 
-    def operate(self, *command: str) -> None:
-        """As an operator does it, who repeats a command that another fault kept from its end."""
+    def operate(self, *command: str) -> str:
+        """As an operator does it, who repeats a command that another fault kept from its end.
+        Returns what it says."""
         deadline = time.monotonic() + _OPERATOR_SECONDS
         while True:
             try:
-                self.site.deployment.admin(*command)
+                return self.site.deployment.admin(*command)
             except AssertionError:
                 if self.alone or time.monotonic() > deadline:
                     raise
                 time.sleep(1)
-            else:
-                return
 
     def say(self, text: str) -> None:
         print(f"    {text}", flush=True)
@@ -230,23 +238,6 @@ def _supervisord_killed(nemesis: Nemesis) -> Iterator[Hurt]:
     time.sleep(1)
     yield Hurt(EVERYTHING)
     nemesis.site.deployment.up()
-
-
-@contextmanager
-def _restarted(nemesis: Nemesis) -> Iterator[Hurt]:
-    """In order, at no client's cost."""
-    shards = nemesis.rng.random() < 0.5
-    yield Hurt((), away=ALL_SHARDS if shards else ())
-    nemesis.operate("restart", *(("shard", "all") if shards else ("router",)))
-
-
-@contextmanager
-def _dequeue_only(nemesis: Nemesis) -> Iterator[Hurt]:
-    name = nemesis.rng.choice(SHARDS)
-    nemesis.operate("shard", "dequeue-only", name, "on")
-    yield Hurt(())
-    time.sleep(1)
-    nemesis.operate("shard", "dequeue-only", name, "off")
 
 
 @contextmanager
@@ -478,8 +469,6 @@ FAULTS: dict[str, Fault] = {
     "stop router": _stopped(_always("router"), Hurt([ROUTER], "calls")),
     "stop coordinator": _stopped(_always("coordinator"), Hurt(())),
     "stop supervisord": _supervisord_stopped,
-    "restart": _restarted,
-    "dequeue-only": _dequeue_only,
     "second owner": _second_owner,
     "no processor": _processors_taken,
     "clients cut": _clients_cut,
@@ -503,5 +492,8 @@ QUIET = {
     "stop supervisord",
     "restart",
     "dequeue-only",
+    "drain",
     "clock",
 }
+# What has a run of its own (operators.py): it changes what may be expected, or needs a replica.
+BY_NAME = {"restore", "failover"}

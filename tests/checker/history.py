@@ -16,12 +16,20 @@ certainly had no effect) or "unknown". Arguments and results by operation:
                   null, allowed, remaining, claim or null, created_ms, run_after_ms, updated_ms]
     retry         {queue, priority, attempts, delay_ms, limit} -> count
     delete        {queue, state, priority, limit} -> count
-    create_queue, delete_queue, queue_names, count
+    scan          also {future, pattern, begun}: part of a search whose first call began then
+    searched      {queue, state, future, pattern} -> [descriptor], all that a search found
+    count         {queue, state, future, pattern} -> count
+    create_queue, delete_queue, queue_names
     fault         {kind, places, holds, away, queues}: places are the parts whose calls may fail
                   (shard-NAME, router); holds what it delays: "", "calls" to the router,
                   "commits" to a store, "shard"; away the shards that hand out nothing meanwhile,
                   though no call fails; queues those concerned, if not all are
     start         {program, pid}: at its t0 that process began
+    moved         {shard}: while an operator's drain moved its scheduled jobs to other shards
+    closed        {shard}: while no new job may come to it
+    emptied       {shard}: when a drain was done that waited until nothing was ready there
+    copied        {shards}: while they stood still and a copy of their stores was made
+    restored      {shards}: the same, and that copy was put back
     drained       {queue}: from t0 on no job of it was ready, says the service
     row           {shard, descriptor} -> ROW, read from the store itself at the end
     depths        {queue} -> {state: count}, the gauges at the end

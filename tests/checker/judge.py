@@ -12,14 +12,15 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from itertools import accumulate
 
-from pinlaterd.model import JobDescriptor
+from pinlaterd.model import JobDescriptor, is_move_claim
 from tests.checker import automaton
-from tests.checker.automaton import Phase, Step
+from tests.checker.automaton import ABSENT, Contradiction, Phase, Step
+from tests.checker.copies import explain_copied, is_copied
 from tests.checker.history import OK, Record
-from tests.checker.run import Run, Violation, changes, rows
+from tests.checker.moves import closed_shards_take_no_jobs, explain_moved, moves_come_to_an_end
+from tests.checker.run import STORED_SLACK_SECONDS, JobHistory, Run, Violation, changes, rows
+from tests.checker.searches import searches_are_exact
 
-# A stored time is rounded down to milliseconds.
-_STORED_SLACK_SECONDS = 0.05
 # What a neighbour's fault may cost beside twice the usual, and the calls that a p99 is told from.
 _MORE_SECONDS = 0.1
 _LEAST_CALLS = 100
@@ -41,12 +42,10 @@ def every_job_is_explained(run: Run) -> None:
     acts without effect; reads current; unknown calls settled in their time."""
     stored_at = min((r.t0 for r in run.by_operation["row"]), default=None)
     for job in run.jobs.values():
-        if stored_at is not None and not job.rows:
-            absent = Record(stored_at, run.end, "store", "row", {"job": job.name})
-            job.steps.append(
-                Step(absent.t0, absent.t1, must=True, apply=automaton.read_nothing, record=absent)
-            )
-        found = automaton.explain(job.steps, run.rules(job.queue))
+        stored = None
+        if stored_at is not None:
+            stored = Record(stored_at, run.end, "store", "row", {"job": job.name})
+        found = _explain(run, job, stored)
         if found is not None:
             states = "; ".join(map(str, found.states[:4]))
             told = sorted((s.record for s in job.steps if s.t0 <= found.step.t1), key=_span)
@@ -55,6 +54,18 @@ def every_job_is_explained(run: Run) -> None:
                 "every job is explained",
                 f"{job.name} was [{states}], but: {found.step.record}\n    {steps[-4000:]}",
             )
+
+
+def _explain(run: Run, job: JobHistory, stored: Record | None) -> Contradiction | None:
+    """`stored`: when the stores were read."""
+    if run.by_operation["moved"]:
+        return explain_moved(run, job, stored)
+    if stored is not None and not job.rows:
+        absent = Step(stored.t0, stored.t1, True, automaton.read_nothing, stored)
+        job.steps.append(absent)
+    if is_copied(run, job):
+        return explain_copied(run, job)
+    return automaton.explain(job.steps, run.rules(job.queue), ABSENT)
 
 
 def claims_are_unique(run: Run) -> None:
@@ -158,14 +169,8 @@ def _span(record: Record) -> tuple[float, float]:
 def _certainly_ready(run: Run) -> dict[tuple[str, str, int], _Ready]:
     found: dict[tuple[str, str, int], _Ready] = defaultdict(_Ready)
     for job in run.jobs.values():
-        if job.enqueued is None or not job.shard:
-            continue
-        start = max(job.enqueued.t1, job.due + _STORED_SLACK_SECONDS)
-        end = job.first_claim_at()
-        lost_at = run.rules(job.queue).losses.first_within(job.enqueued.t0, end)
-        if lost_at is not None:
-            end = min(end, lost_at)
-        if start < end:
+        start, end = run.ready_span(job)
+        if job.shard and start < end:
             found[job.queue, job.shard, job.priority].add(start, end, job.name)
     return found
 
@@ -183,7 +188,10 @@ def answers_come_in_time(run: Run) -> None:
             run.violate("no errors without faults", str(record))
 
 
-_NO_CALLS = ("settings", "fault", "start", "row", "depths", "drained")
+_NO_CALLS = (
+    *("settings", "fault", "start", "row", "depths", "drained"),
+    *("moved", "closed", "emptied", "copied", "restored", "searched"),
+)
 
 
 def neighbours_are_not_slowed(run: Run) -> None:
@@ -225,13 +233,15 @@ def unknown_calls_end_in_their_time(run: Run) -> None:
             job = run.job(descriptor)
             if job is None:
                 continue
+            if len(job.descriptors) > 1 or is_move_claim(row.claim):
+                continue  # by its move
             ends = [s.t1 for s in job.steps if s.record.operation == "enqueue"]
             created = row.created_ms / 1000 - offset
-            if ends and created > max(ends) + _STORED_SLACK_SECONDS:
+            if ends and created > max(ends) + STORED_SLACK_SECONDS:
                 run.violate("unknown calls end in their time", f"stored at {created:.3f}: {record}")
             acked = [s.t1 for s in job.steps if s.record.operation in ("ack", "dequeue")]
             updated = row.updated_ms / 1000 - offset
-            late = updated > max(acked, default=0.0) + _STORED_SLACK_SECONDS
+            late = updated > max(acked, default=0.0) + STORED_SLACK_SECONDS
             if row.state == Phase.SUCCEEDED and late:
                 run.violate("unknown calls end in their time", f"acked at {updated:.3f}: {record}")
 
@@ -275,4 +285,7 @@ RULES = (
     neighbours_are_not_slowed,
     unknown_calls_end_in_their_time,
     the_end_is_at_rest,
+    moves_come_to_an_end,
+    closed_shards_take_no_jobs,
+    searches_are_exact,
 )

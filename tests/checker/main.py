@@ -33,6 +33,7 @@ from tests.checker.clients import (
     Cutter,
     Enqueuer,
     Keeper,
+    Searcher,
     Shared,
     Worker,
     drain,
@@ -40,14 +41,16 @@ from tests.checker.clients import (
 from tests.checker.faults import FAULTS, Nemesis
 from tests.checker.history import History
 from tests.checker.judge import judge
+from tests.checker.operators import OPERATIONS
 from tests.checker.run import Violation
-from tests.checker.site import ENGINES, PASSWORD, Site, history_head
+from tests.checker.site import ENGINES, PASSWORD, REPLICATED, Site, history_head
 
 _DRAIN_SECONDS = 40.0
 _RUN_SECONDS = 120.0  # of one deployment: longer checks are several runs, with seeds of their own
 # How long a process is stopped, or a network silent.
 FAULT_SECONDS = (1, 4, 15, 60)
 _SHOWN, _SHOWN_CHARS = 3, 2000
+ALL_FAULTS = FAULTS | OPERATIONS
 
 
 def check(
@@ -68,13 +71,13 @@ def check(
     `large`: a client is cut off within large answers. `drained`: all that is ready is worked off
     at the end, so that the rules on the end apply. `first_faults`: those that come first."""
     path = folder / "history.jsonl"
-    site = Site(folder / "s", engine, variant)
+    site = Site(folder / "s", engine, variant, replicated="failover" in faults)
     log = History(path)
     failures: list[str] = []
     try:
         wall_offset = time.time() - time.monotonic()
         log.add(history_head(site, wall_offset))
-        nemesis = Nemesis(site, log, seed, fault_seconds)
+        nemesis = Nemesis(site, log, seed, fault_seconds, ALL_FAULTS)
         failures = _drive(site, log, seconds, nemesis, faults, first_faults, large=large)
         if drained:
             last = Calls("last", site.target(), log)
@@ -109,7 +112,7 @@ def _drive(
     def calls(name: str) -> Calls:
         return Calls(name, site.target(), log)
 
-    kinds: list[type[Client]] = [Enqueuer] * 2 + [Worker] * 4 + [Keeper, Builder]
+    kinds: list[type[Client]] = [Enqueuer] * 2 + [Worker] * 4 + [Keeper, Builder, Searcher]
     names = [f"{kind.__name__.lower()}{number}" for number, kind in enumerate(kinds)]
     clients = [kind(name, calls(name), shared) for kind, name in zip(kinds, names, strict=True)]
     if large:
@@ -149,7 +152,7 @@ def main() -> int:
     parser.add_argument("--engine", choices=(*ENGINES, "all"), default="all")
     parser.add_argument("--seed", type=int, help="of the first run (default: a random one)")
     parser.add_argument("--variant", default="", help="a broken variant: the check should fail")
-    parser.add_argument("--fault", action="append", choices=(*FAULTS, "none"), default=[])
+    parser.add_argument("--fault", action="append", choices=(*ALL_FAULTS, "none"), default=[])
     parser.add_argument("--longest-fault", type=float, default=15.0, metavar="SECONDS")
     parser.add_argument("--no-large", action="store_true", help="no client is cut off in an answer")
     parser.add_argument("--judge", type=Path, metavar="FILE")
@@ -157,7 +160,13 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that a run ends what it started
     if options.judge is not None:
         return _report(judge(history.read(options.judge)), options.judge)
-    engines = ENGINES if options.engine == "all" else (options.engine,)
+    if "restore" in options.fault and "drain" in options.fault:
+        parser.error("a copy of one shard can't be judged where jobs move: restore and drain apart")
+    engines: Sequence[str] = ENGINES if options.engine == "all" else (options.engine,)
+    if "failover" in options.fault:
+        engines = [engine for engine in engines if engine in REPLICATED]
+        if not engines:
+            parser.error(f"failover: choose from the engines {', '.join(REPLICATED)}")
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(10**6)
     left = dict.fromkeys(engines, options.minutes * 60)
     while left:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
-from pinlaterd.model import JobDescriptor, claim_source
+from pinlaterd.model import JobDescriptor, claim_source, is_move_claim
 from tests.checker import automaton
 from tests.checker.automaton import Effect, Phase, Rules, Step
 from tests.checker.history import FAIL, OK, Faults, Record, Settings, Windows
+
+# A stored time is rounded down to milliseconds.
+STORED_SLACK_SECONDS = 0.05
 
 
 class Violation(NamedTuple):
@@ -41,14 +45,18 @@ class JobHistory:
         self.queue = ""
         self.priority = 0
         self.descriptors: set[str] = set()
+        self.left: set[str] = set()  # those of them where a move held it: it has gone on elsewhere
         self.steps: list[Step] = []
         self.enqueued: Record | None = None
+        self.began = float("inf")  # its enqueue, whatever became of that
         self.due = 0.0
         self.rows: list[Record] = []
 
     @property
     def shard(self) -> str:
-        parsed = JobDescriptor.parse(next(iter(self.descriptors), ""))
+        """Where it is now, or "" if that is not known."""
+        places = self.descriptors - self.left
+        parsed = JobDescriptor.parse(next(iter(places))) if len(places) == 1 else None
         return parsed.shard if parsed else ""
 
     def first_claim_at(self) -> float:
@@ -58,7 +66,7 @@ class JobHistory:
 
 
 def changes(record: Record) -> bool:
-    return record.operation not in ("lookup", "scan", "row")
+    return record.operation not in ("lookup", "scan", "row", "copied")
 
 
 def name_of(body: str) -> str:
@@ -125,6 +133,17 @@ class Run:
         source = claim_source(claim_descriptor or "")
         return self._claimed_by.get(source or "")
 
+    def ready_span(self, job: JobHistory) -> tuple[float, float]:
+        """From when to when it was ready for certain; the end comes first if it never was."""
+        if job.enqueued is None:
+            return 0.0, 0.0
+        end = job.first_claim_at()
+        lost_at = self.rules(job.queue).losses.first_within(job.enqueued.t0, end)
+        start = max(job.enqueued.t1, job.due + STORED_SLACK_SECONDS)
+        if job.left:
+            start = max([start, *(r.t1 for r in self.by_operation["moved"] if r.t0 < start)])
+        return start, end if lost_at is None else min(end, lost_at)
+
     def violate(self, rule: str, text: str) -> None:
         self.violations.append(Violation(rule, text))
 
@@ -136,6 +155,7 @@ class Run:
             for body, priority, *_ in record.arguments["jobs"]:
                 job = self.jobs.setdefault(name_of(body), JobHistory(name_of(body)))
                 job.queue, job.priority = record.arguments["queue"], priority
+                job.began = record.t0
             for job, descriptor in zip(record.arguments["jobs"], record.result or (), strict=False):
                 if descriptor:
                     self._learn(descriptor, job[0], record)
@@ -147,6 +167,8 @@ class Run:
                 for descriptor, row in rows(record):
                     if row.body is not None:
                         self._learn(descriptor, row.body, record)
+                    if is_move_claim(row.claim) and descriptor in self.named:
+                        self.jobs[self.named[descriptor]].left.add(descriptor)
 
     def _learn(self, descriptor: str, body: str, record: Record) -> None:
         name = name_of(body)
@@ -161,7 +183,7 @@ class Run:
             )
         job = self.jobs[name]
         job.descriptors.add(descriptor)
-        if len(job.descriptors) == 2:
+        if len(job.descriptors) == 2 and not self.by_operation["moved"]:
             self.violate("one row a body", f"{name} is {sorted(job.descriptors)}: {record}")
         parsed = JobDescriptor.parse(descriptor)
         if parsed is None or (parsed.queue, parsed.priority) != (job.queue, job.priority):
@@ -175,7 +197,8 @@ class Run:
         job = self.job(descriptor)
         if job is not None:
             sure = must and record.outcome == OK
-            job.steps.append(Step(record.t0, self.settled(record), sure, apply, record))
+            step = Step(record.t0, self.settled(record), sure, apply, record, descriptor)
+            job.steps.append(step)
 
     # --- one method an operation ----------------------------------------------------------
 
@@ -191,7 +214,7 @@ class Run:
             stored = descriptor is not None
             end = record.t1 if stored else self.settled(record)
             effect = automaton.enqueue(body, attempts, record.t0, job.due)
-            job.steps.append(Step(record.t0, end, stored, effect, record))
+            job.steps.append(Step(record.t0, end, stored, effect, record, descriptor))
             if stored:
                 job.enqueued = record
 
@@ -237,8 +260,10 @@ class Run:
 
     def _take_scan(self, record: Record) -> None:
         if record.outcome == OK:
+            # A search that goes on over several calls may have met it in an earlier one.
+            begun = replace(record, t0=record.arguments.get("begun", record.t0))
             for descriptor, row in rows(record):
-                self._take_row_of(descriptor, row, record)
+                self._take_row_of(descriptor, row, begun)
 
     def _take_row(self, record: Record) -> None:
         for descriptor, row in rows(record):
@@ -248,8 +273,17 @@ class Run:
                 job.rows.append(record)
 
     def _take_row_of(self, descriptor: str, row: Row, record: Record) -> None:
-        effect = automaton.read(Phase(row.state), row.body, row.allowed, row.remaining, row.claim)
+        claim = automaton.MOVE if is_move_claim(row.claim) else row.claim
+        effect = automaton.read(Phase(row.state), row.body, row.allowed, row.remaining, claim)
         self._step(descriptor, record, effect)
+
+    def _take_copied(self, record: Record) -> None:
+        """A copy of a store was made; it has no effect yet on what the job is."""
+        for job in self.jobs.values():
+            if job.shard in record.arguments["shards"]:
+                job.steps.append(Step(record.t0, record.t1, True, lambda state: state, record))
+
+    _take_restored = _take_copied
 
     def _take_bulk(self) -> None:
         """Retries and deletes: one that reached less than its limit concerned every job."""

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
@@ -33,10 +33,13 @@ from tests.checker.shim import control_shim, load_shim
 from tests.deployment import Deployment, unused_port
 from tests.faults.stores.store import shard_settings, write_shards
 from tests.servers.mariadb import MariaDB
+from tests.servers.mariadb_pair import MariaDBPair, fresh, servers_at
 from tests.servers.proxy import Proxy
-from tests.servers.redis import RedisServer
+from tests.servers.redis import HOST, RedisServer
+from tests.servers.redis_replicas import RedisPair
 
 ENGINES = ("sqlite", "mysql", "redis", "redis-always")
+REPLICATED = ("mysql", "redis")
 SHARDS = ("1", "2")
 PASSWORD = "open sesame"
 # A loaded machine takes 4 s to start a process, and calls have to outlast a planned restart.
@@ -57,12 +60,17 @@ _ROOT = Path(__file__).parent.parent.parent
 class Site:
     """Everything that runs; `close` ends it."""
 
-    def __init__(self, folder: Path, engine: str, variant: str = "") -> None:
+    def __init__(
+        self, folder: Path, engine: str, variant: str = "", *, replicated: bool = False
+    ) -> None:
+        """`replicated`: the server has a replica, and no proxy, whose address replication would not
+        know."""
         self.folder = folder
         self.engine = engine
         self.request_seconds = _VARIANT_REQUEST_SECONDS if variant else _REQUEST_SECONDS
         self.recovery_seconds = _VARIANT_RECOVERY_SECONDS if variant else RECOVERY_SECONDS
         self.server: MariaDB | RedisServer | None = None
+        self.replica: MariaDB | RedisServer | None = None
         self.store_proxy: Proxy | None = None
         self.has_small_disk = False
         self._ends = ExitStack()
@@ -77,7 +85,7 @@ class Site:
         }
         self.deployment = Deployment(folder / "d", environment=self._environment)
         try:
-            self._start()
+            self._start(replicated=replicated)
         except BaseException:
             self.close()
             raise
@@ -108,8 +116,7 @@ class Site:
         with self._reviving:
             while self.server is not None and not self._server_runs():
                 try:
-                    # A server ends with the very thread that has started it.
-                    self._starter.submit(self._start_server_again).result()
+                    self.start_server_again()
                 except AssertionError:
                     if time.monotonic() > deadline:
                         raise
@@ -123,7 +130,11 @@ class Site:
                 self.server.kill()
             yield
 
-    def _start_server_again(self) -> None:
+    def start_server_again(self) -> None:
+        # A server ends with the very thread that has started it.
+        self._starter.submit(self._start_stopped_server).result()
+
+    def _start_stopped_server(self) -> None:
         assert self.server is not None
         with _changed_environment(self._environment):
             self.server.start()
@@ -136,6 +147,10 @@ class Site:
                 server.kill()  # forgets it
             return server.runs
         return not server.has_ended
+
+    def swap_servers(self) -> None:
+        """After a failover."""
+        self.server, self.replica = self.replica, self.server
 
     def kill_all(self) -> None:
         """End every process of the deployment; supervisord may start some again meanwhile."""
@@ -208,8 +223,11 @@ class Site:
 
     # --- the parts --------------------------------------------------------------------------
 
-    def _start(self) -> None:
-        self._start_server()
+    def _start(self, *, replicated: bool) -> None:
+        if replicated:
+            self._start_pair()
+        else:
+            self._start_server()
         settings = {
             "admin_password_hash": f'"{hash_password(PASSWORD)}"',
             "request_timeout_ms": int(self.request_seconds * 1000),
@@ -220,10 +238,8 @@ class Site:
         }
         self.deployment.init(shards=len(SHARDS), settings=settings)
         self._mount_small_disk()
-        if self.store_proxy is not None:
-            kind = "mysql" if self.engine == "mysql" else "redis"
-            master = shard_settings(kind, self.store_proxy.port)
-            write_shards(self.deployment, dict.fromkeys(SHARDS, master))
+        if self.server is not None:
+            write_shards(self.deployment, dict.fromkeys(SHARDS, self._shard_settings()))
         queues = "".join(
             f"  {queue}:\n    job_claimed_timeout_seconds: {seconds}\n"
             for queue, seconds in CLAIM_SECONDS.items()
@@ -241,16 +257,35 @@ class Site:
             if self.engine == "mysql":
                 self.server = MariaDB(self.folder / "db", unused_port())
             else:
-                program = shutil.which("redis-server")
-                assert program is not None, "redis-server is missing: apt-get install redis-server"
                 fsync = "always" if self.engine == "redis-always" else "everysec"
                 self.server = RedisServer(
-                    program, self.folder / "r", unused_port(), "--appendfsync", fsync
+                    _redis_program(), self.folder / "r", unused_port(), "--appendfsync", fsync
                 )
                 self.server.start()
         self._ends.callback(self.server.stop)
         self.store_proxy = Proxy(self.server.port)
         self._ends.callback(self.store_proxy.close)
+
+    def _start_pair(self) -> None:
+        with _changed_environment(self._environment):
+            if self.engine == "mysql":
+                of_mysql = MariaDBPair(*servers_at(self.folder / "db", unused_port))
+                self._ends.callback(of_mysql.stop)
+                fresh(of_mysql, _wait_until, gtid=True)
+                self.server, self.replica = of_mysql.primary, of_mysql.replica
+            else:
+                of_redis = RedisPair(_redis_program(), self.folder / "r", unused_port)
+                self._ends.callback(of_redis.stop)
+                of_redis.wait_until_in_step(_wait_until)
+                self.server, self.replica = of_redis.master, of_redis.replica
+
+    def _shard_settings(self) -> dict[str, object]:
+        assert self.server is not None
+        port = self.server.port if self.store_proxy is None else self.store_proxy.port
+        settings = dict(shard_settings("mysql" if self.engine == "mysql" else "redis", port))
+        if self.replica is not None:
+            settings["slave"] = {"host": HOST, "port": self.replica.port}
+        return settings
 
     def _mount_small_disk(self) -> None:
         """Where root may mount it; elsewhere the disk does not get full."""
@@ -276,6 +311,19 @@ class Site:
                 f"from tests.checker import variants\nvariants.apply({variant!r})\n"
             )
         return root
+
+
+def _redis_program() -> str:
+    program = shutil.which("redis-server")
+    assert program is not None, "redis-server is missing: apt-get install redis-server"
+    return program
+
+
+def _wait_until(condition: Callable[[], object], *, seconds: float = _START_SECONDS) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds:g} s"
+        time.sleep(0.05)
 
 
 @contextmanager

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from pinlaterd.model import is_move_claim
 from tests.checker import history
 from tests.checker.main import check
+from tests.checker.run import rows
 
 pytestmark = pytest.mark.service
 
@@ -18,7 +20,7 @@ FAULT_SECONDS = (1, 4)
 # What comes first on each engine, so that no fault of another kind is left to the draw.
 FIRST = {
     "sqlite": ("clock", "flushes fail", "torn log"),
-    "mysql": ("mysql locks", "store cut"),
+    "mysql": ("drain", "mysql locks", "store cut"),
     "redis": ("store cut", "flushes fail", "torn log"),
     "redis-always": ("clock", "no processor", "store cut"),
 }
@@ -37,3 +39,6 @@ def test_promises_are_kept(engine: str, needs: Callable[[str], None], tmp_path: 
     assert made >= {*FIRST[engine]}
     started = {record.arguments["program"] for record in records if record.operation == "start"}
     assert started >= {"router", "shard-1", "shard-2", "coordinator", "supervisord"}
+    if "drain" in FIRST[engine]:
+        stored = (row for r in records if r.operation == "row" for _, row in rows(r))
+        assert any(is_move_claim(row.claim) for row in stored)

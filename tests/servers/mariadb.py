@@ -147,6 +147,10 @@ def start_mariadb(
     program_path: Callable[..., str], folder: Path, port: int, *options: str
 ) -> MariaDB:
     """`program_path` is the fixture: without the programs the test is skipped."""
+    require_mariadb(program_path)
+    return MariaDB(folder, port, *options)
+
+
+def require_mariadb(program_path: Callable[..., str]) -> None:
     for program in ("mariadbd", "mariadb-install-db"):
         program_path(program, debian_package=DEBIAN_PACKAGE)
-    return MariaDB(folder, port, *options)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pymysql.cursors import DictCursor
 
 from tests.conftest import FreePort, ProgramPath, WaitUntil
-from tests.servers.mariadb import HOST, PASSWD, USER, MariaDB, start_mariadb
+from tests.servers.mariadb import HOST, PASSWD, USER, MariaDB, require_mariadb
 
 
 class MariaDBPair:
@@ -84,10 +85,16 @@ def is_read_only(server: MariaDB) -> bool:
 def mariadb_servers(
     program_path: ProgramPath, tmp_path_factory: pytest.TempPathFactory, free_port: FreePort
 ) -> Iterator[MariaDBPair]:
-    folder = tmp_path_factory.mktemp("pair")
-    servers = [
-        start_mariadb(
-            program_path,
+    require_mariadb(program_path)
+    pair = MariaDBPair(*servers_at(tmp_path_factory.mktemp("pair"), free_port))
+    yield pair
+    pair.stop()
+
+
+def servers_at(folder: Path, free_port: FreePort) -> tuple[MariaDB, MariaDB]:
+    """Two that can replicate each other."""
+    first, second = (
+        MariaDB(
             folder / str(number),
             free_port(),
             f"--server-id={number}",
@@ -97,10 +104,8 @@ def mariadb_servers(
             "--skip-slave-start",
         )
         for number in (1, 2)
-    ]
-    pair = MariaDBPair(*servers)
-    yield pair
-    pair.stop()
+    )
+    return first, second
 
 
 @pytest.fixture(params=["gtid", "file and offset"])

@@ -1,0 +1,323 @@
+"""The judge on what operators do: moved jobs, closed shards, copies put back; and on searches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.checker.history import FAIL, UNKNOWN
+from tests.checker.test_judge import (
+    FAILED,
+    IN_PROGRESS,
+    PENDING,
+    SUCCEEDED,
+    A,
+    Story,
+    Told,
+    claim,
+    stored,
+    taken,
+)
+
+ON_TWO, AGAIN = "q:s2:p1:7", "q:s2:p1:8"
+HALF_AN_HOUR_MS = 1_800_000
+HELD = "host:9010:1000:pinlater-admin move:1-move"
+
+
+def _scheduled(delay_ms: int = HALF_AN_HOUR_MS) -> Story:
+    return Story(wall_offset=0.0).enqueue(A, delay_ms=delay_ms)
+
+
+def _moved(story: Story, *, at: float = 101, to: float = 104) -> Story:
+    return story.tell("moved", {"shard": "1"}, at=at, to=to)
+
+
+def _left(held: str = HELD, **values: Any) -> list[Any]:
+    return stored(SUCCEEDED, held=held, **values)
+
+
+def _closed() -> Story:
+    return Story().tell("closed", {"shard": "1"}, at=101, to=110)
+
+
+def _copied(story: Story) -> Story:
+    at = story.now
+    story.fault("shard-1", at=at - 0.5, to=at + 0.5, kind="restore")
+    return story.tell("copied", {"shards": ["1"]}, at=at)
+
+
+def _restored(story: Story) -> Story:
+    at = story.now
+    story.fault("shard-1", at=at - 0.5, to=at + 0.5, kind="restore")
+    return story.tell("restored", {"shards": ["1"]}, at=at)
+
+
+def _searched(story: Story, *found: str, pattern: str = "^a/", **given: Any) -> Story:
+    """In two calls, of which the first finds nothing; they take place now."""
+    arguments = {"queue": "q", "state": PENDING, "pattern": pattern, "future": False, **given}
+    begun = story.now
+    rows = {descriptor: [PENDING, None, 2, 2, None, 0, 0, 0] for descriptor in found}
+    story.tell("scan", {**arguments, "begun": begun}, {})
+    story.tell("scan", {**arguments, "begun": begun}, rows)
+    return story.tell("searched", arguments, list(found), at=begun, to=story.now)
+
+
+def _counted(story: Story, count: int, pattern: str | None = "^a/") -> Story:
+    return story.tell("count", {"queue": "q", "state": PENDING, "pattern": pattern}, count)
+
+
+ACCEPTED: dict[str, Told] = {
+    "a moved job": lambda: (
+        _moved(_scheduled())
+        .lookup(A, *stored(IN_PROGRESS, held=HELD), at=102)
+        .lookup(A, *_left(updated_ms=103_000), at=110)
+        .row(A, *_left(updated_ms=103_000), at=120)
+        .row(ON_TWO, *stored(PENDING, created_ms=103_000), at=120)
+    ),
+    "a moved job that is worked off": lambda: (
+        _moved(_scheduled(20_000))
+        .dequeue(taken(ON_TWO), at=130)
+        .ack(ON_TWO, claim(1))
+        .row(A, *_left(), at=140)
+        .row(ON_TWO, *stored(SUCCEEDED, held=claim(1)), at=140)
+    ),
+    "a moved job with the attempts that it has left": lambda: (
+        Story(wall_offset=0.0)
+        .enqueue(A, attempts=3)
+        .dequeue([A, "a", 3, 3, claim(1)])
+        .tell("ack", {"queue": "q", "failed": [[A, claim(1), HALF_AN_HOUR_MS]]})
+        .tell("moved", {"shard": "1"}, at=105, to=108)
+        .row(A, SUCCEEDED, "a", 3, 2, HELD, 0, 0, 0, at=120)
+        .row(ON_TWO, *stored(PENDING), at=120)
+    ),
+    "a job that no other shard takes": lambda: _moved(_scheduled()).row(
+        A, *stored(PENDING), at=120
+    ),
+    "a job that is moved there and back": lambda: (
+        _moved(_moved(_scheduled()), at=111, to=114)
+        .row(A, *_left(), at=120)
+        .row(ON_TWO, *_left(), at=120)
+        .row("q:s1:p1:9", *stored(PENDING), at=120)
+    ),
+    "a copy that is deleted before anybody meets it": lambda: (
+        _moved(_scheduled())
+        .tell("delete", {"queue": "q", "priority": 1, "state": PENDING, "limit": 9}, 1, at=110)
+        .row(A, *_left(), at=120)
+    ),
+    "a job of unknown outcome that is moved": lambda: (
+        _moved(
+            Story()
+            .fault("router", at=99, to=99.5)
+            .enqueue(outcome=UNKNOWN, at=100, delay_ms=HALF_AN_HOUR_MS)
+        )
+        .row(A, *_left(), at=120)
+        .row(ON_TWO, *stored(PENDING), at=120)
+    ),
+    "an enqueue beside a shard that is closed": lambda: (
+        _closed().enqueue("q:s2:p1:1", at=102).enqueue(A, body="b", at=111)
+    ),
+    "a drained shard with scheduled jobs": lambda: _scheduled().tell(
+        "emptied", {"shard": "1"}, at=105, to=109
+    ),
+    "a job that is gone with a copy put back": lambda: _restored(
+        _copied(Story()).enqueue(A, at=112)
+    ).lookup(A),
+    "a job that is as it was in the copy": lambda: (
+        _restored(_copied(Story().enqueue(A)).dequeue(taken(), at=113).ack(A, claim(1), at=114))
+        .lookup(A, *stored(PENDING))
+        .dequeue(taken(held=claim(2)), at=130)
+        .row(A, *stored(IN_PROGRESS, held=claim(2)))
+    ),
+    "an ack of a claim that a copy does not know": lambda: (
+        _restored(_copied(Story().enqueue(A)).dequeue(taken(), at=113))
+        .ack(A, claim(1))
+        .row(A, *stored(PENDING))
+    ),
+    "a search": lambda: _counted(_searched(Story().enqueue(A), A), 1),
+    "a search that a job does not match": lambda: _counted(
+        _searched(Story().enqueue(A), pattern="^b/"), 0, "^b/"
+    ),
+    "a search beside an enqueue": lambda: _counted(
+        _searched(Story(), A).enqueue(A, at=100, to=103), 1
+    ),
+    "a search for what is scheduled": lambda: _searched(_scheduled(), A, future=True),
+    "a search for what is scheduled, beside its move": lambda: _searched(
+        _moved(_scheduled()), future=True
+    ),
+    "a search that has met the job in an earlier call": lambda: _searched(
+        Story().enqueue(A), A
+    ).dequeue(taken(), at=101.5),
+}
+
+
+@pytest.mark.parametrize("story", ACCEPTED.values(), ids=ACCEPTED)
+def test_a_history_that_keeps_the_promises(story: Told):
+    assert story().violations() == []
+
+
+BROKEN: dict[str, tuple[str, Told]] = {
+    "a job that is lost by its move": (
+        "every job is explained",
+        lambda: _moved(_scheduled()).row(A, *_left(), at=120),
+    ),
+    "a job that is moved, and stays": (
+        "one row a body",
+        lambda: (
+            _moved(_scheduled())
+            .row(A, *stored(PENDING), at=120)
+            .row(ON_TWO, *stored(PENDING), at=120)
+        ),
+    ),
+    "a job that is moved twice at once": (
+        "one row a body",
+        lambda: (
+            _moved(_scheduled())
+            .row(A, *_left(), at=120)
+            .row(ON_TWO, *stored(PENDING), at=120)
+            .row(AGAIN, *stored(PENDING), at=120)
+        ),
+    ),
+    "a job that is moved twice, and was seen at both places": (
+        "every job is explained",
+        lambda: (
+            _moved(_scheduled(20_000))
+            .dequeue(taken(ON_TWO), at=130)
+            .dequeue(taken(AGAIN, held=claim(2)), at=131)
+        ),
+    ),
+    "a job that stays held": (
+        "moves come to an end",
+        lambda: (
+            _moved(_scheduled())
+            .row(A, *stored(IN_PROGRESS, held=HELD), at=120)
+            .row(ON_TWO, *stored(PENDING), at=120)
+        ),
+    ),
+    "a moved job that is forgotten where it was": (
+        "every job is explained",
+        lambda: _moved(_scheduled()).lookup(A, at=110).row(ON_TWO, *stored(PENDING), at=120),
+    ),
+    "a moved job with more attempts": (
+        "every job is explained",
+        lambda: (
+            _moved(_scheduled())
+            .row(A, *_left(), at=120)
+            .row(ON_TWO, PENDING, "a", 3, 3, None, 0, 0, 0, at=120)
+        ),
+    ),
+    "a moved job with another body": (
+        "every job is explained",
+        lambda: (
+            _moved(_scheduled())
+            .row(A, *_left(), at=120)
+            .row(ON_TWO, *stored(PENDING, "a/other"), at=120)
+        ),
+    ),
+    "a moved job that runs before its time": (
+        "every job is explained",
+        lambda: _moved(_scheduled()).dequeue(taken(ON_TWO), at=130),
+    ),
+    "a job that is moved although it is ready": (
+        "every job is explained",
+        lambda: (
+            _moved(Story().enqueue(A))
+            .row(A, *_left(), at=120)
+            .row(ON_TWO, *stored(PENDING), at=120)
+        ),
+    ),
+    "a move without an operator": (
+        "one row a body",
+        lambda: _scheduled().row(A, *_left(), at=120).row(ON_TWO, *stored(PENDING), at=120),
+    ),
+    "an ack without a claim that ends a held job": (
+        "every job is explained",
+        lambda: (
+            _moved(_scheduled(), to=110)
+            .lookup(A, *stored(IN_PROGRESS, held=HELD), at=102)
+            .fail(A, None, at=103)
+            .lookup(A, *stored(PENDING, remaining=1), at=105)
+        ),
+    ),
+    "an enqueue on a shard that is closed": (
+        "closed shards take no jobs",
+        lambda: _closed().enqueue(A, at=102),
+    ),
+    "a drained shard with a ready job": (
+        "closed shards take no jobs",
+        lambda: Story().enqueue(A).tell("emptied", {"shard": "1"}, at=105, to=109),
+    ),
+    "an id that is given out again by a copy put back": (
+        "a descriptor names one job for ever",
+        lambda: _restored(_copied(Story()).enqueue(A, at=112)).enqueue(A, body="b"),
+    ),
+    "a claim that is given out again by a copy put back": (
+        "claims are unique",
+        lambda: _restored(_copied(Story().enqueue(A)).dequeue(taken(), at=113)).dequeue(
+            taken(), at=130
+        ),
+    ),
+    "a job of the copy that is lost": (
+        "every job is explained",
+        lambda: _restored(_copied(Story().enqueue(A))).lookup(A),
+    ),
+    "a job that is neither as in the copy nor as after it": (
+        "every job is explained",
+        lambda: _restored(_copied(Story().enqueue(A)).dequeue(taken(), at=113)).lookup(
+            A, *stored(FAILED, remaining=0)
+        ),
+    ),
+    "a job that comes back without its copy": (
+        "every job is explained",
+        lambda: (
+            _copied(Story().enqueue(A).dequeue(taken()))
+            .ack(A, claim(1))
+            .lookup(A, *stored(IN_PROGRESS, held=claim(1)))
+        ),
+    ),
+    "an acknowledged job that is lost after the copy was put back": (
+        "every job is explained",
+        lambda: _restored(_copied(Story())).enqueue(A).lookup(A),
+    ),
+    "a service that does not recover from a copy": (
+        "no errors without faults",
+        lambda: _restored(_copied(Story())).enqueue(outcome=FAIL, at=130),
+    ),
+    "a search that finds what does not exist": (
+        "searches are exact",
+        lambda: _searched(Story(), A),
+    ),
+    "a search that finds what does not match": (
+        "searches are exact",
+        lambda: _searched(Story().enqueue(A), A, pattern="^b/"),
+    ),
+    "a search that finds an ended job": (
+        "every job is explained",
+        lambda: _searched(Story().enqueue(A).dequeue(taken()), A),
+    ),
+    "a search that misses a job": (
+        "searches are exact",
+        lambda: _searched(Story().enqueue(A)),
+    ),
+    "a search that misses a scheduled job": (
+        "searches are exact",
+        lambda: _searched(_scheduled(), future=True),
+    ),
+    "a search that finds a job twice": (
+        "searches are exact",
+        lambda: _searched(Story().enqueue(A), A, A),
+    ),
+    "a count that is too low": (
+        "searches are exact",
+        lambda: _counted(Story().enqueue(A), 0),
+    ),
+    "a count that is too high": (
+        "searches are exact",
+        lambda: _counted(Story().enqueue(A), 2),
+    ),
+}
+
+
+@pytest.mark.parametrize(("rule", "story"), BROKEN.values(), ids=BROKEN)
+def test_a_history_that_breaks_a_promise(rule: str, story: Told):
+    assert rule in {violation.rule for violation in story().violations()}
