@@ -22,7 +22,8 @@ from tests.cli.conftest import ROOT
 pytestmark = pytest.mark.service
 
 ALL = {"supervisord", "coordinator", "router", "shard-1", "shard-2"}
-SOON_SECONDS = 30.0  # 3 on an idle machine
+SOON_SECONDS = 10.0  # 3 on an idle machine
+TRIES = 3  # on a busy one
 TASKS = """
 from pinlaterd.client import Handlers
 
@@ -204,10 +205,22 @@ def test_with_a_supervisord_that_is_stopped(serving):
     assert "`pinlaterd down` ends it" in done.stderr
     assert serving.pids()["supervisord"] == pid
 
-    began = time.monotonic()
-    assert serving.down().stdout == "stopped\n"
-    assert time.monotonic() - began < SOON_SECONDS
-    assert serving.pids() == {}
+    assert is_down_soon(serving, lambda: os.kill(serving.pids()["supervisord"], signal.SIGSTOP))
+
+
+def is_down_soon(serving, harm):
+    """Whether `down` takes less than its time in one of the tries; `harm` is done before each."""
+    for tries_left in reversed(range(TRIES)):
+        began = time.monotonic()
+        assert serving.down().stdout == "stopped\n"
+        seconds = time.monotonic() - began
+        assert serving.pids() == {}
+        if seconds < SOON_SECONDS:
+            return True
+        if tries_left:
+            assert serving.up().returncode == 0
+            harm()
+    return False
 
 
 def test_after_everything_was_killed(serving):
@@ -332,15 +345,12 @@ def strangers(serving, wait_until):
 
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_down_ends_its_own_processes_only_and_soon(serving, strangers, is_killed):
-    if is_killed:
-        kill(serving.pids()["supervisord"])
+    def harm():
+        if is_killed:
+            kill(serving.pids()["supervisord"])
 
-    began = time.monotonic()
-    done = serving.down()
-
-    assert time.monotonic() - began < SOON_SECONDS
-    assert done.stdout == "stopped\n"
-    assert serving.pids() == {}
+    harm()
+    assert is_down_soon(serving, harm)
     assert [one for one in strangers if not one.is_running()] == []
 
 

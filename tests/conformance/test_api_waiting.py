@@ -14,6 +14,7 @@ Answers that come too late: test_api_shard_down.py.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -37,6 +38,8 @@ from tests.deployment import frozen
 pytestmark = pytest.mark.service
 
 LONG_MS = 600_000
+RELEASED_SECONDS = 1.0
+TRIES = 3  # on a busy machine
 
 
 class Waiter:
@@ -204,11 +207,15 @@ def test_client_gone_with_its_answer_half_read(
     service: Deployment, api: Interface, client: Client, queue, wait_until: WaitUntil
 ):
     descriptors = client.enqueue(queue, *[bytes(25 * KIB)] * 40)
-    with service.wire() as wire:
-        wire.send(api.message("dequeueJobs", client.dequeue_request(queue, 40)))
-        wire.read_bytes(KIB)
+    seconds: list[float] = []
+    while len(seconds) < TRIES and min(seconds, default=math.inf) > RELEASED_SECONDS:
+        with service.wire() as wire:
+            wire.send(api.message("dequeueJobs", client.dequeue_request(queue, 40)))
+            wire.read_bytes(KIB)
+        gone_at = time.monotonic()
+        wait_until(lambda: client.count(queue, PENDING) == len(descriptors))
+        seconds.append(time.monotonic() - gone_at)
 
-    wait_until(lambda: client.count(queue, PENDING) == len(descriptors))
-
+    assert min(seconds) < RELEASED_SECONDS
     for info in client.lookup(*descriptors).values():
         assert (info.attemptsRemaining, info.claimDescriptor) == (2, None)
