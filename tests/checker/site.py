@@ -42,8 +42,9 @@ ENGINES = ("sqlite", "mysql", "redis", "redis-always")
 REPLICATED = ("mysql", "redis")
 SHARDS = ("1", "2")
 PASSWORD = "open sesame"
-# A loaded machine takes 4 s to start a process, and calls have to outlast a planned restart.
-_REQUEST_SECONDS = 6.0
+# A loaded machine takes 4 s to start a process, and calls have to outlast a planned restart:
+# scans wait for the shard, and then for its searcher.
+_REQUEST_SECONDS = 8.0
 # Shorter than the faults by which a variant shows, and than its runs.
 _VARIANT_REQUEST_SECONDS = 3.0
 _VARIANT_RECOVERY_SECONDS = 2.0
