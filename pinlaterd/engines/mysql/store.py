@@ -247,19 +247,19 @@ class Store:
         self._next_local_id = max(
             known.get("next_local_id", 1), self._next_local_id, first_local_id(now_ms)
         )
-        self._pass_used_ids(db)
+        self._pass_used_ids(db, self.tables)
         self._marked_local_id = self._next_local_id
         values = {"start_ms": start_ms, "clean": 0, "next_local_id": self._next_local_id}
         self.transact(now_ms, lambda tx: self._remember(tx, values))
         self._ended_badly = True
         return Ownership(start_ms, clean)
 
-    def _pass_used_ids(self, db: Connection) -> None:
-        """Go on above every id that a table has given out: PinLater's, or a stranger's."""
-        for queue, tables in self.tables.items():
+    def _pass_used_ids(self, db: Connection, queues: Iterable[str]) -> None:
+        """Go on above every id that their tables have given out: PinLater's, or a stranger's."""
+        for queue in queues:
             used = [
                 row
-                for table in tables.values()
+                for table in self.tables[queue].values()
                 for row in db.rows(b"SELECT MAX(local_id) FROM " + table.name)
             ]
             used += db.rows(
@@ -373,7 +373,7 @@ class Store:
         that was an accident with strangers: their locks, or ids that they have used."""
         if attempts_left > 0 and is_duplicate(fault):
             with self.reading():
-                self._pass_used_ids(db)
+                self._pass_used_ids(db, self.tables)
         elif attempts_left <= 0 or not is_retryable(fault):
             if is_gone(fault) or is_read_only(fault):
                 self._lose(fault, undone=True)
@@ -488,7 +488,7 @@ class Store:
         with self.reading():
             db.execute(create_database(self._prefix + queue))
             self._load_queue(db, queue)
-            self._pass_used_ids(db)
+            self._pass_used_ids(db, [queue])
 
     def delete_queue(self, queue: str) -> None:
         """A server drops a database table by table: if that ends half-way, nobody knows how far."""

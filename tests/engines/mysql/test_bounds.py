@@ -119,6 +119,25 @@ def test_opening_walks_over_no_queue_and_counts_beside(deep: EngineHarness, kill
     assert _looks(engine) <= DEEP
 
 
+def test_to_create_a_queue_takes_as_many_statements_however_many_there_are(store: EngineHarness):
+    engine = store.engine
+    assert isinstance(engine, MysqlEngine)
+
+    def statements(queue: str) -> int:
+        before = _asked(engine)
+        engine.create_queue(queue, store.now_ms)
+        return _asked(engine) - before
+
+    first = statements("another")
+
+    assert [statements(f"another_{number}") for number in range(5)] == [first] * 5
+
+
+def _asked(engine: MysqlEngine) -> int:
+    [(_, count)] = engine._store.db.rows(b"SHOW SESSION STATUS LIKE 'Questions'")
+    return int(count)
+
+
 def test_a_queue_is_deleted_while_it_is_counted(deep: EngineHarness):
     engine = deep.engine
     engine.recount(QUEUE)
