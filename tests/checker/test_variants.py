@@ -21,7 +21,6 @@ FAULT_SECONDS = (8,)
 TOGETHER = (
     ("latest-first", "one-claim-for-all", "refused-but-stored", "unanswered-calls"),
     ("forgotten-keys", "gauges-adrift", "claims-never-end"),
-    ("no-deadline-drop", "waits-for-the-silent"),
     ("no-claim-compare", "any-priority"),
     ("attempts-kept", "short-dequeue"),
 )
