@@ -6,6 +6,7 @@ by their current folder, which is the deployment's, so that whatever is left ove
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -132,7 +133,8 @@ class Deployment:
             self.down()
         finally:
             for process in self.processes():
-                process.kill()
+                with contextlib.suppress(psutil.NoSuchProcess):  # it ended with another
+                    process.kill()
 
     # --- processes ------------------------------------------------------------------------
 

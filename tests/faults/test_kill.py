@@ -3,6 +3,7 @@ the service comes back by itself."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -129,7 +130,8 @@ def test_everything_killed_comes_back_with_up(deployment: Deployment, load: Load
         # supervisord first, or it would start what it sees end
         os.kill(deployment.supervisord_pid(), signal.SIGKILL)
         for process in deployment.processes():
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):  # it ended with another
+                process.kill()
         deployment.up()
 
         _progresses(load, wait_until)

@@ -19,7 +19,7 @@ PEAK_BYTES = 400 * MIB  # for the moment: one frame may have 64 MiB, and is deco
 SLOWEST_SECONDS = 8.0
 QUEUE = "target"
 SETTINGS = {
-    "request_timeout_ms": 5000,
+    "request_timeout_ms": 7500,
     "max_dequeue_wait_ms": 100,
     # what a fuzzed dequeue claims comes back, for the next one
     "job_claimed_timeout_seconds": 1,
