@@ -6,7 +6,6 @@ by their current folder, which is the deployment's, so that whatever is left ove
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
@@ -16,7 +15,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from pinlaterd.coordinator.supervisord import ProgramInfo, Supervisord, Supervis
 COMMAND_SECONDS = 90.0
 POLL_SECONDS = 0.02
 CALL_SECONDS = 10.0
+KILLED_SECONDS = 90.0  # for processes that were killed to go
 # A queue on which calls that need all shards are tried out.
 _PROBE = "probe"
 
@@ -132,11 +132,19 @@ class Deployment:
                 process.send_signal(signal.SIGCONT)  # what a failed test left frozen
             self.down()
         finally:
-            for process in self.processes():
-                with contextlib.suppress(psutil.NoSuchProcess):  # it ended with another
-                    process.kill()
+            self.kill_all()
 
     # --- processes ------------------------------------------------------------------------
+
+    def kill_all(self) -> None:
+        """End every process; supervisord may start some again meanwhile."""
+        while found := self.processes():
+            _kill(found)
+            psutil.wait_procs(found, timeout=KILLED_SECONDS)
+
+    def kill_programs(self) -> None:
+        """End supervisord's children at once, and theirs: searchers. It starts them again."""
+        _kill(psutil.Process(self.supervisord_pid()).children(recursive=True))
 
     def processes(self) -> list[psutil.Process]:
         """All that run in the deployment's folder."""
@@ -236,3 +244,9 @@ def unused_port() -> int:
             except OSError:
                 continue
         return port
+
+
+def _kill(processes: Iterable[psutil.Process]) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):  # it ended with another
+            process.kill()

@@ -120,19 +120,20 @@ class Move:
 
         A queue that is deleted meanwhile has no jobs to move. Raises ConnectionFailed,
         PinLaterError: then some are moved, and a repeat goes on."""
+        priorities = self._source.priorities()
         for queue in self._source.queues():
-            self._move_queue(queue)
+            self._move_queue(queue, priorities)
 
-    def _move_queue(self, queue: str) -> None:
-        for is_last in (False,) * (_ROUNDS - 1) + (True,):
+    def _move_queue(self, queue: str, priorities: int) -> None:
+        for rounds_left in reversed(range(_ROUNDS)):
             try:
                 self._resume(queue)
-                for priority in range(1, self._source.priorities() + 1):
+                for priority in range(1, priorities + 1):
                     self._move(queue, priority)
                 self._resume(queue)  # of holds whose answers were lost
             except QueueNotFound:
                 # Not deleted: it was made again, or a shard has just joined.
-                if is_last and queue in self._source.queues():
+                if not rounds_left and queue in self._source.queues():
                     raise
             else:
                 return

@@ -215,10 +215,7 @@ def _stopped(program: Callable[[Nemesis], str], hurt: Hurt | None = None) -> Fau
 
 @contextmanager
 def _all_killed(nemesis: Nemesis) -> Iterator[Hurt]:
-    deployment = nemesis.site.deployment
-    for process in psutil.Process(deployment.supervisord_pid()).children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
+    nemesis.site.deployment.kill_programs()
     yield Hurt(EVERYTHING)
     for name in (ROUTER, *ALL_SHARDS):
         nemesis.site.pid_of(name)

@@ -87,7 +87,7 @@ def check(
                 log.add(record)
             site.deployment.down()
         else:
-            site.kill_all()
+            site.deployment.kill_all()
         for record in site.stored():
             log.add(record)
     finally:

@@ -153,14 +153,6 @@ class Site:
         """After a failover."""
         self.server, self.replica = self.replica, self.server
 
-    def kill_all(self) -> None:
-        """End every process of the deployment; supervisord may start some again meanwhile."""
-        while found := self.deployment.processes():
-            for process in found:
-                with suppress(psutil.NoSuchProcess):
-                    process.kill()
-            psutil.wait_procs(found, timeout=_START_SECONDS)
-
     def control(self, *, flush_error: int = 0, clock_seconds: int = 0) -> None:
         """How flushes fail, and by how much the wall clock is ahead, in every process."""
         control_shim(self.folder, flush_error=flush_error, clock_seconds=clock_seconds)
@@ -246,7 +238,7 @@ class Site:
             for queue, seconds in CLAIM_SECONDS.items()
         )
         (self.deployment.folder / "etc/queues.yaml").write_text(f"queues:\n{queues}")
-        self._ends.callback(self.kill_all)
+        self._ends.callback(self.deployment.kill_all)
         self.deployment.up()
         self.client_proxy = Proxy(self.deployment.port)
         self._ends.callback(self.client_proxy.close)

@@ -3,7 +3,6 @@ the service comes back by itself."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import signal
@@ -93,9 +92,7 @@ def test_all_processes_killed_at_once_lose_nothing(deployment: Deployment, load:
     with load.running():
         _progresses(load, wait_until)
 
-        # supervisord's children, and theirs: searchers
-        for process in psutil.Process(deployment.supervisord_pid()).children(recursive=True):
-            process.kill()
+        deployment.kill_programs()
 
         deployment.wait_until_serving(seconds=BACK_SECONDS)
         _progresses(load, wait_until)
@@ -129,9 +126,7 @@ def test_everything_killed_comes_back_with_up(deployment: Deployment, load: Load
 
         # supervisord first, or it would start what it sees end
         os.kill(deployment.supervisord_pid(), signal.SIGKILL)
-        for process in deployment.processes():
-            with contextlib.suppress(psutil.NoSuchProcess):  # it ended with another
-                process.kill()
+        deployment.kill_all()
         deployment.up()
 
         _progresses(load, wait_until)

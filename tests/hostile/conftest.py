@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -67,10 +68,9 @@ class Bystander:
                 self._stop.wait(0.005)
 
 
-@pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    deployment = Deployment(tmp_path_factory.mktemp("d"))
-    deployment.init(shards=2, settings=SETTINGS)
+@contextmanager
+def serving(deployment: Deployment) -> Iterator[Deployment]:
+    """With the queue that is attacked."""
     try:
         deployment.up()
         with deployment.client() as client:
@@ -78,6 +78,14 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
         yield deployment
     finally:
         deployment.destroy()
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    deployment = Deployment(tmp_path_factory.mktemp("d"))
+    deployment.init(shards=2, settings=SETTINGS)
+    with serving(deployment):
+        yield deployment
 
 
 @pytest.fixture(autouse=True)

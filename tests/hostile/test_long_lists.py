@@ -29,7 +29,7 @@ from pinlaterd.rpc import codec
 from tests.conftest import WaitUntil
 from tests.deployment import Deployment
 from tests.hostile.calls import LIST, STRING, STRUCT, field, head, text
-from tests.hostile.conftest import MIB, QUEUE, SETTINGS, Bystander, peak_bytes
+from tests.hostile.conftest import MIB, QUEUE, SETTINGS, Bystander, peak_bytes, serving
 from tests.hostile.wire import RawConnection
 from tests.servers.redis import RedisServer, new_shard, redis_program, redis_server
 
@@ -136,13 +136,8 @@ def redis_deployment(
     master = f"{{host: 127.0.0.1, port: {redis_server.port}}}"
     shards = "".join(f"  {new_shard()}: {{engine: redis, master: {master}}}\n" for _ in range(2))
     (deployment.folder / "etc/shards.yaml").write_text(f"shards:\n{shards}")
-    try:
-        deployment.up()
-        with deployment.client() as client:
-            client.create_queue(QUEUE)
+    with serving(deployment):
         yield deployment
-    finally:
-        deployment.destroy()
 
 
 def test_the_longest_lists_delay_others_little(deployment: Deployment):
