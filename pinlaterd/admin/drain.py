@@ -61,7 +61,7 @@ def drain(*, name: str, wait: bool, move: bool, yes: bool, as_json: bool) -> Non
     """Have shard NAME take no new jobs, so that it becomes empty.
 
     Once this returns, no job is enqueued there any more. Jobs that are scheduled for later do not
-    hold up --wait: --move enqueues them on other shards, each exactly once, with the
+    hold up --wait: --move enqueues them on other shards, each once, with the
     attempts that they have left; what is due within 10 s runs where it is. Their old
     descriptors tell the new ones as long as succeeded jobs are kept. A --move that was cut
     short must be repeated, or jobs that it held stay held.

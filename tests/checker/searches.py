@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from tests.checker.automaton import Phase
-from tests.checker.history import OK, UNKNOWN, Record
+from tests.checker.history import OK, UNKNOWN, Record, Windows
 from tests.checker.run import STORED_SLACK_SECONDS, JobHistory, Run, rows
 
 
@@ -72,13 +72,13 @@ class _Pending:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._jobs = [job for job in run.jobs.values() if job.enqueued is not None]
+        self._moves = Windows((r.t0, r.t1) for r in run.by_operation["moved"])
 
     def throughout(self, record: Record) -> Iterator[str]:
         """The descriptors of those that match, if it looks for PENDING ones."""
         given = record.arguments
         future = given.get("future", False)
-        # See docs/promises.md, "What is not covered".
-        if given["state"] != Phase.PENDING or (future and self._run.by_operation["moved"]):
+        if given["state"] != Phase.PENDING or (future and self._moves.touch(record.t0, record.t1)):
             return
         matches = _matcher(record)
         for job in self._jobs:
@@ -99,5 +99,10 @@ class _Pending:
         )
 
     def _scheduled(self, job: JobHistory) -> tuple[float, float]:
+        """While jobs are moved each may be held; it has gone on elsewhere, unless it is seen here
+        at the end."""
         assert job.enqueued is not None
-        return job.enqueued.t1, min(job.due - STORED_SLACK_SECONDS, job.first_claim_at())
+        end = min(job.due - STORED_SLACK_SECONDS, job.first_claim_at())
+        if job.left or not job.rows:
+            end = self._moves.first_within(job.enqueued.t0, end) or end
+        return job.enqueued.t1, end

@@ -33,6 +33,11 @@ def _moved(story: Story, *, at: float = 101, to: float = 104) -> Story:
     return story.tell("moved", {"shard": "1"}, at=at, to=to)
 
 
+def _later(story: Story) -> Story:
+    story.now = 110
+    return story
+
+
 def _left(held: str = HELD, **values: Any) -> list[Any]:
     return stored(SUCCEEDED, held=held, **values)
 
@@ -144,6 +149,14 @@ ACCEPTED: dict[str, Told] = {
     "a search for what is scheduled": lambda: _searched(_scheduled(), A, future=True),
     "a search for what is scheduled, beside its move": lambda: _searched(
         _moved(_scheduled()), future=True
+    ),
+    "a search for what was scheduled, and was moved and deleted": lambda: (
+        _searched(_later(_moved(_scheduled())), future=True)
+        .row(A, *_left(updated_ms=103_000), at=120)
+        .tell("delete", {"queue": "q", "state": PENDING, "priority": 1, "limit": 9}, 1, at=112)
+    ),
+    "a search for what was moved and deleted at both places": lambda: _searched(
+        _later(_moved(_scheduled())), future=True
     ),
     "a search that has met the job in an earlier call": lambda: _searched(
         Story().enqueue(A), A
@@ -302,6 +315,12 @@ BROKEN: dict[str, tuple[str, Told]] = {
     "a search that misses a scheduled job": (
         "searches are exact",
         lambda: _searched(_scheduled(), future=True),
+    ),
+    "a search that misses a scheduled job that no move concerned": (
+        "searches are exact",
+        lambda: _searched(_later(_moved(_scheduled())), future=True).row(
+            A, *stored(PENDING), at=120
+        ),
     ),
     "a search that finds a job twice": (
         "searches are exact",
