@@ -16,7 +16,6 @@ from pinlaterd.errors import (
     PinLaterError,
     QueueNotFound,
     RequestError,
-    ShardConnectionFailed,
 )
 from pinlaterd.model import (
     CONTINUATION_END,
@@ -139,7 +138,9 @@ class ShardCalls:
             reply = self._repeat(message, Op.CALL)
             try:
                 return codec.decode_reply(method, reply.payload)
-            except ShardConnectionFailed:  # its store failed, and is being opened anew
+            except RequestError:
+                raise
+            except PinLaterError:  # its store is being opened anew, say, or locked for a while
                 if time.monotonic() >= until:
                     raise
                 time.sleep(_RETRY_SECONDS)

@@ -3,7 +3,8 @@
 The promise: no job of priority p + 1 leaves while a covered shard holds a ready one of priority
 p, and a short or empty answer is given only after every covered healthy shard confirmed it. What
 shards publish are hints; they choose whom to ask first. The proof is what shards answer to this
-very call: each claim names the lowest priority it may take, and its answer says what is left.
+very call: each claim names the lowest priority it may take; one that brings nothing, or whose
+answer says that nothing is left, has found a moment at which nothing was there.
 
 Relies on `routing` for choices, on `waiting` for long polls, on `divided` for the acks.
 """
@@ -38,9 +39,6 @@ from pinlaterd.router.shards import Shard, ShardSet
 from pinlaterd.router.waiting import WaitingRoom
 from pinlaterd.rpc import codec
 from pinlaterd.wire.router_end import GiveUp, Outcome, ShardCall, ShardReply
-
-# Rounds that bring neither a job nor a confirmation, after which hints are held for mistaken.
-_FRUITLESS_ROUNDS = 3
 
 
 class Dequeuer:
@@ -187,10 +185,11 @@ class Dequeuer:
         return await call.wait(waiting, otherwise=0)
 
     async def _claim(self, gathering: _Gathering, wanted: int) -> None:
-        """Claim level by level, until `wanted` jobs are there or all levels are confirmed empty."""
+        """Claim level by level, until `wanted` jobs are there or all levels are confirmed empty.
+
+        Each round brings a job, a confirmation, or hints by which the next one does."""
         queue, levels = gathering.request.queue, self.settings.num_priority_levels
         level = levels if len(gathering.covered) == 1 else 1
-        fruitless = 0
         while len(gathering.jobs) < wanted and not gathering.full:
             asked = gathering.unconfirmed(level)
             if not asked:
@@ -203,7 +202,6 @@ class Dequeuer:
                 portions = [routing.Portion(0, wanted - len(gathering.jobs))]
             else:
                 portions = routing.plan_round(ready, wanted - len(gathering.jobs))
-            before = len(gathering.jobs)
             await gathering.ask([(asked[index], jobs) for index, jobs in portions], level)
             if not gathering.covered and not gathering.jobs:
                 # Nobody confirmed that there is nothing.
@@ -212,12 +210,6 @@ class Dequeuer:
                 gathering.cover(self._covered(gathering.request))
                 level = levels if len(gathering.covered) == 1 else 1
                 continue
-            fruitful = len(gathering.jobs) > before or len(gathering.unconfirmed(level)) < len(
-                asked
-            )
-            fruitless = 0 if fruitful else fruitless + 1
-            if fruitless == _FRUITLESS_ROUNDS:
-                return
 
     async def _look(self, gathering: _Gathering) -> None:
         """A dry run: what each shard would give, the best of it."""
@@ -282,22 +274,25 @@ class _Gathering:
                 for shard, jobs in portions
             )
         )
-        for (shard, _), reply in zip(portions, replies, strict=True):
-            self.take(shard, reply)
+        for (shard, jobs), reply in zip(portions, replies, strict=True):
+            self.take(shard, reply, lowest_priority if jobs else 0)
         for reply in replies:
             if reply.outcome is Outcome.FAILED:
                 codec.decode_reply(Method.DEQUEUE, reply.payload)  # raises what the shard said
 
-    def take(self, shard: Shard, reply: ShardReply) -> None:
-        """Take a shard's jobs, and its word on what it has left. A shard that fails is left out:
-        what it may have claimed in vain ends by its time-out."""
+    def take(self, shard: Shard, reply: ShardReply, lowest_priority: int = 0) -> None:
+        """Take a shard's jobs of priorities up to `lowest_priority` (0: not known), and its word on
+        what it has left. A shard that fails is left out: what it may have claimed in vain ends by
+        its time-out."""
         if reply.outcome is not Outcome.DONE:
             self.covered = [other for other in self.covered if other is not shard]
             known = self._failures.get(shard.name)
             if known is None or known.outcome is Outcome.SILENT:
                 self._failures[shard.name] = reply
             return
-        self._confirmed[shard.name] = routing.best_level(shard.ready_counts(self.request.queue))
+        confirmed = routing.best_level(shard.ready_counts(self.request.queue))
+        # What has come since another call is about to take; so nothing is proof enough.
+        self._confirmed[shard.name] = max(confirmed, 0 if reply.jobs else lowest_priority)
         # `jobs` counts claims: a dry run's answer has none, whatever it shows.
         if reply.jobs or self.request.dry_run:
             result = codec.decode_reply(Method.DEQUEUE, reply.payload)

@@ -9,7 +9,12 @@ import pytest
 
 from pinlaterd.admin.moving import Move, Shards
 from pinlaterd.admin.shard_calls import ShardCalls
-from pinlaterd.errors import QueueNotFound
+from pinlaterd.errors import PinLaterError, QueueNotFound
+from pinlaterd.model import Method
+from pinlaterd.rpc import codec
+from pinlaterd.rpc.codec import Head
+from pinlaterd.wire.router_end import Outcome, ShardReply
+from pinlaterd.wire.shard_caller import ShardCaller
 
 
 class Source:
@@ -68,3 +73,38 @@ def test_a_queue_that_is_made_again_is_moved():
 def test_a_queue_that_a_shard_lacks_although_it_is_there_stops_it():
     with pytest.raises(QueueNotFound):
         move(Source(["a"], {"a": 9}))
+
+
+class Caller:
+    """Answers each call with the next of `replies`."""
+
+    name = "1"
+
+    def __init__(self, *replies: ShardReply) -> None:
+        self.replies = list(replies)
+
+    def call(self, *_: object, **__: object) -> ShardReply:
+        return self.replies.pop(0)
+
+
+NAMES = Head(Method.QUEUE_NAMES.value, 0, oneway=False, strict=True)
+
+
+def failed(error: PinLaterError) -> ShardReply:
+    return ShardReply(Outcome.FAILED, codec.encode_error(NAMES, error))
+
+
+def test_what_a_store_refuses_for_a_while_is_asked_again():
+    answer = ShardReply(Outcome.DONE, codec.encode_reply(NAMES, frozenset(["a"])))
+    locked = failed(PinLaterError("the search failed: locked"))
+
+    shard = ShardCalls(cast("ShardCaller", Caller(locked, locked, answer)))
+
+    assert shard.queues() == ["a"]
+
+
+def test_what_is_refused_for_good_is_not_asked_again():
+    shard = ShardCalls(cast("ShardCaller", Caller(failed(QueueNotFound("a")))))
+
+    with pytest.raises(QueueNotFound):
+        shard.queues()

@@ -29,7 +29,7 @@ _MOST_UNFINISHED = 300
 _BACK_OFF_SECONDS = 0.25
 _HALF_AN_HOUR_MS = 1_800_000
 # Jobs that a drain moves, and that are due within a run.
-_SCHEDULED_MS = (14_000, 30_000)
+_SCHEDULED_MS = (14_000, 20_000)
 _LARGE_BODY_BYTES = 20_000
 # Together more than the buffers of a connection hold.
 _LARGE_JOBS = 300

@@ -47,6 +47,7 @@ def test_broken_variants_are_found(
             variant=",".join(names),
             faults=faults,
             fault_seconds=FAULT_SECONDS,
+            first_faults=[fault for fault in faults if fault != "none"],
             large=large,
             drained=drained,
         )

@@ -337,7 +337,7 @@ def _unanswered_calls() -> None:
 
 
 def _waits_for_the_silent() -> None:
-    """While a shard is silent the router stands still for a second with one call in sixty."""
+    """While a shard is silent the router stands still for 2 s with one call in a hundred."""
     from pinlaterd.wire.router_end import ShardLink
 
     assess, call = ShardLink._assess, ShardLink.call
@@ -349,8 +349,8 @@ def _waits_for_the_silent() -> None:
         (silent.discard if self.answering else silent.add)(self.name)
 
     def waiting(self: Any, *arguments: Any, **options: Any) -> int | None:
-        if silent and next(numbers) % 60 == 0:
-            time.sleep(1)
+        if silent and next(numbers) % 100 == 0:
+            time.sleep(2)
         return call(self, *arguments, **options)
 
     _replace(ShardLink, "_assess", noting)

@@ -238,6 +238,17 @@ def test_a_short_answer_is_given_only_after_all_shards_were_asked(play):
     play(scenario)
 
 
+def test_better_jobs_that_others_take_first_leave_no_answer_short(play, monkeypatch):
+    async def scenario(site: Site) -> None:
+        await site.enqueue_on("1", Job(b"low", priority=3))
+        # Whenever it is asked there was one, and will be one.
+        monkeypatch.setattr(site.shard("2"), "ready_counts", lambda _queue: (1, 0, 0))
+
+        assert [job.body for job in await site.dequeue(10)] == [b"low"]
+
+    play(scenario)
+
+
 def test_more_shards_never_give_more_than_the_limit(play):
     async def scenario(site: Site) -> None:
         for name in ("1", "2", "3"):
