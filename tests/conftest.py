@@ -40,7 +40,7 @@ LONG_GROUPS = (
     "Thrift interface, sqlite",
     "checker/test_promises.py",
     "Thrift interface, mysql 1",
-    "Thrift interface, mysql 3",
+    "Thrift interface, mysql 6",
     "cli/test_up_and_down.py",
     "live/test_drain.py",
     "properties/test_engine_model_mysql.py",

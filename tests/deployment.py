@@ -29,7 +29,6 @@ from pinlaterd.coordinator.supervisord import ProgramInfo, Supervisord, Supervis
 COMMAND_SECONDS = 90.0
 POLL_SECONDS = 0.02
 CALL_SECONDS = 10.0
-KILLED_SECONDS = 90.0  # for processes that were killed to go
 # A queue on which calls that need all shards are tried out.
 _PROBE = "probe"
 
@@ -140,7 +139,7 @@ class Deployment:
         """End every process; supervisord may start some again meanwhile."""
         while found := self.processes():
             _kill(found)
-            psutil.wait_procs(found, timeout=KILLED_SECONDS)
+            time.sleep(POLL_SECONDS)
 
     def kill_programs(self) -> None:
         """End supervisord's children at once, and theirs: searchers. It starts them again."""

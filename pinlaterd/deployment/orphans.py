@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from pinlaterd.config.layout import SUPERVISOR_SOCKET
 from pinlaterd.coordinator.programs import PROGRAM_VARIABLE
 
 _TITLE = "pinlaterd: "
+_POLL_SECONDS = 0.02
 
 
 def processes_of(directory: Path) -> list[psutil.Process]:
@@ -49,11 +51,21 @@ def end(processes: Sequence[psutil.Process], seconds: float, tell: Callable[[str
             process.terminate()
         except psutil.NoSuchProcess:
             continue
-    _, stubborn = psutil.wait_procs(list(processes), timeout=seconds)
+    stubborn = wait_for(processes, seconds)
     for process in stubborn:
         tell(f"killing pid {process.pid}, which did not stop within {seconds:g} s")
         process.kill()
-    psutil.wait_procs(stubborn, timeout=seconds)
+    wait_for(stubborn, seconds)
+
+
+def wait_for(processes: Sequence[psutil.Process], seconds: float) -> Sequence[psutil.Process]:
+    """Wait until all have ended, but no longer than `seconds`; return those that still run."""
+    deadline = time.monotonic() + seconds
+    left = [process for process in processes if _runs(process)]
+    while left and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+        left = [process for process in left if _runs(process)]
+    return left
 
 
 def name_of(process: psutil.Process) -> str:
@@ -65,6 +77,14 @@ def name_of(process: psutil.Process) -> str:
         return "supervisord" if "supervisord" in " ".join(line[:3]) else process.name()
     except psutil.Error:
         return "a process that has ended"
+
+
+def _runs(process: psutil.Process) -> bool:
+    """A zombie has ended: in a container PID 1 may reap it late, or never."""
+    try:
+        return process.is_running() and bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _is_program(process: psutil.Process) -> bool:

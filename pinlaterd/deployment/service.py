@@ -136,11 +136,11 @@ def _shut_down(supervisord: Supervisord, running: Sequence[psutil.Process], tell
     tell("stopping")
     with contextlib.suppress(SupervisorError):
         supervisord.shut_down()
-    left = list(running)
+    left = running
     deadline = time.monotonic() + _SHUT_DOWN_SECONDS
     while any(process.pid == pid for process in left) and time.monotonic() < deadline:
         # supervisord itself kills what does not stop in time, one priority after the other
-        _, left = psutil.wait_procs(left, timeout=POLL_SECONDS)
+        left = orphans.wait_for(left, POLL_SECONDS)
         with contextlib.suppress(SupervisorError):
             supervisord.pid()  # spoken to, it sees at once who has ended; else once a second
         tell("stopping " + ", ".join(sorted({orphans.name_of(process) for process in left})))

@@ -22,6 +22,7 @@ from tests.cli.conftest import ROOT
 pytestmark = pytest.mark.service
 
 ALL = {"supervisord", "coordinator", "router", "shard-1", "shard-2"}
+KILLED_SECONDS = 20.0
 SOON_SECONDS = 10.0  # 3 on an idle machine
 TRIES = 3  # on a busy one
 TASKS = """
@@ -37,9 +38,10 @@ def handle(job):
 
 
 def kill(*pids):
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
-    psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=20)
+    processes = [psutil.Process(pid) for pid in pids]
+    for process in processes:
+        process.kill()
+    assert orphans.wait_for(processes, KILLED_SECONDS) == []
 
 
 @pytest.fixture
@@ -378,3 +380,14 @@ def test_importing_the_command_line_loads_none_of_the_processes_libraries():
 def test_processes_are_those_of_the_folder(serving, tmp_path):
     assert {orphans.name_of(found) for found in orphans.processes_of(serving.folder)} == ALL
     assert orphans.processes_of(tmp_path) == []
+
+
+def test_a_process_that_has_ended_is_not_waited_for_though_nobody_reaps_it():
+    with subprocess.Popen(["/bin/sh", "-c", "true & exec sleep 60"]) as careless:
+        try:
+            while not (children := psutil.Process(careless.pid).children()):
+                time.sleep(0.01)
+            assert orphans.wait_for(children, KILLED_SECONDS) == []
+            assert orphans.wait_for([psutil.Process(careless.pid)], 0.05) != []
+        finally:
+            careless.kill()

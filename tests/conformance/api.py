@@ -53,6 +53,11 @@ MAX_CALLS_PER_CONNECTION = 100
 COUNT_LIMIT = 50
 MONITOR_BATCH_SIZE = 20
 
+# The service that tests mistreat. What is down is down for good there: nothing is gained by
+# waiting for it.
+REQUEST_TIMEOUT_MS = 5000
+GRACE_MS = 100
+
 # Short enough for a test to wait for, in hours: 0.36 s.
 BRIEF_TTL_HOURS = 0.0001
 
@@ -482,7 +487,8 @@ class Deployment:
         self._supervisor.stopProcess(program)
 
     def start(self, program: str) -> None:
-        self._supervisor.startProcess(program)
+        """Not waiting until it serves."""
+        self._supervisor.startProcess(program, False)
 
 
 @contextlib.contextmanager

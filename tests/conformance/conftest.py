@@ -16,12 +16,14 @@ from tests.conformance.api import (
     ADMIN_PASSWORD,
     BACKENDS,
     COUNT_LIMIT,
+    GRACE_MS,
     MAX_CALLS_PER_CONNECTION,
     MAX_DEQUEUE_WAIT_MS,
     MAX_FRAME_BYTES,
     MAX_RESPONSE_BYTES,
     MONITOR_BATCH_SIZE,
     QUEUES,
+    REQUEST_TIMEOUT_MS,
     Backend,
     Client,
     Deployment,
@@ -122,6 +124,22 @@ def service(new_deployment: Callable[[], Deployment]) -> Iterator[Deployment]:
         admin_password_hash=hash_password(ADMIN_PASSWORD),
     )
     deployment.configure_queues(QUEUES)
+    with running(deployment):
+        yield deployment
+
+
+@pytest.fixture(scope="package")
+def mistreated(new_deployment: Callable[[], Deployment]) -> Iterator[Deployment]:
+    """A service that test_api_shard_down.py harms, and heals; then test_api_shards_changed.py
+    configures it in another way, for good."""
+    deployment = new_deployment()
+    deployment.configure(
+        request_timeout_ms=REQUEST_TIMEOUT_MS,
+        shard_restart_grace_ms=GRACE_MS,
+        monitor_interval_seconds=0.1,
+        admin_password_hash=hash_password(ADMIN_PASSWORD),
+    )
+    deployment.configure_queues({"stood_by": {"job_claimed_timeout_seconds": 0.3}})
     with running(deployment):
         yield deployment
 

@@ -17,7 +17,7 @@
     a call that begins after an answer sees its effect    test_visible_on_every_connection
 
 Durability of what was answered, and shards that fail: test_api_shard_down.py; ENQUEUE_REJECTED
-because all are dequeue-only: test_api_dequeue_only.py.
+because all are dequeue-only: test_api_shards_changed.py.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@
     getQueueNames                                            test_create_…, test_delete_…
     unknown queue: QUEUE_NOT_FOUND                           test_unknown_queue
 
-deleteQueue without a password set, and a shard that joins later: test_api_dequeue_only.py. With a
+deleteQueue without a password set, and a shard that joins later: test_api_shards_changed.py. With a
 shard down: test_api_shard_down.py.
 """
 

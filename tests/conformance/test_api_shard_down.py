@@ -30,7 +30,6 @@ from typing import NamedTuple
 
 import pytest
 
-from pinlaterd.config.password import hash_password
 from tests.conformance.api import (
     ADMIN_PASSWORD,
     ANSWER_SECONDS,
@@ -38,6 +37,7 @@ from tests.conformance.api import (
     PENDING,
     PINLATERD,
     REPOSITORY,
+    REQUEST_TIMEOUT_MS,
     SUCCEEDED,
     Client,
     Deployment,
@@ -45,16 +45,12 @@ from tests.conformance.api import (
     Refused,
     Wire,
     local_id_of,
-    running,
     shard_of,
 )
 from tests.conftest import WaitUntil
 
 pytestmark = pytest.mark.service
 
-REQUEST_TIMEOUT_MS = 5000
-# What is down is down for good here: nothing is gained by waiting for it.
-GRACE_MS = 100
 # What a busy machine may take longer.
 SLACK_MS = 6000
 
@@ -62,18 +58,8 @@ _numbers = itertools.count(1)
 
 
 @pytest.fixture(scope="module")
-def service(new_deployment: Callable[[], Deployment]) -> Iterator[Deployment]:
-    """A service that may be mistreated."""
-    deployment = new_deployment()
-    deployment.configure(
-        request_timeout_ms=REQUEST_TIMEOUT_MS,
-        shard_restart_grace_ms=GRACE_MS,
-        monitor_interval_seconds=0.1,
-        admin_password_hash=hash_password(ADMIN_PASSWORD),
-    )
-    deployment.configure_queues({"stood_by": {"job_claimed_timeout_seconds": 0.3}})
-    with running(deployment):
-        yield deployment
+def service(mistreated: Deployment) -> Deployment:
+    return mistreated
 
 
 def all_shards_serve(client: Client) -> bool:

@@ -39,6 +39,7 @@ _DEQUEUE_WAIT_MS = 100
 _MOST_UNFINISHED = 400
 _PAUSE_SECONDS = 0.01
 _DRAIN_SECONDS = 60.0
+CALL_SECONDS = 40.0  # longer than a test has its service take for a call
 _LOOKUP_JOBS = 500
 
 
@@ -122,7 +123,7 @@ class Load:
     # --- the threads ----------------------------------------------------------------------
 
     def _run(self, body: Callable[[Client, str], None], name: str) -> None:
-        with self.deployment.client(name) as client:
+        with self.deployment.client(name, timeout_seconds=CALL_SECONDS) as client:
             body(client, name)
 
     def _enqueue(self, client: Client, name: str) -> None:

@@ -174,6 +174,7 @@ def test_local_ids_are_never_used_twice(
 
 DEEP_JOBS = 300_000
 FIRST_ANSWER_SECONDS = 2.0
+TRIES = 5  # a busy machine may hold up one start of two
 
 
 @pytest.fixture
@@ -232,7 +233,7 @@ def test_a_killed_shard_answers_at_once_however_many_jobs_it_holds(
             return seconds_from_its_start("1") < max(FIRST_ANSWER_SECONDS, usual + 0.8)
 
         wait_until(lambda: answers("1"))
-        assert any(is_quick() for _ in range(3))
+        assert any(is_quick() for _ in range(TRIES))
 
 
 def test_a_claim_whose_answer_died_with_the_router_comes_back_after_its_time_out(

@@ -66,7 +66,7 @@ def test_a_killed_shard_takes_its_searcher_along(busy, wait_until):
     searchers = [searcher for pid in pids for searcher in children[pid]]
     assert searchers
 
-    wait_until(lambda: not any(searcher.is_running() for searcher in searchers))
+    wait_until(lambda: not any(searcher in busy.processes() for searcher in searchers))
 
 
 def test_down_and_up_keep_the_jobs(busy):

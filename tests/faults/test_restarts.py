@@ -18,7 +18,7 @@ from tests.conftest import WaitUntil
 from tests.deployment import Deployment
 from tests.faults.callers import Callers
 from tests.faults.conftest import make_deployment
-from tests.faults.load import Load
+from tests.faults.load import CALL_SECONDS, Load
 
 pytestmark = pytest.mark.service
 
@@ -27,7 +27,7 @@ RELIEF = relief_program(ROUTERS[0])
 
 
 # A busy machine starts processes slowly, and gives searchers what is left of it.
-PATIENCE = {"request_timeout_ms": 9000, "shard_restart_grace_ms": 9000}
+PATIENCE = {"request_timeout_ms": 30_000, "shard_restart_grace_ms": 30_000}
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def _asking(deployment: Deployment, queue: str) -> Iterator[None]:
     stop = threading.Event()
 
     def ask() -> None:
-        with deployment.client() as client:
+        with deployment.client(timeout_seconds=CALL_SECONDS) as client:
             while not stop.is_set():
                 try:
                     client.count(queue, JobState.SUCCEEDED, body_regex="[0-9]/[0-9]")

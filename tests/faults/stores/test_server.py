@@ -21,7 +21,7 @@ from tests.faults.stores.store import (
 
 pytestmark = pytest.mark.service
 
-FROZEN_SECONDS = 30.0
+FROZEN_SECONDS = 15.0  # of almost four leases
 
 
 def test_a_killed_server(

@@ -12,7 +12,7 @@ the server's claim time-out, and a queue's over it       test_time_out_of_the_se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
@@ -25,7 +25,6 @@ from tests.conformance.api import (
     Client,
     Deployment,
     Refused,
-    running,
     shard_of,
 )
 from tests.conftest import WaitUntil
@@ -46,11 +45,9 @@ class Grown(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def grown(new_deployment: Callable[[], Deployment]) -> Iterator[Grown]:
-    deployment = new_deployment()
-    deployment.configure(monitor_interval_seconds=0.1, job_claimed_timeout_seconds=0.3)
-    deployment.configure_queues({PATIENT: {"job_claimed_timeout_seconds": 600}})
-    with running(deployment), deployment.client() as client:
+def grown(mistreated: Deployment) -> Grown:
+    deployment = mistreated
+    with deployment.client() as client:
         client.create(PATIENT)
         by_shard = client.enqueue_on_every_shard(PATIENT, each=3)
         taken = list(client.dequeue(PATIENT, 6))
@@ -60,9 +57,12 @@ def grown(new_deployment: Callable[[], Deployment]) -> Iterator[Grown]:
             for on_shard in by_shard.values()
             for descriptor, info in client.lookup(*on_shard).items()
         }
+    deployment.down()
+    deployment.configure(job_claimed_timeout_seconds=0.3, admin_password_hash="")
+    deployment.configure_queues({PATIENT: {"job_claimed_timeout_seconds": 600}})
     deployment.configure_shards({"1": DEQUEUE_ONLY, "4": deployment.shard_settings})
-    with running(deployment):
-        yield Grown(deployment, PATIENT, by_shard, states)
+    deployment.up()
+    return Grown(deployment, PATIENT, by_shard, states)
 
 
 @pytest.fixture
@@ -132,18 +132,24 @@ def test_time_out_of_the_server(client: Client, grown: Grown, wait_until: WaitUn
     assert client.info(patient).jobState == IN_PROGRESS
 
 
-def test_all_dequeue_only(client: Client, grown: Grown):
-    """The last one here: it restarts the service with other settings."""
+def test_all_dequeue_only(client: Client, grown: Grown, wait_until: WaitUntil):
+    """The last one here: from now on the service takes no jobs."""
+    client.create("probed")
     (waiting,) = client.enqueue(grown.queue, b"waiting")
-    deployment = grown.deployment
-    deployment.down()
-    deployment.configure_shards(dict.fromkeys("1234", DEQUEUE_ONLY))
-    deployment.up()
+    grown.deployment.configure_shards(dict.fromkeys("1234", DEQUEUE_ONLY))
+    wait_until(lambda: refuses_jobs(client, "probed"))
 
-    with deployment.client() as later:
-        for jobs in (1, 1500):
-            with pytest.raises(Refused, match=r"^ENQUEUE_REJECTED: .*dequeue-only"):
-                later.enqueue(grown.queue, *[b"job"] * jobs)
-        assert waiting in later.dequeue(grown.queue, 1)
-        later.create("even_now")
-        assert "even_now" in later.names()
+    for jobs in (1, 1500):
+        with pytest.raises(Refused, match=r"^ENQUEUE_REJECTED: .*dequeue-only"):
+            client.enqueue(grown.queue, *[b"job"] * jobs)
+    assert waiting in client.dequeue(grown.queue, 1)
+    client.create("even_now")
+    assert "even_now" in client.names()
+
+
+def refuses_jobs(client: Client, queue: str) -> bool:
+    try:
+        client.enqueue(queue, b"job")
+    except Refused:
+        return True
+    return False
