@@ -12,27 +12,22 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from random import Random
 from typing import Any, cast
 
 from pinlaterd.clock import Clock
 from pinlaterd.config.password import verify_password
-from pinlaterd.config.schema import KIB, ServerSettings
+from pinlaterd.config.schema import ServerSettings
 from pinlaterd.errors import (
     ContinuationInvalid,
-    EnqueuedInPart,
-    EnqueueRejected,
     InvalidRequest,
     LookupTooLarge,
     NoHealthyShards,
-    Overloaded,
     PasswordInvalid,
-    PinLaterError,
     QueueNameInvalid,
     QueueNameTooLong,
-    RequestError,
     ShardConnectionFailed,
 )
 from pinlaterd.model import (
@@ -45,7 +40,6 @@ from pinlaterd.model import (
     CreateQueueRequest,
     DeleteJobsRequest,
     DeleteQueueRequest,
-    EnqueueRequest,
     JobRecord,
     LookupRequest,
     Method,
@@ -58,17 +52,18 @@ from pinlaterd.model import (
     ScanResult,
 )
 from pinlaterd.router import routing
-from pinlaterd.router.call import AllRefused, Call, Refusal, reason_of, shard_failed, shards_failed
+from pinlaterd.router.asking import LARGE_BYTES, ask_all, let_others_go_on, result_of, results_of
+from pinlaterd.router.call import Call
+from pinlaterd.router.enqueue import PartedEnqueues
 from pinlaterd.router.shards import Shard, ShardSet
 from pinlaterd.rpc import codec
+from pinlaterd.rpc.slices import SLICE, ack_parts, ack_slices
 from pinlaterd.wire.envelope import Op
-from pinlaterd.wire.router_end import GiveUp, Outcome, ShardCall, ShardReply
+from pinlaterd.wire.router_end import Outcome, ShardCall, ShardReply
 
 _LARGEST_I32 = 2**31 - 1
 _CarryOut = Callable[[CallContext, Any, float], Coroutine[Any, Any, Result]]
 _MILLIS = struct.Struct(">q")
-# Each step of a larger call takes milliseconds.
-_LARGE_BYTES = 64 * KIB
 # Ages of as many jobs are read, of each shard at once.
 _RETRIED_AT_A_TIME = 2_000
 # A part that begins then may use four fifths of what is left (shard/inquiries.py), and be answered.
@@ -86,10 +81,10 @@ class DividedCalls:
         self._clock = clock
         self._chance = chance
         self._creating: set[str] = set()
+        self._enqueues = PartedEnqueues(shards, clock, chance)
         self._by_request: dict[type[Request], _CarryOut] = {
             CreateQueueRequest: self._create_queue,
             DeleteQueueRequest: self._delete_queue,
-            EnqueueRequest: self._enqueue,
             AckRequest: self.ack,
             CheckpointRequest: self._checkpoint,
             LookupRequest: self._lookup,
@@ -102,11 +97,18 @@ class DividedCalls:
 
     async def run(self, call: Call) -> None:
         """Decode `call`, carry it out and answer it."""
-        decoded = codec.decode_call(call.message, self.settings.max_jobs_per_call)
-        await _let_others_go_on(len(call.message))
-        carry_out = self._by_request[type(decoded.request)]
-        result = await carry_out(decoded.context, decoded.request, call.deadline)
-        call.reply(codec.encode_reply(call.peek.head, result))
+        answer: Result
+        if call.peek.method is Method.ENQUEUE:
+            answer = await self._enqueues.carry_out(call, self.settings)
+        elif call.peek.method is Method.ACK and len(call.message) > LARGE_BYTES:
+            await self._ack_in_slices(call)
+            answer = None
+        else:
+            decoded = codec.decode_call(call.message, self.settings.max_jobs_per_call)
+            await let_others_go_on(len(call.message))
+            carry_out = self._by_request[type(decoded.request)]
+            answer = await carry_out(decoded.context, decoded.request, call.deadline)
+        call.reply(codec.encode_reply(call.peek.head, answer))
 
     # --- queues ------------------------------------------------------------------------------
 
@@ -191,7 +193,7 @@ class DividedCalls:
         )
         if went and not is_last:
             return False
-        _results(Method.DELETE_QUEUE, shards, replies)
+        results_of(Method.DELETE_QUEUE, shards, replies)
         return True
 
     async def _queue_names(
@@ -204,15 +206,36 @@ class DividedCalls:
 
     # --- jobs by descriptor --------------------------------------------------------------------
 
+    async def _ack_in_slices(self, call: Call) -> None:
+        most = self.settings.max_jobs_per_call
+        slices = ack_slices(call.message, most)
+        context, request = next(slices)
+        divided = routing.DividedAcks(request.queue, dict(self._shards.by_name))
+        for _, request in slices:
+            divided.add(request)
+            await let_others_go_on(len(call.message))
+        await self._ack_divided(context, divided, call.deadline)
+
     async def ack(self, context: CallContext, request: AckRequest, deadline: float) -> None:
+        divided = routing.DividedAcks(request.queue, self._shards.by_name)
+        divided.add(request)
+        await self._ack_divided(context, divided, deadline)
+
+    async def _ack_divided(
+        self, context: CallContext, acks: routing.DividedAcks[Shard], deadline: float
+    ) -> None:
         """Each shard's acks to it. Those that can go nowhere fail alone, after all the others."""
-        if not self._shards.knows_queue(request.queue):
+        if not self._shards.knows_queue(acks.queue):
             # Let a shard say what is wrong with the queue, also when there is nothing to ack.
-            await self._ask_one(Method.ACK, context, AckRequest(request.queue), deadline)
-        by_shard, bad = routing.divide_acks(request, self._shards.by_name)
-        await self._ask_named(Method.ACK, context, by_shard, deadline)
-        if bad:
-            raise InvalidRequest(routing.describe_bad(bad))
+            await self._ask_one(Method.ACK, context, AckRequest(acks.queue), deadline)
+        by_shard = acks.by_shard()
+        shards = [acks.shards[name] for name in by_shard]
+        replies = await asyncio.gather(
+            *(_ask_to_ack(shard, context, by_shard[shard.name], deadline) for shard in shards)
+        )
+        results_of(Method.ACK, shards, replies)
+        if acks.bad:
+            raise InvalidRequest(routing.describe_bad(acks.bad))
 
     async def _checkpoint(
         self, context: CallContext, request: CheckpointRequest, deadline: float
@@ -291,7 +314,7 @@ class DividedCalls:
         """Each shard says how old its candidates are, and gets its share of the oldest."""
         shards = self._every()
         message = codec.encode_call(Method.RETRY_FAILED, 0, context, request)
-        replies = await _ask_all(
+        replies = await ask_all(
             [
                 (shard, ShardCall(deadline, message, Op.OLDEST_FAILED, whole=False))
                 for shard in shards
@@ -299,7 +322,7 @@ class DividedCalls:
         )
         for shard, reply in zip(shards, replies, strict=True):
             if reply.outcome is not Outcome.DONE:
-                _result(shard, Method.RETRY_FAILED, reply)  # raises why
+                result_of(shard, Method.RETRY_FAILED, reply)  # raises why
         candidates = [
             # A shard that was removed meanwhile is asked nothing more.
             [age for (age,) in _MILLIS.iter_unpack(reply.payload)]
@@ -348,56 +371,6 @@ class DividedCalls:
         now = self._clock.monotonic()
         return now + (deadline - now) * _USABLE_TIME
 
-    async def _enqueue(
-        self, context: CallContext, request: EnqueueRequest, deadline: float
-    ) -> Sequence[str]:
-        """A request too large for one transaction: in parts, over shards taken in turn.
-
-        All jobs are validated before any is stored. A part that no shard took may be tried
-        elsewhere; what became of each is told if not all are stored."""
-        shards = self._shards.enqueueable()
-        if not shards:
-            if self._shards.healthy():
-                raise EnqueueRejected(
-                    "every healthy shard is dequeue-only; see `pinlater-admin status`"
-                )
-            raise NoHealthyShards
-        whole = ShardCall(
-            deadline, codec.encode_call(Method.ENQUEUE, 0, context, request), Op.VALIDATE
-        )
-        for shard, reply in zip(
-            shards, await _ask_all([(shard, whole) for shard in shards]), strict=True
-        ):
-            if reply.outcome is Outcome.FAILED:
-                _result(shard, Method.ENQUEUE, reply)  # raises why
-        sizes = routing.split_evenly(max(1, len(request.jobs)), self.settings.enqueue_split_jobs)
-        first = int(self._chance.random() * len(shards))
-        parts, at = [], 0
-        for turn, size in enumerate(sizes):
-            part = EnqueueRequest(request.queue, request.jobs[at : at + size])
-            at += size
-            start = (first + turn) % len(shards)
-            parts.append(
-                self._enqueue_part(context, part, shards[start:] + shards[:start], deadline)
-            )
-        done = await asyncio.gather(*parts, return_exceptions=True)
-        return _all_stored(sizes, done)
-
-    async def _enqueue_part(
-        self, context: CallContext, part: EnqueueRequest, shards: list[Shard], deadline: float
-    ) -> Sequence[str]:
-        message = codec.encode_call(Method.ENQUEUE, 0, context, part)
-        refusals: dict[str, Refusal] = {}
-        for patient in (False, True):
-            for shard in shards:
-                reply = await shard.ask(
-                    ShardCall(deadline, message), patient=patient, give_up=GiveUp.NEVER
-                )
-                if reply.outcome is not Outcome.REFUSED:
-                    return cast("Sequence[str]", _result(shard, Method.ENQUEUE, reply))
-                refusals[shard.name] = Refusal(shard.name, reason_of(reply))
-        raise AllRefused(list(refusals.values()), f"{len(part.jobs)} of the jobs were not stored")
-
     # --- asking --------------------------------------------------------------------------------
 
     def _present(self) -> list[Shard]:
@@ -438,8 +411,8 @@ class DividedCalls:
     ) -> list[Result]:
         """The same of all `shards` at once."""
         call = ShardCall(deadline, codec.encode_call(method, 0, context, request), whole=False)
-        replies = await _ask_all([(shard, call) for shard in shards])
-        return _results(method, shards, replies)
+        replies = await ask_all([(shard, call) for shard in shards])
+        return results_of(method, shards, replies)
 
     async def _ask_named(
         self,
@@ -457,73 +430,37 @@ class DividedCalls:
         asked = []
         for shard in shards:
             message = codec.encode_call(method, 0, context, requests[shard.name])
-            await _let_others_go_on(len(message))
+            await let_others_go_on(len(message))
             asked.append((shard, ShardCall(deadline, message, whole=False)))
-        replies = await _ask_all(asked)
+        replies = await ask_all(asked)
         if most_bytes is not None and sum(len(reply.payload) for reply in replies) > most_bytes:
             raise LookupTooLarge(most_bytes)
-        return _results(method, shards, replies)
+        return results_of(method, shards, replies)
 
 
-def _all_stored(
-    sizes: Sequence[int], parts: Sequence[Sequence[str] | BaseException]
-) -> Sequence[str]:
-    """The descriptors of an enqueue in parts of these sizes; raises what says which are stored, if
-    some are, or may be, and others are not."""
-    descriptors: list[str] = []
-    errors: list[PinLaterError] = []
-    for size, part in zip(sizes, parts, strict=True):
-        if not isinstance(part, BaseException):
-            descriptors += part
-            continue
-        if not isinstance(part, PinLaterError):
-            raise part
-        errors.append(part)
-        unknown = not isinstance(part, RequestError | Overloaded)  # which say that nothing was done
-        mark = EnqueuedInPart.MAY_BE_STORED if unknown else EnqueuedInPart.NOT_STORED
-        descriptors += [mark] * size
-    if not errors:
-        return descriptors
-    if not any(descriptors):
-        first = errors[0]
-        raise AllRefused(first.refusals) if isinstance(first, AllRefused) else first
-    why = "; ".join(dict.fromkeys(error.message for error in errors))
-    raise EnqueuedInPart(descriptors, why) from errors[0]
+def _ask_to_ack(
+    shard: Shard, context: CallContext, request: AckRequest, deadline: float
+) -> Awaitable[ShardReply]:
+    calls = (
+        ShardCall(deadline, codec.encode_call(Method.ACK, 0, context, part), whole=False)
+        for part in ack_parts(request)
+    )
+    if len(request.succeeded) + len(request.failed) <= SLICE:
+        return shard.ask(next(calls))
+    return _ask_in_turn(shard, calls)
 
 
-async def _let_others_go_on(size: int) -> None:
-    """Between the steps of a call whose message has so many bytes, if that is large."""
-    if size > _LARGE_BYTES:
-        await asyncio.sleep(0)
-
-
-async def _ask_all(calls: Sequence[tuple[Shard, ShardCall]]) -> list[ShardReply]:
-    return await asyncio.gather(*(shard.ask(call) for shard, call in calls))
-
-
-def _results(
-    method: Method, shards: Sequence[Shard], replies: Sequence[ShardReply]
-) -> list[Result]:
-    """What each said; raises the first error that a shard gave, else names those that failed."""
-    for shard, reply in zip(shards, replies, strict=True):
+async def _ask_in_turn(shard: Shard, calls: Iterable[ShardCall]) -> ShardReply:
+    """One call after the other, so that others' come in between. What is wrong with one of them is
+    told once all are carried out."""
+    wrong: ShardReply | None = None
+    for call in calls:
+        reply = await shard.ask(call)
         if reply.outcome is Outcome.FAILED:
-            _result(shard, method, reply)
-    failed = [
-        (shard.name, reply)
-        for shard, reply in zip(shards, replies, strict=True)
-        if reply.outcome is not Outcome.DONE
-    ]
-    if failed:
-        raise shards_failed(failed)
-    return [_result(shard, method, reply) for shard, reply in zip(shards, replies, strict=True)]
-
-
-def _result(shard: Shard, method: Method, reply: ShardReply) -> Result:
-    """What the reply bears; raises the error that it bears, or what became of the call."""
-    if reply.outcome in (Outcome.DONE, Outcome.FAILED):
-        return codec.decode_reply(method, reply.payload)
-    error: PinLaterError = shard_failed(shard.name, reply)
-    raise error
+            wrong = wrong or reply
+        elif reply.outcome is not Outcome.DONE:
+            return reply
+    return wrong or reply
 
 
 def _check_queue_name(queue: str) -> None:

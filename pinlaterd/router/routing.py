@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
-from typing import NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from pinlaterd.model import (
     CONTINUATION_END,
@@ -100,16 +100,36 @@ def _place(descriptor: str, queue: str, shards: Mapping[str, object]) -> str | N
     return parsed.shard
 
 
-def divide_acks(
-    request: AckRequest, shards: Mapping[str, object]
-) -> tuple[dict[str, AckRequest], list[str]]:
-    """The acks of each shard, and the descriptors that are malformed or name no job of ours."""
-    succeeded, bad = _divide(request.succeeded, request.queue, shards)
-    failed, bad_failed = _divide(request.failed, request.queue, shards)
-    return {
-        name: AckRequest(request.queue, succeeded.get(name, ()), failed.get(name, ()))
-        for name in {**succeeded, **failed}
-    }, bad + bad_failed
+class DividedAcks(Generic[S]):
+    """Acks by shard, as they come in; `bad`: the descriptors that are malformed or name no job of
+    `shards`."""
+
+    def __init__(self, queue: str, shards: Mapping[str, S]) -> None:
+        self.queue = queue
+        self.shards = shards
+        self.bad: list[str] = []
+        self._succeeded: dict[str, list[AckInfo]] = {}
+        self._failed: dict[str, list[AckInfo]] = {}
+
+    def add(self, request: AckRequest) -> None:
+        self._add(self._succeeded, request.succeeded)
+        self._add(self._failed, request.failed)
+
+    def _add(self, all_acks: dict[str, list[AckInfo]], new: Sequence[AckInfo]) -> None:
+        by_shard, bad = _divide(new, self.queue, self.shards)
+        self.bad += bad
+        for name, acks in by_shard.items():
+            if name in all_acks:
+                all_acks[name] += acks
+            else:
+                all_acks[name] = acks
+
+    def by_shard(self) -> dict[str, AckRequest]:
+        succeeded, failed = self._succeeded, self._failed
+        return {
+            name: AckRequest(self.queue, succeeded.get(name, ()), failed.get(name, ()))
+            for name in {**succeeded, **failed}
+        }
 
 
 def divide_checkpoints(

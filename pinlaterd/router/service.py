@@ -29,6 +29,7 @@ from pinlaterd.errors import (
 from pinlaterd.model import Method
 from pinlaterd.router import routing
 from pinlaterd.router.answer_memory import AnswerMemory
+from pinlaterd.router.asking import LARGE_BYTES
 from pinlaterd.router.call import AllRefused, Answer, Call, Refusal, reason_of
 from pinlaterd.router.dequeue import Dequeuer
 from pinlaterd.router.divided import DividedCalls
@@ -84,7 +85,7 @@ class RouterService:
         self._pass_through: dict[Method, Callable[[Call], None]] = {
             Method.ENQUEUE: self._enqueue,
             Method.DEQUEUE: self._dequeue,
-            Method.ACK: self._to_first_descriptor,
+            Method.ACK: self._ack,
             Method.CHECKPOINT: self._to_first_descriptor,
             Method.LOOKUP: self._to_first_descriptor,
         }
@@ -291,6 +292,13 @@ class RouterService:
             patient=False,  # others may have jobs; if there are none, the divided call waits
             give_up=GiveUp.SILENT if first is None else GiveUp.STALLED,
         )
+
+    def _ack(self, call: Call) -> None:
+        """A long list goes in parts: neither we nor a shard decode all of it at once."""
+        if len(call.message) > LARGE_BYTES:
+            self._divide(call)
+        else:
+            self._to_first_descriptor(call)
 
     def _to_first_descriptor(self, call: Call) -> None:
         first = call.peek.first_descriptor

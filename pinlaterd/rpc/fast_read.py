@@ -43,7 +43,7 @@ _I64: Final = struct.Struct(">q").unpack_from
 _F64: Final = struct.Struct(">d").unpack_from
 
 _END: Final = b"\0"
-_END_ALL: Final = b"\0\0"  # of the request and of the arguments
+END_ALL: Final = b"\0\0"  # of the request and of the arguments
 
 # Field headers: type, then id. Those that begin an element of a list are its first field's.
 _BODY: Final = b"\x0b\x00\x01"
@@ -90,18 +90,16 @@ _AckRest = tuple[str, int, str | None]
 
 def read_enqueue(message: bytes, at: int, most: int) -> tuple[CallContext, EnqueueRequest]:
     """The arguments of enqueueJobs that begin at `at`; declined with more than `most` jobs."""
-    context, queue, at = _context_and_queue(message, at)
-    tag, count = _TAG4_U32(message, at)
-    if tag != _JOBS or count > most:
-        raise Uncanonical
-    jobs, at = _jobs(message, at + 8, count)
-    _expect_end(message, at)
+    context, queue, at = context_and_queue(message, at)
+    count, at = list_of_jobs(message, at, most)
+    jobs, at = read_jobs(message, at, count)
+    expect_end(message, at)
     return context, _new(EnqueueRequest, (queue, jobs))
 
 
 def read_ack(message: bytes, at: int, most: int) -> tuple[CallContext, AckRequest]:
     """The arguments of ackDequeuedJobs; declined if a list has more than `most` elements."""
-    context, queue, at = _context_and_queue(message, at)
+    context, queue, at = context_and_queue(message, at)
     acks, at = _ack_request(message, queue, at, most)
     if message[at:] != _END:
         raise Uncanonical
@@ -110,7 +108,7 @@ def read_ack(message: bytes, at: int, most: int) -> tuple[CallContext, AckReques
 
 def read_dequeue(message: bytes, at: int, most: int) -> tuple[CallContext, DequeueRequest]:
     """The arguments of dequeueJobs; declined if a list of acks has more than `most` elements."""
-    context, queue, at = _context_and_queue(message, at)
+    context, queue, at = context_and_queue(message, at)
     tag, limit = _TAG3_I32(message, at)
     if tag != _LIMIT:
         raise Uncanonical
@@ -132,11 +130,11 @@ def read_dequeue(message: bytes, at: int, most: int) -> tuple[CallContext, Deque
     if message.startswith(_MAX_WAIT, at):
         (max_wait_ms,) = _I32(message, at + 3)
         at += 7
-    _expect_end(message, at)
+    expect_end(message, at)
     return context, DequeueRequest(queue, limit, acks, dry_run, coverage, max_wait_ms)
 
 
-def _context_and_queue(message: bytes, at: int) -> tuple[CallContext, str, int]:
+def context_and_queue(message: bytes, at: int) -> tuple[CallContext, str, int]:
     """The context, and the request up to its first field, the queue's name."""
     tag, length = _TAG6_U32(message, at)
     if tag != CONTEXT_SOURCE:
@@ -156,16 +154,24 @@ def _context_and_queue(message: bytes, at: int) -> tuple[CallContext, str, int]:
     return _new(CallContext, (source, request_id)), message[begin:at].decode(), at
 
 
-def _expect_end(message: bytes, at: int) -> None:
-    if message[at:] != _END_ALL:
+def expect_end(message: bytes, at: int) -> None:
+    if message[at:] != END_ALL:
         raise Uncanonical
 
 
 # --- jobs -----------------------------------------------------------------------------------
 
 
-def _jobs(message: bytes, at: int, count: int) -> tuple[list[Job], int]:
-    """The elements of a list of jobs, and where the list ends."""
+def list_of_jobs(message: bytes, at: int, most: int) -> tuple[int, int]:
+    """How many jobs an enqueue has, and where the first begins; declined with more than `most`."""
+    tag, count = _TAG4_U32(message, at)
+    if tag != _JOBS or count > most:
+        raise Uncanonical
+    return count, at + 8
+
+
+def read_jobs(message: bytes, at: int, count: int) -> tuple[list[Job], int]:
+    """So many elements of a list of jobs, and where they end."""
     jobs: list[Job] = []
     if count == 0:
         return jobs, at
@@ -236,12 +242,19 @@ def _ack_request(message: bytes, queue: str, at: int, most: int) -> tuple[AckReq
     """A PinLaterJobAckRequest, from behind its queue's name on, and where it ends."""
     succeeded, failed = _ACK_REQUEST["succeeded"], _ACK_REQUEST["failed"]
     if message.startswith(_SUCCEEDED, at):
-        succeeded, at = _acks(message, at + 8, U32(message, at + 4)[0], most)
+        succeeded, at = read_acks(message, at + 8, U32(message, at + 4)[0], most)
     if message.startswith(_FAILED, at):
-        failed, at = _acks(message, at + 8, U32(message, at + 4)[0], most)
+        failed, at = read_acks(message, at + 8, U32(message, at + 4)[0], most)
     if message[at]:
         raise Uncanonical
     return AckRequest(queue, succeeded, failed), at + 1
+
+
+def list_of_acks(message: bytes, at: int, *, succeeded: bool) -> tuple[int, int]:
+    """How many succeeded, or failed, acks there are, and where the first begins."""
+    if not message.startswith(_SUCCEEDED if succeeded else _FAILED, at):
+        return 0, at
+    return U32(message, at + 4)[0], at + 8
 
 
 def _alike_acks(message: bytes, at: int, count: int) -> tuple[AlikeAcks, int] | None:
@@ -266,8 +279,8 @@ def _alike_acks(message: bytes, at: int, count: int) -> tuple[AlikeAcks, int] | 
     return AlikeAcks(message[begin:cut].decode(), digits, rest), list_end
 
 
-def _acks(message: bytes, at: int, count: int, most: int) -> tuple[Sequence[AckInfo], int]:
-    """The elements of a list of acks, and where the list ends. Like `_jobs`; beside what
+def read_acks(message: bytes, at: int, count: int, most: int) -> tuple[Sequence[AckInfo], int]:
+    """So many elements of a list of acks, and where they end. Like `read_jobs`; beside what
     follows a descriptor, that part of it is remembered which comes before the claim."""
     acks: list[AckInfo] = []
     if count == 0:
@@ -361,7 +374,7 @@ def read_enqueue_result(message: bytes, at: int) -> list[str]:
         begin = at + 4
         at = begin + U32(message, at)[0]
         descriptors.append(message[begin:at].decode())
-    _expect_end(message, at)
+    expect_end(message, at)
     return descriptors
 
 
@@ -404,5 +417,5 @@ def read_dequeue_result(message: bytes, at: int) -> DequeueResult:
         claim = message[begin:at].decode()
         jobs.append(_new(ClaimedJob, (descriptor, body, allowed, remaining, claim, timeout)))
         at += 8
-    _expect_end(message, at)
+    expect_end(message, at)
     return DequeueResult(jobs)

@@ -80,12 +80,14 @@ def test_acks_are_divided_by_shard_and_the_bad_ones_named():
         failed=[AckInfo("mail:s1:p2:3"), AckInfo("other:s1:p1:4"), AckInfo("mail:s9:p1:5")],
     )
 
-    by_shard, bad = routing.divide_acks(request, {"1": object(), "2": object()})
+    divided = routing.DividedAcks("mail", {"1": object(), "2": object()})
+    divided.add(request)
+    by_shard = divided.by_shard()
 
     assert [info.descriptor for info in by_shard["1"].succeeded] == ["mail:s1:p1:1"]
     assert [info.descriptor for info in by_shard["1"].failed] == ["mail:s1:p2:3"]
     assert [info.descriptor for info in by_shard["2"].succeeded] == ["mail:s2:p1:2"]
-    assert bad == ["nonsense", "other:s1:p1:4", "mail:s9:p1:5"]
+    assert divided.bad == ["nonsense", "other:s1:p1:4", "mail:s9:p1:5"]
 
 
 @given(st.integers(1, 100_000), st.integers(1, 1000))

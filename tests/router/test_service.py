@@ -54,7 +54,7 @@ from pinlaterd.model import (
 from pinlaterd.router.limits import RateLimits
 from pinlaterd.router.service import RouterService
 from pinlaterd.router.shards import ShardPlan, ShardSet
-from pinlaterd.rpc import codec
+from pinlaterd.rpc import codec, fast_read
 from pinlaterd.shard.service import ShardService
 from pinlaterd.stats import Stats
 from pinlaterd.wire.envelope import Op, ReadyCounts
@@ -685,7 +685,7 @@ def test_of_a_large_enqueue_with_one_bad_job_nothing_is_stored(play):
     async def scenario(site: Site) -> None:
         jobs = [Job(b"x") for _ in range(2499)] + [Job(b"x", attempts_allowed=0)]
 
-        with pytest.raises(EnqueueRejected, match="invalid request"):
+        with pytest.raises(EnqueueRejected, match=r"invalid request: jobs\[2499\]"):
             await site.enqueue(*jobs)
 
         assert await site.dequeue(10) == []
@@ -954,7 +954,7 @@ def test_of_an_enqueue_that_is_stored_in_part_it_is_told_which(play):
     """More than the shards' stores hold, of which every part finds room or does not."""
 
     async def scenario(site: Site) -> None:
-        site.shard("1").refuses_after = 2  # calls: the validation, and one part
+        site.shard("1").refuses_after = 4  # calls: three validations, and one part
         with pytest.raises(EnqueuedInPart) as caught:
             await site.enqueue(*[Job(b"x")] * 2500)
 
@@ -972,20 +972,91 @@ def test_of_an_enqueue_that_is_stored_in_part_it_is_told_which(play):
 @pytest.mark.parametrize("others", [0, 1])
 def test_no_shard_is_tried_with_a_long_list_that_names_others_too(play, others: int):
     async def scenario(site: Site) -> None:
-        acks = [AckInfo(f"{QUEUE}:s1:p1:{number}") for number in range(1, 2000)]
-        acks += [AckInfo(f"{QUEUE}:s2:p1:1")] * others
-        await site.call(Method.ACK, AckRequest(QUEUE, acks))
+        descriptors = [f"{QUEUE}:s1:p1:{number}" for number in range(1, 2000)]
+        await site.call(
+            Method.LOOKUP, LookupRequest([*descriptors, *[f"{QUEUE}:s2:p1:1"] * others])
+        )
 
-        message = b"ackDequeuedJobs"
+        message = b"lookupJobs"
         calls = [c for shard in site.locals() for c in shard.calls if message in c.message]
         assert [call.whole for call in calls] == [not others] * (1 + others)
 
     play(scenario, shards=2)
 
 
+LONG_LISTS: dict[str, tuple[Method, Request]] = {
+    "jobs": (Method.ENQUEUE, EnqueueRequest(QUEUE, [Job(b"x")] * 10_000)),
+    "acks of both shards": (
+        Method.ACK,
+        AckRequest(
+            QUEUE, (), [AckInfo(f"{QUEUE}:s{1 + i % 2}:p1:9", "m", i) for i in range(10_000)]
+        ),
+    ),
+    "acks of one shard": (
+        Method.ACK,
+        AckRequest(QUEUE, (), [AckInfo(f"{QUEUE}:s1:p1:9", "m", i) for i in range(10_000)]),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LONG_LISTS)
+def test_other_calls_come_in_between_the_parts_of_a_long_list(play, monkeypatch, name):
+    """Router and shards share one loop here: between two of its turns each may read one part."""
+    read: list[int] = []
+
+    def count_elements(reader: str) -> None:
+        read_elements = getattr(fast_read, reader)
+
+        def count(message: bytes, at: int, elements: int, *more: int) -> Any:
+            read.append(elements)
+            return read_elements(message, at, elements, *more)
+
+        monkeypatch.setattr(fast_read, reader, count)
+
+    async def scenario(site: Site) -> None:
+        calling = asyncio.ensure_future(site.call(*LONG_LISTS[name]))
+        in_a_turn, in_flight = 0, 0
+        while not calling.done():
+            await asyncio.sleep(0)
+            in_a_turn = max(in_a_turn, sum(read))
+            in_flight = max(in_flight, *[shard.calls_in_flight for shard in site.locals()])
+            read.clear()
+        await calling
+
+        assert 0 < in_a_turn <= 3_000
+        assert in_flight == 1
+
+    count_elements("read_jobs")
+    count_elements("read_acks")
+    play(scenario, shards=2)
+
+
+def test_once_the_time_of_an_enqueue_is_up_no_more_of_its_parts_are_stored(play):
+    async def scenario(site: Site) -> None:
+        asked: list[OnReply] = []
+
+        def take_all_the_time(on_reply: OnReply) -> bool:
+            """From the second part on: the first three calls validate."""
+            asked.append(on_reply)
+            if len(asked) == 5:
+                late = ShardReply(Outcome.LATE)
+                asyncio.get_running_loop().call_later(0.6, on_reply, late)
+            return len(asked) == 5
+
+        on_call(site.shard("1"), Method.ENQUEUE, take_all_the_time)
+        with pytest.raises(EnqueuedInPart, match="no time was left for 833 of the jobs") as caught:
+            await site.enqueue(*[Job(b"x")] * 2500)
+
+        assert len(asked) == 5
+        assert caught.value.descriptors.count(EnqueuedInPart.MAY_BE_STORED) == 833
+        assert caught.value.descriptors.count(EnqueuedInPart.NOT_STORED) == 833
+
+    play(scenario, shards=1, request_timeout_ms=500)
+
+
 def test_of_an_enqueue_whose_parts_may_be_stored_it_is_told_which(play):
     async def scenario(site: Site) -> None:
-        site.shard("1").loses_after = 2
+        site.shard("1").loses_after = 4
         with pytest.raises(EnqueuedInPart) as caught:
             await site.enqueue(*[Job(b"x")] * 2500)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,8 +20,9 @@ from pinlaterd.model import (
     EnqueueRequest,
     Job,
     Method,
+    Request,
 )
-from pinlaterd.rpc import codec, fast_read, fast_write
+from pinlaterd.rpc import codec, fast_read, fast_write, slices
 from pinlaterd.rpc.binding import (
     METHODS,
     CallArguments,
@@ -95,6 +97,49 @@ def test_what_is_wrong_is_found_alike_and_is_the_callers_to_mend(call):
 
     assert normal(found) == normal(outcome(general, message))
     assert isinstance(found, codec.Call) or found[0] is not ProtocolError, found
+
+
+SLICED = [Method.ENQUEUE, Method.ACK]
+
+
+def in_slices(message: bytes) -> Request:
+    """What is decoded two elements at a time, put together."""
+    with mock.patch.object(slices, "SLICE", 2):
+        method = codec.peek(message).method
+        if method is Method.ENQUEUE:
+            sizes: list[int] = []
+
+            def in_pairs(jobs: int) -> list[int]:
+                sizes[:] = [2] * (jobs // 2) + [1] * (jobs % 2)
+                return sizes
+
+            parts = list(slices.enqueue_parts(message, UNLIMITED, in_pairs))
+            requests: list[Any] = [codec.decode_call(part.message).request for part in parts]
+            assert [len(request.jobs) for request in requests] == sizes
+            assert [part.jobs for part in parts] == sizes
+            jobs = [job for request in requests for job in request.jobs]
+            return EnqueueRequest(requests[0].queue if parts else "", jobs)
+        decoded = [request for _, request in slices.ack_slices(message, UNLIMITED)]
+        assert max(len(part) for request in decoded for part in request[1:]) <= 2
+        return AckRequest(
+            decoded[0].queue,
+            [ack for request in decoded for ack in request.succeeded],
+            [ack for request in decoded for ack in request.failed],
+        )
+
+
+def whole(message: bytes) -> Request:
+    request: Any = general(message).request
+    if isinstance(request, EnqueueRequest):
+        return EnqueueRequest(request.queue if request.jobs else "", list(request.jobs))
+    return AckRequest(request.queue, list(request.succeeded), list(request.failed))
+
+
+@given(st.one_of(calls(SLICED, USUAL), calls(SLICED, STRANGE), calls(SLICED, WRONG)), FORMS)
+def test_what_is_decoded_in_slices_is_what_is_decoded_whole(call, strict):
+    message = write_message(*call, strict=strict)
+
+    assert normal(outcome(in_slices, message)) == normal(outcome(whole, message))
 
 
 @given(calls(HOT, USUAL), st.data())

@@ -1,0 +1,162 @@
+"""Enqueues too large for one transaction: in parts, over shards taken in turn.
+
+All jobs are validated before any is stored. A shard has a thousand jobs of a call at a time, so
+that other calls come in between. A part that no shard took may be tried elsewhere; what became of
+each is told if not all are stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from itertools import islice
+from random import Random
+from typing import TypeVar, cast
+
+from pinlaterd.clock import Clock
+from pinlaterd.config.schema import ServerSettings
+from pinlaterd.errors import (
+    EnqueuedInPart,
+    EnqueueRejected,
+    NoHealthyShards,
+    Overloaded,
+    PinLaterError,
+    RequestError,
+)
+from pinlaterd.model import Method
+from pinlaterd.router import routing
+from pinlaterd.router.asking import ask_all, let_others_go_on, result_of
+from pinlaterd.router.call import AllRefused, Call, Refusal, reason_of
+from pinlaterd.router.shards import Shard, ShardSet
+from pinlaterd.rpc.slices import SLICE, EnqueuePart, enqueue_parts
+from pinlaterd.wire.envelope import Op
+from pinlaterd.wire.router_end import GiveUp, Outcome, ShardCall, ShardReply
+
+_Part = TypeVar("_Part")
+
+
+class PartedEnqueues:
+    """Enqueues that go to several shards."""
+
+    def __init__(self, shards: ShardSet, clock: Clock, chance: Random) -> None:
+        self._shards = shards
+        self._clock = clock
+        self._chance = chance
+
+    async def carry_out(self, call: Call, settings: ServerSettings) -> Sequence[str]:
+        shards = self._shards.enqueueable()
+        if not shards:
+            if self._shards.healthy():
+                raise EnqueueRejected(
+                    "every healthy shard is dequeue-only; see `pinlater-admin status`"
+                )
+            raise NoHealthyShards
+        parts = await self._validated(call, shards, settings)
+        stored: list[Sequence[str] | PinLaterError] = [()] * len(parts)
+        first = int(self._chance.random() * len(shards))
+
+        async def store(number: int, shards: Sequence[Shard]) -> None:
+            try:
+                stored[number] = await self._store(parts[number], shards, call.deadline)
+            except PinLaterError as error:
+                stored[number] = error
+
+        async def store_in_turn(shard: int) -> None:
+            at = (first + shard) % len(shards)
+            turned = shards[at:] + shards[:at]
+            for group in _groups(range(shard, len(parts), len(shards)), settings):
+                await asyncio.gather(*(store(number, turned) for number in group))
+
+        await asyncio.gather(*map(store_in_turn, range(len(shards))))
+        return _all_stored([part.jobs for part in parts], stored)
+
+    async def _validated(
+        self, call: Call, shards: Sequence[Shard], settings: ServerSettings
+    ) -> list[EnqueuePart]:
+        """The parts, once no shard has anything against any of them. One that does not answer is
+        asked no more."""
+        sizes_of = partial(_sizes, most=settings.enqueue_split_jobs)
+        cut = enqueue_parts(call.message, settings.max_jobs_per_call, sizes_of)
+        parts: list[EnqueuePart] = []
+        for group in _groups(cut, settings):
+            replies = await asyncio.gather(*(_validate(part, shards, call) for part in group))
+            for number, of_part in enumerate(replies, len(parts)):
+                for shard, reply in zip(shards, of_part, strict=True):
+                    if reply.outcome is Outcome.FAILED:
+                        if number:
+                            await _explain(call, shard)
+                        result_of(shard, Method.ENQUEUE, reply)  # raises why
+            shards = [
+                shard
+                for shard, of_shard in zip(shards, zip(*replies, strict=True), strict=True)
+                if all(reply.outcome is Outcome.DONE for reply in of_shard)
+            ]
+            parts += group
+            await let_others_go_on(len(call.message))
+        return parts
+
+    async def _store(
+        self, part: EnqueuePart, shards: Sequence[Shard], deadline: float
+    ) -> Sequence[str]:
+        """On the first of `shards` that takes it."""
+        if self._clock.monotonic() >= deadline:
+            raise Overloaded(f"no time was left for {part.jobs} of the jobs")
+        refusals: dict[str, Refusal] = {}
+        for patient in (False, True):
+            for shard in shards:
+                reply = await shard.ask(
+                    ShardCall(deadline, part.message), patient=patient, give_up=GiveUp.NEVER
+                )
+                if reply.outcome is not Outcome.REFUSED:
+                    return cast("Sequence[str]", result_of(shard, Method.ENQUEUE, reply))
+                refusals[shard.name] = Refusal(shard.name, reason_of(reply))
+        raise AllRefused(list(refusals.values()), f"{part.jobs} of the jobs were not stored")
+
+
+async def _validate(part: EnqueuePart, shards: Sequence[Shard], call: Call) -> Sequence[ShardReply]:
+    validate = ShardCall(call.deadline, part.message, Op.VALIDATE)
+    return await ask_all([(shard, validate) for shard in shards])
+
+
+async def _explain(call: Call, shard: Shard) -> None:
+    """Raise what `shard` says of the whole call: in a part, its jobs have other numbers."""
+    reply = await shard.ask(ShardCall(call.deadline, call.message, Op.VALIDATE))
+    if reply.outcome is Outcome.FAILED:
+        result_of(shard, Method.ENQUEUE, reply)
+
+
+def _groups(parts: Iterable[_Part], settings: ServerSettings) -> Iterator[list[_Part]]:
+    """As many at a time as have SLICE jobs together, but at least one."""
+    most = max(1, SLICE // settings.enqueue_split_jobs)
+    remaining = iter(parts)
+    while group := list(islice(remaining, most)):
+        yield group
+
+
+def _sizes(jobs: int, most: int) -> Sequence[int]:
+    return routing.split_evenly(jobs, most) if jobs else [0]
+
+
+def _all_stored(
+    sizes: Sequence[int], parts: Sequence[Sequence[str] | PinLaterError]
+) -> Sequence[str]:
+    """The descriptors of an enqueue in parts of these sizes; raises what says which are stored, if
+    some are, or may be, and others are not."""
+    descriptors: list[str] = []
+    errors: list[PinLaterError] = []
+    for size, part in zip(sizes, parts, strict=True):
+        if not isinstance(part, PinLaterError):
+            descriptors += part
+            continue
+        errors.append(part)
+        unknown = not isinstance(part, RequestError | Overloaded)  # which say that nothing was done
+        mark = EnqueuedInPart.MAY_BE_STORED if unknown else EnqueuedInPart.NOT_STORED
+        descriptors += [mark] * size
+    if not errors:
+        return descriptors
+    if not any(descriptors):
+        first = errors[0]
+        raise AllRefused(first.refusals) if isinstance(first, AllRefused) else first
+    why = "; ".join(dict.fromkeys(error.message for error in errors))
+    raise EnqueuedInPart(descriptors, why) from errors[0]
