@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import compress
+from itertools import compress, islice
 from operator import is_not
 from typing import NamedTuple
 
@@ -43,6 +43,15 @@ class _Figure(NamedTuple):
 class _Place(NamedTuple):
     metric: str
     labels: str  # but for the process
+
+
+class _Line(NamedTuple):
+    """What stands before and behind the queue in the line of a number, and the lines by name."""
+
+    ending: str
+    head: str
+    tail: str
+    lines: dict[str, bytes]
 
 
 def _by_last_word(figures: Sequence[_Figure]) -> Mapping[str, Sequence[_Figure]]:
@@ -110,34 +119,47 @@ class _Section:
         self._shown: dict[str, Figure] = {}
         # By metric, and whether it has labels of its own; then by name.
         self._lines: dict[tuple[str, bool], dict[str, bytes]] = {}
+        self._of_queues = {
+            word: [self._line(figure) for figure in found]
+            for word, found in _FIGURES[kind].items()
+            if kind != "summary"
+        }
+
+    def _line(self, figure: _Figure) -> _Line:
+        head = f'{PREFIX}{figure.metric}{_SUFFIXES[self._kind]}{{queue="'
+        tail = f'"{figure.labels},{self._label}}} '
+        return _Line(figure.ending, head, tail, self._lines.setdefault((figure.metric, True), {}))
 
     def update(self, figures: Mapping[str, Figure]) -> Iterator[None]:
         """In steps. An unchanged figure is nearly always the same object: what has changed is found
         without a line of Python for each."""
-        shown = self._shown
-        differ = map(is_not, figures.values(), map(shown.get, figures))
-        names = list(compress(figures, differ))
-        for first in range(0, len(names), _FIGURES_AT_ONCE[self._kind]):
-            yield
-            for name in names[first : first + _FIGURES_AT_ONCE[self._kind]]:
+        shown, at_once = self._shown, _FIGURES_AT_ONCE[self._kind]
+        names, differ = iter(figures), map(is_not, figures.values(), map(shown.get, figures))
+        for _ in range(0, len(figures), at_once):
+            for name in compress(islice(names, at_once), islice(differ, at_once)):
                 if name not in shown or shown[name] != figures[name]:
                     self._show(name, figures[name])
+            yield
         if len(shown) > len(figures):
             for name in shown.keys() - figures.keys():
                 del shown[name]
                 del self._lines[_family(_place(self._kind, name))][name]
-        yield
+            yield
 
     def _show(self, name: str, figure: Figure) -> None:
-        place = _place(self._kind, name)
-        full_name = f"{PREFIX}{place.metric}{_SUFFIXES[self._kind]}"
-        labels = place.labels + self._label
-        if isinstance(figure, dict):
-            text = _summary(full_name, labels, figure)
-        else:
-            text = f"{full_name}{{{labels}}} {figure}\n"
-        self._lines.setdefault(_family(place), {})[name] = text.encode()
         self._shown[name] = figure
+        for ending, head, tail, lines in self._of_queues.get(_last_word(name), ()):
+            if name.endswith(ending):
+                queue = name[: -len(ending)].translate(_ESCAPES)
+                lines[name] = f"{head}{queue}{tail}{figure}\n".encode()
+                return
+        place = _place(self._kind, name)
+        full_name, labels = f"{PREFIX}{place.metric}{_SUFFIXES[self._kind]}", place.labels
+        if isinstance(figure, dict):
+            text = _summary(full_name, labels + self._label, figure)
+        else:
+            text = f"{full_name}{{{labels}{self._label}}} {figure}\n"
+        self._lines.setdefault(_family(place), {})[name] = text.encode()
 
     def add_to(
         self, page: defaultdict[tuple[str, str], list[bytes]], shown: set[tuple[str, str]]
