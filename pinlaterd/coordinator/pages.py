@@ -7,8 +7,9 @@ whoever takes two can tell what happened in between.
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Protocol
 
@@ -73,8 +74,15 @@ class _Pages:
         return web.json_response(body)
 
     async def metrics(self, request: web.Request) -> web.Response:
-        text = self._prometheus.of(self._chosen(request))
-        return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
+        parts = self._parts(self._chosen(request))
+        return web.Response(body=parts, headers={"Content-Type": CONTENT_TYPE})
+
+    async def _parts(self, stats: Mapping[str, StatsSnapshot]) -> AsyncIterator[bytes]:
+        """In turns of the loop with others: with many queues the page is long."""
+        for part in self._prometheus.of(stats):
+            if part:
+                yield part
+            await asyncio.sleep(0)
 
     async def health(self, _request: web.Request) -> web.Response:
         found = self._source.status()

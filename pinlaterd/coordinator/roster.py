@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from pinlaterd.clock import Clock
 from pinlaterd.stats import StatsSnapshot, empty, merge
-from pinlaterd.stats.snapshot import apply, forget, totals
+from pinlaterd.stats.snapshot import apply, forget, raised, totals
 from pinlaterd.wire.control import ProcessState, Report
 
 SILENT_SECONDS = 3.0  # three reports missed
@@ -41,8 +41,9 @@ class ProcessView(NamedTuple):
 
 @dataclass(slots=True)
 class _Member:
-    report: Report  # the last one, with all figures so far
+    report: Report  # the last one, with all figures so far, `earlier` included
     heard_at: float
+    earlier: StatsSnapshot | None = None  # totals of those that it has replaced
 
 
 class Roster:
@@ -53,7 +54,6 @@ class Roster:
         self._clock = clock
         self._is_alive = is_alive
         self._members: dict[bytes, _Member] = {}
-        self._retired: dict[str, StatsSnapshot] = {}
 
     def heard(self, peer: bytes, report: Report | None) -> bool:
         """Note a report, or a heartbeat (None). False: `peer` has to tell all, since what it
@@ -64,15 +64,22 @@ class Roster:
             if member is not None:
                 member.heard_at = now
             return member is not None
-        if not report.full:
-            if member is None:
-                return False
-            self._forget_retired(report)
-            apply(member.report.stats, report.changes)
-            report = report._replace(stats=member.report.stats, full=True, dropped=())
+        if report.full:
+            earlier = self._end_earlier_connection(report)
+            if earlier is not None:
+                report = report._replace(stats=merge([earlier, report.stats]))
+            self._members[peer] = _Member(report, now, earlier)
+            return True
         if member is None:
-            self._forget_earlier_connections(report)
-        self._members[peer] = _Member(report, now)
+            return False
+        self._forget_earlier(report)
+        changes = report.changes
+        if member.earlier is not None:
+            changes = changes._replace(now=raised(changes.now, member.earlier))
+        stats = member.report.stats
+        apply(stats, changes)
+        member.report = report._replace(stats=stats, full=True, dropped=())
+        member.heard_at = now
         return True
 
     def knows(self, peer: bytes) -> bool:
@@ -100,9 +107,7 @@ class Roster:
         """Figures by process name, not to be changed. Of processes that have gone only totals are
         left."""
         self._retire_replaced()
-        found: dict[str, list[StatsSnapshot]] = {
-            name: [snapshot] for name, snapshot in self._retired.items()
-        }
+        found: dict[str, list[StatsSnapshot]] = {}
         for member in self._members.values():
             stats = member.report.stats
             kept = totals(stats) if self._view(member).gone else stats
@@ -112,33 +117,41 @@ class Roster:
             for name, snapshots in sorted(found.items())
         }
 
-    def _forget_retired(self, report: Report) -> None:
+    def _forget_earlier(self, report: Report) -> None:
         """Figures of a deleted queue go from the totals of earlier processes, too."""
-        retired = self._retired.get(report.process)
-        if retired is not None:
-            for name in report.dropped:
-                forget(retired, name)
+        for member in self._members.values():
+            if member.earlier is not None and member.report.process == report.process:
+                for name in report.dropped:
+                    forget(member.earlier, name)
+                    forget(member.report.stats, name)
 
-    def _forget_earlier_connections(self, newcomer: Report) -> None:
-        identity = (newcomer.process, newcomer.pid, newcomer.started_at_ms)
-        for peer, member in list(self._members.items()):
+    def _end_earlier_connection(self, report: Report) -> StatsSnapshot | None:
+        """Of the process that reports all. Returns the totals of those that it has replaced."""
+        identity = (report.process, report.pid, report.started_at_ms)
+        for peer, member in self._members.items():
             known = member.report
             if (known.process, known.pid, known.started_at_ms) == identity:
                 del self._members[peer]
+                return member.earlier
+        return None
 
     def _retire_replaced(self) -> None:
         """Those that have gone make room for a live process of the same name. One that lives
         stays beside it: a shard's owner and its standby bear one name."""
         gone = {peer for peer, member in self._members.items() if self._view(member).gone}
-        live_names = {
-            member.report.process for peer, member in self._members.items() if peer not in gone
+        live = {
+            member.report.process: member
+            for peer, member in self._members.items()
+            if peer not in gone
         }
         for peer in gone:
             old = self._members[peer].report
-            if old.process in live_names:
+            heir = live.get(old.process)
+            if heir is not None:
                 del self._members[peer]
-                kept = self._retired.get(old.process, empty())
-                self._retired[old.process] = merge([kept, totals(old.stats)])
+                left = totals(old.stats)
+                heir.earlier = merge([heir.earlier or empty(), left])
+                heir.report = heir.report._replace(stats=merge([left, heir.report.stats]))
 
     def _view(self, member: _Member) -> ProcessView:
         report = member.report

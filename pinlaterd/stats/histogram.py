@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cache
 from math import log
 from typing import TypedDict
 
@@ -151,9 +152,7 @@ def percentiles(data: HistogramData, fractions: Sequence[float]) -> list[float]:
         if at < 0:
             found.append(0.0)
             continue
-        low = math.exp((buckets[at][0] - _OFFSET) / _BUCKETS_PER_E)
-        middle = 2 * low * GROWTH / (1 + GROWTH)  # the same relative error at both ends
-        found.append(min(max(middle, data["minimum"]), data["maximum"]))
+        found.append(min(max(_middle(buckets[at][0]), data["minimum"]), data["maximum"]))
     return found
 
 
@@ -174,6 +173,13 @@ def summary(data: HistogramData) -> Mapping[str, float]:
 def _bucket(value: float) -> int:
     within = value if _LOWEST < value < _HIGHEST else _clamp(value)
     return int(log(within) * _BUCKETS_PER_E + _OFFSET)
+
+
+@cache
+def _middle(bucket: int) -> float:
+    """The value with the same relative error at both ends."""
+    low = math.exp((bucket - _OFFSET) / _BUCKETS_PER_E)
+    return 2 * low * GROWTH / (1 + GROWTH)
 
 
 def _clamp(value: float) -> float:

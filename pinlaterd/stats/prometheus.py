@@ -2,14 +2,16 @@
 
 The figures of queues (`names`) and of calls become metrics with labels; any other name becomes a
 metric of its own, with what Prometheus does not allow replaced by `_`. With 10,000 queues there are
-more than 100,000 lines: each is made by one formatted string, and the quantiles of a histogram
-that has not changed are not computed again.
+more than 100,000 lines: they are kept, and made again where their figure has changed.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import compress, islice
+from operator import is_not
 from typing import NamedTuple
 
 from pinlaterd.stats.histogram import SHOWN_PERCENTILES, HistogramData, percentiles
@@ -21,9 +23,13 @@ PREFIX = "pinlaterd_"
 _CALL = re.compile(r"PinLaterService\.(\w+)_msec")
 _CALL_ERROR = re.compile(r"PinLater\.(\w+)\.errors\.(\w+)")
 _NOT_ALLOWED = re.compile(r"[^a-zA-Z0-9_]")
-_TO_ESCAPE = re.compile(r'["\\\n]')
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 _SUFFIXES = {"counter": "_total", "gauge": "", "summary": ""}
+# So that each part of a page takes few milliseconds, also where everything has changed.
+_FIGURES_AT_ONCE = {"counter": 2_000, "gauge": 2_000, "summary": 200}
+_LINES_AT_ONCE = 5_000
+
+Figure = float | HistogramData
 
 
 class _Figure(NamedTuple):
@@ -40,13 +46,12 @@ class _Place(NamedTuple):
 
 
 class _Line(NamedTuple):
-    """What stands before and behind the queue in a line of one figure, and where lines go."""
+    """What stands before and behind the queue in the line of a number, and the lines by name."""
 
     ending: str
-    length: int  # of the ending
     head: str
     tail: str
-    append: Callable[[str], None]
+    lines: dict[str, bytes]
 
 
 def _by_last_word(figures: Sequence[_Figure]) -> Mapping[str, Sequence[_Figure]]:
@@ -75,91 +80,104 @@ class PrometheusText:
     """Makes the page /metrics."""
 
     def __init__(self) -> None:
-        # Of the page before: text by process and name, and the very histogram that it shows.
-        self._summaries: dict[tuple[str, str], tuple[HistogramData, str]] = {}
+        self._sections: dict[tuple[str, str], _Section] = {}  # by process and kind
 
-    def of(self, stats: Mapping[str, StatsSnapshot]) -> bytes:
-        """The figures of all processes in `stats`, each with its process as a label."""
-        page = _Page()
-        before, self._summaries = self._summaries, {}
+    def of(self, stats: Mapping[str, StatsSnapshot]) -> Iterator[bytes]:
+        """The figures of all processes in `stats`, each with its process as a label. In parts, of
+        which none takes longer than a few milliseconds; some are empty. Others may be made
+        meanwhile, and `stats` may change."""
+        sections: list[_Section] = []
         for process, snapshot in stats.items():
-            label = f'process="{process.translate(_ESCAPES)}"'
-            page.add_numbers("counter", label, snapshot["counters"])
-            page.add_numbers("gauge", label, {**snapshot["gauges"], **snapshot["peaks"]})
-            for name, data in snapshot["histograms"].items():
-                place = _place("summary", name)
-                known = before.get((process, name))
-                if known is None or known[0] is not data:
-                    known = (data, _summary(place, label, data))
-                if page.is_new("summary", place, label):
-                    page.lines("summary", place.metric).append(known[1])
-                    self._summaries[process, name] = known
-        return page.text()
-
-
-class _Page:
-    """Lines by kind and metric: those of a metric have to stand together."""
-
-    def __init__(self) -> None:
-        self._lines: dict[tuple[str, str], list[str]] = {}
-        self._shown: set[tuple[str, str]] = set()
-
-    def lines(self, kind: str, metric: str) -> list[str]:
-        found = self._lines.get((kind, metric))
-        if found is None:
+            gauges = snapshot["gauges"] | snapshot["peaks"]
+            for kind, figures in (
+                ("counter", snapshot["counters"].copy()),
+                ("gauge", gauges),
+                ("summary", snapshot["histograms"].copy()),
+            ):
+                section = self._sections.setdefault((process, kind), _Section(process, kind))
+                sections.append(section)
+                for _ in section.update(figures):
+                    yield b""
+        page: defaultdict[tuple[str, str], list[bytes]] = defaultdict(list)
+        shown: set[tuple[str, str]] = set()
+        for section in sections:
+            section.add_to(page, shown)
+        for (kind, metric), lines in sorted(page.items()):
             name = f"{PREFIX}{metric}{_SUFFIXES[kind]}"
-            about = metric.replace("_", " ")
-            found = [f"# HELP {name} {about}\n# TYPE {name} {kind}\n"]
-            self._lines[kind, metric] = found
-        return found
+            yield f"# HELP {name} {metric.replace('_', ' ')}\n# TYPE {name} {kind}\n".encode()
+            for first in range(0, len(lines), _LINES_AT_ONCE):
+                yield b"".join(lines[first : first + _LINES_AT_ONCE])
 
-    def is_new(self, kind: str, place: _Place, process: str) -> bool:
-        """Whether it was not shown yet: names that differ in what is not allowed look alike."""
-        key = (place.metric + _SUFFIXES[kind], place.labels + process)
-        if key in self._shown:
-            return False
-        self._shown.add(key)
-        return True
 
-    def add_numbers(self, kind: str, process: str, figures: Mapping[str, float]) -> None:
-        suffix = _SUFFIXES[kind]
-        others = figures
-        if not _TO_ESCAPE.search("".join(figures)):
-            others = self._add_of_queues(kind, process, figures)
-        for name, value in others.items():
-            place = _place(kind, name)
-            if self.is_new(kind, place, process):
-                self.lines(kind, place.metric).append(
-                    f"{PREFIX}{place.metric}{suffix}{{{place.labels}{process}}} {value}\n"
-                )
+class _Section:
+    """The lines of one process and kind, made again only where their figure has changed."""
 
-    def _add_of_queues(
-        self, kind: str, process: str, figures: Mapping[str, float]
-    ) -> Mapping[str, float]:
-        """Nearly all figures, if there are many queues; returns the others."""
-        others: dict[str, float] = {}
-        of_word = {
-            word: [self._line(kind, figure, process) for figure in found]
+    def __init__(self, process: str, kind: str) -> None:
+        self._process = process
+        self._label = f'process="{process.translate(_ESCAPES)}"'
+        self._kind = kind
+        self._shown: dict[str, Figure] = {}
+        # By metric, and whether it has labels of its own; then by name.
+        self._lines: dict[tuple[str, bool], dict[str, bytes]] = {}
+        self._of_queues = {
+            word: [self._line(figure) for figure in found]
             for word, found in _FIGURES[kind].items()
+            if kind != "summary"
         }
-        for name, value in figures.items():
-            for ending, length, head, tail, append in of_word.get(name[name.rfind("_") + 1 :], ()):
-                if name.endswith(ending):
-                    append(f"{head}{name[:-length]}{tail}{value}\n")
-                    break
-            else:
-                others[name] = value
-        return others
 
-    def _line(self, kind: str, figure: _Figure, process: str) -> _Line:
-        head = f'{PREFIX}{figure.metric}{_SUFFIXES[kind]}{{queue="'
-        tail = f'"{figure.labels},{process}}} '
-        append = self.lines(kind, figure.metric).append
-        return _Line(figure.ending, len(figure.ending), head, tail, append)
+    def _line(self, figure: _Figure) -> _Line:
+        head = f'{PREFIX}{figure.metric}{_SUFFIXES[self._kind]}{{queue="'
+        tail = f'"{figure.labels},{self._label}}} '
+        return _Line(figure.ending, head, tail, self._lines.setdefault((figure.metric, True), {}))
 
-    def text(self) -> bytes:
-        parts = [line for _, lines in sorted(self._lines.items()) if lines[1:] for line in lines]
-        return "".join(parts).encode()
+    def update(self, figures: Mapping[str, Figure]) -> Iterator[None]:
+        """In steps. An unchanged figure is nearly always the same object: what has changed is found
+        without a line of Python for each."""
+        shown, at_once = self._shown, _FIGURES_AT_ONCE[self._kind]
+        names, differ = iter(figures), map(is_not, figures.values(), map(shown.get, figures))
+        for _ in range(0, len(figures), at_once):
+            for name in compress(islice(names, at_once), islice(differ, at_once)):
+                if name not in shown or shown[name] != figures[name]:
+                    self._show(name, figures[name])
+            yield
+        if len(shown) > len(figures):
+            for name in shown.keys() - figures.keys():
+                del shown[name]
+                del self._lines[_family(_place(self._kind, name))][name]
+            yield
+
+    def _show(self, name: str, figure: Figure) -> None:
+        self._shown[name] = figure
+        for ending, head, tail, lines in self._of_queues.get(_last_word(name), ()):
+            if name.endswith(ending):
+                queue = name[: -len(ending)].translate(_ESCAPES)
+                lines[name] = f"{head}{queue}{tail}{figure}\n".encode()
+                return
+        place = _place(self._kind, name)
+        full_name, labels = f"{PREFIX}{place.metric}{_SUFFIXES[self._kind]}", place.labels
+        if isinstance(figure, dict):
+            text = _summary(full_name, labels + self._label, figure)
+        else:
+            text = f"{full_name}{{{labels}{self._label}}} {figure}\n"
+        self._lines.setdefault(_family(place), {})[name] = text.encode()
+
+    def add_to(
+        self, page: defaultdict[tuple[str, str], list[bytes]], shown: set[tuple[str, str]]
+    ) -> None:
+        """By kind and metric. Names that differ in what is not allowed look alike without labels:
+        `shown` has what is on the page already."""
+        for (metric, labelled), lines in self._lines.items():
+            found = list(lines.values())
+            if found and not labelled:
+                series = (self._process, metric + _SUFFIXES[self._kind])
+                found = [] if series in shown else found[:1]
+                shown.add(series)
+            if found:
+                page[self._kind, metric] += found
+
+
+def _family(place: _Place) -> tuple[str, bool]:
+    return (place.metric, bool(place.labels))
 
 
 def _place(kind: str, name: str) -> _Place:
@@ -177,8 +195,7 @@ def _place(kind: str, name: str) -> _Place:
     return _Place(_NOT_ALLOWED.sub("_", name), "")
 
 
-def _summary(place: _Place, process: str, data: HistogramData) -> str:
-    name, labels = f"{PREFIX}{place.metric}", place.labels + process
+def _summary(name: str, labels: str, data: HistogramData) -> str:
     shown = percentiles(data, tuple(SHOWN_PERCENTILES.values()))
     lines = [
         f'{name}{{{labels},quantile="{fraction}"}} {value}\n'

@@ -44,7 +44,7 @@ def merge(snapshots: Iterable[StatsSnapshot]) -> StatsSnapshot:
         for name, count in snapshot["counters"].items():
             merged["counters"][name] = merged["counters"].get(name, 0) + count
         for name, value in snapshot["gauges"].items():
-            merged["gauges"][name] = merged["gauges"].get(name, 0.0) + value
+            merged["gauges"][name] = merged["gauges"].get(name, 0) + value
         for name, value in snapshot["peaks"].items():
             merged["peaks"][name] = max(merged["peaks"].get(name, value), value)
         for name, text in snapshot["labels"].items():
@@ -54,6 +54,25 @@ def merge(snapshots: Iterable[StatsSnapshot]) -> StatsSnapshot:
     merged["labels"] = {name: ", ".join(sorted(texts)) for name, texts in labels.items()}
     merged["histograms"] = {name: histogram.data() for name, histogram in histograms.items()}
     return merged
+
+
+def raised(changed: StatsSnapshot, earlier: StatsSnapshot) -> StatsSnapshot:
+    """The totals of `changed` with those that `earlier` has of the same names."""
+    counters, histograms = earlier["counters"], earlier["histograms"]
+    return merge(
+        [
+            changed,
+            empty()
+            | {
+                "counters": {
+                    name: counters[name] for name in changed["counters"] if name in counters
+                },
+                "histograms": {
+                    name: histograms[name] for name in changed["histograms"] if name in histograms
+                },
+            },
+        ]
+    )
 
 
 def totals(snapshot: StatsSnapshot) -> StatsSnapshot:

@@ -107,6 +107,40 @@ def test_a_new_incarnation_goes_on_where_the_totals_of_the_old_one_ended(roster,
     assert enqueued(roster) == 8
 
 
+def test_totals_of_a_replaced_process_are_added_to_what_changes_alone(roster, machine):
+    """A scrape costs what has changed, also after a shard with thousands of queues was replaced."""
+    stats = Stats()
+    stats.record("job_body_size_mail", 3)
+    stats.record("job_body_size_idle", 3)
+    stats.count("mail_enqueue", 5)
+    roster.heard(b"a", report()._replace(stats=stats.snapshot()))
+    machine.dead.add(1)
+    roster.heard(b"b", report(pid=2)._replace(stats=stats.snapshot()))
+    before = dict(roster.stats()["shard-1"]["histograms"])
+
+    stats.take_changes()
+    stats.record("job_body_size_mail", 3)
+    stats.count("mail_enqueue", 1)
+    changes = stats.take_changes()
+    roster.heard(b"b", report(pid=2, full=False)._replace(stats=changes.now))
+
+    after = roster.stats()["shard-1"]
+    assert after["counters"] == {"mail_enqueue": 11}
+    assert after["histograms"]["job_body_size_mail"]["count"] == 3
+    assert after["histograms"]["job_body_size_idle"] is before["job_body_size_idle"]
+    assert before["job_body_size_idle"]["count"] == 2
+
+    roster.heard(b"c", report(pid=2)._replace(stats=stats.snapshot()))
+    assert enqueued(roster) == 11
+
+    stats.drop_queue("mail")
+    changes = stats.take_changes()
+    dropped = report(pid=2, full=False)._replace(stats=changes.now, dropped=changes.dropped)
+    roster.heard(b"c", dropped)
+    roster.heard(b"c", report(pid=2)._replace(stats=stats.snapshot()))
+    assert enqueued(roster) == 0
+
+
 def test_a_process_that_reconnects_is_counted_once(roster):
     roster.heard(b"a", report(enqueued=5))
     roster.heard(b"b", report(enqueued=6))

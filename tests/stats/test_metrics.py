@@ -162,7 +162,7 @@ def test_every_figure_of_a_queue_is_documented_and_labelled(name: str):
         record = stats.gauge if kind == "gauge" else stats.record
         record(name, 1)
 
-    page = PrometheusText().of({"shard-1": stats.snapshot()}).decode()
+    page = b"".join(PrometheusText().of({"shard-1": stats.snapshot()})).decode()
 
     [family] = text_string_to_metric_families(page)
     assert family.name + ("_total" if family.type == "counter" else "") == metric

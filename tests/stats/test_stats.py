@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from itertools import zip_longest
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from pinlaterd.stats import Stats, empty, merge
+from pinlaterd.stats import Stats, empty, merge, prometheus
 from pinlaterd.stats.histogram import Histogram, percentiles
 from pinlaterd.stats.prometheus import PrometheusText
 from pinlaterd.stats.snapshot import apply, since, totals
@@ -202,7 +203,7 @@ def test_prometheus_has_queue_method_code_and_process_as_labels():
     stats.gauge("mail_rate_share", 2.5)
 
     found = series(
-        PrometheusText().of({"shard-1": stats.snapshot(), "shard-2": filled().snapshot()})
+        b"".join(PrometheusText().of({"shard-1": stats.snapshot(), "shard-2": filled().snapshot()}))
     )
 
     one, two = ("process", "shard-1"), ("process", "shard-2")
@@ -235,7 +236,7 @@ def test_prometheus_text_is_valid_whatever_things_are_called(found_names, proces
         stats.record(name, 1)
     snapshots = {process: stats.snapshot(), "shard-1": stats.snapshot()}
 
-    text = PrometheusText().of(snapshots)
+    text = b"".join(PrometheusText().of(snapshots))
 
     families = list(text_string_to_metric_families(text.decode()))
     keys = [
@@ -244,6 +245,62 @@ def test_prometheus_text_is_valid_whatever_things_are_called(found_names, proces
         for sample in family.samples
     ]
     assert len(keys) == len(set(keys))
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """The names of figures whose lines were made."""
+    found: list[str] = []
+
+    def noted(section, name, figure, show=prometheus._Section._show):
+        found.append(name)
+        show(section, name, figure)
+
+    monkeypatch.setattr(prometheus._Section, "_show", noted)
+    return found
+
+
+def test_prometheus_makes_again_only_what_has_changed(made):
+    """With 10,000 queues a page has hundreds of thousands of lines."""
+    stats = filled()
+    shown, text = stats.snapshot(), PrometheusText()
+    stats.take_changes()
+    before = b"".join(text.of({"shard-1": shown}))
+    assert sorted(made) == sorted(
+        [*shown["counters"], *shown["gauges"], *shown["peaks"], *shown["histograms"]]
+    )
+
+    made.clear()
+    assert b"".join(text.of({"shard-1": shown})) == before
+    assert not made
+
+    stats.count("mail_enqueue")
+    stats.record("PinLaterService.enqueueJobs_msec", 30)
+    stats.count("other_enqueue")
+    stats.drop_gauge("mail_pending")
+    apply(shown, stats.take_changes())
+    after = b"".join(text.of({"shard-1": shown}))
+    assert sorted(made) == ["PinLaterService.enqueueJobs_msec", "mail_enqueue", "other_enqueue"]
+    assert after == b"".join(PrometheusText().of({"shard-1": shown}))
+
+
+def test_a_page_of_prometheus_is_made_in_short_parts_beside_others(made):
+    """The loop serves others between two parts; some of them ask for this page, too."""
+    stats, text = Stats(), PrometheusText()
+    for number in range(6_000):
+        stats.count(f"q{number}_enqueue")
+    one = stats.snapshot()
+    stats.count("q1_enqueue")
+    stats.count("new_enqueue")
+    two = stats.snapshot()
+
+    for parts in zip_longest(text.of({"shard-1": one}), text.of({"shard-1": two}), fillvalue=b""):
+        assert len(made) <= 2 * 2_000
+        assert max(part.count(b"\n") for part in parts) <= 5_000
+        made.clear()
+
+    last = b"".join(text.of({"shard-1": two}))
+    assert series(last) == series(b"".join(PrometheusText().of({"shard-1": two})))
 
 
 # --- what came in between -----------------------------------------------------------------

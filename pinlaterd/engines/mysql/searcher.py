@@ -192,7 +192,8 @@ class MysqlSearcher(Searcher):
     ) -> list[_Wanted]:
         """One for each priority that there is."""
         matches = None if body_regex is None else compile_body_regex(body_regex)
-        tables = load_tables(self._connection(), self._prefix + queue)
+        database = self._prefix + queue
+        tables = load_tables(self._connection(), [database])[database]
         return [
             _Wanted(tables[priority], state, *run_after_ms, matches)
             for priority in priorities

@@ -8,11 +8,13 @@ short (the figures are on top of jobs.sql). Where all get the same, there is no 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from pinlaterd.engines.mysql.literals import id_list
 from pinlaterd.engines.mysql.tables import Table
 from pinlaterd.model import JobState
+
+T = TypeVar("T")
 
 LISTED_IDS = 800
 CASE_IDS = 100
@@ -33,13 +35,13 @@ class Each(NamedTuple):
     behind: bytes = b""
 
 
-def pieces(local_ids: Sequence[int], size: int = LISTED_IDS) -> Iterator[Sequence[int]]:
-    if len(local_ids) <= size:
-        if local_ids:
-            yield local_ids
+def pieces(listed: Sequence[T], size: int = LISTED_IDS) -> Iterator[Sequence[T]]:
+    if len(listed) <= size:
+        if listed:
+            yield listed
         return
-    for first in range(0, len(local_ids), size):
-        yield local_ids[first : first + size]
+    for first in range(0, len(listed), size):
+        yield listed[first : first + size]
 
 
 def by_ids(local_ids: Sequence[int], state: JobState | None) -> bytes:

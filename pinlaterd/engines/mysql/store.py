@@ -45,11 +45,13 @@ from pinlaterd.engines.mysql.limits import database_prefix, owner_database
 from pinlaterd.engines.mysql.literals import quote_name, quote_text
 from pinlaterd.engines.mysql.lock import OwnerLock
 from pinlaterd.engines.mysql.snapshot import TableSnapshot
+from pinlaterd.engines.mysql.statements import pieces
 from pinlaterd.engines.mysql.tables import (
     Table,
     create_database,
     create_owner_table,
     create_tables,
+    last_local_id,
     load_tables,
 )
 from pinlaterd.errors import (
@@ -65,6 +67,9 @@ T = TypeVar("T")
 
 # Local ids are marked as used ahead in blocks, so that a commit seldom writes the mark.
 _RESERVED_IDS = 10_000
+# When the store is opened, one statement describes so many tables, or reads a row of each: either
+# takes a tenth of a second, several times that if the server has none of them open.
+_TABLES_DESCRIBED, _TABLES_READ = 900, 300
 # Dropping a queue with its files may take long.
 _DROP_SECONDS = 300.0
 # How often upkeep looks into tables in which it expects nothing: each look is a statement.
@@ -202,23 +207,27 @@ class Store:
     def _load(self, db: Connection) -> None:
         self.tables, self.narrower, self._sweeps_due = {}, {}, {}
         prefix = quote_text(self._prefix)
-        for (database,) in db.rows(
-            b"SELECT schema_name FROM information_schema.schemata"
-            b" WHERE CAST(LEFT(schema_name, %d) AS BINARY) = %s" % (len(self._prefix), prefix)
-        ):
-            queue = database[len(self._prefix) :]
-            if QUEUE_NAME.match(queue):
-                self._load_queue(db, queue)
+        found = [
+            database[len(self._prefix) :]
+            for (database,) in db.rows(
+                b"SELECT schema_name FROM information_schema.schemata"
+                b" WHERE CAST(LEFT(schema_name, %d) AS BINARY) = %s" % (len(self._prefix), prefix)
+            )
+        ]
+        queues = [queue for queue in found if QUEUE_NAME.match(queue)]
+        for some in pieces(queues, max(1, _TABLES_DESCRIBED // self._levels)):
+            tables = load_tables(db, [self._prefix + queue for queue in some])
+            for queue in some:
+                self._take_on(db, queue, tables[self._prefix + queue])
 
-    def _load_queue(self, db: Connection, queue: str) -> None:
+    def _take_on(self, db: Connection, queue: str, tables: dict[int, Table]) -> None:
         database = self._prefix + queue
-        tables = load_tables(db, database)
         self.counts.open_queue(queue, None if tables else {})
         missing = set(range(1, self._levels + 1)) - tables.keys()
         if missing:  # it was made for fewer priorities, or never finished
             for statement in create_tables(database, sorted(missing)):
                 db.execute(statement)
-            tables = load_tables(db, database)
+            tables = load_tables(db, [database])[database]
         self.tables[queue] = tables
         self.narrower[queue] = {
             priority: narrower
@@ -256,17 +265,15 @@ class Store:
 
     def _pass_used_ids(self, db: Connection, queues: Iterable[str]) -> None:
         """Go on above every id that their tables have given out: PinLater's, or a stranger's."""
-        for queue in queues:
-            used = [
-                row
-                for table in self.tables[queue].values()
-                for row in db.rows(b"SELECT MAX(local_id) FROM " + table.name)
-            ]
-            used += db.rows(
-                b"SELECT auto_increment - 1 FROM information_schema.tables"
-                b" WHERE table_schema = " + quote_text(self._prefix + queue)
-            )
-            last = max(int(local_id or 0) for (local_id,) in used)
+        tables = {self._prefix + queue: self.tables[queue].values() for queue in queues}
+        for some in pieces(list(tables), max(1, _TABLES_READ // self._levels)):
+            try:
+                last = last_local_id(db, {name: tables[name] for name in some})
+            except FAULTS as fault:
+                if not is_locked(fault):
+                    raise
+                # One by one: the last statement has to name the queue that is locked.
+                last = max(last_local_id(db, {name: tables[name]}) for name in some)
             self._next_local_id = max(self._next_local_id, last + 1)
 
     def close(self) -> None:
@@ -486,8 +493,9 @@ class Store:
     def create_queue(self, queue: str) -> None:
         db = self.db
         with self.reading():
-            db.execute(create_database(self._prefix + queue))
-            self._load_queue(db, queue)
+            database = self._prefix + queue
+            db.execute(create_database(database))
+            self._take_on(db, queue, load_tables(db, [database])[database])
             self._pass_used_ids(db, [queue])
 
     def delete_queue(self, queue: str) -> None:

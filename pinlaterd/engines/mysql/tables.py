@@ -11,7 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pinlaterd.engines.base import TableLimits, Times
 from pinlaterd.engines.mysql.connection import Connection
@@ -118,40 +118,88 @@ class _Column(NamedTuple):
     extra: str
 
 
-def load_tables(db: Connection, database: str) -> dict[int, Table]:
-    """The job tables of a queue's database, by priority; none if there is no such database.
+def load_tables(db: Connection, databases: Sequence[str]) -> dict[str, dict[int, Table]]:
+    """The job tables of queues' databases, by database and priority; none of a database that is
+    not there. It takes as many statements for many as for one.
 
     Raises StorageCorrupt for one that is not laid out as a job table."""
-    columns: defaultdict[str, dict[str, _Column]] = defaultdict(dict)
-    where = b"WHERE table_schema = " + quote_text(database) + b" AND table_name LIKE 'jobs\\_p%'"
-    for table, column, kind, whole_kind, chars, precision, charset, extra in db.rows(
-        b"SELECT table_name, column_name, data_type, column_type, character_maximum_length,"
-        b" datetime_precision, character_set_name, extra FROM information_schema.columns " + where
+    found: dict[str, dict[int, Table]] = {database: {} for database in databases}
+    columns: defaultdict[tuple[str, str], dict[str, _Column]] = defaultdict(dict)
+    for (
+        database,
+        table,
+        column,
+        kind,
+        whole_kind,
+        chars,
+        precision,
+        charset,
+        extra,
+    ) in _of_job_tables(
+        db,
+        b"column_name, data_type, column_type, character_maximum_length, datetime_precision,"
+        b" character_set_name, extra FROM information_schema.columns",
+        databases,
     ):
-        columns[table][column.lower()] = _Column(
+        columns[database, table][column.lower()] = _Column(
             kind, whole_kind, int(chars or 0), int(precision or 0), charset or "", extra
         )
     if not columns:
-        return {}
-    engines = dict(
-        db.rows(b"SELECT table_name, COALESCE(engine, '?') FROM information_schema.tables " + where)
-    )
-    indexes: defaultdict[str, defaultdict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for table, index, column in db.rows(
-        b"SELECT table_name, index_name, column_name FROM information_schema.statistics "
-        + where
-        + b" ORDER BY table_name, index_name, seq_in_index"
-    ):
-        indexes[table][index].append(column.lower())
-    tables = {}
-    for name, facts_of in columns.items():
+        return found
+    engines = {
+        (database, table): engine
+        for database, table, engine in _of_job_tables(
+            db, b"COALESCE(engine, '?') FROM information_schema.tables", databases
+        )
+    }
+    indexes: defaultdict[tuple[str, str], defaultdict[str, list[str]]]
+    indexes = defaultdict(lambda: defaultdict(list))
+    statistics = b"index_name, seq_in_index, column_name FROM information_schema.statistics"
+    for database, table, index, _, column in sorted(_of_job_tables(db, statistics, databases)):
+        indexes[database, table][index].append(column.lower())
+    for (database, name), facts_of in columns.items():
         match = _TABLE_NAME.match(name)
         if match is not None:
-            priority = int(match[1])
-            tables[priority] = _table(
-                database, name, priority, engines[name], facts_of, indexes[name]
+            priority, key = int(match[1]), (database, name)
+            found[database][priority] = _table(
+                database, name, priority, engines[key], facts_of, indexes[key]
             )
-    return tables
+    return found
+
+
+def last_local_id(db: Connection, queues: Mapping[str, Iterable[Table]]) -> int:
+    """The highest that any of them holds, or has given out to anybody; 0 if there is none.
+    `queues`: tables by database."""
+    held = b" UNION ALL ".join(
+        b"SELECT MAX(local_id) FROM " + table.name for tables in queues.values() for table in tables
+    )
+    given_out = (
+        b"SELECT MAX(auto_increment) - 1 FROM information_schema.tables WHERE table_schema "
+        + _among(list(queues))
+    )
+    rows = [*db.rows(held), *db.rows(given_out)]
+    return max(int(last or 0) for (last,) in rows)
+
+
+def _of_job_tables(
+    db: Connection, columns_from: bytes, databases: Sequence[str]
+) -> list[tuple[Any, ...]]:
+    """Rows of information_schema, behind the names of database and table. Where databases are
+    found whatever their case, one has the name that it was asked for by."""
+    name = quote_text(databases[0]) if len(databases) == 1 else b"table_schema"
+    rows = db.rows(
+        b"SELECT " + name + b", table_name, " + columns_from + b" WHERE table_schema "
+        + _among(databases) + b" AND table_name LIKE 'jobs\\_p%'"
+    )  # fmt: skip
+    asked = frozenset(databases)
+    return [row for row in rows if row[0] in asked]
+
+
+def _among(databases: Sequence[str]) -> bytes:
+    """MariaDB looks for one by its name; for several it looks into all databases that it has."""
+    if len(databases) == 1:
+        return b"= " + quote_text(databases[0])
+    return b"IN (" + b", ".join(map(quote_text, databases)) + b")"
 
 
 def _table(

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from pinlaterd.engines.base import Ack, AckOp, Batch, ClaimOp
 from pinlaterd.engines.mysql.engine import MysqlEngine
+from pinlaterd.errors import StorageLocked
 from pinlaterd.model import Job, JobKey, JobState, PendingKey
 from tests.conformance.engine.harness import END_OF_TIME_MS, QUEUE, EngineHarness, counted
+from tests.servers.mariadb import MariaDB
 
 DEEP = 1_500
 LIMIT = 10
@@ -131,6 +134,62 @@ def test_to_create_a_queue_takes_as_many_statements_however_many_there_are(store
     first = statements("another")
 
     assert [statements(f"another_{number}") for number in range(5)] == [first] * 5
+
+
+OTHERS = [f"another_{number}" for number in range(5)]
+
+
+@pytest.fixture
+def many(store: EngineHarness) -> EngineHarness:
+    """Several queues."""
+    for queue in OTHERS:
+        store.engine.create_queue(queue, store.now_ms)
+    return store
+
+
+def test_to_open_a_shard_takes_as_many_statements_however_many_queues_it_has(many: EngineHarness):
+    engine = many.engine
+    assert isinstance(engine, MysqlEngine)
+
+    def statements() -> int:
+        engine.close()
+        engine.open(many.now_ms)
+        return _asked(engine)
+
+    of_many = statements()
+    for queue in OTHERS:
+        engine.delete_queue(queue)
+
+    assert statements() == of_many
+    assert engine.queues() == {QUEUE}
+
+
+def test_an_opened_shard_goes_on_above_the_ids_of_every_queue(
+    many: EngineHarness, stranger: Any, shard: str
+):
+    last = 2**60
+    for queue in (QUEUE, *OTHERS):
+        many.engine.close()
+        last += 10**9
+        stranger.execute(f"ALTER TABLE `plq_{shard}_{queue}`.jobs_p2 AUTO_INCREMENT = {last}")
+
+        many.engine.open(many.now_ms)
+
+        [key] = many.enqueue(b"job")
+        assert last <= key.local_id < last + 10**9
+
+
+def test_a_lock_that_is_met_while_opening_names_its_queue(
+    many: EngineHarness, mariadb: MariaDB, shard: str
+):
+    many.engine.close()
+    with mariadb.connect() as operator, operator.cursor() as cursor:
+        cursor.execute(f"LOCK TABLES `plq_{shard}_{OTHERS[2]}`.jobs_p1 WRITE")
+        with pytest.raises(StorageLocked) as raised:
+            many.engine.open(many.now_ms)
+
+    assert raised.value.queue == OTHERS[2]
+    many.engine.open(many.now_ms)
 
 
 def _asked(engine: MysqlEngine) -> int:
