@@ -1,4 +1,4 @@
-"""Moves scheduled jobs of one shard to others: each once, whatever ends this in between.
+"""Moves scheduled jobs of one shard to others: each once, but for one case (below).
 
     hold       on the source: IN_PROGRESS, under a claim that only a move has and that never ends
     enqueue    on another shard, all of a batch or none, with a mark that names the old descriptor

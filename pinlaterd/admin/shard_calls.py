@@ -135,7 +135,7 @@ class ShardCalls:
         until = time.monotonic() + _PATIENCE_SECONDS
         message = codec.encode_call(method, 0, _CONTEXT, request)
         while True:
-            reply = self._repeat(message, Op.CALL)
+            reply = self._repeat(message, Op.CALL, until)
             try:
                 return codec.decode_reply(method, reply.payload)
             except RequestError:
@@ -145,8 +145,9 @@ class ShardCalls:
                     raise
                 time.sleep(_RETRY_SECONDS)
 
-    def _repeat(self, message: bytes, op: Op) -> ShardReply:
-        until = time.monotonic() + _PATIENCE_SECONDS
+    def _repeat(self, message: bytes, op: Op, until: float | None = None) -> ShardReply:
+        if until is None:
+            until = time.monotonic() + _PATIENCE_SECONDS
         while True:
             reply = self._caller.call(message, seconds=_CALL_SECONDS, op=op)
             if reply.outcome in (Outcome.DONE, Outcome.FAILED):

@@ -120,10 +120,11 @@ class Roster:
     def _forget_earlier(self, report: Report) -> None:
         """Figures of a deleted queue go from the totals of earlier processes, too."""
         for member in self._members.values():
-            if member.earlier is not None and member.report.process == report.process:
+            if member.report.process == report.process:
                 for name in report.dropped:
-                    forget(member.earlier, name)
                     forget(member.report.stats, name)
+                    if member.earlier is not None:
+                        forget(member.earlier, name)
 
     def _end_earlier_connection(self, report: Report) -> StatsSnapshot | None:
         """Of the process that reports all. Returns the totals of those that it has replaced."""

@@ -22,6 +22,7 @@ from pinlaterd.errors import (
     InvalidRequest,
     NoHealthyShards,
     PinLaterError,
+    ProtocolError,
 )
 from pinlaterd.model import (
     CallContext,
@@ -97,8 +98,12 @@ class Dequeuer:
         await self._serve(gathering)
 
     def _begin(self, call: Call) -> _Gathering:
-        decoded = codec.decode_call(call.message, self.settings.max_jobs_per_call)
-        return _Gathering(call, decoded.context, cast("DequeueRequest", decoded.request))
+        try:
+            decoded = codec.decode_call(call.message, self.settings.max_jobs_per_call)
+        except ProtocolError as error:
+            raise InvalidRequest(str(error)) from error
+        request = cast("DequeueRequest", decoded.request)
+        return _Gathering(call, decoded.context, request, self._clock)
 
     def _covered(self, request: DequeueRequest) -> list[Shard]:
         shards = self._shards.dependable()
@@ -224,11 +229,14 @@ class Dequeuer:
 class _Gathering:
     """The jobs of one dequeue as they come in from its shards."""
 
-    def __init__(self, call: Call, context: CallContext, request: DequeueRequest) -> None:
+    def __init__(
+        self, call: Call, context: CallContext, request: DequeueRequest, clock: Clock
+    ) -> None:
         self.call = call
         self.context = context
         self.request = request
         self.deadline = call.deadline
+        self._clock = clock
         self.covered: list[Shard] = []
         self.jobs: list[ClaimedJob] = []
         self._failures: dict[str, ShardReply] = {}
@@ -274,8 +282,10 @@ class _Gathering:
                 for shard, jobs in portions
             )
         )
+        # At its deadline a shard answers with what it has, whatever it might have found.
+        in_time = self._clock.monotonic() < self.deadline
         for (shard, jobs), reply in zip(portions, replies, strict=True):
-            self.take(shard, reply, lowest_priority if jobs else 0)
+            self.take(shard, reply, lowest_priority if jobs and in_time else 0)
         for reply in replies:
             if reply.outcome is Outcome.FAILED:
                 codec.decode_reply(Method.DEQUEUE, reply.payload)  # raises what the shard said

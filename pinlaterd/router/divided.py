@@ -26,6 +26,7 @@ from pinlaterd.errors import (
     LookupTooLarge,
     NoHealthyShards,
     PasswordInvalid,
+    ProtocolError,
     QueueNameInvalid,
     QueueNameTooLong,
     ShardConnectionFailed,
@@ -57,6 +58,7 @@ from pinlaterd.router.call import Call
 from pinlaterd.router.enqueue import PartedEnqueues
 from pinlaterd.router.shards import Shard, ShardSet
 from pinlaterd.rpc import codec
+from pinlaterd.rpc.peek import UNUSUAL
 from pinlaterd.rpc.slices import SLICE, ack_parts, ack_slices
 from pinlaterd.wire.envelope import Op
 from pinlaterd.wire.router_end import Outcome, ShardCall, ShardReply
@@ -97,6 +99,12 @@ class DividedCalls:
 
     async def run(self, call: Call) -> None:
         """Decode `call`, carry it out and answer it."""
+        try:
+            await self._carry_out(call)
+        except ProtocolError as error:
+            raise InvalidRequest(str(error)) from error
+
+    async def _carry_out(self, call: Call) -> None:
         answer: Result
         if call.peek.method is Method.ENQUEUE:
             answer = await self._enqueues.carry_out(call, self.settings)
@@ -209,17 +217,26 @@ class DividedCalls:
     async def _ack_in_slices(self, call: Call) -> None:
         most = self.settings.max_jobs_per_call
         slices = ack_slices(call.message, most)
-        context, request = next(slices)
-        divided = routing.DividedAcks(request.queue, dict(self._shards.by_name))
-        for _, request in slices:
-            divided.add(request)
-            await let_others_go_on(len(call.message))
-        await self._ack_divided(context, divided, call.deadline)
+        try:
+            context, request = next(slices)
+            divided = self._divided_acks(request.queue)
+            for _, request in slices:
+                divided.add(request)
+                await let_others_go_on(len(call.message))
+        except UNUSUAL:
+            _, context, whole = codec.decode_call(call.message, most)
+            await self.ack(context, cast("AckRequest", whole), call.deadline)
+        else:
+            await self._ack_divided(context, divided, call.deadline)
 
     async def ack(self, context: CallContext, request: AckRequest, deadline: float) -> None:
-        divided = routing.DividedAcks(request.queue, self._shards.by_name)
+        divided = self._divided_acks(request.queue)
         divided.add(request)
         await self._ack_divided(context, divided, deadline)
+
+    def _divided_acks(self, queue: str) -> routing.DividedAcks[Shard]:
+        """Shards may come and go meanwhile."""
+        return routing.DividedAcks(queue, dict(self._shards.by_name))
 
     async def _ack_divided(
         self, context: CallContext, acks: routing.DividedAcks[Shard], deadline: float

@@ -24,12 +24,14 @@ from pinlaterd.errors import (
     PinLaterError,
     RequestError,
 )
-from pinlaterd.model import Method
+from pinlaterd.model import EnqueueRequest, Method
 from pinlaterd.router import routing
 from pinlaterd.router.asking import ask_all, let_others_go_on, result_of
 from pinlaterd.router.call import AllRefused, Call, Refusal, reason_of
 from pinlaterd.router.shards import Shard, ShardSet
-from pinlaterd.rpc.slices import SLICE, EnqueuePart, enqueue_parts
+from pinlaterd.rpc import codec
+from pinlaterd.rpc.peek import UNUSUAL
+from pinlaterd.rpc.slices import SLICE, EnqueuePart, encoded_parts, enqueue_parts
 from pinlaterd.wire.envelope import Op
 from pinlaterd.wire.router_end import GiveUp, Outcome, ShardCall, ShardReply
 
@@ -52,7 +54,7 @@ class PartedEnqueues:
                     "every healthy shard is dequeue-only; see `pinlater-admin status`"
                 )
             raise NoHealthyShards
-        parts = await self._validated(call, shards, settings)
+        parts = await self._parts(call, shards, settings)
         stored: list[Sequence[str] | PinLaterError] = [()] * len(parts)
         first = int(self._chance.random() * len(shards))
 
@@ -71,13 +73,29 @@ class PartedEnqueues:
         await asyncio.gather(*map(store_in_turn, range(len(shards))))
         return _all_stored([part.jobs for part in parts], stored)
 
-    async def _validated(
+    async def _parts(
         self, call: Call, shards: Sequence[Shard], settings: ServerSettings
+    ) -> list[EnqueuePart]:
+        most = settings.max_jobs_per_call
+        sizes_of = partial(_sizes, most=settings.enqueue_split_jobs)
+        try:
+            cut = enqueue_parts(call.message, most, sizes_of)
+            return await self._validated(cut, call, shards, settings)
+        except UNUSUAL:
+            _, context, request = codec.decode_call(call.message, most)
+            whole = cast("EnqueueRequest", request)
+            encoded = encoded_parts(context, whole, sizes_of(len(whole.jobs)))
+            return await self._validated(encoded, call, shards, settings)
+
+    async def _validated(
+        self,
+        cut: Iterator[EnqueuePart],
+        call: Call,
+        shards: Sequence[Shard],
+        settings: ServerSettings,
     ) -> list[EnqueuePart]:
         """The parts, once no shard has anything against any of them. One that does not answer is
         asked no more."""
-        sizes_of = partial(_sizes, most=settings.enqueue_split_jobs)
-        cut = enqueue_parts(call.message, settings.max_jobs_per_call, sizes_of)
         parts: list[EnqueuePart] = []
         for group in _groups(cut, settings):
             replies = await asyncio.gather(*(_validate(part, shards, call) for part in group))
@@ -87,11 +105,15 @@ class PartedEnqueues:
                         if number:
                             await _explain(call, shard)
                         result_of(shard, Method.ENQUEUE, reply)  # raises why
-            shards = [
-                shard
-                for shard, of_shard in zip(shards, zip(*replies, strict=True), strict=True)
-                if all(reply.outcome is Outcome.DONE for reply in of_shard)
-            ]
+            failed = {
+                shard.name: _refusal(shard, reply)
+                for of_part in replies
+                for shard, reply in zip(shards, of_part, strict=True)
+                if reply.outcome is not Outcome.DONE
+            }
+            shards = [shard for shard in shards if shard.name not in failed]
+            if not shards:
+                raise AllRefused(list(failed.values()))
             parts += group
             await let_others_go_on(len(call.message))
         return parts
@@ -101,7 +123,7 @@ class PartedEnqueues:
     ) -> Sequence[str]:
         """On the first of `shards` that takes it."""
         if self._clock.monotonic() >= deadline:
-            raise Overloaded(f"no time was left for {part.jobs} of the jobs")
+            raise Overloaded("the time of the call was over")
         refusals: dict[str, Refusal] = {}
         for patient in (False, True):
             for shard in shards:
@@ -124,6 +146,11 @@ async def _explain(call: Call, shard: Shard) -> None:
     reply = await shard.ask(ShardCall(call.deadline, call.message, Op.VALIDATE))
     if reply.outcome is Outcome.FAILED:
         result_of(shard, Method.ENQUEUE, reply)
+    raise AllRefused([_refusal(shard, reply)])
+
+
+def _refusal(shard: Shard, reply: ShardReply) -> Refusal:
+    return Refusal(shard.name, reason_of(reply) or "did not answer")
 
 
 def _groups(parts: Iterable[_Part], settings: ServerSettings) -> Iterator[list[_Part]]:

@@ -140,14 +140,18 @@ class _Section:
                 if name not in shown or shown[name] != figures[name]:
                     self._show(name, figures[name])
             yield
-        if len(shown) > len(figures):
-            for name in shown.keys() - figures.keys():
-                del shown[name]
-                del self._lines[_family(_place(self._kind, name))][name]
+        gone = iter(shown.keys() - figures.keys() if len(shown) > len(figures) else ())
+        while names_gone := list(islice(gone, at_once)):
+            for name in names_gone:
+                if shown.pop(name, None) is not None:
+                    self._lines[_family(_place(self._kind, name))].pop(name, None)
             yield
 
     def _show(self, name: str, figure: Figure) -> None:
+        self._make_line(name, figure)
         self._shown[name] = figure
+
+    def _make_line(self, name: str, figure: Figure) -> None:
         for ending, head, tail, lines in self._of_queues.get(_last_word(name), ()):
             if name.endswith(ending):
                 queue = name[: -len(ending)].translate(_ESCAPES)

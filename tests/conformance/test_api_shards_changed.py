@@ -33,6 +33,7 @@ pytestmark = pytest.mark.service
 
 DEQUEUE_ONLY = {"dequeue_only": True}
 PATIENT = "patient"
+PATIENCE_MS = 30_000  # a busy machine gives searches what is left of it
 
 
 class Grown(NamedTuple):
@@ -58,7 +59,12 @@ def grown(mistreated: Deployment) -> Grown:
             for descriptor, info in client.lookup(*on_shard).items()
         }
     deployment.down()
-    deployment.configure(job_claimed_timeout_seconds=0.3, admin_password_hash="")
+    deployment.configure(
+        job_claimed_timeout_seconds=0.3,
+        admin_password_hash="",
+        request_timeout_ms=PATIENCE_MS,
+        shard_restart_grace_ms=PATIENCE_MS,
+    )
     deployment.configure_queues({PATIENT: {"job_claimed_timeout_seconds": 600}})
     deployment.configure_shards({"1": DEQUEUE_ONLY, "4": deployment.shard_settings})
     deployment.up()

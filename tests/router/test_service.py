@@ -984,6 +984,7 @@ def test_no_shard_is_tried_with_a_long_list_that_names_others_too(play, others: 
     play(scenario, shards=2)
 
 
+LONG_ACKS = AckRequest(QUEUE, (), [AckInfo(f"{QUEUE}:s1:p1:9", "m", i) for i in range(10_000)])
 LONG_LISTS: dict[str, tuple[Method, Request]] = {
     "jobs": (Method.ENQUEUE, EnqueueRequest(QUEUE, [Job(b"x")] * 10_000)),
     "acks of both shards": (
@@ -992,10 +993,7 @@ LONG_LISTS: dict[str, tuple[Method, Request]] = {
             QUEUE, (), [AckInfo(f"{QUEUE}:s{1 + i % 2}:p1:9", "m", i) for i in range(10_000)]
         ),
     ),
-    "acks of one shard": (
-        Method.ACK,
-        AckRequest(QUEUE, (), [AckInfo(f"{QUEUE}:s1:p1:9", "m", i) for i in range(10_000)]),
-    ),
+    "acks of one shard": (Method.ACK, LONG_ACKS),
 }
 
 
@@ -1031,6 +1029,89 @@ def test_other_calls_come_in_between_the_parts_of_a_long_list(play, monkeypatch,
     play(scenario, shards=2)
 
 
+def test_a_long_list_of_acks_in_an_unusual_order_is_carried_out(play):
+    """Thrift lets a client write the failed ones first."""
+
+    async def scenario(site: Site) -> None:
+        stored = await site.enqueue(*[Job(b"x", attempts_allowed=1)] * 3_000)
+        assert len(await site.dequeue(3_000)) == 3_000
+        acks = [AckInfo(descriptor) for descriptor in stored]
+        succeeded, failed = acks[:1_500], acks[1_500:]
+        message = codec.encode_call(
+            Method.ACK, 7, CallContext("web:h1"), AckRequest(QUEUE, succeeded, failed)
+        )
+        first, second = [message.index(b"\x0f\x00" + number) for number in (b"\2", b"\3")]
+        client = Client()
+
+        swapped = message[second:-2] + message[first:second]
+        site.router.handle(message[:first] + swapped + message[-2:], client)
+        answer = await asyncio.wait_for(client.message, ANSWER_SECONDS)
+
+        assert codec.decode_reply(Method.ACK, answer) is None
+        states = await site.states(stored)
+        assert states == [JobState.SUCCEEDED] * 1_500 + [JobState.FAILED] * 1_500
+
+    play(scenario, shards=2)
+
+
+@pytest.mark.parametrize("change", [lambda m: m[:-9], lambda m: m + b"more"], ids=["short", "long"])
+def test_a_long_list_that_is_malformed_is_the_callers_to_mend(play, caplog, change):
+    async def scenario(site: Site) -> None:
+        message = codec.encode_call(Method.ACK, 7, CallContext("w"), LONG_ACKS)
+        client = Client()
+
+        site.router.handle(change(message), client)
+        answer = await asyncio.wait_for(client.message, ANSWER_SECONDS)
+
+        with pytest.raises(InvalidRequest):
+            codec.decode_reply(Method.ACK, answer)
+        assert not caplog.records
+
+    play(scenario, shards=2)
+
+
+def test_an_enqueue_that_no_shard_can_look_at_first_is_not_begun(play):
+    async def scenario(site: Site) -> None:
+        asked: list[OnReply] = []
+
+        def refuse_once(on_reply: OnReply) -> bool:
+            """The second part that is to be looked at."""
+            asked.append(on_reply)
+            if len(asked) == 2:
+                on_reply(ShardReply(Outcome.REFUSED, b"is busy"))
+            return len(asked) == 2
+
+        on_call(site.shard("1"), Method.ENQUEUE, refuse_once)
+        jobs = [Job(b"x")] * 2_499 + [Job(b"x", attempts_allowed=0)]
+
+        with pytest.raises(Overloaded, match="is busy; nothing was stored"):
+            await site.enqueue(*jobs)
+
+        assert await site.dequeue(10) == []
+
+    play(scenario, shards=1)
+
+
+def test_an_empty_answer_at_the_deadline_proves_nothing(play):
+    async def scenario(site: Site) -> None:
+        await site.enqueue_on("1", Job(b"x"))
+        asked: list[OnReply] = []
+
+        def answer_late(on_reply: OnReply) -> bool:
+            """The second time, as one that had no time to look; then it refuses late calls."""
+            asked.append(on_reply)
+            if len(asked) == 2:
+                empty = ShardReply(Outcome.DONE, b"")
+                asyncio.get_running_loop().call_later(0.3, on_reply, empty)
+            return len(asked) == 2
+
+        on_call(site.shard("1"), Method.DEQUEUE, answer_late)
+        with pytest.raises(ShardConnectionFailed):
+            await site.dequeue(1, coverage=0.99)
+
+    play(scenario, shards=1, request_timeout_ms=200)
+
+
 def test_once_the_time_of_an_enqueue_is_up_no_more_of_its_parts_are_stored(play):
     async def scenario(site: Site) -> None:
         asked: list[OnReply] = []
@@ -1044,7 +1125,7 @@ def test_once_the_time_of_an_enqueue_is_up_no_more_of_its_parts_are_stored(play)
             return len(asked) == 5
 
         on_call(site.shard("1"), Method.ENQUEUE, take_all_the_time)
-        with pytest.raises(EnqueuedInPart, match="no time was left for 833 of the jobs") as caught:
+        with pytest.raises(EnqueuedInPart, match="the time of the call was over") as caught:
             await site.enqueue(*[Job(b"x")] * 2500)
 
         assert len(asked) == 5

@@ -103,7 +103,14 @@ SLICED = [Method.ENQUEUE, Method.ACK]
 
 
 def in_slices(message: bytes) -> Request:
-    """What is decoded two elements at a time, put together."""
+    """What is decoded two elements at a time, put together; whole where that is not possible."""
+    try:
+        return _in_slices(message)
+    except UNUSUAL:
+        return whole(message)
+
+
+def _in_slices(message: bytes) -> Request:
     with mock.patch.object(slices, "SLICE", 2):
         method = codec.peek(message).method
         if method is Method.ENQUEUE:

@@ -222,6 +222,8 @@ class Store:
 
     def _take_on(self, db: Connection, queue: str, tables: dict[int, Table]) -> None:
         database = self._prefix + queue
+        if not tables:  # as one name it is found whatever its case
+            tables = load_tables(db, [database])[database]
         self.counts.open_queue(queue, None if tables else {})
         missing = set(range(1, self._levels + 1)) - tables.keys()
         if missing:  # it was made for fewer priorities, or never finished
@@ -493,9 +495,8 @@ class Store:
     def create_queue(self, queue: str) -> None:
         db = self.db
         with self.reading():
-            database = self._prefix + queue
-            db.execute(create_database(database))
-            self._take_on(db, queue, load_tables(db, [database])[database])
+            db.execute(create_database(self._prefix + queue))
+            self._take_on(db, queue, {})
             self._pass_used_ids(db, [queue])
 
     def delete_queue(self, queue: str) -> None:

@@ -159,7 +159,7 @@ def load_tables(db: Connection, databases: Sequence[str]) -> dict[str, dict[int,
         indexes[database, table][index].append(column.lower())
     for (database, name), facts_of in columns.items():
         match = _TABLE_NAME.match(name)
-        if match is not None:
+        if match is not None and (database, name) in engines:  # or it was dropped meanwhile
             priority, key = int(match[1]), (database, name)
             found[database][priority] = _table(
                 database, name, priority, engines[key], facts_of, indexes[key]
