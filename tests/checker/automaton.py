@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from operator import le
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from tests.checker.history import Record, Windows
@@ -82,6 +83,10 @@ class Spontaneous(Protocol[S]):
 
     def spontaneous(self, state: S, now: float) -> Iterator[S]: ...
 
+    def ageless(self, state: S, now: float) -> tuple[S, Sequence[float]]:
+        """It without the times that have passed, and `since` of each place."""
+        ...
+
 
 @dataclass(frozen=True)
 class Rules:
@@ -111,6 +116,14 @@ class Rules:
                     yield State(Phase.GONE)
             case _:
                 return
+
+    def ageless(self, state: State, now: float) -> tuple[State, Sequence[float]]:
+        return ageless(state, now), (state.since,)
+
+
+def ageless(state: State, now: float) -> State:
+    """Without `since`, nor `due` if that has come: no call can tell by then when it was."""
+    return state._replace(since=0.0, due=state.due if state.due > now else 0.0)
 
 
 def _is_due(state: State, now: float) -> bool:
@@ -276,9 +289,24 @@ def explain(steps: Sequence[Step[S]], rules: Spontaneous[S], start: S) -> Contra
             configs = {config for config in configs if config[1] & bit}
             if not configs:
                 return Contradiction(step, sorted({state for state, _ in before}, key=str))
-        configs = {(state, done & ~bit) for state, done in configs}
+        configs = _oldest({(state, done & ~bit) for state, done in configs}, rules, now)
         del under_way[bit]
     return None
+
+
+def _oldest(configs: set[tuple[S, int]], rules: Spontaneous[S], now: float) -> set[tuple[S, int]]:
+    """Of those that differ in times that have passed alone the one that has been in its state for
+    longest: what may happen to another may happen to it."""
+    found: dict[tuple[S, int], tuple[Sequence[float], S]] = {}
+    others = set()
+    for state, done in configs:
+        alike, since = rules.ageless(state, now)
+        before, _ = found.setdefault((alike, done), (since, state))
+        if all(map(le, since, before)):
+            found[alike, done] = since, state
+        elif not all(map(le, before, since)):
+            others.add((state, done))
+    return others | {(state, done) for (_, done), (_, state) in found.items()}
 
 
 def _reachable(

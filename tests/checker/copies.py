@@ -6,11 +6,11 @@ the copy, or as calls have left it since.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tests.checker.automaton import ABSENT, Contradiction, Effect, State, Step, explain
+from tests.checker.automaton import ABSENT, Contradiction, Effect, State, Step, ageless, explain
 from tests.checker.automaton import Rules as OneRules
 from tests.checker.run import JobHistory, Run
 
@@ -32,6 +32,10 @@ class Rules:
     def spontaneous(self, job: Copied, now: float) -> Iterator[Copied]:
         for after in self.one.spontaneous(job.now, now):
             yield job._replace(now=after)
+
+    def ageless(self, job: Copied, now: float) -> tuple[Copied, Sequence[float]]:
+        alike = Copied(ageless(job.now, now), ageless(job.copy, now))
+        return alike, (job.now.since, job.copy.since)
 
 
 def is_copied(run: Run, job: JobHistory) -> bool:

@@ -18,7 +18,17 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pinlaterd.model import JobDescriptor, is_move_claim
-from tests.checker.automaton import ABSENT, MOVE, Contradiction, Effect, Phase, State, Step, explain
+from tests.checker.automaton import (
+    ABSENT,
+    MOVE,
+    Contradiction,
+    Effect,
+    Phase,
+    State,
+    Step,
+    ageless,
+    explain,
+)
 from tests.checker.automaton import Rules as OneRules
 from tests.checker.history import OK, Record, Windows
 from tests.checker.run import JobHistory, Run, rows
@@ -80,6 +90,10 @@ class Rules:
             if at is not None and state.due >= at + _SOON_SECONDS:
                 held = state._replace(phase=Phase.IN_PROGRESS, claim=MOVE, since=at)
                 yield job.with_part(last, descriptor, held)
+
+    def ageless(self, job: Moved, now: float) -> tuple[Moved, Sequence[float]]:
+        parts = [part._replace(state=ageless(part.state, now)) for part in job.parts]
+        return Moved(tuple(parts)), [part.state.since for part in job.parts]
 
 
 def _is_held(state: State) -> bool:
