@@ -1,6 +1,7 @@
 """One call in hand: what was asked, by when to answer, and how it ends.
 
-Relies on `rpc` to write errors. A call ends exactly once, by `reply`, `finish` or `fail`.
+Relies on `rpc` to decode it and to write errors. A call ends exactly once, by `reply`, `finish` or
+`fail`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,14 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from pinlaterd.errors import EnqueueRejected, ErrorCode, PinLaterError, ShardConnectionFailed
+from pinlaterd.errors import (
+    EnqueueRejected,
+    ErrorCode,
+    InvalidRequest,
+    PinLaterError,
+    ProtocolError,
+    ShardConnectionFailed,
+)
 from pinlaterd.router.shards import Shard
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.codec import Peek
@@ -102,6 +110,13 @@ class Call:
         self.claims = False  # whether it is a dequeue that is no dry run
         self.most_bytes = 0  # that its answer may have; of a look-up or dequeue
         self._keeper = keeper
+
+    def decode(self, most_elements: int) -> codec.Call:
+        """All of it. Raises PinLaterError if it is malformed, or a list of it too long."""
+        try:
+            return codec.decode_call(self.message, most_elements)
+        except ProtocolError as error:
+            raise InvalidRequest(str(error)) from error
 
     def reply(self, message: bytes, error: ErrorCode | None = None) -> bool:
         """Answer with a Thrift reply; False if nobody is there to read it."""

@@ -22,7 +22,6 @@ from pinlaterd.errors import (
     InvalidRequest,
     NoHealthyShards,
     PinLaterError,
-    ProtocolError,
 )
 from pinlaterd.model import (
     CallContext,
@@ -98,10 +97,7 @@ class Dequeuer:
         await self._serve(gathering)
 
     def _begin(self, call: Call) -> _Gathering:
-        try:
-            decoded = codec.decode_call(call.message, self.settings.max_jobs_per_call)
-        except ProtocolError as error:
-            raise InvalidRequest(str(error)) from error
+        decoded = call.decode(self.settings.max_jobs_per_call)
         request = cast("DequeueRequest", decoded.request)
         return _Gathering(call, decoded.context, request, self._clock)
 

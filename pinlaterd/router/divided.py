@@ -26,7 +26,6 @@ from pinlaterd.errors import (
     LookupTooLarge,
     NoHealthyShards,
     PasswordInvalid,
-    ProtocolError,
     QueueNameInvalid,
     QueueNameTooLong,
     ShardConnectionFailed,
@@ -59,7 +58,7 @@ from pinlaterd.router.enqueue import PartedEnqueues
 from pinlaterd.router.shards import Shard, ShardSet
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.peek import UNUSUAL
-from pinlaterd.rpc.slices import SLICE, ack_parts, ack_slices
+from pinlaterd.rpc.slices import ack_parts, ack_slices
 from pinlaterd.wire.envelope import Op
 from pinlaterd.wire.router_end import Outcome, ShardCall, ShardReply
 
@@ -99,12 +98,6 @@ class DividedCalls:
 
     async def run(self, call: Call) -> None:
         """Decode `call`, carry it out and answer it."""
-        try:
-            await self._carry_out(call)
-        except ProtocolError as error:
-            raise InvalidRequest(str(error)) from error
-
-    async def _carry_out(self, call: Call) -> None:
         answer: Result
         if call.peek.method is Method.ENQUEUE:
             answer = await self._enqueues.carry_out(call, self.settings)
@@ -112,7 +105,7 @@ class DividedCalls:
             await self._ack_in_slices(call)
             answer = None
         else:
-            decoded = codec.decode_call(call.message, self.settings.max_jobs_per_call)
+            decoded = call.decode(self.settings.max_jobs_per_call)
             await let_others_go_on(len(call.message))
             carry_out = self._by_request[type(decoded.request)]
             answer = await carry_out(decoded.context, decoded.request, call.deadline)
@@ -224,7 +217,7 @@ class DividedCalls:
                 divided.add(request)
                 await let_others_go_on(len(call.message))
         except UNUSUAL:
-            _, context, whole = codec.decode_call(call.message, most)
+            _, context, whole = call.decode(most)
             await self.ack(context, cast("AckRequest", whole), call.deadline)
         else:
             await self._ack_divided(context, divided, call.deadline)
@@ -458,13 +451,12 @@ class DividedCalls:
 def _ask_to_ack(
     shard: Shard, context: CallContext, request: AckRequest, deadline: float
 ) -> Awaitable[ShardReply]:
+    parts = list(ack_parts(request))
     calls = (
         ShardCall(deadline, codec.encode_call(Method.ACK, 0, context, part), whole=False)
-        for part in ack_parts(request)
+        for part in parts
     )
-    if len(request.succeeded) + len(request.failed) <= SLICE:
-        return shard.ask(next(calls))
-    return _ask_in_turn(shard, calls)
+    return shard.ask(next(calls)) if len(parts) == 1 else _ask_in_turn(shard, calls)
 
 
 async def _ask_in_turn(shard: Shard, calls: Iterable[ShardCall]) -> ShardReply:

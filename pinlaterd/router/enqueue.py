@@ -29,7 +29,6 @@ from pinlaterd.router import routing
 from pinlaterd.router.asking import ask_all, let_others_go_on, result_of
 from pinlaterd.router.call import AllRefused, Call, Refusal, reason_of
 from pinlaterd.router.shards import Shard, ShardSet
-from pinlaterd.rpc import codec
 from pinlaterd.rpc.peek import UNUSUAL
 from pinlaterd.rpc.slices import SLICE, EnqueuePart, encoded_parts, enqueue_parts
 from pinlaterd.wire.envelope import Op
@@ -49,11 +48,7 @@ class PartedEnqueues:
     async def carry_out(self, call: Call, settings: ServerSettings) -> Sequence[str]:
         shards = self._shards.enqueueable()
         if not shards:
-            if self._shards.healthy():
-                raise EnqueueRejected(
-                    "every healthy shard is dequeue-only; see `pinlater-admin status`"
-                )
-            raise NoHealthyShards
+            raise no_place_to_enqueue(self._shards)
         parts = await self._parts(call, shards, settings)
         stored: list[Sequence[str] | PinLaterError] = [()] * len(parts)
         first = int(self._chance.random() * len(shards))
@@ -82,7 +77,7 @@ class PartedEnqueues:
             cut = enqueue_parts(call.message, most, sizes_of)
             return await self._validated(cut, call, shards, settings)
         except UNUSUAL:
-            _, context, request = codec.decode_call(call.message, most)
+            _, context, request = call.decode(most)
             whole = cast("EnqueueRequest", request)
             encoded = encoded_parts(context, whole, sizes_of(len(whole.jobs)))
             return await self._validated(encoded, call, shards, settings)
@@ -99,21 +94,15 @@ class PartedEnqueues:
         parts: list[EnqueuePart] = []
         for group in _groups(cut, settings):
             replies = await asyncio.gather(*(_validate(part, shards, call) for part in group))
-            for number, of_part in enumerate(replies, len(parts)):
-                for shard, reply in zip(shards, of_part, strict=True):
-                    if reply.outcome is Outcome.FAILED:
-                        if number:
-                            await _explain(call, shard)
-                        result_of(shard, Method.ENQUEUE, reply)  # raises why
-            failed = {
-                shard.name: _refusal(shard, reply)
-                for of_part in replies
-                for shard, reply in zip(shards, of_part, strict=True)
-                if reply.outcome is not Outcome.DONE
-            }
-            shards = [shard for shard in shards if shard.name not in failed]
+            refusals: dict[str, Refusal] = {}
+            for number, shard, reply in _each(replies, shards, len(parts)):
+                if reply.outcome is Outcome.FAILED:
+                    await _raise_what_is_wrong(call, shard, reply, number)
+                elif reply.outcome is not Outcome.DONE:
+                    refusals[shard.name] = _refusal(shard, reply)
+            shards = [shard for shard in shards if shard.name not in refusals]
             if not shards:
-                raise AllRefused(list(failed.values()))
+                raise AllRefused(list(refusals.values()))
             parts += group
             await let_others_go_on(len(call.message))
         return parts
@@ -136,14 +125,33 @@ class PartedEnqueues:
         raise AllRefused(list(refusals.values()), f"{part.jobs} of the jobs were not stored")
 
 
+def no_place_to_enqueue(shards: ShardSet, refusals: Sequence[Refusal] = ()) -> PinLaterError:
+    """What to tell a caller whose jobs no shard may get, after these `refusals`."""
+    if not shards.healthy():
+        return NoHealthyShards()
+    if refusals:
+        return AllRefused(refusals)
+    return EnqueueRejected("every healthy shard is dequeue-only; see `pinlater-admin status`")
+
+
 async def _validate(part: EnqueuePart, shards: Sequence[Shard], call: Call) -> Sequence[ShardReply]:
     validate = ShardCall(call.deadline, part.message, Op.VALIDATE)
     return await ask_all([(shard, validate) for shard in shards])
 
 
-async def _explain(call: Call, shard: Shard) -> None:
-    """Raise what `shard` says of the whole call: in a part, its jobs have other numbers."""
-    reply = await shard.ask(ShardCall(call.deadline, call.message, Op.VALIDATE))
+def _each(
+    replies: Iterable[Sequence[ShardReply]], shards: Sequence[Shard], first: int
+) -> Iterator[tuple[int, Shard, ShardReply]]:
+    """What each shard says of each part, with the part's number; that of the first is `first`."""
+    for number, of_part in enumerate(replies, first):
+        for shard, reply in zip(shards, of_part, strict=True):
+            yield number, shard, reply
+
+
+async def _raise_what_is_wrong(call: Call, shard: Shard, reply: ShardReply, part: int) -> None:
+    """With the jobs' numbers in the whole call: but for the first part, `shard` says so of that."""
+    if part:
+        reply = await shard.ask(ShardCall(call.deadline, call.message, Op.VALIDATE))
     if reply.outcome is Outcome.FAILED:
         result_of(shard, Method.ENQUEUE, reply)
     raise AllRefused([_refusal(shard, reply)])

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from functools import partial
 from operator import attrgetter
 from random import Random
@@ -22,7 +22,6 @@ from pinlaterd.config.schema import ServerSettings
 from pinlaterd.errors import (
     EnqueueRejected,
     ErrorCode,
-    NoHealthyShards,
     Overloaded,
     PinLaterError,
 )
@@ -30,9 +29,10 @@ from pinlaterd.model import Method
 from pinlaterd.router import routing
 from pinlaterd.router.answer_memory import AnswerMemory
 from pinlaterd.router.asking import LARGE_BYTES
-from pinlaterd.router.call import AllRefused, Answer, Call, Refusal, reason_of
+from pinlaterd.router.call import Answer, Call, Refusal, reason_of
 from pinlaterd.router.dequeue import Dequeuer
 from pinlaterd.router.divided import DividedCalls
+from pinlaterd.router.enqueue import no_place_to_enqueue
 from pinlaterd.router.limits import Limits
 from pinlaterd.router.shards import Shard, ShardSet
 from pinlaterd.rpc import codec
@@ -215,7 +215,7 @@ class RouterService:
 
     def _try_enqueue(self, call: Call, candidates: list[Shard]) -> None:
         if not candidates:
-            call.fail(self._no_place_to_enqueue(call.refusals))
+            call.fail(no_place_to_enqueue(self._shards, call.refusals))
             return
         shard = routing.choose_least_loaded(candidates, _calls_in_flight, self._chance)
         self._last_enqueued = shard
@@ -239,15 +239,6 @@ class RouterService:
         shard.call(
             ShardCall(call.deadline, call.message), replied, patient=waits, give_up=GiveUp.NEVER
         )
-
-    def _no_place_to_enqueue(self, refusals: Sequence[Refusal]) -> PinLaterError:
-        if refusals and self._shards.healthy():
-            return AllRefused(refusals)
-        if self._shards.healthy():
-            return EnqueueRejected(
-                "every healthy shard is dequeue-only; see `pinlater-admin status`"
-            )
-        return NoHealthyShards()
 
     def _dequeue(self, call: Call) -> None:
         """Ask one shard for all, the acks along with it if they look like its own.

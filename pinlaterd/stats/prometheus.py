@@ -94,7 +94,7 @@ class PrometheusText:
                 ("gauge", gauges),
                 ("summary", snapshot["histograms"].copy()),
             ):
-                section = self._sections.setdefault((process, kind), _Section(process, kind))
+                section = self._section(process, kind)
                 sections.append(section)
                 for _ in section.update(figures):
                     yield b""
@@ -107,6 +107,11 @@ class PrometheusText:
             yield f"# HELP {name} {metric.replace('_', ' ')}\n# TYPE {name} {kind}\n".encode()
             for first in range(0, len(lines), _LINES_AT_ONCE):
                 yield b"".join(lines[first : first + _LINES_AT_ONCE])
+
+    def _section(self, process: str, kind: str) -> _Section:
+        if (process, kind) not in self._sections:
+            self._sections[process, kind] = _Section(process, kind)
+        return self._sections[process, kind]
 
 
 class _Section:

@@ -770,6 +770,23 @@ def on_call(shard: LocalShard, method: Method, act: Callable[[OnReply], bool]) -
     shard.call = call  # type: ignore[method-assign, assignment]
 
 
+def on_nth_call(
+    shard: LocalShard, method: Method, number: int, reply: ShardReply, *, seconds: float = 0.0
+) -> list[OnReply]:
+    """Have only the call of that number answered with `reply`, so much later. Returns who has
+    called."""
+    asked: list[OnReply] = []
+
+    def answer(on_reply: OnReply) -> bool:
+        asked.append(on_reply)
+        if len(asked) == number:
+            asyncio.get_running_loop().call_later(seconds, on_reply, reply)
+        return len(asked) == number
+
+    on_call(shard, method, answer)
+    return asked
+
+
 def test_a_shard_that_is_welcomed_while_a_queue_is_created_gets_it_too(play):
     async def scenario(site: Site) -> None:
         late = site.shard("3")
@@ -918,17 +935,8 @@ def test_a_dequeue_whose_time_ran_out_names_the_shard_that_took_it(play):
 
     async def scenario(site: Site) -> None:
         await site.enqueue_on("1", Job(b"x"))
-        asked: list[OnReply] = []
-
-        def take_all_the_time(on_reply: OnReply) -> bool:
-            """The second time: the first is the whole call, which is then divided."""
-            asked.append(on_reply)
-            if len(asked) == 2:
-                late = ShardReply(Outcome.LATE)
-                asyncio.get_running_loop().call_later(0.3, on_reply, late)
-            return len(asked) == 2
-
-        on_call(site.shard("1"), Method.DEQUEUE, take_all_the_time)
+        # The first call is the whole one, which is then divided.
+        on_nth_call(site.shard("1"), Method.DEQUEUE, 2, ShardReply(Outcome.LATE), seconds=0.3)
         with pytest.raises(
             ShardConnectionFailed, match="shard 1: did not answer in time"
         ) as caught:
@@ -1072,16 +1080,8 @@ def test_a_long_list_that_is_malformed_is_the_callers_to_mend(play, caplog, chan
 
 def test_an_enqueue_that_no_shard_can_look_at_first_is_not_begun(play):
     async def scenario(site: Site) -> None:
-        asked: list[OnReply] = []
-
-        def refuse_once(on_reply: OnReply) -> bool:
-            """The second part that is to be looked at."""
-            asked.append(on_reply)
-            if len(asked) == 2:
-                on_reply(ShardReply(Outcome.REFUSED, b"is busy"))
-            return len(asked) == 2
-
-        on_call(site.shard("1"), Method.ENQUEUE, refuse_once)
+        # The second part that is to be looked at.
+        on_nth_call(site.shard("1"), Method.ENQUEUE, 2, ShardReply(Outcome.REFUSED, b"is busy"))
         jobs = [Job(b"x")] * 2_499 + [Job(b"x", attempts_allowed=0)]
 
         with pytest.raises(Overloaded, match="is busy; nothing was stored"):
@@ -1095,17 +1095,8 @@ def test_an_enqueue_that_no_shard_can_look_at_first_is_not_begun(play):
 def test_an_empty_answer_at_the_deadline_proves_nothing(play):
     async def scenario(site: Site) -> None:
         await site.enqueue_on("1", Job(b"x"))
-        asked: list[OnReply] = []
-
-        def answer_late(on_reply: OnReply) -> bool:
-            """The second time, as one that had no time to look; then it refuses late calls."""
-            asked.append(on_reply)
-            if len(asked) == 2:
-                empty = ShardReply(Outcome.DONE, b"")
-                asyncio.get_running_loop().call_later(0.3, on_reply, empty)
-            return len(asked) == 2
-
-        on_call(site.shard("1"), Method.DEQUEUE, answer_late)
+        # As one that had no time to look; then it refuses late calls.
+        on_nth_call(site.shard("1"), Method.DEQUEUE, 2, ShardReply(Outcome.DONE), seconds=0.3)
         with pytest.raises(ShardConnectionFailed):
             await site.dequeue(1, coverage=0.99)
 
@@ -1114,17 +1105,9 @@ def test_an_empty_answer_at_the_deadline_proves_nothing(play):
 
 def test_once_the_time_of_an_enqueue_is_up_no_more_of_its_parts_are_stored(play):
     async def scenario(site: Site) -> None:
-        asked: list[OnReply] = []
-
-        def take_all_the_time(on_reply: OnReply) -> bool:
-            """From the second part on: the first three calls validate."""
-            asked.append(on_reply)
-            if len(asked) == 5:
-                late = ShardReply(Outcome.LATE)
-                asyncio.get_running_loop().call_later(0.6, on_reply, late)
-            return len(asked) == 5
-
-        on_call(site.shard("1"), Method.ENQUEUE, take_all_the_time)
+        # Three calls validate; of the second part that is stored nothing is heard in time.
+        late = ShardReply(Outcome.LATE)
+        asked = on_nth_call(site.shard("1"), Method.ENQUEUE, 5, late, seconds=0.6)
         with pytest.raises(EnqueuedInPart, match="the time of the call was over") as caught:
             await site.enqueue(*[Job(b"x")] * 2500)
 

@@ -22,7 +22,7 @@ from pinlaterd.engines.mysql.faults import FAULTS, is_gone, is_timeout, storage_
 from pinlaterd.engines.mysql.limits import database_prefix
 from pinlaterd.engines.mysql.literals import EARLIEST_MS, LATEST_MS
 from pinlaterd.engines.mysql.records import WITH_BODY, WITHOUT_BODY, stored_job
-from pinlaterd.engines.mysql.tables import Table, load_tables
+from pinlaterd.engines.mysql.tables import Table, tables_of
 from pinlaterd.engines.scans import scan_order, take_ordered, too_late
 from pinlaterd.model import JobKey, JobState
 
@@ -192,8 +192,7 @@ class MysqlSearcher(Searcher):
     ) -> list[_Wanted]:
         """One for each priority that there is."""
         matches = None if body_regex is None else compile_body_regex(body_regex)
-        database = self._prefix + queue
-        tables = load_tables(self._connection(), [database])[database]
+        tables = tables_of(self._connection(), self._prefix + queue)
         return [
             _Wanted(tables[priority], state, *run_after_ms, matches)
             for priority in priorities

@@ -53,6 +53,7 @@ from pinlaterd.engines.mysql.tables import (
     create_tables,
     last_local_id,
     load_tables,
+    tables_of,
 )
 from pinlaterd.errors import (
     QueueGone,
@@ -223,13 +224,13 @@ class Store:
     def _take_on(self, db: Connection, queue: str, tables: dict[int, Table]) -> None:
         database = self._prefix + queue
         if not tables:  # as one name it is found whatever its case
-            tables = load_tables(db, [database])[database]
+            tables = tables_of(db, database)
         self.counts.open_queue(queue, None if tables else {})
         missing = set(range(1, self._levels + 1)) - tables.keys()
         if missing:  # it was made for fewer priorities, or never finished
             for statement in create_tables(database, sorted(missing)):
                 db.execute(statement)
-            tables = load_tables(db, [database])[database]
+            tables = tables_of(db, database)
         self.tables[queue] = tables
         self.narrower[queue] = {
             priority: narrower

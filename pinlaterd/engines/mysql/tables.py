@@ -125,22 +125,13 @@ def load_tables(db: Connection, databases: Sequence[str]) -> dict[str, dict[int,
     Raises StorageCorrupt for one that is not laid out as a job table."""
     found: dict[str, dict[int, Table]] = {database: {} for database in databases}
     columns: defaultdict[tuple[str, str], dict[str, _Column]] = defaultdict(dict)
-    for (
-        database,
-        table,
-        column,
-        kind,
-        whole_kind,
-        chars,
-        precision,
-        charset,
-        extra,
-    ) in _of_job_tables(
+    rows = _of_job_tables(
         db,
         b"column_name, data_type, column_type, character_maximum_length, datetime_precision,"
         b" character_set_name, extra FROM information_schema.columns",
         databases,
-    ):
+    )
+    for database, table, column, kind, whole_kind, chars, precision, charset, extra in rows:
         columns[database, table][column.lower()] = _Column(
             kind, whole_kind, int(chars or 0), int(precision or 0), charset or "", extra
         )
@@ -165,6 +156,11 @@ def load_tables(db: Connection, databases: Sequence[str]) -> dict[str, dict[int,
                 database, name, priority, engines[key], facts_of, indexes[key]
             )
     return found
+
+
+def tables_of(db: Connection, database: str) -> dict[int, Table]:
+    """The same of one database."""
+    return load_tables(db, [database])[database]
 
 
 def last_local_id(db: Connection, queues: Mapping[str, Iterable[Table]]) -> int:
