@@ -68,7 +68,7 @@ def cli(
     if a target is not reached.
 
     \b
-    tools/bench                              everything, about 15 minutes
+    tools/bench                              everything; the section queues alone takes 15 minutes
     tools/bench --quick --only enqueue,echo  a look
     tools/bench --engine mysql               enqueue, dequeue, and PinLater's own statements
     """

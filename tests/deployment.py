@@ -1,7 +1,8 @@
 """A real deployment for tests: every process under supervisord, in a folder of the test's own.
 
-It is started and stopped with the commands that operators use. Processes are told from others'
-by their current folder, which is the deployment's, so that whatever is left over is found.
+It is started and stopped with the commands that operators use; only what no test looks at, its
+making and its end, does without a command's start. Processes are told from others' by their
+current folder, which is the deployment's, so that whatever is left over is found.
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ import psutil
 from pinlaterd.client import Client, ConnectionFailed, JobState, PinLaterError
 from pinlaterd.config.layout import SUPERVISOR_SOCKET
 from pinlaterd.coordinator.supervisord import ProgramInfo, Supervisord, SupervisorError
+from pinlaterd.deployment.files import Choices, write_deployment
 
 COMMAND_SECONDS = 90.0
 POLL_SECONDS = 0.02
 CALL_SECONDS = 10.0
+_STOP_SECONDS = 30.0
 # A queue on which calls that need all shards are tried out.
 _PROBE = "probe"
 
@@ -60,10 +63,8 @@ class Deployment:
 
     def init(self, *, shards: int, settings: Mapping[str, object]) -> None:
         """Write it; `settings` are those of pinlaterd.yaml that differ from the defaults."""
-        self.command(
-            *("init", str(self.folder), "--shards", str(shards)),
-            *("--port", str(self.port), "--stats-port", str(self.stats_port)),
-        )
+        ports = {"port": self.port, "stats_port": self.stats_port}
+        write_deployment(self.folder, Choices("sqlite", shards, ports))
         with (self.folder / "etc/pinlaterd.yaml").open("a", encoding="utf-8") as file:
             file.writelines(f"{key}: {value}\n" for key, value in settings.items())
 
@@ -125,13 +126,16 @@ class Deployment:
         return done.stdout
 
     def destroy(self) -> None:
-        """Stop it; kill whatever does not stop."""
-        try:
-            for process in self.processes():
+        """supervisord stops its programs; what does not stop in time, or has none, is killed."""
+        with suppress(OSError, psutil.NoSuchProcess):
+            running = self.processes()
+            for process in running:
                 process.send_signal(signal.SIGCONT)  # what a failed test left frozen
-            self.down()
-        finally:
-            self.kill_all()
+            pid = self.supervisord_pid()
+            for supervisord in [process for process in running if process.pid == pid]:
+                supervisord.terminate()
+                psutil.wait_procs(running, timeout=_STOP_SECONDS)
+        self.kill_all()
 
     # --- processes ------------------------------------------------------------------------
 

@@ -140,9 +140,9 @@
  *   max_waiting_per_connection     100 pipelined dequeues; beyond, no call behind them is begun
  *                                  until one of them has ended
  *   max_buffered_bytes             256 MiB of unfinished messages and unread answers in one router;
- *                                  look-ups and dry runs whose answers may be large begin once the
- *                                  answers before them are read, and a quarter of this has room, and
- *                                  are rejected (`overloaded`) if their time is up before;
+ *                                  look-ups, scans and dry runs whose answers may be large begin once
+ *                                  the answers before them are read, and a quarter of this has room,
+ *                                  and are rejected (`overloaded`) if their time is up before;
  *                                  above half of it, those whose message lacks the most wait, and
  *                                  those who could go on and do not for 2 seconds are closed
  *   jobs per second and queue      etc/queues.yaml; see DEQUEUE_RATE_LIMITED
@@ -567,9 +567,10 @@ service PinLater {
    * continuation resumes right after its last job, stable while jobs come and go. A scan that
    * takes longer than four fifths of request_timeout_ms is answered with the jobs found by then,
    * perhaps none, and a continuation: only CONTINUATION_END means that nothing is left. So is one
-   * whose jobs have more than 2 MiB of custom statuses on a shard, with those that fit. Each shard
-   * keeps up to 16 such scans for a minute. The same call from the same source, with that
-   * continuation, goes on with one; any other begins a search of its own behind the continuation.
+   * whose jobs have more than 2 MiB of custom statuses on a shard, with those that fit. Of
+   * scans that ran out of time each shard keeps up to 16 for a minute. The same call from the same
+   * source, with that continuation, goes on with one; any other begins a search of its own behind
+   * the continuation.
    * A scan ends when its connection is closed.
    *
    * Errors: QUEUE_NOT_FOUND, PRIORITY_NOT_SUPPORTED, CONTINUATION_INVALID, UNKNOWN for a bad

@@ -105,6 +105,7 @@ class Router:
         self._state = ProcessState.STARTING
         self._context = new_context()
         self._chance = Random()
+        self._shards_planned = 1
         self._shards = ShardSet(self._connect, clock.monotonic, stats.drop_queue)
         limits = RateLimits(clock, self._notice_demand)
         self._service = RouterService(self._shards, settings, limits, clock, stats, self._chance)
@@ -179,7 +180,7 @@ class Router:
 
     def _connect(self, name: str, listener: LinkListener) -> ShardLink:
         settings = self._settings
-        share = settings.max_buffered_bytes // max(1, len(self._shards.by_name))
+        share = settings.max_buffered_bytes // self._shards_planned
         limits = LinkLimits(
             bytes_in_flight=max(settings.max_frame_bytes, share),
             return_seconds=settings.shard_restart_grace_ms / 1000,
@@ -214,6 +215,7 @@ class Router:
     def _follow(self, snapshot: Snapshot) -> None:
         if snapshot.config_version != self._control.config_version:
             self._read_config()
+        self._shards_planned = max(1, len(snapshot.shards))
         self._shards.follow(
             [ShardPlan(shard.name, shard.dequeue_only) for shard in snapshot.shards]
         )

@@ -294,6 +294,21 @@ def test_config_check_reports_every_mistake_with_its_place(tmp_path):
     assert len(found["problems"]) == 2
 
 
+def test_config_check_warns_of_a_password_that_others_can_read(tmp_path):
+    etc = tmp_path / "etc"
+    etc.mkdir()
+    shards = etc / "shards.yaml"
+    shards.write_text(
+        "shards: {1: {engine: mysql, master: {host: h, port: 1}, user: u, passwd: sesame}}"
+    )
+    shards.chmod(0o644)
+
+    done = admin("config", "check", str(tmp_path))
+
+    assert "shards.yaml: holds a password, and others can read it; chmod 600" in done.stdout
+    assert "sesame" not in done.stdout + done.stderr
+
+
 def test_hash_password_reads_a_pipe():
     done = admin("hash-password", stdin="open sesame\n")
 

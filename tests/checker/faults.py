@@ -32,6 +32,8 @@ from tests.servers.proxy import Cut
 
 _POLL_SECONDS = 0.02
 _OPERATOR_SECONDS = 120.0
+# After a fault everything serves again within RECOVERY_SECONDS, and this for a busy machine.
+_BUSY_SECONDS = 5.0
 _COMMITS = {"mysql": b"COMMIT", "redis": scripts.APPLY.sha.encode()}
 ROUTER = "router"
 ALL_SHARDS = tuple(f"shard-{name}" for name in SHARDS)
@@ -103,6 +105,8 @@ class Nemesis:
                 revive = self.site.revive_server
                 took = self.site.deployment.wait_until_serving(seconds=30, meanwhile=revive)
                 self.say(f"serving again after {took:.1f} s")
+                if self.alone and took > RECOVERY_SECONDS + _BUSY_SECONDS:
+                    self.failures.append(f"{names}: serving again after {took:.1f} s only")
                 self.note_starts()
             except AssertionError as error:
                 self.failures.append(str(error))
@@ -211,6 +215,41 @@ def _stopped(program: Callable[[Nemesis], str], hurt: Hurt | None = None) -> Fau
             nemesis.hold()
 
     return fault
+
+
+def _searcher(nemesis: Nemesis, program: str) -> psutil.Process:
+    """The process beside the shard in which its searches run; one that starts is waited for."""
+    found: list[psutil.Process] = []
+
+    def is_there() -> bool:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found[:] = psutil.Process(nemesis.site.pid_of(program)).children()
+        return bool(found)
+
+    wait_for(is_there)
+    return found[0]
+
+
+@contextmanager
+def _searcher_killed(nemesis: Nemesis) -> Iterator[Hurt]:
+    program = _shard(nemesis)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        _searcher(nemesis, program).kill()
+    yield Hurt([program])
+
+
+@contextmanager
+def _searcher_stopped(nemesis: Nemesis) -> Iterator[Hurt]:
+    program = _shard(nemesis)
+    searcher = _searcher(nemesis, program)
+    try:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            searcher.suspend()
+        yield Hurt([program])
+        nemesis.hold()
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            searcher.resume()
 
 
 @contextmanager
@@ -460,11 +499,13 @@ FAULTS: dict[str, Fault] = {
     "kill shard": _killed(_shard),
     "kill router": _killed(_always("router"), ROUTER),
     "kill coordinator": _killed(_always("coordinator")),
+    "kill searcher": _searcher_killed,
     "kill all": _all_killed,
     "kill supervisord": _supervisord_killed,
     "stop shard": _stopped(_shard),
     "stop router": _stopped(_always("router"), Hurt([ROUTER], "calls")),
     "stop coordinator": _stopped(_always("coordinator"), Hurt(())),
+    "stop searcher": _searcher_stopped,
     "stop supervisord": _supervisord_stopped,
     "second owner": _second_owner,
     "no processor": _processors_taken,

@@ -1,6 +1,6 @@
 """Drives a deployment with many clients, hurts it, and judges what they saw.
 
-    tools/check-promises --minutes 30                      every engine, one after the other
+    tools/check-promises --minutes 30                      every engine, in turns
     tools/check-promises --engine redis-always --seed 7
     tools/check-promises --engine sqlite --fault "kill shard" --fault "stop router"
     tools/check-promises --judge history.jsonl             judge a recorded history again

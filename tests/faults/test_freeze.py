@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from pinlaterd.client import PinLaterError
+from pinlaterd.client import EnqueuedInPart, PinLaterError
 from tests.deployment import Deployment, frozen
 from tests.faults.load import Load, shards_of
 
@@ -17,6 +17,8 @@ FROZEN_SECONDS = 5.0
 # request_timeout_ms, and what a busy machine adds; the client itself would wait for longer.
 ANSWERED_SECONDS = 8.0
 BACK_SECONDS = 20.0  # two on a quiet machine
+MANY = 6_000  # more than enqueue_split_jobs, so that each shard gets some
+NOT_STORED, MAY_BE_STORED = EnqueuedInPart.NOT_STORED, EnqueuedInPart.MAY_BE_STORED
 
 
 def test_a_frozen_shard_costs_its_own_jobs_only(
@@ -59,6 +61,27 @@ def test_a_frozen_router_loses_nothing(deployment: Deployment, load: Load, wait_
         wait_until(partial(load.has_progressed, since=load.progress()))
 
     load.check(claims_may_be_lost=True)
+
+
+def test_an_enqueue_of_which_a_frozen_shard_has_a_part_says_what_is_stored(
+    deployment: Deployment, queue: str
+):
+    bodies = [b"%d" % number for number in range(MANY)]
+    with deployment.client() as client:
+        with frozen(deployment.pid_of("shard-3")), pytest.raises(EnqueuedInPart) as caught:
+            client.enqueue(queue, bodies)
+        deployment.wait_until_serving(seconds=BACK_SECONDS)
+
+        told = dict(zip(bodies, caught.value.descriptors, strict=True))
+        stored: list[bytes] = []
+        while jobs := client.dequeue(queue, limit=MANY):
+            assert all(told[job.body] in (job.descriptor, MAY_BE_STORED) for job in jobs)
+            stored += [job.body for job in jobs]
+
+    assert len(stored) == len({*stored})
+    sure = {body for body, said in told.items() if said not in (NOT_STORED, MAY_BE_STORED)}
+    assert sure
+    assert sure <= {*stored}
 
 
 def test_a_call_that_its_shard_never_saw_is_dropped_at_its_deadline(

@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import math
 import re
 import select
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -27,6 +29,9 @@ from tests.rpc.thrift_bytes import enqueue, framed, job, queue_names, write_mess
 
 HOST = "127.0.0.1"
 SECONDS = 20.0
+# In which the calls of a connection that is gone end; on a busy machine, of so many tries.
+ENDED_SECONDS = 1.0
+TRIES = 3
 
 
 def answer_at_once(message: bytes, answer: Answer) -> None:
@@ -481,11 +486,17 @@ def test_a_call_that_waits_ends_with_its_connection_although_that_is_not_read(st
         answer.on_gone = lambda: ended.append(codec.peek_seqid(message))
 
     server = start(handle, max_waiting_per_connection=2)
-    with server.connect() as client:
-        client.sendall(b"".join(framed(queue_names(seqid=number)) for number in range(100)))
+    seconds: list[float] = []
+    while len(seconds) < TRIES and min(seconds, default=math.inf) > ENDED_SECONDS:
+        ended.clear()
+        with server.connect() as client:
+            client.sendall(b"".join(framed(queue_names(seqid=number)) for number in range(100)))
+        gone_at = time.monotonic()
+        wait_until(lambda: len(ended) >= 2)
+        seconds.append(time.monotonic() - gone_at)
+        assert ended == [0, 1]
 
-    wait_until(lambda: len(ended) >= 2)
-    assert ended == [0, 1]
+    assert min(seconds) < ENDED_SECONDS
 
 
 def answer_with_much(message: bytes, answer: Answer) -> None:

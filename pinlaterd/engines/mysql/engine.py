@@ -100,8 +100,9 @@ class MysqlEngine(StorageEngine):
             setting += f", sync_binlog={log_flush}"
         warnings = []
         if flush != 1:
+            whose = "the server or of its machine" if flush == 0 else "its machine"
             warnings.append(
-                "a crash of its machine loses the jobs of the last second: "
+                f"a crash of {whose} loses the jobs of the last second: "
                 f"innodb_flush_log_at_trx_commit is {flush}; set it to 1"
             )
         if logged and log_flush != 1:
