@@ -153,13 +153,18 @@ def hang(job):
 HANGS_IN_A_THREAD_OF_ITS_OWN = """
 import asyncio
 import time
+from pathlib import Path
 from pinlaterd.client import Handlers
 
 handlers = Handlers()
 
 @handlers.queue("{queue}", concurrency=1)
 async def hang(job):
-    await asyncio.to_thread(time.sleep, 600)
+    await asyncio.to_thread(block)
+
+def block():
+    Path("begun").touch()
+    time.sleep(600)
 """
 
 
@@ -167,7 +172,7 @@ def test_a_thread_that_a_task_waits_for_does_not_keep_it_alive(shell, client, qu
     shell.write("tasks.py", HANGS_IN_A_THREAD_OF_ITS_OWN.format(queue=queue))
     client.enqueue(queue, [b"job"])
     process = shell.start("tasks", "--grace-seconds", "0")
-    wait_until(lambda: client.count(queue, JobState.IN_PROGRESS) == 1, seconds=60)
+    wait_until((shell.folder / "begun").exists, seconds=60)
     process.send_signal(signal.SIGTERM)
 
     assert process.wait(60) == 0
