@@ -153,6 +153,12 @@ ACCEPTED: dict[str, Told] = {
         .lookup(A, *stored(SUCCEEDED, held=claim(1)))
         .row(A, *stored(SUCCEEDED, held=claim(1)))
     ),
+    "a store that takes long to read": lambda: (
+        _claimed()
+        .tell("drained", {"queue": "q"}, at=104)
+        .row(A, *stored(IN_PROGRESS, held=claim(1)), at=105)
+        .row(A, *stored(IN_PROGRESS, held=claim(1)), at=201)
+    ),
     "an ack that is repeated": lambda: _claimed().ack(A, claim(1)).fail(A, claim(1)),
     "a failed attempt": lambda: (
         _claimed()
