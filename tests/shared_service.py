@@ -14,7 +14,7 @@ import pytest
 
 from pinlaterd.client import Client
 from pinlaterd.config.password import hash_password
-from tests.deployment import Deployment
+from tests.deployment import PATIENT, Deployment
 
 ADMIN_PASSWORD = "open sesame"
 # On this queue a claim times out so soon that tests can wait for it.
@@ -32,6 +32,7 @@ def running_service(folder: Path) -> Iterator[Deployment]:
         settings={
             "admin_password_hash": hash_password(ADMIN_PASSWORD),
             "monitor_interval_seconds": 0.1,
+            **PATIENT,
         },
     )
     (deployment.folder / "etc/queues.yaml").write_text(

@@ -12,6 +12,7 @@ import pytest
 
 from pinlaterd.config.layout import STATS_SOCKET
 from pinlaterd.deployment import orphans
+from tests.deployment import unused_port
 
 ROOT = Path(__file__).parents[2]
 COMMAND_SECONDS = 100.0
@@ -63,10 +64,10 @@ class Operator:
 
 
 @pytest.fixture
-def operator(free_port):
+def operator():
     # not pytest's own folder: the path of a Unix socket must be short
     with tempfile.TemporaryDirectory(prefix="pl", dir="/tmp") as folder:
-        made = Operator(Path(folder) / "deployment", free_port(), free_port())
+        made = Operator(Path(folder) / "deployment", unused_port(), unused_port())
         yield made
         for process in orphans.processes_of(made.folder):
             process.kill()

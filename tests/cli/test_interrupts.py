@@ -16,6 +16,7 @@ PROGRAMS = Path(sys.executable).parent
 # Programs started by a background job inherit that SIGINT is ignored, and so leave it.
 NOT_IGNORED = ("env", "--default-signal=INT")
 SECONDS = 60
+TRIES = 5
 
 
 def end_of(process: subprocess.Popen[str]) -> tuple[int, list[str]]:
@@ -28,7 +29,13 @@ def end_of(process: subprocess.Popen[str]) -> tuple[int, list[str]]:
 @pytest.mark.parametrize("module", ["click.core", "pinlaterd.lifecycle"])
 @pytest.mark.parametrize("program", ["pinlaterd", "pinlater", "pinlater-admin"])
 def test_while_it_imports(program, module):
-    """The module is just imported, and others are next."""
+    """The module is just imported, and others are next. On a busy machine it may end before."""
+    ends = (_interrupted_while_it_imports(program, module) for _ in range(TRIES))
+    in_time = next(end for end in ends if end != (0, []))
+    assert in_time == (EXIT_INTERRUPTED, [f"{program}: interrupted"])
+
+
+def _interrupted_while_it_imports(program, module):
     with subprocess.Popen(
         [*NOT_IGNORED, sys.executable, "-X", "importtime", PROGRAMS / program, "--help"],
         stdout=subprocess.DEVNULL,
@@ -40,7 +47,7 @@ def test_while_it_imports(program, module):
             if line.rpartition("|")[2].strip() == module:
                 process.send_signal(signal.SIGINT)
                 break
-        assert end_of(process) == (EXIT_INTERRUPTED, [f"{program}: interrupted"])
+        return end_of(process)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ import pytest
 from pinlaterd.client import Client, JobState
 from pinlaterd.deployment import orphans
 from tests.cli.conftest import ROOT
+from tests.deployment import unused_port
 
 pytestmark = pytest.mark.service
 
@@ -162,8 +163,8 @@ def test_the_files_are_edited_while_it_starts(written, wait_until):
     assert done.returncode == 0, done.stderr
 
 
-def test_another_port(serving, free_port):
-    port = free_port()
+def test_another_port(serving):
+    port = unused_port()
     text = (serving.folder / "etc" / "pinlaterd.yaml").read_text()
     serving.write("pinlaterd.yaml", text.replace(f"\nport: {serving.port}", f"\nport: {port}"))
 

@@ -384,7 +384,7 @@ def test_silence_ends_with_the_timeout(server, say_nothing, connect):
 
     server.reply = stay_silent
     with (
-        connect(port=server.port, timeout_seconds=0.2) as client,
+        connect(port=server.port, timeout_seconds=1.5) as client,
         pytest.raises(OutcomeUnknown, match="timed out"),
     ):
         client.count("mail", JobState.PENDING)
@@ -432,7 +432,7 @@ def test_an_answer_to_another_call_is_never_taken_for_ones_own(server, say_nothi
         return DequeueResult([CLAIMED])
 
     server.reply = first_silent
-    with connect(port=server.port, timeout_seconds=0.2) as client:
+    with connect(port=server.port, timeout_seconds=1.5) as client:
         with pytest.raises(OutcomeUnknown):
             client.dequeue("mail", limit=1)
         assert client.dequeue("mail", limit=1, max_wait_ms=30_000) == [CLAIMED]

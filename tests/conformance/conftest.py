@@ -31,6 +31,7 @@ from tests.conformance.api import (
     running,
 )
 from tests.conftest import FreePort, ProgramPath
+from tests.deployment import PATIENT, unused_port
 from tests.servers import mariadb
 from tests.servers.mariadb import MariaDB, start_mariadb
 from tests.servers.redis import RedisServer, redis_program
@@ -102,7 +103,7 @@ def new_deployment(
 
     def write() -> Deployment:
         folder: Path = tmp_path_factory.mktemp(backend.engine)
-        return Deployment(api, backend, folder / "service", free_port, new_store(folder))
+        return Deployment(api, backend, folder / "service", unused_port, new_store(folder))
 
     return write
 
@@ -120,6 +121,7 @@ def service(new_deployment: Callable[[], Deployment]) -> Iterator[Deployment]:
         max_calls_per_connection=MAX_CALLS_PER_CONNECTION,
         count_limit=COUNT_LIMIT,
         monitor_interval_seconds=0.1,
+        **PATIENT,
         monitor_batch_size=MONITOR_BATCH_SIZE,
         admin_password_hash=hash_password(ADMIN_PASSWORD),
     )
@@ -137,6 +139,7 @@ def mistreated(new_deployment: Callable[[], Deployment]) -> Iterator[Deployment]
         request_timeout_ms=REQUEST_TIMEOUT_MS,
         shard_restart_grace_ms=GRACE_MS,
         monitor_interval_seconds=0.1,
+        **PATIENT,
         admin_password_hash=hash_password(ADMIN_PASSWORD),
     )
     deployment.configure_queues({"stood_by": {"job_claimed_timeout_seconds": 0.3}})

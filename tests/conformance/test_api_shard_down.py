@@ -184,8 +184,7 @@ class TestWithoutShard2:
         few = [client.enqueue(queue, client.job(b"", priority=3))[0] for _ in range(20)]
         many = client.enqueue(queue, *[client.job(b"", priority=3)] * 1500)
 
-        assert {shard_of(d) for d in few} == {"1", "3"}
-        assert {shard_of(d) for d in many} <= {"1", "3"}
+        assert {shard_of(d) for d in (*few, *many)} <= {"1", "3"}
         assert len(client.lookup(*many)) == 1500
 
     def test_dequeue_goes_round_it(self, client: Client, without_shard_2):

@@ -25,6 +25,7 @@ from pinlaterd.errors import ConnectionFailed
 from pinlaterd.lifecycle import ExitCode
 from pinlaterd.stats import Stats
 from pinlaterd.wire.control import ControlClient, ProcessState, read_snapshot
+from tests.deployment import unused_port
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 20.0
@@ -90,10 +91,10 @@ class Coordinator:
 
 
 @pytest.fixture
-def coordinator(free_port, monkeypatch):
+def coordinator(monkeypatch):
     # not pytest's own folder: the path of a Unix socket must be short
     with tempfile.TemporaryDirectory(prefix="pl", dir="/tmp") as folder:
-        made = Coordinator(Path(folder), free_port())
+        made = Coordinator(Path(folder), unused_port())
         monkeypatch.chdir(folder)
         yield made
         made.end()

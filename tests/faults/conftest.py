@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pinlaterd.config.password import hash_password
-from tests.deployment import Deployment
+from tests.deployment import PATIENT, Deployment
 from tests.faults.load import Load
 from tests.faults.small_disk import small_disk
 
@@ -21,6 +21,7 @@ SETTINGS = {
     "request_timeout_ms": 3000,
     "monitor_interval_seconds": 0.5,
     "job_claimed_timeout_seconds": 600,
+    **PATIENT,
 }
 
 

@@ -124,13 +124,21 @@ def test_a_scan_that_takes_longer_than_a_call_goes_on_with_the_next_one(service:
     )
     with service.client() as client:
         while call is not None:
-            page = client.run(call)
+            page = _page(client, call)
             pages.append([job.run_after_ms for job in page.jobs])
             call = calls.page_after(call, page)
 
     found = [run_after_ms for page in pages for run_after_ms in page]
     assert len(pages) > 1
     assert found == sorted(range(1, JOBS + 1, MARKED_EVERY), reverse=True)
+
+
+def _page(client: Client, call: calls.PreparedCall[ScanResult]) -> ScanResult:
+    """On a busy machine it may be held up between its time and the call's; it can be repeated."""
+    for _ in range(TRIES - 1):
+        with suppress(PinLaterError):
+            return client.run(call)
+    return client.run(call)
 
 
 def test_a_search_ends_with_its_connection(service: Deployment, wait_until: WaitUntil):
@@ -152,10 +160,17 @@ def test_a_search_ends_with_its_connection(service: Deployment, wait_until: Wait
 
 
 def test_a_search_ends_on_a_machine_that_is_busy(service: Deployment):
+    found = 0
+    call: calls.PreparedCall[ScanResult] | None = calls.scan(
+        QUEUE, JobState.PENDING, body_regex=LESS_SLOW_AND_FOUND
+    )
     with busy_cores(), service.client() as client:
-        jobs = list(client.scan(QUEUE, JobState.PENDING, body_regex=LESS_SLOW_AND_FOUND))
+        while call is not None:
+            page = _page(client, call)
+            found += len(page.jobs)
+            call = calls.page_after(call, page)
 
-    assert len(jobs) == JOBS // MARKED_EVERY
+    assert found == JOBS // MARKED_EVERY
 
 
 def test_the_job_path_beside_a_search(service: Deployment):

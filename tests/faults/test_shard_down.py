@@ -82,7 +82,7 @@ class TestWhileItIsDown:
 
     def test_enqueues_go_elsewhere(self, client: Client, before: _Before):
         descriptors = [client.enqueue("pending", [b"y"])[0] for _ in range(50)]
-        assert shards_of(descriptors) == {"2", "3"}
+        assert shards_of(descriptors) <= {"2", "3"}
 
     def test_its_acks_and_look_ups_fail(self, client: Client, before: _Before):
         mine = before.claimed_on_1()

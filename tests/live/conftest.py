@@ -14,10 +14,10 @@ import pytest
 from pinlaterd.client import Client
 from pinlaterd.config.files import ConfigFiles
 from tests.conftest import POLL_SECONDS
-from tests.deployment import CALL_SECONDS, Deployment
+from tests.deployment import CALL_SECONDS, PATIENT, Deployment
 from tests.faults.load import Load
 
-SETTINGS = {"request_timeout_ms": 5000, "monitor_interval_seconds": 0.2}
+SETTINGS = {"request_timeout_ms": 5000, "monitor_interval_seconds": 0.2, **PATIENT}
 # Whatever the machine has to do beside; on a quiet one it is under two.
 IN_FORCE_SECONDS = 40.0
 BASE = "shards:\n  1: {}\n  2: {}\n"

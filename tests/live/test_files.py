@@ -7,12 +7,14 @@ import time
 import pytest
 
 from pinlaterd.client import Job, JobState
+from pinlaterd.coordinator.watch import LOOK_SECONDS
 from pinlaterd.errors import InvalidRequest
 from tests.deployment import POLL_SECONDS
 from tests.live.conftest import BASE, is_dequeue_only, serves
 
 pytestmark = pytest.mark.service
 
+TRIES = 5
 BROKEN_SHARDS = "shards:\n  1: {engine: mysqll}\n  2: {dequeue_only: maybe}\n"
 
 
@@ -57,16 +59,33 @@ def test_processes_come_up_while_a_file_is_broken(live, client, queue):
 
 def test_a_half_written_file_is_not_read(live):
     """What is written bit by bit, and valid in between, counts as a whole."""
-    version = live.deployment.status()["config_version"]
+    for _ in range(TRIES):
+        version = live.deployment.status()["config_version"]
+        if _is_ignored_while_written(live, version):
+            break
+        live.shards(BASE)
+        live.wait_until_changed()
+    else:
+        pytest.fail("held up each time")
+    live.wait_until(lambda s: is_dequeue_only(s, "1"))
+    assert not live.deployment.status()["config_problems"]
+
+
+def _is_ignored_while_written(live, version):
+    """False: we were held up, and what looks the same for so long counts as whole."""
     with (live.etc / "shards.yaml").open("w") as file:
+        written_at = time.monotonic()
         for line in ("shards:\n", "  1: {dequeue_only: true}\n", "  2: {}\n", "#\n" * 20):
             for part in (line[:5], line[5:]):
                 file.write(part)
                 file.flush()
                 time.sleep(POLL_SECONDS)
-                assert live.deployment.status()["config_version"] == version
-    live.wait_until(lambda s: is_dequeue_only(s, "1"))
-    assert not live.deployment.status()["config_problems"]
+                same = live.deployment.status()["config_version"] == version
+                if time.monotonic() - written_at >= LOOK_SECONDS:
+                    return False
+                assert same
+                written_at = time.monotonic()
+    return True
 
 
 def test_an_emptied_or_deleted_file_is_no_configuration(live):

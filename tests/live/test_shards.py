@@ -66,7 +66,9 @@ def test_new_shard_that_can_not_serve_disturbs_nobody(live, client, queue, load,
 
 def test_what_a_killed_coordinator_had_begun_is_done(live, wait_until):
     live.shards(THREE)
-    wait_until((live.deployment.folder / "run/programs.due").exists)
+    due = live.deployment.folder / "run/programs.due"
+    # On a busy machine it may come and go unseen: then all is done.
+    wait_until(lambda: due.exists() or "shard-3" in live.deployment.programs())
     live.deployment.kill("coordinator")
 
     live.deployment.wait_until_serving()

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,8 @@ class Stalled(Exception):
 
 def total(pullers: Iterable[Puller], begin: float, end: float) -> int:
     for puller in pullers:
-        assert puller.errors == []
+        if puller.errors:
+            pytest.fail(f"{puller.errors}")
     return sum(puller.between(begin, end) for puller in pullers)
 
 
@@ -67,11 +69,11 @@ def pass_seconds(seconds: float) -> tuple[float, float]:
 
 
 def in_a_window_without_stalls(look: Callable[[], None]) -> None:
+    """What is held up at a window's edge counts in the one before or after: its figures are wrong
+    by that, which a shorter stall can cause, too."""
     for _ in range(_MOST_WINDOWS - 1):
-        try:
+        with suppress(Stalled, AssertionError):
             return look()
-        except Stalled:
-            continue
     return look()
 
 
@@ -149,14 +151,13 @@ def test_killed_processes_never_take_more_than_the_rate(
 
     def look() -> None:
         recovered, end = pass_seconds(3)
-        taken = sum(p.between(begin, end) for p in (*staying, *leaving, *coming))
-        seconds = end - begin
-        assert taken <= rate * seconds + tolerance(rate, seconds)
-        # and nothing is lost for good
         after = total([*staying, *coming], recovered, end)
         assert after == pytest.approx(rate * (end - recovered), abs=tolerance(rate, 3) + 2)
 
-    in_a_window_without_stalls(look)
+    in_a_window_without_stalls(look)  # nothing is lost for good
+    end = time.monotonic()
+    taken = sum(p.between(begin, end) for p in (*staying, *leaving, *coming))
+    assert taken <= rate * (end - begin) + tolerance(rate, end - begin)
 
 
 def test_servers_of_a_set_share_the_rate(
