@@ -19,6 +19,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import NamedTuple
 
 import psutil
+from pymysql import OperationalError
+from pymysql.connections import Connection
 
 from pinlaterd.engines.redis import scripts
 from tests.checker.clients import WORK
@@ -477,18 +479,35 @@ def _locked(nemesis: Nemesis) -> Iterator[Hurt]:
     assert isinstance(server, MariaDB)
     shard = nemesis.rng.choice(SHARDS)
     table = f"plq_{shard}_{WORK}.jobs_p{nemesis.rng.choice((1, 2, 3))}"
-    connection = server.connect()
+    statement = nemesis.rng.choice(
+        (
+            f"LOCK TABLES {table} WRITE",
+            f"SELECT local_id FROM {table} ORDER BY 1 LIMIT 50 FOR UPDATE",
+        )
+    )
+    connection = _locking(nemesis, server, statement)
     try:
-        with connection.cursor() as cursor:
-            if nemesis.rng.random() < 0.5:
-                cursor.execute(f"LOCK TABLES {table} WRITE")
-            else:
-                connection.begin()
-                cursor.execute(f"SELECT local_id FROM {table} ORDER BY 1 LIMIT 50 FOR UPDATE")
-            yield Hurt([f"shard-{shard}"], "commits", queues=[WORK])
-            time.sleep(nemesis.rng.choice((1, 8)))
+        yield Hurt([f"shard-{shard}"], "commits", queues=[WORK])
+        time.sleep(nemesis.rng.choice((1, 8)))
     finally:
         connection.close()
+
+
+def _locking(nemesis: Nemesis, server: MariaDB, statement: str) -> Connection:
+    """A connection that holds what the statement locks. Another fault may have ended the server."""
+    deadline = time.monotonic() + _OPERATOR_SECONDS
+    while True:
+        try:
+            connection = server.connect()
+            connection.begin()
+            with connection.cursor() as cursor:
+                cursor.execute(statement)
+        except OperationalError:
+            if nemesis.alone or time.monotonic() > deadline:
+                raise
+            time.sleep(1)
+        else:
+            return connection
 
 
 def _always(name: str) -> Callable[[Nemesis], str]:
