@@ -36,6 +36,7 @@ _CONNECT_SECONDS = 1.0
 _LENGTH = struct.Struct(">I")
 _SHOWN_BYTES = 60
 _MOST_PAGES = 40
+_SEARCH_SECONDS = 15.0  # and its last page: less than a client gets at the end of a run
 # Errors that promise that nothing was done, by operation.
 _REFUSALS = {
     "enqueue": {
@@ -225,7 +226,7 @@ class Calls:
         found: list[str] = []
         for _ in range(_MOST_PAGES):
             page = self._run("scan", {**given, "begun": begun}, call)
-            if page is None:
+            if page is None or time.monotonic() > begun + _SEARCH_SECONDS:
                 return None
             found += [record.descriptor for record in page.jobs]
             following = calls.page_after(call, page)
