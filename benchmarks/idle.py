@@ -15,7 +15,7 @@ from pinlaterd.config import layout
 
 SHARDS = 3
 SHARD_PROCESSES = [layout.shard_program(str(number)) for number in range(1, SHARDS + 1)]
-SETTLE_SECONDS = 3.0  # after the start: first reports, first upkeep
+SETTLE_SECONDS = 15.0  # after the start: first reports, first upkeep, frequent pulses
 SAMPLE_SECONDS = 0.25
 DEEP_JOBS = 1_000_000
 CONNECTIONS = 64

@@ -3,10 +3,10 @@
     wait -> receive all that is there (bounded in frames and bytes) -> one batch, one commit
     -> a slice of other work -> one message of answers to each router, with counts
 
-It sleeps while there is nothing to do, at most a quarter of a second: then it pulses, so that
-routers know that it lives. It reports to the coordinator once a second. Counts of ready jobs ride
-on the answers; a router that gets none is told at once when a queue that had nothing ready has
-something, and otherwise with the next pulse.
+It sleeps while there is nothing to do, at most a quarter of a second, or a whole one if no calls
+have come for a while: then it pulses, so that routers know that it lives. It reports to the
+coordinator once a second. Counts of ready jobs ride on the answers; a router that gets none is told
+at once when a queue that had nothing ready has something, and otherwise with the next pulse.
 """
 
 from __future__ import annotations
@@ -23,12 +23,19 @@ from pinlaterd.shard.works import Arrival
 from pinlaterd.stats import Stats
 from pinlaterd.wire import envelope
 from pinlaterd.wire.control import ControlClient, ProcessState
-from pinlaterd.wire.envelope import Kind, MalformedEnvelope, ReadyCounts, ReplyEntry
+from pinlaterd.wire.envelope import (
+    PULSE_SECONDS,
+    PULSES_UNTIL_QUIET,
+    QUIET_PULSE_SECONDS,
+    Kind,
+    MalformedEnvelope,
+    ReadyCounts,
+    ReplyEntry,
+)
 from pinlaterd.wire.shard_end import Received, ShardEnd
 
 log = logging.getLogger(__name__)
 
-PULSE_SECONDS = 0.25
 _REPORT_SECONDS = 1.0
 # What one turn takes in. More would only wait in memory instead of in the sockets.
 _MOST_FRAMES = 500
@@ -71,6 +78,7 @@ class ShardLoop:
         self._told: dict[str, bool] = {}  # by queue: whether routers know of ready jobs
         self._news: dict[str, ReadyCounts] = {}  # since the last pulse
         self._next_pulse = 0.0
+        self._unused_pulses = 0  # since a router has sent something
         self._next_report = 0.0
         self._searcher_fileno: int | None = None
         self._control_fileno = control.fileno()
@@ -93,6 +101,8 @@ class ShardLoop:
         received: Sequence[Received] = ()
         if service.backlog < _MOST_BACKLOG:
             received = self._end.receive(_MOST_FRAMES, _MOST_BYTES)
+        if received and self._unused_pulses:
+            self._pulse_often()
         for router, frame in received:
             self._take(router, frame)
         service.run_batch()
@@ -283,7 +293,9 @@ class ShardLoop:
 
     def _pulse(self) -> None:
         now = self._clock.monotonic()
-        self._next_pulse = now + PULSE_SECONDS
+        self._unused_pulses += 1
+        quiet = self._unused_pulses >= PULSES_UNTIL_QUIET
+        self._next_pulse = now + (QUIET_PULSE_SECONDS if quiet else PULSE_SECONDS)
         self._told_ailing = bool(self._service.ailing)
         frame = envelope.pack_pulse(
             self._incarnation, self._news.values(), ailing=self._told_ailing
@@ -295,6 +307,10 @@ class ShardLoop:
         if now >= self._next_report:
             self._next_report = now + _REPORT_SECONDS
             self._report()
+
+    def _pulse_often(self) -> None:
+        self._unused_pulses = 0
+        self._next_pulse = min(self._next_pulse, self._clock.monotonic() + PULSE_SECONDS)
 
     def _report(self) -> None:
         service = self._service

@@ -50,6 +50,9 @@ class Op(IntEnum):
     END_SEARCH = 6  # the id of an earlier call of this router: nobody waits for its answer
 
 
+# How often a shard pulses; and how often, to spare the processor, once no router has sent anything
+# for so many pulses.
+PULSE_SECONDS, QUIET_PULSE_SECONDS, PULSES_UNTIL_QUIET = 0.25, 1.0, 40
 # Of a number of bytes in an entry.
 NO_BOUND = 0xFFFFFFFF
 # Of the custom statuses in a shard's answer to one scan: routers count on it.

@@ -28,11 +28,24 @@ from zmq.utils.monitor import recv_monitor_message
 
 from pinlaterd.clock import Clock
 from pinlaterd.wire import envelope
-from pinlaterd.wire.envelope import CallEntry, Kind, Op, ReadyCounts, ShardFacts, Status
+from pinlaterd.wire.envelope import (
+    PULSE_SECONDS,
+    PULSES_UNTIL_QUIET,
+    QUIET_PULSE_SECONDS,
+    CallEntry,
+    Kind,
+    Op,
+    ReadyCounts,
+    ShardFacts,
+    Status,
+)
 
 log = logging.getLogger(__name__)
 
-_SWEEP_SECONDS = 0.25  # as often as a shard pulses
+# Sweeps come as often as a shard's pulses. They get rare before the pulses do, so that a shard that
+# has become quiet is not taken for a silent one.
+_SWEEPS_UNTIL_QUIET = PULSES_UNTIL_QUIET * 3 // 4
+_QUIET_SWEEP = 2  # counts for so many in GiveUp
 _GREET_AGAIN_SECONDS = 0.05
 _RECONNECT_MS = 50
 # How long an answer is waited for after its caller was told that it is late.
@@ -163,7 +176,9 @@ class ShardLink:
         self._flush_scheduled = False
         self._loop = asyncio.get_running_loop()
         self._swept_at = clock.monotonic()
-        self._sweeping = self._loop.call_later(_SWEEP_SECONDS, self._sweep)
+        self._sweep_seconds = PULSE_SECONDS
+        self._unused_sweeps = 0  # since there was a call for it
+        self._sweeping = self._loop.call_later(self._sweep_seconds, self._sweep)
         self._socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
         # Only onto a finished connection, so that a send that fails was never sent.
@@ -227,6 +242,8 @@ class ShardLink:
         `patient` one waits for its successor; else the reply is REFUSED. If the shard falls silent
         while others can serve, the reply is SILENT as soon as `give_up` allows. Returns the id
         under which the call was sent, if it was."""
+        if self._unused_sweeps:
+            self._sweep_often()
         size = len(call.message)
         if self._bytes_in_flight + size > self._max_bytes and self._bytes_in_flight:
             on_reply(_FULL)
@@ -467,17 +484,20 @@ class ShardLink:
     def _sweep(self) -> None:
         """Give up calls past their deadline, and those that a silent shard holds up; forget those
         whose late answers will not come."""
-        self._sweeping = self._loop.call_later(_SWEEP_SECONDS, self._sweep)
-        now = self._clock.monotonic()
+        now, waited = self._clock.monotonic(), self._sweep_seconds
         # After a pause of this process answers may be there that have not been read yet.
-        judged_until = min(now, self._swept_at + 2 * _SWEEP_SECONDS)
+        judged_until = min(now, self._swept_at + 2 * waited)
         self._swept_at = now
+        self._unused_sweeps += 1
+        if self._unused_sweeps >= _SWEEPS_UNTIL_QUIET:
+            self._sweep_seconds = QUIET_PULSE_SECONDS
+        self._sweeping = self._loop.call_later(self._sweep_seconds, self._sweep)
         self._sweep_kept(now)
         for call_id, pending in list(self._in_flight.items()):
             if pending.call.deadline + _FORGET_AFTER_SECONDS <= now:
                 self._finish(call_id, _LATE)
         self._give_up(lambda pending: pending.call.deadline <= judged_until, _LATE)
-        self._silent_sweeps += 1
+        self._silent_sweeps += 1 if waited == PULSE_SECONDS else _QUIET_SWEEP
         self._assess()
         if self._silent_sweeps < GiveUp.SILENT or not self.incarnation:
             return
@@ -485,6 +505,14 @@ class ShardLink:
             log.warning("shard-%s does not answer; others come first", self.name)
         if self._in_flight and self._listener.others_can_serve(self):
             self._give_up(lambda pending: pending.give_up <= self._silent_sweeps, _SILENT)
+
+    def _sweep_often(self) -> None:
+        """There is a call for the shard, which pulses often from its receipt on."""
+        self._unused_sweeps = 0
+        if self._sweep_seconds != PULSE_SECONDS:
+            self._sweep_seconds = PULSE_SECONDS
+            self._sweeping.cancel()
+            self._sweeping = self._loop.call_later(PULSE_SECONDS, self._sweep)
 
     def _give_up(self, is_due: Callable[[_InFlight], bool], reply: ShardReply) -> None:
         """Answer those calls with `reply`. The claims of late answers are released."""

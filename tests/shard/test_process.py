@@ -204,6 +204,23 @@ def test_routers_hear_a_pulse_every_second(router):
     assert router.hear(SECONDS)
 
 
+def test_pulses_are_rare_while_no_router_sends_anything_and_then_frequent_again(router):
+    def seconds_to_next_pulse() -> float:
+        assert router.hear(SECONDS)
+        heard = time.monotonic()
+        assert router.hear(SECONDS)
+        return time.monotonic() - heard
+
+    end = time.monotonic() + SECONDS
+    while seconds_to_next_pulse() < 0.9:
+        assert time.monotonic() < end
+
+    router.enqueue(b"a")
+
+    while seconds_to_next_pulse() > 0.5:
+        assert time.monotonic() < end
+
+
 def test_what_was_answered_survives_a_kill_and_the_successor_serves(deployment, router):
     descriptors = router.enqueue(b"a", b"b", b"c")
     assert router.dequeue(1) == [b"a"]

@@ -15,9 +15,16 @@ import pytest
 import zmq
 
 from pinlaterd.clock import FakeClock
-from pinlaterd.wire import envelope
+from pinlaterd.wire import envelope, router_end
 from pinlaterd.wire.envelope import CallEntry, Kind, Op, ReadyCounts, ReplyEntry, ShardFacts, Status
-from pinlaterd.wire.router_end import LinkLimits, Outcome, ShardCall, ShardLink, ShardReply
+from pinlaterd.wire.router_end import (
+    GiveUp,
+    LinkLimits,
+    Outcome,
+    ShardCall,
+    ShardLink,
+    ShardReply,
+)
 from pinlaterd.wire.shard_end import Received, ShardEnd
 
 ENDPOINT = "ipc://s.ipc"
@@ -185,6 +192,23 @@ def test_what_a_killed_shard_may_have_carried_out_is_lost_and_the_rest_waits(run
         successor.answer(call)
 
         assert (await _reply(waits)).payload == b"done waits"
+
+    run(test)
+
+
+def test_a_shard_that_froze_unused_holds_up_a_call_no_longer_than_another(run, monkeypatch):
+    """While it is not used the link seldom looks whether the shard is silent."""
+    monkeypatch.setattr(router_end, "_SWEEPS_UNTIL_QUIET", 2)
+    monkeypatch.setattr(router_end, "QUIET_PULSE_SECONDS", 3600.0)
+
+    async def test(scene: Scene) -> None:
+        await scene.serving()
+        while scene.link._sweep_seconds < 3600:  # noqa: ASYNC110 - the link tells nobody
+            await asyncio.sleep(0.01)
+
+        asked = scene.link.ask(_call(b"never read"), give_up=GiveUp.SILENT)
+
+        assert (await _reply(asked)).outcome is Outcome.SILENT
 
     run(test)
 
