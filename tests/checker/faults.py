@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import psutil
 from pymysql import OperationalError
@@ -40,6 +40,7 @@ _COMMITS = {"mysql": b"COMMIT", "redis": scripts.APPLY.sha.encode()}
 ROUTER = "router"
 ALL_SHARDS = tuple(f"shard-{name}" for name in SHARDS)
 EVERYTHING = (ROUTER, *ALL_SHARDS)
+T = TypeVar("T")
 
 
 class Hurt(NamedTuple):
@@ -152,13 +153,16 @@ class Nemesis:
         time.sleep(self.rng.choice(self.fault_seconds))
 
     def operate(self, *command: str) -> str:
-        """As an operator does it, who repeats a command that another fault kept from its end.
-        Returns what it says."""
+        """Returns what the command says."""
+        return self.insist(lambda: self.site.deployment.admin(*command), AssertionError)
+
+    def insist(self, act: Callable[[], T], failure: type[Exception]) -> T:
+        """As an operator does it, who repeats what another fault kept from its end."""
         deadline = time.monotonic() + _OPERATOR_SECONDS
         while True:
             try:
-                return self.site.deployment.admin(*command)
-            except AssertionError:
+                return act()
+            except failure:
                 if self.alone or time.monotonic() > deadline:
                     raise
                 time.sleep(1)
@@ -174,7 +178,10 @@ class Nemesis:
                 self.say(f"{name}: {', '.join(hurt.places) or 'nothing may fail'}")
         except Exception as error:  # noqa: BLE001 - the run fails with it, and goes on
             self.failures.append(f"{name}: {error!r}")
-        given = {"kind": name, **hurt._asdict()}
+        self.note(name, started, hurt)
+
+    def note(self, kind: str, started: float, hurt: Hurt) -> None:
+        given = {"kind": kind, **hurt._asdict()}
         self.history.add(Record(started, time.monotonic(), "nemesis", "fault", given))
 
 
@@ -423,13 +430,18 @@ def _flushes_fail(nemesis: Nemesis) -> Iterator[Hurt]:
 
 @contextmanager
 def _clock_stepped(nemesis: Nemesis) -> Iterator[Hurt]:
-    """The wall clock of every process is an hour ahead or behind for a while."""
-    nemesis.site.control(clock_seconds=nemesis.rng.choice((-3600, 3600)))
+    """The wall clock of every process is an hour ahead or behind for a while. It may end MariaDB:
+    InnoDB takes the hour for the time that a flush has taken, and aborts after ten minutes."""
+    site, started = nemesis.site, time.monotonic()
+    site.control(clock_seconds=nemesis.rng.choice((-3600, 3600)))
     try:
         yield Hurt(())
         time.sleep(3)
     finally:
-        nemesis.site.control()
+        site.control()
+    if isinstance(site.server, MariaDB) and not site.server_runs():
+        site.revive_server()
+        nemesis.note("server aborted", started, Hurt(ALL_SHARDS, "commits"))
 
 
 @contextmanager
@@ -485,29 +497,20 @@ def _locked(nemesis: Nemesis) -> Iterator[Hurt]:
             f"SELECT local_id FROM {table} ORDER BY 1 LIMIT 50 FOR UPDATE",
         )
     )
-    connection = _locking(nemesis, server, statement)
+
+    def lock() -> Connection:
+        connection = server.connect()
+        connection.begin()
+        with connection.cursor() as cursor:
+            cursor.execute(statement)
+        return connection
+
+    connection = nemesis.insist(lock, OperationalError)
     try:
         yield Hurt([f"shard-{shard}"], "commits", queues=[WORK])
         time.sleep(nemesis.rng.choice((1, 8)))
     finally:
         connection.close()
-
-
-def _locking(nemesis: Nemesis, server: MariaDB, statement: str) -> Connection:
-    """A connection that holds what the statement locks. Another fault may have ended the server."""
-    deadline = time.monotonic() + _OPERATOR_SECONDS
-    while True:
-        try:
-            connection = server.connect()
-            connection.begin()
-            with connection.cursor() as cursor:
-                cursor.execute(statement)
-        except OperationalError:
-            if nemesis.alone or time.monotonic() > deadline:
-                raise
-            time.sleep(1)
-        else:
-            return connection
 
 
 def _always(name: str) -> Callable[[Nemesis], str]:

@@ -115,7 +115,7 @@ class Site:
         """Start it again if it has ended; while flushes fail it may end once more."""
         deadline = time.monotonic() + _START_SECONDS
         with self._reviving:
-            while self.server is not None and not self._server_runs():
+            while self.server is not None and not self.server_runs():
                 try:
                     self.start_server_again()
                 except AssertionError:
@@ -127,7 +127,7 @@ class Site:
         """Meanwhile it is not started again."""
         assert self.server is not None
         with self._reviving:
-            if self._server_runs():
+            if self.server_runs():
                 self.server.kill()
             yield
 
@@ -140,7 +140,7 @@ class Site:
         with _changed_environment(self._environment):
             self.server.start()
 
-    def _server_runs(self) -> bool:
+    def server_runs(self) -> bool:
         server = self.server
         assert server is not None
         if isinstance(server, MariaDB):
@@ -177,7 +177,7 @@ class Site:
         with suppress(psutil.Error, OSError, ValueError):
             found["supervisord"] = psutil.Process(self.deployment.supervisord_pid())
         with suppress(psutil.Error):
-            if self.server is not None and self._server_runs():
+            if self.server is not None and self.server_runs():
                 found["server"] = psutil.Process(self.server.pid)
         return found
 
