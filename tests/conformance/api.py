@@ -33,6 +33,8 @@ from thrift.protocol.TCompactProtocol import TCompactProtocol
 from thrift.Thrift import TApplicationException, TMessageType
 from thrift.transport import TSocket, TTransport
 
+from tests.deployment import unused_port
+
 REPOSITORY = Path(__file__).parents[2]
 INTERFACE_FILE = REPOSITORY / "thrift" / "pinlater.thrift"
 PINLATERD = (sys.executable, "-m", "pinlaterd.main")
@@ -313,15 +315,19 @@ class Client:
     # --- what many tests need first ----------------------------------------------------------
 
     def enqueue_on_every_shard(
-        self, queue: str, make: Callable[[int], Any] = lambda number: b"%d" % number, each: int = 1
+        self,
+        queue: str,
+        make: Callable[[int], Any] = lambda number: b"%d" % number,
+        each: int = 1,
+        shards: int = SHARDS,
     ) -> dict[str, list[str]]:
-        """One job a call, the nth made by `make(n)`, until every shard has got `each`.
+        """One job a call, the nth made by `make(n)`, until so many shards have got `each`.
 
         Returns the descriptors by shard, in the order in which they were enqueued."""
         by_shard: dict[str, list[str]] = {}
         number = 0
         began = time.monotonic()
-        while len(by_shard) < SHARDS or min(map(len, by_shard.values())) < each:
+        while len(by_shard) < shards or min(map(len, by_shard.values())) < each:
             # One that is slow for a moment is left out for some seconds.
             waited = time.monotonic() - began
             assert waited < ANSWER_SECONDS, f"no shard but {sorted(by_shard)} gets jobs"
@@ -421,13 +427,12 @@ class Deployment:
         api: Interface,
         backend: Backend,
         folder: Path,
-        free_port: Callable[[], int],
         store: Mapping[str, object],
     ) -> None:
         self.api = api
         self.folder = folder
         self.shard_settings = {"engine": backend.engine, **store}
-        self.port, self.stats_port = free_port(), free_port()
+        self.port, self.stats_port = unused_port(), unused_port()
         _run(
             "init", str(folder), "--engine", backend.engine, "--shards", str(SHARDS),
             "--port", str(self.port), "--stats-port", str(self.stats_port),

@@ -31,7 +31,7 @@ from tests.conformance.api import (
     running,
 )
 from tests.conftest import FreePort, ProgramPath
-from tests.deployment import PATIENT, unused_port
+from tests.deployment import PATIENT
 from tests.servers import mariadb
 from tests.servers.mariadb import MariaDB, start_mariadb
 from tests.servers.redis import RedisServer, redis_program
@@ -97,13 +97,12 @@ def new_deployment(
     backend: Backend,
     new_store: NewStore,
     tmp_path_factory: pytest.TempPathFactory,
-    free_port: FreePort,
 ) -> Callable[[], Deployment]:
     """Writes a deployment that nobody has started yet."""
 
     def write() -> Deployment:
         folder: Path = tmp_path_factory.mktemp(backend.engine)
-        return Deployment(api, backend, folder / "service", unused_port, new_store(folder))
+        return Deployment(api, backend, folder / "service", new_store(folder))
 
     return write
 

@@ -181,10 +181,13 @@ class TestWithoutShard2:
         queue = without_shard_2.queue
         client.create(queue)
 
-        few = [client.enqueue(queue, client.job(b"", priority=3))[0] for _ in range(20)]
+        few = client.enqueue_on_every_shard(
+            queue, lambda _: client.job(b"", priority=3), each=10, shards=2
+        )
         many = client.enqueue(queue, *[client.job(b"", priority=3)] * 1500)
 
-        assert {shard_of(d) for d in (*few, *many)} <= {"1", "3"}
+        assert few.keys() == {"1", "3"}
+        assert {shard_of(d) for d in many} <= {"1", "3"}
         assert len(client.lookup(*many)) == 1500
 
     def test_dequeue_goes_round_it(self, client: Client, without_shard_2):

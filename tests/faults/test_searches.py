@@ -26,10 +26,10 @@ from tests.deployment import Deployment
 pytestmark = pytest.mark.service
 
 QUEUE, OTHER = "deep", "other"
-JOBS, BODY_BYTES, MARKED_EVERY = 200, 2_000, 20
-# RE2 falls back to its slow way: some 12 ms for each body, 2.4 s of processor time for all.
-SLOW, SLOW_AND_FOUND = "a[ab]{200}c", "a[ab]{200}c|marked"
-LESS_SLOW_AND_FOUND = "(a|b)*a[ab]{20}c|marked"  # some 0.2 s
+JOBS, BODY_BYTES, MARKED_EVERY = 400, 2_000, 40
+# RE2 falls back to its slow way: 11 ms of a fast processor for each body, 4 s for all.
+SLOW, SLOW_AND_FOUND = "a[ab]{600}c", "a[ab]{600}c|marked"
+LESS_SLOW_AND_FOUND = "(a|b)*a[ab]{20}c|marked"  # some 0.4 s
 REQUEST_SECONDS = 1.5
 TRIES = 3  # a busy machine holds up one of them
 IMPATIENT = 4
@@ -118,19 +118,21 @@ def _ask_in_vain(service: Deployment) -> None:
 
 def test_a_scan_that_takes_longer_than_a_call_goes_on_with_the_next_one(service: Deployment):
     """A call that finds nothing in its time says so with a continuation; and nothing is missed."""
-    pages = []
-    call: calls.PreparedCall[ScanResult] | None = calls.scan(
-        QUEUE, JobState.PENDING, body_regex=SLOW_AND_FOUND
-    )
     with service.client() as client:
-        while call is not None:
-            page = _page(client, call)
-            pages.append([job.run_after_ms for job in page.jobs])
-            call = calls.page_after(call, page)
+        pages = list(_pages(client, SLOW_AND_FOUND))
 
-    found = [run_after_ms for page in pages for run_after_ms in page]
+    found = [job.run_after_ms for page in pages for job in page.jobs]
     assert len(pages) > 1
     assert found == sorted(range(1, JOBS + 1, MARKED_EVERY), reverse=True)
+
+
+def _pages(client: Client, body_regex: str) -> Iterator[ScanResult]:
+    call: calls.PreparedCall[ScanResult] | None = calls.scan(
+        QUEUE, JobState.PENDING, body_regex=body_regex
+    )
+    while call is not None:
+        yield (page := _page(client, call))
+        call = calls.page_after(call, page)
 
 
 def _page(client: Client, call: calls.PreparedCall[ScanResult]) -> ScanResult:
@@ -160,15 +162,8 @@ def test_a_search_ends_with_its_connection(service: Deployment, wait_until: Wait
 
 
 def test_a_search_ends_on_a_machine_that_is_busy(service: Deployment):
-    found = 0
-    call: calls.PreparedCall[ScanResult] | None = calls.scan(
-        QUEUE, JobState.PENDING, body_regex=LESS_SLOW_AND_FOUND
-    )
     with busy_cores(), service.client() as client:
-        while call is not None:
-            page = _page(client, call)
-            found += len(page.jobs)
-            call = calls.page_after(call, page)
+        found = sum(len(page.jobs) for page in _pages(client, LESS_SLOW_AND_FOUND))
 
     assert found == JOBS // MARKED_EVERY
 
