@@ -1,7 +1,4 @@
-"""Every block of Python in README.md, docs/python.md and docs/worker.md is run, on a real service.
-
-But for README.md's client of Apache Thrift, whose stubs have to be made first: test_readme.py.
-"""
+"""Every block of Python in README.md, docs/python.md and docs/worker.md runs on a real service."""
 
 from __future__ import annotations
 
@@ -93,8 +90,7 @@ def ctrl_c_comes_at_once(monkeypatch) -> None:
 @pytest.mark.parametrize("page", ["README.md", "docs/python.md", "docs/worker.md"])
 def test_all_blocks_of_a_page_run_one_after_the_other(run_block, page):
     for block in python_blocks((REPOSITORY / page).read_text("utf-8")):
-        if "from pinlater import" not in block:
-            run_block(block)
+        run_block(block)
 
 
 def test_the_client_of_the_page_does_what_it_says(run_block, client, queue):

@@ -63,17 +63,6 @@ def test_the_client_of_the_tour_works(service, queue):
     assert printed.splitlines() == ["b'to: ada'", "b'to: grace'", "SUCCEEDED"]
 
 
-def test_a_client_generated_by_apache_thrift_works(service, queue, tmp_path, program_path):
-    compiler = program_path("thrift", debian_package="thrift-compiler")
-    interface = REPOSITORY / "thrift" / "pinlater.thrift"
-    subprocess.run([compiler, "--gen", "py", "-out", str(tmp_path), str(interface)], check=True)
-
-    code = code_block("RequestContext") + "print(done)\n"
-    printed = run(code, service.port, queue, PYTHONPATH=str(tmp_path))
-
-    assert f"jobDescriptor='{queue}:s" in printed
-
-
 def test_the_commands_of_the_shell_work(shell, program_path):
     program_path("curl", debian_package="curl")
     lines = commands(section(README, "From the shell"))
