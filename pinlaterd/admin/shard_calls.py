@@ -49,7 +49,7 @@ from pinlaterd.wire.envelope import (
     pack_hold_request,
     unpack_held_jobs,
 )
-from pinlaterd.wire.router_end import Outcome, ShardReply
+from pinlaterd.wire.link import Outcome, ShardReply
 from pinlaterd.wire.shard_caller import ShardCaller
 
 # A shard that takes up an enqueue later than this does nothing.

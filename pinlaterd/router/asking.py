@@ -14,7 +14,7 @@ from pinlaterd.model import Method, Result
 from pinlaterd.router.call import shard_failed, shards_failed
 from pinlaterd.router.shards import Shard
 from pinlaterd.rpc import codec
-from pinlaterd.wire.router_end import Outcome, ShardCall, ShardReply
+from pinlaterd.wire.link import Outcome, ShardCall, ShardReply
 
 # Each step of a larger call takes milliseconds.
 LARGE_BYTES = 64 * KIB

@@ -21,7 +21,7 @@ from pinlaterd.errors import (
 from pinlaterd.router.shards import Shard
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.codec import Peek
-from pinlaterd.wire.router_end import Outcome, ShardReply
+from pinlaterd.wire.link import Outcome, ShardReply
 
 T = TypeVar("T")
 

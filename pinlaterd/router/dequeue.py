@@ -38,7 +38,7 @@ from pinlaterd.router.limits import Limits
 from pinlaterd.router.shards import Shard, ShardSet
 from pinlaterd.router.waiting import WaitingRoom
 from pinlaterd.rpc import codec
-from pinlaterd.wire.router_end import GiveUp, Outcome, ShardCall, ShardReply
+from pinlaterd.wire.link import GiveUp, Outcome, ShardCall, ShardReply
 
 
 class Dequeuer:

@@ -60,7 +60,7 @@ from pinlaterd.rpc import codec
 from pinlaterd.rpc.peek import UNUSUAL
 from pinlaterd.rpc.slices import ack_parts, ack_slices
 from pinlaterd.wire.envelope import Op
-from pinlaterd.wire.router_end import Outcome, ShardCall, ShardReply
+from pinlaterd.wire.link import Outcome, ShardCall, ShardReply
 
 _LARGEST_I32 = 2**31 - 1
 _CarryOut = Callable[[CallContext, Any, float], Coroutine[Any, Any, Result]]

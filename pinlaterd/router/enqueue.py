@@ -32,7 +32,7 @@ from pinlaterd.router.shards import Shard, ShardSet
 from pinlaterd.rpc.peek import UNUSUAL
 from pinlaterd.rpc.slices import SLICE, EnqueuePart, encoded_parts, enqueue_parts
 from pinlaterd.wire.envelope import Op
-from pinlaterd.wire.router_end import GiveUp, Outcome, ShardCall, ShardReply
+from pinlaterd.wire.link import GiveUp, Outcome, ShardCall, ShardReply
 
 _Part = TypeVar("_Part")
 

@@ -35,11 +35,11 @@ from pinlaterd.router.service import RouterService
 from pinlaterd.router.shards import ShardPlan, ShardSet
 from pinlaterd.rpc.server import RETIRE_SECONDS, ThriftServer
 from pinlaterd.stats import Stats
-from pinlaterd.wire.context import new_context
 from pinlaterd.wire.control import ControlClient, ProcessState, Snapshot, read_snapshot
 from pinlaterd.wire.envelope import MalformedEnvelope
+from pinlaterd.wire.link import LinkLimits, LinkListener, ShardLink
 from pinlaterd.wire.rates import RouterId, read_holdings
-from pinlaterd.wire.router_end import LinkLimits, LinkListener, ShardLink
+from pinlaterd.wire.socket import new_context
 
 log = logging.getLogger(__name__)
 

@@ -37,7 +37,7 @@ from pinlaterd.router.limits import Limits
 from pinlaterd.router.shards import Shard, ShardSet
 from pinlaterd.rpc import codec
 from pinlaterd.stats import Stats
-from pinlaterd.wire.router_end import GiveUp, Outcome, ShardCall, ShardReply
+from pinlaterd.wire.link import GiveUp, Outcome, ShardCall, ShardReply
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
 from pinlaterd.wire.envelope import Op, ReadyCounts, ShardFacts
-from pinlaterd.wire.router_end import (
+from pinlaterd.wire.link import (
     GiveUp,
     LinkListener,
     OnReply,

@@ -32,7 +32,7 @@ from pinlaterd.wire.envelope import (
     ReadyCounts,
     ReplyEntry,
 )
-from pinlaterd.wire.shard_end import Received, ShardEnd
+from pinlaterd.wire.socket import Received, ShardEnd
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ _new = tuple.__new__  # half the cost of calling a NamedTuple, for each call of 
 _MOST_LAST_TURNS = 1_000
 # How long a shard that stops waits for routers to hear of it; a frozen one never does.
 _FAREWELL_SECONDS = 1.0
-_PARTED = bytes((Kind.PARTED,))
+_PARTED = bytes((Kind.GOODBYE_ACK,))
 
 
 class ShardLoop:
@@ -164,7 +164,7 @@ class ShardLoop:
 
     def _say_farewell(self) -> None:
         """Calls that arrive from here on are not carried out: their routers may try elsewhere."""
-        farewell = envelope.pack_farewell(self._incarnation)
+        farewell = envelope.pack_goodbye(self._incarnation)
         for router in list(self._routers):
             self._send(router, farewell)
 
@@ -206,7 +206,7 @@ class ShardLoop:
                 self._missing_out.discard(router)
                 self._routers.add(router)
                 self._greet(router, envelope.unpack_hello(frame))
-            elif kind == Kind.PARTED:
+            elif kind == Kind.GOODBYE_ACK:
                 pass  # it has heard that the store is closed
             else:
                 raise MalformedEnvelope(f"kind {kind}")

@@ -25,9 +25,8 @@ from pinlaterd.shard.news import CoordinatorNews
 from pinlaterd.shard.service import ShardService
 from pinlaterd.shard.timekeeping import Timekeeper
 from pinlaterd.stats import Stats
-from pinlaterd.wire.context import new_context
 from pinlaterd.wire.control import ControlClient, ProcessState
-from pinlaterd.wire.shard_end import ShardEnd
+from pinlaterd.wire.socket import ShardEnd, new_context
 
 log = logging.getLogger(__name__)
 

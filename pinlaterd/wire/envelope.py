@@ -6,12 +6,12 @@ TBinaryProtocol; the reply bears the client's seqid, so it goes back untouched.
 
     router -> shard   HELLO      JSON {names: the queues that the router knows}
                       CALLS      incarnation, then entries (CallEntry)
-                      PARTED     incarnation: has heard its farewell, and all that came before
+                      GOODBYE_ACK   incarnation: has its GOODBYE, and all that came before
     shard -> router   WELCOME    incarnation, JSON ShardFacts
                       REPLIES    incarnation, entries (ReplyEntry), then counts (ReadyCounts)
                       PULSE      incarnation, whether it ails, counts: sent when counts or that
                                  change, and four times a second
-                      FAREWELL   incarnation: it ends in order, or its store is closed; it has
+                      GOODBYE    incarnation: it stops in order, or its store is closed; it has
                                  answered all that it carried out, and will carry out nothing more
 
 Every CALLS names the incarnation it is meant for: ZeroMQ hands what was sent to a dead shard to
@@ -34,8 +34,8 @@ class Kind(IntEnum):
     WELCOME = 3
     REPLIES = 4
     PULSE = 5
-    FAREWELL = 6
-    PARTED = 7
+    GOODBYE = 6
+    GOODBYE_ACK = 7
 
 
 class Op(IntEnum):
@@ -291,12 +291,12 @@ def pack_pulse(incarnation: int, counts: Iterable[ReadyCounts], *, ailing: bool 
     return b"".join(parts)
 
 
-def pack_farewell(incarnation: int) -> bytes:
-    return _HEAD.pack(Kind.FAREWELL, incarnation, 0)
+def pack_goodbye(incarnation: int) -> bytes:
+    return _HEAD.pack(Kind.GOODBYE, incarnation, 0)
 
 
-def pack_parted(incarnation: int) -> bytes:
-    return _HEAD.pack(Kind.PARTED, incarnation, 0)
+def pack_goodbye_ack(incarnation: int) -> bytes:
+    return _HEAD.pack(Kind.GOODBYE_ACK, incarnation, 0)
 
 
 def unpack_pulse(frame: bytes) -> tuple[list[ReadyCounts], bool]:

@@ -17,9 +17,9 @@ from typing import Any, Self
 import zmq
 
 from pinlaterd.wire import envelope
-from pinlaterd.wire.context import new_context
 from pinlaterd.wire.envelope import CallEntry, Kind, MalformedEnvelope, Op, ShardFacts, Status
-from pinlaterd.wire.router_end import Outcome, ShardReply
+from pinlaterd.wire.link import Outcome, ShardReply
+from pinlaterd.wire.socket import new_context
 
 # What a late answer may take beyond the deadline: the shard judges it when it takes the call up.
 _GRACE_SECONDS = 5.0
@@ -110,8 +110,8 @@ class ShardCaller:
                         return ShardReply(Outcome(status), payload, jobs)
             if self._incarnation != incarnation:
                 # It took its store anew, or has ended in order: then it did not do it.
-                farewell = frame[0] == Kind.FAREWELL
-                return _UNAVAILABLE if farewell else ShardReply(Outcome.LOST)
+                goodbye = frame[0] == Kind.GOODBYE
+                return _UNAVAILABLE if goodbye else ShardReply(Outcome.LOST)
         self._start_anew()
         return ShardReply(Outcome.LATE)
 
@@ -148,11 +148,11 @@ class ShardCaller:
         if frame[0] == Kind.WELCOME:
             self._incarnation = envelope.incarnation_of(frame)
             self.facts = envelope.unpack_welcome(frame)
-        elif frame[0] == Kind.FAREWELL:
+        elif frame[0] == Kind.GOODBYE:
             self._incarnation = 0
-            parted = envelope.pack_parted(envelope.incarnation_of(frame))
+            ack = envelope.pack_goodbye_ack(envelope.incarnation_of(frame))
             with contextlib.suppress(zmq.Again):  # it has gone already, and waits for nobody
-                self._socket.send(parted, zmq.NOBLOCK)
+                self._socket.send(ack, zmq.NOBLOCK)
         return frame
 
     def _start_anew(self) -> None:

@@ -13,7 +13,7 @@ from pinlaterd.errors import PinLaterError, QueueNotFound
 from pinlaterd.model import Method
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.codec import Head
-from pinlaterd.wire.router_end import Outcome, ShardReply
+from pinlaterd.wire.link import Outcome, ShardReply
 from pinlaterd.wire.shard_caller import ShardCaller
 
 

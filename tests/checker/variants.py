@@ -306,9 +306,9 @@ def _repeated_enqueue() -> None:
     if "shard" in sys.orig_argv:
         _dies_before_answers()
     else:
-        from pinlaterd.wire import router_end
+        from pinlaterd.wire import link
 
-        _replace(router_end, "_LOST", router_end._DOWN)
+        _replace(link, "_LOST", link._DOWN)
 
 
 def _short_dequeue() -> None:
@@ -338,7 +338,7 @@ def _unanswered_calls() -> None:
 
 def _waits_for_the_silent() -> None:
     """While a shard is silent the router stands still for 2 s with one call in a hundred."""
-    from pinlaterd.wire.router_end import ShardLink
+    from pinlaterd.wire.link import ShardLink
 
     assess, call = ShardLink._assess, ShardLink.call
     numbers = itertools.count(1)

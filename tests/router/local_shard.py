@@ -11,7 +11,7 @@ from pinlaterd.router.shards import ShardSet
 from pinlaterd.shard.service import ShardService
 from pinlaterd.shard.works import Arrival
 from pinlaterd.wire.envelope import CallEntry, Op, ReadyCounts, ShardFacts
-from pinlaterd.wire.router_end import GiveUp, OnReply, Outcome, ShardCall, ShardReply
+from pinlaterd.wire.link import GiveUp, OnReply, Outcome, ShardCall, ShardReply
 
 ROUTER = b"router"
 

@@ -58,7 +58,7 @@ from pinlaterd.rpc import codec, fast_read
 from pinlaterd.shard.service import ShardService
 from pinlaterd.stats import Stats
 from pinlaterd.wire.envelope import Op, ReadyCounts
-from pinlaterd.wire.router_end import OnReply, Outcome, ShardCall, ShardReply
+from pinlaterd.wire.link import OnReply, Outcome, ShardCall, ShardReply
 from tests.router.local_shard import LocalShard
 
 QUEUE = "mail"

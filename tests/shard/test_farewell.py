@@ -20,7 +20,7 @@ from pinlaterd.stats import Stats
 from pinlaterd.wire import envelope
 from pinlaterd.wire.control import ControlClient
 from pinlaterd.wire.envelope import Kind, Status
-from pinlaterd.wire.shard_end import ShardEnd
+from pinlaterd.wire.socket import ShardEnd
 from tests.shard.conftest import Shard
 
 ENDPOINT = "ipc://s.ipc"
@@ -53,9 +53,9 @@ def test_it_stays_until_its_routers_have_heard_of_it(shard: Shard, context: Cont
             router.send(envelope.pack_hello([]))
         welcomes = [_hear(router, Kind.WELCOME) for router in routers]
         stop.set()
-        parted = envelope.pack_parted(envelope.incarnation_of(welcomes[0]))
+        parted = envelope.pack_goodbye_ack(envelope.incarnation_of(welcomes[0]))
         for router in routers:
-            _hear(router, Kind.FAREWELL)
+            _hear(router, Kind.GOODBYE)
             # As long as one of them has said nothing, it is there.
             stayed.append(not ended.wait(0.1))
             router.send(parted)
@@ -109,8 +109,8 @@ def test_to_its_routers_it_is_down_until_its_store_is_open_again(
                 assert router.poll(MILLISECONDS)
                 heard.append(router.recv())
             stop.set()
-            last = _hear(router, Kind.FAREWELL)
-            router.send(envelope.pack_parted(envelope.incarnation_of(last)))
+            last = _hear(router, Kind.GOODBYE)
+            router.send(envelope.pack_goodbye_ack(envelope.incarnation_of(last)))
 
     calling = threading.Thread(target=call_it)
     calling.start()
@@ -121,7 +121,7 @@ def test_to_its_routers_it_is_down_until_its_store_is_open_again(
     reply, farewell, welcome = [frame for frame in heard if frame[0] != Kind.PULSE]
     _, [entry], _ = envelope.unpack_replies(reply)
     assert entry.status is Status.FAILED
-    assert farewell[0] == Kind.FAREWELL
+    assert farewell[0] == Kind.GOODBYE
     assert envelope.incarnation_of(reply) == envelope.incarnation_of(farewell)
     assert envelope.incarnation_of(welcome) > envelope.incarnation_of(farewell)
     end.close()

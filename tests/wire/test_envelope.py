@@ -16,7 +16,7 @@ from pinlaterd.wire.envelope import (
     ShardFacts,
     Status,
 )
-from pinlaterd.wire.router_end import ShardCall
+from pinlaterd.wire.link import ShardCall
 
 CALLS = st.builds(
     CallEntry,

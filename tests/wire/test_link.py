@@ -15,9 +15,9 @@ import pytest
 import zmq
 
 from pinlaterd.clock import FakeClock
-from pinlaterd.wire import envelope, router_end
+from pinlaterd.wire import envelope, link
 from pinlaterd.wire.envelope import CallEntry, Kind, Op, ReadyCounts, ReplyEntry, ShardFacts, Status
-from pinlaterd.wire.router_end import (
+from pinlaterd.wire.link import (
     GiveUp,
     LinkLimits,
     Outcome,
@@ -25,7 +25,7 @@ from pinlaterd.wire.router_end import (
     ShardLink,
     ShardReply,
 )
-from pinlaterd.wire.shard_end import Received, ShardEnd
+from pinlaterd.wire.socket import Received, ShardEnd
 
 ENDPOINT = "ipc://s.ipc"
 RETURN_SECONDS = 3.0
@@ -82,8 +82,8 @@ class PlayedShard:
         self._send(envelope.pack_replies(self._incarnation, [reply], ()))
 
     async def end_in_order(self) -> None:
-        self._send(envelope.pack_farewell(self._incarnation))
-        await self.hear(Kind.PARTED)
+        self._send(envelope.pack_goodbye(self._incarnation))
+        await self.hear(Kind.GOODBYE_ACK)
         self.kill()
 
     def kill(self) -> None:
@@ -198,8 +198,8 @@ def test_what_a_killed_shard_may_have_carried_out_is_lost_and_the_rest_waits(run
 
 def test_a_shard_that_froze_unused_holds_up_a_call_no_longer_than_another(run, monkeypatch):
     """While it is not used the link seldom looks whether the shard is silent."""
-    monkeypatch.setattr(router_end, "_SWEEPS_UNTIL_QUIET", 2)
-    monkeypatch.setattr(router_end, "QUIET_PULSE_SECONDS", 3600.0)
+    monkeypatch.setattr(link, "_SWEEPS_UNTIL_QUIET", 2)
+    monkeypatch.setattr(link, "QUIET_PULSE_SECONDS", 3600.0)
 
     async def test(scene: Scene) -> None:
         await scene.serving()

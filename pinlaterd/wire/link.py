@@ -360,9 +360,9 @@ class ShardLink:
         if kind == Kind.WELCOME:
             self._welcome(envelope.incarnation_of(frame), envelope.unpack_welcome(frame))
             return
-        if kind == Kind.FAREWELL:
+        if kind == Kind.GOODBYE:
             # Also where it never served us: it waits to be heard.
-            self._send(envelope.pack_parted(envelope.incarnation_of(frame)))
+            self._send(envelope.pack_goodbye_ack(envelope.incarnation_of(frame)))
         if envelope.incarnation_of(frame) != self.incarnation:
             return
         if kind == Kind.PULSE:
@@ -372,8 +372,8 @@ class ShardLink:
                 log.warning("shard-%s %s", self.name, "ails" if ails else "is well again")
                 self._count_all()
             self._count(counts)
-        elif kind == Kind.FAREWELL:
-            self._bid_farewell()
+        elif kind == Kind.GOODBYE:
+            self._take_goodbye()
 
     def _welcome(self, incarnation: int, facts: ShardFacts) -> None:
         if self.incarnation:
@@ -390,7 +390,7 @@ class ShardLink:
         for pending in kept:
             self._post(pending)
 
-    def _bid_farewell(self) -> None:
+    def _take_goodbye(self) -> None:
         """The shard ends in order, or its store is closed: what it has not answered by now it will
         never carry out."""
         log.info("shard-%s does not serve for now; waiting for it to come back", self.name)

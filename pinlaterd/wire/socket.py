@@ -36,6 +36,11 @@ class Received(NamedTuple):
     frame: bytes
 
 
+def new_context() -> zmq.Context[zmq.Socket[bytes]]:
+    """One for each process; its one input/output thread serves any number of peers."""
+    return zmq.Context()
+
+
 class ShardEnd:
     """Takes frames from routers and sends frames to them."""
 
