@@ -11,14 +11,12 @@
     client.enqueue("mail", [b"to: ada", b"to: grace"])
     Worker(client, handlers).run()
 
-`calls` has the twelve operations; `client` makes them and blocks, with the sockets of `connection`
-and `pool`; `async_client`, `async_connection` and `async_pool` do the same for asyncio. What both
-share: a `caller` begins calls, a `ledger` knows which connections and servers are well, `names`
-asks DNS: docs/python.md. `worker` runs `handlers`, a `lane` for each queue: docs/worker.md. A lane
-has `claims` in hand, as many `ahead` as its `executors` begin soon, in a `process_place` where a
-process is wanted; its `keeper` tells the service of `outcomes`; handlers get a `running_job`, and
-`retries` say when to try again. `metrics`, imported by those who need it, is for Prometheus. May
-rely on `rpc` and below.
+`calls` has the twelve operations; a `pool` makes them, to `addresses` that serve, and `client` and
+`async_client` are its two ways to wait, each with its kind of `connection`: docs/python.md. A
+`worker` runs `handlers`, a `lane` for each queue: docs/worker.md. A lane has `claims`, as many
+`ahead` as its `executors` begin soon, in a `process_place` where a process is wanted; its `keeper`
+tells the service of `outcomes`; handlers get a `running_job`, and `retries` say when to try again.
+`metrics`, imported by those who need it, is for Prometheus. May rely on `rpc` and below.
 """
 
 from importlib import import_module

@@ -70,7 +70,7 @@ def _parse_address(named: str, default_port: int) -> Address:
 
 
 @dataclass(slots=True)
-class _Trouble:
+class _Failure:
     """A server failed, and has answered no call since.
 
     It is left alone until `pause_ends_at`, then probed. Once a probe was answered it is away no
@@ -105,7 +105,7 @@ class Servers:
         self._addresses = tuple(addresses)
         # Clients that start together don't begin with the same server.
         self._turn = rng.randrange(len(self._addresses))
-        self._troubles: dict[Address, _Trouble] = {}
+        self._failures: dict[Address, _Failure] = {}
 
     def order(self) -> list[Address]:
         """All servers in the order in which a call should try them.
@@ -113,7 +113,7 @@ class Servers:
         Those that are well come first and take turns; those that are left alone come last, the
         one whose pause ends soonest before the others.
         """
-        away = {a: t.pause_ends_at for a, t in self._troubles.items() if t.is_away}
+        away = {a: f.pause_ends_at for a, f in self._failures.items() if f.is_away}
         well = [address for address in self._addresses if address not in away]
         if well:
             turn = self._turn % len(well)
@@ -126,34 +126,34 @@ class Servers:
 
         Many calls that break at the same time are one failure.
         """
-        trouble = self._troubles.get(address)
-        if trouble is None:
+        failure = self._failures.get(address)
+        if failure is None:
             pause_ends_at = now + FIRST_PAUSE_SECONDS
-            self._troubles[address] = _Trouble(FIRST_PAUSE_SECONDS, pause_ends_at)
-        elif not trouble.is_away:
-            trouble.pause_longer(now)
+            self._failures[address] = _Failure(FIRST_PAUSE_SECONDS, pause_ends_at)
+        elif not failure.is_away:
+            failure.pause_longer(now)
 
     def answered(self, address: Address) -> None:
         """It has answered a call, be it with an error: it is well."""
-        self._troubles.pop(address, None)
+        self._failures.pop(address, None)
 
     def begin_probe(self, *, now: float) -> Address | None:
         """A server to probe now; `end_probe` must follow. A single one is never probed: calls go
         there anyway."""
         if len(self._addresses) == 1:
             return None
-        for address, trouble in self._troubles.items():
-            if trouble.is_away and not trouble.is_probed and trouble.pause_ends_at <= now:
-                trouble.is_probed = True
+        for address, failure in self._failures.items():
+            if failure.is_away and not failure.is_probed and failure.pause_ends_at <= now:
+                failure.is_probed = True
                 return address
         return None
 
     def end_probe(self, address: Address, *, now: float, is_back: bool) -> None:
-        trouble = self._troubles.get(address)
-        if trouble is None:  # a call was answered meanwhile
+        failure = self._failures.get(address)
+        if failure is None:  # a call was answered meanwhile
             return
-        trouble.is_probed = False
+        failure.is_probed = False
         if is_back:
-            trouble.is_away = False
+            failure.is_away = False
         else:
-            trouble.pause_longer(now)
+            failure.pause_longer(now)

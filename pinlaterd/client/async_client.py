@@ -13,26 +13,27 @@ A call that is cancelled may have been carried out, like one that ends with Outc
 
 from __future__ import annotations
 
-import ssl as tls
+import asyncio
+import select
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from pinlaterd.client import calls
-from pinlaterd.client.addresses import parse_addresses
-from pinlaterd.client.async_pool import AsyncConnectionPool
-from pinlaterd.client.caller import (
-    DEFAULT_CONNECT_TIMEOUT_SECONDS,
-    DEFAULT_HOST,
-    DEFAULT_MAX_CONNECTIONS,
-    DEFAULT_PORT,
-    DEFAULT_TIMEOUT_SECONDS,
-    Caller,
-    checked_connections,
-)
+from pinlaterd.client.addresses import Address
 from pinlaterd.client.calls import PreparedCall
-from pinlaterd.errors import ConnectionFailed, EnqueuedInPart, PinLaterError
+from pinlaterd.client.connection import (
+    RECEIVE_BYTES,
+    Connection,
+    Endpoint,
+    answer_length,
+    call_failed,
+    new_socket,
+    seconds_left,
+)
+from pinlaterd.client.pool import BaseClient, Options, Pool
 from pinlaterd.model import JobRecord, ScanResult
 
 P = ParamSpec("P")
@@ -70,58 +71,17 @@ def _paged_operation(
     return operation
 
 
-def _repeated_operation(
-    prepare: Callable[P, PreparedCall[int]],
-) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, int]]:
-    """The method that makes as many calls as all its jobs take, and returns how many it changed."""
-
-    async def operation(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> int:
-        repeated = calls.RepeatedCall(prepare(*args, **kwargs))
-        while (call := repeated.call) is not None:
-            began = time.monotonic()
-            jobs = await self.run(call)
-            repeated.after(jobs, time.monotonic() - began)
-        return repeated.done
-
-    calls.as_method_of("AsyncClient", operation, prepare)
-    return operation
-
-
-class AsyncClient:
+class AsyncClient(BaseClient["_StreamConnection"]):
     """A client of one service; any number of tasks may share it, all of one event loop.
 
     Each call takes a connection from a pool of `max_connections`, so more calls than that at a time
     wait for each other.
     """
 
-    def __init__(
-        self,
-        host: str | Sequence[str] = DEFAULT_HOST,
-        port: int = DEFAULT_PORT,
-        *,
-        source: str | None = None,
-        timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
-        connect_timeout_seconds: float = DEFAULT_CONNECT_TIMEOUT_SECONDS,
-        max_connections: int = DEFAULT_MAX_CONNECTIONS,
-        ssl: tls.SSLContext | None = None,
-    ) -> None:
-        """The arguments are those of Client.
+    _pool: _TaskPool
 
-        Nothing is connected yet: the first call does that. All others must come on its event loop,
-        else they raise RuntimeError.
-        """
-        self.max_connections = checked_connections(max_connections)
-        caller = Caller(
-            source=source,
-            timeout_seconds=timeout_seconds,
-            connect_timeout_seconds=connect_timeout_seconds,
-        )
-        self._pool = AsyncConnectionPool(
-            parse_addresses(host, port),
-            caller,
-            max_connections=self.max_connections,
-            tls=ssl,
-        )
+    def _new_pool(self, options: Options) -> _TaskPool:
+        return _TaskPool(options)
 
     async def __aenter__(self) -> Self:
         return self
@@ -134,14 +94,10 @@ class AsyncClient:
     ) -> None:
         await self.close()
 
-    @property
-    def address(self) -> str:
-        """HOST:PORT, or several with commas in between, for messages."""
-        return ", ".join(map(str, self._pool.addresses))
-
     async def close(self) -> None:
         """Close the connections. Calls under way finish; later ones raise ConnectionFailed."""
-        await self._pool.close()
+        self._pool.close()
+        await self._pool.wait_closed()
 
     create_queue = _operation(calls.create_queue)
     delete_queue = _operation(calls.delete_queue)
@@ -155,17 +111,125 @@ class AsyncClient:
     lookup = _operation(calls.lookup)
     count = _operation(calls.count)
     scan = _paged_operation(calls.scan)
-    retry_failed = _repeated_operation(calls.retry_failed)
-    delete_jobs = _repeated_operation(calls.delete_jobs)
+    retry_failed = _operation(calls.retry_failed)
+    delete_jobs = _operation(calls.delete_jobs)
 
     async def run(self, call: PreparedCall[T]) -> T:
         """Make a call and return its result; what the methods above do."""
+        self._pool.check_loop()
+        return await self._pool.run(call)
+
+
+# --- asyncio ------------------------------------------------------------------------------
+
+
+class _StreamConnection(Connection):
+    """A connection whose calls are awaited.
+
+    What asyncio was given to send leaves later, and goes on leaving when nobody waits for it any
+    more. So a call that failed or was cancelled must have its connection closed at once, which
+    drops what has not left.
+    """
+
+    def __init__(
+        self, address: Address, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self.address = address
+        self._reader, self._writer = reader, writer
+        self._is_tls = writer.get_extra_info("ssl_object") is not None
+        # With nothing below the mark, `drain` ends when all has left.
+        writer.transport.set_write_buffer_limits(high=0)
+
+    def close(self) -> None:
+        """What has not left yet never does."""
+        self._writer.transport.abort()
+
+    def is_stale(self) -> bool:
+        """Whether the server closed it, seen by the loop or not yet."""
+        if self._reader.at_eof() or self._writer.is_closing():
+            return True
+        if self._is_tls:  # what is there to be read may be TLS's own
+            return False
+        poll = select.poll()
+        poll.register(self._writer.get_extra_info("socket").fileno(), select.POLLIN)
+        return bool(poll.poll(0))
+
+    async def call(self, message: bytes, *, deadline: float) -> bytes:
+        may_have_left = False
         try:
-            return await self._pool.run(call)
-        except EnqueuedInPart as error:
-            rest = calls.RestOfEnqueue(call, error)
+            async with asyncio.timeout(seconds_left(deadline)):
+                may_have_left = self._is_tls  # which has buffers of its own
+                self._writer.write(len(message).to_bytes(4, "big") + message)
+                await self._writer.drain()
+                may_have_left = True
+                length = answer_length(await self._reader.readexactly(4))
+                return await self._reader.readexactly(length)
+        except (OSError, EOFError) as error:
+            raise call_failed(self.address, error, may_have_left=may_have_left) from error
+
+
+class _TaskPool(Pool[_StreamConnection]):
+    """Calls of the tasks of one event loop. A server is probed in a task of its own, which ends
+    with the probe. A call that is cancelled has its connection closed, whatever it waited for."""
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self._free = asyncio.BoundedSemaphore(options.max_connections)
+        self._probes: set[asyncio.Task[None]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def check_loop(self) -> None:
+        running = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = running
+        elif self._loop is not running:
+            raise RuntimeError(
+                "this AsyncClient belongs to the event loop of its first call; make one for each"
+            )
+
+    async def wait_closed(self) -> None:
+        for probe in self._probes:
+            probe.cancel()
+        await asyncio.gather(*self._probes, return_exceptions=True)
+        await asyncio.sleep(0)  # the loop ends in its next turn what was closed in this one
+
+    async def _take_place(self, deadline: float) -> None:
+        if not self._free.locked():  # then there is nothing to wait for
+            await self._free.acquire()
+            return
+        async with asyncio.timeout(deadline - time.monotonic()):
+            await self._free.acquire()
+
+    def _leave_place(self) -> None:
+        self._free.release()
+
+    async def _result_of(self, future: Future[T], deadline: float) -> T:
+        if not future.done():
+            async with asyncio.timeout(deadline - time.monotonic()):
+                await asyncio.wrap_future(future)
+        return future.result()
+
+    async def _open(
+        self, server: Address, endpoint: Endpoint, deadline: float
+    ) -> _StreamConnection:
+        tls = self.options.ssl
+        plain = new_socket(endpoint)
         try:
-            stored = await self._pool.run(rest.call)
-        except (PinLaterError, ConnectionFailed) as error:
-            stored = rest.after(error)
-        return rest.result(stored)
+            plain.setblocking(False)
+            async with asyncio.timeout(seconds_left(deadline)):
+                await asyncio.get_running_loop().sock_connect(plain, endpoint.where)
+                reader, writer = await asyncio.open_connection(
+                    sock=plain,
+                    limit=RECEIVE_BYTES,
+                    ssl=tls,
+                    server_hostname=server.host if tls else None,
+                )
+            return _StreamConnection(server, reader, writer)
+        except BaseException:
+            plain.close()
+            raise
+
+    def _start_probe(self, server: Address) -> None:
+        probe = asyncio.create_task(self._probe(server), name=f"probe-{server}")
+        self._probes.add(probe)
+        probe.add_done_callback(self._probes.discard)

@@ -7,8 +7,9 @@ stands here (`as_method_of`); all that it adds is the sending. Everything here i
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Generic, NamedTuple, TypeVar, cast
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from pinlaterd.client.addresses import Address
 from pinlaterd.errors import (
@@ -34,7 +35,6 @@ from pinlaterd.model import (
     DeleteJobsRequest,
     DeleteQueueRequest,
     DequeueRequest,
-    DequeueResult,
     EnqueueRequest,
     Job,
     JobRecord,
@@ -43,7 +43,6 @@ from pinlaterd.model import (
     Method,
     QueueNamesRequest,
     Request,
-    Result,
     RetryFailedRequest,
     ScanRequest,
     ScanResult,
@@ -59,7 +58,7 @@ _LEAST_USED_SECONDS = 0.05
 
 
 class PreparedCall(NamedTuple, Generic[T]):
-    """A call whose answer is a T.
+    """A call whose answer is a T: `result` makes it of what the codec decodes.
 
     `repeatable`: carried out twice, it has done what it does once, so that it may be sent again
     when no answer came. `wait_ms`: how long it asks the server to wait, beside what calls take.
@@ -67,7 +66,7 @@ class PreparedCall(NamedTuple, Generic[T]):
 
     method: Method
     request: Request
-    result: Callable[[Result], T]
+    result: Callable[[Any], T]
     repeatable: bool = False
     wait_ms: int = 0
 
@@ -97,17 +96,17 @@ class PreparedCall(NamedTuple, Generic[T]):
 
 def create_queue(queue: str) -> PreparedCall[None]:
     """Make a queue; one that exists already is left as it is."""
-    return PreparedCall(Method.CREATE_QUEUE, CreateQueueRequest(queue), _nothing)
+    return PreparedCall(Method.CREATE_QUEUE, CreateQueueRequest(queue), _done)
 
 
 def delete_queue(queue: str, *, password: str) -> PreparedCall[None]:
     """Drop a queue with all its jobs; `password` is the server's admin password."""
-    return PreparedCall(Method.DELETE_QUEUE, DeleteQueueRequest(queue, password), _nothing)
+    return PreparedCall(Method.DELETE_QUEUE, DeleteQueueRequest(queue, password), _done)
 
 
 def queue_names() -> PreparedCall[frozenset[str]]:
     """The names of all queues."""
-    return PreparedCall(Method.QUEUE_NAMES, QueueNamesRequest(), _names, repeatable=True)
+    return PreparedCall(Method.QUEUE_NAMES, QueueNamesRequest(), frozenset, repeatable=True)
 
 
 # --- the life of a job --------------------------------------------------------------------
@@ -124,43 +123,7 @@ def enqueue(queue: str, jobs: Iterable[Job | bytes]) -> PreparedCall[list[str]]:
     """
     listed = _listed("jobs", jobs)
     request = EnqueueRequest(queue, [j if isinstance(j, Job) else Job(j) for j in listed])
-    return PreparedCall(Method.ENQUEUE, request, _descriptors)
-
-
-class RestOfEnqueue(Generic[T]):
-    """The jobs of `enqueued` that certainly are not stored, by the error that it ended with: `call`
-    sends them once more."""
-
-    def __init__(self, enqueued: PreparedCall[T], error: EnqueuedInPart) -> None:
-        """Raises `error` if there are none."""
-        request = cast("EnqueueRequest", enqueued.request)
-        self._descriptors = list(error.descriptors)
-        self._why = error.message
-        self._places = [
-            place for place, found in enumerate(self._descriptors) if found == error.NOT_STORED
-        ]
-        if not self._places:
-            raise error
-        self.call = enqueue(request.queue, [request.jobs[place] for place in self._places])
-
-    def after(self, error: PinLaterError | ConnectionFailed) -> list[str]:
-        """What `call` has stored, if it ended with `error`."""
-        self._why = str(error)
-        if isinstance(error, EnqueuedInPart):
-            return list(error.descriptors)
-        not_stored = isinstance(error, _NOT_STORED) and not isinstance(error, OutcomeUnknown)
-        mark = EnqueuedInPart.NOT_STORED if not_stored else EnqueuedInPart.MAY_BE_STORED
-        return [mark] * len(self._places)
-
-    def result(self, descriptors: Sequence[str]) -> T:
-        """The result of both calls, given what the second has stored. Raises EnqueuedInPart."""
-        for place, descriptor in zip(self._places, descriptors, strict=True):
-            self._descriptors[place] = descriptor
-        if {EnqueuedInPart.NOT_STORED, EnqueuedInPart.MAY_BE_STORED}.intersection(
-            self._descriptors
-        ):
-            raise EnqueuedInPart(self._descriptors, self._why)
-        return cast("T", self._descriptors)
+    return PreparedCall(Method.ENQUEUE, request, list)
 
 
 def dequeue(
@@ -187,7 +150,7 @@ def dequeue(
     return PreparedCall(
         Method.DEQUEUE,
         request,
-        _claimed,
+        lambda answer: list(answer.jobs),
         repeatable=dry_run and not has_acks,
         wait_ms=max_wait_ms,
     )
@@ -212,13 +175,13 @@ def ack(
     infos = (*request.succeeded, *request.failed)
     # What is no AckInfo at all is found out when it is encoded, and said by name.
     under_claims = all(isinstance(info, AckInfo) and info.claim_descriptor for info in infos)
-    return PreparedCall(Method.ACK, request, _nothing, repeatable=under_claims)
+    return PreparedCall(Method.ACK, request, _done, repeatable=under_claims)
 
 
 def checkpoint(queue: str, checkpoints: Iterable[CheckpointInfo]) -> PreparedCall[None]:
     """Renew claims, and change what the jobs hold: body, attempts, status, run-after."""
     return PreparedCall(
-        Method.CHECKPOINT, CheckpointRequest(queue, _listed("checkpoints", checkpoints)), _nothing
+        Method.CHECKPOINT, CheckpointRequest(queue, _listed("checkpoints", checkpoints)), _done
     )
 
 
@@ -230,7 +193,7 @@ def lookup(
 ) -> PreparedCall[dict[str, JobRecord]]:
     """What is known of these jobs, by descriptor; unknown ones are left out."""
     request = LookupRequest(_listed("descriptors", descriptors), include_body)
-    return PreparedCall(Method.LOOKUP, request, _records, repeatable=True)
+    return PreparedCall(Method.LOOKUP, request, dict, repeatable=True)
 
 
 def count(
@@ -243,7 +206,7 @@ def count(
 ) -> PreparedCall[int]:
     """How many jobs are in a state; `future`: those whose run-after is still to come."""
     request = CountRequest(queue, state, priority, future, body_regex)
-    return PreparedCall(Method.COUNT, request, _number, repeatable=True)
+    return PreparedCall(Method.COUNT, request, int, repeatable=True)
 
 
 def scan(
@@ -263,15 +226,7 @@ def scan(
     An AsyncClient's is for `async for`.
     """
     request = ScanRequest(queue, state, priority, future, limit=page_size, body_regex=body_regex)
-    return PreparedCall(Method.SCAN, request, _page, repeatable=True)
-
-
-def page_after(call: PreparedCall[ScanResult], page: ScanResult) -> PreparedCall[ScanResult] | None:
-    """The call for what follows the `page` that this one brought; None after the last."""
-    if page.continuation == CONTINUATION_END:
-        return None
-    request = cast("ScanRequest", call.request)
-    return call._replace(request=request._replace(continuation=page.continuation))
+    return PreparedCall(Method.SCAN, request, lambda page: page, repeatable=True)
 
 
 def retry_failed(
@@ -289,7 +244,7 @@ def retry_failed(
     that fails again meanwhile may be retried again.
     """
     request = RetryFailedRequest(queue, priority, attempts_to_allow, run_after_ms, limit)
-    return PreparedCall(Method.RETRY_FAILED, request, _number)
+    return PreparedCall(Method.RETRY_FAILED, request, int)
 
 
 def delete_jobs(
@@ -305,34 +260,77 @@ def delete_jobs(
     Fewer than `limit` only if there are no more; in several calls, as retry_failed.
     """
     request = DeleteJobsRequest(queue, state, priority, body_regex, limit)
-    return PreparedCall(Method.DELETE_JOBS, request, _number)
+    return PreparedCall(Method.DELETE_JOBS, request, int)
 
 
-class RepeatedCall:
-    """A call that changes up to `limit` jobs, and is made again for the rest if the server answered
-    because the time for it was used up. `call` is the next one; None once no more is to be done.
+# --- operations that take several calls ---------------------------------------------------
+
+
+def page_after(call: PreparedCall[ScanResult], page: ScanResult) -> PreparedCall[ScanResult] | None:
+    """The call for what follows the `page` that this one brought; None after the last."""
+    if page.continuation == CONTINUATION_END:
+        return None
+    request = cast("ScanRequest", call.request)
+    return call._replace(request=request._replace(continuation=page.continuation))
+
+
+async def enqueue_rest(
+    run: Callable[[PreparedCall[list[str]]], Awaitable[list[str]]],
+    enqueued: PreparedCall[T],
+    error: EnqueuedInPart,
+) -> T:
+    """Send the jobs that certainly are not stored, by the error that `enqueued` ended with, once
+    more; return the descriptors of all. Raises EnqueuedInPart if still not all are stored."""
+    request = cast("EnqueueRequest", enqueued.request)
+    descriptors = list(error.descriptors)
+    places = [place for place, each in enumerate(descriptors) if each == error.NOT_STORED]
+    if not places:
+        raise error
+    why = error.message
+    try:
+        stored = await run(enqueue(request.queue, [request.jobs[place] for place in places]))
+    except EnqueuedInPart as again:
+        why = again.message
+        stored = list(again.descriptors)
+    except (PinLaterError, ConnectionFailed) as failure:
+        why = str(failure)
+        is_certain = isinstance(failure, _NOT_STORED) and not isinstance(failure, OutcomeUnknown)
+        stored = [error.NOT_STORED if is_certain else error.MAY_BE_STORED] * len(places)
+    for place, descriptor in zip(places, stored, strict=True):
+        descriptors[place] = descriptor
+    if error.NOT_STORED in descriptors or error.MAY_BE_STORED in descriptors:
+        raise EnqueuedInPart(descriptors, why)
+    return cast("T", descriptors)
+
+
+async def change_all(
+    run: Callable[[PreparedCall[int]], Awaitable[int]],
+    call: PreparedCall[int],
+    clock: Callable[[], float] = time.monotonic,
+) -> int:
+    """Make a call that changes up to `limit` jobs, and make it again for the rest if the server
+    answered because the time for it was used up. Return how many jobs were changed.
 
     The server does not say so, and how much time it gives a call is not known here. But it uses at
     least half of that: a call that was short, by itself or beside the first one, has left nothing.
     So jobs that come to be there meanwhile don't keep this going.
     """
+    request = cast("RetryFailedRequest | DeleteJobsRequest", call.request)
+    done = 0
+    short_seconds = 0.0
+    while True:
+        began = clock()
+        changed = await run(call)
+        seconds = clock() - began
+        done += changed
+        left = request.limit - done
+        short_seconds = short_seconds or max(seconds / 2, _LEAST_USED_SECONDS)
+        if not changed or left <= 0 or seconds < short_seconds:
+            return done
+        call = call._replace(request=request._replace(limit=left))
 
-    def __init__(self, call: PreparedCall[int]) -> None:
-        self.call: PreparedCall[int] | None = call
-        self.done = 0
-        self._first = call
-        self._request = cast("RetryFailedRequest | DeleteJobsRequest", call.request)
-        self._short_seconds = 0.0
 
-    def after(self, jobs: int, seconds: float) -> None:
-        """`call` took that long, and changed so many jobs."""
-        self.done += jobs
-        left = self._request.limit - self.done
-        self._short_seconds = self._short_seconds or max(seconds / 2, _LEAST_USED_SECONDS)
-        if jobs and left > 0 and seconds >= self._short_seconds:
-            self.call = self._first._replace(request=self._request._replace(limit=left))
-        else:
-            self.call = None
+# --- for the clients ----------------------------------------------------------------------
 
 
 def as_method_of(
@@ -383,32 +381,5 @@ def _ack_info(job: ClaimedJob | AckInfo) -> AckInfo:
     return job
 
 
-# --- results: what `decode_reply` returns for a method is always of its type ---------------
-
-
-def _nothing(_: Result) -> None:
-    return None
-
-
-def _names(result: Result) -> frozenset[str]:
-    return cast("frozenset[str]", result)
-
-
-def _descriptors(result: Result) -> list[str]:
-    return list(cast("list[str]", result))
-
-
-def _claimed(result: Result) -> list[ClaimedJob]:
-    return list(cast("DequeueResult", result).jobs)
-
-
-def _records(result: Result) -> dict[str, JobRecord]:
-    return dict(cast("Mapping[str, JobRecord]", result))
-
-
-def _number(result: Result) -> int:
-    return cast("int", result)
-
-
-def _page(result: Result) -> ScanResult:
-    return cast("ScanResult", result)
+def _done(_: Any) -> None:
+    """The result of what returns nothing."""

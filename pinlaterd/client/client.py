@@ -23,27 +23,32 @@ became of each.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import ssl as tls
+import os
+import socket
+import ssl
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
 from types import TracebackType
-from typing import Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from pinlaterd.client import calls
-from pinlaterd.client.addresses import parse_addresses
-from pinlaterd.client.caller import (
-    DEFAULT_CONNECT_TIMEOUT_SECONDS,
-    DEFAULT_HOST,
-    DEFAULT_MAX_CONNECTIONS,
-    DEFAULT_PORT,
-    DEFAULT_TIMEOUT_SECONDS,
-    Caller,
-    checked_connections,
-)
+from pinlaterd.client.addresses import Address
 from pinlaterd.client.calls import PreparedCall
-from pinlaterd.client.pool import ConnectionPool
-from pinlaterd.errors import ConnectionFailed, EnqueuedInPart, PinLaterError
+from pinlaterd.client.connection import (
+    RECEIVE_BYTES,
+    Connection,
+    Endpoint,
+    answer_length,
+    call_failed,
+    new_socket,
+    seconds_left,
+)
+from pinlaterd.client.pool import BaseClient, Options, Pool
 from pinlaterd.model import JobRecord, ScanResult
 
 P = ParamSpec("P")
@@ -76,83 +81,34 @@ def _paged_operation(
     return operation
 
 
-def _repeated_operation(
-    prepare: Callable[P, PreparedCall[int]],
-) -> Callable[Concatenate[Client, P], int]:
-    """The method that makes as many calls as all its jobs take, and returns how many it changed."""
-
-    def operation(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> int:
-        repeated = calls.RepeatedCall(prepare(*args, **kwargs))
-        while (call := repeated.call) is not None:
-            began = time.monotonic()
-            jobs = self.run(call)
-            repeated.after(jobs, time.monotonic() - began)
-        return repeated.done
-
-    calls.as_method_of("Client", operation, prepare)
-    return operation
-
-
-class Client:
+class Client(BaseClient["_BlockingConnection"]):
     """A client of one service; any number of threads may share it.
 
     Each call takes a connection from a pool of `max_connections`, so more threads than that wait
     for each other. A child that is forked opens connections of its own.
     """
 
-    def __init__(
-        self,
-        host: str | Sequence[str] = DEFAULT_HOST,
-        port: int = DEFAULT_PORT,
-        *,
-        source: str | None = None,
-        timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
-        connect_timeout_seconds: float = DEFAULT_CONNECT_TIMEOUT_SECONDS,
-        max_connections: int = DEFAULT_MAX_CONNECTIONS,
-        ssl: tls.SSLContext | None = None,
-    ) -> None:
-        """Nothing is connected yet: the first call does that.
-
-        `host` is HOST, HOST:PORT or [IPV6]:PORT (else AddressInvalid, a ValueError), or several of
-        them, which lead to the same shards: in this release, addresses of one server. Calls take
-        turns over those that are well, and go round those that are not.
-        `port` is that of those named without one. `source` is who calls, as the server's claims
-        name it (default: PROGRAM:HOST). `timeout_seconds` bounds every call, connecting included;
-        the server answers within its request_timeout_ms (10 s), so less makes outcomes unknown
-        that need not be. `connect_timeout_seconds` bounds the connecting to one address. `ssl` is
-        for servers behind a TLS proxy. Numbers that make no sense are a ValueError.
-        """
-        self.max_connections = checked_connections(max_connections)
-        caller = Caller(
-            source=source,
-            timeout_seconds=timeout_seconds,
-            connect_timeout_seconds=connect_timeout_seconds,
-        )
-        self._pool = ConnectionPool(
-            parse_addresses(host, port),
-            caller,
-            max_connections=self.max_connections,
-            tls=ssl,
-        )
-        self._made_again = functools.partial(
-            type(self),
-            host,
-            port,
-            source=caller.source,
-            timeout_seconds=timeout_seconds,
-            connect_timeout_seconds=connect_timeout_seconds,
-            max_connections=max_connections,
-        )
-        self._has_tls = ssl is not None
+    def _new_pool(self, options: Options) -> _BlockingPool:
+        _clients.add(self)
+        return _BlockingPool(options)
 
     def __reduce__(self) -> tuple[Callable[[], Client], tuple[()]]:
         """Pickled as what it was made with: another process has connections of its own."""
-        if self._has_tls:
+        options = self._options
+        if options.ssl is not None:
             raise TypeError(
                 "a Client with ssl= can't be handed to another process, as its SSLContext can't; "
                 "make one there"
             )
-        return self._made_again, ()
+        make = functools.partial(
+            type(self),
+            [str(address) for address in options.addresses],
+            source=options.source,
+            timeout_seconds=options.timeout_seconds,
+            connect_timeout_seconds=options.connect_timeout_seconds,
+            max_connections=options.max_connections,
+        )
+        return make, ()
 
     def __enter__(self) -> Self:
         return self
@@ -165,14 +121,13 @@ class Client:
     ) -> None:
         self.close()
 
-    @property
-    def address(self) -> str:
-        """HOST:PORT, or several with commas in between, for messages."""
-        return ", ".join(map(str, self._pool.addresses))
-
     def close(self) -> None:
         """Close the connections. Calls under way finish; later ones raise ConnectionFailed."""
         self._pool.close()
+
+    def renew_in_child(self) -> None:
+        """After a fork: connections, and whatever threads wait for, are the parent's."""
+        self._pool = self._pool.in_child()
 
     create_queue = _operation(calls.create_queue)
     delete_queue = _operation(calls.delete_queue)
@@ -186,17 +141,126 @@ class Client:
     lookup = _operation(calls.lookup)
     count = _operation(calls.count)
     scan = _paged_operation(calls.scan)
-    retry_failed = _repeated_operation(calls.retry_failed)
-    delete_jobs = _repeated_operation(calls.delete_jobs)
+    retry_failed = _operation(calls.retry_failed)
+    delete_jobs = _operation(calls.delete_jobs)
 
     def run(self, call: PreparedCall[T]) -> T:
         """Make a call and return its result; what the methods above do."""
+        return _finish(self._pool.run(call))
+
+
+# --- blocking -----------------------------------------------------------------------------
+
+
+def _finish(coroutine: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine that never waits for a loop: what it awaits blocks the thread."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise AssertionError("unreachable: a blocking pool waits for no loop")
+
+
+class _BlockingConnection(Connection):
+    """A connection whose calls block."""
+
+    def __init__(self, address: Address, connected: socket.socket) -> None:
+        self.address = address
+        self._socket = connected
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.close()
+
+    def is_stale(self) -> bool:
+        self._socket.setblocking(False)
         try:
-            return self._pool.run(call)
-        except EnqueuedInPart as error:
-            rest = calls.RestOfEnqueue(call, error)
+            self._socket.recv(1)
+        except (BlockingIOError, ssl.SSLWantReadError):  # TLS itself may have said something
+            return False
+        except OSError:
+            return True
+        return True
+
+    async def call(self, message: bytes, *, deadline: float) -> bytes:
+        has_left = False
         try:
-            stored = self._pool.run(rest.call)
-        except (PinLaterError, ConnectionFailed) as error:
-            stored = rest.after(error)
-        return rest.result(stored)
+            self._socket.settimeout(seconds_left(deadline))
+            self._socket.sendall(len(message).to_bytes(4, "big") + message)
+            has_left = True
+            return self._receive(deadline)
+        except OSError as error:
+            raise call_failed(self.address, error, may_have_left=has_left) from error
+
+    def _receive(self, deadline: float) -> bytes:
+        received = bytearray()
+        end = 4
+        while len(received) < end:
+            self._socket.settimeout(seconds_left(deadline))
+            chunk = self._socket.recv(RECEIVE_BYTES)
+            if not chunk:
+                raise ConnectionError("connection closed")
+            known_before = len(received) >= 4
+            received += chunk
+            if not known_before and len(received) >= 4:
+                end = 4 + answer_length(received[:4])
+        if len(received) > end:
+            raise ConnectionError("more came back than one answer")
+        return bytes(memoryview(received)[4:])
+
+
+class _BlockingPool(Pool[_BlockingConnection]):
+    """Its coroutines block the thread that runs them, and never wait for a loop. A server is probed
+    in a thread of its own, which ends with the probe."""
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self._free = threading.BoundedSemaphore(options.max_connections)
+
+    async def _take_place(self, deadline: float) -> None:
+        if not self._free.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            raise TimeoutError
+
+    def _leave_place(self) -> None:
+        self._free.release()
+
+    async def _result_of(self, future: Future[T], deadline: float) -> T:
+        return future.result(timeout=max(0.0, deadline - time.monotonic()))
+
+    async def _open(
+        self, server: Address, endpoint: Endpoint, deadline: float
+    ) -> _BlockingConnection:
+        connected = new_socket(endpoint)
+        try:
+            connected.settimeout(seconds_left(deadline))
+            connected.connect(endpoint.where)
+            if self.options.ssl is not None:
+                connected.settimeout(seconds_left(deadline))
+                connected = self.options.ssl.wrap_socket(connected, server_hostname=server.host)
+            return _BlockingConnection(server, connected)
+        except BaseException:
+            connected.close()
+            raise
+
+    def _start_probe(self, server: Address) -> None:
+        probe = threading.Thread(
+            target=lambda: _finish(self._probe(server)), name=f"probe-{server}", daemon=True
+        )
+        try:
+            probe.start()
+        except RuntimeError:  # no more threads: the call does not suffer, and the next one looks
+            self._end_probe(server, is_back=False)
+
+
+# --- forks --------------------------------------------------------------------------------
+
+_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for client in _clients:
+        client.renew_in_child()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

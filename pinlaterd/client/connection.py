@@ -1,83 +1,58 @@
-"""One connection, TCP or TLS over it, that carries framed messages, one call at a time.
+"""What blocking connections and asyncio's have in common: framing, names, failures in words.
 
-It knows nothing of Thrift: bytes go out, bytes come back. After any failure it must not be used
-again, for an answer may still be on its way. Deadlines are monotonic seconds.
+A connection carries framed messages, TCP or TLS over it, one call at a time. It knows nothing of
+Thrift: bytes go out, bytes come back. Deadlines are monotonic seconds.
+
+ConnectionFailed      nothing was done
+  NotSent             the call did not leave whole: another connection may serve
+    CannotConnect     there was no connection
+  OutcomeUnknown      it left whole, and no answer to it came
 """
 
 from __future__ import annotations
 
-import contextlib
+import ipaddress
+import os
 import socket
 import ssl
+import threading
 import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from typing import NamedTuple
 
 from pinlaterd.client.addresses import Address
-from pinlaterd.client.failures import cannot_connect, name_not_found, no_answer, not_sent
-from pinlaterd.client.names import Endpoint, Names, in_turn
 from pinlaterd.config.schema import ServerSettings
+from pinlaterd.errors import ConnectionFailed, OutcomeUnknown
 
 # The length of an answer is believed up to here. The first bytes of other protocols ("HTTP",
 # "SSH-") read as a length are beyond it.
 _MAX_ANSWER_BYTES = 1 << 30
-_RECEIVE_BYTES = 256 * 1024
+RECEIVE_BYTES = 256 * 1024
 
 
-class Connection:
-    """A connection to the server at `address`, made when it is constructed."""
+class Connection(ABC):
+    """A connection to `address`. After any failure of a call it must be closed: an answer may still
+    be on its way."""
 
-    def __init__(
-        self, address: Address, names: Names, *, deadline: float, tls: ssl.SSLContext | None = None
-    ) -> None:
-        """Connect, and with `tls` check the server's certificate, or raise CannotConnect."""
-        self.address = address
-        self._socket = _connect(address, names, deadline, tls)
+    address: Address
 
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._socket.close()
-
-    def is_stale(self) -> bool:
-        """Whether the server closed it while it lay idle (or says something nobody asked for)."""
-        self._socket.setblocking(False)
-        try:
-            self._socket.recv(1)
-        except (BlockingIOError, ssl.SSLWantReadError):  # TLS itself may have said something
-            return False
-        except OSError:
-            return True
-        return True
-
-    def call(self, message: bytes, *, deadline: float) -> bytes:
+    @abstractmethod
+    async def call(self, message: bytes, *, deadline: float) -> bytes:
         """Send a message and return the answer to it.
 
-        Raises NotSent if the message did not go out whole, so that the server can't
-        have carried it out, and OutcomeUnknown if it did and no answer came.
+        Raises NotSent if the message did not go out whole, so that the server can't have carried it
+        out, and OutcomeUnknown if it did, or may have, and no answer came.
         """
-        try:
-            self._socket.settimeout(seconds_left(deadline))
-            self._socket.sendall(len(message).to_bytes(4, "big") + message)
-        except OSError as error:
-            raise not_sent(self.address, error) from error
-        try:
-            return self._receive(deadline)
-        except OSError as error:
-            raise no_answer(self.address, error) from error
 
-    def _receive(self, deadline: float) -> bytes:
-        received = bytearray()
-        end = 4
-        while len(received) < end:
-            self._socket.settimeout(seconds_left(deadline))
-            chunk = self._socket.recv(_RECEIVE_BYTES)
-            if not chunk:
-                raise ConnectionError("connection closed")
-            known_before = len(received) >= 4
-            received += chunk
-            if not known_before and len(received) >= 4:
-                end = 4 + answer_length(received[:4])
-        if len(received) > end:
-            raise ConnectionError("more came back than one answer")
-        return bytes(memoryview(received)[4:])
+    @abstractmethod
+    def is_stale(self) -> bool:
+        """Whether the server closed it while it lay idle (or says something nobody asked for)."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End it at once."""
 
 
 def answer_length(head: bytes | bytearray) -> int:
@@ -101,6 +76,58 @@ def seconds_left(deadline: float) -> float:
     return left
 
 
+# --- names and endpoints ------------------------------------------------------------------
+
+
+class Endpoint(NamedTuple):
+    """A server by number, as a socket takes it."""
+
+    family: socket.AddressFamily
+    where: tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]
+
+
+class Names:
+    """Asks DNS what the hosts of one client's servers stand for; any thread may use it.
+
+    The system's own look-up can't be bounded or cancelled: it lasts until the name servers have
+    been silent for long enough, often longer than a call has. So it runs in a daemon thread, one at
+    a time for each host, that all who ask meanwhile wait for.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._under_way: dict[Address, Future[list[Endpoint]]] = {}
+
+    def look_up(self, server: Address) -> Future[list[Endpoint]]:
+        """Its endpoints, in the system's order of preference, or an OSError."""
+        if _is_numeric(server.host):
+            known: Future[list[Endpoint]] = Future()
+            _resolve(server, known)  # no name server is asked
+            return known
+        with self._lock:
+            if server not in self._under_way:
+                found: Future[list[Endpoint]] = Future()
+                found.set_running_or_notify_cancel()  # who gives up does not end it for the others
+                threading.Thread(
+                    target=self._ask, args=(server, found), name=f"dns-{server.host}", daemon=True
+                ).start()
+                self._under_way[server] = found
+            return self._under_way[server]
+
+    def _ask(self, server: Address, found: Future[list[Endpoint]]) -> None:
+        _resolve(server, found)
+        with self._lock:  # the next one to ask begins another look-up
+            del self._under_way[server]
+
+
+def in_turn(endpoints: Sequence[Endpoint], deadline: float) -> Iterator[tuple[Endpoint, float]]:
+    """Each with the time (monotonic seconds) until which it may be tried, so that the others have
+    as long."""
+    for number, endpoint in enumerate(endpoints):
+        now = time.monotonic()
+        yield endpoint, now + (deadline - now) / (len(endpoints) - number)
+
+
 def new_socket(endpoint: Endpoint) -> socket.socket:
     """Set up, but not connected."""
     created = socket.socket(endpoint.family, socket.SOCK_STREAM)
@@ -109,34 +136,68 @@ def new_socket(endpoint: Endpoint) -> socket.socket:
     return created
 
 
-def _connect(
-    server: Address, names: Names, deadline: float, tls: ssl.SSLContext | None
-) -> socket.socket:
-    """To the first of the endpoints that the server's name stands for which can be connected."""
+def _resolve(server: Address, found: Future[list[Endpoint]]) -> None:
     try:
-        endpoints = names.look_up(server).result(timeout=max(0.0, deadline - time.monotonic()))
+        infos = socket.getaddrinfo(server.host, server.port, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise name_not_found(server, error) from error
-    failures: list[OSError] = []
-    for endpoint, until in in_turn(endpoints, deadline):
-        try:
-            return _connect_endpoint(endpoint, server.host, until, tls)
-        except OSError as error:
-            failures.append(error)
-    raise cannot_connect(server, failures) from failures[-1]
+        found.set_exception(error)
+    else:
+        found.set_result([Endpoint(family, where) for family, _, _, _, where in infos])
 
 
-def _connect_endpoint(
-    endpoint: Endpoint, host: str, deadline: float, tls: ssl.SSLContext | None
-) -> socket.socket:
-    plain = new_socket(endpoint)
+def _is_numeric(host: str) -> bool:
     try:
-        plain.settimeout(seconds_left(deadline))
-        plain.connect(endpoint.where)
-        if tls is None:
-            return plain
-        plain.settimeout(seconds_left(deadline))
-        return tls.wrap_socket(plain, server_hostname=host)
-    except BaseException:
-        plain.close()
-        raise
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+# --- failures -----------------------------------------------------------------------------
+
+
+class NotSent(ConnectionFailed):
+    """The connection broke before the message had left whole: another one may serve."""
+
+
+class CannotConnect(NotSent):
+    """No connection came about."""
+
+    def __init__(self, server: Address, reason: str) -> None:
+        super().__init__(f"cannot connect to pinlaterd at {server}: {reason}")
+
+
+class ClientClosed(ConnectionFailed):
+    """No call is made any more."""
+
+    def __init__(self) -> None:
+        super().__init__("this client was closed")
+
+
+def call_failed(
+    server: Address, error: OSError | EOFError, *, may_have_left: bool
+) -> ConnectionFailed:
+    reason = reason_of(error)
+    if may_have_left:
+        return OutcomeUnknown(
+            f"no answer from pinlaterd at {server}: {reason}; the call may have been carried out"
+        )
+    return NotSent(
+        f"the connection to pinlaterd at {server} broke before the call was sent: {reason}"
+    )
+
+
+def reason_of(error: OSError | EOFError) -> str:
+    """The error in words: the operating system's, whatever asyncio made of it, or TLS's."""
+    if isinstance(error, EOFError):
+        return "connection closed"
+    if isinstance(error, TimeoutError):
+        return "timed out"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate was refused: {error.verify_message}"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS failed: {(error.reason or str(error.strerror)).replace('_', ' ').lower()}"
+    if isinstance(error, socket.gaierror):  # its numbers are not the operating system's
+        return str(error.strerror).lower()
+    text = os.strerror(error.errno) if error.errno else str(error)
+    return text[:1].lower() + text[1:]

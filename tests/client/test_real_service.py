@@ -180,8 +180,8 @@ def both_answer(client) -> bool:
 
 def pauses(client) -> dict[int, float]:
     """For how long servers are left alone, by port."""
-    troubles = client._pool._ledger._servers._troubles
-    return {address.port: each.pause_seconds for address, each in troubles.items() if each.is_away}
+    failures = client._pool._servers._failures
+    return {address.port: each.pause_seconds for address, each in failures.items() if each.is_away}
 
 
 def test_a_killed_router_costs_no_read_and_gets_calls_again_once_it_is_back(

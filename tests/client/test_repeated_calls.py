@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
+from typing import cast
 
 import pytest
 
 from pinlaterd.client import JobState, calls
 from pinlaterd.engines.base import Ack, AckOp, Batch, Claim, ClaimOp, EnqueueOp
 from pinlaterd.engines.sqlite.engine import SqliteEngine
-from pinlaterd.model import Job, JobKey, Result
+from pinlaterd.model import Job, JobKey, Result, RetryFailedRequest
 from pinlaterd.rpc.codec import Call
 from tests.client.either_client import BlockingAsyncClient
 from tests.deployment import Deployment
@@ -36,15 +38,19 @@ LIMIT = 100_500
 def test_calls_end_with_the_limit_or_with_one_that_left_nothing(
     answers: list[tuple[int, float]], done: int
 ):
-    repeated = calls.RepeatedCall(calls.retry_failed("mail", limit=1000))
-    limits = []
-    for jobs, seconds in answers:
-        assert repeated.call is not None
-        limits.append(repeated.call.request.limit)  # type: ignore[union-attr]
-        repeated.after(jobs, seconds)
+    """Each answer: how many jobs were changed, and in how many seconds."""
+    now = 0.0
+    limits: list[int] = []
 
-    assert repeated.call is None
-    assert repeated.done == done
+    async def run(call: calls.PreparedCall[int]) -> int:
+        nonlocal now
+        jobs, seconds = answers[len(limits)]
+        limits.append(cast("RetryFailedRequest", call.request).limit)
+        now += seconds
+        return jobs
+
+    prepared = calls.retry_failed("mail", limit=1000)
+    assert asyncio.run(calls.change_all(run, prepared, lambda: now)) == done
     assert limits == [1000 - sum(jobs for jobs, _ in answers[:n]) for n in range(len(answers))]
 
 
