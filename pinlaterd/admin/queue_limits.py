@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from pinlaterd.admin import in_force, target
-from pinlaterd.config import edit_queues
+from pinlaterd.config import edit
 from pinlaterd.config.layout import ETC
 from pinlaterd.errors import ConnectionFailed, PinLaterError
 from pinlaterd.model import QUEUE_NAME
@@ -62,7 +62,7 @@ def limit(*, name: str, rate: float | None, as_json: bool) -> None:
       pinlater-admin queue limit mail 100
       pinlater-admin queue limit mail none
     """
-    was_changed = edit_queues.set_limit(target.directory() / ETC, name, rate)
+    was_changed = edit.set_limit(target.directory() / ETC, name, rate)
     shown = "no limit" if rate is None else f"a limit of {rate:g} jobs/s"
     _finish(name, f"queue {name} has {shown}", was_changed=was_changed, as_json=as_json)
 
@@ -78,7 +78,7 @@ def pause(*, name: str, as_json: bool) -> None:
     Example:
       pinlater-admin queue pause mail
     """
-    was_changed = edit_queues.set_paused(target.directory() / ETC, name, paused=True)
+    was_changed = edit.set_paused(target.directory() / ETC, name, paused=True)
     _finish(name, f"queue {name} is paused", was_changed=was_changed, as_json=as_json)
 
 
@@ -93,7 +93,7 @@ def resume(*, name: str, as_json: bool) -> None:
     Example:
       pinlater-admin queue resume mail
     """
-    was_changed = edit_queues.set_paused(target.directory() / ETC, name, paused=False)
+    was_changed = edit.set_paused(target.directory() / ETC, name, paused=False)
     _finish(name, f"queue {name} is resumed", was_changed=was_changed, as_json=as_json)
 
 
@@ -101,7 +101,7 @@ def _finish(name: str, done: str, *, was_changed: bool, as_json: bool) -> None:
     acts = in_force.say_when_followed(done, was_changed=was_changed)
     _warn_of_unknown(name)
     if as_json:
-        facts = edit_queues.settings_of(target.directory() / ETC, name)
+        facts = edit.limit_settings(target.directory() / ETC, name)
         click.echo(json.dumps({"queue": name, **facts._asdict(), "acts": acts}))
 
 

@@ -19,8 +19,8 @@ from pinlaterd.admin.confirm import confirm, yes_option
 from pinlaterd.admin.frames import ListedShard, shards_of
 from pinlaterd.admin.tables import print_table
 from pinlaterd.client.cli import PORT, fail
-from pinlaterd.config import edit_shards
-from pinlaterd.config.edit import edit_file
+from pinlaterd.config import edit
+from pinlaterd.config.edit_text import Value
 from pinlaterd.config.layout import ETC, SHARDS_FILE
 from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import DEFAULT_ENGINE, ENGINES, Config
@@ -100,14 +100,14 @@ class Written(NamedTuple):
 def set_dequeue_only(name: str, *, on: bool, yes: bool) -> Written:
     """Returns once all follow it, or none can; fails if it is refused."""
     etc = target.directory() / ETC
-    concerned = edit_shards.shards_alike(etc, name)
+    concerned = edit.shards_alike(etc, name)
     if len(concerned) > 1:
         confirm(f"Shards {', '.join(concerned)} are one entry, and go along. Do it?", yes=yes)
     shards = load_config(etc).shards.values()
     left = [s.name for s in shards if not s.dequeue_only and s.name not in concerned]
     if on and not left:
         confirm("No shard is left that takes jobs: every enqueue will be refused. Do it?", yes=yes)
-    was_changed = edit_shards.set_dequeue_only(etc, name, on=on)
+    was_changed = edit.set_dequeue_only(etc, name, on=on)
     takes = "takes no new jobs" if on else "takes new jobs"
     said = f"shard {', '.join(concerned)} {takes}"
     return Written(concerned, in_force.say_when_followed(said, was_changed=was_changed))
@@ -156,7 +156,7 @@ def add(
         raise click.UsageError("give both --host and --port, or none of them")
     if master_host is not None and master_port is not None:
         master = {"host": master_host, "port": master_port}
-    settings: dict[str, edit_shards.Value] = {"engine": engine}
+    settings: dict[str, Value] = {"engine": engine}
     if file is not None:
         settings["file"] = file
     if master is not None:
@@ -164,7 +164,7 @@ def add(
     settings.update({key: value for key, value in others.items() if value is not None})
     if only:
         settings["dequeue_only"] = True
-    was_changed = edit_shards.add_shard(target.directory() / ETC, name, settings)
+    was_changed = edit.add_shard(target.directory() / ETC, name, settings)
     followed = in_force.say_when_followed(f"shard {name} is added", was_changed=was_changed)
     if followed:
         with Console(stderr=True).status(f"waiting until shard {name} serves"):
@@ -211,7 +211,7 @@ def remove(*, name: str, force: bool, yes: bool, as_json: bool) -> None:
     """
     etc = target.directory() / ETC
     if name in load_config(etc).shards:
-        alike = edit_shards.shards_alike(etc, name)
+        alike = edit.shards_alike(etc, name)
         if len(alike) > 1:
             fail(f"shards {', '.join(alike)} are one entry of {SHARDS_FILE}; edit it by hand")
     jobs = _jobs_of(name)
@@ -221,7 +221,7 @@ def remove(*, name: str, force: bool, yes: bool, as_json: bool) -> None:
         confirm(f"Give up {_shown(jobs)} of shard {name}?", yes=yes)
     acts = _remove(etc, name, force=force)
     if force and acts:
-        edit_shards.forget_abandoned(etc, name)
+        edit.forget_abandoned(etc, name)
     if as_json:
         given_up = jobs if force else None
         click.echo(json.dumps({"shard": name, "given_up": given_up, "acts": acts}))
@@ -232,7 +232,7 @@ def _remove(etc: Path, name: str, *, force: bool) -> bool:
     shard has gone: not yet, if the coordinator is away."""
     path = etc / SHARDS_FILE
     before = path.read_bytes()
-    was_changed = edit_shards.remove_shard(etc, name, abandon=force)
+    was_changed = edit.remove_shard(etc, name, abandon=force)
     after = path.read_bytes()
     problems = in_force.wait_until_followed()
     against = in_force.what_concerns(name, problems or ())
@@ -241,7 +241,7 @@ def _remove(etc: Path, name: str, *, force: bool) -> bool:
         def as_before(now: bytes, _config: Config) -> bytes:
             return before if now == after else now
 
-        edit_file(etc, SHARDS_FILE, as_before)
+        edit.edit_file(etc, SHARDS_FILE, as_before)
         is_held = not in_force.what_concerns(None, against)
         fail(in_force.shown(against) + (f". {_drain_first(name)}" if is_held else ""))
     return in_force.tell(f"shard {name} is removed", problems, was_changed=was_changed)

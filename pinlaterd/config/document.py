@@ -1,4 +1,4 @@
-"""Text to nodes that know their line: YAML or JSON, and nothing dangerous.
+"""Text to nodes that know their place: YAML or JSON, and nothing dangerous.
 
 JSON is tried first, so that PinLater's files are read exactly as JSON. In YAML, scalars mean what
 YAML's core types say (numbers, booleans, null, text); aliases and tags are refused. Keys are
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import yaml
@@ -27,6 +27,11 @@ class Entry:
     key: str
     line: int
     value: Node
+    start: int = 0  # of the key, in characters of the document
+
+    @property
+    def end(self) -> int:
+        return self.value.end
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,9 @@ class Node:
     items: Sequence[Node] | None = None
     scalar: Scalar = None
     text: str = ""
+    start: int = 0  # in characters of the document, up to its last character's end
+    end: int = 0
+    flow: bool = False  # a mapping or sequence in brackets
 
     @property
     def is_scalar(self) -> bool:
@@ -45,10 +53,11 @@ class Node:
 
     def get(self, key: str) -> Node | None:
         """The value of `key`, if this is a mapping that has it."""
-        for entry in self.entries or ():
-            if entry.key == key:
-                return entry.value
-        return None
+        entry = self.entry(key)
+        return entry.value if entry is not None else None
+
+    def entry(self, key: str) -> Entry | None:
+        return next((entry for entry in self.entries or () if entry.key == key), None)
 
     def describe(self) -> str:
         """What this is, for messages: never the value of anything but a scalar."""
@@ -120,7 +129,7 @@ def _parse_yaml(text: str) -> Node | None:
             root = loader.get_single_node()
         finally:
             loader.dispose()
-        return None if root is None else _from_yaml(root, 0)
+        return None if root is None else _from_yaml(root, text, 0)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         problem = " ".join(part for part in (error.context, error.problem) if part)
@@ -131,8 +140,8 @@ def _parse_yaml(text: str) -> Node | None:
         raise DocumentError(1, "nested too deeply") from error
 
 
-def _from_yaml(node: yaml.Node, depth: int) -> Node:
-    line = node.start_mark.line + 1
+def _from_yaml(node: yaml.Node, text: str, depth: int) -> Node:
+    line, start, end = node.start_mark.line + 1, node.start_mark.index, node.end_mark.index
     if depth > MAX_DEPTH:
         raise DocumentError(line, "nested too deeply")
     if isinstance(node, yaml.MappingNode):
@@ -140,11 +149,18 @@ def _from_yaml(node: yaml.Node, depth: int) -> Node:
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 raise DocumentError(key.start_mark.line + 1, "a key has to be text")
-            entries.append(Entry(key.value, key.start_mark.line + 1, _from_yaml(value, depth + 1)))
-        return Node(line, entries=entries)
+            found, mark = _from_yaml(value, text, depth + 1), key.start_mark
+            entries.append(Entry(key.value, mark.line + 1, found, mark.index))
+        flow = bool(node.flow_style)
+        end = end if flow else entries[-1].end  # not where the next token begins
+        return Node(line, entries=entries, start=start, end=end, flow=flow)
     if isinstance(node, yaml.SequenceNode):
-        return Node(line, items=[_from_yaml(item, depth + 1) for item in node.value])
-    return Node(line, scalar=_yaml_scalar(node, line), text=node.value)
+        items = [_from_yaml(item, text, depth + 1) for item in node.value]
+        flow = bool(node.flow_style)
+        end = end if flow else items[-1].end
+        return Node(line, items=items, start=start, end=end, flow=flow)
+    end = start + len(text[start:end].rstrip())
+    return Node(line, scalar=_yaml_scalar(node, line), text=node.value, start=start, end=end)
 
 
 def _yaml_scalar(node: yaml.Node, line: int) -> Scalar:
@@ -183,33 +199,33 @@ class _JsonReader:
     def read(self) -> Node:
         return self._value(self._next(), 0)
 
-    def _next(self) -> str:
+    def _next(self) -> re.Match[str]:
         part = next(self._tokens)
         self._line += self._text.count("\n", self._counted_to, part.start())
         self._counted_to = part.start()
-        return part.group()
+        return part
 
-    def _value(self, part: str, depth: int) -> Node:
-        line = self._line
+    def _value(self, part: re.Match[str], depth: int) -> Node:
+        line, start, text = self._line, part.start(), part.group()
         if depth > MAX_DEPTH:
             raise DocumentError(line, "nested too deeply")
-        if part == "{":
-            return self._object(line, depth)
-        if part == "[":
+        if text == "{":
+            entries = list(self._entries(depth))
+            return Node(line, entries=entries, start=start, end=self._counted_to + 1, flow=True)
+        if text == "[":
             items = []
-            while (part := self._next()) != "]":
-                if part != ",":
+            while (part := self._next()).group() != "]":
+                if part.group() != ",":
                     items.append(self._value(part, depth + 1))
-            return Node(line, items=items)
-        scalar = json.loads(part)
-        return Node(line, scalar=scalar, text=scalar if isinstance(scalar, str) else part)
+            return Node(line, items=items, start=start, end=part.end(), flow=True)
+        scalar = json.loads(text)
+        shown = scalar if isinstance(scalar, str) else text
+        return Node(line, scalar=scalar, text=shown, start=start, end=part.end())
 
-    def _object(self, line: int, depth: int) -> Node:
-        entries = []
-        while (part := self._next()) != "}":
-            if part == ",":
+    def _entries(self, depth: int) -> Iterator[Entry]:
+        while (part := self._next()).group() != "}":
+            if part.group() == ",":
                 continue
-            key, key_line = json.loads(part), self._line
+            key, line = json.loads(part.group()), self._line
             self._next()  # the colon
-            entries.append(Entry(key, key_line, self._value(self._next(), depth + 1)))
-        return Node(line, entries=entries)
+            yield Entry(key, line, self._value(self._next(), depth + 1), part.start())

@@ -1,135 +1,41 @@
-"""Changing the configuration files themselves, so that file and service never disagree.
+"""The edits of configuration files that commands make, so that file and service never disagree.
 
-A person's file stays a person's file: comments, order, quotes and indentation stay, JSON stays
-JSON, and mode and owner of the file stay. A change is checked by the loader before it takes the
-file's place, all at once; whoever reads meanwhile finds the old file or the new one. Nothing is
-changed where the configuration has mistakes already, or where the file was changed by others
-meanwhile.
+A person's file stays a person's file: all that a change does not concern stays as it is, and so do
+mode and owner of the file. A change is checked by the loader before it takes the file's place, all
+at once; readers find the old file or the new one. Nothing is changed where the configuration has
+mistakes already, or where the file was changed by others meanwhile. All edits are safe to repeat.
 """
 
 from __future__ import annotations
 
 import contextlib
-import difflib
 import fcntl
-import io
-import json
 import os
-import re
 import tempfile
-from collections.abc import Callable, Collection, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from ruamel.yaml import YAML
-from ruamel.yaml.comments import CommentedMap
-from ruamel.yaml.error import YAMLError
-from ruamel.yaml.scalarstring import ScalarString
-
-from pinlaterd.config.document import Node, parse
+from pinlaterd.config.document import Entry, Node, parse
+from pinlaterd.config.edit_text import Text, Value
 from pinlaterd.config.in_force import files_in_force
-from pinlaterd.config.layout import SHARDS_FILE
+from pinlaterd.config.layout import QUEUES_FILE, SHARDS_FILE
 from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import Address, Config
 from pinlaterd.config.shards_file import ABANDON, Form, form_of, pinlater_mysql_shards
 from pinlaterd.errors import ConfigError
 
-_BYTE_ORDER_MARK = "\ufeff"
-# A key at the margin, then comments and empty lines, then what is below it.
-_INDENTED_KEY = re.compile(
-    r"^[^\s#-][^\n]*:[ \t]*(?:#[^\n]*)?\n(?:[ \t]*(?:#[^\n]*)?\n)*( +)[^\s#-]", re.MULTILINE
-)
-_DASH = re.compile(r"^( *)- ( *)\S", re.MULTILINE)
-_NEVER_WRAPPED = 1 << 20  # characters of a line
-_DEFAULT_INDENT = 2
 _NEW_FILE_MODE = 0o600
-
-Settings = MutableMapping[str, Any]
-
-
-class Entry(NamedTuple):
-    """One entry of shards.yaml. PinLater's form for MySQL has some that are several shards."""
-
-    shards: Sequence[str]
-    place: Any  # the mapping or list that the entry's settings are in
-    key: Any
-    dequeue_only: str  # what that setting is called here
-
-    @property
-    def settings(self) -> Settings:
-        """To be changed in place."""
-        if self.place[self.key] is None:  # nothing but a name, `1:`
-            self.place[self.key] = CommentedMap()
-        settings: Settings = self.place[self.key]
-        return settings
-
-
-class ShardsDocument:
-    """shards.yaml in whichever form, as a tree to be changed."""
-
-    def __init__(self, node: Node, tree: Any, databases: int) -> None:
-        """`node`: what the loader reads; `tree`: the same, to be written; `databases`: that many
-        shards are in each entry of PinLater's for MySQL."""
-        self._form = form_of(node)
-        self._entries = list(self._read_entries(node, tree, databases))
-
-    def _read_entries(self, node: Node, tree: Any, databases: int) -> Iterator[Entry]:
-        """By position: a key such as 001 is text to the loader, and a number to others."""
-        listed = node.get("shards")
-        if self._form is Form.PINLATER_MYSQL:
-            for entry, key in zip(node.entries or (), list(tree), strict=True):
-                if entry.key != ABANDON:
-                    names = pinlater_mysql_shards(entry.key, databases)
-                    yield Entry(names, tree, key, "dequeueOnly")
-        elif self._form is Form.PINLATER_REDIS:
-            assert listed is not None
-            for item, shard in zip(listed.items or (), tree["shards"], strict=True):
-                name = item.get("name")
-                assert name is not None
-                yield Entry([name.text], shard, "shardConfig", "dequeueOnly")
-        else:
-            assert listed is not None
-            shards = tree["shards"]
-            for entry, key in zip(listed.entries or (), list(shards), strict=True):
-                yield Entry([entry.key], shards, key, "dequeue_only")
-
-    def entries_of(self, shards: Collection[str]) -> list[Entry]:
-        """The entries that stand for any of these shards, in the order of the file."""
-        return [entry for entry in self._entries if not set(entry.shards).isdisjoint(shards)]
-
-
-def set_servers(etc: Path, shards: Collection[str], *, master: Address, slave: Address) -> bool:
-    """Give shards other servers. Returns whether the file had to be changed. Raises ConfigError."""
-
-    def change(document: ShardsDocument) -> None:
-        for entry in document.entries_of(shards):
-            _set_address(entry.settings, "master", master)
-            _set_address(entry.settings, "slave", slave)
-
-    return edit_shards(etc, change)
-
-
-def edit_shards(etc: Path, change: Callable[[ShardsDocument], None]) -> bool:
-    """Have `change` change etc/shards.yaml. Returns whether that made a difference.
-
-    Raises ConfigError, with nothing changed, if there are mistakes in the configuration before or
-    after, or if the file can't be written."""
-
-    def changed(before: bytes, config: Config) -> bytes:
-        node = parse(before)
-        assert node is not None, "the loader found shards in it"
-        text = Text.of(etc / SHARDS_FILE, before)
-        change(ShardsDocument(node, text.tree, config.server.mysql_num_db_per_queue))
-        return text.render()
-
-    return edit_file(etc, SHARDS_FILE, changed)
 
 
 def edit_file(etc: Path, name: str, change: Callable[[bytes, Config], bytes]) -> bool:
     """Have `change` make what the file `name` of `etc` should hold of what it holds, and of what
-    all files together mean. As `edit_shards`. An optional file that is missing holds b""; one that
-    said something, and has gone or is empty by now, is not begun anew."""
+    all files together mean. Returns whether that made a difference.
+
+    Raises ConfigError, with nothing changed, if there are mistakes in the configuration before or
+    after, or if the file can't be written. An optional file that is missing holds b""; one that
+    said something, and has gone or is empty by now, is not written."""
     path = etc / name
     with _alone(etc):
         config = load_config(etc)
@@ -141,107 +47,311 @@ def edit_file(etc: Path, name: str, change: Callable[[bytes, Config], bytes]) ->
         after = change(before, config)
         if after == before:
             return False
-        load_config(etc, lambda read: after if read == path else read.read_bytes())
+        config = load_config(etc, lambda read: after if read == path else read.read_bytes())
+        if change(after, config) != after:
+            raise ConfigError([f"{path}: can't be edited by a program; change it by hand"])
         _replace(path, before, after)
     return True
 
 
-def _set_address(settings: Settings, key: str, address: Address) -> None:
-    old = settings.get(key)
-    if not isinstance(old, MutableMapping):
-        old = settings[key] = type(settings)()
-        if isinstance(old, CommentedMap):
-            old.fa.set_flow_style()
-    host = old.get("host")
-    old["host"] = type(host)(address.host) if isinstance(host, ScalarString) else address.host
-    old["port"] = address.port
+# --- shards.yaml ------------------------------------------------------------------------------
 
 
-# --- text and tree ----------------------------------------------------------------------------
+class _Shards(NamedTuple):
+    """One entry of shards.yaml. PinLater's form for MySQL has some that are several shards."""
+
+    names: Sequence[str]
+    settings: Entry
+    dequeue_only: str  # what that setting is called here
 
 
-class Text:
-    """A file's text as a tree that remembers how it was written."""
+def _entries(root: Node, databases: int) -> Iterator[_Shards]:
+    """`databases`: so many shards are in each entry of PinLater's form for MySQL."""
+    form, listed = form_of(root), root.get("shards")
+    if form is Form.PINLATER_MYSQL:
+        for entry in root.entries or ():
+            if entry.key != ABANDON:
+                yield _Shards(pinlater_mysql_shards(entry.key, databases), entry, "dequeueOnly")
+    elif form is Form.PINLATER_REDIS:
+        for item in (listed.items or ()) if listed is not None else ():
+            name, settings = item.get("name"), item.entry("shardConfig")
+            if name is not None and settings is not None:
+                yield _Shards([name.text], settings, "dequeueOnly")
+    else:
+        for entry in (listed.entries or ()) if listed is not None else ():
+            yield _Shards([entry.key], entry, "dequeue_only")
 
-    def __init__(self, text: str) -> None:
-        self._text = text.removeprefix(_BYTE_ORDER_MARK)
-        self._mark = _BYTE_ORDER_MARK if text.startswith(_BYTE_ORDER_MARK) else ""
-        self._lead = ""
-        self._yaml: YAML | None = None
-        try:
-            self.tree = json.loads(self._text)
-        except ValueError:
-            self._yaml = _yaml_like(self._text)
-            self.tree = self._yaml.load(self._text)
-        if self.tree is None:  # nothing but comments, which no tree holds
-            self.tree = CommentedMap()
-            if self._text and not self._text.endswith("\n"):
-                self._text += "\n"
-            self._lead = self._text
-        self._unchanged = self._written()
 
-    @classmethod
-    def of(cls, path: Path, data: bytes) -> Text:
-        try:
-            return cls(data.decode("utf-8"))
-        except YAMLError as error:
-            raise ConfigError([f"{path}: can't be edited by a program: {error}"]) from error
+def shards_alike(etc: Path, shard: str) -> Sequence[str]:
+    """The shards whose settings are one entry with those of `shard`, it among them.
 
-    def render(self) -> bytes:
-        """What the file should hold now, with all as it was that was not changed."""
-        before = (self._mark + self._text).encode("utf-8")
-        return _as_it_was(before, self._unchanged, self._written())
+    Raises ConfigError if there is no such shard."""
+    config = load_config(etc)
+    path = etc / SHARDS_FILE
+    if shard not in config.shards:
+        names = ", ".join(config.shards)
+        raise ConfigError([f"{path}: there is no shard {shard!r}; there are: {names}"])
+    root = parse(path.read_bytes())
+    entries = _entries(root, config.server.mysql_num_db_per_queue) if root is not None else ()
+    return next((entry.names for entry in entries if shard in entry.names), [shard])
 
-    def _written(self) -> bytes:
-        text = self._json() if self._yaml is None else self._dump(self._yaml)
-        if "\r\n" in self._text:
-            text = text.replace("\r\n", "\n").replace("\n", "\r\n")
-        return (self._mark + text).encode("utf-8")
 
-    def _dump(self, yaml: YAML) -> str:
-        out = io.StringIO()
-        if self.tree or not self._lead:
-            yaml.dump(self.tree, out)
-        return self._lead + out.getvalue()
+def set_servers(etc: Path, shards: Collection[str], *, master: Address, slave: Address) -> bool:
+    """Give shards other servers. Returns whether the file had to be changed; so do the others."""
 
-    def _json(self) -> str:
-        indent = re.search(r'\n([ \t]+)"', self._text)
-        colon = ": " if re.search(r'"\s*:\s', self._text) else ":"
-        comma = "," if indent or not re.search(r",\s", self._text) else ", "
-        text = json.dumps(
-            self.tree,
-            indent=indent[1] if indent else None,
-            separators=(comma, colon),
-            ensure_ascii=self._text.isascii(),
+    def change(text: Text, entry: _Shards) -> None:
+        _set_address(text, entry.settings, "master", master)
+        _set_address(text, entry.settings, "slave", slave)
+
+    return _edit_entries(etc, shards, change)
+
+
+def set_dequeue_only(etc: Path, shard: str, *, on: bool) -> bool:
+    """For all shards of its entry."""
+
+    def change(text: Text, entry: _Shards) -> None:
+        found = entry.settings.value.get(entry.dequeue_only)
+        if found is not None:
+            text.replace(found, on)
+        elif on:
+            text.add_first(entry.settings, entry.dequeue_only, on)
+
+    return _edit_entries(etc, [shard], change)
+
+
+def _edit_entries(
+    etc: Path, shards: Collection[str], change: Callable[[Text, _Shards], None]
+) -> bool:
+    """`change` each entry that stands for any of `shards`."""
+
+    def changed(before: bytes, config: Config) -> bytes:
+        text = Text(before)
+        assert text.root is not None, "the loader found shards in it"
+        for entry in _entries(text.root, config.server.mysql_num_db_per_queue):
+            if not set(entry.names).isdisjoint(shards):
+                change(text, entry)
+        return text.render()
+
+    return edit_file(etc, SHARDS_FILE, changed)
+
+
+def _set_address(text: Text, settings: Entry, key: str, address: Address) -> None:
+    found = settings.value.get(key)
+    if found is not None and found.entries:
+        for name, value in address._asdict().items():
+            part = found.get(name)
+            assert part is not None, "the loader requires it"
+            text.replace(part, value)
+    elif found is not None:
+        text.replace(found, address._asdict())
+    else:
+        text.add_last(settings, key, address._asdict())
+
+
+def add_shard(etc: Path, shard: str, settings: Mapping[str, Value]) -> bool:
+    """At the end of the file; False if it is there with just these settings."""
+    path = etc / SHARDS_FILE
+
+    def changed(before: bytes, config: Config) -> bytes:
+        text, shards = _in_our_form(path, before)
+        found = shards.value.get(shard)
+        if found is not None and _plain(found) == settings:
+            return before
+        if shard in config.shards:
+            raise ConfigError(
+                [f"{path}: shard {shard!r} is there already; change it there, or choose another"]
+            )
+        _forget_abandoned(text, shard)
+        text.add_last(shards, shard, settings)
+        return text.render()
+
+    return edit_file(etc, SHARDS_FILE, changed)
+
+
+def remove_shard(etc: Path, shard: str, *, abandon: bool) -> bool:
+    """`abandon`: with the jobs that it holds."""
+    path = etc / SHARDS_FILE
+
+    def changed(before: bytes, config: Config) -> bytes:
+        text, shards = _in_our_form(path, before)
+        if shards.value.get(shard) is not None:
+            if len(config.shards) == 1:
+                raise ConfigError([f"{path}: {shard!r} is the only shard; add another one first"])
+            text.remove_key(shards, shard)
+        if abandon:
+            _abandon(text, shard)
+        return text.render()
+
+    return edit_file(etc, SHARDS_FILE, changed)
+
+
+def forget_abandoned(etc: Path, shard: str) -> bool:
+    """The shard has gone: `abandon` need not name it any more."""
+
+    def changed(before: bytes, _config: Config) -> bytes:
+        text = Text(before)
+        _forget_abandoned(text, shard)
+        return text.render()
+
+    return edit_file(etc, SHARDS_FILE, changed)
+
+
+def _in_our_form(path: Path, before: bytes) -> tuple[Text, Entry]:
+    """The text, and its entry `shards`."""
+    text = Text(before)
+    assert text.root is not None, "the loader found shards in it"
+    form = form_of(text.root)
+    if form is not Form.OURS:
+        raise ConfigError(
+            [f"{path}: has {form.value} form; add and remove shards there by hand, it acts soon"]
         )
-        return text + self._text[len(self._text.rstrip()) :]
+    shards = text.root.entry("shards")
+    assert shards is not None, "the loader requires it"
+    return text, shards
 
 
-def _as_it_was(before: bytes, unchanged: bytes, after: bytes) -> bytes:
-    """`after`, but with the lines of `before` where it does not differ from `unchanged`, which is
-    what the writer makes of `before`: blanks within lines, for one, it does not keep."""
-    old, same, new = (text.splitlines(keepends=True) for text in (before, unchanged, after))
-    if len(old) != len(same):
-        return after
-    lines: list[bytes] = []
-    matcher = difflib.SequenceMatcher(None, same, new, autojunk=False)
-    for kind, start, end, new_start, new_end in matcher.get_opcodes():
-        lines += old[start:end] if kind == "equal" else new[new_start:new_end]
-    return b"".join(lines)
+def _plain(node: Node) -> object:
+    if node.entries is not None:
+        return {entry.key: _plain(entry.value) for entry in node.entries}
+    return node.scalar
 
 
-def _yaml_like(text: str) -> YAML:
-    """Writes as `text` is written, as far as that can be told."""
-    yaml = YAML(typ="rt")
-    yaml.preserve_quotes = True
-    yaml.width = _NEVER_WRAPPED
-    yaml.explicit_start = bool(re.search(r"^---", text, re.MULTILINE))
-    mapping, dash = _INDENTED_KEY.search(text), _DASH.search(text)
-    indent = len(mapping[1]) if mapping else _DEFAULT_INDENT
-    offset = len(dash[1]) if dash else 0
-    sequence = offset + 2 + len(dash[2]) if dash else indent
-    yaml.indent(mapping=indent, sequence=sequence, offset=offset)
-    return yaml
+def _abandoned(text: Text) -> tuple[Entry | None, list[str]]:
+    entry = text.root.entry(ABANDON) if text.root is not None else None
+    return entry, [item.text for item in (entry.value.items or ())] if entry is not None else []
+
+
+def _abandon(text: Text, shard: str) -> None:
+    entry, names = _abandoned(text)
+    if entry is None:
+        text.add_last(None, ABANDON, [shard])
+    elif shard not in names:
+        text.append(entry, shard)
+
+
+def _forget_abandoned(text: Text, shard: str) -> None:
+    entry, names = _abandoned(text)
+    if names == [shard]:
+        text.remove_key(None, ABANDON)
+    elif entry is not None and shard in names:
+        text.remove(entry, names.index(shard))
+
+
+# --- queues.yaml ------------------------------------------------------------------------------
+
+
+class LimitSettings(NamedTuple):
+    """What queues.yaml says of a queue's rate."""
+
+    max_jobs_per_second: float | None
+    paused: bool
+
+
+class _Names(NamedTuple):
+    """What settings are called in the file's form."""
+
+    limit: str
+    paused: str
+
+
+_OURS, _PINLATERS = _Names("max_jobs_per_second", "paused"), _Names("maxJobsPerSecond", "paused")
+
+
+def limit_settings(etc: Path, queue: str) -> LimitSettings:
+    """As the file has it: the limit is the one that holds when the queue is not paused."""
+    queues = _Queues(Text(_read_if_there(etc / QUEUES_FILE)))
+    settings = queues.settings(queue)
+    if settings is None:
+        return LimitSettings(None, paused=False)
+    limit, paused = (settings.value.get(name) for name in queues.names)
+    rate = limit.scalar if limit is not None else None
+    assert rate is None or isinstance(rate, int | float)
+    return LimitSettings(rate, paused is not None and bool(paused.scalar))
+
+
+def set_limit(etc: Path, queue: str, jobs_per_second: float | None) -> bool:
+    """None: no limit. Raises ConfigError."""
+    value = jobs_per_second
+    if value is not None and value.is_integer():
+        value = int(value)
+    return _edit_queue(etc, queue, lambda names: names.limit, value)
+
+
+def set_paused(etc: Path, queue: str, *, paused: bool) -> bool:
+    """The limit stays in the file, and holds again when the queue is resumed."""
+    return _edit_queue(etc, queue, lambda names: names.paused, True if paused else None)
+
+
+def _edit_queue(
+    etc: Path, queue: str, name_of: Callable[[_Names], str], value: float | None
+) -> bool:
+    def changed(before: bytes, _config: Config) -> bytes:
+        text = Text(before)
+        queues = _Queues(text)
+        if value is None:
+            queues.unset(queue, name_of(queues.names))
+        else:
+            queues.set(queue, name_of(queues.names), value)
+        return text.render()
+
+    return edit_file(etc, QUEUES_FILE, changed)
+
+
+class _Queues:
+    """queues.yaml in either form, to be changed."""
+
+    def __init__(self, text: Text) -> None:
+        self._text = text
+        self._listed = text.root.entry("queues") if text.root is not None else None
+        self._items = self._listed.value.items if self._listed is not None else None
+        self.names = _OURS if self._items is None else _PINLATERS
+
+    def settings(self, queue: str) -> Entry | None:
+        if self._items is not None:
+            index = self._index(queue)
+            return None if index is None else self._items[index].entry("queueConfig")
+        return self._listed.value.entry(queue) if self._listed is not None else None
+
+    def set(self, queue: str, name: str, value: float) -> None:
+        settings = self.settings(queue)
+        found = settings.value.get(name) if settings is not None else None
+        if found is not None:
+            self._text.replace(found, value)
+        elif settings is not None:
+            self._text.add_first(settings, name, value)
+        elif self._listed is None:
+            self._text.add_last(None, "queues", {queue: {name: value}})
+        elif self._items is None:
+            self._text.add_last(self._listed, queue, {name: value})
+        elif (index := self._index(queue)) is not None:
+            self._text.add_last(_whole(self._items[index]), "queueConfig", {name: value})
+        else:
+            self._text.append(self._listed, {"name": queue, "queueConfig": {name: value}})
+
+    def unset(self, queue: str, name: str) -> None:
+        """And remove the queue if it has no other setting."""
+        settings = self.settings(queue)
+        if settings is None or settings.value.get(name) is None:
+            return
+        index = self._index(queue)
+        if len(settings.value.entries or ()) > 1:
+            self._text.remove_key(settings, name)
+        elif index is not None:
+            self._text.remove(self._listed, index)
+        else:
+            self._text.remove_key(self._listed, queue)
+
+    def _index(self, queue: str) -> int | None:
+        for index, item in enumerate(self._items or ()):
+            name = item.get("name")
+            if name is not None and name.text == queue:
+                return index
+        return None
+
+
+def _whole(node: Node) -> Entry:
+    """For a mapping that is no key's value."""
+    return Entry("", node.line, node, node.start)
 
 
 # --- files ------------------------------------------------------------------------------------

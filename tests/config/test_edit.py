@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
-from pinlaterd.config.edit import edit_shards, set_servers
+from pinlaterd.config.document import Node, parse
+from pinlaterd.config.edit import edit_file, set_servers
+from pinlaterd.config.edit_text import Text
 from pinlaterd.config.load import load_config
-from pinlaterd.config.schema import Address
+from pinlaterd.config.schema import Address, Config
 from pinlaterd.errors import ConfigError
 
 A, B = Address("db-a", 3306), Address("db-b", 3307)
@@ -54,7 +61,7 @@ shards:
     001:
         engine: mysql   # ours
         master: {host: "db-b", port: 3307}  # rack 1
-        slave: {host: 'db-a', port: 3306}
+        slave:  {host: 'db-a', port: 3306}
         user: pinlater
         passwd:   "it's # secret"
 
@@ -140,7 +147,7 @@ def test_a_change_to_what_is_there_already_leaves_the_very_file(etc, shards_file
 def test_what_is_not_changed_is_written_as_it_was(etc, shards_file, text):
     shards_file.write_bytes(text.encode())
 
-    edit_shards(etc, lambda document: None)
+    edit_file(etc, "shards.yaml", lambda before, _config: Text(before).render())
 
     assert shards_file.read_bytes() == text.encode()
 
@@ -199,12 +206,12 @@ def test_mistakes_that_are_there_are_to_be_mended_first(etc, shards_file):
 
 
 def test_a_change_by_somebody_else_is_not_lost(etc, shards_file):
-    def meddle(_document: object) -> None:
+    def meddle(before: bytes, _config: Config) -> bytes:
         shards_file.write_text(OURS + "# mine\n")
-        _document.entries_of(["2"])[0].settings["user"] = "other"  # type: ignore[attr-defined]
+        return before.replace(b"pinlater", b"other")
 
     with pytest.raises(ConfigError, match="changed by somebody else"):
-        edit_shards(etc, meddle)
+        edit_file(etc, "shards.yaml", meddle)
 
     assert shards_file.read_text() == OURS + "# mine\n"
 
@@ -246,3 +253,72 @@ def test_a_folder_that_can_t_be_written_to_is_named():
 
         with owner_without_privileges(etc), cannot:
             set_servers(etc, ["001"], master=B, slave=A)
+
+
+# --- any text -----------------------------------------------------------------------------------
+
+NAMES = st.text("abcxyz019_-", min_size=1, max_size=4).filter(lambda name: name not in "---")
+CHARACTERS = st.characters(max_codepoint=0xFFFF, exclude_categories=["Cs"])
+SCALARS = st.integers() | st.booleans() | st.floats(0, 1e9) | st.text(CHARACTERS, max_size=9)
+SETTINGS = st.dictionaries(NAMES, SCALARS, max_size=3)
+LAYOUTS = (
+    json.dumps,
+    lambda tree: json.dumps(tree, indent="\t", ensure_ascii=False),
+    lambda tree: yaml.safe_dump(tree, default_flow_style=False, sort_keys=False, indent=3),
+    lambda tree: yaml.safe_dump(tree, default_flow_style=True, sort_keys=False, width=20),
+    lambda tree: "# first\n---\n" + yaml.safe_dump(tree, sort_keys=False).replace("\n", "\r\n"),
+)
+
+
+def plain(node: Node | None) -> Any:
+    assert node is not None
+    if node.entries is not None:
+        return {entry.key: plain(entry.value) for entry in node.entries}
+    if node.items is not None:
+        return list(map(plain, node.items))
+    return node.scalar
+
+
+@given(
+    st.dictionaries(NAMES, SETTINGS, max_size=3),
+    st.lists(SETTINGS, max_size=3),
+    st.sampled_from(LAYOUTS),
+    NAMES,
+    SCALARS | st.just({"host": "h", "port": 1}),
+    st.data(),
+)
+def test_a_change_of_any_text_changes_just_that(queues, listed, layout, key, value, data):
+    before = {"queues": queues, "listed": listed}
+    text = Text(layout(before).encode())
+    tree = plain(text.root)
+    assert text.root is not None
+    entry, items = text.root.entry("queues"), text.root.entry("listed")
+    assert entry is not None
+    assert items is not None
+    names = [*queues, key]
+    name = data.draw(st.sampled_from(names))
+    how = data.draw(
+        st.sampled_from(["first", "last", "replace", "append", "remove", "remove item"])
+    )
+    found = entry.value.entry(name)
+    if how == "append":
+        text.append(items, {"name": key})
+        tree["listed"].append({"name": key})
+    elif how == "remove item" and listed:
+        text.remove(items, len(listed) - 1)
+        tree["listed"].pop()
+    elif found is None:
+        text.add_last(entry, name, {key: value})
+        tree["queues"][name] = {key: value}
+    elif how == "remove":
+        text.remove_key(entry, name)
+        del tree["queues"][name]
+    elif (old := found.value.get(key)) is not None:
+        text.replace(old, value)
+        tree["queues"][name][key] = value
+    else:
+        add = text.add_first if how == "first" else text.add_last
+        add(found, key, value)
+        tree["queues"][name] = (tree["queues"][name] or {}) | {key: value}
+
+    assert plain(parse(text.render())) == tree

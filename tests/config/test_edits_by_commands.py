@@ -6,15 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from pinlaterd.config.edit_queues import set_limit, set_paused, settings_of
-from pinlaterd.config.edit_shards import (
-    Value,
+from pinlaterd.config.edit import (
     add_shard,
     forget_abandoned,
+    limit_settings,
     remove_shard,
     set_dequeue_only,
+    set_limit,
+    set_paused,
     shards_alike,
 )
+from pinlaterd.config.edit_text import Value
 from pinlaterd.config.in_force import write_in_force
 from pinlaterd.config.load import load_config
 from pinlaterd.errors import ConfigError
@@ -186,7 +188,7 @@ def test_limit_and_pause_in_every_form_of_the_file(etc, text):
 
         assert set_paused(etc, queue, paused=True)
         assert load_config(etc).queue(queue).max_jobs_per_second == 0
-        assert settings_of(etc, queue) == (2.5, True)
+        assert limit_settings(etc, queue) == (2.5, True)
 
         assert set_paused(etc, queue, paused=False)
         assert not set_paused(etc, queue, paused=False)
@@ -277,7 +279,7 @@ queues:
     ("queue", "gone", "instead"),
     [
         ("mail", "    paused: true\n\n", "\n"),
-        ("thumbs", ", paused: true}  # small", "}                # small"),  # it stays below others
+        ("thumbs", ", paused: true}", "}"),
         ("sync", "  sync:\n    paused: true\n", ""),
     ],
 )
