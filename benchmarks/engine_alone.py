@@ -20,7 +20,7 @@ from benchmarks import frames
 from benchmarks.load import Window, percentile
 from benchmarks.pinlater_statements import PinLaterShard
 from pinlaterd.config.schema import ServerSettings, ShardSettings
-from pinlaterd.engines.base import Ack, AckOp, Batch, Claim, ClaimOp, EnqueueOp, StorageEngine
+from pinlaterd.engines.base import AckOp, Acks, Batch, Claim, ClaimOp, EnqueueOp, StorageEngine
 from pinlaterd.engines.registry import make_engine
 from pinlaterd.model import Job, JobKey, Payload
 
@@ -143,7 +143,7 @@ def _cycles(engine: StorageEngine, load: EngineLoad) -> Iterator[Step]:
     """Enqueue, then claim with the acks of those before; what is fresh is in memory."""
     enqueue = Batch(enqueues=[EnqueueOp(QUEUE, [Job(frames.body())] * load.jobs_per_batch)])
     payload = Payload(frames.body(), 2, 2)
-    acks: list[Ack] = []
+    acks: list[Acks] = []
 
     def cycle() -> None:
         now_ms = _now_ms()
@@ -151,7 +151,7 @@ def _cycles(engine: StorageEngine, load: EngineLoad) -> Iterator[Step]:
         claim = f"localhost:9010:1700000000000:bench:load:{keys[0].local_id}"
         claims = [Claim(key, now_ms, claim, payload) for key in keys]
         engine.apply(Batch(acks=[AckOp(QUEUE, acks, ())], claims=[ClaimOp(QUEUE, claims)]), now_ms)
-        acks[:] = [Ack(key) for key in keys]
+        acks[:] = [Acks(1, [key.local_id for key in keys])]
 
     while True:
         yield cycle, load.jobs_per_batch
@@ -180,7 +180,7 @@ def _claims(
 ) -> Iterator[tuple[Batch, int]]:
     """Claims of the next jobs with acks of those before, until none are left."""
     payload = Payload(frames.body(), 2, 2) if from_memory else None
-    acks: list[Ack] = []
+    acks: list[Acks] = []
     for at in range(0, len(keys), load.jobs_per_batch):
         part = keys[at : at + load.jobs_per_batch]
         claims = [
@@ -188,7 +188,7 @@ def _claims(
             for key, run_after_ms in part
         ]
         yield Batch(acks=[AckOp(QUEUE, acks, ())], claims=[ClaimOp(QUEUE, claims)]), len(part)
-        acks = [Ack(key) for key, _ in part]
+        acks = [Acks(1, [key.local_id for key, _ in part])]
 
 
 # --- PinLater's statements ----------------------------------------------------------------

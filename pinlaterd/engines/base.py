@@ -94,10 +94,12 @@ class Durability(NamedTuple):
 # --- what a batch is made of: all of one queue each --------------------------------------
 
 
-class Ack(NamedTuple):
-    """An end for a job that is IN_PROGRESS, and whose claim is `claim_descriptor` if given."""
+class Acks(NamedTuple):
+    """Ends for jobs that are IN_PROGRESS, alike in all but their local ids, of which there is one
+    at least; their claim is `claim_descriptor` if given."""
 
-    key: JobKey
+    priority: int
+    local_ids: Sequence[int]
     append_custom_status: str = ""
     retry_delay_ms: int = 0
     claim_descriptor: str | None = None
@@ -107,8 +109,12 @@ class AckOp(NamedTuple):
     """`succeeded` go first. An ack that does not apply changes nothing and counts as a no-op."""
 
     queue: str
-    succeeded: Sequence[Ack]
-    failed: Sequence[Ack]
+    succeeded: Sequence[Acks]
+    failed: Sequence[Acks]
+
+    @property
+    def jobs(self) -> int:
+        return sum([len(acks[1]) for acks in (*self.succeeded, *self.failed)])
 
 
 class Checkpoint(NamedTuple):

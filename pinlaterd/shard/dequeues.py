@@ -31,7 +31,6 @@ from pinlaterd.shard.works import (
     Memory,
     Parts,
     Results,
-    acked_jobs,
     conclude_acks,
     done,
     failed,
@@ -124,7 +123,7 @@ class DequeueWork:
 
     @property
     def rows(self) -> int:
-        return (acked_jobs(self.acks[0]) if self.acks else 0) + len(self.claims)
+        return (self.acks[0].jobs if self.acks else 0) + len(self.claims)
 
     def contribute(self, parts: Parts) -> None:
         if self.acks:

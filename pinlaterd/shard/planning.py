@@ -11,8 +11,8 @@ from typing import cast
 
 from pinlaterd.config.schema import Config
 from pinlaterd.engines.base import (
-    Ack,
     AckOp,
+    Acks,
     Checkpoint,
     CheckpointOp,
     Release,
@@ -43,7 +43,6 @@ from pinlaterd.shard.works import (
     EnqueueWork,
     Memory,
     ReleaseWork,
-    acked_jobs,
     slices,
     split_acks,
 )
@@ -102,7 +101,7 @@ class Planner:
             call,
             most_bytes=min(self.config.server.max_response_bytes, arrival.entry.most_bytes),
             claim_timeout_seconds=self.config.queue(request.queue).job_claimed_timeout_seconds,
-            acks=split_acks(op) if op is not None and acked_jobs(op) else (),
+            acks=split_acks(op) if op is not None and op.jobs else (),
             problem=problem,
         )
 
@@ -193,15 +192,17 @@ class Planner:
         succeeded = _acks(place, request.succeeded, bad)
         failing, problem = self._with_valid_delays(request.failed, now_ms)
         failed = _acks(place, failing, bad)
-        unheld = self._rules.unheld_retries(request.queue, failed, now_ms)
-        if unheld:
-            failed = [ack for ack in failed if ack not in unheld]
-            ack, wrong = next(iter(unheld.items()))
-            name = place.descriptor(ack.key)
-            problem = problem or InvalidRequest(f"retryDelayMillis of {name!r} is {wrong}")
+        held = []
+        for acks in failed:
+            wrong = self._rules.unheld_retry(request.queue, acks, now_ms)
+            if wrong is None:
+                held.append(acks)
+            elif problem is None:
+                name = place.descriptor(JobKey(acks.priority, acks.local_ids[0]))
+                problem = InvalidRequest(f"retryDelayMillis of {name!r} is {wrong}")
         if bad and arrival.entry.whole:
             raise ForeignError
-        return AckOp(request.queue, succeeded, failed), _bad_descriptors(bad, place) or problem
+        return AckOp(request.queue, succeeded, held), _bad_descriptors(bad, place) or problem
 
     def _with_valid_delays(
         self, infos: Sequence[AckInfo], now_ms: int
@@ -246,34 +247,33 @@ class Place:
         return JobKey(parsed.priority, parsed.local_id)
 
 
-def _acks(place: Place, infos: Sequence[AckInfo], bad: list[str]) -> list[Ack]:
+def _acks(place: Place, infos: Sequence[AckInfo], bad: list[str]) -> list[Acks]:
     """Jobs that are acked together mostly have all but their local ids in common: what comes
     before it is understood once, as long as it stays the same."""
     if isinstance(infos, AlikeAcks) and len(infos.digits[0]) < _ID_DIGITS:
         first = place.key(infos[0].descriptor)
         if first is not None and first is not NO_JOB:
-            priority, (status, delay_ms, claim) = first.priority, infos.rest
-            return [
-                _new(Ack, (_new(JobKey, (priority, local_id)), status, delay_ms, claim))
-                for local_id in map(int, infos.digits)
-            ]
-    acks: list[Ack] = []
-    append = acks.append
-    known_head = None
+            return [Acks(first.priority, list(map(int, infos.digits)), *infos.rest)]
+    acks: list[Acks] = []
+    known_head = alike = None
     priority = 0
     for descriptor, status, delay_ms, claim in infos:
         head, _, id_text = descriptor.rpartition(":")
         plain = id_text.isdigit() and id_text.isascii() and len(id_text) < _ID_DIGITS
         if head == known_head and plain:
-            append(_new(Ack, (_new(JobKey, (priority, int(id_text))), status, delay_ms, claim)))
-            continue
-        key = place.key(descriptor)
-        if key is None:
-            bad.append(descriptor)
-            continue
-        append(_new(Ack, (key, status, delay_ms, claim)))
-        if plain and key.local_id:
-            known_head, priority = head, key.priority
+            local_id = int(id_text)
+        else:
+            key = place.key(descriptor)
+            if key is None:
+                bad.append(descriptor)
+                continue
+            priority, local_id = key
+            known_head = head if plain and local_id else None
+        if (priority, status, delay_ms, claim) != alike:
+            alike = (priority, status, delay_ms, claim)
+            local_ids: list[int] = []
+            acks.append(_new(Acks, (priority, local_ids, status, delay_ms, claim)))
+        local_ids.append(local_id)
     return acks
 
 

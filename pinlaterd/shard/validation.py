@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from pinlaterd.config.schema import ServerSettings
-from pinlaterd.engines.base import Ack, Limits, TableLimits
+from pinlaterd.engines.base import Acks, Limits, TableLimits
 from pinlaterd.errors import (
     ContinuationInvalid,
     InvalidEnqueue,
@@ -135,17 +135,12 @@ class Rules:
         """What is wrong with the delay of a failed job's ack."""
         return _ack_delay(delay_ms, self._limits.run_after_ms - now_ms)
 
-    def unheld_retries(self, queue: str, failed: Sequence[Ack], now_ms: int) -> dict[Ack, str]:
-        """Of acks whose delays are valid: what is wrong with those that a table can't hold."""
-        narrower = self._narrower(queue)
-        wrong = {}
-        for ack in failed if narrower else ():
-            table = narrower.get(ack.key.priority)
-            if table is not None:
-                problem = _ack_delay(ack.retry_delay_ms, table.run_after.latest_ms - now_ms)
-                if problem is not None:
-                    wrong[ack] = problem
-        return wrong
+    def unheld_retry(self, queue: str, acks: Acks, now_ms: int) -> str | None:
+        """What is wrong with the delay of failed jobs' acks, valid otherwise, for their table."""
+        table = self._narrower(queue).get(acks.priority)
+        if table is None:
+            return None
+        return _ack_delay(acks.retry_delay_ms, table.run_after.latest_ms - now_ms)
 
     def checkpoints(self, context: CallContext) -> None:
         _check_source(context.source, InvalidRequest)

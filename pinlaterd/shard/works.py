@@ -15,6 +15,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from pinlaterd.engines.base import (
     AckOp,
     AckResult,
+    Acks,
     Batch,
     BatchResult,
     CheckpointOp,
@@ -296,7 +297,7 @@ class AckWork(_PartedWork[AckOp]):
 
     @property
     def rows(self) -> int:
-        return acked_jobs(self.parts[0])
+        return self.parts[0].jobs
 
     def contribute(self, parts: Parts) -> None:
         parts.acks.append(self.parts[0])
@@ -306,16 +307,28 @@ class AckWork(_PartedWork[AckOp]):
         return self._answer()
 
 
-def acked_jobs(op: AckOp) -> int:
-    return len(op.succeeded) + len(op.failed)
-
-
 def split_acks(op: AckOp) -> list[AckOp]:
     """The same acks in the same order, at most PART_JOBS at a time."""
-    if acked_jobs(op) <= PART_JOBS:
+    if op.jobs <= PART_JOBS:
         return [op]
-    succeeded = [AckOp(op.queue, part, ()) for part in slices(op.succeeded, PART_JOBS)]
-    return succeeded + [AckOp(op.queue, (), part) for part in slices(op.failed, PART_JOBS)]
+    succeeded = [AckOp(op.queue, part, ()) for part in _parts_of(op.succeeded)]
+    return succeeded + [AckOp(op.queue, (), part) for part in _parts_of(op.failed)]
+
+
+def _parts_of(acks: Sequence[Acks]) -> list[list[Acks]]:
+    parts: list[list[Acks]] = []
+    room = 0
+    for alike in acks:
+        local_ids = alike.local_ids
+        while local_ids:
+            if not room:
+                parts.append([])
+                room = PART_JOBS
+            parts[-1].append(alike._replace(local_ids=local_ids[:room]))
+            taken = len(parts[-1][-1].local_ids)
+            room -= taken
+            local_ids = local_ids[taken:]
+    return parts
 
 
 def slices(items: Sequence[_Item], most: int) -> list[Sequence[_Item]]:

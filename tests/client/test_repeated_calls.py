@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from pinlaterd.client import JobState, calls
-from pinlaterd.engines.base import Ack, AckOp, Batch, Claim, ClaimOp, EnqueueOp
+from pinlaterd.engines.base import AckOp, Acks, Batch, Claim, ClaimOp, EnqueueOp
 from pinlaterd.engines.sqlite.engine import SqliteEngine
 from pinlaterd.model import Job, JobKey, Result, RetryFailedRequest
 from pinlaterd.rpc.codec import Call
@@ -96,8 +96,7 @@ def fail(engine: SqliteEngine, jobs: list[Job], now_ms: int) -> None:
     [ids] = engine.apply(Batch(enqueues=[EnqueueOp("failed", jobs)]), now_ms).enqueues
     claims = [Claim(JobKey(1, local_id), now_ms, "test") for local_id in ids]
     engine.apply(Batch(claims=[ClaimOp("failed", claims)]), now_ms)
-    acks = [Ack(claim.key) for claim in claims]
-    engine.apply(Batch(acks=[AckOp("failed", [], acks)]), now_ms)
+    engine.apply(Batch(acks=[AckOp("failed", [], [Acks(1, ids)])]), now_ms)
 
 
 @pytest.mark.service

@@ -29,8 +29,6 @@ from hypothesis.stateful import (
 
 from pinlaterd.clock import FakeClock
 from pinlaterd.engines.base import (
-    Ack,
-    AckOp,
     Batch,
     Checkpoint,
     CheckpointOp,
@@ -44,7 +42,7 @@ from pinlaterd.engines.base import (
 )
 from pinlaterd.model import Job, JobKey, JobState, PendingKey, claim_source
 from tests.conformance.engine.engines import EngineMaker, maker
-from tests.conformance.engine.harness import END_OF_TIME_MS, QUEUE, EngineHarness
+from tests.conformance.engine.harness import END_OF_TIME_MS, QUEUE, Ack, EngineHarness, ack_op
 
 PRIORITIES = (1, 2)
 NO_CLAIM = "host:9010:1:web:0"
@@ -245,15 +243,15 @@ class QueueMachine(RuleBasedStateMachine):
             for key in self.draw_keys(data)
         ]
         middle = data.draw(st.integers(0, len(acks)))
-        op = AckOp(QUEUE, acks[:middle], acks[middle:])
+        op = ack_op(QUEUE, acks[:middle], acks[middle:])
 
         [result] = self.store.engine.apply(Batch(acks=[op]), self.now_ms).acks
 
-        succeeded = [ack for ack in op.succeeded if self._ack_one(ack, self._succeed)]
+        succeeded = [ack for ack in acks[:middle] if self._ack_one(ack, self._succeed)]
         requeued: list[Requeued] = []
         failed = [
             ack
-            for ack in op.failed
+            for ack in acks[middle:]
             if self._ack_one(ack, lambda ack: requeued.extend(self._fail(ack)))
         ]
         assert (result.succeeded, result.failed) == (len(succeeded), len(failed))

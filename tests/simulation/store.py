@@ -7,15 +7,15 @@ disk; and the disk's faults may have it fail, beyond doubt or so that nobody kno
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 from pinlaterd.engines.base import (
     NO_TIME_MS,
-    Ack,
     AckOp,
     AckResult,
+    Acks,
     Batch,
     BatchResult,
     CheckpointOp,
@@ -175,29 +175,30 @@ class ModelStore:
     def _ack(self, op: AckOp, now_ms: int) -> AckResult:
         requeued: list[Requeued] = []
         succeeded = failed = noop = 0
-        for ack in op.succeeded:
-            row = self._acked(op.queue, ack)
+        for row in self._acked(op.queue, op.succeeded):
             if row is None:
                 noop += 1
                 continue
             row.become(JobState.SUCCEEDED, now_ms)
             succeeded += 1
-        for ack in op.failed:
-            row = self._acked(op.queue, ack)
-            if row is None:
-                noop += 1
-                continue
-            again = row.end_attempt(now_ms + ack.retry_delay_ms, now_ms)
-            requeued += [again] if again else []
-            failed += 1
+        for acks in op.failed:
+            for row in self._acked(op.queue, [acks]):
+                if row is None:
+                    noop += 1
+                    continue
+                again = row.end_attempt(now_ms + acks.retry_delay_ms, now_ms)
+                requeued += [again] if again else []
+                failed += 1
         return AckResult(succeeded, failed, noop, requeued)
 
-    def _acked(self, queue: str, ack: Ack) -> StoredRow | None:
-        row = self._claimed(queue, ack.key, ack.claim_descriptor)
-        if row is not None:
-            text = row.custom_status + ack.append_custom_status
-            row.custom_status = text[: LIMITS.custom_status_chars]
-        return row
+    def _acked(self, queue: str, acks: Iterable[Acks]) -> Iterator[StoredRow | None]:
+        """One by one: the jobs that the acks apply to; None for each that does not."""
+        for priority, local_ids, text, _, claim in acks:
+            for local_id in local_ids:
+                row = self._claimed(queue, JobKey(priority, local_id), claim)
+                if row is not None:
+                    row.custom_status = (row.custom_status + text)[: LIMITS.custom_status_chars]
+                yield row
 
     def _claimed(self, queue: str, key: JobKey, claim: str | None) -> StoredRow | None:
         """The job, if it is IN_PROGRESS under `claim`, or under any if that is None."""

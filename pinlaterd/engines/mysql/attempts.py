@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from pinlaterd.engines.acks import carry_out_acks
-from pinlaterd.engines.base import Ack, AckOp, AckResult, Requeued
+from pinlaterd.engines.acks import carry_out_acks, local_ids_of
+from pinlaterd.engines.base import AckOp, AckResult, Acks, Requeued
 from pinlaterd.engines.mysql.literals import LATEST_MS
 from pinlaterd.engines.mysql.statements import (
     RUN_AFTER_MS,
@@ -157,34 +157,34 @@ def apply_acks(store: Store, tx: Transaction, ops: Sequence[AckOp]) -> list[AckR
 
 
 def _name_no_job_twice(ops: Sequence[AckOp]) -> bool:
-    if len({op.queue for op in ops}) == 1:
-        keys: list[object] = [ack.key for op in ops for acks in op[1:] for ack in acks]
-    else:
-        keys = [(op.queue, ack.key) for op in ops for acks in op[1:] for ack in acks]
-    return len(set(keys)) == len(keys)
+    keys: set[tuple[str, int, int]] = set()
+    for op in ops:
+        for priority, local_ids, *_ in (*op.succeeded, *op.failed):
+            keys.update([(op.queue, priority, local_id) for local_id in local_ids])
+    return len(keys) == sum(op.jobs for op in ops)
 
 
 def _apply_together(store: Store, tx: Transaction, ops: Sequence[AckOp]) -> list[AckResult]:
-    successes: defaultdict[tuple[str, int], list[Ack]] = defaultdict(list)
-    failures: defaultdict[tuple[str, int], list[Ack]] = defaultdict(list)
+    successes: defaultdict[tuple[str, int], list[Acks]] = defaultdict(list)
+    failures: defaultdict[tuple[str, int], list[Acks]] = defaultdict(list)
     for op in ops:
-        for ack in op.succeeded:
-            successes[op.queue, ack.key.priority].append(ack)
-        for ack in op.failed:
-            failures[op.queue, ack.key.priority].append(ack)
+        for alike in op.succeeded:
+            successes[op.queue, alike.priority].append(alike)
+        for alike in op.failed:
+            failures[op.queue, alike.priority].append(alike)
 
     missed: set[QueueKey] = set()  # acks that do not apply
     requeued: dict[QueueKey, Requeued] = {}
     for (queue, priority), acks in successes.items():
         table = store.tables_of(queue).get(priority)
-        lost = {ack.key.local_id for ack in acks}
+        lost = set(local_ids_of(acks))
         if table is not None:
             lost = _succeed(store, tx, queue, table, acks)
         missed.update((queue, JobKey(priority, local_id)) for local_id in lost)
     for (queue, priority), acks in failures.items():
         table = store.tables_of(queue).get(priority)
         attempts = [] if table is None else _failed_attempts(tx, table, acks)
-        missed.update((queue, ack.key) for ack in acks)
+        missed.update((queue, JobKey(priority, local_id)) for local_id in local_ids_of(acks))
         missed.difference_update((queue, JobKey(priority, a.claim.local_id)) for a in attempts)
         if table is not None:
             for job in fail_attempts(tx, queue, table, attempts, store.db.statement_bytes):
@@ -193,63 +193,76 @@ def _apply_together(store: Store, tx: Transaction, ops: Sequence[AckOp]) -> list
 
 
 def _result(op: AckOp, missed: set[QueueKey], requeued: dict[QueueKey, Requeued]) -> AckResult:
-    queue = op.queue
-    not_succeeded = sum((queue, ack.key) in missed for ack in op.succeeded) if missed else 0
-    not_failed = sum((queue, ack.key) in missed for ack in op.failed) if missed else 0
+    if not missed and not op.failed:
+        return AckResult(op.jobs, 0, 0, ())
+    succeeded, failed = _keys(op.queue, op.succeeded), _keys(op.queue, op.failed)
+    not_succeeded = sum(key in missed for key in succeeded)
+    not_failed = sum(key in missed for key in failed)
     return AckResult(
-        succeeded=len(op.succeeded) - not_succeeded,
-        failed=len(op.failed) - not_failed,
+        succeeded=len(succeeded) - not_succeeded,
+        failed=len(failed) - not_failed,
         noop=not_succeeded + not_failed,
-        requeued=[requeued[key] for ack in op.failed if (key := (queue, ack.key)) in requeued],
+        requeued=[requeued[key] for key in failed if key in requeued],
     )
 
 
+def _keys(queue: str, acks: Sequence[Acks]) -> list[QueueKey]:
+    return [
+        (queue, JobKey(alike.priority, local_id)) for alike in acks for local_id in alike.local_ids
+    ]
+
+
 def _succeed(
-    store: Store, tx: Transaction, queue: str, table: Table, acks: Sequence[Ack]
+    store: Store, tx: Transaction, queue: str, table: Table, acks: Sequence[Acks]
 ) -> set[int]:
     """IN_PROGRESS becomes SUCCEEDED; returns the local ids of acks that do not apply."""
     missed: set[int] = set()
-    to_look_at = [ack for ack in acks if tx.careful or ack.claim_descriptor is not None]
+    to_look_at = [alike for alike in acks if tx.careful or alike.claim_descriptor is not None]
     looked_at_all = len(to_look_at) == len(acks)
     if to_look_at:
-        held = held_claims(tx, table, [ack.key.local_id for ack in to_look_at])
-        missed = {ack.key.local_id for ack in to_look_at if not _holds(ack, table, held)}
-        acks = [ack for ack in acks if ack.key.local_id not in missed]
-    if not acks:
+        held = held_claims(tx, table, local_ids_of(to_look_at))
+        for alike in to_look_at:
+            missed.update(set(alike.local_ids).difference(_held_by(alike, table, held)))
+    # With the text that each appends.
+    jobs = {
+        i: alike.append_custom_status for alike in acks for i in alike.local_ids if i not in missed
+    }
+    if not jobs:
         return missed
     common = b"state = 2, updated_at = " + table.updated_at.literal(tx.now_ms) + table.pins
-    each = appended(table, [ack.append_custom_status for ack in acks])
-    local_ids = [ack.key.local_id for ack in acks]
+    each = appended(table, list(jobs.values()))
+    local_ids = list(jobs)
     most_bytes = store.db.statement_bytes
     statements = update(table, local_ids, JobState.IN_PROGRESS, common, each, most_bytes=most_bytes)
     if not looked_at_all:
         statements = (statement + _NOT_HELD_FOR_MOVE for statement in statements)
     found = tx.run(statements)
-    if found != len(acks):
+    if found != len(jobs):
         raise Misfit
     tx.moved(queue, table, local_ids, JobState.IN_PROGRESS, JobState.SUCCEEDED)
     return missed
 
 
-def _holds(ack: Ack, table: Table, held: dict[int, HeldClaim]) -> bool:
-    claim = held.get(ack.key.local_id)
-    if claim is None:
-        return False
-    given = ack.claim_descriptor
-    return is_held_under(
-        table.claim(claim.claim_descriptor), None if given is None else table.claim(given)
-    )
+def _held_by(alike: Acks, table: Table, held: dict[int, HeldClaim]) -> list[int]:
+    """The jobs that are held under the claim that `alike` give, if any."""
+    given = alike.claim_descriptor
+    claim = None if given is None else table.claim(given)
+    return [
+        local_id
+        for local_id in alike.local_ids
+        if local_id in held and is_held_under(table.claim(held[local_id].claim_descriptor), claim)
+    ]
 
 
-def _failed_attempts(tx: Transaction, table: Table, acks: Sequence[Ack]) -> list[FailedAttempt]:
+def _failed_attempts(tx: Transaction, table: Table, acks: Sequence[Acks]) -> list[FailedAttempt]:
     """The failed attempts that `acks` report, where they apply."""
-    held = held_claims(tx, table, [ack.key.local_id for ack in acks])
+    held = held_claims(tx, table, local_ids_of(acks))
     return [
         FailedAttempt(
-            held[ack.key.local_id],
-            min(tx.now_ms + ack.retry_delay_ms, LATEST_MS),
-            ack.append_custom_status,
+            held[local_id],
+            min(tx.now_ms + alike.retry_delay_ms, LATEST_MS),
+            alike.append_custom_status,
         )
-        for ack in acks
-        if _holds(ack, table, held)
+        for alike in acks
+        for local_id in _held_by(alike, table, held)
     ]

@@ -11,8 +11,8 @@ from itertools import groupby
 from typing import Any, TypeVar
 
 from pinlaterd.engines.base import (
-    Ack,
     AckResult,
+    Acks,
     Batch,
     BatchResult,
     CheckpointOp,
@@ -80,17 +80,12 @@ def _optional(value: bytes | str | int | None) -> bytes:
     return b"=" + (value if isinstance(value, bytes) else str(value).encode())
 
 
-def _alike_acks(ack: Ack) -> tuple[int, str, int, str | None]:
-    return (ack.key[0], *ack[1:])
-
-
-def _add_acks(arguments: list[Argument], places: Places, queue: str, acks: Sequence[Ack]) -> None:
-    runs = _runs(acks, _alike_acks)
-    arguments.append(len(runs))
-    for (priority, text, delay_ms, claim), run in runs:
+def _add_acks(arguments: list[Argument], places: Places, queue: str, acks: Sequence[Acks]) -> None:
+    arguments.append(len(acks))
+    for priority, local_ids, text, delay_ms, claim in acks:
         places.add((queue, priority))
-        arguments += (len(run), priority, text, str(delay_ms), _optional(claim))
-        arguments += [str(ack.key[1]) for ack in run]
+        arguments += (len(local_ids), priority, text, str(delay_ms), _optional(claim))
+        arguments += map(str, local_ids)
 
 
 def _add_checkpoints(

@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from pinlaterd.engines.acks import carry_out_acks
-from pinlaterd.engines.base import Ack, AckOp, AckResult, Requeued
+from pinlaterd.engines.acks import carry_out_acks, local_ids_of
+from pinlaterd.engines.base import AckOp, AckResult, Acks, Requeued
 from pinlaterd.engines.sqlite.limits import LIMITS
 from pinlaterd.engines.sqlite.store import Store, Transaction, id_list
 from pinlaterd.model import MOVE_CLAIM_END, JobKey, JobState, PendingKey, is_held_under
@@ -116,17 +116,17 @@ def apply_acks(store: Store, tx: Transaction, ops: Sequence[AckOp]) -> list[AckR
 
 
 def _name_no_job_twice(ops: Sequence[AckOp]) -> bool:
-    local_ids = [ack.key.local_id for op in ops for acks in op[1:] for ack in acks]
+    local_ids = [local_id for op in ops for acks in op[1:] for local_id in local_ids_of(acks)]
     return len(set(local_ids)) == len(local_ids)
 
 
 def _apply_together(store: Store, tx: Transaction, ops: Sequence[AckOp]) -> list[AckResult]:
-    successes: defaultdict[tuple[int, int], list[Ack]] = defaultdict(list)
-    failures: defaultdict[int, list[Ack]] = defaultdict(list)
+    successes: defaultdict[tuple[int, int], list[Acks]] = defaultdict(list)
+    failures: defaultdict[int, list[Acks]] = defaultdict(list)
     for op in ops:
         queue_id = store.queue_id(op.queue)
-        for ack in op.succeeded:
-            successes[queue_id, ack.key.priority].append(ack)
+        for alike in op.succeeded:
+            successes[queue_id, alike.priority].append(alike)
         if op.failed:
             failures[queue_id].extend(op.failed)
 
@@ -136,7 +136,7 @@ def _apply_together(store: Store, tx: Transaction, ops: Sequence[AckOp]) -> list
         missed |= _succeed(tx, queue_id, priority, acks)
     for queue_id, acks in failures.items():
         attempts = _failed_attempts(tx, queue_id, acks)
-        missed.update(ack.key.local_id for ack in acks)
+        missed.update(local_ids_of(acks))
         missed.difference_update(attempt.claim.key.local_id for attempt in attempts)
         for job in fail_attempts(tx, queue_id, attempts):
             requeued[job.key.local_id] = job
@@ -144,21 +144,22 @@ def _apply_together(store: Store, tx: Transaction, ops: Sequence[AckOp]) -> list
 
 
 def _result(op: AckOp, missed: set[int], requeued: dict[int, Requeued]) -> AckResult:
-    not_succeeded = sum(ack.key.local_id in missed for ack in op.succeeded) if missed else 0
-    not_failed = sum(ack.key.local_id in missed for ack in op.failed) if missed else 0
+    succeeded, failed = local_ids_of(op.succeeded), local_ids_of(op.failed)
+    not_succeeded = sum(i in missed for i in succeeded) if missed else 0
+    not_failed = sum(i in missed for i in failed) if missed else 0
     return AckResult(
-        succeeded=len(op.succeeded) - not_succeeded,
-        failed=len(op.failed) - not_failed,
+        succeeded=len(succeeded) - not_succeeded,
+        failed=len(failed) - not_failed,
         noop=not_succeeded + not_failed,
-        requeued=[requeued[i] for ack in op.failed if (i := ack.key.local_id) in requeued],
+        requeued=[requeued[i] for i in failed if i in requeued],
     )
 
 
-def _succeed(tx: Transaction, queue_id: int, priority: int, acks: Sequence[Ack]) -> set[int]:
+def _succeed(tx: Transaction, queue_id: int, priority: int, acks: Sequence[Acks]) -> set[int]:
     """IN_PROGRESS becomes SUCCEEDED; returns the local ids of acks that do not apply."""
-    local_ids = [ack.key.local_id for ack in acks]
+    local_ids = local_ids_of(acks)
     # Where none names its claim there is no need to look first: SQL does as is_held_under.
-    looked_at = any(ack.claim_descriptor is not None for ack in acks)
+    looked_at = any(alike.claim_descriptor is not None for alike in acks)
     missed = _claims_lost(tx, acks) if looked_at else set()
     if missed:
         local_ids = [local_id for local_id in local_ids if local_id not in missed]
@@ -188,29 +189,32 @@ def _succeed(tx: Transaction, queue_id: int, priority: int, acks: Sequence[Ack])
             which,
         )
         tx.moved(queue_id, [priority] * succeeded, JobState.IN_PROGRESS, JobState.SUCCEEDED)
-        _append_statuses(tx, [ack for ack in acks if ack.append_custom_status], missed)
+        _append_statuses(tx, [alike for alike in acks if alike.append_custom_status], missed)
     return missed
 
 
-def _claims_lost(tx: Transaction, acks: Sequence[Ack]) -> set[int]:
+def _claims_lost(tx: Transaction, acks: Sequence[Acks]) -> set[int]:
     """The local ids of acks whose jobs are not held, or not under the claim that they give."""
     held: dict[int, str] = dict(
         tx.db.execute(
             "SELECT local_id, claim_descriptor FROM claims"
             " WHERE local_id IN (SELECT value FROM json_each(?))",
-            (id_list(ack.key.local_id for ack in acks),),
+            (id_list(local_ids_of(acks)),),
         )
     )
     return {
         i
-        for ack in acks
-        if (i := ack.key.local_id) not in held or not is_held_under(held[i], ack.claim_descriptor)
+        for alike in acks
+        for i in alike.local_ids
+        if i not in held or not is_held_under(held[i], alike.claim_descriptor)
     }
 
 
-def _append_statuses(tx: Transaction, acks: Sequence[Ack], missed: set[int]) -> None:
+def _append_statuses(tx: Transaction, acks: Sequence[Acks], missed: set[int]) -> None:
     """Append the acks' texts to their jobs', in Python: SQL functions stop at a zero byte."""
-    texts = {i: ack.append_custom_status for ack in acks if (i := ack.key.local_id) not in missed}
+    texts = {
+        i: alike.append_custom_status for alike in acks for i in alike.local_ids if i not in missed
+    }
     if not texts:
         return
     rows = tx.db.execute(
@@ -224,16 +228,17 @@ def _append_statuses(tx: Transaction, acks: Sequence[Ack], missed: set[int]) -> 
     )
 
 
-def _failed_attempts(tx: Transaction, queue_id: int, acks: Sequence[Ack]) -> list[FailedAttempt]:
+def _failed_attempts(tx: Transaction, queue_id: int, acks: Sequence[Acks]) -> list[FailedAttempt]:
     """The failed attempts that `acks` report, where they apply."""
-    held = held_claims(tx, queue_id, (ack.key.local_id for ack in acks))
+    held = held_claims(tx, queue_id, local_ids_of(acks))
     attempts = []
-    for key, text, retry_delay_ms, claim_descriptor in acks:
-        claim = held.get(key)
-        if claim is None or not is_held_under(claim.claim_descriptor, claim_descriptor):
-            continue
+    for priority, local_ids, text, retry_delay_ms, claim_descriptor in acks:
         retry_at_ms = min(tx.now_ms + retry_delay_ms, LIMITS.run_after_ms)
-        attempts.append(FailedAttempt(claim, retry_at_ms, cut_status(claim.custom_status + text)))
+        for local_id in local_ids:
+            claim = held.get(JobKey(priority, local_id))
+            if claim is not None and is_held_under(claim.claim_descriptor, claim_descriptor):
+                status = cut_status(claim.custom_status + text)
+                attempts.append(FailedAttempt(claim, retry_at_ms, status))
     return attempts
 
 

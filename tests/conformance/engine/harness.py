@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 from pinlaterd.clock import FakeClock
 from pinlaterd.engines.base import (
-    Ack,
     AckOp,
     AckResult,
+    Acks,
     Batch,
     Checkpoint,
     CheckpointOp,
@@ -38,6 +39,28 @@ QUEUE = "mail"
 END_OF_TIME_MS = 2**62
 _LEASE_END_SECONDS = 30.0
 _COUNT_SECONDS = 30.0
+
+
+class Ack(NamedTuple):
+    """Of one job."""
+
+    key: JobKey
+    append_custom_status: str = ""
+    retry_delay_ms: int = 0
+    claim_descriptor: str | None = None
+
+
+def ack_op(queue: str, succeeded: Iterable[Ack | JobKey], failed: Iterable[Ack | JobKey]) -> AckOp:
+    return AckOp(queue, _alike(succeeded), _alike(failed))
+
+
+def _alike(acks: Iterable[Ack | JobKey]) -> list[Acks]:
+    """As a shard puts them together: those that follow one another and have much in common."""
+    each = [ack if isinstance(ack, Ack) else Ack(ack) for ack in acks]
+    return [
+        Acks(priority, [ack.key.local_id for ack in run], *rest)
+        for (priority, *rest), run in groupby(each, lambda ack: (ack.key.priority, *ack[1:]))
+    ]
 
 
 class Claimed(NamedTuple):
@@ -139,10 +162,10 @@ class EngineHarness:
         ]
 
     def succeed(self, *acks: Ack | JobKey, queue: str = QUEUE) -> AckResult:
-        return self._ack(AckOp(queue, _acks(acks), ()))
+        return self._ack(ack_op(queue, acks, ()))
 
     def fail(self, *acks: Ack | JobKey, queue: str = QUEUE) -> AckResult:
-        return self._ack(AckOp(queue, (), _acks(acks)))
+        return self._ack(ack_op(queue, (), acks))
 
     def _ack(self, op: AckOp) -> AckResult:
         [result] = self.engine.apply(Batch(acks=[op]), self.now_ms).acks
@@ -189,7 +212,3 @@ class EngineHarness:
             self.fail(*waiting)
             self.claim(priority=keys[0].priority)
         return keys
-
-
-def _acks(acks: Iterable[Ack | JobKey]) -> list[Ack]:
-    return [ack if isinstance(ack, Ack) else Ack(ack) for ack in acks]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pinlaterd.clock import FakeClock
-from pinlaterd.engines.base import Ack, AckOp, Batch, Checkpoint, ClaimOp
+from pinlaterd.engines.base import Batch, Checkpoint, ClaimOp
 from pinlaterd.model import Job, JobKey, JobState, PendingKey, move_claim
-from tests.conformance.engine.harness import EngineHarness
+from tests.conformance.engine.harness import Ack, EngineHarness, ack_op
 
 
 def test_success_ends_a_job_and_keeps_its_claim_as_a_record(store: EngineHarness, clock: FakeClock):
@@ -137,8 +137,8 @@ def test_those_that_apply_are_carried_out_beside_those_that_do_not(store: Engine
     result = store.engine.apply(
         Batch(
             acks=[
-                AckOp("mail", [Ack(key) for key in running[:2]], [Ack(running[2])]),
-                AckOp("mail", [Ack(running[3])], [Ack(JobKey(1, 1 << 40)), Ack(running[4])]),
+                ack_op("mail", [Ack(key) for key in running[:2]], [Ack(running[2])]),
+                ack_op("mail", [Ack(running[3])], [Ack(JobKey(1, 1 << 40)), Ack(running[4])]),
             ]
         ),
         store.now_ms,
@@ -160,7 +160,9 @@ def test_within_an_op_success_goes_before_failure(store: EngineHarness):
     [claimed] = store.in_progress(b"a")
     ack = Ack(claimed.key)
 
-    [result] = store.engine.apply(Batch(acks=[AckOp("mail", [ack, ack], [ack])]), store.now_ms).acks
+    [result] = store.engine.apply(
+        Batch(acks=[ack_op("mail", [ack, ack], [ack])]), store.now_ms
+    ).acks
 
     assert (result.succeeded, result.failed, result.noop) == (1, 0, 2)
     assert store.states([claimed.key]) == [JobState.SUCCEEDED]
@@ -170,7 +172,7 @@ def test_ops_that_name_the_same_jobs_end_as_if_one_came_after_the_other(store: E
     a, b = (claimed.key for claimed in store.in_progress(b"a", b"b"))
 
     results = store.engine.apply(
-        Batch(acks=[AckOp("mail", [Ack(a)], [Ack(b)]), AckOp("mail", [Ack(b)], [Ack(a)])]),
+        Batch(acks=[ack_op("mail", [Ack(a)], [Ack(b)]), ack_op("mail", [Ack(b)], [Ack(a)])]),
         store.now_ms,
     ).acks
 
@@ -259,9 +261,9 @@ def test_acks_of_many_queues_and_priorities_in_one_batch(store: EngineHarness):
     results = store.engine.apply(
         Batch(
             acks=[
-                AckOp("other", [Ack(others)], ()),
-                AckOp("mail", [Ack(low)], [Ack(high)]),
-                AckOp("mail", (), ()),
+                ack_op("other", [Ack(others)], ()),
+                ack_op("mail", [Ack(low)], [Ack(high)]),
+                ack_op("mail", (), ()),
             ]
         ),
         store.now_ms,

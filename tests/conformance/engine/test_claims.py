@@ -5,8 +5,6 @@ from __future__ import annotations
 from pinlaterd.clock import FakeClock
 from pinlaterd.engines.base import (
     ANY_ROOM,
-    Ack,
-    AckOp,
     Batch,
     Claim,
     ClaimOp,
@@ -15,7 +13,7 @@ from pinlaterd.engines.base import (
     Release,
 )
 from pinlaterd.model import Job, JobKey, JobState, Payload, PendingKey
-from tests.conformance.engine.harness import EngineHarness
+from tests.conformance.engine.harness import Ack, EngineHarness, ack_op
 
 
 def test_a_claim_makes_a_job_in_progress(store: EngineHarness, clock: FakeClock):
@@ -115,7 +113,7 @@ def test_a_batch_goes_from_acks_to_claims(store: EngineHarness):
     retry_at = PendingKey(store.now_ms, claimed.key.local_id)
     again = store.claim_on(claimed.key, retry_at)
     batch = Batch(
-        acks=[AckOp("mail", (), [Ack(claimed.key)])],
+        acks=[ack_op("mail", (), [Ack(claimed.key)])],
         enqueues=[EnqueueOp("mail", [Job(b"new")])],
         claims=[ClaimOp("mail", [again])],
     )

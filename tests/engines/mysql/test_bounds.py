@@ -8,11 +8,18 @@ from typing import Any
 
 import pytest
 
-from pinlaterd.engines.base import Ack, AckOp, Batch, ClaimOp
+from pinlaterd.engines.base import Batch, ClaimOp
 from pinlaterd.engines.mysql.engine import MysqlEngine
 from pinlaterd.errors import StorageLocked
 from pinlaterd.model import Job, JobKey, JobState, PendingKey
-from tests.conformance.engine.harness import END_OF_TIME_MS, QUEUE, EngineHarness, counted
+from tests.conformance.engine.harness import (
+    END_OF_TIME_MS,
+    QUEUE,
+    Ack,
+    EngineHarness,
+    ack_op,
+    counted,
+)
 from tests.servers.mariadb import MariaDB
 
 DEEP = 1_500
@@ -42,10 +49,10 @@ CALLS: dict[str, Call] = {
     ),
     "lookup": lambda engine, keys: engine.lookup(QUEUE, keys, include_body=True),
     "acks": lambda engine, keys: engine.apply(
-        Batch(acks=[AckOp(QUEUE, [Ack(key) for key in keys], ())]), 1
+        Batch(acks=[ack_op(QUEUE, [Ack(key) for key in keys], ())]), 1
     ),
     "failures": lambda engine, keys: engine.apply(
-        Batch(acks=[AckOp(QUEUE, (), [Ack(key, "why") for key in keys])]), 1
+        Batch(acks=[ack_op(QUEUE, (), [Ack(key, "why") for key in keys])]), 1
     ),
     "none expired": lambda engine, keys: engine.release_expired(
         QUEUE, claimed_before_ms=0, limit=LIMIT, now_ms=0

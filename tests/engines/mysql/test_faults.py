@@ -11,7 +11,7 @@ import pytest
 from pymysql.err import OperationalError
 
 from pinlaterd.clock import FakeClock
-from pinlaterd.engines.base import Ack, Batch, Checkpoint, EnqueueOp, StorageEngine
+from pinlaterd.engines.base import Batch, Checkpoint, EnqueueOp, StorageEngine
 from pinlaterd.engines.mysql.faults import storage_error
 from pinlaterd.errors import (
     EnqueueRejected,
@@ -23,7 +23,7 @@ from pinlaterd.errors import (
 )
 from pinlaterd.model import CheckpointInfo, CheckpointRequest, Job, JobKey, JobState
 from tests.conformance.engine.engines import LEASE_SECONDS
-from tests.conformance.engine.harness import QUEUE, EngineHarness, counted
+from tests.conformance.engine.harness import QUEUE, Ack, EngineHarness, counted
 from tests.conftest import ProgramPath
 from tests.engines.mysql.conftest import NewEngine
 from tests.servers.mariadb import HOST, MariaDB, start_mariadb

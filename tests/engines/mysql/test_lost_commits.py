@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from pinlaterd.clock import FakeClock
-from pinlaterd.engines.base import Ack, AckOp, Batch, Checkpoint, ClaimOp, EnqueueOp, Release
+from pinlaterd.engines.base import Batch, Checkpoint, ClaimOp, EnqueueOp, Release
 from pinlaterd.engines.mysql.connection import Connection
 from pinlaterd.errors import StorageError, StorageNotCommitted
 from pinlaterd.model import Job, JobState, PendingKey
-from tests.conformance.engine.harness import QUEUE, Claimed, EngineHarness
+from tests.conformance.engine.harness import QUEUE, Ack, Claimed, EngineHarness, ack_op
 from tests.conftest import WaitUntil
 from tests.engines.mysql.conftest import NewEngine
 from tests.servers.proxy import Cut, Proxy
@@ -43,7 +43,7 @@ def _fail_and_claim_again(store: EngineHarness, running: Claimed) -> object:
     claim = store.claim_on(running.key, PendingKey(store.now_ms, running.key.local_id))
     result = store.engine.apply(
         Batch(
-            acks=[AckOp(QUEUE, [], [Ack(running.key)])],
+            acks=[ack_op(QUEUE, [], [Ack(running.key)])],
             enqueues=[EnqueueOp(QUEUE, [Job(b"new")])],
             claims=[ClaimOp(QUEUE, [claim])],
         ),

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from pinlaterd.clock import FakeClock
-from pinlaterd.engines.base import Ack, Checkpoint, Release
+from pinlaterd.engines.base import Checkpoint, Release
 from pinlaterd.model import Job, JobKey, JobState, PendingKey
-from tests.conformance.engine.harness import END_OF_TIME_MS, QUEUE, EngineHarness
+from tests.conformance.engine.harness import END_OF_TIME_MS, QUEUE, Ack, EngineHarness
 from tests.engines.mysql.conftest import NewEngine
 from tests.engines.mysql.pinlater import make_tables
 

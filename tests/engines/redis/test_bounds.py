@@ -8,10 +8,10 @@ from typing import cast
 import pytest
 import redis
 
-from pinlaterd.engines.base import Ack, AckOp, Batch, StorageEngine
+from pinlaterd.engines.base import Batch, StorageEngine
 from pinlaterd.engines.redis.engine import RedisEngine
 from pinlaterd.model import Job, JobKey, JobState, PendingKey
-from tests.conformance.engine.harness import QUEUE, EngineHarness
+from tests.conformance.engine.harness import QUEUE, Ack, EngineHarness, ack_op
 
 DEEP = 3_000
 LIMIT = 10
@@ -43,10 +43,10 @@ CALLS: dict[str, Call] = {
     ),
     "lookup": lambda engine, keys: engine.lookup(QUEUE, keys[:LIMIT], include_body=True),
     "acks": lambda engine, keys: engine.apply(
-        Batch(acks=[AckOp(QUEUE, [Ack(key) for key in keys[:LIMIT]], ())]), 1
+        Batch(acks=[ack_op(QUEUE, [Ack(key) for key in keys[:LIMIT]], ())]), 1
     ),
     "failures": lambda engine, keys: engine.apply(
-        Batch(acks=[AckOp(QUEUE, (), [Ack(key, "why") for key in keys[:LIMIT]])]), 1
+        Batch(acks=[ack_op(QUEUE, (), [Ack(key, "why") for key in keys[:LIMIT]])]), 1
     ),
     "none expired": lambda engine, keys: engine.release_expired(
         QUEUE, claimed_before_ms=0, limit=LIMIT, now_ms=0

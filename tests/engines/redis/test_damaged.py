@@ -11,12 +11,12 @@ import pytest
 import redis
 
 from pinlaterd.clock import FakeClock
-from pinlaterd.engines.base import Ack, AckOp, Batch, ClaimOp, EnqueueOp
+from pinlaterd.engines.base import Batch, ClaimOp, EnqueueOp
 from pinlaterd.errors import StorageError, StorageNotCommitted
 from pinlaterd.model import Job, JobKey, JobState
 from tests.conformance.engine.calls import STORAGE_CALLS
 from tests.conformance.engine.engines import EngineMaker
-from tests.conformance.engine.harness import QUEUE, EngineHarness
+from tests.conformance.engine.harness import QUEUE, Ack, EngineHarness, ack_op
 
 NO_NUMBERS = ["", "many", "nan", "inf", "-inf", "1e400", "99999999999999999999", "0x"]
 NO_JOBS = ["", "abc", "007", "-3", "1.0", "9223372036854775808", "99999999999999999999", "é"]
@@ -163,10 +163,10 @@ def test_what_is_no_set_costs_its_own_priority_only(
     assert (name in caplog.text) == (state is JobState.PENDING)
     for op in (
         Batch(enqueues=[EnqueueOp(QUEUE, [Job(b"3", priority=2), Job(b"4")])]),
-        Batch(acks=[AckOp(QUEUE, [Ack(running.key)], ())]),
+        Batch(acks=[ack_op(QUEUE, [Ack(running.key)], ())]),
         Batch(
             claims=[ClaimOp(QUEUE, store.wanted(priority=2))],
-            acks=[AckOp(QUEUE, (), [Ack(running.key)])],
+            acks=[ack_op(QUEUE, (), [Ack(running.key)])],
         ),
     ):
         with pytest.raises(StorageNotCommitted, match=f"key {name} holds string, expected zset"):
@@ -223,7 +223,7 @@ def test_a_counter_that_counts_nothing_stops_enqueues_alone(
     [running] = store.in_progress(b"a")
     hand.client.set(hand.counter, damage)
     both = Batch(
-        acks=[AckOp(QUEUE, [Ack(running.key)], ())], enqueues=[EnqueueOp(QUEUE, [Job(b"b")])]
+        acks=[ack_op(QUEUE, [Ack(running.key)], ())], enqueues=[EnqueueOp(QUEUE, [Job(b"b")])]
     )
 
     with pytest.raises(StorageNotCommitted, match=f"key {hand.counter} holds what is no id"):

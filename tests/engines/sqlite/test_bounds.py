@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from pinlaterd.engines.base import Ack, AckOp, Batch, StorageEngine
+from pinlaterd.engines.base import Batch, StorageEngine
 from pinlaterd.engines.sqlite.engine import SqliteEngine
 from pinlaterd.engines.sqlite.schema import connect_owner
 from pinlaterd.model import Job, JobKey, JobState, PendingKey
-from tests.conformance.engine.harness import END_OF_TIME_MS, QUEUE, EngineHarness
+from tests.conformance.engine.harness import END_OF_TIME_MS, QUEUE, Ack, EngineHarness, ack_op
 from tests.conftest import WaitUntil
 
 DEEP = 5_000
@@ -56,10 +56,10 @@ CALLS: dict[str, Call] = {
     ),
     "lookup": lambda engine, keys: engine.lookup(QUEUE, keys[:LIMIT], include_body=True),
     "acks": lambda engine, keys: engine.apply(
-        Batch(acks=[AckOp(QUEUE, [Ack(key) for key in keys[:LIMIT]], ())]), END_OF_TIME_MS
+        Batch(acks=[ack_op(QUEUE, [Ack(key) for key in keys[:LIMIT]], ())]), END_OF_TIME_MS
     ),
     "failures": lambda engine, keys: engine.apply(
-        Batch(acks=[AckOp(QUEUE, (), [Ack(key, "why") for key in keys[:LIMIT]])]), 1
+        Batch(acks=[ack_op(QUEUE, (), [Ack(key, "why") for key in keys[:LIMIT]])]), 1
     ),
     "none expired": lambda engine, keys: engine.release_expired(
         QUEUE, claimed_before_ms=0, limit=LIMIT, now_ms=0
