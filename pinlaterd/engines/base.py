@@ -25,6 +25,7 @@ What an engine guarantees to the owner:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
@@ -32,6 +33,7 @@ from pinlaterd.model import Job, JobKey, JobState, Payload, PendingKey
 
 NO_BOUND = 1 << 62
 NO_TIME_MS = -(1 << 62)  # before all that is stored
+EARLIEST_MS, LATEST_MS = -(2**63), 2**63 - 1  # as bounds of a search
 # Local ids that may be given out in a millisecond, on average since the store was opened.
 _IDS_A_MS = 1000
 
@@ -257,6 +259,27 @@ class ScanAfter(NamedTuple):
     local_id: int
 
 
+class Search(NamedTuple):
+    """What to look for among the jobs of one state, and how far to go."""
+
+    queue: str
+    state: JobState
+    priorities: Sequence[int] = (1,)
+    limit: int = NO_BOUND
+    future: bool | None = None  # run-after > `now_ms`, or <= `now_ms`; None: any
+    now_ms: int = 0
+    after: ScanAfter | None = None
+    body_regex: str | None = None  # RE2, found anywhere in the body; it was compiled before
+    deadline: float = math.inf  # monotonic seconds
+
+    @property
+    def run_after_ms(self) -> tuple[int, int]:
+        """From and to, ends included."""
+        first = self.now_ms + 1 if self.future else EARLIEST_MS
+        last = self.now_ms if self.future is False else LATEST_MS
+        return first, last if self.after is None else min(last, self.after.run_after_ms)
+
+
 class Expired(NamedTuple):
     """What `release_expired` did."""
 
@@ -448,58 +471,25 @@ class StorageEngine(Protocol):
 class Searcher(Protocol):
     """Reads of unbounded cost, beside the owner, on a connection of its own.
 
-    Sees all that was committed before the call began. `deadline` is in monotonic seconds: past
-    it a call raises TimeoutError. `body_regex` is an RE2 pattern, searched anywhere in the body;
-    it was compiled successfully before. A call goes on in slices of bounded cost, and calls
-    `between_slices`, which the factory was given, before each: nothing of the store is held then,
-    so that it may take as long as other searches need, or raise an exception that ends the call.
+    Sees all that was committed before the call began. Past the search's deadline a call raises
+    TimeoutError. A call goes on in slices of bounded cost, and calls `between_slices`, which the
+    factory was given, before each: nothing of the store is held then, so that it may take as long
+    as other searches need, or raise an exception that ends the call.
     """
 
     found: list[StoredJob]
     """Of the scan that was begun last: the first jobs of its result, as far as they are known."""
 
-    def count(
-        self,
-        queue: str,
-        state: JobState,
-        priority: int,
-        *,
-        future: bool,
-        now_ms: int,
-        limit: int,
-        body_regex: str | None,
-        deadline: float,
-    ) -> int:
-        """Jobs with run-after <= `now_ms` (`future`: > `now_ms`), counted up to `limit`."""
+    def count(self, search: Search) -> int:
+        """How many there are, of each priority at most the limit."""
         ...
 
-    def scan(
-        self,
-        queue: str,
-        state: JobState,
-        priorities: Sequence[int],
-        *,
-        future: bool,
-        now_ms: int,
-        after: ScanAfter | None,
-        limit: int,
-        body_regex: str | None,
-        deadline: float,
-    ) -> Sequence[StoredJob]:
-        """Without bodies. In the order of ScanAfter."""
+    def scan(self, search: Search) -> Sequence[StoredJob]:
+        """The first of them, without bodies, in the order of ScanAfter."""
         ...
 
-    def find(
-        self,
-        queue: str,
-        state: JobState,
-        priority: int,
-        *,
-        limit: int,
-        body_regex: str,
-        deadline: float,
-    ) -> Sequence[JobKey]:
-        """Jobs whose body matches, for a delete."""
+    def find(self, search: Search) -> Sequence[JobKey]:
+        """Any of them, for a delete."""
         ...
 
     def close(self) -> None: ...

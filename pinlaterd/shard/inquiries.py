@@ -15,7 +15,7 @@ from typing import Any
 
 from pinlaterd.clock import Clock
 from pinlaterd.config.schema import ServerSettings
-from pinlaterd.engines.base import ScanAfter, StorageEngine, StoredJob
+from pinlaterd.engines.base import ScanAfter, Search, StorageEngine, StoredJob
 from pinlaterd.errors import LookupTooLarge, PinLaterError, StorageError
 from pinlaterd.model import (
     CONTINUATION_END,
@@ -149,36 +149,34 @@ class Inquiries:
         """Raises TimeoutError if it takes most of the time till `deadline`: a number that is too
         low would be wrong."""
         self._rules.count(request)
-        arguments = {
-            "queue": request.queue,
-            "state": request.state,
-            "future": request.future,
-            "now_ms": self._clock.now_ms(),
-            "limit": self.server.count_limit,
-            "body_regex": request.body_regex,
-        }
-        until = self._usable_until(deadline)
-        priorities = self._priorities(request.priority)
-        return (yield from _search(SearchCall("count", arguments, priorities, source, until)))
+        search = Search(
+            request.queue,
+            request.state,
+            self._priorities(request.priority),
+            self.server.count_limit,
+            future=request.future,
+            now_ms=self._clock.now_ms(),
+            body_regex=request.body_regex,
+            deadline=self._usable_until(deadline),
+        )
+        return (yield from _search(SearchCall("count", search, source)))
 
     def scan(self, request: ScanRequest, source: str, deadline: float) -> Answering:
         """What was found after most of the time till `deadline`; its continuation goes on there."""
         after = self._rules.scan(request)
         limit = min(request.limit, self.server.scan_limit)
-        arguments = {
-            "queue": request.queue,
-            "state": request.state,
-            "future": request.future,
-            "now_ms": self._clock.now_ms(),
-            "after": self._after(after),
-            "limit": limit + 1,  # one more tells whether there is more
-            "body_regex": request.body_regex,
-        }
-        priorities = self._priorities(request.priority)
-        until = self._usable_until(deadline)
-        part: ScanPart = yield from _search(
-            SearchCall("scan", arguments, priorities, source, until)
+        search = Search(
+            request.queue,
+            request.state,
+            self._priorities(request.priority),
+            limit + 1,  # one more tells whether there is more
+            future=request.future,
+            now_ms=self._clock.now_ms(),
+            after=self._after(after),
+            body_regex=request.body_regex,
+            deadline=self._usable_until(deadline),
         )
+        part: ScanPart = yield from _search(SearchCall("scan", search, source))
         jobs = part.jobs[:limit]
         continuation = CONTINUATION_END
         if part.more or len(part.jobs) > limit:
@@ -263,15 +261,16 @@ class Inquiries:
         deleted = 0
         while deleted < request.limit:
             wanted = min(_FOUND_AT_A_TIME, request.limit - deleted)
-            arguments = {
-                "queue": request.queue,
-                "state": request.state,
-                "limit": wanted,
-                "body_regex": body_regex,
-            }
+            search = Search(
+                request.queue,
+                request.state,
+                (request.priority,),
+                wanted,
+                body_regex=body_regex,
+                deadline=until,
+            )
             try:
-                call = SearchCall("find", arguments, (request.priority,), source, until)
-                found: Sequence[JobKey] = yield from _search(call)
+                found: Sequence[JobKey] = yield from _search(SearchCall("find", search, source))
             except (TimeoutError, ShardStops):
                 if deleted:
                     break

@@ -119,7 +119,7 @@ class SearchClient:
         stuck = [
             number
             for number, running in self._running.items()
-            if now > running.call.deadline + _GRACE_SECONDS
+            if now > running.call.search.deadline + _GRACE_SECONDS
         ]
         if stuck:
             log.warning("the searcher is stuck; ending it")

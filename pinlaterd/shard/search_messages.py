@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import pickle
 import struct
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
 
-from pinlaterd.engines.base import StoredJob
+from pinlaterd.engines.base import Search, StoredJob
 
 _LENGTH = struct.Struct(">I")
 
@@ -16,13 +16,11 @@ MOST_SEARCHES = 64
 
 
 class SearchCall(NamedTuple):
-    """A call of one method of Searcher. Over several priorities, counts add up."""
+    """A call of one method of Searcher."""
 
-    method: str  # count, scan or find
-    arguments: Mapping[str, Any]
-    priorities: Sequence[int]
+    method: Literal["count", "scan", "find"]
+    search: Search
     source: str  # who asks for it
-    deadline: float  # monotonic seconds
 
 
 class ScanPart(NamedTuple):

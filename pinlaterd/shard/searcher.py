@@ -23,7 +23,7 @@ from collections import OrderedDict, deque
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 
-from pinlaterd.engines.base import ScanAfter, Searcher, SearcherFactory, StoredJob
+from pinlaterd.engines.base import ScanAfter, Search, Searcher, SearcherFactory, StoredJob
 from pinlaterd.errors import PinLaterError, StorageError
 from pinlaterd.lifecycle import run_in_background, set_title
 from pinlaterd.model import SCAN_START
@@ -127,7 +127,7 @@ class _Search:
         self._process = process
         self._seat = _Seat(call.source)
         self._searcher: Searcher | None = None
-        self._after: ScanAfter | None = call.arguments.get("after")  # of the call in progress
+        self._after = call.search.after  # of the call in progress
 
     def run(self) -> None:
         """Until it has its result, is given up, or fails."""
@@ -151,19 +151,15 @@ class _Search:
         call = self.call
         if call.method == "scan":
             # At its own deadline it is paused instead.
-            deadline = call.deadline + _KEEP_SECONDS * _MOST_PAUSED
-            searcher.scan(**call.arguments, priorities=call.priorities, deadline=deadline)
+            deadline = call.search.deadline + _KEEP_SECONDS * _MOST_PAUSED
+            searcher.scan(call.search._replace(deadline=deadline))
             return self._part(paused=False)
-        arguments = {**call.arguments, "deadline": call.deadline}
-        if call.method == "find":
-            (priority,) = call.priorities
-            return searcher.find(**arguments, priority=priority)
-        return sum(searcher.count(**arguments, priority=priority) for priority in call.priorities)
+        return getattr(searcher, call.method)(call.search)
 
     def between_slices(self) -> None:
         if self.ended:
             raise _SearchEnded
-        if self.call.method == "scan" and time.monotonic() > self.call.deadline:
+        if self.call.method == "scan" and time.monotonic() > self.call.search.deadline:
             self._pause()
         self._process.turns.pass_on(self._seat)
 
@@ -186,29 +182,31 @@ class _Search:
         whole = len(jobs)
         jobs = _within_answer(jobs)
         # What has reached the limit it began with may have left out some that this call asks for.
-        more = paused or len(jobs) < whole or len(found) >= self.call.arguments["limit"]
+        more = paused or len(jobs) < whole or len(found) >= self.call.search.limit
         return ScanPart(jobs, more)
 
     def resumes(self, call: SearchCall) -> bool:
         """Whether `call` asks for what this one found, or will find."""
-        asked, mine = dict(call.arguments), dict(self.call.arguments)
-        after, first = asked.pop("after", None), mine.pop("after", None)
-        for arguments in (asked, mine):
-            arguments.pop("now_ms"), arguments.pop("limit")
+        asked, mine = call.search, self.call.search
         assert self._searcher is not None
         found = self._searcher.found
-        last = _place(found[-1]) if found else _place_of(first)
+        last = _place(found[-1]) if found else _place_of(mine.after)
         return (
-            after is not None
-            and (call.source, call.priorities, asked)
-            == (self._seat.source, self.call.priorities, mine)
-            and _place_of(first) <= _place_of(after) <= last
+            asked.after is not None
+            and call.source == self._seat.source
+            and _what_it_looks_for(asked) == _what_it_looks_for(mine)
+            and _place_of(mine.after) <= _place_of(asked.after) <= last
         )
 
     def resume(self, number: int, call: SearchCall) -> None:
-        self.number, self._after = number, call.arguments["after"]
-        self.call = self.call._replace(deadline=call.deadline)
+        self.number, self._after = number, call.search.after
+        search = self.call.search._replace(deadline=call.search.deadline)
+        self.call = self.call._replace(search=search)
         self.resumed.set()
+
+
+def _what_it_looks_for(search: Search) -> Search:
+    return search._replace(after=None, now_ms=0, limit=0, deadline=0.0)
 
 
 def _within_answer(jobs: list[StoredJob]) -> list[StoredJob]:

@@ -267,6 +267,6 @@ def _check_regex(pattern: str | None) -> None:
                 f"bodyRegexToMatch has {len(pattern):,} characters; at most {_MOST_REGEX_CHARS:,}"
             )
         # Loaded when first needed: the library costs an idle shard more memory than its index.
-        from pinlaterd.engines.body_regex import compile_body_regex  # noqa: PLC0415
+        from pinlaterd.engines.searching import compile_body_regex  # noqa: PLC0415
 
         compile_body_regex(pattern)

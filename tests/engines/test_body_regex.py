@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pinlaterd.engines.body_regex import compile_body_regex
+from pinlaterd.engines.searching import compile_body_regex
 from pinlaterd.errors import InvalidRequest
 
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from pinlaterd.engines.base import ScanAfter, SearcherFactory, StoredJob
+from pinlaterd.engines.base import ScanAfter, Search, SearcherFactory, StoredJob
 from pinlaterd.model import JobState
 from pinlaterd.shard.search_messages import ScanPart, SearchCall, take_message
 from pinlaterd.shard.searcher import _MOST_PAUSED, _Process, _Search
@@ -44,7 +44,7 @@ class _Scanner:
         on_found()
         return []
 
-    def scan(self, **_: object) -> None:
+    def scan(self, _search: Search) -> None:
         self._scans.begun += 1
         while not self._scans.may_end.wait(0.001):
             self._between_slices()
@@ -79,14 +79,8 @@ def process(ends: tuple[socket.socket, socket.socket], scans: Scans) -> Iterator
 
 
 def scan(after: ScanAfter | None, deadline: float, queue: str = "mail") -> SearchCall:
-    arguments = {
-        "queue": queue,
-        "state": JobState.PENDING,
-        "after": after,
-        "now_ms": 1,
-        "limit": 10,
-    }
-    return SearchCall("scan", arguments, (1,), "web:h1", deadline)
+    search = Search(queue, JobState.PENDING, limit=10, after=after, deadline=deadline)
+    return SearchCall("scan", search, "web:h1")
 
 
 def answer(shard: socket.socket) -> Any:

@@ -9,39 +9,26 @@ bodies, and what is returned. The server ends a statement at the search's deadli
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from pinlaterd.clock import Clock, SystemClock
-from pinlaterd.engines.base import ScanAfter, Searcher, StoredJob, no_pause
-from pinlaterd.engines.body_regex import compile_body_regex
+from pinlaterd.engines.base import ScanAfter, Search, StoredJob, no_pause
 from pinlaterd.engines.mysql.connection import Connection, Server
 from pinlaterd.engines.mysql.faults import FAULTS, is_gone, is_timeout, storage_error
 from pinlaterd.engines.mysql.limits import database_prefix
-from pinlaterd.engines.mysql.literals import EARLIEST_MS, LATEST_MS
 from pinlaterd.engines.mysql.records import WITH_BODY, WITHOUT_BODY, stored_job
 from pinlaterd.engines.mysql.tables import Table, tables_of
-from pinlaterd.engines.scans import scan_order, take_ordered, too_late
-from pinlaterd.model import JobKey, JobState
-
-T = TypeVar("T")
+from pinlaterd.engines.searching import WalkingSearcher, scan_order, too_late
+from pinlaterd.errors import QueueNotFound
+from pinlaterd.model import JobState
 
 _PAGE_JOBS = 1000
 # A page of bodies is read as a whole: between bodies, others have their turns.
 _PAGE_BODIES = 50
 _LONGEST_SECONDS = 3600.0
-
-
-class _Wanted(NamedTuple):
-    """What a search looks for: jobs of a state with run-after from and to, ends included."""
-
-    table: Table
-    state: JobState
-    from_ms: int
-    to_ms: int
-    matches: Callable[[bytes], bool] | None
 
 
 class _Place(NamedTuple):
@@ -51,8 +38,8 @@ class _Place(NamedTuple):
     local_id: int
 
 
-class MysqlSearcher(Searcher):
-    """A connection of its own, made when it is first needed, and anew after a fault."""
+class MysqlSearcher(WalkingSearcher):
+    """A connection of its own, made when it is first needed, and another one after a fault."""
 
     def __init__(
         self,
@@ -61,115 +48,41 @@ class MysqlSearcher(Searcher):
         clock: Clock,
         between_slices: Callable[[], None] = no_pause,
     ) -> None:
-        self._between_slices = between_slices
-        self.found: list[StoredJob] = []
+        super().__init__(clock, between_slices)
         self._prefix = database_prefix(shard)
         self._server = server
-        self._clock = clock
         self._db: Connection | None = None
+        self._tables: dict[int, Table] = {}  # of the queue of the search that goes on
 
     def close(self) -> None:
         db, self._db = self._db, None
         if db is not None:
             db.close()
 
-    def count(
-        self,
-        queue: str,
-        state: JobState,
-        priority: int,
-        *,
-        future: bool,
-        now_ms: int,
-        limit: int,
-        body_regex: str | None,
-        deadline: float,
-    ) -> int:
-        def search() -> int:
-            range_ms = _run_after_range(now_ms, future=future)
-            total = 0
-            for wanted in self._wanted(queue, state, [priority], range_ms, body_regex):
-                if wanted.matches is None:
-                    total += self._count(wanted, limit, deadline)
-                else:
-                    total += sum(1 for _ in islice(self._walk(wanted, None, deadline), limit))
-            return total
-
-        return self._until(deadline, search, nothing=0)
-
-    def scan(
-        self,
-        queue: str,
-        state: JobState,
-        priorities: Sequence[int],
-        *,
-        future: bool,
-        now_ms: int,
-        after: ScanAfter | None,
-        limit: int,
-        body_regex: str | None,
-        deadline: float,
-    ) -> Sequence[StoredJob]:
-        self.found = []
-
-        def search() -> Sequence[StoredJob]:
-            range_ms = _run_after_range(now_ms, future=future)
-            several = sorted(set(priorities))
-            walks = [
-                self._walk(wanted, after, deadline)
-                for wanted in self._wanted(queue, state, several, range_ms, body_regex)
-            ]
-            return take_ordered(walks, limit, self.found)
-
-        return self._until(deadline, search, nothing=())
-
-    def find(
-        self,
-        queue: str,
-        state: JobState,
-        priority: int,
-        *,
-        limit: int,
-        body_regex: str,
-        deadline: float,
-    ) -> Sequence[JobKey]:
-        def search() -> Sequence[JobKey]:
-            return [
-                job.key
-                for wanted in self._wanted(
-                    queue, state, [priority], (EARLIEST_MS, LATEST_MS), body_regex
-                )
-                for job in islice(self._walk(wanted, None, deadline), limit)
-            ]
-
-        return self._until(deadline, search, nothing=())
-
-    # --- how a search goes -------------------------------------------------------------------
-
-    def _until(self, deadline: float, search: Callable[[], T], *, nothing: T) -> T:
-        """Around a search: TimeoutError once the deadline has passed, in the server's midst too.
-
-        `nothing` is found in a queue that is dropped meanwhile."""
-        self._check(deadline)
+    @contextmanager
+    def _guarded(self, search: Search) -> Iterator[None]:
+        """TimeoutError once the deadline has passed, within a statement too. A search that ends in
+        its midst may leave a page unread: its connection is closed."""
         try:
-            return search()
-        except TimeoutError:
-            self.close()  # it may be within a page
-            raise
+            yield
         except FAULTS as fault:
             self.close()
+            if isinstance(fault, TimeoutError):
+                raise
             if is_timeout(fault):
                 raise too_late() from fault
             if is_gone(fault):
-                return nothing
+                raise QueueNotFound(search.queue) from fault
             raise storage_error(fault, str(self._server), undone=True) from fault
         except BaseException:
             self.close()
             raise
 
-    def _check(self, deadline: float) -> None:
-        if self._clock.monotonic() > deadline:
-            raise too_late()
+    def _begin(self, search: Search) -> None:
+        self._tables = tables_of(self._connection(), self._prefix + search.queue)
+
+    def _walks_in_order(self, search: Search) -> bool:
+        return True
 
     def _connection(self) -> Connection:
         if self._db is None:
@@ -182,27 +95,10 @@ class MysqlSearcher(Searcher):
             )
         return self._db
 
-    def _wanted(
-        self,
-        queue: str,
-        state: JobState,
-        priorities: Sequence[int],
-        run_after_ms: tuple[int, int],
-        body_regex: str | None,
-    ) -> list[_Wanted]:
-        """One for each priority that there is."""
-        matches = None if body_regex is None else compile_body_regex(body_regex)
-        tables = tables_of(self._connection(), self._prefix + queue)
-        return [
-            _Wanted(tables[priority], state, *run_after_ms, matches)
-            for priority in priorities
-            if priority in tables
-        ]
-
-    def _timed(self, statement: bytes, deadline: float) -> bytes:
+    def _timed(self, search: Search, statement: bytes) -> bytes:
         """A SELECT that the server ends at the deadline."""
-        self._check(deadline)
-        seconds = min(max(deadline - self._clock.monotonic(), 0.001), _LONGEST_SECONDS)
+        self._check(search)
+        seconds = min(max(search.deadline - self._clock.monotonic(), 0.001), _LONGEST_SECONDS)
         db = self._connection()
         db.be_patient(seconds + 1)
         if db.is_mariadb:
@@ -210,99 +106,83 @@ class MysqlSearcher(Searcher):
         hint = b"SELECT /*+ MAX_EXECUTION_TIME(%d) */ " % math.ceil(seconds * 1000)
         return statement.replace(b"SELECT ", hint, 1)
 
-    def _count(self, wanted: _Wanted, limit: int, deadline: float) -> int:
-        run_after = wanted.table.run_after
+    def _quick_count(self, search: Search, priority: int) -> int | None:
+        if priority not in self._tables:
+            return 0
+        table = self._tables[priority]
         statement = (
-            b"SELECT COUNT(*) FROM (SELECT 1 FROM %b%b WHERE state = %d AND run_after >= %b"
-            b" AND run_after <= %b LIMIT %d) AS jobs"
-            % (
-                wanted.table.name,
-                wanted.table.by_run_after,
-                wanted.state,
-                run_after.bound(wanted.from_ms + run_after.step_ms - 1),
-                run_after.bound(wanted.to_ms),
-                limit,
-            )
+            b"SELECT COUNT(*) FROM (SELECT 1 FROM %b%b"
+            b" WHERE state = %d AND %b AND %b LIMIT %d) AS jobs"
+        ) % (
+            table.name,
+            table.by_run_after,
+            search.state,
+            _from(search, table),
+            b"run_after <= " + table.run_after.bound(search.run_after_ms[1]),
+            search.limit,
         )
-        [[jobs]] = self._connection().rows(self._timed(statement, deadline))
+        [[jobs]] = self._connection().rows(self._timed(search, statement))
         return int(jobs)
 
-    def _walk(
-        self, wanted: _Wanted, after: ScanAfter | None, deadline: float
-    ) -> Iterator[StoredJob]:
-        """All wanted jobs of one priority, without bodies, in the order of a scan; behind `after`
-        if it is given."""
-        place: _Place | None = _Place(wanted.to_ms, 0)
-        if after is not None and after.run_after_ms <= wanted.to_ms:
-            place = _Place(*_behind(after, wanted.table.priority))
+    def _walk(self, search: Search, priority: int) -> Iterator[StoredJob]:
+        """In the order of a scan."""
+        table = self._tables.get(priority)
+        last_ms = search.run_after_ms[1]
+        place: _Place | None = _Place(last_ms, 0)
+        if search.after is not None and search.after.run_after_ms <= last_ms:
+            place = _behind(search.after, priority)
         met: set[int] = set()
-        while place is not None:
-            self._between_slices()
-            jobs, place = self._page(wanted, place, deadline)
-            if wanted.state is JobState.IN_PROGRESS:
+        while place is not None and table is not None:
+            self._next_slice(search)
+            jobs, place = self._page(search, table, place)
+            if search.state is JobState.IN_PROGRESS:
                 # The only state in which a job's run-after may change while the walk goes on.
                 jobs = [job for job in jobs if job.key.local_id not in met]
                 met.update(job.key.local_id for job in jobs)
-            yield from jobs
+            yield from self._matching(search, jobs)
 
     def _page(
-        self, wanted: _Wanted, place: _Place, deadline: float
+        self, search: Search, table: Table, place: _Place
     ) -> tuple[list[StoredJob], _Place | None]:
-        """The wanted jobs from `place` on, and where the next page begins; None: nothing is left.
+        """The jobs from `place` on, and where the next page begins; None: nothing is left.
 
         The index runs both columns the same way, so jobs of the run-after at `place` are read
         apart, upwards; of those read downwards the last run-after may be cut short, and is left to
         the next page."""
-        most = _PAGE_JOBS if wanted.matches is None else _PAGE_BODIES
-        run_after = wanted.table.run_after
-        at = run_after.bound(place.run_after_ms)
-        equal, keys = self._read(
-            wanted,
+        most = _PAGE_JOBS if self._matches is None else _PAGE_BODIES
+        at = table.run_after.bound(place.run_after_ms)
+        equal = self._read(
+            search,
+            table,
             b"run_after = %b AND local_id > %d ORDER BY local_id LIMIT %d"
             % (at, place.local_id, most),
-            deadline,
         )
-        if len(keys) == most:
-            return equal, _Place(place.run_after_ms, keys[-1].local_id)
-        room = most - len(keys)
-        earliest = run_after.bound(wanted.from_ms + run_after.step_ms - 1)
-        below, keys = self._read(
-            wanted,
-            b"run_after < %b AND run_after >= %b ORDER BY run_after DESC, local_id DESC LIMIT %d"
-            % (at, earliest, room),
-            deadline,
+        if len(equal) == most:
+            return equal, _Place(place.run_after_ms, equal[-1].key.local_id)
+        room = most - len(equal)
+        below = self._read(
+            search,
+            table,
+            b"run_after < %b AND %b ORDER BY run_after DESC, local_id DESC LIMIT %d"
+            % (at, _from(search, table), room),
         )
         next_place = None
-        if len(keys) == room:
-            next_place = _Place(keys[-1].run_after_ms, 0)
+        if len(below) == room:
+            next_place = _Place(below[-1].run_after_ms, 0)
             below = [job for job in below if job.run_after_ms != next_place.run_after_ms]
         return equal + sorted(below, key=scan_order), next_place
 
-    def _read(
-        self, wanted: _Wanted, where: bytes, deadline: float
-    ) -> tuple[list[StoredJob], list[_Place]]:
-        """Those that match, without bodies, and the places of all."""
-        table, matches = wanted.table, wanted.matches
-        columns = WITHOUT_BODY if matches is None else WITH_BODY
-        statement = b"SELECT %b FROM %b%b WHERE state = %d AND " % (
+    def _read(self, search: Search, table: Table, where: bytes) -> list[StoredJob]:
+        columns = WITHOUT_BODY if self._matches is None else WITH_BODY
+        statement = b"SELECT %b FROM %b%b WHERE state = %d AND %b" % (
             columns,
             table.name,
             table.by_run_after,
-            wanted.state,
+            search.state,
+            where,
         )
-        found: list[StoredJob] = []
-        places: list[_Place] = []
-        for row in self._connection().rows(self._timed(statement + where, deadline)):
-            job = stored_job(table.priority, row)
-            places.append(_Place(job.run_after_ms, job.key.local_id))
-            if matches is None:
-                found.append(job)
-                continue
-            self._between_slices()  # a large body may take as long as a slice
-            self._check(deadline)
-            if matches(job.body or b""):
-                found.append(job._replace(body=None))
-        return found, places
+        rows = self._connection().rows(self._timed(search, statement))
+        return [stored_job(table.priority, row) for row in rows]
 
 
 @dataclass(frozen=True)
@@ -316,12 +196,14 @@ class MysqlSearcherFactory:
         return MysqlSearcher(self.shard, self.server, SystemClock(), between_slices)
 
 
-def _run_after_range(now_ms: int, *, future: bool) -> tuple[int, int]:
-    return (now_ms + 1, LATEST_MS) if future else (EARLIEST_MS, now_ms)
+def _from(search: Search, table: Table) -> bytes:
+    """The condition for the earliest run-after of a search, which the column may not hold."""
+    run_after = table.run_after
+    return b"run_after >= " + run_after.bound(search.run_after_ms[0] + run_after.step_ms - 1)
 
 
-def _behind(after: ScanAfter, priority: int) -> tuple[int, int]:
-    """Where a scan goes on in the table of `priority`: what comes behind this run-after and id."""
+def _behind(after: ScanAfter, priority: int) -> _Place:
+    """Where a scan goes on in the table of `priority`."""
     if priority < after.priority:
-        return after.run_after_ms, 2**64 - 1  # all of that run-after have come
-    return after.run_after_ms, after.local_id if priority == after.priority else 0
+        return _Place(after.run_after_ms, 2**64 - 1)  # all of that run-after have come
+    return _Place(after.run_after_ms, after.local_id if priority == after.priority else 0)

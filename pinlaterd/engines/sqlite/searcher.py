@@ -1,11 +1,13 @@
 """SqliteSearcher: reads of unbounded cost, on a read-only connection in another process.
 
-A search walks one state's table in slices of keys, and each slice is read within a transaction of
-its own: the owner's checkpoints are never held up for long, and between slices jobs may come and
-go. What is kept in memory is one slice without bodies and, for a scan, the jobs it returns.
+A search walks one state's table in slices of keys, by an index, and each slice is read within a
+transaction of its own: the owner's checkpoints are never held up for long, and between slices jobs
+may come and go. What is kept in memory is one slice without bodies and, for a scan, the jobs it
+returns.
 
-PENDING jobs are walked in the order of a scan, which stops when it has enough. The others are
-walked by id or by age, all of them, and a scan keeps the best.
+PENDING jobs are walked in the order of a scan (run-after downwards, then local id upwards), which
+stops when it has enough. IN_PROGRESS ones are walked by local id, ended ones by the time of their
+end, all of them: no job is met twice, wherever it goes meanwhile. A scan keeps the best.
 """
 
 from __future__ import annotations
@@ -14,128 +16,44 @@ import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
 
 from pinlaterd.clock import Clock, SystemClock
-from pinlaterd.engines.base import ScanAfter, Searcher, StoredJob, no_pause
-from pinlaterd.engines.body_regex import compile_body_regex
-from pinlaterd.engines.scans import (
-    behind,
-    scan_order,
-    take_ordered,
-    take_unordered,
-    too_late,
-)
+from pinlaterd.engines.base import EARLIEST_MS, Search, StoredJob, no_pause
+from pinlaterd.engines.searching import WalkingSearcher, scan_order, too_late
 from pinlaterd.engines.sqlite.faults import FAULTS, reading, storage_error
 from pinlaterd.engines.sqlite.records import stored_jobs
 from pinlaterd.engines.sqlite.schema import connect_reader
-from pinlaterd.engines.sqlite.walks import EARLIEST_MS, LATEST_MS, Place, begin, read_slice
-from pinlaterd.model import JobKey, JobState
+from pinlaterd.errors import QueueNotFound
+from pinlaterd.model import JobState
 
 # Steps of SQLite's virtual machine between looks at the deadline: some 0.1 ms.
 _STEPS_PER_LOOK = 10_000
 _SLICE_JOBS, _SLICE_BODIES = 1000, 16
 
 
-class _Wanted(NamedTuple):
-    """What a search looks for: jobs of a state with run-after from and to, ends included."""
-
-    queue_id: int
-    state: JobState
-    run_after_ms: tuple[int, int]
-    matches: Callable[[bytes], bool] | None
-
-
-class SqliteSearcher(Searcher):
+class SqliteSearcher(WalkingSearcher):
     """A connection of its own to the file of a shard, while its owner has it open."""
 
     def __init__(
         self, path: Path, clock: Clock, between_slices: Callable[[], None] = no_pause
     ) -> None:
-        self._between_slices = between_slices
-        self.found: list[StoredJob] = []
+        super().__init__(clock, between_slices)
         self._path = path
-        self._clock = clock
+        self._queue_id = 0  # of the search that goes on
         with reading(path):
             self._db = connect_reader(path)
 
     def close(self) -> None:
         self._db.close()
 
-    def count(
-        self,
-        queue: str,
-        state: JobState,
-        priority: int,
-        *,
-        future: bool,
-        now_ms: int,
-        limit: int,
-        body_regex: str | None,
-        deadline: float,
-    ) -> int:
-        with self._until(deadline):
-            wanted = self._wanted(queue, state, _run_after_range(now_ms, future=future), body_regex)
-            if wanted is None:
-                return 0
-            if state is JobState.PENDING and body_regex is None:
-                return self._count_pending(wanted, priority, limit)
-            return sum(1 for _ in islice(self._walk(wanted, priority, deadline), limit))
-
-    def scan(
-        self,
-        queue: str,
-        state: JobState,
-        priorities: Sequence[int],
-        *,
-        future: bool,
-        now_ms: int,
-        after: ScanAfter | None,
-        limit: int,
-        body_regex: str | None,
-        deadline: float,
-    ) -> Sequence[StoredJob]:
-        self.found = []
-        from_ms, to_ms = _run_after_range(now_ms, future=future)
-        if after is not None:
-            to_ms = min(to_ms, after.run_after_ms)
-        with self._until(deadline):
-            wanted = self._wanted(queue, state, (from_ms, to_ms), body_regex)
-            if wanted is None:
-                return []
-            walks = [
-                behind(after, self._walk(wanted, priority, deadline))
-                for priority in sorted(set(priorities))
-            ]
-            take = take_ordered if state is JobState.PENDING else take_unordered
-            return take(walks, limit, self.found)
-
-    def find(
-        self,
-        queue: str,
-        state: JobState,
-        priority: int,
-        *,
-        limit: int,
-        body_regex: str,
-        deadline: float,
-    ) -> Sequence[JobKey]:
-        with self._until(deadline):
-            wanted = self._wanted(queue, state, (EARLIEST_MS, LATEST_MS), body_regex)
-            if wanted is None:
-                return []
-            return [job.key for job in islice(self._walk(wanted, priority, deadline), limit)]
-
-    # --- how a search goes -------------------------------------------------------------------
-
     @contextmanager
-    def _until(self, deadline: float) -> Iterator[None]:
-        """Around a search: TimeoutError once the deadline has passed, in SQLite's midst too."""
-        self._db.set_progress_handler(lambda: self._clock.monotonic() > deadline, _STEPS_PER_LOOK)
+    def _guarded(self, search: Search) -> Iterator[None]:
+        """TimeoutError once the deadline has passed, within a statement too."""
+        self._db.set_progress_handler(
+            lambda: self._clock.monotonic() > search.deadline, _STEPS_PER_LOOK
+        )
         try:
-            self._check(deadline)
             yield
         except TimeoutError:
             raise
@@ -146,44 +64,41 @@ class SqliteSearcher(Searcher):
         finally:
             self._db.set_progress_handler(None, 0)
 
-    def _check(self, deadline: float) -> None:
-        if self._clock.monotonic() > deadline:
-            raise too_late()
-
-    def _wanted(
-        self, queue: str, state: JobState, run_after_ms: tuple[int, int], body_regex: str | None
-    ) -> _Wanted | None:
-        """None if there is no such queue."""
+    def _begin(self, search: Search) -> None:
         row = self._db.execute(
-            "SELECT id FROM queues WHERE name = ? AND NOT dropped", (queue,)
+            "SELECT id FROM queues WHERE name = ? AND NOT dropped", (search.queue,)
         ).fetchone()
         if row is None:
-            return None
-        matches = None if body_regex is None else compile_body_regex(body_regex)
-        return _Wanted(row[0], state, run_after_ms, matches)
+            raise QueueNotFound(search.queue)
+        self._queue_id = row[0]
 
-    def _count_pending(self, wanted: _Wanted, priority: int, limit: int) -> int:
+    def _walks_in_order(self, search: Search) -> bool:
+        return search.state is JobState.PENDING
+
+    def _quick_count(self, search: Search, priority: int) -> int | None:
+        if search.state is not JobState.PENDING:
+            return None
         [jobs] = self._db.execute(
             "SELECT count(*) FROM (SELECT 1 FROM pending WHERE queue = ? AND priority = ?"
             " AND run_after BETWEEN ? AND ? LIMIT ?)",
-            (wanted.queue_id, priority, *wanted.run_after_ms, limit),
+            (self._queue_id, priority, *search.run_after_ms, search.limit),
         ).fetchone()
         return int(jobs)
 
-    def _walk(self, wanted: _Wanted, priority: int, deadline: float) -> Iterator[StoredJob]:
-        """All wanted jobs of one priority, without bodies; PENDING ones in the order of a scan."""
-        queue_id, state, run_after_ms, _ = wanted
-        place: Place | None
-        walk, place = begin(self._db, queue_id, state, priority, run_after_ms)
-        most = _SLICE_JOBS if wanted.matches is None else _SLICE_BODIES
-        while place is not None:
-            self._between_slices()
-            self._check(deadline)
+    def _walk(self, search: Search, priority: int) -> Iterator[StoredJob]:
+        slices = {
+            JobState.PENDING: self._pending,
+            JobState.IN_PROGRESS: self._claimed,
+        }.get(search.state, self._ended)(search, priority)
+        with_body = self._matches is not None
+        while True:
+            self._next_slice(search)
             with self._snapshot():
-                local_ids, place = read_slice(self._db, walk, place, most)
-                with_body = wanted.matches is not None
-                jobs = list(stored_jobs(self._db, queue_id, local_ids, with_body=with_body))
-            yield from sorted(self._matching(wanted, jobs, deadline), key=scan_order)
+                local_ids = next(slices, None)
+                if local_ids is None:
+                    return
+                jobs = list(stored_jobs(self._db, self._queue_id, local_ids, with_body=with_body))
+            yield from sorted(self._matching(search, jobs), key=scan_order)
 
     @contextmanager
     def _snapshot(self) -> Iterator[None]:
@@ -194,21 +109,77 @@ class SqliteSearcher(Searcher):
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
 
-    def _matching(
-        self, wanted: _Wanted, jobs: Sequence[StoredJob], deadline: float
-    ) -> Iterator[StoredJob]:
-        """Those that are wanted, without bodies."""
-        (from_ms, to_ms), matches = wanted.run_after_ms, wanted.matches
-        for job in jobs:
-            if not from_ms <= job.run_after_ms <= to_ms:
+    # --- ids, slice by slice -----------------------------------------------------------------
+
+    @property
+    def _most(self) -> int:
+        return _SLICE_JOBS if self._matches is None else _SLICE_BODIES
+
+    def _ids(self, statement: str, *values: int) -> list[int]:
+        return [local_id for (local_id,) in self._db.execute(statement, values)]
+
+    def _pending(self, search: Search, priority: int) -> Iterator[Sequence[int]]:
+        """The index runs both columns the same way, so jobs of the run-after `at_ms` are read
+        apart, upwards; of those read downwards the last run-after may be cut short, and is left to
+        the next slice."""
+        which = (self._queue_id, priority)
+        from_ms, at_ms = search.run_after_ms
+        behind_id = 0
+        while True:
+            ids = self._ids(
+                "SELECT local_id FROM pending WHERE queue = ? AND priority = ?"
+                " AND run_after = ? AND local_id > ? ORDER BY local_id LIMIT ?",
+                *(*which, at_ms, behind_id, self._most),
+            )
+            if len(ids) == self._most:
+                yield ids
+                behind_id = ids[-1]
                 continue
-            if matches is None:
-                yield job
-                continue
-            self._between_slices()  # a large body may take as long as a slice
-            self._check(deadline)
-            if matches(job.body or b""):
-                yield job._replace(body=None)
+            room = self._most - len(ids)
+            below = self._db.execute(
+                "SELECT run_after, local_id FROM pending WHERE queue = ? AND priority = ?"
+                " AND run_after < ? AND run_after >= ? ORDER BY run_after DESC, local_id DESC"
+                " LIMIT ?",
+                (*which, at_ms, from_ms, room),
+            ).fetchall()
+            if len(below) < room:
+                yield ids + [local_id for _, local_id in below]
+                return
+            at_ms, behind_id = below[-1][0], 0
+            yield ids + [local_id for run_after_ms, local_id in below if run_after_ms != at_ms]
+
+    def _claimed(self, search: Search, priority: int) -> Iterator[Sequence[int]]:
+        behind_id = EARLIEST_MS
+        while True:
+            ids = self._ids(
+                "SELECT local_id FROM claims"
+                " WHERE local_id > ? AND +queue = ? AND +priority = ? ORDER BY local_id LIMIT ?",
+                *(behind_id, self._queue_id, priority, self._most),
+            )
+            yield ids
+            if len(ids) < self._most:
+                return
+            behind_id = ids[-1]
+
+    def _ended(self, search: Search, priority: int) -> Iterator[Sequence[int]]:
+        """Those that ended before the walk began, not what is retried and ends again."""
+        which = (self._queue_id, int(search.state), priority)
+        [newest_ms] = self._db.execute(
+            "SELECT max(ended_at) FROM ended WHERE queue = ? AND state = ? AND priority = ?", which
+        ).fetchone()
+        place = (EARLIEST_MS, 0)
+        while newest_ms is not None:
+            rows = self._db.execute(
+                "SELECT ended_at, local_id FROM ended INDEXED BY ended_by_age"
+                " WHERE queue = ? AND state = ? AND priority = ?"
+                " AND (ended_at, local_id) > (?, ?) AND ended_at <= ?"
+                " ORDER BY ended_at, local_id LIMIT ?",
+                (*which, *place, newest_ms, self._most),
+            ).fetchall()
+            if not rows:
+                return
+            yield [local_id for _, local_id in rows]
+            place = rows[-1]
 
 
 @dataclass(frozen=True)
@@ -219,7 +190,3 @@ class SqliteSearcherFactory:
 
     def __call__(self, between_slices: Callable[[], None] = no_pause) -> SqliteSearcher:
         return SqliteSearcher(self.path, SystemClock(), between_slices)
-
-
-def _run_after_range(now_ms: int, *, future: bool) -> tuple[int, int]:
-    return (now_ms + 1, LATEST_MS) if future else (EARLIEST_MS, now_ms)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pinlaterd.engines.base import Batch, EnqueueOp, Searcher, StorageEngine
+from pinlaterd.engines.base import Batch, EnqueueOp, Search, Searcher, StorageEngine
 from pinlaterd.model import Job, JobKey, JobState
 from tests.conformance.engine.harness import QUEUE
 
@@ -40,21 +40,7 @@ STORAGE_CALLS: dict[str, Call] = {
     "heartbeat": lambda engine: engine.heartbeat(),
 }
 SEARCHES: dict[str, Callable[[Searcher], object]] = {
-    "count": lambda searcher: searcher.count(
-        QUEUE, JobState.FAILED, 1, future=False, now_ms=1, limit=1, body_regex=None, deadline=9e9
-    ),
-    "scan": lambda searcher: searcher.scan(
-        QUEUE,
-        JobState.PENDING,
-        [1],
-        future=False,
-        now_ms=1,
-        after=None,
-        limit=1,
-        body_regex=None,
-        deadline=9e9,
-    ),
-    "find": lambda searcher: searcher.find(
-        QUEUE, JobState.PENDING, 1, limit=1, body_regex="x", deadline=9e9
-    ),
+    "count": lambda searcher: searcher.count(Search(QUEUE, JobState.FAILED, future=False)),
+    "scan": lambda searcher: searcher.scan(Search(QUEUE, JobState.PENDING, limit=1)),
+    "find": lambda searcher: searcher.find(Search(QUEUE, JobState.PENDING, body_regex="x")),
 }

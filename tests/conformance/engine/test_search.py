@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import time
 from collections.abc import Sequence
@@ -9,14 +10,14 @@ from collections.abc import Sequence
 import pytest
 
 from pinlaterd.clock import FakeClock
-from pinlaterd.engines.base import ScanAfter, Searcher, StoredJob
+from pinlaterd.engines.base import ScanAfter, Search, Searcher, StoredJob
 from pinlaterd.model import Job, JobKey, JobState
 from tests.conformance.engine.harness import EngineHarness
 
-NEVER = float("inf")
+NEVER = math.inf
 
 
-class Search:
+class Searching:
     """A searcher with the arguments that most tests do not care for."""
 
     def __init__(self, searcher: Searcher, clock: FakeClock) -> None:
@@ -33,16 +34,8 @@ class Search:
         regex: str | None = None,
         deadline: float = NEVER,
     ) -> int:
-        return self.searcher.count(
-            "mail",
-            state,
-            priority,
-            future=future,
-            now_ms=self.clock.now_ms(),
-            limit=limit,
-            body_regex=regex,
-            deadline=deadline,
-        )
+        search = self._search(state, future, limit, regex, deadline)
+        return self.searcher.count(search._replace(priorities=[priority]))
 
     def scan(
         self,
@@ -55,17 +48,8 @@ class Search:
         regex: str | None = None,
         deadline: float = NEVER,
     ) -> Sequence[StoredJob]:
-        return self.searcher.scan(
-            "mail",
-            state,
-            priorities,
-            future=future,
-            now_ms=self.clock.now_ms(),
-            after=after,
-            limit=limit,
-            body_regex=regex,
-            deadline=deadline,
-        )
+        search = self._search(state, future, limit, regex, deadline)
+        return self.searcher.scan(search._replace(priorities=priorities, after=after))
 
     def find(
         self,
@@ -76,14 +60,26 @@ class Search:
         limit: int = 100,
         deadline: float = NEVER,
     ) -> Sequence[JobKey]:
-        return self.searcher.find(
-            "mail", state, priority, limit=limit, body_regex=regex, deadline=deadline
+        search = self._search(state, None, limit, regex, deadline)
+        return self.searcher.find(search._replace(priorities=[priority]))
+
+    def _search(
+        self, state: JobState, future: bool | None, limit: int, regex: str | None, deadline: float
+    ) -> Search:
+        return Search(
+            "mail",
+            state,
+            limit=limit,
+            future=future,
+            now_ms=self.clock.now_ms(),
+            body_regex=regex,
+            deadline=deadline,
         )
 
 
 @pytest.fixture
-def search(searcher: Searcher, clock: FakeClock) -> Search:
-    return Search(searcher, clock)
+def search(searcher: Searcher, clock: FakeClock) -> Searching:
+    return Searching(searcher, clock)
 
 
 def _bring_to(store: EngineHarness, state: JobState, jobs: Sequence[Job]) -> list[JobKey]:
@@ -111,7 +107,7 @@ def _jobs(*run_after_ms: int, priority: int = 1) -> list[Job]:
 
 @pytest.mark.parametrize("state", list(JobState))
 def test_counts_are_by_state_priority_and_time(
-    store: EngineHarness, search: Search, state: JobState
+    store: EngineHarness, search: Searching, state: JobState
 ):
     now_ms = store.now_ms
     _bring_to(
@@ -128,14 +124,14 @@ def test_counts_are_by_state_priority_and_time(
 
 
 @pytest.mark.parametrize("state", list(JobState))
-def test_a_count_stops_at_its_limit(store: EngineHarness, search: Search, state: JobState):
+def test_a_count_stops_at_its_limit(store: EngineHarness, search: Searching, state: JobState):
     _bring_to(store, state, _jobs(*[store.now_ms] * 7))
 
     assert search.count(state, limit=5) == 5
     assert search.count(state, limit=5, regex="body") == 5
 
 
-def test_a_search_sees_what_was_committed_before_it_began(store: EngineHarness, search: Search):
+def test_a_search_sees_what_was_committed_before_it_began(store: EngineHarness, search: Searching):
     for expected in (1, 2, 3):
         store.enqueue(b"x")
         assert search.count() == expected
@@ -147,7 +143,7 @@ def test_a_search_sees_what_was_committed_before_it_began(store: EngineHarness, 
 
 @pytest.mark.parametrize("state", list(JobState))
 def test_a_scan_shows_whole_jobs_without_bodies(
-    store: EngineHarness, search: Search, state: JobState
+    store: EngineHarness, search: Searching, state: JobState
 ):
     [key] = _bring_to(store, state, [Job(b"b", 2, store.now_ms, 1, "é\0")])
 
@@ -158,7 +154,7 @@ def test_a_scan_shows_whole_jobs_without_bodies(
 
 @pytest.mark.parametrize("state", list(JobState))
 def test_the_most_recent_run_after_comes_first_then_priority_then_id(
-    store: EngineHarness, search: Search, state: JobState
+    store: EngineHarness, search: Searching, state: JobState
 ):
     now_ms = store.now_ms
     jobs = [
@@ -178,7 +174,9 @@ def test_the_most_recent_run_after_comes_first_then_priority_then_id(
 
 
 @pytest.mark.parametrize("state", list(JobState))
-def test_a_scan_goes_on_strictly_after_a_job(store: EngineHarness, search: Search, state: JobState):
+def test_a_scan_goes_on_strictly_after_a_job(
+    store: EngineHarness, search: Searching, state: JobState
+):
     now_ms = store.now_ms
     jobs = [Job(b"x", 1 + i % 3, now_ms - i // 6, attempts_allowed=1) for i in range(24)]
     keys = _bring_to(store, state, jobs)
@@ -194,7 +192,9 @@ def test_a_scan_goes_on_strictly_after_a_job(store: EngineHarness, search: Searc
     assert {job.key for job in pages} == set(keys)
 
 
-def test_a_scan_goes_on_where_it_was_while_jobs_come_and_go(store: EngineHarness, search: Search):
+def test_a_scan_goes_on_where_it_was_while_jobs_come_and_go(
+    store: EngineHarness, search: Searching
+):
     now_ms = store.now_ms
     store.enqueue(*_jobs(now_ms - 1, now_ms - 2, now_ms - 3, now_ms - 4))
     first_page = search.scan(limit=2)
@@ -210,7 +210,7 @@ def test_a_scan_goes_on_where_it_was_while_jobs_come_and_go(store: EngineHarness
 
 
 @pytest.mark.parametrize("state", list(JobState))
-def test_future_jobs_are_scanned_apart(store: EngineHarness, search: Search, state: JobState):
+def test_future_jobs_are_scanned_apart(store: EngineHarness, search: Searching, state: JobState):
     now_ms = store.now_ms
     _bring_to(store, state, _jobs(now_ms, now_ms + 10, now_ms + 20))
 
@@ -224,7 +224,7 @@ def test_future_jobs_are_scanned_apart(store: EngineHarness, search: Search, sta
 @pytest.mark.parametrize("state", list(JobState))
 @pytest.mark.parametrize("same_time", [True, False])
 def test_scans_of_many_jobs_are_complete_and_in_order(
-    store: EngineHarness, search: Search, state: JobState, same_time: bool
+    store: EngineHarness, search: Searching, state: JobState, same_time: bool
 ):
     now_ms = store.now_ms
     times = [now_ms - (0 if same_time else i * 7919 % 3000 // 4) for i in range(3_000)]
@@ -245,7 +245,7 @@ def test_scans_of_many_jobs_are_complete_and_in_order(
 
 
 @pytest.mark.parametrize("state", list(JobState))
-def test_bodies_are_searched_anywhere(store: EngineHarness, search: Search, state: JobState):
+def test_bodies_are_searched_anywhere(store: EngineHarness, search: Searching, state: JobState):
     bodies = [b"invoice 4711", b"prefix\0invoice\xff", b"voice", b"INVOICE", b""]
     keys = _bring_to(
         store, state, [Job(body, 1, store.now_ms, attempts_allowed=1) for body in bodies]
@@ -259,7 +259,7 @@ def test_bodies_are_searched_anywhere(store: EngineHarness, search: Search, stat
     assert list(search.find("nothing", state)) == []
 
 
-def test_a_find_takes_jobs_whatever_their_time(store: EngineHarness, search: Search):
+def test_a_find_takes_jobs_whatever_their_time(store: EngineHarness, search: Searching):
     keys = store.enqueue(*_jobs(store.now_ms - 5, store.now_ms + 5_000))
 
     assert set(search.find("body")) == set(keys)
@@ -267,7 +267,7 @@ def test_a_find_takes_jobs_whatever_their_time(store: EngineHarness, search: Sea
     assert list(search.find("body", priority=2)) == []
 
 
-def test_what_was_found_can_be_deleted(store: EngineHarness, search: Search):
+def test_what_was_found_can_be_deleted(store: EngineHarness, search: Searching):
     keep, drop = store.enqueue(b"keep", b"drop")
 
     store.engine.delete_keys("mail", JobState.PENDING, search.find("dr.p"))
@@ -276,7 +276,7 @@ def test_what_was_found_can_be_deleted(store: EngineHarness, search: Search):
 
 
 @pytest.mark.parametrize("pattern", ["(a*)*b", "(a|a)*b", "a{0,500}a{0,500}b"])
-def test_no_pattern_makes_a_search_endless(store: EngineHarness, search: Search, pattern: str):
+def test_no_pattern_makes_a_search_endless(store: EngineHarness, search: Searching, pattern: str):
     store.enqueue(b"a" * 20_000)
 
     assert search.count(regex=pattern, deadline=time.monotonic() + 30) == 0
@@ -285,7 +285,7 @@ def test_no_pattern_makes_a_search_endless(store: EngineHarness, search: Search,
 # --- the searcher itself --------------------------------------------------------------------
 
 
-def test_past_its_deadline_a_search_is_given_up(store: EngineHarness, search: Search):
+def test_past_its_deadline_a_search_is_given_up(store: EngineHarness, search: Searching):
     store.enqueue(b"x")
 
     with pytest.raises(TimeoutError):
@@ -298,7 +298,7 @@ def test_past_its_deadline_a_search_is_given_up(store: EngineHarness, search: Se
     assert search.count() == 1
 
 
-def test_an_unknown_queue_holds_nothing(store: EngineHarness, search: Search):
+def test_an_unknown_queue_holds_nothing(store: EngineHarness, search: Searching):
     store.engine.delete_queue("mail")
 
     assert search.count() == 0
@@ -311,13 +311,13 @@ def test_its_factory_can_be_sent_to_another_process(store: EngineHarness):
     factory = pickle.loads(pickle.dumps(store.engine.searcher()))
     searcher = factory()
 
-    assert Search(searcher, store.clock).count() == 1
+    assert Searching(searcher, store.clock).count() == 1
     searcher.close()
 
 
 def test_it_closes_while_the_owner_goes_on(store: EngineHarness):
     searcher = store.engine.searcher()()
-    Search(searcher, store.clock).count()
+    Searching(searcher, store.clock).count()
     searcher.close()
 
     assert store.states(store.enqueue(b"x")) == [JobState.PENDING]

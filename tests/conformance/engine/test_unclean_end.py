@@ -10,6 +10,7 @@ from multiprocessing.connection import Connection
 import pytest
 
 from pinlaterd.clock import FakeClock
+from pinlaterd.engines.base import Search
 from pinlaterd.errors import ShardOwned
 from pinlaterd.model import Job, JobKey, JobState
 from tests.conformance.engine.engines import EngineMaker
@@ -81,16 +82,7 @@ def test_depths_agree_with_the_jobs(
     searcher = store.engine.searcher()()
 
     counts = {
-        (1, state): searcher.count(
-            QUEUE,
-            state,
-            1,
-            future=False,
-            now_ms=store.now_ms,
-            limit=1_000_000,
-            body_regex=None,
-            deadline=float("inf"),
-        )
+        (1, state): searcher.count(Search(QUEUE, state, future=False, now_ms=store.now_ms))
         for state in JobState
     }
 

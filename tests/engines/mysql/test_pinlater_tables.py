@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pinlaterd.clock import FakeClock
-from pinlaterd.engines.base import Checkpoint, Release
+from pinlaterd.engines.base import Checkpoint, Release, Search
 from pinlaterd.model import Job, JobKey, JobState, PendingKey
 from tests.conformance.engine.harness import END_OF_TIME_MS, QUEUE, Ack, EngineHarness
 from tests.engines.mysql.conftest import NewEngine
@@ -178,21 +178,15 @@ def test_texts_that_the_charset_lacks_are_stored_with_question_marks(
 
 def test_searches_read_them(old: EngineHarness):
     searcher = old.engine.searcher()()
-    now_ms, never = old.now_ms, float("inf")
 
     for state, key in zip(JobState, (PENDING, RUNNING, DONE, FAILED), strict=True):
-        [job] = searcher.scan(
-            QUEUE, state, [1, 2, 3], future=False, now_ms=now_ms, after=None, limit=9,
-            body_regex="^old", deadline=never,
-        )  # fmt: skip
+        present = Search(QUEUE, state, (1, 2, 3), future=False, now_ms=old.now_ms)
+        [job] = searcher.scan(present._replace(body_regex="^old"))
         assert job == old.job(key)._replace(body=None)
-        assert [
-            searcher.count(
-                QUEUE, state, 1, future=future, now_ms=now_ms, limit=9, body_regex=None,
-                deadline=never,
-            )
-            for future in (False, True)
-        ] == [1, 0]  # fmt: skip
+        assert [searcher.count(present._replace(future=future)) for future in (False, True)] == [
+            1,
+            0,
+        ]
     searcher.close()
 
 
@@ -218,10 +212,7 @@ def test_rows_that_a_hand_left_half_empty_break_no_call(
     )  # fmt: skip
     searcher = old.engine.searcher()()
     for state in JobState:
-        searcher.scan(
-            QUEUE, state, [1], future=False, now_ms=old.now_ms, after=None, limit=9,
-            body_regex="x", deadline=float("inf"),
-        )  # fmt: skip
+        searcher.scan(Search(QUEUE, state, future=False, now_ms=old.now_ms, body_regex="x"))
     searcher.close()
     assert old.succeed(Ack(keys[1])).succeeded == 1
     assert old.engine.retry_failed(

@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from pinlaterd.clock import FakeClock
-from pinlaterd.engines.base import Batch, ClaimOp, EnqueueOp
+from pinlaterd.engines.base import Batch, ClaimOp, EnqueueOp, Search
 from pinlaterd.errors import StorageError, StorageNotCommitted
 from pinlaterd.model import Job, JobKey, JobState
 from tests.conformance.engine.calls import STORAGE_CALLS
@@ -123,14 +123,10 @@ def test_members_that_are_no_jobs_are_removed_when_met(
     members = dict.fromkeys(NO_JOBS, now - 1) | {"77": float("-inf"), "78": float("inf")}
     hand.client.zadd(hand.set_of(state), members)
     searcher = store.engine.searcher()()
-    never = float("inf")
 
     for future in (False, True):
-        searcher.scan(
-            QUEUE, state, [1], future=future, now_ms=store.now_ms, after=None, limit=9,
-            body_regex=None, deadline=never,
-        )  # fmt: skip
-    assert searcher.find(QUEUE, state, 1, limit=9, body_regex="x", deadline=never) == [key]
+        searcher.scan(Search(QUEUE, state, limit=9, future=future, now_ms=store.now_ms))
+    assert searcher.find(Search(QUEUE, state, limit=9, body_regex="x")) == [key]
     searcher.close()
     if state is JobState.PENDING:
         assert [claimed.key for claimed in store.claim()] == [key]

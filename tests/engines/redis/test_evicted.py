@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from pinlaterd.clock import FakeClock
-from pinlaterd.engines.base import Batch, Checkpoint, ClaimOp, Finding, Release
+from pinlaterd.engines.base import Batch, Checkpoint, ClaimOp, Finding, Release, Search
 from pinlaterd.model import Job, JobKey, JobState, Payload
 from tests.conformance.engine.harness import END_OF_TIME_MS, QUEUE, EngineHarness
 from tests.engines.redis.conftest import NewServer
@@ -163,16 +163,8 @@ def test_searches_pass_over_them(store: EngineHarness, evict: Evict, state: JobS
     evict(keys[1])
     searcher = store.engine.searcher()()
 
-    scanned = searcher.scan(
-        *(QUEUE, state, [1]),
-        future=False,
-        now_ms=END_OF_TIME_MS,
-        after=None,
-        limit=10,
-        body_regex=None,
-        deadline=float("inf"),
-    )
-    found = searcher.find(QUEUE, state, 1, limit=10, body_regex="x", deadline=float("inf"))
+    scanned = searcher.scan(Search(QUEUE, state, limit=10, future=False, now_ms=END_OF_TIME_MS))
+    found = searcher.find(Search(QUEUE, state, limit=10, body_regex="x"))
 
     assert [job.key for job in scanned] == [keys[0], keys[2]]
     assert set(found) == {keys[0], keys[2]}
@@ -191,12 +183,7 @@ def test_they_are_not_counted(
 
     counts = [
         searcher.count(
-            *(QUEUE, JobState.PENDING, 1),
-            future=future,
-            now_ms=store.now_ms,
-            limit=limit,
-            body_regex=None,
-            deadline=float("inf"),
+            Search(QUEUE, JobState.PENDING, limit=limit, future=future, now_ms=store.now_ms)
         )
         for future, limit in ((False, 99), (False, 2), (True, 99))
     ]

@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from pinlaterd.clock import FakeClock
-from pinlaterd.engines.base import Batch, Checkpoint, EnqueueOp, Searcher, StorageEngine
+from pinlaterd.engines.base import Batch, Checkpoint, EnqueueOp, Search, Searcher, StorageEngine
 from pinlaterd.engines.redis.connection import Server
 from pinlaterd.engines.redis.faults import refusal_words
 from pinlaterd.errors import ShardOwned, StorageError, StorageFull, StorageNotCommitted
@@ -85,14 +85,7 @@ def _opening(server: Server) -> StorageError:
     with pytest.raises(StorageError) as caught:
         redis_engine(server, "1").open(1)
     with pytest.raises(StorageError):
-        redis_engine(server, "1").searcher()().count(
-            *(QUEUE, JobState.PENDING, 1),
-            future=False,
-            now_ms=1,
-            limit=1,
-            body_regex=None,
-            deadline=float("inf"),
-        )
+        redis_engine(server, "1").searcher()().count(Search(QUEUE, JobState.PENDING))
     assert str(server) in caught.value.message
     return caught.value
 

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from pinlaterd.clock import FakeClock
-from pinlaterd.engines.base import Checkpoint, Requeued, StoredJob
+from pinlaterd.engines.base import Checkpoint, Requeued, Search, StoredJob
 from pinlaterd.model import JobKey, JobState, PendingKey
 from tests.conformance.engine.engines import EngineMaker
 from tests.conformance.engine.harness import QUEUE, EngineHarness
@@ -180,17 +180,9 @@ def test_searches_find_its_jobs(serve: EngineHarness, pinlater: PinLater):
     searcher = serve.engine.searcher()()
 
     succeeded = searcher.scan(
-        *(QUEUE, JobState.SUCCEEDED, [1]),
-        future=False,
-        now_ms=serve.now_ms,
-        after=None,
-        limit=10,
-        body_regex=None,
-        deadline=float("inf"),
+        Search(QUEUE, JobState.SUCCEEDED, limit=10, future=False, now_ms=serve.now_ms)
     )
-    found = searcher.find(
-        QUEUE, JobState.PENDING, 1, limit=5, body_regex="need", deadline=float("inf")
-    )
+    found = searcher.find(Search(QUEUE, JobState.PENDING, limit=5, body_regex="need"))
 
     assert [job.key.local_id for job in succeeded] == [7, 6, 5, 4, 3, 2, 1]
     assert list(found) == [JobKey(1, 8)]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from pinlaterd.engines.base import Search
 from pinlaterd.engines.sqlite.engine import SqliteEngine
 from pinlaterd.errors import ShardOwned, StorageCorrupt, StorageError
 from pinlaterd.model import JobState
@@ -175,7 +176,7 @@ def test_the_log_stays_short_though_nobody_calls_vacuum(store: EngineHarness, pa
     searcher = store.engine.searcher()()
     for _ in range(60):
         store.enqueue(*[b"x" * 10_000] * 50)
-        searcher.find("mail", JobState.PENDING, 1, limit=10, body_regex="x", deadline=float("inf"))
+        searcher.find(Search("mail", JobState.PENDING, limit=10, body_regex="x"))
 
     log = path.with_name(path.name + "-wal")
     assert path.stat().st_size > 20 << 20

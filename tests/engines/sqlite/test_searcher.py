@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pinlaterd.clock import FakeClock
+from pinlaterd.engines.base import Search
 from pinlaterd.engines.sqlite.searcher import SqliteSearcher
 from pinlaterd.model import Job, JobState
 from tests.conformance.engine.harness import QUEUE, EngineHarness
@@ -39,16 +40,7 @@ def searcher(store: EngineHarness, path: Path, ticking: TickingClock) -> Iterato
 
 
 def _count(searcher: SqliteSearcher, deadline: float, regex: str | None = None) -> int:
-    return searcher.count(
-        QUEUE,
-        JobState.PENDING,
-        1,
-        future=False,
-        now_ms=2**62,
-        limit=100_000,
-        body_regex=regex,
-        deadline=deadline,
-    )
+    return searcher.count(Search(QUEUE, JobState.PENDING, body_regex=regex, deadline=deadline))
 
 
 @pytest.mark.parametrize("regex", [None, "body"])
@@ -65,9 +57,9 @@ def test_a_search_ends_in_its_midst(
 def test_a_search_holds_no_snapshot_between_slices(
     store: EngineHarness, searcher: SqliteSearcher, stranger: sqlite3.Connection
 ):
-    wanted = searcher._wanted(QUEUE, JobState.PENDING, (-(2**63), 2**62), None)
-    assert wanted is not None
-    walk = searcher._walk(wanted, 1, deadline=float("inf"))
+    wanted = Search(QUEUE, JobState.PENDING)
+    searcher._begin(wanted)
+    walk = searcher._walk(wanted, 1)
     next(walk)
 
     store.enqueue(*[b"x" * 1_000] * 1_000)
