@@ -4,7 +4,7 @@
     *.lua            one script each; those that write see first that the caller owns the shard
     scripts.py       the scripts as the server runs them
     faults.py        what the server or the connection may answer, in words
-    connection.py    one connection that is never silently made anew
+    connection.py    one connection that is never silently made again
     sentinel.py      where the server is, by Sentinels
     server_facts.py  what the server says of itself: part of a cluster, a replica, how durable
     owner.py         an owner's name, which tells whether its process runs still
@@ -17,5 +17,5 @@
     sentinel_failover.py  SentinelFailover: the same where Sentinels choose it
     searcher.py      RedisSearcher: counts and scans on a connection of its own, elsewhere
 
-redis-py and its exceptions stop at this package.
+hiredis, which packs commands and parses answers, and its exceptions stop at this package.
 """

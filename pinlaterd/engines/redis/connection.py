@@ -1,25 +1,23 @@
-"""One connection to a Redis server, made once and never silently made anew.
+"""One connection to a Redis server, made once and never silently made again.
 
-redis-py's pools and clients connect again whenever they find a connection closed. An owner must
-not: a server that was away may have come back with older data. So once a connection has failed
-it refuses everything, and who opens another one begins with an empty memory.
+An owner must not reconnect by itself: a server that was away may have come back with older data. So
+once a connection has failed it refuses everything, and whoever opens another one begins with an
+empty memory.
 """
 
 from __future__ import annotations
 
-import contextlib
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from redis.backoff import NoBackoff
-from redis.connection import Connection as DriverConnection
-from redis.retry import Retry
+import hiredis
 
 from pinlaterd.engines.redis.faults import (
     CONNECTION_FAULTS,
     PACKING_FAULTS,
-    is_answer,
+    Answer,
     is_full,
     is_refusal,
     is_unknown_script,
@@ -31,6 +29,7 @@ from pinlaterd.errors import StorageError, StorageFull, StorageNotCommitted
 Argument = bytes | str | int
 
 CONNECT_SECONDS = 3.0
+_RECEIVED_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -59,28 +58,33 @@ class Connection:
         """Connect. Raises StorageError."""
         self.server = server
         self.trouble = ""  # why it must be opened anew
-        self._driver = DriverConnection(
-            host=server.host,
-            port=server.port,
-            username=server.user or None,
-            password=server.passwd or None,
-            socket_timeout=answer_seconds,
-            socket_connect_timeout=connect_seconds,
-            socket_keepalive=True,
-            retry=Retry(NoBackoff(), 0),
-            protocol=2,
-        )
+        self._answers = hiredis.Reader(replyError=Answer)
         try:
-            self._driver.connect()
+            self._socket = socket.create_connection((server.host, server.port), connect_seconds)
+        except OSError as fault:
+            raise StorageError(f"{server} {words(fault)}") from fault
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._socket.settimeout(answer_seconds)
+        if server.user or server.passwd:
+            self._log_in()
+
+    def _log_in(self) -> None:
+        user = (self.server.user,) if self.server.user else ()
+        try:
+            self._exchange(_pack(("AUTH", *user, self.server.passwd)))
         except CONNECTION_FAULTS as fault:
             self.close()
-            raise StorageError(f"{server} {words(fault)}") from fault
+            if isinstance(fault, Answer) and not is_refusal(fault):  # of many wordings
+                raise StorageError(
+                    f"{self.server} {words(Answer(f'WRONGPASS {fault}'))}"
+                ) from fault
+            raise StorageError(f"{self.server} {words(fault)}") from fault
 
     def close(self) -> None:
         """Safe to repeat."""
         self.trouble = self.trouble or "its connection is closed"
-        with contextlib.suppress(*CONNECTION_FAULTS):
-            self._driver.disconnect()
+        self._socket.close()
 
     def fail(self, trouble: str) -> None:
         """Refuse everything from now on."""
@@ -92,7 +96,7 @@ class Connection:
         try:
             return self._call(("EVALSHA", script.sha, 0, *arguments), writes=script.writes)
         except _UnknownScript:
-            self._call(("SCRIPT LOAD", script.text), writes=False)
+            self._call(("SCRIPT", "LOAD", script.text), writes=False)
         return self._call(("EVALSHA", script.sha, 0, *arguments), writes=script.writes)
 
     def read(self, *command: Argument) -> Any:
@@ -113,30 +117,46 @@ class Connection:
         if self.trouble:
             raise StorageNotCommitted(f"{self.server} must be opened anew: {self.trouble}")
         try:
-            packed = self._driver.pack_command(*command)
+            packed = _pack(command)
         except PACKING_FAULTS as fault:
             raise StorageNotCommitted(f"{self.server} can't be sent a value: {fault}") from fault
         try:
-            self._driver.send_packed_command(packed)
-            return self._driver.read_response()
+            return self._exchange(packed)
         except CONNECTION_FAULTS as fault:
             raise self._error(fault, writes=writes) from fault
         except BaseException:
             self.fail("a call was broken off")  # its answer may come yet
             raise
 
+    def _exchange(self, packed: bytes) -> Any:
+        """The server's answer. Raises CONNECTION_FAULTS, also for an answer that is an error."""
+        self._socket.sendall(packed)
+        while (answer := self._answers.gets()) is False:
+            received = self._socket.recv(_RECEIVED_AT_ONCE)
+            if not received:
+                raise ConnectionResetError("it closed the connection")
+            self._answers.feed(received)
+        if isinstance(answer, Answer):
+            raise answer
+        return answer
+
     def _error(self, fault: Exception, *, writes: bool) -> StorageError:
         if is_unknown_script(fault):
             return _UnknownScript(str(fault))
         message = f"{self.server} {words(fault)}"
-        if is_refusal(fault) and is_full(fault):
+        if is_refusal(fault) and is_full(str(fault)):
             return StorageFull(message)
-        if is_refusal(fault) or (is_answer(fault) and not writes):
+        if is_refusal(fault) or (isinstance(fault, Answer) and not writes):
             return StorageNotCommitted(message)
-        self.fail("its connection failed" if not is_answer(fault) else "a script failed")
+        self.fail("a script failed" if isinstance(fault, Answer) else "its connection failed")
         if not writes:
             return StorageNotCommitted(message)
         return StorageError(f"{message}; whether the last batch was kept is not known")
+
+
+def _pack(command: Sequence[Argument]) -> bytes:
+    packed: bytes = hiredis.pack_command(tuple(command))  # type: ignore[arg-type]
+    return packed
 
 
 class _UnknownScript(StorageNotCommitted):

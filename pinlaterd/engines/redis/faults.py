@@ -1,4 +1,4 @@
-"""Where redis-py's and the operating system's exceptions become words: nowhere else.
+"""What a Redis server or the way to it may answer, in words.
 
 An answer that is an error comes before the server has done anything, but for errors in the midst of
 a script. A fault of the connection leaves open what the server did.
@@ -6,18 +6,15 @@ a script. A fault of the connection leaves open what the server did.
 
 from __future__ import annotations
 
-import redis.exceptions as driver
+import hiredis
 
-# What redis-py raises, beside OSError: its own tree; UnicodeError for text that is no UTF-8.
-CONNECTION_FAULTS = (driver.RedisError, OSError)
-PACKING_FAULTS = (driver.DataError, UnicodeError, OverflowError, TypeError)
-# Answers of the server that redis-py takes for faults of the connection.
-_ANSWERS = (
-    driver.ResponseError,
-    driver.BusyLoadingError,
-    driver.AuthenticationError,
-    driver.AuthorizationError,
-)
+
+class Answer(Exception):
+    """An error that the server answered, in its words: the connection is still good."""
+
+
+CONNECTION_FAULTS = (Answer, hiredis.ProtocolError, OSError)
+PACKING_FAULTS = (UnicodeError, OverflowError, TypeError, ValueError)
 
 CLUSTER_WORDS = (
     "is part of a Redis Cluster, which can't hold a shard; name a server that stands alone as"
@@ -61,80 +58,49 @@ _TEXTS = {
 # What errors that a script ends with say, of release 7 and of those before.
 _WITHIN_A_SCRIPT = ("@user_script", "Error running script")
 _SCRIPT_NOT_PERMITTED = "The user executing the script"  # which comes without a code
-# redis-py takes the code off an answer that it has a class for.
-_CODES: tuple[tuple[type[Exception], str], ...] = (
-    (driver.OutOfMemoryError, "OOM"),
-    (driver.BusyLoadingError, "LOADING"),
-    (driver.ReadOnlyError, "READONLY"),
-    (driver.MasterDownError, "MASTERDOWN"),
-    (driver.MovedError, "MOVED"),
-    (driver.AskError, "ASK"),
-    (driver.TryAgainError, "TRYAGAIN"),
-    (driver.ClusterDownError, "CLUSTERDOWN"),
-    (driver.ClusterCrossSlotError, "CROSSSLOT"),
-    (driver.AuthenticationWrongNumberOfArgsError, "WRONGPASS"),
-    (driver.AuthenticationError, "WRONGPASS"),
-    (driver.NoPermissionError, "NOPERM"),
-)
-
-
-def is_answer(fault: BaseException) -> bool:
-    """Whether the server answered, so that the connection is still good."""
-    return isinstance(fault, _ANSWERS)
 
 
 def is_unknown_script(fault: BaseException) -> bool:
-    return isinstance(fault, driver.NoScriptError)
+    return isinstance(fault, Answer) and str(fault).startswith("NOSCRIPT")
 
 
 def is_permission_denied(fault: BaseException | None) -> bool:
     """Also where a hosted server has taken a command away, which is then unknown."""
-    return isinstance(fault, driver.NoPermissionError) or "unknown command" in str(fault)
+    text = str(fault)
+    return text.startswith("NOPERM") or "unknown command" in text
 
 
 def is_refusal(fault: BaseException) -> bool:
     """Whether the server answered before it did anything: not from within a script."""
     text = str(fault)
     return (
-        is_answer(fault)
-        and _code(fault, text) in _TEXTS
+        isinstance(fault, Answer)
+        and _code_in(text) in _TEXTS
         and not any(mark in text for mark in _WITHIN_A_SCRIPT)
     )
+
+
+def is_full(text: str) -> bool:
+    """Whether an answer, or an error that a script passed on, says that there is no room."""
+    return _code_in(text) == "OOM"
 
 
 def words(fault: BaseException) -> str:
     """What follows the server's name in a message."""
     text = str(fault)
-    if isinstance(fault, (driver.TimeoutError, TimeoutError)):
+    if isinstance(fault, TimeoutError):
         return f"did not answer in time ({text}); see whether it is overloaded or cut off"
-    if not is_answer(fault):
+    if not isinstance(fault, Answer):
         return (
             f"can't be reached ({text}); start it, or correct `master` of the shard in shards.yaml"
         )
-    return _answer_words(_code(fault, text), text)
-
-
-def is_full(answer: BaseException | str) -> bool:
-    """Whether an answer, or an error that a script passed on, says that there is no room."""
-    text = str(answer)
-    return (_code_in(text) if isinstance(answer, str) else _code(answer, text)) == "OOM"
+    return refusal_words(text)
 
 
 def refusal_words(text: str) -> str:
     """The same for an error that a script met and passed on."""
-    return _answer_words(_code_in(text), text)
-
-
-def _answer_words(code: str, text: str) -> str:
-    known = _TEXTS.get(code)
+    known = _TEXTS.get(_code_in(text))
     return f"answers: {text}" if known is None else f"{known} ({text})"
-
-
-def _code(fault: BaseException, text: str) -> str:
-    for kind, code in _CODES:
-        if isinstance(fault, kind):
-            return code
-    return _code_in(text)
 
 
 def _code_in(text: str) -> str:

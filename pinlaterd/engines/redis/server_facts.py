@@ -63,7 +63,7 @@ def _warnings(settings: dict[str, str]) -> list[str]:
 def _setting(connection: Connection, name: str) -> str:
     """'?' where nobody may know it: some hosted servers refuse CONFIG."""
     try:
-        answer: list[bytes] = connection.read("CONFIG GET", name)
+        answer: list[bytes] = connection.read("CONFIG", "GET", name)
     except StorageNotCommitted as error:
         if is_permission_denied(error.__cause__):
             return "?"
