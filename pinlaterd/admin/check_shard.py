@@ -10,7 +10,7 @@ import click
 from pinlaterd.admin import target
 from pinlaterd.client.cli import fail
 from pinlaterd.clock import SystemClock
-from pinlaterd.config.in_force import load_in_force
+from pinlaterd.config.active import load_active
 from pinlaterd.config.layout import ETC
 from pinlaterd.engines.registry import make_engine
 from pinlaterd.errors import ShardOwned, StorageError
@@ -35,7 +35,7 @@ def check_shard(*, name: str, repair: bool, as_json: bool) -> None:
       supervisorctl -c etc/supervisord.conf start shard-1
     """
     target.enter()
-    config = load_in_force(target.directory() / ETC).config
+    config = load_active(target.directory() / ETC).config
     settings = config.shards.get(name)
     if settings is None:
         fail(f"no shard {name!r}; there are: {', '.join(config.shards) or 'none'}")

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple, NoReturn
 
 from pinlaterd.admin.journal import Journal
 from pinlaterd.config.edit import set_servers
+from pinlaterd.config.files import lock
 from pinlaterd.config.layout import ETC, RUN, shard_program
 from pinlaterd.config.load import load_config
-from pinlaterd.config.locks import lock
 from pinlaterd.config.schema import Address, Config, ShardSettings
 from pinlaterd.engines.failover import Account, Examination, Failover, Handover, Pair, Place, Step
 from pinlaterd.engines.registry import has_failover, make_failover

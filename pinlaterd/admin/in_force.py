@@ -19,8 +19,8 @@ from rich.console import Console
 
 from pinlaterd.admin import stats_page, target
 from pinlaterd.client.cli import fail, printable
-from pinlaterd.config.files import ConfigFiles
 from pinlaterd.config.layout import ETC, SHARDS_FILE
+from pinlaterd.config.load import ConfigFiles
 from pinlaterd.errors import ConnectionFailed
 
 _PATIENCE_SECONDS = 60.0

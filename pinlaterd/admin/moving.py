@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from pinlaterd.admin.shard_calls import ENQUEUE_SECONDS, ShardCalls
+from pinlaterd.config.files import lock
 from pinlaterd.config.layout import move_lock
-from pinlaterd.config.locks import lock
 from pinlaterd.errors import InvalidRequest, QueueNotFound
 from pinlaterd.model import (
     AckInfo,

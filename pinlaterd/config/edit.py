@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from pinlaterd.config.active import active_files
 from pinlaterd.config.document import Entry, Node, parse
 from pinlaterd.config.edit_text import Text, Value
-from pinlaterd.config.in_force import files_in_force
 from pinlaterd.config.layout import QUEUES_FILE, SHARDS_FILE
 from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import Address, Config
@@ -40,7 +40,7 @@ def edit_file(etc: Path, name: str, change: Callable[[bytes, Config], bytes]) ->
     with _alone(etc):
         config = load_config(etc)
         before = _read(path) if name in config.files else _read_if_there(path)
-        if not before.strip() and name in files_in_force(etc.parent):
+        if not before.strip() and name in active_files(etc.parent):
             problem = "the file is gone or empty, and what it said stays in force"
             cure = "put it back first, or write a comment into it if it is to say nothing"
             raise ConfigError([f"{path}: {problem}; {cure}"])

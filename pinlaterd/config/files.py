@@ -1,37 +1,72 @@
-"""The configuration files as they were at one time, and by what they are told from others."""
+"""Files in run/ that the processes and commands of a deployment share: locked, or replaced at once.
+
+The kernel releases a lock (flock) when its holder ends, however that happens; a pid in a file
+may be another process's by then. Lock files stay where they are, or two processes could lock two
+files of one name. Where one is removed all the same (`admin.moving`), its next holder has yet to
+check that it still is the file of that name.
+"""
 
 from __future__ import annotations
 
-import hashlib
+import fcntl
+import os
+import time
 from pathlib import Path
+from typing import BinaryIO
 
-from pinlaterd.config.layout import CONFIG_FILES
+_LOOK_SECONDS = 0.001  # somebody who looks has it for two system calls
 
 
-class ConfigFiles:
-    """The files of `etc` as they were at one time."""
+def lock(path: Path, *, patient: bool) -> BinaryIO:
+    """Lock the file `path`, which is made if need be, until what this returns is closed.
 
-    def __init__(self, etc: Path) -> None:
-        self._contents: dict[Path, bytes | OSError] = {}
-        for name in CONFIG_FILES:
-            path = etc / name
-            try:
-                self._contents[path] = path.read_bytes()
-            except OSError as error:
-                self._contents[path] = error
+    Raises BlockingIOError if somebody else has it and this is not `patient`; OSError, with the
+    file's name, if it can't be had at all."""
+    file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), "wb")
+    try:
+        if patient:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        else:
+            _lock_at_once(file)
+    except BaseException:
+        file.close()
+        raise
+    return file
 
-    @property
-    def digest(self) -> str:
-        """The same for the same contents, as everybody finds them who reads them."""
-        hashed = hashlib.sha256()
-        for content in self._contents.values():
-            data = b"" if isinstance(content, OSError) else content
-            hashed.update(len(data).to_bytes(8, "big") + data)
-        return hashed.hexdigest()[:16]
 
-    def read(self, path: Path) -> bytes:
-        """For `load_config`. Raises OSError, as reading the file did."""
-        content = self._contents[path]
-        if isinstance(content, OSError):
-            raise content
-        return content
+def is_locked(path: Path) -> bool:
+    """Whether somebody has locked it at this moment. Raises OSError if there is no such file."""
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def _lock_at_once(file: BinaryIO) -> None:
+    """Whoever looks (`is_locked`) shares the lock for a moment, which is no reason to give up."""
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # raises if it is not shared
+            fcntl.flock(file, fcntl.LOCK_UN)
+            time.sleep(_LOOK_SECONDS)
+        else:
+            return
+
+
+def replace_file(path: Path, data: bytes, *, durably: bool = False) -> None:
+    """Replace the file at once, for its owner only: readers see the old or the new one.
+
+    `durably`: a machine that loses its power leaves no empty file behind."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
+    temporary.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    with os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:
+        file.write(data)
+        if durably:
+            file.flush()
+            os.fsync(file.fileno())
+    temporary.replace(path)

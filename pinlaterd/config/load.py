@@ -8,13 +8,14 @@ etc/queues.yaml       optional: settings of single queues; PinLater's JSON is ac
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from pinlaterd.config.document import Node
-from pinlaterd.config.layout import QUEUES_FILE, SERVER_FILE, SHARDS_FILE
+from pinlaterd.config.layout import CONFIG_FILES, QUEUES_FILE, SERVER_FILE, SHARDS_FILE
 from pinlaterd.config.password import is_hash
 from pinlaterd.config.reading import FileReader, ReadBytes, raise_problems
 from pinlaterd.config.schema import (
@@ -51,6 +52,35 @@ def load_config(etc: Path, read: ReadBytes = Path.read_bytes) -> Config:
     held = tuple(file.path.name for file in files if not file.blank)
     warnings = tuple(warning for file in files for warning in file.warnings)
     return Config(server, dict(shards.by_name), queues, shards.abandon, held, warnings)
+
+
+class ConfigFiles:
+    """The files of `etc` as they were at one time."""
+
+    def __init__(self, etc: Path) -> None:
+        self._contents: dict[Path, bytes | OSError] = {}
+        for name in CONFIG_FILES:
+            path = etc / name
+            try:
+                self._contents[path] = path.read_bytes()
+            except OSError as error:
+                self._contents[path] = error
+
+    @property
+    def digest(self) -> str:
+        """The same for the same contents, as everybody finds them who reads them."""
+        hashed = hashlib.sha256()
+        for content in self._contents.values():
+            data = b"" if isinstance(content, OSError) else content
+            hashed.update(len(data).to_bytes(8, "big") + data)
+        return hashed.hexdigest()[:16]
+
+    def read(self, path: Path) -> bytes:
+        """For `load_config`. Raises OSError, as reading the file did."""
+        content = self._contents[path]
+        if isinstance(content, OSError):
+            raise content
+        return content
 
 
 def settings_of(schema: type) -> Mapping[str, Setting]:

@@ -23,8 +23,8 @@ from aiohttp import web
 from pinlaterd import log as logs
 from pinlaterd.clock import Clock, SystemClock
 from pinlaterd.config import layout
-from pinlaterd.config.in_force import NO_VERSION, InForce, Superseded, load_in_force, write_in_force
-from pinlaterd.config.locks import lock
+from pinlaterd.config.active import NO_VERSION, ActiveConfig, Superseded, activate, load_active
+from pinlaterd.config.files import lock
 from pinlaterd.config.schema import Config
 from pinlaterd.coordinator.moves import unfinished_moves
 from pinlaterd.coordinator.pages import make_application
@@ -62,7 +62,7 @@ def run(etc: Path) -> int:
     set_title(_NAME)
     etc = layout.enter(etc)
     try:
-        in_force = load_in_force(etc)
+        in_force = load_active(etc)
     except ConfigError as error:
         logs.set_up(_NAME, "info")
         for problem in error.problems:
@@ -74,12 +74,12 @@ def run(etc: Path) -> int:
             log.error("another coordinator runs in %s; only one may", Path.cwd())
             return ExitCode.FAILURE
         if in_force.version == NO_VERSION:
-            in_force = write_in_force(in_force.config)
+            in_force = activate(in_force.config)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_serve(etc, in_force))
 
 
-async def _serve(etc: Path, in_force: InForce) -> int:
+async def _serve(etc: Path, in_force: ActiveConfig) -> int:
     stop = StopSignal()
     stop.catch_in(asyncio.get_running_loop())
     coordinator = Coordinator(etc, in_force, SystemClock())
@@ -117,7 +117,7 @@ def _sole_coordinator() -> Iterator[bool]:
 class Coordinator:
     """The coordinator's process: the control channel, the snapshot, the pages (a Service)."""
 
-    def __init__(self, etc: Path, in_force: InForce, clock: Clock) -> None:
+    def __init__(self, etc: Path, in_force: ActiveConfig, clock: Clock) -> None:
         self._etc = etc
         self._config = in_force.config
         self._config_version = in_force.version
@@ -187,19 +187,19 @@ class Coordinator:
             self._stats.gauge("config_problems", len(self._config_problems()))
             logs.count_dropped(self._stats.count)
 
-    def _put_in_force(self, config: Config) -> InForce:
+    def _put_in_force(self, config: Config) -> ActiveConfig:
         """For all processes: first what they start from, then what they follow. Returns what is
         in force by then: what somebody else has written meanwhile goes before."""
         if self._programs is not None:
             self._programs.want(changed_programs(self._config, config))
         try:
-            accepted = write_in_force(config, after=self._config_version)
+            accepted = activate(config, after=self._config_version)
         except Superseded:
-            accepted = load_in_force(self._etc)
+            accepted = load_active(self._etc)
         self._take_on(accepted)
         return accepted
 
-    def _take_on(self, accepted: InForce) -> None:
+    def _take_on(self, accepted: ActiveConfig) -> None:
         config = accepted.config
         newcomers = config.shards.keys() - self._config.shards.keys()
         self._joining = (self._joining | newcomers) & config.shards.keys()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from pinlaterd.config.files import is_locked
 from pinlaterd.config.layout import move_lock
-from pinlaterd.config.locks import is_locked
 
 
 def unfinished_moves(shards: Iterable[str]) -> list[str]:

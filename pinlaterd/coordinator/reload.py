@@ -12,9 +12,8 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from pinlaterd.config.files import ConfigFiles
-from pinlaterd.config.in_force import InForce
-from pinlaterd.config.load import load_config
+from pinlaterd.config.active import ActiveConfig
+from pinlaterd.config.load import ConfigFiles, load_config
 from pinlaterd.config.schema import Config
 from pinlaterd.coordinator.transition import Holds, Leaving, advance, vanished
 from pinlaterd.coordinator.watch import ConfigWatch
@@ -22,14 +21,14 @@ from pinlaterd.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-PutInForce = Callable[[Config], InForce]  # returns what is in force by then
+PutInForce = Callable[[Config], ActiveConfig]  # returns what is in force by then
 
 
 class Reload:
     """Follows the files of `etc`. `step` is called again and again, and never by two at once."""
 
     def __init__(
-        self, etc: Path, in_force: InForce, holds: Holds, put_in_force: PutInForce
+        self, etc: Path, in_force: ActiveConfig, holds: Holds, put_in_force: PutInForce
     ) -> None:
         self._etc = etc
         self._watch = ConfigWatch(etc)

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from pinlaterd.clock import Clock
 from pinlaterd.stats import StatsSnapshot, empty, merge
 from pinlaterd.stats.snapshot import apply, forget, raised, totals
@@ -67,7 +69,7 @@ class Roster:
         if report.full:
             earlier = self._end_earlier_connection(report)
             if earlier is not None:
-                report = report._replace(stats=merge([earlier, report.stats]))
+                report = replace(report, stats=merge([earlier, report.stats]))
             self._members[peer] = _Member(report, now, earlier)
             return True
         if member is None:
@@ -78,7 +80,7 @@ class Roster:
             changes = changes._replace(now=raised(changes.now, member.earlier))
         stats = member.report.stats
         apply(stats, changes)
-        member.report = report._replace(stats=stats, full=True, dropped=())
+        member.report = replace(report, stats=stats, full=True, dropped=())
         member.heard_at = now
         return True
 
@@ -152,7 +154,7 @@ class Roster:
                 del self._members[peer]
                 left = totals(old.stats)
                 heir.earlier = merge([heir.earlier or empty(), left])
-                heir.report = heir.report._replace(stats=merge([left, heir.report.stats]))
+                heir.report = replace(heir.report, stats=merge([left, heir.report.stats]))
 
     def _view(self, member: _Member) -> ProcessView:
         report = member.report

@@ -15,8 +15,8 @@ from typing import BinaryIO, NamedTuple, Protocol, cast
 
 from supervisor import xmlrpc as supervisor_xmlrpc
 
+from pinlaterd.config.files import lock
 from pinlaterd.config.layout import PROGRAMS_LOCK, SHARD_PROGRAMS, SUPERVISOR_SOCKET
-from pinlaterd.config.locks import lock
 from pinlaterd.coordinator.plan import Action, Present, Program, Step
 
 _ANSWER_SECONDS = 10.0

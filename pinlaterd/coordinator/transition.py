@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from pinlaterd.config.active import ActiveConfig
 from pinlaterd.config.changes import follow
-from pinlaterd.config.in_force import InForce
 from pinlaterd.config.layout import CONFIG_FILES, ETC, SHARDS_FILE
 from pinlaterd.config.schema import Config, ShardSettings
 from pinlaterd.wording import how_many
@@ -52,7 +52,7 @@ Holds = Callable[[str], Holding | None]
 
 
 def advance(
-    in_force: InForce, wanted: Config, leaving: Mapping[str, Leaving], holds: Holds
+    in_force: ActiveConfig, wanted: Config, leaving: Mapping[str, Leaving], holds: Holds
 ) -> Transition:
     """The next step towards `wanted`. `holds(shard)`: None while it does not serve."""
     followed = follow(in_force.config.server, wanted.server)

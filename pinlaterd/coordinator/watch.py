@@ -11,8 +11,8 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from pinlaterd.config.files import ConfigFiles
 from pinlaterd.config.layout import CONFIG_FILES
+from pinlaterd.config.load import ConfigFiles
 
 # Twice this is the least that a file has to rest. Four looks a second are not to be felt.
 LOOK_SECONDS = 0.25

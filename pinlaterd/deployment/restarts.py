@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pinlaterd.admin import stats_page
-from pinlaterd.config.in_force import load_in_force
+from pinlaterd.config.active import load_active
 from pinlaterd.config.layout import ETC, shard_program
 from pinlaterd.config.schema import Config
 from pinlaterd.coordinator.plan import Program
@@ -84,7 +84,7 @@ def _restart(
 ) -> Sequence[Restarted]:
     with at_work_in(directory):
         # What is in force, not what the files say by now: a restart changes no settings.
-        names = choose(load_in_force(ETC).config)
+        names = choose(load_active(ETC).config)
         try:
             if COORDINATOR not in names:
                 _fetch_status()  # it is asked who serves: find out before anything is stopped
@@ -96,7 +96,7 @@ def _restart(
 
 def _restart_one(name: str, tell: Tell) -> Restarted | None:
     """None if it was removed while others were restarted."""
-    work = _Restarts(load_in_force(ETC).config, tell)
+    work = _Restarts(load_active(ETC).config, tell)
     if not work.wants(name):
         tell(f"{name} is no more")
         return None

@@ -23,13 +23,13 @@ import psutil
 
 from pinlaterd.admin import stats_page
 from pinlaterd.client.client import Client
-from pinlaterd.config.files import ConfigFiles
-from pinlaterd.config.in_force import (
+from pinlaterd.config.active import (
     Superseded,
+    activate,
     environment_of,
-    read_in_force,
-    write_in_force,
+    read_active,
 )
+from pinlaterd.config.files import lock
 from pinlaterd.config.layout import (
     ETC,
     LOGS,
@@ -46,8 +46,7 @@ from pinlaterd.config.layout import (
     is_relief,
     shard_program,
 )
-from pinlaterd.config.load import load_config
-from pinlaterd.config.locks import lock
+from pinlaterd.config.load import ConfigFiles, load_config
 from pinlaterd.config.schema import Config, ServerSettings
 from pinlaterd.coordinator.plan import plan
 from pinlaterd.coordinator.programs import COORDINATOR, log_file, wanted_programs
@@ -215,12 +214,12 @@ def _put_in_force(config: Config) -> AbstractSet[str]:
     """For processes that start from now on: `config`, and the shards that it does not name any
     more. Returns those: the coordinator lets them go, once they hold no jobs."""
     while True:
-        before = read_in_force()
+        before = read_active()
         shards = {} if before is None else before.config.shards
         left = {name: shard for name, shard in shards.items() if name not in config.shards}
         wanted = dataclasses.replace(config, shards={**config.shards, **left})
         try:
-            write_in_force(wanted, after=None if before is None else before.version)
+            activate(wanted, after=None if before is None else before.version)
         except Superseded:
             continue
         return left.keys()
@@ -277,7 +276,7 @@ def _start(config: Config, supervisord: Supervisord, tell: Tell) -> None:
     wanted = wanted_programs(config)
     _check_ports(config.server, {program.name for program in wanted})
     write_programs(wanted)
-    write_in_force(config)
+    activate(config)
     command = [sys.executable, "-m", "supervisor.supervisord", "-c", str(ETC / SUPERVISORD_FILE)]
     tell("starting supervisord")
     done = subprocess.run(

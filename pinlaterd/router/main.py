@@ -19,7 +19,7 @@ import uvloop
 from pinlaterd import log as logs
 from pinlaterd.clock import Clock, SystemClock
 from pinlaterd.config import layout
-from pinlaterd.config.in_force import InForce, load_in_force, read_in_force
+from pinlaterd.config.active import ActiveConfig, load_active, read_active
 from pinlaterd.errors import ConfigError
 from pinlaterd.lifecycle import (
     ExitCode,
@@ -61,7 +61,7 @@ def run(etc: Path) -> int:
     prefer_throughput()
     etc = layout.enter(etc)
     try:
-        in_force = load_in_force(etc)
+        in_force = load_active(etc)
     except ConfigError as error:
         logs.set_up(name, "info")
         for problem in error.problems:
@@ -74,7 +74,7 @@ def run(etc: Path) -> int:
         return runner.run(_serve(name, in_force))
 
 
-async def _serve(name: str, in_force: InForce) -> int:
+async def _serve(name: str, in_force: ActiveConfig) -> int:
     clock, stats, stop = SystemClock(), Stats(), StopSignal()
     loop = asyncio.get_running_loop()
     stop.catch_in(loop)
@@ -97,7 +97,7 @@ async def _serve(name: str, in_force: InForce) -> int:
 class Router:
     """The router process: server, service, shards and the coordinator's news (a Service)."""
 
-    def __init__(self, name: str, in_force: InForce, clock: Clock, stats: Stats) -> None:
+    def __init__(self, name: str, in_force: ActiveConfig, clock: Clock, stats: Stats) -> None:
         self._name = name
         self._settings = settings = in_force.config.server
         self._clock = clock
@@ -223,7 +223,7 @@ class Router:
     def _read_config(self) -> None:
         """Only what can change live differs from what we started with."""
         try:
-            in_force = read_in_force()
+            in_force = read_active()
         except ConfigError as error:
             log.error("%s", error)
             return

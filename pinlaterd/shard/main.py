@@ -14,7 +14,7 @@ from pathlib import Path
 from pinlaterd import log as logs
 from pinlaterd.clock import Clock, SystemClock
 from pinlaterd.config import layout
-from pinlaterd.config.in_force import InForce, load_in_force
+from pinlaterd.config.active import ActiveConfig, load_active
 from pinlaterd.config.schema import ServerSettings, ShardSettings
 from pinlaterd.engines.base import StorageEngine
 from pinlaterd.engines.registry import make_engine
@@ -44,7 +44,7 @@ def run(name: str, etc: Path, make: MakeEngine = make_engine) -> int:
     prefer_throughput()
     etc = layout.enter(etc)
     try:
-        in_force = load_in_force(etc)
+        in_force = load_active(etc)
         config = in_force.config
         settings = config.shards.get(name)
         if settings is None:
@@ -68,7 +68,11 @@ class _Shard:
     """The shard's process."""
 
     def __init__(
-        self, settings: ShardSettings, in_force: InForce, engine: StorageEngine, stop: StopSignal
+        self,
+        settings: ShardSettings,
+        in_force: ActiveConfig,
+        engine: StorageEngine,
+        stop: StopSignal,
     ) -> None:
         config = in_force.config
         self._settings = settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from pinlaterd import log as logs
-from pinlaterd.config.in_force import read_in_force
+from pinlaterd.config.active import read_active
 from pinlaterd.config.layout import CONFIG_FILE, shard_program
 from pinlaterd.errors import ConfigError
 from pinlaterd.shard.service import ShardService
@@ -36,7 +36,7 @@ class CoordinatorNews:
 
     def _read(self) -> bool:
         try:
-            in_force = read_in_force()
+            in_force = read_active()
         except ConfigError as error:
             log.error("%s", error)
             return False

@@ -46,9 +46,9 @@ class HistogramData(TypedDict):
     """A histogram as JSON: bucket number -> samples in it."""
 
     count: int
-    sum: float
-    minimum: float
-    maximum: float
+    sum: int | float  # whole numbers stay whole on their way through JSON
+    minimum: int | float
+    maximum: int | float
     buckets: dict[str, int]
 
 

@@ -14,8 +14,8 @@ from pinlaterd.stats.histogram import Histogram, HistogramData, recorded_since
 
 class StatsSnapshot(TypedDict):
     counters: dict[str, int]
-    gauges: dict[str, float]  # added up over processes
-    peaks: dict[str, float]  # gauges too, but of several processes the highest counts
+    gauges: dict[str, int | float]  # added up over processes
+    peaks: dict[str, int | float]  # gauges too, but of several processes the highest counts
     labels: dict[str, str]
     histograms: dict[str, HistogramData]
 

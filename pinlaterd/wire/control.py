@@ -13,15 +13,16 @@ does not know with the Snapshot, soon knows everything again. All messages are J
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import msgspec
 import zmq
 
+from pinlaterd.config.files import replace_file
 from pinlaterd.config.layout import COORDINATOR_ENDPOINT, SNAPSHOT_FILE
 from pinlaterd.stats import Stats, StatsSnapshot
 from pinlaterd.stats.snapshot import Changes
@@ -45,7 +46,7 @@ class ProcessState(StrEnum):
     STOPPING = "stopping"
 
 
-class Report(NamedTuple):
+class Report(msgspec.Struct, frozen=True):
     """What a process says. `stats`: all figures if `full`, else those that changed."""
 
     process: str  # as supervisord names it: router, shard-1, …
@@ -64,12 +65,12 @@ class Report(NamedTuple):
         return Changes(self.stats, self.dropped)
 
 
-class ShardEntry(NamedTuple):
+class ShardEntry(msgspec.Struct, frozen=True):
     name: str
     dequeue_only: bool
 
 
-class Snapshot(NamedTuple):
+class Snapshot(msgspec.Struct, frozen=True):
     """What all processes have to agree on. A later one has a greater version."""
 
     version: int
@@ -78,8 +79,11 @@ class Snapshot(NamedTuple):
     config_version: int = 0  # what run/config.json holds by now; a later one may be there
 
 
+_REPORTS, _SNAPSHOTS = msgspec.json.Decoder(Report), msgspec.json.Decoder(Snapshot)
+
+
 def pack_report(report: Report) -> bytes:
-    return json.dumps(report._asdict(), separators=(",", ":")).encode()
+    return msgspec.json.encode(report)
 
 
 def unpack_report(message: bytes) -> Report | None:
@@ -87,57 +91,24 @@ def unpack_report(message: bytes) -> Report | None:
     if message == _HEARTBEAT:
         return None
     try:
-        found = json.loads(message)
-        return Report(
-            process=str(found["process"]),
-            kind=str(found["kind"]),
-            pid=int(found["pid"]),
-            started_at_ms=int(found["started_at_ms"]),
-            state=ProcessState(found["state"]),
-            facts={str(key): str(value) for key, value in found["facts"].items()},
-            stats=_stats_of(found["stats"]),
-            full=bool(found["full"]),
-            config_version=int(found["config_version"]),
-            dropped=tuple(str(name) for name in found["dropped"]),
-        )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return _REPORTS.decode(message)
+    except ValueError as error:
         raise MalformedEnvelope("report") from error
 
 
-def _stats_of(found: Any) -> StatsSnapshot:
-    for section in StatsSnapshot.__required_keys__:
-        if not isinstance(found[section], dict):
-            raise TypeError(section)
-    stats: StatsSnapshot = found
-    return stats
-
-
 def pack_snapshot(snapshot: Snapshot) -> bytes:
-    shards = [shard._asdict() for shard in snapshot.shards]
-    return json.dumps(snapshot._asdict() | {"shards": shards}).encode()
+    return msgspec.json.encode(snapshot)
 
 
 def unpack_snapshot(message: bytes) -> Snapshot:
     try:
-        found = json.loads(message)
-        return Snapshot(
-            version=int(found["version"]),
-            shards=tuple(
-                ShardEntry(str(shard["name"]), bool(shard["dequeue_only"]))
-                for shard in found["shards"]
-            ),
-            generated_at_ms=int(found["generated_at_ms"]),
-            config_version=int(found["config_version"]),
-        )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return _SNAPSHOTS.decode(message)
+    except ValueError as error:
         raise MalformedEnvelope("snapshot") from error
 
 
 def write_snapshot(snapshot: Snapshot, path: Path = SNAPSHOT_FILE) -> None:
-    """Replace the file at once: readers see the old or the new one."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
-    temporary.write_bytes(pack_snapshot(snapshot))
-    temporary.replace(path)
+    replace_file(path, pack_snapshot(snapshot))
 
 
 def read_snapshot(path: Path = SNAPSHOT_FILE) -> Snapshot | None:

@@ -11,19 +11,21 @@ router that starts while there is none.
 
 from __future__ import annotations
 
-import json
-import math
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple
 
+import msgspec
+
+from pinlaterd.config.files import replace_file
 from pinlaterd.config.layout import RATES_FILE
 from pinlaterd.lifecycle import process_place
 from pinlaterd.wire.envelope import MalformedEnvelope
 
 # What tells these messages from the channel's others, which are JSON objects.
 TAG = b"R"
+
+Figures = Mapping[str, Annotated[float, msgspec.Meta(ge=0)]]  # by queue
 
 
 class RouterId(NamedTuple):
@@ -39,17 +41,17 @@ class RateReport(NamedTuple):
 
     router: RouterId
     grant: int
-    shares: Mapping[str, float]  # jobs/s that it may spend, by limited queue
-    demands: Mapping[str, float]  # jobs/s that its clients take or would; those that are 0 left out
-    returned: Mapping[str, float]  # tokens that it gave up because `grant` cut its shares
+    shares: Figures  # jobs/s that it may spend, by limited queue
+    demands: Figures  # jobs/s that its clients take or would; those that are 0 left out
+    returned: Figures  # tokens that it gave up because `grant` cut its shares
 
 
 class RateGrant(NamedTuple):
     """What a router may spend from now on. A queue that is not in `shares` has no limit."""
 
     number: int
-    shares: Mapping[str, float]  # jobs/s
-    credits: Mapping[str, float]  # tokens that others gave up for it, once
+    shares: Figures  # jobs/s
+    credits: Figures  # tokens that others gave up for it, once
 
 
 class Holding(NamedTuple):
@@ -57,64 +59,44 @@ class Holding(NamedTuple):
 
     router: RouterId
     number: int
-    shares: Mapping[str, float]
+    shares: Figures
+
+
+_REPORTS, _GRANTS = msgspec.json.Decoder(RateReport), msgspec.json.Decoder(RateGrant)
+_HOLDINGS = msgspec.json.Decoder(tuple[str, list[Holding]])  # where they were noted
 
 
 def pack_rate_report(report: RateReport) -> bytes:
-    return TAG + json.dumps(report, separators=(",", ":")).encode()
+    return TAG + msgspec.json.encode(report)
 
 
 def unpack_rate_report(message: bytes) -> RateReport:
     try:
-        router, grant, shares, demands, returned = json.loads(message.removeprefix(TAG))
-        return RateReport(
-            _router(router), int(grant), _figures(shares), _figures(demands), _figures(returned)
-        )
-    except (ValueError, TypeError, AttributeError) as error:
+        return _REPORTS.decode(message.removeprefix(TAG))
+    except ValueError as error:
         raise MalformedEnvelope("rate report") from error
 
 
 def pack_rate_grant(grant: RateGrant) -> bytes:
-    return TAG + json.dumps(grant, separators=(",", ":")).encode()
+    return TAG + msgspec.json.encode(grant)
 
 
 def unpack_rate_grant(message: bytes) -> RateGrant:
     try:
-        number, shares, credits_ = json.loads(message.removeprefix(TAG))
-        return RateGrant(int(number), _figures(shares), _figures(credits_))
-    except (ValueError, TypeError, AttributeError) as error:
+        return _GRANTS.decode(message.removeprefix(TAG))
+    except ValueError as error:
         raise MalformedEnvelope("rate grant") from error
 
 
 def write_holdings(holdings: Sequence[Holding], path: Path = RATES_FILE) -> None:
-    """Replace the file at once: readers see the old or the new one."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
-    temporary.write_text(json.dumps([process_place(), holdings]))
-    temporary.replace(path)
+    replace_file(path, msgspec.json.encode((process_place(), holdings)))
 
 
 def read_holdings(path: Path = RATES_FILE) -> Sequence[Holding]:
     """Nothing if there is no file that can be read, or it is from before the machine or the
     container was started: all that held anything have ended, and their pids are others' by now."""
     try:
-        place, holdings = json.loads(path.read_bytes())
-        if place != process_place():
-            return []
-        return [
-            Holding(_router(router), int(number), _figures(shares))
-            for router, number, shares in holdings
-        ]
-    except (OSError, ValueError, TypeError, AttributeError):
+        place, holdings = _HOLDINGS.decode(path.read_bytes())
+    except (OSError, ValueError):
         return []
-
-
-def _router(found: Any) -> RouterId:
-    process, pid, started_at_ms = found
-    return RouterId(str(process), int(pid), int(started_at_ms))
-
-
-def _figures(found: Any) -> Mapping[str, float]:
-    figures = {str(queue): float(figure) for queue, figure in found.items()}
-    if not all(math.isfinite(figure) and figure >= 0 for figure in figures.values()):
-        raise ValueError("a rate is negative or no number")
-    return figures
+    return holdings if place == process_place() else []

@@ -6,7 +6,7 @@ import click
 import pytest
 
 from pinlaterd.admin.in_force import tell, what_concerns
-from pinlaterd.config.in_force import InForce
+from pinlaterd.config.active import ActiveConfig
 from pinlaterd.config.schema import Config, ServerSettings, ShardSettings
 from pinlaterd.coordinator.transition import Holding, advance
 
@@ -19,7 +19,7 @@ def refused_removals(*names: str) -> list[str]:
     before = Config(ServerSettings(), shards, {}, (), ())
     wanted = Config(ServerSettings(), {"1": shards["1"]}, {}, (), ())
     holding = {name: Holding(1, pending=1, in_progress=0) for name in names[:1]}
-    return list(advance(InForce(1, before), wanted, {}, holding.get).refusals)
+    return list(advance(ActiveConfig(1, before), wanted, {}, holding.get).refusals)
 
 
 @pytest.fixture

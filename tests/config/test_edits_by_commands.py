@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pinlaterd.config.active import activate
 from pinlaterd.config.edit import (
     add_shard,
     forget_abandoned,
@@ -17,7 +18,6 @@ from pinlaterd.config.edit import (
     shards_alike,
 )
 from pinlaterd.config.edit_text import Value
-from pinlaterd.config.in_force import write_in_force
 from pinlaterd.config.load import load_config
 from pinlaterd.errors import ConfigError
 
@@ -211,7 +211,7 @@ def test_pause_says_no_more_than_true_or_false(etc):
 def put_in_force(etc: Path, monkeypatch) -> None:
     monkeypatch.chdir(etc.parent)
     Path("run").mkdir()
-    write_in_force(load_config(etc))
+    activate(load_config(etc))
 
 
 def test_a_missing_file_is_made_for_its_owner_once_there_is_something_to_say(etc):

@@ -5,8 +5,8 @@ import os
 import pytest
 
 from pinlaterd.admin.moving import sole_move
+from pinlaterd.config.files import lock
 from pinlaterd.config.layout import RUN, move_lock
-from pinlaterd.config.locks import lock
 from pinlaterd.coordinator.moves import unfinished_moves
 
 SHARDS = ["1", "2"]

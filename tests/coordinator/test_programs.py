@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pinlaterd.config.in_force import read_in_force, write_in_force
+from pinlaterd.config.active import activate, read_active
 from pinlaterd.config.load import load_config
 from pinlaterd.coordinator.programs import wanted_programs
 from pinlaterd.coordinator.shard_programs import changed_programs
@@ -35,8 +35,8 @@ def changed(before, after):
 
 def test_the_same_configuration_read_from_elsewhere_changes_none(load):
     config = load()
-    write_in_force(config)
-    found = read_in_force()
+    activate(config)
+    found = read_active()
 
     assert found is not None
     assert changed(config, found.config) == set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from pinlaterd.coordinator.roster import SILENT_SECONDS, Roster
 from pinlaterd.stats import Stats, merge
@@ -113,16 +114,16 @@ def test_totals_of_a_replaced_process_are_added_to_what_changes_alone(roster, ma
     stats.record("job_body_size_mail", 3)
     stats.record("job_body_size_idle", 3)
     stats.count("mail_enqueue", 5)
-    roster.heard(b"a", report()._replace(stats=stats.snapshot()))
+    roster.heard(b"a", replace(report(), stats=stats.snapshot()))
     machine.dead.add(1)
-    roster.heard(b"b", report(pid=2)._replace(stats=stats.snapshot()))
+    roster.heard(b"b", replace(report(pid=2), stats=stats.snapshot()))
     before = dict(roster.stats()["shard-1"]["histograms"])
 
     stats.take_changes()
     stats.record("job_body_size_mail", 3)
     stats.count("mail_enqueue", 1)
     changes = stats.take_changes()
-    roster.heard(b"b", report(pid=2, full=False)._replace(stats=changes.now))
+    roster.heard(b"b", replace(report(pid=2, full=False), stats=changes.now))
 
     after = roster.stats()["shard-1"]
     assert after["counters"] == {"mail_enqueue": 11}
@@ -130,14 +131,14 @@ def test_totals_of_a_replaced_process_are_added_to_what_changes_alone(roster, ma
     assert after["histograms"]["job_body_size_idle"] is before["job_body_size_idle"]
     assert before["job_body_size_idle"]["count"] == 2
 
-    roster.heard(b"c", report(pid=2)._replace(stats=stats.snapshot()))
+    roster.heard(b"c", replace(report(pid=2), stats=stats.snapshot()))
     assert enqueued(roster) == 11
 
     stats.drop_queue("mail")
     changes = stats.take_changes()
-    dropped = report(pid=2, full=False)._replace(stats=changes.now, dropped=changes.dropped)
+    dropped = replace(report(pid=2, full=False), stats=changes.now, dropped=changes.dropped)
     roster.heard(b"c", dropped)
-    roster.heard(b"c", report(pid=2)._replace(stats=stats.snapshot()))
+    roster.heard(b"c", replace(report(pid=2), stats=stats.snapshot()))
     assert enqueued(roster) == 0
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pinlaterd.config.in_force import InForce
+from pinlaterd.config.active import ActiveConfig
 from pinlaterd.config.schema import Config, ServerSettings, ShardSettings
 from pinlaterd.coordinator.transition import Holding, Leaving, advance, vanished
 
@@ -20,7 +20,7 @@ def config(*names, dequeue_only=(), abandon=(), server=None, files=()):
 
 
 def step(before, wanted, leaving=None, holding=None):
-    return advance(InForce(VERSION, before), wanted, leaving or {}, lambda _name: holding)
+    return advance(ActiveConfig(VERSION, before), wanted, leaving or {}, lambda _name: holding)
 
 
 def test_new_shards_and_changed_settings_act_at_once():
@@ -113,7 +113,7 @@ holdings = st.none() | st.builds(
 def test_no_shard_with_jobs_ever_goes_unless_abandoned(there, wanted, abandoned, holds):
     target = config(*wanted, abandon=abandoned - wanted)
 
-    found = advance(InForce(VERSION, config(*there)), target, {}, holds.get)
+    found = advance(ActiveConfig(VERSION, config(*there)), target, {}, holds.get)
 
     assert wanted <= found.config.shards.keys()
     is_empty_for_good = Holding(VERSION + 1, 0, 0)  # said after enqueues there had ended

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pinlaterd.client import Client
-from pinlaterd.config.files import ConfigFiles
+from pinlaterd.config.load import ConfigFiles
 from tests.conftest import POLL_SECONDS
 from tests.deployment import CALL_SECONDS, PATIENT, Deployment
 from tests.faults.load import Load

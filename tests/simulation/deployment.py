@@ -17,7 +17,7 @@ from unittest import mock
 
 import zmq
 
-from pinlaterd.config.in_force import InForce, write_in_force
+from pinlaterd.config.active import ActiveConfig, activate
 from pinlaterd.config.layout import CONFIG_FILE, RATES_FILE, RUN, SNAPSHOT_FILE, shard_endpoint
 from pinlaterd.config.schema import Config, ServerSettings, ShardSettings, default_queue_settings
 from pinlaterd.coordinator.main import Coordinator
@@ -86,7 +86,7 @@ class Deployment:
         for path in (CONFIG_FILE, SNAPSHOT_FILE, RATES_FILE):
             path.unlink(missing_ok=True)
         RUN.mkdir(exist_ok=True)
-        self._version = write_in_force(self.config).version
+        self._version = activate(self.config).version
         self._mains: dict[str, Callable[[], Process]] = {"coordinator": self._coordinator}
         for name in names:
             self._mains[f"shard-{name}"] = partial(self._shard, name)
@@ -143,7 +143,7 @@ class Deployment:
 
         async def main() -> None:
             with mock.patch("psutil.pid_exists", self._is_running):
-                in_force = InForce(version, config)
+                in_force = ActiveConfig(version, config)
                 coordinator = _Coordinator(Path("etc"), in_force, WorldClock(self.world))
             coordinator.serve(SimulatedContext(self.network, process))
             await asyncio.Event().wait()
@@ -165,7 +165,7 @@ class Deployment:
                 mock.patch("pinlaterd.router.main.Random", return_value=rng),
             ):
                 router = _SimulatedRouter(
-                    name, InForce(self._version, self.config), WorldClock(self.world), Stats()
+                    name, ActiveConfig(self._version, self.config), WorldClock(self.world), Stats()
                 )
             await router.start()
             ClientPort(self.network, process, name, router.handle)

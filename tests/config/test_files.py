@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from pinlaterd.config.locks import is_locked, lock
+from pinlaterd.config.files import is_locked, lock
 
 _processes = multiprocessing.get_context("spawn")
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from pinlaterd.config.in_force import (
+from pinlaterd.config.active import (
     NO_VERSION,
     Superseded,
+    activate,
     environment_of,
-    load_in_force,
-    read_in_force,
-    write_in_force,
+    load_active,
+    read_active,
 )
 from pinlaterd.config.layout import CONFIG_FILE
 from pinlaterd.config.load import load_config
@@ -56,10 +56,10 @@ def config(tmp_path, monkeypatch):
 
 
 def test_it_comes_back_as_it_was(config, tmp_path):
-    written = write_in_force(config)
+    written = activate(config)
 
     assert written.version > NO_VERSION
-    assert load_in_force(tmp_path / "etc") == read_in_force() == written
+    assert load_active(tmp_path / "etc") == read_active() == written
     assert written.config == config
     assert CONFIG_FILE.stat().st_mode & 0o077 == 0
 
@@ -68,67 +68,67 @@ def test_what_comes_from_the_environment_stays_there(config, tmp_path, monkeypat
     stored = hash_password("open")
     monkeypatch.setenv(HASH_ENVIRONMENT, stored)
 
-    write_in_force(load_config(tmp_path / "etc"))
+    activate(load_config(tmp_path / "etc"))
 
     text = CONFIG_FILE.read_text()
     assert SECRET not in text
     assert stored not in text
     assert environment_of(config) == {"PINLATERD_TEST_SECRET"}
-    found = read_in_force()
+    found = read_active()
     assert found is not None
     assert found.config.server.admin_password_hash == stored
 
 
 def test_before_anything_was_accepted_etc_counts(config, tmp_path):
-    assert load_in_force(tmp_path / "etc") == (NO_VERSION, config)
+    assert load_active(tmp_path / "etc") == (NO_VERSION, config)
 
 
 def test_it_counts_whatever_etc_says_by_then(config, tmp_path):
-    write_in_force(config)
+    activate(config)
     (tmp_path / "etc" / "shards.yaml").write_text("{broken")
 
-    assert load_in_force(tmp_path / "etc").config == config
+    assert load_active(tmp_path / "etc").config == config
 
 
 def test_secrets_of_the_environment_stay_there(config, monkeypatch):
-    write_in_force(config)
+    activate(config)
 
     assert SECRET not in CONFIG_FILE.read_text()
     monkeypatch.delenv("PINLATERD_TEST_SECRET")
     with pytest.raises(ConfigError, match="the environment has no PINLATERD_TEST_SECRET"):
-        read_in_force()
+        read_active()
 
 
 def test_versions_grow_whatever_the_clock_says(config, monkeypatch):
-    first = write_in_force(config)
+    first = activate(config)
     monkeypatch.setattr("time.time_ns", lambda: 0)
 
-    assert write_in_force(config).version == first.version + 1
+    assert activate(config).version == first.version + 1
 
 
 def test_only_after_what_is_in_force(config):
-    first = write_in_force(config)
-    second = write_in_force(config, after=first.version)
+    first = activate(config)
+    second = activate(config, after=first.version)
 
     with pytest.raises(Superseded):
-        write_in_force(config, after=first.version)
-    assert read_in_force() == second
+        activate(config, after=first.version)
+    assert read_active() == second
 
 
 @pytest.mark.parametrize("text", ["", "{", "{}", '{"version": 1, "server": []}'])
 def test_a_damaged_file_counts_as_none(config, tmp_path, text):
     CONFIG_FILE.write_text(text)
 
-    assert read_in_force() is None
-    assert load_in_force(tmp_path / "etc").version == NO_VERSION
+    assert read_active() is None
+    assert load_active(tmp_path / "etc").version == NO_VERSION
 
 
 def test_what_another_version_wrote_is_left_out_or_has_its_default(config):
-    write_in_force(config)
+    activate(config)
     text = CONFIG_FILE.read_text().replace('"port": 1234', '"unheard_of": 1')
     CONFIG_FILE.write_text(text)
 
-    found = read_in_force()
+    found = read_active()
 
     assert found is not None
     assert found.config.server.port == 9010

@@ -1,0 +1,164 @@
+"""The active configuration: what was validated last, whatever etc/ says by now.
+
+The coordinator (and `pinlaterd up`) writes it to run/config.json, as a whole and at once, each
+time with a greater version. All processes start from it, and read it again when a snapshot names
+another version than theirs: so they agree on what was validated, and one that restarts while a
+file in etc/ is broken comes up as before. It may hold passwords, so it is for its owner only;
+those that come from the environment stay there, and only the variable's name is written.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from pinlaterd.config.files import lock, replace_file
+from pinlaterd.config.layout import CONFIG_FILE, CONFIG_LOCK
+from pinlaterd.config.schema import (
+    HASH_ENVIRONMENT,
+    Config,
+    QueueSettings,
+    ServerSettings,
+    ShardSettings,
+)
+from pinlaterd.errors import ConfigError
+
+NO_VERSION = 0
+
+
+class ActiveConfig(NamedTuple):
+    """`version` NO_VERSION: read from etc/, because nothing was validated yet."""
+
+    version: int
+    config: Config
+
+
+class _File(msgspec.Struct):
+    """run/config.json. Fields that this version does not know are left out, and those of settings
+    that an earlier one did not write have their defaults."""
+
+    version: int
+    server: ServerSettings
+    shards: Mapping[str, ShardSettings]
+    queues: Mapping[str, QueueSettings]
+    abandon: tuple[str, ...]
+    files: tuple[str, ...]
+
+
+class _Version(msgspec.Struct):
+    version: int
+
+
+class _Files(msgspec.Struct):
+    files: tuple[str, ...]
+
+
+def load_active(etc: Path) -> ActiveConfig:
+    """What was validated last; else what the folder `etc` says. Raises ConfigError."""
+    active = read_active()
+    if active is not None:
+        return active
+    # Only here: processes that the coordinator has started need no YAML.
+    from pinlaterd.config.load import load_config  # noqa: PLC0415
+
+    return ActiveConfig(NO_VERSION, load_config(etc))
+
+
+class Superseded(Exception):
+    """Another process has activated a configuration meanwhile: `pinlaterd up`, mostly."""
+
+
+def activate(config: Config, *, after: int | None = None) -> ActiveConfig:
+    """Make `config` the active one for all that read it from now on. Raises OSError.
+
+    `after`: only if that version is still active, else Superseded."""
+    with lock(CONFIG_LOCK, patient=True):
+        before = _version()
+        if after is not None and before not in (NO_VERSION, after):
+            raise Superseded
+        active = ActiveConfig(max(time.time_ns() // 1_000_000, before + 1), config)
+        replace_file(CONFIG_FILE, _pack(active), durably=True)
+    return active
+
+
+def read_active() -> ActiveConfig | None:
+    """None if there is none that this version can read.
+
+    Raises ConfigError if a password's environment variable is not there."""
+    try:
+        found = msgspec.json.decode(CONFIG_FILE.read_bytes(), type=_File)
+    except (OSError, ValueError):
+        return None
+    server = found.server
+    if HASH_ENVIRONMENT in os.environ:
+        server = replace(server, admin_password_hash=os.environ[HASH_ENVIRONMENT])
+    shards = {name: _with_passwords(shard) for name, shard in found.shards.items()}
+    config = Config(server, shards, found.queues, found.abandon, found.files)
+    return ActiveConfig(found.version, config)
+
+
+def active_files(deployment: Path) -> Sequence[str]:
+    """The files of etc/ that said something when they were validated last; none if that can't be
+    read. Unlike `read_active` it needs no password, and may be asked from any folder."""
+    try:
+        return msgspec.json.decode((deployment / CONFIG_FILE).read_bytes(), type=_Files).files
+    except (OSError, ValueError):
+        return ()
+
+
+def _version() -> int:
+    try:
+        return msgspec.json.decode(CONFIG_FILE.read_bytes(), type=_Version).version
+    except (OSError, ValueError):
+        return NO_VERSION
+
+
+def _pack(active: ActiveConfig) -> bytes:
+    config = active.config
+    server = config.server
+    if server.admin_password_hash == os.environ.get(HASH_ENVIRONMENT):
+        server = replace(server, admin_password_hash="")
+    shards = {name: _without_passwords(shard) for name, shard in config.shards.items()}
+    found = _File(active.version, server, shards, config.queues, config.abandon, config.files)
+    return msgspec.json.format(msgspec.json.encode(found), indent=1)
+
+
+def _without_passwords(shard: ShardSettings) -> ShardSettings:
+    """Without those that come from the environment."""
+    if shard.passwd_env:
+        shard = replace(shard, passwd="")
+    if shard.sentinel is not None and shard.sentinel.passwd_env:
+        shard = replace(shard, sentinel=shard.sentinel._replace(passwd=""))
+    return shard
+
+
+def _with_passwords(shard: ShardSettings) -> ShardSettings:
+    if shard.passwd_env:
+        shard = replace(shard, passwd=_from_environment(shard.passwd_env))
+    sentinel = shard.sentinel
+    if sentinel is not None and sentinel.passwd_env:
+        password = _from_environment(sentinel.passwd_env)
+        shard = replace(shard, sentinel=sentinel._replace(passwd=password))
+    return shard
+
+
+def _from_environment(variable: str) -> str:
+    if variable not in os.environ:
+        raise ConfigError(
+            [f"{CONFIG_FILE}: the environment has no {variable}; set it, `pinlaterd down`, `up`"]
+        )
+    return os.environ[variable]
+
+
+def environment_of(config: Config) -> frozenset[str]:
+    """The variables that it takes passwords from."""
+    shards = config.shards.values()
+    sentinels = (shard.sentinel for shard in shards if shard.sentinel is not None)
+    names = (*(shard.passwd_env for shard in shards), *(one.passwd_env for one in sentinels))
+    return frozenset(name for name in names if name)
