@@ -13,10 +13,10 @@
 
 `calls` has the twelve operations; a `pool` makes them, to `addresses` that serve, and `client` and
 `async_client` are its two ways to wait, each with its kind of `connection`: docs/python.md. A
-`worker` runs `handlers`, a `lane` for each queue: docs/worker.md. A lane has `claims`, as many
-`ahead` as its `executors` begin soon, in a `process_place` where a process is wanted; its `keeper`
-tells the service of `outcomes`; handlers get a `running_job`, and `retries` say when to try again.
-`metrics`, imported by those who need it, is for Prometheus. May rely on `rpc` and below.
+`worker` runs `handlers`, with a `consumer` for each queue: docs/worker.md. It claims as many jobs
+ahead as its `executors` begin soon, by how `runs` went, and holds them `in_flight`; a handler gets
+a `running_job`, may run in `processes`, and ends with an outcome. `metrics`, imported by those who
+need it, is for Prometheus. May rely on `rpc` and below.
 """
 
 from importlib import import_module
@@ -36,12 +36,23 @@ from pinlaterd.model import AckInfo, CheckpointInfo, ClaimedJob, Job, JobRecord,
 if TYPE_CHECKING:
     from pinlaterd.client.async_client import AsyncClient
     from pinlaterd.client.handlers import Handlers
-    from pinlaterd.client.lane import LaneFacts
-    from pinlaterd.client.outcomes import ClaimLost, Discard, Ending, Later, Outcome, Retry
+    from pinlaterd.client.in_flight import LaneFacts
+    from pinlaterd.client.outcomes import (
+        ClaimLost,
+        Discard,
+        Ending,
+        Later,
+        Outcome,
+        Retry,
+        RetryPolicy,
+        constant,
+        exponential,
+        linear,
+        never,
+    )
     from pinlaterd.client.processes import ProcessDied, ProcessNotStarted
-    from pinlaterd.client.retries import RetryPolicy, constant, exponential, linear, never
-    from pinlaterd.client.run_counts import RunFigures
     from pinlaterd.client.running_job import RunningJob
+    from pinlaterd.client.runs import RunFigures
     from pinlaterd.client.worker import Worker
 
 __all__ = [
@@ -86,20 +97,20 @@ _ON_FIRST_USE = {
     "Discard": "outcomes",
     "Ending": "outcomes",
     "Handlers": "handlers",
-    "LaneFacts": "lane",
+    "LaneFacts": "in_flight",
     "Later": "outcomes",
     "Outcome": "outcomes",
     "ProcessDied": "processes",
     "ProcessNotStarted": "processes",
     "Retry": "outcomes",
-    "RetryPolicy": "retries",
-    "RunFigures": "run_counts",
+    "RetryPolicy": "outcomes",
+    "RunFigures": "runs",
     "RunningJob": "running_job",
     "Worker": "worker",
-    "constant": "retries",
-    "exponential": "retries",
-    "linear": "retries",
-    "never": "retries",
+    "constant": "outcomes",
+    "exponential": "outcomes",
+    "linear": "outcomes",
+    "never": "outcomes",
 }
 
 

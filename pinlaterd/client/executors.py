@@ -1,8 +1,7 @@
 """Where handlers run: threads, processes, or tasks of an event loop.
 
-A lane gives its jobs to an executor through `Work`, and an executor gives back outcomes; neither
-knows more of the other. A pool has a thread for each of its *places*, which run one job at a time:
-right there, or in a process of their own (`process_place`).
+An executor takes jobs that are in flight, and hands in how each ended. A pool has a thread for each
+of its *places*, which run one job at a time: right there, or in a process (`processes`).
 """
 
 from __future__ import annotations
@@ -11,14 +10,14 @@ import asyncio
 import contextlib
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol, cast
+from typing import cast
 
-from pinlaterd.client.client import Client
 from pinlaterd.client.handlers import AsyncFunction, Hooks, QueueHandler
+from pinlaterd.client.in_flight import InFlight
 from pinlaterd.client.outcomes import HANDED_BACK, Outcome
-from pinlaterd.client.process_place import ChildPlan, ProcessPlace
 from pinlaterd.client.running_job import RunningJob
 
 # How long handlers that were cancelled may take to clean up.
@@ -30,97 +29,52 @@ _CLOSE_SECONDS = 5.0
 TO_THREAD = "handler-to-thread"
 
 
-class Work(Protocol):
-    """The jobs of a lane, as its executor sees them. All methods are thread-safe.
+class Executor(ABC):
+    """Runs the jobs of one queue, up to its concurrency at a time. Each that it begins it finishes
+    exactly once, whatever becomes of its claim."""
 
-    Each job that was begun is finished exactly once, whatever becomes of its claim.
-    """
+    @abstractmethod
+    def start(self, work: InFlight, fail: Callable[[Exception], object]) -> None:
+        """Begin to take jobs; returns at once. `fail` is called, from any thread, when jobs can't
+        be run here: the worker ends with this error, in order."""
 
-    def begin(self) -> RunningJob | None:
-        """Take a job that waits, if there is one. Never blocks."""
-        ...
-
-    def wait(self) -> RunningJob | None:
-        """Block until a job waits and take it; None once no more jobs are to be begun."""
-        ...
-
-    def when_ready(self, tell: Callable[[], None]) -> None:
-        """Call `tell`, from any thread, when jobs were added that wait."""
-        ...
-
-    def finish(self, job: RunningJob, outcome: Outcome) -> None:
-        """Hand in how a job ended."""
-        ...
-
-    def fail(self, error: Exception) -> None:
-        """Say that jobs can't be run here: the worker ends with this error, in order."""
-        ...
-
-
-class Executor(Protocol):
-    """Runs the jobs of one lane, up to `concurrency` at a time."""
-
-    def start(self, work: Work) -> None:
-        """Begin to take jobs. Returns at once."""
-        ...
-
+    @abstractmethod
     def abandon(self) -> None:
         """End what still runs, where that can be done: nobody waits for its outcome any more. Its
         claims are lost (`when_lost` was called) before. Returns at once; any thread may call it."""
-        ...
 
+    @abstractmethod
     def close(self) -> None:
         """Let go of threads and processes: nothing runs that is waited for. Blocks but shortly."""
-        ...
 
 
-class Place(Protocol):
-    """One place of a pool: runs one job at a time, in the thread that calls `run`.
+class Place:
+    """One place of a pool, in a thread that it is given: it runs jobs right there.
 
-    `can_be_ended`: whether `abandon` ends what runs here, so that its thread can be waited for.
+    `can_be_ended`: whether `abandon` ends what runs here, so that its thread can be waited for. A
+    thread can't be: what is abandoned in it goes on, as a daemon.
     """
-
-    can_be_ended: bool
-
-    def prepare(self) -> None:
-        """Make ready for a job, in the thread that will call `run`, before it takes one.
-
-        Raises ProcessNotStarted.
-        """
-        ...
-
-    def run(self, job: RunningJob) -> Outcome:
-        """Run the handler, and return how that ended; never raises."""
-        ...
-
-    def abandon(self) -> None:
-        """End what runs here if that can be done. Any thread may call it; may be repeated."""
-        ...
-
-    def close(self) -> None:
-        """Nothing is run here any more: called by the thread that ran jobs, and once."""
-        ...
-
-
-class ThreadPlace:
-    """Runs the handler right here. A thread can't be ended: what is abandoned goes on, a daemon."""
 
     can_be_ended = False
 
     def __init__(self, handler: QueueHandler) -> None:
-        self.run = handler.run
+        self._handler = handler
 
     def prepare(self) -> None:
-        pass
+        """Make ready for a job before one is taken. Raises ProcessNotStarted."""
+
+    def run(self, job: RunningJob) -> Outcome:
+        """Run the handler, and return how that ended; never raises."""
+        return self._handler.run(job)
 
     def abandon(self) -> None:
-        pass
+        """End what runs here if that can be done. Any thread may call it; may be repeated."""
 
     def close(self) -> None:
-        pass
+        """Nothing is run here any more."""
 
 
-class PoolExecutor:
+class PoolExecutor(Executor):
     """A thread for each place."""
 
     def __init__(self, queue: str, places: Sequence[Place], hooks: Hooks) -> None:
@@ -129,11 +83,13 @@ class PoolExecutor:
         self._hooks = hooks
         self._ending_threads: list[threading.Thread] = []
 
-    def start(self, work: Work) -> None:
+    def start(self, work: InFlight, fail: Callable[[Exception], object]) -> None:
         for number, place in enumerate(self._places, 1):
-            name = f"{self._queue}-{number}"
             thread = threading.Thread(
-                target=self._attend, args=(work, place), name=name, daemon=True
+                target=self._attend,
+                args=(work, fail, place),
+                name=f"{self._queue}-{number}",
+                daemon=True,
             )
             if place.can_be_ended:
                 self._ending_threads.append(thread)
@@ -151,17 +107,17 @@ class PoolExecutor:
         for thread in self._ending_threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _attend(self, work: Work, place: Place) -> None:
+    def _attend(self, work: InFlight, fail: Callable[[Exception], object], place: Place) -> None:
         try:
             place.prepare()
             while (job := work.wait()) is not None:
                 self._run(work, place, job)
                 place.prepare()
         except Exception as error:  # noqa: BLE001 - the worker raises it in the thread of `run`
-            work.fail(error)
+            fail(error)
         place.close()
 
-    def _run(self, work: Work, place: Place, job: RunningJob) -> None:
+    def _run(self, work: InFlight, place: Place, job: RunningJob) -> None:
         """Whatever breaks in the place, the job is finished: at worst it is handed back."""
         outcome = HANDED_BACK
         if self._hooks:
@@ -171,10 +127,10 @@ class PoolExecutor:
         finally:
             if self._hooks:
                 self._hooks.end(job, outcome)
-            work.finish(job, outcome)
+            work.finish(job, outcome, time.monotonic())
 
 
-class TaskExecutor:
+class TaskExecutor(Executor):
     """Tasks of an event loop, in a thread of its own; one whose claim is lost is cancelled."""
 
     def __init__(self, handler: QueueHandler, concurrency: int, hooks: Hooks) -> None:
@@ -189,7 +145,7 @@ class TaskExecutor:
         self._running: dict[asyncio.Task[None], RunningJob] = {}  # in whose handlers tasks are
         self._closing = False
 
-    def start(self, work: Work) -> None:
+    def start(self, work: InFlight, fail: Callable[[Exception], object]) -> None:
         self._loop = asyncio.new_event_loop()
         self._loop.set_default_executor(ThreadPoolExecutor(thread_name_prefix=TO_THREAD))
         self._thread.start()
@@ -215,11 +171,11 @@ class TaskExecutor:
 
     # --- in the loop's thread ---------------------------------------------------------------
 
-    def _begin_jobs(self, work: Work) -> None:
+    def _begin_jobs(self, work: InFlight) -> None:
         while len(self._tasks) < self._concurrency and (job := work.begin()) is not None:
             self._tasks.add(self._loop.create_task(self._run_jobs(work, job)))
 
-    async def _run_jobs(self, work: Work, first: RunningJob) -> None:
+    async def _run_jobs(self, work: InFlight, first: RunningJob) -> None:
         """Run `first`, and what waits then: one task for many jobs costs less than one for each."""
         task = asyncio.current_task()
         assert task is not None
@@ -230,7 +186,7 @@ class TaskExecutor:
             outcome = await self._run(task, job)
             if self._hooks:
                 self._hooks.end(job, outcome)
-            work.finish(job, outcome)
+            work.finish(job, outcome, time.monotonic())
             await asyncio.sleep(0)  # a handler that never waits must not hold up the others
             job = work.begin()
         self._tasks.discard(task)  # at once: a job that comes now finds the place free
@@ -262,23 +218,3 @@ class TaskExecutor:
         self._closing = True
         if not self._tasks:
             self._loop.stop()
-
-
-def executor_for(
-    handler: QueueHandler,
-    concurrency: int,
-    hooks: Hooks,
-    *,
-    client: Client,
-    set_up_process: Callable[[], object] | None,
-) -> Executor:
-    """The executor that a handler takes, not started yet. Raises ValueError if it can't run where
-    it is to run."""
-    if handler.run_in == "tasks":
-        return TaskExecutor(handler, concurrency, hooks)
-    if handler.run_in == "threads":
-        threads = [ThreadPlace(handler) for _ in range(concurrency)]
-        return PoolExecutor(handler.queue, threads, hooks)
-    plan = ChildPlan.of(handler, client, set_up_process)
-    names = [f"{handler.queue}-{number}" for number in range(1, concurrency + 1)]
-    return PoolExecutor(handler.queue, [ProcessPlace(handler, plan, name) for name in names], hooks)

@@ -22,8 +22,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, TypeVar, cast, get_args
 
-from pinlaterd.client.outcomes import LOST, Outcome, raised, returned
-from pinlaterd.client.retries import DEFAULT_POLICY, Retries
+from pinlaterd.client.outcomes import DEFAULT_POLICY, LOST, Outcome, Retries, raised, returned
 from pinlaterd.client.running_job import RunningJob
 from pinlaterd.model import QUEUE_NAME
 
@@ -135,7 +134,7 @@ class Handlers:
         It is run in threads if it is a plain function, as a task of an event loop if it is
         `async def`, and with `run_in="processes"`, for plain functions at the top level of a
         module, in processes of their own. `concurrency`: how many at a time (default: the
-        Worker's). `retry`: a policy of `pinlaterd.client.retries`, or policies by class of error.
+        Worker's). `retry`: a policy (`exponential(1)`), or policies by class of error.
         `time_limit_seconds`: how long a run may take, in tasks and processes: a thread can't be
         ended.
 

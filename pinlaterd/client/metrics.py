@@ -28,8 +28,8 @@ from prometheus_client.core import (
 from prometheus_client.exposition import ThreadingWSGIServer, generate_latest
 from prometheus_client.registry import Collector
 
-from pinlaterd.client.lane import LaneFacts
-from pinlaterd.client.run_counts import BOUNDS_SECONDS
+from pinlaterd.client.in_flight import LaneFacts
+from pinlaterd.client.runs import BOUNDS_SECONDS
 from pinlaterd.client.worker import Worker
 
 _PREFIX = "pinlaterd_worker_"

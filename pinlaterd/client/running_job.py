@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from pinlaterd.client.client import Client
 from pinlaterd.client.outcomes import SUCCEEDED, ClaimLost, Ending, Outcome, sayable
-from pinlaterd.model import CheckpointInfo, ClaimedJob, JobState
+from pinlaterd.model import CheckpointInfo, ClaimedJob, JobRecord, JobState
 
 # A claim is renewed when this part of its time-out is over, so that two renewals may fail.
 _RENEW_AFTER = 1 / 3
@@ -46,10 +46,6 @@ class Claim:
         self._tell: Callable[[], None] | None = None
         self.renewed(now)
 
-    @property
-    def ran_seconds(self) -> float:
-        return self.ended_at - self.began_at
-
     def takes_checkpoint(self) -> bool:
         """Whether more than an ack has to be said of its outcome."""
         outcome = self.outcome
@@ -64,6 +60,14 @@ class Claim:
         copy = Claim(self.job, self.claimed_at)
         copy.expires_at, copy.renew_at = self.expires_at, self.renew_at
         return copy
+
+    def holds(self, record: JobRecord | None) -> bool:
+        """Whether the job, of which the service knows that much, is still held under this claim."""
+        return (
+            record is not None
+            and record.state is JobState.IN_PROGRESS
+            and record.claim_descriptor == self.job.claim_descriptor
+        )
 
     def renewed(self, now: float) -> None:
         """The server counts the time-out from `now` on."""
@@ -170,11 +174,7 @@ class RunningJob:
             ],
         )
         # A checkpoint whose claim has ended changes nothing and is no error.
-        record = self.client.lookup([self.descriptor]).get(self.descriptor)
-        if record is None or (record.state, record.claim_descriptor) != (
-            JobState.IN_PROGRESS,
-            self.claim_descriptor,
-        ):
+        if not self.claim.holds(self.client.lookup([self.descriptor]).get(self.descriptor)):
             self.claim.lose()
         self.raise_if_lost()
         self.claim.renewed(asked_at)

@@ -24,11 +24,13 @@ from contextlib import contextmanager, nullcontext
 from enum import Enum, auto
 from types import FrameType
 
-from pinlaterd.client.claims import ClaimsInHand
 from pinlaterd.client.client import Client
-from pinlaterd.client.executors import executor_for
+from pinlaterd.client.consumer import CONNECTIONS_A_QUEUE, FETCHERS, Consumer
+from pinlaterd.client.executors import Executor, Place, PoolExecutor, TaskExecutor
+from pinlaterd.client.handler_process import ChildPlan
 from pinlaterd.client.handlers import Handlers, QueueHandler
-from pinlaterd.client.lane import CONNECTIONS_A_LANE, FETCHERS, Lane, LaneFacts
+from pinlaterd.client.in_flight import InFlight, LaneFacts
+from pinlaterd.client.processes import ProcessPlace
 from pinlaterd.lifecycle import STOP_SIGNALS
 
 # How long the end of what was abandoned, and the last acks, are waited for.
@@ -41,7 +43,7 @@ _SIGNAL_SECONDS = 0.5
 class _Message(Enum):
     STOP = auto()
     SIGNAL = auto()
-    LANE_ENDED = auto()
+    CONSUMER_ENDED = auto()
 
 
 class Worker:
@@ -92,9 +94,9 @@ class Worker:
         self._set_up_process = set_up_process
         # Messages to the thread of `run`. A signal handler may put one whatever that thread does.
         self._inbox: queue.SimpleQueue[_Message | BaseException] = queue.SimpleQueue()
-        self._lanes = [self._lane(handler) for handler in _chosen(handlers, queues)]
-        self._lanes_left = len(self._lanes)
-        _check_connections(client, len(self._lanes))
+        self._consumers = [self._consumer(handler) for handler in _chosen(handlers, queues)]
+        self._consumers_left = len(self._consumers)
+        _check_connections(client, len(self._consumers))
         self._error: BaseException | None = None
         self._has_run = False
 
@@ -117,8 +119,8 @@ class Worker:
         in_main_thread = threading.current_thread() is threading.main_thread()
         with self._signals() if handle_signals and in_main_thread else nullcontext():
             try:
-                for lane in self._lanes:
-                    lane.start()
+                for consumer in self._consumers:
+                    consumer.start()
                 self._note(self._next_message(math.inf))
             finally:  # an exception in this thread stops the worker in order, too
                 self._end()
@@ -130,33 +132,43 @@ class Worker:
         self._inbox.put(_Message.STOP)
 
     def lanes(self) -> Sequence[LaneFacts]:
-        """What each queue's lane does at this moment."""
-        return [lane.facts() for lane in self._lanes]
+        """What is done for each queue at this moment."""
+        return [consumer.facts() for consumer in self._consumers]
 
-    # --- the parts ------------------------------------------------------------------------
+    # --- its parts ------------------------------------------------------------------------
 
-    def _lane(self, handler: QueueHandler) -> Lane:
+    def _consumer(self, handler: QueueHandler) -> Consumer:
         concurrency = handler.concurrency or self._concurrency
-        return Lane(
+        in_flight = InFlight(
             handler.queue,
             self._client,
-            executor_for(
-                handler,
-                concurrency,
-                self._handlers.hooks,
-                client=self._client,
-                set_up_process=self._set_up_process,
-            ),
-            ClaimsInHand(
-                concurrency,
-                fetchers=FETCHERS,
-                ahead_seconds=self._ahead_seconds,
-                ack_seconds=self._ack_seconds,
-            ),
-            concurrency=concurrency,
-            max_wait_ms=self._max_wait_ms,
-            tell=lambda error: self._inbox.put(_Message.LANE_ENDED if error is None else error),
+            concurrency,
+            fetchers=FETCHERS,
+            ahead_seconds=self._ahead_seconds,
+            ack_seconds=self._ack_seconds,
         )
+        return Consumer(
+            handler.queue,
+            self._client,
+            self._executor(handler, concurrency),
+            in_flight,
+            max_wait_ms=self._max_wait_ms,
+            tell=lambda error: self._inbox.put(_Message.CONSUMER_ENDED if error is None else error),
+        )
+
+    def _executor(self, handler: QueueHandler, concurrency: int) -> Executor:
+        """Not started yet. Raises ValueError if the handler can't run where it is to run."""
+        hooks = self._handlers.hooks
+        if handler.run_in == "tasks":
+            return TaskExecutor(handler, concurrency, hooks)
+        if handler.run_in == "threads":
+            return PoolExecutor(handler.queue, [Place(handler) for _ in range(concurrency)], hooks)
+        plan = ChildPlan.of(handler, self._client, self._set_up_process)
+        places = [
+            ProcessPlace(handler, plan, f"{handler.queue}-{number}")
+            for number in range(1, concurrency + 1)
+        ]
+        return PoolExecutor(handler.queue, places, hooks)
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -174,19 +186,19 @@ class Worker:
     # --- the end --------------------------------------------------------------------------
 
     def _end(self) -> None:
-        for lane in self._lanes:
-            lane.stop()
+        for consumer in self._consumers:
+            consumer.stop()
         self._wait_until_ended(self._grace_seconds, may_hurry=True)
-        for lane in self._lanes:
-            lane.abandon()
+        for consumer in self._consumers:
+            consumer.abandon()
         self._wait_until_ended(_LAST_WORDS_SECONDS + self._max_wait_ms / 1000)
-        for lane in self._lanes:
-            lane.give_up()
+        for consumer in self._consumers:
+            consumer.give_up()
 
     def _wait_until_ended(self, seconds: float, *, may_hurry: bool = False) -> None:
-        """Wait until all lanes have ended, but not longer; nor after a signal if it `may_hurry`."""
+        """Wait until all consumers have ended, for so long, or up to a signal if it `may_hurry`."""
         deadline = time.monotonic() + seconds
-        while self._lanes_left:
+        while self._consumers_left:
             message = self._next_message(deadline)
             if message is None:
                 return
@@ -207,15 +219,15 @@ class Worker:
     def _note(self, message: _Message | BaseException | None) -> None:
         if isinstance(message, BaseException):
             self._error = self._error or message
-        elif message is _Message.LANE_ENDED:
-            self._lanes_left -= 1
+        elif message is _Message.CONSUMER_ENDED:
+            self._consumers_left -= 1
 
 
-def _check_connections(client: Client, lanes: int) -> None:
-    needed = CONNECTIONS_A_LANE * lanes
+def _check_connections(client: Client, queues: int) -> None:
+    needed = CONNECTIONS_A_QUEUE * queues
     if client.max_connections < needed:
         raise ValueError(
-            f"{lanes} queues need {needed} connections, {CONNECTIONS_A_LANE} each, beside those "
+            f"{queues} queues need {needed} connections, {CONNECTIONS_A_QUEUE} each, beside those "
             f"that handlers use; give the Client more max_connections than {client.max_connections}"
         )
 

@@ -25,8 +25,8 @@ from pinlaterd.client import (
     Worker,
 )
 from pinlaterd.client.cli import MAX_SECONDS, Amount, fail
+from pinlaterd.client.consumer import CONNECTIONS_A_QUEUE
 from pinlaterd.client.executors import CLEAN_UP_SECONDS, TO_THREAD
-from pinlaterd.client.lane import CONNECTIONS_A_LANE
 from pinlaterd.errors import RequestError
 from pinlaterd.lifecycle import ExitCode, StopSignal
 from pinlaterd.tool.autoreload import Reloader, begin_as_child
@@ -118,7 +118,7 @@ def worker(  # noqa: PLR0913  one parameter for each option
     except ModuleUnfit as error:
         fail(str(error))
     names = _chosen(handlers, queues)
-    connections = _CONNECTIONS + CONNECTIONS_A_LANE * len(names)
+    connections = _CONNECTIONS + CONNECTIONS_A_QUEUE * len(names)
     with Client(host, port, max_connections=connections) as client:
         try:
             made = Worker(

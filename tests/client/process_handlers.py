@@ -82,7 +82,7 @@ def do_fork_in_c(job: RunningJob, argument: str) -> str:
 
 
 def do_hang(job: RunningJob, argument: str) -> None:
-    note_pid(argument)
+    note_pid(argument, os.getpid())
     threading.Event().wait()
 
 
@@ -101,7 +101,7 @@ def do_wait_for(job: RunningJob, argument: str) -> None:
 def do_wait_until_lost(job: RunningJob, argument: str) -> str | None:
     if Path(argument).exists():
         return "second"
-    note_pid(argument)
+    note_pid(argument, os.getpid())
     while not job.lost:
         time.sleep(0.01)
     Path(f"{argument}.told").touch()
@@ -109,8 +109,8 @@ def do_wait_until_lost(job: RunningJob, argument: str) -> str | None:
     return "first"
 
 
-def note_pid(path: str) -> None:
+def note_pid(path: str, pid: int) -> None:
     """Appears whole or not at all."""
     made = Path(f"{path}.new")
-    made.write_text(str(os.getpid()))
+    made.write_text(str(pid))
     made.rename(path)

@@ -1,10 +1,12 @@
-"""A process that runs handlers, tried with real ones: what it answers, and every way to die."""
+"""The process of a handler at close quarters: every way to end it, and what is left of it. What
+handlers in processes do for jobs is in `test_worker_processes`."""
 
 from __future__ import annotations
 
 import math
 import multiprocessing
 import os
+import pickle
 import resource
 import select
 import signal
@@ -19,61 +21,31 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pinlaterd.client.processes import (
-    Bell,
-    Flag,
-    HandlerProcess,
-    OutOfTime,
-    ProcessDied,
-    ProcessNotStarted,
-)
+from pinlaterd.client import Later, Retry, RunningJob
+from pinlaterd.client.handler_process import Answer, CarriedError, ChildPlan, Order
+from pinlaterd.client.processes import Bell, Child, OutOfTime, ProcessDied, ProcessNotStarted
+from pinlaterd.model import ClaimedJob
+from tests.client.process_handlers import note_pid
 from tests.client.working import is_gone
 
-Order = tuple[str, str]
-Doer = HandlerProcess[Order, object]
 
-
-class Do:
-    """What the child does, by its order."""
-
-    def __init__(self, flag: Flag) -> None:
-        self._flag = flag
-
-    def __call__(self, order: Order) -> object:
-        what, argument = order
-        match what:
-            case "echo":
-                return argument
-            case "exit":
-                os._exit(int(argument))
-            case "signal":
-                os.kill(os.getpid(), int(argument))
-            case "wait for the flag":
-                Path(argument).touch()
-                while not self._flag.value:
-                    time.sleep(0.01)
-                return "was warned"
-            case "hang with a child":
-                with subprocess.Popen(["sleep", "300"]) as sleeper:
-                    note(argument, str(sleeper.pid))
-            case "terminate a child":
-                with subprocess.Popen(["sleep", "300"]) as sleeper:
-                    sleeper.terminate()
-                    return str(sleeper.wait())
-            case "copy":
-                return talk_of_a_copy()
-            case "unreadable":
-                return Unreadable()
-            case "sockets":
-                return ",".join(str(c.laddr) for c in psutil.Process().net_connections("inet"))
-        return "not done"
-
-
-class Unreadable:
-    """Can be pickled, and can't be made again."""
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return int, ("no number",)
+def handle(job: RunningJob) -> object:
+    what, _, argument = job.body.decode().partition(" ")
+    match what:
+        case "echo":
+            return argument
+        case "hang_with_a_child":
+            with subprocess.Popen(["sleep", "300"]) as sleeper:
+                note_pid(argument, sleeper.pid)
+        case "terminate_a_child":
+            with subprocess.Popen(["sleep", "300"]) as sleeper:
+                sleeper.terminate()
+                return sleeper.wait()
+        case "copy":
+            return talk_of_a_copy()
+        case "sockets":
+            return [str(c.laddr) for c in psutil.Process().net_connections("inet")]
+    return "not done"
 
 
 def talk_of_a_copy() -> str:
@@ -94,24 +66,7 @@ def count_of_sockets() -> int:
     return sum(path.readlink().name.startswith("socket:") for path in descriptors)
 
 
-def note(path: str, text: str) -> None:
-    """Appears whole or not at all."""
-    made = Path(f"{path}.new")
-    made.write_text(text)
-    made.rename(path)
-
-
-def fails(flag: Flag) -> Do:
-    raise LookupError("no such model")
-
-
-def ends(flag: Flag) -> Do:
-    os._exit(5)
-
-
-def hangs(flag: Flag) -> Do:
-    threading.Event().wait()
-    raise AssertionError
+PLAN = ChildPlan(pickle.dumps(handle), pickle.dumps(None))
 
 
 def never() -> float:
@@ -122,14 +77,22 @@ def now() -> float:
     return -math.inf
 
 
+def apply(child: Child, body: str, deadline: Callable[[], float] = never) -> str:
+    job = ClaimedJob("q:s1:p1:1", body.encode(), 2, 2, "h:1:1:me:1", 60)
+    answer = child.apply(Order("q", job), deadline)
+    assert isinstance(answer, Answer)
+    assert answer.error is None
+    return answer.status
+
+
 @contextmanager
-def a_process(make: Callable[[Flag], Do] = Do, bell: Bell | None = None) -> Iterator[Doer]:
-    process = HandlerProcess[Order, object](make, "test", bell or Bell())
+def a_child(bell: Bell | None = None) -> Iterator[Child]:
+    child = Child(PLAN, "test", bell or Bell())
     try:
-        yield process
+        yield child
     finally:
-        process.end()
-    assert not psutil.pid_exists(process.pid)
+        child.end()
+    assert not psutil.pid_exists(child.pid)
 
 
 @pytest.fixture
@@ -138,51 +101,41 @@ def bell() -> Bell:
 
 
 @pytest.fixture
-def process(bell: Bell) -> Iterator[Doer]:
-    with a_process(bell=bell) as process:
-        process.wait_until_ready(never)
-        yield process
+def child(bell: Bell) -> Iterator[Child]:
+    with a_child(bell) as child:
+        child.wait_until_ready(never)
+        yield child
 
 
-def test_it_answers_one_thing_after_the_other_whatever_signals_come(process):
-    assert process.apply(("echo", "1"), never) == "1"
+def test_it_answers_one_order_after_the_other_whatever_signals_come(child):
+    assert apply(child, "echo 1") == "1"
     for number in (signal.SIGTERM, signal.SIGINT):
-        os.kill(process.pid, number)
+        os.kill(child.pid, number)
     long = "x" * 10_000_000
-    assert process.apply(("echo", long), never) == long
-    assert os.getpgid(process.pid) == process.pid  # a terminal's Ctrl-C goes to another group
-    assert process.apply(("sockets", ""), never) == ""
+    assert apply(child, f"echo {long}") == long
+    assert os.getpgid(child.pid) == child.pid  # a terminal's Ctrl-C goes to another group
+    assert apply(child, "sockets") == "[]"
     # What it starts heeds signals all the same.
-    assert process.apply(("terminate a child", ""), never) == str(-signal.SIGTERM)
-    assert process.apply(("copy", ""), never) == f"1 socket, ended by {int(signal.SIGTERM)}"
+    assert apply(child, "terminate_a_child") == str(-signal.SIGTERM)
+    assert apply(child, "copy") == f"1 socket, ended by {int(signal.SIGTERM)}"
     # Longer than the clock of poll(2) goes.
-    assert process.apply(("echo", "2"), lambda: time.monotonic() + 3e6) == "2"
+    assert apply(child, "echo 2", lambda: time.monotonic() + 3e6) == "2"
 
 
-@pytest.mark.parametrize(
-    ("order", "how"),
-    [
-        (("exit", "3"), r"ended with exit status 3$"),
-        (("signal", str(int(signal.SIGSEGV))), r"was ended by signal 11 \(SIGSEGV\)$"),
-    ],
-    ids=str,
-)
-def test_how_it_died_is_said(process, order, how):
-    with pytest.raises(ProcessDied, match=f"the handler's process {how}"):
-        process.apply(order, never)
-    with pytest.raises(ProcessNotStarted):
-        process.apply(("echo", "too late"), never)
+def test_an_answer_that_can_not_be_read_costs_the_process_no_more(child, monkeypatch):
+    def broken(_receive: Callable[[], bytes]) -> object:
+        raise ValueError("no number")
 
-
-def test_an_answer_that_can_not_be_read_costs_the_process_no_more(process):
+    monkeypatch.setattr("pinlaterd.client.processes.whole", broken)
     with pytest.raises(ProcessDied, match="said what can't be read, and was killed: ValueError"):
-        process.apply(("unreadable", ""), never)
+        apply(child, "echo 1")
+    with pytest.raises(ProcessNotStarted, match="was ended by signal 9"):
+        apply(child, "echo too_late")
 
 
 def test_what_it_has_said_counts_though_its_time_is_over():
     """As where the machine stalls: the clock is looked at once the child has spoken."""
-
-    with a_process() as child:
+    with a_child() as child:
 
         def late() -> float:
             assert select.select([child._connection], [], [], 60)[0]
@@ -191,44 +144,44 @@ def test_what_it_has_said_counts_though_its_time_is_over():
         child.wait_until_ready(late)
 
 
-def test_a_child_that_is_stopped_is_ended_while_it_is_given_something_long(process):
-    os.kill(process.pid, signal.SIGSTOP)
+def test_a_child_that_is_stopped_is_ended_while_it_is_given_something_long(child):
+    os.kill(child.pid, signal.SIGSTOP)
     with pytest.raises(OutOfTime):
-        process.apply(("echo", "x" * 10_000_000), now)
+        apply(child, "echo " + "x" * 10_000_000, now)
 
 
-def test_without_a_descriptor_left_there_is_no_process(process, bell):
+def test_without_a_descriptor_left_there_is_no_process(child, bell):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     spare = os.dup(0)
     os.close(spare)
     resource.setrlimit(resource.RLIMIT_NOFILE, (spare, hard))
     try:
         with pytest.raises(ProcessNotStarted, match="Too many open files"):
-            HandlerProcess[Order, object](Do, "test", bell)
+            Child(PLAN, "test", bell)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert process.apply(("echo", "still here"), never) == "still here"
+    assert apply(child, "echo 1") == "1"
 
 
-def test_nobody_else_reaps_it(process, wait_until):
-    """Its number stays its own, and its group's, until it is buried."""
-    os.kill(process.pid, signal.SIGKILL)
-    wait_until(lambda: is_gone(process.pid))
+def test_nobody_else_reaps_it(child, wait_until):
+    """Its number stays its own, and its group's, until it is reaped here."""
+    os.kill(child.pid, signal.SIGKILL)
+    wait_until(lambda: is_gone(child.pid))
 
     multiprocessing.active_children()  # reaps what multiprocessing looks after
 
-    assert psutil.pid_exists(process.pid)
+    assert psutil.pid_exists(child.pid)
 
 
 def test_one_that_nobody_waits_for_says_nothing_of_it(capfd):
-    with a_process():
+    with a_child():
         pass
 
     assert capfd.readouterr().err == ""
 
 
 def test_its_time_ends_when_the_bell_rings_and_what_it_started_ends_with_it(
-    process, bell, tmp_path, wait_until
+    child, bell, tmp_path, wait_until
 ):
     pid_file = tmp_path / "pid"
     is_over = threading.Event()
@@ -241,75 +194,38 @@ def test_its_time_ends_when_the_bell_rings_and_what_it_started_ends_with_it(
     ringer = threading.Thread(target=ring)
     ringer.start()
     with pytest.raises(OutOfTime):
-        process.apply(
-            ("hang with a child", str(pid_file)), lambda: now() if is_over.is_set() else never()
+        apply(
+            child, f"hang_with_a_child {pid_file}", lambda: now() if is_over.is_set() else never()
         )
     ringer.join()
 
-    assert not psutil.pid_exists(process.pid)
+    assert not psutil.pid_exists(child.pid)
     sleeper_pid = int(pid_file.read_text())
     wait_until(lambda: is_gone(sleeper_pid))
-
-
-def test_it_is_warned_and_the_next_thing_is_not(process, bell, tmp_path, wait_until):
-    began = tmp_path / "began"
-    ringer = threading.Thread(target=lambda: (wait_until(began.exists), bell.ring()))
-    ringer.start()
-
-    def deadline() -> float:
-        if began.exists():
-            process.warn()
-        return never()
-
-    assert process.apply(("wait for the flag", str(began)), deadline) == "was warned"
-    ringer.join()
-    soon = time.monotonic() + 0.2
-    with pytest.raises(OutOfTime):
-        process.apply(("wait for the flag", str(began)), lambda: soon)
-
-
-@pytest.mark.parametrize(
-    ("make", "what"),
-    [
-        (fails, r"(?s)in fails.*LookupError: no such model$"),
-        (ends, r"exit status 5 before it was ready; what it printed to stderr tells why$"),
-    ],
-)
-def test_one_that_can_not_begin_says_why(make, what):
-    with a_process(make) as process, pytest.raises(ProcessNotStarted, match=what):
-        process.wait_until_ready(never)
-
-
-def test_one_that_hangs_before_it_is_ready_can_be_ended():
-    with a_process(hangs) as process, pytest.raises(OutOfTime):
-        process.wait_until_ready(now)
 
 
 PARENT = """
 import sys, threading, time
 from pathlib import Path
-from tests.client.test_processes import Bell, Do, HandlerProcess, never
+from tests.client.test_processes import PLAN, Bell, Child, apply, never
 
 def attend():
-    process = HandlerProcess(Do, "test", Bell())
-    process.wait_until_ready(never)
-    print(process.pid, flush=True)
-    process.apply(("hang with a child", sys.argv[1]), never)
+    child = Child(PLAN, "test", Bell())
+    child.wait_until_ready(never)
+    print(child.pid, flush=True)
+    apply(child, f"hang_with_a_child {sys.argv[1]}")
 
 threading.Thread(target=attend, daemon=True).start()
 while not Path(sys.argv[1]).exists():
     time.sleep(0.01)
-if sys.argv[2] == "stays":
-    threading.Event().wait()
 """
 
 
-@pytest.mark.parametrize("how", ["stays", "ends"])
-def test_it_ends_with_its_parent_though_it_hangs(tmp_path, wait_until, how):
-    """Be that killed, or have it come to its end while a daemon thread attends the child."""
+def test_it_ends_with_its_parent_though_a_daemon_thread_attends_it(tmp_path, wait_until):
+    """What ends with one that is killed is in `test_worker_processes`."""
     pid_file = tmp_path / "pid"
     with subprocess.Popen(
-        [sys.executable, "-c", PARENT, str(pid_file), how],
+        [sys.executable, "-c", PARENT, str(pid_file)],
         cwd=Path(__file__).parents[2],
         stdout=subprocess.PIPE,
         text=True,
@@ -317,12 +233,79 @@ def test_it_ends_with_its_parent_though_it_hangs(tmp_path, wait_until, how):
         assert parent.stdout is not None
         child_pid = int(parent.stdout.readline())
         wait_until(pid_file.exists)
-
-        if how == "stays":
-            parent.kill()
-
         try:
             wait_until(lambda: is_gone(child_pid), seconds=60)
         finally:
             parent.kill()
     os.kill(int(pid_file.read_text()), signal.SIGKILL)
+
+
+# --- exceptions: class, text and a handler's word come along --------------------------------
+
+
+class NeedsTwo(Exception):
+    def __init__(self, code: int, why: str) -> None:
+        super().__init__(f"{why} ({code})")
+        self.code = code
+
+
+class NotYet(Retry):
+    """What a handler's own class says must survive what it holds."""
+
+    def __init__(self, lock: object) -> None:
+        super().__init__(delay_seconds=60, status="locked; ")
+        self.lock = lock
+
+
+class Refuses(Exception):
+    def __reduce__(self) -> str:
+        raise RuntimeError("no")
+
+    def __str__(self) -> str:
+        raise RuntimeError("no")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("plain"),
+        OSError(2, "No such file", "x.txt"),
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
+        NeedsTwo(7, "because"),
+        NeedsTwo(threading.Lock(), "because"),  # type: ignore[arg-type]
+    ],
+    ids=["plain", "of the system", "of several arguments", "of our own", "that can not be pickled"],
+)
+def test_class_and_text_come_along(error):
+    came = CarriedError.of(error).restored()
+
+    assert (type(came), str(came)) == (type(error), str(error))
+    assert type(error).__name__ in str(came.__cause__)
+
+
+def test_state_comes_along_where_it_can():
+    came = CarriedError.of(NotYet(threading.Lock())).restored()
+    assert isinstance(came, NotYet)
+    assert (came.delay_seconds, came.status) == (60, "locked; ")
+
+    later = CarriedError.of(Later(run_after_ms=5, body=b"b", attempts=3)).restored()
+    assert isinstance(later, Later)
+    said = (later.delay_seconds, later.run_after_ms, later.body, later.attempts)
+    assert said == (None, 5, b"b", 3)
+
+
+def test_a_class_that_is_found_nowhere_becomes_its_base():
+    class Local(LookupError):
+        pass
+
+    came = CarriedError.of(Local("gone")).restored()
+
+    assert (type(came), str(came)) == (LookupError, "gone")
+    assert type(CarriedError.of(Refuses()).restored()) is Refuses
+
+
+def test_one_whose_module_is_unknown_here_is_told_by_its_traceback():
+    came = CarriedError(b"cnowhere\nMissing\n.", "gone", "Traceback: Missing: gone").restored()
+
+    assert "No module named 'nowhere'" in str(came)
+    assert "Missing: gone" in str(came.__cause__)

@@ -34,8 +34,7 @@ from pinlaterd.client import (
     constant,
     never,
 )
-from pinlaterd.client.carried_errors import RemoteTraceback
-from pinlaterd.client.process_place import ProcessPlace
+from pinlaterd.client.processes import ProcessPlace
 from tests.client.process_handlers import Unpicklable, handle
 from tests.client.working import books, handlers_of, have_ended, is_gone, records_of, running
 from tests.shared_service import SHORT_CLAIMS_QUEUE
@@ -104,7 +103,6 @@ def test_the_life_of_jobs_in_a_process(client, queue, wait_until):
     [error] = errors
     assert type(error) is Unpicklable
     assert str(error) == "because (7)"
-    assert isinstance(error.__cause__, RemoteTraceback)
     assert "in do_raise" in str(error.__cause__)
     assert {where for where, _, _ in seen} == {os.getpid()}
     # Hooks run in the worker, and see the body that the child has saved.
@@ -213,7 +211,7 @@ def test_a_claim_that_is_lost_is_told_to_the_process_or_ends_it(
 ):
     """Another hand takes the job away while its first run lasts; the second run ends it."""
     if not heeds:
-        monkeypatch.setattr("pinlaterd.client.process_place.LOST_GRACE_SECONDS", 0.1)
+        monkeypatch.setattr("pinlaterd.client.processes.LOST_GRACE_SECONDS", 0.1)
     client.create_queue(SHORT_CLAIMS_QUEUE)
     pid_file = tmp_path / "pid"
     what = "wait_until_lost" if heeds else "hang_once"

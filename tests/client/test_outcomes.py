@@ -6,16 +6,18 @@ import pytest
 
 from pinlaterd.client import constant, exponential, linear, never
 from pinlaterd.client.outcomes import (
+    LONGEST_DELAY_SECONDS,
     MAX_ERROR_CHARS,
     Discard,
     Ending,
     Later,
     Outcome,
+    Retries,
     Retry,
+    delay_after,
     raised,
     returned,
 )
-from pinlaterd.client.retries import LONGEST_DELAY_SECONDS, Retries, delay_after
 
 SEVEN = constant(7)
 
@@ -120,7 +122,7 @@ def test_an_error_is_told_with_its_place_and_cut():
     status = outcome_of(worker()).status
 
     assert status.startswith("ValueError: half a pair ? xxx")
-    assert "in deep < test_retries.py:" in status
+    assert "in deep < test_outcomes.py:" in status
     assert len(status) == MAX_ERROR_CHARS
 
 

@@ -1,0 +1,293 @@
+"""What is in flight, at times that the test chooses."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from pinlaterd.client import Client
+from pinlaterd.client.in_flight import HOARD_SECONDS, REPEAT_SECONDS, InFlight
+from pinlaterd.client.outcomes import HANDED_BACK, SUCCEEDED, Ending, Outcome
+from pinlaterd.client.running_job import Claim, RunningJob
+from pinlaterd.client.runs import LARGEST_CLAIM
+from pinlaterd.model import ClaimedJob
+
+T0 = 1000.0
+ACK_SECONDS = 0.05
+FAILED = Outcome(Ending.RETRIED, "no")
+DISCARDED = Outcome(Ending.DISCARDED, "never")
+POSTPONED = Outcome(Ending.POSTPONED, delay_seconds=60)
+
+
+def claimed(number: int, *, timeout_seconds: int = 60, attempts_remaining: int = 2) -> ClaimedJob:
+    return ClaimedJob(
+        f"q:s1:p1:{number}", b"", 2, attempts_remaining, f"h:1:1:me:{number}", timeout_seconds
+    )
+
+
+def jobs_of(claims: Sequence[Claim]) -> list[ClaimedJob]:
+    return [claim.job for claim in claims]
+
+
+def begun(flight: InFlight, *jobs: ClaimedJob) -> RunningJob:
+    """The next job, after `jobs` were added; it began as it came."""
+    flight.add(jobs, T0, asked=0)
+    job = flight.begin()
+    assert job is not None
+    job.claim.began_at = job.claim.claimed_at
+    return job
+
+
+def ended(flight: InFlight, number: int, outcome: Outcome, at: float = T0) -> Claim:
+    """A job that was claimed and begun at T0 and ended at `at`."""
+    job = begun(flight, claimed(number))
+    flight.finish(job, outcome, at)
+    return job.claim
+
+
+def jobs_take(flight: InFlight, seconds: float) -> None:
+    for number in range(20):
+        ended(flight, number, SUCCEEDED, T0 + seconds)
+    flight.take_acks()
+
+
+def in_thread(results: list[object], function: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=lambda: results.append(function()), daemon=True)
+    thread.start()
+    return thread
+
+
+@pytest.fixture
+def flight() -> InFlight:
+    return InFlight("q", Client(), 2, fetchers=1, ahead_seconds=0.1, ack_seconds=ACK_SECONDS)
+
+
+# --- fetchers -------------------------------------------------------------------------------
+
+
+def test_jobs_are_claimed_for_free_places_and_begin_in_the_order_they_came(flight):
+    assert flight.wait_for_room() == 2
+
+    assert begun(flight, claimed(1), claimed(2)).claim.job == claimed(1)
+    assert begun(flight).claim.job == claimed(2)
+    assert flight.begin() is None
+
+
+def test_with_every_place_taken_the_fetcher_waits_for_a_free_one(flight):
+    first = begun(flight, claimed(1), claimed(2))
+    begun(flight)
+    room: list[object] = []
+    fetcher = in_thread(room, flight.wait_for_room)
+
+    flight.finish(first, SUCCEEDED, T0 + 60)  # jobs of a minute: none are claimed ahead
+    assert flight.begin() is None
+
+    fetcher.join(20)
+    assert room == [1]
+
+
+def test_with_plenty_in_the_queue_a_second_dequeue_is_under_way_beside_the_first(flight):
+    jobs_take(flight, 0)
+    first = flight.wait_for_room()
+    flight.add([claimed(number) for number in range(first)], T0, asked=first)
+    rooms: list[object] = []
+    fetchers = [in_thread(rooms, flight.wait_for_room) for _ in range(2)]
+
+    while flight.begin() is not None:
+        pass
+
+    for fetcher in fetchers:
+        fetcher.join(20)
+    assert rooms == [LARGEST_CLAIM, LARGEST_CLAIM]
+
+
+def test_while_a_dequeue_may_wait_for_jobs_there_is_no_second_one(flight):
+    jobs_take(flight, 0)
+    first = flight.wait_for_room()
+    flight.add([claimed(number) for number in range(first - 1)], T0, asked=first)
+    while flight.begin() is not None:
+        pass
+
+    assert flight.wait_for_room() == LARGEST_CLAIM
+    second: list[object] = []
+    fetcher = in_thread(second, flight.wait_for_room)
+    flight.stop()
+    fetcher.join(20)
+    assert second == [0]
+
+
+def test_every_handler_gets_its_job_though_each_wakes_only_the_next(flight):
+    got: list[object] = []
+    all_there = threading.Barrier(9)
+
+    def handle() -> object:
+        job = flight.wait()
+        all_there.wait(20)  # as a job that takes its time
+        return job
+
+    threads = [in_thread(got, handle) for _ in range(8)]
+    flight.add([claimed(number) for number in range(8)], T0, asked=0)
+    all_there.wait(20)
+    for thread in threads:
+        thread.join(20)
+
+    assert len({job for job in got if job is not None}) == 8
+
+
+# --- reports --------------------------------------------------------------------------------
+
+
+def test_an_ack_goes_with_the_next_dequeue_or_alone_after_a_moment(flight):
+    first, second = ended(flight, 1, SUCCEEDED), ended(flight, 2, FAILED)
+
+    assert flight.take_reports(T0) == []
+    assert flight.take_reports(T0 + ACK_SECONDS) == [first, second]
+    assert flight.take_acks() == []
+
+
+def test_an_ack_that_failed_is_repeated_later_and_never_by_a_dequeue(flight):
+    claim = ended(flight, 1, FAILED)
+    assert flight.repeat_later(flight.take_acks(), T0) == []
+
+    assert flight.take_acks() == []
+    assert flight.take_reports(T0 + REPEAT_SECONDS / 2) == []
+    assert flight.take_reports(T0 + REPEAT_SECONDS) == [claim]
+
+
+def test_what_can_not_be_reported_is_dropped_once_its_claim_has_timed_out(flight):
+    claim = ended(flight, 1, SUCCEEDED)
+
+    assert flight.repeat_later(flight.take_acks(), T0 + 60) == [claim]
+    assert flight.take_reports(T0 + 1000) == []
+
+
+@pytest.mark.parametrize("outcome", [DISCARDED, POSTPONED])
+def test_what_takes_a_checkpoint_is_the_reporters_and_is_told_at_once(flight, outcome):
+    claim = ended(flight, 1, outcome)
+
+    assert flight.take_acks() == []
+    assert flight.take_reports(T0) == [claim]
+
+
+def test_discarding_the_last_attempt_takes_an_ack_only(flight):
+    job = begun(flight, claimed(1, attempts_remaining=1))
+    flight.finish(job, DISCARDED, T0)
+
+    assert flight.take_acks() == [job.claim]
+
+
+def test_the_reporter_wakes_for_the_first_end_and_is_done_when_all_was_told(flight):
+    job = begun(flight, claimed(1, timeout_seconds=600))
+    woken: list[object] = []
+    reporter = in_thread(woken, lambda: flight.wait_until_due(T0))
+    flight.finish(job, SUCCEEDED, T0)
+    reporter.join(20)
+    assert woken == [True]
+
+    flight.stop()
+    flight.end_of_fetching()
+    assert flight.wait_until_due(T0) is True
+    assert flight.take_reports(T0) == [job.claim]
+    assert flight.wait_until_due(T0) is False
+
+
+# --- renewals, and claims that are lost -----------------------------------------------------
+
+
+def test_claims_of_jobs_that_run_are_renewed_well_before_they_time_out(flight):
+    job = begun(flight, claimed(1))
+
+    assert flight.take_renewals(T0 + 19) == []
+    assert flight.take_renewals(T0 + 20) == [job.claim]
+    flight.renewed([job.claim], T0 + 20, done=True)
+    assert flight.take_renewals(T0 + 39) == []
+    assert flight.take_renewals(T0 + 40) == [job.claim]
+
+    flight.renewed([job.claim], T0 + 40, done=False)  # that failed: soon again
+    assert flight.take_renewals(T0 + 44) == []
+    assert flight.take_renewals(T0 + 45) == [job.claim]
+
+    flight.finish(job, SUCCEEDED, T0 + 46)
+    assert flight.take_renewals(T0 + 1000) == []
+    assert flight.repeat_later(flight.take_acks(), T0 + 79) == []  # its claim holds until T0 + 80
+
+
+def test_what_comes_of_a_lost_claim_is_dropped_and_counted(flight):
+    job = begun(flight, claimed(1))
+    told: list[str] = []
+    job.claim.when_lost(lambda: told.append("lost"))
+
+    job.claim.lose()
+    flight.finish(job, SUCCEEDED, T0 + 1)
+
+    assert told == ["lost"]
+    assert flight.take_reports(T0 + 1000) == []
+    facts = flight.facts()
+    assert (facts.waiting, facts.running, facts.claims_lost) == (0, 0, 1)
+    assert facts.runs.endings[Ending.LOST] == 1
+
+
+def test_a_claim_that_was_lost_while_it_waited_is_not_begun(flight):
+    flight.add([claimed(1), claimed(2)], T0, asked=0)
+    [first] = [claim for claim in flight.take_renewals(T0 + 20) if claim.job == claimed(1)]
+    first.lose()
+
+    assert begun(flight).claim.job == claimed(2)
+    facts = flight.facts()
+    assert (facts.waiting, facts.running, facts.claims_lost) == (0, 1, 1)
+    assert facts.runs.total == 0
+
+
+# --- releases and the end -------------------------------------------------------------------
+
+
+def test_jobs_that_wait_for_long_are_released_and_none_are_claimed_ahead(flight):
+    jobs_take(flight, 0.001)
+    assert flight.wait_for_room() > 100
+    begun(flight, claimed(21), claimed(22), claimed(23))
+    begun(flight)
+
+    assert flight.take_reports(T0 + HOARD_SECONDS - 0.1) == []
+    [back] = flight.take_reports(T0 + HOARD_SECONDS)
+    assert (back.job, back.outcome) == (claimed(23), HANDED_BACK)
+    assert flight.begin() is None
+    assert flight.facts().running == 2
+
+
+def test_stopping_wakes_everyone_and_releases_what_was_not_begun(flight):
+    results: list[object] = []
+    handler = in_thread(results, flight.wait)
+    flight.stop()
+    handler.join(20)
+    flight.add([claimed(1)], T0, asked=0)
+
+    assert results == [None]
+    assert flight.stopping.is_set()
+    assert flight.wait_for_room() == 0
+    assert flight.begin() is None
+    assert jobs_of(flight.take_reports(T0)) == [claimed(1)]
+
+
+def test_what_is_abandoned_is_released_and_its_outcome_is_dropped(flight):
+    job = begun(flight, claimed(1))
+    flight.stop()
+
+    flight.abandon()
+
+    assert job.lost
+    [back] = flight.take_reports(T0)
+    assert (back.job, back.outcome) == (claimed(1), HANDED_BACK)
+    flight.finish(job, SUCCEEDED, T0 + 1)
+    assert flight.take_reports(T0 + 2) == []
+
+
+def test_once_given_up_nothing_is_reported_any_more(flight):
+    ended(flight, 1, SUCCEEDED)
+    reports = flight.take_reports(T0 + ACK_SECONDS)
+    ended(flight, 2, POSTPONED)
+
+    assert flight.give_up() == 2  # one that is being reported, and one that is not
+    assert flight.repeat_later(reports, T0 + 1) == []
+    assert flight.wait_until_due(T0 + 2) is False
