@@ -59,11 +59,11 @@ class EchoEngine(StorageEngine):
 
     def apply(self, batch: Batch, now_ms: int) -> BatchResult:
         return BatchResult(
-            acks=[AckResult(len(op.succeeded), len(op.failed), 0, ()) for op in batch.acks],
+            acks=[AckResult(op.jobs, 0, 0, ()) for op in batch.acks],
             checkpoints=[CheckpointResult(len(op.checkpoints), 0, ()) for op in batch.checkpoints],
             releases=[() for _ in batch.releases],
             enqueues=[list(itertools.islice(self._ids, len(op.jobs))) for op in batch.enqueues],
-            claims=[[claim.payload for claim in op.claims] for op in batch.claims],
+            claims=[op.payloads for op in batch.claims],
         )
 
     def queues(self) -> frozenset[str]:

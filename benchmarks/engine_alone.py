@@ -20,9 +20,9 @@ from benchmarks import frames
 from benchmarks.load import Window, percentile
 from benchmarks.pinlater_statements import PinLaterShard
 from pinlaterd.config.schema import ServerSettings, ShardSettings
-from pinlaterd.engines.base import AckOp, Acks, Batch, Claim, ClaimOp, EnqueueOp, StorageEngine
+from pinlaterd.engines.base import AckOp, Acks, Batch, ClaimOp, Claims, EnqueueOp, StorageEngine
 from pinlaterd.engines.registry import make_engine
-from pinlaterd.model import Job, JobKey, Payload
+from pinlaterd.model import Job, Payload, PendingKey
 
 QUEUE = "bench"
 FILL_JOBS = 500
@@ -147,11 +147,14 @@ def _cycles(engine: StorageEngine, load: EngineLoad) -> Iterator[Step]:
 
     def cycle() -> None:
         now_ms = _now_ms()
-        keys = [JobKey(1, local_id) for local_id in engine.apply(enqueue, now_ms).enqueues[0]]
-        claim = f"localhost:9010:1700000000000:bench:load:{keys[0].local_id}"
-        claims = [Claim(key, now_ms, claim, payload) for key in keys]
-        engine.apply(Batch(acks=[AckOp(QUEUE, acks, ())], claims=[ClaimOp(QUEUE, claims)]), now_ms)
-        acks[:] = [Acks(1, [key.local_id for key in keys])]
+        ids = engine.apply(enqueue, now_ms).enqueues[0]
+        keys = [PendingKey(now_ms, local_id) for local_id in ids]
+        claim = f"localhost:9010:1700000000000:bench:load:{ids[0]}"
+        claims = Claims(1, keys, [claim] * len(keys), [payload] * len(keys))
+        engine.apply(
+            Batch(acks=[AckOp(QUEUE, acks, ())], claims=[ClaimOp(QUEUE, [claims])]), now_ms
+        )
+        acks[:] = [Acks(1, ids)]
 
     while True:
         yield cycle, load.jobs_per_batch
@@ -164,31 +167,29 @@ def _enqueues(load: EngineLoad) -> Iterator[tuple[Batch, int]]:
         yield batch, load.jobs_per_batch
 
 
-def _fill(engine: StorageEngine, jobs: int) -> list[tuple[JobKey, int]]:
-    """Store so many jobs; returns their keys and run-after times, in order."""
-    keys: list[tuple[JobKey, int]] = []
+def _fill(engine: StorageEngine, jobs: int) -> list[PendingKey]:
+    """Store so many jobs; returns their keys, in order."""
+    keys: list[PendingKey] = []
     batch = Batch(enqueues=[EnqueueOp(QUEUE, [Job(frames.body())] * FILL_JOBS)])
     while len(keys) < jobs:
         now_ms = _now_ms()
         for local_id in engine.apply(batch, now_ms).enqueues[0]:
-            keys.append((JobKey(1, local_id), now_ms))  # noqa: PERF401  (reads better in order)
+            keys.append(PendingKey(now_ms, local_id))  # noqa: PERF401  (reads better in order)
     return keys
 
 
 def _claims(
-    keys: list[tuple[JobKey, int]], load: EngineLoad, *, from_memory: bool
+    keys: list[PendingKey], load: EngineLoad, *, from_memory: bool
 ) -> Iterator[tuple[Batch, int]]:
     """Claims of the next jobs with acks of those before, until none are left."""
     payload = Payload(frames.body(), 2, 2) if from_memory else None
     acks: list[Acks] = []
     for at in range(0, len(keys), load.jobs_per_batch):
         part = keys[at : at + load.jobs_per_batch]
-        claims = [
-            Claim(key, run_after_ms, f"localhost:9010:1700000000000:bench:load:{at}", payload)
-            for key, run_after_ms in part
-        ]
-        yield Batch(acks=[AckOp(QUEUE, acks, ())], claims=[ClaimOp(QUEUE, claims)]), len(part)
-        acks = [Acks(1, [key.local_id for key, _ in part])]
+        claim = f"localhost:9010:1700000000000:bench:load:{at}"
+        claims = Claims(1, part, [claim] * len(part), [payload] * len(part))
+        yield Batch(acks=[AckOp(QUEUE, acks, ())], claims=[ClaimOp(QUEUE, [claims])]), len(part)
+        acks = [Acks(1, [key.local_id for key in part])]
 
 
 # --- PinLater's statements ----------------------------------------------------------------

@@ -154,17 +154,16 @@ class EnqueueOp(NamedTuple):
     jobs: Sequence[Job]
 
 
-class Claim(NamedTuple):
-    """One job to claim, chosen by the ready index. `payload` is given if it is in memory, else
-    it is read with the claim.
+class Claims(NamedTuple):
+    """Jobs of one priority to claim, in columns of the same length.
 
-    `run_after_ms` is where the ready index found it; the engine may use it to reach the row.
-    """
+    `keys` are where the ready index found them, which helps to reach the rows. A payload is given
+    if it is in memory, else it is read with the claim."""
 
-    key: JobKey
-    run_after_ms: int
-    claim_descriptor: str
-    payload: Payload | None = None
+    priority: int
+    keys: Sequence[PendingKey]
+    claim_descriptors: Sequence[str]
+    payloads: Sequence[Payload | None]
 
 
 class ClaimOp(NamedTuple):
@@ -175,9 +174,14 @@ class ClaimOp(NamedTuple):
     an op within `most_bytes`: so whoever asks for what did not fit, first, gets on."""
 
     queue: str
-    claims: Sequence[Claim]
+    claims: Sequence[Claims]
     most_bytes: int = NO_BOUND
     at_least_one: bool = True
+
+    @property
+    def payloads(self) -> list[Payload | None]:
+        """Those that are given, of all jobs in order."""
+        return [payload for claims in self.claims for payload in claims[3]]
 
 
 class ClaimRoom(NamedTuple):
@@ -225,7 +229,7 @@ class CheckpointResult(NamedTuple):
 
 class BatchResult(NamedTuple):
     """The results, in the order of the ops; enqueues: local ids in the order of the jobs;
-    claims: a Payload for each Claim, or None where the job was not PENDING any more; fewer than
+    claims: a Payload for each job, or None where the job was not PENDING any more; fewer than
     claims where the next one did not fit: those jobs stayed as they were."""
 
     acks: Sequence[AckResult]

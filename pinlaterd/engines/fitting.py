@@ -7,10 +7,9 @@ an engine. Pure but for that.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
 from typing import Protocol
 
-from pinlaterd.engines.base import Claim, ClaimOp, ClaimRoom
+from pinlaterd.engines.base import ClaimOp, ClaimRoom, Claims
 from pinlaterd.model import Payload
 
 
@@ -34,7 +33,7 @@ def fitting_payloads(
         if left <= 0 and not first_of_batch:
             found.append(())
             continue
-        payloads: Sequence[Payload | None] = [claim[3] for claim in op.claims]
+        payloads: Sequence[Payload | None] = op.payloads
         if None in payloads:
             payloads = _with_missing(op, min(left, op.most_bytes), read)
         sizes = [len(payload[0]) + room.job_bytes if payload else None for payload in payloads]
@@ -46,6 +45,22 @@ def fitting_payloads(
         first_of_batch = first_of_batch and sizes.count(None) == len(sizes)
         found.append(payloads)
     return found
+
+
+def first_claims(op: ClaimOp, count: int) -> Sequence[Claims]:
+    """The claims on the first `count` jobs of `op`."""
+    first: list[Claims] = []
+    for claims in op.claims:
+        priority, keys, descriptors, payloads = claims
+        jobs = len(keys)
+        if jobs > count:
+            if count:
+                columns = keys[:count], descriptors[:count], payloads[:count]
+                first.append(Claims(priority, *columns))
+            return first
+        first.append(claims)
+        count -= jobs
+    return first
 
 
 def _fitting(
@@ -71,17 +86,18 @@ def _with_missing(op: ClaimOp, most_bytes: int, read: ReadPayloads) -> list[Payl
     """The payloads of the first claims of `op`: those given, and between them those read, up to
     about `most_bytes` of bodies, or one."""
     payloads: list[Payload | None] = []
-    for priority, run in groupby(op.claims, _priority_of):
-        claims = list(run)
-        missing = [claim.key.local_id for claim in claims if claim.payload is None]
+    for priority, keys, _, given in op.claims:
+        missing = [
+            key.local_id for key, payload in zip(keys, given, strict=True) if payload is None
+        ]
         if not missing:
-            payloads += [claim.payload for claim in claims]
+            payloads += given
             continue
         rows = read(op.queue, priority, missing, most_bytes=max(0, most_bytes))
         stored = iter(rows)
-        for claim in claims:
-            if claim.payload is not None:
-                payloads.append(claim.payload)
+        for payload in given:
+            if payload is not None:
+                payloads.append(payload)
                 continue
             try:
                 payloads.append(next(stored))
@@ -89,7 +105,3 @@ def _with_missing(op: ClaimOp, most_bytes: int, read: ReadPayloads) -> list[Payl
                 return payloads
         most_bytes -= sum([len(row[0]) for row in rows if row is not None])
     return payloads
-
-
-def _priority_of(claim: Claim) -> int:
-    return claim.key[0]

@@ -150,7 +150,7 @@ class Commits:
         self._health.succeeded(now - started, now)
         memory.figures.committed(sum([work.rows for work in works]), now - started)
         if batch.claims:
-            asked = sum([len(op.claims) for op in batch.claims])
+            asked = sum([len(claims[1]) for op in batch.claims for claims in op.claims])
             self.appetite.learn(asked, sum([len(payloads) for payloads in result.claims]))
         results = Results(result)
         # Dequeues are last: what became ready in this commit is in the index when they conclude.

@@ -16,13 +16,13 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import count, groupby, repeat
+from itertools import compress, count, islice
 from typing import cast
 
 from pinlaterd.config.schema import ServerSettings
-from pinlaterd.engines.base import AckOp, Claim, ClaimOp, StorageEngine
+from pinlaterd.engines.base import AckOp, ClaimOp, Claims, StorageEngine
 from pinlaterd.errors import PinLaterError, RequestError
-from pinlaterd.model import DequeueRequest, JobKey, Payload, PendingKey
+from pinlaterd.model import DequeueRequest, Payload, PendingKey
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.codec import Call, DequeueAnswer
 from pinlaterd.shard.ready import Taken
@@ -42,7 +42,6 @@ JOB_OVERHEAD_BYTES = 300
 # What a dry run reads at a time, about as much as a commit costs: those who wait don't feel it.
 _MOST_KEYS_A_LOOK = 200
 _MOST_BYTES_A_LOOK = 256 << 10
-_new = tuple.__new__  # half the cost of calling a NamedTuple, for each job of a batch
 
 
 class ClaimDescriptors:
@@ -113,7 +112,7 @@ class DequeueWork:
         self.problem = problem  # of its acks, or of itself: then nothing is claimed
         self.begun = False  # whether a commit has carried out any of it
         self.jobs = DequeueAnswer()
-        self.claims: list[Claim] = []  # in hand, for the commit that is being made
+        self.claims: list[Claims] = []  # in hand, for the commit that is being made
         self._leads = False  # whether they are the first of that commit
         self._claim_timeout_seconds = math.ceil(claim_timeout_seconds)
 
@@ -123,7 +122,12 @@ class DequeueWork:
 
     @property
     def rows(self) -> int:
-        return (self.acks[0].jobs if self.acks else 0) + len(self.claims)
+        return (self.acks[0].jobs if self.acks else 0) + self.claimed
+
+    @property
+    def claimed(self) -> int:
+        """How many jobs it puts into the commit that is being made."""
+        return sum([len(claims[1]) for claims in self.claims])
 
     def contribute(self, parts: Parts) -> None:
         if self.acks:
@@ -164,15 +168,13 @@ class DequeueWork:
         claims, self.claims = self.claims, []
         self._put_back(claims, memory, now_ms)
 
-    def _put_back(self, claims: Sequence[Claim], memory: Memory, now_ms: int) -> None:
+    def _put_back(self, claims: Sequence[Claims], memory: Memory, now_ms: int) -> None:
         """They were not made: others may have these jobs."""
-        for priority, run in groupby(claims, lambda claim: claim.key.priority):
-            keys = []
-            for key, run_after_ms, _, payload in run:
-                keys.append(PendingKey(run_after_ms, key.local_id))
+        for priority, keys, _, payloads in claims:
+            for key, payload in zip(keys, payloads, strict=True):
                 if payload is not None:
                     memory.fresh.keep(self.queue, priority, (key.local_id,), (payload,))
-            memory.ready.put_back(self.queue, (Taken(priority, keys),), now_ms)
+            memory.ready.put_back(self.queue, (Taken(priority, list(keys)),), now_ms)
 
     def fail(self, error: PinLaterError) -> ReplyEntry:
         """What earlier commits claimed is delivered all the same."""
@@ -181,37 +183,59 @@ class DequeueWork:
     def add(
         self,
         shard: str,
-        keys: Iterable[JobKey],
+        priority: int,
+        keys: Iterable[PendingKey],
         payloads: Sequence[Payload],
         claims: Sequence[str],
     ) -> None:
         """More jobs for the answer."""
-        prefix = f"{self.queue}:s{shard}:p"
-        descriptors = [f"{prefix}{priority}:{local_id}" for priority, local_id in keys]
+        prefix = f"{self.queue}:s{shard}:p{priority}:"
+        descriptors = [f"{prefix}{key[1]}" for key in keys]
         self.jobs.add(descriptors, payloads, claims, self._claim_timeout_seconds)
         self.remaining -= len(descriptors)
 
     def _take_over(self, payloads: Sequence[Payload | None], memory: Memory, now_ms: int) -> None:
         """The claims were committed, the first of them, as many as fitted. None stands for a job
         that was not PENDING in the store: that is somebody else's doing."""
+        asked, had_jobs = self.claimed, len(self.jobs) > 0
         claims, self.claims = self.claims, []
+        handed_out = 0
+        at = 0
+        for priority, keys, descriptors, given in claims:
+            found = payloads[at : at + len(keys)]
+            fit = len(found)
+            at += fit
+            if fit < len(keys):
+                left = Claims(priority, keys[fit:], descriptors[fit:], given[fit:])
+                self._put_back([left], memory, now_ms)
+            handed_out += self._hand_out(
+                priority, keys[:fit], descriptors[:fit], found, memory, now_ms
+            )
+        if len(payloads) < asked:
+            self.full = self._leads and not handed_out and had_jobs
+        if handed_out < len(payloads):
+            memory.figures.mismatched(self.queue, len(payloads) - handed_out)
+            memory.suspects.add(self.queue)
+
+    def _hand_out(
+        self,
+        priority: int,
+        keys: Sequence[PendingKey],
+        descriptors: Sequence[str],
+        payloads: Sequence[Payload | None],
+        memory: Memory,
+        now_ms: int,
+    ) -> int:
+        """Returns how many of these jobs were claimed."""
         held = [payload for payload in payloads if payload is not None]
+        if len(held) < len(keys):
+            kept = [payload is not None for payload in payloads]
+            keys, descriptors = list(compress(keys, kept)), list(compress(descriptors, kept))
         self.bytes_left -= sum([len(payload[0]) for payload in held])
         self.bytes_left -= JOB_OVERHEAD_BYTES * len(held)
-        if len(payloads) < len(claims):
-            self._put_back(claims[len(payloads) :], memory, now_ms)
-            claims = claims[: len(payloads)]
-            self.full = self._leads and not held and len(self.jobs) > 0
-        if len(held) < len(claims):
-            memory.figures.mismatched(self.queue, len(claims) - len(held))
-            memory.suspects.add(self.queue)
-            claims = [
-                claim
-                for claim, payload in zip(claims, payloads, strict=True)
-                if payload is not None
-            ]
-        self.add(memory.name, [claim[0] for claim in claims], held, [claim[2] for claim in claims])
-        memory.figures.dequeued(self.queue, [now_ms - claim[1] for claim in claims], held)
+        self.add(memory.name, priority, keys, held, descriptors)
+        memory.figures.dequeued(self.queue, [now_ms - key[0] for key in keys], held)
+        return len(held)
 
 
 class Appetite:
@@ -257,15 +281,8 @@ class Claimer:
         limit = min(work.remaining, most_jobs)
         for priority, keys in ready.take(queue, limit, work.lowest_priority, now_ms):
             payloads = fresh.take(queue, priority, [key[1] for key in keys])
-            work.claims += [
-                _new(
-                    Claim,
-                    (_new(JobKey, (priority, key[1])), key[0], f"{prefix}{number}", payload),
-                )
-                for key, payload, number in zip(
-                    keys, payloads or repeat(None), counter, strict=False
-                )
-            ]
+            descriptors = [f"{prefix}{number}" for number in islice(counter, len(keys))]
+            work.claims.append(Claims(priority, keys, descriptors, payloads or [None] * len(keys)))
 
     def look(self, work: DequeueWork, now_ms: int) -> Iterator[None]:
         """A dry run, in slices: what `work` would get, as the store has it, without claims."""
@@ -285,12 +302,14 @@ class Claimer:
                 )
                 fitting = _fitting(work, payloads)
                 found = [
-                    (_new(JobKey, (priority, key.local_id)), payload)
+                    (key, payload)
                     for key, payload in zip(keys[:fitting], payloads, strict=False)
                     if payload is not None
                 ]
                 held = [payload for _, payload in found]
-                work.add(self._memory.name, [key for key, _ in found], held, [""] * len(held))
+                work.add(
+                    self._memory.name, priority, [key for key, _ in found], held, [""] * len(held)
+                )
                 if fitting:
                     after = keys[fitting - 1]
                 yield None

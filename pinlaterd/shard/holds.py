@@ -8,8 +8,8 @@ its claim. Touches the store, in one commit of its own.
 
 from __future__ import annotations
 
-from pinlaterd.engines.base import Batch, Claim, ClaimOp, StorageEngine
-from pinlaterd.model import MOVE_SOURCE, JobKey, Payload, PendingKey, move_claim
+from pinlaterd.engines.base import Batch, ClaimOp, Claims, StorageEngine
+from pinlaterd.model import MOVE_SOURCE, Payload, PendingKey, move_claim
 from pinlaterd.shard.dequeues import ClaimDescriptors
 from pinlaterd.shard.works import Memory
 from pinlaterd.wire.envelope import HeldJob, HoldRequest
@@ -50,18 +50,11 @@ class Holds:
         if not keys:
             return []
         prefix, counter = self.descriptors.prefix(MOVE_SOURCE), self.descriptors.counter
-        claims = [
-            Claim(
-                JobKey(priority, key.local_id),
-                key.run_after_ms,
-                move_claim(f"{prefix}{number}"),
-                _NOT_READ,
-            )
-            for key, number in zip(keys, counter, strict=False)
-        ]
-        result = self._engine.apply(Batch(claims=[ClaimOp(queue, claims)]), latest_ms)
+        descriptors = [move_claim(f"{prefix}{number}") for _, number in zip(keys, counter)]  # noqa: B905
+        claims = Claims(priority, keys, descriptors, [_NOT_READ] * len(keys))
+        result = self._engine.apply(Batch(claims=[ClaimOp(queue, [claims])]), latest_ms)
         return [
-            HeldJob(claim.key.local_id, claim.run_after_ms, claim.claim_descriptor)
-            for claim, payload in zip(claims, result.claims[0], strict=True)
+            HeldJob(key.local_id, key.run_after_ms, descriptor)
+            for key, descriptor, payload in zip(keys, descriptors, result.claims[0], strict=True)
             if payload is not None
         ]

@@ -565,7 +565,7 @@ class ShardService:
             except StorageNotCommitted as error:
                 self._commits.give_up([work], error, now_ms)
                 return
-        batch.appetite -= len(work.claims)
+        batch.appetite -= work.claimed
         jobs = work.rows
         if jobs:
             batch.dequeues.append(work)

@@ -10,9 +10,9 @@ from typing import cast
 import pytest
 
 from pinlaterd.client import JobState, calls
-from pinlaterd.engines.base import AckOp, Acks, Batch, Claim, ClaimOp, EnqueueOp
+from pinlaterd.engines.base import AckOp, Acks, Batch, ClaimOp, Claims, EnqueueOp
 from pinlaterd.engines.sqlite.engine import SqliteEngine
-from pinlaterd.model import Job, JobKey, Result, RetryFailedRequest
+from pinlaterd.model import Job, PendingKey, Result, RetryFailedRequest
 from pinlaterd.rpc.codec import Call
 from tests.client.either_client import BlockingAsyncClient
 from tests.deployment import Deployment
@@ -94,8 +94,9 @@ def parts_of(jobs: int) -> list[int]:
 
 def fail(engine: SqliteEngine, jobs: list[Job], now_ms: int) -> None:
     [ids] = engine.apply(Batch(enqueues=[EnqueueOp("failed", jobs)]), now_ms).enqueues
-    claims = [Claim(JobKey(1, local_id), now_ms, "test") for local_id in ids]
-    engine.apply(Batch(claims=[ClaimOp("failed", claims)]), now_ms)
+    keys = [PendingKey(now_ms, local_id) for local_id in ids]
+    claims = Claims(1, keys, ["test"] * len(keys), [None] * len(keys))
+    engine.apply(Batch(claims=[ClaimOp("failed", [claims])]), now_ms)
     engine.apply(Batch(acks=[AckOp("failed", [], [Acks(1, ids)])]), now_ms)
 
 

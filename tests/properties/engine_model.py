@@ -32,8 +32,6 @@ from pinlaterd.engines.base import (
     Batch,
     Checkpoint,
     CheckpointOp,
-    Claim,
-    ClaimOp,
     EnqueueOp,
     Limits,
     Release,
@@ -42,7 +40,15 @@ from pinlaterd.engines.base import (
 )
 from pinlaterd.model import Job, JobKey, JobState, PendingKey, claim_source
 from tests.conformance.engine.engines import EngineMaker, maker
-from tests.conformance.engine.harness import END_OF_TIME_MS, QUEUE, Ack, EngineHarness, ack_op
+from tests.conformance.engine.harness import (
+    END_OF_TIME_MS,
+    QUEUE,
+    Ack,
+    Claim,
+    EngineHarness,
+    ack_op,
+    claim_op,
+)
 
 PRIORITIES = (1, 2)
 NO_CLAIM = "host:9010:1:web:0"
@@ -213,7 +219,7 @@ class QueueMachine(RuleBasedStateMachine):
             claims.append(self.store.claim_on(key, at))
 
         [payloads] = self.store.engine.apply(
-            Batch(claims=[ClaimOp(QUEUE, claims)]), self.now_ms
+            Batch(claims=[claim_op(QUEUE, claims)]), self.now_ms
         ).claims
 
         for claim, payload in zip(claims, payloads, strict=True):

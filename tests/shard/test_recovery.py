@@ -157,7 +157,7 @@ def test_a_dequeue_whose_jobs_cannot_be_read_is_refused_alone_and_they_can_be_ha
     shard.service.open()  # with no payloads in memory
 
     def no_reads(batch: Batch) -> None:
-        if any(claim.payload is None for op in batch.claims for claim in op.claims):
+        if any(None in op.payloads for op in batch.claims):
             raise StorageNotCommitted("the server is busy")
 
     engine.on_apply = no_reads

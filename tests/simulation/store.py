@@ -261,17 +261,15 @@ class ModelStore:
 
     def _claim(self, op: ClaimOp, now_ms: int) -> list[Payload | None]:
         found: list[Payload | None] = []
-        for claim in op.claims:
-            row = self._disk.jobs[op.queue].get(claim.key)
-            if row is None or row.state is not JobState.PENDING:
-                found.append(None)
-                continue
-            row.state, row.claim, row.updated_at_ms = (
-                JobState.IN_PROGRESS,
-                claim.claim_descriptor,
-                now_ms,
-            )
-            found.append(self._payload(row))
+        for priority, keys, claim_descriptors, _ in op.claims:
+            for key, claim_descriptor in zip(keys, claim_descriptors, strict=True):
+                row = self._disk.jobs[op.queue].get(JobKey(priority, key.local_id))
+                if row is None or row.state is not JobState.PENDING:
+                    found.append(None)
+                    continue
+                row.state, row.claim = JobState.IN_PROGRESS, claim_descriptor
+                row.updated_at_ms = now_ms
+                found.append(self._payload(row))
         return found
 
     def _payload(self, row: StoredRow) -> Payload:

@@ -16,12 +16,12 @@ from pinlaterd.engines.base import (
     Checkpoint,
     CheckpointOp,
     CheckpointResult,
-    Claim,
+    ClaimOp,
     EnqueueOp,
     ReleaseOp,
     Requeued,
 )
-from pinlaterd.engines.fitting import fitting_payloads
+from pinlaterd.engines.fitting import first_claims, fitting_payloads
 from pinlaterd.engines.mysql.attempts import (
     HeldClaim,
     apply_acks,
@@ -256,16 +256,14 @@ def _claim(store: Store, tx: Transaction, batch: Batch) -> list[list[Payload | N
         return read_payloads(tx.db.rows, table, local_ids, most_bytes=most_bytes)
 
     payloads = fitting_payloads(batch.claims, batch.claim_room, read)
-    ops = [
-        (op.queue, op.claims[: len(fitting)])
-        for op, fitting in zip(batch.claims, payloads, strict=True)
-    ]
-    wanted: defaultdict[tuple[str, int], dict[int, Claim]] = defaultdict(dict)
-    for queue, claims in ops:
-        for claim in claims:
-            # A job that is named twice is the first one's.
-            wanted[queue, claim.key.priority].setdefault(claim.key.local_id, claim)
-    made: dict[tuple[str, int], dict[int, Claim]] = {}
+    # By queue and priority, job and claim descriptor. A job that is named twice is the first one's.
+    wanted: defaultdict[tuple[str, int], dict[int, str]] = defaultdict(dict)
+    for op, fitting in zip(batch.claims, payloads, strict=True):
+        for priority, keys, claim_descriptors, _ in first_claims(op, len(fitting)):
+            by_id = wanted[op.queue, priority]
+            for (_, local_id), claim_descriptor in zip(keys, claim_descriptors, strict=True):
+                by_id.setdefault(local_id, claim_descriptor)
+    made: dict[tuple[str, int], dict[int, str]] = {}
     for (queue, priority), by_id in wanted.items():
         table = store.tables_of(queue).get(priority)
         if table is None:
@@ -275,27 +273,33 @@ def _claim(store: Store, tx: Transaction, batch: Batch) -> list[list[Payload | N
         tx.moved(queue, table, list(kept), JobState.PENDING, JobState.IN_PROGRESS)
         if kept:
             # Not by its state: in this very transaction it may have come from there.
-            claim = next(iter(kept.values()))
-            tx.witness = claimed_job(table, claim.key.local_id, claim.claim_descriptor)
+            tx.witness = claimed_job(table, *next(iter(kept.items())))
+    return [_handed_out(op, of_op, made) for op, of_op in zip(batch.claims, payloads, strict=True)]
 
-    def handed_out(queue: str, claim: Claim, payload: Payload | None) -> Payload | None:
-        claims = made.get((queue, claim.key.priority))
-        if claims is None or claims.get(claim.key.local_id) is not claim:
-            return None
-        del claims[claim.key.local_id]  # the same claim may come a second time
-        return payload
 
-    return [
-        [handed_out(queue, claim, payload) for claim, payload in zip(claims, of_op, strict=True)]
-        for (queue, claims), of_op in zip(ops, payloads, strict=True)
-    ]
+def _handed_out(
+    op: ClaimOp,
+    payloads: Sequence[Payload | None],
+    made: dict[tuple[str, int], dict[int, str]],
+) -> list[Payload | None]:
+    """`payloads` of the first jobs of `op`; None where its claim was not made. What is handed out
+    leaves `made`: the same claim may come a second time."""
+    handed_out: list[Payload | None] = []
+    for priority, keys, claim_descriptors, _ in first_claims(op, len(payloads)):
+        claims = made.get((op.queue, priority), {})
+        for (_, local_id), claim_descriptor in zip(keys, claim_descriptors, strict=True):
+            mine = claims.get(local_id) == claim_descriptor
+            handed_out.append(payloads[len(handed_out)] if mine else None)
+            if mine:
+                del claims[local_id]
+    return handed_out
 
 
 def _claim_in(
-    store: Store, tx: Transaction, table: Table, wanted: dict[int, Claim]
-) -> dict[int, Claim]:
+    store: Store, tx: Transaction, table: Table, wanted: dict[int, str]
+) -> dict[int, str]:
     """Claim the jobs that are PENDING; returns those."""
-    descriptors = [table.claim(claim.claim_descriptor) for claim in wanted.values()]
+    descriptors = [table.claim(claim_descriptor) for claim_descriptor in wanted.values()]
     since = b"pending_since = updated_at, " if table.has_pending_since else b""  # its old value
     common = b"state = 1, %supdated_at = %s%s" % (
         since,

@@ -17,7 +17,6 @@ from pinlaterd.engines.base import (
     BatchResult,
     CheckpointOp,
     CheckpointResult,
-    Claim,
     ClaimOp,
     EnqueueOp,
     Requeued,
@@ -121,17 +120,12 @@ def _add_jobs(arguments: list[Argument], places: Places, op: EnqueueOp, now_ms: 
         arguments += [job[0] for job in run]
 
 
-def _priority_of(claim: Claim) -> int:
-    return claim.key[0]
-
-
 def _add_claims(arguments: list[Argument], places: Places, op: ClaimOp) -> None:
-    runs = _runs(op.claims, _priority_of)
-    arguments += (op.queue, op.most_bytes, "1" if op.at_least_one else "0", len(runs))
-    for priority, run in runs:
+    arguments += (op.queue, op.most_bytes, "1" if op.at_least_one else "0", len(op.claims))
+    for priority, *columns in op.claims:
         places.add((op.queue, priority))
-        arguments += (len(run), priority)
-        for (_, local_id), _, claim, payload in run:
+        arguments += (len(columns[0]), priority)
+        for (_, local_id), claim, payload in zip(*columns, strict=True):
             arguments += (str(local_id), claim, "" if payload is None else str(len(payload[0])))
 
 
@@ -155,7 +149,7 @@ def batch_result(batch: Batch, answer: Sequence[Sequence[Any]]) -> BatchResult:
             for first, op in zip(enqueues, batch.enqueues, strict=True)
         ],
         claims=[
-            [_payload(claim, result) for claim, result in zip(op.claims, results, strict=False)]
+            [_payload(given, result) for given, result in zip(op.payloads, results, strict=False)]
             for op, results in zip(batch.claims, claims, strict=True)
         ],
     )
@@ -169,10 +163,10 @@ def _requeued(flat: Sequence[Any]) -> list[Requeued]:
     ]
 
 
-def _payload(claim: Claim, result: Any) -> Payload | None:
+def _payload(given: Payload | None, result: Any) -> Payload | None:
     if result == 0:
         return None
-    return claim.payload if result == 1 else stored_payload(result)
+    return given if result == 1 else stored_payload(result)
 
 
 def stored_payload(row: Sequence[bytes | None]) -> Payload:

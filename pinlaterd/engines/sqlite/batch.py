@@ -14,12 +14,11 @@ from pinlaterd.engines.base import (
     Checkpoint,
     CheckpointOp,
     CheckpointResult,
-    Claim,
     EnqueueOp,
     ReleaseOp,
     Requeued,
 )
-from pinlaterd.engines.fitting import fitting_payloads
+from pinlaterd.engines.fitting import first_claims, fitting_payloads
 from pinlaterd.engines.sqlite.attempts import (
     HeldClaim,
     apply_acks,
@@ -183,13 +182,14 @@ def _claim(store: Store, tx: Transaction, batch: Batch) -> list[Sequence[Payload
 
     payloads = fitting_payloads(batch.claims, batch.claim_room, read)
     ops = [
-        (store.queue_id(op.queue), op.claims[: len(fitting)])
+        (store.queue_id(op.queue), first_claims(op, len(fitting)))
         for op, fitting in zip(batch.claims, payloads, strict=True)
     ]
     pending_rows = [
         (queue_id, priority, run_after_ms, local_id)
         for queue_id, claims in ops
-        for (priority, local_id), run_after_ms, _, _ in claims
+        for priority, keys, _, _ in claims
+        for run_after_ms, local_id in keys
     ]
     deleted = tx.db.executemany(
         "DELETE FROM pending WHERE queue = ? AND priority = ? AND run_after = ? AND local_id = ?",
@@ -200,19 +200,19 @@ def _claim(store: Store, tx: Transaction, batch: Batch) -> list[Sequence[Payload
     claim_rows: list[tuple[int, int, int, int, str]] = []
     first = 0
     for number, (queue_id, claims) in enumerate(ops):
-        kept: Sequence[Claim] = claims
+        new_rows = [
+            (key[1], queue_id, priority, tx.now_ms, claim_descriptor)
+            for priority, keys, claim_descriptors, _ in claims
+            for key, claim_descriptor in zip(keys, claim_descriptors, strict=True)
+        ]
         if lost:
-            gone = [at in lost for at in range(first, first + len(claims))]
-            kept = [claim for claim, is_gone in zip(claims, gone, strict=True) if not is_gone]
+            gone = [at in lost for at in range(first, first + len(new_rows))]
+            first += len(new_rows)
+            new_rows = [row for row, is_gone in zip(new_rows, gone, strict=True) if not is_gone]
             payloads[number] = [
                 None if is_gone else payload
                 for payload, is_gone in zip(payloads[number], gone, strict=True)
             ]
-        first += len(claims)
-        new_rows = [
-            (claim.key.local_id, queue_id, claim.key.priority, tx.now_ms, claim.claim_descriptor)
-            for claim in kept
-        ]
         claim_rows += new_rows
         tx.moved(queue_id, [row[2] for row in new_rows], JobState.PENDING, JobState.IN_PROGRESS)
     tx.db.executemany(

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from pinlaterd.clock import FakeClock
 from pinlaterd.engines.base import (
+    NO_BOUND,
     AckOp,
     AckResult,
     Acks,
@@ -20,8 +21,8 @@ from pinlaterd.engines.base import (
     Checkpoint,
     CheckpointOp,
     CheckpointResult,
-    Claim,
     ClaimOp,
+    Claims,
     EnqueueOp,
     Ownership,
     Release,
@@ -61,6 +62,32 @@ def _alike(acks: Iterable[Ack | JobKey]) -> list[Acks]:
         Acks(priority, [ack.key.local_id for ack in run], *rest)
         for (priority, *rest), run in groupby(each, lambda ack: (ack.key.priority, *ack[1:]))
     ]
+
+
+class Claim(NamedTuple):
+    """Of one job."""
+
+    key: JobKey
+    run_after_ms: int
+    claim_descriptor: str
+    payload: Payload | None = None
+
+
+def claim_op(
+    queue: str, claims: Iterable[Claim], most_bytes: int = NO_BOUND, *, at_least_one: bool = True
+) -> ClaimOp:
+    columns = [
+        Claims(
+            priority,
+            [PendingKey(claim.run_after_ms, claim.key.local_id) for claim in run],
+            [claim.claim_descriptor for claim in run],
+            [claim.payload for claim in run],
+        )
+        for priority, run in (
+            (priority, list(run)) for priority, run in groupby(claims, lambda c: c.key.priority)
+        )
+    ]
+    return ClaimOp(queue, columns, most_bytes, at_least_one)
 
 
 class Claimed(NamedTuple):
@@ -153,7 +180,7 @@ class EngineHarness:
         self, *, queue: str = QUEUE, priority: int = 1, limit: int = 1000, source: str = "worker"
     ) -> list[Claimed]:
         claims = self.wanted(queue=queue, priority=priority, limit=limit, source=source)
-        batch = Batch(claims=[ClaimOp(queue, claims)])
+        batch = Batch(claims=[claim_op(queue, claims)])
         [payloads] = self.engine.apply(batch, self.now_ms).claims
         return [
             Claimed(claim.key, claim.claim_descriptor, payload)

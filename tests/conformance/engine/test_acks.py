@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pinlaterd.clock import FakeClock
-from pinlaterd.engines.base import Batch, Checkpoint, ClaimOp
+from pinlaterd.engines.base import Batch, Checkpoint
 from pinlaterd.model import Job, JobKey, JobState, PendingKey, move_claim
-from tests.conformance.engine.harness import Ack, EngineHarness, ack_op
+from tests.conformance.engine.harness import Ack, EngineHarness, ack_op, claim_op
 
 
 def test_success_ends_a_job_and_keeps_its_claim_as_a_record(store: EngineHarness, clock: FakeClock):
@@ -90,7 +90,7 @@ def test_a_job_held_for_its_move_is_ended_only_by_who_names_the_claim(store: Eng
         claim._replace(claim_descriptor=move_claim(claim.claim_descriptor))
         for claim in store.wanted()
     ]
-    store.engine.apply(Batch(claims=[ClaimOp("mail", claims)]), store.now_ms)
+    store.engine.apply(Batch(claims=[claim_op("mail", claims)]), store.now_ms)
     moved, kept = (claim.key for claim in claims)
     [other] = store.in_progress(b"c")
     before = [store.job(moved), store.job(kept)]

@@ -6,14 +6,13 @@ from pinlaterd.clock import FakeClock
 from pinlaterd.engines.base import (
     ANY_ROOM,
     Batch,
-    Claim,
     ClaimOp,
     ClaimRoom,
     EnqueueOp,
     Release,
 )
 from pinlaterd.model import Job, JobKey, JobState, Payload, PendingKey
-from tests.conformance.engine.harness import Ack, EngineHarness, ack_op
+from tests.conformance.engine.harness import Ack, Claim, EngineHarness, ack_op, claim_op
 
 
 def test_a_claim_makes_a_job_in_progress(store: EngineHarness, clock: FakeClock):
@@ -38,7 +37,7 @@ def test_two_claimants_never_share_a_job(store: EngineHarness):
     first, second = store.wanted(source="w1"), store.wanted(source="w2")
 
     mine, others = store.engine.apply(
-        Batch(claims=[ClaimOp("mail", first), ClaimOp("mail", second)]), store.now_ms
+        Batch(claims=[claim_op("mail", first), claim_op("mail", second)]), store.now_ms
     ).claims
 
     assert [payload.body for payload in mine if payload] == [b"a", b"b"]
@@ -59,7 +58,7 @@ def test_a_claim_on_a_job_that_is_not_pending_fails_alone(store: EngineHarness):
     other_priority = claims[4]._replace(key=keys[4]._replace(priority=2))
     wanted = [*claims[:4], claims[3], other_priority, unknown, claims[5]]
 
-    [payloads] = store.engine.apply(Batch(claims=[ClaimOp("mail", wanted)]), store.now_ms).claims
+    [payloads] = store.engine.apply(Batch(claims=[claim_op("mail", wanted)]), store.now_ms).claims
 
     bodies = [payload.body if payload else None for payload in payloads]
     assert bodies == [None, None, None, b"3", None, None, None, b"5"]
@@ -84,7 +83,7 @@ def test_a_payload_in_memory_is_handed_out_without_a_read(store: EngineHarness):
     fresh = Payload(b"a", 2, 2)
 
     [payloads] = store.engine.apply(
-        Batch(claims=[ClaimOp("mail", [first._replace(payload=fresh), second])]), store.now_ms
+        Batch(claims=[claim_op("mail", [first._replace(payload=fresh), second])]), store.now_ms
     ).claims
 
     assert payloads[0] is fresh
@@ -96,9 +95,9 @@ def test_claims_of_many_queues_and_priorities_in_one_batch(store: EngineHarness)
     store.enqueue(Job(b"m1"), Job(b"m2", priority=2))
     store.enqueue(Job(b"o1"), queue="other")
     ops = [
-        ClaimOp("other", store.wanted(queue="other")),
-        ClaimOp("mail", store.wanted(priority=2) + store.wanted(priority=1)),
-        ClaimOp("mail", []),
+        claim_op("other", store.wanted(queue="other")),
+        claim_op("mail", store.wanted(priority=2) + store.wanted(priority=1)),
+        claim_op("mail", []),
     ]
 
     claims = store.engine.apply(Batch(claims=ops), store.now_ms).claims
@@ -115,7 +114,7 @@ def test_a_batch_goes_from_acks_to_claims(store: EngineHarness):
     batch = Batch(
         acks=[ack_op("mail", (), [Ack(claimed.key)])],
         enqueues=[EnqueueOp("mail", [Job(b"new")])],
-        claims=[ClaimOp("mail", [again])],
+        claims=[claim_op("mail", [again])],
     )
 
     result = store.engine.apply(batch, store.now_ms)
@@ -134,7 +133,7 @@ def test_a_job_enqueued_and_claimed_in_one_batch(store: EngineHarness):
     result = store.engine.apply(
         Batch(
             enqueues=[EnqueueOp("mail", [Job(b"second")])],
-            claims=[ClaimOp("mail", [claim])],
+            claims=[claim_op("mail", [claim])],
         ),
         store.now_ms,
     )
@@ -165,16 +164,16 @@ def test_claims_end_before_the_job_with_which_their_answer_would_be_too_large(
     keys = store.enqueue(A, B, C, b"")
     before = [store.job(key) for key in keys]
 
-    assert fitted(store, ClaimOp("mail", store.wanted(), most_bytes=29)) == [[A, B]]
+    assert fitted(store, claim_op("mail", store.wanted(), most_bytes=29)) == [[A, B]]
 
     assert [store.job(key) for key in keys[2:]] == before[2:]
     assert store.depths() == {(1, JobState.IN_PROGRESS): 2, (1, JobState.PENDING): 2}
-    assert fitted(store, ClaimOp("mail", store.wanted(), most_bytes=10)) == [[C, b""]]
+    assert fitted(store, claim_op("mail", store.wanted(), most_bytes=10)) == [[C, b""]]
 
 
 def test_each_job_takes_some_bytes_beside_its_body(store: EngineHarness):
     store.enqueue(A, b"", B)
-    op = ClaimOp("mail", store.wanted(), most_bytes=20)
+    op = claim_op("mail", store.wanted(), most_bytes=20)
 
     assert fitted(store, op, room=ClaimRoom(job_bytes=5)) == [[A, b""]]
 
@@ -185,9 +184,9 @@ def test_all_ops_of_a_batch_share_its_room(store: EngineHarness):
     store.enqueue(A, B, queue="other")
     others = store.wanted(queue="other")
     ops = [
-        ClaimOp("mail", store.wanted(), most_bytes=25),
-        ClaimOp("other", others[:1]),
-        ClaimOp("other", others[1:]),
+        claim_op("mail", store.wanted(), most_bytes=25),
+        claim_op("other", others[:1]),
+        claim_op("other", others[1:]),
     ]
 
     assert fitted(store, *ops, room=ClaimRoom(35)) == [[A, B], [A], []]
@@ -197,7 +196,7 @@ def test_all_ops_of_a_batch_share_its_room(store: EngineHarness):
 def test_an_answer_that_is_full_leaves_room_to_the_others(store: EngineHarness):
     store.enqueue(A, B, C)
     first, second, third = store.wanted()
-    ops = [ClaimOp("mail", [first, second], most_bytes=10), ClaimOp("mail", [third])]
+    ops = [claim_op("mail", [first, second], most_bytes=10), claim_op("mail", [third])]
 
     assert fitted(store, *ops, room=ClaimRoom(20)) == [[A], [C]]
 
@@ -205,7 +204,7 @@ def test_an_answer_that_is_full_leaves_room_to_the_others(store: EngineHarness):
 def test_the_first_job_of_a_batch_has_room_however_large_it_is(store: EngineHarness):
     store.enqueue(A, B, C)
     first, second, third = store.wanted()
-    ops = [ClaimOp("mail", [first, second], most_bytes=1), ClaimOp("mail", [third])]
+    ops = [claim_op("mail", [first, second], most_bytes=1), claim_op("mail", [third])]
 
     assert fitted(store, *ops, room=ClaimRoom(1)) == [[A], []]
 
@@ -216,8 +215,8 @@ def test_the_first_job_of_an_answer_fits_it_unless_there_is_something_in_it_alre
     store.enqueue(A, B, C)
     first, *others = store.wanted()
     ops = [
-        ClaimOp("mail", [first], most_bytes=1, at_least_one=False),
-        ClaimOp("mail", others, most_bytes=1),
+        claim_op("mail", [first], most_bytes=1, at_least_one=False),
+        claim_op("mail", others, most_bytes=1),
     ]
 
     assert fitted(store, *ops) == [[], [B]]
@@ -228,24 +227,24 @@ def test_what_is_not_to_be_had_takes_no_room(store: EngineHarness):
     claims = store.wanted()
     store.engine.delete_keys("mail", JobState.PENDING, keys[:1])
 
-    assert fitted(store, ClaimOp("mail", claims, most_bytes=1), room=ClaimRoom(1)) == [[None, B]]
+    assert fitted(store, claim_op("mail", claims, most_bytes=1), room=ClaimRoom(1)) == [[None, B]]
 
 
 def test_payloads_in_memory_take_room_as_well(store: EngineHarness):
     store.enqueue(A, B, C)
     first, second, third = store.wanted()
     second = second._replace(payload=Payload(B, 2, 2))
-    ops = [ClaimOp("mail", [first, second, third], most_bytes=20)]
+    ops = [claim_op("mail", [first, second, third], most_bytes=20)]
 
     assert fitted(store, *ops) == [[A, B]]
-    assert fitted(store, ClaimOp("mail", store.wanted(), most_bytes=9)) == [[C]]
+    assert fitted(store, claim_op("mail", store.wanted(), most_bytes=9)) == [[C]]
 
 
 def test_no_lower_priority_is_claimed_behind_a_job_that_does_not_fit(store: EngineHarness):
     store.enqueue(A, B, Job(b"small", priority=2))
     claims = store.wanted(priority=1) + store.wanted(priority=2)
 
-    assert fitted(store, ClaimOp("mail", claims, most_bytes=15)) == [[A]]
+    assert fitted(store, claim_op("mail", claims, most_bytes=15)) == [[A]]
 
     assert store.depths() == {
         (1, JobState.IN_PROGRESS): 1,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pinlaterd.clock import FakeClock
-from pinlaterd.engines.base import Batch, Checkpoint, ClaimOp, Release, ReleaseOp
+from pinlaterd.engines.base import Batch, Checkpoint, Release, ReleaseOp
 from pinlaterd.model import Job, JobKey, JobState, PendingKey
-from tests.conformance.engine.harness import EngineHarness
+from tests.conformance.engine.harness import EngineHarness, claim_op
 
 
 def _expire(store: EngineHarness, *, older_than_seconds: float, limit: int = 100):
@@ -40,7 +40,7 @@ def test_a_claim_of_the_last_moment_never_times_out(store: EngineHarness, clock:
     claims = [store.claim_on(key, PendingKey(at_ms, key.local_id)) for key in (first, second)]
     latest_ms = store.engine.limits.run_after_ms
 
-    store.engine.apply(Batch(claims=[ClaimOp("mail", claims)]), latest_ms)
+    store.engine.apply(Batch(claims=[claim_op("mail", claims)]), latest_ms)
 
     clock.advance(366 * 24 * 3600)
     assert _expire(store, older_than_seconds=0.1) == ([], 0)
@@ -59,7 +59,7 @@ def test_claims_that_bear_times_still_to_come(store: EngineHarness, clock: FakeC
     latest_ms = store.engine.limits.run_after_ms
     for key, at_ms in zip(keys, (store.now_ms, store.now_ms + 3_600_000, latest_ms), strict=True):
         claims = [store.claim_on(key, PendingKey(store.now_ms, key.local_id))]
-        store.engine.apply(Batch(claims=[ClaimOp("mail", claims)]), at_ms)
+        store.engine.apply(Batch(claims=[claim_op("mail", claims)]), at_ms)
 
     expired = store.engine.release_expired(
         "mail",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pinlaterd.engines.base import Batch, ClaimOp
+from pinlaterd.engines.base import Batch
 from pinlaterd.engines.mysql.engine import MysqlEngine
 from pinlaterd.errors import StorageLocked
 from pinlaterd.model import Job, JobKey, JobState, PendingKey
@@ -18,6 +18,7 @@ from tests.conformance.engine.harness import (
     Ack,
     EngineHarness,
     ack_op,
+    claim_op,
     counted,
 )
 from tests.servers.mariadb import MariaDB
@@ -97,7 +98,7 @@ def test_no_call_walks_over_a_deep_queue(deep: EngineHarness):
     claims = deep.wanted(limit=LIMIT)
     calls: dict[str, Call] = {
         **CALLS,
-        "claims": lambda engine, keys: engine.apply(Batch(claims=[ClaimOp(QUEUE, claims)]), 1),
+        "claims": lambda engine, keys: engine.apply(Batch(claims=[claim_op(QUEUE, claims)]), 1),
     }
 
     looks = {}

@@ -23,7 +23,7 @@ from pinlaterd.errors import (
 )
 from pinlaterd.model import CheckpointInfo, CheckpointRequest, Job, JobKey, JobState
 from tests.conformance.engine.engines import LEASE_SECONDS
-from tests.conformance.engine.harness import QUEUE, Ack, EngineHarness, counted
+from tests.conformance.engine.harness import QUEUE, Ack, EngineHarness, claim_op, counted
 from tests.conftest import ProgramPath
 from tests.engines.mysql.conftest import NewEngine
 from tests.servers.mariadb import HOST, MariaDB, start_mariadb
@@ -482,9 +482,7 @@ def test_jobs_that_a_stranger_took_are_not_claimed(store: EngineHarness, strange
 
 
 def _claim(store: EngineHarness, claims: Any) -> list[JobKey]:
-    from pinlaterd.engines.base import ClaimOp
-
-    [payloads] = store.engine.apply(Batch(claims=[ClaimOp(QUEUE, claims)]), store.now_ms).claims
+    [payloads] = store.engine.apply(Batch(claims=[claim_op(QUEUE, claims)]), store.now_ms).claims
     return [claim.key for claim, got in zip(claims, payloads, strict=True) if got is not None]
 
 

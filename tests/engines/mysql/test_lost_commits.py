@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from pinlaterd.clock import FakeClock
-from pinlaterd.engines.base import Batch, Checkpoint, ClaimOp, EnqueueOp, Release
+from pinlaterd.engines.base import Batch, Checkpoint, EnqueueOp, Release
 from pinlaterd.engines.mysql.connection import Connection
 from pinlaterd.errors import StorageError, StorageNotCommitted
 from pinlaterd.model import Job, JobState, PendingKey
-from tests.conformance.engine.harness import QUEUE, Ack, Claimed, EngineHarness, ack_op
+from tests.conformance.engine.harness import QUEUE, Ack, Claimed, EngineHarness, ack_op, claim_op
 from tests.conftest import WaitUntil
 from tests.engines.mysql.conftest import NewEngine
 from tests.servers.proxy import Cut, Proxy
@@ -45,7 +45,7 @@ def _fail_and_claim_again(store: EngineHarness, running: Claimed) -> object:
         Batch(
             acks=[ack_op(QUEUE, [], [Ack(running.key)])],
             enqueues=[EnqueueOp(QUEUE, [Job(b"new")])],
-            claims=[ClaimOp(QUEUE, [claim])],
+            claims=[claim_op(QUEUE, [claim])],
         ),
         store.now_ms,
     )

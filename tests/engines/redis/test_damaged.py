@@ -11,12 +11,12 @@ import pytest
 import redis
 
 from pinlaterd.clock import FakeClock
-from pinlaterd.engines.base import Batch, ClaimOp, EnqueueOp, Search
+from pinlaterd.engines.base import Batch, EnqueueOp, Search
 from pinlaterd.errors import StorageError, StorageNotCommitted
 from pinlaterd.model import Job, JobKey, JobState
 from tests.conformance.engine.calls import STORAGE_CALLS
 from tests.conformance.engine.engines import EngineMaker
-from tests.conformance.engine.harness import QUEUE, Ack, EngineHarness, ack_op
+from tests.conformance.engine.harness import QUEUE, Ack, EngineHarness, ack_op, claim_op
 
 NO_NUMBERS = ["", "many", "nan", "inf", "-inf", "1e400", "99999999999999999999", "0x"]
 NO_JOBS = ["", "abc", "007", "-3", "1.0", "9223372036854775808", "99999999999999999999", "é"]
@@ -161,7 +161,7 @@ def test_what_is_no_set_costs_its_own_priority_only(
         Batch(enqueues=[EnqueueOp(QUEUE, [Job(b"3", priority=2), Job(b"4")])]),
         Batch(acks=[ack_op(QUEUE, [Ack(running.key)], ())]),
         Batch(
-            claims=[ClaimOp(QUEUE, store.wanted(priority=2))],
+            claims=[claim_op(QUEUE, store.wanted(priority=2))],
             acks=[ack_op(QUEUE, (), [Ack(running.key)])],
         ),
     ):

@@ -8,9 +8,9 @@ import pytest
 import redis
 
 from pinlaterd.clock import FakeClock
-from pinlaterd.engines.base import Batch, Checkpoint, ClaimOp, Finding, Release, Search
+from pinlaterd.engines.base import Batch, Checkpoint, Finding, Release, Search
 from pinlaterd.model import Job, JobKey, JobState, Payload
-from tests.conformance.engine.harness import END_OF_TIME_MS, QUEUE, EngineHarness
+from tests.conformance.engine.harness import END_OF_TIME_MS, QUEUE, EngineHarness, claim_op
 from tests.engines.redis.conftest import NewServer
 from tests.servers.redis import RedisServer
 
@@ -39,7 +39,7 @@ def test_it_is_not_claimed(
     claims = [claim._replace(payload=payload) for claim in store.wanted()]
     evict(gone)
 
-    [payloads] = store.engine.apply(Batch(claims=[ClaimOp(QUEUE, claims)]), store.now_ms).claims
+    [payloads] = store.engine.apply(Batch(claims=[claim_op(QUEUE, claims)]), store.now_ms).claims
 
     assert payloads[0] is None
     assert payloads[1] is not None
