@@ -514,7 +514,7 @@ def test_jobs_that_were_claimed_before_the_failure_are_delivered(shard, engine):
 
     def fail_the_second(batch: Batch) -> None:
         nonlocal claimed
-        claimed += sum(len(op.claims) for op in batch.claims)
+        claimed += sum(len(op.payloads) for op in batch.claims)
         if claimed > 2_000:
             raise StorageError("the disk is gone")
 

@@ -194,7 +194,7 @@ def _apply_together(store: Store, tx: Transaction, ops: Sequence[AckOp]) -> list
 
 def _result(op: AckOp, missed: set[QueueKey], requeued: dict[QueueKey, Requeued]) -> AckResult:
     if not missed and not op.failed:
-        return AckResult(op.jobs, 0, 0, ())
+        return AckResult(op.jobs, 0, 0, [])
     succeeded, failed = _keys(op.queue, op.succeeded), _keys(op.queue, op.failed)
     not_succeeded = sum(key in missed for key in succeeded)
     not_failed = sum(key in missed for key in failed)
