@@ -25,17 +25,27 @@ for _ = 1, take_number() do
 end
 for _ = 1, take_number() do
   local counter = counter_key(take())
-  problem = damage(counter, 'string')
-  if problem then
-    return problem
+  local last = redis.pcall('GET', counter)
+  if type(last) == 'table' then
+    return damage(counter, 'string')
   end
-  local last = redis.call('GET', counter)
   if last and not (string.find(last, '^[0-9]+$') and number_in(last, 0, MOST_EXACT / 2)) then
     return { 'DAMAGED', counter, 'what is no id', 'the last id given' }
   end
 end
 local now, latest_ms, status_chars = take_number(), take_number(), take_number()
 local now_seconds = seconds(now)
+local score_now = scorer(now)
+
+-- The next `count` arguments.
+local function take_all(count)
+  local values = {}
+  for at = 1, count do
+    values[at] = ARGV[taken + at]
+  end
+  taken = taken + count
+  return values
+end
 
 local function each_op(apply_one)
   local results = {}
@@ -53,63 +63,66 @@ end
 
 -- --- acks -------------------------------------------------------------------------------------
 -- Of each op: runs that succeeded, runs that failed. A run: how many, priority, text, delay in ms,
--- claim or none; then ids.
-
--- What holds a job for its move to another shard has to be named: whoever names no claim means an
--- attempt that ended before. See model.is_held_under.
-local function is_held_under(held, given)
-  if given == nil then
-    return not held or string.sub(held, -5) ~= '-move'
-  end
-  return held == given
-end
+-- '1' if each names its claim; then ids; then those claims.
 
 local function held_by(queue, priority, id, claim)
   local job = held_claim(queue, priority, id)
-  if job and is_held_under(job.claim, claim) then
+  if job and (claim == nil or job.claim == claim) then
     return job
   end
   return nil
 end
 
+-- Note the end of a job in its hash; false if there is none, or it is not held by `claim`.
+local function note_success(key, text, claim)
+  if claim and redis.pcall('HGET', key, 'cd') ~= claim then
+    return false
+  end
+  local added = redis.pcall('HSET', key, 'ua', now_seconds)
+  if added ~= 0 and not is_left(key, added) then
+    return false
+  end
+  if text ~= '' then
+    -- As PinLater does here: the text of an ack replaces what was there.
+    redis.call('HSET', key, 'cs', cut(text, status_chars))
+  end
+  return true
+end
+
 -- Returns how many did. What is the same for all is done once for all.
-local function succeed(queue, priority, ids, text, claim)
-  local running = set_key(queue, priority, IN_PROGRESS)
-  local held = scores_by_id(running, ids)
-  local ended, scores = {}, {}
-  for _, id in ipairs(ids) do
-    local key, score = job_key(queue, id), held[id]
-    held[id] = nil -- given twice, it ends once
-    local job = score and fields_of(key, 'cd', 'ra')
-    if score and not job then
-      redis.call('ZREM', running, id) -- evicted
-    elseif job and is_held_under(job[1], claim) then
-      -- A job of PinLater's gets the run-after that its score stood for, before the score goes.
-      local changes = { 'ua', now_seconds }
-      if not number_in(job[2], -LATEST_ORDERED_MS, LATEST_MS) then
-        changes = { 'ua', now_seconds, 'ra', ms_of(score) }
+local function succeed(queue, priority, ids, text, claims)
+  local running, prefix = set_key(queue, priority, IN_PROGRESS), job_key(queue, '')
+  local held = scores_of(running, ids)
+  local ended, scores, ours = {}, {}, {}
+  for at = 1, #ids do
+    local id, score = ids[at], held[at]
+    if score then
+      local key = prefix .. id
+      if ours[score] == nil then
+        ours[score] = score_of(ms_of(score), id) == tonumber(score)
       end
-      if text ~= '' then
-        -- As PinLater does here: the text of an ack replaces what was there.
-        changes[#changes + 1], changes[#changes + 2] = 'cs', cut(text, status_chars)
+      if note_success(key, text, claims[at]) then
+        if not ours[score] then
+          -- A job that PinLater claimed gets the run-after that its score stood for.
+          redis.call('HSETNX', key, 'ra', ms_of(score))
+        end
+        local ends = #ended + 1
+        ended[ends], scores[2 * ends - 1], scores[2 * ends] = id, score_now[#id], id
+      elseif redis.call('TYPE', key).ok ~= 'hash' then
+        redis.call('ZREM', running, id) -- evicted
       end
-      redis.call('HSET', key, unpack(changes))
-      ended[#ended + 1] = id
-      scores[#scores + 1] = score_of(now, id)
-      scores[#scores + 1] = id
     end
   end
-  remove_all(running, ended)
   add_all(set_key(queue, priority, SUCCEEDED), scores)
-  return #ended
+  return remove_all(running, ended) -- one that is given twice ends once
 end
 
 -- Returns how many did; adds to `requeued` those that are PENDING again.
-local function fail(queue, priority, ids, text, claim, delay, requeued)
+local function fail(queue, priority, ids, text, claims, delay, requeued)
   local retry_ms = math.min(now + delay, latest_ms)
   local ended = 0
-  for _, id in ipairs(ids) do
-    local job = held_by(queue, priority, id, claim)
+  for at, id in ipairs(ids) do
+    local job = held_by(queue, priority, id, claims[at])
     if job then
       local status = text == '' and job.status or cut(text, status_chars)
       if fail_attempt(job, queue, priority, retry_ms, status, now) then
@@ -126,11 +139,10 @@ local function each_run(end_run)
   local done, all = 0, 0
   for _ = 1, take_number() do
     local count, priority, text = take_number(), take(), take()
-    local delay, claim, ids = take_number(), take_optional(), {}
-    for at = 1, count do
-      ids[at] = take()
-    end
-    done = done + end_run(priority, ids, text, claim, delay)
+    local delay, named = take_number(), take() == '1'
+    local ids = take_all(count)
+    local claims = named and take_all(count) or {}
+    done = done + end_run(priority, ids, text, claims, delay)
     all = all + count
   end
   return done, all - done
@@ -138,11 +150,11 @@ end
 
 local acks = each_op(function(queue)
   local result = { 0, 0, 0 }
-  local succeeded, not_succeeded = each_run(function(priority, ids, text, claim)
-    return succeed(queue, priority, ids, text, claim)
+  local succeeded, not_succeeded = each_run(function(priority, ids, text, claims)
+    return succeed(queue, priority, ids, text, claims)
   end)
-  local failed, not_failed = each_run(function(priority, ids, text, claim, delay)
-    return fail(queue, priority, ids, text, claim, delay, result)
+  local failed, not_failed = each_run(function(priority, ids, text, claims, delay)
+    return fail(queue, priority, ids, text, claims, delay, result)
   end)
   result[1], result[2], result[3] = succeeded, failed, not_succeeded + not_failed
   return result
@@ -210,34 +222,32 @@ local releases = each_op(function(queue)
 end)
 
 -- --- enqueues ---------------------------------------------------------------------------------
--- Of each op: how many jobs, how many runs. A run: how many, priority, run-after in ms, attempts,
--- status; then bodies. Its result: the id of the first job; the others follow.
+-- Of each queue: how many jobs, how many runs. A run: how many, priority, run-after in ms, attempts,
+-- status; then bodies. The result: the id of the first job; the others follow.
 
 local enqueues = each_op(function(queue)
   local jobs, runs = take_number(), take_number()
-  if jobs == 0 then
-    return 0
+  local counter, prefix = counter_key(queue), job_key(queue, '')
+  local number = redis.call('INCRBY', counter, jobs) - jobs
+  if number == 0 then -- it was evicted
+    number = unused_id(now)
+    redis.call('SET', counter, id_text(number + jobs))
   end
-  local counter = counter_key(queue)
-  if redis.call('EXISTS', counter) == 0 then
-    redis.call('SET', counter, unused_id(now)) -- it was evicted
-  end
-  local first = redis.call('INCRBY', counter, jobs) - jobs + 1
-  local number = first
+  local first = number + 1
   for _ = 1, runs do
     local count, priority, run_after = take_number(), take(), take()
     local attempts, status = take(), take()
-    local scores, run_after_ms = {}, tonumber(run_after)
-    for _ = 1, count do
-      local id = string.format('%.0f', number)
-      redis.call(
-        'HSET', job_key(queue, id), 'bd', take(), 'cs', status,
-        'ca', now_seconds, 'ua', now_seconds, 'al', attempts, 'ar', attempts, 'ra', run_after
-      )
-      scores[#scores + 1] = score_of(run_after_ms, id)
-      scores[#scores + 1] = id
+    local scores, score = {}, scorer(tonumber(run_after))
+    for at = 1, count do
       number = number + 1
+      local id = id_text(number)
+      redis.call(
+        'HSET', prefix .. id, 'bd', ARGV[taken + at], 'cs', status, 'ca', now_seconds,
+        'ua', now_seconds, 'al', attempts, 'ar', attempts, 'ra', run_after
+      )
+      scores[2 * at - 1], scores[2 * at] = score[#id], id
     end
+    taken = taken + count
     add_all(set_key(queue, priority, PENDING), scores)
   end
   return first
@@ -245,35 +255,14 @@ end)
 
 -- --- claims -----------------------------------------------------------------------------------
 -- In front of the ops: most bytes of the batch, bytes of a job beside its body. Of each op: most
--- bytes, '1' if its first job counts as within them, how many runs. A run: how many, priority; then
--- of each id, claim, and the bytes of its body if its payload is known, or ''. The result of a
--- claim: 0 if the job is not PENDING; 1; or a table of body, attempts allowed and remaining. There
--- is none of the first that does not fit, and of those behind it in the op: they are left alone.
+-- bytes, '1' if its first job counts as within them, how many runs. A run: how many, priority, what
+-- its jobs take if their payloads are known, or ''; then ids, then claims. The result of an op is
+-- that of its runs: how many jobs, if all were claimed and their payloads are known; else a table
+-- of three for each: body, attempts allowed and remaining, or nothing if it is not PENDING. That
+-- ends before the first job that does not fit: it and those behind it in the op are left alone.
 
 local room, job_bytes = take_number(), take_number()
 local claimed_any = false
-
--- A job, as far as a claim needs it: ra, and with what the claim does not know already bd, al, ar.
--- nil if it was evicted.
-local function job_to_claim(key, known)
-  if known then
-    return fields_of(key, 'ra')
-  end
-  return fields_of(key, 'ra', 'bd', 'al', 'ar')
-end
-
--- Note the claim in the job; its result. `score`: that it has where it is PENDING.
-local function claim_job(key, job, score, claim, known)
-  if job[1] then
-    redis.call('HSET', key, 'cd', claim)
-  else
-    redis.call('HSET', key, 'cd', claim, 'ra', ms_of(score))
-  end
-  if known then
-    return 1
-  end
-  return { job[2] or '', job[3], job[4] }
-end
 
 -- Whether so many bytes more have room in the answer, and in the batch; then they are taken.
 local function fits(answer, bytes)
@@ -288,50 +277,105 @@ local function fits(answer, bytes)
   return true
 end
 
--- Adds to `results`, up to the first job that does not fit; returns whether all did.
-local function claim_run(queue, priority, answer, run, results)
-  local pending, all_fit = set_key(queue, priority, PENDING), true
-  local ready = scores_by_id(pending, run.ids)
-  local met, scores = {}, {}
+-- Whether these ids are the first of a set, in its order. They mostly are: the ready index has the
+-- same order.
+local function are_first(set, ids)
+  local first = redis.call('ZRANGE', set, 0, #ids - 1)
+  for at = 1, #ids do
+    if first[at] ~= ids[at] then
+      return false
+    end
+  end
+  return true
+end
+
+-- Claim jobs that all are PENDING, and of which nothing has to be read; false, and nothing has
+-- changed, if one of them is not there.
+local function claim_known(run)
+  local keys, scores = {}, {}
   for at, id in ipairs(run.ids) do
-    local score, claimed, known = ready[id], 0, run.known[at]
-    if score then
-      local key = job_key(queue, id)
-      local job = job_to_claim(key, known)
-      if job and not fits(answer, (known or #(job[2] or '')) + job_bytes) then
+    keys[at] = run.prefix .. id
+    scores[2 * at - 1], scores[2 * at] = score_now[#id], id
+  end
+  if call_with_all('EXISTS', nil, keys) < #keys then
+    return false
+  end
+  for at, key in ipairs(keys) do
+    local added = redis.pcall('HSET', key, 'cd', run.claims[at])
+    if type(added) == 'table' then -- no job, but a hand's doing: see below
+      return false
+    end
+  end
+  redis.call('ZREMRANGEBYRANK', run.pending, 0, #keys - 1)
+  add_all(run.running, scores)
+  return true
+end
+
+-- Adds to `results`, up to the first job that does not fit; returns whether all did.
+local function claim_and_read(run, answer, in_order, results)
+  local ready = not in_order and scores_of(run.pending, run.ids)
+  local met, scores, seen, all_fit = {}, {}, {}, true
+  for at, id in ipairs(run.ids) do
+    local body, allowed, remaining = false, false, false
+    if in_order or (ready[at] and not seen[id]) then
+      local key = run.prefix .. id
+      local job = fields_of(key, 'bd', 'al', 'ar', 'ra')
+      if job and not fits(answer, #(job[1] or '') + job_bytes) then
         all_fit = false
         break
       end
-      ready[id] = nil -- given twice, it is claimed once
-      met[#met + 1] = id -- an evicted one goes, too
+      met[#met + 1], seen[id] = id, true -- an evicted one goes, too
       if job then
-        claimed = claim_job(key, job, score, run.claims[at], known)
-        scores[#scores + 1] = score_of(now, id)
+        body, allowed, remaining = job[1] or '', job[2], job[3]
+        if job[4] then
+          redis.call('HSET', key, 'cd', run.claims[at])
+        else -- PinLater's
+          local score = redis.call('ZSCORE', run.pending, id)
+          redis.call('HSET', key, 'cd', run.claims[at], 'ra', ms_of(score))
+        end
+        scores[#scores + 1] = score_now[#id]
         scores[#scores + 1] = id
       end
     end
-    results[#results + 1] = claimed
+    results[3 * at - 2], results[3 * at - 1], results[3 * at] = body, allowed, remaining
   end
-  remove_all(pending, met)
-  add_all(set_key(queue, priority, IN_PROGRESS), scores)
+  remove_all(run.pending, met)
+  add_all(run.running, scores)
   return all_fit
 end
 
-local function take_run(count)
-  local run = { ids = {}, claims = {}, known = {} }
-  for at = 1, count do
-    run.ids[at], run.claims[at], run.known[at] = take(), take(), take_number() or false
+local function take_run(queue)
+  local count, priority, bytes = take_number(), take(), take_number()
+  return {
+    pending = set_key(queue, priority, PENDING),
+    running = set_key(queue, priority, IN_PROGRESS),
+    prefix = job_key(queue, ''),
+    bytes = bytes,
+    ids = take_all(count),
+    claims = take_all(count),
+  }
+end
+
+-- Returns its result, and whether all of it fitted.
+local function claim_run(run, answer)
+  local in_order, bytes = are_first(run.pending, run.ids), run.bytes
+  if bytes and in_order and bytes <= answer.left and bytes <= room and claim_known(run) then
+    fits(answer, bytes)
+    return #run.ids, true
   end
-  return run
+  local results = {}
+  return results, claim_and_read(run, answer, in_order, results)
 end
 
 local claims = each_op(function(queue)
   local answer = { left = take_number(), at_least_one = take() == '1' }
   local results, all_fit = {}, room > 0 or not claimed_any
-  for _ = 1, take_number() do
-    local count, priority = take_number(), take()
-    local run = take_run(count)
-    all_fit = all_fit and claim_run(queue, priority, answer, run, results)
+  for at = 1, take_number() do
+    local run = take_run(queue)
+    results[at] = 0
+    if all_fit then
+      results[at], all_fit = claim_run(run, answer)
+    end
   end
   return results
 end)

@@ -18,7 +18,7 @@ from pinlaterd.engines.base import (
     CheckpointOp,
     CheckpointResult,
     ClaimOp,
-    EnqueueOp,
+    Claims,
     Requeued,
 )
 from pinlaterd.engines.redis.connection import Argument
@@ -27,13 +27,12 @@ from pinlaterd.engines.redis.records import attempts_in
 from pinlaterd.model import Job, Payload, PendingKey
 
 T = TypeVar("T")
-
+_new = tuple.__new__  # half the cost of calling a NamedTuple, for each job of a batch
 
 Places = set[tuple[str, int]]  # queues and priorities
 
 
 def apply_arguments(batch: Batch, now_ms: int) -> list[Argument]:
-    growing = {op.queue for op in batch.enqueues if op.jobs}
     places: Places = set()
     ops: list[Argument] = [len(batch.acks)]
     for op in batch.acks:
@@ -49,19 +48,20 @@ def apply_arguments(batch: Batch, now_ms: int) -> list[Argument]:
         for (priority, local_id), claim in releases.releases:
             places.add((releases.queue, priority))
             ops += (priority, str(local_id), claim)
-    ops.append(len(batch.enqueues))
-    for enqueue in batch.enqueues:
-        ops += (enqueue.queue, len(enqueue.jobs))
-        _add_jobs(ops, places, enqueue, now_ms)
+    jobs = _jobs_by_queue(batch)
+    ops.append(len(jobs))
+    for queue, enqueued in jobs.items():
+        ops += (queue, len(enqueued))
+        _add_jobs(ops, places, queue, enqueued, now_ms)
     ops += (*batch.claim_room, len(batch.claims))
     for claims in batch.claims:
-        _add_claims(ops, places, claims)
+        _add_claims(ops, places, claims, batch.claim_room.job_bytes)
     return [
-        "1" if growing else "0",
+        "1" if jobs else "0",
         len(places),
         *[part for place in places for part in place],
-        len(growing),
-        *growing,
+        len(jobs),
+        *jobs,
         now_ms,
         LIMITS.run_after_ms,
         LIMITS.custom_status_chars,
@@ -79,12 +79,21 @@ def _optional(value: bytes | str | int | None) -> bytes:
     return b"=" + (value if isinstance(value, bytes) else str(value).encode())
 
 
+def _alike_acks(acks: Acks) -> tuple[int, str, int, bool]:
+    priority, _, text, delay_ms, claim = acks
+    return (priority, text, delay_ms, claim is not None)
+
+
 def _add_acks(arguments: list[Argument], places: Places, queue: str, acks: Sequence[Acks]) -> None:
-    arguments.append(len(acks))
-    for priority, local_ids, text, delay_ms, claim in acks:
+    """Those that name their claims come one by one, and go as one run."""
+    runs = _runs(acks, _alike_acks)
+    arguments.append(len(runs))
+    for (priority, text, delay_ms, named), run in runs:
         places.add((queue, priority))
-        arguments += (len(local_ids), priority, text, str(delay_ms), _optional(claim))
-        arguments += map(str, local_ids)
+        ids = [str(local_id) for each in run for local_id in each[1]]
+        arguments += (len(ids), priority, text, str(delay_ms), "1" if named else "0", *ids)
+        if named:
+            arguments += [each[4] or "" for each in run for _ in each[1]]
 
 
 def _add_checkpoints(
@@ -105,28 +114,60 @@ def _add_checkpoints(
         )
 
 
+def _jobs_by_queue(batch: Batch) -> dict[str, Sequence[Job]]:
+    """Of all ops, in their order: each gets the ids that follow those of the ones before it."""
+    if len(batch.enqueues) == 1 and batch.enqueues[0].jobs:
+        return dict(batch.enqueues)
+    found: dict[str, list[Job]] = {}
+    for queue, jobs in batch.enqueues:
+        if jobs:
+            found.setdefault(queue, []).extend(jobs)
+    return dict(found)
+
+
 def _alike_jobs(job: Job) -> tuple[int, int | None, int, str]:
     return job[1:]
 
 
-def _add_jobs(arguments: list[Argument], places: Places, op: EnqueueOp, now_ms: int) -> None:
-    runs = _runs(op.jobs, _alike_jobs)
+def _add_jobs(
+    arguments: list[Argument], places: Places, queue: str, jobs: Sequence[Job], now_ms: int
+) -> None:
+    runs = _runs(jobs, _alike_jobs)
     arguments.append(len(runs))
     for (priority, run_after_ms, attempts, status), run in runs:
-        places.add((op.queue, priority))
+        places.add((queue, priority))
         run_after = now_ms if run_after_ms is None else run_after_ms
         arguments += (len(run), priority, str(run_after), str(attempts))
         arguments.append(status[: LIMITS.custom_status_chars])
         arguments += [job[0] for job in run]
 
 
-def _add_claims(arguments: list[Argument], places: Places, op: ClaimOp) -> None:
-    arguments += (op.queue, op.most_bytes, "1" if op.at_least_one else "0", len(op.claims))
-    for priority, *columns in op.claims:
+def _claim_runs(op: ClaimOp) -> list[Claims]:
+    """Of one priority each, with payloads that all are known, or none is."""
+    return [run for claims in op.claims for run in _parted_by_payload(claims)]
+
+
+def _parted_by_payload(claims: Claims) -> Iterable[Claims]:
+    priority, keys, descriptors, payloads = claims
+    if None not in payloads:
+        return (claims,)
+    runs, begin = [], 0
+    for _, alike in groupby(payloads, lambda payload: payload is None):
+        part = slice(begin, begin := begin + len(list(alike)))
+        runs.append(Claims(priority, keys[part], descriptors[part], payloads[part]))
+    return runs
+
+
+def _add_claims(arguments: list[Argument], places: Places, op: ClaimOp, job_bytes: int) -> None:
+    runs = _claim_runs(op)
+    arguments += (op.queue, op.most_bytes, "1" if op.at_least_one else "0", len(runs))
+    for priority, keys, descriptors, payloads in runs:
         places.add((op.queue, priority))
-        arguments += (len(columns[0]), priority)
-        for (_, local_id), claim, payload in zip(*columns, strict=True):
-            arguments += (str(local_id), claim, "" if payload is None else str(len(payload[0])))
+        known = [len(payload[0]) for payload in payloads if payload is not None]
+        known_bytes = str(sum(known) + len(known) * job_bytes) if known else ""
+        arguments += (len(keys), priority, known_bytes)
+        arguments += [str(key[1]) for key in keys]
+        arguments += descriptors
 
 
 # --- the answer -----------------------------------------------------------------------------
@@ -144,14 +185,8 @@ def batch_result(batch: Batch, answer: Sequence[Sequence[Any]]) -> BatchResult:
             for done, noop, *requeued in checkpoints
         ],
         releases=[_requeued(result) for result in releases],
-        enqueues=[
-            range(first, first + len(op.jobs))
-            for first, op in zip(enqueues, batch.enqueues, strict=True)
-        ],
-        claims=[
-            [_payload(given, result) for given, result in zip(op.payloads, results, strict=False)]
-            for op, results in zip(batch.claims, claims, strict=True)
-        ],
+        enqueues=_given_ids(batch, enqueues),
+        claims=[_payloads(op, results) for op, results in zip(batch.claims, claims, strict=True)],
     )
 
 
@@ -163,13 +198,30 @@ def _requeued(flat: Sequence[Any]) -> list[Requeued]:
     ]
 
 
-def _payload(given: Payload | None, result: Any) -> Payload | None:
-    if result == 0:
+def _given_ids(batch: Batch, first_ids: Sequence[int]) -> list[range]:
+    following = dict(zip(_jobs_by_queue(batch), first_ids, strict=True))
+    given = []
+    for queue, jobs in batch.enqueues:
+        first = following.get(queue, 0)
+        following[queue] = first + len(jobs)
+        given.append(range(first, first + len(jobs)))
+    return given
+
+
+def _payloads(op: ClaimOp, results: Sequence[int | list[Any]]) -> list[Payload | None]:
+    payloads: list[Payload | None] = []
+    for run, result in zip(_claim_runs(op), results, strict=True):
+        if isinstance(result, int):
+            payloads += run.payloads[:result]
+        else:
+            payloads += map(stored_payload, result[::3], result[1::3], result[2::3])
+    return payloads
+
+
+def stored_payload(
+    body: bytes | None, allowed: bytes | None, remaining: bytes | None
+) -> Payload | None:
+    """None without a body. PinLater's jobs may lack the numbers."""
+    if body is None:
         return None
-    return given if result == 1 else stored_payload(result)
-
-
-def stored_payload(row: Sequence[bytes | None]) -> Payload:
-    """Of body, attempts allowed and remaining. PinLater's jobs may lack the numbers."""
-    body, allowed, remaining = row
-    return Payload(body or b"", attempts_in(allowed, 1), attempts_in(remaining, 1))
+    return _new(Payload, (body, attempts_in(allowed, 1), attempts_in(remaining, 1)))

@@ -101,6 +101,21 @@ local function score_of(ms, id)
   return score_of_digits(ms, #id)
 end
 
+-- The scores of jobs at one time, as arguments, by how many digits their ids have. To put one into
+-- words costs as much as a command.
+local function scorer(ms)
+  return setmetatable({}, {
+    __index = function(known, digits)
+      known[digits] = string.format('%.17g', score_of_digits(ms, digits))
+      return known[digits]
+    end,
+  })
+end
+
+local function id_text(number)
+  return string.format('%.0f', number)
+end
+
 -- Of infinite scores, too: those are a stranger's.
 local function ms_of(score)
   local ms = math.floor(tonumber(score) * 1000 + 0.5)
@@ -124,10 +139,10 @@ end
 
 -- What a queue's counter is at least when its shard is opened or it is created, and where it is lost:
 -- an id that nobody can have given before (first_local_id in engines/base.py), whatever copy of the
--- keys this is. In decimal digits, as all that is stored.
+-- keys this is.
 local function unused_id(now_ms)
   local began = number_in(redis.call('HGET', RECORD, 'start_ms'), 0, LATEST_ORDERED_MS) or 0
-  return string.format('%.0f', math.max(now_ms, began) * 1000)
+  return math.max(now_ms, began) * 1000
 end
 
 -- What is no number is left as it is: the first enqueue reports it.
@@ -135,8 +150,8 @@ local function raise_counter(queue, now_ms)
   local counter, least = counter_key(queue), unused_id(now_ms)
   local last = redis.pcall('GET', counter)
   local number = type(last) == 'string' and string.find(last, '^[0-9]+$') and tonumber(last)
-  if last == false or (number and number < tonumber(least)) then
-    redis.call('SET', counter, least)
+  if last == false or (number and number < least) then
+    redis.call('SET', counter, id_text(least))
   end
 end
 
@@ -181,6 +196,19 @@ local function fields_of(key, ...)
   return redis.call('EXISTS', key) == 1 and fields or nil
 end
 
+-- Whether a job is there still, after a field was set that all of ours have: `added` is what that
+-- answered. If it was evicted, what it left of itself goes.
+local function is_left(key, added)
+  if type(added) == 'table' then
+    return false -- no hash
+  end
+  if redis.call('HLEN', key) > 1 then
+    return true
+  end
+  redis.call('DEL', key)
+  return false
+end
+
 -- The scores that stand for `ms`: from the first on, below the second.
 local function window(ms)
   return (ms - 0.5) / 1000, (ms + 0.5) / 1000
@@ -218,31 +246,40 @@ end
 -- Redis' Lua has room for some thousands on its stack.
 local MOST_ARGUMENTS = 1000
 
--- One command for many: most of what a command costs here does not depend on its length.
-local function call_with_all(command, set, arguments)
+-- One command for many: most of what a command costs here does not depend on its length. Returns
+-- the sum of the answers. `key`: in front of the arguments, if any.
+local function call_with_all(command, key, arguments)
+  local sum = 0
   for at = 1, #arguments, MOST_ARGUMENTS do
     local last = math.min(at + MOST_ARGUMENTS - 1, #arguments)
-    redis.call(command, set, unpack(arguments, at, last))
+    if key then
+      sum = sum + redis.call(command, key, unpack(arguments, at, last))
+    else
+      sum = sum + redis.call(command, unpack(arguments, at, last))
+    end
   end
+  return sum
 end
 
 -- Of score, id, and so on.
 local function add_all(set, scores_and_ids)
-  call_with_all('ZADD', set, scores_and_ids)
+  return call_with_all('ZADD', set, scores_and_ids)
 end
 
 local function remove_all(set, ids)
-  call_with_all('ZREM', set, ids)
+  return call_with_all('ZREM', set, ids)
 end
 
--- The scores of those `ids` that the set holds, by id.
-local function scores_by_id(set, ids)
+-- The score of each id; false of one that the set does not hold.
+local function scores_of(set, ids)
+  if #ids <= MOST_ARGUMENTS then
+    return redis.call('ZMSCORE', set, unpack(ids))
+  end
   local found = {}
   for at = 1, #ids, MOST_ARGUMENTS do
     local last = math.min(at + MOST_ARGUMENTS - 1, #ids)
-    local scores = redis.call('ZMSCORE', set, unpack(ids, at, last))
-    for offset = 1, last - at + 1 do
-      found[ids[at + offset - 1]] = scores[offset] or nil -- false: not in the set
+    for offset, score in ipairs(redis.call('ZMSCORE', set, unpack(ids, at, last))) do
+      found[at + offset - 1] = score
     end
   end
   return found

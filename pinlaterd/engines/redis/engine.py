@@ -158,7 +158,7 @@ class RedisEngine(StorageEngine):
                 if row == _EVICTED
             ),
         )
-        return [stored_payload(row) if isinstance(row, list) else None for row in rows]
+        return [stored_payload(*row) if isinstance(row, list) else None for row in rows]
 
     def lookup(
         self, queue: str, keys: Sequence[JobKey], *, include_body: bool

@@ -15,6 +15,7 @@ from pinlaterd.model import JobKey, JobState
 
 # As ms_of in common.lua.
 _EARLIEST_MS, _LATEST_MS = -(2**36) * 1000, 2**63 - 1024
+_FEW: dict[bytes | None, int] = {str(number).encode(): number for number in range(100)}
 _LOCAL_ID = re.compile(rb"[1-9][0-9]{0,18}\Z")
 
 
@@ -45,7 +46,8 @@ def stored_job(key: JobKey, row: list[Any], *, with_body: bool) -> StoredJob:
 
 def attempts_in(field: bytes | None, otherwise: int) -> int:
     """A number of attempts; `otherwise` if there is none in its field."""
-    return _whole(field, 0, 2**31 - 1, otherwise)
+    few = _FEW.get(field)
+    return few if few is not None else _whole(field, 0, 2**31 - 1, otherwise)
 
 
 def _whole(field: bytes | None, least: int, most: int, otherwise: int) -> int:
