@@ -25,6 +25,7 @@ PinLaterError               500  UNKNOWN
     StorageCorrupt               the stored data is not what this version can read
 ProtocolError                    bytes that are no Thrift message; the connection is closed
 ConfigError                      never crosses the wire; knows file, line and key
+DeploymentError                  ends a command; what is wrong with a deployment, and its cure
 ConnectionFailed                 raised by clients only: the call was not carried out
   OutcomeUnknown                 it was sent, and no answer came: it may have been
 """
@@ -238,6 +239,10 @@ class ConfigError(Exception):
     def __init__(self, problems: Iterable[str]) -> None:
         self.problems = tuple(problems)
         super().__init__("\n".join(self.problems))
+
+
+class DeploymentError(Exception):
+    """What is wrong with a deployment, and its cure. Ends a command with exit 1."""
 
 
 class ConnectionFailed(Exception):

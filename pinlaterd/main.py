@@ -263,8 +263,7 @@ def _run_process(name: str, run: Callable[[], int]) -> NoReturn:
 @contextmanager
 def _failures() -> Iterator[None]:
     """Failures are a message on stderr and exit 1, never a traceback."""
-    from pinlaterd.deployment.errors import DeploymentError
-    from pinlaterd.errors import ConfigError, ConnectionFailed
+    from pinlaterd.errors import ConfigError, ConnectionFailed, DeploymentError
 
     try:
         yield

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypedDict
 from pinlaterd.config.layout import shard_program
 from pinlaterd.stats import HistogramData, StatsSnapshot, empty, merge
 from pinlaterd.stats.histogram import percentiles
-from pinlaterd.stats.snapshot import since
+from pinlaterd.stats.registry import since
 
 # every queue that a shard has, and nothing else, has a gauge whose name ends so
 _AGE = "_oldest_ready_age_ms"

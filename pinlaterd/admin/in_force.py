@@ -27,7 +27,7 @@ _PATIENCE_SECONDS = 60.0
 _POLL_SECONDS = 0.05
 _DOWN = ("stopped", "silent")  # a frozen router is held off by the shards, which refuse by then
 _MAX_LINE_CHARS = 2000
-# as the coordinator says it (`coordinator.transition`)
+# as the coordinator says it (`coordinator.reload`)
 _REFUSED_REMOVAL = re.compile(rf"{re.escape(str(ETC / SHARDS_FILE))}: shards\.(.+?): not removed: ")
 
 

@@ -16,7 +16,7 @@ from rich.status import Status
 from pinlaterd.admin import target
 from pinlaterd.client.cli import fail
 from pinlaterd.deployment import restarts
-from pinlaterd.deployment.errors import DeploymentError
+from pinlaterd.errors import DeploymentError
 
 _Carry = Callable[[Path, Callable[[str], None]], Sequence[restarts.Restarted]]
 

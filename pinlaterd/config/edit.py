@@ -41,7 +41,7 @@ def edit_file(etc: Path, name: str, change: Callable[[bytes, Config], bytes]) ->
         config = load_config(etc)
         before = _read(path) if name in config.files else _read_if_there(path)
         if not before.strip() and name in active_files(etc.parent):
-            problem = "the file is gone or empty, and what it said stays in force"
+            problem = "the file is gone or empty, and what it said stays active"
             cure = "put it back first, or write a comment into it if it is to say nothing"
             raise ConfigError([f"{path}: {problem}; {cure}"])
         after = change(before, config)

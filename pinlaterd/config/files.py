@@ -70,3 +70,13 @@ def replace_file(path: Path, data: bytes, *, durably: bool = False) -> None:
             file.flush()
             os.fsync(file.fileno())
     temporary.replace(path)
+
+
+def file_mark(path: Path) -> tuple[int, ...]:
+    """What changes with a file's content, and what no tool can set back: the time of change."""
+    try:
+        found = os.stat(path)  # noqa: PTH116  (the cheapest, several times a second)
+    except OSError as error:
+        return (error.errno or 0,)
+    times = (found.st_mtime_ns, found.st_ctime_ns)
+    return (found.st_dev, found.st_ino, found.st_size, *times)

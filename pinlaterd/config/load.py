@@ -25,6 +25,7 @@ from pinlaterd.config.schema import (
     ServerSettings,
     Setting,
     default_queue_settings,
+    settings_of,
 )
 from pinlaterd.config.shards_file import read_shards
 from pinlaterd.errors import ConfigError
@@ -81,15 +82,6 @@ class ConfigFiles:
         if isinstance(content, OSError):
             raise content
         return content
-
-
-def settings_of(schema: type) -> Mapping[str, Setting]:
-    """The keys of a settings class that a file may hold, and what is known of each."""
-    return {
-        field.name: field.metadata["setting"]
-        for field in dataclasses.fields(schema)
-        if "setting" in field.metadata
-    }
 
 
 def _read_server(reader: FileReader, base: Path) -> ServerSettings:

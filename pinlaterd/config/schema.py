@@ -7,11 +7,11 @@ the files that it makes; `load` checks values against `allowed`.
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple, TypeVar
 
-from pinlaterd.config.layout import DATA
+from pinlaterd.config.layout import DATA, ETC, SERVER_FILE
 
 T = TypeVar("T")
 
@@ -383,3 +383,44 @@ def default_queue_settings(server: ServerSettings) -> QueueSettings:
         job_succeeded_ttl_hours=server.job_succeeded_ttl_hours,
         job_failed_ttl_hours=server.job_failed_ttl_hours,
     )
+
+
+def settings_of(schema: type) -> Mapping[str, Setting]:
+    """The keys of a settings class that a file may hold, and what is known of each."""
+    return {
+        one.name: one.metadata["setting"] for one in fields(schema) if "setting" in one.metadata
+    }
+
+
+# --- what of pinlaterd.yaml can change under way (`Setting.live`) ----------------------------
+
+
+class Followed(NamedTuple):
+    """`settings`: what can be active now; `needs_restart`: what can't be, and its cure."""
+
+    settings: ServerSettings
+    needs_restart: Sequence[str]
+
+
+def follow(active: ServerSettings, wanted: ServerSettings) -> Followed:
+    """`active` with those settings of `wanted` that act without a restart."""
+    live, needs_restart = {}, []
+    for name, setting in settings_of(ServerSettings).items():
+        before, after = getattr(active, name), getattr(wanted, name)
+        if setting.live:
+            live[name] = after
+        elif before != after:
+            needs_restart.append(
+                f"{ETC / SERVER_FILE}: {name}: {before} is active, the file says {after}; "
+                "needs a restart: `pinlaterd up`"
+            )
+    return Followed(replace(active, **live), needs_restart)
+
+
+def settings_at_start(server: ServerSettings) -> Mapping[str, object]:
+    """Those that a process takes from its start to its end."""
+    return {
+        name: getattr(server, name)
+        for name, setting in settings_of(ServerSettings).items()
+        if not setting.live
+    }

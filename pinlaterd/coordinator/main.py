@@ -26,15 +26,12 @@ from pinlaterd.config import layout
 from pinlaterd.config.active import NO_VERSION, ActiveConfig, Superseded, activate, load_active
 from pinlaterd.config.files import lock
 from pinlaterd.config.schema import Config
-from pinlaterd.coordinator.moves import unfinished_moves
 from pinlaterd.coordinator.pages import make_application
 from pinlaterd.coordinator.rates import RateControl
-from pinlaterd.coordinator.reload import Reload
-from pinlaterd.coordinator.roster import ProcessView, Roster
-from pinlaterd.coordinator.shard_programs import ShardPrograms, changed_programs
-from pinlaterd.coordinator.status import About, Status, status, usage_of
-from pinlaterd.coordinator.transition import Holding
-from pinlaterd.coordinator.watch import LOOK_SECONDS
+from pinlaterd.coordinator.registry import ProcessView, Registry
+from pinlaterd.coordinator.reload import LOOK_SECONDS, Holding, Reload
+from pinlaterd.coordinator.status import About, Status, status, unfinished_moves, usage_of
+from pinlaterd.coordinator.supervisord import ShardPrograms, changed_programs
 from pinlaterd.errors import ConfigError
 from pinlaterd.lifecycle import ExitCode, StopSignal, set_title
 from pinlaterd.stats import Stats, StatsSnapshot
@@ -54,7 +51,7 @@ log = logging.getLogger(__name__)
 
 _NAME = "coordinator"
 _SUPERVISED = "SUPERVISOR_ENABLED"  # supervisord sets it for those whom it runs
-_STOP_SECONDS = 2.0  # for HTTP requests in hand
+_STOP_SECONDS = 2.0  # for HTTP requests in flight
 
 
 def run(etc: Path) -> int:
@@ -62,27 +59,27 @@ def run(etc: Path) -> int:
     set_title(_NAME)
     etc = layout.enter(etc)
     try:
-        in_force = load_active(etc)
+        active = load_active(etc)
     except ConfigError as error:
         logs.set_up(_NAME, "info")
         for problem in error.problems:
             log.error("%s", problem)
         return ExitCode.CONFIG
-    logs.set_up(_NAME, in_force.config.server.log_level)
+    logs.set_up(_NAME, active.config.server.log_level)
     with _sole_coordinator() as sole:
         if not sole:
             log.error("another coordinator runs in %s; only one may", Path.cwd())
             return ExitCode.FAILURE
-        if in_force.version == NO_VERSION:
-            in_force = activate(in_force.config)
+        if active.version == NO_VERSION:
+            active = activate(active.config)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_serve(etc, in_force))
+            return runner.run(_serve(etc, active))
 
 
-async def _serve(etc: Path, in_force: ActiveConfig) -> int:
+async def _serve(etc: Path, active: ActiveConfig) -> int:
     stop = StopSignal()
     stop.catch_in(asyncio.get_running_loop())
-    coordinator = Coordinator(etc, in_force, SystemClock())
+    coordinator = Coordinator(etc, active, SystemClock())
     try:
         await coordinator.start()
     except OSError as error:
@@ -117,19 +114,19 @@ def _sole_coordinator() -> Iterator[bool]:
 class Coordinator:
     """The coordinator's process: the control channel, the snapshot, the pages (a Service)."""
 
-    def __init__(self, etc: Path, in_force: ActiveConfig, clock: Clock) -> None:
+    def __init__(self, etc: Path, active: ActiveConfig, clock: Clock) -> None:
         self._etc = etc
-        self._config = in_force.config
-        self._config_version = in_force.version
+        self._config = active.config
+        self._config_version = active.version
         self._clock = clock
         self._started_at_ms = clock.now_ms()
         self._started = clock.monotonic()
         self._stats = Stats()
-        self._roster = Roster(clock, psutil.pid_exists)
+        self._registry = Registry(clock, psutil.pid_exists)
         self._joining = self._shards_since(read_snapshot())
-        self._reload = Reload(etc, in_force, self._holding, self._put_in_force)
+        self._reload = Reload(etc, active, self._holding, self._activate)
         self._programs = ShardPrograms(clock.monotonic) if _SUPERVISED in os.environ else None
-        self._trouble = ""  # why the configuration can't be followed
+        self._failure = ""  # why the configuration can't be followed
         self._rates = RateControl(self._config, clock, self._stats, psutil.pid_exists)
         self._snapshot = self._next_snapshot()
         self._control: ControlServer | None = None
@@ -171,42 +168,42 @@ class Coordinator:
     # --- the configuration ---------------------------------------------------------------------
 
     async def follow_files(self) -> NoReturn:
-        """Put in force what changes in etc/, for as long as this runs."""
+        """Activate what changes in etc/, for as long as this runs."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            trouble = ""
+            failure = ""
             try:
                 await self._reload.step()
                 if self._programs is not None:
                     self._programs.step(self._config)
             except (OSError, ConfigError) as error:
-                trouble = f"the configuration can't be put in force: {error}; trying again"
-                if trouble != self._trouble:
-                    log.error("%s", trouble)
-            self._trouble = trouble
+                failure = f"the configuration can't be activated: {error}; trying again"
+                if failure != self._failure:
+                    log.error("%s", failure)
+            self._failure = failure
             self._stats.gauge("config_problems", len(self._config_problems()))
             logs.count_dropped(self._stats.count)
 
-    def _put_in_force(self, config: Config) -> ActiveConfig:
+    def _activate(self, config: Config) -> ActiveConfig:
         """For all processes: first what they start from, then what they follow. Returns what is
-        in force by then: what somebody else has written meanwhile goes before."""
+        active by then: what another command has activated meanwhile goes before."""
         if self._programs is not None:
             self._programs.want(changed_programs(self._config, config))
         try:
-            accepted = activate(config, after=self._config_version)
+            active = activate(config, after=self._config_version)
         except Superseded:
-            accepted = load_active(self._etc)
-        self._take_on(accepted)
-        return accepted
+            active = load_active(self._etc)
+        self._take_on(active)
+        return active
 
-    def _take_on(self, accepted: ActiveConfig) -> None:
-        config = accepted.config
+    def _take_on(self, active: ActiveConfig) -> None:
+        config = active.config
         newcomers = config.shards.keys() - self._config.shards.keys()
         self._joining = (self._joining | newcomers) & config.shards.keys()
-        self._config, self._config_version = config, accepted.version
+        self._config, self._config_version = config, active.version
         self._config_replaced()
         self._publish()
-        log.info("a changed configuration is in force, version %d", accepted.version)
+        log.info("a changed configuration is active, version %d", active.version)
 
     def _config_replaced(self) -> None:
         """What else here relies on the configuration."""
@@ -216,15 +213,15 @@ class Coordinator:
 
     def _config_problems(self) -> Sequence[str]:
         programs = "" if self._programs is None else self._programs.problem
-        return [text for text in (*self._reload.problems, programs, self._trouble) if text]
+        return [text for text in (*self._reload.problems, programs, self._failure) if text]
 
     @property
-    def _settled(self) -> bool:
+    def _converged(self) -> bool:
         """Whether nothing is under way any more."""
-        return self._reload.settled and (self._programs is None or self._programs.settled)
+        return self._reload.converged and (self._programs is None or self._programs.converged)
 
     def _holding(self, shard: str) -> Holding | None:
-        report = self._roster.serving(layout.shard_program(shard))
+        report = self._registry.serving(layout.shard_program(shard))
         if report is None:
             return None
         gauges = report.stats["gauges"]
@@ -246,15 +243,15 @@ class Coordinator:
             self._config_version,
             config_problems=self._config_problems(),
             needs_restart=self._reload.needs_restart,
-            config_judged=self._reload.judged if self._settled else "",
+            config_judged=self._reload.validated if self._converged else "",
             warnings=[*self._reload.warnings, *unfinished_moves(self._config.shards)],
         )
-        return status(self._config, [self._view(), *self._roster.views()], about)
+        return status(self._config, [self._view(), *self._registry.views()], about)
 
     def stats(self) -> Mapping[str, StatsSnapshot]:
-        figures = {_NAME: self._stats.snapshot(), **self._roster.stats()}
+        figures = {_NAME: self._stats.snapshot(), **self._registry.stats()}
         gauges: dict[str, defaultdict[str, float]] = {name: defaultdict(float) for name in figures}
-        for view in (self._view(), *self._roster.views()):
+        for view in (self._view(), *self._registry.views()):
             usage = None if view.gone else usage_of(view.pid)
             found = gauges[view.process]
             found["process_up"] += not view.gone
@@ -305,8 +302,8 @@ class Coordinator:
                 continue
             self._stats.count("reports")
             self._rates.heartbeat(peer)
-            newcomer = not self._roster.knows(peer)
-            understood = self._roster.heard(peer, report)
+            newcomer = not self._registry.knows(peer)
+            understood = self._registry.heard(peer, report)
             if newcomer and report is not None and understood:
                 log.info("%s reports, pid %d: %s", report.process, report.pid, report.state)
             if newcomer or not understood:
@@ -318,7 +315,7 @@ class Coordinator:
         serving = {
             shard
             for shard in self._joining
-            if self._roster.serving(layout.shard_program(shard)) is not None
+            if self._registry.serving(layout.shard_program(shard)) is not None
         }
         if serving:
             self._joining -= serving
@@ -332,7 +329,7 @@ class Coordinator:
         except OSError as error:
             log.error("the snapshot can't be written: %s", error)
         if self._control is not None:
-            for peer in self._roster.peers():
+            for peer in self._registry.peers():
                 self._control.send(peer, self._snapshot)
             self._loop.call_soon(self._hear)  # sending uses up the descriptor's edge
 

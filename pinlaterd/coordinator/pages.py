@@ -17,8 +17,7 @@ from aiohttp import web
 
 from pinlaterd.coordinator.status import Status
 from pinlaterd.stats import StatsSnapshot, merge
-from pinlaterd.stats.prometheus import CONTENT_TYPE, PrometheusText
-from pinlaterd.stats.texts import figures, ostrich
+from pinlaterd.stats.texts import CONTENT_TYPE, PrometheusText, figures, ostrich
 
 _PAGES = (
     "/stats.txt",

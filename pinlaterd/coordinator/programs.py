@@ -1,4 +1,5 @@
-"""The configuration to the programs that supervisord runs: one for each process.
+"""The configuration to the programs that supervisord runs, one for each process, and which of
+them to add, replace, start and remove. Pure.
 
 A program's definition changes with what its process reads at its start only, never with what it
 follows while it runs: so whoever compares definitions restarts just those that have to be.
@@ -12,15 +13,15 @@ import math
 import shlex
 import site
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
+from enum import Enum
 from pathlib import Path
+from typing import NamedTuple
 
 import pinlaterd
-from pinlaterd.config.changes import settings_at_start
 from pinlaterd.config.layout import ETC, LOGS, relief_program, shard_program
-from pinlaterd.config.schema import Config, ServerSettings
-from pinlaterd.coordinator.plan import Program
+from pinlaterd.config.schema import Config, ServerSettings, settings_at_start
 from pinlaterd.coordinator.status import router_programs
 
 COORDINATOR = "coordinator"
@@ -54,6 +55,13 @@ stdout_logfile = %(here)s/../../{log}
 stdout_logfile_maxbytes = 10MB
 stdout_logfile_backups = 5
 """
+
+
+class Program(NamedTuple):
+    """A program as wanted: its name and its section of supervisord's configuration."""
+
+    name: str
+    definition: str
 
 
 def wanted_programs(config: Config) -> Sequence[Program]:
@@ -140,3 +148,46 @@ def _environment() -> str:
         return variables
     quoted = root.replace("%", "%%").replace("\\", "\\\\").replace('"', '\\"')
     return f'{variables},PYTHONPATH="{quoted}"'
+
+
+# --- what to do --------------------------------------------------------------------------------
+
+
+class Present(NamedTuple):
+    """A program that supervisord knows. `definition` "": not what its file says any more."""
+
+    name: str
+    definition: str
+    running: bool
+
+
+class Step(Enum):
+    REMOVE = "remove"  # stop it, forget it
+    REPLACE = "replace"  # stop it, start it by its new definition
+    ADD = "add"  # make it known, start it
+    START = "start"  # it is known, but stopped
+
+
+class Action(NamedTuple):
+    step: Step
+    program: Program
+
+
+def plan(wanted: Iterable[Program], present: Iterable[Present]) -> Sequence[Action]:
+    """What to do, in order: removals first, since they may hold what a newcomer needs."""
+    wanted_by_name = {program.name: program for program in wanted}
+    present_by_name: Mapping[str, Present] = {program.name: program for program in present}
+    actions = [
+        Action(Step.REMOVE, Program(name, found.definition))
+        for name, found in sorted(present_by_name.items())
+        if name not in wanted_by_name
+    ]
+    for name, program in wanted_by_name.items():
+        found = present_by_name.get(name)
+        if found is None:
+            actions.append(Action(Step.ADD, program))
+        elif found.definition != program.definition:
+            actions.append(Action(Step.REPLACE, program))
+        elif not found.running:
+            actions.append(Action(Step.START, program))
+    return actions

@@ -1,29 +1,35 @@
 """Rate limits in the coordinator's process: from what is configured and reported to what is sent.
 
-    limits of queues.yaml, over the servers of the membership  ->  this server's part
-    this server's part, over its routers by the ledger         ->  grants
+    limits of queues.yaml, over the servers of the server set  ->  this server's part
+    this server's part, over its routers by the allocator      ->  grants
 
 It has no timer: routers report or heartbeat at least once a second, and each time is a time to
-look at the server set and to reckon.
+look at the server set and at what is due.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from pinlaterd.clock import Clock
-from pinlaterd.config.schema import Config, QueueSettings, ServerSettings
-from pinlaterd.coordinator.ledger import Ledger
-from pinlaterd.coordinator.membership import Alone, Membership, ServerSetFile
-from pinlaterd.coordinator.shares import server_share
+from pinlaterd.config.files import file_mark, replace_file
+from pinlaterd.config.layout import SERVER_SET_COPY
+from pinlaterd.config.schema import Config, QueueSettings
+from pinlaterd.coordinator.allocator import RateAllocator
 from pinlaterd.coordinator.status import router_programs
 from pinlaterd.stats import Stats
 from pinlaterd.wire.control import ControlServer
 from pinlaterd.wire.rates import read_holdings, unpack_rate_report, write_holdings
 
 log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.4
+_MAX_BYTES = 1024 * 1024
+_SERVER = re.compile(r"[A-Za-z0-9._-]{1,253}:[0-9]{1,5}|\[[0-9A-Fa-f:.]{2,45}\]:[0-9]{1,5}")
 
 
 class RateControl:
@@ -33,10 +39,14 @@ class RateControl:
         self, config: Config, clock: Clock, stats: Stats, is_running: Callable[[int], bool]
     ) -> None:
         self._stats = stats
-        self._membership = membership_of(config.server, clock)
+        server = config.server
+        own = server.server_set_name or f"{server.advertised_host}:{server.port}"
+        self._server_set: ServerSetFile | None = None  # None: this server has the rates alone
+        if server.server_set_file:
+            self._server_set = ServerSetFile(Path(server.server_set_file), own, clock.monotonic)
         self._queues = config.queues
-        self._ledger = Ledger(
-            clock, is_running, read_holdings(), router_programs(config.server.routers)
+        self._allocator = RateAllocator(
+            clock, is_running, read_holdings(), router_programs(server.routers)
         )
         self._limited: frozenset[str] = frozenset()  # those that have gauges
         self._set_limits()
@@ -48,40 +58,41 @@ class RateControl:
 
     def heard(self, peer: bytes, message: bytes) -> None:
         """Take a rate report. Raises MalformedEnvelope if it can't be read."""
-        self._ledger.heard(peer, unpack_rate_report(message))
+        self._allocator.heard(peer, unpack_rate_report(message))
 
     def heartbeat(self, peer: bytes) -> None:
         """Something else was heard from `peer`."""
-        self._ledger.heartbeat(peer)
+        self._allocator.heartbeat(peer)
 
     def act(self, control: ControlServer) -> bool:
         """Send what follows from all that was heard; whether there was anything."""
-        if self._membership.look():
+        if self._server_set is not None and self._server_set.look():
             self._set_limits()
-        self._stats.gauge("server_set_problems", len(self._membership.problems()))
-        grants = self._ledger.reckon()
-        if self._ledger.note_due:
-            # before anybody may spend it: a coordinator that comes after us has to know
+        self._stats.gauge("server_set_problems", len(self.problems()))
+        grants = self._allocator.due_grants()
+        if self._allocator.note_due:
+            # Before any router may spend it: a coordinator that comes after us has to know.
             try:
-                write_holdings(self._ledger.holdings())
+                write_holdings(self._allocator.holdings())
             except OSError as error:
-                # it will have to rely on what routers report
+                # It will have to rely on what routers report.
                 log.error("what routers hold can't be noted: %s", error)
         for peer, grant in grants:
             control.grant(peer, grant)
         return bool(grants)
 
     def problems(self) -> Sequence[str]:
-        return self._membership.problems()
+        """What is wrong with the server set: where, what, and what would be right."""
+        return () if self._server_set is None else self._server_set.problems
 
     def _set_limits(self) -> None:
-        servers = len(self._membership.servers())
+        servers = 1 if self._server_set is None else len(self._server_set.servers)
         limits = {
-            queue: server_share(settings.max_jobs_per_second, servers)
+            queue: settings.max_jobs_per_second / servers
             for queue, settings in self._queues.items()
             if settings.max_jobs_per_second is not None
         }
-        self._ledger.set_limits(limits)
+        self._allocator.set_limits(limits)
         for queue in self._limited - limits.keys():
             self._stats.drop_gauge(f"{queue}_rate_limit")
         for queue, limit in limits.items():
@@ -89,8 +100,120 @@ class RateControl:
         self._limited = frozenset(limits)
 
 
-def membership_of(server: ServerSettings, clock: Clock) -> Membership:
-    own = server.server_set_name or f"{server.advertised_host}:{server.port}"
-    if not server.server_set_file:
-        return Alone(own)
-    return ServerSetFile(Path(server.server_set_file), own, clock.monotonic)
+# --- the server set -------------------------------------------------------------------------
+
+
+class ServerSet(NamedTuple):
+    """A server set file's content. With `problems` it must not be used."""
+
+    servers: Sequence[str]
+    problems: Sequence[str]
+
+
+def read_server_set(text: str, name: str) -> ServerSet:
+    """Lines of HOST:PORT; what follows a `#` is a comment. `name`: the file's, for messages."""
+    servers: dict[str, int] = {}
+    problems = []
+    for number, line in enumerate(text.splitlines(), 1):
+        server = line.partition("#")[0].strip()
+        if not server:
+            continue
+        port = server.rpartition(":")[2]
+        if not _SERVER.fullmatch(server) or not 1 <= int(port) <= 65535:
+            problems.append(
+                f"{name}:{number}: {server[:80]!r} is no server; write HOST:PORT, a line each"
+            )
+        elif server in servers:
+            problems.append(
+                f"{name}:{number}: {server} stands in line {servers[server]} already; remove one"
+            )
+        else:
+            servers[server] = number
+    if not servers and not problems:
+        problems.append(f"{name}: lists no server; write HOST:PORT, a line each")
+    return ServerSet(tuple(servers), problems)
+
+
+class ServerSetFile:
+    """The servers that a file lists, which share the cluster's rates. The file need not be replaced
+    at once: a content counts only when the file is the same at two looks in a row.
+
+    The last good content is kept in run/, for a coordinator that starts while the file is bad.
+    `servers`: HOST:PORT, each once, at least one; they stay while the file can't be read.
+    `problems`: what is wrong with the file."""
+
+    def __init__(
+        self,
+        path: Path,
+        own: str,
+        monotonic: Callable[[], float],
+        copy: Path = SERVER_SET_COPY,
+    ) -> None:
+        """`own`: this server, HOST:PORT, as the file should name it."""
+        self._path = path
+        self._own = own
+        self._monotonic = monotonic
+        self._copy = copy
+        self._looked_at = monotonic()
+        self._seen = self._read = file_mark(path)
+        self.servers: Sequence[str] = self._last_good()
+        self.problems: Sequence[str] = []
+        self._take(*self._content())
+
+    def look(self) -> bool:
+        """Whether the set has changed. Cheap, to be called once a second or more often."""
+        now = self._monotonic()
+        if now - self._looked_at < LOOK_SECONDS:
+            return False
+        self._looked_at = now
+        before, self._seen = self._seen, file_mark(self._path)
+        if self._seen != before or self._seen == self._read:
+            return False
+        self._read = self._seen
+        return self._take(*self._content())
+
+    def _take(self, servers: Sequence[str], problems: Sequence[str]) -> bool:
+        """Follow what was read, if it is good; whether that changes anything."""
+        if problems:
+            kept = f"still active: {', '.join(self.servers)}"
+            problems = [f"{problem} ({kept})" for problem in problems]
+        elif self._own not in servers:
+            cure = "add it, or set server_set_name to what it is called there"
+            problems = [f"{self._path}: does not list this server, {self._own}; {cure}"]
+        for problem in problems:
+            log.error("%s", problem)
+        changed = bool(servers) and set(servers) != set(self.servers)
+        if servers:
+            self.servers = servers
+            self._keep(servers)
+        if changed:
+            log.info("the server set is %s", ", ".join(servers))
+        self.problems = problems
+        return changed
+
+    def _content(self) -> ServerSet:
+        """No servers if there is anything wrong."""
+        try:
+            with self._path.open("rb") as file:
+                found = file.read(_MAX_BYTES + 1)
+            if len(found) > _MAX_BYTES:
+                return ServerSet((), [f"{self._path}: longer than {_MAX_BYTES} bytes"])
+            servers, problems = read_server_set(found.decode(), str(self._path))
+        except OSError as error:
+            return ServerSet((), [f"{self._path}: can't be read: {error.strerror}"])
+        except UnicodeDecodeError:
+            return ServerSet((), [f"{self._path}: is not valid UTF-8; write HOST:PORT lines"])
+        return ServerSet(() if problems else servers, problems)
+
+    def _last_good(self) -> Sequence[str]:
+        try:
+            servers, problems = read_server_set(self._copy.read_text(), str(self._copy))
+        except (OSError, UnicodeDecodeError):
+            return (self._own,)
+        return (self._own,) if problems else servers
+
+    def _keep(self, servers: Sequence[str]) -> None:
+        try:
+            replace_file(self._copy, "".join(f"{server}\n" for server in servers).encode())
+        except OSError as error:
+            log.warning("%s can't be written: %s", self._copy, error.strerror)

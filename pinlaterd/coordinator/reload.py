@@ -1,7 +1,15 @@
-"""Live configuration: from changed files to what is in force.
+"""Live configuration: from changed files to the active configuration.
 
-What is not valid as a whole changes nothing; why is kept until it is mended. What is valid is put
-in force step by step (see `transition`), each step written for all processes at once.
+`ConfigWatch` sees when the files in etc/ have changed, and waits until their author is done: a file
+counts once it stayed as it is from one look to the next, and what is then read is what gets
+validated; nothing reads it a second time. Edited in place, replaced, a link turned elsewhere,
+deleted and put back: all the same. What is not valid as a whole changes nothing, and the reason is
+kept until it is mended. What is valid becomes active step by step (`advance`, which is pure), each
+step written for all processes at once.
+
+All of it acts at once but a shard that is no longer named. That one gets no more jobs first; it
+goes once it said, after that, that it holds none. Else it stays as it was, and why is said. A
+shard under `abandon` goes whatever it holds.
 """
 
 from __future__ import annotations
@@ -11,38 +19,165 @@ import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from pinlaterd.config.active import ActiveConfig
+from pinlaterd.config.files import file_mark
+from pinlaterd.config.layout import CONFIG_FILES, ETC, SHARDS_FILE
 from pinlaterd.config.load import ConfigFiles, load_config
-from pinlaterd.config.schema import Config
-from pinlaterd.coordinator.transition import Holds, Leaving, advance, vanished
-from pinlaterd.coordinator.watch import ConfigWatch
+from pinlaterd.config.schema import Config, ShardSettings, follow
 from pinlaterd.errors import ConfigError
+from pinlaterd.wording import how_many
 
 log = logging.getLogger(__name__)
 
-PutInForce = Callable[[Config], ActiveConfig]  # returns what is in force by then
+# Twice this is the least that a file has to rest. Four looks a second are not to be felt.
+LOOK_SECONDS = 0.25
+
+
+class ConfigWatch:
+    """Looks at the files of `etc`. The first that it finds at rest count as changed."""
+
+    def __init__(self, etc: Path) -> None:
+        self._etc = etc
+        self._seen: Sequence[tuple[int, ...]] | None = None
+        self._given: Sequence[tuple[int, ...]] | None = None
+
+    def look(self) -> ConfigFiles | None:
+        """The files, if they have changed since they were given out last and rest by now."""
+        marks = self._marks()
+        before, self._seen = self._seen, marks
+        if marks == self._given or marks != before:
+            return None
+        files = ConfigFiles(self._etc)
+        if self._marks() != marks:
+            self._seen = None  # written to while we read
+            return None
+        self._given = marks
+        return files
+
+    def _marks(self) -> Sequence[tuple[int, ...]]:
+        return [file_mark(self._etc / name) for name in CONFIG_FILES]
+
+
+# --- the next step -----------------------------------------------------------------------------
+
+
+class Holding(NamedTuple):
+    """What a shard that serves says it holds. `config_version`: what it followed by then."""
+
+    config_version: int
+    pending: int
+    in_progress: int
+
+
+class Leaving(NamedTuple):
+    """A shard that gets no more jobs since `version` is active; `before`: how it was."""
+
+    before: ShardSettings
+    version: int
+
+
+class Transition(NamedTuple):
+    """`config` is to be active; `refusals` say what is not done, and why."""
+
+    config: Config
+    leaving: Mapping[str, Leaving]
+    refusals: Sequence[str]
+    needs_restart: Sequence[str]
+
+    @property
+    def converged(self) -> bool:
+        """Whether nothing more will follow by itself."""
+        return not self.leaving and not self.refusals
+
+
+Holds = Callable[[str], Holding | None]
+
+
+def advance(
+    active: ActiveConfig, wanted: Config, leaving: Mapping[str, Leaving], holds: Holds
+) -> Transition:
+    """The next step towards `wanted`. `holds(shard)`: None while it does not serve."""
+    followed = follow(active.config.server, wanted.server)
+    shards = dict(wanted.shards)
+    still_leaving: dict[str, Leaving] = {}
+    refusals = []
+    for name, present in active.config.shards.items():
+        if name in wanted.shards or name in wanted.abandon:
+            continue
+        gone_since = leaving.get(name)
+        before = gone_since.before if gone_since is not None else present
+        holding = holds(name)
+        refusal = _refusal(name, holding)
+        if refusal:
+            refusals.append(refusal)
+            shards[name] = before
+            continue
+        since = gone_since or _leaving(before, active.version)
+        if holding is None or holding.config_version < since.version:
+            still_leaving[name] = since
+            shards[name] = dataclasses.replace(before, dequeue_only=True)
+    config = dataclasses.replace(wanted, server=followed.settings, shards=shards)
+    return Transition(config, still_leaving, refusals, followed.needs_restart)
+
+
+def _leaving(before: ShardSettings, version: int) -> Leaving:
+    """It gets no jobs as of the next version, unless it gets none already."""
+    return Leaving(before, version if before.dequeue_only else version + 1)
+
+
+def vanished(etc: Path, before: Config, wanted: Config) -> list[str]:
+    """Files that held something and are gone or empty: nobody means that by it."""
+    return [
+        f"{etc / name}: the file is gone or empty; what it said stays active. Put it back, or "
+        "write a comment into it if it is to say nothing"
+        for name in CONFIG_FILES
+        if name in before.files and name not in wanted.files
+    ]
+
+
+def _refusal(name: str, holding: Holding | None) -> str:
+    """Why the shard can't be removed now; "" if nothing speaks against it."""
+    place = f"{ETC / SHARDS_FILE}: shards.{name}: not removed"
+    cure = f"or give its jobs up: `abandon: [{name}]` in that file"
+    if holding is None:
+        return (
+            f"{place}: it does not serve, so what it holds is not known; name it again and have "
+            f"it serve, {cure}"
+        )
+    if holding.pending or holding.in_progress:
+        return (
+            f"{place}: {how_many(holding.pending, 'job is', 'jobs are')} pending and "
+            f"{holding.in_progress:,} in progress there; wait until it holds none "
+            f"(dequeue_only: true keeps new ones out), {cure}"
+        )
+    return ""
+
+
+# --- all of it ---------------------------------------------------------------------------------
+
+
+Activate = Callable[[Config], ActiveConfig]  # returns what is active by then
 
 
 class Reload:
     """Follows the files of `etc`. `step` is called again and again, and never by two at once."""
 
-    def __init__(
-        self, etc: Path, in_force: ActiveConfig, holds: Holds, put_in_force: PutInForce
-    ) -> None:
+    def __init__(self, etc: Path, active: ActiveConfig, holds: Holds, activate: Activate) -> None:
         self._etc = etc
         self._watch = ConfigWatch(etc)
-        self._in_force = in_force
+        self._active = active
         self._holds = holds
-        self._put_in_force = put_in_force
+        self._activate = activate
         self._wanted: Config | None = None  # None: nothing is left to do
         self._leaving: Mapping[str, Leaving] = {}
         self._mistakes: Sequence[str] = ()
         self._refusals: Sequence[str] = ()
-        self._said: frozenset[str] = frozenset()
+        self._logged: frozenset[str] = frozenset()
         self.needs_restart: Sequence[str] = ()
         self.warnings: Sequence[str] = ()  # of the files that were valid last
-        self.judged = ""  # which files were judged last: see ConfigFiles.digest
+        self.validated = ""  # which files were validated last: see ConfigFiles.digest
 
     @property
     def problems(self) -> Sequence[str]:
@@ -50,59 +185,59 @@ class Reload:
         return (*self._mistakes, *self._refusals)
 
     @property
-    def settled(self) -> bool:
-        """Whether what the files say is in force, or was refused."""
+    def converged(self) -> bool:
+        """Whether what the files say is active, or was refused."""
         return self._wanted is None or (bool(self._refusals) and not self._leaving)
 
     async def step(self) -> None:
         """Look whether the files have changed; do what is due. Raises OSError."""
         files = self._watch.look()
         if files is not None:
-            await self._judge(files)
+            await self._validate(files)
         if self._wanted is not None:
             self._advance(self._wanted)
-        self._say()
+        self._log_problems()
 
-    async def _judge(self, files: ConfigFiles) -> None:
+    async def _validate(self, files: ConfigFiles) -> None:
         try:
             # long files take long to read, and others want to be answered meanwhile
             wanted = await asyncio.to_thread(load_config, self._etc, files.read)
-            self._mistakes = vanished(self._etc, self._in_force.config, wanted)
+            self._mistakes = vanished(self._etc, self._active.config, wanted)
             self.warnings = wanted.warnings
             for warning in wanted.warnings:
                 log.warning("%s", warning)
         except ConfigError as error:
             self._mistakes = error.problems
         self._wanted = self._as_before() if self._mistakes else wanted
-        self.judged = files.digest
+        self.validated = files.digest
 
     def _as_before(self) -> Config:
-        """What is in force, without the removals that are under way: nobody asks for them now."""
-        config = self._in_force.config
+        """What is active, without the removals that are under way: no file asks for them now."""
+        config = self._active.config
         before = {name: leaving.before for name, leaving in self._leaving.items()}
         return dataclasses.replace(config, shards={**config.shards, **before})
 
     def _advance(self, wanted: Config) -> None:
-        found = advance(self._in_force, wanted, self._leaving, self._holds)
-        if found.config != self._in_force.config:
-            self._in_force = self._put_in_force(found.config)
-            if self._in_force.config != found.config:
-                return  # somebody was faster: on from there, with the next step
+        found = advance(self._active, wanted, self._leaving, self._holds)
+        if found.config != self._active.config:
+            self._active = self._activate(found.config)
+            if self._active.config != found.config:
+                return  # another command was faster: on from there, with the next step
         self._leaving, self._refusals = found.leaving, found.refusals
         if not self._mistakes:
             self.needs_restart = found.needs_restart
-        if found.settled:
+        if found.converged:
             self._wanted = None
 
-    def _say(self) -> None:
+    def _log_problems(self) -> None:
         """Log each problem once, for as long as it stays."""
         for text in self._mistakes:
-            if text not in self._said:
+            if text not in self._logged:
                 log.error("%s (nothing was changed)", text)
         for text in (*self._refusals, *self.needs_restart):
-            if text not in self._said:
+            if text not in self._logged:
                 log.warning("%s", text)
         now = frozenset((*self.problems, *self.needs_restart))
-        if self._said and not now:
+        if self._logged and not now:
             log.info("the configuration is in order again")
-        self._said = now
+        self._logged = now

@@ -1,4 +1,5 @@
-"""Programs under supervisord, through its XML-RPC on run/supervisor.sock.
+"""Programs under supervisord, through its XML-RPC on run/supervisor.sock; and the keeping of shard
+programs in step with the active configuration.
 
 Each program is one file in run/supervisord.d, written before supervisord is told, so that a
 supervisord that starts anew runs the same. Blocking: callers on an event loop use a thread.
@@ -6,19 +7,33 @@ supervisord that starts anew runs the same. Blocking: callers on an event loop u
 
 from __future__ import annotations
 
+import asyncio
 import http.client
+import json
+import logging
 import socket
 import xmlrpc.client
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, Protocol, cast
+from typing import BinaryIO, NamedTuple, cast
 
 from supervisor import xmlrpc as supervisor_xmlrpc
 
-from pinlaterd.config.files import lock
-from pinlaterd.config.layout import PROGRAMS_LOCK, SHARD_PROGRAMS, SUPERVISOR_SOCKET
-from pinlaterd.coordinator.plan import Action, Present, Program, Step
+from pinlaterd.config.files import lock, replace_file
+from pinlaterd.config.layout import PROGRAMS_DUE, PROGRAMS_LOCK, SHARD_PROGRAMS, SUPERVISOR_SOCKET
+from pinlaterd.config.schema import Config
+from pinlaterd.coordinator.programs import (
+    Action,
+    Present,
+    Program,
+    Step,
+    plan,
+    shard_programs,
+)
 
+log = logging.getLogger(__name__)
+
+_RETRY_SECONDS = 1.0
 _ANSWER_SECONDS = 10.0
 # Those that wait until a process has ended, which may take its stopwaitsecs.
 _PATIENT = {"stopProcess": 120.0, "stopProcessGroup": 120.0}
@@ -46,34 +61,14 @@ class ProgramInfo(NamedTuple):
     description: str
 
 
-class Supervisor(Protocol):
-    """Who keeps programs running. Every call may be repeated; all raise SupervisorError."""
-
-    def running(self) -> Sequence[Present]:
-        """The programs it knows, running or not."""
-        ...
-
-    def add(self, program: Program) -> None:
-        """Make it known, now and after a restart, and start it; replace one of that name."""
-        ...
-
-    def remove(self, name: str) -> None:
-        """Stop and forget it. None of that name is no error."""
-        ...
-
-    def start(self, name: str) -> None: ...
-
-    def stop(self, name: str) -> None: ...
-
-
-def carry_out(actions: Sequence[Action], supervisor: Supervisor) -> None:
+def carry_out(actions: Sequence[Action], supervisord: Supervisord) -> None:
     for step, program in actions:
         if step is Step.REMOVE:
-            supervisor.remove(program.name)
+            supervisord.remove(program.name)
         elif step is Step.START:
-            supervisor.start(program.name)
+            supervisord.start(program.name)
         else:
-            supervisor.add(program)
+            supervisord.add(program)
 
 
 def lock_programs(*, patient: bool = True) -> BinaryIO:
@@ -95,7 +90,7 @@ def write_programs(wanted: Sequence[Program], folder: Path = SHARD_PROGRAMS) -> 
         if path.name not in names:
             path.unlink()
     for program in wanted:
-        _write(folder / f"{program.name}.conf", program.definition)
+        replace_file(folder / f"{program.name}.conf", program.definition.encode())
 
 
 class _Connection(http.client.HTTPConnection):
@@ -118,7 +113,9 @@ class _Transport(supervisor_xmlrpc.SupervisorTransport):  # type: ignore[misc]
 
 
 class Supervisord:
-    """The Supervisor that is supervisord. `path` is its socket's, from the current folder."""
+    """supervisord, which keeps programs running. `path` is its socket's, from the current folder.
+
+    Every call may be repeated; all raise SupervisorError."""
 
     def __init__(self, path: Path = SUPERVISOR_SOCKET, folder: Path = SHARD_PROGRAMS) -> None:
         self._folder = folder
@@ -148,6 +145,7 @@ class Supervisord:
         ]
 
     def running(self) -> Sequence[Present]:
+        """The programs it knows, running or not."""
         stale = self._reread()
         return [
             Present(
@@ -159,13 +157,15 @@ class Supervisord:
         ]
 
     def add(self, program: Program) -> None:
+        """Make it known, now and after a restart, and start it; replace one of that name."""
         path = self._folder / f"{program.name}.conf"
         self._forget(program.name)
-        _write(path, program.definition)
+        replace_file(path, program.definition.encode())
         self._reread()
         self._call("addProcessGroup", program.name)
 
     def remove(self, name: str) -> None:
+        """Stop and forget it. None of that name is no error."""
         (self._folder / f"{name}.conf").unlink(missing_ok=True)
         self._forget(name)
         self._reread()
@@ -213,7 +213,97 @@ class Supervisord:
             raise SupervisorError(f"supervisord does not answer: {error}") from error
 
 
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.new")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+# --- live configuration ------------------------------------------------------------------------
+
+
+def changed_programs(before: Config, after: Config) -> frozenset[str]:
+    """Names of shard programs to add, replace or remove on the way from one to the other."""
+    return frozenset(
+        program.name for program in {*shard_programs(before)} ^ {*shard_programs(after)}
+    )
+
+
+class ShardPrograms:
+    """Keeps shard programs in step with the active configuration, while all run.
+
+    Only programs that a change concerns are touched: not those that an operator stopped by hand,
+    nor those that a newer version of this software would write otherwise. Their names lie in
+    run/programs.due until it is done, so that a coordinator that was killed in between goes on
+    with them. `problem`: why it could not be done, or ""."""
+
+    def __init__(self, monotonic: Callable[[], float], due_file: Path = PROGRAMS_DUE) -> None:
+        self.problem = ""
+        self._monotonic = monotonic
+        self._due_file = due_file
+        self._due = self._read()
+        self._since: frozenset[str] = frozenset()  # of those, since that work began
+        self._at_work: asyncio.Task[frozenset[str]] | None = None
+        self._next_try = 0.0
+
+    @property
+    def converged(self) -> bool:
+        return not self._due
+
+    def want(self, names: Iterable[str]) -> None:
+        """To be called before the configuration that needs it is written. Raises OSError."""
+        self._since |= frozenset(names)
+        self._due |= self._since
+        self._write()
+
+    def step(self, config: Config) -> None:
+        """Take what is done off the list; start on what is due. Raises OSError."""
+        if self._at_work is not None:
+            if not self._at_work.done():
+                return
+            self._finish(self._at_work)
+            self._at_work = None
+        if self._due and self._monotonic() >= self._next_try:
+            self._since = frozenset()
+            self._at_work = asyncio.create_task(asyncio.to_thread(_arrange, self._due, config))
+
+    async def stop(self) -> None:
+        """A thread can't be ended: what it has begun it finishes, or `programs.due` says so."""
+        if self._at_work is not None:
+            await asyncio.wait({self._at_work})
+
+    def _finish(self, work: asyncio.Task[frozenset[str]]) -> None:
+        try:
+            done = work.result()
+        except (SupervisorError, OSError) as error:
+            problem = f"{', '.join(sorted(self._due))}: can't be brought up to date: {error}"
+            if problem != self.problem:
+                log.error("%s; trying again", problem)
+            self.problem = problem
+            self._next_try = self._monotonic() + _RETRY_SECONDS
+            return
+        self.problem = ""
+        self._due -= done - self._since
+        self._write()
+
+    def _read(self) -> frozenset[str]:
+        try:
+            return frozenset(map(str, json.loads(self._due_file.read_bytes())))
+        except (OSError, ValueError, TypeError):
+            return frozenset()
+
+    def _write(self) -> None:
+        if self._due:
+            replace_file(self._due_file, json.dumps(sorted(self._due)).encode())
+        else:
+            self._due_file.unlink(missing_ok=True)
+
+
+def _arrange(names: frozenset[str], config: Config) -> frozenset[str]:
+    """Make supervisord run the programs of `names` as `config` wants them; returns `names`.
+
+    Raises SupervisorError, OSError."""
+    # whoever has the lock may wait for this process to end, so this must not wait for the lock
+    with lock_programs(patient=False):
+        supervisord = Supervisord()
+        wanted = [program for program in shard_programs(config) if program.name in names]
+        present = [program for program in supervisord.running() if program.name in names]
+        actions = [one for one in plan(wanted, present) if one.step is not Step.START]
+        for action in actions:
+            log.info("%s %s", action.step.value, action.program.name)
+        carry_out(actions, supervisord)
+    return names

@@ -4,7 +4,6 @@
     service     a deployment that runs, or does not: up, down
     restarts    processes started anew while the service goes on
     orphans     processes that a killed supervisord left behind
-    errors      failures that end a command, and say what to do
 
 Part of the command lines (`pinlaterd init`, `up`, `down`; `pinlater-admin restart`): nothing else
 imports it.

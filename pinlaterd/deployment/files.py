@@ -20,9 +20,15 @@ from pinlaterd.config.layout import (
     SHARDS_FILE,
     SUPERVISORD_FILE,
 )
-from pinlaterd.config.load import settings_of
-from pinlaterd.config.schema import Between, QueueSettings, ServerSettings, Setting, default_file
-from pinlaterd.deployment.errors import DeploymentError
+from pinlaterd.config.schema import (
+    Between,
+    QueueSettings,
+    ServerSettings,
+    Setting,
+    default_file,
+    settings_of,
+)
+from pinlaterd.errors import DeploymentError
 
 _WIDTH = 100
 

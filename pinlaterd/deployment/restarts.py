@@ -21,9 +21,9 @@ from pinlaterd.admin import stats_page
 from pinlaterd.config.active import load_active
 from pinlaterd.config.layout import ETC, shard_program
 from pinlaterd.config.schema import Config
-from pinlaterd.coordinator.plan import Program
 from pinlaterd.coordinator.programs import (
     COORDINATOR,
+    Program,
     log_file,
     relief_of,
     stop_seconds,
@@ -36,7 +36,6 @@ from pinlaterd.coordinator.supervisord import (
     SupervisorError,
     lock_programs,
 )
-from pinlaterd.deployment.errors import DeploymentError
 from pinlaterd.deployment.service import (
     Startup,
     Tell,
@@ -45,7 +44,7 @@ from pinlaterd.deployment.service import (
     last_lines,
     log_sizes,
 )
-from pinlaterd.errors import ConnectionFailed
+from pinlaterd.errors import ConnectionFailed, DeploymentError
 from pinlaterd.wire.control import ProcessState
 
 ALL_SHARDS = "all"
@@ -83,7 +82,7 @@ def _restart(
     directory: Path, choose: Callable[[Config], Sequence[str]], tell: Tell
 ) -> Sequence[Restarted]:
     with at_work_in(directory):
-        # What is in force, not what the files say by now: a restart changes no settings.
+        # The active configuration, not what the files say by now: a restart changes no settings.
         names = choose(load_active(ETC).config)
         try:
             if COORDINATOR not in names:

@@ -48,8 +48,7 @@ from pinlaterd.config.layout import (
 )
 from pinlaterd.config.load import ConfigFiles, load_config
 from pinlaterd.config.schema import Config, ServerSettings
-from pinlaterd.coordinator.plan import plan
-from pinlaterd.coordinator.programs import COORDINATOR, log_file, wanted_programs
+from pinlaterd.coordinator.programs import COORDINATOR, log_file, plan, wanted_programs
 from pinlaterd.coordinator.status import router_programs
 from pinlaterd.coordinator.supervisord import (
     ProgramInfo,
@@ -61,9 +60,8 @@ from pinlaterd.coordinator.supervisord import (
     write_programs,
 )
 from pinlaterd.deployment import orphans
-from pinlaterd.deployment.errors import DeploymentError
 from pinlaterd.deployment.files import check_depth
-from pinlaterd.errors import ConnectionFailed, PinLaterError
+from pinlaterd.errors import ConnectionFailed, DeploymentError, PinLaterError
 from pinlaterd.lifecycle import ExitCode
 from pinlaterd.wire.control import ProcessState
 

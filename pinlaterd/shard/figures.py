@@ -12,7 +12,7 @@ from itertools import compress
 from pinlaterd.engines.base import AckResult, CheckpointResult, Expired
 from pinlaterd.model import Job, JobState, Payload
 from pinlaterd.stats import Stats
-from pinlaterd.stats.names import BODY_SIZE
+from pinlaterd.stats.registry import BODY_SIZE
 
 _GC_NAMES = {JobState.SUCCEEDED: "succeeded_gc", JobState.FAILED: "failed_gc"}
 

@@ -25,7 +25,7 @@ import zmq
 from pinlaterd.config.files import replace_file
 from pinlaterd.config.layout import COORDINATOR_ENDPOINT, SNAPSHOT_FILE
 from pinlaterd.stats import Stats, StatsSnapshot
-from pinlaterd.stats.snapshot import Changes
+from pinlaterd.stats.registry import Changes
 from pinlaterd.wire import rates
 from pinlaterd.wire.envelope import MalformedEnvelope
 from pinlaterd.wire.rates import RateGrant, RateReport

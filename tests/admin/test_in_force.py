@@ -8,9 +8,9 @@ import pytest
 from pinlaterd.admin.in_force import tell, what_concerns
 from pinlaterd.config.active import ActiveConfig
 from pinlaterd.config.schema import Config, ServerSettings, ShardSettings
-from pinlaterd.coordinator.transition import Holding, advance
+from pinlaterd.coordinator.reload import Holding, advance
 
-MISTAKE = "etc/queues.yaml: the file is gone or empty; what it said stays in force. Put it back"
+MISTAKE = "etc/queues.yaml: the file is gone or empty; what it said stays active. Put it back"
 
 
 def refused_removals(*names: str) -> list[str]:

@@ -8,8 +8,8 @@ import pytest
 
 from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import ENGINES, ServerSettings
-from pinlaterd.deployment.errors import DeploymentError
 from pinlaterd.deployment.files import Choices, queues_text, server_text, write_deployment
+from pinlaterd.errors import DeploymentError
 from tests.cli.conftest import ROOT
 
 

@@ -7,7 +7,7 @@ import pytest
 from pinlaterd.admin.moving import sole_move
 from pinlaterd.config.files import lock
 from pinlaterd.config.layout import RUN, move_lock
-from pinlaterd.coordinator.moves import unfinished_moves
+from pinlaterd.coordinator.status import unfinished_moves
 
 SHARDS = ["1", "2"]
 

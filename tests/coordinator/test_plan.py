@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pinlaterd.coordinator.plan import Present, Program, Step, plan
+from pinlaterd.coordinator.programs import Present, Program, Step, plan
 
 names = st.sampled_from(["coordinator", "router", "shard-1", "shard-2"])
 definitions = st.sampled_from(["old", "new"])

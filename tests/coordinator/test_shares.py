@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pinlaterd.coordinator.shares import FLOOR_FRACTION, divide, server_share
+from pinlaterd.coordinator.allocator import FLOOR_FRACTION, divide
 
 rates = st.just(0.0) | st.floats(1e-6, 1e9)
 demands = st.dictionaries(st.text(max_size=3), st.floats(0, 1e10), min_size=1, max_size=8)
@@ -60,8 +60,3 @@ def test_without_demand_it_is_divided_evenly():
     assert divide(9, {"a": 0, "b": 0, "c": 0}) == pytest.approx({"a": 3, "b": 3, "c": 3})
     assert divide(9, {}) == {}
     assert divide(0, {"a": 1}) == {"a": 0}
-
-
-def test_servers_share_evenly():
-    assert server_share(9, 3) == 3
-    assert server_share(9, 1) == 9

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from pinlaterd.config.schema import Config, ServerSettings, ShardSettings
-from pinlaterd.coordinator.roster import ProcessView
+from pinlaterd.coordinator.registry import ProcessView
 from pinlaterd.coordinator.status import About, status
 
 ABOUT = About(

@@ -1,4 +1,4 @@
-"""From what is in force, and what the files say, to what should be in force next."""
+"""From the active configuration, and what the files say, to what should be active next."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pinlaterd.config.active import ActiveConfig
 from pinlaterd.config.schema import Config, ServerSettings, ShardSettings
-from pinlaterd.coordinator.transition import Holding, Leaving, advance, vanished
+from pinlaterd.coordinator.reload import Holding, Leaving, advance, vanished
 
 VERSION = 7
 
@@ -27,7 +27,7 @@ def test_new_shards_and_changed_settings_act_at_once():
     found = step(config("1"), config("1", "2", dequeue_only=["1"]))
 
     assert found.config == config("1", "2", dequeue_only=["1"])
-    assert found.settled
+    assert found.converged
 
 
 def test_a_removed_shard_gets_no_jobs_first():
@@ -35,7 +35,7 @@ def test_a_removed_shard_gets_no_jobs_first():
 
     assert found.config == config("1", "2", dequeue_only=["2"])
     assert found.leaving == {"2": Leaving(ShardSettings("2"), VERSION + 1)}
-    assert not found.settled
+    assert not found.converged
 
 
 def test_it_goes_once_it_said_after_that_that_it_is_empty():
@@ -47,7 +47,7 @@ def test_it_goes_once_it_said_after_that_that_it_is_empty():
 
     found = step(before, config("1"), leaving, Holding(VERSION, 0, 0))
     assert found.config == config("1")
-    assert found.settled
+    assert found.converged
 
 
 def test_one_that_was_dequeue_only_before_goes_at_once():
@@ -77,7 +77,7 @@ def test_abandoned_with_all_that_it_holds():
     found = step(config("1", "2"), config("1", abandon=["2"]), holding=Holding(VERSION, 9, 9))
 
     assert list(found.config.shards) == ["1"]
-    assert found.settled
+    assert found.converged
 
 
 def test_what_needs_a_restart_stays_and_is_named():
@@ -88,7 +88,7 @@ def test_what_needs_a_restart_stays_and_is_named():
     assert found.config.server == ServerSettings(job_claimed_timeout_seconds=5.0)
     assert found.needs_restart == [
         (
-            "etc/pinlaterd.yaml: port: 9010 is in force, the file says 1234; needs a restart: "
+            "etc/pinlaterd.yaml: port: 9010 is active, the file says 1234; needs a restart: "
             "`pinlaterd up`"
         )
     ]

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from pinlaterd.coordinator.watch import ConfigWatch
+from pinlaterd.coordinator.reload import ConfigWatch
 
 
 @pytest.fixture

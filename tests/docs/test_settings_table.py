@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from pinlaterd.config.load import settings_of
-from pinlaterd.config.schema import ServerSettings, Setting
+from pinlaterd.config.schema import ServerSettings, Setting, settings_of
 
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
 BEGIN = "<!-- settings: kept in step with pinlaterd/config/schema.py by a test -->\n"

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from pinlaterd.client import Job, JobState
-from pinlaterd.coordinator.watch import LOOK_SECONDS
+from pinlaterd.coordinator.reload import LOOK_SECONDS
 from pinlaterd.errors import InvalidRequest
 from tests.deployment import POLL_SECONDS
 from tests.live.conftest import BASE, is_dequeue_only, serves
@@ -141,7 +141,7 @@ def test_settings_that_need_a_restart_are_named(live):
     status = live.deployment.status()
     assert status["needs_restart"] == [
         (
-            "etc/pinlaterd.yaml: request_timeout_ms: 5000 is in force, the file says 6000; needs a "
+            "etc/pinlaterd.yaml: request_timeout_ms: 5000 is active, the file says 6000; needs a "
             "restart: `pinlaterd up`"
         )
     ]

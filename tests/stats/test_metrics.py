@@ -16,8 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pinlaterd.client import AckInfo, CheckpointInfo, Client, Job, PinLaterError
 from pinlaterd.stats import Stats
-from pinlaterd.stats.names import names_of
-from pinlaterd.stats.prometheus import PrometheusText
+from pinlaterd.stats.registry import names_of
+from pinlaterd.stats.texts import PrometheusText
 from tests.deployment import CALL_SECONDS, Deployment
 from tests.shared_service import ADMIN_PASSWORD
 

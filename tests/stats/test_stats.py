@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from pinlaterd.stats import Stats, empty, merge, prometheus
+from pinlaterd.stats import Stats, empty, merge, texts
 from pinlaterd.stats.histogram import Histogram, percentiles
-from pinlaterd.stats.prometheus import PrometheusText
-from pinlaterd.stats.snapshot import apply, since, totals
-from pinlaterd.stats.texts import figures, ostrich
+from pinlaterd.stats.registry import apply, since, totals
+from pinlaterd.stats.texts import PrometheusText, figures, ostrich
 
 samples = st.lists(st.floats(0.001, 1e9), min_size=1, max_size=200)
 
@@ -252,11 +251,11 @@ def made(monkeypatch):
     """The names of figures whose lines were made."""
     found: list[str] = []
 
-    def noted(section, name, figure, show=prometheus._Section._show):
+    def noted(section, name, figure, show=texts._Section._show):
         found.append(name)
         show(section, name, figure)
 
-    monkeypatch.setattr(prometheus._Section, "_show", noted)
+    monkeypatch.setattr(texts._Section, "_show", noted)
     return found
 
 

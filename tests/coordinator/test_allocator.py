@@ -1,7 +1,7 @@
 """Who may spend how much: that the limit holds whatever is lost, late or killed, and that what
 there is gets to those who want it.
 
-Messages, processes and the note in run/rates.json are modelled; the ledger is the real one, and
+Messages, processes and the note in run/rates.json are modelled; the allocator is the real one, and
 so is what a router adopts when it starts.
 """
 
@@ -22,8 +22,8 @@ from hypothesis.stateful import (
 )
 
 from pinlaterd.clock import FakeClock
-from pinlaterd.coordinator.ledger import KEPT_SECONDS, SETTLE_SECONDS, Ledger
-from pinlaterd.coordinator.roster import SILENT_SECONDS
+from pinlaterd.coordinator.allocator import KEPT_SECONDS, SETTLE_SECONDS, RateAllocator
+from pinlaterd.coordinator.registry import SILENT_SECONDS
 from pinlaterd.router.rate_reports import shares_at_start
 from pinlaterd.wire.rates import Holding, RateGrant, RateReport, RouterId
 
@@ -66,7 +66,7 @@ class Server:
         self.names = names
         self.routers: dict[str, Router] = {}
         self.note: Sequence[Holding] = ()
-        self.ledger: Ledger | None = None
+        self.allocator: RateAllocator | None = None
         self._pids = 0
         self._by_peer: dict[bytes, Router] = {}
         self.start_coordinator()
@@ -93,13 +93,13 @@ class Server:
         self.routers.pop(name)
 
     def start_coordinator(self) -> None:
-        self.ledger = Ledger(self.clock, self.is_running, self.note, self.names)
-        self.ledger.set_limits({QUEUE: self.limit})
+        self.allocator = RateAllocator(self.clock, self.is_running, self.note, self.names)
+        self.allocator.set_limits({QUEUE: self.limit})
         for router in self.routers.values():
             router.report()
 
     def kill_coordinator(self) -> None:
-        self.ledger = None
+        self.allocator = None
         for router in self._by_peer.values():
             router.reports.clear()
 
@@ -109,23 +109,23 @@ class Server:
         if not router.reports:
             return
         report = router.reports.popleft()
-        if self.ledger is not None:
+        if self.allocator is not None:
             router.spoke = True
-            self.ledger.heard(router.peer, report)
+            self.allocator.heard(router.peer, report)
             self.act()
 
     def heartbeats(self) -> None:
         for router in self.routers.values():
-            if self.ledger is not None and not router.cut_off:
-                self.ledger.heartbeat(router.peer)
+            if self.allocator is not None and not router.cut_off:
+                self.allocator.heartbeat(router.peer)
         self.act()
 
     def act(self) -> None:
-        if self.ledger is None:
+        if self.allocator is None:
             return
-        grants = self.ledger.reckon()
-        if self.ledger.note_due:
-            self.note = self.ledger.holdings()
+        grants = self.allocator.due_grants()
+        if self.allocator.note_due:
+            self.note = self.allocator.holdings()
         for peer, grant in grants:
             self._by_peer[peer].grants.append(grant)
 
@@ -246,19 +246,19 @@ class Cluster(RuleBasedStateMachine):
             router.cut_off = False
             router.report()
 
-    @precondition(lambda self: self.server.ledger is not None)
+    @precondition(lambda self: self.server.allocator is not None)
     @rule()
     def kill_coordinator(self) -> None:
         self.server.kill_coordinator()
 
-    @precondition(lambda self: self.server.ledger is None)
+    @precondition(lambda self: self.server.allocator is None)
     @rule()
     def start_coordinator(self) -> None:
         self.server.start_coordinator()
 
     @rule(seconds=st.sampled_from([0.1, 1.1, SILENT_SECONDS + 1, KEPT_SECONDS + 1]))
     def time_passes(self, seconds: float) -> None:
-        """Whoever is new reports within that time: see the ledger's invariant."""
+        """Whoever is new reports within that time: see the allocator's invariant."""
         for router in list(self.server.routers.values()):
             if not router.spoke:
                 self.server.deliver_report(router)
@@ -272,7 +272,7 @@ class Cluster(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Once all is well again nothing is wasted."""
         server = self.server
-        if server.ledger is None:
+        if server.allocator is None:
             server.start_coordinator()
         for name in NAMES:
             if name not in server.routers:
@@ -404,7 +404,7 @@ def test_a_new_coordinator_raises_nothing_before_all_have_reported(server):
 @pytest.mark.parametrize("limit", [0.0, 0.5, 3.0, 40.0])
 def test_another_limit_is_in_force_once_it_is_heard(server, limit):
     demand(server, router_1=1000, router_2=4)
-    server.ledger.set_limits({QUEUE: limit})
+    server.allocator.set_limits({QUEUE: limit})
     server.act()
     server.exchange()
 
@@ -412,7 +412,7 @@ def test_another_limit_is_in_force_once_it_is_heard(server, limit):
 
 
 def test_a_limit_that_is_removed_is_gone_everywhere(server):
-    server.ledger.set_limits({})
+    server.allocator.set_limits({})
     server.act()
     server.exchange()
 
@@ -420,7 +420,7 @@ def test_a_limit_that_is_removed_is_gone_everywhere(server):
 
 
 def test_what_is_noted_follows_cuts_too(server):
-    server.ledger.set_limits({QUEUE: 3.0})
+    server.allocator.set_limits({QUEUE: 3.0})
     server.act()
     server.exchange()
 

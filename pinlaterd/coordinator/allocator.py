@@ -1,4 +1,4 @@
-"""Who may spend how much of each queue's rate: the coordinator's book of what routers hold.
+"""The rate allocator: how much of each queue's rate each router may spend.
 
 The invariant: what all routers may be spending of a queue, together, is never raised above its
 limit, whatever is lost, late or killed. For this, each router's entry says the *most* that it
@@ -21,19 +21,29 @@ may be spending (`held`), and not what it was told last:
 No tokens are lost in a transfer either: what a bucket can't hold any more after a cut comes back
 with the confirmation, and goes along with the raise that the cut pays for.
 
+A division is max-min fair: a router that wants little gets all of it, and the others an equal part
+of the rest. Its shares always add up to the rate. Everybody keeps a floor, so that one whose
+demand has just begun is not without a token until the next division.
+
 Without sockets and files; time and processes are asked through what is passed in.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from pinlaterd.clock import Clock
-from pinlaterd.coordinator.roster import SILENT_SECONDS
-from pinlaterd.coordinator.shares import FLOOR_FRACTION, divide
+from pinlaterd.coordinator.registry import SILENT_SECONDS
 from pinlaterd.wire.rates import Holding, RateGrant, RateReport, RouterId
+
+Sharer = TypeVar("Sharer", bound=Hashable)
+
+# Of the rate, for all together. It is lost while those who have it want nothing, so it stays well
+# below the 2 % by which a queue may miss its rate.
+FLOOR_FRACTION = 0.01
 
 SETTLE_SECONDS = 3.0
 KEPT_SECONDS = 10.0
@@ -62,7 +72,7 @@ class _Entry:
         return self.sent_at > -math.inf
 
 
-class Ledger:
+class RateAllocator:
     """Takes what routers report, gives the grants to send. Times are monotonic seconds."""
 
     def __init__(
@@ -100,7 +110,7 @@ class Ledger:
     def heard(self, peer: bytes, report: RateReport) -> None:
         entry = self._entries.get(report.router)
         if entry is None:
-            self._bury_namesakes(report.router)
+            self._end_namesakes(report.router)
             entry = _Entry(report.router, {}, 0)
             self._entries[report.router] = entry
         if entry.peer != peer:
@@ -134,7 +144,7 @@ class Ledger:
 
     # --- what follows from it ------------------------------------------------------------------
 
-    def reckon(self) -> Sequence[tuple[bytes, RateGrant]]:
+    def due_grants(self) -> Sequence[tuple[bytes, RateGrant]]:
         """The grants to send now, after `holdings` has been noted if `note_due`."""
         self._look_for_the_dead()
         self._settle()
@@ -151,8 +161,8 @@ class Ledger:
         wanted = {entry.router: dict(entry.sent) for entry in open_to_change}
         credits_: dict[RouterId, dict[str, float]] = {entry.router: {} for entry in open_to_change}
         for queue, limit in self._limits.items():
-            self._divide(queue, limit, live, wanted)
-            self._hand_on_spare(queue, live, wanted, credits_)
+            self._allocate(queue, limit, live, wanted)
+            self._pass_on_spare(queue, live, wanted, credits_)
         return [
             (entry.peer, grant)
             for entry in open_to_change
@@ -172,7 +182,7 @@ class Ledger:
             for entry in self._entries.values()
         ]
 
-    def _divide(
+    def _allocate(
         self,
         queue: str,
         limit: float,
@@ -206,7 +216,7 @@ class Ledger:
                 target = targets[router]
             shares[queue] = target
 
-    def _hand_on_spare(
+    def _pass_on_spare(
         self,
         queue: str,
         live: Sequence[_Entry],
@@ -288,7 +298,7 @@ class Ledger:
                 self._by_peer.pop(entry.peer, None)
                 self._changed = True
 
-    def _bury_namesakes(self, router: RouterId) -> None:
+    def _end_namesakes(self, router: RouterId) -> None:
         """Who had the pid of one that lives has ended."""
         for entry in self._entries.values():
             if entry.router.pid == router.pid and entry.died_at is None:
@@ -313,3 +323,24 @@ def _is_good(
     return abs(math.fsum(sent.values()) - rest) <= tolerance and all(
         share >= max(floor - tolerance, demands[router]) for router, share in sent.items()
     )
+
+
+# --- shares ------------------------------------------------------------------------------------
+
+
+def divide(rate: float, demands: Mapping[Sharer, float]) -> dict[Sharer, float]:
+    """`rate` over the sharers in `demands`, who want so much each (in the same unit, at least 0).
+
+    What nobody wants is divided evenly: it is there for demand that grows."""
+    if not demands:
+        return {}
+    floor = rate * FLOOR_FRACTION / len(demands)
+    wanted = {sharer: max(0.0, demand - floor) for sharer, demand in demands.items()}
+    left = rate - floor * len(demands)
+    shares = dict.fromkeys(demands, floor)
+    hungry = sorted(wanted, key=lambda sharer: wanted[sharer])
+    for index, sharer in enumerate(hungry):
+        part = min(wanted[sharer], left / (len(hungry) - index))
+        shares[sharer] += part
+        left -= part
+    return {sharer: share + left / len(demands) for sharer, share in shares.items()}

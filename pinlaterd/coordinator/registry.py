@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from pinlaterd.clock import Clock
 from pinlaterd.stats import StatsSnapshot, empty, merge
-from pinlaterd.stats.snapshot import apply, forget, raised, totals
+from pinlaterd.stats.registry import apply, forget, raised, totals
 from pinlaterd.wire.control import ProcessState, Report
 
 SILENT_SECONDS = 3.0  # three reports missed
@@ -48,7 +48,7 @@ class _Member:
     earlier: StatsSnapshot | None = None  # totals of those that it has replaced
 
 
-class Roster:
+class Registry:
     """What processes reported, by the peers (connections) that they reported through."""
 
     def __init__(self, clock: Clock, is_alive: Callable[[int], bool]) -> None:

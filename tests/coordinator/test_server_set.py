@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from pinlaterd.coordinator.membership import LOOK_SECONDS, Alone, ServerSetFile, read_server_set
+from pinlaterd.coordinator.rates import LOOK_SECONDS, ServerSetFile, read_server_set
 
 OWN = "a.example:9010"
 
@@ -35,15 +35,9 @@ def look(clock):
     return look_again
 
 
-def test_without_a_set_this_server_is_alone():
-    alone = Alone(OWN)
-
-    assert (alone.servers(), alone.look(), list(alone.problems())) == ((OWN,), False, [])
-
-
 def test_a_file_lists_servers_with_comments(new_set):
-    assert new_set().servers() == (OWN, "b.example:9010")
-    assert new_set().problems() == []
+    assert new_set().servers == (OWN, "b.example:9010")
+    assert new_set().problems == []
 
 
 @pytest.mark.parametrize(
@@ -75,10 +69,10 @@ def test_a_change_counts_once_the_file_lies_still(new_set, path, look):
     assert not look(found)
     path.write_text(f"{OWN}\nb.example:9010\nc.example:9010\n")
     assert not look(found)
-    assert len(found.servers()) == 2
+    assert len(found.servers) == 2
 
     assert look(found)
-    assert len(found.servers()) == 3
+    assert len(found.servers) == 3
     assert not look(found, 3)
 
 
@@ -89,11 +83,11 @@ def test_a_file_replaced_by_rename_is_seen(new_set, path, look):
     new.replace(path)
 
     assert look(found, 2)
-    assert found.servers() == (OWN,)
+    assert found.servers == (OWN,)
 
 
 @pytest.mark.parametrize("content", [b"nonsense\n", b"\xff\xfe", b"", None, b"x" * 2_000_000])
-def test_a_bad_file_leaves_the_last_good_one_in_force(new_set, path, look, content):
+def test_a_bad_file_leaves_the_last_good_one_active(new_set, path, look, content):
     found = new_set()
     if content is None:
         path.unlink()
@@ -101,16 +95,16 @@ def test_a_bad_file_leaves_the_last_good_one_in_force(new_set, path, look, conte
         path.write_bytes(content)
 
     assert not look(found, 3)
-    assert found.servers() == (OWN, "b.example:9010")
-    [problem] = found.problems()
+    assert found.servers == (OWN, "b.example:9010")
+    [problem] = found.problems
     assert problem.startswith(str(path))
-    assert f"still in force: {OWN}, b.example:9010" in problem
+    assert f"still active: {OWN}, b.example:9010" in problem
     # also for a coordinator that starts now
-    assert new_set().servers() == (OWN, "b.example:9010")
+    assert new_set().servers == (OWN, "b.example:9010")
 
     path.write_text(f"{OWN}\n")
     assert look(found, 2)
-    assert found.problems() == []
+    assert found.problems == []
 
 
 def test_a_file_that_was_never_good_leaves_this_server_alone(new_set, path):
@@ -118,12 +112,12 @@ def test_a_file_that_was_never_good_leaves_this_server_alone(new_set, path):
 
     found = new_set()
 
-    assert found.servers() == (OWN,)
-    assert os.strerror(2) in found.problems()[0]
+    assert found.servers == (OWN,)
+    assert os.strerror(2) in found.problems[0]
 
 
 def test_a_set_without_this_server_counts_but_is_a_problem(new_set):
     found = new_set("c.example:9010")
 
-    assert len(found.servers()) == 2
-    assert "does not list this server, c.example:9010" in found.problems()[0]
+    assert len(found.servers) == 2
+    assert "does not list this server, c.example:9010" in found.problems[0]

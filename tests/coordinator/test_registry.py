@@ -1,0 +1,169 @@
+"""Who reports, how each of them is, and that no figure is lost or counted twice."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from pinlaterd.coordinator.registry import SILENT_SECONDS, Registry
+from pinlaterd.stats import Stats, merge
+from pinlaterd.wire.control import ProcessState, Report
+
+
+class Machine:
+    """Which pids there are."""
+
+    def __init__(self):
+        self.dead = set()
+
+    def is_alive(self, pid):
+        return pid not in self.dead
+
+
+@pytest.fixture
+def machine():
+    return Machine()
+
+
+@pytest.fixture
+def registry(clock, machine):
+    return Registry(clock, machine.is_alive)
+
+
+def report(process="shard-1", pid=1, state=ProcessState.SERVING, enqueued=0, depth=0.0, full=True):
+    stats = Stats()
+    if enqueued:
+        stats.count("mail_enqueue", enqueued)
+    stats.gauge("mail_pending", depth)
+    return Report(process, "shard", pid, pid * 1000, state, {}, stats.snapshot(), full)
+
+
+def states(registry):
+    return [(view.process, view.pid, view.state) for view in registry.views()]
+
+
+def enqueued(registry):
+    return merge(registry.stats().values())["counters"].get("mail_enqueue", 0)
+
+
+def test_a_process_that_reports_is_as_it_says(registry):
+    assert registry.heard(b"a", report(state=ProcessState.STARTING))
+    assert states(registry) == [("shard-1", 1, "starting")]
+
+    registry.heard(b"a", report(state=ProcessState.SERVING))
+    assert states(registry) == [("shard-1", 1, "serving")]
+
+
+def test_a_heartbeat_keeps_it_so_and_silence_does_not(registry, clock):
+    registry.heard(b"a", report())
+    clock.advance(SILENT_SECONDS - 0.1)
+    assert registry.heard(b"a", None)
+    clock.advance(SILENT_SECONDS - 0.1)
+    assert states(registry) == [("shard-1", 1, "serving")]
+
+    clock.advance(0.2)
+    assert states(registry) == [("shard-1", 1, "silent")]
+
+    registry.heard(b"a", None)
+    assert states(registry) == [("shard-1", 1, "serving")]
+
+
+def test_an_ended_process_is_stopped_at_once(registry, machine):
+    registry.heard(b"a", report())
+    machine.dead.add(1)
+
+    assert states(registry) == [("shard-1", 1, "stopped")]
+
+
+def test_who_is_not_known_has_to_tell_all(registry):
+    assert not registry.heard(b"a", None)
+    assert not registry.heard(b"a", report(full=False))
+    assert registry.views() == []
+
+    assert registry.heard(b"a", report())
+    assert registry.heard(b"a", None)
+
+
+def test_changes_go_over_what_was_reported_before(registry):
+    registry.heard(b"a", report(enqueued=5, depth=2))
+    registry.heard(b"a", report(depth=3, full=False))
+
+    [stats] = registry.stats().values()
+    assert stats["counters"] == {"mail_enqueue": 5}
+    assert stats["gauges"] == {"mail_pending": 3}
+
+
+def test_a_new_incarnation_goes_on_where_the_totals_of_the_old_one_ended(registry, machine):
+    registry.heard(b"a", report(pid=1, enqueued=5, depth=9))
+    machine.dead.add(1)
+    assert enqueued(registry) == 5
+
+    registry.heard(b"b", report(pid=2, enqueued=2, depth=1))
+    assert states(registry) == [("shard-1", 2, "serving")]
+    assert enqueued(registry) == 7
+    assert registry.stats()["shard-1"]["gauges"] == {"mail_pending": 1}
+
+    machine.dead.add(2)
+    registry.heard(b"c", report(pid=3, enqueued=1))
+    assert enqueued(registry) == 8
+
+
+def test_totals_of_a_replaced_process_are_added_to_what_changes_alone(registry, machine):
+    """A scrape costs what has changed, also after a shard with thousands of queues was replaced."""
+    stats = Stats()
+    stats.record("job_body_size_mail", 3)
+    stats.record("job_body_size_idle", 3)
+    stats.count("mail_enqueue", 5)
+    registry.heard(b"a", replace(report(), stats=stats.snapshot()))
+    machine.dead.add(1)
+    registry.heard(b"b", replace(report(pid=2), stats=stats.snapshot()))
+    before = dict(registry.stats()["shard-1"]["histograms"])
+
+    stats.take_changes()
+    stats.record("job_body_size_mail", 3)
+    stats.count("mail_enqueue", 1)
+    changes = stats.take_changes()
+    registry.heard(b"b", replace(report(pid=2, full=False), stats=changes.now))
+
+    after = registry.stats()["shard-1"]
+    assert after["counters"] == {"mail_enqueue": 11}
+    assert after["histograms"]["job_body_size_mail"]["count"] == 3
+    assert after["histograms"]["job_body_size_idle"] is before["job_body_size_idle"]
+    assert before["job_body_size_idle"]["count"] == 2
+
+    registry.heard(b"c", replace(report(pid=2), stats=stats.snapshot()))
+    assert enqueued(registry) == 11
+
+    stats.drop_queue("mail")
+    changes = stats.take_changes()
+    dropped = replace(report(pid=2, full=False), stats=changes.now, dropped=changes.dropped)
+    registry.heard(b"c", dropped)
+    registry.heard(b"c", replace(report(pid=2), stats=stats.snapshot()))
+    assert enqueued(registry) == 0
+
+
+def test_a_process_that_reconnects_is_counted_once(registry):
+    registry.heard(b"a", report(enqueued=5))
+    registry.heard(b"b", report(enqueued=6))
+
+    assert states(registry) == [("shard-1", 1, "serving")]
+    assert enqueued(registry) == 6
+
+
+def test_an_owner_and_its_standby_are_both_there(registry, machine):
+    registry.heard(b"a", report(pid=1))
+    registry.heard(b"b", report(pid=2, state=ProcessState.STANDBY))
+    assert states(registry) == [("shard-1", 1, "serving"), ("shard-1", 2, "standby")]
+
+    machine.dead.add(1)
+    registry.heard(b"b", report(pid=2, state=ProcessState.SERVING))
+    assert states(registry) == [("shard-1", 2, "serving")]
+
+
+def test_gauges_of_a_silent_process_are_left_out(registry, clock):
+    registry.heard(b"a", report(enqueued=5, depth=9))
+    clock.advance(SILENT_SECONDS + 1)
+
+    [stats] = registry.stats().values()
+    assert stats["gauges"] == {}
+    assert stats["counters"] == {"mail_enqueue": 5}
