@@ -15,7 +15,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from pinlaterd.client.client import Client
@@ -44,6 +44,44 @@ class LaneFacts(NamedTuple):
     runs: RunFigures
 
 
+class Unreported:
+    """Ends that the service is yet to be told of. Not thread-safe."""
+
+    def __init__(self, ack_seconds: float) -> None:
+        """`ack_seconds`: how long the end of a job waits for a dequeue to take it along."""
+        self.acks: list[Claim] = []  # never tried
+        self._ack_seconds = ack_seconds
+        self._checkpoints: list[Claim] = []  # ends that take one: postponed, discarded
+        self._repeats: list[tuple[float, Claim]] = []  # when to tell again what failed
+
+    def __len__(self) -> int:
+        return len(self.acks) + len(self._checkpoints) + len(self._repeats)
+
+    def add(self, claim: Claim) -> None:
+        (self._checkpoints if claim.takes_checkpoint() else self.acks).append(claim)
+
+    def repeat(self, claim: Claim, at: float) -> None:
+        self._repeats.append((at, claim))
+
+    def due_at(self, *, stopping: bool) -> float:
+        if self._checkpoints or (self.acks and stopping):
+            return -math.inf
+        acks_at = self.acks[0].ended_at + self._ack_seconds if self.acks else math.inf
+        return min(acks_at, min((at for at, _ in self._repeats), default=math.inf))
+
+    def take_due(self, now: float, *, stopping: bool) -> list[Claim]:
+        due, self._checkpoints = self._checkpoints, []
+        due += [claim for at, claim in self._repeats if at <= now]
+        self._repeats = [entry for entry in self._repeats if entry[0] > now]
+        if self.acks and (stopping or self.acks[0].ended_at + self._ack_seconds <= now):
+            due += self.acks
+            self.acks = []
+        return due
+
+    def clear(self) -> None:
+        self.acks, self._checkpoints, self._repeats = [], [], []
+
+
 class InFlight:
     """Every claim is waiting, then running, then ended, then gone. All methods are thread-safe."""
 
@@ -57,11 +95,9 @@ class InFlight:
         ahead_seconds: float,
         ack_seconds: float,
     ) -> None:
-        """`ack_seconds`: how long the end of a job waits for a dequeue to take it along."""
         self._queue = queue
         self._get_client = lambda: client
         self._concurrency = concurrency
-        self._ack_seconds = ack_seconds
         self.stopping = threading.Event()
 
         self._waiting: deque[Claim] = deque()
@@ -69,9 +105,7 @@ class InFlight:
 
         self._lock = threading.Lock()
         self._held: set[Claim] = set()  # waiting, running, or ended and not sorted yet
-        self._acks: list[Claim] = []  # ended, never tried
-        self._checkpoints: list[Claim] = []  # ends that take a checkpoint: postponed, discarded
-        self._repeats: list[tuple[float, Claim]] = []  # when to report again what failed
+        self._unreported = Unreported(ack_seconds)
         self._renewal_at = math.inf  # no claim is to be renewed before
         self._dequeues = 0
         self._dequeue_errors = 0
@@ -140,7 +174,7 @@ class InFlight:
         it would fail every dequeue that takes it along."""
         with self._lock:
             self._sort_ended()
-            acks, self._acks = self._acks, []
+            acks, self._unreported.acks = self._unreported.acks, []
             return acks
 
     def dequeue_failed(self) -> None:
@@ -211,10 +245,10 @@ class InFlight:
             self._sort_ended()
             if self._given_up or self._is_drained():
                 return False
-            self._reporter_due_at = self._next_due(now)
+            self._reporter_due_at = self._next_due()
             if self._reporter_due_at > now:
                 # With an ack that is due soon there is no need to be told of more.
-                self._reporter_sleeps = not self._acks
+                self._reporter_sleeps = not self._unreported.acks
                 no_end = self._reporter_due_at == math.inf
                 self._due.wait(None if no_end else self._reporter_due_at - now)
             self._reporter_sleeps = False
@@ -228,12 +262,7 @@ class InFlight:
             if self._oldest_waiting_at() + HOARD_SECONDS <= now:
                 self._runs.stalled(HOARD_SECONDS)
                 self._release_waiting()
-            reports, self._checkpoints = self._checkpoints, []
-            reports += [claim for due_at, claim in self._repeats if due_at <= now]
-            self._repeats = [entry for entry in self._repeats if entry[0] > now]
-            if self._acks_due_at() <= now:
-                reports += self._acks
-                self._acks = []
+            reports = self._unreported.take_due(now, stopping=self.stopping.is_set())
             self._reporting = len(reports)
             return reports
 
@@ -247,7 +276,7 @@ class InFlight:
                 if claim.expires_at <= now:
                     late.append(claim)
                 else:
-                    self._repeats.append((now + REPEAT_SECONDS, claim))
+                    self._unreported.repeat(claim, now + REPEAT_SECONDS)
             self._due.notify()
         return late
 
@@ -298,8 +327,8 @@ class InFlight:
         with self._lock:
             self._sort_ended()
             self._given_up = True
-            forgotten = len(self._unreported()) + self._reporting
-            self._acks, self._checkpoints, self._repeats = [], [], []
+            forgotten = len(self._unreported) + self._reporting
+            self._unreported.clear()
             self._due.notify()
             return forgotten
 
@@ -368,10 +397,8 @@ class InFlight:
                 self._runs.add(ending, claim.ended_at - claim.began_at)
             if is_lost:
                 self._lost += 1
-            elif claim.takes_checkpoint():
-                self._checkpoints.append(claim)
             else:
-                self._acks.append(claim)
+                self._unreported.add(claim)
 
     def _release_waiting(self) -> None:
         claims = []
@@ -383,7 +410,7 @@ class InFlight:
     def _release(self, claims: Iterable[Claim]) -> None:
         for claim in claims:
             claim.outcome = HANDED_BACK
-            self._checkpoints.append(claim)
+            self._unreported.add(claim)
         self._due.notify()
 
     def _oldest_waiting_at(self) -> float:
@@ -392,24 +419,12 @@ class InFlight:
         except IndexError:
             return math.inf
 
-    def _acks_due_at(self) -> float:
-        if not self._acks:
-            return math.inf
-        is_last = self.stopping.is_set()
-        return -math.inf if is_last else self._acks[0].ended_at + self._ack_seconds
-
-    def _next_due(self, now: float) -> float:
-        if self._checkpoints:
-            return now
+    def _next_due(self) -> float:
         return min(
-            self._acks_due_at(),
-            min((due_at for due_at, _ in self._repeats), default=math.inf),
+            self._unreported.due_at(stopping=self.stopping.is_set()),
             self._renewal_at,
             self._oldest_waiting_at() + HOARD_SECONDS,
         )
 
-    def _unreported(self) -> Sequence[object]:
-        return [*self._acks, *self._checkpoints, *self._repeats]
-
     def _is_drained(self) -> bool:
-        return self.stopping.is_set() and not (self._fetchers or self._held or self._unreported())
+        return self.stopping.is_set() and not (self._fetchers or self._held or self._unreported)
