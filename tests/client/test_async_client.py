@@ -12,7 +12,7 @@ import threading
 import psutil
 import pytest
 
-from pinlaterd.client import AsyncClient, ConnectionFailed, JobState
+from pinlaterd.client import AsyncClient, JobState
 from pinlaterd.model import DequeueResult, Method
 
 
@@ -114,18 +114,6 @@ def test_what_has_not_left_when_a_call_is_cancelled_never_does():
     assert received < len(body)
 
 
-def test_tasks_share_a_bounded_number_of_connections(server):
-    server.reply = lambda _: 1
-
-    async def call_at_once() -> list[int]:
-        async with AsyncClient(port=server.port, max_connections=3) as client:
-            calls = [client.count("mail", JobState.PENDING) for _ in range(100)]
-            return await asyncio.gather(*calls)
-
-    assert asyncio.run(call_at_once()) == [1] * 100
-    assert server.connections == 3
-
-
 def test_a_client_belongs_to_one_loop_and_says_so(server):
     server.reply = lambda _: 1
     client = AsyncClient(port=server.port)
@@ -159,13 +147,3 @@ def test_close_ends_a_probe_that_is_under_way(start_server, break_off, say_nothi
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(close_while_probing())
-
-
-def test_calls_after_close_say_so(server):
-    async def call_after_close() -> None:
-        client = AsyncClient(port=server.port)
-        await client.close()
-        await client.queue_names()
-
-    with pytest.raises(ConnectionFailed, match="closed"):
-        asyncio.run(call_after_close())

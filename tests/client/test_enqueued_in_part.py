@@ -37,26 +37,19 @@ def test_the_rest_is_stored_at_the_second_time(server, connect):
         (EnqueuedInPart(["", "q:s1:p1:3"], "full"), ["q:s1:p1:1", "", "q:s1:p1:3"]),
         (NoHealthyShards(), ["q:s1:p1:1", "", ""]),
         (PinLaterError("internal error; the server's log says more"), ["q:s1:p1:1", "?", "?"]),
+        (None, ["q:s1:p1:1", "?", "?"]),  # no answer
     ],
 )
-def test_what_became_of_each_job_is_told(server, connect, again, found):
+def test_what_became_of_each_job_is_told(server, connect, break_off, again, found):
     def reply(call: Call) -> Result:
-        raise again if len(server.calls) > 1 else EnqueuedInPart(["q:s1:p1:1", "", ""], "full")
+        if len(server.calls) > 1:
+            raise again or break_off
+        raise EnqueuedInPart(["q:s1:p1:1", "", ""], "full")
 
     server.reply = reply
     with connect(port=server.port) as client, pytest.raises(EnqueuedInPart) as caught:
         client.enqueue("q", BODIES)
     assert caught.value.descriptors == found
-
-
-def test_the_rest_may_be_stored(server, connect, break_off):
-    def reply(call: Call) -> Result:
-        raise break_off if len(server.calls) > 1 else EnqueuedInPart(["q:s1:p1:1", "", ""], "full")
-
-    server.reply = reply
-    with connect(port=server.port) as client, pytest.raises(EnqueuedInPart) as caught:
-        client.enqueue("q", BODIES)
-    assert caught.value.descriptors == ["q:s1:p1:1", "?", "?"]
 
 
 def test_jobs_that_may_be_stored_are_not_sent_again(server, connect):
