@@ -59,7 +59,7 @@ def test_what_disagrees_is_shown_and_repaired(folder: Path, engine: SqliteEngine
     shown = check(folder, "--json")
     assert shown.returncode == 1
     engine.open(NOW_MS)
-    assert not engine._store.counts.sound  # it is searched, and warned of
+    assert not engine.counts.sound  # it is searched, and warned of
     engine.close()
     assert "jobs in no state, which are never handed out" in problems(json.loads(shown.stdout))
 

@@ -48,10 +48,9 @@ def _replace(owner: Any, name: str, value: object) -> None:
 
 def _no_claim_compare() -> None:
     """An ack, or checkpoint, under a claim that has ended acts on the job's new claim."""
-    from pinlaterd.engines.sqlite import attempts, batch
+    from pinlaterd.engines.sqlite import batch
 
-    for module in (attempts, batch):
-        _replace(module, "is_held_under", lambda _held, _given: True)
+    _replace(batch, "is_held_under", lambda _held, _given: True)
 
 
 def _answer_without_commit() -> None:
@@ -89,9 +88,9 @@ def _ids_from_the_count() -> None:
 
 def _attempts_kept() -> None:
     """A failed attempt costs none."""
-    from pinlaterd.engines.sqlite import attempts
+    from pinlaterd.engines.sqlite import batch
 
-    fail_attempts = attempts.fail_attempts
+    fail_attempts = batch.fail_attempts
 
     def fail(tx: Any, queue_id: int, failed: Any) -> Any:
         requeued = fail_attempts(tx, queue_id, failed)
@@ -101,7 +100,7 @@ def _attempts_kept() -> None:
         )
         return requeued
 
-    _replace(attempts, "fail_attempts", fail)
+    _replace(batch, "fail_attempts", fail)
 
 
 def _no_token_compare() -> None:

@@ -607,7 +607,7 @@ def fill(site: Site, *names: str) -> None:
     """Their files may not grow any more."""
     for name in names:
         engine = cast("SqliteEngine", site.services[name]._engine)
-        engine._store.db.execute("PRAGMA max_page_count = 1")
+        engine.db.execute("PRAGMA max_page_count = 1")
 
 
 def test_an_enqueue_goes_past_a_store_that_is_full(play):

@@ -7,13 +7,11 @@ were named, all is rolled back and done again, carefully.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import NamedTuple
 
-from pinlaterd.engines.acks import carry_out_acks, local_ids_of
-from pinlaterd.engines.base import AckOp, AckResult, Acks, Requeued
+from pinlaterd.engines.base import Acks, Requeued
+from pinlaterd.engines.batches import AckActions, Failed, local_ids_of
 from pinlaterd.engines.mysql.literals import LATEST_MS
 from pinlaterd.engines.mysql.statements import (
     RUN_AFTER_MS,
@@ -24,9 +22,8 @@ from pinlaterd.engines.mysql.statements import (
 )
 from pinlaterd.engines.mysql.store import Misfit, Store, Transaction
 from pinlaterd.engines.mysql.tables import Table
-from pinlaterd.model import MOVE_CLAIM_END, JobKey, JobState, PendingKey, is_held_under
+from pinlaterd.model import MOVE_CLAIM_END, JobState, PendingKey, is_held_under
 
-QueueKey = tuple[str, JobKey]
 # Of jobs that are not looked at first: is_held_under, where no claim is given.
 _NOT_HELD_FOR_MOVE = b" AND RIGHT(COALESCE(claim_descriptor, ''), %d) <> '%s'" % (
     len(MOVE_CLAIM_END),
@@ -152,64 +149,22 @@ def _status(table: Table, before: bytes, texts: Sequence[str], behind: bytes) ->
 # --- acknowledgements -----------------------------------------------------------------------
 
 
-def apply_acks(store: Store, tx: Transaction, ops: Sequence[AckOp]) -> list[AckResult]:
-    return carry_out_acks(ops, partial(_apply_together, store, tx), _name_no_job_twice)
-
-
-def _name_no_job_twice(ops: Sequence[AckOp]) -> bool:
-    keys: set[tuple[str, int, int]] = set()
-    for op in ops:
-        for priority, local_ids, *_ in (*op.succeeded, *op.failed):
-            keys.update([(op.queue, priority, local_id) for local_id in local_ids])
-    return len(keys) == sum(op.jobs for op in ops)
-
-
-def _apply_together(store: Store, tx: Transaction, ops: Sequence[AckOp]) -> list[AckResult]:
-    successes: defaultdict[tuple[str, int], list[Acks]] = defaultdict(list)
-    failures: defaultdict[tuple[str, int], list[Acks]] = defaultdict(list)
-    for op in ops:
-        for alike in op.succeeded:
-            successes[op.queue, alike.priority].append(alike)
-        for alike in op.failed:
-            failures[op.queue, alike.priority].append(alike)
-
-    missed: set[QueueKey] = set()  # acks that do not apply
-    requeued: dict[QueueKey, Requeued] = {}
-    for (queue, priority), acks in successes.items():
+def ack_actions(store: Store, tx: Transaction) -> AckActions:
+    def succeed(queue: str, priority: int, acks: Sequence[Acks]) -> set[int]:
         table = store.tables_of(queue).get(priority)
-        lost = set(local_ids_of(acks))
-        if table is not None:
-            lost = _succeed(store, tx, queue, table, acks)
-        missed.update((queue, JobKey(priority, local_id)) for local_id in lost)
-    for (queue, priority), acks in failures.items():
-        table = store.tables_of(queue).get(priority)
-        attempts = [] if table is None else _failed_attempts(tx, table, acks)
-        missed.update((queue, JobKey(priority, local_id)) for local_id in local_ids_of(acks))
-        missed.difference_update((queue, JobKey(priority, a.claim.local_id)) for a in attempts)
-        if table is not None:
-            for job in fail_attempts(tx, queue, table, attempts, store.db.statement_bytes):
-                requeued[queue, JobKey(priority, job.key.local_id)] = job
-    return [_result(op, missed, requeued) for op in ops]
+        if table is None:
+            return set(local_ids_of(acks))
+        return _succeed(store, tx, queue, table, acks)
 
+    def fail(queue: str, priority: int, acks: Sequence[Acks]) -> Failed:
+        table, missed = store.tables_of(queue).get(priority), set(local_ids_of(acks))
+        if table is None:
+            return Failed(missed, ())
+        attempts = _failed_attempts(tx, table, acks)
+        missed.difference_update([attempt.claim.local_id for attempt in attempts])
+        return Failed(missed, fail_attempts(tx, queue, table, attempts, store.db.statement_bytes))
 
-def _result(op: AckOp, missed: set[QueueKey], requeued: dict[QueueKey, Requeued]) -> AckResult:
-    if not missed and not op.failed:
-        return AckResult(op.jobs, 0, 0, [])
-    succeeded, failed = _keys(op.queue, op.succeeded), _keys(op.queue, op.failed)
-    not_succeeded = sum(key in missed for key in succeeded)
-    not_failed = sum(key in missed for key in failed)
-    return AckResult(
-        succeeded=len(succeeded) - not_succeeded,
-        failed=len(failed) - not_failed,
-        noop=not_succeeded + not_failed,
-        requeued=[requeued[key] for key in failed if key in requeued],
-    )
-
-
-def _keys(queue: str, acks: Sequence[Acks]) -> list[QueueKey]:
-    return [
-        (queue, JobKey(alike.priority, local_id)) for alike in acks for local_id in alike.local_ids
-    ]
+    return AckActions(succeed, fail)
 
 
 def _succeed(

@@ -21,10 +21,10 @@ from pinlaterd.engines.base import (
     ReleaseOp,
     Requeued,
 )
-from pinlaterd.engines.fitting import first_claims, fitting_payloads
+from pinlaterd.engines.batches import apply_acks, first_claims, fitting_payloads
 from pinlaterd.engines.mysql.attempts import (
     HeldClaim,
-    apply_acks,
+    ack_actions,
     held_claims,
     prepended,
     to_pending,
@@ -41,7 +41,7 @@ from pinlaterd.model import Job, JobKey, JobState, Payload, PendingKey, claim_so
 
 def apply_batch(store: Store, tx: Transaction, batch: Batch) -> BatchResult:
     return BatchResult(
-        acks=apply_acks(store, tx, batch.acks) if batch.acks else (),
+        acks=apply_acks(batch.acks, ack_actions(store, tx)) if batch.acks else (),
         checkpoints=[_checkpoint(store, tx, op) for op in batch.checkpoints],
         releases=[_release(store, tx, op) for op in batch.releases],
         enqueues=_enqueue(store, tx, batch.enqueues) if batch.enqueues else (),

@@ -1,14 +1,21 @@
 """What `apply` does to the tables, within its one commit.
 
 The order is the contract's: acks, checkpoints, releases, enqueues, claims. Of each kind, what all
-ops have in common goes in one statement.
+ops have in common goes in one statement. Statements name ids by one JSON list, so that each is
+compiled once, whatever the size of the batch; a unary plus keeps the planner on the primary key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sqlite3
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from functools import partial
+from itertools import count
+from typing import NamedTuple
 
 from pinlaterd.engines.base import (
+    Acks,
     Batch,
     BatchResult,
     Checkpoint,
@@ -18,29 +25,229 @@ from pinlaterd.engines.base import (
     ReleaseOp,
     Requeued,
 )
-from pinlaterd.engines.fitting import first_claims, fitting_payloads
-from pinlaterd.engines.sqlite.attempts import (
-    HeldClaim,
+from pinlaterd.engines.batches import (
+    AckActions,
+    Failed,
     apply_acks,
-    cut_status,
-    end_claims,
-    held_claims,
-    make_pending,
-    priorities,
+    first_claims,
+    fitting_payloads,
+    local_ids_of,
 )
-from pinlaterd.engines.sqlite.records import read_payloads
-from pinlaterd.engines.sqlite.store import Store, Transaction, id_list
-from pinlaterd.model import JobState, Payload, PendingKey, claim_source, is_held_under
+from pinlaterd.engines.sqlite.file import LIMITS, id_list
+from pinlaterd.engines.sqlite.store import Store, Transaction
+from pinlaterd.model import (
+    MOVE_CLAIM_END,
+    JobKey,
+    JobState,
+    Payload,
+    PendingKey,
+    claim_source,
+    is_held_under,
+)
+
+_new = tuple.__new__  # half the cost of calling a NamedTuple, for each job of a batch
 
 
 def apply_batch(store: Store, tx: Transaction, batch: Batch) -> BatchResult:
+    ends = AckActions(partial(_succeed, store, tx), partial(_fail, store, tx))
     return BatchResult(
-        acks=apply_acks(store, tx, batch.acks) if batch.acks else (),
+        acks=apply_acks(batch.acks, ends) if batch.acks else (),
         checkpoints=[_checkpoint(store, tx, op) for op in batch.checkpoints],
         releases=[_release(store, tx, op) for op in batch.releases],
         enqueues=_enqueue(store, tx, batch.enqueues) if batch.enqueues else (),
         claims=_claim(store, tx, batch) if batch.claims else (),
     )
+
+
+# --- claims that hold, and how they end -----------------------------------------------------
+
+
+class HeldClaim(NamedTuple):
+    """A job IN_PROGRESS."""
+
+    key: JobKey
+    claim_descriptor: str
+    attempts_remaining: int
+    run_after_ms: int
+    custom_status: str
+
+
+class FailedAttempt(NamedTuple):
+    """An attempt that ends without success; `retry_at_ms` counts if attempts are left."""
+
+    claim: HeldClaim
+    retry_at_ms: int
+    custom_status: str
+
+
+def held_claims(
+    tx: Transaction, queue_id: int, local_ids: Iterable[int]
+) -> dict[JobKey, HeldClaim]:
+    """Those of a queue's jobs that are IN_PROGRESS."""
+    rows = tx.db.execute(
+        "SELECT claims.priority, claims.local_id, claims.claim_descriptor,"
+        " jobs.attempts_remaining, jobs.run_after, jobs.custom_status"
+        " FROM claims CROSS JOIN jobs ON jobs.local_id = claims.local_id"
+        " WHERE claims.local_id IN (SELECT value FROM json_each(?)) AND +claims.queue = ?",
+        (id_list(local_ids), queue_id),
+    )
+    return {
+        (key := JobKey(priority, local_id)): HeldClaim(key, *rest)
+        for priority, local_id, *rest in rows
+    }
+
+
+def fail_attempts(
+    tx: Transaction, queue_id: int, attempts: Sequence[FailedAttempt]
+) -> list[Requeued]:
+    """PENDING with one attempt less, or FAILED with none; returns those that are PENDING."""
+    retried = [attempt for attempt in attempts if attempt.claim.attempts_remaining > 1]
+    failed = [attempt for attempt in attempts if attempt.claim.attempts_remaining <= 1]
+    tx.db.executemany(
+        "UPDATE jobs SET attempts_remaining = attempts_remaining - 1, run_after = ?,"
+        " updated_at = ?, custom_status = ? WHERE local_id = ?",
+        [(a.retry_at_ms, tx.now_ms, a.custom_status, a.claim.key.local_id) for a in retried],
+    )
+    tx.db.executemany(
+        "UPDATE jobs SET attempts_remaining = 0, custom_status = ? WHERE local_id = ?",
+        [(a.custom_status, a.claim.key.local_id) for a in failed],
+    )
+    tx.db.executemany(
+        "INSERT INTO ended (local_id, queue, priority, state, ended_at, claim_descriptor)"
+        " VALUES (?, ?, ?, 3, ?, ?)",
+        [
+            (claim.key.local_id, queue_id, claim.key.priority, tx.now_ms, claim.claim_descriptor)
+            for claim, _, _ in failed
+        ],
+    )
+    _end_claims(tx, [attempt.claim.key.local_id for attempt in failed])
+    tx.moved(
+        Counter([(queue_id, attempt.claim.key.priority) for attempt in failed]),
+        JobState.IN_PROGRESS,
+        JobState.FAILED,
+    )
+    requeued = [
+        Requeued(a.claim.key.priority, PendingKey(a.retry_at_ms, a.claim.key.local_id))
+        for a in retried
+    ]
+    _requeue(tx, queue_id, requeued)
+    return requeued
+
+
+def _requeue(tx: Transaction, queue_id: int, jobs: Collection[Requeued]) -> None:
+    """From IN_PROGRESS back to PENDING."""
+    if jobs:
+        _end_claims(tx, [job.key.local_id for job in jobs])
+        make_pending(tx, queue_id, jobs, JobState.IN_PROGRESS)
+
+
+def _end_claims(tx: Transaction, local_ids: Collection[int]) -> None:
+    """Remove claims that are known to hold."""
+    if local_ids:
+        tx.db.execute(
+            "DELETE FROM claims WHERE local_id IN (SELECT value FROM json_each(?))",
+            (id_list(local_ids),),
+        )
+
+
+def make_pending(
+    tx: Transaction, queue_id: int, jobs: Collection[Requeued], before: JobState
+) -> None:
+    tx.db.executemany(
+        "INSERT INTO pending (queue, priority, run_after, local_id) VALUES (?, ?, ?, ?)",
+        [(queue_id, priority, *key) for priority, key in jobs],
+    )
+    tx.moved(Counter([(queue_id, priority) for priority, _ in jobs]), before, JobState.PENDING)
+
+
+# --- acknowledgements -----------------------------------------------------------------------
+
+# Of jobs that are not looked at first: is_held_under, where no claim is given.
+_ENDED_BY_ACK = (
+    " FROM claims WHERE local_id IN (SELECT value FROM json_each(?)) AND +queue = ?"
+    " AND +priority = ? AND (? OR substr(claim_descriptor, ?) <> ?)"
+)
+_END_BY_ACK = (
+    "INSERT INTO ended (local_id, queue, priority, state, ended_at, claim_descriptor)"
+    " SELECT local_id, queue, priority, 2, ?, claim_descriptor" + _ENDED_BY_ACK
+)
+
+
+def _succeed(
+    store: Store, tx: Transaction, queue: str, priority: int, acks: Sequence[Acks]
+) -> set[int]:
+    """IN_PROGRESS becomes SUCCEEDED; returns the local ids of acks that do not apply."""
+    queue_id, local_ids = store.queue_id(queue), local_ids_of(acks)
+    # Where none names its claim there is no need to look first.
+    looked_at = any(alike.claim_descriptor is not None for alike in acks)
+    missed = _claims_lost(tx, acks, local_ids) if looked_at else set()
+    if missed:
+        local_ids = [local_id for local_id in local_ids if local_id not in missed]
+    move = (-len(MOVE_CLAIM_END), MOVE_CLAIM_END)
+    which = (id_list(local_ids), queue_id, priority, looked_at, *move)
+    succeeded = tx.db.execute(_END_BY_ACK, (tx.now_ms, *which)).rowcount
+    if succeeded != len(local_ids):
+        held = tx.db.execute("SELECT local_id" + _ENDED_BY_ACK, which)
+        missed |= set(local_ids).difference(local_id for (local_id,) in held)
+    if succeeded:
+        tx.db.execute("DELETE" + _ENDED_BY_ACK, which)
+        tx.moved({(queue_id, priority): succeeded}, JobState.IN_PROGRESS, JobState.SUCCEEDED)
+        _append_statuses(tx, [alike for alike in acks if alike.append_custom_status], missed)
+    return missed
+
+
+def _claims_lost(tx: Transaction, acks: Sequence[Acks], local_ids: Sequence[int]) -> set[int]:
+    """The local ids of acks whose jobs are not held, or not under the claim that they give."""
+    held: dict[int, str] = dict(
+        tx.db.execute(
+            "SELECT local_id, claim_descriptor FROM claims"
+            " WHERE local_id IN (SELECT value FROM json_each(?))",
+            (id_list(local_ids),),
+        )
+    )
+    return {
+        local_id
+        for alike in acks
+        for local_id in alike.local_ids
+        if local_id not in held or not is_held_under(held[local_id], alike.claim_descriptor)
+    }
+
+
+def _append_statuses(tx: Transaction, acks: Sequence[Acks], missed: set[int]) -> None:
+    """Append the acks' texts to their jobs', in Python: SQL functions stop at a zero byte."""
+    texts = {
+        i: alike.append_custom_status for alike in acks for i in alike.local_ids if i not in missed
+    }
+    if not texts:
+        return
+    rows = tx.db.execute(
+        "SELECT local_id, custom_status FROM jobs"
+        " WHERE local_id IN (SELECT value FROM json_each(?))",
+        (id_list(texts),),
+    ).fetchall()
+    tx.db.executemany(
+        "UPDATE jobs SET custom_status = ? WHERE local_id = ?",
+        [(_cut_status(status + texts[local_id]), local_id) for local_id, status in rows],
+    )
+
+
+def _fail(store: Store, tx: Transaction, queue: str, priority: int, acks: Sequence[Acks]) -> Failed:
+    queue_id, missed = store.queue_id(queue), set(local_ids_of(acks))
+    held = held_claims(tx, queue_id, missed)
+    attempts = []
+    for _, local_ids, text, retry_delay_ms, claim_descriptor in acks:
+        retry_at_ms = min(tx.now_ms + retry_delay_ms, LIMITS.run_after_ms)
+        for local_id in local_ids:
+            claim = held.get(JobKey(priority, local_id))
+            if claim is not None and is_held_under(claim.claim_descriptor, claim_descriptor):
+                status = _cut_status(claim.custom_status + text)
+                attempts.append(FailedAttempt(claim, retry_at_ms, status))
+                missed.discard(local_id)
+    return Failed(missed, fail_attempts(tx, queue_id, attempts))
+
+
+def _cut_status(text: str) -> str:
+    return text[: LIMITS.custom_status_chars]
 
 
 # --- checkpoints and releases ---------------------------------------------------------------
@@ -87,7 +294,7 @@ def _after_checkpoint(claim: HeldClaim, checkpoint: Checkpoint, now_ms: int) -> 
     run_after_ms = checkpoint.run_after_ms
     return claim._replace(
         run_after_ms=now_ms if run_after_ms is None else run_after_ms,
-        custom_status=cut_status((checkpoint.prepend_custom_status or "") + claim.custom_status),
+        custom_status=_cut_status((checkpoint.prepend_custom_status or "") + claim.custom_status),
     )
 
 
@@ -107,7 +314,7 @@ def _job_row(
 
 def _release(store: Store, tx: Transaction, op: ReleaseOp) -> list[Requeued]:
     queue_id = store.queue_id(op.queue)
-    held = held_claims(tx, queue_id, (release.key.local_id for release in op.releases))
+    held = held_claims(tx, queue_id, [release.key.local_id for release in op.releases])
     requeued = []
     for key, claim_descriptor in op.releases:
         claim = held.get(key)
@@ -118,55 +325,44 @@ def _release(store: Store, tx: Transaction, op: ReleaseOp) -> list[Requeued]:
     return requeued
 
 
-def _requeue(tx: Transaction, queue_id: int, jobs: Sequence[Requeued]) -> None:
-    """From IN_PROGRESS back to PENDING."""
-    if jobs:
-        end_claims(tx, (job.key.local_id for job in jobs))
-        make_pending(tx, queue_id, jobs)
-        tx.moved(queue_id, priorities(jobs), JobState.IN_PROGRESS, JobState.PENDING)
-
-
 # --- enqueues -------------------------------------------------------------------------------
 
 
 def _enqueue(store: Store, tx: Transaction, ops: Sequence[EnqueueOp]) -> list[range]:
-    now_ms = tx.now_ms
-    job_rows, pending_rows = [], []
-    local_ids = []
-    for queue, jobs in ops:
-        queue_id = store.queue_id(queue)
-        ids = store.take_local_ids(len(jobs))
-        local_ids.append(ids)
+    now_ms, most_chars = tx.now_ms, LIMITS.custom_status_chars
+    local_ids = [store.take_local_ids(len(op.jobs)) for op in ops]
+    rows = [
+        (
+            local_id,
+            queue_id,
+            priority,
+            attempts,
+            attempts,
+            now_ms if run_after_ms is None else run_after_ms,
+            now_ms,
+            now_ms,
+            status[:most_chars],
+            body,
+        )
+        for (queue, jobs), ids in zip(ops, local_ids, strict=True)
+        for queue_id in (store.queue_id(queue),)
         for local_id, (body, priority, run_after_ms, attempts, status) in zip(
             ids, jobs, strict=True
-        ):
-            run_after = now_ms if run_after_ms is None else run_after_ms
-            job_rows.append(
-                (
-                    local_id,
-                    queue_id,
-                    priority,
-                    attempts,
-                    attempts,
-                    run_after,
-                    now_ms,
-                    now_ms,
-                    cut_status(status),
-                    body,
-                )
-            )
-            pending_rows.append((queue_id, priority, run_after, local_id))
-        tx.moved(queue_id, [job.priority for job in jobs], None, JobState.PENDING)
+        )
+    ]
     tx.db.executemany(
         "INSERT INTO jobs (local_id, queue, priority, attempts_allowed, attempts_remaining,"
         " run_after, created_at, updated_at, custom_status, body)"
         " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        job_rows,
+        rows,
     )
-    tx.db.executemany(
-        "INSERT INTO pending (queue, priority, run_after, local_id) VALUES (?, ?, ?, ?)",
-        pending_rows,
-    )
+    if rows:  # ids are consecutive, and nobody else's jobs lie between them
+        tx.db.execute(
+            "INSERT INTO pending (queue, priority, run_after, local_id)"
+            " SELECT queue, priority, run_after, local_id FROM jobs WHERE local_id BETWEEN ? AND ?",
+            (rows[0][0], rows[-1][0]),
+        )
+    tx.moved(Counter([row[1:3] for row in rows]), None, JobState.PENDING)
     return local_ids
 
 
@@ -181,46 +377,47 @@ def _claim(store: Store, tx: Transaction, batch: Batch) -> list[Sequence[Payload
         return read_payloads(tx.db, queue_id, priority, local_ids, most_bytes=most_bytes)
 
     payloads = fitting_payloads(batch.claims, batch.claim_room, read)
-    ops = [
-        (store.queue_id(op.queue), first_claims(op, len(fitting)))
+    claims = [
+        (store.queue_id(op.queue), *columns)
         for op, fitting in zip(batch.claims, payloads, strict=True)
+        for columns in first_claims(op, len(fitting))
     ]
     pending_rows = [
         (queue_id, priority, run_after_ms, local_id)
-        for queue_id, claims in ops
-        for priority, keys, _, _ in claims
+        for queue_id, priority, keys, _, _ in claims
         for run_after_ms, local_id in keys
+    ]
+    now_ms = tx.now_ms
+    claim_rows = [
+        (key[1], queue_id, priority, now_ms, claim_descriptor)
+        for queue_id, priority, keys, claim_descriptors, _ in claims
+        for key, claim_descriptor in zip(keys, claim_descriptors, strict=True)
     ]
     deleted = tx.db.executemany(
         "DELETE FROM pending WHERE queue = ? AND priority = ? AND run_after = ? AND local_id = ?",
         pending_rows,
     ).rowcount
-    lost = _not_pending(tx, pending_rows) if deleted != len(pending_rows) else frozenset()
-
-    claim_rows: list[tuple[int, int, int, int, str]] = []
-    first = 0
-    for number, (queue_id, claims) in enumerate(ops):
-        new_rows = [
-            (key[1], queue_id, priority, tx.now_ms, claim_descriptor)
-            for priority, keys, claim_descriptors, _ in claims
-            for key, claim_descriptor in zip(keys, claim_descriptors, strict=True)
-        ]
-        if lost:
-            gone = [at in lost for at in range(first, first + len(new_rows))]
-            first += len(new_rows)
-            new_rows = [row for row, is_gone in zip(new_rows, gone, strict=True) if not is_gone]
-            payloads[number] = [
-                None if is_gone else payload
-                for payload, is_gone in zip(payloads[number], gone, strict=True)
-            ]
-        claim_rows += new_rows
-        tx.moved(queue_id, [row[2] for row in new_rows], JobState.PENDING, JobState.IN_PROGRESS)
+    if deleted != len(pending_rows):
+        lost = _not_pending(tx, pending_rows)
+        claim_rows = [row for at, row in enumerate(claim_rows) if at not in lost]
+        payloads = _without(payloads, lost)
     tx.db.executemany(
         "INSERT INTO claims (local_id, queue, priority, claimed_at, claim_descriptor)"
         " VALUES (?, ?, ?, ?, ?)",
         claim_rows,
     )
+    tx.moved(Counter([row[1:3] for row in claim_rows]), JobState.PENDING, JobState.IN_PROGRESS)
     return payloads
+
+
+def _without(
+    payloads: Sequence[Sequence[Payload | None]], lost: Collection[int]
+) -> list[Sequence[Payload | None]]:
+    """`payloads` with None at the positions `lost`, counted over all ops."""
+    positions = count()
+    return [
+        [None if next(positions) in lost else payload for payload in of_op] for of_op in payloads
+    ]
 
 
 def _not_pending(tx: Transaction, rows: Sequence[tuple[int, int, int, int]]) -> frozenset[int]:
@@ -245,3 +442,36 @@ def _not_pending(tx: Transaction, rows: Sequence[tuple[int, int, int, int]]) -> 
         else:
             lost.add(at)
     return frozenset(lost)
+
+
+def read_payloads(
+    db: sqlite3.Connection,
+    queue_id: int,
+    priority: int,
+    local_ids: Sequence[int],
+    *,
+    most_bytes: int,
+) -> list[Payload | None]:
+    """As StorageEngine.payloads."""
+    payloads: list[Payload | None] = []
+    append = payloads.append
+    # One row for each id, in their order, so that the read can end anywhere.
+    rows = db.execute(
+        "SELECT jobs.body, jobs.attempts_allowed, jobs.attempts_remaining"
+        " FROM json_each(?) AS wanted LEFT JOIN jobs ON jobs.local_id = wanted.value"
+        " AND jobs.queue = ? AND jobs.priority = ?",
+        (id_list(local_ids), queue_id, priority),
+    )
+    met = False
+    for row in rows:
+        body = row[0]
+        if body is None:
+            append(None)
+            continue
+        most_bytes -= len(body)
+        if most_bytes < 0 and met:
+            rows.close()
+            break
+        append(_new(Payload, row))
+        met = True
+    return payloads

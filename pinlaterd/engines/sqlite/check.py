@@ -1,4 +1,4 @@
-"""Whether each job of a file is in exactly one state's table, and how to make it so.
+"""Counting jobs beside the owner, and checking that each is in exactly one state's table.
 
 A commit never leaves the tables in disagreement; a damaged disk and `.recover` do. The state of a
 job is then what `job_records` shows: claims come before ended, ended before pending.
@@ -6,8 +6,63 @@ job is then what `job_records` shows: claims come before ended, ended before pen
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
+from pathlib import Path
 from typing import NamedTuple
+
+from pinlaterd.engines.counts import Depths
+from pinlaterd.engines.sqlite.file import connect_reader, reading
+from pinlaterd.model import JobState
+
+# Each walks over an index, and reads no job.
+_COUNT_PENDING = "SELECT priority, 0, count(*) FROM pending WHERE queue = ? GROUP BY priority"
+_COUNT_CLAIMS = (
+    "SELECT priority, 1, count(*) FROM claims INDEXED BY claims_by_age WHERE queue = ?"
+    " GROUP BY priority"
+)
+_COUNT_ENDED = (
+    "SELECT priority, state, count(*) FROM ended INDEXED BY ended_by_age WHERE queue = ?"
+    " GROUP BY state, priority"
+)
+
+
+def count_jobs(db: sqlite3.Connection, queue_id: int) -> Depths:
+    return {
+        (priority, JobState(state)): jobs
+        for statement in (_COUNT_PENDING, _COUNT_CLAIMS, _COUNT_ENDED)
+        for priority, state, jobs in db.execute(statement, (queue_id,))
+    }
+
+
+class FileSnapshot:
+    """What jobs are counted in (see counts.py): a read transaction on a connection of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with reading(path):
+            self._db = connect_reader(path)
+            self._db.execute("BEGIN")
+            self._db.execute("SELECT 1 FROM meta").fetchone()  # the first read fixes what it sees
+
+    def count(self, queue_id: int) -> Depths:
+        with reading(self._path):
+            return count_jobs(self._db, queue_id)
+
+    def find_damage(self) -> str:
+        with reading(self._path):
+            found = find(self._db)
+        return "; ".join(f"{jobs:,} {problem}" for _, problem, jobs in found)
+
+    def cancel(self) -> None:
+        with contextlib.suppress(sqlite3.Error):  # closed
+            self._db.interrupt()
+
+    def close(self) -> None:
+        self._db.close()
+
+
+# --- disagreements --------------------------------------------------------------------------
 
 _NO_JOB = """NOT EXISTS (SELECT 1 FROM jobs WHERE jobs.local_id = {0}.local_id
     AND jobs.queue = {0}.queue AND jobs.priority = {0}.priority)"""

@@ -13,7 +13,7 @@ end, all of them: no job is met twice, wherever it goes meanwhile. A scan keeps 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,15 +21,37 @@ from pathlib import Path
 from pinlaterd.clock import Clock, SystemClock
 from pinlaterd.engines.base import EARLIEST_MS, Search, StoredJob, no_pause
 from pinlaterd.engines.searching import WalkingSearcher, scan_order, too_late
-from pinlaterd.engines.sqlite.faults import FAULTS, reading, storage_error
-from pinlaterd.engines.sqlite.records import stored_jobs
-from pinlaterd.engines.sqlite.schema import connect_reader
+from pinlaterd.engines.sqlite.file import (
+    FAULTS,
+    connect_reader,
+    id_list,
+    reading,
+    storage_error,
+)
 from pinlaterd.errors import QueueNotFound
-from pinlaterd.model import JobState
+from pinlaterd.model import JobKey, JobState
 
 # Steps of SQLite's virtual machine between looks at the deadline: some 0.1 ms.
 _STEPS_PER_LOOK = 10_000
 _SLICE_JOBS, _SLICE_BODIES = 1000, 16
+
+
+_WITHOUT_BODY = (
+    "SELECT priority, local_id, state, attempts_allowed, attempts_remaining, custom_status,"
+    " created_at, run_after, updated_at, claim_descriptor, NULL"
+    " FROM job_records WHERE local_id IN (SELECT value FROM json_each(?)) AND queue = ?"
+)
+_WITH_BODY = _WITHOUT_BODY.replace("NULL", "body")
+
+
+def stored_jobs(
+    db: sqlite3.Connection, queue_id: int, local_ids: Iterable[int], *, with_body: bool
+) -> Iterator[StoredJob]:
+    """A queue's jobs of these ids, in no order, read one at a time."""
+    statement = _WITH_BODY if with_body else _WITHOUT_BODY
+    rows = db.execute(statement, (id_list(local_ids), queue_id))
+    for priority, local_id, state, *rest in rows:
+        yield StoredJob(JobKey(priority, local_id), JobState(state), *rest)
 
 
 class SqliteSearcher(WalkingSearcher):

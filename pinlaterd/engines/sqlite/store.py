@@ -2,7 +2,7 @@
 
 `Store.commit` is the only way to write: one durable transaction, whose faults become
 StorageNotCommitted where nothing was kept beyond doubt, else StorageError. After the latter the
-store refuses everything until it is opened anew. What is mirrored in memory (queues, depths, the
+store refuses everything until it is opened again. What is mirrored in memory (queues, depths, the
 mark of local ids) changes only once a commit has succeeded.
 """
 
@@ -12,36 +12,28 @@ import contextlib
 import os
 import sqlite3
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from pinlaterd.clock import SystemClock
 from pinlaterd.engines.base import Ownership, first_local_id
 from pinlaterd.engines.counts import Counts
-from pinlaterd.engines.sqlite.faults import (
+from pinlaterd.engines.sqlite.check import FileSnapshot
+from pinlaterd.engines.sqlite.file import (
     FAULTS,
+    OwnerLock,
+    connect_owner,
     is_damage,
     never_committed,
     reading,
     storage_error,
 )
-from pinlaterd.engines.sqlite.lock import OwnerLock
-from pinlaterd.engines.sqlite.schema import connect_owner
-from pinlaterd.engines.sqlite.snapshot import FileSnapshot
 from pinlaterd.errors import QueueNotFound, StorageError, StorageNotCommitted
 from pinlaterd.model import JobState
 
 # Local ids are marked as used ahead in blocks, so that a commit seldom writes the mark.
 _RESERVED_IDS = 10_000
-
-
-def id_list(local_ids: Iterable[int]) -> str:
-    """The argument of `IN (SELECT value FROM json_each(?))`.
-
-    One statement for any number of ids, compiled once; an id of over 64 bits matches nothing.
-    """
-    return f"[{','.join(map(str, local_ids))}]"
 
 
 class Transaction:
@@ -54,17 +46,16 @@ class Transaction:
 
     def moved(
         self,
-        queue_id: int,
-        priorities: Iterable[int],
+        jobs: Mapping[tuple[int, int], int],
         before: JobState | None,
         after: JobState | None,
     ) -> None:
-        """Note that jobs, of each of `priorities` one, changed state; None: not there."""
-        for priority, jobs in Counter(priorities).items():
+        """Note that jobs, counted by queue and priority, changed state; None: not there."""
+        for (queue_id, priority), moved in jobs.items():
             if before is not None:
-                self.depth_changes[queue_id, priority, before] -= jobs
+                self.depth_changes[queue_id, priority, before] -= moved
             if after is not None:
-                self.depth_changes[queue_id, priority, after] += jobs
+                self.depth_changes[queue_id, priority, after] += moved
 
 
 class Store:
@@ -76,7 +67,7 @@ class Store:
         self.counts = Counts(lambda: FileSnapshot(path), SystemClock(), self.name_of)
         self._lock = OwnerLock(path)
         self._db: sqlite3.Connection | None = None
-        self.trouble = ""  # why it must be opened anew
+        self._trouble = ""  # why it must be opened again
         self._ended_badly = False  # whether we were the owner, until a clean end is noted
         self._next_local_id = 1
         self._marked_local_id = 1  # ids below this are marked as used in the file
@@ -91,7 +82,7 @@ class Store:
             try:
                 self._db = connect_owner(self.path)
                 _sync_folder(self.path.parent)
-                self.trouble = ""
+                self._trouble = ""
                 self._load()
                 return self._take_over(now_ms)
             except BaseException:
@@ -130,7 +121,7 @@ class Store:
 
     def close(self) -> None:
         """Safe to repeat. An end that can't be noted counts as unclean."""
-        if self._db is not None and not self.trouble:
+        if self._db is not None and not self._trouble:
             with contextlib.suppress(StorageError):
                 end = {"clean": 1, "sound": self.counts.sound, "next_local_id": self._next_local_id}
                 with self.commit(0) as tx:
@@ -151,12 +142,16 @@ class Store:
     # --- reading and writing -----------------------------------------------------------------
 
     @property
+    def trouble(self) -> str:
+        return self._trouble
+
+    @property
     def db(self) -> sqlite3.Connection:
         """The connection, for reading."""
         if self._db is None:
             raise StorageError(f"{self.path} is not open")
-        if self.trouble:
-            raise StorageNotCommitted(f"{self.path} must be opened anew: {self.trouble}")
+        if self._trouble:
+            raise StorageNotCommitted(f"{self.path} must be opened anew: {self._trouble}")
         return self._db
 
     @contextmanager
@@ -193,7 +188,7 @@ class Store:
         except FAULTS:
             undone = False
         if not undone or is_damage(fault):
-            self.trouble = "its last commit is in doubt"
+            self._trouble = "its last commit is in doubt"
         if not undone or isinstance(fault, FAULTS):
             raise storage_error(fault, self.path, undone=undone) from fault
 

@@ -10,7 +10,7 @@ import pytest
 
 from pinlaterd.engines.base import Batch, StorageEngine
 from pinlaterd.engines.sqlite.engine import SqliteEngine
-from pinlaterd.engines.sqlite.schema import connect_owner
+from pinlaterd.engines.sqlite.file import connect_owner
 from pinlaterd.model import Job, JobKey, JobState, PendingKey
 from tests.conformance.engine.harness import END_OF_TIME_MS, QUEUE, Ack, EngineHarness, ack_op
 from tests.conftest import WaitUntil
@@ -99,12 +99,12 @@ def deep(store: EngineHarness) -> EngineHarness:
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_no_call_walks_over_a_deep_queue(deep: EngineHarness, call: Call):
     assert isinstance(deep.engine, SqliteEngine)
-    keys = deep.engine._store.db.execute("SELECT priority, local_id FROM claims").fetchall()
+    keys = deep.engine.db.execute("SELECT priority, local_id FROM claims").fetchall()
     steps = Steps()
 
-    steps.watch(deep.engine._store.db)
+    steps.watch(deep.engine.db)
     call(deep.engine, [JobKey(*key) for key in keys])
-    deep.engine._store.db.set_progress_handler(None, 0)
+    deep.engine.db.set_progress_handler(None, 0)
 
     assert steps.taken < STEPS
 
@@ -124,7 +124,7 @@ def test_opening_walks_over_no_queue(
 
     monkeypatch.setattr("pinlaterd.engines.sqlite.store.connect_owner", connect_watched)
     if killed:
-        engine._store._abandon()
+        engine._abandon()
     else:
         engine.close()
 
@@ -134,7 +134,7 @@ def test_opening_walks_over_no_queue(
     assert CALLS["read_pending"](engine, [])
     assert steps.taken < STEPS
     # What has to be compared after an unclean end is compared beside.
-    wait_until(lambda: engine.depths() and engine._store.counts.sound)
+    wait_until(lambda: engine.depths() and engine.counts.sound)
     assert deep.depths() == depths
     assert steps.taken < STEPS
 

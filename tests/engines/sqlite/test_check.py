@@ -11,8 +11,8 @@ import pytest
 
 from pinlaterd.engines.base import Finding
 from pinlaterd.engines.sqlite import check
+from pinlaterd.engines.sqlite.check import FileSnapshot
 from pinlaterd.engines.sqlite.engine import SqliteEngine
-from pinlaterd.engines.sqlite.snapshot import FileSnapshot
 from pinlaterd.model import JobKey, JobState
 from tests.conformance.engine.harness import QUEUE, EngineHarness
 from tests.conftest import WaitUntil
@@ -33,7 +33,7 @@ def lost(store: EngineHarness, stranger: sqlite3.Connection) -> JobKey:
 
 
 def _reopen_after_unclean_end(store: EngineHarness) -> None:
-    store.engine._store._abandon()  # type: ignore[attr-defined]
+    store.engine._abandon()  # type: ignore[attr-defined]
     store.engine.open(store.now_ms)
 
 
@@ -113,7 +113,7 @@ def test_a_store_that_was_repaired_is_not_searched_again(store: EngineHarness, l
 
     store.reopen()
 
-    assert store.engine._store.counts.sound  # type: ignore[attr-defined]
+    assert store.engine.counts.sound  # type: ignore[attr-defined]
 
 
 def test_depths_below_0_are_repaired(store: EngineHarness, stranger: sqlite3.Connection):
@@ -184,7 +184,7 @@ def test_the_lock_is_given_up_whatever_becomes_of_the_counts(
         raise sqlite3.ProgrammingError("closed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(store.engine._store.counts, "close", fail)  # type: ignore[attr-defined]
+        patch.setattr(store.engine.counts, "close", fail)  # type: ignore[attr-defined]
         with pytest.raises(sqlite3.ProgrammingError):
             store.engine.close()
 

@@ -158,7 +158,7 @@ def test_an_engine_is_opened_once(store: EngineHarness):
 
 def test_commits_are_durable(store: EngineHarness):
     assert isinstance(store.engine, SqliteEngine)
-    assert store.engine._store.db.execute("PRAGMA synchronous").fetchone() == (2,)
+    assert store.engine.db.execute("PRAGMA synchronous").fetchone() == (2,)
     assert store.engine.durability() == ("synchronous=FULL", "")
 
 

@@ -1,0 +1,244 @@
+"""What engines share in carrying out a batch: the order of acks, and how many claims fit.
+
+Acks that commute are carried out together, one statement for all jobs of a queue and priority. What
+has to fit is said in `base.ClaimOp`. Pure, but for what an engine passes in.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import NamedTuple, Protocol
+
+from pinlaterd.engines.base import AckOp, AckResult, Acks, ClaimOp, ClaimRoom, Claims, Requeued
+from pinlaterd.model import Payload
+
+_NOBODY: frozenset[int] = frozenset()
+_Place = tuple[str, int]  # queue and priority
+
+
+# --- acks -----------------------------------------------------------------------------------
+
+
+class Failed(NamedTuple):
+    """What failed acks came to: local ids of those that did not apply, and the jobs that have
+    attempts left."""
+
+    missed: AbstractSet[int]
+    requeued: Sequence[Requeued]
+
+
+class AckActions(NamedTuple):
+    """How an engine ends attempts of one queue and priority, none of them named twice."""
+
+    succeed: Callable[[str, int, Sequence[Acks]], AbstractSet[int]]
+    """Returns the local ids of acks that do not apply."""
+    fail: Callable[[str, int, Sequence[Acks]], Failed]
+
+
+def local_ids_of(acks: Iterable[Acks]) -> list[int]:
+    return [local_id for alike in acks for local_id in alike[1]]
+
+
+def apply_acks(ops: Sequence[AckOp], actions: AckActions) -> list[AckResult]:
+    """Ops that name no job twice commute, and are carried out together: successes, then failures.
+    Otherwise each goes in its turn, and within it each ack where that makes a difference."""
+    if _name_no_job_twice(ops):
+        return _together(ops, actions)
+    return [_alone(op, actions) for op in ops]
+
+
+def _name_no_job_twice(ops: Sequence[AckOp]) -> bool:
+    named: defaultdict[_Place, list[int]] = defaultdict(list)
+    for queue, succeeded, failed in ops:
+        for alike in (*succeeded, *failed):
+            named[queue, alike[0]] += alike[1]
+    return all(len(set(local_ids)) == len(local_ids) for local_ids in named.values())
+
+
+def _together(ops: Sequence[AckOp], actions: AckActions) -> list[AckResult]:
+    successes: defaultdict[_Place, list[Acks]] = defaultdict(list)
+    failures: defaultdict[_Place, list[Acks]] = defaultdict(list)
+    for queue, succeeded, failed in ops:
+        for alike in succeeded:
+            successes[queue, alike[0]].append(alike)
+        for alike in failed:
+            failures[queue, alike[0]].append(alike)
+    missed: dict[_Place, AbstractSet[int]] = {}
+    for place, acks in successes.items():
+        if lost := actions.succeed(*place, acks):
+            missed[place] = lost
+    requeued: dict[_Place, Mapping[int, Requeued]] = {}
+    for place, acks in failures.items():
+        done = actions.fail(*place, acks)
+        if done.missed:
+            missed[place] = missed.get(place, _NOBODY) | done.missed
+        requeued[place] = {job.key.local_id: job for job in done.requeued}
+    return [_result(op, missed, requeued) for op in ops]
+
+
+def _result(
+    op: AckOp,
+    missed: Mapping[_Place, AbstractSet[int]],
+    requeued: Mapping[_Place, Mapping[int, Requeued]],
+) -> AckResult:
+    def applied(acks: Sequence[Acks]) -> int:
+        jobs = sum([len(alike[1]) for alike in acks])
+        if missed:
+            for priority, local_ids, *_ in acks:
+                lost = missed.get((op.queue, priority), _NOBODY)
+                jobs -= sum([local_id in lost for local_id in local_ids])
+        return jobs
+
+    succeeded, failed = applied(op.succeeded), applied(op.failed)
+    again = [
+        job
+        for priority, local_ids, *_ in op.failed
+        for local_id in local_ids
+        if (job := requeued[op.queue, priority].get(local_id)) is not None
+    ]
+    return AckResult(succeeded, failed, op.jobs - succeeded - failed, again)
+
+
+def _alone(op: AckOp, actions: AckActions) -> AckResult:
+    once = _without_repetitions(op)
+    if _name_no_job_twice([once]):
+        [result] = _together([once], actions)
+    else:
+        result = _ack_by_ack(once, actions)
+    return result._replace(noop=result.noop + op.jobs - once.jobs)
+
+
+def _without_repetitions(op: AckOp) -> AckOp:
+    """Of the acks of one job under one claim only the first can apply: either it ends the claim, or
+    that is not held."""
+    seen: set[tuple[int, int, str | None]] = set()
+
+    def first_of(acks: Sequence[Acks]) -> list[Acks]:
+        firsts = []
+        for alike in acks:
+            local_ids = []
+            for local_id in alike.local_ids:
+                which = (alike.priority, local_id, alike.claim_descriptor)
+                if which not in seen:
+                    seen.add(which)
+                    local_ids.append(local_id)
+            if local_ids:
+                firsts.append(alike._replace(local_ids=local_ids))
+        return firsts
+
+    return AckOp(op.queue, first_of(op.succeeded), first_of(op.failed))
+
+
+def _ack_by_ack(op: AckOp, actions: AckActions) -> AckResult:
+    singles = [AckOp(op.queue, [ack], ()) for ack in _one_by_one(op.succeeded)]
+    singles += [AckOp(op.queue, (), [ack]) for ack in _one_by_one(op.failed)]
+    results = [_together([single], actions)[0] for single in singles]
+    return AckResult(
+        succeeded=sum(result.succeeded for result in results),
+        failed=sum(result.failed for result in results),
+        noop=sum(result.noop for result in results),
+        requeued=[requeued for result in results for requeued in result.requeued],
+    )
+
+
+def _one_by_one(acks: Sequence[Acks]) -> list[Acks]:
+    return [alike._replace(local_ids=(local_id,)) for alike in acks for local_id in alike.local_ids]
+
+
+# --- claims ---------------------------------------------------------------------------------
+
+
+class ReadPayloads(Protocol):
+    """As StorageEngine.payloads, within the transaction that claims."""
+
+    def __call__(
+        self, queue: str, priority: int, local_ids: Sequence[int], *, most_bytes: int
+    ) -> Sequence[Payload | None]: ...
+
+
+def fitting_payloads(
+    ops: Sequence[ClaimOp], room: ClaimRoom, read: ReadPayloads
+) -> list[Sequence[Payload | None]]:
+    """Of each op, the payloads of the first claims, as many as fit; None: there is no such job.
+
+    A job that exists counts, be it PENDING or not."""
+    left, first_of_batch = room.most_bytes, True
+    found: list[Sequence[Payload | None]] = []
+    for op in ops:
+        if left <= 0 and not first_of_batch:
+            found.append(())
+            continue
+        payloads: Sequence[Payload | None] = op.payloads
+        if None in payloads:
+            payloads = _with_missing(op, min(left, op.most_bytes), read)
+        sizes = [len(payload[0]) + room.job_bytes if payload else None for payload in payloads]
+        used = sum([size for size in sizes if size])
+        if used > min(left, op.most_bytes):
+            fitting, used = _fitting(sizes, op, left, first_of_batch=first_of_batch)
+            payloads, sizes = payloads[:fitting], sizes[:fitting]
+        left -= used
+        first_of_batch = first_of_batch and sizes.count(None) == len(sizes)
+        found.append(payloads)
+    return found
+
+
+def first_claims(op: ClaimOp, count: int) -> Sequence[Claims]:
+    """The claims on the first `count` jobs of `op`."""
+    first: list[Claims] = []
+    for claims in op.claims:
+        priority, keys, descriptors, payloads = claims
+        jobs = len(keys)
+        if jobs > count:
+            if count:
+                columns = keys[:count], descriptors[:count], payloads[:count]
+                first.append(Claims(priority, *columns))
+            return first
+        first.append(claims)
+        count -= jobs
+    return first
+
+
+def _fitting(
+    sizes: Sequence[int | None], op: ClaimOp, left: int, *, first_of_batch: bool
+) -> tuple[int, int]:
+    """How many of the first `sizes` fit, and what they take; None: there is no such job.
+
+    `left`: of the batch's room."""
+    used, first = 0, True
+    for at, size in enumerate(sizes):
+        if size is None:
+            continue
+        if used + size > op.most_bytes and not (first and op.at_least_one):
+            return at, used
+        if used + size > left and not (first and first_of_batch):
+            return at, used
+        used += size
+        first = False
+    return len(sizes), used
+
+
+def _with_missing(op: ClaimOp, most_bytes: int, read: ReadPayloads) -> list[Payload | None]:
+    """The payloads of the first claims of `op`: those given, and between them those read, up to
+    about `most_bytes` of bodies, or one."""
+    payloads: list[Payload | None] = []
+    for priority, keys, _, given in op.claims:
+        missing = [
+            key.local_id for key, payload in zip(keys, given, strict=True) if payload is None
+        ]
+        if not missing:
+            payloads += given
+            continue
+        rows = read(op.queue, priority, missing, most_bytes=max(0, most_bytes))
+        stored = iter(rows)
+        for payload in given:
+            if payload is not None:
+                payloads.append(payload)
+                continue
+            try:
+                payloads.append(next(stored))
+            except StopIteration:
+                return payloads
+        most_bytes -= sum([len(row[0]) for row in rows if row is not None])
+    return payloads

@@ -1,0 +1,234 @@
+"""The file of a shard: its limits, who owns it, opening it, and what its faults mean.
+
+A file is made, recognised, and brought to this release's version when it is opened. Sole ownership
+is an exclusive flock on a file beside it: SQLite's own exclusive locking mode would shut out our
+searcher. The kernel releases it when its holder ends, however that happens. The lock file itself
+stays: removing it would let two processes hold locks on two files of one name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from importlib import resources
+from pathlib import Path
+
+from pinlaterd.engines.base import Limits
+from pinlaterd.errors import (
+    ShardOwned,
+    StorageCorrupt,
+    StorageError,
+    StorageFull,
+    StorageNotCommitted,
+)
+
+LIMITS = Limits(
+    queue_name_chars=64,
+    body_bytes=512 << 20,  # SQLite ends at 1,000,000,000 bytes a row
+    run_after_ms=2**63 - 1,
+    custom_status_chars=5000,
+)
+
+_APPLICATION_ID = 0x504C4A31  # "PLJ1": what `file` and others may know our files by
+# Scripts that lead from each version to the next; the first one from an empty file to version 1.
+_MIGRATIONS = ("schema.sql",)
+
+_CACHE_KIB = 8 * 1024
+# A checkpoint runs within the commit that passes this mark and takes as long as it is far: 4 MiB
+# keep that at a few milliseconds. While a reader holds it up the log grows; it is cut later.
+_CHECKPOINT_PAGES = 1000
+_LOG_KEPT_BYTES = 64 << 20
+_CACHED_STATEMENTS = 512
+# Nobody else writes, so a lock that lasts is a foreign writer's: the shard must not wait for it.
+_BUSY_TIMEOUT_SECONDS = 1.0
+
+# All that sqlite3 raises: its own tree, MemoryError for SQLITE_NOMEM, and, for values that SQLite
+# cannot hold, OverflowError (integers over 64 bits) and UnicodeError (lone surrogates).
+FAULTS = (sqlite3.Error, OSError, MemoryError, OverflowError, UnicodeError)
+
+_PRIMARY_CODE = 0xFF  # extended result codes carry the primary one in their low byte
+_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+# A COMMIT that ends so has written no commit frame: the last thing it would have written.
+_NEVER_COMMITTED = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY)
+
+
+def id_list(local_ids: Iterable[int]) -> str:
+    """The argument of `IN (SELECT value FROM json_each(?))`.
+
+    One statement for any number of ids, compiled once; an id of over 64 bits matches nothing.
+    """
+    return f"[{','.join(map(str, local_ids))}]"
+
+
+# --- faults: where SQLite's and the operating system's exceptions become pinlaterd's own -----
+
+
+def _code(fault: BaseException) -> int:
+    return int(getattr(fault, "sqlite_errorcode", 0) or 0) & _PRIMARY_CODE
+
+
+def is_damage(fault: BaseException) -> bool:
+    return _code(fault) in _DAMAGED
+
+
+def never_committed(fault: BaseException) -> bool:
+    """Whether a COMMIT that raised `fault` is known to have kept nothing."""
+    return _code(fault) in _NEVER_COMMITTED
+
+
+def storage_error(fault: BaseException, path: Path, *, undone: bool) -> StorageError:
+    """The StorageError that stands for `fault`; `undone`: nothing changed, beyond doubt."""
+    name = getattr(fault, "sqlite_errorname", None) or type(fault).__name__
+    message = f"{path}: {fault} ({name})"
+    if is_damage(fault):
+        return StorageCorrupt(f"{message}; restore the file from a backup")
+    if undone and _code(fault) == sqlite3.SQLITE_FULL:
+        return StorageFull(f"{message}; make room on that disk")
+    if undone:
+        return StorageNotCommitted(message)
+    return StorageError(f"{message}; whether the last commit was kept is not known")
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Around what changes nothing: faults leave it as StorageNotCommitted or StorageCorrupt."""
+    try:
+        yield
+    except FAULTS as fault:
+        raise storage_error(fault, path, undone=True) from fault
+
+
+# --- opening --------------------------------------------------------------------------------
+
+
+def connect_owner(path: Path) -> sqlite3.Connection:
+    """The connection that writes: transactions are begun by hand, commits are durable."""
+    db = sqlite3.connect(
+        path,
+        timeout=_BUSY_TIMEOUT_SECONDS,
+        isolation_level=None,
+        cached_statements=_CACHED_STATEMENTS,
+    )
+    try:
+        _check_ours(db, path)
+        _configure(db, path)
+        _migrate(db)
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def connect_reader(path: Path) -> sqlite3.Connection:
+    """A connection that can't write, for another process or thread than the owner's."""
+    db = sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode=ro",
+        uri=True,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+    db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+    db.execute("PRAGMA temp_store = MEMORY")
+    db.execute("PRAGMA query_only = ON")
+    return db
+
+
+def _check_ours(db: sqlite3.Connection, path: Path) -> None:
+    """Raise StorageCorrupt, with the file untouched, unless it is empty or one we can read."""
+    application_id = _pragma(db, "application_id")
+    version = _pragma(db, "user_version")
+    if application_id != _APPLICATION_ID:
+        [tables] = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if application_id or version or tables:
+            raise StorageCorrupt(
+                f"{path} is an SQLite file of another application; give the shard another file"
+            )
+    elif version > len(_MIGRATIONS):
+        raise StorageCorrupt(
+            f"{path} has schema version {version}, expected {len(_MIGRATIONS)} at most; "
+            "it was written by a later release of pinlaterd: use that one"
+        )
+
+
+def _configure(db: sqlite3.Connection, path: Path) -> None:
+    mode = db.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+    if mode != "wal":
+        raise StorageError(
+            f"{path}: the file system does not allow a write-ahead log (journal mode {mode!r}); "
+            "put the file on a local disk"
+        )
+    db.execute("PRAGMA synchronous = FULL")
+    db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+    db.execute("PRAGMA temp_store = MEMORY")
+    db.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
+    db.execute(f"PRAGMA journal_size_limit = {_LOG_KEPT_BYTES}")
+    # Some builds zero what is deleted: twice the writing, for bodies most of all.
+    db.execute("PRAGMA secure_delete = OFF")
+
+
+def _migrate(db: sqlite3.Connection) -> None:
+    found = _pragma(db, "user_version")
+    for version, script in enumerate(_MIGRATIONS[found:], start=found + 1):
+        statements = resources.files(__package__).joinpath(script).read_text("utf-8")
+        try:
+            db.executescript(
+                f"BEGIN IMMEDIATE;\n{statements}\n"
+                f"PRAGMA application_id = {_APPLICATION_ID};\n"
+                f"PRAGMA user_version = {version};\nCOMMIT;"
+            )
+        except sqlite3.Error:
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+            raise
+
+
+def _pragma(db: sqlite3.Connection, name: str) -> int:
+    return int(db.execute(f"PRAGMA {name}").fetchone()[0])
+
+
+# --- ownership ------------------------------------------------------------------------------
+
+
+class OwnerLock:
+    """The lock of one shard. Do not fork while it is held: a child would share it."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._fd: int | None = None
+
+    def acquire(self) -> None:
+        """Take the lock, or raise ShardOwned at once, naming the holder. OSError if unusable."""
+        # Beside the file itself, whichever symbolic links lead to it.
+        path = Path(f"{self._file.resolve()}.lock")
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = _pid_in(fd)
+            os.close(fd)
+            who = f"process {holder}" if holder else "another process"
+            raise ShardOwned(f"{path} is locked by {who}, which owns this shard") from None
+        except OSError:
+            os.close(fd)
+            raise
+        self._fd = fd
+        # The pid is only for the message above: a full disk must not keep the shard down.
+        with contextlib.suppress(OSError):
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+
+    def release(self) -> None:
+        """Let go, for children that may have inherited it too. Safe to repeat."""
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            fcntl.flock(fd, fcntl.LOCK_UN)
+            os.close(fd)
+
+
+def _pid_in(fd: int) -> int | None:
+    text = os.pread(fd, 20, 0).strip()
+    return int(text) if text.isdigit() else None
