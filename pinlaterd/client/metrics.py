@@ -11,21 +11,19 @@ from __future__ import annotations
 
 import errno
 import logging
-import socket
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from wsgiref.simple_server import WSGIRequestHandler
 
-from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
     HistogramMetricFamily,
     Metric,
 )
-from prometheus_client.exposition import ThreadingWSGIServer, generate_latest
+from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from pinlaterd.client.in_flight import LaneFacts
@@ -74,10 +72,12 @@ class WorkerMetrics(Collector):
 
         Raises OSError if it can't listen there.
         """
-        server = _Server(host, port)
-        server.set_app(make_wsgi_app(self._registry()))
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
+        try:
+            server, thread = start_http_server(port, addr=host, registry=self._registry())
+        except UnicodeError as error:
+            raise OSError(errno.EINVAL, f"no host has such a name ({error})") from error
+        server.RequestHandlerClass = _Handler
+        server.handle_error = _log_error  # type: ignore[method-assign, assignment]
         address = f"[{host}]" if ":" in host else host
         try:
             yield f"http://{address}:{server.server_port}/metrics"
@@ -129,24 +129,14 @@ def _run_seconds(lanes: Sequence[LaneFacts]) -> Metric:
 
 
 class _Handler(WSGIRequestHandler):
+    """A request; its connection may not keep silent for ever."""
+
     timeout = _SILENCE_SECONDS
 
     def log_message(self, *_: object) -> None:
         """Say nothing: scrapes come again and again."""
 
 
-class _Server(ThreadingWSGIServer):
+def _log_error(_request: object, client_address: tuple[str, int]) -> None:
     """What breaks a connection is told at debug level: anybody could fill the log with it."""
-
-    def __init__(self, host: str, port: int) -> None:
-        """Raises OSError if it can't listen there."""
-        try:
-            [(self.address_family, *_, address), *_] = socket.getaddrinfo(
-                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )
-        except UnicodeError as error:
-            raise OSError(errno.EINVAL, f"no host has such a name ({error})") from error
-        super().__init__((str(address[0]), port), _Handler)
-
-    def handle_error(self, request: object, client_address: tuple[str, int]) -> None:
-        log.debug("metrics: connection of %s: %r", client_address[0], sys.exception())
+    log.debug("metrics: connection of %s: %r", client_address[0], sys.exception())

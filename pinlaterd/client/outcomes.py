@@ -283,7 +283,7 @@ def error_text(error: BaseException) -> str:
     where = where[: MAX_ERROR_CHARS // 2]
     try:
         message = f"{type(error).__name__}: {error}"
-    except Exception:  # noqa: BLE001 - the message of a stranger's exception is a stranger's code
+    except Exception:  # noqa: BLE001 - a user's exception may have code of its own
         message = type(error).__name__
     return sayable(message[: MAX_ERROR_CHARS - len(where)] + where)
 

@@ -83,7 +83,7 @@ class Claim:
         self.renew_at = now + self.job.claim_timeout_seconds * _RENEW_AFTER / 4
 
     def lose(self) -> None:
-        """Note that the claim is gone, and tell whoever asked to be told."""
+        """Note that the claim is gone, and call what `when_lost` was given."""
         self.is_lost = True
         tell = self._tell
         if tell is not None:

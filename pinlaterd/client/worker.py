@@ -180,7 +180,7 @@ class Worker:
             yield
         finally:
             for number, handler in before.items():
-                if handler is not None:  # else it is not Python's, and can't be put back
+                if handler is not None:  # else it is not Python's, and can't be restored
                     signal.signal(number, handler)
 
     # --- the end --------------------------------------------------------------------------

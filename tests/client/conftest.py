@@ -9,15 +9,18 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
 
+from pinlaterd.client import Client, Handlers, Job, JobRecord, Worker
 from pinlaterd.errors import PinLaterError
 from pinlaterd.model import Result
 from pinlaterd.rpc import codec
 from tests.client.either_client import connect
+from tests.client.working import have_ended, records_of, running
+from tests.conftest import WaitUntil
 
 __all__ = ["connect"]
 
@@ -140,3 +143,16 @@ def break_off() -> type[Exception]:
 @pytest.fixture
 def say_nothing() -> type[Exception]:
     return SayNothing
+
+
+@pytest.fixture
+def work_until_ended(client: Client, wait_until: WaitUntil) -> Callable[..., list[JobRecord]]:
+    """Have handlers work on jobs of one queue until they have ended; return their records."""
+
+    def work(handlers: Handlers, queue: str, jobs: Iterable[Job]) -> list[JobRecord]:
+        descriptors = client.enqueue(queue, jobs)
+        with running(Worker(client, handlers, max_wait_ms=100)):
+            wait_until(lambda: have_ended(client, descriptors), seconds=60)
+        return records_of(client, descriptors)
+
+    return work

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -20,7 +20,6 @@ from pinlaterd.client import (
     Ending,
     Handlers,
     Job,
-    JobRecord,
     JobState,
     Later,
     Outcome,
@@ -32,23 +31,10 @@ from pinlaterd.client import (
 )
 from pinlaterd.client.metrics import WorkerMetrics
 from pinlaterd.errors import QueueNotFound
-from tests.client.working import books, handlers_of, have_ended, records_of, running
+from tests.client.working import books, handlers_of, have_ended, of_kind, records_of, running
 from tests.shared_service import SHORT_CLAIM_SECONDS, SHORT_CLAIMS_QUEUE
 
 DONE = ("SUCCEEDED", 2)
-
-
-@pytest.fixture
-def work_until_ended(client, wait_until):
-    """Have `handlers` work on jobs of one queue until they have ended; return their records."""
-
-    def work(handlers: Handlers, queue: str, jobs: Iterable[Job]) -> list[JobRecord]:
-        descriptors = client.enqueue(queue, jobs)
-        with running(Worker(client, handlers, max_wait_ms=100)):
-            wait_until(lambda: have_ended(client, descriptors))
-        return records_of(client, descriptors)
-
-    return work
 
 
 # --- outcomes -------------------------------------------------------------------------------
@@ -64,10 +50,7 @@ def test_a_thousand_short_jobs_run_once_each_and_their_statuses_are_kept(
         seen.append(job.body)
         return f"did {job.body.decode()}"
 
-    async def handle_async(job: RunningJob) -> str:
-        return handle(job)
-
-    handlers = handlers_of(queue, handle if kind == "threads" else handle_async, concurrency=16)
+    handlers = handlers_of(queue, of_kind(kind, handle), concurrency=16)
     jobs = [Job(b"%d" % n) for n in range(1000)]
     records = work_until_ended(handlers, queue, jobs)
 
@@ -251,11 +234,7 @@ def test_whatever_a_handler_raises_ends_its_job_alone(client, queue, work_until_
             raise mistake
         return "fine"
 
-    async def handle_async(job: RunningJob) -> str:
-        return handle(job)
-
-    function = handle if kind == "threads" else handle_async
-    handlers = handlers_of(queue, function, concurrency=1)
+    handlers = handlers_of(queue, of_kind(kind, handle), concurrency=1)
     jobs = [Job(body, attempts_allowed=1) for body in (*MISTAKES, b"good")]
     *bad, good = work_until_ended(handlers, queue, jobs)
 
@@ -289,11 +268,7 @@ def test_a_claim_that_is_lost_while_its_handler_saves_leaves_its_place_free(
             job.save(status="too late; ")
         return "first"
 
-    async def handle_async(job: RunningJob) -> str:
-        return handle(job)
-
-    function = handle if kind == "threads" else handle_async
-    handlers = handlers_of(queue, function, concurrency=1)
+    handlers = handlers_of(queue, of_kind(kind, handle), concurrency=1)
     endings: list[Ending] = []
 
     @handlers.after

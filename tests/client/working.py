@@ -33,6 +33,15 @@ def handlers_of(queue: str, function: Callable[[RunningJob], object], **options)
     return handlers
 
 
+def of_kind(kind: str, function: Callable[[RunningJob], object]) -> Callable[[RunningJob], object]:
+    """The function as a handler that runs in "threads" or, as a coroutine function, in "tasks"."""
+
+    async def handle(job: RunningJob) -> object:
+        return function(job)
+
+    return function if kind == "threads" else handle
+
+
 def records_of(client: Client, descriptors: Sequence[str]) -> list[JobRecord]:
     """All that is known of these jobs, in their order."""
     found = client.lookup(descriptors, include_body=True)
