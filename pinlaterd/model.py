@@ -146,29 +146,6 @@ def claim_source(claim_descriptor: str) -> str | None:
     return parts[3] if len(parts) == 4 else None
 
 
-# What a claim descriptor ends with that holds a job while it is moved to another shard. Those of
-# workers end with a number, whatever their sources are called.
-MOVE_CLAIM_END = "-move"
-MOVE_SOURCE = "pinlater-admin move"
-
-
-def move_claim(claim_descriptor: str) -> str:
-    """The claim of that descriptor, as one that holds a job for its move."""
-    return claim_descriptor + MOVE_CLAIM_END
-
-
-def is_move_claim(claim_descriptor: str | None) -> bool:
-    return claim_descriptor is not None and claim_descriptor.endswith(MOVE_CLAIM_END)
-
-
-def is_held_under(held: str, given: str | None) -> bool:
-    """Whether a job held by the claim `held` can be changed by who gives that claim, or none.
-
-    What holds a job for its move has to be named: whoever names none means an attempt that ended
-    before, and the job may be stored elsewhere already."""
-    return held == given if given is not None else not is_move_claim(held)
-
-
 # --- requests and results -----------------------------------------------------------------
 
 

@@ -24,11 +24,12 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from pinlaterd.admin import samples, target
 from pinlaterd.admin.confirm import confirm, yes_option
 from pinlaterd.admin.frames import ListedShard, ShardJobs, shards_of
-from pinlaterd.admin.moving import AlreadyMoving, Kept, Move, Shards, sole_move
+from pinlaterd.admin.moving import Kept, Move
 from pinlaterd.admin.shard_calls import ShardCalls
 from pinlaterd.admin.shard_settings import set_dequeue_only
 from pinlaterd.client.cli import fail, printable, shown_time
-from pinlaterd.config.layout import shard_endpoint
+from pinlaterd.config.files import lock
+from pinlaterd.config.layout import move_lock, shard_endpoint
 from pinlaterd.errors import QueueNotFound
 from pinlaterd.model import JobRecord, JobState
 from pinlaterd.wire.shard_caller import ShardCallers
@@ -61,10 +62,10 @@ def drain(*, name: str, wait: bool, move: bool, yes: bool, as_json: bool) -> Non
     """Have shard NAME take no new jobs, so that it becomes empty.
 
     Once this returns, no job is enqueued there any more. Jobs that are scheduled for later do not
-    hold up --wait: --move enqueues them on other shards, each once, with the
-    attempts that they have left; what is due within 10 s runs where it is. Their old
-    descriptors tell the new ones as long as succeeded jobs are kept. A --move that was cut
-    short must be repeated, or jobs that it held stay held.
+    hold up --wait: --move enqueues them on other shards with the attempts that they
+    have left; what is due within 10 s runs where it is. Their old descriptors tell the
+    new ones as long as succeeded jobs are kept. No job is lost if a --move is cut short, but
+    some may be in both places then.
 
     \b
     Examples:
@@ -76,11 +77,7 @@ def drain(*, name: str, wait: bool, move: bool, yes: bool, as_json: bool) -> Non
     acts = set_dequeue_only(name, on=True, yes=yes).acts
     target.enter()  # the paths of sockets have to be short
     with ShardCallers(shard_endpoint) as callers, _Bar(f"draining shard {name}") as bar:
-        one = _Drain(name, callers, bar)
-        try:
-            found = one.run(wait=wait, move=move)
-        except AlreadyMoving:
-            fail(f"another command moves the jobs of shard {name}; wait until it has ended")
+        found = _Drain(name, callers, bar).run(wait=wait, move=move)
     _tell(name, found, acts=acts, as_json=as_json)
 
 
@@ -182,18 +179,18 @@ class _Drain:
         return {shard["name"]: shard for shard in shards_of(samples.take())}
 
     def _move(self) -> None:
-        with sole_move(self._name):
-            shards = Shards(self._calls(self._name), self._others, self._takers)
-            move = Move(shards, self._note_moved)
+        try:
+            sole = lock(move_lock(self._name), patient=False)
+        except BlockingIOError:
+            fail(f"another command moves the jobs of shard {self._name}; wait until it has ended")
+        with sole:
+            move = Move(self._calls(self._name), self._takers, self._note_moved)
             move.run()
         self._kept = move.kept
 
     def _note_moved(self, count: int) -> None:
         self._moved += count
         self._bar.did(count)
-
-    def _others(self) -> list[ShardCalls]:
-        return [self._calls(name) for name in self._shards() if name != self._name]
 
     def _takers(self) -> list[ShardCalls]:
         return [

@@ -2,19 +2,15 @@
 
 The kernel releases a lock (flock) when its holder ends, however that happens; a pid in a file
 may be another process's by then. Lock files stay where they are, or two processes could lock two
-files of one name. Where one is removed all the same (`admin.moving`), its next holder has yet to
-check that it still is the file of that name.
+files of one name.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-import time
 from pathlib import Path
 from typing import BinaryIO
-
-_LOOK_SECONDS = 0.001  # somebody who looks has it for two system calls
 
 
 def lock(path: Path, *, patient: bool) -> BinaryIO:
@@ -24,37 +20,11 @@ def lock(path: Path, *, patient: bool) -> BinaryIO:
     file's name, if it can't be had at all."""
     file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), "wb")
     try:
-        if patient:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        else:
-            _lock_at_once(file)
+        fcntl.flock(file, fcntl.LOCK_EX if patient else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BaseException:
         file.close()
         raise
     return file
-
-
-def is_locked(path: Path) -> bool:
-    """Whether somebody has locked it at this moment. Raises OSError if there is no such file."""
-    with path.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
-
-
-def _lock_at_once(file: BinaryIO) -> None:
-    """Whoever looks (`is_locked`) shares the lock for a moment, which is no reason to give up."""
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # raises if it is not shared
-            fcntl.flock(file, fcntl.LOCK_UN)
-            time.sleep(_LOOK_SECONDS)
-        else:
-            return
 
 
 def replace_file(path: Path, data: bytes, *, durably: bool = False) -> None:

@@ -69,7 +69,7 @@ def clock_file(shard: str) -> Path:
 
 
 def move_lock(shard: str) -> Path:
-    """Held by the command that moves a shard's jobs; left behind by one that was cut short."""
+    """Held by the command that moves a shard's jobs."""
     return RUN / f"move-{shard}.lock"
 
 

@@ -30,7 +30,7 @@ from pinlaterd.coordinator.pages import make_application
 from pinlaterd.coordinator.rates import RateControl
 from pinlaterd.coordinator.registry import ProcessView, Registry
 from pinlaterd.coordinator.reload import LOOK_SECONDS, Holding, Reload
-from pinlaterd.coordinator.status import About, Status, status, unfinished_moves, usage_of
+from pinlaterd.coordinator.status import About, Status, status, usage_of
 from pinlaterd.coordinator.supervisord import ShardPrograms, changed_programs
 from pinlaterd.errors import ConfigError
 from pinlaterd.lifecycle import ExitCode, StopSignal, set_title
@@ -244,7 +244,7 @@ class Coordinator:
             config_problems=self._config_problems(),
             needs_restart=self._reload.needs_restart,
             config_judged=self._reload.validated if self._converged else "",
-            warnings=[*self._reload.warnings, *unfinished_moves(self._config.shards)],
+            warnings=self._reload.warnings,
         )
         return status(self._config, [self._view(), *self._registry.views()], about)
 

@@ -8,14 +8,13 @@ for one).
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypedDict
 
 import psutil
 
 from pinlaterd import __version__
-from pinlaterd.config.files import is_locked
-from pinlaterd.config.layout import counterpart, is_relief, move_lock, shard_program
+from pinlaterd.config.layout import counterpart, is_relief, shard_program
 from pinlaterd.config.schema import Config, ShardSettings
 from pinlaterd.coordinator.registry import STOPPED, ProcessView
 from pinlaterd.wire.control import ProcessState
@@ -212,24 +211,3 @@ def _problems(config: Config, processes: Sequence[ProcessStatus]) -> list[str]:
         if name not in serving | relieved:
             problems.append(f"{name} is {', '.join(states)}")
     return problems
-
-
-def unfinished_moves(shards: Iterable[str]) -> list[str]:
-    """A warning for each move of jobs between shards that was cut short: what it holds stays held
-    until it goes on. The command that moves locks a file as long as it runs, writes into it
-    once it has it, and removes it at the end: what is written and not locked was left behind."""
-    warnings = []
-    for shard in shards:
-        path = move_lock(shard)
-        try:
-            # In this order: a file that a command has just made is empty before it is locked.
-            was_begun = path.stat().st_size > 0
-            is_cut_short = was_begun and not is_locked(path)
-        except OSError:
-            continue
-        if is_cut_short:
-            warnings.append(
-                f"shard-{shard}: a move of its jobs was cut short and holds some of them; finish "
-                f"it: pinlater-admin shard drain {shard} --move"
-            )
-    return warnings

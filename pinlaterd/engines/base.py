@@ -452,8 +452,7 @@ class StorageEngine(Protocol):
     ) -> Expired:
         """End claims last renewed between `claimed_after_ms` and `claimed_before_ms`, both
         excluded: PENDING with one attempt less and run-after `now_ms`, or FAILED with 0 remaining
-        (keeping the claim as a record). Those claimed as at the latest time that the store holds
-        are never ended."""
+        (keeping the claim as a record)."""
         ...
 
     def collect_garbage(

@@ -20,9 +20,9 @@ from itertools import compress, count, islice
 from typing import cast
 
 from pinlaterd.config.schema import ServerSettings
-from pinlaterd.engines.base import AckOp, ClaimOp, Claims, StorageEngine
+from pinlaterd.engines.base import AckOp, Acks, Batch, ClaimOp, Claims, StorageEngine
 from pinlaterd.errors import PinLaterError, RequestError
-from pinlaterd.model import DequeueRequest, Payload, PendingKey
+from pinlaterd.model import DequeueRequest, JobKey, JobState, Payload, PendingKey, claim_source
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.codec import Call, DequeueAnswer
 from pinlaterd.shard.ready import Taken
@@ -42,6 +42,9 @@ JOB_OVERHEAD_BYTES = 300
 # What a dry run reads at a time, about as much as a commit costs: those who wait don't feel it.
 _MOST_KEYS_A_LOOK = 200
 _MOST_BYTES_A_LOOK = 256 << 10
+# What is due so soon is no scheduled job any more: the ready index may know of it in a moment.
+_SOON_MS = 1_000
+_NOT_READ = Payload(b"", 0, 0)  # so that the engine reads no body
 
 
 class ClaimDescriptors:
@@ -257,7 +260,7 @@ class Appetite:
 
 
 class Claimer:
-    """Chooses the jobs that dequeues claim, or, on a dry run, look at."""
+    """Chooses the jobs that dequeues claim, or, on a dry run, look at. Claims scheduled ones."""
 
     def __init__(
         self,
@@ -283,6 +286,37 @@ class Claimer:
             payloads = fresh.take(queue, priority, [key[1] for key in keys])
             descriptors = [f"{prefix}{number}" for number in islice(counter, len(keys))]
             work.claims.append(Claims(priority, keys, descriptors, payloads or [None] * len(keys)))
+
+    def claim_scheduled(self, op: AckOp, source: str, now_ms: int) -> AckOp:
+        """Claim the jobs that `op` is to end as succeeded, in a commit of its own. Returns it with
+        these claims, and without the jobs that are not scheduled any more: what is due, or soon.
+
+        The ready index knows nothing of these jobs, since they are not due. What this source has
+        claimed already, in a call that came to no end, is acked. Raises StorageError."""
+        named = {JobKey(acks.priority, i): acks for acks in op.succeeded for i in acks.local_ids}
+        held: dict[JobKey, str] = {}
+        prefix, counter = self._descriptors.prefix(source), self._descriptors.counter
+        claims: list[Claims] = []
+        for job in self._engine.lookup(op.queue, list(named), include_body=False):
+            if job.state is JobState.PENDING and job.run_after_ms > now_ms + _SOON_MS:
+                place = PendingKey(job.run_after_ms, job.key.local_id)
+                descriptor = f"{prefix}{next(counter)}"
+                claims.append(Claims(job.key.priority, [place], [descriptor], [_NOT_READ]))
+            elif job.state is JobState.IN_PROGRESS:
+                descriptor = job.claim_descriptor or ""
+                if claim_source(descriptor) == source:
+                    held[job.key] = descriptor
+        if claims:
+            [found] = self._engine.apply(Batch(claims=[ClaimOp(op.queue, claims)]), now_ms).claims
+            for claim, payload in zip(claims, found, strict=True):
+                if payload is not None:
+                    key = JobKey(claim.priority, claim.keys[0].local_id)
+                    held[key] = claim.claim_descriptors[0]
+        acks = [
+            Acks(key.priority, [key.local_id], named[key].append_custom_status, 0, descriptor)
+            for key, descriptor in held.items()
+        ]
+        return AckOp(op.queue, acks, ())
 
     def look(self, work: DequeueWork, now_ms: int) -> Iterator[None]:
         """A dry run, in slices: what `work` would get, as the store has it, without claims."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, cast
 
@@ -37,7 +38,7 @@ from pinlaterd.model import (
 )
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.codec import Call, Head
-from pinlaterd.shard.holds import Holds
+from pinlaterd.shard.dequeues import Claimer
 from pinlaterd.shard.inquiries import Answering, Inquiries
 from pinlaterd.shard.planning import ForeignError, Planner
 from pinlaterd.shard.tasks import ShardStops, Steps, Tasks
@@ -56,10 +57,7 @@ from pinlaterd.wire.envelope import (
     MalformedEnvelope,
     Op,
     ReplyEntry,
-    Status,
-    pack_held_jobs,
     unpack_call_id,
-    unpack_hold_request,
 )
 
 log = logging.getLogger(__name__)
@@ -69,6 +67,7 @@ MOST_TASKS = 1_000
 _DELETE_QUEUE = b"deleteQueue"
 _TAKES_NO_JOBS = "is dequeue-only"
 _NEVER = float("inf")
+_CALLS = (Op.CALL, Op.VALIDATE, Op.OLDEST_FAILED, Op.ACK_SCHEDULED)
 
 Reply = Callable[[Arrival, ReplyEntry], None]
 
@@ -87,32 +86,28 @@ class Reception:
         self,
         planner: Planner,
         inquiries: Inquiries,
-        holds: Holds,
         tasks: Tasks,
         memory: Memory,
         reply: Reply,
     ) -> None:
         self._planner = planner
         self._inquiries = inquiries
-        self._holds = holds
         self._tasks = tasks
         self._memory = memory
         self._reply = reply
         self._searches: dict[tuple[bytes, int], Steps] = {}  # by router and call id
         # Routers know, too; a call that was on its way when they heard is given to another shard.
         self.dequeue_only = False
+        self.claimer: Claimer | None = None  # of the present ownership
 
     def take(self, arrival: Arrival, now_ms: int) -> Work | None:
         """The Work that `arrival` takes; None if it is answered here, now or later."""
         op = arrival.entry.op
-        if op is Op.CALL or op is Op.VALIDATE or op is Op.OLDEST_FAILED:
+        if op in _CALLS:
             return self._take_call(arrival, now_ms)
         try:
             if op is Op.RELEASE:
                 return self._planner.release(arrival)
-            if op is Op.HOLD_SCHEDULED:
-                self._hold(arrival, now_ms)
-                return None
             if op is Op.END_SEARCH:
                 self._end_search(arrival)
                 return None
@@ -133,20 +128,6 @@ class Reception:
         if steps is not None:
             self._tasks.end_search(steps)
         self._reply(arrival, done(arrival, b""))
-
-    def _hold(self, arrival: Arrival, now_ms: int) -> None:
-        """FAILED, without an error: nobody knows which jobs are held."""
-        request = unpack_hold_request(arrival.entry.message)
-        try:
-            held = self._holds.hold(request, now_ms)
-        except StorageNotCommitted as error:
-            log.warning("can't hold jobs for their move: %s", error.message)
-            self._reply(arrival, refused(arrival, STORE_FAILED))
-        except StorageError:
-            self._reply(arrival, ReplyEntry(arrival.entry.call_id, Status.FAILED, b""))
-            raise
-        else:
-            self._reply(arrival, done(arrival, pack_held_jobs(held)))
 
     def changes_queues(self, arrival: Arrival) -> bool:
         """Whether it may drop a queue that others in the same batch rely on. A job's body that
@@ -216,6 +197,8 @@ class Reception:
                 return None
             case DequeueRequest():
                 return planner.dequeue(arrival, call, now_ms)
+            case AckRequest() if arrival.entry.op is Op.ACK_SCHEDULED:
+                return self._ack_scheduled(arrival, call, now_ms)
             case AckRequest():
                 return planner.ack(arrival, call, now_ms)
             case CheckpointRequest():
@@ -234,6 +217,14 @@ class Reception:
             case _:
                 return self._slice(arrival, call)
         return None
+
+    def _ack_scheduled(self, arrival: Arrival, call: Call, now_ms: int) -> Work:
+        assert self.claimer is not None
+        work = self._planner.ack(arrival, call, now_ms)
+        source = call.context.source
+        claim = self.claimer.claim_scheduled
+        work.parts = deque(claim(op, source, now_ms) for op in work.parts)
+        return work
 
     def _answer(self, arrival: Arrival, head: Head, result: Result) -> None:
         self._reply(arrival, done(arrival, codec.encode_reply(head, result)))

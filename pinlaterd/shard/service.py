@@ -38,7 +38,6 @@ from pinlaterd.shard.figures import Figures
 from pinlaterd.shard.fresh import FreshPayloads
 from pinlaterd.shard.gauges import QueueGauges
 from pinlaterd.shard.health import HealthLimits, StoreHealth
-from pinlaterd.shard.holds import Holds
 from pinlaterd.shard.inquiries import Inquiries
 from pinlaterd.shard.locks import WHOLE_STORE
 from pinlaterd.shard.planning import Planner
@@ -135,13 +134,11 @@ class ShardService:
         self._tasks = Tasks(clock, self._search, server.monitor_batch_size)
         self.searches: SearchClient | None = None
         rules = Rules(engine.limits, engine.narrower, server)
-        self._holds = Holds(engine, self._memory)
         self._planner = Planner(rules, self._memory, config)
         self._inquiries = Inquiries(engine, self._memory, rules, server, clock, self._tasks.pace)
         self._reception = Reception(
             self._planner,
             self._inquiries,
-            self._holds,
             self._tasks,
             self._memory,
             self._answers.reply,
@@ -219,7 +216,7 @@ class ShardService:
             shards=len(shards),
         )
         self._claimer = Claimer(self._engine, memory, descriptors, self._config.server)
-        self._holds.descriptors = descriptors
+        self._reception.claimer = self._claimer
         now_ms = self._clock.now_ms()
         memory.touched.update(memory.ready.look(now_ms))
         memory.changed.update(queue for queue in depths if memory.ready.is_counted(queue, now_ms))

@@ -46,7 +46,7 @@ class Op(IntEnum):
     OLDEST_FAILED = 2  # a retryFailedJobs call: answer when its candidates failed, change nothing
     ENSURE_QUEUES = 3  # JSON list of names: create those that are missing
     VALIDATE = 4  # an enqueueJobs call: DONE if it would be accepted, else FAILED; store nothing
-    HOLD_SCHEDULED = 5  # a HoldRequest: claim jobs that are to be moved to other shards
+    ACK_SCHEDULED = 5  # an ackDequeuedJobs call: claim its jobs first, where they are not due soon
     END_SEARCH = 6  # the id of an earlier call of this router: nobody waits for its answer
 
 
@@ -101,25 +101,6 @@ class ReadyCounts(NamedTuple):
 
     queue: str
     counts: tuple[int, ...]
-
-
-class HoldRequest(NamedTuple):
-    """Claim jobs of one queue and priority whose run-after is still to come, at most `limit`,
-    behind the place (run-after in ms, local id) up to which this was done already."""
-
-    queue: str
-    priority: int
-    run_after_ms: int
-    local_id: int
-    limit: int
-
-
-class HeldJob(NamedTuple):
-    """A job that a HoldRequest claimed. Such a claim never times out."""
-
-    local_id: int
-    run_after_ms: int
-    claim_descriptor: str
 
 
 class ShardFacts(NamedTuple):
@@ -232,29 +213,6 @@ def unpack_call_id(message: bytes) -> int:
     except struct.error as error:
         raise MalformedEnvelope("call id") from error
     return int(call_id)
-
-
-def pack_hold_request(request: HoldRequest) -> bytes:
-    return json.dumps(request).encode()
-
-
-def unpack_hold_request(message: bytes) -> HoldRequest:
-    try:
-        queue, *numbers = json.loads(message)
-        return HoldRequest(str(queue), *map(int, numbers))
-    except (ValueError, TypeError) as error:
-        raise MalformedEnvelope("hold request") from error
-
-
-def pack_held_jobs(jobs: Sequence[HeldJob]) -> bytes:
-    return json.dumps(jobs).encode()
-
-
-def unpack_held_jobs(message: bytes) -> list[HeldJob]:
-    try:
-        return [HeldJob(int(i), int(ms), str(claim)) for i, ms, claim in json.loads(message)]
-    except (ValueError, TypeError) as error:
-        raise MalformedEnvelope("held jobs") from error
 
 
 def pack_replies(

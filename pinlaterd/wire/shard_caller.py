@@ -17,7 +17,7 @@ from typing import Any, Self
 import zmq
 
 from pinlaterd.wire import envelope
-from pinlaterd.wire.envelope import CallEntry, Kind, MalformedEnvelope, Op, ShardFacts, Status
+from pinlaterd.wire.envelope import CallEntry, Kind, MalformedEnvelope, Op, Status
 from pinlaterd.wire.link import Outcome, ShardReply
 from pinlaterd.wire.socket import new_context
 
@@ -62,7 +62,6 @@ class ShardCaller:
 
     def __init__(self, name: str, address: str, context: zmq.Context[Any]) -> None:
         self.name = name
-        self.facts: ShardFacts | None = None  # as it told them last
         self._incarnation = 0  # 0: not welcomed
         self._next_call_id = 0
         self._context = context
@@ -71,10 +70,6 @@ class ShardCaller:
 
     def close(self) -> None:
         self._socket.close(linger=0)
-
-    def reach(self, *, seconds: float) -> bool:
-        """Whether it serves, or does within that time; then `facts` are there."""
-        return self._greet(time.monotonic() + seconds)
 
     def call(self, message: bytes, *, seconds: float, op: Op = Op.CALL) -> ShardReply:
         """Have the shard do it within `seconds`, or not at all.
@@ -147,7 +142,6 @@ class ShardCaller:
             raise MalformedEnvelope("empty")
         if frame[0] == Kind.WELCOME:
             self._incarnation = envelope.incarnation_of(frame)
-            self.facts = envelope.unpack_welcome(frame)
         elif frame[0] == Kind.GOODBYE:
             self._incarnation = 0
             ack = envelope.pack_goodbye_ack(envelope.incarnation_of(frame))

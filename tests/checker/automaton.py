@@ -37,7 +37,7 @@ class Phase(IntEnum):
 
 # Of a claim that no client got and no read has shown.
 LOST = "?"
-# Any claim that holds a job for its move to another shard.
+# Any claim by which a move ends a job that is on another shard by then.
 MOVE = "move"
 _CLOCK_SLACK_SECONDS = 0.1
 
@@ -165,8 +165,6 @@ def claim(body: str, allowed: int, remaining: int, claim_descriptor: str, record
 
 
 def _holds(state: State, claim_descriptor: str | None) -> bool:
-    if claim_descriptor is None and state.claim == MOVE:
-        return False
     return state.phase is Phase.IN_PROGRESS and claim_descriptor in (None, state.claim)
 
 

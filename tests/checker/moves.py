@@ -2,12 +2,12 @@
 
 `pinlater-admin shard drain --move` gives a job that is scheduled for later a second descriptor:
 
-    at the first one      PENDING -> IN_PROGRESS, held by the move -> SUCCEEDED
-    at the second one                 stored after that             -> as any other
+    at the second one                 stored first
+    at the first one                  after that: PENDING -> IN_PROGRESS for a moment -> SUCCEEDED
 
-So the job has a state at each of its descriptors; its calls concern the one that they name. It goes
-on at the last one. Where a copy was stored is not known before a call shows it: that descriptor is
-"" until then.
+So the job has a state at each of its descriptors; its calls concern the one that they name. A move
+that is cut short, or repeated, may leave it at several, and it goes on at each of them. Where a
+copy was stored is not known before a call shows it: that descriptor is "" until then.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pinlaterd.model import JobDescriptor, is_move_claim
+from pinlaterd.model import JobDescriptor
 from tests.checker.automaton import (
     ABSENT,
     MOVE,
@@ -31,7 +31,7 @@ from tests.checker.automaton import (
 )
 from tests.checker.automaton import Rules as OneRules
 from tests.checker.history import OK, Record, Windows
-from tests.checker.run import JobHistory, Run, rows
+from tests.checker.run import JobHistory, Run
 
 # What is due sooner runs where it is (docs/operations.md); a little less, for clocks.
 _SOON_SECONDS = 9.5
@@ -41,10 +41,11 @@ _NOWHERE = ""
 class Part(NamedTuple):
     descriptor: str
     state: State
+    copied: bool = False  # to another shard
 
 
 class Moved(NamedTuple):
-    """The job at each of its descriptors, the one where it goes on last."""
+    """The job at each of its descriptors."""
 
     parts: tuple[Part, ...]
 
@@ -52,7 +53,7 @@ class Moved(NamedTuple):
         return ", ".join(f"{part.descriptor or '?'}: {part.state}" for part in self.parts)
 
     def with_part(self, number: int, descriptor: str, state: State) -> Moved:
-        changed = Part(descriptor, state)
+        changed = self.parts[number]._replace(descriptor=descriptor, state=state)
         return Moved((*self.parts[:number], changed, *self.parts[number + 1 :]))
 
 
@@ -68,36 +69,28 @@ class Rules:
     most_parts: int
 
     def spontaneous(self, job: Moved, now: float) -> Iterator[Moved]:
-        last = len(job.parts) - 1
-        for number, (descriptor, state) in enumerate(job.parts):
-            if _is_held(state):
-                if number < last:
-                    ended = state._replace(phase=Phase.SUCCEEDED)
-                    yield job.with_part(number, descriptor, ended)
-                continue
+        for number, (descriptor, state, copied) in enumerate(job.parts):
             for after in self.one.spontaneous(state, now):
                 yield job.with_part(number, descriptor, after)
-        descriptor, state = job.parts[last]
-        if _is_held(state):
-            released = state._replace(phase=Phase.PENDING, claim=None)
-            yield job.with_part(last, descriptor, released)
+            if state.phase is Phase.IN_PROGRESS and state.claim == MOVE:
+                yield job.with_part(number, descriptor, state._replace(phase=Phase.SUCCEEDED))
+            if state.phase is not Phase.PENDING:
+                continue
+            at = self.moves.first_within(state.since, now)
+            if at is None or state.due < at + _SOON_SECONDS:
+                continue
+            if copied:
+                ending = state._replace(phase=Phase.IN_PROGRESS, claim=MOVE, since=at, due=0.0)
+                yield job.with_part(number, descriptor, ending)
             if len(job.parts) < self.most_parts:
                 left = max(1, state.remaining)
-                copy = released._replace(allowed=left, remaining=left)
-                yield Moved((*job.parts, Part(_NOWHERE, copy)))
-        elif state.phase is Phase.PENDING:
-            at = self.moves.first_within(state.since, now)
-            if at is not None and state.due >= at + _SOON_SECONDS:
-                held = state._replace(phase=Phase.IN_PROGRESS, claim=MOVE, since=at)
-                yield job.with_part(last, descriptor, held)
+                copy = Part(_NOWHERE, state._replace(allowed=left, remaining=left, since=at))
+                before = Part(descriptor, state, copied=True)
+                yield Moved((*job.parts[:number], before, *job.parts[number + 1 :], copy))
 
     def ageless(self, job: Moved, now: float) -> tuple[Moved, Sequence[float]]:
         parts = [part._replace(state=ageless(part.state, now)) for part in job.parts]
         return Moved(tuple(parts)), [part.state.since for part in job.parts]
-
-
-def _is_held(state: State) -> bool:
-    return state.phase is Phase.IN_PROGRESS and state.claim == MOVE
 
 
 def explain_moved(run: Run, job: JobHistory, stored: Record | None) -> Contradiction | None:
@@ -143,7 +136,7 @@ def _at_part(back: int, effect: Effect) -> _Apply:
         number = len(job.parts) - 1 - back
         if number < 0:
             return job
-        descriptor, state = job.parts[number]
+        descriptor, state, _ = job.parts[number]
         after = effect(state)
         return None if after is None else job.with_part(number, descriptor, after)
 
@@ -182,25 +175,6 @@ def _nowhere_else(found: AbstractSet[str]) -> _Apply:
 
 
 # --- rules ----------------------------------------------------------------------------------
-
-
-def moves_come_to_an_end(run: Run) -> None:
-    """Only while a move runs is a job held for it; and at the end each is in one place."""
-    moves = Windows((record.t0, record.t1) for record in run.by_operation["moved"])
-    for operation in ("lookup", "scan", "row"):
-        for record in run.by_operation[operation]:
-            for descriptor, row in rows(record):
-                held = row.state == Phase.IN_PROGRESS and is_move_claim(row.claim)
-                if held and not moves.touch(record.t0, record.t1):
-                    run.violate("moves come to an end", f"{descriptor} is held: {record}")
-    for job in run.jobs.values():
-        living = [record for record in job.rows if not _is_left_by_a_move(record)]
-        if len(living) > 1 and run.by_operation["moved"]:
-            run.violate("one row a body", f"{job.name}: {living[0]} and {living[1]}")
-
-
-def _is_left_by_a_move(record: Record) -> bool:
-    return any(is_move_claim(row.claim) for _, row in rows(record))
 
 
 def closed_shards_take_no_jobs(run: Run) -> None:

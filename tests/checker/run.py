@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from pinlaterd.model import JobDescriptor, claim_source, is_move_claim
+from pinlaterd.model import JobDescriptor, claim_source
 from tests.checker import automaton
 from tests.checker.automaton import Effect, Phase, Rules, Step
 from tests.checker.history import FAIL, OK, Faults, Record, Settings, Windows
@@ -45,7 +45,7 @@ class JobHistory:
         self.queue = ""
         self.priority = 0
         self.descriptors: set[str] = set()
-        self.left: set[str] = set()  # those of them where a move held it: it has gone on elsewhere
+        self.left: set[str] = set()  # those of them where a move ended it: it has gone on elsewhere
         self.steps: list[Step] = []
         self.enqueued: Record | None = None
         self.began = float("inf")  # its enqueue, whatever became of that
@@ -67,6 +67,11 @@ class JobHistory:
 
 def changes(record: Record) -> bool:
     return record.operation not in ("lookup", "scan", "row", "copied")
+
+
+def is_move_claim(claim: str | None) -> bool:
+    """Whether a move made it, to end a job that is on another shard by then."""
+    return claim_source(claim or "") == "pinlater-admin move"
 
 
 def name_of(body: str) -> str:

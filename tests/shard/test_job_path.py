@@ -344,6 +344,28 @@ def test_acks_end_jobs_or_let_them_be_retried(shard):
     assert counters["mail_ack_failed"] == 2
 
 
+def test_scheduled_jobs_are_acked_without_a_dequeue_unless_they_are_due(shard):
+    in_an_hour_ms = shard.clock.now_ms() + 3_600_000
+    later, due, claimed = shard.enqueue(
+        Job(b"a", run_after_ms=in_an_hour_ms), Job(b"b", attempts_allowed=2), b"c"
+    )
+    shard.dequeue()
+    shard.ack(failed=[due])
+    shard.enqueue(Job(b"d", run_after_ms=in_an_hour_ms))
+    request = AckRequest("mail", [AckInfo(later, "moved"), AckInfo(due, "x"), AckInfo(claimed)])
+
+    for _ in range(2):
+        assert shard.call(request, source="mover", op=Op.ACK_SCHEDULED) is None
+
+    records = shard.lookup(later, due, claimed)
+    assert (records[later].state, records[later].custom_status) == (JobState.SUCCEEDED, "moved")
+    assert records[due].state is JobState.PENDING
+    assert records[claimed].state is JobState.IN_PROGRESS
+    assert shard.counters()["mail_ack_succeeded"] == 1
+    shard.clock.advance(3_600)
+    assert bodies(shard.dequeue()) == [b"b", b"d"]
+
+
 def test_acks_can_be_repeated(shard):
     (descriptor,) = shard.enqueue(b"a")
     shard.dequeue()

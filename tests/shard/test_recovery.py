@@ -30,7 +30,7 @@ from pinlaterd.model import (
     PendingKey,
     RetryFailedRequest,
 )
-from pinlaterd.wire.envelope import HoldRequest, Op, Status, pack_hold_request
+from pinlaterd.wire.envelope import Op, Status
 
 
 class Failing(SqliteEngine):
@@ -334,15 +334,22 @@ def test_callers_are_told_that_nothing_is_known(shard, engine):
     assert not shard.service.serving
 
 
-def test_who_moves_jobs_is_told_at_once_that_a_hold_is_in_doubt(shard, engine):
-    shard.enqueue(Job(b"later", run_after_ms=shard.clock.now_ms() + 3_600_000))
-    engine.on_apply = break_down
-    request = pack_hold_request(HoldRequest("mail", 1, 0, 0, 10))
+def test_an_ack_of_scheduled_jobs_that_was_cut_short_after_its_claims_can_be_repeated(
+    shard, engine
+):
+    at_ms = shard.clock.now_ms() + 3_600_000
+    descriptors = shard.enqueue(*[Job(b"later", run_after_ms=at_ms)] * 2)
+    request = AckRequest("mail", [AckInfo(descriptor) for descriptor in descriptors])
+    engine.after_apply = break_down
 
-    (reply,) = shard.replies(shard.raw(request, Op.HOLD_SCHEDULED))
+    (result,) = shard.results(request, op=Op.ACK_SCHEDULED)
 
-    assert (reply.status, reply.payload) == (Status.FAILED, b"")
-    assert not shard.service.serving
+    assert isinstance(result, ShardConnectionFailed)
+    engine.after_apply = lambda _batch: None
+    shard.service.recover()
+    assert [shard.state(descriptor) for descriptor in descriptors] == [JobState.IN_PROGRESS] * 2
+    assert shard.call(request, op=Op.ACK_SCHEDULED) is None
+    assert [shard.state(descriptor) for descriptor in descriptors] == [JobState.SUCCEEDED] * 2
 
 
 def test_the_shard_comes_back_as_a_new_incarnation_with_what_was_committed(shard, engine):

@@ -22,13 +22,8 @@ from pinlaterd.engines.mysql.statements import (
 )
 from pinlaterd.engines.mysql.store import Misfit, Store, Transaction
 from pinlaterd.engines.mysql.tables import Table
-from pinlaterd.model import MOVE_CLAIM_END, JobState, PendingKey, is_held_under
+from pinlaterd.model import JobState, PendingKey
 
-# Of jobs that are not looked at first: is_held_under, where no claim is given.
-_NOT_HELD_FOR_MOVE = b" AND RIGHT(COALESCE(claim_descriptor, ''), %d) <> '%s'" % (
-    len(MOVE_CLAIM_END),
-    MOVE_CLAIM_END.encode(),
-)
 _HELD = b"local_id, claim_descriptor, COALESCE(attempts_remaining, 1), " + RUN_AFTER_MS
 
 
@@ -173,7 +168,6 @@ def _succeed(
     """IN_PROGRESS becomes SUCCEEDED; returns the local ids of acks that do not apply."""
     missed: set[int] = set()
     to_look_at = [alike for alike in acks if tx.careful or alike.claim_descriptor is not None]
-    looked_at_all = len(to_look_at) == len(acks)
     if to_look_at:
         held = held_claims(tx, table, local_ids_of(to_look_at))
         for alike in to_look_at:
@@ -189,8 +183,6 @@ def _succeed(
     local_ids = list(jobs)
     most_bytes = store.db.statement_bytes
     statements = update(table, local_ids, JobState.IN_PROGRESS, common, each, most_bytes=most_bytes)
-    if not looked_at_all:
-        statements = (statement + _NOT_HELD_FOR_MOVE for statement in statements)
     found = tx.run(statements)
     if found != len(jobs):
         raise Misfit
@@ -205,7 +197,7 @@ def _held_by(alike: Acks, table: Table, held: dict[int, HeldClaim]) -> list[int]
     return [
         local_id
         for local_id in alike.local_ids
-        if local_id in held and is_held_under(table.claim(held[local_id].claim_descriptor), claim)
+        if local_id in held and claim in (None, table.claim(held[local_id].claim_descriptor))
     ]
 
 

@@ -36,7 +36,7 @@ from pinlaterd.engines.mysql.statements import Each, select, update
 from pinlaterd.engines.mysql.store import Store, Transaction
 from pinlaterd.engines.mysql.tables import Table
 from pinlaterd.engines.mysql.witness import claimed_job
-from pinlaterd.model import Job, JobKey, JobState, Payload, PendingKey, claim_source, is_held_under
+from pinlaterd.model import Job, JobKey, JobState, Payload, PendingKey, claim_source
 
 
 def apply_batch(store: Store, tx: Transaction, batch: Batch) -> BatchResult:
@@ -124,8 +124,8 @@ def _held(
 def _is_claimers(checkpoint: Checkpoint, table: Table, claim: HeldClaim, source: str) -> bool:
     held = table.claim(claim.claim_descriptor)
     if checkpoint.claim_descriptor is not None:
-        return is_held_under(held, table.claim(checkpoint.claim_descriptor))
-    return is_held_under(held, None) and claim_source(held) == table.claim(source)
+        return held == table.claim(checkpoint.claim_descriptor)
+    return claim_source(held) == table.claim(source)
 
 
 def _change(store: Store, tx: Transaction, queue: str, changes: dict[JobKey, _Change]) -> None:

@@ -65,18 +65,9 @@ end
 -- Of each op: runs that succeeded, runs that failed. A run: how many, priority, text, delay in ms,
 -- '1' if each names its claim; then ids; then those claims.
 
--- What holds a job for its move to another shard has to be named: whoever names no claim means an
--- attempt that ended before. See model.is_held_under.
-local function is_held_under(held, given)
-  if given == nil then
-    return type(held) ~= 'string' or string.sub(held, -5) ~= '-move'
-  end
-  return held == given
-end
-
 local function held_by(queue, priority, id, claim)
   local job = held_claim(queue, priority, id)
-  if job and is_held_under(job.claim, claim) then
+  if job and (claim == nil or job.claim == claim) then
     return job
   end
   return nil
@@ -84,7 +75,7 @@ end
 
 -- Note the end of a job in its hash; false if there is none, or it is not held by `claim`.
 local function note_success(key, text, claim)
-  if not is_held_under(redis.pcall('HGET', key, 'cd'), claim) then
+  if claim ~= nil and redis.pcall('HGET', key, 'cd') ~= claim then
     return false
   end
   local added = redis.pcall('HSET', key, 'ua', now_seconds)

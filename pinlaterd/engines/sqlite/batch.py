@@ -36,13 +36,11 @@ from pinlaterd.engines.batches import (
 from pinlaterd.engines.sqlite.file import LIMITS, id_list
 from pinlaterd.engines.sqlite.store import Store, Transaction
 from pinlaterd.model import (
-    MOVE_CLAIM_END,
     JobKey,
     JobState,
     Payload,
     PendingKey,
     claim_source,
-    is_held_under,
 )
 
 _new = tuple.__new__  # half the cost of calling a NamedTuple, for each job of a batch
@@ -162,10 +160,9 @@ def make_pending(
 
 # --- acknowledgements -----------------------------------------------------------------------
 
-# Of jobs that are not looked at first: is_held_under, where no claim is given.
 _ENDED_BY_ACK = (
     " FROM claims WHERE local_id IN (SELECT value FROM json_each(?)) AND +queue = ?"
-    " AND +priority = ? AND (? OR substr(claim_descriptor, ?) <> ?)"
+    " AND +priority = ?"
 )
 _END_BY_ACK = (
     "INSERT INTO ended (local_id, queue, priority, state, ended_at, claim_descriptor)"
@@ -179,12 +176,11 @@ def _succeed(
     """IN_PROGRESS becomes SUCCEEDED; returns the local ids of acks that do not apply."""
     queue_id, local_ids = store.queue_id(queue), local_ids_of(acks)
     # Where none names its claim there is no need to look first.
-    looked_at = any(alike.claim_descriptor is not None for alike in acks)
-    missed = _claims_lost(tx, acks, local_ids) if looked_at else set()
+    name_claims = any(alike.claim_descriptor is not None for alike in acks)
+    missed = _claims_lost(tx, acks, local_ids) if name_claims else set()
     if missed:
         local_ids = [local_id for local_id in local_ids if local_id not in missed]
-    move = (-len(MOVE_CLAIM_END), MOVE_CLAIM_END)
-    which = (id_list(local_ids), queue_id, priority, looked_at, *move)
+    which = (id_list(local_ids), queue_id, priority)
     succeeded = tx.db.execute(_END_BY_ACK, (tx.now_ms, *which)).rowcount
     if succeeded != len(local_ids):
         held = tx.db.execute("SELECT local_id" + _ENDED_BY_ACK, which)
@@ -209,7 +205,7 @@ def _claims_lost(tx: Transaction, acks: Sequence[Acks], local_ids: Sequence[int]
         local_id
         for alike in acks
         for local_id in alike.local_ids
-        if local_id not in held or not is_held_under(held[local_id], alike.claim_descriptor)
+        if local_id not in held or alike.claim_descriptor not in (None, held[local_id])
     }
 
 
@@ -239,7 +235,7 @@ def _fail(store: Store, tx: Transaction, queue: str, priority: int, acks: Sequen
         retry_at_ms = min(tx.now_ms + retry_delay_ms, LIMITS.run_after_ms)
         for local_id in local_ids:
             claim = held.get(JobKey(priority, local_id))
-            if claim is not None and is_held_under(claim.claim_descriptor, claim_descriptor):
+            if claim is not None and claim_descriptor in (None, claim.claim_descriptor):
                 status = _cut_status(claim.custom_status + text)
                 attempts.append(FailedAttempt(claim, retry_at_ms, status))
                 missed.discard(local_id)
@@ -286,7 +282,7 @@ def _checkpoint(store: Store, tx: Transaction, op: CheckpointOp) -> CheckpointRe
 
 def _is_claimers(checkpoint: Checkpoint, claim: HeldClaim, source: str) -> bool:
     held, given = claim.claim_descriptor, checkpoint.claim_descriptor
-    return is_held_under(held, given) and (given is not None or claim_source(held) == source)
+    return held == given if given is not None else claim_source(held) == source
 
 
 def _after_checkpoint(claim: HeldClaim, checkpoint: Checkpoint, now_ms: int) -> HeldClaim:

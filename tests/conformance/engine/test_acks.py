@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pinlaterd.clock import FakeClock
-from pinlaterd.engines.base import Batch, Checkpoint
-from pinlaterd.model import Job, JobKey, JobState, PendingKey, move_claim
-from tests.conformance.engine.harness import Ack, EngineHarness, ack_op, claim_op
+from pinlaterd.engines.base import Batch
+from pinlaterd.model import Job, JobKey, JobState, PendingKey
+from tests.conformance.engine.harness import Ack, EngineHarness, ack_op
 
 
 def test_success_ends_a_job_and_keeps_its_claim_as_a_record(store: EngineHarness, clock: FakeClock):
@@ -80,34 +80,6 @@ def test_an_ack_repeated_changes_nothing(store: EngineHarness, first: str, again
 
     assert result == (0, 0, 1, [])
     assert store.job(claimed.key) == before
-
-
-def test_a_job_held_for_its_move_is_ended_only_by_who_names_the_claim(store: EngineHarness):
-    """An ack that is repeated without a claim means the attempt before; elsewhere the job may be
-    stored already."""
-    store.enqueue(b"a", b"b")
-    claims = [
-        claim._replace(claim_descriptor=move_claim(claim.claim_descriptor))
-        for claim in store.wanted()
-    ]
-    store.engine.apply(Batch(claims=[claim_op("mail", claims)]), store.now_ms)
-    moved, kept = (claim.key for claim in claims)
-    [other] = store.in_progress(b"c")
-    before = [store.job(moved), store.job(kept)]
-
-    assert store.succeed(kept) == (0, 0, 1, [])
-    assert store.fail(kept) == (0, 0, 1, [])
-    assert store.checkpoint(Checkpoint(kept, None), source="worker").done == 0
-    assert [store.job(moved), store.job(kept)] == before
-
-    named = Ack(moved, claim_descriptor=claims[0].claim_descriptor)
-    result = store.succeed(kept, named, other.key)
-    assert (result.succeeded, result.noop) == (2, 1)
-    assert store.states([moved, kept, other.key]) == [
-        JobState.SUCCEEDED,
-        JobState.IN_PROGRESS,
-        JobState.SUCCEEDED,
-    ]
 
 
 def test_only_jobs_in_progress_can_be_acked(store: EngineHarness):

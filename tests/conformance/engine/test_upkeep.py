@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pinlaterd.clock import FakeClock
-from pinlaterd.engines.base import Batch, Checkpoint, Release, ReleaseOp
+from pinlaterd.engines.base import Batch, Checkpoint
 from pinlaterd.model import Job, JobKey, JobState, PendingKey
 from tests.conformance.engine.harness import EngineHarness, claim_op
 
@@ -32,25 +32,6 @@ def test_a_claim_that_timed_out_costs_an_attempt(store: EngineHarness, clock: Fa
     assert job.run_after_ms == job.updated_at_ms == store.now_ms
     assert job.claim_descriptor is None
     assert job.custom_status == "s"
-
-
-def test_a_claim_of_the_last_moment_never_times_out(store: EngineHarness, clock: FakeClock):
-    at_ms = store.now_ms + 3_600_000
-    first, second = store.enqueue(Job(b"a", run_after_ms=at_ms), Job(b"b", run_after_ms=at_ms))
-    claims = [store.claim_on(key, PendingKey(at_ms, key.local_id)) for key in (first, second)]
-    latest_ms = store.engine.limits.run_after_ms
-
-    store.engine.apply(Batch(claims=[claim_op("mail", claims)]), latest_ms)
-
-    clock.advance(366 * 24 * 3600)
-    assert _expire(store, older_than_seconds=0.1) == ([], 0)
-    assert store.states([first, second]) == [JobState.IN_PROGRESS] * 2
-    releases = [Release(second, claims[1].claim_descriptor)]
-    store.engine.apply(Batch(releases=[ReleaseOp("mail", releases)]), store.now_ms)
-    assert store.succeed(first).succeeded == 1
-    assert store.job(first).updated_at_ms == store.now_ms
-    assert store.job(second).state is JobState.PENDING
-    assert store.job(second).run_after_ms == at_ms
 
 
 def test_claims_that_bear_times_still_to_come(store: EngineHarness, clock: FakeClock):
