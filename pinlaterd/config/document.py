@@ -51,6 +51,11 @@ class Node:
     def is_scalar(self) -> bool:
         return self.entries is None and self.items is None
 
+    @property
+    def is_nothing(self) -> bool:
+        """`key:` without a value, or with null."""
+        return self.is_scalar and self.scalar is None
+
     def get(self, key: str) -> Node | None:
         """The value of `key`, if this is a mapping that has it."""
         entry = self.entry(key)

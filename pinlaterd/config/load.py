@@ -7,23 +7,21 @@ etc/queues.yaml       optional: settings of single queues; PinLater's JSON is ac
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import os
 from collections.abc import Mapping
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from pinlaterd.config.document import Node
-from pinlaterd.config.layout import CONFIG_FILES, QUEUES_FILE, SERVER_FILE, SHARDS_FILE
+from pinlaterd.config.layout import CONFIG_FILES
 from pinlaterd.config.password import is_hash
-from pinlaterd.config.reading import FileReader, ReadBytes, raise_problems
+from pinlaterd.config.reading import FileReader, ReadBytes, Section
 from pinlaterd.config.schema import (
     HASH_ENVIRONMENT,
     Config,
     QueueSettings,
     ServerSettings,
-    Setting,
     default_queue_settings,
     settings_of,
 )
@@ -34,22 +32,26 @@ from pinlaterd.model import QUEUE_NAME
 _HASH = "admin_password_hash"
 _HASH_FILE = f"{_HASH}_file"
 
-# what PinLater's queueConfig may hold, and what it is called here; `paused` is ours
-_PINLATER_QUEUE_KEYS = {"maxJobsPerSecond": "max_jobs_per_second", "paused": "paused"}
+_SERVER_SETTINGS, _SERVER_TYPES = settings_of(ServerSettings), get_type_hints(ServerSettings)
+_QUEUE_SETTINGS = {**_SERVER_SETTINGS, **settings_of(QueueSettings)}
+
+# What a queue's settings may hold, and what it is called here; in PinLater's form `paused` is ours.
+_OUR_KEYS = {field.name: field.name for field in fields(QueueSettings)}
+_PINLATER_KEYS = {"maxJobsPerSecond": "max_jobs_per_second", "paused": "paused"}
 
 
 def load_config(etc: Path, read: ReadBytes = Path.read_bytes) -> Config:
     """The configuration in the folder `etc`. Raises ConfigError with every problem."""
-    server_file = FileReader(etc / SERVER_FILE, read)
-    shards_file = FileReader(etc / SHARDS_FILE, read)
-    queues_file = FileReader(etc / QUEUES_FILE, read)
+    files = [FileReader(etc / name, read) for name in CONFIG_FILES]
     if not etc.is_dir():
         raise ConfigError([f"{etc}: no such folder; `pinlaterd init DIR` writes a new deployment"])
-    server = _read_server(server_file, etc.parent)
-    shards = read_shards(shards_file, server, etc.parent)
+    server_file, shards_file, queues_file = files
+    server = _read_server(server_file)
+    shards = read_shards(shards_file, server)
     queues = _read_queues(queues_file, server)
-    files = (server_file, shards_file, queues_file)
-    raise_problems(files)
+    problems = [problem for file in files for problem in file.problems]
+    if problems:
+        raise ConfigError(problems)
     held = tuple(file.path.name for file in files if not file.blank)
     warnings = tuple(warning for file in files for warning in file.warnings)
     return Config(server, dict(shards.by_name), queues, shards.abandon, held, warnings)
@@ -69,7 +71,7 @@ class ConfigFiles:
 
     @property
     def digest(self) -> str:
-        """The same for the same contents, as everybody finds them who reads them."""
+        """The same for the same contents, in every process that reads them."""
         hashed = hashlib.sha256()
         for content in self._contents.values():
             data = b"" if isinstance(content, OSError) else content
@@ -84,138 +86,92 @@ class ConfigFiles:
         return content
 
 
-def _read_server(reader: FileReader, base: Path) -> ServerSettings:
-    settings = settings_of(ServerSettings)
-    root = reader.read()
-    values: Mapping[str, Node] = {}
+# --- pinlaterd.yaml ---------------------------------------------------------------------------
+
+
+def _read_server(file: FileReader) -> ServerSettings:
+    root = file.read()
     given: dict[str, Any] = {}
+    section = None
     if root is not None:
-        values = reader.mapping(root, "")
-        reader.refuse_unknown(root, "", (*settings, _HASH_FILE))
-        plain = {key: node for key, node in values.items() if key != _HASH}
-        given = _read_values(reader, plain, "", settings, get_type_hints(ServerSettings))
-    given[_HASH] = _read_hash(reader, values, base)
-    return ServerSettings(**given)
+        section = Section(file, root)
+        section.check_known((*_SERVER_SETTINGS, _HASH_FILE))
+        for name in section.values:
+            if name in _SERVER_SETTINGS and name != _HASH:
+                given[name] = section.get(name, _SERVER_TYPES[name], _SERVER_SETTINGS[name])
+    given[_HASH] = _read_hash(file, section)
+    return ServerSettings(**{name: value for name, value in given.items() if value is not None})
 
 
-def _read_hash(reader: FileReader, values: Mapping[str, Node], base: Path) -> str:
+def _read_hash(file: FileReader, section: Section | None) -> str:
     """The environment's hash, else the file's; a malformed one is a problem, never shown."""
-    text = os.environ.get(HASH_ENVIRONMENT, "")
-    place = (0, f"environment {HASH_ENVIRONMENT}")
-    if not text:
-        keys = {key: node for key, node in values.items() if key in (_HASH, _HASH_FILE)}
-        text = reader.secret(keys, _HASH, "", base) or ""
-        place = next(((node.line, key) for key, node in keys.items()), place)
+    text, line, key = os.environ.get(HASH_ENVIRONMENT, ""), 0, f"environment {HASH_ENVIRONMENT}"
+    if not text and section is not None:
+        text = section.secret(_HASH)
+        key = next((name for name in section.values if name in (_HASH, _HASH_FILE)), key)
+        line = section.values[key].line if key in section else 0
     if text and not is_hash(text):
-        cure = "not a hash; make one with `pinlater-admin hash-password`"
-        reader.problem(*place, cure)
+        file.problem(line, key, "not a hash; make one with `pinlater-admin hash-password`")
         return ""
     return text
 
 
-def _read_values(
-    reader: FileReader,
-    values: Mapping[str, Node],
-    prefix: str,
-    settings: Mapping[str, Setting],
-    types: Mapping[str, Any],
-) -> dict[str, Any]:
-    """The good ones of `values`; the others are reported."""
-    good: dict[str, Any] = {}
-    for name, node in values.items():
-        setting = settings.get(name)
-        if setting is None:
-            continue
-        key = f"{prefix}{name}"
-        value: Any
-        if types[name] is str:
-            value = reader.text(node, key, setting)
-        elif types[name] is int:
-            value = reader.integer(node, key, setting)
-        elif types[name] is bool:
-            value = reader.boolean(node, key)
-        else:
-            value = reader.number(node, key, setting)
-        if value is not None:
-            good[name] = value
-    return good
+# --- queues.yaml ------------------------------------------------------------------------------
 
 
-# --- queues.yaml --------------------------------------------------------------------------
-
-
-def _read_queues(reader: FileReader, server: ServerSettings) -> dict[str, QueueSettings]:
-    root = reader.read()
+def _read_queues(file: FileReader, server: ServerSettings) -> dict[str, QueueSettings]:
+    root = file.read()
     if root is None:
         return {}
-    values = reader.mapping(root, "")
-    reader.refuse_unknown(root, "", ("queues",))
-    listed = values.get("queues")
-    if listed is None:
+    section = Section(file, root)
+    section.check_known(("queues",))
+    if "queues" not in section:
         return {}
-    if listed.items is not None:
-        return _read_pinlater_queues(reader, listed, server)
-    queues = {}
-    for name, node in reader.mapping(listed, "queues").items():
-        if _good_queue(reader, node, f"queues.{name}", name):
-            queues[name] = _read_queue(reader, node, f"queues.{name}", server, {})
-    return queues
+    defaults = default_queue_settings(server)
+    if section.values["queues"].items is not None:
+        section = Section(file, root, refuse_unknown=False)
+        return _read_pinlater_queues(section, defaults)
+    queues = section.section("queues")
+    return {
+        name: _read_queue(queues.section(name), defaults, _OUR_KEYS)
+        for name in queues.values
+        if _is_queue(queues, name, name)
+    }
 
 
-def _read_pinlater_queues(
-    reader: FileReader, listed: Node, server: ServerSettings
-) -> dict[str, QueueSettings]:
+def _read_pinlater_queues(section: Section, defaults: QueueSettings) -> dict[str, QueueSettings]:
     queues: dict[str, QueueSettings] = {}
-    for index, node in enumerate(listed.items or ()):
-        key = f"queues.{index}"
-        values = reader.mapping(node, key)
-        reader.warn_of_unknown(node, f"{key}.", ("name", "queueConfig"))
-        if "name" not in values:
-            reader.problem(node.line, f"{key}.name", "missing")
+    for item in section.sections("queues"):
+        item.check_known(("name", "queueConfig"))
+        if not item.require("name"):
             continue
-        name = values["name"].text
-        if not _good_queue(reader, values["name"], f"{key}.name", name):
+        name = item.values["name"].text
+        if not _is_queue(item, "name", name):
             continue
         if name in queues:
-            reader.problem(values["name"].line, f"{key}.name", f"a second queue {name!r}")
-        inner = values.get("queueConfig", Node(node.line))
-        queues[name] = _read_queue(
-            reader, inner, f"{key}.queueConfig", server, _PINLATER_QUEUE_KEYS
-        )
+            item.problem("name", f"a second queue {name!r}")
+        queues[name] = _read_queue(item.section("queueConfig"), defaults, _PINLATER_KEYS)
     return queues
 
 
 def _read_queue(
-    reader: FileReader,
-    node: Node,
-    key: str,
-    server: ServerSettings,
-    renamed: Mapping[str, str],
+    section: Section, defaults: QueueSettings, keys: Mapping[str, str]
 ) -> QueueSettings:
-    settings = dict(settings_of(ServerSettings)) | dict(settings_of(QueueSettings))
-    own = {field.name: settings[field.name] for field in dataclasses.fields(QueueSettings)}
-    if renamed:
-        own = {name: own[ours] for name, ours in renamed.items()}
-    check_keys = reader.warn_of_unknown if renamed else reader.refuse_unknown
-    check_keys(node, f"{key}.", own)
-    values = {
-        name: value
-        for name, value in reader.mapping(node, key).items()
-        if not (value.is_scalar and value.scalar is None)  # `max_jobs_per_second:` means no limit
-    }
-    hints = get_type_hints(QueueSettings)
-    types = {name: bool if hints[renamed.get(name, name)] is bool else float for name in own}
-    good = _read_values(reader, values, f"{key}.", own, types)
-    given = {renamed.get(name, name): value for name, value in good.items()}
+    section.check_known(keys)
+    given: dict[str, Any] = {}
+    for key, name in keys.items():
+        # `max_jobs_per_second:` and nothing means no limit
+        if key in section and not section.values[key].is_nothing:
+            kind = bool if name == "paused" else float
+            given[name] = section.get(key, kind, _QUEUE_SETTINGS[name])
     if given.get("paused"):
         given["max_jobs_per_second"] = 0.0
-    return dataclasses.replace(default_queue_settings(server), **given)
+    return replace(defaults, **{name: value for name, value in given.items() if value is not None})
 
 
-def _good_queue(reader: FileReader, node: Node, key: str, name: str) -> bool:
+def _is_queue(section: Section, key: str, name: str) -> bool:
+    """Whether `name`, which stands at `key`, can be a queue's."""
     if QUEUE_NAME.match(name):
         return True
-    reader.problem(
-        node.line, key, f"{name[:80]!r} is no queue name; use letters, digits and underscores"
-    )
+    section.problem(key, f"{name[:80]!r} is no queue name; use letters, digits and underscores")
     return False

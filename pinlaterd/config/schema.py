@@ -42,6 +42,7 @@ class Between(NamedTuple):
 
 class OneOf(NamedTuple):
     choices: tuple[str, ...]
+    noun: str = "value"
 
     def __str__(self) -> str:
         return f"choose from {', '.join(self.choices)}"
