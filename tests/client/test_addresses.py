@@ -71,42 +71,30 @@ def test_an_address_is_shown_as_it_is_written():
     assert shown == ["a:1", "[::1]:2"]
 
 
+def firsts(servers, calls=6):
+    """Where that many calls go first, in the order of names."""
+    return sorted(servers.order()[0] for _ in range(calls))
+
+
 def test_servers_that_are_well_take_turns(servers):
-    orders = [servers.order() for _ in range(6)]
-
-    assert all(sorted(order) == [A, B, C] for order in orders)
-    assert sorted(order[0] for order in orders) == [A, A, B, B, C, C]
-
-
-def test_clients_do_not_all_begin_with_the_same_server():
-    firsts = {Servers([A, B, C], rng=random.Random(seed)).order()[0] for seed in range(20)}
-    assert firsts == {A, B, C}
+    assert sorted(servers.order()) == [A, B, C]
+    assert firsts(servers) == [A, A, B, B, C, C]
+    # Clients do not all begin with the same one.
+    assert {Servers([A, B, C], rng=random.Random(s)).order()[0] for s in range(20)} == {A, B, C}
 
 
-def test_one_that_failed_is_left_alone_and_the_others_share_its_calls(servers):
-    servers.failed(A, now=0)
-
-    orders = [servers.order() for _ in range(4)]
-
-    assert sorted(order[0] for order in orders) == [B, B, C, C]
-    assert all(order[-1] == A for order in orders)
-
-
-def test_once_its_pause_is_over_it_is_probed_by_one_and_calls_still_go_elsewhere(servers):
-    servers.failed(A, now=0)
+def test_one_that_failed_is_left_alone_until_it_answers_a_probe(servers):
+    for _ in range(16):  # many calls that break at once are one failure
+        servers.failed(A, now=0)
 
     assert servers.begin_probe(now=FIRST_PAUSE_SECONDS / 2) is None
     assert servers.begin_probe(now=FIRST_PAUSE_SECONDS) == A
-    assert servers.begin_probe(now=1000) is None
+    assert servers.begin_probe(now=1000) is None  # it is probed by one
+    assert firsts(servers) == [B, B, B, C, C, C]
     assert servers.order()[-1] == A
 
-
-def test_one_that_answers_a_probe_gets_calls_again(servers):
-    servers.failed(A, now=0)
-    servers.begin_probe(now=1)
     servers.end_probe(A, now=1, is_back=True)
-
-    assert sorted(servers.order()[0] for _ in range(3)) == [A, B, C]
+    assert firsts(servers) == [A, A, B, B, C, C]
     assert servers.begin_probe(now=1000) is None
 
 
@@ -116,7 +104,7 @@ def test_one_that_answers_a_call_is_well_again_whatever_its_probe_finds(servers)
     servers.answered(A)
     servers.end_probe(A, now=1, is_back=False)
 
-    assert sorted(servers.order()[0] for _ in range(3)) == [A, B, C]
+    assert firsts(servers, 3) == [A, B, C]
 
 
 def pauses(servers, fail_again, seconds):
@@ -143,16 +131,8 @@ def test_one_that_answers_probes_but_no_calls_is_left_alone_for_longer_and_longe
         servers.end_probe(A, now=now, is_back=True)
         servers.failed(A, now=now)
 
-    assert pauses(servers, answer_the_probe_alone, 100)[:4] == [
-        FIRST_PAUSE_SECONDS * 2**n for n in range(4)
-    ]
-
-
-def test_many_calls_that_break_at_once_are_one_failure(servers):
-    for _ in range(16):
-        servers.failed(A, now=0)
-
-    assert servers.begin_probe(now=FIRST_PAUSE_SECONDS) == A
+    found = pauses(servers, answer_the_probe_alone, 100)
+    assert found[:4] == [FIRST_PAUSE_SECONDS * 2**n for n in range(4)]
 
 
 def test_if_all_are_away_all_are_tried_and_the_first_to_return_first(servers):
