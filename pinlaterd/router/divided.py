@@ -57,8 +57,7 @@ from pinlaterd.router.call import Call
 from pinlaterd.router.enqueue import PartedEnqueues
 from pinlaterd.router.shards import Shard, ShardSet
 from pinlaterd.rpc import codec
-from pinlaterd.rpc.peek import UNUSUAL
-from pinlaterd.rpc.slices import ack_parts, ack_slices
+from pinlaterd.rpc.usual import UNUSUAL, ack_parts, ack_slices
 from pinlaterd.wire.envelope import Op
 from pinlaterd.wire.link import Outcome, ShardCall, ShardReply
 

@@ -29,8 +29,8 @@ from pinlaterd.router import routing
 from pinlaterd.router.asking import ask_all, let_others_go_on, result_of
 from pinlaterd.router.call import AllRefused, Call, Refusal, reason_of
 from pinlaterd.router.shards import Shard, ShardSet
-from pinlaterd.rpc.peek import UNUSUAL
-from pinlaterd.rpc.slices import SLICE, EnqueuePart, encoded_parts, enqueue_parts
+from pinlaterd.rpc.codec import encoded_parts
+from pinlaterd.rpc.usual import SLICE, UNUSUAL, EnqueuePart, enqueue_parts
 from pinlaterd.wire.envelope import Op
 from pinlaterd.wire.link import GiveUp, Outcome, ShardCall, ShardReply
 

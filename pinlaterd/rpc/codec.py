@@ -21,16 +21,30 @@ one for all others; tests hold them against each other.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple, NoReturn, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import groupby
+from operator import itemgetter
+from typing import Final, NamedTuple, NoReturn, cast
 
 from pinlaterd.errors import (
+    ContinuationInvalid,
+    DequeueRateLimited,
     EnqueuedInPart,
+    EnqueueRejected,
     ErrorCode,
     InvalidEnqueue,
     InvalidRequest,
+    NoHealthyShards,
+    Overloaded,
+    PasswordInvalid,
     PinLaterError,
+    PriorityNotSupported,
     ProtocolError,
+    QueueNameInvalid,
+    QueueNameTooLong,
+    QueueNotFound,
+    ShardConnectionFailed,
 )
 from pinlaterd.model import (
     CallContext,
@@ -38,14 +52,26 @@ from pinlaterd.model import (
     CreateQueueRequest,
     DeleteQueueRequest,
     DequeueResult,
+    EnqueueRequest,
     Method,
+    Payload,
     QueueNamesRequest,
     Request,
     Result,
 )
-from pinlaterd.rpc import fast_read, fast_write
-from pinlaterd.rpc.binding import (
+from pinlaterd.rpc import usual
+from pinlaterd.rpc.binary import (
+    I32,
+    Head,
+    MessageType,
+    message_head,
+    pack_i32,
+    read_call_head,
+    read_message_head,
+)
+from pinlaterd.rpc.interface import (
     APPLICATION_ERROR,
+    CONTEXT,
     METHODS,
     PINLATER_ERROR,
     ApplicationErrorBody,
@@ -54,15 +80,11 @@ from pinlaterd.rpc.binding import (
     DequeueResponse,
     ErrorBody,
     ResultBody,
+    Struct,
 )
-from pinlaterd.rpc.error_codes import code_in, error_from_code
-from pinlaterd.rpc.fast_write import DequeueAnswer
-from pinlaterd.rpc.message import I32, Head, message_head, read_call_head, read_message_head
-from pinlaterd.rpc.misfits import misfit
 from pinlaterd.rpc.peek import UNUSUAL, Peek, peek
-from pinlaterd.rpc.reader import UNLIMITED, Mismatch, Reader
-from pinlaterd.rpc.thrift_types import ApplicationError, MessageType
-from pinlaterd.rpc.writer import write_struct
+from pinlaterd.rpc.reader import UNLIMITED, Mismatch, read_struct
+from pinlaterd.rpc.writer import UNFIT, DequeueAnswer, problem, struct_writer, texts_writer
 
 __all__ = [
     "Call",
@@ -90,21 +112,37 @@ class Call(NamedTuple):
     request: Request
 
 
-_FAST_CALLS: Final[Mapping[Method, Callable[[bytes, int, int], tuple[CallContext, Request]]]] = {
-    Method.ENQUEUE: fast_read.read_enqueue,
-    Method.DEQUEUE: fast_read.read_dequeue,
-    Method.ACK: fast_read.read_ack,
+_TUNED_CALLS: Final[Mapping[Method, Callable[[bytes, int, int], tuple[CallContext, Request]]]] = {
+    Method.ENQUEUE: usual.read_enqueue,
+    Method.DEQUEUE: usual.read_dequeue,
+    Method.ACK: usual.read_ack,
 }
-_FAST_RESULTS: Final[Mapping[Method, Callable[[bytes, int], Result]]] = {
-    Method.ENQUEUE: fast_read.read_enqueue_result,
-    Method.DEQUEUE: fast_read.read_dequeue_result,
+_TUNED_RESULTS: Final[Mapping[Method, Callable[[bytes, int], Result]]] = {
+    Method.ENQUEUE: usual.read_enqueue_result,
+    Method.DEQUEUE: usual.read_dequeue_result,
 }
-_FAST_WRITES: Final[Mapping[type[Any], Callable[[Any], bytes]]] = fast_write.REQUESTS
+# The arguments of a call behind the context, which is the first of all.
+_WRITE_REQUEST: Final = {
+    method: struct_writer(Struct(method, CallArguments, structs.arguments.fields[1:]))
+    for method, structs in METHODS.items()
+}
+_WRITE_RESULT: Final = {
+    method.value: struct_writer(structs.result) for method, structs in METHODS.items()
+}
+_write_descriptors: Final = texts_writer(usual.DESCRIPTORS)
+_write_context: Final = struct_writer(CONTEXT)
+_write_error: Final = struct_writer(PINLATER_ERROR)
+_write_application_error: Final = struct_writer(APPLICATION_ERROR)
+_CALL_HEADS: Final = {
+    method: message_head(Head(method.value, 0, oneway=False, strict=True), MessageType.CALL)[:-4]
+    for method in Method
+}
+# Longer contexts are not remembered.
+_USUAL_CONTEXT_CHARS: Final = 200
+_UNKNOWN_METHOD: Final = 1  # of the types of a TApplicationException
+_BY_NAME: Final = (Method.CREATE_QUEUE, Method.DELETE_QUEUE)
 
 _new: Final = tuple.__new__  # half the cost of calling a NamedTuple, for each call of each client
-_METHODS: Final = {method.value: method for method in Method}
-_CONTEXT_FIELD: Final = b"\x0c\x00\x01"
-_REQUEST_FIELD: Final = b"\x0c\x00\x02"
 _ERROR_FIELD: Final = b"\x0c\x00\x01"
 _ERROR_CODE: Final = _ERROR_FIELD + b"\x08\x00\x01"
 
@@ -115,14 +153,13 @@ _ERROR_CODE: Final = _ERROR_FIELD + b"\x08\x00\x01"
 def decode_call(message: bytes, most_elements: int = UNLIMITED) -> Call:
     """Raises ProtocolError, InvalidRequest or InvalidEnqueue; one of the latter two for a list of
     more than `most_elements`, at its head, before any of them is decoded."""
-    head, at = read_call_head(message)
-    method = _METHODS.get(head.method_name)
+    head, method, at = read_call_head(message)
     if method is None:
         raise InvalidRequest(f"there is no method {head.method_name[:80]!r}")
-    fast = _FAST_CALLS.get(method)
-    if fast is not None:
+    tuned = _TUNED_CALLS.get(method)
+    if tuned is not None:
         try:
-            context, request = fast(message, at, most_elements)
+            context, request = tuned(message, at, most_elements)
             return _new(Call, (head, context, request))
         except UNUSUAL:
             pass
@@ -133,60 +170,64 @@ def _decode_arguments(
     head: Head, method: Method, message: bytes, at: int, most_elements: int = UNLIMITED
 ) -> Call:
     """The general way, whatever the layout."""
-    reader = Reader(message, at, most_elements)
     try:
-        arguments: CallArguments = reader.read_struct(METHODS[method].arguments)
+        arguments: CallArguments = read_struct(
+            message, at, METHODS[method].arguments, most_elements
+        )
     except Mismatch as mismatch:
         raise _invalid(method)(f"{method.value}: {mismatch}") from None
-    reader.finish()
-    request: Request
+    context, request, name, password = arguments
     match method:
         case Method.CREATE_QUEUE:
-            request = CreateQueueRequest(arguments.name)
+            request = CreateQueueRequest(name)
         case Method.DELETE_QUEUE:
-            request = DeleteQueueRequest(arguments.name, arguments.password)
+            request = DeleteQueueRequest(name, password)
         case Method.QUEUE_NAMES:
             request = QueueNamesRequest()
-        case _:
-            request = arguments.request
-    return Call(head, arguments.context, request)
+    return Call(head, context, request)
 
 
 def encode_call(method: Method, seqid: int, context: CallContext, request: Request) -> bytes:
     """Raises InvalidRequest, InvalidEnqueue for an enqueue, for what Thrift's types cannot hold."""
-    head = message_head(Head(method.value, seqid, oneway=False, strict=True), MessageType.CALL)
     try:
-        return head + _arguments(method, context, request)
-    except (struct.error, ValueError, TypeError, AttributeError) as error:
-        problem = misfit(METHODS[method].arguments, _as_arguments(context, request))
-        if problem is None:
-            raise
-        raise _invalid(method)(f"{method.value}: {problem}") from error
-
-
-def _arguments(method: Method, context: CallContext, request: Request) -> bytes:
-    bound = METHODS[method].arguments
-    parts: list[bytes] = []
-    fast = _FAST_WRITES.get(type(request))
-    if fast is not None:
-        context_type = bound.fields[1].type.struct
-        assert context_type is not None
-        parts.append(_CONTEXT_FIELD)
-        write_struct(parts, context_type, context)
-        parts += (_REQUEST_FIELD, fast(request), b"\0")
+        usual_context = len(context.source) + len(context.request_id) <= _USUAL_CONTEXT_CHARS
+        written = (_remembered_context if usual_context else _context)(context)
+        parts = [_CALL_HEADS[method], pack_i32(seqid), written]
+        _WRITE_REQUEST[method](parts, _as_arguments(method, context, request))
         return b"".join(parts)
-    write_struct(parts, bound, _as_arguments(context, request))
+    except UNFIT as error:
+        found = problem(METHODS[method].arguments, _as_arguments(method, context, request))
+        if found is None:
+            raise
+        raise _invalid(method)(f"{method.value}: {found}") from error
+
+
+def _context(context: CallContext) -> bytes:
+    parts = [b"\x0c\x00\x01"]
+    _write_context(parts, context)
     return b"".join(parts)
 
 
-def _as_arguments(context: CallContext, request: Request) -> CallArguments:
-    match request:
-        case CreateQueueRequest(queue):
-            return CallArguments(context, name=queue)
-        case DeleteQueueRequest(queue, password):
-            return CallArguments(context, name=queue, password=password)
-        case _:
-            return CallArguments(context, request)
+# A client has the same context in all its calls.
+_remembered_context = lru_cache(maxsize=256)(_context)
+
+
+def _as_arguments(method: Method, context: CallContext, request: Request) -> CallArguments:
+    if method in _BY_NAME:
+        return CallArguments(context, None, *request)
+    return _new(CallArguments, (context, request, "", ""))
+
+
+def encoded_parts(
+    context: CallContext, whole: EnqueueRequest, sizes: Iterable[int]
+) -> Iterator[usual.EnqueuePart]:
+    """The same as `usual.enqueue_parts` of a call that was decoded whole."""
+    queue, jobs = whole
+    at = 0
+    for size in sizes:
+        part = EnqueueRequest(queue, jobs[at : at + size])
+        yield usual.EnqueuePart(encode_call(Method.ENQUEUE, 0, context, part), size)
+        at += size
 
 
 def _invalid(method: Method) -> type[InvalidRequest | InvalidEnqueue]:
@@ -198,15 +239,25 @@ def _invalid(method: Method) -> type[InvalidRequest | InvalidEnqueue]:
 
 def encode_reply(head: Head, result: Result) -> bytes:
     """The answer to a call whose method is one of ours."""
-    method = _METHODS[head.method_name]
-    start = message_head(head, MessageType.REPLY)
-    if isinstance(result, DequeueResult):
-        return start + fast_write.dequeue_result(result)
-    if method is Method.ENQUEUE:
-        return start + fast_write.enqueue_result(cast("list[str]", result))
-    parts = [start]
-    write_struct(parts, METHODS[method].result, ResultBody(success=result))
+    method_name = head.method_name
+    parts = [message_head(head, MessageType.REPLY)]
+    if method_name == Method.DEQUEUE:
+        parts.append(_dequeued(cast("DequeueResult", result)).encode())
+    elif method_name == Method.ENQUEUE:
+        _write_descriptors(parts, result)
+        parts.append(b"\0\0")
+    else:
+        _WRITE_RESULT[method_name](parts, _new(ResultBody, (result, None)))
     return b"".join(parts)
+
+
+def _dequeued(result: DequeueResult) -> DequeueAnswer:
+    answer = DequeueAnswer()
+    for timeout_seconds, group in groupby(result.jobs, itemgetter(5)):
+        descriptors, bodies, allowed, remaining, claims, _ = zip(*group, strict=True)
+        payloads = cast("list[Payload]", list(zip(bodies, allowed, remaining, strict=True)))
+        answer.add(descriptors, payloads, claims, timeout_seconds)
+    return answer
 
 
 def encode_dequeued(head: Head, answer: DequeueAnswer) -> bytes:
@@ -215,22 +266,23 @@ def encode_dequeued(head: Head, answer: DequeueAnswer) -> bytes:
 
 
 def encode_error(head: Head, error: PinLaterError) -> bytes:
-    """The answer to a call that failed."""
+    """The answer to a call that failed. In an enqueue, what no code names is ENQUEUE_REJECTED, as
+    long as it is sure that nothing was stored."""
+    code = error.code
+    if head.method_name == Method.ENQUEUE and isinstance(error, (InvalidRequest, Overloaded)):
+        code = ErrorCode.ENQUEUE_REJECTED
     descriptors = list(error.descriptors) if isinstance(error, EnqueuedInPart) else None
-    body = ErrorBody(code_in(head.method_name, error), error.message, descriptors)
     parts = [message_head(head, MessageType.REPLY), _ERROR_FIELD]
-    write_struct(parts, PINLATER_ERROR, body)
+    _write_error(parts, ErrorBody(code, error.message, descriptors))
     parts.append(b"\0")
     return b"".join(parts)
 
 
 def encode_unknown_method(head: Head) -> bytes:
     """The TApplicationException with which every Thrift server answers a method it lacks."""
-    body = ApplicationErrorBody(
-        f"unknown method: {head.method_name[:80]!r}", ApplicationError.UNKNOWN_METHOD
-    )
     parts = [message_head(head, MessageType.EXCEPTION)]
-    write_struct(parts, APPLICATION_ERROR, body)
+    text = f"unknown method: {head.method_name[:80]!r}"
+    _write_application_error(parts, ApplicationErrorBody(text, _UNKNOWN_METHOD))
     return b"".join(parts)
 
 
@@ -239,10 +291,10 @@ def decode_reply(method: Method, message: bytes) -> Result:
     answer to `method`."""
     head = read_message_head(message)
     if head.kind == MessageType.REPLY and head.method_name == method:
-        fast = _FAST_RESULTS.get(method)
-        if fast is not None:
+        tuned = _TUNED_RESULTS.get(method)
+        if tuned is not None:
             try:
-                return fast(message, head.at)
+                return tuned(message, head.at)
             except UNUSUAL:
                 pass
     elif head.kind == MessageType.EXCEPTION:
@@ -257,24 +309,22 @@ def decode_reply(method: Method, message: bytes) -> Result:
 
 def _decode_result(method: Method, message: bytes, at: int) -> Result:
     """The general way, whatever the layout."""
-    bound = METHODS[method].result
-    reader = Reader(message, at)
+    declared = METHODS[method].result
     try:
-        body: ResultBody = reader.read_struct(bound)
+        success, error = read_struct(message, at, declared)
     except Mismatch as mismatch:
         raise ProtocolError(f"the answer to {method.value}: {mismatch}") from None
-    reader.finish()
-    if body.e is not None:
-        raise error_from_code(body.e.code, body.e.message, body.e.descriptors)
-    if 0 in bound.fields and body.success is None:
+    if error is not None:
+        raise error_from_code(*error)
+    if 0 in declared.by_id and success is None:
         raise ProtocolError(f"the answer to {method.value} has neither a result nor an error")
     match method:
         case Method.ENQUEUE:
-            return cast("list[str]", body.success.descriptors)
+            return cast("list[str]", success.descriptors)
         case Method.DEQUEUE:
-            return _dequeue_result(body.success)
+            return _dequeue_result(success)
         case _:
-            return cast("Result", body.success)
+            return cast("Result", success)
 
 
 def _dequeue_result(response: DequeueResponse) -> DequeueResult:
@@ -288,14 +338,13 @@ def _dequeue_result(response: DequeueResponse) -> DequeueResult:
 
 
 def _raise_application_error(message: bytes, at: int) -> NoReturn:
-    reader = Reader(message, at)
     try:
-        body: ApplicationErrorBody = reader.read_struct(APPLICATION_ERROR)
+        body: ApplicationErrorBody = read_struct(message, at, APPLICATION_ERROR)
     except Mismatch as mismatch:
         raise ProtocolError(f"a TApplicationException: {mismatch}") from None
     raise PinLaterError(
         f"the server could not process the call: {body.message} "
-        f"(TApplicationException of type {body.kind})"
+        f"(TApplicationException of type {body.type})"
     )
 
 
@@ -317,9 +366,56 @@ def peek_jobs(message: bytes) -> int:
     head = read_message_head(message)
     if head.kind != MessageType.REPLY:
         return 0
-    return fast_read.count_dequeued(message, head.at)
+    return usual.count_dequeued(message, head.at)
 
 
 def peek_seqid(message: bytes) -> int:
     """The sequence number of a call or an answer."""
     return read_message_head(message).seqid
+
+
+# --- errors ---------------------------------------------------------------------------------
+
+_BY_CODE: Final[dict[int, type[PinLaterError]]] = {
+    kind.code: kind
+    for kind in (
+        ContinuationInvalid,
+        PasswordInvalid,
+        QueueNameInvalid,
+        QueueNameTooLong,
+        QueueNotFound,
+        PriorityNotSupported,
+        DequeueRateLimited,
+        EnqueueRejected,
+        NoHealthyShards,
+        ShardConnectionFailed,
+        PinLaterError,
+    )
+}
+
+# Where a code has several meanings, the beginning of the message tells them apart.
+_BY_BEGINNING: Final[dict[tuple[int, str], type[PinLaterError]]] = {
+    (ErrorCode.UNKNOWN, "invalid request"): InvalidRequest,
+    (ErrorCode.UNKNOWN, "overloaded"): Overloaded,
+    (ErrorCode.ENQUEUE_REJECTED, "invalid request"): InvalidEnqueue,
+    (ErrorCode.ENQUEUE_REJECTED, "overloaded"): Overloaded,
+}
+
+
+def error_from_code(
+    code: int, message: str, descriptors: Sequence[str] | None = None
+) -> PinLaterError:
+    """The error that an answer carries, with its very message. A code that this version does not
+    know is a plain PinLaterError. `descriptors` make it an EnqueuedInPart."""
+    beginning = message.partition(": ")[0]
+    kind = _BY_BEGINNING.get((code, beginning)) or _BY_CODE.get(code, PinLaterError)
+    if descriptors is not None:
+        kind = EnqueuedInPart
+    # Their constructors make messages; this one has its message already.
+    error = kind.__new__(kind)
+    PinLaterError.__init__(error, message)
+    if isinstance(error, ShardConnectionFailed):
+        error.shards = ()
+    if isinstance(error, EnqueuedInPart):
+        error.descriptors = descriptors or ()
+    return error

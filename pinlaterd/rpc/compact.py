@@ -17,30 +17,31 @@ becomes up to eleven. Pure; standard library only.
 from __future__ import annotations
 
 import struct
+import sys
+from abc import ABC, abstractmethod
 from typing import Final
 
 from pinlaterd.errors import ProtocolError
-from pinlaterd.rpc.message import read_message_head
-from pinlaterd.rpc.thrift_types import MAX_DEPTH, VERSION_1, TType
+from pinlaterd.rpc.binary import MAX_DEPTH, U32, VERSION_1, TType, pack_u32, read_message_head
 
 PROTOCOL_ID: Final = 0x82  # the first byte of each message
 _VERSION: Final = 1
 _VERSION_BITS: Final = 5  # below the three of the message's type
 
 _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _STRING, _LIST, _SET, _MAP, _STRUCT = range(1, 13)
-_BINARY_TYPES: Final = {
-    _TRUE: int(TType.BOOL),
-    _FALSE: int(TType.BOOL),
-    _BYTE: int(TType.BYTE),
-    _I16: int(TType.I16),
-    _I32: int(TType.I32),
-    _I64: int(TType.I64),
-    _DOUBLE: int(TType.DOUBLE),
-    _STRING: int(TType.STRING),
-    _LIST: int(TType.LIST),
-    _SET: int(TType.SET),
-    _MAP: int(TType.MAP),
-    _STRUCT: int(TType.STRUCT),
+_BINARY_TYPES: Final[dict[int, int]] = {
+    _TRUE: TType.BOOL,
+    _FALSE: TType.BOOL,
+    _BYTE: TType.BYTE,
+    _I16: TType.I16,
+    _I32: TType.I32,
+    _I64: TType.I64,
+    _DOUBLE: TType.DOUBLE,
+    _STRING: TType.STRING,
+    _LIST: TType.LIST,
+    _SET: TType.SET,
+    _MAP: TType.MAP,
+    _STRUCT: TType.STRUCT,
 }
 _COMPACT_TYPES: Final = {
     binary: compact for compact, binary in _BINARY_TYPES.items() if compact != _FALSE
@@ -53,12 +54,7 @@ _MOST_VARINT_BITS: Final = 64
 _MOST_SHORT_DISTANCE: Final = 15
 _LONG_COUNT: Final = 15
 
-_U32: Final = struct.Struct(">I")
-_INTEGERS: Final = {
-    _I16: struct.Struct(">h"),
-    _I32: struct.Struct(">i"),
-    _I64: struct.Struct(">q"),
-}
+_INTEGERS: Final = {_I16: struct.Struct(">h"), _I32: struct.Struct(">i"), _I64: struct.Struct(">q")}
 _FIELD: Final = struct.Struct(">Bh")
 _BOOL_FIELD: Final = struct.Struct(">Bh?")
 _LIST_HEAD: Final = struct.Struct(">BI")
@@ -66,50 +62,151 @@ _MAP_HEAD: Final = struct.Struct(">BBI")
 _BINARY_HEAD: Final = struct.Struct(">HBBI")
 _DOUBLE_BYTES: Final = 8
 
+# A struct's first field, if it is a text, as that of a job or an ack is.
+_COMPACT_FIRST_TEXT: Final = 1 << 4 | _STRING
+_BINARY_FIRST_TEXT: Final = b"\x0b\x00\x01"
+
 # Six and more for each of the 100,000 jobs that a call may have; so many cost about a second.
 MAX_VALUES: Final = 1_000_000
 _MOST_FIELDS: Final = 1_000  # of one struct, which is counted at its end
 
 
-class CompactTranscoder:
-    """A framing.Transcoder. A message of more than `max_bytes`, as binary, is refused."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-
-    def to_binary(self, message: bytes) -> bytes:
-        """Raises ProtocolError for what is no compact message, or too large a one."""
-        try:
-            binary = _Expansion(message).message()
-        except IndexError as error:
-            raise ProtocolError("a compact message ends within a value") from error
-        except struct.error as error:
-            raise ProtocolError(f"a number in a compact message is too large: {error}") from error
-        if len(binary) > self._max_bytes:
-            raise ProtocolError(
-                f"a compact message has {len(binary)} bytes as binary; max_frame_bytes is "
-                f"{self._max_bytes}: send fewer jobs a call, or raise it in etc/pinlaterd.yaml"
-            )
-        return binary
-
-    def from_binary(self, message: bytes) -> bytes:
-        """Raises ProtocolError for what is no binary message."""
-        try:
-            return _Contraction(message).message()
-        except (IndexError, struct.error) as error:
-            raise ProtocolError("a binary message ends within a value") from error
+def to_binary(message: bytes, max_bytes: int) -> bytes:
+    """Raises ProtocolError for what is no compact message, or more than `max_bytes` as binary."""
+    try:
+        binary = _Expansion(message, MAX_VALUES).message()
+    except IndexError as error:
+        raise ProtocolError("a compact message ends within a value") from error
+    except struct.error as error:
+        raise ProtocolError(f"a number in a compact message is too large: {error}") from error
+    if len(binary) > max_bytes:
+        raise ProtocolError(
+            f"a compact message has {len(binary)} bytes as binary; max_frame_bytes is "
+            f"{max_bytes}: send fewer jobs a call, or raise it in etc/pinlaterd.yaml"
+        )
+    return binary
 
 
-class _Expansion:
-    """One message of compact, on its way to binary. Each method goes on `at` a byte, and returns
-    where it stopped; most lengths and numbers have one byte."""
+def from_binary(message: bytes) -> bytes:
+    """Raises ProtocolError for what is no binary message."""
+    try:
+        return _Contraction(message, sys.maxsize).message()
+    except (IndexError, struct.error) as error:
+        raise ProtocolError("a binary message ends within a value") from error
 
-    __slots__ = ("_data", "_out", "_values_left")
 
-    def __init__(self, data: bytes) -> None:
+class _Conversion(ABC):
+    """One message on its way from one form to the other.
+
+    Each method goes on `at` a byte and returns where it stopped. Types are those of compact.
+    """
+
+    def __init__(self, data: bytes, most_values: int) -> None:
         self._data = data
         self._out = bytearray()
-        self._values_left = MAX_VALUES
+        self._values_left = most_values
+
+    @abstractmethod
+    def _fields(self, at: int, depth: int, last_id: int = 0) -> int:
+        """The fields of a struct behind the one of `last_id`, and its end."""
+
+    @abstractmethod
+    def _first_text(self, at: int) -> int | None:
+        """The first field of a struct; None, and nothing is written, if that is no text."""
+
+    @abstractmethod
+    def _string(self, at: int) -> int: ...
+
+    @abstractmethod
+    def _integer(self, at: int, code: int) -> int: ...
+
+    @abstractmethod
+    def _element_bool(self, at: int) -> int:
+        """A boolean within a collection."""
+
+    @abstractmethod
+    def _list_head(self, at: int) -> tuple[int, int, int]:
+        """The elements' type, how many they are, and where the first begins."""
+
+    @abstractmethod
+    def _map_head(self, at: int) -> tuple[int, int, int, int]:
+        """The types of keys and values, how many pairs there are, and where the first begins."""
+
+    def _value(self, at: int, code: int, depth: int) -> int:
+        """A field's value, or one within a collection."""
+        if code in _INTEGERS:
+            return self._integer(at, code)
+        if code == _STRING:
+            return self._string(at)
+        if code == _STRUCT:
+            return self._fields(at, depth + 1)
+        if code in (_LIST, _SET):
+            return self._list(at, depth + 1)
+        if code == _MAP:
+            return self._map(at, depth + 1)
+        if code == _DOUBLE:
+            self._out += self._taken(at, _DOUBLE_BYTES)[::-1]
+            return at + _DOUBLE_BYTES
+        if code == _BYTE:
+            self._out.append(self._data[at])
+            return at + 1
+        return self._element_bool(at)
+
+    def _list(self, at: int, depth: int) -> int:
+        _check_depth(depth)
+        code, count, at = self._list_head(at)
+        if code == _STRUCT:
+            return self._structs(at, count, depth + 1)
+        for _ in range(count):
+            at = self._value(at, code, depth)
+        return at
+
+    def _structs(self, at: int, count: int, depth: int) -> int:
+        """The structs of a list, jobs or acks, mostly differ in their first field alone: what
+        follows it is converted once, and repeated where the same bytes follow."""
+        rest, converted, values = b"", bytearray(), 0
+        for _ in range(count):
+            end = self._first_text(at)
+            if end is None:
+                at = self._fields(at, depth)
+            elif rest and self._data.startswith(rest, end):
+                self._out += converted
+                self._count(values)
+                at = end + len(rest)
+            else:
+                begin, left = len(self._out), self._values_left
+                at = self._fields(end, depth, 1)
+                rest, converted = self._data[end:at], self._out[begin:]
+                values = left - self._values_left
+        return at
+
+    def _map(self, at: int, depth: int) -> int:
+        _check_depth(depth)
+        key, element, count, at = self._map_head(at)
+        for _ in range(count):
+            at = self._value(at, key, depth)
+            at = self._value(at, element, depth)
+        return at
+
+    def _taken(self, at: int, size: int) -> bytes:
+        taken = self._data[at : at + size]
+        if len(taken) != size:
+            raise ProtocolError(f"a value claims {size} bytes, more than its message holds")
+        return taken
+
+    def _count(self, values: int) -> None:
+        """So many values are to come, of a byte each at least, or have just come."""
+        if values > len(self._data):
+            raise ProtocolError(f"a collection claims {values} values, more than its message holds")
+        self._values_left -= values
+        if self._values_left < 0:
+            raise ProtocolError(
+                f"a compact message holds more than {MAX_VALUES} values; send fewer jobs a call"
+            )
+
+
+class _Expansion(_Conversion):
+    """One message of compact, on its way to binary; most lengths and numbers have one byte."""
 
     def message(self) -> bytes:
         data, out = self._data, self._out
@@ -123,20 +220,19 @@ class _Expansion:
             raise ProtocolError(f"version {version} of TCompactProtocol; only 1 is known")
         seqid, at = _varint(data, 2)
         length, at = _varint(data, at)
-        name = self._take(at, length)
+        name = self._taken(at, length)
         out += _BINARY_HEAD.pack(VERSION_1, 0, data[1] >> _VERSION_BITS, length)
         out += name
-        out += _U32.pack(seqid)
-        at = self._struct(at + length, 1)
+        out += pack_u32(seqid)
+        at = self._fields(at + length, 1)
         if at != len(data):
             raise ProtocolError(f"{len(data) - at} bytes follow the end of the message")
         return bytes(out)
 
-    def _struct(self, at: int, depth: int) -> int:
+    def _fields(self, at: int, depth: int, last_id: int = 0) -> int:
         _check_depth(depth)
         data, out = self._data, self._out
-        field_id = 0
-        for fields in range(_MOST_FIELDS + 1):
+        for fields in range(1 if last_id else 0, _MOST_FIELDS + 1):
             head = data[at]
             at += 1
             if head == 0:
@@ -145,96 +241,147 @@ class _Expansion:
                 return at
             distance, code = head >> 4, head & 0x0F
             if distance:
-                field_id += distance
+                last_id += distance
             else:
-                field_id, at = _zigzag(data, at)
+                last_id, at = _zigzag(data, at)
             if code == _STRING:
-                out += _FIELD.pack(_BINARY_STRING, field_id)
+                out += _FIELD.pack(_BINARY_STRING, last_id)
                 at = self._string(at)
             elif code <= _FALSE and code:
-                out += _BOOL_FIELD.pack(_BINARY_BOOL, field_id, code == _TRUE)
+                out += _BOOL_FIELD.pack(_BINARY_BOOL, last_id, code == _TRUE)
             else:
-                out += _FIELD.pack(_binary_type(code), field_id)
+                out += _FIELD.pack(_binary_type(code), last_id)
                 at = self._value(at, code, depth)
         raise ProtocolError(f"a struct has more than {_MOST_FIELDS} fields")
 
-    def _value(self, at: int, code: int, depth: int) -> int:
-        """A field's value, or one within a collection."""
-        out = self._out
-        if code in _INTEGERS:
-            number, at = _zigzag(self._data, at)
-            out += _INTEGERS[code].pack(number)
-            return at
-        if code == _STRUCT:
-            return self._struct(at, depth + 1)
-        if code == _STRING:
-            return self._string(at)
-        if code in (_LIST, _SET):
-            return self._list(at, depth + 1)
-        if code == _MAP:
-            return self._map(at, depth + 1)
-        if code == _DOUBLE:
-            out += self._take(at, _DOUBLE_BYTES)[::-1]
-            return at + _DOUBLE_BYTES
-        if code == _BYTE:
-            out.append(self._data[at])
-        else:
-            out.append(self._data[at] == _TRUE)  # for false some write 2, some 0
-        return at + 1
+    def _first_text(self, at: int) -> int | None:
+        if self._data[at] != _COMPACT_FIRST_TEXT:
+            return None
+        self._out += _BINARY_FIRST_TEXT
+        return self._string(at + 1)
 
     def _string(self, at: int) -> int:
         length = self._data[at]
         at += 1
         if length > _MOST_SHORT:
             length, at = _varint(self._data, at - 1)
-        self._out += _U32.pack(length)
-        self._out += self._take(at, length)
+        self._out += pack_u32(length)
+        self._out += self._taken(at, length)
         return at + length
 
-    def _list(self, at: int, depth: int) -> int:
-        _check_depth(depth)
-        head = self._data[at]
+    def _integer(self, at: int, code: int) -> int:
+        number, at = _zigzag(self._data, at)
+        self._out += _INTEGERS[code].pack(number)
+        return at
+
+    def _element_bool(self, at: int) -> int:
+        self._out.append(self._data[at] == _TRUE)  # for false some write 2, some 0
+        return at + 1
+
+    def _list_head(self, at: int) -> tuple[int, int, int]:
+        count, code = self._data[at] >> 4, self._data[at] & 0x0F
         at += 1
-        count, code = head >> 4, head & 0x0F
         if count == _LONG_COUNT:
             count, at = _varint(self._data, at)
         self._count(count)
         self._out += _LIST_HEAD.pack(_binary_type(code), count)
-        for _ in range(count):
-            at = self._value(at, code, depth)
-        return at
+        return code, count, at
 
-    def _map(self, at: int, depth: int) -> int:
-        _check_depth(depth)
+    def _map_head(self, at: int) -> tuple[int, int, int, int]:
         count, at = _varint(self._data, at)
         if not count:
             self._out += _MAP_HEAD.pack(0, 0, 0)  # an empty map has no types here
-            return at
-        types = self._data[at]
-        at += 1
+            return 0, 0, 0, at
+        key, element = self._data[at] >> 4, self._data[at] & 0x0F
         self._count(2 * count)
-        key, element = types >> 4, types & 0x0F
         self._out += _MAP_HEAD.pack(_binary_type(key), _binary_type(element), count)
-        for _ in range(count):
-            at = self._value(at, key, depth)
-            at = self._value(at, element, depth)
-        return at
+        return key, element, count, at + 1
 
-    def _count(self, values: int) -> None:
-        """So many values are to come, of a byte each at least, or have just come."""
-        if values > len(self._data):
-            raise ProtocolError(f"a collection claims {values} values, more than its message holds")
-        self._values_left -= values
-        if self._values_left < 0:
-            raise ProtocolError(
-                f"a compact message holds more than {MAX_VALUES} values; send fewer jobs a call"
-            )
 
-    def _take(self, at: int, size: int) -> bytes:
-        taken = self._data[at : at + size]
-        if len(taken) != size:
-            raise ProtocolError(f"a value claims {size} bytes, more than its message holds")
-        return taken
+class _Contraction(_Conversion):
+    """One message of binary, on its way to compact. It comes from this server."""
+
+    def message(self) -> bytes:
+        head = read_message_head(self._data)
+        name = head.method_name.encode()
+        self._out += bytes((PROTOCOL_ID, head.kind << _VERSION_BITS | _VERSION))
+        self._add_varint(head.seqid & 0xFFFFFFFF)
+        self._add_varint(len(name))
+        self._out += name
+        self._fields(head.at, 1)
+        return bytes(self._out)
+
+    def _fields(self, at: int, depth: int, last_id: int = 0) -> int:
+        _check_depth(depth)
+        data, out = self._data, self._out
+        while data[at]:
+            binary, field_id = _FIELD.unpack_from(data, at)
+            at += _FIELD.size
+            code = _compact_type(binary)
+            if code == _TRUE:
+                code = _TRUE if data[at] else _FALSE
+                at += 1
+            distance = field_id - last_id
+            if 0 < distance <= _MOST_SHORT_DISTANCE:
+                out.append(distance << 4 | code)
+            else:
+                out.append(code)
+                self._add_zigzag(field_id)
+            last_id = field_id
+            if code > _FALSE:
+                at = self._value(at, code, depth)
+        out.append(0)
+        return at + 1
+
+    def _first_text(self, at: int) -> int | None:
+        if not self._data.startswith(_BINARY_FIRST_TEXT, at):
+            return None
+        self._out.append(_COMPACT_FIRST_TEXT)
+        return self._string(at + len(_BINARY_FIRST_TEXT))
+
+    def _string(self, at: int) -> int:
+        length: int = U32(self._data, at)[0]
+        self._add_varint(length)
+        self._out += self._taken(at + 4, length)
+        return at + 4 + length
+
+    def _integer(self, at: int, code: int) -> int:
+        (number,) = _INTEGERS[code].unpack_from(self._data, at)
+        self._add_zigzag(number)
+        return at + _INTEGERS[code].size
+
+    def _element_bool(self, at: int) -> int:
+        self._out.append(_TRUE if self._data[at] else _FALSE)
+        return at + 1
+
+    def _list_head(self, at: int) -> tuple[int, int, int]:
+        binary, count = _LIST_HEAD.unpack_from(self._data, at)
+        code = _compact_type(binary)
+        if count < _LONG_COUNT:
+            self._out.append(count << 4 | code)
+        else:
+            self._out.append(_LONG_COUNT << 4 | code)
+            self._add_varint(count)
+        return code, count, at + _LIST_HEAD.size
+
+    def _map_head(self, at: int) -> tuple[int, int, int, int]:
+        binary_key, binary, count = _MAP_HEAD.unpack_from(self._data, at)
+        at += _MAP_HEAD.size
+        self._add_varint(count)
+        if not count:
+            return 0, 0, 0, at
+        key, element = _compact_type(binary_key), _compact_type(binary)
+        self._out.append(key << 4 | element)
+        return key, element, count, at
+
+    def _add_zigzag(self, number: int) -> None:
+        self._add_varint(number << 1 if number >= 0 else ~(number << 1))
+
+    def _add_varint(self, number: int) -> None:
+        while number > _MOST_SHORT:
+            self._out.append(number & 0x7F | 0x80)
+            number >>= 7
+        self._out.append(number)
 
 
 def _zigzag(data: bytes, at: int) -> tuple[int, int]:
@@ -257,121 +404,6 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
             return number, at
         shift += 7
     raise ProtocolError("a number in a compact message has more than 10 bytes")
-
-
-class _Contraction:
-    """One message of binary, on its way to compact. It comes from this server."""
-
-    __slots__ = ("_at", "_data", "_out")
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._at = 0
-        self._out = bytearray()
-
-    def message(self) -> bytes:
-        head = read_message_head(self._data)
-        self._out += bytes((PROTOCOL_ID, head.kind << _VERSION_BITS | _VERSION))
-        self._varint(head.seqid & 0xFFFFFFFF)
-        name = head.method_name.encode()
-        self._varint(len(name))
-        self._out += name
-        self._at = head.at
-        self._struct(1)
-        return bytes(self._out)
-
-    def _struct(self, depth: int) -> None:
-        _check_depth(depth)
-        data, out = self._data, self._out
-        last_id = 0
-        while True:
-            binary = data[self._at]
-            if binary == 0:
-                self._at += 1
-                out.append(0)
-                return
-            _, field_id = _FIELD.unpack_from(data, self._at)
-            self._at += _FIELD.size
-            code = _compact_type(binary)
-            if binary == _BINARY_BOOL:
-                code = _TRUE if data[self._at] else _FALSE
-                self._at += 1
-            distance = field_id - last_id
-            if 0 < distance <= _MOST_SHORT_DISTANCE:
-                out.append(distance << 4 | code)
-            else:
-                out.append(code)
-                self._zigzag(field_id)
-            last_id = field_id
-            if binary != _BINARY_BOOL:
-                self._value(code, depth)
-
-    def _value(self, code: int, depth: int) -> None:
-        data, at, out = self._data, self._at, self._out
-        if code == _STRING:
-            (length,) = _U32.unpack_from(data, at)
-            self._varint(length)
-            self._at = at + 4
-            out += self._take(length)
-        elif code in _INTEGERS:
-            (number,) = _INTEGERS[code].unpack_from(data, at)
-            self._at = at + _INTEGERS[code].size
-            self._zigzag(number)
-        elif code == _STRUCT:
-            self._struct(depth + 1)
-        elif code in (_LIST, _SET):
-            self._list(depth + 1)
-        elif code == _MAP:
-            self._map(depth + 1)
-        elif code == _DOUBLE:
-            out += self._take(_DOUBLE_BYTES)[::-1]
-        elif code == _BYTE:
-            out += self._take(1)
-        else:
-            out.append(_FALSE if self._take(1) == b"\0" else _TRUE)
-
-    def _list(self, depth: int) -> None:
-        _check_depth(depth)
-        binary, count = _LIST_HEAD.unpack_from(self._data, self._at)
-        self._at += _LIST_HEAD.size
-        code = _compact_type(binary)
-        if count < _LONG_COUNT:
-            self._out.append(count << 4 | code)
-        else:
-            self._out.append(_LONG_COUNT << 4 | code)
-            self._varint(count)
-        for _ in range(count):
-            self._value(code, depth)
-
-    def _map(self, depth: int) -> None:
-        _check_depth(depth)
-        key, element, count = _MAP_HEAD.unpack_from(self._data, self._at)
-        self._at += _MAP_HEAD.size
-        self._varint(count)
-        if not count:
-            return
-        key, element = _compact_type(key), _compact_type(element)
-        self._out.append(key << 4 | element)
-        for _ in range(count):
-            self._value(key, depth)
-            self._value(element, depth)
-
-    def _take(self, size: int) -> bytes:
-        begin = self._at
-        self._at = begin + size
-        if self._at > len(self._data):
-            raise IndexError
-        return self._data[begin : self._at]
-
-    def _zigzag(self, number: int) -> None:
-        self._varint(number << 1 if number >= 0 else ~(number << 1))
-
-    def _varint(self, number: int) -> None:
-        out = self._out
-        while number > _MOST_SHORT:
-            out.append(number & 0x7F | 0x80)
-            number >>= 7
-        out.append(number)
 
 
 def _check_depth(depth: int) -> None:

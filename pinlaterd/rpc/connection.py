@@ -15,11 +15,11 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Protocol, cast
 
 from pinlaterd.errors import ProtocolError
+from pinlaterd.rpc.binary import STRICT_CALL, is_oneway
 from pinlaterd.rpc.buffers import BufferBudget
+from pinlaterd.rpc.compact import from_binary
 from pinlaterd.rpc.deliveries import Deliveries
-from pinlaterd.rpc.framing import FrameReader, Transcoders
-from pinlaterd.rpc.message import is_oneway
-from pinlaterd.rpc.thrift_types import STRICT_CALL
+from pinlaterd.rpc.framing import FrameReader
 
 _pack_length: Final = struct.Struct(">I").pack
 _LENGTH_BYTES: Final = 4
@@ -55,7 +55,6 @@ class Host(Protocol):
     max_frame_bytes: int
     max_calls: int
     max_waiting: int
-    transcoders: Transcoders
     budget: BufferBudget
     handler: Callable[[bytes, Answer], None]
 
@@ -67,10 +66,6 @@ class Host(Protocol):
 
     def refused(self, connection: Connection, reason: str) -> None:
         """The connection was closed, or will be, because of what its client did."""
-        ...
-
-    def left_in_silence(self, connection: Connection, seconds: float) -> None:
-        """The client closed after so long, without having sent anything."""
         ...
 
     def ended_within_message(self, connection: Connection) -> None:
@@ -136,7 +131,7 @@ class Connection(asyncio.Protocol):
     def __init__(self, host: Host) -> None:
         self._host = host
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)
-        self._reader = FrameReader(host.max_frame_bytes, host.transcoders)
+        self._reader = FrameReader(host.max_frame_bytes)
         self._slots: deque[Answer] = deque()  # the calls in hand, oldest first
         self._waiting: deque[bytes] = deque()  # messages that are not begun yet
         self._oneway_calls = 0  # that have not ended
@@ -157,7 +152,6 @@ class Connection(asyncio.Protocol):
         self._partial_mark: _Mark | None = None
         self._unsent_mark: _Mark | None = None
         self._counted = False
-        self._since = asyncio.get_running_loop().time()
         self.gone = False
         self.peer = "?"
 
@@ -190,7 +184,7 @@ class Connection(asyncio.Protocol):
             # A compact message has grown meanwhile.
             self._host.budget.charge(max(len(data), sum(map(len, messages))))
         if reader.failure is not None and not self._closing:
-            self._refuse(str(reader.failure), reader.farewell)
+            self._refuse(str(reader.failure), reader.http_answer)
 
     def pause_writing(self) -> None:
         self._unsent_high = True
@@ -201,12 +195,8 @@ class Connection(asyncio.Protocol):
         self._pump()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        went_by_itself = not (self.gone or self._closing)
-        if went_by_itself and self._reader.unfinished:
+        if self._reader.unfinished and not (self.gone or self._closing):
             self._host.ended_within_message(self)
-        elif went_by_itself and not (self._received_bytes or self._retiring):
-            seconds = asyncio.get_running_loop().time() - self._since
-            self._host.left_in_silence(self, seconds)
         # If we close it ourselves, what the kernel has taken is still on its way.
         undelivered: list[Answer] = []
         if self._deliveries is not None:
@@ -324,7 +314,7 @@ class Connection(asyncio.Protocol):
         """Write the answers that no earlier call keeps waiting."""
         slots = self._slots
         framed = self._reader.framed
-        transcoder = self._reader.transcoder
+        compact = self._reader.compact
         deliveries = self._deliveries
         parts: list[bytes] = []
         size = 0
@@ -334,8 +324,8 @@ class Connection(asyncio.Protocol):
             if message is None:
                 break
             slots.popleft()
-            if transcoder is not None:
-                message = transcoder.from_binary(message)
+            if compact:
+                message = from_binary(message)
             if framed:
                 parts.append(_pack_length(len(message)))
                 size += _LENGTH_BYTES

@@ -5,48 +5,45 @@ A connection keeps to one form, told by its first bytes:
     80 01 ..                   strict TBinaryProtocol without frames
     LENGTH 80 01 ..            framed, strict
     LENGTH 00 .. (or any)      framed, not strict: a message begins with the length of a name
-    LENGTH 82 ..               framed TCompactProtocol, by its Transcoder
+    LENGTH 82 ..               framed TCompactProtocol
 
-A length never begins with 80 or above: frames are at most 1 GiB. What begins otherwise is none of
-these; `strangers` knows who it may be. Whatever the pieces in which bytes come, the same bytes give
-the same messages and the same failure; no byte is copied or looked at more than a bounded number of
-times.
+A length never begins with 80 or above: frames are at most 1 GiB. Whatever the pieces in which bytes
+come, the same bytes give the same messages and the same failure; no byte is copied or looked at
+more than a bounded number of times.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Mapping
-from typing import Final, Protocol
+import re
+from typing import Final
 
 from pinlaterd.config.schema import MOST_FRAME_BYTES
 from pinlaterd.errors import ProtocolError
-from pinlaterd.rpc.strangers import Stranger, recognize, recognize_framed, recognize_text
-from pinlaterd.rpc.walk import BeyondEnd, MessageWalk
+from pinlaterd.rpc import compact
+from pinlaterd.rpc.binary import U32, BeyondEnd, Walk, walk_message
 
-_U32: Final = struct.Struct(">I").unpack_from
-_U32_BYTES: Final = struct.Struct(">I").pack
 _UNFRAMED: Final = b"\x80\x01"
 
-
-class Transcoder(Protocol):
-    """Another of Thrift's protocols, message by message, to strict binary and back.
-
-    Both raise ProtocolError for bytes that are no message. What is within a message keeps its
-    meaning; sizes may differ.
-    """
-
-    def to_binary(self, message: bytes) -> bytes: ...
-
-    def from_binary(self, message: bytes) -> bytes: ...
-
-
-# By the first byte of a connection's first framed message.
-Transcoders = Mapping[int, Transcoder]
+# As the length of a frame each would be above 200 MiB.
+_IS_HTTP: Final = re.compile(rb"GET |POST|HEAD|PUT |OPTI|DELE|PATC|CONN|TRAC|PRI ").match
+_IS_TLS: Final = re.compile(rb"\x16\x03").match
+_THIS: Final = "this is pinlaterd's Thrift port"
+_HTTP_TEXT: Final = (
+    f"{_THIS}; it does not speak HTTP.\n"
+    "Statistics and health are on stats_port (9999 if etc/pinlaterd.yaml says nothing else).\n"
+)
+_HTTP_ANSWER: Final = (
+    "HTTP/1.1 400 Bad Request\r\n"
+    "Content-Type: text/plain; charset=utf-8\r\n"
+    f"Content-Length: {len(_HTTP_TEXT)}\r\n"
+    "Connection: close\r\n"
+    "\r\n"
+    f"{_HTTP_TEXT}"
+).encode()
 
 
 class FrameReader:
-    """Cuts what one connection sends into messages."""
+    """Cuts what one connection sends into messages; those are of TBinaryProtocol always."""
 
     __slots__ = (
         "_buffer",
@@ -54,28 +51,28 @@ class FrameReader:
         "_is_first",
         "_max_frame_bytes",
         "_missing",
-        "_transcoders",
+        "_needed",
         "_walk",
+        "compact",
         "failure",
-        "farewell",
         "framed",
-        "transcoder",
+        "http_answer",
         "unfinished",
     )
 
-    def __init__(self, max_frame_bytes: int, transcoders: Transcoders) -> None:
+    def __init__(self, max_frame_bytes: int) -> None:
         self._max_frame_bytes = max_frame_bytes
-        self._transcoders = transcoders
         self._decided = False
         self._is_first = True
         self._buffer = bytearray()  # an unfinished message, or an unfinished length
         self._missing = 0  # bytes of the framed message in `_buffer` that have yet to come
-        self._walk: MessageWalk | None = None  # through the unframed message in `_buffer`
+        self._walk: Walk | None = None  # through the unframed message in `_buffer`
+        self._needed = 0  # how many bytes `_buffer` must have for `_walk` to go on
         self.unfinished = False  # whether a part of a message, or of a length, is here
         self.framed = True
-        self.transcoder: Transcoder | None = None
+        self.compact = False  # whether answers have to be of TCompactProtocol
         self.failure: ProtocolError | None = None
-        self.farewell = b""  # what to tell a client that speaks another protocol
+        self.http_answer = b""  # for a client that speaks HTTP
 
     @property
     def buffered(self) -> int:
@@ -88,7 +85,7 @@ class FrameReader:
         if self._missing:
             return self._missing
         if self._walk is not None:
-            return max(1, self._walk.at - len(self._buffer))
+            return self._needed - len(self._buffer)
         return 4 - len(self._buffer) if self._buffer else 0
 
     def feed(self, data: bytes) -> list[bytes]:
@@ -124,15 +121,19 @@ class FrameReader:
             self._buffer += data
             return
         self._decided = True
-        self._refuse(recognize(start))
+        if _IS_HTTP(start):
+            self.http_answer = _HTTP_ANSWER
+            raise ProtocolError(f"HTTP; {_THIS}, statistics are on stats_port")
+        if _IS_TLS(start):
+            raise ProtocolError(
+                f"TLS; {_THIS}, which is not encrypted: switch TLS off in the client"
+            )
         self.framed = not start.startswith(_UNFRAMED)
         if self.framed and start[0] >= 0x80:
             raise ProtocolError(
-                f"no Thrift protocol that is spoken here (it begins {start.hex(' ')})"
+                f"no Thrift protocol that is spoken here (it begins {start.hex(' ')}); "
+                "set the client to framed TBinaryProtocol or TCompactProtocol"
             )
-        if self._buffer:
-            data = bytes(self._buffer) + data
-            self._buffer = bytearray()
         self._cut(data, messages)
 
     def _cut(self, data: bytes, messages: list[bytes]) -> None:
@@ -151,9 +152,9 @@ class FrameReader:
         end = len(data)
         max_bytes = self._max_frame_bytes
         while end - at >= 4:
-            (length,) = _U32(data, at)
+            (length,) = U32(data, at)
             if not 0 < length <= max_bytes:
-                raise ProtocolError(self._bad_length(length))
+                raise ProtocolError(self._bad_length(length, data[at : at + 4]))
             begin = at + 4
             at = begin + length
             if at > end:
@@ -161,7 +162,7 @@ class FrameReader:
                 self._missing = at - end
                 return
             message = data[begin:at]
-            if self._is_first or self.transcoder is not None:
+            if self._is_first or self.compact:
                 message = self._accept(message)
             messages.append(message)
         if at < end:
@@ -186,43 +187,43 @@ class FrameReader:
         the connection speaks."""
         if self._is_first:
             self._is_first = False
-            self._refuse(recognize_framed(message))
-            self.transcoder = self._transcoders.get(message[0])
-        return message if self.transcoder is None else self.transcoder.to_binary(message)
+            self.compact = message[0] == compact.PROTOCOL_ID
+        return compact.to_binary(message, self._max_frame_bytes) if self.compact else message
 
     def _cut_unframed(self, data: bytes, messages: list[bytes]) -> None:
         buffer: bytes | bytearray = data
         if self._buffer:
             self._buffer += data
             buffer = self._buffer
-        walk = self._walk or MessageWalk(0, self._max_frame_bytes)
         begin = 0
-        while True:
-            end = walk.end(buffer)
+        while begin < len(buffer):
+            end = self._unframed_end(buffer, begin)
             if end is None:
                 break
             messages.append(bytes(buffer[begin:end]))
             begin = end
-            if begin == len(buffer):
-                self._buffer, self._walk = bytearray(), None
-                return
-            walk = MessageWalk(begin, self._max_frame_bytes)
-        # What is left is walked anew if it moved: at most once for each message.
-        self._walk = walk if begin == 0 else MessageWalk(0, self._max_frame_bytes)
         if begin or not self._buffer:
             self._buffer = bytearray(buffer[begin:])
+        if begin and self._buffer:  # it has moved, and is walked again: once for each message
+            self._walk = None
+            self._unframed_end(self._buffer, 0)
 
-    def _refuse(self, stranger: Stranger | None) -> None:
-        if stranger is not None:
-            self.farewell = stranger.answer
-            raise ProtocolError(stranger.mistake)
+    def _unframed_end(self, buffer: bytes | bytearray, begin: int) -> int | None:
+        """Where the message that begins there ends; None if more bytes have to come."""
+        try:
+            if self._walk is None:
+                self._walk = walk_message(buffer, begin, self._max_frame_bytes)
+                self._needed = next(self._walk)
+            else:
+                self._needed = self._walk.send(buffer)
+        except StopIteration as ended:
+            self._walk = None
+            return int(ended.value)
+        return None
 
-    def _bad_length(self, length: int) -> str:
+    def _bad_length(self, length: int, start: bytes) -> str:
         if length == 0:
             return "a frame of length 0; a frame holds one message"
-        start = _U32_BYTES(length)
-        if self._is_first:
-            self._refuse(recognize_text(start))
         return f"a frame of {length} bytes (it begins {start.hex(' ')}); {self._cure(length)}"
 
     def _cure(self, wanted_bytes: int) -> str:

@@ -1,118 +1,277 @@
-"""The interface file, loaded: its structs, enums and methods as plain tables.
+"""The interface file as tables: structs, methods, and what of `pinlaterd.model` they become.
 
-The file is read once, at import; nothing of it is written a second time in code. thriftpy2 is
-used for its parser only: its decoders trust the lengths that a message claims and recurse as
-deep as it nests, and they cannot say which field of which job is wrong.
+thriftpy2 parses the file once, at import; reader and writer work by these tables. Nothing of the
+file is written a second time in code: here stands only what the model calls differently.
+(thriftpy2's own decoders trust the lengths that a message claims, recurse as deep as it nests, and
+cannot say which field of which job is wrong.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Mapping
+from enum import IntEnum
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import thriftpy2
-from thriftpy2.thrift import TType as _ParserType
+from thriftpy2.thrift import TType as ParserType
 
-from pinlaterd.rpc.thrift_types import TType
+from pinlaterd.model import (
+    AckInfo,
+    AckRequest,
+    CallContext,
+    CheckpointInfo,
+    CheckpointRequest,
+    CountRequest,
+    DeleteJobsRequest,
+    DequeueRequest,
+    EnqueueRequest,
+    Job,
+    JobRecord,
+    JobState,
+    LookupRequest,
+    Method,
+    RetryFailedRequest,
+    ScanRequest,
+    ScanResult,
+)
+from pinlaterd.rpc.binary import TType
 
 INTERFACE_FILE: Final = Path(__file__).with_name("pinlater.thrift")
+# As thriftpy2 parses it.
+INTERFACE: Final = thriftpy2.load(str(INTERFACE_FILE), module_name="pinlater_thrift")
 
 
-@dataclass(frozen=True, slots=True)
-class Type:
-    """A type of the interface; `name` is that of a struct or an enum."""
+# Optional fields for which neither the interface nor the model has a default.
+_ABSENT: Final = {"PinLaterJobInfo": {"run_after_ms": 0, "updated_at_ms": 0}}
 
-    code: TType
+
+class Type(NamedTuple):
+    """A type on the wire and what is made of it: `struct` of structs, `enum` of i32."""
+
+    code: int
+    name: str  # as the interface calls it
     binary: bool = False
-    name: str | None = None
+    struct: Struct | None = None
+    enum: type[IntEnum] | None = None
     key: Type | None = None  # of a map
     element: Type | None = None  # of a map (its values), a list or a set
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(NamedTuple):
+    """`default`: the interface's, or None. `place`: which of the model's fields it is."""
+
     id: int
     name: str
+    key: str  # what the model calls it
+    place: int
     type: Type
     required: bool
-    default: object = None
+    default: object
+    header: bytes  # type and id, as they stand in front of the value
 
 
-@dataclass(frozen=True, slots=True)
-class MethodType:
-    """`result` has field 0, the result, unless the method is void; then what may be thrown."""
+class Struct:
+    """A struct of the interface, and the NamedTuple that is made of it.
 
-    arguments: tuple[Field, ...]
-    result: tuple[Field, ...]
-    oneway: bool
+    `defaults` are the values of a struct of which no field is given: the interface's, or, where it
+    has none, the model's.
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class Interface:
-    """Fields are in the order of their ids, the order in which they are written."""
-
-    structs: Mapping[str, tuple[Field, ...]]
-    enums: Mapping[str, Mapping[str, int]]
-    constants: Mapping[str, str]
-    methods: Mapping[str, MethodType]
-
-
-def load_interface(path: Path = INTERFACE_FILE) -> Interface:
-    module = thriftpy2.load(str(path), module_name="pinlater_thrift")
-    meta = module.__thrift_meta__
-    service = module.PinLater
-    return Interface(
-        structs={
-            struct.__name__: _fields(struct) for struct in (*meta["structs"], *meta["exceptions"])
-        },
-        enums={enum.__name__: dict(vars(enum)["_NAMES_TO_VALUES"]) for enum in meta["enums"]},
-        constants=_text_constants(module),
-        methods={name: _method(service, name) for name in service.thrift_services},
-    )
+    def __init__(self, name: str, make: type[Any], fields: Iterable[Field]) -> None:
+        self.name = name
+        self.make = make
+        self.fields = tuple(sorted(fields))  # by their ids, the order in which they are written
+        self.by_id = {field.id: field for field in self.fields}
+        # By header: a field, and its bit in the set of those that were given.
+        self.by_header = {each.header: (each, 1 << at) for at, each in enumerate(self.fields)}
+        self.required = sum(1 << at for at, each in enumerate(self.fields) if each.required)
+        absent = make._field_defaults | _ABSENT.get(name, {})
+        self.defaults: list[Any] = [absent.get(key) for key in make._fields]
+        for field in self.fields:
+            if field.default is not None:
+                self.defaults[field.place] = field.default
 
 
-def _text_constants(module: ModuleType) -> dict[str, str]:
-    return {
-        name: value
-        for name, value in vars(module).items()
-        if name.isupper() and isinstance(value, str)
-    }
+class MethodStructs(NamedTuple):
+    """`result`: success in field 0, unless the method is void; or the error in field 1."""
+
+    arguments: Struct
+    result: Struct
 
 
-def _method(service: Any, name: str) -> MethodType:
-    result = getattr(service, f"{name}_result")
-    return MethodType(
-        arguments=_fields(getattr(service, f"{name}_args")),
-        result=_fields(result),
-        oneway=result.oneway,
-    )
+class EnqueueResponse(NamedTuple):
+    descriptors: list[str]
 
 
-def _fields(struct: Any) -> tuple[Field, ...]:
-    defaults = dict(struct.default_spec)
+class DequeueMetadata(NamedTuple):
+    """A server that lacks our extensions gives no claim."""
+
+    attempts_allowed: int = 0
+    attempts_remaining: int = 0
+    claim_descriptor: str = ""
+    claim_timeout_seconds: int = 0
+
+
+class DequeueResponse(NamedTuple):
+    jobs: Mapping[str, bytes] = {}
+    metadata: Mapping[str, DequeueMetadata] = {}
+
+
+class ErrorBody(NamedTuple):
+    """PinLaterException. The code is a number: one that we do not know must not hide the rest."""
+
+    code: int
+    message: str
+    descriptors: list[str] | None = None
+
+
+class ApplicationErrorBody(NamedTuple):
+    """TApplicationException, which is part of Thrift, not of the interface."""
+
+    message: str = ""
+    type: int = 0
+
+
+class ResultBody(NamedTuple):
+    """Either of both, or neither in the answer of a void method."""
+
+    success: Any = None
+    e: ErrorBody | None = None
+
+
+class CallArguments(NamedTuple):
+    """The arguments of any method: the context, then one request or up to two texts."""
+
+    context: CallContext
+    request: Any = None
+    name: str = ""
+    password: str = ""
+
+
+_MODELS: Final[dict[str, type[Any]]] = {
+    "RequestContext": CallContext,
+    "PinLaterJob": Job,
+    "PinLaterEnqueueRequest": EnqueueRequest,
+    "PinLaterEnqueueResponse": EnqueueResponse,
+    "PinLaterJobAckInfo": AckInfo,
+    "PinLaterJobAckRequest": AckRequest,
+    "PinLaterDequeueRequest": DequeueRequest,
+    "PinLaterDequeueMetadata": DequeueMetadata,
+    "PinLaterDequeueResponse": DequeueResponse,
+    "PinLaterCheckpointJobRequest": CheckpointInfo,
+    "PinLaterCheckpointJobsRequest": CheckpointRequest,
+    "PinLaterLookupJobRequest": LookupRequest,
+    "PinLaterJobInfo": JobRecord,
+    "PinLaterGetJobCountRequest": CountRequest,
+    "PinLaterScanJobsRequest": ScanRequest,
+    "PinLaterScanJobsResponse": ScanResult,
+    "PinLaterRetryFailedJobsRequest": RetryFailedRequest,
+    "PinLaterDeleteJobsRequest": DeleteJobsRequest,
+    "PinLaterException": ErrorBody,
+}
+# Fields that the model does not just call the same in snake case.
+_KEYS: Final = {
+    "queueName": "queue",
+    "jobDescriptor": "descriptor",
+    "jobDescriptors": "descriptors",
+    "jobState": "state",
+    "runAfterTimestampMillis": "run_after_ms",
+    "createdAtTimestampMillis": "created_at_ms",
+    "updatedAtTimestampMillis": "updated_at_ms",
+    "retryDelayMillis": "retry_delay_ms",
+    "maxWaitMillis": "max_wait_ms",
+    "numAttemptsAllowed": "attempts_allowed",
+    "numOfAttemptsAllowed": "attempts",
+    "jobsSucceeded": "succeeded",
+    "jobsFailed": "failed",
+    "jobAckRequest": "acks",
+    "jobMetadata": "metadata",
+    "requests": "checkpoints",
+    "countFutureJobs": "future",
+    "scanFutureJobs": "future",
+    "scannedJobs": "jobs",
+    "bodyRegexToMatch": "body_regex",
+    "errorCode": "code",
+}
+# Text by its declaration, but raw bytes all the same.
+_BINARY: Final = {("PinLaterCheckpointJobRequest", "newBody")}
+_ENUMS: Final = {"PinLaterJobState": JobState}
+
+_structs: Final[dict[str, Struct]] = {}
+
+
+def struct_named(name: str) -> Struct:
+    if name not in _structs:
+        parsed = getattr(INTERFACE, name)
+        _structs[name] = Struct(name, _MODELS[name], _load_fields(name, _MODELS[name], parsed))
+    return _structs[name]
+
+
+def _load_fields(name: str, make: type[Any], parsed: Any) -> list[Field]:
+    defaults = dict(parsed.default_spec)
     fields = []
-    for number, (code, name, *detail, required) in sorted(struct.thrift_spec.items()):
-        spec = (code, detail[0]) if detail else code
-        fields.append(Field(number, name, _type(spec), required, defaults.get(name)))
-    return tuple(fields)
+    for number, (code, field_name, *detail, required) in parsed.thrift_spec.items():
+        declared = _load_type((code, *detail), binary=(name, field_name) in _BINARY)
+        key = _KEYS.get(field_name) or re.sub("([A-Z])", r"_\1", field_name).lower()
+        field = _field(make, number, field_name, key, declared, required=required)
+        fields.append(field._replace(default=defaults.get(field_name)))
+    return fields
 
 
-def _type(spec: Any) -> Type:
+def _field(
+    make: type[Any],
+    number: int,
+    name: str,
+    key: str,
+    declared: Type,
+    *,
+    required: bool = False,
+) -> Field:
+    header = bytes((declared.code,)) + number.to_bytes(2, "big")
+    return Field(number, name, key, make._fields.index(key), declared, required, None, header)
+
+
+def _load_type(spec: Any, *, binary: bool = False) -> Type:
     """thriftpy2 writes a type as its code, or as (code, what it is made of)."""
-    code, detail = spec if isinstance(spec, tuple) else (spec, None)
-    if code == _ParserType.BINARY:
-        return Type(TType.STRING, binary=True)
-    if code == TType.MAP:
-        key, value = detail
-        return Type(TType.MAP, key=_type(key), element=_type(value))
+    code, *detail = spec if isinstance(spec, tuple) else (spec,)
+    if code == ParserType.BINARY or binary:
+        return Type(TType.STRING, "binary", binary=True)
+    code = TType(code)
+    name = code.name.lower()
+    if code is TType.MAP:
+        key, element = map(_load_type, detail[0])
+        return Type(code, f"map<{key.name},{element.name}>", key=key, element=element)
     if code in (TType.LIST, TType.SET):
-        return Type(TType(code), element=_type(detail))
-    if detail is not None:
-        return Type(TType(code), name=detail.__name__)
-    return Type(TType(code))
+        element = _load_type(detail[0])
+        return Type(code, f"{name}<{element.name}>", element=element)
+    if code is TType.STRUCT:
+        struct = struct_named(detail[0].__name__)
+        return Type(code, struct.name, struct=struct)
+    if detail and detail[0].__name__ in _ENUMS:
+        return Type(code, detail[0].__name__, enum=_ENUMS[detail[0].__name__])
+    return Type(code, name)
 
 
-INTERFACE: Final = load_interface()
+def _load_method(method: Method) -> MethodStructs:
+    arguments = _load_fields(method, CallArguments, getattr(INTERFACE.PinLater, f"{method}_args"))
+    result = _load_fields(method, ResultBody, getattr(INTERFACE.PinLater, f"{method}_result"))
+    return MethodStructs(
+        # The interface language has no requiredness for arguments; all of ours are.
+        Struct(method, CallArguments, [each._replace(required=True) for each in arguments]),
+        Struct(f"{method} result", ResultBody, result),
+    )
+
+
+METHODS: Final = {method: _load_method(method) for method in Method}
+CONTEXT: Final = struct_named("RequestContext")
+PINLATER_ERROR: Final = struct_named("PinLaterException")
+APPLICATION_ERROR: Final = Struct(
+    "TApplicationException",
+    ApplicationErrorBody,
+    [
+        _field(ApplicationErrorBody, 1, "message", "message", Type(TType.STRING, "string")),
+        _field(ApplicationErrorBody, 2, "type", "type", Type(TType.I32, "i32")),
+    ],
+)

@@ -17,11 +17,8 @@ from typing import Final
 
 from pinlaterd.config.schema import ServerSettings
 from pinlaterd.rpc.buffers import BufferBudget
-from pinlaterd.rpc.compact import PROTOCOL_ID, CompactTranscoder
 from pinlaterd.rpc.connection import Answer, Connection
-from pinlaterd.rpc.framing import Transcoders
 from pinlaterd.rpc.limited_log import LimitedLog
-from pinlaterd.rpc.strangers import SILENT
 from pinlaterd.stats import Stats
 from pinlaterd.wording import how_many
 
@@ -42,8 +39,6 @@ RETIRE_SECONDS: Final = 0.25
 _CROWDED_CURE: Final = (
     "; others wait for its memory: raise max_buffered_bytes in etc/pinlaterd.yaml"
 )
-# Those who only look whether the port is open go sooner.
-_SILENCE_SECONDS: Final = 5.0
 _LOOKS_PER_PATIENCE: Final = 10
 _LOOK_SECONDS: Final = 0.5
 _LOG_LINES: Final = 20
@@ -60,7 +55,6 @@ class ThriftServer:
         self.max_frame_bytes = settings.max_frame_bytes
         self.max_calls = settings.max_calls_per_connection
         self.max_waiting = settings.max_waiting_per_connection
-        self.transcoders: Transcoders = {PROTOCOL_ID: CompactTranscoder(settings.max_frame_bytes)}
         self.budget = BufferBudget(settings.max_buffered_bytes, lambda: self._connections)
         self._settings = settings
         self._stats = stats
@@ -175,13 +169,6 @@ class ThriftServer:
     def refused(self, connection: Connection, reason: str) -> None:
         self._stats.count("connections_closed_on_error")
         self._log.warning(f"closing the connection from {connection.peer}: {reason}")
-
-    def left_in_silence(self, connection: Connection, seconds: float) -> None:
-        if seconds >= _SILENCE_SECONDS:
-            self._log.warning(
-                f"the connection from {connection.peer} ended after {seconds:.0f} s without a "
-                f"byte: {SILENT}"
-            )
 
     def ended_within_message(self, connection: Connection) -> None:
         missing = how_many(connection.missing_bytes(), "byte")

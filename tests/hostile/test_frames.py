@@ -13,8 +13,7 @@ import pytest
 from pinlaterd.errors import PinLaterError
 from pinlaterd.model import CallContext, LookupRequest, Method
 from pinlaterd.rpc import codec
-from pinlaterd.rpc.compact import CompactTranscoder
-from pinlaterd.rpc.framing import Transcoder
+from pinlaterd.rpc.compact import from_binary
 from tests.deployment import Deployment
 from tests.hostile.calls import (
     I64,
@@ -37,17 +36,16 @@ pytestmark = pytest.mark.service
 
 FRAME_LIMIT = 64 * MIB
 CALLS = valid_calls(QUEUE)
-COMPACT = CompactTranscoder(FRAME_LIMIT)
 
 
 def _exchange_all(
-    deployment: Deployment, messages: Iterable[bytes], transcoder: Transcoder | None = None
+    deployment: Deployment, messages: Iterable[bytes], *, compact: bool = False
 ) -> list[bytes]:
     """Each message is answered, or closes its connection; all answers."""
     answers: list[bytes] = []
 
     def connect() -> RawConnection:
-        connection = RawConnection(deployment.port, transcoder)
+        connection = RawConnection(deployment.port, compact=compact)
         connection.begin()
         return connection
 
@@ -89,19 +87,17 @@ def test_mutated_calls(deployment: Deployment, seed):
 @pytest.mark.parametrize("seed", range(2))
 def test_mutated_compact_calls(deployment: Deployment, seed):
     chance = random.Random(seed)
-    calls = [COMPACT.from_binary(call) for call in CALLS]
+    calls = [from_binary(call) for call in CALLS]
     mutants = (mutated(chance.choice(calls), chance) for _ in range(400))
-    assert _exchange_all(deployment, mutants, COMPACT)
+    assert _exchange_all(deployment, mutants, compact=True)
 
 
 def test_compact_fields_of_any_type(deployment: Deployment):
     chance = random.Random(3)
     messages = [
-        COMPACT.from_binary(head(method) + random_struct(chance))
-        for method in Method
-        for _ in range(20)
+        from_binary(head(method) + random_struct(chance)) for method in Method for _ in range(20)
     ]
-    assert _exchange_all(deployment, messages, COMPACT)
+    assert _exchange_all(deployment, messages, compact=True)
 
 
 @pytest.mark.parametrize(
@@ -118,8 +114,8 @@ def test_compact_fields_of_any_type(deployment: Deployment):
     ],
 )
 def test_compact_messages_that_would_be_dear(deployment: Deployment, body):
-    start = COMPACT.from_binary(head(Method.CREATE_QUEUE) + bytes(1))[:-1]
-    _exchange_all(deployment, [start + body + bytes(1)] * 3, COMPACT)
+    start = from_binary(head(Method.CREATE_QUEUE) + bytes(1))[:-1]
+    _exchange_all(deployment, [start + body + bytes(1)] * 3, compact=True)
 
 
 def test_calls_cut_off_anywhere(deployment: Deployment):

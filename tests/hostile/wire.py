@@ -8,12 +8,13 @@ from types import TracebackType
 from typing import Self
 
 from pinlaterd.rpc import codec
-from pinlaterd.rpc.framing import Transcoder
+from pinlaterd.rpc.compact import from_binary, to_binary
 from tests.hostile.calls import head
 
 ANSWER_SECONDS = 10.0
 TRACE_METHOD = "__can__finagle__trace__v3__"  # unknown to us: answered, whatever came before
 _TRACE_SEQID = 0x51EED
+_MOST_BYTES = 64 << 20
 
 
 def framed(message: bytes) -> bytes:
@@ -23,17 +24,16 @@ def framed(message: bytes) -> bytes:
 class RawConnection:
     """`exchange` finds out whether the server answered or closed; a third is a failure.
 
-    With a transcoder the connection speaks that protocol: what is sent is in it already, answers
-    are turned into binary."""
+    If `compact`, what is sent is in that protocol already, and answers are turned into binary."""
 
-    def __init__(self, port: int, transcoder: Transcoder | None = None) -> None:
+    def __init__(self, port: int, *, compact: bool = False) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=ANSWER_SECONDS)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.open = True
-        self._transcoder = transcoder
+        self._compact = compact
         self._harmless = head(TRACE_METHOD, seqid=_TRACE_SEQID) + bytes(1)
-        if transcoder is not None:
-            self._harmless = transcoder.from_binary(self._harmless)
+        if compact:
+            self._harmless = from_binary(self._harmless)
         self._received = bytearray()
 
     def __enter__(self) -> Self:
@@ -62,7 +62,7 @@ class RawConnection:
                 if len(self._received) >= end:
                     message = bytes(self._received[4:end])
                     del self._received[:end]
-                    return self._transcoder.to_binary(message) if self._transcoder else message
+                    return to_binary(message, _MOST_BYTES) if self._compact else message
             try:
                 chunk = self.socket.recv(65536)
             except ConnectionResetError:

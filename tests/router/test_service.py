@@ -54,7 +54,7 @@ from pinlaterd.model import (
 from pinlaterd.router.limits import RateLimits
 from pinlaterd.router.service import RouterService
 from pinlaterd.router.shards import ShardPlan, ShardSet
-from pinlaterd.rpc import codec, fast_read
+from pinlaterd.rpc import codec, usual
 from pinlaterd.shard.service import ShardService
 from pinlaterd.stats import Stats
 from pinlaterd.wire.envelope import Op, ReadyCounts
@@ -1011,13 +1011,13 @@ def test_other_calls_come_in_between_the_parts_of_a_long_list(play, monkeypatch,
     read: list[int] = []
 
     def count_elements(reader: str) -> None:
-        read_elements = getattr(fast_read, reader)
+        read_elements = getattr(usual, reader)
 
         def count(message: bytes, at: int, elements: int, *more: int) -> Any:
             read.append(elements)
             return read_elements(message, at, elements, *more)
 
-        monkeypatch.setattr(fast_read, reader, count)
+        monkeypatch.setattr(usual, reader, count)
 
     async def scenario(site: Site) -> None:
         calling = asyncio.ensure_future(site.call(*LONG_LISTS[name]))

@@ -6,8 +6,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from pinlaterd.rpc.binding import METHODS, Bound, BoundType
-from pinlaterd.rpc.thrift_types import TType
+from pinlaterd.rpc.binary import TType
+from pinlaterd.rpc.interface import METHODS, Struct, Type
 from tests.rpc.thrift_bytes import (
     BOOL,
     BYTE,
@@ -74,13 +74,15 @@ class Shape:
         self.unknown = unknown
         self.wrong = wrong
 
-    def struct(self, bound: Bound) -> st.SearchStrategy[list[Field]]:
+    def struct(self, declared: Struct) -> st.SearchStrategy[list[Field]]:
         @st.composite
         def draw_struct(draw: st.DrawFn) -> list[Field]:
             fields = []
-            for field in bound.fields.values():
-                required = field.id in bound.required
-                absent = self.wrong and draw(ONE_IN_TWENTY) if required else draw(st.booleans())
+            for field in declared.fields:
+                if field.required:
+                    absent = self.wrong and draw(ONE_IN_TWENTY)
+                else:
+                    absent = draw(st.booleans())
                 if not absent:
                     fields.append(Field(field.id, field.type.code, draw(self.value(field.type))))
                 if self.wrong and draw(ONE_IN_TWENTY):
@@ -92,7 +94,7 @@ class Shape:
 
         return draw_struct()
 
-    def value(self, declared: BoundType) -> st.SearchStrategy[Any]:
+    def value(self, declared: Type) -> st.SearchStrategy[Any]:
         if declared.struct is not None:
             return st.deferred(lambda: self.struct(declared.struct))  # type: ignore[arg-type]
         if declared.code == TType.LIST:

@@ -22,21 +22,22 @@ from pinlaterd.model import (
     Method,
     Request,
 )
-from pinlaterd.rpc import codec, fast_read, fast_write, slices
-from pinlaterd.rpc.binding import (
+from pinlaterd.rpc import codec, usual
+from pinlaterd.rpc.binary import read_call_head, read_message_head
+from pinlaterd.rpc.interface import (
     METHODS,
     CallArguments,
     DequeueMetadata,
     DequeueResponse,
     EnqueueResponse,
     ResultBody,
+    Struct,
+    Type,
 )
-from pinlaterd.rpc.message import read_call_head, read_message_head
 from pinlaterd.rpc.peek import UNUSUAL
 from pinlaterd.rpc.reader import UNLIMITED
-from pinlaterd.rpc.writer import write_struct
 from tests.rpc.strategies import Shape, calls
-from tests.rpc.thrift_bytes import write_message
+from tests.rpc.thrift_bytes import Field, write_message
 
 HOT = [Method.ENQUEUE, Method.DEQUEUE, Method.ACK]
 USUAL = Shape(in_order=True, unknown=False, wrong=False)
@@ -44,9 +45,9 @@ STRANGE = Shape(in_order=False, unknown=True, wrong=False)
 WRONG = Shape(in_order=True, unknown=True, wrong=True)
 
 FAST: dict[Method, Any] = {
-    Method.ENQUEUE: fast_read.read_enqueue,
-    Method.DEQUEUE: fast_read.read_dequeue,
-    Method.ACK: fast_read.read_ack,
+    Method.ENQUEUE: usual.read_enqueue,
+    Method.DEQUEUE: usual.read_dequeue,
+    Method.ACK: usual.read_ack,
 }
 FORMS = st.booleans()
 
@@ -60,8 +61,9 @@ def outcome(read: Any, *arguments: Any) -> Any:
 
 
 def general(message: bytes) -> codec.Call:
-    head, at = read_call_head(message)
-    return codec._decode_arguments(head, Method(head.method_name), message, at)
+    head, method, at = read_call_head(message)
+    assert method is not None
+    return codec._decode_arguments(head, method, message, at)
 
 
 def normal(value: Any) -> Any:
@@ -73,7 +75,7 @@ def normal(value: Any) -> Any:
 def test_what_is_usual_is_read_fast_and_alike(call, strict):
     name, fields = call
     message = write_message(name, fields, strict=strict)
-    head, at = read_call_head(message)
+    head, _, at = read_call_head(message)
 
     context, request = FAST[Method(name)](message, at, UNLIMITED)
 
@@ -111,7 +113,7 @@ def in_slices(message: bytes) -> Request:
 
 
 def _in_slices(message: bytes) -> Request:
-    with mock.patch.object(slices, "SLICE", 2):
+    with mock.patch.object(usual, "SLICE", 2):
         method = codec.peek(message).method
         if method is Method.ENQUEUE:
             sizes: list[int] = []
@@ -120,13 +122,13 @@ def _in_slices(message: bytes) -> Request:
                 sizes[:] = [2] * (jobs // 2) + [1] * (jobs % 2)
                 return sizes
 
-            parts = list(slices.enqueue_parts(message, UNLIMITED, in_pairs))
+            parts = list(usual.enqueue_parts(message, UNLIMITED, in_pairs))
             requests: list[Any] = [codec.decode_call(part.message).request for part in parts]
             assert [len(request.jobs) for request in requests] == sizes
             assert [part.jobs for part in parts] == sizes
             jobs = [job for request in requests for job in request.jobs]
             return EnqueueRequest(requests[0].queue if parts else "", jobs)
-        decoded = [request for _, request in slices.ack_slices(message, UNLIMITED)]
+        decoded = [request for _, request in usual.ack_slices(message, UNLIMITED)]
         assert max(len(part) for request in decoded for part in request[1:]) <= 2
         return AckRequest(
             decoded[0].queue,
@@ -266,15 +268,35 @@ HOT_REQUESTS = st.one_of(
 METHOD_OF = {EnqueueRequest: Method.ENQUEUE, AckRequest: Method.ACK, DequeueRequest: Method.DEQUEUE}
 
 
+def as_fields(declared: Struct, value: Any) -> list[Field]:
+    """A value of the model as the tree that an independent writer takes."""
+    return [
+        Field(field.id, field.type.code, as_tree(field.type, value[field.place]))
+        for field in declared.fields
+        if value[field.place] is not None
+    ]
+
+
+def as_tree(declared: Type, value: Any) -> Any:
+    if declared.struct is not None:
+        return as_fields(declared.struct, value)
+    if declared.key is not None and declared.element is not None:
+        key, element = declared.key, declared.element
+        pairs = [(as_tree(key, name), as_tree(element, each)) for name, each in value.items()]
+        return key.code, element.code, pairs
+    if declared.element is not None:
+        return declared.element.code, [as_tree(declared.element, each) for each in value]
+    return value.encode() if isinstance(value, str) else value
+
+
 @given(CONTEXTS, HOT_REQUESTS)
 def test_a_request_is_written_byte_for_byte_alike(context, request_):
     method = METHOD_OF[type(request_)]
     message = codec.encode_call(method, 7, context, request_)
 
-    slow: list[bytes] = []
-    write_struct(slow, METHODS[method].arguments, CallArguments(context, request_))
+    arguments = as_fields(METHODS[method].arguments, CallArguments(context, request_))
 
-    assert message[read_call_head(message)[1] :] == b"".join(slow)
+    assert message == write_message(method.value, arguments)
     assert codec.decode_call(message)[1:] == (context, request_)
 
 
@@ -282,12 +304,10 @@ def test_a_request_is_written_byte_for_byte_alike(context, request_):
 def test_descriptors_are_written_and_read_alike(descriptors):
     reply = codec.encode_reply(codec.Head("enqueueJobs", 1, False, True), descriptors)
 
-    slow: list[bytes] = []
-    body = ResultBody(EnqueueResponse(descriptors))
-    write_struct(slow, METHODS[Method.ENQUEUE].result, body)
+    body = as_fields(METHODS[Method.ENQUEUE].result, ResultBody(EnqueueResponse(descriptors)))
 
     at = read_message_head(reply).at
-    assert reply[at:] == b"".join(slow) == fast_write.enqueue_result(descriptors)
+    assert reply == write_message("enqueueJobs", body, kind=2, seqid=1)
     assert codec.decode_reply(Method.ENQUEUE, reply) == descriptors
     assert codec._decode_result(Method.ENQUEUE, reply, at) == descriptors
 
@@ -300,16 +320,15 @@ def test_claimed_jobs_are_written_and_read_alike(jobs):
     result = DequeueResult(jobs)
     reply = codec.encode_reply(codec.Head("dequeueJobs", 1, False, True), result)
 
-    slow: list[bytes] = []
     response = DequeueResponse(
         {job.descriptor: job.body for job in jobs},
         {job.descriptor: DequeueMetadata(*job[2:]) for job in jobs},
     )
-    write_struct(slow, METHODS[Method.DEQUEUE].result, ResultBody(response))
+    body = as_fields(METHODS[Method.DEQUEUE].result, ResultBody(response))
 
     at = read_message_head(reply).at
-    assert reply[at:] == b"".join(slow)
-    assert fast_read.read_dequeue_result(reply, at) == result
+    assert reply == write_message("dequeueJobs", body, kind=2, seqid=1)
+    assert usual.read_dequeue_result(reply, at) == result
     assert codec._decode_result(Method.DEQUEUE, reply, at) == result
 
 
@@ -324,7 +343,7 @@ def test_changed_answers_mean_the_same_both_ways_or_nothing(jobs, data):
     changed = bytes(reply)
 
     try:
-        fast = fast_read.read_dequeue_result(changed, begin)
+        fast = usual.read_dequeue_result(changed, begin)
     except UNUSUAL:
         return
     assert fast == codec._decode_result(Method.DEQUEUE, changed, begin)

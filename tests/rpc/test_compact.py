@@ -7,6 +7,7 @@ Thrift's own library.
 from __future__ import annotations
 
 import struct
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,8 +17,8 @@ from hypothesis import strategies as st
 from pinlaterd.errors import ErrorCode, ProtocolError, QueueNotFound
 from pinlaterd.model import Method
 from pinlaterd.rpc import codec
-from pinlaterd.rpc.compact import MAX_VALUES, CompactTranscoder
-from pinlaterd.rpc.message import read_message_head
+from pinlaterd.rpc.binary import read_message_head
+from pinlaterd.rpc.compact import MAX_VALUES, from_binary, to_binary
 from tests.rpc.strategies import Shape, calls
 from tests.rpc.test_codec import RESULTS, head_of
 from tests.rpc.test_interop import apache_calls
@@ -43,7 +44,7 @@ from tests.rpc.thrift_bytes import (
 )
 
 MAX_BYTES = 1 << 20
-COMPACT = CompactTranscoder(MAX_BYTES)
+expanded = partial(to_binary, max_bytes=MAX_BYTES)
 ANY_CALL = calls(list(Method), Shape(in_order=False, unknown=True, wrong=True))
 
 
@@ -74,8 +75,8 @@ def test_any_message_is_the_same_in_both(call, seqid, kind):
         name, without_types_of_empty_maps(STRUCT, fields), seqid=seqid, kind=kind
     )
 
-    assert COMPACT.to_binary(compact) == returned
-    assert COMPACT.from_binary(binary) == compact
+    assert expanded(compact) == returned
+    assert from_binary(binary) == compact
 
 
 EVERY_TYPE = [
@@ -100,17 +101,17 @@ def test_every_type_and_every_form_of_header():
     compact = write_compact_message("getQueueNames", EVERY_TYPE)
     binary = write_message("getQueueNames", EVERY_TYPE)
 
-    assert COMPACT.to_binary(compact) == binary
-    assert COMPACT.from_binary(binary) == compact
+    assert expanded(compact) == binary
+    assert from_binary(binary) == compact
 
 
 def test_an_empty_map_has_no_types_in_compact():
     compact = write_compact_message("getQueueNames", [Field(1, MAP, (I32, STRUCT, []))])
 
-    binary = COMPACT.to_binary(compact)
+    binary = expanded(compact)
 
     assert binary == write_message("getQueueNames", [Field(1, MAP, (0, 0, []))])
-    assert COMPACT.from_binary(binary) == compact
+    assert from_binary(binary) == compact
 
 
 @pytest.mark.parametrize("false", [0, 2])
@@ -119,9 +120,7 @@ def test_booleans_within_a_collection_as_different_libraries_write_them(declared
     head = write_compact_message("getQueueNames", [])[:-1]
     compact = head + bytes([0x19, 2 << 4 | declared, 1, false, 0])
 
-    assert COMPACT.to_binary(compact) == write_message(
-        "getQueueNames", [Field(1, LIST, (BOOL, [1, 0]))]
-    )
+    assert expanded(compact) == write_message("getQueueNames", [Field(1, LIST, (BOOL, [1, 0]))])
 
 
 def test_what_an_apache_client_writes(apache):
@@ -129,7 +128,7 @@ def test_what_an_apache_client_writes(apache):
     for method, arguments, expected in apache_calls(apache.types):
         compact = apache.write_compact(method, context, *arguments)
 
-        binary = COMPACT.to_binary(compact)
+        binary = expanded(compact)
 
         assert codec.decode_call(binary).request == expected
         assert codec.peek(binary).canonical
@@ -140,15 +139,15 @@ def test_what_an_apache_client_reads(apache):
     for method, result in RESULTS.items():
         reply = codec.encode_reply(head_of(method), result)
 
-        got = apache.read_compact(method.value, COMPACT.from_binary(reply))
+        got = apache.read_compact(method.value, from_binary(reply))
 
         assert got == apache.read(method.value, reply)
 
 
 def test_errors_as_an_apache_client_reads_them(apache):
     head = head_of(Method.COUNT)
-    refused = COMPACT.from_binary(codec.encode_error(head, QueueNotFound("mail")))
-    unknown = COMPACT.from_binary(codec.encode_unknown_method(head))
+    refused = from_binary(codec.encode_error(head, QueueNotFound("mail")))
+    unknown = from_binary(codec.encode_unknown_method(head))
 
     with pytest.raises(apache.types.PinLaterException) as raised:
         apache.read_compact("getJobCount", refused)
@@ -170,16 +169,16 @@ def test_changed_or_cut_off_bytes_are_a_message_or_an_error_of_the_protocol(call
         changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
     changed = changed[: data.draw(st.integers(1, len(changed)))]
     try:
-        binary = COMPACT.to_binary(bytes(changed))
+        binary = expanded(bytes(changed))
     except ProtocolError:
         return
     is_text = "\ufffd" not in read_message_head(binary).method_name  # else the name is not kept
-    assert not is_text or COMPACT.to_binary(COMPACT.from_binary(binary)) == binary
+    assert not is_text or expanded(from_binary(binary)) == binary
 
 
 @given(st.binary(min_size=1, max_size=200))
 def test_any_bytes_are_a_message_or_an_error_of_the_protocol(data):
-    for convert in (COMPACT.to_binary, COMPACT.from_binary):
+    for convert in (expanded, from_binary):
         try:
             convert(data)
             convert(b"\x82\x21\0\0" + data)
@@ -216,7 +215,7 @@ def test_any_bytes_are_a_message_or_an_error_of_the_protocol(data):
 )
 def test_what_is_no_message_is_refused(message, says):
     with pytest.raises(ProtocolError, match=says):
-        COMPACT.to_binary(message)
+        expanded(message)
 
 
 def test_a_message_is_not_expanded_beyond_the_limit():
@@ -224,22 +223,21 @@ def test_a_message_is_not_expanded_beyond_the_limit():
     numbers = HEAD + LIST_FIELD + b"\xf6" + varint(200_000) + bytes(200_001)
 
     with pytest.raises(ProtocolError, match=r"as binary; max_frame_bytes is 1048576: send fewer"):
-        COMPACT.to_binary(numbers)
+        expanded(numbers)
 
 
 def test_a_call_with_the_most_jobs_is_read():
     jobs = [job(b"x", Field(2, BYTE, 1), Field(4, I32, 2), Field(5, STRING, b""))] * 100_000
-    transcoder = CompactTranscoder(64 << 20)
     binary = enqueue(*jobs)
 
-    assert transcoder.to_binary(transcoder.from_binary(binary)) == binary
+    assert to_binary(from_binary(binary), 64 << 20) == binary
 
 
 def test_a_binary_message_that_is_cut_off_is_refused():
     whole = write_message("getQueueNames", EVERY_TYPE)
     for end in range(len(whole)):
         with pytest.raises(ProtocolError):
-            COMPACT.from_binary(whole[:end])
+            from_binary(whole[:end])
     deep = struct.pack(">Bi", LIST, 1) * 100 + struct.pack(">Bi", I16, 0)
     with pytest.raises(ProtocolError, match="more than 64 levels"):
-        COMPACT.from_binary(write_message("x", [])[:-1] + b"\x0f\0\1" + deep + b"\0")
+        from_binary(write_message("x", [])[:-1] + b"\x0f\0\1" + deep + b"\0")

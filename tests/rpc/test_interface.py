@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from pinlaterd.errors import ErrorCode
-from pinlaterd.model import CONTINUATION_END, CONTINUATION_START, JobState, Method
-from pinlaterd.rpc.binding import METHODS, BoundType, defaults
-from pinlaterd.rpc.interface import INTERFACE, INTERFACE_FILE, Field, Type
-from pinlaterd.rpc.thrift_types import TType
+from pinlaterd.model import CONTINUATION_END, CONTINUATION_START, JobState
+from pinlaterd.rpc.binary import TType
+from pinlaterd.rpc.interface import INTERFACE, INTERFACE_FILE, METHODS, Field, Struct, Type
 
 STRUCTS = {
     "PinLaterJob": "1 req binary body; 2 opt byte priority = 1; 3 opt i64 runAfterTimestampMillis; "
@@ -29,7 +28,7 @@ STRUCTS = {
     "100 opt string claimDescriptor; 101 opt i32 claimTimeoutSeconds",
     "PinLaterDequeueResponse": "1 opt map<string,binary> jobs; "
     "2 opt map<string,PinLaterDequeueMetadata> jobMetadata",
-    "PinLaterCheckpointJobRequest": "1 req string jobDescriptor; 2 opt string newBody; "
+    "PinLaterCheckpointJobRequest": "1 req string jobDescriptor; 2 opt binary newBody; "
     "3 opt bool moveToPending = False; 4 opt i64 runAfterTimestampMillis; "
     "5 opt i32 numOfAttemptsAllowed; 6 opt string prependCustomStatus; "
     "100 opt string claimDescriptor",
@@ -52,7 +51,7 @@ STRUCTS = {
     "3 opt i32 attemptsToAllow = 1; 4 opt i64 runAfterTimestampMillis; 5 opt i32 limit = 1000",
     "PinLaterDeleteJobsRequest": "1 req string queueName; 2 req PinLaterJobState jobState; "
     "3 opt byte priority = 1; 4 opt string bodyRegexToMatch; 5 opt i32 limit = 1000",
-    "PinLaterException": "1 req ErrorCode errorCode; 2 req string message; "
+    "PinLaterException": "1 req i32 errorCode; 2 req string message; "
     "100 opt list<string> jobDescriptors",
     "RequestContext": "1 req string source; 2 opt string requestId = ''",
 }
@@ -73,100 +72,84 @@ METHOD_TYPES = {
 }
 
 
-def type_text(declared: Type) -> str:
-    if declared.key is not None and declared.element is not None:
-        return f"map<{type_text(declared.key)},{type_text(declared.element)}>"
-    if declared.element is not None:
-        return f"{declared.code.name.lower()}<{type_text(declared.element)}>"
-    return declared.name or ("binary" if declared.binary else declared.code.name.lower())
+def all_structs() -> dict[str, Struct]:
+    found: dict[str, Struct] = {}
 
-
-def field_text(field: Field) -> str:
-    text = f"{field.id} {'req' if field.required else 'opt'} {type_text(field.type)} {field.name}"
-    return text if field.default is None else f"{text} = {field.default!r}"
-
-
-def test_structs_have_the_published_fields():
-    loaded = {
-        name: "; ".join(map(field_text, fields)) for name, fields in INTERFACE.structs.items()
-    }
-
-    assert loaded == STRUCTS
-
-
-def test_methods_have_the_published_arguments_results_and_error():
-    loaded = {}
-    for name, method in INTERFACE.methods.items():
-        context, *others = method.arguments
-        assert (context.id, type_text(context.type), context.name) == (
-            1,
-            "RequestContext",
-            "context",
-        )
-        *success, error = sorted(method.result, key=lambda field: field.id)
-        assert (error.id, type_text(error.type), error.name) == (1, "PinLaterException", "e")
-        assert not method.oneway
-        arguments = ", ".join(f"{each.id} {type_text(each.type)} {each.name}" for each in others)
-        loaded[name] = (arguments, type_text(success[0].type) if success else "void")
-
-    assert loaded == METHOD_TYPES
-
-
-def test_enums_and_constants_are_those_of_the_code():
-    assert INTERFACE.enums["ErrorCode"] == {code.name: code.value for code in ErrorCode}
-    assert INTERFACE.enums["PinLaterJobState"] == {state.name: state.value for state in JobState}
-    assert set(INTERFACE.enums) == {"ErrorCode", "PinLaterJobState"}
-    assert INTERFACE.constants == {
-        "CONTINUATION_START": CONTINUATION_START,
-        "CONTINUATION_END": CONTINUATION_END,
-    }
-    assert set(INTERFACE.methods) == {method.value for method in Method}
-
-
-def bound_structs() -> dict[str, BoundType]:
-    found: dict[str, BoundType] = {}
-
-    def collect(bound: BoundType | None) -> None:
-        if bound is None:
+    def collect(declared: Type | None) -> None:
+        if declared is None:
             return
-        if bound.struct is not None and bound.name not in found:
-            found[bound.name] = bound
-            for field in bound.struct.fields.values():
+        if declared.struct is not None and declared.name not in found:
+            found[declared.name] = declared.struct
+            for field in declared.struct.fields:
                 collect(field.type)
-        collect(bound.key)
-        collect(bound.element)
+        collect(declared.key)
+        collect(declared.element)
 
     for method in METHODS.values():
-        for field in (*method.arguments.fields.values(), *method.result.fields.values()):
+        for field in (*method.arguments.fields, *method.result.fields):
             collect(field.type)
     return found
 
 
-def test_every_struct_is_bound_and_model_defaults_never_contradict_the_interface():
-    bound = bound_structs()
+def field_text(field: Field) -> str:
+    text = f"{field.id} {'req' if field.required else 'opt'} {field.type.name} {field.name}"
+    return text if field.default is None else f"{text} = {field.default!r}"
 
-    assert set(bound) == set(INTERFACE.structs)
-    for name, bound_type in bound.items():
-        assert bound_type.struct is not None
-        of_model = getattr(bound_type.struct.make, "_field_defaults", {})
-        for key, value in bound_type.struct.defaults.items():
-            if key in of_model:
-                assert of_model[key] == value, (name, key)
-        optional = {
-            field.key
-            for field in bound_type.struct.fields.values()
-            if field.id not in bound_type.struct.required
-        }
-        assert optional <= set(defaults(name)), name
+
+def test_structs_have_the_published_fields():
+    loaded = {name: "; ".join(map(field_text, each.fields)) for name, each in all_structs().items()}
+
+    assert loaded == STRUCTS
+    assert set(loaded) == {
+        each.__name__
+        for each in (
+            *INTERFACE.__thrift_meta__["structs"],
+            *INTERFACE.__thrift_meta__["exceptions"],
+        )
+    }
+
+
+def test_methods_have_the_published_arguments_results_and_error():
+    loaded = {}
+    for method, (arguments, result) in METHODS.items():
+        context, *others = arguments.fields
+        assert field_text(context) == "1 req RequestContext context"
+        *success, error = result.fields
+        assert field_text(error) == "1 opt PinLaterException e"
+        assert not getattr(INTERFACE.PinLater, f"{method}_result").oneway
+        texts = ", ".join(f"{each.id} {each.type.name} {each.name}" for each in others)
+        loaded[method.value] = (texts, success[0].type.name if success else "void")
+
+    assert loaded == METHOD_TYPES
+    assert set(loaded) == set(INTERFACE.PinLater.thrift_services)
+
+
+def test_enums_and_constants_are_those_of_the_code():
+    enums = {each.__name__: each._NAMES_TO_VALUES for each in INTERFACE.__thrift_meta__["enums"]}
+
+    assert enums == {
+        "ErrorCode": {code.name: code.value for code in ErrorCode},
+        "PinLaterJobState": {state.name: state.value for state in JobState},
+    }
+    assert INTERFACE.PinLaterException.thrift_spec[1][2] is INTERFACE.ErrorCode
+    assert INTERFACE.CONTINUATION_START == CONTINUATION_START
+    assert INTERFACE.CONTINUATION_END == CONTINUATION_END
+
+
+def test_defaults_of_the_model_never_contradict_the_interface():
+    for name, declared in all_structs().items():
+        of_model = declared.make._field_defaults
+        for field in declared.fields:
+            if field.key in of_model:
+                assert declared.defaults[field.place] == of_model[field.key], (name, field.key)
 
 
 def test_checkpoint_bodies_are_bytes_although_declared_text():
-    checkpoint = bound_structs()["PinLaterCheckpointJobRequest"].struct
+    field = all_structs()["PinLaterCheckpointJobRequest"].by_id[2]
 
-    assert checkpoint is not None
-    assert checkpoint.fields[2].name == "newBody"
-    assert checkpoint.fields[2].type.binary
-    assert checkpoint.fields[2].type.code == TType.STRING
+    assert field.name == "newBody"
+    assert field.type.binary
+    assert INTERFACE.PinLaterCheckpointJobRequest.thrift_spec[2][0] == TType.STRING
 
 
 @pytest.mark.parametrize("language", ["py", "java", "js:node", "cpp"])

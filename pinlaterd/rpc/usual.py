@@ -1,21 +1,21 @@
-"""The hot messages from bytes, in the layout in which all common clients write.
+"""Tuned readers of enqueues, dequeues, acks and their answers, in the layout in which all common
+clients write.
 
-Each reader here gives exactly what `reader` gives for the same bytes, or raises one of UNUSUAL,
-and then `reader` decides what the bytes mean or what is wrong with them. So nothing here has to
-explain an error, and anything that looks odd may be declined.
+Each gives exactly what `reader` gives for the same bytes, or raises one of UNUSUAL, and then
+`reader` decides what the bytes mean or what is wrong with them: nothing here explains an error,
+and anything that looks odd may be declined.
 
-Why it is fast: jobs of one call mostly differ in the body alone. What follows the body, up to the
-first field of the next job, is remembered as bytes together with what they meant. Parsing is
-deterministic and never looks behind where it stops, so that the same bytes at the same place mean
-the same: the comparison of a few bytes replaces the parsing of up to four fields. The defaults of
-fields that are not given come from the binding, as for `reader`.
+Jobs of one call mostly differ in the body alone. What follows the body, up to the first field of
+the next job, is remembered as bytes together with what they meant: parsing never looks behind
+where it stops, so that the same bytes at the same place mean the same, and comparing them replaces
+parsing them. The defaults of fields that are not given come from the interface, as for `reader`.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple
 
 from pinlaterd.model import (
     AckInfo,
@@ -28,11 +28,28 @@ from pinlaterd.model import (
     EnqueueRequest,
     Job,
 )
-from pinlaterd.rpc.binding import defaults
-from pinlaterd.rpc.message import U32
-from pinlaterd.rpc.peek import CONTEXT_SOURCE, REQUEST_ID, REQUEST_TEXT, Uncanonical
+from pinlaterd.rpc.binary import U32, pack_u32, read_call_head
+from pinlaterd.rpc.interface import struct_named
+from pinlaterd.rpc.peek import (
+    ACKS,
+    CONTEXT_SOURCE,
+    COVERAGE,
+    DRY_RUN,
+    FAILED,
+    FIRST_TEXT,
+    JOBS,
+    LIMIT,
+    MAX_WAIT,
+    REQUEST_ID,
+    REQUEST_TEXT,
+    SUCCEEDED,
+    UNUSUAL,
+    Unusual,
+)
 
-_TAG3_U32: Final = struct.Struct(">3sI").unpack_from
+__all__ = ["SLICE", "UNUSUAL", "EnqueuePart", "ack_slices", "enqueue_parts"]
+
+
 _TAG3_I32: Final = struct.Struct(">3si").unpack_from
 _TAG4_U32: Final = struct.Struct(">4sI").unpack_from
 _TAG5_U32: Final = struct.Struct(">5sI").unpack_from
@@ -43,130 +60,116 @@ _I64: Final = struct.Struct(">q").unpack_from
 _F64: Final = struct.Struct(">d").unpack_from
 
 _END: Final = b"\0"
-END_ALL: Final = b"\0\0"  # of the request and of the arguments
+_END_ALL: Final = b"\0\0"  # of the request and of the arguments
 
-# Field headers: type, then id. Those that begin an element of a list are its first field's.
-_BODY: Final = b"\x0b\x00\x01"
+# Headers of fields: type, then id.
 _PRIORITY: Final = b"\x03\x00\x02"
 _RUN_AFTER: Final = b"\x0a\x00\x03"
 _ATTEMPTS: Final = b"\x08\x00\x04"
 _CUSTOM_STATUS: Final = b"\x0b\x00\x05"
-_JOBS: Final = b"\x0f\x00\x02\x0c"
 
-_DESCRIPTOR: Final = b"\x0b\x00\x01"
-_NEXT_DESCRIPTOR: Final = b"\0" + _DESCRIPTOR
 _APPEND_STATUS: Final = b"\x0b\x00\x02"
 _RETRY_DELAY: Final = b"\x0a\x00\x03"
 _CLAIM: Final = b"\x0b\x00\x64"
-_SUCCEEDED: Final = b"\x0f\x00\x02\x0c"
-_FAILED: Final = b"\x0f\x00\x03\x0c"
+_NEXT_ACK: Final = b"\0" + FIRST_TEXT
 
-_LIMIT: Final = b"\x08\x00\x02"
-_ACKS: Final = b"\x0c\x00\x03\x0b\x00\x01"
-_DRY_RUN: Final = b"\x02\x00\x04"
-_COVERAGE: Final = b"\x04\x00\x05"
-_MAX_WAIT: Final = b"\x08\x00\x64"
-
-_DESCRIPTORS: Final = b"\x0c\x00\x00\x0f\x00\x01\x0b"
+DESCRIPTORS: Final = b"\x0c\x00\x00\x0f\x00\x01\x0b"
 _CLAIMED_JOBS: Final = b"\x0c\x00\x00\x0d\x00\x01\x0b\x0b"
 _METADATA: Final = b"\x0d\x00\x02\x0b\x0c"
 _METADATA_HEAD: Final = struct.Struct(">3si3si3sI").unpack_from
 _METADATA_TAIL: Final = struct.Struct(">3siB").unpack_from
 _METADATA_TAGS: Final = (b"\x08\x00\x01", b"\x08\x00\x02", b"\x0b\x00\x64", b"\x08\x00\x65")
 
+# A tuple's own constructor: a NamedTuple's costs three times as much.
 _new: Final = tuple.__new__
 
 
-_JOB: Final = defaults("PinLaterJob")
-_ACK: Final = defaults("PinLaterJobAckInfo")
-_ACK_REQUEST: Final = defaults("PinLaterJobAckRequest")
-_DEQUEUE: Final = defaults("PinLaterDequeueRequest")
-_CONTEXT: Final = defaults("RequestContext")
+# --- calls ----------------------------------------------------------------------------------
+
+_CONTEXT_DEFAULTS: Final = CallContext(*struct_named("RequestContext").defaults)
+_ACK_REQUEST: Final = AckRequest(*struct_named("PinLaterJobAckRequest").defaults)
+_DEQUEUE: Final = DequeueRequest(*struct_named("PinLaterDequeueRequest").defaults)
 
 # What follows a job's body, or an ack's descriptor, as the fields of the model.
 _JobRest = tuple[int, int | None, int, str]
 _AckRest = tuple[str, int, str | None]
+_JOB_REST: Final[_JobRest] = tuple(struct_named("PinLaterJob").defaults[1:])
+_ACK_REST: Final[_AckRest] = tuple(struct_named("PinLaterJobAckInfo").defaults[1:])
 
 
 def read_enqueue(message: bytes, at: int, most: int) -> tuple[CallContext, EnqueueRequest]:
     """The arguments of enqueueJobs that begin at `at`; declined with more than `most` jobs."""
-    context, queue, at = context_and_queue(message, at)
-    count, at = list_of_jobs(message, at, most)
+    context, queue, at = _context_and_queue(message, at)
+    count, at = _list_of_jobs(message, at, most)
     jobs, at = read_jobs(message, at, count)
-    expect_end(message, at)
+    _expect_end(message, at)
     return context, _new(EnqueueRequest, (queue, jobs))
 
 
 def read_ack(message: bytes, at: int, most: int) -> tuple[CallContext, AckRequest]:
     """The arguments of ackDequeuedJobs; declined if a list has more than `most` elements."""
-    context, queue, at = context_and_queue(message, at)
+    context, queue, at = _context_and_queue(message, at)
     acks, at = _ack_request(message, queue, at, most)
     if message[at:] != _END:
-        raise Uncanonical
+        raise Unusual
     return context, acks
 
 
 def read_dequeue(message: bytes, at: int, most: int) -> tuple[CallContext, DequeueRequest]:
     """The arguments of dequeueJobs; declined if a list of acks has more than `most` elements."""
-    context, queue, at = context_and_queue(message, at)
+    context, queue, at = _context_and_queue(message, at)
     tag, limit = _TAG3_I32(message, at)
-    if tag != _LIMIT:
-        raise Uncanonical
+    if tag != LIMIT:
+        raise Unusual
     at += 7
-    acks: AckRequest | None = None
-    if message.startswith(_ACKS, at):
+    _, _, acks, dry_run, coverage, max_wait_ms = _DEQUEUE
+    if message.startswith(ACKS, at):
         begin = at + 10
         end = begin + U32(message, at + 6)[0]
         acks, at = _ack_request(message, message[begin:end].decode(), end, most)
-    dry_run = _DEQUEUE["dry_run"]
-    coverage = _DEQUEUE["coverage"]
-    max_wait_ms = _DEQUEUE["max_wait_ms"]
-    if message.startswith(_DRY_RUN, at):
+    if message.startswith(DRY_RUN, at):
         dry_run = message[at + 3] != 0
         at += 4
-    if message.startswith(_COVERAGE, at):
+    if message.startswith(COVERAGE, at):
         (coverage,) = _F64(message, at + 3)
         at += 11
-    if message.startswith(_MAX_WAIT, at):
+    if message.startswith(MAX_WAIT, at):
         (max_wait_ms,) = _I32(message, at + 3)
         at += 7
-    expect_end(message, at)
-    return context, DequeueRequest(queue, limit, acks, dry_run, coverage, max_wait_ms)
+    _expect_end(message, at)
+    return context, _new(DequeueRequest, (queue, limit, acks, dry_run, coverage, max_wait_ms))
 
 
-def context_and_queue(message: bytes, at: int) -> tuple[CallContext, str, int]:
+def _context_and_queue(message: bytes, at: int) -> tuple[CallContext, str, int]:
     """The context, and the request up to its first field, the queue's name."""
     tag, length = _TAG6_U32(message, at)
     if tag != CONTEXT_SOURCE:
-        raise Uncanonical
+        raise Unusual
     begin = at + 10
     at = begin + length
     source = message[begin:at].decode()
-    request_id: str = _CONTEXT["request_id"]
+    request_id = _CONTEXT_DEFAULTS.request_id
     if message.startswith(REQUEST_ID, at):
         begin = at + 7
         at = begin + U32(message, at + 3)[0]
         request_id = message[begin:at].decode()
     if message[at] or not message.startswith(REQUEST_TEXT, at + 1):
-        raise Uncanonical
+        raise Unusual
     begin = at + 11
     at = begin + U32(message, at + 7)[0]
     return _new(CallContext, (source, request_id)), message[begin:at].decode(), at
 
 
-def expect_end(message: bytes, at: int) -> None:
-    if message[at:] != END_ALL:
-        raise Uncanonical
+def _expect_end(message: bytes, at: int) -> None:
+    if message[at:] != _END_ALL:
+        raise Unusual
 
 
-# --- jobs -----------------------------------------------------------------------------------
-
-
-def list_of_jobs(message: bytes, at: int, most: int) -> tuple[int, int]:
+def _list_of_jobs(message: bytes, at: int, most: int) -> tuple[int, int]:
     """How many jobs an enqueue has, and where the first begins; declined with more than `most`."""
     tag, count = _TAG4_U32(message, at)
-    if tag != _JOBS or count > most:
-        raise Uncanonical
+    if tag != JOBS or count > most:
+        raise Unusual
     return count, at + 8
 
 
@@ -176,12 +179,12 @@ def read_jobs(message: bytes, at: int, count: int) -> tuple[list[Job], int]:
     if count == 0:
         return jobs, at
     append, startswith, new = jobs.append, message.startswith, _new
-    if not startswith(_BODY, at):
-        raise Uncanonical
+    if not startswith(FIRST_TEXT, at):
+        raise Unusual
     at += 3
     # From behind a body up to the length of the next one.
     between = b""
-    priority, run_after_ms, attempts, status = _NO_JOB_REST
+    priority, run_after_ms, attempts, status = _JOB_REST
     size = 0
     for _ in range(count - 1):
         (length,) = U32(message, at)
@@ -189,8 +192,8 @@ def read_jobs(message: bytes, at: int, count: int) -> tuple[list[Job], int]:
         end = begin + length
         if not size or not startswith(between, end):
             (priority, run_after_ms, attempts, status), at = _job_rest(message, end)
-            if not startswith(_BODY, at):
-                raise Uncanonical
+            if not startswith(FIRST_TEXT, at):
+                raise Unusual
             between = message[end : at + 3]
             size = len(between)
         append(new(Job, (message[begin:end], priority, run_after_ms, attempts, status)))
@@ -204,7 +207,7 @@ def read_jobs(message: bytes, at: int, count: int) -> tuple[list[Job], int]:
 
 def _job_rest(message: bytes, at: int) -> tuple[_JobRest, int]:
     """The fields behind the body, and where the job ends."""
-    priority, run_after_ms, attempts, status = _NO_JOB_REST
+    priority, run_after_ms, attempts, status = _JOB_REST
     tag = message[at : at + 3]
     if tag == _PRIORITY:
         (priority,) = _I8(message, at + 3)
@@ -223,38 +226,65 @@ def _job_rest(message: bytes, at: int) -> tuple[_JobRest, int]:
         at = begin + U32(message, at + 3)[0]
         status = message[begin:at].decode()
     if message[at]:
-        raise Uncanonical
+        raise Unusual
     return (priority, run_after_ms, attempts, status), at + 1
-
-
-_NO_JOB_REST: Final[_JobRest] = (
-    _JOB["priority"],
-    _JOB["run_after_ms"],
-    _JOB["attempts_allowed"],
-    _JOB["custom_status"],
-)
-
-
-# --- acks -----------------------------------------------------------------------------------
 
 
 def _ack_request(message: bytes, queue: str, at: int, most: int) -> tuple[AckRequest, int]:
     """A PinLaterJobAckRequest, from behind its queue's name on, and where it ends."""
-    succeeded, failed = _ACK_REQUEST["succeeded"], _ACK_REQUEST["failed"]
-    if message.startswith(_SUCCEEDED, at):
+    _, succeeded, failed = _ACK_REQUEST
+    if message.startswith(SUCCEEDED, at):
         succeeded, at = read_acks(message, at + 8, U32(message, at + 4)[0], most)
-    if message.startswith(_FAILED, at):
+    if message.startswith(FAILED, at):
         failed, at = read_acks(message, at + 8, U32(message, at + 4)[0], most)
     if message[at]:
-        raise Uncanonical
-    return AckRequest(queue, succeeded, failed), at + 1
+        raise Unusual
+    return _new(AckRequest, (queue, succeeded, failed)), at + 1
 
 
-def list_of_acks(message: bytes, at: int, *, succeeded: bool) -> tuple[int, int]:
-    """How many succeeded, or failed, acks there are, and where the first begins."""
-    if not message.startswith(_SUCCEEDED if succeeded else _FAILED, at):
-        return 0, at
-    return U32(message, at + 4)[0], at + 8
+def read_acks(message: bytes, at: int, count: int, most: int) -> tuple[Sequence[AckInfo], int]:
+    """So many elements of a list of acks, and where they end. Like `read_jobs`, but for the claim,
+    which differs from ack to ack."""
+    acks: list[AckInfo] = []
+    if count == 0:
+        return acks, at
+    append, startswith, new = acks.append, message.startswith, _new
+    if count > most or not startswith(FIRST_TEXT, at):
+        raise Unusual
+    if count > 1:
+        alike = _alike_acks(message, at, count)
+        if alike is not None:
+            return alike
+    at += 3
+    # From behind a descriptor up to the length of the claim; without one, of the next descriptor.
+    between = b""
+    size = 0
+    status, delay_ms, claim = _ACK_REST
+    for _ in range(count - 1):
+        begin = at + 4
+        end = begin + U32(message, at)[0]
+        if not size or not startswith(between, end):
+            (status, delay_ms, claim), claim_at, at = _ack_rest(message, end)
+            if not startswith(FIRST_TEXT, at):
+                raise Unusual
+            at += 3
+            between = message[end : at if claim is None else claim_at]
+            size = len(between)
+        elif claim is None:
+            at = end + size
+        else:
+            claim_at = end + size
+            at = claim_at + 4 + U32(message, claim_at)[0]
+            claim = message[claim_at + 4 : at].decode()
+            if not startswith(_NEXT_ACK, at):
+                raise Unusual
+            at += 4
+        append(new(AckInfo, (message[begin:end].decode(), status, delay_ms, claim)))
+    begin = at + 4
+    end = begin + U32(message, at)[0]
+    rest, _, at = _ack_rest(message, end)
+    append(new(AckInfo, (message[begin:end].decode(), *rest)))
+    return acks, at
 
 
 def _alike_acks(message: bytes, at: int, count: int) -> tuple[AlikeAcks, int] | None:
@@ -279,59 +309,10 @@ def _alike_acks(message: bytes, at: int, count: int) -> tuple[AlikeAcks, int] | 
     return AlikeAcks(message[begin:cut].decode(), digits, rest), list_end
 
 
-def read_acks(message: bytes, at: int, count: int, most: int) -> tuple[Sequence[AckInfo], int]:
-    """So many elements of a list of acks, and where they end. Like `read_jobs`; beside what
-    follows a descriptor, that part of it is remembered which comes before the claim."""
-    acks: list[AckInfo] = []
-    if count == 0:
-        return acks, at
-    append, startswith, new = acks.append, message.startswith, _new
-    if count > most or not startswith(_DESCRIPTOR, at):
-        raise Uncanonical
-    if count > 1:
-        alike = _alike_acks(message, at, count)
-        if alike is not None:
-            return alike
-    at += 3
-    between = before_claim = b""
-    status, delay_ms, first_claim = _NO_ACK_REST
-    for _ in range(count - 1):
-        begin = at + 4
-        end = begin + U32(message, at)[0]
-        claim = first_claim
-        if between and startswith(between, end):
-            at = end + len(between)
-        elif before_claim and startswith(before_claim, end):
-            claim, at = _claim(message, end + len(before_claim))
-        else:
-            (status, delay_ms, claim), claim_at, at = _ack_rest(message, end)
-            if not startswith(_DESCRIPTOR, at):
-                raise Uncanonical
-            at += 3
-            first_claim = claim
-            before_claim = message[end:claim_at]
-            between = message[end:at]
-        append(new(AckInfo, (message[begin:end].decode(), status, delay_ms, claim)))
-    begin = at + 4
-    end = begin + U32(message, at)[0]
-    rest, _, at = _ack_rest(message, end)
-    append(new(AckInfo, (message[begin:end].decode(), *rest)))
-    return acks, at
-
-
-def _claim(message: bytes, at: int) -> tuple[str, int]:
-    """A claim that ends its ack, and where the next ack's descriptor begins."""
-    begin = at + 4
-    end = begin + U32(message, at)[0]
-    if not message.startswith(_NEXT_DESCRIPTOR, end):
-        raise Uncanonical
-    return message[begin:end].decode(), end + 4
-
-
 def _ack_rest(message: bytes, at: int) -> tuple[_AckRest, int, int]:
     """The fields behind the descriptor, where the claim's length is (`at`: no claim), and
     where the ack ends."""
-    status, delay_ms, claim = _NO_ACK_REST
+    status, delay_ms, claim = _ACK_REST
     claim_at = at
     tag = message[at : at + 3]
     if tag == _APPEND_STATUS:
@@ -349,15 +330,71 @@ def _ack_rest(message: bytes, at: int) -> tuple[_AckRest, int, int]:
         at = begin + U32(message, at + 3)[0]
         claim = message[begin:at].decode()
     if message[at]:
-        raise Uncanonical
+        raise Unusual
     return (status, delay_ms, claim), claim_at, at + 1
 
 
-_NO_ACK_REST: Final[_AckRest] = (
-    _ACK["append_custom_status"],
-    _ACK["retry_delay_ms"],
-    _ACK["claim_descriptor"],
-)
+# --- long lists, some elements at a time ----------------------------------------------------
+
+# Elements that are decoded at once, in one to five milliseconds: then other calls can go on.
+SLICE: Final = 1_000
+
+
+class EnqueuePart(NamedTuple):
+    """Some of an enqueue's jobs, as a call of their own."""
+
+    message: bytes
+    jobs: int
+
+
+def enqueue_parts(
+    message: bytes, most_elements: int, sizes_of: Callable[[int], Sequence[int]]
+) -> Iterator[EnqueuePart]:
+    """All jobs in order, as the bytes that came; `sizes_of` divides their number. Raises one of
+    UNUSUAL, perhaps only at the end: until then nothing may be carried out."""
+    _, _, at = read_call_head(message)
+    _, _, at = _context_and_queue(message, at)
+    count, begin = _list_of_jobs(message, at, most_elements)
+    head = message[: begin - 4]
+    for size in sizes_of(count):
+        _, end = read_jobs(message, begin, size)
+        part = b"".join((head, pack_u32(size), message[begin:end], _END_ALL))
+        yield EnqueuePart(part, size)
+        begin = end
+    _expect_end(message, begin)
+
+
+def ack_slices(message: bytes, most_elements: int) -> Iterator[tuple[CallContext, AckRequest]]:
+    """All acks in order, at most SLICE at a time; the first request has none. Raises as
+    `enqueue_parts` does."""
+    _, _, at = read_call_head(message)
+    context, queue, at = _context_and_queue(message, at)
+    yield context, AckRequest(queue)
+    for tag in (SUCCEEDED, FAILED):
+        if not message.startswith(tag, at):
+            continue
+        left, at = U32(message, at + 4)[0], at + 8
+        if left > most_elements:
+            raise Unusual
+        while left:
+            size = min(left, SLICE)
+            acks, at = read_acks(message, at, size, SLICE)
+            both = (acks, ()) if tag is SUCCEEDED else ((), acks)
+            yield context, AckRequest(queue, *both)
+            left -= size
+    _expect_end(message, at)
+
+
+def ack_parts(whole: AckRequest) -> Iterator[AckRequest]:
+    """The acks of `whole` in order, at most SLICE in a part; a short one is its only part."""
+    queue, succeeded, failed = whole
+    if len(succeeded) + len(failed) <= SLICE:
+        yield whole
+        return
+    for at in range(0, len(succeeded), SLICE):
+        yield AckRequest(queue, succeeded[at : at + SLICE])
+    for at in range(0, len(failed), SLICE):
+        yield AckRequest(queue, (), failed[at : at + SLICE])
 
 
 # --- answers --------------------------------------------------------------------------------
@@ -365,8 +402,8 @@ _NO_ACK_REST: Final[_AckRest] = (
 
 def read_enqueue_result(message: bytes, at: int) -> list[str]:
     """The result struct of enqueueJobs."""
-    if not message.startswith(_DESCRIPTORS, at):
-        raise Uncanonical
+    if not message.startswith(DESCRIPTORS, at):
+        raise Unusual
     (count,) = U32(message, at + 7)
     at += 11
     descriptors = []
@@ -374,7 +411,7 @@ def read_enqueue_result(message: bytes, at: int) -> list[str]:
         begin = at + 4
         at = begin + U32(message, at)[0]
         descriptors.append(message[begin:at].decode())
-    expect_end(message, at)
+    _expect_end(message, at)
     return descriptors
 
 
@@ -387,35 +424,34 @@ def read_dequeue_result(message: bytes, at: int) -> DequeueResult:
     """The result struct of dequeueJobs, as this version writes it: the same jobs in both maps,
     in the same order, with all metadata."""
     if not message.startswith(_CLAIMED_JOBS, at):
-        raise Uncanonical
+        raise Unusual
     (count,) = U32(message, at + 8)
     at += 12
-    bodies: dict[str, bytes] = {}
+    bodies: dict[bytes, bytes] = {}
     for _ in range(count):
         begin = at + 4
         end = begin + U32(message, at)[0]
-        descriptor = message[begin:end].decode()
-        begin = end + 4
-        at = begin + U32(message, end)[0]
-        bodies[descriptor] = message[begin:at]
+        at = end + 4 + U32(message, end)[0]
+        bodies[message[begin:end]] = message[end + 4 : at]
     tag, claimed = _TAG5_U32(message, at)
     if tag != _METADATA or claimed != len(bodies) or count != claimed:
-        raise Uncanonical
+        raise Unusual
     at += 9
     jobs = []
     for descriptor, body in bodies.items():
         begin = at + 4
         at = begin + U32(message, at)[0]
-        if message[begin:at] != descriptor.encode():
-            raise Uncanonical
+        if message[begin:at] != descriptor:
+            raise Unusual
         tag1, allowed, tag2, remaining, tag3, length = _METADATA_HEAD(message, at)
         begin = at + 21
         at = begin + length
         tag4, timeout, stop = _METADATA_TAIL(message, at)
         if stop or (tag1, tag2, tag3, tag4) != _METADATA_TAGS:
-            raise Uncanonical
+            raise Unusual
         claim = message[begin:at].decode()
-        jobs.append(_new(ClaimedJob, (descriptor, body, allowed, remaining, claim, timeout)))
+        job = (descriptor.decode(), body, allowed, remaining, claim, timeout)
+        jobs.append(_new(ClaimedJob, job))
         at += 8
-    expect_end(message, at)
+    _expect_end(message, at)
     return DequeueResult(jobs)
