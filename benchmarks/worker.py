@@ -195,7 +195,7 @@ def _throughput_by_hand(
 def _pinlater_bench(*arguments: str) -> dict[str, Any]:
     """What `pinlater bench` finds."""
     done = subprocess.run(
-        [sys.executable, "-m", "pinlaterd.tool.main", "bench", *arguments, "--json"],
+        [sys.executable, "-m", "pinlaterd.cli.pinlater", "bench", *arguments, "--json"],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

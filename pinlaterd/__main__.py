@@ -1,6 +1,6 @@
 """`python -m pinlaterd`: the command line `pinlaterd`."""
 
-from pinlaterd.entry import pinlaterd
+from pinlaterd.cli.entry import pinlaterd
 
 if __name__ == "__main__":
     pinlaterd()

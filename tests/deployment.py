@@ -92,7 +92,7 @@ class Deployment:
         )
 
     def _admin_command(self, *arguments: str) -> list[str]:
-        command = [sys.executable, "-P", "-m", "pinlaterd.admin.main", *arguments]
+        command = [sys.executable, "-P", "-m", "pinlaterd.cli.admin", *arguments]
         return [*command, "--dir", str(self.folder)]
 
     def supervisorctl(self, *arguments: str) -> str:

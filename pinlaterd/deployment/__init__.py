@@ -4,7 +4,7 @@
     service     a deployment that runs, or does not: up, down
     restarts    processes started anew while the service goes on
     orphans     processes that a killed supervisord left behind
+    stats_page  what the coordinator answers at its socket, or over HTTP
 
-Part of the command lines (`pinlaterd init`, `up`, `down`; `pinlater-admin restart`): nothing else
-imports it.
+Part of the command lines: nothing else imports it.
 """

@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pinlaterd.admin import stats_page
 from pinlaterd.config.active import load_active
 from pinlaterd.config.layout import ETC, shard_program
 from pinlaterd.config.schema import Config
@@ -36,6 +35,7 @@ from pinlaterd.coordinator.supervisord import (
     SupervisorError,
     lock_programs,
 )
+from pinlaterd.deployment import stats_page
 from pinlaterd.deployment.service import (
     Startup,
     Tell,

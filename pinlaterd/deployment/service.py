@@ -21,7 +21,6 @@ from typing import BinaryIO, NamedTuple
 
 import psutil
 
-from pinlaterd.admin import stats_page
 from pinlaterd.client.client import Client
 from pinlaterd.config.active import (
     Superseded,
@@ -59,7 +58,7 @@ from pinlaterd.coordinator.supervisord import (
     lock_programs,
     write_programs,
 )
-from pinlaterd.deployment import orphans
+from pinlaterd.deployment import orphans, stats_page
 from pinlaterd.deployment.files import check_depth
 from pinlaterd.errors import ConnectionFailed, DeploymentError, PinLaterError
 from pinlaterd.lifecycle import ExitCode

@@ -48,7 +48,7 @@ def engine(folder: Path) -> SqliteEngine:
 
 def check(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     arguments = ("shard", "check", "1", "--dir", str(folder), *options)
-    return run("pinlaterd.admin.main", *arguments)
+    return run("pinlaterd.cli.admin", *arguments)
 
 
 def problems(found: Any) -> set[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pinlaterd.admin.failover import FailoverBroken, FailoverRefused, ShardFailover, Wanted, alone
+from pinlaterd.cli.failover import FailoverBroken, FailoverRefused, ShardFailover, Wanted, alone
 from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import Address
 from pinlaterd.errors import ConfigError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import pytest
 
-from pinlaterd.admin.in_force import tell, what_concerns
+from pinlaterd.cli.service_status import tell, what_concerns
 from pinlaterd.config.active import ActiveConfig
 from pinlaterd.config.schema import Config, ServerSettings, ShardSettings
 from pinlaterd.coordinator.reload import Holding, advance

@@ -7,8 +7,7 @@ from typing import cast
 
 import pytest
 
-from pinlaterd.admin.moving import Move
-from pinlaterd.admin.shard_calls import ShardCalls
+from pinlaterd.cli.moving import Move, ShardCalls
 from pinlaterd.errors import PinLaterError, QueueNotFound
 from pinlaterd.model import Method
 from pinlaterd.rpc import codec

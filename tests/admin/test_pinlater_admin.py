@@ -19,7 +19,7 @@ from tests.deployment import Deployment
 from tests.shared_service import ADMIN_PASSWORD
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
-COMMAND = [sys.executable, "-m", "pinlaterd.admin.main"]
+COMMAND = [sys.executable, "-m", "pinlaterd.cli.admin"]
 
 
 def admin(*arguments: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from pinlaterd.admin.frames import Sample, frame
+from pinlaterd.cli.frames import Sample, frame
 from pinlaterd.client import Job
 from pinlaterd.stats import Stats, empty
 
-COMMAND = [sys.executable, "-m", "pinlaterd.admin.main"]
+COMMAND = [sys.executable, "-m", "pinlaterd.cli.admin"]
 
 
 @pytest.fixture

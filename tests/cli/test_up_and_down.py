@@ -310,7 +310,14 @@ def test_only_one_command_works_in_a_folder_at_a_time(serving):
 def strangers(serving, wait_until):
     """What users run in a deployment's folder: a worker with a process, readers of logs."""
     (serving.folder / "tasks.py").write_text(TASKS)
-    worker = ("pinlaterd.tool.main", "worker", "tasks", "--create-queues", "--port", serving.port)
+    worker = (
+        "pinlaterd.cli.pinlater",
+        "worker",
+        "tasks",
+        "--create-queues",
+        "--port",
+        serving.port,
+    )
     commands = (
         [sys.executable, "-m", *map(str, worker)],
         ["tail", "-f", "run/log/supervisord.log"],
@@ -369,7 +376,10 @@ def test_help_has_an_example(operator, command):
 
 def test_importing_the_command_line_loads_none_of_the_processes_libraries():
     heavy = "aiohttp rich prometheus_client psutil zmq thriftpy2 supervisor yaml"
-    code = f"import sys, pinlaterd.main; print([m for m in '{heavy}'.split() if m in sys.modules])"
+    code = (
+        "import sys, pinlaterd.cli.pinlaterd;"
+        f" print([m for m in '{heavy}'.split() if m in sys.modules])"
+    )
 
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True

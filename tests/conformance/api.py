@@ -37,7 +37,7 @@ from tests.deployment import unused_port
 
 REPOSITORY = Path(__file__).parents[2]
 INTERFACE_FILE = REPOSITORY / "thrift" / "pinlater.thrift"
-PINLATERD = (sys.executable, "-m", "pinlaterd.main")
+PINLATERD = (sys.executable, "-m", "pinlaterd.cli.pinlaterd")
 ADMIN_PASSWORD = "correct horse"
 SOURCE = "conformance:host1"
 HOST = "127.0.0.1"

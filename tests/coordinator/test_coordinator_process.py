@@ -20,7 +20,7 @@ import psutil
 import pytest
 import zmq
 
-from pinlaterd.admin import stats_page
+from pinlaterd.deployment import stats_page
 from pinlaterd.errors import ConnectionFailed
 from pinlaterd.lifecycle import ExitCode
 from pinlaterd.stats import Stats

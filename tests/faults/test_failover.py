@@ -36,7 +36,7 @@ pytestmark = pytest.mark.service
 
 LEASE_SECONDS = 3
 BACK_SECONDS = 30.0
-ADMIN = [sys.executable, "-m", "pinlaterd.admin.main"]
+ADMIN = [sys.executable, "-m", "pinlaterd.cli.admin"]
 
 
 class Cluster:

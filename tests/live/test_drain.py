@@ -18,7 +18,7 @@ from tests.live.conftest import BASE, Live, is_dequeue_only, serves
 
 pytestmark = pytest.mark.service
 
-COMMAND = [sys.executable, "-m", "pinlaterd.admin.main"]
+COMMAND = [sys.executable, "-m", "pinlaterd.cli.admin"]
 HOUR_MS = 3_600_000
 BATCH_JOBS = 100  # that a move has under way at a time
 # Each batch goes into one shard: there are so many that none gets none.

@@ -58,6 +58,6 @@ def test_the_wheel_offers_the_command_lines(wheel):
 
     text = archive.read(entry_points).decode()
 
-    assert "pinlaterd = pinlaterd.entry:pinlaterd" in text
-    assert "pinlater = pinlaterd.entry:pinlater" in text
-    assert "pinlater-admin = pinlaterd.entry:pinlater_admin" in text
+    assert "pinlaterd = pinlaterd.cli.entry:pinlaterd" in text
+    assert "pinlater = pinlaterd.cli.entry:pinlater" in text
+    assert "pinlater-admin = pinlaterd.cli.entry:pinlater_admin" in text

@@ -13,7 +13,7 @@ import pytest
 from tests.deployment import Deployment
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
-COMMAND = [sys.executable, "-m", "pinlaterd.tool.main"]
+COMMAND = [sys.executable, "-m", "pinlaterd.cli.pinlater"]
 
 
 @pytest.fixture

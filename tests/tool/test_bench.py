@@ -18,14 +18,14 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
+from pinlaterd.cli.bench import Bench
+from pinlaterd.cli.bench_report import Report
+from pinlaterd.cli.callers import Kind
+from pinlaterd.cli.pace import ClosedLoop, even_arrivals, poisson_arrivals
+from pinlaterd.cli.pinlater import cli
 from pinlaterd.client import JobState
 from pinlaterd.errors import ConnectionFailed
 from pinlaterd.lifecycle import ExitCode, StopSignal
-from pinlaterd.tool.bench import Bench
-from pinlaterd.tool.bench_report import Report
-from pinlaterd.tool.callers import Kind
-from pinlaterd.tool.main import cli
-from pinlaterd.tool.pace import ClosedLoop, even_arrivals, poisson_arrivals
 from tests.tool.program import COMMAND, facts
 
 FREEZE_SECONDS = 0.3

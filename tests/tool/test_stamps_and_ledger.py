@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pinlaterd.model import ClaimedJob
-from pinlaterd.tool.ledger import Ledger
-from pinlaterd.tool.stamps import (
+from pinlaterd.cli.audit import (
     MIN_BODY_BYTES,
     BodyDamaged,
+    Ledger,
     Stamp,
     new_run,
     read_stamp,
     stamped_body,
 )
+from pinlaterd.model import ClaimedJob
 
 RUN = "0a1b2c3d"
 

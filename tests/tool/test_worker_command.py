@@ -65,7 +65,7 @@ class Shell:
         return self._errors.read_text()
 
     def _command(self, *arguments: str) -> list[str]:
-        command = [sys.executable, "-m", "pinlaterd.tool.main", "worker", *arguments]
+        command = [sys.executable, "-m", "pinlaterd.cli.pinlater", "worker", *arguments]
         return [*command, "--port", str(self._port)]
 
     @property

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from pinlaterd.tool.worker_module import ModuleUnfit, load_handlers
+from pinlaterd.cli.worker import ModuleUnfit, load_handlers
 
 MADE = "from pinlaterd.client import Handlers\n{}\n"
 HANDLING = MADE.format("{0} = Handlers()\n{0}.queue('{0}')(print)")

@@ -1,0 +1,332 @@
+"""`pinlater-admin shard …`: the shards, and the commands that change etc/shards.yaml.
+
+Each of those edits the file as a person would, and returns once all processes follow it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+from rich.console import Console
+
+from pinlaterd.cli import options, service_status
+from pinlaterd.cli.command_line import PORT, confirm, fail, yes_option
+from pinlaterd.cli.frames import ListedShard, shards_of, take_sample
+from pinlaterd.cli.rendering import print_table
+from pinlaterd.clock import SystemClock
+from pinlaterd.config import edit
+from pinlaterd.config.active import load_active
+from pinlaterd.config.edit_text import Value
+from pinlaterd.config.layout import ETC, SHARDS_FILE
+from pinlaterd.config.load import load_config
+from pinlaterd.config.schema import DEFAULT_ENGINE, ENGINES, Config
+from pinlaterd.engines.registry import make_engine
+from pinlaterd.errors import ConnectionFailed, ShardOwned, StorageError
+from pinlaterd.lifecycle import ExitCode
+
+_SERVE_SECONDS = 60.0
+_POLL_SECONDS = 0.1
+
+
+@click.group()
+def shard() -> None:
+    """Change the shards of the service."""
+
+
+@shard.command("list")
+@options.json_option
+@options.deployment_options
+def list_shards(*, as_json: bool) -> None:
+    """Show each shard: where its jobs lie, how it is, how many it holds in each state.
+
+    SCHEDULED are jobs whose run-after is still to come; PENDING are the others that wait.
+
+    \b
+    Example:
+      pinlater-admin shard list
+    """
+    found = shards_of(take_sample())
+    if as_json:
+        click.echo(json.dumps(found))
+        return
+    columns = ("shard", "engine", "where", "state", "enqueues")
+    counts = ("#pending", "#scheduled", "#in progress", "#succeeded", "#failed")
+    print_table((*columns, *counts), map(_row, found))
+
+
+def _row(shard: ListedShard) -> tuple[object, ...]:
+    jobs = shard["jobs"]
+    return (
+        shard["name"],
+        shard["engine"],
+        shard["where"] or "-",
+        f"{shard['state']}, ailing" if shard["ailing"] else shard["state"],
+        "no (dequeue-only)" if shard["dequeue_only"] else "yes",
+        *(["-"] * 5 if jobs is None else jobs.values()),
+    )
+
+
+# --- dequeue-only ---------------------------------------------------------------------------
+
+
+@shard.command("dequeue-only")
+@click.argument("name")
+@click.argument("state", type=click.Choice(["on", "off"]), metavar="on|off")
+@yes_option
+@options.json_option
+@options.deployment_options
+def dequeue_only(*, name: str, state: str, yes: bool, as_json: bool) -> None:
+    """Have shard NAME take no new jobs (on), or take them again (off).
+
+    Once this returns, no job is enqueued there any more. Asks if other shards go along, or if no
+    shard would be left that takes jobs.
+
+    \b
+    Examples:
+      pinlater-admin shard dequeue-only 3 on
+      pinlater-admin shard dequeue-only 3 off
+    """
+    done = set_dequeue_only(name, on=state == "on", yes=yes)
+    if as_json:
+        facts = {"shards": done.shards, "dequeue_only": state == "on", "acts": done.acts}
+        click.echo(json.dumps(facts))
+
+
+class Written(NamedTuple):
+    """The shards that a change concerns. `acts`: all follow it; else they do when the coordinator
+    is back."""
+
+    shards: Sequence[str]
+    acts: bool
+
+
+def set_dequeue_only(name: str, *, on: bool, yes: bool) -> Written:
+    """Returns once all follow it, or none can; fails if it is refused."""
+    etc = options.directory() / ETC
+    concerned = edit.shards_alike(etc, name)
+    if len(concerned) > 1:
+        confirm(f"Shards {', '.join(concerned)} are one entry, and go along. Do it?", yes=yes)
+    shards = load_config(etc).shards.values()
+    left = [s.name for s in shards if not s.dequeue_only and s.name not in concerned]
+    if on and not left:
+        confirm("No shard is left that takes jobs: every enqueue will be refused. Do it?", yes=yes)
+    was_changed = edit.set_dequeue_only(etc, name, on=on)
+    takes = "takes no new jobs" if on else "takes new jobs"
+    said = f"shard {', '.join(concerned)} {takes}"
+    return Written(concerned, service_status.say_when_followed(said, was_changed=was_changed))
+
+
+# --- add ------------------------------------------------------------------------------------
+
+
+@shard.command()
+@click.argument("name")
+@click.option("--engine", type=click.Choice(ENGINES), default=DEFAULT_ENGINE, show_default=True)
+@click.option("--file", help="sqlite: the database  [default: data/shard-NAME.sqlite]")
+@click.option("--host", "master_host", help="mysql, redis: the server's host.")
+@click.option("--port", "master_port", type=PORT, help="mysql, redis.")
+@click.option("--user", help="mysql, redis.")
+@click.option("--passwd-env", metavar="NAME", help="The variable that has the password.")
+@click.option("--passwd-file", metavar="PATH", help="The file that has the password.")
+@click.option("--dequeue-only", "only", is_flag=True, help="It takes no new jobs.")
+@options.json_option
+@options.deployment_options
+def add(
+    *,
+    name: str,
+    engine: str,
+    file: str | None,
+    master_host: str | None,
+    master_port: int | None,
+    only: bool,
+    as_json: bool,
+    **others: str | None,
+) -> None:
+    """Add shard NAME. Returns once it serves; every queue is there.
+
+    --host and --port are the store's here, and the password is never an argument, which everyone on
+    the machine could read.
+
+    \b
+    Examples:
+      pinlater-admin shard add 4
+      pinlater-admin shard add 4 --engine redis --host redis7 --port 6379
+      pinlater-admin shard add 4 --engine mysql --host db7 --port 3306 --user plq \\
+        --passwd-file /etc/pinlaterd/passwd
+    """
+    master: Mapping[str, str | int] | None = None
+    if (master_host is None) != (master_port is None):
+        raise click.UsageError("give both --host and --port, or none of them")
+    if master_host is not None and master_port is not None:
+        master = {"host": master_host, "port": master_port}
+    settings: dict[str, Value] = {"engine": engine}
+    if file is not None:
+        settings["file"] = file
+    if master is not None:
+        settings["master"] = master
+    settings.update({key: value for key, value in others.items() if value is not None})
+    if only:
+        settings["dequeue_only"] = True
+    was_changed = edit.add_shard(options.directory() / ETC, name, settings)
+    followed = service_status.say_when_followed(f"shard {name} is added", was_changed=was_changed)
+    if followed:
+        with Console(stderr=True).status(f"waiting until shard {name} serves"):
+            _wait_until_serving(name)
+    if as_json:
+        click.echo(json.dumps({"shard": name, "serves": followed}))
+
+
+def _wait_until_serving(name: str) -> None:
+    until = time.monotonic() + _SERVE_SECONDS
+    while True:
+        states = [shard["state"] for shard in shards_of(take_sample()) if shard["name"] == name]
+        if states == ["serving"]:
+            return
+        if time.monotonic() >= until:
+            fail(
+                f"shard {name} does not serve after {_SERVE_SECONDS:.0f} s; see "
+                f"run/log/shard-{name}.log. It is part of the service: mend that, or "
+                f"`pinlater-admin shard remove {name} --force`"
+            )
+        time.sleep(_POLL_SECONDS)
+
+
+# --- remove ---------------------------------------------------------------------------------
+
+
+@shard.command()
+@click.argument("name")
+@click.option("--force", is_flag=True, help="Also with the jobs that it holds: they are given up.")
+@yes_option
+@options.json_option
+@options.deployment_options
+def remove(*, name: str, force: bool, yes: bool, as_json: bool) -> None:
+    """Take shard NAME out of the service. Its store is left as it is.
+
+    Refused, with the counts, while jobs are pending or in progress there, scheduled ones included:
+    `shard drain` it first. --force gives them up: nobody gets them any more, until a shard
+    of that name and store is added again.
+
+    \b
+    Examples:
+      pinlater-admin shard remove 3
+      pinlater-admin shard remove 3 --force --yes
+    """
+    etc = options.directory() / ETC
+    if name in load_config(etc).shards:
+        alike = edit.shards_alike(etc, name)
+        if len(alike) > 1:
+            fail(f"shards {', '.join(alike)} are one entry of {SHARDS_FILE}; edit it by hand")
+    jobs = _jobs_of(name)
+    if not force:
+        _refuse_if_held(name, jobs)
+    else:
+        confirm(f"Give up {_shown(jobs)} of shard {name}?", yes=yes)
+    acts = _remove(etc, name, force=force)
+    if force and acts:
+        edit.forget_abandoned(etc, name)
+    if as_json:
+        given_up = jobs if force else None
+        click.echo(json.dumps({"shard": name, "given_up": given_up, "acts": acts}))
+
+
+def _remove(etc: Path, name: str, *, force: bool) -> bool:
+    """Edit, and wait; if the coordinator refuses, the file is as it was before. Returns whether the
+    shard has gone: not yet, if the coordinator is away."""
+    path = etc / SHARDS_FILE
+    before = path.read_bytes()
+    was_changed = edit.remove_shard(etc, name, abandon=force)
+    after = path.read_bytes()
+    problems = service_status.wait_until_followed()
+    against = service_status.what_concerns(name, problems or ())
+    if against:
+
+        def as_before(now: bytes, _config: Config) -> bytes:
+            return before if now == after else now
+
+        edit.edit_file(etc, SHARDS_FILE, as_before)
+        is_held = not service_status.what_concerns(None, against)
+        fail(service_status.shown(against) + (f". {_drain_first(name)}" if is_held else ""))
+    return service_status.tell(f"shard {name} is removed", problems, was_changed=was_changed)
+
+
+def _jobs_of(name: str) -> Mapping[str, Any] | None:
+    """What it holds; None if nobody knows."""
+    try:
+        found = [shard["jobs"] for shard in shards_of(take_sample()) if shard["name"] == name]
+    except ConnectionFailed:
+        return None
+    return found[0] if found else None
+
+
+def _refuse_if_held(name: str, jobs: Mapping[str, Any] | None) -> None:
+    if jobs is not None and jobs["pending"] + jobs["scheduled"] + jobs["in_progress"]:
+        fail(f"shard {name} holds {_shown(jobs)}; {_drain_first(name)}")
+
+
+def _drain_first(name: str) -> str:
+    return (
+        f"`pinlater-admin shard drain {name} --wait` first, with --move for the scheduled ones, or "
+        "give them up with --force"
+    )
+
+
+def _shown(jobs: Mapping[str, Any] | None) -> str:
+    if jobs is None:
+        return "all jobs (how many is not known: it does not serve, or counts them)"
+    return (
+        f"{jobs['pending']:,} pending, {jobs['scheduled']:,} scheduled and "
+        f"{jobs['in_progress']:,} running jobs"
+    )
+
+
+@shard.command("check")
+@click.argument("name")
+@click.option("--repair", is_flag=True, help="Mend what is found.")
+@options.json_option
+@options.deployment_options
+def check_shard(*, name: str, repair: bool, as_json: bool) -> None:
+    """Compare what the store of shard NAME holds in several places, over all its jobs.
+
+    The shard must be stopped. Exit 1 if anything disagrees and is not repaired.
+
+    \b
+    Examples:
+      supervisorctl -c etc/supervisord.conf stop shard-1
+      pinlater-admin shard check 1
+      pinlater-admin shard check 1 --repair
+      supervisorctl -c etc/supervisord.conf start shard-1
+    """
+    options.enter()
+    config = load_active(options.directory() / ETC).config
+    settings = config.shards.get(name)
+    if settings is None:
+        fail(f"no shard {name!r}; there are: {', '.join(config.shards) or 'none'}")
+    engine = make_engine(settings, config.server)
+    try:
+        engine.open(SystemClock().now_ms())
+        try:
+            found = engine.check(repair=repair)
+        finally:
+            engine.close()
+    except ShardOwned as error:
+        stop = f"supervisorctl -c etc/supervisord.conf stop shard-{name}"
+        fail(f"{error.message}; stop it first: {stop}")
+    except StorageError as error:
+        fail(error.message)
+    if as_json:
+        facts = {"shard": name, "repaired": repair, "found": [one._asdict() for one in found]}
+        click.echo(json.dumps(facts))
+    else:
+        for queue, problem, jobs in found:
+            click.echo(f"queue {queue}: {jobs:,} {problem}{' (repaired)' if repair else ''}")
+        if not found:
+            click.echo(f"shard {name} agrees with itself")
+    if found and not repair:
+        sys.exit(ExitCode.FAILURE)

@@ -1,0 +1,325 @@
+"""The command `pinlater worker`: runs the handlers of a module, for deployment and development."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import os
+import re
+import select
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+
+import click
+
+from pinlaterd import log
+from pinlaterd.cli.command_line import MAX_SECONDS, Amount, fail
+from pinlaterd.cli.options import host_option, port_option
+from pinlaterd.cli.reload import Reloader, begin_as_child
+from pinlaterd.client import (
+    Client,
+    ConnectionFailed,
+    Handlers,
+    PinLaterError,
+    ProcessNotStarted,
+    Worker,
+)
+from pinlaterd.client.consumer import CONNECTIONS_A_QUEUE
+from pinlaterd.client.executors import CLEAN_UP_SECONDS, TO_THREAD
+from pinlaterd.errors import RequestError
+from pinlaterd.lifecycle import ExitCode, StopSignal
+
+_PAUSE_SECONDS = 1.0
+_CONNECTIONS = 16  # for handlers, beside those that each queue needs
+_LEVELS = ("debug", "info", "warning", "error")
+
+logger = logging.getLogger(__name__)
+
+
+@click.command()
+@click.argument("module", metavar="MODULE[:NAME]")
+@click.option(
+    "--queue",
+    "queues",
+    multiple=True,
+    metavar="NAME",
+    help="A queue to work on; may be given several times  [default: all that have a handler]",
+)
+@click.option("--create-queues", is_flag=True, help="Make the queues that do not exist.")
+@click.option(
+    "--concurrency",
+    type=click.IntRange(min=1),
+    default=8,
+    show_default=True,
+    help="Jobs of a queue that run at a time, where its handler does not say.",
+)
+@click.option(
+    "--grace-seconds",
+    type=Amount(MAX_SECONDS, least=0),
+    default=30.0,
+    show_default=True,
+    help="How long jobs may go on after SIGTERM or Ctrl-C before they are given back.",
+)
+@click.option(
+    "--reload", is_flag=True, help="Start anew when a .py file below this folder changes."
+)
+@click.option("--reload-parent", type=int, hidden=True)
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65535),
+    metavar="PORT",
+    help="Serve Prometheus metrics on this port; 0: on any free one.",
+)
+@click.option(
+    "--metrics-host", default="127.0.0.1", show_default=True, help="Where --metrics-port listens."
+)
+@click.option("--log-level", type=click.Choice(_LEVELS), default="info", show_default=True)
+@port_option
+@host_option
+def worker(  # noqa: PLR0913  one parameter for each option
+    *,
+    module: str,
+    queues: tuple[str, ...],
+    create_queues: bool,
+    concurrency: int,
+    grace_seconds: float,
+    reload: bool,
+    reload_parent: int | None,
+    metrics_port: int | None,
+    metrics_host: str,
+    log_level: str,
+    host: str,
+    port: int,
+) -> None:
+    """Run the handlers of a module until SIGTERM or Ctrl-C.
+
+    MODULE is imported from the current folder, or from what is installed; it has one Handlers, or
+    NAME says which. When stopped, jobs that run are finished, jobs that wait are given back; a
+    second signal gives back what still runs, too. A service that is away is waited for.
+
+    \b
+    Examples:
+      pinlater worker tasks
+      pinlater worker tasks --reload --create-queues
+      pinlater worker shop.tasks:handlers --host queue.example.com --queue mail --concurrency 16
+    """
+    if reload:
+        arguments = [argument for argument in sys.argv[1:] if argument != "--reload"]
+        sys.exit(_run_reloaded(arguments))
+    if reload_parent is not None:
+        begin_as_child(reload_parent)
+    log.set_up("worker", log_level)
+    try:
+        handlers = load_handlers(module, Path.cwd())
+    except ModuleUnfit as error:
+        fail(str(error))
+    names = _chosen(handlers, queues)
+    connections = _CONNECTIONS + CONNECTIONS_A_QUEUE * len(names)
+    with Client(host, port, max_connections=connections) as client:
+        try:
+            made = Worker(
+                client,
+                handlers,
+                queues=names,
+                concurrency=concurrency,
+                grace_seconds=grace_seconds,
+                set_up_process=partial(log.set_up, "worker", log_level),
+            )
+        except ValueError as error:
+            fail(f"{module}: {error}")
+        with _metrics_served(made, metrics_host, metrics_port):
+            if not _queues_are_there(client, names, create=create_queues):
+                return  # stopped before there was a service
+            logger.info("working on %s of %s", ", ".join(names), client.address)
+            try:
+                made.run()
+            except ProcessNotStarted as error:
+                fail(str(error))
+    logger.info("ended")
+    _leave_threads_behind()
+
+
+def _leave_threads_behind() -> None:
+    """End the process although a handler's `asyncio.to_thread` hangs: Python would wait for it."""
+    deadline = time.monotonic() + CLEAN_UP_SECONDS
+    for thread in threading.enumerate():
+        if thread.name.startswith(TO_THREAD):
+            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.is_alive():
+                logger.warning("a handler's thread still runs; it ends with the process")
+                logging.shutdown()
+                sys.stdout.flush()
+                os._exit(ExitCode.OK)
+
+
+def _run_reloaded(arguments: Sequence[str]) -> int:
+    """The same command in a child that is started anew at each change."""
+    command = [
+        *(sys.executable, "-B"),  # the stamps of .pyc files are too coarse for quick edits
+        *("-m", "pinlaterd.cli.pinlater"),
+        *(*arguments, "--reload-parent", str(os.getpid())),
+    ]
+    return Reloader(
+        command, Path.cwd(), lambda text: click.echo(f"pinlater: {text}", err=True)
+    ).run()
+
+
+@contextmanager
+def _metrics_served(made: Worker, host: str, port: int | None) -> Iterator[None]:
+    if port is None:
+        yield
+        return
+    from pinlaterd.client.metrics import WorkerMetrics  # it loads a library
+
+    with ExitStack() as stack:
+        try:
+            url = stack.enter_context(WorkerMetrics(made).served(port, host=host))
+        except OSError as error:
+            fail(
+                f"cannot serve metrics at {host}:{port}: {error.strerror}; "
+                "see --metrics-host and --metrics-port"
+            )
+        logger.info("metrics at %s", url)
+        yield
+
+
+def _chosen(handlers: Handlers, queues: Sequence[str]) -> list[str]:
+    known = list(handlers.by_queue)
+    if unknown := [name for name in queues if name not in known]:
+        raise click.UsageError(
+            f"--queue {unknown[0]}: the module has no handler for it; it has {', '.join(known)}"
+        )
+    return list(dict.fromkeys(queues)) or known
+
+
+def _queues_are_there(client: Client, names: Sequence[str], *, create: bool) -> bool:
+    """Wait for the service, and see to the queues; False if asked to stop before."""
+    stop = StopSignal()
+    stop.catch()
+    try:
+        while not stop.requested:
+            try:
+                missing = sorted({*names} - client.queue_names())
+                if missing and not create:
+                    fail(
+                        f"there is no queue {missing[0]} at {client.address}; make it with "
+                        f"`pinlater create --queue {missing[0]}`, or give --create-queues"
+                    )
+                for name in missing:
+                    client.create_queue(name)
+            except RequestError:
+                raise
+            except (ConnectionFailed, PinLaterError) as error:
+                logger.warning("%s; trying again", error)
+                select.select([stop.fileno()], [], [], _PAUSE_SECONDS)
+            else:
+                break
+        return not stop.requested
+    finally:
+        stop.close()
+
+
+_SPELLING = re.compile(r"(?P<module>\w+(\.\w+)*)(:(?P<name>\w+))?\Z")
+_SHOWN_FRAMES = 3
+
+
+class ModuleUnfit(Exception):
+    """What keeps the module from being run as a worker, and how to mend it."""
+
+
+def load_handlers(spelling: str, folder: Path) -> Handlers:
+    """The Handlers that MODULE or MODULE:NAME names; modules in `folder` go before installed ones.
+
+    Raises ModuleUnfit.
+    """
+    match = _SPELLING.match(spelling)
+    if match is None or spelling.endswith(".py"):
+        raise ModuleUnfit(_misspelt(spelling))
+    module = _import(match["module"], folder)
+    found = _handlers_of(module, match["name"])
+    if not found.by_queue:
+        raise ModuleUnfit(
+            f"the Handlers of {spelling} handle no queue; put "
+            '@handlers.queue("NAME") before a function'
+        )
+    return found
+
+
+def _misspelt(spelling: str) -> str:
+    if spelling.endswith(".py") or "/" in spelling:
+        name = spelling.removesuffix(".py").strip("./").replace("/", ".")
+        return f"{spelling!r} is a file; give the module's name: {name}"
+    return f"{spelling!r} is not of the form MODULE or MODULE:NAME, as in tasks or shop.tasks:mail"
+
+
+def _import(name: str, folder: Path) -> ModuleType:
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise ModuleUnfit(_failed_import(name, error)) from error
+        path = error.name.replace(".", "/")
+        raise ModuleUnfit(
+            f"there is no module {error.name}: neither {path}.py nor {path}/ in {folder}, and "
+            "none that is installed; run this in the folder that holds it"
+        ) from error
+    except (Exception, SystemExit) as error:
+        raise ModuleUnfit(_failed_import(name, error)) from error
+
+
+def _failed_import(name: str, error: BaseException) -> str:
+    """The error with the last frames of the application's own code."""
+    shown = traceback.TracebackException.from_exception(error)
+    own = [
+        frame
+        for frame in shown.stack
+        if not frame.filename.startswith("<frozen ")
+        and frame.filename != __file__
+        and not frame.filename.startswith(str(Path(importlib.__file__).parent))
+    ]
+    shown.stack = traceback.StackSummary.from_list(own[-_SHOWN_FRAMES:])
+    shown.__cause__ = shown.__context__ = None
+    lines = "".join(shown.format()).rstrip()
+    hint = ""
+    if isinstance(error, SystemExit):
+        hint = (
+            '\nit ends the program as it is imported; put that under `if __name__ == "__main__":`'
+        )
+    return f"importing {name} failed:\n{lines}{hint}"
+
+
+def _handlers_of(module: ModuleType, name: str | None) -> Handlers:
+    held = {key: value for key, value in vars(module).items() if isinstance(value, Handlers)}
+    if name is not None:
+        if name not in held:
+            kind = (
+                f"is of type {type(vars(module)[name]).__name__}, no Handlers,"
+                if name in vars(module)
+                else "is not there"
+            )
+            others = f"; it has {', '.join(sorted(held))}" if held else ""
+            raise ModuleUnfit(f"{name} {kind} in {module.__name__}{others}")
+        return held[name]
+    different = {id(value): value for value in held.values()}
+    if not different:
+        raise ModuleUnfit(
+            f"{module.__name__} has no Handlers; make one: handlers = Handlers(), from "
+            "pinlaterd.client"
+        )
+    if len(different) > 1:
+        names = sorted(held)
+        raise ModuleUnfit(
+            f"{module.__name__} has several Handlers ({', '.join(names)}); choose one: "
+            f"{module.__name__}:{names[0]}"
+        )
+    return next(iter(different.values()))
