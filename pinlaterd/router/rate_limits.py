@@ -1,6 +1,6 @@
 """How many jobs a dequeue may take: the router's share of each queue's rate, spent job by job.
 
-The coordinator divides rates over the routers (`coordinator/ledger.py`); here each share fills a
+The coordinator divides rates over the routers (`coordinator/allocator.py`); here each share fills a
 bucket, from which dequeues take before they claim, and into which they return what they did not
 use. Those that may wait for a token stand in a line, first come, first served: a token is given to
 the first of them at the moment that it is there, and nobody overtakes.
