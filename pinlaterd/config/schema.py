@@ -20,6 +20,7 @@ MIB = 1024 * KIB
 
 ENGINES = ("sqlite", "mysql", "redis")
 DEFAULT_ENGINE = "sqlite"
+REDIS_LAYOUTS = ("lean", "pinlater")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 HASH_ENVIRONMENT = "PINLATERD_ADMIN_PASSWORD_HASH"
 # Owners renew their leases once a second: a shorter one would end by an accident.
@@ -263,6 +264,12 @@ class ServerSettings:
         " a server that takes half of this, or of request_timeout_ms, to answer (1 s at least) is"
         " given up",
         Between(LEAST_LEASE_SECONDS, 3600),
+    )
+    redis_layout: str = _setting(
+        "lean",
+        "how redis shards keep queues that are created from now on: lean, or pinlater, which"
+        " PinLater can serve, too; queues that exist stay as they are",
+        OneOf(REDIS_LAYOUTS),
     )
     accept_weak_durability: bool = _setting(
         False,

@@ -56,6 +56,7 @@ def _redis(shard: ShardSettings, server: ServerSettings) -> StorageEngine:
         priority_levels=server.num_priority_levels,
         lease_seconds=server.owner_lease_seconds,
         answer_seconds=server.store_answer_seconds,
+        lean=server.redis_layout == "lean",
     )
 
 

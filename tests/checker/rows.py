@@ -7,7 +7,9 @@ import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+import redis
 
 from tests.checker.calls import shown_body
 from tests.checker.history import Record
@@ -57,15 +59,39 @@ def of_redis(server: RedisServer, shards: Sequence[str]) -> Iterator[Record]:
     with server.client() as client:
         for shard in shards:
             for name in client.zrange(f"pln_{shard}", 0, -1):
-                queue = name.decode()
-                for key in client.scan_iter(f"plq_{shard}_{queue}.p*"):
+                stored = name.decode()
+                queue = stored.removeprefix("+")  # a queue of the lean layout
+                for key in client.scan_iter(f"plq_{shard}_{stored}.p*"):
                     priority, _, state = key.decode().rpartition(".p")[2].partition("_s")
                     if not state.isdigit():
                         continue
                     for local_id, score in client.zrange(key, 0, -1, withscores=True):
-                        held = client.hgetall(f"plh_{shard}_{queue}.".encode() + local_id)
+                        held = _held_in_redis(client, f"{shard}_{stored}", local_id)
                         descriptor = f"{queue}:s{shard}:p{priority}:{local_id.decode()}"
                         yield _record(shard, descriptor, _redis_row(int(state), score, held))
+
+
+def _held_in_redis(client: redis.Redis, place: str, local_id: bytes) -> dict[bytes, bytes]:
+    """By the names of fields that PinLater's layout has."""
+    if "_+" not in place:
+        held = client.hgetall(f"plh_{place}.".encode() + local_id)
+        return cast("dict[bytes, bytes]", held)
+    record, claim, update = (
+        cast("bytes | None", client.hget(f"{key}_{place}", local_id.decode()))
+        for key in ("plb", "plc", "plu")
+    )
+    if record is None:
+        return {}
+    head, _, rest = record.partition(b";")
+    allowed, created_ms, status_bytes = head.split(b" ")
+    lean = {b"bd": rest[int(status_bytes) :], b"al": allowed, b"ar": allowed}
+    lean |= {b"ca": b"%f" % (int(created_ms) / 1000), b"ua": b"%f" % (int(created_ms) / 1000)}
+    if claim is not None:
+        lean[b"ra"], _, lean[b"cd"] = claim.partition(b" ")
+    if update is not None:
+        lean[b"al"], lean[b"ar"], updated_ms = update.partition(b";")[0].split(b" ")
+        lean[b"ua"] = b"%f" % (int(updated_ms) / 1000)
+    return lean
 
 
 def _redis_row(state: int, score: float, held: dict[bytes, bytes]) -> list[Any]:

@@ -130,13 +130,14 @@ def new_shard() -> str:
     return f"t{next(_numbers)}"
 
 
-def redis_engine(server: Server, shard: str) -> StorageEngine:
+def redis_engine(server: Server, shard: str, *, lean: bool = False) -> StorageEngine:
     return RedisEngine(
         shard,
         server,
         priority_levels=PRIORITY_LEVELS,
         lease_seconds=LEASE_SECONDS,
         answer_seconds=LEASE_SECONDS / 2,
+        lean=lean,
     )
 
 

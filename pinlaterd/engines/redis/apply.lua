@@ -89,11 +89,11 @@ local function note_success(key, text, claim)
   return true
 end
 
--- Returns how many did. What is the same for all is done once for all.
-local function succeed(queue, priority, ids, text, claims)
-  local running, prefix = set_key(queue, priority, IN_PROGRESS), job_key(queue, '')
-  local held = scores_of(running, ids)
-  local ended, scores, ours = {}, {}, {}
+-- Those of `ids` that end, as they are held by their claims, and not evicted; what their hashes say of
+-- the end is written.
+local function ending(queue, running, ids, text, claims)
+  local prefix, held = job_key(queue, ''), scores_of(running, ids)
+  local ended, ours = {}, {}
   for at = 1, #ids do
     local id, score = ids[at], held[at]
     if score then
@@ -106,12 +106,47 @@ local function succeed(queue, priority, ids, text, claims)
           -- A job that PinLater claimed gets the run-after that its score stood for.
           redis.call('HSETNX', key, 'ra', ms_of(score))
         end
-        local ends = #ended + 1
-        ended[ends], scores[2 * ends - 1], scores[2 * ends] = id, score_now[#id], id
+        ended[#ended + 1] = id
       elseif redis.call('TYPE', key).ok ~= 'hash' then
         redis.call('ZREM', running, id) -- evicted
       end
     end
+  end
+  return ended
+end
+
+-- The claim in what plc_ holds.
+local function claim_in(noted)
+  return noted and string.match(noted, ' (.*)$')
+end
+
+local function ending_lean(queue, running, ids, text, claims)
+  if redis.call('EXISTS', jobs_key(queue)) == 0 then
+    remove_all(running, ids) -- evicted
+    return {}
+  end
+  local held, named = scores_of(running, ids), #claims > 0
+  local noted = named and texts_of(claims_key(queue), ids) or {}
+  local ended = {}
+  for at = 1, #ids do
+    local id = ids[at]
+    if held[at] and (not named or claims[at] == claim_in(noted[at])) then
+      if text ~= '' then
+        change_job(queue, id, { ua = now, cs = cut(text, status_chars) }, false)
+      end
+      ended[#ended + 1] = id
+    end
+  end
+  return ended
+end
+
+-- Returns how many did. What is the same for all is done once for all.
+local function succeed(queue, priority, ids, text, claims)
+  local running = set_key(queue, priority, IN_PROGRESS)
+  local ended = (is_lean(queue) and ending_lean or ending)(queue, running, ids, text, claims)
+  local scores = {}
+  for at, id in ipairs(ended) do
+    scores[2 * at - 1], scores[2 * at] = score_now[#id], id
   end
   add_all(set_key(queue, priority, SUCCEEDED), scores)
   return remove_all(running, ended) -- one that is given twice ends once
@@ -180,18 +215,12 @@ local checkpoints = each_op(function(queue)
       result[2] = result[2] + 1
     else
       result[1] = result[1] + 1
-      redis.call('HSET', job.key, 'ra', run_after, 'ua', now_seconds)
-      if body then
-        redis.call('HSET', job.key, 'bd', body)
-      end
-      if attempts then
-        redis.call('HSET', job.key, 'al', attempts, 'ar', attempts)
-      end
+      local changes = { ra = run_after, ua = now, bd = body, al = attempts, ar = attempts }
       if text ~= '' then
-        redis.call('HSET', job.key, 'cs', cut(text .. job.status, status_chars))
+        changes.cs = cut(text .. job.status, status_chars)
       end
+      change_job(queue, id, changes, to_pending)
       if to_pending then
-        redis.call('HDEL', job.key, 'cd')
         redis.call('ZREM', job.running, id)
         redis.call('ZADD', set_key(queue, priority, PENDING), score_of(run_after, id), id)
         requeue(result, priority, id, run_after)
@@ -212,7 +241,7 @@ local releases = each_op(function(queue)
     local priority, id, claim = take(), take(), take()
     local job = held_by(queue, priority, id, claim)
     if job then
-      redis.call('HDEL', job.key, 'cd')
+      release_job(queue, id)
       redis.call('ZREM', job.running, id)
       redis.call('ZADD', set_key(queue, priority, PENDING), score_of(job.run_after, id), id)
       requeue(result, priority, id, job.run_after)
@@ -223,11 +252,12 @@ end)
 
 -- --- enqueues ---------------------------------------------------------------------------------
 -- Of each queue: how many jobs, how many runs. A run: how many, priority, run-after in ms, attempts,
--- status; then bodies. The result: the id of the first job; the others follow.
+-- status; then bodies, in a lean queue what plb_ holds. The result: the id of the first job; the
+-- others follow.
 
 local enqueues = each_op(function(queue)
   local jobs, runs = take_number(), take_number()
-  local counter, prefix = counter_key(queue), job_key(queue, '')
+  local counter, prefix, lean = counter_key(queue), job_key(queue, ''), is_lean(queue)
   local number = redis.call('INCRBY', counter, jobs) - jobs
   if number == 0 then -- it was evicted
     number = unused_id(now)
@@ -237,17 +267,22 @@ local enqueues = each_op(function(queue)
   for _ = 1, runs do
     local count, priority, run_after = take_number(), take(), take()
     local attempts, status = take(), take()
-    local scores, score = {}, scorer(tonumber(run_after))
+    local scores, score, records = {}, scorer(tonumber(run_after)), {}
     for at = 1, count do
       number = number + 1
-      local id = id_text(number)
-      redis.call(
-        'HSET', prefix .. id, 'bd', ARGV[taken + at], 'cs', status, 'ca', now_seconds,
-        'ua', now_seconds, 'al', attempts, 'ar', attempts, 'ra', run_after
-      )
+      local id, body = id_text(number), ARGV[taken + at]
       scores[2 * at - 1], scores[2 * at] = score[#id], id
+      if lean then
+        records[2 * at - 1], records[2 * at] = id, body
+      else
+        redis.call(
+          'HSET', prefix .. id, 'bd', body, 'cs', status, 'ca', now_seconds, 'ua', now_seconds,
+          'al', attempts, 'ar', attempts, 'ra', run_after
+        )
+      end
     end
     taken = taken + count
+    call_with_all('HSET', jobs_key(queue), records)
     add_all(set_key(queue, priority, PENDING), scores)
   end
   return first
@@ -256,13 +291,15 @@ end)
 -- --- claims -----------------------------------------------------------------------------------
 -- In front of the ops: most bytes of the batch, bytes of a job beside its body. Of each op: most
 -- bytes, '1' if its first job counts as within them, how many runs. A run: how many, priority, what
--- its jobs take if their payloads are known, or ''; then ids, then claims. The result of an op is
+-- its jobs take if their payloads are known, or ''; then ids, then claims, in a lean queue what plc_
+-- holds. The result of an op is
 -- that of its runs: how many jobs, if all were claimed and their payloads are known; else a table
--- of three for each: body, attempts allowed and remaining, or nothing if it is not PENDING. That
--- ends before the first job that does not fit: it and those behind it in the op are left alone.
+-- of three for each: body, attempts allowed and remaining, or nothing if it is not PENDING; in a lean
+-- queue what plb_ and plu_ hold, and nothing. That ends before the first job that does not fit: it and those behind it in the op are left alone.
 
 local room, job_bytes = take_number(), take_number()
 local claimed_any = false
+local NOTHING = { false, false, false }
 
 -- Whether so many bytes more have room in the answer, and in the batch; then they are taken.
 local function fits(answer, bytes)
@@ -289,13 +326,11 @@ local function are_first(set, ids)
   return true
 end
 
--- Claim jobs that all are PENDING, and of which nothing has to be read; false, and nothing has
--- changed, if one of them is not there.
-local function claim_known(run)
-  local keys, scores = {}, {}
+-- Note the claims of jobs of which nothing has to be read; false if one of them is not there.
+local function note_claims(run)
+  local keys = {}
   for at, id in ipairs(run.ids) do
     keys[at] = run.prefix .. id
-    scores[2 * at - 1], scores[2 * at] = score_now[#id], id
   end
   if call_with_all('EXISTS', nil, keys) < #keys then
     return false
@@ -306,9 +341,80 @@ local function claim_known(run)
       return false
     end
   end
-  redis.call('ZREMRANGEBYRANK', run.pending, 0, #keys - 1)
+  return true
+end
+
+local function note_lean_claims(run, ids, claims)
+  local records = {}
+  for at, id in ipairs(ids) do
+    records[2 * at - 1], records[2 * at] = id, claims[at]
+  end
+  call_with_all('HSET', claims_key(run.queue), records)
+end
+
+-- Claim jobs that all are PENDING, the first of their set, and of which nothing has to be read; false
+-- if one of them is not there.
+local function claim_known(run)
+  if run.lean then
+    if redis.call('EXISTS', jobs_key(run.queue)) == 0 then
+      return false
+    end
+    note_lean_claims(run, run.ids, run.claims)
+  elseif not note_claims(run) then
+    return false
+  end
+  local scores = {}
+  for at, id in ipairs(run.ids) do
+    scores[2 * at - 1], scores[2 * at] = score_now[#id], id
+  end
+  redis.call('ZREMRANGEBYRANK', run.pending, 0, #run.ids - 1)
   add_all(run.running, scores)
   return true
+end
+
+-- What plb_ holds of a job of a lean queue. Some jobs are read at a time: so what is in memory are a
+-- few bodies more than fit, or one more if they are large.
+local READ_AT_ONCE, LARGE_BYTES = 16, 65536
+
+local function lean_record(run, at)
+  if at > run.read then
+    local last = math.min(at + run.read_at_once - 1, #run.ids)
+    run.records = redis.call('HMGET', run.jobs, unpack(run.ids, at, last))
+    run.before, run.read = at - 1, last
+  end
+  local record = run.records[at - run.before]
+  run.read_at_once = record and #record > LARGE_BYTES and 1 or READ_AT_ONCE
+  return record
+end
+
+-- What a claim of a job hands out, and the bytes of its body; nil if it was evicted.
+local function read_job(run, at)
+  local id = run.ids[at]
+  if run.lean then
+    local record = lean_record(run, at)
+    if not record then
+      return nil
+    end
+    local status_bytes, begin = string.match(record, '^%d+ %-?%d+ (%d+);()')
+    local update = run.updates and text_in(run.updates, id)
+    return { record, update or false, false }, #record - (begin or 1) + 1 - (status_bytes or 0)
+  end
+  local job = fields_of(run.prefix .. id, 'bd', 'al', 'ar', 'ra')
+  if job then
+    job[1] = job[1] or ''
+  end
+  return job, job and #job[1]
+end
+
+local function note_claim(run, id, claim, job)
+  local key = run.prefix .. id
+  if run.lean then
+    redis.call('HSET', claims_key(run.queue), id, claim)
+  elseif job[4] then
+    redis.call('HSET', key, 'cd', claim)
+  else -- PinLater's
+    redis.call('HSET', key, 'cd', claim, 'ra', ms_of(redis.call('ZSCORE', run.pending, id)))
+  end
 end
 
 -- Adds to `results`, up to the first job that does not fit; returns whether all did.
@@ -316,28 +422,22 @@ local function claim_and_read(run, answer, in_order, results)
   local ready = not in_order and scores_of(run.pending, run.ids)
   local met, scores, seen, all_fit = {}, {}, {}, true
   for at, id in ipairs(run.ids) do
-    local body, allowed, remaining = false, false, false
+    local found = NOTHING
     if in_order or (ready[at] and not seen[id]) then
-      local key = run.prefix .. id
-      local job = fields_of(key, 'bd', 'al', 'ar', 'ra')
-      if job and not fits(answer, #(job[1] or '') + job_bytes) then
+      local job, bytes = read_job(run, at)
+      if job and not fits(answer, bytes + job_bytes) then
         all_fit = false
         break
       end
       met[#met + 1], seen[id] = id, true -- an evicted one goes, too
       if job then
-        body, allowed, remaining = job[1] or '', job[2], job[3]
-        if job[4] then
-          redis.call('HSET', key, 'cd', run.claims[at])
-        else -- PinLater's
-          local score = redis.call('ZSCORE', run.pending, id)
-          redis.call('HSET', key, 'cd', run.claims[at], 'ra', ms_of(score))
-        end
+        found = job
+        note_claim(run, id, run.claims[at], job)
         scores[#scores + 1] = score_now[#id]
         scores[#scores + 1] = id
       end
     end
-    results[3 * at - 2], results[3 * at - 1], results[3 * at] = body, allowed, remaining
+    results[3 * at - 2], results[3 * at - 1], results[3 * at] = found[1], found[2], found[3]
   end
   remove_all(run.pending, met)
   add_all(run.running, scores)
@@ -346,7 +446,15 @@ end
 
 local function take_run(queue)
   local count, priority, bytes = take_number(), take(), take_number()
+  local lean = is_lean(queue)
+  local updates = lean and updates_key(queue)
   return {
+    queue = queue,
+    lean = lean,
+    jobs = lean and jobs_key(queue),
+    read = 0,
+    read_at_once = 1,
+    updates = updates and redis.call('EXISTS', updates) == 1 and updates,
     pending = set_key(queue, priority, PENDING),
     running = set_key(queue, priority, IN_PROGRESS),
     prefix = job_key(queue, ''),

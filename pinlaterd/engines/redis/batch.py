@@ -6,7 +6,7 @@ once for a run of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, TypeVar
 
@@ -23,39 +23,41 @@ from pinlaterd.engines.base import (
 )
 from pinlaterd.engines.redis.connection import Argument
 from pinlaterd.engines.redis.limits import LIMITS
-from pinlaterd.engines.redis.records import attempts_in
+from pinlaterd.engines.redis.records import is_lean, lean_head, lean_payload, stored_payload
 from pinlaterd.model import Job, Payload, PendingKey
 
 T = TypeVar("T")
-_new = tuple.__new__  # half the cost of calling a NamedTuple, for each job of a batch
 
 Places = set[tuple[str, int]]  # queues and priorities
 
 
-def apply_arguments(batch: Batch, now_ms: int) -> list[Argument]:
+def apply_arguments(batch: Batch, stored: Mapping[str, str], now_ms: int) -> list[Argument]:
+    """`stored`: the names of queues as they are in keys."""
     places: Places = set()
     ops: list[Argument] = [len(batch.acks)]
     for op in batch.acks:
-        ops.append(op.queue)
-        _add_acks(ops, places, op.queue, op.succeeded)
-        _add_acks(ops, places, op.queue, op.failed)
+        queue = stored[op.queue]
+        ops.append(queue)
+        _add_acks(ops, places, queue, op.succeeded)
+        _add_acks(ops, places, queue, op.failed)
     ops.append(len(batch.checkpoints))
     for checkpoints in batch.checkpoints:
-        _add_checkpoints(ops, places, checkpoints, now_ms)
+        _add_checkpoints(ops, places, stored[checkpoints.queue], checkpoints, now_ms)
     ops.append(len(batch.releases))
     for releases in batch.releases:
-        ops += (releases.queue, len(releases.releases))
+        queue = stored[releases.queue]
+        ops += (queue, len(releases.releases))
         for (priority, local_id), claim in releases.releases:
-            places.add((releases.queue, priority))
+            places.add((queue, priority))
             ops += (priority, str(local_id), claim)
-    jobs = _jobs_by_queue(batch)
+    jobs = {stored[queue]: enqueued for queue, enqueued in _jobs_by_queue(batch).items()}
     ops.append(len(jobs))
     for queue, enqueued in jobs.items():
         ops += (queue, len(enqueued))
         _add_jobs(ops, places, queue, enqueued, now_ms)
     ops += (*batch.claim_room, len(batch.claims))
     for claims in batch.claims:
-        _add_claims(ops, places, claims, batch.claim_room.job_bytes)
+        _add_claims(ops, places, stored[claims.queue], claims, batch.claim_room.job_bytes)
     return [
         "1" if jobs else "0",
         len(places),
@@ -97,11 +99,11 @@ def _add_acks(arguments: list[Argument], places: Places, queue: str, acks: Seque
 
 
 def _add_checkpoints(
-    arguments: list[Argument], places: Places, op: CheckpointOp, now_ms: int
+    arguments: list[Argument], places: Places, queue: str, op: CheckpointOp, now_ms: int
 ) -> None:
-    arguments += (op.queue, op.source, len(op.checkpoints))
+    arguments += (queue, op.source, len(op.checkpoints))
     for key, run_after_ms, body, to_pending, attempts, text, claim in op.checkpoints:
-        places.add((op.queue, key.priority))
+        places.add((queue, key.priority))
         arguments += (
             key.priority,
             str(key.local_id),
@@ -138,8 +140,13 @@ def _add_jobs(
         places.add((queue, priority))
         run_after = now_ms if run_after_ms is None else run_after_ms
         arguments += (len(run), priority, str(run_after), str(attempts))
-        arguments.append(status[: LIMITS.custom_status_chars])
-        arguments += [job[0] for job in run]
+        text = status[: LIMITS.custom_status_chars]
+        arguments.append(text)
+        if is_lean(queue):
+            head = lean_head(attempts, text, now_ms)
+            arguments += [head + job[0] for job in run]
+        else:
+            arguments += [job[0] for job in run]
 
 
 def _claim_runs(op: ClaimOp) -> list[Claims]:
@@ -158,22 +165,29 @@ def _parted_by_payload(claims: Claims) -> Iterable[Claims]:
     return runs
 
 
-def _add_claims(arguments: list[Argument], places: Places, op: ClaimOp, job_bytes: int) -> None:
+def _add_claims(
+    arguments: list[Argument], places: Places, queue: str, op: ClaimOp, job_bytes: int
+) -> None:
     runs = _claim_runs(op)
-    arguments += (op.queue, op.most_bytes, "1" if op.at_least_one else "0", len(runs))
+    arguments += (queue, op.most_bytes, "1" if op.at_least_one else "0", len(runs))
     for priority, keys, descriptors, payloads in runs:
-        places.add((op.queue, priority))
+        places.add((queue, priority))
         known = [len(payload[0]) for payload in payloads if payload is not None]
         known_bytes = str(sum(known) + len(known) * job_bytes) if known else ""
         arguments += (len(keys), priority, known_bytes)
         arguments += [str(key[1]) for key in keys]
-        arguments += descriptors
+        if is_lean(queue):
+            arguments += [f"{key[0]} {claim}" for key, claim in zip(keys, descriptors, strict=True)]
+        else:
+            arguments += descriptors
 
 
 # --- the answer -----------------------------------------------------------------------------
 
 
-def batch_result(batch: Batch, answer: Sequence[Sequence[Any]]) -> BatchResult:
+def batch_result(
+    batch: Batch, stored: Mapping[str, str], answer: Sequence[Sequence[Any]]
+) -> BatchResult:
     acks, checkpoints, releases, enqueues, claims = answer
     return BatchResult(
         acks=[
@@ -186,7 +200,10 @@ def batch_result(batch: Batch, answer: Sequence[Sequence[Any]]) -> BatchResult:
         ],
         releases=[_requeued(result) for result in releases],
         enqueues=_given_ids(batch, enqueues),
-        claims=[_payloads(op, results) for op, results in zip(batch.claims, claims, strict=True)],
+        claims=[
+            _payloads(op, stored[op.queue], results)
+            for op, results in zip(batch.claims, claims, strict=True)
+        ],
     )
 
 
@@ -208,20 +225,12 @@ def _given_ids(batch: Batch, first_ids: Sequence[int]) -> list[range]:
     return given
 
 
-def _payloads(op: ClaimOp, results: Sequence[int | list[Any]]) -> list[Payload | None]:
+def _payloads(op: ClaimOp, queue: str, results: Sequence[int | list[Any]]) -> list[Payload | None]:
     payloads: list[Payload | None] = []
+    read = lean_payload if is_lean(queue) else stored_payload
     for run, result in zip(_claim_runs(op), results, strict=True):
         if isinstance(result, int):
             payloads += run.payloads[:result]
         else:
-            payloads += map(stored_payload, result[::3], result[1::3], result[2::3])
+            payloads += map(read, result[::3], result[1::3], result[2::3])
     return payloads
-
-
-def stored_payload(
-    body: bytes | None, allowed: bytes | None, remaining: bytes | None
-) -> Payload | None:
-    """None without a body. PinLater's jobs may lack the numbers."""
-    if body is None:
-        return None
-    return _new(Payload, (body, attempts_in(allowed, 1), attempts_in(remaining, 1)))

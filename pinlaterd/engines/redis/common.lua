@@ -19,6 +19,17 @@
 --                             where PENDING, else the time at which the job came to be in that
 --                             state (IN_PROGRESS: was claimed, or last checkpointed)
 --
+-- A queue that we create has a leaner layout, by default (redis_layout): two commands store a thousand
+-- jobs, not a thousand and one. Its name in pln_SHARD, and in keys but that of its counter, begins
+-- with '+', as no client's can: PinLater, and releases that don't know it, don't see it. Its sets are
+-- the same; its jobs, by their ids, are in three hashes, and times there in ms:
+--
+--   plb_SHARD_+QUEUE          a job as it was enqueued: 'AL CA N;', N bytes of status, body. What
+--                             decides whether there is such a job
+--   plc_SHARD_+QUEUE          its last claim, and its run-after before that: 'RA CD'; none while
+--                             PENDING, as then the score is the run-after
+--   plu_SHARD_+QUEUE          what has changed since, if anything has: 'AL AR UA;', status
+--
 -- and what is ours:
 --
 --   plm_SHARD                 hash, what the shard remembers of its owners:
@@ -89,8 +100,26 @@ local function job_key(queue, id)
   return 'plh_' .. SHARD .. '_' .. queue .. '.' .. id
 end
 
+local function is_lean(queue)
+  return string.byte(queue) == 43 -- '+'
+end
+
+-- Of a lean queue: one of its three hashes.
+local function jobs_key(queue)
+  return 'plb_' .. SHARD .. '_' .. queue
+end
+
+local function claims_key(queue)
+  return 'plc_' .. SHARD .. '_' .. queue
+end
+
+local function updates_key(queue)
+  return 'plu_' .. SHARD .. '_' .. queue
+end
+
+-- The same for a queue that is created again, in whichever layout.
 local function counter_key(queue)
-  return 'plj_' .. SHARD .. '_' .. queue
+  return 'plj_' .. SHARD .. '_' .. (is_lean(queue) and string.sub(queue, 2) or queue)
 end
 
 local function score_of_digits(ms, digits)
@@ -165,8 +194,16 @@ local function damage(key, wanted)
   return { 'DAMAGED', key, found, wanted }
 end
 
--- The same of the sets of a queue and priority.
+-- The same of the sets of a queue and priority, and of a lean queue's hashes.
 local function damaged_set(queue, priority)
+  if is_lean(queue) then
+    local problem = damage(jobs_key(queue), 'hash')
+      or damage(claims_key(queue), 'hash')
+      or damage(updates_key(queue), 'hash')
+    if problem then
+      return problem
+    end
+  end
   for _, state in ipairs({ PENDING, IN_PROGRESS, SUCCEEDED, FAILED }) do
     local problem = damage(set_key(queue, priority, state), 'zset')
     if problem then
@@ -182,7 +219,41 @@ local function score_in(set, member)
   return type(score) == 'string' and score or nil
 end
 
--- Fields of a job, or nil if it has no hash.
+local function seconds(ms)
+  return string.format('%.3f', ms / 1000)
+end
+
+-- The text under an id in a hash of a lean queue, or nil; nil also in what is no hash.
+local function text_in(hash, id)
+  local text = redis.pcall('HGET', hash, id)
+  return type(text) == 'string' and text or nil
+end
+
+-- A job of a lean queue by the names of fields that PinLater's have; nil if there is none. `body`:
+-- whether that is wanted, too.
+local function lean_job(queue, id, body)
+  local record = text_in(jobs_key(queue), id)
+  if not record then
+    return nil
+  end
+  local allowed, created, bytes, at = string.match(record, '^(%d+) (%-?%d+) (%d+);()')
+  local begin = (at or 1) + (bytes or 0)
+  local created_seconds = seconds(created or 0)
+  local job = {
+    al = allowed, ar = allowed, ca = created and created_seconds, ua = created and created_seconds,
+    cs = at and string.sub(record, at, begin - 1) or '',
+    bd = body and string.sub(record, begin) or false,
+  }
+  local update = text_in(updates_key(queue), id)
+  local al, ar, ua, text_at = string.match(update or '', '^(%d+) (%d+) (%-?%d+);()')
+  if al then
+    job.al, job.ar, job.ua, job.cs = al, ar, seconds(ua), string.sub(update, text_at)
+  end
+  job.ra, job.cd = string.match(text_in(claims_key(queue), id) or '', '^(%-?%d+) (.*)$')
+  return job
+end
+
+-- Fields of a job of PinLater's layout, or nil if it has no hash.
 local function fields_of(key, ...)
   local fields = redis.pcall('HMGET', key, ...)
   if fields.err then
@@ -194,6 +265,27 @@ local function fields_of(key, ...)
     end
   end
   return redis.call('EXISTS', key) == 1 and fields or nil
+end
+
+-- Fields of a job of either layout, with the body last if that is among them; nil if it was evicted.
+local function job_fields(queue, id, ...)
+  if not is_lean(queue) then
+    return fields_of(job_key(queue, id), ...)
+  end
+  local count = select('#', ...)
+  local job = lean_job(queue, id, select(count, ...) == 'bd')
+  local fields = {}
+  for at = 1, job and count or 0 do
+    fields[at] = job[select(at, ...)] or false
+  end
+  return job and fields
+end
+
+local function job_exists(queue, id)
+  if is_lean(queue) then
+    return redis.pcall('HEXISTS', jobs_key(queue), id) == 1
+  end
+  return redis.call('TYPE', job_key(queue, id)).ok == 'hash'
 end
 
 -- Whether a job is there still, after a field was set that all of ours have: `added` is what that
@@ -212,10 +304,6 @@ end
 -- The scores that stand for `ms`: from the first on, below the second.
 local function window(ms)
   return (ms - 0.5) / 1000, (ms + 0.5) / 1000
-end
-
-local function seconds(ms)
-  return string.format('%.3f', ms / 1000)
 end
 
 -- A number as an argument of a bound, in full precision.
@@ -285,6 +373,18 @@ local function scores_of(set, ids)
   return found
 end
 
+-- The text under each id in a hash of a lean queue; false where there is none.
+local function texts_of(hash, ids)
+  local found = {}
+  for at = 1, #ids, MOST_ARGUMENTS do
+    local last = math.min(at + MOST_ARGUMENTS - 1, #ids)
+    for offset, text in ipairs(redis.call('HMGET', hash, unpack(ids, at, last))) do
+      found[at + offset - 1] = text
+    end
+  end
+  return found
+end
+
 -- Begin a script that writes: nil if the caller owns the shard still, and then its lease is
 -- renewed; else what the script has to return, before it has written anything. A server that takes
 -- no writes says so here, too. Redis refuses commands that need memory when it is full, until a
@@ -311,7 +411,7 @@ end
 
 -- Whether a member of a set is no job, or one that was evicted; then it is removed.
 local function forget_if_gone(set, queue, id)
-  if is_id(id) and redis.call('TYPE', job_key(queue, id)).ok == 'hash' then
+  if is_id(id) and job_exists(queue, id) then
     return false
   end
   redis.call('ZREM', set, id)

@@ -18,7 +18,7 @@ while taken < #ARGV and limit > 0 do
   if not damage(set, 'zset') then
     limit = limit - visit_first(set, queue, '-inf', most, limit, function(id)
       redis.call('ZREM', set, id)
-      redis.call('UNLINK', job_key(queue, id))
+      remove_job(queue, id)
       deleted[#deleted + 1] = priority
       deleted[#deleted + 1] = id
     end)

@@ -9,9 +9,7 @@ local queue, state = take(), take()
 local deleted = { 'OK' }
 while taken < #ARGV do
   local priority, id = take(), take()
-  if redis.pcall('ZREM', set_key(queue, priority, state), id) == 1
-    and redis.call('UNLINK', job_key(queue, id)) == 1
-  then
+  if redis.pcall('ZREM', set_key(queue, priority, state), id) == 1 and remove_job(queue, id) then
     deleted[#deleted + 1] = priority
     deleted[#deleted + 1] = id
   end

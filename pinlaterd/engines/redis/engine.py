@@ -26,10 +26,10 @@ from pinlaterd.engines.base import (
     TableLimits,
 )
 from pinlaterd.engines.redis import scripts
-from pinlaterd.engines.redis.batch import apply_arguments, batch_result, stored_payload
+from pinlaterd.engines.redis.batch import apply_arguments, batch_result
 from pinlaterd.engines.redis.connection import Argument
 from pinlaterd.engines.redis.limits import LIMITS
-from pinlaterd.engines.redis.records import stored_job, to_ms
+from pinlaterd.engines.redis.records import stored_job, stored_payload, to_ms
 from pinlaterd.engines.redis.searcher import RedisSearcherFactory
 from pinlaterd.engines.redis.sentinel import Locator
 from pinlaterd.engines.redis.store import DamagedKey, Store
@@ -59,10 +59,16 @@ class RedisEngine(StorageEngine):
         priority_levels: int,
         lease_seconds: float,
         answer_seconds: float,
+        lean: bool = True,
     ) -> None:
-        """`answer_seconds`: a server that takes longer for an answer is given up."""
+        """`lean`: the layout of queues that are created. `answer_seconds`: a server that takes
+        longer for an answer is given up."""
         self._store = Store(
-            shard, locator, lease_seconds=lease_seconds, answer_seconds=answer_seconds
+            shard,
+            locator,
+            lean=lean,
+            lease_seconds=lease_seconds,
+            answer_seconds=answer_seconds,
         )
         self._priorities = range(1, priority_levels + 1)
 
@@ -89,8 +95,9 @@ class RedisEngine(StorageEngine):
         for ops in (batch.acks, batch.checkpoints, batch.releases, batch.enqueues, batch.claims):
             for op in ops:
                 self._store.known(op.queue)
-        answer = self._store.write(scripts.APPLY, apply_arguments(batch, now_ms))
-        return batch_result(batch, answer)
+        stored = self._store.queues
+        answer = self._store.write(scripts.APPLY, apply_arguments(batch, stored, now_ms))
+        return batch_result(batch, stored, answer)
 
     # --- queues ------------------------------------------------------------------------------
 
@@ -112,7 +119,8 @@ class RedisEngine(StorageEngine):
         self, queue: str, priority: int, *, after: PendingKey | None, until_ms: int, limit: int
     ) -> Sequence[PendingKey]:
         place = ("", "") if after is None else (str(after.run_after_ms), str(after.local_id))
-        arguments = (self._store.known(queue), priority, *place, str(until_ms), limit)
+        stored = self._store.known(queue)
+        arguments = (stored, priority, *place, str(until_ms), limit)
         while True:
             try:
                 answer = self._store.read(scripts.PENDING, *arguments)
@@ -121,7 +129,7 @@ class RedisEngine(StorageEngine):
                 log.error("jobs can't be read: %s", damage.message)
                 return []
             if len(answer) == 2:
-                self._rescore(queue, priority, low=answer[0], high=answer[1])
+                self._rescore(stored, priority, low=answer[0], high=answer[1])
                 continue
             [flat] = answer
             return [
@@ -129,12 +137,12 @@ class RedisEngine(StorageEngine):
                 for local_id, run_after_ms in zip(flat[::2], flat[1::2], strict=True)
             ]
 
-    def _rescore(self, queue: str, priority: int, *, low: bytes, high: bytes) -> None:
+    def _rescore(self, stored: str, priority: int, *, low: bytes, high: bytes) -> None:
         """Once for each job of PinLater's that is read; in slices, so that others are served."""
         offset = 0
         while True:
             [looked_at] = self._store.write(
-                scripts.RESCORE, (queue, priority, low, high, offset, _MOST_RESCORED_AT_ONCE)
+                scripts.RESCORE, (stored, priority, low, high, offset, _MOST_RESCORED_AT_ONCE)
             )
             offset += looked_at
             if looked_at < _MOST_RESCORED_AT_ONCE:
@@ -184,14 +192,16 @@ class RedisEngine(StorageEngine):
         evicted = _flat(keys)
         if evicted:
             with contextlib.suppress(StorageNotCommitted):
-                self._store.write(scripts.FORGET, (queue, *evicted))
+                self._store.write(scripts.FORGET, (self._store.known(queue), *evicted))
 
     def depths(
         self, queues: Collection[str] | None = None
     ) -> Mapping[str, Mapping[tuple[int, JobState], int]]:
         known = self._store.queues
-        queues = sorted(known if queues is None else known.intersection(queues))
-        rows = self._store.read(scripts.DEPTHS, len(self._priorities), *queues)
+        queues = sorted(known if queues is None else known.keys() & set(queues))
+        rows = self._store.read(
+            scripts.DEPTHS, len(self._priorities), *[known[queue] for queue in queues]
+        )
         keys = [(priority, state) for priority in self._priorities for state in JobState]
         return {
             queue: {key: jobs for key, jobs in zip(keys, row, strict=True) if jobs}
@@ -199,32 +209,28 @@ class RedisEngine(StorageEngine):
         }
 
     def check(self, *, repair: bool) -> Sequence[Finding]:
-        """Sets against hashes. A hash in no set may be a deleted queue's, and is left to vacuum."""
+        """Sets against jobs. A hash in no set may be a deleted queue's, and is left to vacuum."""
         found = []
-        for queue in sorted(self._store.queues):
+        for queue, stored in sorted(self._store.queues.items()):
             for priority in self._priorities:
-                gone = sum(self._gone(queue, priority, state, repair=repair) for state in JobState)
+                gone = sum(self._gone(stored, priority, state, repair=repair) for state in JobState)
                 if gone:
                     found.append(Finding(queue, "entries of jobs that are not there", gone))
         return found
 
-    def _gone(self, queue: str, priority: int, state: JobState, *, repair: bool) -> int:
-        """How many jobs in a state have no hash."""
-        read, shard = self._store.connection.read, self._store.shard.name
+    def _gone(self, stored: str, priority: int, state: JobState, *, repair: bool) -> int:
+        """How many jobs in a state are not there."""
+        key = f"plq_{self._store.shard.name}_{stored}.p{priority}_s{int(state)}"
         cursor, gone = b"0", 0
         while True:
-            key = f"plq_{shard}_{queue}.p{priority}_s{int(state)}"
-            cursor, members = read("ZSCAN", key, cursor, "COUNT", _CHECKED_AT_ONCE)
-            ids = members[::2]
-            hashes = [b"plh_%b_%b.%b" % (shard.encode(), queue.encode(), i) for i in ids]
-            if hashes and read("EXISTS", *hashes) < len(hashes):
-                missing = [
-                    i for i, name in zip(ids, hashes, strict=True) if not read("EXISTS", name)
-                ]
-                gone += len(missing)
-                if repair:
-                    flat = [part for i in missing for part in (priority, i)]
-                    self._store.write(scripts.FORGET, (queue, *flat))
+            cursor, members = self._store.connection.read(
+                "ZSCAN", key, cursor, "COUNT", _CHECKED_AT_ONCE
+            )
+            missing = self._store.read(scripts.MISSING, stored, *members[::2])
+            gone += len(missing)
+            if missing and repair:
+                flat = [part for member in missing for part in (priority, member)]
+                self._store.write(scripts.FORGET, (stored, *flat))
             if cursor == b"0":
                 return gone
 

@@ -8,7 +8,7 @@ end
 local queue = take()
 while taken < #ARGV do
   local priority, id = take(), take()
-  if redis.call('TYPE', job_key(queue, id)).ok ~= 'hash' then
+  if not job_exists(queue, id) then
     for _, state in ipairs({ PENDING, IN_PROGRESS, SUCCEEDED, FAILED }) do
       redis.pcall('ZREM', set_key(queue, priority, state), id)
     end

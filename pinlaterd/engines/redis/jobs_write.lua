@@ -17,6 +17,57 @@ local function cut(text, most_chars)
   return text
 end
 
+-- Set fields of a job, by PinLater's names, but times in ms; `unclaimed`: it is held by nobody now.
+local function change_job(queue, id, changes, unclaimed)
+  if is_lean(queue) then
+    local job = lean_job(queue, id, changes.bd)
+    if changes.bd then
+      local created = math.floor(job.ca * 1000 + 0.5)
+      local head = string.format('%d %.0f %d;', job.al or 1, created, #job.cs)
+      redis.call('HSET', jobs_key(queue), id, head .. job.cs .. changes.bd)
+    end
+    if unclaimed then
+      redis.call('HDEL', claims_key(queue), id)
+    elseif changes.ra then
+      local claim = string.format('%.0f %s', changes.ra, job.cd or '')
+      redis.call('HSET', claims_key(queue), id, claim)
+    end
+    local allowed = changes.al or job.al or 1
+    local update = string.format('%d %d %.0f;', allowed, changes.ar or job.ar or allowed, changes.ua)
+    redis.call('HSET', updates_key(queue), id, update .. (changes.cs or job.cs))
+    return
+  end
+  local key, fields = job_key(queue, id), {}
+  changes.ua = seconds(changes.ua)
+  for field, value in pairs(changes) do
+    fields[#fields + 1] = field
+    fields[#fields + 1] = value
+  end
+  redis.call('HSET', key, unpack(fields))
+  if unclaimed then
+    redis.call('HDEL', key, 'cd')
+  end
+end
+
+-- It is held by nobody now, and otherwise as it was.
+local function release_job(queue, id)
+  if is_lean(queue) then
+    redis.call('HDEL', claims_key(queue), id)
+  else
+    redis.call('HDEL', job_key(queue, id), 'cd')
+  end
+end
+
+-- Whether it was there.
+local function remove_job(queue, id)
+  if not is_lean(queue) then
+    return redis.call('UNLINK', job_key(queue, id)) == 1
+  end
+  redis.pcall('HDEL', claims_key(queue), id)
+  redis.pcall('HDEL', updates_key(queue), id)
+  return redis.pcall('HDEL', jobs_key(queue), id) == 1
+end
+
 -- A job that is IN_PROGRESS, or nil.
 local function held_claim(queue, priority, id)
   local running = set_key(queue, priority, IN_PROGRESS)
@@ -24,15 +75,13 @@ local function held_claim(queue, priority, id)
   if not score then
     return nil
   end
-  local key = job_key(queue, id)
-  local fields = fields_of(key, 'cd', 'ar', 'ra', 'cs')
+  local fields = job_fields(queue, id, 'cd', 'ar', 'ra', 'cs')
   if not fields then
     redis.call('ZREM', running, id)
     return nil
   end
   return {
     id = id,
-    key = key,
     running = running,
     claim = fields[1] or '',
     remaining = number_in(fields[2], 0, LARGEST_I32) or 1,
@@ -44,15 +93,14 @@ end
 -- PENDING with one attempt less, or FAILED with none; true if PENDING.
 local function fail_attempt(job, queue, priority, retry_ms, status, now)
   redis.call('ZREM', job.running, job.id)
+  local changes = { ar = job.remaining - 1, ra = retry_ms, ua = now, cs = status }
   if job.remaining > 1 then
-    redis.call('HDEL', job.key, 'cd')
-    redis.call('HSET', job.key, 'ar', job.remaining - 1, 'ra', retry_ms)
-    redis.call('HSET', job.key, 'ua', seconds(now), 'cs', status)
+    change_job(queue, job.id, changes, true)
     redis.call('ZADD', set_key(queue, priority, PENDING), score_of(retry_ms, job.id), job.id)
     return true
   end
-  redis.call('HSET', job.key, 'ar', 0, 'ra', job.run_after)
-  redis.call('HSET', job.key, 'ua', seconds(now), 'cs', status)
+  changes.ar, changes.ra = 0, job.run_after
+  change_job(queue, job.id, changes, false)
   redis.call('ZADD', set_key(queue, priority, FAILED), score_of(now, job.id), job.id)
   return false
 end

@@ -21,12 +21,11 @@ while taken < #ARGV do
   if not state then
     found[#found + 1] = 0
   else
-    local key = job_key(queue, id)
     local f
     if with_body then
-      f = fields_of(key, 'al', 'ar', 'cs', 'ca', 'ra', 'ua', 'cd', 'bd')
+      f = job_fields(queue, id, 'al', 'ar', 'cs', 'ca', 'ra', 'ua', 'cd', 'bd')
     else
-      f = fields_of(key, 'al', 'ar', 'cs', 'ca', 'ra', 'ua', 'cd')
+      f = job_fields(queue, id, 'al', 'ar', 'cs', 'ca', 'ra', 'ua', 'cd')
     end
     if not f then
       found[#found + 1] = -1

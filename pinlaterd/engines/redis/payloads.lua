@@ -10,17 +10,16 @@ while taken < #ARGV do
   if not score_in(set, id) then
     found[#found + 1] = 0
   else
-    local key = job_key(queue, id)
-    local fields = fields_of(key, 'bd', 'al', 'ar')
+    local fields = job_fields(queue, id, 'al', 'ar', 'bd')
     if not fields then
       found[#found + 1] = -1
     else
-      local body = fields[1] or ''
+      local body = fields[3] or ''
       most_bytes = most_bytes - #body
       if most_bytes < 0 and #found > 1 then
         break
       end
-      found[#found + 1] = { body, fields[2], fields[3] }
+      found[#found + 1] = { body, fields[1], fields[2] }
     end
   end
 end

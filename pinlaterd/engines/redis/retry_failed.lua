@@ -14,12 +14,10 @@ local run_after, limit, now = take_number(), take_number(), take_number()
 local failed, pending = set_key(queue, priority, FAILED), set_key(queue, priority, PENDING)
 local retried = { 'OK' }
 visit_first(failed, queue, '-inf', '+inf', limit, function(id)
-  local key = job_key(queue, id)
-  local allowed = number_in(redis.call('HGET', key, 'al'), 0, LARGEST_I32) or 0
+  local allowed = number_in(job_fields(queue, id, 'al')[1], 0, LARGEST_I32) or 0
+  local changes = { al = math.max(allowed, attempts), ar = attempts, ra = run_after, ua = now }
   redis.call('ZREM', failed, id)
-  redis.call('HDEL', key, 'cd')
-  redis.call('HSET', key, 'al', math.max(allowed, attempts), 'ar', attempts)
-  redis.call('HSET', key, 'ra', run_after, 'ua', seconds(now))
+  change_job(queue, id, changes, true)
   redis.call('ZADD', pending, score_of(run_after, id), id)
   retried[#retried + 1] = id
 end)

@@ -19,7 +19,7 @@ from pinlaterd.clock import Clock, SystemClock
 from pinlaterd.engines.base import EARLIEST_MS, LATEST_MS, Search, StoredJob, no_pause
 from pinlaterd.engines.redis import scripts
 from pinlaterd.engines.redis.connection import Connection
-from pinlaterd.engines.redis.records import local_id, stored_job, to_ms
+from pinlaterd.engines.redis.records import LEAN_MARK, local_id, stored_job, to_ms
 from pinlaterd.engines.redis.server_facts import evicts
 from pinlaterd.engines.redis.store import ShardKeys
 from pinlaterd.engines.searching import WalkingSearcher, scan_order
@@ -40,6 +40,7 @@ class RedisSearcher(WalkingSearcher):
         super().__init__(clock, between_slices)
         self._shard = shard
         self._connection = Connection(shard.server, _ANSWER_SECONDS)
+        self._queue = ""  # that is searched, as it is in keys
 
     def close(self) -> None:
         self._connection.close()
@@ -52,8 +53,12 @@ class RedisSearcher(WalkingSearcher):
         self._next_slice(search)
         if self._connection.trouble:
             self._connection = Connection(self._shard.server, _ANSWER_SECONDS)
-        if self._connection.read("ZSCORE", f"pln_{self._shard.name}", search.queue) is None:
+        names = (LEAN_MARK + search.queue, search.queue)
+        scores = self._connection.read("ZMSCORE", f"pln_{self._shard.name}", *names)
+        found = [name for name, score in zip(names, scores, strict=True) if score is not None]
+        if not found:
             raise QueueNotFound(search.queue)
+        self._queue = found[0]
 
     def _walks_in_order(self, search: Search) -> bool:
         return search.state is JobState.PENDING
@@ -67,7 +72,7 @@ class RedisSearcher(WalkingSearcher):
         return jobs
 
     def _set_key(self, search: Search, priority: int) -> str:
-        return f"plq_{self._shard.name}_{search.queue}.p{priority}_s{int(search.state)}"
+        return f"plq_{self._shard.name}_{self._queue}.p{priority}_s{int(search.state)}"
 
     def _walk(self, search: Search, priority: int) -> Iterator[StoredJob]:
         """All wanted jobs of one priority, without bodies; PENDING ones in the order of a scan."""
@@ -145,7 +150,7 @@ class RedisSearcher(WalkingSearcher):
             self._next_slice(search)
             _, rows = self._connection.run(
                 scripts.PAGE,
-                (self._shard.name, search.queue, priority, int(search.state), *place, _PAGE_JOBS),
+                (self._shard.name, self._queue, priority, int(search.state), *place, _PAGE_JOBS),
             )
             found = [
                 (number, score)
@@ -168,7 +173,7 @@ class RedisSearcher(WalkingSearcher):
             _, *rows = self._connection.run(
                 scripts.LOOKUP,
                 (
-                    *(self._shard.name, search.queue, int(search.state)),
+                    *(self._shard.name, self._queue, int(search.state)),
                     "1" if with_body else "0",
                     *[part for key in keys for part in (priority, str(key.local_id))],
                 ),

@@ -11,6 +11,7 @@ the shard's server is then.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from pinlaterd.engines.redis import scripts
 from pinlaterd.engines.redis.connection import Argument, Connection, Server
 from pinlaterd.engines.redis.faults import is_full, refusal_words
 from pinlaterd.engines.redis.owner import has_ended, own_name
+from pinlaterd.engines.redis.records import LEAN_MARK, is_lean
 from pinlaterd.engines.redis.scripts import Script
 from pinlaterd.engines.redis.sentinel import Locator
 from pinlaterd.engines.redis.server_facts import read_durability, refuse_cluster, refuse_replica
@@ -30,6 +32,8 @@ from pinlaterd.errors import (
     StorageNotCommitted,
 )
 from pinlaterd.model import QUEUE_NAME
+
+log = logging.getLogger(__name__)
 
 _MOST_PRIORITIES = 127  # that any configuration may have had
 
@@ -58,12 +62,19 @@ class Store:
     """One shard's keys, open for their owner."""
 
     def __init__(
-        self, name: str, locator: Locator, *, lease_seconds: float, answer_seconds: float
+        self,
+        name: str,
+        locator: Locator,
+        *,
+        lean: bool,
+        lease_seconds: float,
+        answer_seconds: float,
     ) -> None:
         self._name = name
         self._locator = locator
         self._shard: ShardKeys | None = None  # where it was opened last
-        self.queues: set[str] = set()
+        self.queues: dict[str, str] = {}  # names as they are in keys, which tell the layout
+        self._lean = lean  # the layout of queues that are created
         self.durability = Durability("not opened yet")
         self._lease_ms = round(lease_seconds * 1000)
         self._answer_seconds = answer_seconds
@@ -116,9 +127,18 @@ class Store:
                 " if it does not renew its lease"
             )
         self._token, start_ms, clean, queues = answer
-        names = [queue.decode(errors="replace") for queue in queues]
-        self.queues = {name for name in names if QUEUE_NAME.match(name)}
+        self.queues = self._named([queue.decode(errors="replace") for queue in queues])
         return Ownership(start_ms, bool(clean))
+
+    def _named(self, stored: Sequence[str]) -> dict[str, str]:
+        """A queue that somebody else created beside a lean one of ours is not served."""
+        plain = {name: name for name in stored if QUEUE_NAME.match(name)}
+        lean = {name[1:]: name for name in stored if is_lean(name) and QUEUE_NAME.match(name[1:])}
+        for queue in plain.keys() & lean.keys():
+            log.warning(
+                "%s: somebody else created queue %s, too; ours is served", self.shard, queue
+            )
+        return plain | lean
 
     def _ask_for_ownership(
         self, connection: Connection, now_ms: int, *, instead_of: bytes
@@ -188,20 +208,22 @@ class Store:
     # --- queues ------------------------------------------------------------------------------
 
     def known(self, queue: str) -> str:
-        """The name of a queue that exists."""
-        if queue not in self.queues:
-            raise QueueNotFound(queue)
-        return queue
+        """The name in keys of a queue that exists."""
+        try:
+            return self.queues[queue]
+        except KeyError:
+            raise QueueNotFound(queue) from None
 
     def create_queue(self, queue: str, now_ms: int) -> None:
         if queue not in self.queues:
-            self.write(scripts.CREATE_QUEUE, (queue, now_ms))
-            self.queues.add(queue)
+            stored = LEAN_MARK + queue if self._lean else queue
+            self.write(scripts.CREATE_QUEUE, (stored, now_ms))
+            self.queues[queue] = stored
 
     def delete_queue(self, queue: str) -> None:
         if queue in self.queues:
-            self.write(scripts.DELETE_QUEUE, (queue, _MOST_PRIORITIES))
-            self.queues.remove(queue)
+            self.write(scripts.DELETE_QUEUE, (self.queues[queue], _MOST_PRIORITIES))
+            del self.queues[queue]
 
 
 def _name_in(token: bytes) -> str:

@@ -61,6 +61,11 @@ def _redis_maker(request: pytest.FixtureRequest, _folder: Path) -> EngineMaker:
     return partial(redis_engine, server.address, new_shard())
 
 
+def _lean_redis_maker(request: pytest.FixtureRequest, _folder: Path) -> EngineMaker:
+    server: RedisServer = request.getfixturevalue("redis_server")
+    return partial(redis_engine, server.address, new_shard(), lean=True)
+
+
 def _sqlite_maker(_request: pytest.FixtureRequest, folder: Path) -> EngineMaker:
     return partial(sqlite_engine, folder)
 
@@ -68,6 +73,7 @@ def _sqlite_maker(_request: pytest.FixtureRequest, folder: Path) -> EngineMaker:
 ENGINES: Mapping[str, Callable[[pytest.FixtureRequest, Path], EngineMaker]] = {
     "mysql": _mysql_maker,
     "redis": _redis_maker,
+    "redis-lean": _lean_redis_maker,
     "sqlite": _sqlite_maker,
 }
 

@@ -1,0 +1,195 @@
+"""The layout of queues that we create: what is laid down, what a damaged or evicted hash costs, and
+that queues of PinLater's layout stay as they are. Its behaviour is the conformance suite's."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+import redis
+
+from pinlaterd.clock import FakeClock
+from pinlaterd.engines.base import Batch, Checkpoint, Finding, StorageEngine
+from pinlaterd.errors import StorageNotCommitted
+from pinlaterd.model import Job, JobKey, JobState, Payload
+from tests.conformance.engine.calls import STORAGE_CALLS
+from tests.conformance.engine.harness import QUEUE, EngineHarness, claim_op
+from tests.servers.redis import RedisServer, redis_engine
+
+
+@pytest.fixture
+def lean(redis_server: RedisServer, shard: str, clock: FakeClock) -> Iterator[EngineHarness]:
+    harness = EngineHarness(partial(redis_engine, redis_server.address, shard, lean=True), clock)
+    harness.engine.create_queue(QUEUE, clock.now_ms())
+    yield harness
+    harness.engine.close()
+
+
+def _keys(client: redis.Redis, shard: str) -> set[str]:
+    return {key.decode() for key in client.scan_iter(f"pl?_{shard}*", count=10_000)}
+
+
+def test_jobs_lie_in_few_keys_that_go_with_the_queue(
+    lean: EngineHarness, stranger: redis.Redis, shard: str
+):
+    first, *_ = lean.enqueue(*[Job(b"x", custom_status="é")] * 50)
+    lean.claim(limit=10)
+    lean.fail(first)
+
+    assert stranger.zrange(f"pln_{shard}", 0, -1) == [f"+{QUEUE}".encode()]
+    hashes = {f"{kind}_{shard}_+{QUEUE}" for kind in ("plb", "plc", "plu")}
+    sets = {f"plq_{shard}_+{QUEUE}.p1_s{state}" for state in (0, 1)}
+    others = {f"pln_{shard}", f"plj_{shard}_{QUEUE}", f"plm_{shard}", f"plo_{shard}"}
+    assert _keys(stranger, shard) == hashes | sets | others
+
+    lean.engine.delete_queue(QUEUE)
+    assert _keys(stranger, shard) == others - {f"pln_{shard}"}
+
+
+def test_a_job_that_is_deleted_leaves_nothing(
+    lean: EngineHarness, stranger: redis.Redis, shard: str
+):
+    failed, succeeded, left = lean.enqueue(*[Job(b"x", attempts_allowed=1)] * 3)
+    lean.claim(limit=2)
+    lean.fail(failed)
+    lean.succeed(succeeded)
+
+    assert list(lean.engine.delete_keys(QUEUE, JobState.FAILED, [failed])) == [failed]
+    assert (
+        lean.engine.collect_garbage(
+            QUEUE, JobState.SUCCEEDED, updated_before_ms=lean.now_ms + 1, limit=9
+        )
+        == 1
+    )
+
+    assert stranger.hkeys(f"plb_{shard}_+{QUEUE}") == [str(left.local_id).encode()]
+    assert not stranger.exists(f"plc_{shard}_+{QUEUE}", f"plu_{shard}_+{QUEUE}")
+
+
+def test_queues_of_both_layouts_are_served_side_by_side_whatever_is_created(
+    lean: EngineHarness, redis_server: RedisServer, shard: str
+):
+    [ours] = lean.enqueue(b"lean")
+    lean.engine.close()
+    plain: StorageEngine = redis_engine(redis_server.address, shard, lean=False)
+    plain.open(lean.now_ms)
+    plain.create_queue("plain", lean.now_ms)
+    plain.create_queue(QUEUE, lean.now_ms)  # there is one
+    assert plain.lookup(QUEUE, [ours], include_body=True)[0].body == b"lean"
+    plain.close()
+
+    lean.engine.open(lean.now_ms)
+    assert lean.engine.queues() == {QUEUE, "plain"}
+    [other] = lean.enqueue(b"plain", queue="plain")
+    batch = Batch(
+        claims=[claim_op(QUEUE, lean.wanted()), claim_op("plain", lean.wanted(queue="plain"))]
+    )
+    claimed = lean.engine.apply(batch, lean.now_ms).claims
+
+    assert claimed == [[Payload(b"lean", 2, 2)], [Payload(b"plain", 2, 2)]]
+    assert other.local_id != ours.local_id
+
+
+def test_no_id_is_given_twice_where_the_layout_changes(
+    lean: EngineHarness, redis_server: RedisServer, shard: str
+):
+    before = lean.enqueue(*[b"x"] * 10)
+    lean.engine.delete_queue(QUEUE)
+    lean.engine.close()
+    plain = redis_engine(redis_server.address, shard, lean=False)
+    plain.open(lean.now_ms)
+    plain.create_queue(QUEUE, lean.now_ms)
+    plain.close()
+
+    lean.engine.open(lean.now_ms)
+
+    assert min(lean.enqueue(b"y")) > max(before)
+
+
+# --- evicted and damaged ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("payload", [None, Payload(b"a", 2, 2)])
+def test_jobs_that_were_evicted_are_not_claimed(
+    lean: EngineHarness, stranger: redis.Redis, shard: str, payload: Payload | None
+):
+    lean.enqueue(b"a", b"b")
+    wanted = [claim._replace(payload=payload) for claim in lean.wanted()]
+    stranger.delete(f"plb_{shard}_+{QUEUE}")
+
+    [payloads] = lean.engine.apply(Batch(claims=[claim_op(QUEUE, wanted)]), lean.now_ms).claims
+
+    assert list(payloads) == [None, None]
+    assert lean.depths() == {}
+
+
+def test_their_acks_checkpoints_and_releases_are_no_ops(
+    lean: EngineHarness, stranger: redis.Redis, shard: str
+):
+    first, second, third = (one.key for one in lean.in_progress(*[b"x"] * 3))
+    stranger.delete(f"plb_{shard}_+{QUEUE}")
+
+    assert lean.succeed(first).noop == 1
+    assert lean.fail(second).noop == 1
+    assert lean.checkpoint(Checkpoint(third, None, b"new")).noop == 1
+    assert lean.depths() == {}
+
+
+def test_a_check_finds_and_removes_one(lean: EngineHarness, stranger: redis.Redis, shard: str):
+    gone, left = lean.enqueue(b"a", b"b")
+    stranger.hdel(f"plb_{shard}_+{QUEUE}", str(gone.local_id))
+    finding = Finding(QUEUE, "entries of jobs that are not there", 1)
+
+    assert lean.engine.check(repair=False) == [finding]
+    assert lean.engine.check(repair=True) == [finding]
+
+    assert lean.engine.check(repair=False) == []
+    assert lean.ready() == [left]
+
+
+@pytest.mark.parametrize("kind", ["plb", "plc", "plu"])
+def test_what_is_no_hash_is_told_of_and_nothing_is_written(
+    lean: EngineHarness, stranger: redis.Redis, shard: str, kind: str
+):
+    lean.enqueue(b"x")
+    name = f"{kind}_{shard}_+{QUEUE}"
+    stranger.delete(name)
+    stranger.set(name, "no such thing")
+
+    with pytest.raises(StorageNotCommitted, match="holds string, expected hash"):
+        lean.enqueue(b"y")
+    for call in sorted(STORAGE_CALLS, key=lambda name: name == "delete_queue"):  # that is last
+        with contextlib.suppress(StorageNotCommitted):
+            STORAGE_CALLS[call](lean.engine)
+    lean.engine.heartbeat()  # and not: must be opened again
+    lean.engine.create_queue(QUEUE, lean.now_ms)
+    assert lean.states(lean.enqueue(b"z")) == [JobState.PENDING]
+
+
+def test_a_record_that_is_damaged_counts_as_one_without_numbers(
+    lean: EngineHarness, stranger: redis.Redis, shard: str
+):
+    [key] = lean.enqueue(b"x")
+    stranger.hset(f"plb_{shard}_+{QUEUE}", str(key.local_id), "no head")
+
+    [claimed] = lean.claim()
+    assert lean.job(key).attempts_allowed == 1
+    assert lean.fail(key).failed == 1
+
+    assert claimed.key == key
+    assert lean.states([key]) == [JobState.FAILED]
+
+
+def test_a_checkpoint_replaces_the_body_and_keeps_the_rest(lean: EngineHarness):
+    [claimed] = lean.in_progress(Job(b"old", attempts_allowed=3, custom_status="é;1"))
+    before = lean.job(claimed.key)
+
+    assert lean.checkpoint(Checkpoint(claimed.key, None, b"1 2 3;new")).done == 1
+
+    after = lean.job(claimed.key)
+    assert after == before._replace(
+        body=b"1 2 3;new", run_after_ms=lean.now_ms, updated_at_ms=lean.now_ms
+    )
+    assert JobKey(1, claimed.key.local_id) == after.key
