@@ -183,7 +183,7 @@ def _yaml_scalar(node: yaml.Node, line: int) -> Scalar:
         except ValueError:
             return text  # 1:30.5, which YAML 1.1 takes for sixty-fold
     if kind in ("str", "int", "timestamp", "merge", "value"):
-        return text  # what YAML 1.1 sees in 0x1F, 1:30, 2026-01-01 or = nobody means
+        return text  # not what YAML 1.1 sees in 0x1F, 1:30, 2026-01-01 or =
     raise DocumentError(line, f"tag {node.tag} is not accepted")
 
 

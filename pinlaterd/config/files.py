@@ -16,7 +16,7 @@ from typing import BinaryIO
 def lock(path: Path, *, patient: bool) -> BinaryIO:
     """Lock the file `path`, which is made if need be, until what this returns is closed.
 
-    Raises BlockingIOError if somebody else has it and this is not `patient`; OSError, with the
+    Raises BlockingIOError if another process has it and this is not `patient`; OSError, with the
     file's name, if it can't be had at all."""
     file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), "wb")
     try:

@@ -87,7 +87,7 @@ class FileReader:
             self._report_duplicates(item, f"{prefix}{index}.")
 
     def warn_of_readers(self, path: Path) -> None:
-        """Of those who may read a password in the file `path`."""
+        """If others may read `path`, which holds a password."""
         with contextlib.suppress(OSError):
             if path.stat().st_mode & stat.S_IROTH:
                 self._warn(f"{path}: holds a password, and others can read it; chmod 600 {path}")
@@ -193,7 +193,7 @@ class Section:
             return given or ""
         if way.endswith("_env"):
             if given not in os.environ:
-                self.problem(way, f"the environment has no {given}; set it, and start anew")
+                self.problem(way, f"the environment has no {given}; set it, and start again")
             return os.environ.get(given, "")
         return self._secret_file(way, self.file.path.parent.parent / given)
 

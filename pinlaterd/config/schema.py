@@ -296,7 +296,7 @@ class ServerSettings:
     def store_answer_seconds(self) -> float:
         """How long a store's server may take for one answer before it is given up.
 
-        Half of the time for a call: so whoever waits is told what is known before the time is up,
+        Half of the time for a call: so the caller is told what is known before the time is up,
         and what had to wait behind it can still be done by another shard. Half of the lease: so an
         owner that is cut off has given up before its successor may take over."""
         half = min(self.owner_lease_seconds, self.request_timeout_ms / 1000) / 2

@@ -10,7 +10,7 @@ may be spending (`held`), and not what it was told last:
 - A router that lives but is not heard spends its last share for ever: it stays counted.
 - A router that died spends nothing; but its successor, when it starts without being able to
   ask, takes over its share. So that stays counted until a router of that name has said what it
-  holds, or nobody of that name is expected, or for KEPT_SECONDS, within which it would report.
+  holds, or no router of that name is expected, or for KEPT_SECONDS, within which it would report.
 - A coordinator that starts reads the entries that its predecessor noted (each grant, before it
   was sent), and counts what routers report or what was noted, the larger, until
   they confirm its own first grant. It raises nothing until all expected routers have reported, or
@@ -22,7 +22,7 @@ No tokens are lost in a transfer either: what a bucket can't hold any more after
 with the confirmation, and goes along with the raise that the cut pays for.
 
 A division is max-min fair: a router that wants little gets all of it, and the others an equal part
-of the rest. Its shares always add up to the rate. Everybody keeps a floor, so that one whose
+of the rest. Its shares always add up to the rate. Every router keeps a floor, so that one whose
 demand has just begun is not without a token until the next division.
 
 Without sockets and files; time and processes are asked through what is passed in.
@@ -41,7 +41,7 @@ from pinlaterd.wire.rates import Holding, RateGrant, RateReport, RouterId
 
 Sharer = TypeVar("Sharer", bound=Hashable)
 
-# Of the rate, for all together. It is lost while those who have it want nothing, so it stays well
+# Of the rate, for all together. It is lost while those that have it want nothing, so it stays well
 # below the 2 % by which a queue may miss its rate.
 FLOOR_FRACTION = 0.01
 
@@ -154,7 +154,7 @@ class RateAllocator:
         if not self._changed and not late:
             return ()
         self._changed = False
-        # who has not confirmed is left as it is: its next report brings us here again
+        # A router that has not confirmed is left as it is: its next report brings us here again.
         open_to_change = [
             entry for entry in live if entry.confirmed or now - entry.sent_at > _CONFIRM_SECONDS
         ]
@@ -223,7 +223,7 @@ class RateAllocator:
         wanted: Mapping[RouterId, Mapping[str, float]],
         credits_: Mapping[RouterId, dict[str, float]],
     ) -> None:
-        """Tokens that some gave up go to those who want more than their share."""
+        """Tokens that some routers gave up go to those that want more than their share."""
         tokens = self._spare.pop(queue, 0.0)
         if not tokens:
             return
@@ -237,7 +237,7 @@ class RateAllocator:
                 if unmet[router]:
                     credits_[router][queue] = tokens * unmet[router] / reached
         elif any(unmet.values()):
-            self._spare[queue] = tokens  # those who want it are about to confirm
+            self._spare[queue] = tokens  # those that want it are about to confirm
 
     def _grant(
         self, entry: _Entry, shares: Mapping[str, float], credits_: Mapping[str, float]
@@ -270,7 +270,7 @@ class RateAllocator:
             for queue, share in shares.items()
         )
 
-    # --- who is there --------------------------------------------------------------------------
+    # --- routers that live ---------------------------------------------------------------------
 
     def _is_heard(self, entry: _Entry) -> bool:
         silent_seconds = self._clock.monotonic() - entry.heard_at
@@ -299,14 +299,14 @@ class RateAllocator:
                 self._changed = True
 
     def _end_namesakes(self, router: RouterId) -> None:
-        """Who had the pid of one that lives has ended."""
+        """Another router that had this pid has ended."""
         for entry in self._entries.values():
             if entry.router.pid == router.pid and entry.died_at is None:
                 entry.died_at = self._clock.monotonic()
                 self._changed = True
 
     def _is_succeeded(self, dead: _Entry) -> bool:
-        """Whether nobody will take over its share any more without our knowing."""
+        """Whether no successor can take over its share any more without our knowing."""
         name = dead.router.process
         return name not in self._expected or any(
             other.router.process == name and other.died_at is None and other.peer
@@ -317,7 +317,7 @@ class RateAllocator:
 def _is_good(
     sent: Mapping[RouterId, float], demands: Mapping[RouterId, float], rest: float
 ) -> bool:
-    """Whether everybody has what he wants, and all is given out: then nothing needs to change."""
+    """Whether every router has what it wants, and all is given out: nothing needs to change."""
     floor = rest * FLOOR_FRACTION / max(1, len(sent))
     tolerance = rest * _WORTH_TELLING
     return abs(math.fsum(sent.values()) - rest) <= tolerance and all(
@@ -329,9 +329,9 @@ def _is_good(
 
 
 def divide(rate: float, demands: Mapping[Sharer, float]) -> dict[Sharer, float]:
-    """`rate` over the sharers in `demands`, who want so much each (in the same unit, at least 0).
+    """`rate` over the sharers in `demands`, which want so much each (in the same unit, at least 0).
 
-    What nobody wants is divided evenly: it is there for demand that grows."""
+    What none wants is divided evenly: it is there for demand that grows."""
     if not demands:
         return {}
     floor = rate * FLOOR_FRACTION / len(demands)

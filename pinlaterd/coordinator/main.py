@@ -140,7 +140,7 @@ class Coordinator:
         self._loop.add_reader(self._control.fileno(), self._hear)
         self._hear()
         await self._web.setup()
-        # before the port: whoever shares this folder can always be asked, whatever has the port
+        # Before the port: through the socket commands reach this coordinator whatever has the port.
         layout.STATS_SOCKET.unlink(missing_ok=True)
         await web.UnixSite(self._web, os.fspath(layout.STATS_SOCKET)).start()
         layout.STATS_SOCKET.chmod(0o600)
@@ -286,7 +286,7 @@ class Coordinator:
             self._take_messages()  # that came while we sent: the descriptor says nothing of them
 
     def _take_messages(self) -> None:
-        """Take all that has come; answer those who are new or out of step with the snapshot."""
+        """Take all that has come; send the snapshot to new processes, and to those out of step."""
         if self._control is None:
             return
         while (arrived := self._control.receive()) is not None:
@@ -322,7 +322,8 @@ class Coordinator:
             self._publish()
 
     def _publish(self) -> None:
-        """Tell everybody. Those who start later are told when they report, if not by the file."""
+        """Send the snapshot to all. A process that starts later reads the file, or gets it for its
+        first report."""
         self._snapshot = self._next_snapshot()
         try:
             write_snapshot(self._snapshot)

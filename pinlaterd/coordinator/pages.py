@@ -1,8 +1,8 @@
 """The HTTP pages: /stats.txt, /stats.json, /metrics, /health, /status.json, /snapshot.json.
 
 Read-only, on the statistics port and on run/stats.sock. `?process=shard-1` narrows figures down to
-one process. /snapshot.json has them by process and with their histograms' buckets, so that
-whoever takes two can tell what happened in between.
+one process. /snapshot.json has them by process and with their histograms' buckets: the
+difference of two is what happened in between.
 """
 
 from __future__ import annotations

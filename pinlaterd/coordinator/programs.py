@@ -2,7 +2,7 @@
 them to add, replace, start and remove. Pure.
 
 A program's definition changes with what its process reads at its start only, never with what it
-follows while it runs: so whoever compares definitions restarts just those that have to be.
+follows while it runs: a comparison of definitions restarts just those that have to be.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SPARE_STOP_SECONDS = 5
 # only waits longer and longer for those that end within startsecs, starts it again at once. One
 # killed within its first second is retried after 1, 2, 3, … seconds, and never given up.
 _DEFINITION = """\
-; Written by pinlaterd, anew each time. Configuration: {fingerprint}
+; Written by pinlaterd, each time. Configuration: {fingerprint}
 [program:{name}]
 command = {command}
 directory = %(here)s/../..
@@ -103,7 +103,7 @@ def relief_of(router: Program) -> Program:
 
 
 def stop_seconds(server: ServerSettings) -> int:
-    """What a process has to finish the calls in hand, before it is killed."""
+    """What a process has to finish the calls in flight, before it is killed."""
     return math.ceil(server.request_timeout_ms / 1000) + _SPARE_STOP_SECONDS
 
 
@@ -112,8 +112,8 @@ def log_file(program: str) -> Path:
 
 
 def _fingerprint(settings: object) -> str:
-    """Changes when `settings` do, secrets included, and gives none of them away: so `up` starts
-    those processes anew, and only those, whose configuration has changed."""
+    """Changes when `settings` do, secrets included, and gives none of them away: so `up` restarts
+    those processes, and only those, whose configuration has changed."""
     # not pickled: that differs for equal settings, by which of their parts are one object
     text = json.dumps(settings, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -1,7 +1,7 @@
-"""Who reports, how each of them is, and everybody's figures.
+"""The processes that report, the state of each, and all figures.
 
-Without sockets and timers: whether a process has ended or gone silent is found out whenever
-somebody asks. Figures are totals: when a process is replaced by a new one of its name, its
+Without sockets and timers: whether a process has ended or gone silent is determined when it is
+asked for. Figures are totals: when a process is replaced by a new one of its name, its
 counters and histograms stay in that name's totals.
 """
 
@@ -88,7 +88,7 @@ class Registry:
         return peer in self._members
 
     def peers(self) -> Sequence[bytes]:
-        """Those to tell news to."""
+        """Those that a new snapshot has to be sent to."""
         return list(self._members)
 
     def serving(self, process: str) -> Report | None:

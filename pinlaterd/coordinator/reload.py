@@ -3,7 +3,7 @@
 `ConfigWatch` sees when the files in etc/ have changed, and waits until their author is done: a file
 counts once it stayed as it is from one look to the next, and what is then read is what gets
 validated; nothing reads it a second time. Edited in place, replaced, a link turned elsewhere,
-deleted and put back: all the same. What is not valid as a whole changes nothing, and the reason is
+deleted and restored: all the same. What is not valid as a whole changes nothing, and the reason is
 kept until it is mended. What is valid becomes active step by step (`advance`, which is pure), each
 step written for all processes at once.
 
@@ -128,7 +128,7 @@ def _leaving(before: ShardSettings, version: int) -> Leaving:
 
 
 def vanished(etc: Path, before: Config, wanted: Config) -> list[str]:
-    """Files that held something and are gone or empty: nobody means that by it."""
+    """Files that held something and are gone or empty, which is hardly meant."""
     return [
         f"{etc / name}: the file is gone or empty; what it said stays active. Put it back, or "
         "write a comment into it if it is to say nothing"

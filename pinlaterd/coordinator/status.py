@@ -202,7 +202,7 @@ def _warnings(processes: Sequence[ProcessStatus]) -> list[str]:
 
 
 def _problems(config: Config, processes: Sequence[ProcessStatus]) -> list[str]:
-    """Each expected process that nobody serves in the place of."""
+    """Each expected process that does not serve, and that no handover peer serves for."""
     serving = {p["name"] for p in processes if p["state"] == ProcessState.SERVING}
     relieved = {counterpart(name) for name in serving if is_relief(name)}
     problems = []

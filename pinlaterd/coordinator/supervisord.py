@@ -2,7 +2,7 @@
 programs in step with the active configuration.
 
 Each program is one file in run/supervisord.d, written before supervisord is told, so that a
-supervisord that starts anew runs the same. Blocking: callers on an event loop use a thread.
+supervisord that is restarted runs the same. Blocking: callers on an event loop use a thread.
 """
 
 from __future__ import annotations
@@ -72,10 +72,9 @@ def carry_out(actions: Sequence[Action], supervisord: Supervisord) -> None:
 
 
 def lock_programs(*, patient: bool = True) -> BinaryIO:
-    """Whoever changes several programs keeps others, who do the same, out of it until this is
-    closed.
+    """Keep other processes from changing several programs until this is closed.
 
-    Raises SupervisorError if somebody does, and this is not `patient`."""
+    Raises SupervisorError if one does at this moment, and this is not `patient`."""
     try:
         return lock(PROGRAMS_LOCK, patient=patient)
     except BlockingIOError as error:
@@ -297,7 +296,7 @@ def _arrange(names: frozenset[str], config: Config) -> frozenset[str]:
     """Make supervisord run the programs of `names` as `config` wants them; returns `names`.
 
     Raises SupervisorError, OSError."""
-    # whoever has the lock may wait for this process to end, so this must not wait for the lock
+    # The lock's holder may wait for this process to end, so this must not wait for the lock.
     with lock_programs(patient=False):
         supervisord = Supervisord()
         wanted = [program for program in shard_programs(config) if program.name in names]

@@ -2,7 +2,7 @@
 
     files       the files that `init` writes
     service     a deployment that runs, or does not: up, down
-    restarts    processes started anew while the service goes on
+    restarts    processes restarted while the service goes on
     orphans     processes that a killed supervisord left behind
     stats_page  what the coordinator answers at its socket, or over HTTP
 

@@ -45,7 +45,7 @@ class Choices(NamedTuple):
 
 
 def check_depth(directory: Path) -> None:
-    """Refuse a folder whose sockets nobody could reach."""
+    """Refuse a folder whose sockets could not be reached."""
     length = len(os.fsencode(directory.absolute()))
     if length > _LONGEST_DIRECTORY:
         raise DeploymentError(

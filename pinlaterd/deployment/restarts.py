@@ -1,13 +1,13 @@
-"""Starts processes of a running deployment anew, one after the other, at no client's cost.
+"""Restarts processes of a running deployment, one after the other, at no client's cost.
 
-A process that is told to end finishes what it has in hand, and supervisord starts it again by
-itself: whatever becomes of whoever asked for that, it comes back. While a shard is away, routers
+A process that is told to end finishes its calls in flight, and supervisord starts it again by
+itself, even if the command is killed. While a shard is away, routers
 keep its calls. A router is relieved: a second one takes over its listening socket and serves beside
 it; then the router is restarted, and takes over in turn. So a router that can't start (a broken
 installation) is found out while the old one serves, and what a crash in the middle leaves behind is
 at least one that serves. To repeat the command puts that in order. Meanwhile the coordinator may
-add, replace and remove programs: each is looked at anew when its turn comes, under the lock of all
-who change programs.
+add, replace and remove programs: each is looked at again when its turn comes, under the lock of all
+that change programs.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _restart(
         names = choose(load_active(ETC).config)
         try:
             if COORDINATOR not in names:
-                _fetch_status()  # it is asked who serves: find out before anything is stopped
+                _fetch_status()  # It is asked what serves: fail before anything is stopped.
             restarted = [_restart_one(name, tell) for name in names]
             return [found for found in restarted if found is not None]
         except SupervisorError as error:
@@ -175,7 +175,7 @@ class _Restarts:
     def _wait_until_serving(self, name: str, startup: Startup) -> int:
         crashes: set[int] = set()
         while True:
-            found = self._found().get(name)  # None while somebody replaces it
+            found = self._found().get(name)  # None while it is being replaced
             if found is not None and self._serves(found):
                 return found.pid
             late = time.monotonic() > startup.deadline

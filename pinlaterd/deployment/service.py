@@ -66,7 +66,7 @@ from pinlaterd.wire.control import ProcessState
 
 UP_SECONDS = 60.0
 _SHUT_DOWN_SECONDS = 60.0  # for supervisord to stop its programs, before we do
-_STOP_SECONDS = 15.0  # for orphans, which nobody else stops
+_STOP_SECONDS = 15.0  # for orphans, which supervisord does not stop
 POLL_SECONDS = 0.1
 _LOG_LINES = 15
 _LOG_BYTES = 64 * 1024
@@ -104,7 +104,7 @@ def up(directory: Path, tell: Tell, seconds: float = UP_SECONDS) -> UpResult:
 
 
 def down(directory: Path, tell: Tell) -> bool:
-    """Let every process finish what it has in hand and stop. False: none ran."""
+    """Let every process finish its calls in flight and stop. False: none ran."""
     if not (directory / ETC).is_dir():
         raise DeploymentError(f"{directory}: no deployment there (it has no {ETC} folder)")
     with at_work_in(directory):
@@ -138,7 +138,7 @@ def _shut_down(supervisord: Supervisord, running: Sequence[psutil.Process], tell
         # supervisord itself kills what does not stop in time, one priority after the other
         left = orphans.wait_for(left, POLL_SECONDS)
         with contextlib.suppress(SupervisorError):
-            supervisord.pid()  # spoken to, it sees at once who has ended; else once a second
+            supervisord.pid()  # when called, it reaps at once; else once a second
         tell("stopping " + ", ".join(sorted({orphans.name_of(process) for process in left})))
 
 
@@ -174,8 +174,8 @@ def _enter_and_lock(directory: Path) -> BinaryIO:
 
 
 def _remove_stale_files() -> None:
-    """Nothing runs any more. Without the snapshot no shard is a newcomer, who would be let in by
-    and by; nobody holds a share of a rate."""
+    """Nothing runs any more. Without the snapshot no shard is a newcomer, which would have to serve
+    before it is admitted; without the rates no router holds a share."""
     for path in (
         *(SUPERVISOR_SOCKET, SUPERVISOR_PID_FILE, STATS_SOCKET),
         *(SNAPSHOT_FILE, PROGRAMS_DUE, RATES_FILE),

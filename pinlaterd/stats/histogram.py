@@ -123,7 +123,7 @@ class Histogram:
 
 def recorded_since(before: HistogramData | None, now: HistogramData) -> HistogramData:
     """The samples that `now` has and `before` had not. Minimum and maximum are those of all: of
-    these alone nobody knows them. `before` None, or more than `now`: all of them."""
+    these alone they are not known. `before` None, or more than `now`: all of them."""
     if before is None or before["count"] > now["count"]:
         return now
     return {

@@ -235,7 +235,7 @@ def apply(before: StatsSnapshot, changes: Changes) -> None:
 def since(before: StatsSnapshot, now: StatsSnapshot) -> StatsSnapshot:
     """What was counted and recorded after `before`; the rest is as it is now.
 
-    A total that has become less began anew meanwhile: all of it is later than `before`."""
+    A total that has become less began at 0 meanwhile: all of it is later than `before`."""
     counters = {
         name: count - earlier if (earlier := before["counters"].get(name, 0)) <= count else count
         for name, count in now["counters"].items()

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import compress, islice
 from operator import is_not
-from typing import NamedTuple, TypedDict
+from typing import TypedDict
 
 from pinlaterd.stats.histogram import SHOWN_PERCENTILES, HistogramData, percentiles, summary
 from pinlaterd.stats.registry import (
@@ -91,33 +91,15 @@ def _one_line(text: str) -> str:
 Figure = float | HistogramData
 
 
-class _Figure(NamedTuple):
-    """A figure of every queue: what its name ends with, and where it is shown."""
-
-    ending: str
-    metric: str
-    labels: str = ""
+# Of every queue's figure: what its name ends with, its metric, and labels beside the queue.
+_Ending = tuple[str, str, str]
 
 
-class _Place(NamedTuple):
-    metric: str
-    labels: str  # but for the process
-
-
-class _Line(NamedTuple):
-    """What stands before and behind the queue in the line of a number, and the lines by name."""
-
-    ending: str
-    head: str
-    tail: str
-    lines: dict[str, bytes]
-
-
-def _by_last_word(figures: Sequence[_Figure]) -> Mapping[str, Sequence[_Figure]]:
+def _by_last_word(figures: Sequence[_Ending]) -> Mapping[str, Sequence[_Ending]]:
     """The longest first: `mail_checkpoint_noop` is no figure of a queue `mail_checkpoint`."""
-    found: dict[str, list[_Figure]] = {}
-    for figure in sorted(figures, key=lambda figure: -len(figure.ending)):
-        found.setdefault(_last_word(figure.ending), []).append(figure)
+    found: dict[str, list[_Ending]] = {}
+    for figure in sorted(figures, key=lambda figure: -len(figure[0])):
+        found.setdefault(_last_word(figure[0]), []).append(figure)
     return found
 
 
@@ -126,12 +108,12 @@ def _last_word(name: str) -> str:
 
 
 _FIGURES = {
-    "counter": _by_last_word([_Figure(f"_{name}", f"queue_{name}") for name in COUNTERS]),
+    "counter": _by_last_word([(f"_{name}", f"queue_{name}", "") for name in COUNTERS]),
     "gauge": _by_last_word(
-        [_Figure(f"_{state}", "queue_depth", f',state="{state}"') for state in STATES]
-        + [_Figure(f"_{name}", f"queue_{name}") for name in GAUGES]
+        [(f"_{state}", "queue_depth", f',state="{state}"') for state in STATES]
+        + [(f"_{name}", f"queue_{name}", "") for name in GAUGES]
     ),
-    "summary": _by_last_word([_Figure(f"_{name}", f"queue_{name}") for name in HISTOGRAMS]),
+    "summary": _by_last_word([(f"_{name}", f"queue_{name}", "") for name in HISTOGRAMS]),
 }
 
 
@@ -182,17 +164,7 @@ class _Section:
         self._kind = kind
         self._shown: dict[str, Figure] = {}
         # By metric, and whether it has labels of its own; then by name.
-        self._lines: dict[tuple[str, bool], dict[str, bytes]] = {}
-        self._of_queues = {
-            word: [self._line(figure) for figure in found]
-            for word, found in _FIGURES[kind].items()
-            if kind != "summary"
-        }
-
-    def _line(self, figure: _Figure) -> _Line:
-        head = f'{PREFIX}{figure.metric}{_SUFFIXES[self._kind]}{{queue="'
-        tail = f'"{figure.labels},{self._label}}} '
-        return _Line(figure.ending, head, tail, self._lines.setdefault((figure.metric, True), {}))
+        self._lines: defaultdict[tuple[str, bool], dict[str, bytes]] = defaultdict(dict)
 
     def update(self, figures: Mapping[str, Figure]) -> Iterator[None]:
         """In steps. An unchanged figure is nearly always the same object: what has changed is found
@@ -208,7 +180,7 @@ class _Section:
         while names_gone := list(islice(gone, at_once)):
             for name in names_gone:
                 if shown.pop(name, None) is not None:
-                    self._lines[_family(_place(self._kind, name))].pop(name, None)
+                    self._forget_line(name)
             yield
 
     def _show(self, name: str, figure: Figure) -> None:
@@ -216,18 +188,17 @@ class _Section:
         self._shown[name] = figure
 
     def _make_line(self, name: str, figure: Figure) -> None:
-        for ending, head, tail, lines in self._of_queues.get(_last_word(name), ()):
-            if name.endswith(ending):
-                queue = name[: -len(ending)].translate(_ESCAPES)
-                lines[name] = f"{head}{queue}{tail}{figure}\n".encode()
-                return
-        place = _place(self._kind, name)
-        full_name, labels = f"{PREFIX}{place.metric}{_SUFFIXES[self._kind]}", place.labels
+        metric, labels = _place(self._kind, name)
+        full_name, all_labels = f"{PREFIX}{metric}{_SUFFIXES[self._kind]}", labels + self._label
         if isinstance(figure, dict):
-            text = _summary(full_name, labels + self._label, figure)
+            text = _summary(full_name, all_labels, figure)
         else:
-            text = f"{full_name}{{{labels}{self._label}}} {figure}\n"
-        self._lines.setdefault(_family(place), {})[name] = text.encode()
+            text = f"{full_name}{{{all_labels}}} {figure}\n"
+        self._lines[metric, bool(labels)][name] = text.encode()
+
+    def _forget_line(self, name: str) -> None:
+        metric, labels = _place(self._kind, name)
+        self._lines[metric, bool(labels)].pop(name, None)
 
     def add_to(
         self, page: defaultdict[tuple[str, str], list[bytes]], shown: set[tuple[str, str]]
@@ -244,23 +215,20 @@ class _Section:
                 page[self._kind, metric] += found
 
 
-def _family(place: _Place) -> tuple[str, bool]:
-    return (place.metric, bool(place.labels))
-
-
-def _place(kind: str, name: str) -> _Place:
+def _place(kind: str, name: str) -> tuple[str, str]:
+    """The metric of a figure, and its labels but for the process."""
     for ending, metric, labels in _FIGURES[kind].get(_last_word(name), ()):
         if name.endswith(ending):
             queue = name[: -len(ending)].translate(_ESCAPES)
-            return _Place(metric, f'queue="{queue}"{labels},')
+            return (metric, f'queue="{queue}"{labels},')
     if kind == "summary" and name.startswith(BODY_SIZE):
         queue = name.removeprefix(BODY_SIZE).translate(_ESCAPES)
-        return _Place("job_body_size_bytes", f'queue="{queue}",')
+        return ("job_body_size_bytes", f'queue="{queue}",')
     if kind == "summary" and (call := _CALL.fullmatch(name)):
-        return _Place("call_msec", f'method="{call[1]}",')
+        return ("call_msec", f'method="{call[1]}",')
     if kind == "counter" and (error := _CALL_ERROR.fullmatch(name)):
-        return _Place("errors", f'method="{error[1]}",code="{error[2]}",')
-    return _Place(_NOT_ALLOWED.sub("_", name), "")
+        return ("errors", f'method="{error[1]}",code="{error[2]}",')
+    return (_NOT_ALLOWED.sub("_", name), "")
 
 
 def _summary(name: str, labels: str, data: HistogramData) -> str:

@@ -5,8 +5,8 @@
     coordinator -> process                      the Snapshot, to each newcomer, and to all on change
     router <-> coordinator                      demand for rates and shares of them: `wire.rates`
 
-A report carries only the figures that changed since the one before. Whoever gets a Snapshot sends
-all of its figures next: so a coordinator that starts anew, and answers heartbeats of processes it
+A report carries only the figures that changed since the one before. A process that gets a Snapshot
+sends all of its figures next: so a restarted coordinator, which answers heartbeats of processes it
 does not know with the Snapshot, soon knows everything again. All messages are JSON.
 """
 
@@ -145,7 +145,7 @@ class ControlClient:
         self._stats = stats
         # As the coordinator knows it; None: it has to be told all, all figures included.
         self._told: _Told | None = None
-        self._grants: list[RateGrant] = []  # that came, and nobody took yet
+        self._grants: list[RateGrant] = []  # received, not taken yet
         self._socket = (context or zmq.Context.instance()).socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, _LINGER_MS)
         self._socket.setsockopt(zmq.SNDHWM, _MESSAGES_IN_TRANSIT)
@@ -204,7 +204,7 @@ class ControlClient:
         return grants
 
     def report_rates(self, report: RateReport) -> None:
-        """Lost if the coordinator is away; whoever gets a Snapshot reports again."""
+        """Lost if the coordinator is away; after the next Snapshot it is reported again."""
         with contextlib.suppress(zmq.Again):
             self._socket.send(rates.pack_rate_report(report), zmq.NOBLOCK)
 

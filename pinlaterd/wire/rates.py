@@ -5,7 +5,7 @@
 
 Grants are numbered upward, over restarts of the coordinator too; a router ignores one that is
 not greater than the last, and confirms each by a report that bears its number. The coordinator
-keeps what each router may hold in run/rates.json: for a coordinator that starts anew, and for a
+keeps what each router may hold in run/rates.json: for a coordinator that is restarted, and for a
 router that starts while there is none.
 """
 

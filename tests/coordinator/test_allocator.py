@@ -258,7 +258,7 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.1, 1.1, SILENT_SECONDS + 1, KEPT_SECONDS + 1]))
     def time_passes(self, seconds: float) -> None:
-        """Whoever is new reports within that time: see the allocator's invariant."""
+        """A new router reports within that time: see the allocator's invariant."""
         for router in list(self.server.routers.values()):
             if not router.spoke:
                 self.server.deliver_report(router)
@@ -289,7 +289,7 @@ TestCluster = Cluster.TestCase
 
 
 def test_a_pid_that_another_router_has_by_now_is_no_sign_of_life(server):
-    """As after a container was started anew: the same pids, and nobody of before."""
+    """As after a container was restarted: the same pids, and no process of before."""
     for name, router in list(server.routers.items()):
         server.kill(name)
         successor = Router(

@@ -320,13 +320,13 @@ def test_since_has_what_was_counted_and_recorded_in_between():
     assert percentiles(found, (0.01, 0.99)) == pytest.approx([1000, 1000], rel=0.05)
 
 
-def test_since_takes_totals_that_began_anew_as_a_whole():
+def test_since_takes_totals_that_began_restarted_as_a_whole():
     before = filled().snapshot()
-    anew = Stats()
-    anew.count("mail_enqueue", 1)
-    anew.record("PinLaterService.enqueueJobs_msec", 7)
+    restarted = Stats()
+    restarted.count("mail_enqueue", 1)
+    restarted.record("PinLaterService.enqueueJobs_msec", 7)
 
-    recent = since(before, anew.snapshot())
+    recent = since(before, restarted.snapshot())
 
     assert recent["counters"] == {"mail_enqueue": 1}
     assert recent["histograms"]["PinLaterService.enqueueJobs_msec"]["count"] == 1
