@@ -44,8 +44,7 @@ from pinlaterd.model import (
     ScanResult,
 )
 from pinlaterd.rpc import codec
-from pinlaterd.wire.envelope import Op
-from pinlaterd.wire.link import Outcome
+from pinlaterd.wire.envelope import Op, Status
 from pinlaterd.wire.shard_caller import ShardCaller
 
 # What is due so soon runs where it is: the ack on the source has to come before that.
@@ -203,7 +202,7 @@ class ShardCalls:
         """All of them, or none. Not repeated: they would be stored twice."""
         message = codec.encode_call(Method.ENQUEUE, 0, _CONTEXT, EnqueueRequest(queue, jobs))
         reply = self._caller.call(message, seconds=_ENQUEUE_SECONDS)
-        if reply.outcome not in (Outcome.DONE, Outcome.FAILED):
+        if reply.status not in (Status.DONE, Status.FAILED):
             return Enqueued()
         try:
             found = codec.decode_reply(Method.ENQUEUE, reply.payload)
@@ -220,7 +219,7 @@ class ShardCalls:
         message = codec.encode_call(method, 0, _CONTEXT, request)
         while True:
             reply = self._caller.call(message, seconds=_CALL_SECONDS, op=op)
-            if reply.outcome in (Outcome.DONE, Outcome.FAILED):
+            if reply.status in (Status.DONE, Status.FAILED):
                 try:
                     return codec.decode_reply(method, reply.payload)
                 except RequestError:

@@ -1,15 +1,16 @@
-"""One call in hand: what was asked, by when to answer, and how it ends.
+"""One client's call on its way through the router, and what shards' replies to it mean.
 
-Relies on `rpc` to decode it and to write errors. A call ends exactly once, by `reply`, `finish` or
-`fail`.
+Relies on `rpc` to decode it and to write errors, on `wire` for what is sent to shards. A call ends
+exactly once, by `reply`, `finish` or `fail`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
+from pinlaterd.config.schema import KIB
 from pinlaterd.errors import (
     EnqueueRejected,
     ErrorCode,
@@ -18,43 +19,15 @@ from pinlaterd.errors import (
     ProtocolError,
     ShardConnectionFailed,
 )
-from pinlaterd.router.shards import Shard
+from pinlaterd.model import Method, Result
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.codec import Peek
-from pinlaterd.wire.link import Outcome, ShardReply
+from pinlaterd.rpc.server import Answer
+from pinlaterd.wire.envelope import ReplyEntry, ShardCall, Status
+from pinlaterd.wire.link import ShardLink
 
-T = TypeVar("T")
-
-
-class Answer(Protocol):
-    """Where the reply to one call goes (see `rpc.server`)."""
-
-    on_undelivered: Callable[[bytes], None] | None
-    """Called if the client goes after `send`, before all of the answer has arrived."""
-    on_gone: Callable[[], object] | None
-    """Called if the client goes before `send`."""
-
-    def expect_wait(self) -> None:
-        """The call may wait for long: a client may have only so many of those in hand."""
-        ...
-
-    @property
-    def gone(self) -> bool:
-        """Whether the client has gone, so that nobody would read an answer."""
-        ...
-
-    @property
-    def is_next(self) -> bool:
-        """Whether the client has taken, but for little, all answers before it."""
-        ...
-
-    def room(self) -> int:
-        """How many bytes more may be held back for clients that do not read."""
-        ...
-
-    def send(self, message: bytes) -> bool:
-        """False if the client has gone."""
-        ...
+# Each step of a larger call takes milliseconds.
+LARGE_BYTES = 64 * KIB
 
 
 class Refusal(NamedTuple):
@@ -64,52 +37,32 @@ class Refusal(NamedTuple):
     reason: str
 
 
-class CallKeeper(Protocol):
-    """Who counts the calls in hand, and those that wait."""
-
-    def waits(self, call: Call) -> None:
-        """It is not in hand for now. Raises Overloaded if too many wait."""
-        ...
-
-    def goes_on(self, call: Call) -> None: ...
-
-    def ended(self, call: Call, error: ErrorCode | None) -> None: ...
+OnEnd = Callable[["Call", ErrorCode | None], None]
 
 
-class Call:
-    """A Thrift call on its way through the router. Times are monotonic seconds."""
+class Call(ShardCall):
+    """A Thrift call. While one shard can answer it, it goes there as it is."""
 
-    __slots__ = (
-        "_keeper",
-        "answer",
-        "claims",
-        "deadline",
-        "message",
-        "most_bytes",
-        "peek",
-        "refusals",
-        "started",
-    )
+    refusals: tuple[Refusal, ...] = ()
+    claims: bool = False  # whether it is a dequeue that is no dry run
+    granted_bytes: int = 0  # that its answer may have; of a look-up, scan or dequeue
 
     def __init__(
         self,
         message: bytes,
         peek: Peek,
         answer: Answer,
-        *,
         started: float,
         deadline: float,
-        keeper: CallKeeper,
+        on_end: OnEnd,
     ) -> None:
+        """Times are monotonic seconds. All that ShardCall has besides keeps its defaults."""
         self.message = message
         self.peek = peek
         self.answer = answer
         self.started = started
         self.deadline = deadline
-        self.refusals: tuple[Refusal, ...] = ()
-        self.claims = False  # whether it is a dequeue that is no dry run
-        self.most_bytes = 0  # that its answer may have; of a look-up or dequeue
-        self._keeper = keeper
+        self._on_end = on_end
 
     def decode(self, most_elements: int) -> codec.Call:
         """All of it. Raises PinLaterError if it is malformed, or a list of it too long."""
@@ -121,67 +74,76 @@ class Call:
     def reply(self, message: bytes, error: ErrorCode | None = None) -> bool:
         """Answer with a Thrift reply; False if nobody is there to read it."""
         sent = self.answer.send(message)
-        self._keeper.ended(self, error)
+        self._on_end(self, error)
         return sent
-
-    async def wait(self, waiting: Coroutine[Any, Any, T], otherwise: T) -> T:
-        """The result of `waiting`, or `otherwise` as soon as the client has gone. Meanwhile the
-        call counts as one that waits. Raises Overloaded if too many do."""
-        answer = self.answer
-        if answer.gone:
-            waiting.close()
-            return otherwise
-        task = asyncio.current_task()
-        assert task is not None
-        try:
-            self._keeper.waits(self)
-        except PinLaterError:
-            waiting.close()
-            raise
-        answer.on_gone = task.cancel
-        try:
-            return await waiting
-        except asyncio.CancelledError:
-            if not self.answer.gone:
-                raise
-            task.uncancel()
-            return otherwise
-        finally:
-            answer.on_gone = None
-            self._keeper.goes_on(self)
 
     def fail(self, error: PinLaterError) -> None:
         self.reply(codec.encode_error(self.peek.head, error), error.code)
 
-    def finish(self, shard: Shard, reply: ShardReply) -> None:
+    def finish(self, shard: ShardLink, reply: ReplyEntry) -> None:
         """Answer with what `shard` made of it."""
-        if reply.outcome is Outcome.DONE:
+        if reply.status is Status.DONE:
             if reply.jobs:
-                # What a dequeue claimed and nobody gets goes back to be claimed by others.
+                # Jobs that a dequeue claimed and nobody gets are released, for others to claim.
                 self.answer.on_undelivered = shard.release
             if not self.answer.send(reply.payload) and reply.jobs:
                 shard.release(reply.payload)
-            self._keeper.ended(self, None)
-        elif reply.outcome is Outcome.FAILED:
+            self._on_end(self, None)
+        elif reply.status is Status.FAILED:
             self.reply(reply.payload, codec.peek_error(reply.payload))
         else:
             self.fail(shard_failed(shard.name, reply))
 
 
-def shard_failed(name: str, reply: ShardReply) -> ShardConnectionFailed:
+# --- what shards reply --------------------------------------------------------------------------
+
+
+async def let_others_go_on(size: int) -> None:
+    """Between the steps of a call whose message has so many bytes, if that is large."""
+    if size > LARGE_BYTES:
+        await asyncio.sleep(0)
+
+
+async def ask_all(calls: Iterable[tuple[ShardLink, ShardCall]]) -> list[ReplyEntry]:
+    return await asyncio.gather(*(shard.ask(call) for shard, call in calls))
+
+
+def results_of(
+    method: Method, shards: Sequence[ShardLink], replies: Sequence[ReplyEntry]
+) -> list[Result]:
+    """What each said; raises the first error that a shard gave, else names those that failed."""
+    answered = list(zip(shards, replies, strict=True))
+    for shard, reply in answered:
+        if reply.status is Status.FAILED:
+            result_of(shard, method, reply)
+    failed = [(shard.name, reply) for shard, reply in answered if reply.status is not Status.DONE]
+    if failed:
+        raise shards_failed(failed)
+    return [result_of(shard, method, reply) for shard, reply in answered]
+
+
+def result_of(shard: ShardLink, method: Method, reply: ReplyEntry) -> Result:
+    """What the reply bears; raises the error that it bears, or what became of the call."""
+    if reply.status in (Status.DONE, Status.FAILED):
+        return codec.decode_reply(method, reply.payload)
+    error: PinLaterError = shard_failed(shard.name, reply)
+    raise error
+
+
+def shard_failed(name: str, reply: ReplyEntry) -> ShardConnectionFailed:
     """What to tell a caller whose shard gave no answer."""
-    if reply.outcome is Outcome.LATE:
+    if reply.status is Status.LATE:
         why = "did not answer in time; whether the call was carried out is not known"
-    elif reply.outcome is Outcome.SILENT:
+    elif reply.status is Status.SILENT:
         why = "does not answer; whether the call was carried out is not known"
-    elif reply.outcome is Outcome.LOST:
+    elif reply.status is Status.LOST:
         why = "went away with the call in hand; whether it was carried out is not known"
     else:
         why = f"{reason_of(reply)}; nothing was done there"
     return ShardConnectionFailed([name], why)
 
 
-def shards_failed(failures: Sequence[tuple[str, ShardReply]]) -> ShardConnectionFailed:
+def shards_failed(failures: Sequence[tuple[str, ReplyEntry]]) -> ShardConnectionFailed:
     """What to tell a caller whose shards, by name, gave no answers."""
     errors = [shard_failed(name, reply) for name, reply in failures]
     if len(errors) == 1:
@@ -191,7 +153,7 @@ def shards_failed(failures: Sequence[tuple[str, ShardReply]]) -> ShardConnection
     )
 
 
-def reason_of(reply: ShardReply) -> str:
+def reason_of(reply: ReplyEntry) -> str:
     """Why a shard refused, or would have."""
     return reply.payload.decode()
 

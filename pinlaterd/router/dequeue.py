@@ -6,14 +6,18 @@ shards publish are hints; they choose whom to ask first. The proof is what shard
 very call: each claim names the lowest priority it may take; one that brings nothing, or whose
 answer says that nothing is left, has found a moment at which nothing was there.
 
-Relies on `routing` for choices, on `waiting` for long polls, on `divided` for the acks.
+Dequeues that wait for jobs (`maxWaitMillis`) are woken by the counts that shards publish: as many
+as jobs are ready, so that one job does not stir a thousand workers. Relies on `routing` for
+choices, on `fan_out` for the acks.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine
 from random import Random
-from typing import cast
+from typing import TypeVar, cast
 
 from pinlaterd.clock import Clock
 from pinlaterd.config.schema import ServerSettings
@@ -32,13 +36,16 @@ from pinlaterd.model import (
     Method,
 )
 from pinlaterd.router import routing
-from pinlaterd.router.call import Call, shards_failed
-from pinlaterd.router.divided import DividedCalls
-from pinlaterd.router.limits import Limits
-from pinlaterd.router.shards import Shard, ShardSet
-from pinlaterd.router.waiting import WaitingRoom
+from pinlaterd.router.admission import Admission
+from pinlaterd.router.call import Call, ask_all, shards_failed
+from pinlaterd.router.fan_out import FanOut
+from pinlaterd.router.rate_limits import RateLimits
+from pinlaterd.router.shards import ShardSet
 from pinlaterd.rpc import codec
-from pinlaterd.wire.link import GiveUp, Outcome, ShardCall, ShardReply
+from pinlaterd.wire.envelope import GiveUp, ReplyEntry, ShardCall, Status
+from pinlaterd.wire.link import ShardLink
+
+T = TypeVar("T")
 
 
 class Dequeuer:
@@ -48,35 +55,42 @@ class Dequeuer:
         self,
         shards: ShardSet,
         settings: ServerSettings,
-        limits: Limits,
+        limits: RateLimits,
         clock: Clock,
-        chance: Random,
-        divided: DividedCalls,
+        rng: Random,
+        fan_out: FanOut,
+        admission: Admission,
     ) -> None:
-        self.waiting = WaitingRoom()
+        self.settings = settings  # replaced when settings change live
         self._shards = shards
-        self.settings = settings  # others take its place when they change live
         self._limits = limits
         self._clock = clock
-        self._chance = chance
-        self._divided = divided
+        self._rng = rng
+        self._fan_out = fan_out
+        self._admission = admission
+        self._waiting = WaitingRoom()
         self._stopping = False
+        shards.awaited, shards.on_ready = self._waiting.queues, self._wake
+
+    def _wake(self, queue: str) -> None:
+        """Jobs of `queue` can be had: those who wait for it may try again."""
+        self._waiting.wake(queue, self._shards.ready_jobs(queue))
 
     def stop_waiting(self) -> None:
         """The server stops: those who wait are answered now, and nobody waits any more."""
         self._stopping = True
         self._limits.stop_waiting()
-        self.waiting.wake_all()
+        self._waiting.wake_all()
 
-    def choose(self, queue: str) -> Shard | None:
+    def choose(self, queue: str) -> ShardLink | None:
         """One shard to ask for all: one that may hold jobs of the best priority, if any does."""
-        shards = self._shards.dependable()
+        shards = self._shards.preferred()
         if len(shards) < 2:
             return shards[0] if shards else None
         levels = [routing.best_level(shard.ready_counts(queue)) for shard in shards]
         best = min(levels)
         candidates = [shard for shard, level in zip(shards, levels, strict=True) if level == best]
-        return candidates[int(self._chance.random() * len(candidates))]
+        return candidates[int(self._rng.random() * len(candidates))]
 
     async def run(self, call: Call) -> None:
         """Serve a dequeue whose acks, coverage or rate take more than passing it through."""
@@ -84,11 +98,11 @@ class Dequeuer:
         context, request = gathering.context, gathering.request
         if request.acks is not None:
             # Carried out whatever becomes of the dequeue; if one fails, its error is the answer.
-            await self._divided.ack(context, request.acks, call.deadline)
+            await self._fan_out.ack(context, request.acks, call.deadline)
         _check(request)
         await self._serve(gathering)
 
-    async def go_on(self, call: Call, first: Shard, reply: ShardReply) -> None:
+    async def go_on(self, call: Call, first: ShardLink, reply: ReplyEntry) -> None:
         """Serve a dequeue of which `first` gave a part (and has carried out the acks)."""
         gathering = self._begin(call)
         gathering.cover(self._covered(gathering.request))
@@ -101,11 +115,11 @@ class Dequeuer:
         request = cast("DequeueRequest", decoded.request)
         return _Gathering(call, decoded.context, request, self._clock)
 
-    def _covered(self, request: DequeueRequest) -> list[Shard]:
-        shards = self._shards.dependable()
+    def _covered(self, request: DequeueRequest) -> list[ShardLink]:
+        shards = self._shards.preferred()
         if not shards:
             raise NoHealthyShards
-        return routing.cover(shards, request.coverage, self._chance)
+        return routing.cover(shards, request.coverage, self._rng)
 
     async def _serve(self, gathering: _Gathering) -> None:
         """Gather, wait while there is nothing, answer; what can't be delivered goes back."""
@@ -123,30 +137,30 @@ class Dequeuer:
                 if gathering.jobs or limited or seconds <= 0 or call.answer.gone or self._stopping:
                     break
                 await self._wait_for_jobs(gathering, seconds)
-                if not call.most_bytes:
-                    break  # its client has not read the answers before: see answer_memory
+                if not call.granted_bytes:
+                    break  # its client has not read the answers before: see admission
         except BaseException:
-            gathering.give_back()
+            gathering.release()
             raise
         if limited and not gathering.jobs:
             raise DequeueRateLimited(
                 f"queue {request.queue!r} has used up its rate; try again later"
             )
         if gathering.jobs and not request.dry_run:
-            call.answer.on_undelivered = lambda _message: gathering.give_back()
+            call.answer.on_undelivered = lambda _message: gathering.release()
         if not call.reply(codec.encode_reply(call.peek.head, DequeueResult(gathering.jobs))):
-            gathering.give_back()
+            gathering.release()
 
     async def _wait_for_jobs(self, gathering: _Gathering, seconds: float) -> None:
         queue = gathering.request.queue
         # News that came after its shard confirmed that there is nothing has woken nobody.
         if not self._shards.ready_jobs(queue):
             call = gathering.call
-            waiting = self.waiting.wait(queue, seconds, lambda: call.answer.gone)
-            await call.wait(waiting, otherwise=False)
+            waiting = self._waiting.wait(queue, seconds, lambda: call.answer.gone)
+            await self._wait(call, waiting, otherwise=False)
             # It may have been woken in place of another one.
-            if call.answer.gone or not call.most_bytes:
-                self.waiting.wake(queue, self._shards.ready_jobs(queue))
+            if call.answer.gone or not call.granted_bytes:
+                self._waiting.wake(queue, self._shards.ready_jobs(queue))
         gathering.cover([])
 
     async def _gather(self, gathering: _Gathering, wait_until: float) -> bool:
@@ -183,7 +197,33 @@ class Dequeuer:
         call = gathering.call
         seconds = wait_until - self._clock.monotonic()
         waiting = self._limits.wait(queue, wanted, seconds, lambda: call.answer.gone)
-        return await call.wait(waiting, otherwise=0)
+        return await self._wait(call, waiting, otherwise=0)
+
+    async def _wait(self, call: Call, waiting: Coroutine[None, None, T], otherwise: T) -> T:
+        """The result of `waiting`, or `otherwise` as soon as the client has gone. Raises Overloaded
+        if too many wait."""
+        answer = call.answer
+        if answer.gone:
+            waiting.close()
+            return otherwise
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            self._admission.suspend(call)
+        except PinLaterError:
+            waiting.close()
+            raise
+        answer.on_gone = task.cancel
+        try:
+            return await waiting
+        except asyncio.CancelledError:
+            if not call.answer.gone:
+                raise
+            task.uncancel()
+            return otherwise
+        finally:
+            answer.on_gone = None
+            self._admission.resume(call)
 
     async def _claim(self, gathering: _Gathering, wanted: int) -> None:
         """Claim level by level, until `wanted` jobs are there or all levels are confirmed empty.
@@ -210,7 +250,6 @@ class Dequeuer:
                     raise gathering.failure()
                 gathering.cover(self._covered(gathering.request))
                 level = levels if len(gathering.covered) == 1 else 1
-                continue
 
     async def _look(self, gathering: _Gathering) -> None:
         """A dry run: what each shard would give, the best of it."""
@@ -233,12 +272,12 @@ class _Gathering:
         self.request = request
         self.deadline = call.deadline
         self._clock = clock
-        self.covered: list[Shard] = []
+        self.covered: list[ShardLink] = []
         self.jobs: list[ClaimedJob] = []
-        self._failures: dict[str, ShardReply] = {}
+        self._failures: dict[str, ReplyEntry] = {}
         self.full = False  # whether the answer has reached the size that it may have
         self._confirmed: dict[str, int] = {}  # by shard: how many levels hold nothing ready
-        self._from: dict[str, tuple[Shard, list[ClaimedJob]]] = {}
+        self._from: dict[str, tuple[ShardLink, list[ClaimedJob]]] = {}
         self._bytes = 0
         # Without acks: they have been carried out. Each shard takes it for the whole request.
         self._message = codec.encode_call(
@@ -248,52 +287,47 @@ class _Gathering:
             request._replace(acks=None, coverage=1.0, max_wait_ms=0),
         )
 
-    def cover(self, shards: list[Shard]) -> None:
+    def cover(self, shards: list[ShardLink]) -> None:
         """Ask these from now on; nothing is confirmed yet."""
         self.covered = shards
         self._confirmed = {}
 
-    def unconfirmed(self, level: int) -> list[Shard]:
+    def unconfirmed(self, level: int) -> list[ShardLink]:
         """Those that may hold ready jobs of priorities 1 to `level`."""
         return [shard for shard in self.covered if self._confirmed.get(shard.name, 0) < level]
 
-    async def ask(self, portions: list[tuple[Shard, int]], lowest_priority: int) -> None:
+    async def ask(self, portions: list[tuple[ShardLink, int]], lowest_priority: int) -> None:
         """Ask each shard for its portion at once, and take what they give."""
-        most_bytes = max(1, self._bytes_left // len(portions))
-        replies = await asyncio.gather(
-            *(
-                shard.ask(
-                    ShardCall(
-                        self.deadline,
-                        self._message,
-                        max_jobs=jobs,
-                        lowest_priority=lowest_priority,
-                        whole=False,
-                        most_bytes=most_bytes,
-                    ),
-                    # What the others give is not to wait for one that has gone.
-                    patient=len(self.covered) == 1,
-                    give_up=GiveUp.SILENT,
-                )
-                for shard, jobs in portions
-            )
+        replies = await ask_all(
+            [(shard, self._part(jobs, lowest_priority, len(portions))) for shard, jobs in portions]
         )
         # At its deadline a shard answers with what it has, whatever it might have found.
         in_time = self._clock.monotonic() < self.deadline
         for (shard, jobs), reply in zip(portions, replies, strict=True):
             self.take(shard, reply, lowest_priority if jobs and in_time else 0)
         for reply in replies:
-            if reply.outcome is Outcome.FAILED:
+            if reply.status is Status.FAILED:
                 codec.decode_reply(Method.DEQUEUE, reply.payload)  # raises what the shard said
 
-    def take(self, shard: Shard, reply: ShardReply, lowest_priority: int = 0) -> None:
+    def _part(self, jobs: int, lowest_priority: int, parts: int) -> ShardCall:
+        # What the others give is not to wait for one that has gone.
+        patient = len(self.covered) == 1
+        part = ShardCall(
+            self._message, self.deadline, whole=False, patient=patient, give_up=GiveUp.SILENT
+        )
+        part.max_jobs = jobs
+        part.lowest_priority = lowest_priority
+        part.most_bytes = max(1, self._bytes_left // parts)
+        return part
+
+    def take(self, shard: ShardLink, reply: ReplyEntry, lowest_priority: int = 0) -> None:
         """Take a shard's jobs of priorities up to `lowest_priority` (0: not known), and its word on
         what it has left. A shard that fails is left out: what it may have claimed in vain ends by
         its time-out."""
-        if reply.outcome is not Outcome.DONE:
+        if reply.status is not Status.DONE:
             self.covered = [other for other in self.covered if other is not shard]
             known = self._failures.get(shard.name)
-            if known is None or known.outcome is Outcome.SILENT:
+            if known is None or known.status is Status.SILENT:
                 self._failures[shard.name] = reply
             return
         confirmed = routing.best_level(shard.ready_counts(self.request.queue))
@@ -306,18 +340,18 @@ class _Gathering:
 
     @property
     def _bytes_left(self) -> int:
-        return self.call.most_bytes - self._bytes
+        return self.call.granted_bytes - self._bytes
 
     @property
     def only_silence(self) -> bool:
         """Whether those left out did not answer, while others can serve."""
-        return all(reply.outcome is Outcome.SILENT for reply in self._failures.values())
+        return all(reply.status is Status.SILENT for reply in self._failures.values())
 
     def failure(self) -> PinLaterError:
         """Of all that failed, for it was the first that left the others no time."""
         return shards_failed(list(self._failures.items())) if self._failures else NoHealthyShards()
 
-    def _add(self, shard: Shard, jobs: list[ClaimedJob]) -> None:
+    def _add(self, shard: ShardLink, jobs: list[ClaimedJob]) -> None:
         fitting = 0
         for job in jobs:
             size = len(job.body) + len(job.descriptor) * 2 + len(job.claim_descriptor)
@@ -334,7 +368,7 @@ class _Gathering:
             if jobs[fitting:]:
                 self._release(shard, jobs[fitting:])
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Nobody will get these jobs: end their claims."""
         for shard, jobs in self._from.values():
             if jobs:
@@ -342,8 +376,55 @@ class _Gathering:
         self._from = {}
         self.jobs = []
 
-    def _release(self, shard: Shard, jobs: list[ClaimedJob]) -> None:
+    def _release(self, shard: ShardLink, jobs: list[ClaimedJob]) -> None:
         shard.release(codec.encode_reply(self.call.peek.head, DequeueResult(jobs)))
+
+
+_Woken = asyncio.Future[None]
+
+
+class WaitingRoom:
+    """Dequeues that found nothing, by queue: first come, first woken."""
+
+    def __init__(self) -> None:
+        # Whether each has gone, the first to come first. Thousands may end at once: a deque would
+        # be searched for each of them.
+        self.queues: dict[str, OrderedDict[_Woken, Callable[[], bool]]] = {}
+
+    async def wait(self, queue: str, seconds: float, has_gone: Callable[[], bool]) -> bool:
+        """Wait for jobs of `queue`; False once `seconds` have passed without a sign of any."""
+        woken: _Woken = asyncio.get_running_loop().create_future()
+        self.queues.setdefault(queue, OrderedDict())[woken] = has_gone
+        try:
+            await asyncio.wait_for(woken, seconds)
+        except TimeoutError:
+            return False
+        finally:
+            self._forget(queue, woken)
+        return True
+
+    def wake_all(self) -> None:
+        """Nobody will get anything any more."""
+        for queue in list(self.queues):
+            self.wake(queue, len(self.queues[queue]))
+
+    def wake(self, queue: str, ready: int) -> None:
+        """`ready` jobs of `queue` can be had: wake as many of those who still want one."""
+        waiters = self.queues.get(queue)
+        while waiters and ready > 0:
+            woken, has_gone = waiters.popitem(last=False)
+            if not woken.done():
+                woken.set_result(None)
+                if not has_gone():
+                    ready -= 1
+
+    def _forget(self, queue: str, woken: _Woken) -> None:
+        waiters = self.queues.get(queue)
+        if waiters is None:
+            return
+        waiters.pop(woken, None)
+        if not waiters:
+            del self.queues[queue]
 
 
 def _check(request: DequeueRequest) -> None:

@@ -29,8 +29,7 @@ from pinlaterd.lifecycle import (
     set_title,
 )
 from pinlaterd.router import listeners
-from pinlaterd.router.limits import RateLimits
-from pinlaterd.router.rate_reports import RateReporter, shares_at_start
+from pinlaterd.router.rate_limits import RateLimits, RateReporter, shares_at_start
 from pinlaterd.router.service import RouterService
 from pinlaterd.router.shards import ShardPlan, ShardSet
 from pinlaterd.rpc.server import RETIRE_SECONDS, ThriftServer
@@ -104,11 +103,11 @@ class Router:
         self._stats = stats
         self._state = ProcessState.STARTING
         self._context = new_context()
-        self._chance = Random()
+        self._rng = Random()
         self._shards_planned = 1
         self._shards = ShardSet(self._connect, clock.monotonic, stats.drop_queue)
         limits = RateLimits(clock, self._notice_demand)
-        self._service = RouterService(self._shards, settings, limits, clock, stats, self._chance)
+        self._service = RouterService(self._shards, settings, limits, clock, stats, self._rng)
         self._server = ThriftServer(self._service.handle, settings, stats)
         started_at_ms = clock.now_ms()
         self._control = ControlClient(name, "router", stats, started_at_ms, context=self._context)
@@ -237,8 +236,8 @@ class Router:
 
     def _report(self) -> None:
         self._reporting = self._loop.call_later(_REPORT_SECONDS, self._report)
-        self._stats.gauge("router_calls_in_hand", self._service.calls_in_hand)
-        self._stats.gauge("router_calls_waiting", self._service.calls_waiting)
+        self._stats.gauge("router_calls_in_hand", self._service.admission.in_flight)
+        self._stats.gauge("router_calls_waiting", self._service.admission.waiting)
         logs.count_dropped(self._stats.count)
         self._rates.show()
         self._report_state()

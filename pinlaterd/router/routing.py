@@ -1,6 +1,6 @@
-"""Choosing shards, dividing requests over them, and merging what they say.
+"""Choosing shards, splitting requests by shard, and merging what they say.
 
-Everything here is pure: no sockets, no clock, and chance comes in as an argument. It relies on
+Everything here is pure: no sockets, no clock, and randomness is an argument. It relies on
 `model` only. Shards are whatever has a name; `Hint` is what is known of one.
 """
 
@@ -28,7 +28,7 @@ _Item = TypeVar("_Item", AckInfo, CheckpointInfo)
 _ID_DIGITS = 19
 
 
-def choose_least_loaded(shards: Sequence[S], load: Callable[[S], int], chance: Random) -> S:
+def choose_least_loaded(shards: Sequence[S], load: Callable[[S], int], rng: Random) -> S:
     """The better of two shards chosen at random, by `load`.
 
     Power of two choices (Mitzenmacher, 2001): nearly as even as asking all, without the herd
@@ -37,17 +37,17 @@ def choose_least_loaded(shards: Sequence[S], load: Callable[[S], int], chance: R
     count = len(shards)
     if count == 1:
         return shards[0]
-    first = int(chance.random() * count)
-    second = int(chance.random() * (count - 1))
+    first = int(rng.random() * count)
+    second = int(rng.random() * (count - 1))
     if second >= first:
         second += 1
     one, other = shards[first], shards[second]
     return one if load(one) <= load(other) else other
 
 
-def cover(shards: Sequence[S], coverage: float, chance: Random) -> list[S]:
+def cover(shards: Sequence[S], coverage: float, rng: Random) -> list[S]:
     """max(1, round(coverage x shards)) of them, in random order."""
-    return chance.sample(list(shards), max(1, min(len(shards), round(coverage * len(shards)))))
+    return rng.sample(list(shards), max(1, min(len(shards), round(coverage * len(shards)))))
 
 
 ALL_LEVELS = 1 << 16  # more priorities than there can be
@@ -100,7 +100,7 @@ def _place(descriptor: str, queue: str, shards: Mapping[str, object]) -> str | N
     return parsed.shard
 
 
-class DividedAcks(Generic[S]):
+class AcksByShard(Generic[S]):
     """Acks by shard, as they come in; `bad`: the descriptors that are malformed or name no job of
     `shards`."""
 
@@ -116,7 +116,7 @@ class DividedAcks(Generic[S]):
         self._add(self._failed, request.failed)
 
     def _add(self, all_acks: dict[str, list[AckInfo]], new: Sequence[AckInfo]) -> None:
-        by_shard, bad = _divide(new, self.queue, self.shards)
+        by_shard, bad = _by_shard(new, self.queue, self.shards)
         self.bad += bad
         for name, acks in by_shard.items():
             if name in all_acks:
@@ -132,13 +132,13 @@ class DividedAcks(Generic[S]):
         }
 
 
-def divide_checkpoints(
+def checkpoints_by_shard(
     checkpoints: Sequence[CheckpointInfo], queue: str, shards: Mapping[str, object]
 ) -> tuple[dict[str, list[CheckpointInfo]], list[str]]:
-    return _divide(checkpoints, queue, shards)
+    return _by_shard(checkpoints, queue, shards)
 
 
-def _divide(
+def _by_shard(
     items: Sequence[_Item], queue: str, shards: Mapping[str, object]
 ) -> tuple[dict[str, list[_Item]], list[str]]:
     by_shard: dict[str, list[_Item]] = {}
@@ -160,7 +160,7 @@ def _divide(
     return by_shard, bad
 
 
-def divide_lookups(
+def lookups_by_shard(
     descriptors: Iterable[str], shards: Mapping[str, object]
 ) -> dict[str, list[str]]:
     """The descriptors of each shard; those of no shard of ours are left out."""

@@ -1,9 +1,9 @@
-"""The twelve operations, as the router serves them.
+"""The twelve operations, as the router serves them: receive, route, transfer, reply.
 
 The four of the job path (enqueue, dequeue, ack, checkpoint) and look-ups are passed through as
 bytes whenever one shard can answer; a dequeue from several is in `dequeue.py`, all else that
-takes several shards in `divided.py`. Relies on `rpc` for bytes, on `routing` for choices, and
-on `shards` for whom to ask. All runs on one event loop; nothing here blocks it.
+takes several shards in `fan_out.py`. Relies on `rpc` for bytes, on `routing` for choices, and
+on `shards` for where to send. All runs on one event loop; nothing here blocks it.
 """
 
 from __future__ import annotations
@@ -15,40 +15,34 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from operator import attrgetter
 from random import Random
-from typing import Any
 
 from pinlaterd.clock import Clock
 from pinlaterd.config.schema import ServerSettings
-from pinlaterd.errors import (
-    EnqueueRejected,
-    ErrorCode,
-    Overloaded,
-    PinLaterError,
-)
+from pinlaterd.errors import PinLaterError
 from pinlaterd.model import Method
 from pinlaterd.router import routing
-from pinlaterd.router.answer_memory import AnswerMemory
-from pinlaterd.router.asking import LARGE_BYTES
-from pinlaterd.router.call import Answer, Call, Refusal, reason_of
+from pinlaterd.router.admission import Admission
+from pinlaterd.router.call import LARGE_BYTES, Call, Refusal, reason_of
 from pinlaterd.router.dequeue import Dequeuer
-from pinlaterd.router.divided import DividedCalls
-from pinlaterd.router.enqueue import no_place_to_enqueue
-from pinlaterd.router.limits import Limits
-from pinlaterd.router.shards import Shard, ShardSet
+from pinlaterd.router.fan_out import FanOut
+from pinlaterd.router.rate_limits import RateLimits
+from pinlaterd.router.shards import ShardSet
+from pinlaterd.router.split_enqueue import no_place_to_enqueue
 from pinlaterd.rpc import codec
+from pinlaterd.rpc.server import Answer
 from pinlaterd.stats import Stats
-from pinlaterd.wire.link import GiveUp, Outcome, ShardCall, ShardReply
+from pinlaterd.wire.envelope import GiveUp, ReplyEntry, Status
+from pinlaterd.wire.link import ShardLink
 
 log = logging.getLogger(__name__)
 
-# Their answers may be large: they have to have room (see `answer_memory`).
-_ANSWERED_AT_LENGTH = frozenset({Method.DEQUEUE, Method.LOOKUP, Method.SCAN})
 _SEARCHES = frozenset({Method.COUNT, Method.SCAN})
 # Small enqueues that arrive together go to one shard, so many at most.
 _FILL_CALLS = 16
 _SMALL_CALL_BYTES = 4096
 _LONG_LIST = 1000
-_MSEC_NAMES = {method: f"PinLaterService.{method}_msec" for method in Method}
+_TRY_OTHERS = (Status.FOREIGN, Status.REFUSED)
+_calls_in_flight = attrgetter("calls_in_flight")
 
 
 class RouterService:
@@ -58,30 +52,25 @@ class RouterService:
         self,
         shards: ShardSet,
         settings: ServerSettings,
-        limits: Limits,
+        limits: RateLimits,
         clock: Clock,
         stats: Stats,
-        chance: Random,
+        rng: Random,
     ) -> None:
         self._shards = shards
+        self._settings = settings
         self._limits = limits
         self._clock = clock
         self._stats = stats
-        self._chance = chance
+        self._rng = rng
         self._timeout_seconds = settings.request_timeout_ms / 1000
-        self._most_in_hand = settings.max_calls_in_flight
-        self._most_waiting = settings.max_waiting_dequeues
-        self._split_jobs = settings.enqueue_split_jobs
-        self._most_elements = settings.max_jobs_per_call
-        self._last_enqueued: Shard | None = None
-        self._in_hand = 0
-        self._waiting = 0
-        self._none_in_hand: asyncio.Event | None = None  # only while finishing
+        self._last_enqueued: ShardLink | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._divided = DividedCalls(shards, settings, clock, chance)
-        self._dequeuer = Dequeuer(shards, settings, limits, clock, chance, self._divided)
-        self._memory = AnswerMemory(settings, clock, self._begin, lambda: len(shards.by_name))
-        shards.on_ready = self._wake
+        self.admission = Admission(settings, clock, stats, self._begin, lambda: len(shards.by_name))
+        self._fan_out = FanOut(shards, settings, clock, rng)
+        self._dequeuer = Dequeuer(
+            shards, settings, limits, clock, rng, self._fan_out, self.admission
+        )
         self._pass_through: dict[Method, Callable[[Call], None]] = {
             Method.ENQUEUE: self._enqueue,
             Method.DEQUEUE: self._dequeue,
@@ -92,11 +81,10 @@ class RouterService:
 
     def follow(self, settings: ServerSettings) -> None:
         """Go by `settings` from the next call on, as far as they can change live."""
-        self._split_jobs = settings.enqueue_split_jobs
-        self._most_elements = settings.max_jobs_per_call
-        self._divided.settings = settings
+        self._settings = settings
+        self._fan_out.settings = settings
         self._dequeuer.settings = settings
-        self._memory.settings = settings
+        self.admission.settings = settings
 
     def handle(self, message: bytes, answer: Answer) -> None:
         """Take one call. Raises ProtocolError if `message` is no Thrift message."""
@@ -107,104 +95,43 @@ class RouterService:
             answer.send(codec.encode_unknown_method(peek.head))
             return
         started = self._clock.monotonic()
-        call = Call(
-            message,
-            peek,
-            answer,
-            started=started,
-            deadline=started + self._timeout_seconds,
-            keeper=self,
-        )
-        self._in_hand += 1
+        deadline = started + self._timeout_seconds
+        call = Call(message, peek, answer, started, deadline, self.admission.ended)
         if method is Method.DEQUEUE:
             answer.expect_wait()
-        if self._in_hand > self._most_in_hand:
-            call.fail(self._overloaded(method))
-        elif method in _ANSWERED_AT_LENGTH:
-            self._memory.admit(call)
-        else:
-            self._begin(call)
+        self.admission.admit(call)
 
     def _begin(self, call: Call) -> None:
         peek = call.peek
         assert peek.method is not None
         begin = self._pass_through.get(peek.method)
-        if begin is not None and peek.canonical and peek.items <= self._most_elements:
+        if begin is not None and peek.canonical and peek.items <= self._settings.max_jobs_per_call:
             begin(call)
         else:
-            self._divide(call)
-
-    def _wake(self, queue: str) -> None:
-        """A shard holds jobs of `queue`: those who wait for it may try again."""
-        waiting = self._dequeuer.waiting
-        if queue in waiting.queues:
-            waiting.wake(queue, self._shards.ready_jobs(queue))
-
-    @property
-    def calls_in_hand(self) -> int:
-        return self._in_hand
-
-    @property
-    def calls_waiting(self) -> int:
-        return self._waiting
+            self._serve_whole(call)
 
     def stop_waiting(self) -> None:
         """Dequeues that wait for jobs are answered now, and none waits any more."""
         self._dequeuer.stop_waiting()
 
     async def finish_calls(self, seconds: float) -> None:
-        """Wait until all calls in hand are answered, at most so long; then give up the rest."""
+        """Wait until all calls are answered, at most so long; then give up the rest."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._drained(), seconds)
+            await asyncio.wait_for(self.admission.drained(), seconds)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _drained(self) -> None:
-        self._none_in_hand = asyncio.Event()
-        if self._in_hand or self._waiting:
-            await self._none_in_hand.wait()
-
-    # --- what calls tell (CallKeeper) ---------------------------------------------------------
-
-    def waits(self, call: Call) -> None:
-        if self._waiting >= self._most_waiting:
-            raise Overloaded(
-                f"{self._waiting} dequeues wait already, as many as max_waiting_dequeues in "
-                "etc/pinlaterd.yaml allows"
-            )
-        self._in_hand -= 1
-        self._waiting += 1
-        self._memory.give_back(call)
-
-    def goes_on(self, call: Call) -> None:
-        self._waiting -= 1
-        self._in_hand += 1
-        self._memory.grant(call)
-
-    def ended(self, call: Call, error: ErrorCode | None) -> None:
-        self._in_hand -= 1
-        if call.most_bytes:
-            self._memory.give_back(call)
-        if self._none_in_hand is not None and not (self._in_hand or self._waiting):
-            self._none_in_hand.set()
-        method = call.peek.method
-        assert method is not None
-        self._stats.record(_MSEC_NAMES[method], (self._clock.monotonic() - call.started) * 1000)
-        if error is not None:
-            self._stats.count(f"PinLater.{method}.errors.{error.name}")
-            if error is ErrorCode.DEQUEUE_RATE_LIMITED:
-                self._stats.count(f"{call.peek.queue}_dequeue_requests_rate_limited")
 
     # --- passing through -------------------------------------------------------------------
 
     def _enqueue(self, call: Call) -> None:
         last = self._last_enqueued
-        if call.peek.items > self._split_jobs:
-            self._divide(call)
+        if call.peek.items > self._settings.enqueue_split_jobs:
+            self._serve_whole(call)
         elif (
             last is not None
-            and 0 < last.calls_unsent < _FILL_CALLS
+            and last.preferred
+            and 0 < len(last.unsent) < _FILL_CALLS
             and len(call.message) < _SMALL_CALL_BYTES
         ):
             # Small calls of one turn of the loop share a message: what a message costs on its
@@ -213,20 +140,21 @@ class RouterService:
         else:
             self._try_enqueue(call, self._shards.enqueueable())
 
-    def _try_enqueue(self, call: Call, candidates: list[Shard]) -> None:
+    def _try_enqueue(self, call: Call, candidates: list[ShardLink]) -> None:
         if not candidates:
             call.fail(no_place_to_enqueue(self._shards, call.refusals))
             return
-        shard = routing.choose_least_loaded(candidates, _calls_in_flight, self._chance)
+        shard = routing.choose_least_loaded(candidates, _calls_in_flight, self._rng)
         self._last_enqueued = shard
         self._enqueue_on(shard, call)
 
-    def _enqueue_on(self, shard: Shard, call: Call) -> None:
+    def _enqueue_on(self, shard: ShardLink, call: Call) -> None:
         # Others may take it if this one goes. One that has gone was chosen for want of another.
-        waits = not shard.healthy and shard.returning
+        call.patient = waits = not shard.healthy and shard.returning
+        call.give_up = GiveUp.NEVER
 
-        def replied(reply: ShardReply) -> None:
-            if reply.outcome is not Outcome.REFUSED:
+        def replied(reply: ReplyEntry) -> None:
+            if reply.status is not Status.REFUSED:
                 call.finish(shard, reply)
                 return
             # Nothing was stored, so another shard may serve, unseen by the caller; or this one
@@ -236,9 +164,7 @@ class RouterService:
             tried = {refusal.shard for refusal in call.refusals}
             self._try_enqueue(call, [c for c in self._shards.enqueueable() if c.name not in tried])
 
-        shard.call(
-            ShardCall(call.deadline, call.message), replied, patient=waits, give_up=GiveUp.NEVER
-        )
+        shard.call(call, replied)
 
     def _dequeue(self, call: Call) -> None:
         """Ask one shard for all, the acks along with it if they look like its own.
@@ -249,45 +175,48 @@ class RouterService:
         shard = self._dequeuer.choose(queue) if first is None else self._shard_named_in(first)
         granted = self._limits.take(queue, limit) if shard is not None and limit > 0 else 0
         if shard is None or granted == 0:
-            self._divide(call)
+            self._serve_whole(call)
             return
 
-        def replied(reply: ShardReply) -> None:
+        def replied(reply: ReplyEntry) -> None:
             self._limits.settle(queue, wanted=limit, taken=granted, used=reply.jobs)
-            if reply.outcome in (Outcome.FOREIGN, Outcome.REFUSED) or (
-                reply.outcome is Outcome.SILENT and first is None
-            ):
-                self._divide(call)
+            status = reply.status
+            if status in _TRY_OTHERS or (status is Status.SILENT and first is None):
+                self._serve_whole(call)
             elif (
-                reply.outcome is Outcome.DONE
+                status is Status.DONE
                 and reply.jobs < granted
-                # A dry run claims nothing, and may be whole all the same; it needs no tokens.
-                and (granted < limit or codec.peek_jobs(reply.payload) < granted)
-                and not call.answer.gone
+                and self._may_be_more(call, shard, reply)
             ):
                 self._run(call, self._dequeuer.go_on(call, shard, reply))
             else:
                 call.finish(shard, reply)
 
+        call.max_jobs = granted
         # Jobs of lower priorities only once the other shards have said that they hold no better.
-        lowest_priority = 0 if len(self._shards.by_name) == 1 else 1
-        shard.call(
-            ShardCall(
-                call.deadline,
-                call.message,
-                max_jobs=granted,
-                lowest_priority=lowest_priority,
-                most_bytes=call.most_bytes,
-            ),
-            replied,
-            patient=False,  # others may have jobs; if there are none, the divided call waits
-            give_up=GiveUp.SILENT if first is None else GiveUp.STALLED,
-        )
+        call.lowest_priority = 0 if len(self._shards.by_name) == 1 else 1
+        call.most_bytes = call.granted_bytes
+        call.patient = False  # others may have jobs; if there are none, the whole call waits
+        call.give_up = GiveUp.SILENT if first is None else GiveUp.STALLED
+        shard.call(call, replied)
+
+    def _may_be_more(self, call: Call, shard: ShardLink, reply: ReplyEntry) -> bool:
+        """Whether a shard's short answer to a dequeue may leave jobs that could be had."""
+        if call.answer.gone:
+            return False
+        granted = call.max_jobs
+        if granted < call.peek.limit:
+            return True
+        if not reply.jobs:
+            # A dry run claims nothing, and may be whole all the same; it needs no tokens.
+            return codec.peek_jobs(reply.payload) < granted
+        # The counts that came with the answer of the only shard confirm that nothing is left.
+        return len(self._shards.by_name) > 1 or any(shard.ready_counts(call.peek.queue or ""))
 
     def _ack(self, call: Call) -> None:
         """A long list goes in parts: neither we nor a shard decode all of it at once."""
         if len(call.message) > LARGE_BYTES:
-            self._divide(call)
+            self._serve_whole(call)
         else:
             self._to_first_descriptor(call)
 
@@ -295,18 +224,18 @@ class RouterService:
         first = call.peek.first_descriptor
         shard = self._shard_named_in(first) if first is not None else None
         if shard is None or _names_other_shards(call):
-            self._divide(call)
+            self._serve_whole(call)
             return
 
-        def replied(reply: ShardReply) -> None:
-            if reply.outcome in (Outcome.FOREIGN, Outcome.REFUSED):
-                self._divide(call)
+        def replied(reply: ReplyEntry) -> None:
+            if reply.status in _TRY_OTHERS:
+                self._serve_whole(call)
             else:
                 call.finish(shard, reply)
 
-        shard.call(ShardCall(call.deadline, call.message), replied)
+        shard.call(call, replied)
 
-    def _shard_named_in(self, descriptor: str) -> Shard | None:
+    def _shard_named_in(self, descriptor: str) -> ShardLink | None:
         """The shard that `QUEUE:sSHARD:pPRIORITY:LOCALID` names, unless it is down."""
         parts = descriptor.split(":", 2)
         shard = self._shards.by_name.get(parts[1][1:]) if len(parts) > 1 else None
@@ -316,25 +245,21 @@ class RouterService:
 
     # --- what takes more than one shard ------------------------------------------------------
 
-    def _divide(self, call: Call) -> None:
-        """Decode the call, and let several shards answer it."""
+    def _serve_whole(self, call: Call) -> None:
+        """Decode the call, and let as many shards answer it as it takes."""
         if call.peek.method is Method.DEQUEUE:
             self._run(call, self._dequeuer.run(call))
-        else:
-            task = self._run(call, self._divided.run(call))
-            if call.peek.method in _SEARCHES:
-                call.answer.on_gone = task.cancel  # what changes jobs goes on
+            return
+        task = self._run(call, self._fan_out.run(call))
+        if call.peek.method in _SEARCHES:
+            call.answer.on_gone = task.cancel  # what changes jobs goes on
 
-    def _run(self, call: Call, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _run(self, call: Call, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         task.add_done_callback(partial(_end_unanswered, call))
         return task
-
-    def _overloaded(self, method: Method) -> PinLaterError:
-        error = Overloaded(f"{self._most_in_hand} calls are in hand already")
-        return EnqueueRejected(error.message) if method is Method.ENQUEUE else error
 
 
 def _names_other_shards(call: Call) -> bool:
@@ -359,6 +284,3 @@ def _end_unanswered(call: Call, task: asyncio.Task[None]) -> None:
     elif error is not None:
         log.error("%s failed", call.peek.method, exc_info=error)
         call.fail(PinLaterError("internal error; the server's log says more"))
-
-
-_calls_in_flight = attrgetter("calls_in_flight")

@@ -8,90 +8,25 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Collection, Container, Iterable
+from typing import NamedTuple
 
-from pinlaterd.wire.envelope import Op, ReadyCounts, ShardFacts
-from pinlaterd.wire.link import (
+from pinlaterd.wire.envelope import (
     GiveUp,
-    LinkListener,
-    OnReply,
-    Outcome,
+    Op,
+    ReadyCounts,
+    ReplyEntry,
     ShardCall,
-    ShardReply,
+    ShardFacts,
+    Status,
 )
+from pinlaterd.wire.link import LinkListener, ShardLink
 
 log = logging.getLogger(__name__)
 
 _ENSURE_QUEUES_SECONDS = 30.0
 _CREATE_AGAIN_SECONDS = 1.0
-_PARTING_SECONDS = 2.0  # for the calls that a removed shard has in hand
-
-
-class Shard(Protocol):
-    """One shard as the router sees it: over ZeroMQ, or in process in tests."""
-
-    name: str
-    facts: ShardFacts | None
-
-    @property
-    def healthy(self) -> bool:
-        """Whether calls can be expected to be answered."""
-        ...
-
-    @property
-    def answering(self) -> bool:
-        """Whether it has been heard within about a second: others come first."""
-        ...
-
-    @property
-    def returning(self) -> bool:
-        """Whether it has gone a moment ago and is expected back: patient calls wait for that."""
-        ...
-
-    @property
-    def ailing(self) -> bool:
-        """Whether it says that its store can't be relied on: others come first."""
-        ...
-
-    @property
-    def calls_in_flight(self) -> int: ...
-
-    @property
-    def calls_unsent(self) -> int:
-        """Those of them that wait for the end of this turn of the loop, to go as one message."""
-        ...
-
-    def ready_counts(self, queue: str) -> tuple[int, ...]:
-        """How many jobs are ready by priority: a hint; () if the shard has said nothing yet."""
-        ...
-
-    def call(
-        self,
-        call: ShardCall,
-        on_reply: OnReply,
-        *,
-        patient: bool = True,
-        give_up: GiveUp = GiveUp.STALLED,
-    ) -> object:
-        """Send `call`; `on_reply` is called exactly once, by the deadline or soon after.
-
-        A `patient` call waits for a shard that is returning; others are REFUSED at once. The
-        answer is SILENT once the shard has been silent for as long as `give_up` says, if others
-        can serve."""
-        ...
-
-    def ask(
-        self, call: ShardCall, *, patient: bool = True, give_up: GiveUp = GiveUp.STALLED
-    ) -> asyncio.Future[ShardReply]:
-        """The same, to be awaited."""
-        ...
-
-    def release(self, dequeue_reply: bytes) -> None:
-        """End the claims in a dequeue's answer that can't be delivered."""
-        ...
-
-    def close(self) -> None: ...
+_REMOVAL_SECONDS = 2.0  # for the calls that a removed shard has in flight
 
 
 class ShardPlan(NamedTuple):
@@ -101,7 +36,7 @@ class ShardPlan(NamedTuple):
     dequeue_only: bool
 
 
-Connect = Callable[[str, LinkListener], Shard]
+Connect = Callable[[str, LinkListener], ShardLink]
 
 
 class ShardSet:
@@ -116,65 +51,58 @@ class ShardSet:
         """`on_deleted(queue)` is called when no shard has the queue any more."""
         self._connect = connect
         self._monotonic = monotonic
-        # Called with a queue when a shard publishes that jobs of it can be had.
+        # Called with a queue of `awaited` when a shard publishes that jobs of it can be had.
         self.on_ready: Callable[[str], None] = lambda _queue: None
+        self.awaited: Container[str] = ()
         self._on_deleted = on_deleted
-        self._shards: dict[str, Shard] = {}
-        self._dequeue_only: frozenset[str] = frozenset()
+        self.by_name: dict[str, ShardLink] = {}
+        self._enqueueable: list[ShardLink] = []
         self._queues: dict[str, set[str]] = {}  # by shard name, of those that are welcomed
-        self._parting: list[Shard] = []  # removed, and not let go of yet
+        self._removed: list[ShardLink] = []  # whose calls may still be answered
 
     # --- what there is -------------------------------------------------------------------
 
-    @property
-    def by_name(self) -> Mapping[str, Shard]:
-        return self._shards
+    def healthy(self) -> list[ShardLink]:
+        return [shard for shard in self.by_name.values() if shard.healthy]
 
-    def healthy(self) -> list[Shard]:
-        return [shard for shard in self._shards.values() if shard.healthy]
-
-    def present(self) -> list[Shard]:
+    def present(self) -> list[ShardLink]:
         """The healthy ones; if there are none, those that are expected back at any moment."""
-        return self.healthy() or [shard for shard in self._shards.values() if shard.returning]
+        return self.healthy() or [shard for shard in self.by_name.values() if shard.returning]
 
-    def dependable(self) -> list[Shard]:
+    def preferred(self) -> list[ShardLink]:
         """Those to ask for jobs: they answer, and their stores do well. Others only if there is
         none of those, and shards that are expected back only if there is no other at all."""
-        return _best(self._shards.values())
+        return _best(self.by_name.values())
 
     def unhealthy(self) -> list[str]:
-        return [name for name, shard in self._shards.items() if not shard.healthy]
+        return [name for name, shard in self.by_name.items() if not shard.healthy]
 
     def down(self) -> list[str]:
         """Those that are neither healthy nor expected back."""
         return [
-            name for name, shard in self._shards.items() if not (shard.healthy or shard.returning)
+            name for name, shard in self.by_name.items() if not (shard.healthy or shard.returning)
         ]
 
-    def enqueueable(self) -> list[Shard]:
+    def enqueueable(self) -> list[ShardLink]:
         """Those to give jobs to."""
-        shards: Collection[Shard] = self._shards.values()
-        if self._dequeue_only:
-            shards = [
-                shard for name, shard in self._shards.items() if name not in self._dequeue_only
-            ]
-        return _best(shards)
+        shards = self._enqueueable
+        return [shard for shard in shards if shard.preferred] or _best(shards)
 
     def ready_jobs(self, queue: str) -> int:
         """That can be had: what a shard holds that is not asked wakes nobody. A shard that has not
         counted the queue yet may hold some: whoever asks it has it count."""
         return sum(
             sum(shard.ready_counts(queue)) or self._is_uncounted(shard, queue)
-            for shard in self.dependable()
+            for shard in self.preferred()
         )
 
-    def _is_uncounted(self, shard: Shard, queue: str) -> bool:
+    def _is_uncounted(self, shard: ShardLink, queue: str) -> bool:
         queues = self._queues.get(shard.name, ())
         return shard.healthy and queue in queues and not shard.ready_counts(queue)
 
     def longest_queue_name(self) -> int:
         """Characters, by the store that allows least."""
-        known = [shard.facts for shard in self._shards.values() if shard.facts is not None]
+        known = [shard.facts for shard in self.by_name.values() if shard.facts is not None]
         return min((facts.queue_name_chars for facts in known), default=64)
 
     def knows_queue(self, queue: str) -> bool:
@@ -187,30 +115,33 @@ class ShardSet:
     def follow(self, plans: Iterable[ShardPlan]) -> None:
         """Connect to shards that are new, let go of those that are no more."""
         wanted = {plan.name: plan for plan in plans}
-        for name in [name for name in self._shards if name not in wanted]:
+        for name in [name for name in self.by_name if name not in wanted]:
             self._queues.pop(name, None)
-            self._part_from(self._shards.pop(name))
+            self._remove(self.by_name.pop(name))
         for name in wanted:
-            if name not in self._shards:
-                self._shards[name] = self._connect(name, self)
-        self._dequeue_only = frozenset(name for name, plan in wanted.items() if plan.dequeue_only)
+            if name not in self.by_name:
+                self.by_name[name] = self._connect(name, self)
+        self._enqueueable = [
+            shard for name, shard in self.by_name.items() if not wanted[name].dequeue_only
+        ]
 
-    def _part_from(self, shard: Shard) -> None:
-        """Calls that it has in hand may still be answered."""
+    def _remove(self, shard: ShardLink) -> None:
+        """Calls that it has in flight may still be answered."""
 
         def close() -> None:
-            if shard in self._parting:
-                self._parting.remove(shard)
+            if shard in self._removed:
+                self._removed.remove(shard)
                 shard.close()
 
-        self._parting.append(shard)
-        asyncio.get_running_loop().call_later(_PARTING_SECONDS, close)
+        self._removed.append(shard)
+        asyncio.get_running_loop().call_later(_REMOVAL_SECONDS, close)
 
     def close(self) -> None:
-        for shard in (*self._shards.values(), *self._parting):
+        for shard in (*self.by_name.values(), *self._removed):
             shard.close()
-        self._shards.clear()
-        self._parting.clear()
+        self.by_name.clear()
+        self._enqueueable.clear()
+        self._removed.clear()
 
     # --- what links hear (LinkListener) ---------------------------------------------------
 
@@ -222,13 +153,13 @@ class ShardSet:
         names = [
             queues
             for name, queues in self._queues.items()
-            if (shard := self._shards.get(name)) and (shard.healthy or shard.returning)
+            if (shard := self.by_name.get(name)) and (shard.healthy or shard.returning)
         ]
         return frozenset().union(*names)
 
-    def welcomed(self, link: Shard, facts: ShardFacts) -> None:
+    def welcomed(self, link: ShardLink, facts: ShardFacts) -> None:
         """A shard joined: it has what we know by now; the others get what only it has."""
-        if self._shards.get(link.name) is not link:
+        if self.by_name.get(link.name) is not link:
             return
         before = self._queues.get(link.name, set())
         self._queues[link.name] = set(facts.queues)
@@ -238,37 +169,39 @@ class ShardSet:
             self._create_missing(shard)
         empty = {queue for queue, numbers in facts.counts if not any(numbers)}
         for queue in facts.queues:
-            if queue not in empty:
+            if queue not in empty and queue in self.awaited:
                 self.on_ready(queue)
 
-    def _create_missing(self, shard: Shard) -> None:
+    def _create_missing(self, shard: ShardLink) -> None:
         """Have the shard create the queues that only others have."""
-        if self._shards.get(shard.name) is not shard or not shard.healthy:
+        if self.by_name.get(shard.name) is not shard or not shard.healthy:
             return  # its successor will be welcomed
         missing = self.queues_known() - self._queues.get(shard.name, set())
         if not missing:
             return
 
-        def replied(reply: ShardReply) -> None:
-            if reply.outcome is not Outcome.DONE:
+        def replied(reply: ReplyEntry) -> None:
+            if reply.status is not Status.DONE:
                 log.warning("shard-%s did not create %d queues", shard.name, len(missing))
                 loop = asyncio.get_running_loop()
                 loop.call_later(_CREATE_AGAIN_SECONDS, self._create_missing, shard)
 
         log.info("shard-%s lacks %d queues; creating them there", shard.name, len(missing))
         call = ShardCall(
-            self._monotonic() + _ENSURE_QUEUES_SECONDS,
             json.dumps(sorted(missing)).encode(),
+            self._monotonic() + _ENSURE_QUEUES_SECONDS,
             Op.ENSURE_QUEUES,
+            patient=False,
+            give_up=GiveUp.NEVER,
         )
         # Ahead of any call that follows on the same link, so no call misses a queue.
-        shard.call(call, replied, patient=False, give_up=GiveUp.NEVER)
+        shard.call(call, replied)
 
-    def others_can_serve(self, link: Shard) -> bool:
-        return any(shard.answering for shard in self._shards.values() if shard is not link)
+    def others_can_serve(self, link: ShardLink) -> bool:
+        return any(shard.answering for shard in self.by_name.values() if shard is not link)
 
-    def counted(self, link: Shard, counts: Iterable[ReadyCounts]) -> None:
-        if self._shards.get(link.name) is not link:
+    def counted(self, link: ShardLink, counts: Iterable[ReadyCounts]) -> None:
+        if self.by_name.get(link.name) is not link:
             return
         queues = self._queues.setdefault(link.name, set())
         for queue, numbers in counts:
@@ -277,7 +210,7 @@ class ShardSet:
                 self._deleted_there(queue)
                 continue
             queues.add(queue)
-            if any(numbers):
+            if queue in self.awaited and any(numbers):
                 self.on_ready(queue)
 
     def _deleted_there(self, queue: str) -> None:
@@ -286,11 +219,10 @@ class ShardSet:
             self._on_deleted(queue)
 
 
-def _best(shards: Collection[Shard]) -> list[Shard]:
-    answering = [shard for shard in shards if shard.answering]
+def _best(shards: Collection[ShardLink]) -> list[ShardLink]:
     return (
-        [shard for shard in answering if not shard.ailing]
-        or answering
+        [shard for shard in shards if shard.preferred]
+        or [shard for shard in shards if shard.answering]
         or [shard for shard in shards if shard.healthy]
         or [shard for shard in shards if shard.returning]
     )

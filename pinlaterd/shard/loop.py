@@ -252,7 +252,7 @@ class ShardLoop:
         for router, entries in replies.items():
             self._answer(router, entries, counts)
         if urgent:
-            frame = envelope.pack_pulse(self._incarnation, urgent, ailing=self._told_ailing)
+            frame = envelope.pack_pulse(self._incarnation, urgent, degraded=self._told_ailing)
             for router in self._routers - replies.keys():
                 self._send(router, frame)
 
@@ -298,7 +298,7 @@ class ShardLoop:
         self._next_pulse = now + (QUIET_PULSE_SECONDS if quiet else PULSE_SECONDS)
         self._told_ailing = bool(self._service.ailing)
         frame = envelope.pack_pulse(
-            self._incarnation, self._news.values(), ailing=self._told_ailing
+            self._incarnation, self._news.values(), degraded=self._told_ailing
         )
         self._news = {}
         if self._incarnation:

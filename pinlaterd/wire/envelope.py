@@ -9,8 +9,8 @@ TBinaryProtocol; the reply bears the client's seqid, so it goes back untouched.
                       GOODBYE_ACK   incarnation: has its GOODBYE, and all that came before
     shard -> router   WELCOME    incarnation, JSON ShardFacts
                       REPLIES    incarnation, entries (ReplyEntry), then counts (ReadyCounts)
-                      PULSE      incarnation, whether it ails, counts: sent when counts or that
-                                 change, and four times a second
+                      PULSE      incarnation, whether it is degraded, counts: sent when either
+                                 changes, and four times a second
                       GOODBYE    incarnation: it stops in order, or its store is closed; it has
                                  answered all that it carried out, and will carry out nothing more
 
@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -63,7 +63,7 @@ _OPS = tuple(Op)
 
 
 class Status(IntEnum):
-    """What became of an entry."""
+    """What became of a call. Shards say the first four; the others are what a link knows itself."""
 
     DONE = 0  # the payload is the Thrift reply that bears the result
     FAILED = 1  # the payload is the Thrift reply that bears an exception
@@ -71,6 +71,9 @@ class Status(IntEnum):
     # caller whom none serves, UTF-8; empty: nothing in particular.
     REFUSED = 2
     FOREIGN = 3  # nothing was done: it names jobs of other shards, or asks for more than one shard
+    LOST = 8  # the shard went away with the call in flight: whether it was carried out is unknown
+    LATE = 9  # no answer by the deadline: unknown, too
+    SILENT = 10  # given up before its deadline, because others can serve: unknown, too
 
 
 class CallEntry(NamedTuple):
@@ -80,18 +83,62 @@ class CallEntry(NamedTuple):
     op: Op = Op.CALL
     max_jobs: int = -1  # dequeue: take at most so many; -1: what the request says
     lowest_priority: int = 0  # dequeue: take none below it; 0: any
-    whole: bool = True  # whether FOREIGN may be the answer; False: the router divided it already
+    whole: bool = True  # whether FOREIGN may be the answer; False: the router fanned it out
     most_bytes: int = NO_BOUND  # dequeue: end the answer before it is larger, but not before a job
+
+
+class GiveUp(IntEnum):
+    """The sweeps of silence after which a call is answered without its shard, if others answer."""
+
+    SILENT = 4  # a dequeue: what it claims in vain is released later
+    STALLED = 12  # calls that may be repeated
+    NEVER = 1 << 30  # an enqueue: only its answer tells whether the jobs are stored
+
+
+class ShardCall:
+    """A call to one shard as its sender keeps it until it is answered; the shard gets a CallEntry.
+
+    Defaults belong to the class, so that a call costs only what it sets."""
+
+    call_id: int = -1  # set by the link that sends it
+    op: Op = Op.CALL
+    max_jobs: int = -1
+    lowest_priority: int = 0
+    whole: bool = True
+    most_bytes: int = NO_BOUND
+    on_reply: OnReply | None = None  # None: not sent, answered or given up
+    # Whether it waits for a shard that is returning; others are REFUSED at once.
+    patient: bool = True
+    # When the reply is SILENT, if others can serve.
+    give_up: GiveUp = GiveUp.STALLED
+
+    def __init__(
+        self,
+        message: bytes,
+        deadline: float,
+        op: Op = Op.CALL,
+        *,
+        whole: bool = True,
+        patient: bool = True,
+        give_up: GiveUp = GiveUp.STALLED,
+    ) -> None:
+        self.message = message
+        self.deadline = deadline
+        self.op = op
+        self.whole = whole
+        self.patient = patient
+        self.give_up = give_up
 
 
 class ReplyEntry(NamedTuple):
     call_id: int
     status: Status
-    payload: bytes
+    payload: bytes = b""
     jobs: int = 0  # dequeue: how many it carries
 
 
-_STATUSES = tuple(Status)
+OnReply = Callable[[ReplyEntry], None]
+_STATUSES = (Status.DONE, Status.FAILED, Status.REFUSED, Status.FOREIGN)
 
 
 class ReadyCounts(NamedTuple):
@@ -137,13 +184,21 @@ def unpack_hello(frame: bytes) -> frozenset[str]:
         raise MalformedEnvelope("hello") from error
 
 
-def pack_calls(incarnation: int, entries: Sequence[CallEntry]) -> bytes:
-    parts = [_HEAD.pack(Kind.CALLS, incarnation, len(entries))]
-    for call_id, deadline, message, op, max_jobs, lowest, whole, most_bytes in entries:
-        parts.append(
-            _CALL.pack(call_id, deadline, op, max_jobs, lowest, whole, most_bytes, len(message))
+def pack_calls(incarnation: int, calls: Sequence[ShardCall | CallEntry]) -> bytes:
+    parts = [_HEAD.pack(Kind.CALLS, incarnation, len(calls))]
+    for call in calls:
+        message = call.message
+        head = _CALL.pack(
+            call.call_id,
+            call.deadline,
+            call.op,
+            call.max_jobs,
+            call.lowest_priority,
+            call.whole,
+            call.most_bytes,
+            len(message),
         )
-        parts.append(message)
+        parts += (head, message)
     return b"".join(parts)
 
 
@@ -243,8 +298,8 @@ def unpack_replies(frame: bytes) -> tuple[int, list[ReplyEntry], list[ReadyCount
         raise MalformedEnvelope("replies") from error
 
 
-def pack_pulse(incarnation: int, counts: Iterable[ReadyCounts], *, ailing: bool = False) -> bytes:
-    parts = [_HEAD.pack(Kind.PULSE, incarnation, ailing)]
+def pack_pulse(incarnation: int, counts: Iterable[ReadyCounts], *, degraded: bool = False) -> bytes:
+    parts = [_HEAD.pack(Kind.PULSE, incarnation, degraded)]
     _append_counts(parts, counts)
     return b"".join(parts)
 
@@ -258,7 +313,7 @@ def pack_goodbye_ack(incarnation: int) -> bytes:
 
 
 def unpack_pulse(frame: bytes) -> tuple[list[ReadyCounts], bool]:
-    """The counts, and whether the shard ails."""
+    """The counts, and whether the shard is degraded."""
     try:
         return _read_counts(frame, _HEAD.size), bool(_HEAD.unpack_from(frame)[2])
     except (struct.error, ValueError, IndexError) as error:

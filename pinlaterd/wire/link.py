@@ -1,4 +1,4 @@
-"""The router's end of the wire: one ZeroMQ DEALER to each shard process, raw and non-blocking.
+"""The client's end of the wire: one ZeroMQ DEALER to each shard process, raw and non-blocking.
 
 A ShardLink gathers all calls of a loop turn into one message, matches replies to calls, notices
 when its shard is gone, frozen or new, and keeps the hints that the shard publishes. It relies on
@@ -8,7 +8,7 @@ Silence is counted in sweeps of this loop, not in seconds: a router that was sto
 made no sweep meanwhile, and does not take its own pause for that of its shards.
 
 A shard that has gone is expected back for a while (`LinkLimits.return_seconds`). Calls that it
-certainly did not carry out wait for its successor meanwhile, if their callers are patient.
+certainly did not carry out wait for its successor meanwhile, if they are patient.
 
 ZeroMQ's file descriptor is edge-triggered: it becomes readable once, whatever is to be read.
 So after every send and every receive the socket's EVENTS are looked at again.
@@ -18,9 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable, Iterable
-from enum import IntEnum
 from typing import NamedTuple, Protocol
 
 import zmq
@@ -32,10 +30,13 @@ from pinlaterd.wire.envelope import (
     PULSE_SECONDS,
     PULSES_UNTIL_QUIET,
     QUIET_PULSE_SECONDS,
-    CallEntry,
+    GiveUp,
     Kind,
+    OnReply,
     Op,
     ReadyCounts,
+    ReplyEntry,
+    ShardCall,
     ShardFacts,
     Status,
 )
@@ -50,66 +51,22 @@ _GREET_AGAIN_SECONDS = 0.05
 _RECONNECT_MS = 50
 # How long an answer is waited for after its caller was told that it is late.
 _FORGET_AFTER_SECONDS = 60.0
+_RELEASE_SECONDS = 60.0
 _SEND_HIGH_WATER_MESSAGES = 1000
 # Plain numbers: arithmetic with pyzmq's enums costs as much as the calls that take them.
 _NOBLOCK = int(zmq.NOBLOCK)
 _READABLE = int(zmq.POLLIN)
-_new = tuple.__new__  # half the cost of calling a NamedTuple, for each call of each client
 
-
-class Outcome(IntEnum):
-    """What became of a call: a shard's Status, or what the link itself knows of it."""
-
-    DONE = Status.DONE
-    FAILED = Status.FAILED
-    REFUSED = Status.REFUSED
-    FOREIGN = Status.FOREIGN
-    LOST = 8  # the shard went away with the call in hand: whether it was carried out is unknown
-    LATE = 9  # no answer by the deadline: unknown, too
-    SILENT = 10  # given up before its deadline, because others can serve: unknown, too
-
-
-class GiveUp(IntEnum):
-    """The sweeps of silence after which a call is answered without its shard, if others answer."""
-
-    SILENT = 4  # a dequeue: what it claims in vain is released later
-    STALLED = 12  # calls that may be repeated
-    NEVER = 1 << 30  # an enqueue: only its answer tells whether the jobs are stored
-
-
-# By number: making an IntEnum member from an int costs more than the rest of a reply.
-_OUTCOMES = {outcome.value: outcome for outcome in Outcome}
-
-
-class ShardReply(NamedTuple):
-    outcome: Outcome
-    payload: bytes = b""
-    jobs: int = 0
-
-
-_DOWN = ShardReply(Outcome.REFUSED, b"is down")
-_FULL = ShardReply(Outcome.REFUSED, b"has as many calls in hand as it may have")
-_LOST = ShardReply(Outcome.LOST)
-_LATE = ShardReply(Outcome.LATE)
-_SILENT = ShardReply(Outcome.SILENT)
-
-OnReply = Callable[[ShardReply], None]
-
-
-class ShardCall(NamedTuple):
-    """One call to a shard: a `CallEntry` that has no id yet."""
-
-    deadline: float
-    message: bytes
-    op: Op = Op.CALL
-    max_jobs: int = -1
-    lowest_priority: int = 0
-    whole: bool = True
-    most_bytes: int = envelope.NO_BOUND
+_DOWN = ReplyEntry(0, Status.REFUSED, b"is down")
+_FULL = ReplyEntry(0, Status.REFUSED, b"has as many calls in hand as it may have")
+_LOST = ReplyEntry(0, Status.LOST)
+_LATE = ReplyEntry(0, Status.LATE)
+_SILENT = ReplyEntry(0, Status.SILENT)
+_REPLIES = bytes((Kind.REPLIES,))
 
 
 class LinkListener(Protocol):
-    """Who wants to know what a link hears. Called on the event loop; must not raise."""
+    """What a link reports to. Called on the event loop; must not raise."""
 
     def welcomed(self, link: ShardLink, facts: ShardFacts) -> None:
         """The shard serves (again)."""
@@ -135,13 +92,6 @@ class LinkLimits(NamedTuple):
     return_seconds: float  # how long a shard that has gone is expected back
 
 
-class _InFlight(NamedTuple):
-    on_reply: OnReply | None  # None: given up at its deadline; a late answer's claims are released
-    call: ShardCall
-    patient: bool
-    give_up: GiveUp
-
-
 class ShardLink:
     """One shard, as the router reaches it. All methods are called on the event loop."""
 
@@ -157,20 +107,21 @@ class ShardLink:
         self.name = name
         self.incarnation = 0  # 0: not welcomed on the present connection
         self.facts: ShardFacts | None = None
-        self.ailing = False
         self.healthy = False  # whether calls can be expected to be answered
         self.answering = False  # whether it has been heard within about a second
-        self.calls_unsent = 0
-        self.ready: dict[str, tuple[int, ...]] = {}
+        self.preferred = False  # whether it is answering, and its store can be relied on
+        self.degraded = False  # what it says of its store
+        self.ready: dict[str, tuple[int, ...]] = {}  # ready jobs by queue and priority: hints
+        # Of those in flight: what goes out after this turn, or to the successor of a shard that
+        # has gone.
+        self.unsent: list[ShardCall] = []
         self._listener = listener
         self._clock = clock
         self._max_bytes = limits.bytes_in_flight
         self._return_seconds = limits.return_seconds
         self._expected_until = 0.0  # monotonic; of use while not welcomed
         self._bytes_in_flight = 0
-        self._in_flight: dict[int, _InFlight] = {}
-        self._outbox: list[CallEntry] = []  # of those in flight, what is not sent yet
-        self._kept: deque[_InFlight] = deque()  # for the shard's successor
+        self._in_flight: dict[int, ShardCall] = {}
         self._next_call_id = 0
         self._silent_sweeps = 0
         self._flush_scheduled = False
@@ -179,14 +130,7 @@ class ShardLink:
         self._sweep_seconds = PULSE_SECONDS
         self._unused_sweeps = 0  # since there was a call for it
         self._sweeping = self._loop.call_later(self._sweep_seconds, self._sweep)
-        self._socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        # Only onto a finished connection, so that a send that fails was never sent.
-        self._socket.setsockopt(zmq.IMMEDIATE, 1)
-        self._socket.setsockopt(zmq.SNDHWM, _SEND_HIGH_WATER_MESSAGES)
-        # Always as often: to look for a socket that is not there costs next to nothing, and calls
-        # wait for a shard that comes back.
-        self._socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
+        self._socket = _new_dealer(context)
         self._monitor = self._socket.get_monitor_socket(
             zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
         )
@@ -198,22 +142,20 @@ class ShardLink:
         self._loop.call_soon(self._readable)
 
     def close(self) -> None:
-        """Let go of the shard; calls in hand are LOST."""
+        """Let go of the shard; calls in flight are LOST."""
         self._loop.remove_reader(_descriptor(self._socket))
         self._loop.remove_reader(_descriptor(self._monitor))
-        self._expected_until = 0.0
-        self.incarnation = 0
-        self._assess()
-        self._lose_calls(_LOST)
-        self._refuse_kept()
+        self._return_seconds = 0.0
+        self._leave(_LOST)
         self._sweeping.cancel()
         self._socket.disable_monitor()
         self._socket.close(linger=0)
 
     def _assess(self) -> None:
-        """After the incarnation or the silence has changed."""
+        """After the incarnation, the silence or what the shard says of its store has changed."""
         self.healthy = self.incarnation != 0 and self._silent_sweeps < GiveUp.STALLED
         self.answering = self.incarnation != 0 and self._silent_sweeps < GiveUp.SILENT
+        self.preferred = self.answering and not self.degraded
 
     @property
     def returning(self) -> bool:
@@ -222,73 +164,54 @@ class ShardLink:
 
     @property
     def calls_in_flight(self) -> int:
-        return len(self._in_flight) + len(self._kept)
+        return len(self._in_flight)
 
     def ready_counts(self, queue: str) -> tuple[int, ...]:
-        """How many jobs are ready by priority, as last heard: a hint."""
+        """How many jobs are ready by priority: a hint; () if the shard has said nothing yet."""
         return self.ready.get(queue, ())
 
-    def call(
-        self,
-        call: ShardCall,
-        on_reply: OnReply,
-        *,
-        patient: bool = True,
-        give_up: GiveUp = GiveUp.STALLED,
-    ) -> int | None:
+    def call(self, call: ShardCall, on_reply: OnReply) -> None:
         """Send `call` with all others of this turn; `on_reply` is called once, later or now.
 
         While the shard is returning, and if it goes without having carried out the call, a
-        `patient` one waits for its successor; else the reply is REFUSED. If the shard falls silent
-        while others can serve, the reply is SILENT as soon as `give_up` allows. Returns the id
-        under which the call was sent, if it was."""
+        patient one waits for its successor; else the reply is REFUSED. If the shard falls silent
+        while others can serve, the reply is SILENT as soon as `call.give_up` allows."""
         if self._unused_sweeps:
             self._sweep_often()
         size = len(call.message)
         if self._bytes_in_flight + size > self._max_bytes and self._bytes_in_flight:
             on_reply(_FULL)
-            return None
-        if self.incarnation == 0:
-            if patient and self.returning:
-                self._bytes_in_flight += size
-                self._kept.append(_InFlight(on_reply, call, patient, give_up))
-            else:
-                on_reply(_DOWN)
-            return None
-        self._bytes_in_flight += size
-        return self._post(_new(_InFlight, (on_reply, call, patient, give_up)))
-
-    def _post(self, pending: _InFlight) -> int:
-        call_id = self._next_call_id
+            return
+        if self.incarnation == 0 and not (call.patient and self.returning):
+            on_reply(_DOWN)
+            return
+        call.on_reply = on_reply
+        call.call_id = call_id = self._next_call_id
         self._next_call_id = (call_id + 1) & 0xFFFFFFFF
-        self._in_flight[call_id] = pending
-        self._outbox.append(_new(CallEntry, (call_id, *pending.call)))
-        self.calls_unsent += 1
+        self._bytes_in_flight += size
+        self._in_flight[call_id] = call
+        self.unsent.append(call)
         if not self._flush_scheduled:
             self._flush_scheduled = True
             self._loop.call_soon(self._flush)
-        return call_id
 
-    def ask(
-        self, call: ShardCall, *, patient: bool = True, give_up: GiveUp = GiveUp.STALLED
-    ) -> asyncio.Future[ShardReply]:
+    def ask(self, call: ShardCall) -> asyncio.Future[ReplyEntry]:
         """`call`, to be awaited. A reply with claims that nobody awaits any more is released, and a
         search is ended."""
-        future: asyncio.Future[ShardReply] = self._loop.create_future()
+        future: asyncio.Future[ReplyEntry] = self._loop.create_future()
 
-        def arrived(reply: ShardReply) -> None:
+        def arrived(reply: ReplyEntry) -> None:
             if not future.cancelled():
                 future.set_result(reply)
             elif reply.jobs:
                 self.release(reply.payload)
 
-        call_id = self.call(call, arrived, patient=patient, give_up=give_up)
+        def ended(future: asyncio.Future[ReplyEntry]) -> None:
+            if future.cancelled() and self._in_flight.get(call.call_id) is call:
+                message = envelope.pack_call_id(call.call_id)
+                self.call(ShardCall(message, call.deadline, Op.END_SEARCH), _ignore)
 
-        def ended(future: asyncio.Future[ShardReply]) -> None:
-            if future.cancelled() and call_id in self._in_flight:
-                message = envelope.pack_call_id(call_id)
-                self.call(ShardCall(call.deadline, message, Op.END_SEARCH), lambda _reply: None)
-
+        self.call(call, arrived)
         future.add_done_callback(ended)
         return future
 
@@ -296,19 +219,19 @@ class ShardLink:
         """End the claims in a dequeue's answer that could not be delivered.
 
         If the shard has gone meanwhile and does not come back soon, they end by their time-out."""
-        deadline = self._clock.monotonic() + 60.0
-        self.call(ShardCall(deadline, dequeue_reply, Op.RELEASE), lambda _reply: None)
+        deadline = self._clock.monotonic() + _RELEASE_SECONDS
+        self.call(ShardCall(dequeue_reply, deadline, Op.RELEASE), _ignore)
 
     # --- sending -----------------------------------------------------------------------
 
     def _flush(self) -> None:
         self._flush_scheduled = False
-        entries, self._outbox, self.calls_unsent = self._outbox, [], 0
-        if not entries:
+        if self.incarnation == 0 or not self.unsent:
             return
-        if self.incarnation == 0 or not self._send(envelope.pack_calls(self.incarnation, entries)):
-            for entry in entries:
-                self._not_carried_out(entry.call_id)
+        calls, self.unsent = self.unsent, []
+        if not self._send(envelope.pack_calls(self.incarnation, calls)):
+            for call in calls:
+                self._finish(call.call_id, _DOWN)
 
     def _send(self, frame: bytes) -> bool:
         try:
@@ -330,7 +253,10 @@ class ShardLink:
             if self._silent_sweeps:
                 self._heard()
             try:
-                self._take(frame)
+                if frame[:1] == _REPLIES:
+                    self._take_replies(frame)
+                else:
+                    self._take(frame)
             except envelope.MalformedEnvelope:
                 log.error("shard-%s sent a message that cannot be read; ignored", self.name)
 
@@ -346,69 +272,28 @@ class ShardLink:
         """Others came first; now its jobs count again, and those who wait have to hear of them."""
         self._listener.counted(self, [ReadyCounts(*found) for found in self.ready.items()])
 
-    def _take(self, frame: bytes) -> None:
-        kind = frame[0] if frame else 0
-        if kind == Kind.REPLIES:
-            incarnation, entries, counts = envelope.unpack_replies(frame)
-            if incarnation != self.incarnation:
-                return  # from before the connection was lost; its calls have been given up
-            # Counts first: whoever acts on a reply acts on the hints that came with it.
+    def _take_replies(self, frame: bytes) -> None:
+        incarnation, replies, counts = envelope.unpack_replies(frame)
+        if incarnation != self.incarnation:
+            return  # from before the connection was lost; its calls have been given up
+        # Counts first: what acts on a reply acts on the hints that came with it.
+        if counts:
             self._count(counts)
-            for call_id, status, payload, jobs in entries:
-                self._finish(call_id, _new(ShardReply, (_OUTCOMES[status], payload, jobs)))
-            return
-        if kind == Kind.WELCOME:
-            self._welcome(envelope.incarnation_of(frame), envelope.unpack_welcome(frame))
-            return
-        if kind == Kind.GOODBYE:
-            # Also where it never served us: it waits to be heard.
-            self._send(envelope.pack_goodbye_ack(envelope.incarnation_of(frame)))
-        if envelope.incarnation_of(frame) != self.incarnation:
-            return
-        if kind == Kind.PULSE:
-            counts, ails = envelope.unpack_pulse(frame)
-            if ails != self.ailing:
-                self.ailing = ails
-                log.warning("shard-%s %s", self.name, "ails" if ails else "is well again")
-                self._count_all()
-            self._count(counts)
-        elif kind == Kind.GOODBYE:
-            self._take_goodbye()
+        for reply in replies:
+            self._finish(reply.call_id, reply)
 
-    def _welcome(self, incarnation: int, facts: ShardFacts) -> None:
-        if self.incarnation:
-            # A successor; or the same one, which could not tell us all that it had to say.
-            self._lose_calls(_LOST)
-        self.incarnation = incarnation
-        self._assess()
-        self.facts = facts
-        self.ready = dict(facts.counts)
-        log.info("shard-%s serves (incarnation %d)", self.name, incarnation)
-        # First of all: this creates the queues that the shard lacks.
-        self._listener.welcomed(self, facts)
-        kept, self._kept = self._kept, deque()
-        for pending in kept:
-            self._post(pending)
-
-    def _take_goodbye(self) -> None:
-        """The shard ends in order, or its store is closed: what it has not answered by now it will
-        never carry out."""
-        log.info("shard-%s does not serve for now; waiting for it to come back", self.name)
-        self._part(None)
-
-    def _part(self, reply: ShardReply | None) -> None:
-        """Not welcomed any more: `reply` is the answer to all calls that were sent, None if they
-        were not carried out."""
-        self.incarnation = 0
-        self._assess()
-        self._expected_until = self._clock.monotonic() + self._return_seconds
-        self.ailing = False
-        self.ready = {}
-        self._lose_calls(reply)
+    def _finish(self, call_id: int, reply: ReplyEntry) -> None:
+        call = self._in_flight.pop(call_id, None)
+        if call is None:
+            return
+        self._bytes_in_flight -= len(call.message)
+        on_reply, call.on_reply = call.on_reply, None
+        if on_reply is not None:
+            on_reply(reply)
+        elif reply.jobs:  # it was given up
+            self.release(reply.payload)
 
     def _count(self, counts: list[ReadyCounts]) -> None:
-        if not counts:
-            return
         for queue, numbers in counts:
             if numbers:
                 self.ready[queue] = numbers
@@ -416,38 +301,65 @@ class ShardLink:
                 self.ready.pop(queue, None)
         self._listener.counted(self, counts)
 
-    def _finish(self, call_id: int, reply: ShardReply) -> None:
-        call = self._in_flight.pop(call_id, None)
-        if call is None:
+    def _take(self, frame: bytes) -> None:
+        kind = frame[0] if frame else 0
+        incarnation = envelope.incarnation_of(frame)
+        if kind == Kind.WELCOME:
+            self._welcome(incarnation, envelope.unpack_welcome(frame))
             return
-        self._bytes_in_flight -= len(call.call.message)
-        if call.on_reply is not None:
-            call.on_reply(reply)
-        elif reply.jobs:
-            self.release(reply.payload)
-
-    def _not_carried_out(self, call_id: int) -> None:
-        """The shard has gone, or can't be reached: keep the call for its successor, or refuse."""
-        pending = self._in_flight.get(call_id)
-        if pending is None:
+        if kind == Kind.GOODBYE:
+            # Also where it never served us: it waits until it is acknowledged.
+            self._send(envelope.pack_goodbye_ack(incarnation))
+        if incarnation != self.incarnation:
             return
-        if pending.patient and pending.on_reply is not None and self.returning:
-            del self._in_flight[call_id]
-            self._kept.append(pending)
-        else:
-            self._finish(call_id, _DOWN)
+        if kind == Kind.PULSE:
+            counts, degraded = envelope.unpack_pulse(frame)
+            if degraded != self.degraded:
+                self.degraded = degraded
+                self._assess()
+                log.warning("shard-%s %s", self.name, "ails" if degraded else "is well again")
+                self._count_all()
+            if counts:
+                self._count(counts)
+        elif kind == Kind.GOODBYE:
+            # What it has not answered by now it will never carry out.
+            log.info("shard-%s does not serve for now; waiting for it to come back", self.name)
+            self._leave(None)
 
-    def _refuse_kept(self) -> None:
-        kept, self._kept = self._kept, deque()
-        for pending in kept:
-            self._refuse(pending)
-
-    def _refuse(self, pending: _InFlight) -> None:
-        self._bytes_in_flight -= len(pending.call.message)
-        if pending.on_reply is not None:
-            pending.on_reply(_DOWN)
+    def _welcome(self, incarnation: int, facts: ShardFacts) -> None:
+        if self.incarnation:
+            # A successor; or the same one, of which we have missed a message.
+            self._leave(_LOST)
+        kept, self.unsent = self.unsent, []
+        self.incarnation = incarnation
+        self._assess()
+        self.facts = facts
+        self.ready = dict(facts.counts)
+        log.info("shard-%s serves (incarnation %d)", self.name, incarnation)
+        # First of all: this creates the queues that the shard lacks.
+        self._listener.welcomed(self, facts)
+        self.unsent += kept
+        self._flush()
 
     # --- what goes wrong ---------------------------------------------------------------
+
+    def _leave(self, reply: ReplyEntry | None) -> None:
+        """Not welcomed any more: `reply` is the answer to all calls that were sent, None if they
+        were not carried out. What was not carried out waits for the successor, if it is patient."""
+        self.incarnation = 0
+        self.degraded = False
+        self._assess()
+        self._expected_until = self._clock.monotonic() + self._return_seconds
+        self.ready = {}
+        unsent = {call.call_id for call in self.unsent}
+        self.unsent = []
+        for call_id, call in list(self._in_flight.items()):
+            if reply is not None and call_id not in unsent:
+                self._finish(call_id, reply)
+            elif call.patient and call.on_reply is not None and self.returning:
+                self.unsent.append(call)
+            else:
+                self._finish(call_id, _DOWN)
 
     def _monitor_readable(self) -> None:
         while not self._socket.closed:
@@ -458,7 +370,7 @@ class ShardLink:
             if event == zmq.EVENT_DISCONNECTED:
                 if self.incarnation:
                     log.warning("shard-%s has gone; waiting for it to come back", self.name)
-                    self._part(_LOST)
+                    self._leave(_LOST)
             else:
                 self._greet()
 
@@ -469,17 +381,7 @@ class ShardLink:
         if not self._send(envelope.pack_hello(self._listener.queues_known())):
             self._loop.call_later(_GREET_AGAIN_SECONDS, self._greet)
 
-    def _lose_calls(self, reply: ShardReply | None) -> None:
-        """What was handed to ZeroMQ is answered with `reply`: LOST if it may have been carried out,
-        None if it was not. What is still in the outbox was not."""
-        unsent, self._outbox, self.calls_unsent = self._outbox, [], 0
-        for entry in unsent:
-            self._not_carried_out(entry.call_id)
-        for call_id in list(self._in_flight):
-            if reply is None:
-                self._not_carried_out(call_id)
-            else:
-                self._finish(call_id, reply)
+    # --- silence and deadlines ---------------------------------------------------------
 
     def _sweep(self) -> None:
         """Give up calls past their deadline, and those that a silent shard holds up; forget those
@@ -492,11 +394,12 @@ class ShardLink:
         if self._unused_sweeps >= _SWEEPS_UNTIL_QUIET:
             self._sweep_seconds = QUIET_PULSE_SECONDS
         self._sweeping = self._loop.call_later(self._sweep_seconds, self._sweep)
-        self._sweep_kept(now)
-        for call_id, pending in list(self._in_flight.items()):
-            if pending.call.deadline + _FORGET_AFTER_SECONDS <= now:
+        if self.incarnation == 0:
+            self._sweep_kept(now)
+        for call_id, call in list(self._in_flight.items()):
+            if call.deadline + _FORGET_AFTER_SECONDS <= now:
                 self._finish(call_id, _LATE)
-        self._give_up(lambda pending: pending.call.deadline <= judged_until, _LATE)
+        self._give_up(lambda call: call.deadline <= judged_until, _LATE)
         self._silent_sweeps += 1 if waited == PULSE_SECONDS else _QUIET_SWEEP
         self._assess()
         if self._silent_sweeps < GiveUp.SILENT or not self.incarnation:
@@ -504,7 +407,7 @@ class ShardLink:
         if self._silent_sweeps == GiveUp.SILENT:
             log.warning("shard-%s does not answer; others come first", self.name)
         if self._in_flight and self._listener.others_can_serve(self):
-            self._give_up(lambda pending: pending.give_up <= self._silent_sweeps, _SILENT)
+            self._give_up(lambda call: call.give_up <= self._silent_sweeps, _SILENT)
 
     def _sweep_often(self) -> None:
         """There is a call for the shard, which pulses often from its receipt on."""
@@ -514,32 +417,44 @@ class ShardLink:
             self._sweeping.cancel()
             self._sweeping = self._loop.call_later(PULSE_SECONDS, self._sweep)
 
-    def _give_up(self, is_due: Callable[[_InFlight], bool], reply: ShardReply) -> None:
+    def _give_up(self, is_due: Callable[[ShardCall], bool], reply: ReplyEntry) -> None:
         """Answer those calls with `reply`. The claims of late answers are released."""
         due = [
-            (call_id, pending)
-            for call_id, pending in self._in_flight.items()
-            if pending.on_reply is not None and is_due(pending)
+            (call, call.on_reply)
+            for call in self._in_flight.values()
+            if call.on_reply is not None and is_due(call)
         ]
-        for call_id, pending in due:
-            self._in_flight[call_id] = pending._replace(on_reply=None)
-        for _, pending in due:
-            assert pending.on_reply is not None
-            pending.on_reply(reply)
+        for call, _ in due:
+            call.on_reply = None
+        for _, on_reply in due:
+            on_reply(reply)
 
     def _sweep_kept(self, now: float) -> None:
-        if not self._kept:
-            return
-        if not self.returning:
-            log.warning("shard-%s is not back; refusing %d calls", self.name, len(self._kept))
-            self._refuse_kept()
-            return
-        kept, self._kept = self._kept, deque()
-        for pending in kept:
-            if pending.call.deadline > now:
-                self._kept.append(pending)
+        """Refuse what has waited for a successor for too long."""
+        if self.unsent and not self.returning:
+            log.warning("shard-%s is not back; refusing %d calls", self.name, len(self.unsent))
+        kept, self.unsent = self.unsent, []
+        for call in kept:
+            if self.returning and call.deadline > now:
+                self.unsent.append(call)
             else:
-                self._refuse(pending)
+                self._finish(call.call_id, _DOWN)
+
+
+def _new_dealer(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
+    dealer = context.socket(zmq.DEALER)
+    dealer.setsockopt(zmq.LINGER, 0)
+    # Only onto a finished connection, so that a send that fails was never sent.
+    dealer.setsockopt(zmq.IMMEDIATE, 1)
+    dealer.setsockopt(zmq.SNDHWM, _SEND_HIGH_WATER_MESSAGES)
+    # Always as often: to look for a socket that is not there costs next to nothing, and calls
+    # wait for a shard that comes back.
+    dealer.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
+    return dealer
+
+
+def _ignore(_reply: ReplyEntry) -> None:
+    pass
 
 
 def _descriptor(socket: zmq.Socket[bytes]) -> int:

@@ -17,15 +17,14 @@ from typing import Any, Self
 import zmq
 
 from pinlaterd.wire import envelope
-from pinlaterd.wire.envelope import CallEntry, Kind, MalformedEnvelope, Op, Status
-from pinlaterd.wire.link import Outcome, ShardReply
+from pinlaterd.wire.envelope import CallEntry, Kind, MalformedEnvelope, Op, ReplyEntry, Status
 from pinlaterd.wire.socket import new_context
 
 # What a late answer may take beyond the deadline: the shard judges it when it takes the call up.
 _GRACE_SECONDS = 5.0
 _GREET_AGAIN_SECONDS = 0.05
 _GREET_WHILE_WAITING_SECONDS = 0.5
-_UNAVAILABLE = ShardReply(Outcome.REFUSED, b"is down")
+_UNAVAILABLE = ReplyEntry(0, Status.REFUSED, b"is down")
 
 
 class ShardCallers:
@@ -71,7 +70,7 @@ class ShardCaller:
     def close(self) -> None:
         self._socket.close(linger=0)
 
-    def call(self, message: bytes, *, seconds: float, op: Op = Op.CALL) -> ShardReply:
+    def call(self, message: bytes, *, seconds: float, op: Op = Op.CALL) -> ReplyEntry:
         """Have the shard do it within `seconds`, or not at all.
 
         REFUSED: nothing was done. LOST or LATE: nobody knows, until the deadline has passed and
@@ -89,7 +88,7 @@ class ShardCaller:
             return _UNAVAILABLE
         return self._await_reply(entry.call_id, deadline + _GRACE_SECONDS)
 
-    def _await_reply(self, call_id: int, until: float) -> ShardReply:
+    def _await_reply(self, call_id: int, until: float) -> ReplyEntry:
         incarnation = self._incarnation
         while (now := time.monotonic()) < until:
             frame = self._receive(min(until, now + _GREET_WHILE_WAITING_SECONDS))
@@ -98,17 +97,15 @@ class ShardCaller:
                 self._send_hello()
                 continue
             if frame[0] == Kind.REPLIES and envelope.incarnation_of(frame) == incarnation:
-                for found, status, payload, jobs in envelope.unpack_replies(frame)[1]:
-                    if found == call_id and status == Status.FAILED and not payload:
-                        return ShardReply(Outcome.LOST)  # its store failed with that in hand
-                    if found == call_id:
-                        return ShardReply(Outcome(status), payload, jobs)
+                for reply in envelope.unpack_replies(frame)[1]:
+                    if reply.call_id == call_id:
+                        return reply
             if self._incarnation != incarnation:
                 # It took its store anew, or has ended in order: then it did not do it.
                 goodbye = frame[0] == Kind.GOODBYE
-                return _UNAVAILABLE if goodbye else ShardReply(Outcome.LOST)
+                return _UNAVAILABLE if goodbye else ReplyEntry(0, Status.LOST)
         self._start_anew()
-        return ShardReply(Outcome.LATE)
+        return ReplyEntry(0, Status.LATE)
 
     def _greet(self, deadline: float) -> bool:
         """Whether it serves; waits for it until `deadline`."""

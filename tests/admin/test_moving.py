@@ -12,7 +12,7 @@ from pinlaterd.errors import PinLaterError, QueueNotFound
 from pinlaterd.model import Method
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.codec import Head
-from pinlaterd.wire.link import Outcome, ShardReply
+from pinlaterd.wire.envelope import ReplyEntry, Status
 from pinlaterd.wire.shard_caller import ShardCaller
 
 
@@ -47,22 +47,22 @@ class Caller:
 
     name = "1"
 
-    def __init__(self, *replies: ShardReply) -> None:
+    def __init__(self, *replies: ReplyEntry) -> None:
         self.replies = list(replies)
 
-    def call(self, *_: object, **__: object) -> ShardReply:
+    def call(self, *_: object, **__: object) -> ReplyEntry:
         return self.replies.pop(0)
 
 
 NAMES = Head(Method.QUEUE_NAMES.value, 0, oneway=False, strict=True)
 
 
-def failed(error: PinLaterError) -> ShardReply:
-    return ShardReply(Outcome.FAILED, codec.encode_error(NAMES, error))
+def failed(error: PinLaterError) -> ReplyEntry:
+    return ReplyEntry(0, Status.FAILED, codec.encode_error(NAMES, error))
 
 
 def test_what_a_store_refuses_for_a_while_is_asked_again():
-    answer = ShardReply(Outcome.DONE, codec.encode_reply(NAMES, frozenset(["a"])))
+    answer = ReplyEntry(0, Status.DONE, codec.encode_reply(NAMES, frozenset(["a"])))
     locked = failed(PinLaterError("the search failed: locked"))
 
     shard = ShardCalls(cast("ShardCaller", Caller(locked, locked, answer)))

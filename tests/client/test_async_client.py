@@ -14,6 +14,7 @@ import pytest
 
 from pinlaterd.client import AsyncClient, JobState
 from pinlaterd.model import DequeueResult, Method
+from tests.client.scripted_server import BreakOff, SayNothing
 
 
 async def until(happened: threading.Event) -> None:
@@ -26,14 +27,14 @@ async def cancel(call: asyncio.Task) -> None:
         await call
 
 
-def test_a_cancelled_call_has_its_connection_closed(server, say_nothing):
+def test_a_cancelled_call_has_its_connection_closed(server):
     """Its answer is still to come, and must not be taken for that to the next call."""
     asked = threading.Event()
 
     def first_silent(_call):
         if not asked.is_set():
             asked.set()
-            raise say_nothing
+            return SayNothing()
         return 7
 
     server.reply = first_silent
@@ -130,13 +131,10 @@ def test_a_client_belongs_to_one_loop_and_says_so(server):
         asyncio.run(call())
 
 
-def test_close_ends_a_probe_that_is_under_way(start_server, break_off, say_nothing):
+def test_close_ends_a_probe_that_is_under_way(start_server):
     broken, well = start_server(), start_server()
 
-    def break_then_keep_silent(_call):
-        raise break_off if len(broken.calls) == 1 else say_nothing
-
-    broken.reply = break_then_keep_silent
+    broken.reply = lambda _: BreakOff() if len(broken.calls) == 1 else SayNothing()
     well.reply = lambda _: 5
 
     async def close_while_probing() -> None:

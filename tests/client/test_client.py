@@ -39,6 +39,7 @@ from pinlaterd.model import (
     ScanResult,
 )
 from pinlaterd.rpc import codec
+from tests.client.scripted_server import BreakOff, SayNothing
 
 CLAIMED = ClaimedJob("mail:s1:p1:7", b"body", 3, 2, "h:9:1:me:4", 600)
 RECORD = JobRecord("mail:s1:p1:7", JobState.FAILED, 3, 0, "why", 1, 2, 3, "h:9:1:me:4", b"body")
@@ -218,10 +219,7 @@ def test_a_scan_follows_continuations(server, client):
 def test_the_services_errors_are_raised_by_their_class_and_leave_the_connection_usable(
     server, client
 ):
-    def refuse(call):
-        raise QueueNotFound(call.request.queue)
-
-    server.reply = refuse
+    server.reply = lambda call: QueueNotFound(call.request.queue)
     with pytest.raises(QueueNotFound, match="'mail' does not exist"):
         client.enqueue("mail", [b"a"])
     server.reply = lambda _: 3
@@ -256,12 +254,10 @@ def test_an_idle_connection_that_the_server_closed_is_replaced_unseen(server, cl
     ("closed", "why"),
     [("server", "cannot connect .* refused"), ("client", "this client was closed")],
 )
-def test_an_ack_whose_repetition_fails_may_have_been_carried_out(
-    server, client, break_off, closed, why
-):
+def test_an_ack_whose_repetition_fails_may_have_been_carried_out(server, client, closed, why):
     def close_and_break(_call):
         {"server": server, "client": client}[closed].close()
-        raise break_off
+        return BreakOff()
 
     server.reply = close_and_break
 
@@ -293,11 +289,8 @@ def test_a_call_too_large_for_a_server_that_does_not_read_was_not_carried_out(si
     assert not isinstance(caught.value, OutcomeUnknown)
 
 
-def test_silence_ends_with_the_timeout(server, say_nothing, connect):
-    def stay_silent(_call):
-        raise say_nothing
-
-    server.reply = stay_silent
+def test_silence_ends_with_the_timeout(server, connect):
+    server.reply = lambda _: SayNothing()
     with (
         connect(port=server.port, timeout_seconds=1.5) as client,
         pytest.raises(OutcomeUnknown, match="timed out"),
@@ -338,15 +331,9 @@ def test_one_job_where_a_list_belongs_is_refused(server, client, alone):
     assert server.calls == []
 
 
-def test_an_answer_to_another_call_is_never_taken_for_ones_own(server, say_nothing, connect):
-    answers = iter([say_nothing, None])
-
-    def first_silent(_call):
-        if (answer := next(answers)) is not None:
-            raise answer
-        return DequeueResult([CLAIMED])
-
-    server.reply = first_silent
+def test_an_answer_to_another_call_is_never_taken_for_ones_own(server, connect):
+    answers = iter([SayNothing(), DequeueResult([CLAIMED])])
+    server.reply = lambda _: next(answers)
     with connect(port=server.port, timeout_seconds=1.5) as client:
         with pytest.raises(OutcomeUnknown):
             client.dequeue("mail", limit=1)

@@ -14,6 +14,7 @@ from pinlaterd.client import (
 )
 from pinlaterd.errors import NoHealthyShards
 from pinlaterd.model import LookupRequest
+from tests.client.scripted_server import BreakOff, SayNothing
 
 CLAIMED = ClaimedJob("mail:s1:p1:7", b"body", 3, 2, "h:9:1:me:4", 600)
 
@@ -86,14 +87,11 @@ def test_a_server_that_goes_away_costs_no_call(three_servers, client_of):
     ],
 )
 def test_what_is_left_unanswered_is_sent_again_once_if_that_does_nothing_twice(
-    start_server, break_off, client_of, servers, call, repetitions
+    start_server, client_of, servers, call, repetitions
 ):
-    def break_it(_call):
-        raise break_off
-
     started = [start_server() for _ in range(servers)]
     for server in started:
-        server.reply = break_it
+        server.reply = lambda _: BreakOff()
     with (
         client_of(*started) as client,
         pytest.raises(OutcomeUnknown, match="may have been carried out"),
@@ -106,14 +104,9 @@ def test_what_is_left_unanswered_is_sent_again_once_if_that_does_nothing_twice(
         assert max(len(server.calls) for server in started) == 1
 
 
-def test_a_read_without_an_answer_is_answered_by_another_server(pair, break_off, client_of):
-    def break_first(_call):
-        if calls_of(*pair) == 1:
-            raise break_off
-        return 5
-
+def test_a_read_without_an_answer_is_answered_by_another_server(pair, client_of):
     for server in pair:
-        server.reply = break_first
+        server.reply = lambda _: BreakOff() if calls_of(*pair) == 1 else 5
     with client_of(*pair) as client:
         assert client.count("mail", JobState.PENDING) == 5
 
@@ -146,15 +139,10 @@ def test_servers_that_are_all_left_alone_are_tried_all_the_same(start_server, pa
     assert len(back.calls) == 1
 
 
-def test_a_probe_that_hangs_holds_up_no_call_and_asks_for_nothing(
-    pair, break_off, say_nothing, wait_until, client_of
-):
+def test_a_probe_that_hangs_holds_up_no_call_and_asks_for_nothing(pair, wait_until, client_of):
     broken, well = pair
 
-    def break_then_keep_silent(_call):
-        raise break_off if len(broken.calls) == 1 else say_nothing
-
-    broken.reply = break_then_keep_silent
+    broken.reply = lambda _: BreakOff() if len(broken.calls) == 1 else SayNothing()
     well.reply = lambda _: 5
     with client_of(*pair, max_connections=1) as client:
 
@@ -170,16 +158,14 @@ def test_a_probe_that_hangs_holds_up_no_call_and_asks_for_nothing(
 
 
 def test_a_server_whose_probe_is_answered_with_an_error_gets_calls_again(
-    pair, break_off, wait_until, client_of
+    pair, wait_until, client_of
 ):
     broken, well = pair
 
     def break_then_answer(call):
         if len(broken.calls) == 1:
-            raise break_off
-        if isinstance(call.request, LookupRequest):
-            raise NoHealthyShards
-        return 5
+            return BreakOff()
+        return NoHealthyShards() if isinstance(call.request, LookupRequest) else 5
 
     broken.reply = break_then_answer
     well.reply = lambda _: 5

@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 from pinlaterd.clock import FakeClock
 from pinlaterd.coordinator.allocator import KEPT_SECONDS, SETTLE_SECONDS, RateAllocator
 from pinlaterd.coordinator.registry import SILENT_SECONDS
-from pinlaterd.router.rate_reports import shares_at_start
+from pinlaterd.router.rate_limits import shares_at_start
 from pinlaterd.wire.rates import Holding, RateGrant, RateReport, RouterId
 
 QUEUE = "mail"

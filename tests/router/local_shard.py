@@ -10,26 +10,36 @@ from pinlaterd.clock import Clock
 from pinlaterd.router.shards import ShardSet
 from pinlaterd.shard.service import ShardService
 from pinlaterd.shard.works import Arrival
-from pinlaterd.wire.envelope import CallEntry, Op, ReadyCounts, ShardFacts
-from pinlaterd.wire.link import GiveUp, OnReply, Outcome, ShardCall, ShardReply
+from pinlaterd.wire.envelope import (
+    CallEntry,
+    OnReply,
+    ReadyCounts,
+    ReplyEntry,
+    ShardCall,
+    ShardFacts,
+    Status,
+)
+from pinlaterd.wire.link import ShardLink
 
 ROUTER = b"router"
+_FULL = ReplyEntry(0, Status.REFUSED, b"has as many calls in hand as it may have")
 
 
-class LocalShard:
-    """Fulfils `router.shards.Shard`. `hints_lie_still`: the router learns of no counts but those
-    that come with its own replies, as if another router had enqueued. `refuses`: so many calls are
-    refused, as by a shard that has too many in hand."""
+class LocalShard(ShardLink):
+    """`hints_lie_still`: the router learns of no counts but those that come with its own replies,
+    as if another router had enqueued. `refuses`: so many calls are refused, as by a shard that has
+    too many in flight."""
 
     def __init__(self, service: ShardService, listener: ShardSet, clock: Clock) -> None:
         self.name = service.name
         facts = service.facts()
         self.facts: ShardFacts | None = facts
-        self.healthy = True
-        self.returning = False
-        self.ailing = False
+        self.incarnation = 1
+        self.degraded = False
+        self.is_returning = False
         self.calls: list[CallEntry] = []  # all that were ever made
-        self.ready: dict[str, tuple[int, ...]] = dict(facts.counts)
+        self.ready = dict(facts.counts)
+        self.unsent = []
         self.hints_lie_still = False
         self.refuses = 0
         self.refuses_after = -1  # so many calls, it refuses all others
@@ -37,48 +47,42 @@ class LocalShard:
         self._service = service
         self._listener = listener
         self._clock = clock
+        self._in_flight = {}
         self._ids = count()
-        self._waiting: dict[int, OnReply] = {}
+        self._silent_sweeps = 0
         self._loop = asyncio.get_running_loop()
+        self._assess()
 
     @property
-    def answering(self) -> bool:
-        return self.healthy
+    def returning(self) -> bool:
+        return self.is_returning
 
-    @property
-    def calls_in_flight(self) -> int:
-        return len(self._waiting)
+    def serves(self, *, serves: bool = True) -> None:
+        self.incarnation = int(serves)
+        self._assess()
 
-    @property
-    def calls_unsent(self) -> int:
-        return 0
+    def says(self, *, degraded: bool) -> None:
+        self.degraded = degraded
+        self._assess()
 
-    def ready_counts(self, queue: str) -> tuple[int, ...]:
-        return self.ready.get(queue, ())
-
-    def call(
-        self,
-        call: ShardCall,
-        on_reply: OnReply,
-        *,
-        patient: bool = True,
-        give_up: GiveUp = GiveUp.STALLED,
-    ) -> None:
+    def call(self, call: ShardCall, on_reply: OnReply) -> None:
         if not self.healthy:
-            on_reply(ShardReply(Outcome.REFUSED, b"is down"))
-            return
-        if len(self.calls) == self.loses_after:
-            on_reply(ShardReply(Outcome.LOST))
-            return
-        if len(self.calls) == self.refuses_after:
-            on_reply(ShardReply(Outcome.REFUSED, b"has as many calls in hand as it may have"))
-            return
-        if self.refuses:
+            on_reply(ReplyEntry(0, Status.REFUSED, b"is down"))
+        elif len(self.calls) == self.loses_after:
+            on_reply(ReplyEntry(0, Status.LOST))
+        elif len(self.calls) == self.refuses_after:
+            on_reply(_FULL)
+        elif self.refuses:
             self.refuses -= 1
-            on_reply(ShardReply(Outcome.REFUSED, b"has as many calls in hand as it may have"))
-            return
+            on_reply(_FULL)
+        else:
+            self._carry_out(call, on_reply)
+
+    def _carry_out(self, call: ShardCall, on_reply: OnReply) -> None:
+        call.call_id = next(self._ids)
+        call.on_reply = on_reply
         entry = CallEntry(
-            next(self._ids),
+            call.call_id,
             call.deadline,
             call.message,
             call.op,
@@ -87,23 +91,12 @@ class LocalShard:
             call.whole,
         )
         self.calls.append(entry)
-        self._waiting[entry.call_id] = on_reply
+        self._in_flight[entry.call_id] = call
         self._service.submit([Arrival(ROUTER, entry)])
         self._loop.call_soon(self.turn)
 
-    def ask(
-        self, call: ShardCall, *, patient: bool = True, give_up: GiveUp = GiveUp.STALLED
-    ) -> asyncio.Future[ShardReply]:
-        future: asyncio.Future[ShardReply] = self._loop.create_future()
-        self.call(call, future.set_result, patient=patient, give_up=give_up)
-        return future
-
-    def release(self, dequeue_reply: bytes) -> None:
-        deadline = self._clock.monotonic() + 60
-        self.call(ShardCall(deadline, dequeue_reply, Op.RELEASE), lambda _: None)
-
     def close(self) -> None:
-        self.healthy = False
+        self.serves(serves=False)
 
     def turn(self) -> None:
         """What the loop of a shard's process does once."""
@@ -113,10 +106,10 @@ class LocalShard:
         replies = self._service.take_replies().get(ROUTER, [])
         if replies or not self.hints_lie_still:
             self._learn(counts)
-        for entry in replies:
-            on_reply = self._waiting.pop(entry.call_id, None)
-            if on_reply is not None:
-                on_reply(ShardReply(Outcome(entry.status), entry.payload, entry.jobs))
+        for reply in replies:
+            call = self._in_flight.pop(reply.call_id, None)
+            if call is not None and call.on_reply is not None:
+                call.on_reply(reply)
         if self._service.busy:
             self._loop.call_soon(self.turn)
 

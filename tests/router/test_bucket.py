@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pinlaterd.router.bucket import DemandMeter, TokenBucket
+from pinlaterd.router.rate_limits import DemandMeter, TokenBucket
 
 MANY = 10**12
 
@@ -71,7 +71,7 @@ def test_whatever_is_given_back_never_more_than_the_rate_and_one_bucket(rate, ca
         now += seconds
         taken = bucket.take(wanted, now)
         used = round(taken * part)
-        bucket.give_back(taken - used, now)
+        bucket.put(taken - used, now)
         spent += used
         assert bucket.tokens(now) <= bucket.capacity
         assert spent <= rate * now + 1e-6
@@ -81,7 +81,7 @@ def test_what_is_given_back_is_there_but_never_above_the_capacity():
     bucket = TokenBucket(10, now=0)
     taken = bucket.take(MANY, 1)
 
-    bucket.give_back(taken, 1.5)  # half of it has come back by itself
+    bucket.put(taken, 1.5)  # half of it has come back by itself
 
     assert bucket.take(MANY, 1.5) == 10
 

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from pinlaterd.clock import FakeClock, SystemClock
-from pinlaterd.router.limits import RateLimits
+from pinlaterd.router.rate_limits import RateLimits
 
 QUEUE = "mail"
 LONG_SECONDS = 30.0

@@ -80,7 +80,7 @@ def test_acks_are_divided_by_shard_and_the_bad_ones_named():
         failed=[AckInfo("mail:s1:p2:3"), AckInfo("other:s1:p1:4"), AckInfo("mail:s9:p1:5")],
     )
 
-    divided = routing.DividedAcks("mail", {"1": object(), "2": object()})
+    divided = routing.AcksByShard("mail", {"1": object(), "2": object()})
     divided.add(request)
     by_shard = divided.by_shard()
 

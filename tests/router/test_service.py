@@ -51,14 +51,14 @@ from pinlaterd.model import (
     RetryFailedRequest,
     ScanRequest,
 )
-from pinlaterd.router.limits import RateLimits
+from pinlaterd.router.rate_limits import RateLimits
 from pinlaterd.router.service import RouterService
 from pinlaterd.router.shards import ShardPlan, ShardSet
 from pinlaterd.rpc import codec, usual
+from pinlaterd.rpc.server import Answer
 from pinlaterd.shard.service import ShardService
 from pinlaterd.stats import Stats
-from pinlaterd.wire.envelope import Op, ReadyCounts
-from pinlaterd.wire.link import OnReply, Outcome, ShardCall, ShardReply
+from pinlaterd.wire.envelope import OnReply, Op, ReadyCounts, ReplyEntry, ShardCall, Status
 from tests.router.local_shard import LocalShard
 
 QUEUE = "mail"
@@ -144,8 +144,11 @@ class Site:
         message = codec.encode_call(method, 7, CallContext("web:h1"), request)
         if oneway:
             message = message[:3] + b"\x04" + message[4:]
-        self.router.handle(message, client)
+        self.handle(message, client)
         return client
+
+    def handle(self, message: bytes, client: Client) -> None:
+        self.router.handle(message, cast("Answer", client))
 
     async def call(self, method: Method, request: Request) -> Result:
         message = await asyncio.wait_for(self.begin(method, request).message, ANSWER_SECONDS)
@@ -165,7 +168,7 @@ class Site:
         message = codec.encode_call(
             Method.ENQUEUE, 1, CallContext("web:h2"), EnqueueRequest(QUEUE, list(jobs))
         )
-        reply = await shard.ask(ShardCall(self.clock.monotonic() + ANSWER_SECONDS, message))
+        reply = await shard.ask(ShardCall(message, self.clock.monotonic() + ANSWER_SECONDS))
         return list(cast("Sequence[str]", codec.decode_reply(Method.ENQUEUE, reply.payload)))
 
     async def dequeue(self, limit: int, **options: object) -> Sequence[ClaimedJob]:
@@ -365,12 +368,13 @@ def test_a_waiting_dequeue_asks_a_shard_that_joins_and_has_not_counted_the_queue
     async def scenario(site: Site) -> None:
         await site.enqueue_on("3", Job(b"kept"))
         away = site.shard("3")
-        away.healthy, away.ready = False, {}
+        away.serves(serves=False)
+        away.ready = {}
         waiting = site.begin(Method.DEQUEUE, DequeueRequest(QUEUE, 1, max_wait_ms=30_000))
         await site.dequeue(1)
         assert not waiting.message.done()
 
-        away.healthy = True
+        away.serves()
         site.shards.welcomed(away, site.services["3"].facts()._replace(counts=()))
 
         message = await asyncio.wait_for(waiting.message, ANSWER_SECONDS)
@@ -492,13 +496,13 @@ def test_so_many_may_wait_and_one_whose_client_goes_makes_room(play):
         await site.dequeue(1)  # by now the first has found nothing
         with pytest.raises(PinLaterError, match="overloaded: 1 dequeues wait"):
             await site.call(Method.DEQUEUE, wait)
-        assert (site.router.calls_waiting, site.router.calls_in_hand) == (1, 0)
+        assert (site.router.admission.waiting, site.router.admission.in_flight) == (1, 0)
 
         waiting.gone = True
         assert waiting.on_gone is not None
         waiting.on_gone()
         await site.dequeue(1)  # by now the first has ended
-        assert (site.router.calls_waiting, site.router.calls_in_hand) == (0, 0)
+        assert (site.router.admission.waiting, site.router.admission.in_flight) == (0, 0)
 
         other = site.begin(Method.DEQUEUE, wait)
         await site.dequeue(1)
@@ -519,7 +523,7 @@ def test_a_wait_does_not_begin_once_the_client_has_gone(play):
         with pytest.raises(DequeueRateLimited):
             await site.dequeue(1)
 
-        assert (site.router.calls_waiting, site.router.calls_in_hand) == (1, 0)
+        assert (site.router.admission.waiting, site.router.admission.in_flight) == (1, 0)
 
     play(scenario)
 
@@ -531,7 +535,7 @@ def test_a_oneway_dequeue_does_not_wait(play):
 
         await site.dequeue(1)
 
-        assert (site.router.calls_waiting, site.router.calls_in_hand) == (0, 0)
+        assert (site.router.admission.waiting, site.router.admission.in_flight) == (0, 0)
 
     play(scenario)
 
@@ -553,18 +557,18 @@ def test_a_search_whose_client_goes_before_it_has_begun_is_ended(play, method, s
 
         await site.router.finish_calls(ANSWER_SECONDS)
 
-        assert site.router.calls_in_hand == 0
+        assert site.router.admission.in_flight == 0
         assert [len(shard.calls) for shard in site.locals()] == before
 
     play(scenario)
 
 
-def test_an_ailing_shard_gets_no_new_work_but_its_acks(play):
+def test_a_degraded_shard_gets_no_new_work_but_its_acks(play):
     async def scenario(site: Site) -> None:
         [descriptor] = await site.enqueue_on("2", Job(b"a"))
         [job] = await site.dequeue(1)
         await site.enqueue_on("2", Job(b"b"))
-        site.shard("2").ailing = True
+        site.shard("2").says(degraded=True)
         calls_before = len(site.shard("2").calls)
 
         placed = {shard_of(d) for _ in range(30) for d in await site.enqueue(Job(b"x"))}
@@ -579,10 +583,10 @@ def test_an_ailing_shard_gets_no_new_work_but_its_acks(play):
     play(scenario)
 
 
-def test_where_all_ail_they_are_used_all_the_same(play):
+def test_where_all_are_degraded_they_are_used_all_the_same(play):
     async def scenario(site: Site) -> None:
         for shard in site.locals():
-            shard.ailing = True
+            shard.says(degraded=True)
 
         await site.enqueue(Job(b"a"))
 
@@ -705,7 +709,7 @@ def test_a_shard_that_is_down_costs_only_what_needs_it(play):
     async def scenario(site: Site) -> None:
         (lost,) = await site.enqueue_on("1", Job(b"a"))
         (kept,) = await site.enqueue_on("2", Job(b"b"))
-        site.shard("1").healthy = False
+        site.shard("1").serves(serves=False)
 
         assert [job.body for job in await site.dequeue(5)] == [b"b"]
         with pytest.raises(ShardConnectionFailed, match="shard 1"):
@@ -720,7 +724,7 @@ def test_a_shard_that_is_down_costs_only_what_needs_it(play):
 def test_without_shards_there_is_a_clear_error(play):
     async def scenario(site: Site) -> None:
         for shard in site.locals():
-            shard.healthy = False
+            shard.serves(serves=False)
 
         with pytest.raises(NoHealthyShards):
             await site.enqueue(Job(b"a"))
@@ -763,15 +767,15 @@ def on_call(shard: LocalShard, method: Method, act: Callable[[OnReply], bool]) -
     """Have `act` see each call of `method` to `shard` first; True: it needs no other answer."""
     pass_on = shard.call
 
-    def call(given: ShardCall, on_reply: OnReply, **how: Any) -> None:
+    def call(given: ShardCall, on_reply: OnReply) -> None:
         if not (is_method(given.message, method) and act(on_reply)):
-            pass_on(given, on_reply, **how)
+            pass_on(given, on_reply)
 
     shard.call = call  # type: ignore[method-assign, assignment]
 
 
 def on_nth_call(
-    shard: LocalShard, method: Method, number: int, reply: ShardReply, *, seconds: float = 0.0
+    shard: LocalShard, method: Method, number: int, reply: ReplyEntry, *, seconds: float = 0.0
 ) -> list[OnReply]:
     """Have only the call of that number answered with `reply`, so much later. Returns who has
     called."""
@@ -790,10 +794,10 @@ def on_nth_call(
 def test_a_shard_that_is_welcomed_while_a_queue_is_created_gets_it_too(play):
     async def scenario(site: Site) -> None:
         late = site.shard("3")
-        late.healthy = False
+        late.serves(serves=False)
 
         def welcome(_: OnReply) -> bool:
-            late.healthy = True
+            late.serves()
             return False
 
         on_call(site.shard("1"), Method.CREATE_QUEUE, welcome)
@@ -828,7 +832,7 @@ def test_a_queue_that_a_returning_shard_brought_back_is_deleted_all_the_same(pla
             if went:
                 return False
             went.append(True)
-            on_reply(ShardReply(Outcome.REFUSED, b"is down"))
+            on_reply(ReplyEntry(0, Status.REFUSED, b"is down"))
             return True
 
         on_call(site.shard("2"), Method.DELETE_QUEUE, go_and_come_back)
@@ -867,7 +871,8 @@ def test_a_shard_that_joins_gets_the_queues_of_one_that_is_away_for_a_moment(pla
         joining, away = site.shard("1"), site.shard("2")
         site.services["2"].create_queues(["new"])  # while the other one was restarted
         site.shards.counted(away, [ReadyCounts("new", (0,))])
-        away.healthy, away.returning = False, True
+        away.serves(serves=False)
+        away.is_returning = True
 
         site.shards.welcomed(joining, site.services["1"].facts())
 
@@ -936,7 +941,7 @@ def test_a_dequeue_whose_time_ran_out_names_the_shard_that_took_it(play):
     async def scenario(site: Site) -> None:
         await site.enqueue_on("1", Job(b"x"))
         # The first call is the whole one, which is then divided.
-        on_nth_call(site.shard("1"), Method.DEQUEUE, 2, ShardReply(Outcome.LATE), seconds=0.3)
+        on_nth_call(site.shard("1"), Method.DEQUEUE, 2, ReplyEntry(0, Status.LATE), seconds=0.3)
         with pytest.raises(
             ShardConnectionFailed, match="shard 1: did not answer in time"
         ) as caught:
@@ -953,7 +958,7 @@ def test_nonsense_never_takes_a_call_out_of_hand(play):
             with pytest.raises(PinLaterError, match="invalid request"):
                 await site.dequeue(limit, coverage=coverage)
 
-        assert site.router.calls_in_hand == 0
+        assert site.router.admission.in_flight == 0
 
     play(scenario)
 
@@ -1052,7 +1057,7 @@ def test_a_long_list_of_acks_in_an_unusual_order_is_carried_out(play):
         client = Client()
 
         swapped = message[second:-2] + message[first:second]
-        site.router.handle(message[:first] + swapped + message[-2:], client)
+        site.handle(message[:first] + swapped + message[-2:], client)
         answer = await asyncio.wait_for(client.message, ANSWER_SECONDS)
 
         assert codec.decode_reply(Method.ACK, answer) is None
@@ -1068,7 +1073,7 @@ def test_a_long_list_that_is_malformed_is_the_callers_to_mend(play, caplog, chan
         message = codec.encode_call(Method.ACK, 7, CallContext("w"), LONG_ACKS)
         client = Client()
 
-        site.router.handle(change(message), client)
+        site.handle(change(message), client)
         answer = await asyncio.wait_for(client.message, ANSWER_SECONDS)
 
         with pytest.raises(InvalidRequest):
@@ -1081,7 +1086,7 @@ def test_a_long_list_that_is_malformed_is_the_callers_to_mend(play, caplog, chan
 def test_an_enqueue_that_no_shard_can_look_at_first_is_not_begun(play):
     async def scenario(site: Site) -> None:
         # The second part that is to be looked at.
-        on_nth_call(site.shard("1"), Method.ENQUEUE, 2, ShardReply(Outcome.REFUSED, b"is busy"))
+        on_nth_call(site.shard("1"), Method.ENQUEUE, 2, ReplyEntry(0, Status.REFUSED, b"is busy"))
         jobs = [Job(b"x")] * 2_499 + [Job(b"x", attempts_allowed=0)]
 
         with pytest.raises(Overloaded, match="is busy; nothing was stored"):
@@ -1096,7 +1101,7 @@ def test_an_empty_answer_at_the_deadline_proves_nothing(play):
     async def scenario(site: Site) -> None:
         await site.enqueue_on("1", Job(b"x"))
         # As one that had no time to look; then it refuses late calls.
-        on_nth_call(site.shard("1"), Method.DEQUEUE, 2, ShardReply(Outcome.DONE), seconds=0.3)
+        on_nth_call(site.shard("1"), Method.DEQUEUE, 2, ReplyEntry(0, Status.DONE), seconds=0.3)
         with pytest.raises(ShardConnectionFailed):
             await site.dequeue(1, coverage=0.99)
 
@@ -1106,7 +1111,7 @@ def test_an_empty_answer_at_the_deadline_proves_nothing(play):
 def test_once_the_time_of_an_enqueue_is_up_no_more_of_its_parts_are_stored(play):
     async def scenario(site: Site) -> None:
         # Three calls validate; of the second part that is stored nothing is heard in time.
-        late = ShardReply(Outcome.LATE)
+        late = ReplyEntry(0, Status.LATE)
         asked = on_nth_call(site.shard("1"), Method.ENQUEUE, 5, late, seconds=0.6)
         with pytest.raises(EnqueuedInPart, match="the time of the call was over") as caught:
             await site.enqueue(*[Job(b"x")] * 2500)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import cast
 from unittest import mock
 
 import zmq
@@ -23,8 +24,8 @@ from pinlaterd.config.schema import Config, ServerSettings, ShardSettings, defau
 from pinlaterd.coordinator.main import Coordinator
 from pinlaterd.errors import StorageError
 from pinlaterd.lifecycle import StopSignal
-from pinlaterd.router.call import Answer
 from pinlaterd.router.main import Router
+from pinlaterd.rpc.server import Answer
 from pinlaterd.shard.loop import ShardLoop
 from pinlaterd.shard.service import ShardService
 from pinlaterd.stats import Stats
@@ -240,7 +241,7 @@ class _SimulatedRouter(Router):
 
 
 class _Answer:
-    """Fulfils `router.call.Answer`: reports what did not reach the client as undelivered."""
+    """Stands in for `rpc.server.Answer`: reports what did not reach the client as undelivered."""
 
     def __init__(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> None:
         self.on_undelivered: Callable[[bytes], None] | None = None
@@ -299,7 +300,7 @@ class ClientPort:
             identity, message = self._socket.recv_multipart()
             connection = self._socket.connections.get(identity)
             if connection is not None:
-                self._handle(message, _Answer(connection, self._loop))
+                self._handle(message, cast("Answer", _Answer(connection, self._loop)))
 
 
 def thrift_endpoint(router: str) -> str:

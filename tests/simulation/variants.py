@@ -9,11 +9,11 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from pinlaterd.router.dequeue import Dequeuer
-from pinlaterd.router.limits import RateLimits
+from pinlaterd.router.rate_limits import RateLimits
 from pinlaterd.shard.loop import ShardLoop
 from pinlaterd.wire import envelope, link
-from pinlaterd.wire.envelope import CallEntry, Kind
-from pinlaterd.wire.link import Outcome, ShardLink, ShardReply
+from pinlaterd.wire.envelope import CallEntry, Kind, ReplyEntry, Status
+from pinlaterd.wire.link import ShardLink
 
 
 def no_incarnation_check() -> None:
@@ -50,7 +50,7 @@ def no_priorities() -> None:
 
 def lost_is_refused() -> None:
     """A router takes a call whose shard died for one that was not carried out."""
-    link._LOST = ShardReply(Outcome.REFUSED, b"has gone")
+    link._LOST = ReplyEntry(0, Status.REFUSED, b"has gone")
 
 
 def no_releases() -> None:

@@ -16,15 +16,18 @@ import zmq
 
 from pinlaterd.clock import FakeClock
 from pinlaterd.wire import envelope, link
-from pinlaterd.wire.envelope import CallEntry, Kind, Op, ReadyCounts, ReplyEntry, ShardFacts, Status
-from pinlaterd.wire.link import (
+from pinlaterd.wire.envelope import (
+    CallEntry,
     GiveUp,
-    LinkLimits,
-    Outcome,
+    Kind,
+    Op,
+    ReadyCounts,
+    ReplyEntry,
     ShardCall,
-    ShardLink,
-    ShardReply,
+    ShardFacts,
+    Status,
 )
+from pinlaterd.wire.link import LinkLimits, ShardLink
 from pinlaterd.wire.socket import Received, ShardEnd
 
 ENDPOINT = "ipc://s.ipc"
@@ -36,7 +39,7 @@ FACTS = ShardFacts("1", 3, 64, (), ())
 
 class Listener:
     def welcomed(self, link: ShardLink, facts: ShardFacts) -> None:
-        link.call(_call(b"[]", Op.ENSURE_QUEUES), lambda _reply: None, patient=False)
+        link.call(_call(b"[]", Op.ENSURE_QUEUES, patient=False), lambda _reply: None)
 
     def counted(self, link: ShardLink, counts: Iterable[ReadyCounts]) -> None: ...
 
@@ -119,7 +122,7 @@ class Scene:
         in_hand = self.link.ask(_call(b"in hand"))
         await shard.calls()
         shard.kill()
-        assert (await _reply(in_hand)).outcome is Outcome.LOST
+        assert (await _reply(in_hand)).status is Status.LOST
 
     def close(self) -> None:
         self.link.close()
@@ -151,11 +154,11 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Test], Non
     return lambda test: asyncio.run(play(test))
 
 
-def _call(message: bytes, op: Op = Op.CALL, seconds: float = 60.0) -> ShardCall:
-    return ShardCall(FakeClock().monotonic() + seconds, message, op)
+def _call(message: bytes, op: Op = Op.CALL, seconds: float = 60.0, **options: Any) -> ShardCall:
+    return ShardCall(message, FakeClock().monotonic() + seconds, op, **options)
 
 
-async def _reply(asked: asyncio.Future[ShardReply]) -> ShardReply:
+async def _reply(asked: asyncio.Future[ReplyEntry]) -> ReplyEntry:
     return await asyncio.wait_for(asked, SECONDS)
 
 
@@ -163,10 +166,10 @@ def test_what_was_not_carried_out_goes_to_the_successor(run):
     async def test(scene: Scene) -> None:
         shard = await scene.serving()
         unanswered = scene.link.ask(_call(b"unanswered"))
-        impatient = scene.link.ask(_call(b"impatient"), patient=False)
+        impatient = scene.link.ask(_call(b"impatient", patient=False))
         await shard.calls()
         await shard.end_in_order()
-        assert (await _reply(impatient)).outcome is Outcome.REFUSED
+        assert (await _reply(impatient)).status is Status.REFUSED
         assert scene.link.returning
         later = scene.link.ask(_call(b"later"))
 
@@ -206,9 +209,9 @@ def test_a_shard_that_froze_unused_holds_up_a_call_no_longer_than_another(run, m
         while scene.link._sweep_seconds < 3600:  # noqa: ASYNC110 - the link tells nobody
             await asyncio.sleep(0.01)
 
-        asked = scene.link.ask(_call(b"never read"), give_up=GiveUp.SILENT)
+        asked = scene.link.ask(_call(b"never read", give_up=GiveUp.SILENT))
 
-        assert (await _reply(asked)).outcome is Outcome.SILENT
+        assert (await _reply(asked)).status is Status.SILENT
 
     run(test)
 
@@ -220,9 +223,9 @@ def test_a_shard_that_does_not_come_back_is_given_up(run):
 
         scene.clock.advance(RETURN_SECONDS)
 
-        assert (await _reply(waits)).outcome is Outcome.REFUSED
+        assert (await _reply(waits)).status is Status.REFUSED
         assert not scene.link.returning
-        assert (await _reply(scene.link.ask(_call(b"later")))).outcome is Outcome.REFUSED
+        assert (await _reply(scene.link.ask(_call(b"later")))).status is Status.REFUSED
         assert scene.link.calls_in_flight == 0
 
     run(test)
@@ -234,11 +237,11 @@ def test_no_call_waits_beyond_its_deadline_nor_do_too_many(run):
         short = scene.link.ask(_call(b"short", seconds=1.0))
         large = scene.link.ask(_call(bytes(MOST_BYTES - len(b"short"))))
         too_much = scene.link.ask(_call(b"too much"))
-        assert (await _reply(too_much)).outcome is Outcome.REFUSED
+        assert (await _reply(too_much)).status is Status.REFUSED
 
         scene.clock.advance(1.5)
 
-        assert (await _reply(short)).outcome is Outcome.REFUSED
+        assert (await _reply(short)).status is Status.REFUSED
         assert not large.done()
 
     run(test)

@@ -1,11 +1,11 @@
-"""Calls that several shards answer together: divided, sent to all at once, merged.
+"""Calls that several shards answer together: split by shard, sent to all at once, merged.
 
 createQueue and getQueueNames go round a shard that is down; deleteQueue, counts, scans, retries
 and deletes over all shards need every one of them, and name those that are missing. Acks,
 checkpoints and look-ups need only the shards that their descriptors name. Whoever needs a shard
 that has gone a moment ago waits for it; so nothing here fails while a shard is restarted.
 
-Relies on `routing` to divide and merge, on `rpc` for bytes, on `shards` for whom to ask.
+Relies on `routing` to split and merge, on `rpc` for bytes, on `shards` for whom to ask.
 """
 
 from __future__ import annotations
@@ -52,14 +52,20 @@ from pinlaterd.model import (
     ScanResult,
 )
 from pinlaterd.router import routing
-from pinlaterd.router.asking import LARGE_BYTES, ask_all, let_others_go_on, result_of, results_of
-from pinlaterd.router.call import Call
-from pinlaterd.router.enqueue import PartedEnqueues
-from pinlaterd.router.shards import Shard, ShardSet
+from pinlaterd.router.call import (
+    LARGE_BYTES,
+    Call,
+    ask_all,
+    let_others_go_on,
+    result_of,
+    results_of,
+)
+from pinlaterd.router.shards import ShardSet
+from pinlaterd.router.split_enqueue import SplitEnqueues
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.usual import UNUSUAL, ack_parts, ack_slices
-from pinlaterd.wire.envelope import Op
-from pinlaterd.wire.link import Outcome, ShardCall, ShardReply
+from pinlaterd.wire.envelope import Op, ReplyEntry, ShardCall, Status
+from pinlaterd.wire.link import ShardLink
 
 _LARGEST_I32 = 2**31 - 1
 _CarryOut = Callable[[CallContext, Any, float], Coroutine[Any, Any, Result]]
@@ -70,18 +76,18 @@ _RETRIED_AT_A_TIME = 2_000
 _USABLE_TIME = 0.5
 
 
-class DividedCalls:
+class FanOut:
     """The methods that take several shards, each as a coroutine that returns its result."""
 
     def __init__(
-        self, shards: ShardSet, settings: ServerSettings, clock: Clock, chance: Random
+        self, shards: ShardSet, settings: ServerSettings, clock: Clock, rng: Random
     ) -> None:
         self._shards = shards
-        self.settings = settings  # others take its place when they change live
+        self.settings = settings  # replaced when settings change live
         self._clock = clock
-        self._chance = chance
+        self._rng = rng
         self._creating: set[str] = set()
-        self._enqueues = PartedEnqueues(shards, clock, chance)
+        self._enqueues = SplitEnqueues(shards, clock, rng)
         self._by_request: dict[type[Request], _CarryOut] = {
             CreateQueueRequest: self._create_queue,
             DeleteQueueRequest: self._delete_queue,
@@ -182,13 +188,13 @@ class DividedCalls:
 
         It must not hear of it after it has come back, as other calls would: with its welcome it has
         brought the queue back to the others by then. So all of them are asked again."""
-        call = ShardCall(
-            deadline, codec.encode_call(Method.DELETE_QUEUE, 0, context, request), whole=False
-        )
+        message = codec.encode_call(Method.DELETE_QUEUE, 0, context, request)
         shards = self._every()
-        replies = await asyncio.gather(*(shard.ask(call, patient=False) for shard in shards))
+        replies = await ask_all(
+            (shard, ShardCall(message, deadline, whole=False, patient=False)) for shard in shards
+        )
         went = any(
-            reply.outcome is Outcome.REFUSED and (shard.returning or shard.healthy)
+            reply.status is Status.REFUSED and (shard.returning or shard.healthy)
             for shard, reply in zip(shards, replies, strict=True)
         )
         if went and not is_last:
@@ -211,27 +217,27 @@ class DividedCalls:
         slices = ack_slices(call.message, most)
         try:
             context, request = next(slices)
-            divided = self._divided_acks(request.queue)
+            acks = self._acks_by_shard(request.queue)
             for _, request in slices:
-                divided.add(request)
+                acks.add(request)
                 await let_others_go_on(len(call.message))
         except UNUSUAL:
             _, context, whole = call.decode(most)
             await self.ack(context, cast("AckRequest", whole), call.deadline)
         else:
-            await self._ack_divided(context, divided, call.deadline)
+            await self._send_acks(context, acks, call.deadline)
 
     async def ack(self, context: CallContext, request: AckRequest, deadline: float) -> None:
-        divided = self._divided_acks(request.queue)
-        divided.add(request)
-        await self._ack_divided(context, divided, deadline)
+        acks = self._acks_by_shard(request.queue)
+        acks.add(request)
+        await self._send_acks(context, acks, deadline)
 
-    def _divided_acks(self, queue: str) -> routing.DividedAcks[Shard]:
+    def _acks_by_shard(self, queue: str) -> routing.AcksByShard[ShardLink]:
         """Shards may come and go meanwhile."""
-        return routing.DividedAcks(queue, dict(self._shards.by_name))
+        return routing.AcksByShard(queue, dict(self._shards.by_name))
 
-    async def _ack_divided(
-        self, context: CallContext, acks: routing.DividedAcks[Shard], deadline: float
+    async def _send_acks(
+        self, context: CallContext, acks: routing.AcksByShard[ShardLink], deadline: float
     ) -> None:
         """Each shard's acks to it. Those that can go nowhere fail alone, after all the others."""
         if not self._shards.knows_queue(acks.queue):
@@ -253,7 +259,7 @@ class DividedCalls:
             await self._ask_one(
                 Method.CHECKPOINT, context, CheckpointRequest(request.queue, ()), deadline
             )
-        by_shard, bad = routing.divide_checkpoints(
+        by_shard, bad = routing.checkpoints_by_shard(
             request.checkpoints, request.queue, self._shards.by_name
         )
         requests = {
@@ -268,7 +274,7 @@ class DividedCalls:
     ) -> Mapping[str, JobRecord]:
         if not self._shards.by_name:
             raise NoHealthyShards  # which shards there are is not known yet
-        by_shard = routing.divide_lookups(request.descriptors, self._shards.by_name)
+        by_shard = routing.lookups_by_shard(request.descriptors, self._shards.by_name)
         requests = {
             name: LookupRequest(descriptors, request.include_body)
             for name, descriptors in by_shard.items()
@@ -324,13 +330,10 @@ class DividedCalls:
         shards = self._every()
         message = codec.encode_call(Method.RETRY_FAILED, 0, context, request)
         replies = await ask_all(
-            [
-                (shard, ShardCall(deadline, message, Op.OLDEST_FAILED, whole=False))
-                for shard in shards
-            ]
+            (shard, ShardCall(message, deadline, Op.OLDEST_FAILED, whole=False)) for shard in shards
         )
         for shard, reply in zip(shards, replies, strict=True):
-            if reply.outcome is not Outcome.DONE:
+            if reply.status is not Status.DONE:
                 result_of(shard, Method.RETRY_FAILED, reply)  # raises why
         candidates = [
             # A shard that was removed meanwhile is asked nothing more.
@@ -353,7 +356,7 @@ class DividedCalls:
         than the limit; then those that may have more, until all is done."""
         until = self._usable_until(deadline)
         shards = self._every()
-        self._chance.shuffle(shards)
+        self._rng.shuffle(shards)
         deleted = 0
         while True:
             each, more = divmod(request.limit - deleted, len(shards))
@@ -382,13 +385,13 @@ class DividedCalls:
 
     # --- asking --------------------------------------------------------------------------------
 
-    def _present(self) -> list[Shard]:
+    def _present(self) -> list[ShardLink]:
         present = self._shards.present()
         if not present:
             raise NoHealthyShards
         return present
 
-    def _every(self) -> list[Shard]:
+    def _every(self) -> list[ShardLink]:
         """All shards; raises an error that names those that are down."""
         down = self._shards.down()
         if down:
@@ -406,21 +409,23 @@ class DividedCalls:
         self, method: Method, context: CallContext, request: Request, deadline: float
     ) -> Result:
         shards = self._present()
-        shard = shards[int(self._chance.random() * len(shards))]
+        shard = shards[int(self._rng.random() * len(shards))]
         (result,) = await self._ask_each([shard], method, context, request, deadline)
         return result
 
     async def _ask_each(
         self,
-        shards: Sequence[Shard],
+        shards: Sequence[ShardLink],
         method: Method,
         context: CallContext,
         request: Request,
         deadline: float,
     ) -> list[Result]:
         """The same of all `shards` at once."""
-        call = ShardCall(deadline, codec.encode_call(method, 0, context, request), whole=False)
-        replies = await ask_all([(shard, call) for shard in shards])
+        message = codec.encode_call(method, 0, context, request)
+        replies = await ask_all(
+            (shard, ShardCall(message, deadline, whole=False)) for shard in shards
+        )
         return results_of(method, shards, replies)
 
     async def _ask_named(
@@ -440,7 +445,7 @@ class DividedCalls:
         for shard in shards:
             message = codec.encode_call(method, 0, context, requests[shard.name])
             await let_others_go_on(len(message))
-            asked.append((shard, ShardCall(deadline, message, whole=False)))
+            asked.append((shard, ShardCall(message, deadline, whole=False)))
         replies = await ask_all(asked)
         if most_bytes is not None and sum(len(reply.payload) for reply in replies) > most_bytes:
             raise LookupTooLarge(most_bytes)
@@ -448,25 +453,25 @@ class DividedCalls:
 
 
 def _ask_to_ack(
-    shard: Shard, context: CallContext, request: AckRequest, deadline: float
-) -> Awaitable[ShardReply]:
+    shard: ShardLink, context: CallContext, request: AckRequest, deadline: float
+) -> Awaitable[ReplyEntry]:
     parts = list(ack_parts(request))
     calls = (
-        ShardCall(deadline, codec.encode_call(Method.ACK, 0, context, part), whole=False)
+        ShardCall(codec.encode_call(Method.ACK, 0, context, part), deadline, whole=False)
         for part in parts
     )
     return shard.ask(next(calls)) if len(parts) == 1 else _ask_in_turn(shard, calls)
 
 
-async def _ask_in_turn(shard: Shard, calls: Iterable[ShardCall]) -> ShardReply:
+async def _ask_in_turn(shard: ShardLink, calls: Iterable[ShardCall]) -> ReplyEntry:
     """One call after the other, so that others' come in between. What is wrong with one of them is
     told once all are carried out."""
-    wrong: ShardReply | None = None
+    wrong: ReplyEntry | None = None
     for call in calls:
         reply = await shard.ask(call)
-        if reply.outcome is Outcome.FAILED:
+        if reply.status is Status.FAILED:
             wrong = wrong or reply
-        elif reply.outcome is not Outcome.DONE:
+        elif reply.status is not Status.DONE:
             return reply
     return wrong or reply
 

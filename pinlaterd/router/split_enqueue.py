@@ -26,24 +26,31 @@ from pinlaterd.errors import (
 )
 from pinlaterd.model import EnqueueRequest, Method
 from pinlaterd.router import routing
-from pinlaterd.router.asking import ask_all, let_others_go_on, result_of
-from pinlaterd.router.call import AllRefused, Call, Refusal, reason_of
-from pinlaterd.router.shards import Shard, ShardSet
+from pinlaterd.router.call import (
+    AllRefused,
+    Call,
+    Refusal,
+    ask_all,
+    let_others_go_on,
+    reason_of,
+    result_of,
+)
+from pinlaterd.router.shards import ShardSet
 from pinlaterd.rpc.codec import encoded_parts
 from pinlaterd.rpc.usual import SLICE, UNUSUAL, EnqueuePart, enqueue_parts
-from pinlaterd.wire.envelope import Op
-from pinlaterd.wire.link import GiveUp, Outcome, ShardCall, ShardReply
+from pinlaterd.wire.envelope import GiveUp, Op, ReplyEntry, ShardCall, Status
+from pinlaterd.wire.link import ShardLink
 
 _Part = TypeVar("_Part")
 
 
-class PartedEnqueues:
+class SplitEnqueues:
     """Enqueues that go to several shards."""
 
-    def __init__(self, shards: ShardSet, clock: Clock, chance: Random) -> None:
+    def __init__(self, shards: ShardSet, clock: Clock, rng: Random) -> None:
         self._shards = shards
         self._clock = clock
-        self._chance = chance
+        self._rng = rng
 
     async def carry_out(self, call: Call, settings: ServerSettings) -> Sequence[str]:
         shards = self._shards.enqueueable()
@@ -51,9 +58,9 @@ class PartedEnqueues:
             raise no_place_to_enqueue(self._shards)
         parts = await self._parts(call, shards, settings)
         stored: list[Sequence[str] | PinLaterError] = [()] * len(parts)
-        first = int(self._chance.random() * len(shards))
+        first = int(self._rng.random() * len(shards))
 
-        async def store(number: int, shards: Sequence[Shard]) -> None:
+        async def store(number: int, shards: Sequence[ShardLink]) -> None:
             try:
                 stored[number] = await self._store(parts[number], shards, call.deadline)
             except PinLaterError as error:
@@ -69,7 +76,7 @@ class PartedEnqueues:
         return _all_stored([part.jobs for part in parts], stored)
 
     async def _parts(
-        self, call: Call, shards: Sequence[Shard], settings: ServerSettings
+        self, call: Call, shards: Sequence[ShardLink], settings: ServerSettings
     ) -> list[EnqueuePart]:
         most = settings.max_jobs_per_call
         sizes_of = partial(_sizes, most=settings.enqueue_split_jobs)
@@ -86,7 +93,7 @@ class PartedEnqueues:
         self,
         cut: Iterator[EnqueuePart],
         call: Call,
-        shards: Sequence[Shard],
+        shards: Sequence[ShardLink],
         settings: ServerSettings,
     ) -> list[EnqueuePart]:
         """The parts, once no shard has anything against any of them. One that does not answer is
@@ -96,9 +103,9 @@ class PartedEnqueues:
             replies = await asyncio.gather(*(_validate(part, shards, call) for part in group))
             refusals: dict[str, Refusal] = {}
             for number, shard, reply in _each(replies, shards, len(parts)):
-                if reply.outcome is Outcome.FAILED:
+                if reply.status is Status.FAILED:
                     await _raise_what_is_wrong(call, shard, reply, number)
-                elif reply.outcome is not Outcome.DONE:
+                elif reply.status is not Status.DONE:
                     refusals[shard.name] = _refusal(shard, reply)
             shards = [shard for shard in shards if shard.name not in refusals]
             if not shards:
@@ -108,7 +115,7 @@ class PartedEnqueues:
         return parts
 
     async def _store(
-        self, part: EnqueuePart, shards: Sequence[Shard], deadline: float
+        self, part: EnqueuePart, shards: Sequence[ShardLink], deadline: float
     ) -> Sequence[str]:
         """On the first of `shards` that takes it."""
         if self._clock.monotonic() >= deadline:
@@ -117,9 +124,9 @@ class PartedEnqueues:
         for patient in (False, True):
             for shard in shards:
                 reply = await shard.ask(
-                    ShardCall(deadline, part.message), patient=patient, give_up=GiveUp.NEVER
+                    ShardCall(part.message, deadline, patient=patient, give_up=GiveUp.NEVER)
                 )
-                if reply.outcome is not Outcome.REFUSED:
+                if reply.status is not Status.REFUSED:
                     return cast("Sequence[str]", result_of(shard, Method.ENQUEUE, reply))
                 refusals[shard.name] = Refusal(shard.name, reason_of(reply))
         raise AllRefused(list(refusals.values()), f"{part.jobs} of the jobs were not stored")
@@ -134,30 +141,33 @@ def no_place_to_enqueue(shards: ShardSet, refusals: Sequence[Refusal] = ()) -> P
     return EnqueueRejected("every healthy shard is dequeue-only; see `pinlater-admin status`")
 
 
-async def _validate(part: EnqueuePart, shards: Sequence[Shard], call: Call) -> Sequence[ShardReply]:
-    validate = ShardCall(call.deadline, part.message, Op.VALIDATE)
-    return await ask_all([(shard, validate) for shard in shards])
+async def _validate(
+    part: EnqueuePart, shards: Sequence[ShardLink], call: Call
+) -> Sequence[ReplyEntry]:
+    return await ask_all(
+        [(shard, ShardCall(part.message, call.deadline, Op.VALIDATE)) for shard in shards]
+    )
 
 
 def _each(
-    replies: Iterable[Sequence[ShardReply]], shards: Sequence[Shard], first: int
-) -> Iterator[tuple[int, Shard, ShardReply]]:
+    replies: Iterable[Sequence[ReplyEntry]], shards: Sequence[ShardLink], first: int
+) -> Iterator[tuple[int, ShardLink, ReplyEntry]]:
     """What each shard says of each part, with the part's number; that of the first is `first`."""
     for number, of_part in enumerate(replies, first):
         for shard, reply in zip(shards, of_part, strict=True):
             yield number, shard, reply
 
 
-async def _raise_what_is_wrong(call: Call, shard: Shard, reply: ShardReply, part: int) -> None:
+async def _raise_what_is_wrong(call: Call, shard: ShardLink, reply: ReplyEntry, part: int) -> None:
     """With the jobs' numbers in the whole call: but for the first part, `shard` says so of that."""
     if part:
-        reply = await shard.ask(ShardCall(call.deadline, call.message, Op.VALIDATE))
-    if reply.outcome is Outcome.FAILED:
+        reply = await shard.ask(ShardCall(call.message, call.deadline, Op.VALIDATE))
+    if reply.status is Status.FAILED:
         result_of(shard, Method.ENQUEUE, reply)
     raise AllRefused([_refusal(shard, reply)])
 
 
-def _refusal(shard: Shard, reply: ShardReply) -> Refusal:
+def _refusal(shard: ShardLink, reply: ReplyEntry) -> Refusal:
     return Refusal(shard.name, reason_of(reply) or "did not answer")
 
 

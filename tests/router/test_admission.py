@@ -1,4 +1,4 @@
-"""How much memory calls are granted, and what becomes of those that wait for it."""
+"""How much memory for their answers calls are granted, and what becomes of those that lack it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from pinlaterd.model import (
     Request,
     ScanRequest,
 )
-from pinlaterd.router.answer_memory import AnswerMemory
-from pinlaterd.router.call import Call, CallKeeper
+from pinlaterd.router.admission import Admission
+from pinlaterd.router.call import Call
 from pinlaterd.rpc import codec
+from pinlaterd.stats import Stats
 from pinlaterd.wire.envelope import SCAN_BYTES
 
 SETTINGS = ServerSettings()
@@ -50,37 +51,17 @@ class Client:
         return True
 
 
-class Keeper:
-    """Does what the router does with a call that ends."""
-
-    def __init__(self) -> None:
-        self.memory: AnswerMemory | None = None
-
-    def ended(self, call: Call, _error: object) -> None:
-        assert self.memory is not None
-        self.memory.give_back(call)
-
-
 class Scene:
     def __init__(self) -> None:
         self.clock = FakeClock()
         self.begun: list[Call] = []
-        self.keeper = Keeper()
-        self.memory = AnswerMemory(SETTINGS, self.clock, self.begun.append, lambda: SHARDS)
-        self.keeper.memory = self.memory
+        self.admission = Admission(SETTINGS, self.clock, Stats(), self.begun.append, lambda: SHARDS)
 
     def call(self, method: Method, request: Request) -> tuple[Call, Client]:
         message = codec.encode_call(method, 1, CallContext("test"), request)
         client = Client()
-        call = Call(
-            message,
-            codec.peek(message),
-            cast("Any", client),
-            started=0.0,
-            deadline=0.0,
-            keeper=cast("CallKeeper", self.keeper),
-        )
-        return call, client
+        answer = cast("Any", client)
+        return Call(message, codec.peek(message), answer, 0.0, 0.0, self.admission.ended), client
 
     def dequeue(self, limit: int = 1000) -> tuple[Call, Client]:
         return self.call(Method.DEQUEUE, DequeueRequest("mail", limit))
@@ -101,21 +82,21 @@ def scene() -> Scene:
 
 def test_a_dequeue_has_room_for_as_many_of_the_largest_jobs_as_it_asks_for(scene: Scene):
     call, _ = scene.dequeue(limit=2)
-    scene.memory.admit(call)
-    assert call.most_bytes > 2 * SETTINGS.max_job_body_bytes
+    scene.admission.admit(call)
+    assert call.granted_bytes > 2 * SETTINGS.max_job_body_bytes
 
 
 def test_together_dequeues_have_no_more_than_their_part(scene: Scene):
     calls = [scene.dequeue()[0] for _ in range(20)]
     for call in calls:
-        scene.memory.admit(call)
-    assert calls[0].most_bytes == SETTINGS.max_response_bytes
-    assert sum(call.most_bytes for call in calls) < CLAIMS_BYTES + 20 * 256 * KIB
+        scene.admission.admit(call)
+    assert calls[0].granted_bytes == SETTINGS.max_response_bytes
+    assert sum(call.granted_bytes for call in calls) < CLAIMS_BYTES + 20 * 256 * KIB
     for call in calls:
-        scene.memory.give_back(call)
+        scene.admission.ended(call, None)
     again, _ = scene.dequeue()
-    scene.memory.admit(again)
-    assert again.most_bytes == SETTINGS.max_response_bytes
+    scene.admission.admit(again)
+    assert again.granted_bytes == SETTINGS.max_response_bytes
 
 
 async def _until(condition: Callable[[], object]) -> None:
@@ -129,32 +110,32 @@ def test_a_dequeue_without_room_waits_until_it_is_the_next(scene: Scene):
     async def check() -> None:
         call, client = scene.dequeue()
         client.room_bytes, client.is_next = 0, False
-        scene.memory.admit(call)
+        scene.admission.admit(call)
         assert scene.begun == []
         client.is_next = True
         await _until(lambda: scene.begun == [call])
-        assert call.most_bytes == 256 * KIB
+        assert call.granted_bytes == 256 * KIB
 
     asyncio.run(check())
 
 
 def test_a_dequeue_that_goes_on_without_room_is_granted_nothing(scene: Scene):
     call, client = scene.dequeue()
-    scene.memory.admit(call)
-    scene.memory.give_back(call)
+    scene.admission.admit(call)
+    scene.admission.suspend(call)
     client.room_bytes, client.is_next = 0, False
-    scene.memory.grant(call)
-    assert call.most_bytes == 0
+    scene.admission.resume(call)
+    assert call.granted_bytes == 0
 
 
 def test_a_large_look_up_waits_for_the_one_before_it_but_not_for_ever(scene: Scene):
     async def check() -> None:
         (first, _), (second, _), (third, late) = (scene.lookup() for _ in range(3))
         for call in (first, second, third):
-            scene.memory.admit(call)
+            scene.admission.admit(call)
         assert scene.begun == [first]
-        assert first.most_bytes == 64 * MIB
-        scene.memory.give_back(first)
+        assert first.granted_bytes == 64 * MIB
+        scene.admission.ended(first, None)
         await _until(lambda: scene.begun == [first, second])
         scene.clock.advance(REQUEST_SECONDS + 1)
         await _until(lambda: late.error)
@@ -168,8 +149,8 @@ def test_any_true_boolean_asks_for_bodies(scene: Scene, true: int):
     call, _ = scene.lookup()
     at = call.message.index(b"\x02\x00\x02\x01")
     call.message = call.message[: at + 3] + bytes([true]) + call.message[at + 4 :]
-    scene.memory.grant(call)
-    assert call.most_bytes == 64 * MIB
+    scene.admission.admit(call)
+    assert call.granted_bytes == 64 * MIB
 
 
 def test_a_long_scan_waits_until_it_is_the_next_and_a_short_one_does_not(scene: Scene):
@@ -177,10 +158,10 @@ def test_a_long_scan_waits_until_it_is_the_next_and_a_short_one_does_not(scene: 
         (long, client), (short, other) = scene.scan(10_000), scene.scan(100)
         client.is_next = other.is_next = False
         for call in (long, short):
-            scene.memory.admit(call)
+            scene.admission.admit(call)
         assert scene.begun == [short]
         client.is_next = True
         await _until(lambda: long in scene.begun)
-        assert 0 < long.most_bytes - SHARDS * SCAN_BYTES < 5 * MIB
+        assert 0 < long.granted_bytes - SHARDS * SCAN_BYTES < 5 * MIB
 
     asyncio.run(check())

@@ -1,4 +1,4 @@
-"""The memory that answers may take, and the calls that wait for it.
+"""Which calls may begin: how many are in flight, how many wait, and the memory of their answers.
 
 Answers that are being made have a part of max_buffered_bytes, and those that clients have not read
 leave less of it. A dequeue is granted a part of what is free; its shards claim no more jobs than
@@ -17,12 +17,13 @@ from collections.abc import Callable
 
 from pinlaterd.clock import Clock
 from pinlaterd.config.schema import KIB, MIB, ServerSettings
-from pinlaterd.errors import Overloaded
+from pinlaterd.errors import EnqueueRejected, ErrorCode, Overloaded
 from pinlaterd.model import Method, ScanRequest
 from pinlaterd.router.call import Call
+from pinlaterd.stats import Stats
 from pinlaterd.wire.envelope import SCAN_BYTES
 
-# Smaller ones are bounded well enough by how many calls a connection may have in hand.
+# Smaller ones are bounded well enough by how many calls a connection may have in flight.
 _LARGE_BYTES = 2 * MIB
 # Of max_buffered_bytes. A claiming dequeue's answer passes through, most of the time; of the others
 # a router has each up to four times while it makes it (received, decoded, merged, encoded).
@@ -37,79 +38,140 @@ _LOOK_SECONDS_PER_CALL = 20e-6
 # What a look-up tells of a job beside its body: 5,000 characters of custom status, of 4 bytes.
 _STATUS_BYTES = 20_000
 _RECORD_BYTES = _STATUS_BYTES + 400
-# What a dequeue does, by the largest count of it.
+# What a dequeue tells of a job beside its body, at most.
 _CLAIM_BYTES = 512
 # includeBody of a look-up is field 2, dryRun of a dequeue field 4; each a boolean, true if not 0.
 _INCLUDES_BODY = re.compile(rb"\x02\x00\x02[^\x00]", re.DOTALL).search
 _DRY_RUN = b"\x02\x00\x04"
+_TRUE_DRY_RUN = re.compile(_DRY_RUN + rb"[^\x00]", re.DOTALL).search
 # The limit of a scan is field 6, an i32.
 _DEFAULT_SCAN_LIMIT: int = ScanRequest._field_defaults["limit"]
 _SCAN_LIMITS = re.compile(rb"\x08\x00\x06(.{4})", re.DOTALL).findall
-_TRUE_DRY_RUN = re.compile(_DRY_RUN + rb"[^\x00]", re.DOTALL).search
+_ANSWERED_AT_LENGTH = frozenset({Method.DEQUEUE, Method.LOOKUP, Method.SCAN})
+_MSEC_NAMES = {method: f"PinLaterService.{method}_msec" for method in Method}
 
 
-class AnswerMemory:
-    """Begins calls in the order in which they come, but for those that are not the next one."""
+class Admission:
+    """Begins calls in the order in which they come, but for those that lack memory; and counts
+    them until they end."""
 
     def __init__(
         self,
         settings: ServerSettings,
         clock: Clock,
+        stats: Stats,
         begin: Callable[[Call], None],
         count_shards: Callable[[], int],
     ) -> None:
-        self.settings = settings  # others take its place when they change live
+        self.settings = settings  # replaced when settings change live
+        self.in_flight = 0
+        self.waiting = 0  # dequeues that wait for jobs or tokens; not in flight meanwhile
         self._clock = clock
+        self._stats = stats
         self._begin = begin
         self._count_shards = count_shards
+        self._most_in_flight = settings.max_calls_in_flight
+        self._most_waiting = settings.max_waiting_dequeues
+        self._none_left: asyncio.Event | None = None  # only while draining
         self._most_bytes = settings.max_buffered_bytes // _OTHERS_PART
         # By whether calls claim: dequeues would never leave room for a whole answer of the others.
         self._free_bytes = {
             True: settings.max_buffered_bytes // _CLAIMS_PART,
             False: self._most_bytes,
         }
-        self._waiting: dict[Call, bool] = {}  # whether it has been the next of its connection
+        self._lacking: dict[
+            Call, bool
+        ] = {}  # memory; whether it has been the next of its connection
         self._looking: asyncio.Handle | None = None
 
     def admit(self, call: Call) -> None:
-        """Begin it, now or later."""
+        """Begin it, now or later, or fail it."""
+        self.in_flight += 1
+        method = call.peek.method
+        if self.in_flight > self._most_in_flight:
+            message = f"{self._most_in_flight} calls are in hand already"
+            overloaded = Overloaded(message)
+            call.fail(
+                EnqueueRejected(overloaded.message) if method is Method.ENQUEUE else overloaded
+            )
+        elif method in _ANSWERED_AT_LENGTH:
+            self._admit_answer(call)
+        else:
+            self._begin(call)
+
+    def suspend(self, call: Call) -> None:
+        """It waits from now on. Raises Overloaded if too many do."""
+        if self.waiting >= self._most_waiting:
+            raise Overloaded(
+                f"{self.waiting} dequeues wait already, as many as max_waiting_dequeues in "
+                "etc/pinlaterd.yaml allows"
+            )
+        self.in_flight -= 1
+        self.waiting += 1
+        self._release(call)
+
+    def resume(self, call: Call) -> None:
+        """A claiming dequeue that is not the next one of its connection may be granted nothing."""
+        self.waiting -= 1
+        self.in_flight += 1
+        self._grant(call, self._grantable(call))
+
+    def ended(self, call: Call, error: ErrorCode | None) -> None:
+        self.in_flight -= 1
+        if call.granted_bytes:
+            self._release(call)
+        if self._none_left is not None and not (self.in_flight or self.waiting):
+            self._none_left.set()
+        method = call.peek.method
+        assert method is not None
+        self._stats.record(_MSEC_NAMES[method], (self._clock.monotonic() - call.started) * 1000)
+        if error is not None:
+            self._stats.count(f"PinLater.{method}.errors.{error.name}")
+            if error is ErrorCode.DEQUEUE_RATE_LIMITED:
+                self._stats.count(f"{call.peek.queue}_dequeue_requests_rate_limited")
+
+    async def drained(self) -> None:
+        """Once every call has ended."""
+        self._none_left = asyncio.Event()
+        if self.in_flight or self.waiting:
+            await self._none_left.wait()
+
+    # --- memory --------------------------------------------------------------------------------
+
+    def _admit_answer(self, call: Call) -> None:
         message = call.message
         call.claims = call.peek.method is Method.DEQUEUE and not (
             _DRY_RUN in message and _TRUE_DRY_RUN(message)
         )
         size = self._grantable(call)
-        waits = size == 0 if call.claims else size > _LARGE_BYTES
-        if not waits:
-            self._give(call, size)
+        if size if call.claims else size <= _LARGE_BYTES:
+            self._grant(call, size)
             self._begin(call)
             return
-        self._waiting[call] = False
+        self._lacking[call] = False
         if self._looking is None:
             self._look()
 
-    def grant(self, call: Call) -> None:
-        """A claiming dequeue that is not the next one of its connection may get nothing."""
-        self._give(call, self._grantable(call))
-
-    def _give(self, call: Call, size: int) -> None:
-        call.most_bytes = size
+    def _grant(self, call: Call, size: int) -> None:
+        call.granted_bytes = size
         self._free_bytes[call.claims] -= size
 
-    def give_back(self, call: Call) -> None:
-        self._free_bytes[call.claims] += call.most_bytes
-        call.most_bytes = 0
-        if self._waiting and not call.claims:
+    def _release(self, call: Call) -> None:
+        self._free_bytes[call.claims] += call.granted_bytes
+        call.granted_bytes = 0
+        if self._lacking and not call.claims:
             self._look_again(0)
 
     def _grantable(self, call: Call) -> int:
         """All that its answer may need; of a claiming dequeue, what it may bring now, 0 if it has
         to wait for room."""
+        size = self._size(call)
         if not call.claims:
-            return self._size(call)
-        room = self._room(call)
+            return size
+        room = min(self._free_bytes[True], call.answer.room())
         if room < _LEAST_BYTES and not call.answer.is_next:
             return 0
-        return min(self._size(call), max(_LEAST_BYTES, room // _DEQUEUE_PART))
+        return min(size, max(_LEAST_BYTES, room // _DEQUEUE_PART))
 
     def _size(self, call: Call) -> int:
         """The most bytes that its answer may have."""
@@ -123,25 +185,20 @@ class AnswerMemory:
             body = settings.max_job_body_bytes if _INCLUDES_BODY(call.message) else 0
             jobs = peek.items if peek.canonical else settings.max_jobs_per_call
             size = min(jobs * (body + _RECORD_BYTES), settings.max_frame_bytes)
-        elif peek.method is Method.SCAN:
+        else:
             jobs = min(_scan_limit(call.message), settings.scan_limit)
             statuses = min(jobs * _STATUS_BYTES, self._count_shards() * SCAN_BYTES)
             size = statuses + jobs * (_RECORD_BYTES - _STATUS_BYTES)
-        else:
-            return 0
         return min(size, self._most_bytes)
-
-    def _room(self, call: Call) -> int:
-        return min(self._free_bytes[call.claims], call.answer.room())
 
     def _look(self) -> None:
         """Begin what may be begun; look again soon while others wait."""
         self._looking = None
         now = self._clock.monotonic()
         full = False  # those behind one that lacks room wait, too
-        for call, was_next in list(self._waiting.items()):
+        for call, was_next in list(self._lacking.items()):
             if call.answer.gone:
-                del self._waiting[call]
+                del self._lacking[call]
                 call.fail(Overloaded("the client has gone"))  # which nobody reads
                 continue
             # Thousands may wait: sizes are worked out for those only that may begin.
@@ -150,19 +207,19 @@ class AnswerMemory:
             if ready and not was_next:
                 # It could not be begun while the client had not taken the answers before it.
                 call.deadline = now + self.settings.request_timeout_ms / 1000
-                self._waiting[call] = True
+                self._lacking[call] = True
             if ready and not call.claims:
-                full |= size > self._room(call)
+                full |= size > min(self._free_bytes[False], call.answer.room())
                 ready = not full
             if ready:
-                del self._waiting[call]
-                self._give(call, size)
+                del self._lacking[call]
+                self._grant(call, size)
                 self._begin(call)
             elif was_next and call.deadline <= now:
-                del self._waiting[call]
+                del self._lacking[call]
                 call.fail(Overloaded("answers that clients have not read take the memory for this"))
-        if self._waiting:
-            self._look_again(max(_LOOK_SECONDS, len(self._waiting) * _LOOK_SECONDS_PER_CALL))
+        if self._lacking:
+            self._look_again(max(_LOOK_SECONDS, len(self._lacking) * _LOOK_SECONDS_PER_CALL))
 
     def _look_again(self, seconds: float) -> None:
         if self._looking is not None:

@@ -1,0 +1,424 @@
+"""How many jobs a dequeue may take: the router's share of each queue's rate, spent job by job.
+
+The coordinator divides rates over the routers (`coordinator/allocator.py`); here each share fills a
+bucket, from which dequeues take before they claim, and into which they return what they did not
+use. Those that may wait for a token stand in a line, first come, first served: a token is given to
+the first of them at the moment that it is there, and nobody overtakes.
+
+While something is wanted of a limited queue, the coordinator is told how much, several times a
+second; else the router only confirms what it is granted. Without a coordinator it goes on with the
+shares that it has. A router that starts takes over the shares of its dead predecessor of the same
+name, which the coordinator keeps for it, and spends nothing of any other limited queue until it
+is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from pinlaterd.clock import Clock
+from pinlaterd.stats import Stats
+from pinlaterd.wire.control import ControlClient
+from pinlaterd.wire.rates import Holding, RateReport, RouterId
+
+# How long a dequeue that does not wait stands in line all the same, while other calls hold
+# tokens that they may return.
+_LOAN_SECONDS = 0.1
+_SHORTEST_TIMER_SECONDS = 0.001
+_REPORT_SECONDS = 0.2
+# Far below a token; makes up for what floating point loses around a whole one.
+_EPSILON = 1e-9
+_MARGIN_SECONDS = 0.5
+_SLOT_SECONDS = 0.2
+_SLOTS = 5
+
+
+class TokenBucket:
+    """Fills by `rate` tokens a second, holds one second's worth, but at least one token. Pure: the
+    time (monotonic seconds) is passed in.
+
+    It never adds small amounts to a running total: its level is computed from the moment at which
+    it was last full, or got its rate, and from the whole tokens spent since. So it neither drifts
+    over hours nor loses anything to being looked at often.
+
+    It starts empty. At rate 0 it holds nothing. On top of one token it always keeps what half a
+    second brings, which is less than another one: a slow bucket that held one and no more would
+    lose whatever comes between the moment that it is full and the next call."""
+
+    __slots__ = ("_level", "_since", "_spent", "rate")
+
+    def __init__(self, rate: float, now: float) -> None:
+        self.rate = rate
+        self._level = 0.0
+        self._since = now
+        self._spent = 0
+
+    @property
+    def capacity(self) -> float:
+        return max(1.0 + _MARGIN_SECONDS * self.rate, self.rate) if self.rate > 0 else 0.0
+
+    def tokens(self, now: float) -> float:
+        level = self._level + self.rate * (now - self._since) - self._spent
+        capacity = self.capacity
+        if level > capacity:
+            self._anchor(capacity, now)
+            return capacity
+        return level
+
+    def take(self, wanted: int, now: float) -> int:
+        """Up to `wanted` whole tokens."""
+        taken = min(wanted, math.floor(self.tokens(now) + _EPSILON))
+        if taken <= 0:
+            return 0
+        self._spent += taken
+        return taken
+
+    def put(self, tokens: int, now: float) -> None:
+        """What would make the bucket overflow is lost."""
+        self._spent -= tokens
+        self.tokens(now)
+
+    def credit(self, tokens: float, now: float) -> None:
+        self._anchor(min(self.capacity, self.tokens(now) + tokens), now)
+
+    def set_rate(self, rate: float, now: float) -> float:
+        """Fill by `rate` from now on. Returns the tokens that the bucket can't hold any more."""
+        level = self.tokens(now)
+        self.rate = rate
+        kept = min(level, self.capacity)
+        self._anchor(kept, now)
+        return level - kept
+
+    def seconds_to_token(self, now: float) -> float:
+        """How long until a whole token is there; infinity if none will come."""
+        missing = 1.0 - self.tokens(now) - _EPSILON
+        if missing <= 0:
+            return 0.0
+        return missing / self.rate if self.rate > 0 else math.inf
+
+    def _anchor(self, level: float, now: float) -> None:
+        self._level, self._since, self._spent = level, now, 0
+
+
+class DemandMeter:
+    """Jobs wanted within the last second or so."""
+
+    __slots__ = ("_slots",)
+
+    def __init__(self) -> None:
+        self._slots: deque[tuple[int, int]] = deque()  # (number of the slot, jobs in it)
+
+    def add(self, jobs: int, now: float) -> None:
+        number = int(now / _SLOT_SECONDS)
+        slots = self._slots
+        if slots and slots[-1][0] == number:
+            slots[-1] = (number, slots[-1][1] + jobs)
+        else:
+            slots.append((number, jobs))
+
+    def per_second(self, now: float) -> float:
+        first = int(now / _SLOT_SECONDS) - _SLOTS + 1
+        while self._slots and self._slots[0][0] < first:
+            self._slots.popleft()
+        return sum(jobs for _, jobs in self._slots) / (now - first * _SLOT_SECONDS)
+
+
+_Granted = asyncio.Future[int]
+
+
+class _Waiter(NamedTuple):
+    granted: _Granted
+    wanted: int
+    has_gone: Callable[[], bool]
+    patient: bool  # False: goes once nobody holds tokens that might come back
+
+
+class _LimitedQueue:
+    """One queue's bucket, and the line before it."""
+
+    def __init__(self, share: float, clock: Clock) -> None:
+        now = clock.monotonic()
+        self.bucket = TokenBucket(share, now)
+        # The first to come first. Thousands may end at once: a deque would be searched for each.
+        self.line: OrderedDict[_Granted, _Waiter] = OrderedDict()
+        self.lent = 0  # tokens taken by calls that have not settled
+        self._clock = clock
+        self._meter = DemandMeter()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def take(self, wanted: int) -> int:
+        # who stands in line comes first
+        return 0 if self.line else self._lend(wanted)
+
+    def settle(self, wanted: int, taken: int, used: int) -> None:
+        now = self._clock.monotonic()
+        # tokens taken before the queue had a limit are nobody's
+        unused = min(taken - used, self.lent)
+        self.lent = max(0, self.lent - taken)
+        if unused:
+            self.bucket.put(unused, now)
+        self._meter.add(wanted if used == taken else used, now)
+        self.serve()
+        if not self.lent:
+            for waiter in [waiter for waiter in self.line.values() if not waiter.patient]:
+                del self.line[waiter.granted]
+                _give(waiter, 0)
+
+    def refused(self, wanted: int) -> None:
+        self._meter.add(wanted, self._clock.monotonic())
+
+    def demand(self) -> float:
+        """Jobs/s that clients took, or would have if they had been let."""
+        unmet = sum(waiter.wanted for waiter in self.line.values())
+        return self._meter.per_second(self._clock.monotonic()) + unmet
+
+    def serve(self) -> None:
+        """Give what there is to those in line, and come back when there is more."""
+        line = self.line
+        while line:
+            first = next(iter(line.values()))
+            useless = first.granted.done() or first.has_gone()
+            taken = 0 if useless else self._lend(first.wanted)
+            if not (useless or taken):
+                break
+            self._give_first(taken)
+        self._set_timer()
+
+    def open(self) -> None:
+        """The queue has no limit any more."""
+        self._cancel_timer()
+        while self.line:
+            self._give_first(next(iter(self.line.values())).wanted)
+
+    def close(self) -> None:
+        """Nobody gets anything any more."""
+        self._cancel_timer()
+        while self.line:
+            self._give_first(0)
+
+    def _give_first(self, tokens: int) -> None:
+        _, waiter = self.line.popitem(last=False)
+        _give(waiter, tokens)
+
+    def _lend(self, wanted: int) -> int:
+        taken = self.bucket.take(wanted, self._clock.monotonic())
+        self.lent += taken
+        return taken
+
+    def _set_timer(self) -> None:
+        self._cancel_timer()
+        if not self.line:
+            return
+        seconds = self.bucket.seconds_to_token(self._clock.monotonic())
+        if seconds < float("inf"):
+            delay = max(seconds, _SHORTEST_TIMER_SECONDS)
+            self._timer = asyncio.get_running_loop().call_later(delay, self.serve)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class RateLimits:
+    """Tokens for dequeues, by queue, as the coordinator grants them. A dequeue pays only for the
+    jobs that it gets. All methods are called on the event loop."""
+
+    def __init__(self, clock: Clock, on_demand: Callable[[], None]) -> None:
+        """`on_demand` is called at each sign that something is wanted of a limited queue."""
+        self._clock = clock
+        self._on_demand = on_demand
+        self._queues: dict[str, _LimitedQueue] = {}
+        self._stopping = False
+
+    def follow(
+        self, shares: Mapping[str, float], credits_: Mapping[str, float]
+    ) -> dict[str, float]:
+        """Spend by these shares (jobs/s) from now on; queues that have none are not limited.
+
+        `credits_`: tokens to have at once. Returns those that smaller buckets can't hold."""
+        now = self._clock.monotonic()
+        returned: dict[str, float] = {}
+        for queue in [queue for queue in self._queues if queue not in shares]:
+            self._queues.pop(queue).open()
+        for queue, share in shares.items():
+            limited = self._queues.get(queue)
+            if limited is None:
+                limited = self._queues[queue] = _LimitedQueue(share, self._clock)
+            else:
+                surplus = limited.bucket.set_rate(share, now)
+                if surplus > 0:
+                    returned[queue] = surplus
+            if queue in credits_:
+                limited.bucket.credit(credits_[queue], now)
+            limited.serve()
+        return returned
+
+    def shares(self) -> dict[str, float]:
+        """Jobs/s by limited queue."""
+        return {queue: limited.bucket.rate for queue, limited in self._queues.items()}
+
+    def demands(self) -> dict[str, float]:
+        """Jobs/s that clients take or would take, by limited queue; those of none left out."""
+        demands = {queue: limited.demand() for queue, limited in self._queues.items()}
+        return {queue: demand for queue, demand in demands.items() if demand > 0}
+
+    # --- for dequeues --------------------------------------------------------------------------
+
+    def take(self, queue: str, wanted: int) -> int:
+        """Up to `wanted` tokens, to be settled; 0: none is to be had at once."""
+        limited = self._queues.get(queue)
+        return wanted if limited is None else limited.take(wanted)
+
+    def settle(self, queue: str, *, wanted: int, taken: int, used: int) -> None:
+        """Of the tokens `taken` for a call that wanted `wanted`, `used` were spent."""
+        limited = self._queues.get(queue)
+        if limited is not None and taken:
+            limited.settle(wanted, taken, used)
+            if used:
+                self._on_demand()
+
+    async def wait(
+        self, queue: str, wanted: int, seconds: float, has_gone: Callable[[], bool]
+    ) -> int:
+        """Like `take`, but wait up to `seconds` for a first token; 0 means rate limited."""
+        limited = self._queues.get(queue)
+        if limited is None:
+            return wanted
+        taken = limited.take(wanted)
+        patient = seconds > 0
+        if not taken and not self._stopping and (patient or limited.lent):
+            waiter = _Waiter(_future(), wanted, has_gone, patient)
+            taken = await self._stand_in_line(limited, waiter, seconds)
+        if not taken:
+            limited.refused(wanted)
+            self._on_demand()
+        return taken
+
+    def stop_waiting(self) -> None:
+        """Those who wait get nothing, and nobody waits any more."""
+        self._stopping = True
+        for limited in self._queues.values():
+            limited.close()
+
+    async def _stand_in_line(self, limited: _LimitedQueue, waiter: _Waiter, seconds: float) -> int:
+        limited.line[waiter.granted] = waiter
+        limited.serve()
+        self._on_demand()
+        patience = seconds if waiter.patient else _LOAN_SECONDS
+        expiry = asyncio.get_running_loop().call_later(patience, _give, waiter, 0)
+        try:
+            return await waiter.granted
+        except asyncio.CancelledError:
+            if not waiter.granted.cancelled():
+                # the caller ends just as it gets what it will not use
+                limited.settle(0, waiter.granted.result(), 0)
+            raise
+        finally:
+            expiry.cancel()
+            limited.line.pop(waiter.granted, None)
+
+
+def _future() -> _Granted:
+    return asyncio.get_running_loop().create_future()
+
+
+def _give(waiter: _Waiter, tokens: int) -> None:
+    if not waiter.granted.done():
+        waiter.granted.set_result(tokens)
+
+
+class RateReporter:
+    """Reports what is wanted, and has `limits` follow what is granted."""
+
+    def __init__(
+        self,
+        router: RouterId,
+        limits: RateLimits,
+        control: ControlClient,
+        stats: Stats,
+        on_reported: Callable[[], None],
+    ) -> None:
+        """`on_reported` is called after reports of our own accord: see ControlClient."""
+        self._on_reported = on_reported
+        self._router = router
+        self._limits = limits
+        self._control = control
+        self._stats = stats
+        self._followed = 0  # number of the last grant
+        self._shown: frozenset[str] = frozenset()  # queues that have gauges
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+
+    def notice(self) -> None:
+        """Something is wanted: report soon, and go on until nothing is."""
+        if self._timer is None:
+            self._timer = self._loop.call_later(_REPORT_SECONDS, self._tick)
+
+    def hear(self) -> bool:
+        """Follow the grants that have come, and confirm them; whether there were any."""
+        returned: dict[str, float] = {}
+        heard = False
+        for grant in self._control.take_grants():
+            if grant.number <= self._followed:
+                continue  # of a coordinator that has been succeeded
+            self._followed = grant.number
+            heard = True
+            for queue, tokens in self._limits.follow(grant.shares, grant.credits).items():
+                returned[queue] = returned.get(queue, 0.0) + tokens
+        if heard:
+            self.report(returned)
+        return heard
+
+    def report(self, returned: Mapping[str, float] | None = None) -> bool:
+        """Say what is held and wanted; whether anything is wanted."""
+        demands = self._limits.demands()
+        self._control.report_rates(
+            RateReport(self._router, self._followed, self._limits.shares(), demands, returned or {})
+        )
+        return bool(demands)
+
+    def show(self) -> None:
+        """Put the shares into the statistics."""
+        shares = self._limits.shares()
+        demands = self._limits.demands()
+        for queue in self._shown - shares.keys():
+            self._stats.drop_gauge(f"{queue}_rate_share")
+            self._stats.drop_gauge(f"{queue}_rate_demand")
+        for queue, share in shares.items():
+            self._stats.gauge(f"{queue}_rate_share", share)
+            self._stats.gauge(f"{queue}_rate_demand", round(demands.get(queue, 0.0), 3))
+        self._shown = frozenset(shares)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _tick(self) -> None:
+        self._timer = None
+        if self.report():
+            self.notice()
+        self._on_reported()
+
+
+def shares_at_start(
+    process: str,
+    limited: Iterable[str],
+    holdings: Sequence[Holding],
+    is_running: Callable[[int], bool],
+) -> Mapping[str, float]:
+    """What a new `process` may spend before the coordinator has spoken, jobs/s by queue.
+
+    `holdings`: what the coordinator has noted. `is_running`: whether there is a process of that
+    pid: as long as there is, its shares are its own."""
+    shares = dict.fromkeys(limited, 0.0)
+    of_that_name = [holding for holding in holdings if holding.router.process == process]
+    if of_that_name and not any(is_running(holding.router.pid) for holding in of_that_name):
+        # Grants are numbered in their order, whatever the clock said when each process began.
+        last = max(of_that_name, key=lambda holding: holding.number)
+        shares |= last.shares
+    return shares
