@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pinlaterd.cli.bench import Outcome
-from pinlaterd.cli.callers import Kind
+from pinlaterd.cli.load import Figures, Kind, Outcome
 from pinlaterd.cli.pace import LATE_AFTER_SECONDS, Punctuality
 from pinlaterd.wording import how_many
 
@@ -15,6 +14,7 @@ from pinlaterd.wording import how_many
 _BUSY_CPU_SHARE = 0.8
 # How much more than a run took is advised to the next one, which may be faster.
 _RESERVE = 1.2
+_SHOWN_PERCENTILES = {"p50_ms": 0.5, "p90_ms": 0.9, "p99_ms": 0.99, "p99_9_ms": 0.999}
 
 
 @dataclass(frozen=True)
@@ -64,11 +64,17 @@ class Report:
             "slow_ms": self.slow_ms,
             "cpu_percent": round(100 * outcome.cpu_share, 1),
             "ran_out": outcome.ran_out,
-            "left_claimed": outcome.left_claimed,
-            "kinds": {
-                kind: figures.facts(outcome.seconds) for kind, figures in outcome.kinds.items()
-            },
+            "left_claimed": str(outcome.left_claimed[0]) if outcome.left_claimed else None,
+            "kinds": {kind: self._facts_of(figures) for kind, figures in outcome.kinds.items()},
             "schedule": None if self.schedule is None else self.schedule.facts(),
+        }
+
+    def _facts_of(self, figures: Figures) -> dict[str, object]:
+        return {
+            **figures.facts(self.outcome.seconds, _SHOWN_PERCENTILES),
+            "max_ms": figures.max_ms,
+            "slow": figures.slow,
+            "errors": dict(figures.errors),
         }
 
     def lines(self) -> Iterator[str]:
@@ -77,10 +83,10 @@ class Report:
         for kind, figures in self.outcome.kinds.items():
             for name, count in figures.errors.items():
                 yield f"errors: {count:,} of {kind}: {name}; latencies are those of the other calls"
-        if self.outcome.left_claimed is not None:
+        if self.outcome.left_claimed:
             yield (
-                f"some claims could not be ended: {self.outcome.left_claimed}; those jobs come out "
-                "again when their claims time out"
+                f"some claims could not be ended: {self.outcome.left_claimed[0]}; those jobs come "
+                "out again when their claims time out"
             )
         if self.outcome.ran_out:
             yield self._ran_out_line()
@@ -100,7 +106,7 @@ class Report:
             f"{'p99.9 ms':>10}{'max ms':>10}  slow (> {self.slow_ms:g} ms)"
         )
         for kind, figures in self.outcome.kinds.items():
-            facts = figures.facts(self.outcome.seconds)
+            facts = self._facts_of(figures)
             yield (
                 f"{kind:8}{facts['calls_per_second']:>11,}{facts['jobs_per_second']:>12,}"
                 f"{facts['p50_ms']:>10}{facts['p90_ms']:>10}{facts['p99_ms']:>10}"

@@ -1,17 +1,22 @@
-"""Calls in threads, measured: how many, how fast, what went wrong, and a line a second.
+"""The load generator: the calls of several connections, measured, each kind by itself.
 
-An issuer makes the calls of one thread; the load says when. Latencies are those of calls that
-did not wait for jobs to come.
+A connection is a thread with a caller. The pace says when it calls; calls of the warm-up are made
+and not counted. Counts, slow calls and maxima are exact; percentiles are those of the histogram.
+Latencies are those of calls that did not wait for jobs to come.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import NamedTuple, Protocol
 
+from pinlaterd.cli.pace import Pace
 from pinlaterd.errors import (
     ConnectionFailed,
     DequeueRateLimited,
@@ -21,15 +26,28 @@ from pinlaterd.errors import (
 from pinlaterd.lifecycle import StopSignal
 from pinlaterd.stats.histogram import Histogram, percentiles
 
-_TICK_SECONDS = 0.05
+_TICK_SECONDS = 0.02
 _LINE_EVERY_SECONDS = 1.0
+# A service that is away is not asked at full speed. In an open loop the schedule goes on meanwhile.
 _PAUSE_AFTER_ERROR_SECONDS = 0.2
-# Counted for each thread that was given up: what becomes of its call is not known.
+# Counted for each connection that was given up: what becomes of its call is not known.
 _GIVEN_UP = "GivenUp"
+
+
+class Kind(StrEnum):
+    """A kind of call that is measured by itself."""
+
+    ENQUEUE = "enqueue"
+    DEQUEUE = "dequeue"
+    ACK = "ack"
 
 
 class LoadStopped(Exception):
     """An error after which the load can't go on."""
+
+
+class OutOfJobs(Exception):
+    """A dequeue brought nothing, and nothing was pending."""
 
 
 class Answered(NamedTuple):
@@ -39,52 +57,62 @@ class Answered(NamedTuple):
     waited: bool = False
 
 
-class Issuer(Protocol):
-    """One thread's calls."""
+class Caller(Protocol):
+    """The calls of one connection."""
+
+    kind: Kind  # of the call that comes next
 
     def call(self) -> Answered | None:
-        """Make one call; None if there is nothing left to do."""
+        """Make it; None if nothing is left to do. Raises OutOfJobs, LoadStopped."""
         ...
 
     def finish(self) -> None:
-        """Say what is left to say (acks) once no more calls are made."""
+        """End the claims that there still are; not measured."""
         ...
 
 
 class Figures:
-    """What a stretch of time held. The meter's lock guards it."""
+    """The calls of one kind, or of a second. `slow_ms`: what takes longer is counted as slow."""
 
-    def __init__(self) -> None:
+    def __init__(self, slow_ms: float = math.inf) -> None:
         self.began_at = time.monotonic()
         self.calls = 0
         self.jobs = 0
+        self.slow = 0
         self.errors: Counter[str] = Counter()
+        self._slow_ms = slow_ms
         self._latency_ms = Histogram()
 
     def answered(self, answer: Answered, seconds: float) -> None:
         self.calls += 1
         self.jobs += answer.jobs
         if not answer.waited:
-            self._latency_ms.add(seconds * 1000)
+            self.took(seconds)
 
-    def facts(self) -> dict[str, object]:
-        """For JSON."""
-        seconds = max(time.monotonic() - self.began_at, 1e-9)
-        p50_ms, p99_ms = percentiles(self._latency_ms.data(), (0.5, 0.99))
+    def took(self, seconds: float) -> None:
+        """A latency; also of a call that never started, which takes this long at least."""
+        self._latency_ms.add(seconds * 1000)
+        self.slow += seconds * 1000 > self._slow_ms
+
+    def facts(self, seconds: float, shown: dict[str, float]) -> dict[str, object]:
+        """For JSON, in a run of `seconds`, with the `shown` percentiles by their names."""
+        seconds = max(seconds, 1e-9)
+        values = percentiles(self._latency_ms.data(), tuple(shown.values()))
         return {
-            "seconds": round(seconds, 3),
             "calls": self.calls,
             "jobs": self.jobs,
             "calls_per_second": round(self.calls / seconds, 1),
             "jobs_per_second": round(self.jobs / seconds, 1),
-            "p50_ms": round(p50_ms, 3),
-            "p99_ms": round(p99_ms, 3),
-            "errors": dict(self.errors),
+            **{name: round(value, 3) for name, value in zip(shown, values, strict=True)},
         }
 
-    def line(self) -> str:
+    @property
+    def max_ms(self) -> float:
+        return round(self._latency_ms.data()["maximum"], 3)
+
+    def line(self, seconds: float) -> str:
         """For people."""
-        facts = self.facts()
+        facts = self.facts(seconds, {"p50_ms": 0.5, "p99_ms": 0.99})
         errors = ", ".join(f"{count} {name}" for name, count in self.errors.items()) or "0"
         return (
             f"{facts['calls_per_second']:>10,} calls/s  {facts['jobs_per_second']:>12,} jobs/s  "
@@ -92,112 +120,187 @@ class Figures:
         )
 
 
-def name_of_passing(error: PinLaterError | ConnectionFailed) -> str:
-    """What an error that the next call may not meet is counted as. Raises any other."""
-    if isinstance(error, RequestError) and not isinstance(error, DequeueRateLimited):
-        raise error
-    return error.code.name if isinstance(error, PinLaterError) else type(error).__name__
+@dataclass(frozen=True)
+class Outcome:
+    """A run's figures, of its measured part. `cpu_share`: of one CPU, taken by this process.
+
+    `left_claimed`: why claims could not be ended, of each connection where they could not.
+    """
+
+    seconds: float
+    cpu_share: float
+    ran_out: bool
+    left_claimed: Sequence[PinLaterError | ConnectionFailed]
+    kinds: dict[Kind, Figures]
+
+    @property
+    def has_errors(self) -> bool:
+        return bool(self.left_claimed) or any(figures.errors for figures in self.kinds.values())
+
+
+class _Meter:
+    """Wall and CPU time since the measured part began, until its calls had ended."""
+
+    def __init__(self, measured_from: float) -> None:
+        self._measured_from = measured_from
+        self._cpu_from: tuple[float, float] | None = None
+        self._ended: tuple[float, float] | None = None
+
+    def look(self) -> None:
+        """To be called often: the CPU time before the first look after the warm-up is not seen."""
+        if self._cpu_from is None and time.monotonic() >= self._measured_from:
+            self._cpu_from = time.monotonic(), time.process_time()
+
+    def end(self) -> None:
+        self._ended = self._ended or (time.monotonic(), time.process_time())
+
+    def read(self) -> tuple[float, float]:
+        """Seconds, and the share of a CPU. 0.0 if the warm-up was not over."""
+        assert self._ended is not None
+        ended_at, cpu_seconds = self._ended
+        seconds = max(0.0, ended_at - self._measured_from)
+        if self._cpu_from is None or ended_at <= self._cpu_from[0]:
+            return seconds, 0.0
+        looked_at, cpu_before = self._cpu_from
+        return seconds, (cpu_seconds - cpu_before) / (ended_at - looked_at)
 
 
 class Load:
-    """Makes up to `num_queries` calls (None: until stopped), one thread an issuer."""
+    """One run, one thread a caller."""
 
-    def __init__(self, issuers: Sequence[Issuer], *, num_queries: int | None) -> None:
-        self._issuers = issuers
-        self._calls_left = num_queries
+    def __init__(
+        self,
+        callers: Sequence[Caller],
+        kinds: Iterable[Kind],
+        pace: Pace,
+        *,
+        slow_ms: float = math.inf,
+    ) -> None:
+        self._callers = callers
+        self._pace = pace
         self._lock = threading.Lock()
-        self._stopping = False
-        self._total = Figures()
+        self._kinds = {kind: Figures(slow_ms) for kind in kinds}
         self._last_second = Figures()
-        self._fatal: BaseException | None = None
+        self._measured_from = math.inf
+        self._meter = _Meter(math.inf)
+        self._calling = len(callers)  # connections that may make another call
+        self._ran_out = False
+        self._left_claimed: list[PinLaterError | ConnectionFailed] = []
+        self._fatal: Exception | None = None
 
-    def run(self, show: Callable[[str], None] | None, stop: StopSignal) -> Figures:
-        """Run to the end; `show` gets a line a second. Raises the first fatal error.
+    def run(
+        self,
+        *,
+        warm_up_seconds: float = 0.0,
+        seconds: float = math.inf,
+        stop: StopSignal,
+        show: Callable[[str], None] | None = None,
+    ) -> Outcome:
+        """Warm up, and measure for `seconds`, or until stopped or the pace ends. `show` gets a line
+        a second, of the warm-up too. Raises the first error after which there is no going on.
 
-        When asked to stop, the calls in hand and the last acks are waited for; when asked again,
+        When asked to stop, the calls in flight and the last acks are waited for; when asked again,
         they are given up, and counted as errors."""
         threads = [
-            threading.Thread(target=self._issue, args=(issuer,), daemon=True)
-            for issuer in self._issuers
+            threading.Thread(target=self._run_connection, args=(caller,), daemon=True)
+            for caller in self._callers
         ]
-        self._total = Figures()
         self._last_second = Figures()
+        began_at = time.monotonic()
+        self._measured_from = began_at + warm_up_seconds
+        self._meter = _Meter(self._measured_from)
+        self._pace.begin(began_at, self._measured_from)
         for thread in threads:
             thread.start()
         running = threads
-        is_told = False
+        stopping = is_told = False
         while running and not stop.insisted:
-            running[0].join(_TICK_SECONDS)
-            running = [thread for thread in running if thread.is_alive()]
-            if running and self._stopping and stop.requested and not is_told:
+            self._meter.look()
+            if stopping and show is not None and not is_told:
                 is_told = True
-                if show is not None:
-                    show("waits for the calls in hand; interrupt it again to give them up")
-            self._stopping = self._stopping or stop.requested
-            second_over = time.monotonic() - self._last_second.began_at >= _LINE_EVERY_SECONDS
-            if second_over and show is not None:
+                show("waits for the calls in hand; interrupt it again to give them up")
+            stopping = stop.requested
+            left_seconds = self._measured_from + seconds - time.monotonic()
+            if left_seconds <= 0 or stopping:
+                self._pace.end()
+            running[0].join(min(_TICK_SECONDS, left_seconds) if left_seconds > 0 else _TICK_SECONDS)
+            running = [thread for thread in running if thread.is_alive()]
+            if show is not None:
                 self._show_second(show)
         if self._fatal is not None:
             raise self._fatal
         return self._end(given_up=len(running))
 
-    def _end(self, *, given_up: int) -> Figures:
-        """The figures as they are now, whatever a thread that was given up does later."""
+    def _end(self, *, given_up: int) -> Outcome:
+        """The figures as they are now, whatever a connection that was given up does later."""
+        self._meter.end()
         with self._lock:
-            total, self._total = self._total, Figures()
+            kinds, self._kinds = self._kinds, {kind: Figures() for kind in self._kinds}
         if given_up:
-            total.errors[_GIVEN_UP] += given_up
-        return total
+            next(iter(kinds.values())).errors[_GIVEN_UP] += given_up
+        return Outcome(*self._meter.read(), self._ran_out, self._left_claimed, kinds)
 
     def _show_second(self, show: Callable[[str], None]) -> None:
+        seconds = time.monotonic() - self._last_second.began_at
+        if seconds < _LINE_EVERY_SECONDS:
+            return
         with self._lock:
             second, self._last_second = self._last_second, Figures()
-        show(second.line())
+        show(second.line(seconds))
 
-    def _issue(self, issuer: Issuer) -> None:
+    # --- a connection ---------------------------------------------------------------------------
+
+    def _run_connection(self, caller: Caller) -> None:
         try:
-            while self._take_turn():
-                if not self._call_once(issuer):
+            while (counts_from := self._pace.next_start()) is not None:
+                if not self._call_once(caller, counts_from):
                     break
-            self._finish(issuer)
+        except OutOfJobs:
+            self._ran_out = True
+            self._pace.end()
         except (LoadStopped, PinLaterError, ConnectionFailed, OSError) as error:
             self._fatal = self._fatal or error
-            self._stopping = True
-
-    def _take_turn(self) -> bool:
+            self._pace.end()
         with self._lock:
-            if self._stopping or self._calls_left == 0:
-                return False
-            if self._calls_left is not None:
-                self._calls_left -= 1
-            return True
-
-    def _call_once(self, issuer: Issuer) -> bool:
-        """Make a call and count it, or its passing error."""
-        began = time.perf_counter()
+            self._calling -= 1
+            if not self._calling:
+                self._meter.end()
         try:
-            answer = issuer.call()
+            caller.finish()
         except (PinLaterError, ConnectionFailed) as error:
-            self._count_passing(error)
+            self._left_claimed.append(error)
+
+    def _call_once(self, caller: Caller, counts_from: float) -> bool:
+        """Make a call and count it, or an error that the next call may not meet. False if nothing
+        was left to do."""
+        kind = caller.kind
+        is_measured = counts_from >= self._measured_from
+        try:
+            answer = caller.call()
+        except (PinLaterError, ConnectionFailed) as error:
+            if not _is_passing(error):
+                raise
+            with self._lock:
+                self._last_second.errors[name_of(error)] += 1
+                if is_measured:
+                    self._kinds[kind].errors[name_of(error)] += 1
             time.sleep(_PAUSE_AFTER_ERROR_SECONDS)
             return True
         if answer is None:
             return False
-        seconds = time.perf_counter() - began
+        seconds = time.monotonic() - counts_from
         with self._lock:
-            self._total.answered(answer, seconds)
             self._last_second.answered(answer, seconds)
+            if is_measured:
+                self._kinds[kind].answered(answer, seconds)
         return True
 
-    def _finish(self, issuer: Issuer) -> None:
-        try:
-            issuer.finish()
-        except (PinLaterError, ConnectionFailed) as error:
-            self._count_passing(error)
 
-    def _count_passing(self, error: PinLaterError | ConnectionFailed) -> None:
-        """Count an error that the next call may not meet; raise any other."""
-        name = name_of_passing(error)
-        with self._lock:
-            self._total.errors[name] += 1
-            self._last_second.errors[name] += 1
+def _is_passing(error: PinLaterError | ConnectionFailed) -> bool:
+    """Whether the next call may not meet it."""
+    return not isinstance(error, RequestError) or isinstance(error, DequeueRateLimited)
+
+
+def name_of(error: PinLaterError | ConnectionFailed) -> str:
+    """What the error is counted as."""
+    return error.code.name if isinstance(error, PinLaterError) else type(error).__name__

@@ -12,17 +12,18 @@ import click
 
 from pinlaterd import __version__
 from pinlaterd.cli.audit import Ledger, Verdict
-from pinlaterd.cli.bench_commands import bench
-from pinlaterd.cli.command_line import STATE, CommandLine, check_service, fail, show_jobs, state_of
-from pinlaterd.cli.issuers import (
+from pinlaterd.cli.bench import bench
+from pinlaterd.cli.callers import (
     Batches,
-    DequeueIssuer,
-    EnqueueIssuer,
+    DequeueCaller,
+    EnqueueCaller,
+    Taking,
     alike_batches,
     line_batches,
     stamped_batches,
 )
-from pinlaterd.cli.load import Figures, Issuer, Load, LoadStopped
+from pinlaterd.cli.command_line import STATE, CommandLine, check_service, fail, show_jobs, state_of
+from pinlaterd.cli.load import Caller, Load, LoadStopped, Outcome, name_of
 from pinlaterd.cli.options import (
     body_bytes_option,
     load_options,
@@ -32,10 +33,12 @@ from pinlaterd.cli.options import (
     service_options,
     success_option,
 )
+from pinlaterd.cli.pace import ClosedLoop
 from pinlaterd.cli.rendering import printable
 from pinlaterd.cli.worker import worker
 from pinlaterd.client.client import Client
 from pinlaterd.lifecycle import ExitCode, StopSignal
+from pinlaterd.model import Job
 from pinlaterd.wording import how_many
 
 
@@ -108,19 +111,19 @@ def enqueue(  # noqa: PLR0913  one parameter for each option
         batches = line_batches(from_file, batch_size=batch_size, priority=priority)
     elif body is not None:
         text = body.encode("utf-8", "surrogateescape")  # the very bytes of the command line
-        batches = alike_batches(text, batch_size=batch_size, priority=priority)
+        batches = alike_batches(Job(text, priority=priority), batch_size=batch_size)
     else:
         batches = stamped_batches(batch_size=batch_size, body_bytes=body_bytes, priority=priority)
     if num_queries is None:
         num_queries = -1 if from_file is not None else 1
     source = Batches(batches)
     with Client(host, port, max_connections=concurrency) as client:
-        issuers = [
-            EnqueueIssuer(client, queue, source, all_or_stop=from_file is not None)
+        callers = [
+            EnqueueCaller(client, queue, source, all_or_stop=from_file is not None)
             for _ in range(concurrency)
         ]
-        figures = _run(client, issuers, num_queries, progress=progress)
-    _report("enqueued", figures, as_json=as_json)
+        outcome = _run(client, callers, num_queries, progress=progress)
+    _report("enqueued", outcome, as_json=as_json)
 
 
 @cli.command()
@@ -148,15 +151,11 @@ def dequeue(
       pinlater dequeue --queue mail --num-queries 10 --batch-size 100
       pinlater dequeue --queue mail --num-queries -1 --dequeue-success-percent 95
     """
+    taking = Taking(queue, batch_size, dequeue_success_percent)
     with Client(host, port, max_connections=concurrency) as client:
-        issuers = [
-            DequeueIssuer(
-                client, queue, batch_size=batch_size, success_percent=dequeue_success_percent
-            )
-            for _ in range(concurrency)
-        ]
-        figures = _run(client, issuers, num_queries, progress=progress)
-    _report("dequeued", figures, as_json=as_json)
+        callers = [DequeueCaller(client, taking) for _ in range(concurrency)]
+        outcome = _run(client, callers, num_queries, progress=progress)
+    _report("dequeued", outcome, as_json=as_json)
 
 
 @cli.command("check-dequeue")
@@ -188,28 +187,19 @@ def check_dequeue(
       pinlater check-dequeue --queue check --batch-size 100 --concurrency 4
     """
     ledger = Ledger()
+    taking = Taking(queue, batch_size, dequeue_success_percent, inspect=ledger.enter)
     with Client(host, port, max_connections=concurrency) as client:
-        issuers = [
-            DequeueIssuer(
-                client,
-                queue,
-                batch_size=batch_size,
-                success_percent=dequeue_success_percent,
-                inspect=ledger.enter,
-                until_empty=True,
-            )
-            for _ in range(concurrency)
-        ]
-        figures = _run(client, issuers, num_queries, progress=progress)
+        callers = [DequeueCaller(client, taking, until_empty=True) for _ in range(concurrency)]
+        outcome = _run(client, callers, num_queries, progress=progress)
     verdict = ledger.verdict()
-    _report("dequeued", figures, as_json=as_json, verdict=verdict)
+    _report("dequeued", outcome, as_json=as_json, verdict=verdict)
     if verdict.faults:
         sys.exit(ExitCode.FAILURE)
 
 
 def _run(
-    client: Client, issuers: Sequence[Issuer], num_queries: int, *, progress: bool | None
-) -> Figures:
+    client: Client, callers: Sequence[Caller], num_queries: int, *, progress: bool | None
+) -> Outcome:
     check_service(client)
     stop = StopSignal()
     stop.catch()
@@ -217,22 +207,28 @@ def _run(
     click.get_current_context().call_on_close(stop.close)
     show = functools.partial(click.echo, err=True)
     wanted = progress if progress is not None else sys.stderr.isatty()
-    load = Load(issuers, num_queries=None if num_queries == -1 else num_queries)
+    pace = ClosedLoop(None if num_queries == -1 else num_queries)
     try:
-        return load.run(show if wanted else None, stop)
+        return Load(callers, [callers[0].kind], pace).run(stop=stop, show=show if wanted else None)
     except LoadStopped as error:
         fail(str(error))
 
 
-def _report(did: str, figures: Figures, *, as_json: bool, verdict: Verdict | None = None) -> None:
+def _report(did: str, outcome: Outcome, *, as_json: bool, verdict: Verdict | None = None) -> None:
+    [figures] = outcome.kinds.values()
+    figures.errors.update(map(name_of, outcome.left_claimed))
     if as_json:
-        facts = figures.facts()
+        facts = {
+            "seconds": round(outcome.seconds, 3),
+            **figures.facts(outcome.seconds, {"p50_ms": 0.5, "p99_ms": 0.99}),
+            "errors": dict(figures.errors),
+        }
         if verdict is not None:
             facts["check"] = vars(verdict)
         click.echo(json.dumps(facts))
     else:
         click.echo(f"{did} {how_many(figures.jobs, 'job')} in {how_many(figures.calls, 'call')}")
-        click.echo(figures.line())
+        click.echo(figures.line(outcome.seconds))
         for line in _verdict_lines(verdict):
             click.echo(line)
     if figures.errors:

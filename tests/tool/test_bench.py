@@ -18,9 +18,8 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
-from pinlaterd.cli.bench import Bench
 from pinlaterd.cli.bench_report import Report
-from pinlaterd.cli.callers import Kind
+from pinlaterd.cli.load import Answered, Kind, Load
 from pinlaterd.cli.pace import ClosedLoop, even_arrivals, poisson_arrivals
 from pinlaterd.cli.pinlater import cli
 from pinlaterd.client import JobState
@@ -270,15 +269,15 @@ class Forgetful:
 
     kind = Kind.DEQUEUE
 
-    def call(self) -> int:
-        return 1
+    def call(self) -> Answered:
+        return Answered(1)
 
     def finish(self) -> None:
         raise ConnectionFailed("the service is away")
 
 
 def test_claims_that_cannot_be_ended_are_said_beside_the_figures():
-    run = Bench([Forgetful()], [Kind.DEQUEUE], ClosedLoop(calls=3), slow_ms=100)
+    run = Load([Forgetful()], [Kind.DEQUEUE], ClosedLoop(calls=3), slow_ms=100)
     with contextlib.closing(StopSignal()) as stop:
         outcome = run.run(warm_up_seconds=0, seconds=60, stop=stop)
     report = Report(
