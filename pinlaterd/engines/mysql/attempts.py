@@ -17,10 +17,11 @@ from pinlaterd.engines.mysql.statements import (
     RUN_AFTER_MS,
     STATUS,
     Each,
+    claim_of,
     select_locked,
     update,
 )
-from pinlaterd.engines.mysql.store import Misfit, Store, Transaction
+from pinlaterd.engines.mysql.store import Store, Transaction
 from pinlaterd.engines.mysql.tables import Table
 from pinlaterd.model import JobState, PendingKey
 
@@ -167,26 +168,34 @@ def _succeed(
 ) -> set[int]:
     """IN_PROGRESS becomes SUCCEEDED; returns the local ids of acks that do not apply."""
     missed: set[int] = set()
-    to_look_at = [alike for alike in acks if tx.careful or alike.claim_descriptor is not None]
-    if to_look_at:
-        held = held_claims(tx, table, local_ids_of(to_look_at))
-        for alike in to_look_at:
+    if tx.careful or table.plain_claims:
+        held = held_claims(tx, table, local_ids_of(acks))
+        for alike in acks:
             missed.update(set(alike.local_ids).difference(_held_by(alike, table, held)))
-    # With the text that each appends.
-    jobs = {
-        i: alike.append_custom_status for alike in acks for i in alike.local_ids if i not in missed
-    }
-    if not jobs:
-        return missed
+        acks = [alike._replace(claim_descriptor=None) for alike in acks]
     common = b"state = 2, updated_at = " + table.updated_at.literal(tx.now_ms) + table.pins
-    each = appended(table, list(jobs.values()))
-    local_ids = list(jobs)
-    most_bytes = store.db.statement_bytes
-    statements = update(table, local_ids, JobState.IN_PROGRESS, common, each, most_bytes=most_bytes)
-    found = tx.run(statements)
-    if found != len(jobs):
-        raise Misfit
-    tx.moved(queue, table, local_ids, JobState.IN_PROGRESS, JobState.SUCCEEDED)
+    for names_claims in (False, True):
+        jobs = [  # id, text, claim
+            (local_id, alike[2], alike[4])
+            for alike in acks
+            if (alike[4] is not None) is names_claims
+            for local_id in alike[1]
+            if local_id not in missed
+        ]
+        if not jobs:
+            continue
+        local_ids = [local_id for local_id, _, _ in jobs]
+        statements = update(
+            table,
+            local_ids,
+            JobState.IN_PROGRESS,
+            common,
+            appended(table, [text for _, text, _ in jobs]),
+            claims=[claim_of(local_id, claim) for local_id, _, claim in jobs if claim is not None],
+            most_bytes=store.db.statement_bytes,
+        )
+        tx.run(statements, expected=len(jobs))
+        tx.moved(queue, table, local_ids, JobState.IN_PROGRESS, JobState.SUCCEEDED)
     return missed
 
 

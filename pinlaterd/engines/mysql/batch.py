@@ -197,16 +197,15 @@ def _enqueue(store: Store, tx: Transaction, ops: Sequence[EnqueueOp]) -> list[ra
     taken = []
     rows: defaultdict[tuple[str, int], list[bytes]] = defaultdict(list)
     ids: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
+    like: tuple[object, ...] | None = None
     for queue, jobs in ops:
-        tables = store.tables_of(queue)
         local_ids = store.take_local_ids(len(jobs))
         taken.append(local_ids)
-        like: tuple[object, ...] | None = None
         for local_id, job in zip(local_ids, jobs, strict=True):
             body, priority, *rest = job
-            if like != (priority, *rest):  # most jobs of a call differ in their bodies alone
-                like = (priority, *rest)
-                table = tables[priority]
+            if like != (queue, priority, *rest):  # most jobs differ in their bodies alone
+                like = (queue, priority, *rest)
+                table = store.tables_of(queue)[priority]
                 add, add_id = rows[queue, priority].append, ids[queue, priority].append
                 between = _between(tx, table, job)
             add(b"(%d%b%b)" % (local_id, between, quote_bytes(body)))
@@ -253,7 +252,9 @@ def _claim(store: Store, tx: Transaction, batch: Batch) -> list[list[Payload | N
         table = store.tables_of(queue).get(priority)
         if table is None:
             return [None] * len(local_ids)
-        return read_payloads(tx.db.rows, table, local_ids, most_bytes=most_bytes)
+        return read_payloads(
+            lambda statement: tx.read([statement]), table, local_ids, most_bytes=most_bytes
+        )
 
     payloads = fitting_payloads(batch.claims, batch.claim_room, read)
     # By queue and priority, job and claim descriptor. A job that is named twice is the first one's.
@@ -309,8 +310,11 @@ def _claim_in(
     each = [Each(b"claim_descriptor = ", [quote_text(text) for text in descriptors])]
     local_ids = list(wanted)
     most_bytes = store.db.statement_bytes
-    found = tx.run(update(table, local_ids, JobState.PENDING, common, each, most_bytes=most_bytes))
-    if found == len(wanted):
+    statements = update(table, local_ids, JobState.PENDING, common, each, most_bytes=most_bytes)
+    if not tx.careful:
+        tx.run(statements, expected=len(wanted))
+        return wanted
+    if tx.run_now(statements) == len(wanted):
         return wanted
     # No two claims are alike, so it is ours where it is found.
     rows = tx.read(select(table, b"local_id, claim_descriptor", local_ids, JobState.IN_PROGRESS))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -59,11 +59,13 @@ class Connection:
         idle_seconds: float | None = None,
         read_only: bool = False,
         waits_for_locks: bool = True,
+        several_statements: bool = False,
     ) -> None:
         """`patience_seconds`: how long an answer may take before the connection counts as lost.
         `idle_seconds`: how long the server keeps it without a statement (None: as long as can be).
         `waits_for_locks`: whether a statement waits for a third of the patience while another
         connection holds a lock that it needs; else it fails at once (MySQL: after a second).
+        `several_statements`: whether `run` may be used.
 
         Raises StorageError if there is no such server, or it does not let us in."""
         self.patience_seconds = patience_seconds
@@ -80,7 +82,8 @@ class Connection:
                 connect_timeout=min(_CONNECT_SECONDS, patience_seconds),
                 read_timeout=patience_seconds,
                 write_timeout=patience_seconds,
-                client_flag=CLIENT.FOUND_ROWS,
+                client_flag=CLIENT.FOUND_ROWS
+                | (CLIENT.MULTI_STATEMENTS if several_statements else 0),
                 program_name="pinlaterd",
             )
             self._probe_when_silent()
@@ -177,6 +180,20 @@ class Connection:
         with self._db.cursor() as cursor:
             found: int = cursor.execute(statement)
         return found
+
+    def run(self, statements: Sequence[bytes]) -> tuple[list[int], tuple[tuple[Any, ...], ...]]:
+        """In one packet, one after the other, up to the first that fails: `last_statement` is that
+        one. Returns how many rows each found, and those that the last one read."""
+        found: list[int] = []
+        self._begin(b"; ".join(statements))
+        try:
+            with self._db.cursor() as cursor:
+                found.append(cursor.execute(self.last_statement))
+                while cursor.nextset():
+                    found.append(cursor.rowcount)
+                return found, cursor.fetchall()
+        finally:
+            self.last_statement = statements[min(len(found), len(statements) - 1)]
 
     def roll_back(self) -> None:
         """`last_statement` stays: it is the one that failed."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
-from pinlaterd.engines.mysql.literals import id_list
+from pinlaterd.engines.mysql.literals import id_list, quote_bytes
 from pinlaterd.engines.mysql.tables import Table
 from pinlaterd.model import JobState
 
@@ -44,10 +44,22 @@ def pieces(listed: Sequence[T], size: int = LISTED_IDS) -> Iterator[Sequence[T]]
         yield listed[first : first + size]
 
 
-def by_ids(local_ids: Sequence[int], state: JobState | None) -> bytes:
-    """WHERE: those of `local_ids` that are in `state`."""
+def by_ids(local_ids: Sequence[int], state: JobState | None, claims: Sequence[bytes] = ()) -> bytes:
+    """WHERE: those of `local_ids` that are in `state`, and held under `claims`, if given: of each
+    job one, as `claim_of` makes it."""
     where = b" WHERE local_id IN (" + id_list(local_ids) + b")"
-    return where if state is None else where + b" AND state = %d" % state
+    if state is not None:
+        where += b" AND state = %d" % state
+    if claims:  # byte by byte, whatever the collation of the column
+        where += (
+            b" AND CAST(CONVERT(CONCAT(local_id, ' ', claim_descriptor) USING utf8mb4) AS BINARY)"
+            b" IN (" + b", ".join(claims) + b")"
+        )
+    return where
+
+
+def claim_of(local_id: int, claim_descriptor: str) -> bytes:
+    return quote_bytes(f"{local_id} {claim_descriptor}".encode())
 
 
 def select(
@@ -80,29 +92,32 @@ def update(
     common: bytes,
     each: Sequence[Each] = (),
     *,
+    claims: Sequence[bytes] = (),
     most_bytes: int,
 ) -> Iterator[bytes]:
-    """Of those that are in `state`: `common` assignments, then those of `each`."""
+    """Of those that are in `state`, and held under `claims`, if given: `common` assignments, then
+    those of `each`."""
     for one in each:
         if len(set(one.values)) == 1:
             common += b", " + one.before + one.values[0] + one.behind
     each = [one for one in each if len(set(one.values)) > 1]
     head = b"UPDATE " + table.name + b" FORCE INDEX (PRIMARY) SET " + common
-    if not each:
+    if not each and not claims:
         for part in pieces(local_ids):
             yield head + by_ids(part, state)
         return
-    first = 0
+    most_ids, first = CASE_IDS if each else LISTED_IDS, 0
+    texts = [one.values for one in each] + ([claims] if claims else [])
     while first < len(local_ids):
         end, room = first, most_bytes - len(head)
-        while end < len(local_ids) and end - first < CASE_IDS:
-            room -= 60 + sum(len(one.values[end]) + 30 for one in each)
+        while end < len(local_ids) and end - first < most_ids:
+            room -= 60 + sum([len(values[end]) + 30 for values in texts])
             if room < 0 and end > first:
                 break
             end += 1
         part = local_ids[first:end]
-        cases = b"".join(b", " + _case(one, part, first) for one in each)
-        yield head + cases + by_ids(part, state)
+        cases = b"".join([b", " + _case(one, part, first) for one in each])
+        yield head + cases + by_ids(part, state, claims[first:end])
         first = end
 
 

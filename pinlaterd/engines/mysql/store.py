@@ -21,6 +21,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
 from pinlaterd.clock import Clock
@@ -89,26 +90,79 @@ class Misfit(Exception):
     """Jobs were not in the state that a statement relied on: to be done again, looking first."""
 
 
+@dataclass
+class _Write:
+    """A change: how many rows its statements have to find, if that is known, and have found."""
+
+    expected: int | None
+    found: int = 0
+
+
+_Statement = tuple[bytes, _Write | None]
+
+
 class Transaction:
-    """What one commit does: statements, and what it changes in the depths."""
+    """What one commit does: statements, and what it changes in the depths.
+
+    Statements are sent several in a packet: with the next one that reads, or at the end."""
 
     def __init__(self, db: Connection, now_ms: int, *, careful: bool) -> None:
         self.db = db
         self.now_ms = now_ms
         self.careful = careful  # whether a Misfit has been met
-        self.changed = False  # whether anything has been changed
         self.inserts_into = ""  # the queue that jobs were last inserted into
         self.witness: witness.Witness | None = None  # of the last change, as far as one can tell
         self.depth_changes: defaultdict[tuple[str, int, JobState], int] = defaultdict(int)
+        self._unsent: list[_Statement] = [(b"BEGIN", None)]
+        self._writes: list[_Write] = []
 
-    def run(self, statements: Iterable[bytes]) -> int:
+    @property
+    def changed(self) -> bool:
+        """Whether anything has been changed, by what was sent."""
+        return any(write.found for write in self._writes)
+
+    def run(self, statements: Iterable[bytes], expected: int | None = None) -> None:
+        """Change something, later. Raises Misfit, then, if the statements together don't find as
+        many rows as expected."""
+        write = _Write(expected)
+        self._writes.append(write)
+        self._unsent += [(statement, write) for statement in statements]
+
+    def run_now(self, statements: Iterable[bytes]) -> int:
         """Change something; returns how many rows the statements found."""
-        found = sum([self.db.execute(statement) for statement in statements])
-        self.changed = self.changed or found > 0
-        return found
+        self.run(statements)
+        self.send()
+        return self._writes[-1].found
 
     def read(self, statements: Iterable[bytes]) -> list[tuple[Any, ...]]:
-        return [row for statement in statements for row in self.db.rows(statement)]
+        rows: list[tuple[Any, ...]] = []
+        for statement in statements:
+            self._unsent.append((statement, None))
+            rows += self.send()
+        return rows
+
+    def send(self) -> tuple[tuple[Any, ...], ...]:
+        """Send what has not been sent; returns what the last statement reads."""
+        unsent, self._unsent = self._unsent, []
+        rows: tuple[tuple[Any, ...], ...] = ()
+        first = size = 0
+        for at, (statement, _) in enumerate(unsent):
+            size += len(statement) + 2
+            if size > self.db.statement_bytes and at > first:
+                self._send_packet(unsent[first:at])
+                first, size = at, len(statement)
+        if unsent:
+            rows = self._send_packet(unsent[first:])
+        if any(write.expected not in (None, write.found) for write in self._writes):
+            raise Misfit
+        return rows
+
+    def _send_packet(self, packet: Sequence[_Statement]) -> tuple[tuple[Any, ...], ...]:
+        counts, rows = self.db.run([statement for statement, _ in packet])
+        for (_, write), found in zip(packet, counts, strict=True):
+            if write is not None:
+                write.found += found
+        return rows
 
     def moved(
         self,
@@ -194,6 +248,7 @@ class Store:
             patience_seconds=patience_seconds,
             idle_seconds=self._lease_seconds,
             waits_for_locks=False,
+            several_statements=True,
         )
 
     def _check_writable(self, db: Connection) -> None:
@@ -330,7 +385,6 @@ class Store:
             tx = Transaction(db, now_ms, careful=careful)
             marked_local_id = self._marked_local_id
             try:
-                db.execute(b"BEGIN")
                 result = work(tx)
                 self._note(tx)
             except Misfit as misfit:
@@ -363,10 +417,12 @@ class Store:
         if self._next_local_id > self._marked_local_id:
             self._marked_local_id = self._next_local_id + _RESERVED_IDS
             self._remember(tx, {"next_local_id": self._marked_local_id})
+        tx.send()
         if tx.changed and tx.witness is None:
             # Checkpoints alone: jobs that stay in their state may well look as they did before.
             self._unmoved_commits += 1
             self._remember(tx, {"unmoved_commits": self._unmoved_commits})
+            tx.send()
 
     def _roll_back(self, db: Connection, fault: BaseException) -> None:
         """Undo the transaction. One whose connection is lost the server undoes by itself, but we
