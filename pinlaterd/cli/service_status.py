@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 from rich.console import Console
@@ -13,7 +12,7 @@ from rich.console import Console
 from pinlaterd.cli import options
 from pinlaterd.cli.command_line import fail
 from pinlaterd.cli.rendering import NUMBER_COLUMN, print_table, printable
-from pinlaterd.config.layout import ETC, SHARDS_FILE
+from pinlaterd.config.layout import ETC
 from pinlaterd.config.load import ConfigFiles
 from pinlaterd.deployment import stats_page
 from pinlaterd.errors import ConnectionFailed
@@ -105,11 +104,16 @@ _PATIENCE_SECONDS = 60.0
 _POLL_SECONDS = 0.05
 _DOWN = ("stopped", "silent")  # a frozen router is held off by the shards, which refuse by then
 _MAX_LINE_CHARS = 2000
-# as the coordinator says it (`coordinator.reload`)
-_REFUSED_REMOVAL = re.compile(rf"{re.escape(str(ETC / SHARDS_FILE))}: shards\.(.+?): not removed: ")
 
 
-def wait_until_followed() -> Sequence[str] | None:
+class ConfigProblem(NamedTuple):
+    """What the coordinator has against the files."""
+
+    text: str
+    shard: str | None = None  # whose removal it refuses; None: it is about the files as a whole
+
+
+def wait_until_followed() -> Sequence[ConfigProblem] | None:
     """Until every process follows etc/ as it is now; the coordinator's problems with the files.
 
     None if the coordinator is away: then what was written acts when it is back. Ends the program
@@ -126,7 +130,7 @@ def say_when_followed(done: str, *, was_changed: bool) -> bool:
     return tell(done, wait_until_followed(), was_changed=was_changed)
 
 
-def tell(done: str, problems: Sequence[str] | None, *, was_changed: bool) -> bool:
+def tell(done: str, problems: Sequence[ConfigProblem] | None, *, was_changed: bool) -> bool:
     """Tell what came of it: as `say_when_followed`, with what `wait_until_followed` returned."""
     if problems is None:
         click.echo(
@@ -144,30 +148,24 @@ def tell(done: str, problems: Sequence[str] | None, *, was_changed: bool) -> boo
     return True
 
 
-def what_concerns(shard: str | None, problems: Sequence[str]) -> Sequence[str]:
+def what_concerns(shard: str | None, problems: Sequence[ConfigProblem]) -> Sequence[ConfigProblem]:
     """Those of the coordinator's problems that keep an edit from acting: all but the refused
     removals of other shards than `shard`. None: the edit removes none."""
-    return [problem for problem in problems if _refused_removal(problem) in (None, shard)]
+    return [problem for problem in problems if problem.shard in (None, shard)]
 
 
-def _refused_removal(problem: str) -> str | None:
-    """The shard that it is about; None if it is about the files as a whole."""
-    found = _REFUSED_REMOVAL.match(problem)
-    return None if found is None else found[1]
+def shown(problems: Sequence[ConfigProblem]) -> str:
+    return "; ".join(printable(problem.text, _MAX_LINE_CHARS) for problem in problems)
 
 
-def shown(problems: Sequence[str]) -> str:
-    return "; ".join(printable(problem, _MAX_LINE_CHARS) for problem in problems)
-
-
-def _wait(until: float) -> Sequence[str]:
+def _wait(until: float) -> Sequence[ConfigProblem]:
     while True:
         status = _status()
         if status["config_judged"] == ConfigFiles(options.directory() / ETC).digest:
             late = _late(status)
             if not late:
-                problems: Sequence[str] = status["config_problems"]
-                return problems
+                shards = {text: name for name, text in status["refused_removals"].items()}
+                return [ConfigProblem(text, shards.get(text)) for text in status["config_problems"]]
             waits_for = f"{', '.join(late)} has not followed"
         else:
             waits_for = "the coordinator has not carried it out"

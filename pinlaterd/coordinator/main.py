@@ -242,6 +242,7 @@ class Coordinator:
             self._snapshot.version,
             self._config_version,
             config_problems=self._config_problems(),
+            refused_removals=self._reload.refusals,
             needs_restart=self._reload.needs_restart,
             config_judged=self._reload.validated if self._converged else "",
             warnings=self._reload.warnings,

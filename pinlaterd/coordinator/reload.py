@@ -79,11 +79,11 @@ class Leaving(NamedTuple):
 
 
 class Transition(NamedTuple):
-    """`config` is to be active; `refusals` say what is not done, and why."""
+    """`config` is to be active; `refusals` say of each shard that is not removed why."""
 
     config: Config
     leaving: Mapping[str, Leaving]
-    refusals: Sequence[str]
+    refusals: Mapping[str, str]
     needs_restart: Sequence[str]
 
     @property
@@ -102,7 +102,7 @@ def advance(
     followed = follow(active.config.server, wanted.server)
     shards = dict(wanted.shards)
     still_leaving: dict[str, Leaving] = {}
-    refusals = []
+    refusals = {}
     for name, present in active.config.shards.items():
         if name in wanted.shards or name in wanted.abandon:
             continue
@@ -111,7 +111,7 @@ def advance(
         holding = holds(name)
         refusal = _refusal(name, holding)
         if refusal:
-            refusals.append(refusal)
+            refusals[name] = refusal
             shards[name] = before
             continue
         since = gone_since or _leaving(before, active.version)
@@ -173,8 +173,8 @@ class Reload:
         self._wanted: Config | None = None  # None: nothing is left to do
         self._leaving: Mapping[str, Leaving] = {}
         self._mistakes: Sequence[str] = ()
-        self._refusals: Sequence[str] = ()
         self._logged: frozenset[str] = frozenset()
+        self.refusals: Mapping[str, str] = {}  # why shards are not removed, by their names
         self.needs_restart: Sequence[str] = ()
         self.warnings: Sequence[str] = ()  # of the files that were valid last
         self.validated = ""  # which files were validated last: see ConfigFiles.digest
@@ -182,12 +182,12 @@ class Reload:
     @property
     def problems(self) -> Sequence[str]:
         """What is wrong with the files, or can't be done as they say."""
-        return (*self._mistakes, *self._refusals)
+        return (*self._mistakes, *self.refusals.values())
 
     @property
     def converged(self) -> bool:
         """Whether what the files say is active, or was refused."""
-        return self._wanted is None or (bool(self._refusals) and not self._leaving)
+        return self._wanted is None or (bool(self.refusals) and not self._leaving)
 
     async def step(self) -> None:
         """Look whether the files have changed; do what is due. Raises OSError."""
@@ -223,7 +223,7 @@ class Reload:
             self._active = self._activate(found.config)
             if self._active.config != found.config:
                 return  # another command was faster: on from there, with the next step
-        self._leaving, self._refusals = found.leaving, found.refusals
+        self._leaving, self.refusals = found.leaving, found.refusals
         if not self._mistakes:
             self.needs_restart = found.needs_restart
         if found.converged:
@@ -234,7 +234,7 @@ class Reload:
         for text in self._mistakes:
             if text not in self._logged:
                 log.error("%s (nothing was changed)", text)
-        for text in (*self._refusals, *self.needs_restart):
+        for text in (*self.refusals.values(), *self.needs_restart):
             if text not in self._logged:
                 log.warning("%s", text)
         now = frozenset((*self.problems, *self.needs_restart))

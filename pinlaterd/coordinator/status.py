@@ -60,6 +60,7 @@ class Status(TypedDict):
     healthy: bool
     problems: Sequence[str]
     config_problems: Sequence[str]  # what the files say wrong; what is active stays so
+    refused_removals: Mapping[str, str]  # those of them that are about one shard, by its name
     needs_restart: Sequence[str]
     warnings: Sequence[str]
     uptime_seconds: float
@@ -80,6 +81,7 @@ class About(NamedTuple):
     snapshot_version: int
     config_version: int
     config_problems: Sequence[str]
+    refused_removals: Mapping[str, str]
     needs_restart: Sequence[str]
     config_judged: str  # digest of the files that were carried out, or refused
     warnings: Sequence[str] = ()
@@ -106,6 +108,7 @@ def status(config: Config, views: Sequence[ProcessView], about: About) -> Status
         "healthy": not problems,
         "problems": problems,
         "config_problems": about.config_problems,
+        "refused_removals": about.refused_removals,
         "needs_restart": about.needs_restart,
         "warnings": [*_warnings(processes), *about.warnings],
         "uptime_seconds": round(about.uptime_seconds, 1),

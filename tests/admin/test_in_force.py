@@ -5,21 +5,24 @@ from __future__ import annotations
 import click
 import pytest
 
-from pinlaterd.cli.service_status import tell, what_concerns
+from pinlaterd.cli.service_status import ConfigProblem, tell, what_concerns
 from pinlaterd.config.active import ActiveConfig
 from pinlaterd.config.schema import Config, ServerSettings, ShardSettings
 from pinlaterd.coordinator.reload import Holding, advance
 
-MISTAKE = "etc/queues.yaml: the file is gone or empty; what it said stays active. Put it back"
+MISTAKE = ConfigProblem(
+    "etc/queues.yaml: the file is gone or empty; what it said stays active. Put it back"
+)
 
 
-def refused_removals(*names: str) -> list[str]:
+def refused_removals(*names: str) -> list[ConfigProblem]:
     """As the coordinator says them of shards that hold jobs, or do not serve."""
     shards = {name: ShardSettings(name) for name in ("1", *names)}
     before = Config(ServerSettings(), shards, {}, (), ())
     wanted = Config(ServerSettings(), {"1": shards["1"]}, {}, (), ())
     holding = {name: Holding(1, pending=1, in_progress=0) for name in names[:1]}
-    return list(advance(ActiveConfig(1, before), wanted, {}, holding.get).refusals)
+    found = advance(ActiveConfig(1, before), wanted, {}, holding.get).refusals
+    return [ConfigProblem(text, name) for name, text in found.items()]
 
 
 @pytest.fixture
@@ -49,7 +52,7 @@ def test_what_concerns_others_is_a_warning(command, capsys):
 
     assert tell("queue mail is paused", [four], was_changed=True)
 
-    assert capsys.readouterr().err == f"warning: {four}\nqueue mail is paused\n"
+    assert capsys.readouterr().err == f"warning: {four.text}\nqueue mail is paused\n"
 
 
 def test_what_concerns_all_ends_the_command(command, capsys):
@@ -57,7 +60,7 @@ def test_what_concerns_all_ends_the_command(command, capsys):
         tell("queue mail is paused", [MISTAKE], was_changed=True)
 
     assert ended.value.code == 1
-    assert capsys.readouterr().err == f"pinlater-admin: {MISTAKE}\n"
+    assert capsys.readouterr().err == f"pinlater-admin: {MISTAKE.text}\n"
 
 
 def test_without_a_coordinator_nothing_acts_yet(command, capsys):

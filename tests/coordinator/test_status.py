@@ -13,7 +13,14 @@ from pinlaterd.coordinator.registry import ProcessView
 from pinlaterd.coordinator.status import About, status
 
 ABOUT = About(
-    "/srv/pinlaterd", 12.0, 7, 5, config_problems=(), needs_restart=(), config_judged="abc"
+    "/srv/pinlaterd",
+    12.0,
+    7,
+    5,
+    config_problems=(),
+    refused_removals={},
+    needs_restart=(),
+    config_judged="abc",
 )
 CONFIG = Config(
     ServerSettings(),

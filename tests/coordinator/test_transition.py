@@ -63,14 +63,14 @@ def test_one_that_got_a_job_meanwhile_is_as_before():
 
     assert found.config == config("1", "2")
     assert found.leaving == {}
-    assert "1 job is pending and 0 in progress" in found.refusals[0]
+    assert "1 job is pending and 0 in progress" in found.refusals["2"]
 
 
 def test_one_that_does_not_serve_stays():
     found = step(config("1", "2"), config("1"))
 
     assert found.config == config("1", "2")
-    assert "shards.2: not removed: it does not serve" in found.refusals[0]
+    assert "shards.2: not removed: it does not serve" in found.refusals["2"]
 
 
 def test_abandoned_with_all_that_it_holds():
