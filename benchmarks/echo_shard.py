@@ -13,7 +13,7 @@ import click
 from benchmarks.echo_engine import EchoEngine
 from pinlaterd.config.schema import ServerSettings, ShardSettings
 from pinlaterd.engines.base import StorageEngine
-from pinlaterd.shard.main import run
+from pinlaterd.shard.process import run
 
 
 def make_echo_engine(_shard: ShardSettings, _server: ServerSettings) -> StorageEngine:

@@ -219,7 +219,7 @@ def shard(*, name: str, etc: Path) -> None:
     """
 
     def run() -> int:
-        from pinlaterd.shard.main import run as run_shard
+        from pinlaterd.shard.process import run as run_shard
 
         return run_shard(name, etc)
 

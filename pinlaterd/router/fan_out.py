@@ -72,7 +72,7 @@ _CarryOut = Callable[[CallContext, Any, float], Coroutine[Any, Any, Result]]
 _MILLIS = struct.Struct(">q")
 # Ages of as many jobs are read, of each shard at once.
 _RETRIED_AT_A_TIME = 2_000
-# A part that begins then may use four fifths of what is left (shard/inquiries.py), and be answered.
+# A part that begins then may use four fifths of what is left (shard/bulk.py), and be answered.
 _USABLE_TIME = 0.5
 
 

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Iterable
 
 from pinlaterd.errors import StorageLocked
-from pinlaterd.shard.works import Arrival
+from pinlaterd.shard.state import Arrival
 
 log = logging.getLogger(__name__)
 

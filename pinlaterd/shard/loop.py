@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pinlaterd import log as logs
 from pinlaterd.clock import Clock
 from pinlaterd.lifecycle import StopSignal
-from pinlaterd.shard.news import CoordinatorNews
 from pinlaterd.shard.service import ShardService
-from pinlaterd.shard.works import Arrival
+from pinlaterd.shard.state import Arrival
+from pinlaterd.shard.updates import ConfigUpdates
 from pinlaterd.stats import Stats
 from pinlaterd.wire import envelope
 from pinlaterd.wire.control import ControlClient, ProcessState
@@ -66,7 +66,7 @@ class ShardLoop:
         self._service = service
         self._end = end
         self._control = control
-        self._coordinator = CoordinatorNews(control, service)
+        self._coordinator = ConfigUpdates(control, service)
         self._stop = stop
         self._clock = clock
         self._stats = stats
@@ -326,7 +326,7 @@ class ShardLoop:
             }
             self._control.report(ProcessState.SERVING, facts)
         else:
-            trouble = {**self._facts(), "store warning": service.trouble}
+            trouble = {**self._facts(), "store warning": service.store_error}
             self._control.report(ProcessState.STARTING, trouble)
         self._hear()
 

@@ -195,7 +195,7 @@ class ReadyIndex:
         self._watch(queue, line)
         return kept
 
-    def put_back(self, queue: str, taken: Iterable[Taken], now_ms: int) -> None:
+    def requeue(self, queue: str, taken: Iterable[Taken], now_ms: int) -> None:
         """What was taken was not claimed after all."""
         if queue in self._queues:
             for priority, keys in taken:
@@ -230,7 +230,7 @@ class ReadyIndex:
         try:
             self._take(taken, queue, limit, lowest_priority, now_ms)
         except BaseException:
-            self.put_back(queue, taken, now_ms)
+            self.requeue(queue, taken, now_ms)
             raise
         return taken
 

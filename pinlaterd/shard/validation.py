@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from pinlaterd.config.schema import ServerSettings
-from pinlaterd.engines.base import Acks, Limits, TableLimits
+from pinlaterd.engines.base import Acks, Checkpoint, Limits, TableLimits
 from pinlaterd.errors import (
     ContinuationInvalid,
     InvalidEnqueue,
@@ -23,7 +23,6 @@ from pinlaterd.model import (
     CONTINUATION_START,
     QUEUE_NAME,
     CallContext,
-    CheckpointInfo,
     CountRequest,
     DeleteJobsRequest,
     DequeueRequest,
@@ -145,9 +144,9 @@ class Rules:
     def checkpoints(self, context: CallContext) -> None:
         _check_source(context.source, InvalidRequest)
 
-    def checkpoint(self, queue: str, priority: int, info: CheckpointInfo) -> InvalidRequest | None:
-        """What is wrong with one checkpoint, of a job of that queue and priority."""
-        where = f"of the checkpoint of {info.descriptor[:200]!r}"
+    def checkpoint(self, queue: str, descriptor: str, info: Checkpoint) -> InvalidRequest | None:
+        """What is wrong with one checkpoint, of a job of that queue."""
+        where, priority = f"of the checkpoint of {descriptor[:200]!r}", info.key.priority
         if info.new_body is not None:
             most_body, cure = self._most_body(queue, priority)
             if len(info.new_body) > most_body:

@@ -157,10 +157,10 @@ def _no_deadline_drop() -> None:
 
 def _lost_release() -> None:
     """Claims that could not be delivered are not released."""
-    from pinlaterd.shard.planning import Planner
-    from pinlaterd.shard.works import ReleaseWork
+    from pinlaterd.model import DequeueResult
+    from pinlaterd.shard import operations
 
-    _replace(Planner, "release", lambda self, arrival: ReleaseWork(arrival, ()))
+    _replace(operations, "_claimed_jobs", lambda _reply: DequeueResult(()))
 
 
 def _early_time_out() -> None:
@@ -180,9 +180,9 @@ def _early_time_out() -> None:
 
 
 def _claims_never_end() -> None:
-    from pinlaterd.shard.upkeep import Upkeep
+    from pinlaterd.shard.maintenance import Maintenance
 
-    _replace(Upkeep, "_end_claims", lambda *_, **__: 0)
+    _replace(Maintenance, "_end_claims", lambda *_, **__: 0)
 
 
 def _steps_followed_at_once() -> None:
@@ -244,7 +244,7 @@ def _forgotten_keys() -> None:
 
 
 def _swapped_bodies() -> None:
-    from pinlaterd.shard.fresh import FreshPayloads
+    from pinlaterd.shard.state import FreshPayloads
 
     take = FreshPayloads.take
 
@@ -257,7 +257,7 @@ def _swapped_bodies() -> None:
 
 def _one_claim_for_all() -> None:
     """The jobs of one dequeue share a claim descriptor."""
-    from pinlaterd.shard.dequeues import ClaimDescriptors
+    from pinlaterd.shard.descriptors import ClaimDescriptors
 
     begin = ClaimDescriptors.__init__
 
@@ -270,38 +270,38 @@ def _one_claim_for_all() -> None:
 
 def _refused_but_stored() -> None:
     """One enqueue in ten is committed, and answered with REFUSED."""
-    from pinlaterd.shard import works
+    from pinlaterd.shard.operations import Enqueue
 
-    conclude = works.EnqueueWork.conclude
+    reply = Enqueue.reply
     numbers = itertools.count(1)
 
     def refusing(self: Any, *arguments: Any) -> Any:
-        entry = conclude(self, *arguments)
-        return works.refused(self.arrival, "?") if next(numbers) % 10 == 0 else entry
+        entry = reply(self, *arguments)
+        return self.arrival.refused("?") if next(numbers) % 10 == 0 else entry
 
-    _replace(works.EnqueueWork, "conclude", refusing)
+    _replace(Enqueue, "reply", refusing)
 
 
 def _dies_before_answers() -> None:
     """Not broken by itself: it ends between a commit and its answers."""
     from pinlaterd.shard.loop import ShardLoop
-    from pinlaterd.shard.works import EnqueueWork
+    from pinlaterd.shard.operations import Enqueue
 
-    conclude = EnqueueWork.conclude
+    reply = Enqueue.reply
     publish = ShardLoop._publish
     numbers = itertools.count(1)
     stored: list[int] = []
 
     def counting(self: Any, *arguments: Any) -> Any:
         stored.append(next(numbers))
-        return conclude(self, *arguments)
+        return reply(self, *arguments)
 
     def dying(self: Any) -> None:
         if stored and stored[-1] > 30:
             os.kill(os.getpid(), signal.SIGKILL)
         publish(self)
 
-    _replace(EnqueueWork, "conclude", counting)
+    _replace(Enqueue, "reply", counting)
     _replace(ShardLoop, "_publish", dying)
 
 

@@ -9,7 +9,7 @@ from itertools import count
 from pinlaterd.clock import Clock
 from pinlaterd.router.shards import ShardSet
 from pinlaterd.shard.service import ShardService
-from pinlaterd.shard.works import Arrival
+from pinlaterd.shard.state import Arrival
 from pinlaterd.wire.envelope import (
     CallEntry,
     OnReply,

@@ -37,8 +37,8 @@ from pinlaterd.model import (
 )
 from pinlaterd.rpc import codec
 from pinlaterd.shard.service import ShardService
+from pinlaterd.shard.state import Arrival
 from pinlaterd.shard.timekeeping import Timekeeper
-from pinlaterd.shard.works import Arrival
 from pinlaterd.stats import Stats
 from pinlaterd.wire.envelope import CallEntry, Op, ReplyEntry, Status
 

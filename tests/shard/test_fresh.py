@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pinlaterd.model import Payload
-from pinlaterd.shard.fresh import PAYLOAD_OVERHEAD_BYTES, FreshPayloads
+from pinlaterd.shard.state import PAYLOAD_OVERHEAD_BYTES, FreshPayloads
 
 
 def payload(size: int) -> Payload:
@@ -15,7 +15,7 @@ def test_what_was_kept_is_taken_once():
     fresh.keep("mail", 1, [1, 2], [payload(1), payload(2)])
 
     assert fresh.take("mail", 1, [2, 3, 1]) == [payload(2), None, payload(1)]
-    assert fresh.take("mail", 1, [1, 2]) is None
+    assert fresh.take("mail", 1, [1, 2]) == [None, None]
     assert fresh.held_bytes == 0
 
 
@@ -23,8 +23,8 @@ def test_priorities_and_queues_are_kept_apart():
     fresh = FreshPayloads(10_000)
     fresh.keep("mail", 1, [1], [payload(1)])
 
-    assert fresh.take("mail", 2, [1]) is None
-    assert fresh.take("post", 1, [1]) is None
+    assert fresh.take("mail", 2, [1]) == [None]
+    assert fresh.take("post", 1, [1]) == [None]
 
 
 def test_when_full_newcomers_are_not_kept():
@@ -44,7 +44,7 @@ def test_deleted_jobs_and_dropped_queues_give_back_their_room():
             fresh.keep(queue, priority, [1, 2], [payload(10), payload(20)])
     whole = fresh.held_bytes
 
-    fresh.discard("mail", 1, [2, 7])
+    fresh.take("mail", 1, [2, 7])
     assert fresh.held_bytes == whole - 20 - PAYLOAD_OVERHEAD_BYTES
     fresh.drop_queue("mail")
     assert fresh.held_bytes == whole / 2

@@ -14,7 +14,7 @@ from pinlaterd.model import (
     Job,
     JobState,
 )
-from pinlaterd.shard.works import PART_JOBS
+from pinlaterd.shard.operations import PART_JOBS
 from pinlaterd.wire.envelope import Op, Status
 from tests.shard.conftest import SECONDS_TO_ANSWER, Shard
 

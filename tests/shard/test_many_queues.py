@@ -12,7 +12,7 @@ from pinlaterd.clock import FakeClock
 from pinlaterd.engines.counts import Depths
 from pinlaterd.engines.sqlite.engine import SqliteEngine
 from pinlaterd.model import DequeueRequest, Job, PendingKey
-from pinlaterd.shard import gauges
+from pinlaterd.shard import maintenance
 from tests.shard.conftest import Shard
 from tests.shard.test_timekeeping import HOUR_MS, SteppedClock
 
@@ -110,8 +110,8 @@ def test_many_queues_are_read_again_in_turns_once_the_clock_was_set_back(
 
 
 def test_figures_are_gauged_in_turns(many: Shard, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(gauges, "_MOST_QUEUES", 40)
-    monkeypatch.setattr(gauges, "_QUEUES_IN_TURN", 25)
+    monkeypatch.setattr(maintenance, "_MOST_QUEUES", 40)
+    monkeypatch.setattr(maintenance, "_QUEUES_IN_TURN", 25)
     counted_in_turns(many)  # which changes all of them
     assert isinstance(many.engine, SlowReads)
     many.engine.asked.clear()

@@ -209,7 +209,7 @@ class AgainstAModel(RuleBasedStateMachine):
         for priority, key in expected[:claimed]:
             self.store.remove(queue, priority, key)
         back = [Taken(priority, [key]) for priority, key in expected[claimed:]]
-        self.index.put_back(queue, back, self.now_ms)
+        self.index.requeue(queue, back, self.now_ms)
 
     @rule(queue=st.sampled_from("qr"), priority=st.integers(1, 2), data=st.data())
     def delete(self, queue: str, priority: int, data: st.DataObject) -> None:

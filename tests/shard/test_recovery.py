@@ -243,7 +243,7 @@ def test_what_was_committed_is_told_before_the_store_is_opened_anew(shard, engin
     assert len(results[0]) == 1
     assert [job.body for job in results[1].jobs] == [b"before"]
     assert not shard.service.serving
-    assert "connection was lost" in shard.service.trouble
+    assert "connection was lost" in shard.service.store_error
     engine.after_apply = lambda _batch: None
     shard.service.recover()
     assert shard.service.incarnation > incarnation
@@ -379,7 +379,7 @@ def test_while_its_store_cannot_be_opened_all_is_refused(shard, engine):
     engine.on_open = stuck
     shard.service.recover()
 
-    assert "the disk is gone" in shard.service.trouble
+    assert "the disk is gone" in shard.service.store_error
     assert shard.service.idle_seconds() > 0
     results = shard.results(EnqueueRequest("mail", [Job(b"b")]), DequeueRequest("mail", 1))
     assert results == [Status.REFUSED, Status.REFUSED]

@@ -14,8 +14,9 @@ from __future__ import annotations
 import inspect
 import logging
 from collections import deque
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from collections.abc import Set as AbstractSet
+from itertools import islice
 from random import Random
 
 from pinlaterd.clock import Clock
@@ -24,9 +25,10 @@ from pinlaterd.engines.base import StorageEngine
 from pinlaterd.errors import StorageLocked
 from pinlaterd.model import JobState
 from pinlaterd.shard.locks import QueueLocks
+from pinlaterd.shard.state import ShardState
 from pinlaterd.shard.tasks import Pace, Steps
 from pinlaterd.shard.timekeeping import Timekeeper
-from pinlaterd.shard.works import Memory
+from pinlaterd.stats import Stats
 
 log = logging.getLogger(__name__)
 
@@ -40,37 +42,138 @@ _REREAD_SECONDS, _QUEUES_IN_TURN = 60.0, 100
 # at all of them.
 _LATE_PART = 0.01
 _STATES = frozenset({JobState.IN_PROGRESS, JobState.SUCCEEDED, JobState.FAILED})
+_STATE_NAMES = {
+    JobState.PENDING: "pending",
+    JobState.IN_PROGRESS: "in_progress",
+    JobState.SUCCEEDED: "succeeded",
+    JobState.FAILED: "failed",
+}
+# Calls wait for a refresh: it ends after so many queues, or so much time.
+_MOST_QUEUES, _MOST_SECONDS = 1_000, 0.02
 
 
-class Upkeep:
+class QueueGauges:
+    """How deep the queues are, how old their oldest ready jobs, and which of them maintenance has
+    to look at, at the cost of what has changed.
+
+    Each time, the queues with changes are looked at, up to a bound, and some of the others in turn:
+    ages grow without a change, and another program's writes to the store show in nothing that a
+    shard does. The gauges of a queue that is locked stay as they are until it can be read again."""
+
+    def __init__(
+        self,
+        engine: StorageEngine,
+        state: ShardState,
+        locks: QueueLocks,
+        clock: Clock,
+        stats: Stats,
+    ) -> None:
+        self._engine = engine
+        self._state = state
+        self._locks = locks
+        self._clock = clock
+        self._stats = stats
+        self._in_turn: deque[str] = deque()
+        self._waiting: dict[str, None] = {}  # queues to look at, the first to change first
+        self._holding: dict[str, AbstractSet[JobState]] = {}
+        self._counting: set[str] = set()
+
+    def holding(self) -> Mapping[str, AbstractSet[JobState]]:
+        """Queues that hold jobs in progress, succeeded or failed, as of the last refresh."""
+        return self._holding
+
+    def refresh(self, now_ms: int) -> None:
+        state = self._state
+        if not self._in_turn:
+            self._in_turn.extend(state.ready.queues())
+        turns = min(_QUEUES_IN_TURN, len(self._in_turn))
+        self._waiting |= dict.fromkeys(state.changed)
+        self._waiting |= dict.fromkeys([self._in_turn.popleft() for _ in range(turns)])
+        state.changed.clear()
+        queues = list(islice(self._waiting, _MOST_QUEUES))
+        depths = self._engine.depths(queues)
+        until = self._clock.monotonic() + _MOST_SECONDS
+        for queue in queues:
+            started = self._clock.monotonic()
+            if started > until:
+                break
+            if self._locks.holding((queue,)):
+                continue
+            self._counting.discard(queue)
+            if queue in depths and queue in state.ready:
+                try:
+                    self._show(queue, depths[queue], now_ms)
+                except StorageLocked as error:
+                    self._locks.met(error, started=started, now=self._clock.monotonic())
+                    continue
+            else:
+                self._holding.pop(queue, None)
+                self._stats.drop_queue(queue)
+            del self._waiting[queue]
+        self._waiting |= dict.fromkeys(self._counting)  # they are looked at until they are known
+        self._stats.gauge("shard_queues_counting", len(self._counting))
+
+    def _show(
+        self, queue: str, depths: Mapping[tuple[int, JobState], int] | None, now_ms: int
+    ) -> None:
+        oldest_ms = self._state.ready.oldest_ms(queue)
+        age_ms = 0 if oldest_ms is None else now_ms - oldest_ms
+        self._stats.peak(f"{queue}_oldest_ready_age_ms", age_ms)
+        if depths is not None:
+            self._show_depths(queue, depths, now_ms)
+            return
+        self._counting.add(queue)
+        self._holding[queue] = frozenset(JobState)
+        for name in (*_STATE_NAMES.values(), "scheduled"):
+            self._stats.drop_gauge(f"{queue}_{name}")
+
+    def _show_depths(
+        self, queue: str, depths: Mapping[tuple[int, JobState], int], now_ms: int
+    ) -> None:
+        """Jobs that are scheduled are among the pending ones."""
+        ready, stats = self._state.ready, self._stats
+        totals = dict.fromkeys(JobState, 0)
+        pending: dict[int, int] = {}
+        for (priority, state), jobs in depths.items():
+            totals[state] += jobs
+            if state is JobState.PENDING and jobs:
+                pending[priority] = jobs
+        for state, jobs in totals.items():
+            stats.gauge(f"{queue}_{_STATE_NAMES[state]}", jobs)
+        held = {state for state, jobs in totals.items() if jobs and state is not JobState.PENDING}
+        if held:
+            self._holding[queue] = held
+        else:
+            self._holding.pop(queue, None)
+        stats.gauge(f"{queue}_scheduled", ready.scheduled(queue, pending, now_ms))
+
+
+class Maintenance:
     """Says when a round is due, and does it step by step."""
 
     def __init__(
         self,
         engine: StorageEngine,
-        memory: Memory,
-        holding: Callable[[], Mapping[str, AbstractSet[JobState]]],
+        state: ShardState,
+        gauges: QueueGauges,
         locks: QueueLocks,
-        config: Config,
         clock: Clock,
         timekeeper: Timekeeper,
         pace: Pace,
-        chance: Random,
+        rng: Random,
     ) -> None:
-        """`holding`: the states other than PENDING that queues are known to hold jobs in."""
         self._engine = engine
-        self._memory = memory
-        self._holding = holding
+        self._state = state
+        self._gauges = gauges
         self._locks = locks
-        self._config = config
         self._clock = clock
         self._time = timekeeper
         self._with_later_claims: set[str] = set()  # queues that may have some
         self._pace = pace
-        self._interval_seconds = config.server.monitor_interval_seconds
+        self._interval_seconds = state.config.server.monitor_interval_seconds
         self._round: Steps | None = None
         # Shards that start together do not all begin at the same moment.
-        self.due = clock.monotonic() + chance.random() * self._interval_seconds
+        self.due = clock.monotonic() + rng.random() * self._interval_seconds
         self._in_turn: deque[str] = deque()
         self._reread_due = clock.monotonic() + _REREAD_SECONDS  # of those that were not yet
         self._rereads_due: dict[str, float] = {}
@@ -83,8 +186,7 @@ class Upkeep:
         self._look_due = 0.0
 
     def follow(self, config: Config) -> None:
-        """Go by `config` from now on."""
-        self._config = config
+        """`config` is in the state from now on."""
         self._collect_due.clear()  # times to live may be shorter now
         self._interval_seconds = config.server.monitor_interval_seconds
         self.due = min(self.due, self._clock.monotonic() + self._interval_seconds)
@@ -107,14 +209,14 @@ class Upkeep:
     def set_back(self) -> None:
         """What was due in the time that the clock has gone back is due no more."""
         self.begin()
-        for queue in list(self._memory.ready.queues()):
-            self._memory.ready.reread(queue)
+        for queue in list(self._state.ready.queues()):
+            self._state.ready.reread(queue)
 
     def look_at_suspects(self) -> None:
         """Read and count those queues again that a foreign writer seems to have changed."""
-        suspects = self._memory.suspects
+        suspects = self._state.suspects
         suspects.update(self._engine.suspects())
-        suspects.intersection_update([queue for queue in suspects if queue in self._memory.ready])
+        suspects.intersection_update([queue for queue in suspects if queue in self._state.ready])
         now = self._clock.monotonic()
         if not suspects or now < self._look_due:
             return
@@ -131,12 +233,12 @@ class Upkeep:
 
     def _reread(self, queue: str) -> None:
         """Between batches nobody has keys of the ready index in hand."""
-        if queue in self._memory.ready:
+        if queue in self._state.ready:
             self._engine.recount(queue)
-            self._memory.ready.reread(queue)
+            self._state.ready.reread(queue)
 
     def _all_queues(self) -> Steps:
-        holding = self._holding()
+        holding = self._gauges.holding()
         for number, (queue, states) in enumerate(sorted(holding.items())):
             looked = yield from self._queue(queue, states)
             if looked or number % _QUEUES_IN_TURN == 0:
@@ -173,7 +275,7 @@ class Upkeep:
                 (queue, state), 0.0
             ):
                 continue
-            while queue in self._memory.ready and not self._locks.holding((queue,)):
+            while queue in self._state.ready and not self._locks.holding((queue,)):
                 limit, asked = self._pace.jobs, True
                 try:
                     changed = part(queue, limit)
@@ -188,7 +290,7 @@ class Upkeep:
         return asked
 
     def _release_expired(self, queue: str, limit: int) -> int:
-        timeout_ms = round(self._config.queue(queue).job_claimed_timeout_seconds * 1000)
+        timeout_ms = round(self._state.config.queue(queue).job_claimed_timeout_seconds * 1000)
         before_ms = self._time.claimed_before_ms(timeout_ms)
         ended = self._end_claims(queue, limit, claimed_before_ms=before_ms)
         if ended < limit and queue in self._with_later_claims and self._time.known_for(timeout_ms):
@@ -210,25 +312,25 @@ class Upkeep:
     def _end_claims(self, queue: str, limit: int, **claimed_ms: int) -> int:
         now_ms = self._clock.now_ms()
         result = self._engine.release_expired(queue, limit=limit, now_ms=now_ms, **claimed_ms)
-        self._memory.figures.expired(queue, result)
-        self._memory.changed.add(queue)
-        self._memory.requeue(queue, result.retried, now_ms)
+        self._state.figures.expired(queue, result)
+        self._state.changed.add(queue)
+        self._state.requeue(queue, result.retried, now_ms)
         return len(result.retried) + result.failed
 
     def _collect_succeeded(self, queue: str, limit: int) -> int:
-        hours = self._config.queue(queue).job_succeeded_ttl_hours
+        hours = self._state.config.queue(queue).job_succeeded_ttl_hours
         return self._collect(queue, JobState.SUCCEEDED, hours, limit)
 
     def _collect_failed(self, queue: str, limit: int) -> int:
-        hours = self._config.queue(queue).job_failed_ttl_hours
+        hours = self._state.config.queue(queue).job_failed_ttl_hours
         return self._collect(queue, JobState.FAILED, hours, limit)
 
     def _collect(self, queue: str, state: JobState, ttl_hours: float, limit: int) -> int:
         before_ms = self._clock.now_ms() - round(ttl_hours * _MS_AN_HOUR)
         jobs = self._engine.collect_garbage(queue, state, updated_before_ms=before_ms, limit=limit)
-        self._memory.figures.collected(queue, state, jobs)
+        self._state.figures.collected(queue, state, jobs)
         if jobs:
-            self._memory.changed.add(queue)
+            self._state.changed.add(queue)
         if jobs < limit:
             late_seconds = ttl_hours * _MS_AN_HOUR / 1000 * _LATE_PART
             self._collect_due[queue, state] = self._clock.monotonic() + late_seconds

@@ -15,7 +15,7 @@ from pinlaterd.wire.envelope import MalformedEnvelope
 log = logging.getLogger(__name__)
 
 
-class CoordinatorNews:
+class ConfigUpdates:
     """Takes snapshots from `control` and has `service` follow the configuration in force."""
 
     def __init__(self, control: ControlClient, service: ShardService) -> None:

@@ -21,9 +21,9 @@ from pinlaterd.engines.registry import make_engine
 from pinlaterd.errors import ConfigError, ShardOwned, StorageCorrupt, StorageError
 from pinlaterd.lifecycle import ExitCode, StopSignal, prefer_throughput, set_title
 from pinlaterd.shard.loop import ShardLoop
-from pinlaterd.shard.news import CoordinatorNews
 from pinlaterd.shard.service import ShardService
 from pinlaterd.shard.timekeeping import Timekeeper
+from pinlaterd.shard.updates import ConfigUpdates
 from pinlaterd.stats import Stats
 from pinlaterd.wire.control import ControlClient, ProcessState
 from pinlaterd.wire.socket import ShardEnd, new_context
@@ -108,7 +108,7 @@ class _Shard:
     def _take_ownership(self) -> bool:
         """Wait until the store is ours; False if told to stop before."""
         state, said = ProcessState.STARTING, ""
-        coordinator = CoordinatorNews(self._control, self._service)
+        coordinator = ConfigUpdates(self._control, self._service)
         while not self._stop.requested:
             try:
                 self._service.open()

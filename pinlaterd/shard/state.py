@@ -1,0 +1,218 @@
+"""What all parts of a shard share: calls as they arrive, and what is in memory beside the store.
+
+The memory is cleared whenever ownership begins. What is in it, the store holds as well: losing it
+costs reads, never jobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from operator import gt
+from typing import NamedTuple
+
+from pinlaterd.config.schema import Config
+from pinlaterd.engines.base import Requeued, StorageEngine
+from pinlaterd.errors import PinLaterError, QueueNotFound
+from pinlaterd.model import Job, Payload, PendingKey
+from pinlaterd.rpc import codec
+from pinlaterd.rpc.codec import Head
+from pinlaterd.shard.descriptors import ClaimDescriptors
+from pinlaterd.shard.figures import Figures
+from pinlaterd.shard.ready import ReadyIndex
+from pinlaterd.shard.validation import Rules
+from pinlaterd.stats import Stats
+from pinlaterd.wire.envelope import CallEntry, ReplyEntry, Status
+
+# Of shard_buffer_bytes: half for fresh payloads, an eighth for keys.
+_FRESH_PART, _KEYS_PART = 2, 8
+# A PendingKey with its two numbers and its place in a list (CPython 3.11).
+_KEY_BYTES = 136
+# A Payload, the header of its body, its id and its place in a dict (CPython 3.11).
+PAYLOAD_OVERHEAD_BYTES = 240
+# Why a shard refuses calls, when the store does not say it better.
+STORE_FAILED = "could not have its store carry it out"
+
+_new = tuple.__new__  # half the cost of calling a NamedTuple, for each job of a batch
+
+
+class Arrival(NamedTuple):
+    """A call and the router that it came from; makes the replies to it."""
+
+    router: bytes
+    entry: CallEntry
+
+    def done(self, payload: bytes, jobs: int = 0) -> ReplyEntry:
+        return _new(ReplyEntry, (self.entry.call_id, Status.DONE, payload, jobs))
+
+    def failed(self, head: Head, error: PinLaterError) -> ReplyEntry:
+        return ReplyEntry(self.entry.call_id, Status.FAILED, codec.encode_error(head, error))
+
+    def refused(self, reason: str) -> ReplyEntry:
+        """`reason`: what a caller is told of this shard if no other serves."""
+        return ReplyEntry(self.entry.call_id, Status.REFUSED, reason.encode())
+
+    def foreign(self) -> ReplyEntry:
+        return ReplyEntry(self.entry.call_id, Status.FOREIGN, b"")
+
+
+class FreshPayloads:
+    """Payloads of jobs that were just enqueued and are due soon, by queue, priority and local id,
+    so that a claim need not read them.
+
+    Bounded in bytes: when full, newcomers are not kept, for those here are ahead of them in their
+    queues. A payload here is what the store holds: a PENDING job's body and attempts don't change,
+    and whatever deletes or claims the job takes it out of here."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._held_bytes = 0
+        self._lines: dict[tuple[str, int], dict[int, Payload]] = {}
+
+    @property
+    def held_bytes(self) -> int:
+        return self._held_bytes
+
+    def keep(
+        self, queue: str, priority: int, local_ids: Sequence[int], payloads: Sequence[Payload]
+    ) -> None:
+        """Keep them all, or none if there is no room."""
+        size = sum([len(payload[0]) for payload in payloads])
+        size += PAYLOAD_OVERHEAD_BYTES * len(payloads)
+        if self._held_bytes + size > self._max_bytes:
+            return
+        self._held_bytes += size
+        line = self._lines.setdefault((queue, priority), {})
+        line.update(zip(local_ids, payloads, strict=True))
+
+    def take(self, queue: str, priority: int, local_ids: Sequence[int]) -> Sequence[Payload | None]:
+        """Take out those that are here, in the order of `local_ids`; None where there is none."""
+        line = self._lines.get((queue, priority))
+        if not line:
+            return [None] * len(local_ids)
+        pop = line.pop
+        taken = [pop(local_id, None) for local_id in local_ids]
+        found = [payload for payload in taken if payload] if None in taken else taken
+        self._held_bytes -= sum([len(payload[0]) for payload in found if payload])
+        self._held_bytes -= PAYLOAD_OVERHEAD_BYTES * len(found)
+        return taken
+
+    def drop_queue(self, queue: str) -> None:
+        for name, priority in [place for place in self._lines if place[0] == queue]:
+            for payload in self._lines.pop((name, priority)).values():
+                self._held_bytes -= len(payload.body) + PAYLOAD_OVERHEAD_BYTES
+
+    def clear(self) -> None:
+        self._lines.clear()
+        self._held_bytes = 0
+
+
+class ShardState:
+    """Of one shard. `config` is followed live; a newer one takes its place."""
+
+    def __init__(self, name: str, engine: StorageEngine, config: Config, stats: Stats) -> None:
+        server = config.server
+        self.name = name
+        self.config = config
+        self.rules = Rules(engine.limits, engine.narrower, server)
+        self.figures = Figures(stats)
+        self.ready = ReadyIndex(
+            engine,
+            server.num_priority_levels,
+            max_keys=server.shard_buffer_bytes // _KEYS_PART // _KEY_BYTES,
+            max_run_after_ms=engine.limits.run_after_ms,
+        )
+        self.fresh = FreshPayloads(server.shard_buffer_bytes // _FRESH_PART)
+        self.claim_descriptors = ClaimDescriptors(server, 0, position=0, shards=1)
+        self.changed: set[str] = set()  # queues whose depths or figures may have changed
+        self.touched: set[str] = set()  # queues whose ready counts may have changed, or are gone
+        self.suspects: set[str] = set()  # queues that a foreign writer seems to change
+        self._enqueued: dict[str, tuple[list[int], list[Job]]] = {}  # see index_enqueued
+
+    @property
+    def dequeue_only(self) -> bool:
+        shard = self.config.shards.get(self.name)
+        return shard is not None and shard.dequeue_only
+
+    @property
+    def held_bytes(self) -> int:
+        return self.fresh.held_bytes + len(self.ready) * _KEY_BYTES
+
+    def check_queue(self, queue: str) -> None:
+        if queue not in self.ready:
+            raise QueueNotFound(queue)
+
+    def clear(self) -> None:
+        self.ready.clear()
+        self.fresh.clear()
+        self.suspects.clear()
+
+    # --- jobs become PENDING -----------------------------------------------------------------
+
+    def enqueued(self, queue: str, local_ids: Iterable[int], jobs: Iterable[Job]) -> None:
+        """Jobs of one call were stored; `index_enqueued` has to follow for those of a batch."""
+        found = self._enqueued.get(queue)
+        if found is None:
+            self._enqueued[queue] = (list(local_ids), list(jobs))
+        else:
+            found[0].extend(local_ids)
+            found[1].extend(jobs)
+
+    def index_enqueued(self, now_ms: int) -> None:
+        """Index all jobs that a commit has stored, and keep the payloads of those due soon.
+
+        Once for all of a batch: with one job a call, this is a good part of what a call costs."""
+        for queue, (local_ids, jobs) in self._enqueued.items():
+            self.touched.add(queue)
+            self.figures.enqueued(queue, jobs)
+            priorities = {job[1] for job in jobs}
+            if len(priorities) == 1:
+                self._remember(queue, priorities.pop(), local_ids, jobs, now_ms)
+                continue
+            for priority in priorities:
+                ids = [
+                    local_id
+                    for local_id, job in zip(local_ids, jobs, strict=True)
+                    if job[1] == priority
+                ]
+                of_priority = [job for job in jobs if job[1] == priority]
+                self._remember(queue, priority, ids, of_priority, now_ms)
+        self._enqueued.clear()
+
+    def _remember(
+        self, queue: str, priority: int, local_ids: Sequence[int], jobs: Sequence[Job], now_ms: int
+    ) -> None:
+        new = _new
+        keys = [
+            new(PendingKey, (now_ms if job[2] is None else job[2], local_id))
+            for local_id, job in zip(local_ids, jobs, strict=True)
+        ]
+        if any(map(gt, keys, keys[1:])):
+            # Earliest first. Keys differ, so that the jobs beside them are never compared.
+            ordered = sorted(zip(keys, jobs, strict=True))
+            keys = [key for key, _ in ordered]
+            jobs = [job for _, job in ordered]
+            local_ids = [key.local_id for key in keys]
+        kept = self.ready.add(queue, priority, keys, now_ms)
+        if kept:
+            payloads = [new(Payload, (job[0], job[3], job[3])) for job in jobs[:kept]]
+            self.fresh.keep(queue, priority, local_ids[:kept], payloads)
+
+    def requeue(self, queue: str, requeued: Sequence[Requeued], now_ms: int) -> None:
+        """Jobs became PENDING again."""
+        if not requeued:
+            return
+        self.touched.add(queue)
+        if queue not in self.ready:
+            return
+        by_priority: dict[int, list[PendingKey]] = {}
+        for priority, key in requeued:
+            by_priority.setdefault(priority, []).append(key)
+        for priority, keys in by_priority.items():
+            keys.sort()
+            self.ready.add(queue, priority, keys, now_ms)
+
+    def forget(self, queue: str, priority: int, local_ids: Sequence[int]) -> None:
+        """Jobs were deleted."""
+        self.ready.discard(queue, priority, local_ids)
+        self.fresh.take(queue, priority, local_ids)
+        self.touched.add(queue)
