@@ -14,8 +14,8 @@ Messages are TBinaryProtocol without transport framing; one call or one answer e
 are no well-formed message raise ProtocolError; a well-formed one that is not what the interface
 says raises InvalidRequest, or InvalidEnqueue in an enqueue. Ranges are not checked here: types are.
 
-Each hot message has two ways that mean the same, a fast one for its usual layout and the general
-one for all others; tests hold them against each other.
+Enqueues, dequeues, acks and their answers are read in two ways that mean the same, a tuned one for
+the usual layout (`usual`) and the general one for all others; tests compare them.
 """
 
 from __future__ import annotations

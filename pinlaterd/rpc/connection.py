@@ -2,7 +2,7 @@
 
 It reads no more while it works on as many calls as it may, while its client does not take its
 answers, and while the server is short of memory. What a client does to its connection costs no
-other one anything. Relies on asyncio (any event loop) and on `framing`.
+other one anything. Relies on asyncio (any event loop), `framing`, and Linux' TCP_INFO.
 """
 
 from __future__ import annotations
@@ -10,18 +10,19 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+import sys
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from pinlaterd.errors import ProtocolError
-from pinlaterd.rpc.binary import STRICT_CALL, is_oneway
-from pinlaterd.rpc.buffers import BufferBudget
+from pinlaterd.rpc.binary import STRICT_CALL, is_oneway, pack_u32
 from pinlaterd.rpc.compact import from_binary
-from pinlaterd.rpc.deliveries import Deliveries
 from pinlaterd.rpc.framing import FrameReader
 
-_pack_length: Final = struct.Struct(">I").pack
+if TYPE_CHECKING:
+    from pinlaterd.rpc.server import ThriftServer
+
 _LENGTH_BYTES: Final = 4
 
 KIB: Final = 1024
@@ -42,35 +43,16 @@ _KEEPALIVE: Final = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
 )
-# A client that got an answer in its own language may take so long to read it: an end that comes at
-# once, while it still sends, would be a reset, which takes the answer with it.
-_FAREWELL_SECONDS: Final = 2.0
+# Closing with unread input sends RST, and an HTTP client would lose our answer: delay the close.
+_HTTP_CLOSE_SECONDS: Final = 2.0
+_INFO_BYTES: Final = 128  # of struct tcp_info, as far as tcpi_bytes_acked
+_BYTES_ACKED: Final = struct.Struct("120xQ").unpack_from
+_ENDED: Final = (b"\x07", b"\x08")  # TCP_CLOSE (a reset), TCP_CLOSE_WAIT (an end), by the client
+# What may be kept until the next look, before the kernel is asked: that is a system call.
+_KEPT_ANSWERS: Final = 64
+_KEPT_BYTES: Final = 256 * KIB
 # Fewer bytes than this in a whole period are no progress, unless they complete something.
 _PROGRESS_BYTES: Final = KIB
-
-
-class Host(Protocol):
-    """The server, as its connections see it."""
-
-    max_frame_bytes: int
-    max_calls: int
-    max_waiting: int
-    budget: BufferBudget
-    handler: Callable[[bytes, Answer], None]
-
-    def opened(self, connection: Connection) -> bool:
-        """False: there are too many; the connection is closed."""
-        ...
-
-    def closed(self, connection: Connection) -> None: ...
-
-    def refused(self, connection: Connection, reason: str) -> None:
-        """The connection was closed, or will be, because of what its client did."""
-        ...
-
-    def ended_within_message(self, connection: Connection) -> None:
-        """The client went before it had sent the whole of a message."""
-        ...
 
 
 class Answer:
@@ -89,10 +71,10 @@ class Answer:
         self.may_wait = False
 
     def expect_wait(self) -> None:
-        """The call may wait for long: its connection has only so many of those in hand."""
+        """The call may wait for long: its connection may have only so many of those."""
         if not self.oneway:
             self.may_wait = True
-            self._connection.may_wait(self)
+            self._connection.calls_that_may_wait += 1
 
     @property
     def gone(self) -> bool:
@@ -106,7 +88,7 @@ class Answer:
 
     def room(self) -> int:
         """How many bytes more may be held back for clients that do not read."""
-        return self._connection.room()
+        return self._connection.server.budget.room()
 
     def send(self, message: bytes) -> bool:
         """False if nobody will get it: the client has gone, or the call is oneway."""
@@ -128,21 +110,21 @@ class _Mark(NamedTuple):
 class Connection(asyncio.Protocol):
     """See the module. `gone` once the client has gone or was closed."""
 
-    def __init__(self, host: Host) -> None:
-        self._host = host
+    def __init__(self, server: ThriftServer) -> None:
+        self.server = server
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)
-        self._reader = FrameReader(host.max_frame_bytes)
-        self._slots: deque[Answer] = deque()  # the calls in hand, oldest first
+        self._reader = FrameReader(server.max_frame_bytes)
+        self._slots: deque[Answer] = deque()  # the calls in flight, oldest first
         self._waiting: deque[bytes] = deque()  # messages that are not begun yet
         self._oneway_calls = 0  # that have not ended
-        self._may_wait = 0  # calls without an answer that may wait for long
-        self._deliveries: Deliveries[Answer] | None = None
+        self.calls_that_may_wait = 0  # for long, and have no answer yet
+        self._deliveries: _Deliveries | None = None
         self._reading = True
         self._pumping = False
         self._ready_bytes = 0  # answers that came while pumping
         self._unsent_high = False
         self._answer_bytes = _FIRST_GUESS_BYTES  # what the next answers are expected to have
-        self._most_calls = min(host.max_calls, 1 + _AHEAD_BYTES // _FIRST_GUESS_BYTES)
+        self._most_calls = min(server.max_calls, 1 + _AHEAD_BYTES // _FIRST_GUESS_BYTES)
         self._held = False  # has to wait until the server has memory for it
         self._retiring = False
         self._closing = False
@@ -160,14 +142,14 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self.peer = _address(transport.get_extra_info("peername"))
-        self._counted = self._host.opened(self)
+        self._counted = self.server.opened(self)
         if not self._counted:
             self.abort()
             return
         connected: socket.socket = transport.get_extra_info("socket")
         for level, option, value in _KEEPALIVE:
             connected.setsockopt(level, option, value)
-        self._deliveries = Deliveries(connected)
+        self._deliveries = _Deliveries(connected)
         self._transport.set_write_buffer_limits(_UNSENT_HIGH_BYTES, _UNSENT_LOW_BYTES)
 
     def data_received(self, data: bytes) -> None:
@@ -182,7 +164,7 @@ class Connection(asyncio.Protocol):
             self._pump()
         if reader.unfinished or self._waiting:
             # A compact message has grown meanwhile.
-            self._host.budget.charge(max(len(data), sum(map(len, messages))))
+            self.server.budget.charge(max(len(data), sum(map(len, messages))))
         if reader.failure is not None and not self._closing:
             self._refuse(str(reader.failure), reader.http_answer)
 
@@ -196,7 +178,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._reader.unfinished and not (self.gone or self._closing):
-            self._host.ended_within_message(self)
+            self.server.ended_within_message(self)
         # If we close it ourselves, what the kernel has taken is still on its way.
         undelivered: list[Answer] = []
         if self._deliveries is not None:
@@ -207,7 +189,7 @@ class Connection(asyncio.Protocol):
         slots, self._slots = self._slots, deque()
         self._waiting.clear()
         if self._counted:
-            self._host.closed(self)
+            self.server.closed(self)
         for answer in (*undelivered, *slots):
             if answer.message is None:
                 if answer.on_gone is not None:
@@ -221,9 +203,6 @@ class Connection(asyncio.Protocol):
         """Of a oneway call nobody waits for an answer."""
         return not self._unsent_high and (answer.oneway or self._slots[0] is answer)
 
-    def room(self) -> int:
-        return self._host.budget.room()
-
     def is_lost(self) -> bool:
         """Whether nothing written now could arrive."""
         return self.gone or self._transport.is_closing()
@@ -236,17 +215,17 @@ class Connection(asyncio.Protocol):
         answer.message = message
         size = len(message)
         if answer.may_wait:
-            self._may_wait -= 1
+            self.calls_that_may_wait -= 1
         # Few calls are begun whose answers are large, or a client that reads none could have
         # gigabytes of them made.
         self._answer_bytes = max(size, self._answer_bytes // 2)
-        self._most_calls = min(self._host.max_calls, 1 + _AHEAD_BYTES // (self._answer_bytes + 1))
+        self._most_calls = min(self.server.max_calls, 1 + _AHEAD_BYTES // (self._answer_bytes + 1))
         if self._pumping:
             self._ready_bytes += size
         elif self._slots[0] is answer:
             self._pump()
         else:
-            self._host.budget.charge(size)
+            self.server.budget.charge(size)
             if answer.may_wait and self._waiting:
                 self._pump()
         return True
@@ -255,9 +234,6 @@ class Connection(asyncio.Protocol):
         self._oneway_calls -= 1
         if self._waiting:
             self._pump()
-
-    def may_wait(self, answer: Answer) -> None:
-        self._may_wait += 1
 
     def _pump(self) -> None:
         """Write what can be written and begin what may be begun, until neither is left."""
@@ -276,20 +252,20 @@ class Connection(asyncio.Protocol):
                     progress = True
         finally:
             self._pumping = False
-        if self._retiring and self._has_nothing_in_hand():
+        if self._retiring and self._is_idle():
             self._closing = True
         if self._closing:
             self._close_if_done()
-        elif self._waiting or not self._reading or len(self._slots) >= self._host.max_calls:
+        elif self._waiting or not self._reading or len(self._slots) >= self.server.max_calls:
             self._update_reading()
 
-    def _has_nothing_in_hand(self) -> bool:
+    def _is_idle(self) -> bool:
         return not (self._slots or self._waiting or self._reader.unfinished)
 
     def _may_begin(self) -> bool:
         return (
             len(self._slots) + self._oneway_calls < self._most_calls
-            and self._may_wait < self._host.max_waiting
+            and self.calls_that_may_wait < self.server.max_waiting
             and not self._unsent_high
             and not self.gone
         )
@@ -302,7 +278,7 @@ class Connection(asyncio.Protocol):
         else:
             self._slots.append(answer)
         try:
-            self._host.handler(message, answer)
+            self.server.handler(message, answer)
         except ProtocolError as error:
             if oneway:
                 self._oneway_calls -= 1
@@ -327,7 +303,7 @@ class Connection(asyncio.Protocol):
             if compact:
                 message = from_binary(message)
             if framed:
-                parts.append(_pack_length(len(message)))
+                parts.append(pack_u32(len(message)))
                 size += _LENGTH_BYTES
             parts.append(message)
             size += len(message)
@@ -335,7 +311,7 @@ class Connection(asyncio.Protocol):
                 deliveries.written(self._written_bytes + size, answer)
         if not parts:
             return
-        if self._retiring and self._has_nothing_in_hand():
+        if self._retiring and self._is_idle():
             # This is the last answer: it leaves with the end of the connection, as one segment.
             connected: socket.socket = self._transport.get_extra_info("socket")
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
@@ -344,7 +320,7 @@ class Connection(asyncio.Protocol):
             self._transport.write(b"".join(parts))
         else:
             self._transport.writelines(parts)
-        self._host.budget.charge(size)
+        self.server.budget.charge(size)
 
     # --- reading, or not ------------------------------------------------------------------------
 
@@ -352,7 +328,7 @@ class Connection(asyncio.Protocol):
         if self.gone or self._closing:
             return
         calls = len(self._slots)
-        limit = self._host.max_calls
+        limit = self.server.max_calls
         # Once full, half of the calls have to be answered before more are read.
         full = bool(self._waiting) or calls >= (limit if self._reading else max(1, limit // 2))
         wanted = not (full or self._unsent_high or self._held)
@@ -362,7 +338,7 @@ class Connection(asyncio.Protocol):
             self._transport.pause_reading()
         self._reading = wanted
 
-    def hold(self, held: bool) -> None:  # noqa: FBT001 - see buffers.Holder
+    def hold(self, held: bool) -> None:  # noqa: FBT001 - see server.Holder
         """Whether the server is too short of memory to read from this one."""
         if held != self._held:
             self._held = held
@@ -383,24 +359,20 @@ class Connection(asyncio.Protocol):
 
     # --- ends -------------------------------------------------------------------------------------
 
-    @property
-    def calls_in_hand(self) -> int:
-        return len(self._slots)
-
-    def _refuse(self, reason: str, farewell: bytes = b"") -> None:
-        """Nothing more can be understood: answer the calls in hand, then close. A client that
-        never made a call may get a farewell."""
-        self._host.refused(self, reason)
-        if farewell:
+    def _refuse(self, reason: str, answer: bytes = b"") -> None:
+        """Nothing more can be understood: answer the calls in flight, then close. A client of HTTP,
+        which never made a call, gets `answer`."""
+        self.server.refused(self, reason)
+        if answer:
             self._closing = True
-            self._transport.write(farewell)
+            self._transport.write(answer)
             self._transport.write_eof()
-            asyncio.get_running_loop().call_later(_FAREWELL_SECONDS, self.abort)
+            asyncio.get_running_loop().call_later(_HTTP_CLOSE_SECONDS, self.abort)
         else:
             self.finish()
 
     def retire(self) -> None:
-        """Close with the next answer after which no call is in hand.
+        """Close with the next answer after which no call is in flight.
 
         The answer and the end leave as one: a client that looks before it calls again sees it."""
         if self.gone or self._closing or self._retiring:
@@ -408,7 +380,7 @@ class Connection(asyncio.Protocol):
         self._retiring = True
 
     def finish(self) -> None:
-        """Take no more calls; close once those in hand are answered. Safe to repeat."""
+        """Take no more calls; close once those in flight are answered. Safe to repeat."""
         if self.gone or self._closing:
             return
         self._closing = True
@@ -428,7 +400,7 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     def abort(self) -> None:
-        """Close at once, whatever is in hand."""
+        """Close at once, whatever is in flight."""
         if not self.gone:
             self.gone = True
             self._transport.abort()
@@ -440,7 +412,7 @@ class Connection(asyncio.Protocol):
         if deliveries is None or self.gone:
             return
         deliveries.forget_delivered()
-        if self._may_wait and not self._reading and deliveries.client_has_ended():
+        if self.calls_that_may_wait and not self._reading and deliveries.client_has_ended():
             self.abort()
 
     def stalled(self, now: float, seconds: float) -> str | None:
@@ -478,3 +450,50 @@ def _address(peername: Any) -> str:
     if isinstance(peername, tuple) and len(peername) >= 2:
         return f"{peername[0]}:{peername[1]}"
     return str(peername or "?")
+
+
+class _Deliveries:
+    """The answers of one connection that were written and may not have arrived, oldest first.
+
+    The end of a connection does not say how far the client has read, but the kernel knows how many
+    bytes the client's kernel has acknowledged. Only an answer of which all are counts as delivered;
+    where TCP_INFO does not tell, all that was written does.
+    """
+
+    def __init__(self, connected: socket.socket) -> None:
+        # The transport's own descriptor: let go of with `detach`, never closed here.
+        self._socket = socket.socket(fileno=connected.fileno())
+        self._answers: deque[tuple[int, Answer]] = deque()
+        self.held_bytes = 0
+
+    def detach(self) -> None:
+        """The connection ends: its descriptor is used no more."""
+        self._socket.detach()
+
+    def written(self, end: int, answer: Answer) -> None:
+        """`answer` was written up to byte `end` of the connection."""
+        self._answers.append((end, answer))
+        self.held_bytes += len(answer.message or b"")
+        if len(self._answers) > _KEPT_ANSWERS or self.held_bytes > _KEPT_BYTES:
+            self.forget_delivered()
+
+    def forget_delivered(self) -> None:
+        if not self._answers:
+            return
+        info = self._info()
+        acknowledged = _BYTES_ACKED(info)[0] if len(info) == _INFO_BYTES else sys.maxsize
+        while self._answers and self._answers[0][0] <= acknowledged:
+            _, answer = self._answers.popleft()
+            self.held_bytes -= len(answer.message or b"")
+
+    def undelivered(self) -> list[Answer]:
+        """Those of which a part at least was never acknowledged."""
+        self.forget_delivered()
+        return [answer for _, answer in self._answers]
+
+    def client_has_ended(self) -> bool:
+        """Whether the client has closed the connection: shows also while nothing is read."""
+        return self._info()[:1] in _ENDED
+
+    def _info(self) -> bytes:
+        return self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)

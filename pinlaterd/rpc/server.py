@@ -12,13 +12,11 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Collection, Sequence
+from typing import Final, Protocol
 
 from pinlaterd.config.schema import ServerSettings
-from pinlaterd.rpc.buffers import BufferBudget
 from pinlaterd.rpc.connection import Answer, Connection
-from pinlaterd.rpc.limited_log import LimitedLog
 from pinlaterd.stats import Stats
 from pinlaterd.wording import how_many
 
@@ -44,6 +42,8 @@ _LOOK_SECONDS: Final = 0.5
 _LOG_LINES: Final = 20
 _LOG_SECONDS: Final = 10.0
 _BACKLOG: Final = 1024
+# What all connections hold is counted again each time that this part of the limit has come in.
+_COUNTS_PER_LIMIT: Final = 64
 
 
 class ThriftServer:
@@ -65,7 +65,7 @@ class ThriftServer:
         # Time as it passes between looks: a pause of this process is not its clients' silence.
         self._looked_seconds = 0.0
         self._emptied = asyncio.Event()
-        self._log = LimitedLog(log, time.monotonic, _LOG_LINES, _LOG_SECONDS)
+        self._log = _LimitedLog()
 
     @property
     def port(self) -> int:
@@ -103,7 +103,7 @@ class ThriftServer:
     async def stop(
         self, grace_seconds: float | None = None, retire_seconds: float = RETIRE_SECONDS
     ) -> None:
-        """Take no new connections; answer the calls in hand, and one more of each client that
+        """Take no new connections; answer the calls in flight, and one more of each client that
         calls within `retire_seconds`; close.
 
         What is not answered after `grace_seconds` (by default: the time that a call may
@@ -123,7 +123,7 @@ class ThriftServer:
             for connection in tuple(self._connections):
                 connection.finish()
         if not await self._is_empty_within(grace_seconds - retire_seconds):
-            log.warning("closing %d connections with calls in hand", len(self._connections))
+            log.warning("closing %d connections with calls in flight", len(self._connections))
             for connection in tuple(self._connections):
                 connection.abort()
             await self._wait_empty()
@@ -143,7 +143,7 @@ class ThriftServer:
             self._emptied.clear()
             await self._emptied.wait()
 
-    # --- what connections call (connection.Host) ----------------------------------------------
+    # --- what connections call ----------------------------------------------------------------
 
     def opened(self, connection: Connection) -> bool:
         if len(self._connections) >= self._settings.max_connections:
@@ -199,3 +199,105 @@ class ThriftServer:
     def _close(self, connection: Connection, reason: str) -> None:
         self.refused(connection, reason)
         connection.abort()
+
+
+class _LimitedLog:
+    """At most _LOG_LINES warnings in _LOG_SECONDS, so that a flood of hostile connections cannot
+    fill the log; how many more there were is said afterwards."""
+
+    def __init__(self) -> None:
+        self._begun = 0.0
+        self._lines = 0
+
+    def warning(self, line: str) -> None:
+        self.flush_if_over()
+        if self._lines == 0:
+            self._begun = time.monotonic()
+        self._lines += 1
+        if self._lines <= _LOG_LINES:
+            log.warning("%s", line)
+
+    def flush_if_over(self) -> None:
+        """To be called now and then: no other warning may ever come."""
+        if self._lines and time.monotonic() - self._begun >= _LOG_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Say how many were left out."""
+        if self._lines > _LOG_LINES:
+            log.warning("... and %d more lines like these", self._lines - _LOG_LINES)
+        self._lines = 0
+
+
+class Holder(Protocol):
+    """A connection, as far as its memory goes."""
+
+    def held_bytes(self) -> int: ...
+
+    def missing_bytes(self) -> int:
+        """What its unfinished message still lacks, as far as is known; 0 if it has none."""
+        ...
+
+    def hold(self, held: bool) -> None:  # noqa: FBT001 - two states, and that is what it is about
+        """Whether to be read from no more. Safe to repeat."""
+        ...
+
+
+class BufferBudget:
+    """How much all connections together may hold: unfinished messages and unread answers.
+
+    The sum is kept as an estimate that only grows, one addition for each piece of data, and counted
+    exactly whenever the estimate reaches the next mark. Above half the limit not all may go on, but
+    only so many that what their unfinished messages still lack fits into what is left: those first
+    that lack the least, since they are the soonest to free their memory. One unfinished message
+    may always go on, so that there is no deadlock; the limit may be exceeded by that one, and by
+    what was on its way. To close those who may go on and do not is up to the server.
+    """
+
+    def __init__(self, max_bytes: int, holders: Callable[[], Collection[Holder]]) -> None:
+        self._max_bytes = max_bytes
+        self._holders = holders
+        self._step = max(1, max_bytes // _COUNTS_PER_LIMIT)
+        self._estimate = self._counted = 0
+        self._mark = max_bytes // 2
+        self.crowded = False  # somebody has to wait for memory
+
+    def charge(self, size: int) -> None:
+        """So many bytes more may be held."""
+        self._estimate += size
+        if self._estimate > self._mark:
+            self.count()
+
+    def room(self) -> int:
+        """How many bytes more may be held beside what is, with a half left to others."""
+        half = self._max_bytes // 2
+        if self._estimate > half // 2 and self._estimate - self._counted > self._step:
+            self.count()
+        return max(0, half - self._estimate)
+
+    def count(self) -> None:
+        """Count exactly, and say who may go on."""
+        holders = self._holders()
+        total = sum(holder.held_bytes() for holder in holders)
+        self._estimate = self._counted = total
+        self._mark = max(self._max_bytes // 2, total + self._step)
+        if total > self._max_bytes // 2:
+            self._admit(holders, self._max_bytes - total)
+        elif self.crowded:
+            self.crowded = False
+            for holder in holders:
+                holder.hold(False)
+
+    def _admit(self, holders: Collection[Holder], room: int) -> None:
+        self.crowded = False
+        first = True
+        lacking = sorted(
+            ((holder.missing_bytes(), holder) for holder in holders), key=lambda each: each[0]
+        )
+        for missing, holder in lacking:
+            room -= missing
+            waits = room < 0 and not (first and missing)
+            holder.hold(waits)
+            self.crowded |= waits
+            if missing:
+                first = False

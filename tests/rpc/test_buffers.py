@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pinlaterd.rpc.buffers import BufferBudget
+from pinlaterd.rpc.server import BufferBudget
 
 MAX_BYTES = 64_000
 

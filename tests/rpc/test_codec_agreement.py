@@ -41,7 +41,7 @@ from tests.rpc.thrift_bytes import Field, write_message
 
 HOT = [Method.ENQUEUE, Method.DEQUEUE, Method.ACK]
 USUAL = Shape(in_order=True, unknown=False, wrong=False)
-STRANGE = Shape(in_order=False, unknown=True, wrong=False)
+UNORDERED = Shape(in_order=False, unknown=True, wrong=False)
 WRONG = Shape(in_order=True, unknown=True, wrong=True)
 
 FAST: dict[Method, Any] = {
@@ -82,7 +82,7 @@ def test_what_is_usual_is_read_fast_and_alike(call, strict):
     assert normal(codec.Call(head, context, request)) == normal(general(message))
 
 
-@given(calls(list(Method), STRANGE), FORMS)
+@given(calls(list(Method), UNORDERED), FORMS)
 def test_the_order_of_fields_and_unknown_ones_do_not_matter(call, strict):
     name, fields = call
     message = write_message(name, fields, strict=strict)
@@ -144,7 +144,7 @@ def whole(message: bytes) -> Request:
     return AckRequest(request.queue, list(request.succeeded), list(request.failed))
 
 
-@given(st.one_of(calls(SLICED, USUAL), calls(SLICED, STRANGE), calls(SLICED, WRONG)), FORMS)
+@given(st.one_of(calls(SLICED, USUAL), calls(SLICED, UNORDERED), calls(SLICED, WRONG)), FORMS)
 def test_what_is_decoded_in_slices_is_what_is_decoded_whole(call, strict):
     message = write_message(*call, strict=strict)
 
@@ -221,7 +221,7 @@ def test_any_bytes_are_answered_or_refused(message):
     assert isinstance(found, codec.Call) or issubclass(found[0], (ProtocolError, InvalidRequest))
 
 
-@given(st.one_of(calls(list(Method), USUAL), calls(list(Method), STRANGE)), FORMS)
+@given(st.one_of(calls(list(Method), USUAL), calls(list(Method), UNORDERED)), FORMS)
 def test_what_is_peeked_is_what_decoding_gives(call, strict):
     message = write_message(*call, strict=strict)
 

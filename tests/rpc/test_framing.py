@@ -174,7 +174,7 @@ def test_the_first_message_tells_that_a_connection_speaks_compact():
 
 @pytest.mark.parametrize("with_frames", [True, False])
 def test_a_large_message_in_small_pieces_is_copied_a_bounded_number_of_times(with_frames):
-    """Copied anew for each piece it would be half a terabyte: minutes, not a fraction of one."""
+    """Copied again for each piece it would be half a terabyte: minutes, not a fraction of one."""
     message = enqueue(job(b"x" * ((64 << 20) - 1000)))
     data = framed(message) if with_frames else message
     frames = FrameReader(64 << 20)

@@ -288,7 +288,7 @@ def test_http_is_answered_as_such(start, call, answer):
 
 
 def test_an_http_client_that_stays_is_closed(start, monkeypatch, wait_until):
-    monkeypatch.setattr(connection, "_FAREWELL_SECONDS", 0.05)
+    monkeypatch.setattr(connection, "_HTTP_CLOSE_SECONDS", 0.05)
     server = start()
     with server.connect() as client:
         client.sendall(b"GET / HTTP/1.1\r\n\r\n")
