@@ -24,7 +24,7 @@ from pinlaterd.errors import (
     PinLaterError,
     RequestError,
 )
-from pinlaterd.model import EnqueueRequest, Method
+from pinlaterd.model import Method
 from pinlaterd.router import routing
 from pinlaterd.router.call import (
     AllRefused,
@@ -36,7 +36,7 @@ from pinlaterd.router.call import (
     result_of,
 )
 from pinlaterd.router.shards import ShardSet
-from pinlaterd.rpc.codec import encoded_parts
+from pinlaterd.rpc import codec
 from pinlaterd.rpc.usual import SLICE, UNUSUAL, EnqueuePart, enqueue_parts
 from pinlaterd.wire.envelope import GiveUp, Op, ReplyEntry, ShardCall, Status
 from pinlaterd.wire.link import ShardLink
@@ -85,9 +85,9 @@ class SplitEnqueues:
             return await self._validated(cut, call, shards, settings)
         except UNUSUAL:
             _, context, request = call.decode(most)
-            whole = cast("EnqueueRequest", request)
-            encoded = encoded_parts(context, whole, sizes_of(len(whole.jobs)))
-            return await self._validated(encoded, call, shards, settings)
+            message = codec.encode_call(Method.ENQUEUE, 0, context, request)
+            cut = enqueue_parts(message, most, sizes_of)
+            return await self._validated(cut, call, shards, settings)
 
     async def _validated(
         self,

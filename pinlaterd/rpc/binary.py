@@ -198,6 +198,10 @@ _Levels = list[list[int] | None]
 
 def skip_value(data: bytes, at: int, code: int) -> int:
     """The end of a value of which all bytes must be there, in a field that nobody knows."""
+    if code in FIXED_SIZE:
+        end = at + FIXED_SIZE[code]
+        _check_end(end, len(data))
+        return end
     try:
         next(_walk(data, at, [[1, code, code]], len(data), MAX_UNKNOWN_VALUES))
     except StopIteration as ended:

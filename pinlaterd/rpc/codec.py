@@ -21,7 +21,7 @@ the usual layout (`usual`) and the general one for all others; tests compare the
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import groupby
 from operator import itemgetter
@@ -52,7 +52,6 @@ from pinlaterd.model import (
     CreateQueueRequest,
     DeleteQueueRequest,
     DequeueResult,
-    EnqueueRequest,
     Method,
     Payload,
     QueueNamesRequest,
@@ -216,18 +215,6 @@ def _as_arguments(method: Method, context: CallContext, request: Request) -> Cal
     if method in _BY_NAME:
         return CallArguments(context, None, *request)
     return _new(CallArguments, (context, request, "", ""))
-
-
-def encoded_parts(
-    context: CallContext, whole: EnqueueRequest, sizes: Iterable[int]
-) -> Iterator[usual.EnqueuePart]:
-    """The same as `usual.enqueue_parts` of a call that was decoded whole."""
-    queue, jobs = whole
-    at = 0
-    for size in sizes:
-        part = EnqueueRequest(queue, jobs[at : at + size])
-        yield usual.EnqueuePart(encode_call(Method.ENQUEUE, 0, context, part), size)
-        at += size
 
 
 def _invalid(method: Method) -> type[InvalidRequest | InvalidEnqueue]:
