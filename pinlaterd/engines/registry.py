@@ -110,7 +110,7 @@ def _redis_failover(pair: Pair, handover: Handover, notes: Notes) -> Failover:
 def _sentinel_failover(
     settings: SentinelSettings, account: Account, handover: Handover
 ) -> Failover:
-    from pinlaterd.engines.redis.sentinel_failover import SentinelFailover  # noqa: PLC0415
+    from pinlaterd.engines.redis.failover import SentinelFailover  # noqa: PLC0415
 
     sentinels = _sentinels(settings, account.user, account.passwd)
     return SentinelFailover(sentinels, handover, SystemClock())

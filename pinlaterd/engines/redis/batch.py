@@ -22,8 +22,7 @@ from pinlaterd.engines.base import (
     Requeued,
 )
 from pinlaterd.engines.redis.connection import Argument
-from pinlaterd.engines.redis.limits import LIMITS
-from pinlaterd.engines.redis.records import is_lean, lean_head, lean_payload, stored_payload
+from pinlaterd.engines.redis.records import LIMITS, is_lean, lean_head, lean_payload, stored_payload
 from pinlaterd.model import Job, Payload, PendingKey
 
 T = TypeVar("T")

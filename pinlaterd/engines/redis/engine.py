@@ -15,10 +15,8 @@ from pinlaterd.engines.base import (
     NO_TIME_MS,
     Batch,
     BatchResult,
-    Durability,
     Expired,
     Finding,
-    Ownership,
     Requeued,
     SearcherFactory,
     StorageEngine,
@@ -28,8 +26,7 @@ from pinlaterd.engines.base import (
 from pinlaterd.engines.redis import scripts
 from pinlaterd.engines.redis.batch import apply_arguments, batch_result
 from pinlaterd.engines.redis.connection import Argument
-from pinlaterd.engines.redis.limits import LIMITS
-from pinlaterd.engines.redis.records import stored_job, stored_payload, to_ms
+from pinlaterd.engines.redis.records import LIMITS, stored_job, stored_payload, to_ms
 from pinlaterd.engines.redis.searcher import RedisSearcherFactory
 from pinlaterd.engines.redis.sentinel import Locator
 from pinlaterd.engines.redis.store import DamagedKey, Store
@@ -44,7 +41,7 @@ _CHECKED_AT_ONCE = 1_000
 _new = tuple.__new__  # half the cost of calling a NamedTuple, for each job of a batch
 
 
-class RedisEngine(StorageEngine):
+class RedisEngine(Store, StorageEngine):
     """One shard in one Redis server, which may hold others. To be used by one thread.
 
     The server is looked for each time that the shard is opened."""
@@ -61,9 +58,8 @@ class RedisEngine(StorageEngine):
         answer_seconds: float,
         lean: bool = True,
     ) -> None:
-        """`lean`: the layout of queues that are created. `answer_seconds`: a server that takes
-        longer for an answer is given up."""
-        self._store = Store(
+        """As Store is made."""
+        super().__init__(
             shard,
             locator,
             lean=lean,
@@ -72,46 +68,18 @@ class RedisEngine(StorageEngine):
         )
         self._priorities = range(1, priority_levels + 1)
 
-    @property
-    def trouble(self) -> str:
-        return self._store.trouble
-
-    def open(self, now_ms: int) -> Ownership:
-        return self._store.open(now_ms)
-
-    def close(self) -> None:
-        self._store.close()
-
-    def heartbeat(self) -> None:
-        self._store.heartbeat()
-
-    def address(self) -> str:
-        return self._store.address()
-
-    def durability(self) -> Durability:
-        return self._store.durability
-
     def apply(self, batch: Batch, now_ms: int) -> BatchResult:
         for ops in (batch.acks, batch.checkpoints, batch.releases, batch.enqueues, batch.claims):
             for op in ops:
-                self._store.known(op.queue)
-        stored = self._store.queues
-        answer = self._store.write(scripts.APPLY, apply_arguments(batch, stored, now_ms))
+                self.known(op.queue)
+        stored = self.stored
+        answer = self.write(scripts.APPLY, apply_arguments(batch, stored, now_ms))
         return batch_result(batch, stored, answer)
 
     # --- queues ------------------------------------------------------------------------------
 
-    def queues(self) -> frozenset[str]:
-        return frozenset(self._store.queues)
-
     def narrower(self, queue: str) -> Mapping[int, TableLimits]:
         return {}
-
-    def create_queue(self, queue: str, now_ms: int) -> None:
-        self._store.create_queue(queue, now_ms)
-
-    def delete_queue(self, queue: str) -> None:
-        self._store.delete_queue(queue)
 
     # --- reads of bounded cost ---------------------------------------------------------------
 
@@ -119,11 +87,11 @@ class RedisEngine(StorageEngine):
         self, queue: str, priority: int, *, after: PendingKey | None, until_ms: int, limit: int
     ) -> Sequence[PendingKey]:
         place = ("", "") if after is None else (str(after.run_after_ms), str(after.local_id))
-        stored = self._store.known(queue)
+        stored = self.known(queue)
         arguments = (stored, priority, *place, str(until_ms), limit)
         while True:
             try:
-                answer = self._store.read(scripts.PENDING, *arguments)
+                answer = self.read(scripts.PENDING, *arguments)
             except DamagedKey as damage:
                 # Others must not suffer from it: what is not there can't be served.
                 log.error("jobs can't be read: %s", damage.message)
@@ -141,7 +109,7 @@ class RedisEngine(StorageEngine):
         """Once for each job of PinLater's that is read; in slices, so that others are served."""
         offset = 0
         while True:
-            [looked_at] = self._store.write(
+            [looked_at] = self.write(
                 scripts.RESCORE, (stored, priority, low, high, offset, _MOST_RESCORED_AT_ONCE)
             )
             offset += looked_at
@@ -151,9 +119,9 @@ class RedisEngine(StorageEngine):
     def payloads(
         self, queue: str, priority: int, local_ids: Sequence[int], *, most_bytes: int
     ) -> Sequence[Payload | None]:
-        rows = self._store.read(
+        rows = self.read(
             scripts.PAYLOADS,
-            self._store.known(queue),
+            self.known(queue),
             priority,
             most_bytes,
             *[str(local_id) for local_id in local_ids],
@@ -172,9 +140,9 @@ class RedisEngine(StorageEngine):
         self, queue: str, keys: Sequence[JobKey], *, include_body: bool
     ) -> Sequence[StoredJob]:
         wanted = list(dict.fromkeys(keys))
-        rows = self._store.read(
+        rows = self.read(
             scripts.LOOKUP,
-            self._store.known(queue),
+            self.known(queue),
             "",
             "1" if include_body else "0",
             *_flat(wanted),
@@ -192,16 +160,14 @@ class RedisEngine(StorageEngine):
         evicted = _flat(keys)
         if evicted:
             with contextlib.suppress(StorageNotCommitted):
-                self._store.write(scripts.FORGET, (self._store.known(queue), *evicted))
+                self.write(scripts.FORGET, (self.known(queue), *evicted))
 
     def depths(
         self, queues: Collection[str] | None = None
     ) -> Mapping[str, Mapping[tuple[int, JobState], int]]:
-        known = self._store.queues
+        known = self.stored
         queues = sorted(known if queues is None else known.keys() & set(queues))
-        rows = self._store.read(
-            scripts.DEPTHS, len(self._priorities), *[known[queue] for queue in queues]
-        )
+        rows = self.read(scripts.DEPTHS, len(self._priorities), *[known[queue] for queue in queues])
         keys = [(priority, state) for priority in self._priorities for state in JobState]
         return {
             queue: {key: jobs for key, jobs in zip(keys, row, strict=True) if jobs}
@@ -211,7 +177,7 @@ class RedisEngine(StorageEngine):
     def check(self, *, repair: bool) -> Sequence[Finding]:
         """Sets against jobs. A hash in no set may be a deleted queue's, and is left to vacuum."""
         found = []
-        for queue, stored in sorted(self._store.queues.items()):
+        for queue, stored in sorted(self.stored.items()):
             for priority in self._priorities:
                 gone = sum(self._gone(stored, priority, state, repair=repair) for state in JobState)
                 if gone:
@@ -220,23 +186,21 @@ class RedisEngine(StorageEngine):
 
     def _gone(self, stored: str, priority: int, state: JobState, *, repair: bool) -> int:
         """How many jobs in a state are not there."""
-        key = f"plq_{self._store.shard.name}_{stored}.p{priority}_s{int(state)}"
+        key = f"plq_{self.shard.name}_{stored}.p{priority}_s{int(state)}"
         cursor, gone = b"0", 0
         while True:
-            cursor, members = self._store.connection.read(
-                "ZSCAN", key, cursor, "COUNT", _CHECKED_AT_ONCE
-            )
-            missing = self._store.read(scripts.MISSING, stored, *members[::2])
+            cursor, members = self.connection.read("ZSCAN", key, cursor, "COUNT", _CHECKED_AT_ONCE)
+            missing = self.read(scripts.MISSING, stored, *members[::2])
             gone += len(missing)
             if missing and repair:
                 flat = [part for member in missing for part in (priority, member)]
-                self._store.write(scripts.FORGET, (stored, *flat))
+                self.write(scripts.FORGET, (stored, *flat))
             if cursor == b"0":
                 return gone
 
     def oldest_failed(self, queue: str, priority: int, *, limit: int) -> Sequence[int]:
-        [rows] = self._store.read(
-            scripts.PAGE, self._store.known(queue), priority, int(JobState.FAILED), "", "", limit
+        [rows] = self.read(
+            scripts.PAGE, self.known(queue), priority, int(JobState.FAILED), "", "", limit
         )
         return [to_ms(score) for score in rows[1::2]]
 
@@ -252,9 +216,9 @@ class RedisEngine(StorageEngine):
         limit: int,
         now_ms: int,
     ) -> Sequence[Requeued]:
-        local_ids = self._store.write(
+        local_ids = self.write(
             scripts.RETRY_FAILED,
-            (self._store.known(queue), priority, attempts, run_after_ms, limit, now_ms),
+            (self.known(queue), priority, attempts, run_after_ms, limit, now_ms),
         )
         return [Requeued(priority, PendingKey(run_after_ms, int(i))) for i in local_ids]
 
@@ -262,17 +226,11 @@ class RedisEngine(StorageEngine):
         self, queue: str, state: JobState, priority: int, *, limit: int
     ) -> Sequence[JobKey]:
         return _keys(
-            self._store.write(
-                scripts.DELETE_FIRST, (self._store.known(queue), int(state), limit, "", priority)
-            )
+            self.write(scripts.DELETE_FIRST, (self.known(queue), int(state), limit, "", priority))
         )
 
     def delete_keys(self, queue: str, state: JobState, keys: Sequence[JobKey]) -> Sequence[JobKey]:
-        return _keys(
-            self._store.write(
-                scripts.DELETE_KEYS, (self._store.known(queue), int(state), *_flat(keys))
-            )
-        )
+        return _keys(self.write(scripts.DELETE_KEYS, (self.known(queue), int(state), *_flat(keys))))
 
     def release_expired(
         self,
@@ -284,9 +242,9 @@ class RedisEngine(StorageEngine):
         claimed_after_ms: int = NO_TIME_MS,
     ) -> Expired:
         claimed_ms = (str(claimed_after_ms), str(claimed_before_ms))
-        failed, *retried = self._store.write(
+        failed, *retried = self.write(
             scripts.RELEASE_EXPIRED,
-            (self._store.known(queue), *claimed_ms, limit, now_ms, *self._priorities),
+            (self.known(queue), *claimed_ms, limit, now_ms, *self._priorities),
         )
         return Expired(
             [Requeued(key.priority, PendingKey(now_ms, key.local_id)) for key in _keys(retried)],
@@ -296,18 +254,18 @@ class RedisEngine(StorageEngine):
     def collect_garbage(
         self, queue: str, state: JobState, *, updated_before_ms: int, limit: int
     ) -> int:
-        deleted = self._store.write(
+        deleted = self.write(
             scripts.DELETE_FIRST,
-            (self._store.known(queue), int(state), limit, updated_before_ms, *self._priorities),
+            (self.known(queue), int(state), limit, updated_before_ms, *self._priorities),
         )
         return len(_keys(deleted))
 
     def vacuum(self, *, limit: int) -> bool:
-        [left] = self._store.write(scripts.VACUUM, (limit,))
+        [left] = self.write(scripts.VACUUM, (limit,))
         return bool(left)
 
     def searcher(self) -> SearcherFactory:
-        return RedisSearcherFactory(self._store.shard)
+        return RedisSearcherFactory(self.shard)
 
 
 def _flat(keys: Iterable[JobKey]) -> list[Argument]:

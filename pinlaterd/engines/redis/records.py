@@ -10,8 +10,17 @@ import math
 import re
 from typing import Any
 
-from pinlaterd.engines.base import StoredJob
+from pinlaterd.engines.base import Limits, StoredJob
 from pinlaterd.model import JobKey, JobState, Payload
+
+LIMITS = Limits(
+    queue_name_chars=64,
+    body_bytes=256 << 20,  # a string of Redis ends at 512 MiB
+    # Scores tell milliseconds and digits of ids apart up to here, the year 4147 (common.lua).
+    run_after_ms=2**36 * 1000,
+    custom_status_chars=3000,
+    acks_replace_status=True,
+)
 
 # As ms_of in common.lua.
 _EARLIEST_MS, _LATEST_MS = -(2**36) * 1000, 2**63 - 1024

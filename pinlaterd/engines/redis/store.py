@@ -4,22 +4,35 @@ An owner holds a lease, which others respect, and a token, which is the proof: e
 writes compares it with the record of the last owner, and renews the lease. Whoever takes over,
 because the lease ran out or its holder is a process of this machine that has ended, writes another
 token there; from then on the former owner can write nothing more, frozen or cut off for however
-long. After a fault of the connection the store refuses everything until it is opened anew, where
+long. After a fault of the connection the store refuses everything until it is opened again, where
 the shard's server is then.
+
+The name of an owner is the last part of its token:
+
+    process PID on HOST (PLACE/STARTED/SECRET)
+
+PLACE is the machine's boot and the name space that PID counts in, STARTED when the process started,
+in ticks of that boot. A name that has them and is of this very place belongs to a process that can
+be looked for; of any other nothing is known, and its lease has to be waited for.
+
+To be wrong costs no job: a token that was replaced writes nothing (common.lua).
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import re
+import secrets
+import socket
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from pinlaterd.engines.base import Durability, Ownership
 from pinlaterd.engines.redis import scripts
-from pinlaterd.engines.redis.connection import Argument, Connection, Server
-from pinlaterd.engines.redis.faults import is_full, refusal_words
-from pinlaterd.engines.redis.owner import has_ended, own_name
+from pinlaterd.engines.redis.connection import Argument, Connection, Server, is_full, refusal_words
 from pinlaterd.engines.redis.records import LEAN_MARK, is_lean
 from pinlaterd.engines.redis.scripts import Script
 from pinlaterd.engines.redis.sentinel import Locator
@@ -31,6 +44,7 @@ from pinlaterd.errors import (
     StorageFull,
     StorageNotCommitted,
 )
+from pinlaterd.lifecycle import process_place
 from pinlaterd.model import QUEUE_NAME
 
 log = logging.getLogger(__name__)
@@ -59,7 +73,8 @@ class DamagedKey(StorageNotCommitted):
 
 
 class Store:
-    """One shard's keys, open for their owner."""
+    """One shard's keys, open for their owner: what of the StorageEngine contract has to do with
+    ownership and the names of queues."""
 
     def __init__(
         self,
@@ -70,12 +85,14 @@ class Store:
         lease_seconds: float,
         answer_seconds: float,
     ) -> None:
+        """`lean`: the layout of queues that are created. `answer_seconds`: a server that takes
+        longer for an answer is given up."""
         self._name = name
         self._locator = locator
         self._shard: ShardKeys | None = None  # where it was opened last
-        self.queues: dict[str, str] = {}  # names as they are in keys, which tell the layout
+        self.stored: dict[str, str] = {}  # queues by name: theirs in keys, which tells the layout
         self._lean = lean  # the layout of queues that are created
-        self.durability = Durability("not opened yet")
+        self._durability = Durability("not opened yet")
         self._lease_ms = round(lease_seconds * 1000)
         self._answer_seconds = answer_seconds
         self._who = own_name()
@@ -105,7 +122,7 @@ class Store:
             refuse_cluster(connection)
             refuse_replica(connection)
             ownership = self._take_over(connection, now_ms)
-            self.durability = read_durability(connection)
+            self._durability = read_durability(connection)
         except BaseException:
             connection.close()
             raise
@@ -127,7 +144,7 @@ class Store:
                 " if it does not renew its lease"
             )
         self._token, start_ms, clean, queues = answer
-        self.queues = self._named([queue.decode(errors="replace") for queue in queues])
+        self.stored = self._named([queue.decode(errors="replace") for queue in queues])
         return Ownership(start_ms, bool(clean))
 
     def _named(self, stored: Sequence[str]) -> dict[str, str]:
@@ -148,6 +165,9 @@ class Store:
         arguments = (now_ms, self._lease_ms, self._who, instead_of, ended_badly)
         answer: list[Any] = connection.run(scripts.OPEN, (self._name, *arguments))
         return answer
+
+    def durability(self) -> Durability:
+        return self._durability
 
     def close(self) -> None:
         """Safe to repeat. An end that can't be noted counts as unclean."""
@@ -207,23 +227,26 @@ class Store:
 
     # --- queues ------------------------------------------------------------------------------
 
+    def queues(self) -> frozenset[str]:
+        return frozenset(self.stored)
+
     def known(self, queue: str) -> str:
         """The name in keys of a queue that exists."""
         try:
-            return self.queues[queue]
+            return self.stored[queue]
         except KeyError:
             raise QueueNotFound(queue) from None
 
     def create_queue(self, queue: str, now_ms: int) -> None:
-        if queue not in self.queues:
+        if queue not in self.stored:
             stored = LEAN_MARK + queue if self._lean else queue
             self.write(scripts.CREATE_QUEUE, (stored, now_ms))
-            self.queues[queue] = stored
+            self.stored[queue] = stored
 
     def delete_queue(self, queue: str) -> None:
-        if queue in self.queues:
-            self.write(scripts.DELETE_QUEUE, (self.queues[queue], _MOST_PRIORITIES))
-            del self.queues[queue]
+        if queue in self.stored:
+            self.write(scripts.DELETE_QUEUE, (self.stored[queue], _MOST_PRIORITIES))
+            del self.stored[queue]
 
 
 def _name_in(token: bytes) -> str:
@@ -234,3 +257,47 @@ def _name_in(token: bytes) -> str:
 def _who(token: bytes) -> str:
     """An owner as operators know it."""
     return _name_in(token).partition(" (")[0]
+
+
+# --- names of owners ---------------------------------------------------------------------------
+
+_PROC = Path("/proc")
+_NAME = re.compile(r"process (\d+) on .* \(([^/ ]+)/(\d+)/[0-9a-f]+\)")
+# Of what is behind the name of its program in /proc/PID/stat.
+_STATE, _STARTED = 0, 19
+_ENDED = ("Z", "X")
+
+
+def own_name() -> str:
+    """For one more owner in this process: no two are alike."""
+    pid, host = os.getpid(), socket.gethostname().replace(":", "-")
+    place, secret = process_place(), secrets.token_hex(8)
+    stat = _stat(pid)
+    if not place or stat is None:
+        return f"process {pid} on {host} ({secret})"
+    return f"process {pid} on {host} ({place}/{stat[_STARTED]}/{secret})"
+
+
+def has_ended(name: str) -> bool:
+    """Whether the process of this name runs no more, for sure."""
+    match = _NAME.fullmatch(name)
+    if match is None or match[2] != process_place():
+        return False
+    pid = int(match[1])
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        pass  # another user's: perhaps that of a successor to its number
+    stat = _stat(pid)
+    return stat is not None and (stat[_STATE] in _ENDED or stat[_STARTED] != match[3])
+
+
+def _stat(pid: int) -> list[str] | None:
+    """What the system says of a process from its state on; None if it says nothing."""
+    try:
+        text = (_PROC / str(pid) / "stat").read_text()
+    except OSError:
+        return None
+    return text.rpartition(")")[2].split()

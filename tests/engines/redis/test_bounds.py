@@ -113,8 +113,8 @@ def test_opening_walks_over_no_queue(deep: EngineHarness, stranger: redis.Redis,
     assert isinstance(engine, RedisEngine)
     depths = deep.depths()
     if killed:
-        engine._store.connection.close()
-        engine._store._connection = None
+        engine.connection.close()
+        engine._connection = None
     else:
         engine.close()
     before = _commands(stranger)

@@ -11,9 +11,8 @@ from pinlaterd.engines.base import Batch, EnqueueOp, StorageEngine
 from pinlaterd.engines.failover import Account, Failover, Handover, Notes, Pair, Place
 from pinlaterd.engines.redis.connection import Server
 from pinlaterd.engines.redis.engine import RedisEngine
-from pinlaterd.engines.redis.failover import RedisFailover
+from pinlaterd.engines.redis.failover import RedisFailover, SentinelFailover
 from pinlaterd.engines.redis.sentinel import Sentinels
-from pinlaterd.engines.redis.sentinel_failover import SentinelFailover
 from pinlaterd.errors import StorageError
 from pinlaterd.model import Job
 from tests.servers.redis import HOST, LEASE_SECONDS, RedisServer, redis_engine

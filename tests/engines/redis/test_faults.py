@@ -13,8 +13,7 @@ import redis
 
 from pinlaterd.clock import FakeClock
 from pinlaterd.engines.base import Batch, Checkpoint, EnqueueOp, Search, Searcher, StorageEngine
-from pinlaterd.engines.redis.connection import Server
-from pinlaterd.engines.redis.faults import refusal_words
+from pinlaterd.engines.redis.connection import Server, refusal_words
 from pinlaterd.errors import ShardOwned, StorageError, StorageFull, StorageNotCommitted
 from pinlaterd.model import Job, JobKey, JobState
 from tests.conformance.engine.calls import SEARCHES, STORAGE_CALLS

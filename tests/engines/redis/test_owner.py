@@ -13,7 +13,7 @@ import pytest
 from pinlaterd.clock import FakeClock
 from pinlaterd.engines.redis.connection import Server
 from pinlaterd.engines.redis.engine import RedisEngine
-from pinlaterd.engines.redis.owner import has_ended, own_name
+from pinlaterd.engines.redis.store import has_ended, own_name
 from pinlaterd.errors import ShardOwned, StorageError
 from tests.conformance.engine.harness import QUEUE
 from tests.conftest import WaitUntil
