@@ -139,7 +139,8 @@ def _processes(config: Config, views: Sequence[ProcessView]) -> list[ProcessStat
     found = []
     for name, kind in expected.items():
         known = [view for view in views if view.process == name]
-        found += [_process(config, view) for view in known] or [_missing(name, kind)]
+        never_heard_of = ProcessView(name, kind, 0, 0, STOPPED, 0.0, {})
+        found += [_process(config, view) for view in known or (never_heard_of,)]
     others = (view for view in views if view.process not in expected and view.state != STOPPED)
     return found + [_process(config, view) for view in others]
 
@@ -156,7 +157,7 @@ def _process(config: Config, view: ProcessView) -> ProcessStatus:
     return {
         "name": view.process,
         "kind": view.kind,
-        "pid": view.pid,
+        "pid": view.pid or None,
         "state": view.state,
         "uptime_seconds": 0.0 if view.state == STOPPED else round(uptime, 1),
         "config_version": view.config_version,
@@ -164,21 +165,6 @@ def _process(config: Config, view: ProcessView) -> ProcessStatus:
         "warnings": warnings,
         "cpu_seconds": usage.cpu_seconds if usage else 0.0,
         "rss_bytes": usage.rss_bytes if usage else 0,
-    }
-
-
-def _missing(name: str, kind: str) -> ProcessStatus:
-    return {
-        "name": name,
-        "kind": kind,
-        "pid": None,
-        "state": STOPPED,
-        "uptime_seconds": 0.0,
-        "config_version": 0,
-        "facts": {},
-        "warnings": [],
-        "cpu_seconds": 0.0,
-        "rss_bytes": 0,
     }
 
 

@@ -35,8 +35,7 @@ log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 1.0
 _ANSWER_SECONDS = 10.0
-# Those that wait until a process has ended, which may take its stopwaitsecs.
-_PATIENT = {"stopProcess": 120.0, "stopProcessGroup": 120.0}
+_STOP_SECONDS = 120.0  # for a process to end, which may take its stopwaitsecs
 _RUNNING_STATES = ("STARTING", "RUNNING", "BACKOFF")  # those that need no start
 _Faults = supervisor_xmlrpc.Faults
 
@@ -58,7 +57,6 @@ class ProgramInfo(NamedTuple):
     exit_status: int
     started_at: int  # seconds since the epoch, 0: never
     stopped_at: int
-    description: str
 
 
 def carry_out(actions: Sequence[Action], supervisord: Supervisord) -> None:
@@ -138,7 +136,6 @@ class Supervisord:
                 exit_status=int(info["exitstatus"]),
                 started_at=int(info["start"]),
                 stopped_at=int(info["stop"]),
-                description=str(info["spawnerr"] or info["description"]),
             )
             for info in found
         ]
@@ -176,9 +173,6 @@ class Supervisord:
         """Have the process end in order; supervisord starts it again by itself."""
         self._call("signalProcess", name, "TERM", tolerate=_Faults.NOT_RUNNING)
 
-    def stop(self, name: str) -> None:
-        self._call("stopProcess", name, True, tolerate=_Faults.NOT_RUNNING)
-
     def _forget(self, name: str) -> None:
         self._call("stopProcessGroup", name, True, tolerate=_Faults.BAD_NAME)
         self._call("removeProcessGroup", name, tolerate=_Faults.BAD_NAME)
@@ -197,7 +191,8 @@ class Supervisord:
 
     def _call(self, method: str, *arguments: object, tolerate: int | None = None) -> object:
         # a connection each: after a failure the transport would go on with the broken one
-        transport = _Transport(self._path, _PATIENT.get(method, _ANSWER_SECONDS))
+        seconds = _STOP_SECONDS if method == "stopProcessGroup" else _ANSWER_SECONDS
+        transport = _Transport(self._path, seconds)
         server = xmlrpc.client.ServerProxy("http://127.0.0.1", transport=transport)
         try:
             with server:

@@ -23,7 +23,6 @@ from pinlaterd.config.schema import Config
 from pinlaterd.coordinator.programs import (
     COORDINATOR,
     Program,
-    log_file,
     relief_of,
     stop_seconds,
     wanted_programs,
@@ -41,7 +40,6 @@ from pinlaterd.deployment.service import (
     Tell,
     at_work_in,
     failed,
-    last_lines,
     log_sizes,
 )
 from pinlaterd.errors import ConnectionFailed, DeploymentError
@@ -180,10 +178,7 @@ class _Restarts:
                 return found.pid
             late = time.monotonic() > startup.deadline
             if late or (found is not None and failed(found, startup, crashes)):
-                raise DeploymentError(
-                    f"{name} does not serve. The last lines of {log_file(name)}:\n"
-                    + last_lines(log_file(name), startup.log_sizes.get(name, 0))
-                )
+                raise DeploymentError(f"{name} does not serve. {startup.log_tail(name)}")
             time.sleep(_POLL_SECONDS)
 
     def _startup(self) -> Startup:

@@ -91,7 +91,7 @@ def up(directory: Path, tell: Tell, seconds: float = UP_SECONDS) -> UpResult:
         started_at = time.time()
         logs = log_sizes()
         supervisord = Supervisord()
-        if _answers_or_is_not_there(supervisord):
+        if _runs(supervisord):
             changed = _reconcile(config, supervisord, tell)
         else:
             _start(config, supervisord, tell)
@@ -186,25 +186,18 @@ def _remove_stale_files() -> None:
 # --- starting -----------------------------------------------------------------------------
 
 
-def answers(supervisord: Supervisord) -> bool:
-    """Raises SupervisorSilent if it is there, and does not answer."""
+def _runs(supervisord: Supervisord) -> bool:
+    """Raises DeploymentError if it runs, and does not answer."""
     try:
         supervisord.pid()
-    except SupervisorSilent:
-        raise
-    except SupervisorError:
-        return False
-    return True
-
-
-def _answers_or_is_not_there(supervisord: Supervisord) -> bool:
-    try:
-        return answers(supervisord)
     except SupervisorSilent as error:
         raise DeploymentError(
             f"{error}: was it stopped? `kill -CONT $(cat {SUPERVISOR_PID_FILE})` has it go on; "
             "`pinlaterd down` ends it, by force if need be"
         ) from error
+    except SupervisorError:
+        return False
+    return True
 
 
 def _put_in_force(config: Config) -> AbstractSet[str]:
@@ -288,9 +281,9 @@ def _start(config: Config, supervisord: Supervisord, tell: Tell) -> None:
     if done.returncode != 0:
         raise DeploymentError(f"supervisord did not start: {done.stdout.strip()}")
     deadline = time.monotonic() + UP_SECONDS
-    while not _answers_or_is_not_there(supervisord):
+    while not _runs(supervisord):
         if time.monotonic() > deadline:
-            tail = last_lines(LOGS / "supervisord.log", 0)
+            tail = _last_lines(LOGS / "supervisord.log", 0)
             raise DeploymentError(f"supervisord did not start:\n{tail}")
         time.sleep(POLL_SECONDS)
 
@@ -348,6 +341,10 @@ class Startup(NamedTuple):
     deadline: float  # monotonic seconds
     log_sizes: Mapping[str, int]  # before the start, by program
 
+    def log_tail(self, program: str) -> str:
+        path = log_file(program)
+        return f"The last lines of {path}:\n{_last_lines(path, self.log_sizes.get(program, 0))}"
+
 
 def _wait_until_serving(startup: Startup, tell: Tell) -> None:
     """Raises DeploymentError as soon as a process has failed for good, or the deadline passed."""
@@ -360,13 +357,12 @@ def _wait_until_serving(startup: Startup, tell: Tell) -> None:
         try:
             programs = startup.supervisord.programs()
         except SupervisorError as error:
-            tail = last_lines(LOGS / "supervisord.log", 0)
+            tail = _last_lines(LOGS / "supervisord.log", 0)
             raise DeploymentError(f"supervisord has ended: {error}\n{tail}") from error
         for program in programs:
             if failed(program, startup, crashes.setdefault(program.name, set())):
                 raise DeploymentError(
-                    f"{program.name} does not start. The last lines of {log_file(program.name)}:\n"
-                    + last_lines(log_file(program.name), startup.log_sizes.get(program.name, 0))
+                    f"{program.name} does not start. {startup.log_tail(program.name)}"
                 )
         if time.monotonic() > startup.deadline:
             raise _late(missing, startup)
@@ -417,8 +413,7 @@ def _late(missing: Sequence[str], startup: Startup) -> DeploymentError:
     text = f"gave up waiting for {', '.join(missing)}; `pinlaterd status` shows more"
     for name in missing:
         if log_file(name).exists():
-            tail = last_lines(log_file(name), startup.log_sizes.get(name, 0))
-            text += f"\nThe last lines of {log_file(name)}:\n{tail}"
+            text += f"\n{startup.log_tail(name)}"
     return DeploymentError(text)
 
 
@@ -427,7 +422,7 @@ def log_sizes() -> Mapping[str, int]:
     return {path.stem: path.stat().st_size for path in LOGS.glob("*.log")}
 
 
-def last_lines(path: Path, since: int) -> str:
+def _last_lines(path: Path, since: int) -> str:
     """The end of a log, from byte `since` on if there is anything behind it."""
     try:
         with path.open("rb") as file:

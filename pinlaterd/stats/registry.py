@@ -7,6 +7,7 @@ difference of two snapshots. Names of a queue's figures are `<queue>_<figure>`, 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypedDict
 
@@ -44,7 +45,6 @@ class StatsSnapshot(TypedDict):
     counters: dict[str, int]
     gauges: dict[str, int | float]  # added up over processes
     peaks: dict[str, int | float]  # gauges too, but of several processes the highest counts
-    labels: dict[str, str]
     histograms: dict[str, HistogramData]
 
 
@@ -59,25 +59,20 @@ class Changes(NamedTuple):
 
 
 class Stats:
-    """Counters, gauges, labels and histograms by name, since the process started. Used by one
+    """Counters, gauges and histograms by name, since the process started. Used by one
     thread; every call costs well under a microsecond."""
 
     def __init__(self) -> None:
-        self._counters: dict[str, int] = {}
+        self._counters: defaultdict[str, int] = defaultdict(int)
         self._gauges: dict[str, float] = {}
         self._peaks: dict[str, float] = {}
-        self._labels: dict[str, str] = {}
-        self._histograms: dict[str, Histogram] = {}
+        self._histograms: defaultdict[str, Histogram] = defaultdict(Histogram)
         # Names since `take_changes`, so that a report costs what has changed, not what there is.
         self._changed: set[str] = set()
         self._dropped: set[str] = set()
 
     def count(self, name: str, by: int = 1) -> None:
-        counters = self._counters
-        if name in counters:
-            counters[name] += by
-        else:
-            counters[name] = by
+        self._counters[name] += by
         self._changed.add(name)
 
     def gauge(self, name: str, value: float) -> None:
@@ -106,42 +101,28 @@ class Stats:
             for section in (self._counters, self._gauges, self._peaks, self._histograms):
                 section.pop(name, None)
 
-    def label(self, name: str, text: str) -> None:
-        self._labels[name] = text
-        self._changed.add(name)
-
     def record(self, name: str, value: float) -> None:
         """One sample of the histogram `name`."""
+        self._histograms[name].add(value)
         self._changed.add(name)
-        histogram = self._histograms.get(name)
-        if histogram is None:
-            histogram = self._histograms[name] = Histogram()
-        histogram.add(value)
 
     def record_each(self, names: Iterable[str], values: Sequence[int]) -> None:
         """A sample for each of `values` in each of `names`: several times faster than `record`."""
-        if len(values) == 1:
-            for name in names:
-                self._histogram(name).add(values[0])
-        elif values:
-            samples = Histogram.of(values)
-            for name in names:
-                self._histogram(name).add_all(samples)
-
-    def _histogram(self, name: str) -> Histogram:
-        self._changed.add(name)
-        try:
-            return self._histograms[name]
-        except KeyError:
-            histogram = self._histograms[name] = Histogram()
-            return histogram
+        if not values:
+            return
+        samples = Histogram.of(values) if len(values) > 1 else None
+        for name in names:
+            if samples is None:
+                self._histograms[name].add(values[0])
+            else:
+                self._histograms[name].add_all(samples)
+            self._changed.add(name)
 
     def snapshot(self) -> StatsSnapshot:
         return {
             "counters": dict(self._counters),
             "gauges": dict(self._gauges),
             "peaks": dict(self._peaks),
-            "labels": dict(self._labels),
             "histograms": {name: found.data() for name, found in self._histograms.items()},
         }
 
@@ -150,12 +131,11 @@ class Stats:
         changed, self._changed = self._changed, set()
         dropped, self._dropped = self._dropped, set()
         counters, gauges, peaks = self._counters, self._gauges, self._peaks
-        labels, histograms = self._labels, self._histograms
+        histograms = self._histograms
         now: StatsSnapshot = {
             "counters": {name: counters[name] for name in changed if name in counters},
             "gauges": {name: gauges[name] for name in changed if name in gauges},
             "peaks": {name: peaks[name] for name in changed if name in peaks},
-            "labels": {name: labels[name] for name in changed if name in labels},
             "histograms": {name: histograms[name].data() for name in changed if name in histograms},
         }
         return Changes(now, tuple(sorted(dropped)))
@@ -165,15 +145,13 @@ class Stats:
 
 
 def empty() -> StatsSnapshot:
-    return {"counters": {}, "gauges": {}, "peaks": {}, "labels": {}, "histograms": {}}
+    return {"counters": {}, "gauges": {}, "peaks": {}, "histograms": {}}
 
 
 def merge(snapshots: Iterable[StatsSnapshot]) -> StatsSnapshot:
-    """One snapshot for all: counters, gauges and histograms add up; labels that differ are
-    joined by a comma."""
+    """One snapshot for all: counters, gauges and histograms add up, the highest peak counts."""
     merged = empty()
     histograms: dict[str, Histogram] = {}
-    labels: dict[str, set[str]] = {}
     for snapshot in snapshots:
         for name, count in snapshot["counters"].items():
             merged["counters"][name] = merged["counters"].get(name, 0) + count
@@ -181,11 +159,8 @@ def merge(snapshots: Iterable[StatsSnapshot]) -> StatsSnapshot:
             merged["gauges"][name] = merged["gauges"].get(name, 0) + value
         for name, value in snapshot["peaks"].items():
             merged["peaks"][name] = max(merged["peaks"].get(name, value), value)
-        for name, text in snapshot["labels"].items():
-            labels.setdefault(name, set()).add(text)
         for name, data in snapshot["histograms"].items():
             histograms.setdefault(name, Histogram()).merge(data)
-    merged["labels"] = {name: ", ".join(sorted(texts)) for name, texts in labels.items()}
     merged["histograms"] = {name: histogram.data() for name, histogram in histograms.items()}
     return merged
 
@@ -228,7 +203,6 @@ def apply(before: StatsSnapshot, changes: Changes) -> None:
     before["counters"].update(changes.now["counters"])
     before["gauges"].update(changes.now["gauges"])
     before["peaks"].update(changes.now["peaks"])
-    before["labels"].update(changes.now["labels"])
     before["histograms"].update(changes.now["histograms"])
 
 

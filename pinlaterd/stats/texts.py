@@ -38,7 +38,7 @@ _LINES_AT_ONCE = 5_000
 
 
 class Figures(TypedDict):
-    """What /stats.json shows: Ostrich's four sections."""
+    """What /stats.json shows: Ostrich's four sections, of which we have no use for labels."""
 
     counters: Mapping[str, int]
     gauges: Mapping[str, float]
@@ -51,7 +51,7 @@ def figures(snapshot: StatsSnapshot) -> Figures:
     return {
         "counters": dict(sorted(snapshot["counters"].items())),
         "gauges": {name: _plain(value) for name, value in sorted(gauges.items())},
-        "labels": dict(sorted(snapshot["labels"].items())),
+        "labels": {},
         "metrics": {
             name: {key: _plain(value) for key, value in summary(data).items()}
             for name, data in sorted(snapshot["histograms"].items())
@@ -67,7 +67,6 @@ def ostrich(snapshot: StatsSnapshot) -> str:
     lines.append("gauges:")
     lines += [f"  {_one_line(name)}: {value}" for name, value in shown["gauges"].items()]
     lines.append("labels:")
-    lines += [f"  {_one_line(name)}: {_one_line(text)}" for name, text in shown["labels"].items()]
     lines.append("metrics:")
     for name, metric in shown["metrics"].items():
         inner = ", ".join(f"{key}={value}" for key, value in metric.items())

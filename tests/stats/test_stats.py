@@ -23,7 +23,6 @@ def filled() -> Stats:
     stats.count("mail_enqueue", 3)
     stats.gauge("mail_pending", 2)
     stats.peak("mail_oldest_ready_age_ms", 70)
-    stats.label("engine", "sqlite")
     stats.record("PinLaterService.enqueueJobs_msec", 20)
     stats.record_each(("PinLaterService.enqueueJobs_msec",), [20] * 3)
     return stats
@@ -97,14 +96,12 @@ def test_a_snapshot_survives_json():
 def test_merging_adds_counters_and_gauges_and_takes_the_highest_peak():
     first, second = filled(), filled()
     second.peak("mail_oldest_ready_age_ms", 50)
-    second.label("engine", "redis")
 
     merged = merge([first.snapshot(), second.snapshot(), empty()])
 
     assert merged["counters"] == {"mail_enqueue": 6}
     assert merged["gauges"] == {"mail_pending": 4}
     assert merged["peaks"] == {"mail_oldest_ready_age_ms": 70}
-    assert merged["labels"] == {"engine": "redis, sqlite"}
 
 
 def test_changes_applied_to_what_was_give_what_is():
@@ -148,7 +145,6 @@ def test_totals_are_what_stays_of_an_ended_process():
     assert kept["counters"] == {"mail_enqueue": 3}
     assert not (kept["gauges"])
     assert not (kept["peaks"])
-    assert not (kept["labels"])
     assert len(kept["histograms"]) == 1
 
 
@@ -163,16 +159,15 @@ def test_ostrichs_layout():
         "  mail_oldest_ready_age_ms: 70\n"
         "  mail_pending: 2\n"
         "labels:\n"
-        "  engine: sqlite\n"
         "metrics:\n"
         "  PinLaterService.enqueueJobs_msec: (average=20, count=4, maximum=20, minimum=20, "
         "p50=20, p90=20, p95=20, p99=20, p999=20, p9999=20, sum=80)\n"
     )
 
 
-def test_a_label_can_not_forge_a_line():
+def test_a_name_can_not_forge_a_line():
     stats = Stats()
-    stats.label("engine", "sqlite\ncounters:\n  x: 1")
+    stats.count("engine\ncounters:\n  x")
 
     assert ostrich(stats.snapshot()).count("\n") == 5
 
