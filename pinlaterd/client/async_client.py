@@ -137,6 +137,8 @@ class _StreamConnection(Connection):
         self.address = address
         self._reader, self._writer = reader, writer
         self._is_tls = writer.get_extra_info("ssl_object") is not None
+        self._poll = select.poll()
+        self._poll.register(writer.get_extra_info("socket").fileno(), select.POLLIN)
         # With nothing below the mark, `drain` ends when all has left.
         writer.transport.set_write_buffer_limits(high=0)
 
@@ -150,9 +152,7 @@ class _StreamConnection(Connection):
             return True
         if self._is_tls:  # what is there to be read may be TLS's own
             return False
-        poll = select.poll()
-        poll.register(self._writer.get_extra_info("socket").fileno(), select.POLLIN)
-        return bool(poll.poll(0))
+        return bool(self._poll.poll(0))
 
     async def call(self, message: bytes, *, deadline: float) -> bytes:
         may_have_left = False

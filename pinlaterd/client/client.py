@@ -26,6 +26,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import select
 import socket
 import ssl
 import threading
@@ -168,12 +169,16 @@ class _BlockingConnection(Connection):
     def __init__(self, address: Address, connected: socket.socket) -> None:
         self.address = address
         self._socket = connected
+        self._poll = select.poll()
+        self._poll.register(connected, select.POLLIN)
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self._socket.close()
 
     def is_stale(self) -> bool:
+        if not self._poll.poll(0):
+            return False
         self._socket.setblocking(False)
         try:
             self._socket.recv(1)

@@ -174,11 +174,6 @@ def test_help_shows_an_operation_as_it_is_called(kind):
     assert "return their descriptors" in kind.enqueue.__doc__
 
 
-def test_a_client_of_either_kind_takes_the_same_arguments():
-    taken = [inspect.signature(kind).parameters for kind in (Client, AsyncClient)]
-    assert taken[0] == taken[1]
-
-
 @pytest.mark.parametrize(
     "option",
     [
