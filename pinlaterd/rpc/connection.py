@@ -13,7 +13,7 @@ import struct
 import sys
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from pinlaterd.errors import ProtocolError
 from pinlaterd.rpc.binary import STRICT_CALL, is_oneway, pack_u32
@@ -99,12 +99,21 @@ class Answer:
         return self._connection.answered(self, message)
 
 
-class _Mark(NamedTuple):
-    """How far something had got, and when."""
+class _Progress:
+    """Since when something has got no further."""
 
-    at: float
-    finished: int
-    moved_bytes: int
+    def __init__(self) -> None:
+        self._since = 0.0
+        self._reached: tuple[int, int] | None = None
+
+    def idle_seconds(self, now: float, finished: int, moved_bytes: int) -> float:
+        reached = self._reached
+        if reached is None or finished != reached[0] or moved_bytes - reached[1] >= _PROGRESS_BYTES:
+            self._since, self._reached = now, (finished, moved_bytes)
+        return now - self._since
+
+    def forget(self) -> None:
+        self._reached = None
 
 
 class Connection(asyncio.Protocol):
@@ -131,8 +140,8 @@ class Connection(asyncio.Protocol):
         self._received_bytes = 0
         self._received_messages = 0
         self._written_bytes = 0
-        self._partial_mark: _Mark | None = None
-        self._unsent_mark: _Mark | None = None
+        self._received = _Progress()  # of an unfinished message
+        self._read = _Progress()  # by the client, of unsent answers
         self._counted = False
         self.gone = False
         self.peer = "?"
@@ -418,32 +427,18 @@ class Connection(asyncio.Protocol):
     def stalled(self, now: float, seconds: float) -> str | None:
         """Why this connection should be closed: what has made no progress for so long."""
         if self._reader.unfinished and self._reading:
-            mark = _Mark(now, self._received_messages, self._received_bytes)
-            self._partial_mark = _later(self._partial_mark, mark)
-            if now - self._partial_mark.at > seconds:
+            messages, received = self._received_messages, self._received_bytes
+            if self._received.idle_seconds(now, messages, received) > seconds:
                 return f"an unfinished message, and no more of it for {seconds:g} s"
         else:
-            self._partial_mark = None
+            self._received.forget()
         unsent = self._transport.get_write_buffer_size()
         if unsent:
-            mark = _Mark(now, 0, self._written_bytes - unsent)
-            self._unsent_mark = _later(self._unsent_mark, mark)
-            if now - self._unsent_mark.at > seconds:
+            if self._read.idle_seconds(now, 0, self._written_bytes - unsent) > seconds:
                 return f"{unsent} bytes of answers were not read for {seconds:g} s"
         else:
-            self._unsent_mark = None
+            self._read.forget()
         return None
-
-
-def _later(before: _Mark | None, now: _Mark) -> _Mark:
-    """The mark to measure from: `now` if there was progress since `before`."""
-    if (
-        before is None
-        or now.finished != before.finished
-        or now.moved_bytes - before.moved_bytes >= _PROGRESS_BYTES
-    ):
-        return now
-    return before
 
 
 def _address(peername: Any) -> str:

@@ -1067,6 +1067,25 @@ def test_a_long_list_of_acks_in_an_unusual_order_is_carried_out(play):
     play(scenario, shards=2)
 
 
+def test_a_large_enqueue_in_an_unusual_layout_is_carried_out(play):
+    """A field that nobody knows, behind the jobs."""
+
+    async def scenario(site: Site) -> None:
+        jobs = [Job(b"%d" % number) for number in range(2_500)]
+        request = EnqueueRequest(QUEUE, jobs)
+        message = codec.encode_call(Method.ENQUEUE, 7, CallContext("web:h1"), request)
+        client = Client()
+
+        site.handle(message[:-2] + b"\x03\x00\x77\x01" + message[-2:], client)
+        answer = await asyncio.wait_for(client.message, ANSWER_SECONDS)
+
+        stored = cast("Sequence[str]", codec.decode_reply(Method.ENQUEUE, answer))
+        assert len(set(stored)) == len(jobs)
+        assert await site.states(stored) == [JobState.PENDING] * len(jobs)
+
+    play(scenario, shards=2)
+
+
 @pytest.mark.parametrize("change", [lambda m: m[:-9], lambda m: m + b"more"], ids=["short", "long"])
 def test_a_long_list_that_is_malformed_is_the_callers_to_mend(play, caplog, change):
     async def scenario(site: Site) -> None:

@@ -221,27 +221,6 @@ def test_any_bytes_are_answered_or_refused(message):
     assert isinstance(found, codec.Call) or issubclass(found[0], (ProtocolError, InvalidRequest))
 
 
-@given(st.one_of(calls(list(Method), USUAL), calls(list(Method), UNORDERED)), FORMS)
-def test_what_is_peeked_is_what_decoding_gives(call, strict):
-    message = write_message(*call, strict=strict)
-
-    peeked = codec.peek(message)
-    decoded = codec.decode_call(message)
-
-    assert peeked.head == decoded.head
-    if peeked.canonical:
-        request: Any = decoded.request
-        assert peeked.queue == getattr(request, "queue", None)
-        if isinstance(request, EnqueueRequest):
-            assert peeked.items == len(request.jobs)
-        if isinstance(request, DequeueRequest):
-            assert peeked.limit == request.limit
-            request = request.acks or AckRequest("")
-        if isinstance(request, AckRequest):
-            acks = [*request.succeeded, *request.failed]
-            assert peeked.first_descriptor == (acks[0].descriptor if acks else None)
-
-
 # --- writing --------------------------------------------------------------------------------
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=200)

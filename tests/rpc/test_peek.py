@@ -2,86 +2,62 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
-from pinlaterd.model import (
-    AckInfo,
-    AckRequest,
-    CallContext,
-    CheckpointInfo,
-    CheckpointRequest,
-    DequeueRequest,
-    EnqueueRequest,
-    Job,
-    LookupRequest,
-    Method,
-    Request,
-)
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pinlaterd.model import AckRequest, DequeueRequest, Method
 from pinlaterd.rpc import codec
+from tests.rpc.strategies import Shape, calls
 from tests.rpc.test_codec import CONTEXT, REQUESTS
 from tests.rpc.thrift_bytes import I32, LIST, STRING, STRUCT, Field, context, write_message
 
-FIRST, SECOND = AckInfo("mail:s1:p1:1"), AckInfo("mail:s2:p1:2")
-
-SEEN: list[tuple[Method, Request, tuple[object, ...]]] = [
-    (Method.CREATE_QUEUE, REQUESTS[Method.CREATE_QUEUE], ("mail", 0, 0, None)),
-    (Method.DELETE_QUEUE, REQUESTS[Method.DELETE_QUEUE], ("mail", 0, 0, None)),
-    (Method.ENQUEUE, EnqueueRequest("mail", []), ("mail", 0, 0, None)),
-    (Method.ENQUEUE, EnqueueRequest("mail", [Job(b"x")] * 300), ("mail", 300, 0, None)),
-    (Method.DEQUEUE, DequeueRequest("mail", 7), ("mail", 0, 7, None)),
-    (Method.DEQUEUE, DequeueRequest("mail", -1, AckRequest("mail", [], [])), ("mail", 0, -1, None)),
-    (
-        Method.DEQUEUE,
-        DequeueRequest("mail", 7, AckRequest("mail", [FIRST], [SECOND]), max_wait_ms=9),
-        ("mail", 1, 7, FIRST.descriptor),
-    ),
-    (
-        Method.DEQUEUE,
-        DequeueRequest("mail", 7, AckRequest("mail", [], [SECOND])),
-        ("mail", 1, 7, SECOND.descriptor),
-    ),
-    (Method.ACK, AckRequest("mail", [FIRST], [SECOND]), ("mail", 1, 0, FIRST.descriptor)),
-    (Method.ACK, AckRequest("mail", [], [SECOND]), ("mail", 1, 0, SECOND.descriptor)),
-    (Method.ACK, AckRequest("mail", [], []), ("mail", 0, 0, None)),
-    (
-        Method.CHECKPOINT,
-        CheckpointRequest("mail", [CheckpointInfo("a"), CheckpointInfo("b")]),
-        ("mail", 2, 0, "a"),
-    ),
-    (Method.CHECKPOINT, CheckpointRequest("mail", []), ("mail", 0, 0, None)),
-    (Method.LOOKUP, LookupRequest(["a", "b", "c"]), (None, 3, 0, "a")),
-    (Method.LOOKUP, LookupRequest([]), (None, 0, 0, None)),
-    (Method.COUNT, REQUESTS[Method.COUNT], ("mail", 0, 0, None)),
-    (Method.QUEUE_NAMES, REQUESTS[Method.QUEUE_NAMES], (None, 0, 0, None)),
-    (Method.SCAN, REQUESTS[Method.SCAN], ("mail", 0, 0, None)),
-    (Method.RETRY_FAILED, REQUESTS[Method.RETRY_FAILED], ("mail", 0, 0, None)),
-    (Method.DELETE_JOBS, REQUESTS[Method.DELETE_JOBS], ("mail", 0, 0, None)),
-]
+USUAL = calls(list(Method), Shape(in_order=True, unknown=False, wrong=False))
+UNORDERED = calls(list(Method), Shape(in_order=False, unknown=True, wrong=False))
 
 
-@pytest.mark.parametrize(("method", "request_", "seen"), SEEN)
-@pytest.mark.parametrize("request_id", ["", "r-1"])
-def test_it_sees_what_chooses_the_way(method, request_, seen, request_id):
-    message = codec.encode_call(method, 7, CallContext("a:b", request_id), request_)
+def what_chooses_the_way(request: Any) -> tuple[object, ...]:
+    """Queue, items, limit and first descriptor of a call that was decoded."""
+    queue, limit = getattr(request, "queue", None), 0
+    if isinstance(request, DequeueRequest):
+        limit = request.limit
+        request = request.acks or AckRequest("")
+    if isinstance(request, AckRequest):
+        items: Any = request.succeeded or request.failed
+    else:
+        names = ("jobs", "checkpoints", "descriptors")
+        items = next((getattr(request, name) for name in names if hasattr(request, name)), ())
+    first = items[0] if items else None
+    return (
+        queue,
+        len(items),
+        limit,
+        getattr(first, "descriptor", first if isinstance(first, str) else None),
+    )
+
+
+@given(USUAL, st.booleans())
+def test_it_sees_what_chooses_the_way(call, strict):
+    message = write_message(*call, strict=strict)
 
     peeked = codec.peek(message)
 
-    assert peeked[1:] == (method, True, *seen)
-    assert peeked.head == codec.Head(method.value, 7, oneway=False, strict=True)
+    decoded = codec.decode_call(message)
+    assert peeked.head == decoded.head
+    assert peeked[1:] == (Method(call[0]), True, *what_chooses_the_way(decoded.request))
 
 
-@pytest.mark.parametrize(("method", "request_", "seen"), SEEN)
-def test_a_call_that_is_not_strict_is_seen_as_well(method, request_, seen):
-    strict = codec.encode_call(method, 7, CONTEXT, request_)
-    name = method.value.encode()
-    loose = strict[4 : 8 + len(name)] + b"\x01" + strict[8 + len(name) :]
+@given(UNORDERED, st.booleans())
+def test_it_sees_nothing_else_in_another_layout(call, strict):
+    message = write_message(*call, strict=strict)
 
-    peeked = codec.peek(loose)
+    peeked = codec.peek(message)
 
-    assert peeked.canonical
-    assert peeked[3:] == seen
-    assert peeked.head == codec.Head(method.value, 7, oneway=False, strict=False)
-    assert codec.decode_call(loose)[1:] == (CONTEXT, request_)
+    decoded = codec.decode_call(message)
+    assert peeked.head == decoded.head
+    assert not peeked.canonical or peeked[3:] == what_chooses_the_way(decoded.request)
 
 
 def test_a_oneway_call_is_seen_as_such():
@@ -119,9 +95,10 @@ def test_another_layout_is_left_to_decoding(fields):
     assert not peeked.canonical
 
 
-@pytest.mark.parametrize(("method", "request_", "seen"), SEEN)
-def test_a_message_that_ends_early_is_never_seen_as_more_than_it_is(method, request_, seen):
-    message = codec.encode_call(method, 7, CONTEXT, request_)
+@pytest.mark.parametrize("method", Method)
+def test_a_message_that_ends_early_is_never_seen_as_more_than_it_is(method):
+    message = codec.encode_call(method, 7, CONTEXT, REQUESTS[method])
+    seen = what_chooses_the_way(REQUESTS[method])
     head_bytes = len(method.value) + 12
 
     for end in range(head_bytes, len(message)):
