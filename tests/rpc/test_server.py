@@ -605,7 +605,7 @@ def test_a_connection_that_is_cut_off_within_a_frame_is_named(start, wait_until,
     assert line.endswith("ended within a message, of which at least 1 byte had yet to come")
 
 
-def test_stopping_answers_the_calls_in_hand_and_closes(start, wait_until):
+def test_stopping_answers_the_calls_in_flight_and_closes(start, wait_until):
     calls = Collector()
     server = start(calls)
     with server.connect() as idle, server.connect() as busy:
