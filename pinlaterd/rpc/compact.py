@@ -101,6 +101,8 @@ class _Conversion(ABC):
     Each method goes on `at` a byte and returns where it stopped. Types are those of compact.
     """
 
+    __slots__ = ("_data", "_out", "_values_left")
+
     def __init__(self, data: bytes, most_values: int) -> None:
         self._data = data
         self._out = bytearray()
@@ -155,7 +157,7 @@ class _Conversion(ABC):
     def _list(self, at: int, depth: int) -> int:
         _check_depth(depth)
         code, count, at = self._list_head(at)
-        if code == _STRUCT:
+        if code == _STRUCT and count > 1:
             return self._structs(at, count, depth + 1)
         for _ in range(count):
             at = self._value(at, code, depth)
@@ -163,21 +165,25 @@ class _Conversion(ABC):
 
     def _structs(self, at: int, count: int, depth: int) -> int:
         """The structs of a list, jobs or acks, mostly differ in their first field alone: what
-        follows it is converted once, and repeated where the same bytes follow."""
+        follows it is converted once, and repeated as long as the same bytes follow."""
         rest, converted, values = b"", bytearray(), 0
+        alike = True  # as far as is known
         for _ in range(count):
-            end = self._first_text(at)
+            end = self._first_text(at) if alike else None
             if end is None:
                 at = self._fields(at, depth)
-            elif rest and self._data.startswith(rest, end):
-                self._out += converted
-                self._count(values)
-                at = end + len(rest)
-            else:
+            elif not rest:
                 begin, left = len(self._out), self._values_left
                 at = self._fields(end, depth, 1)
                 rest, converted = self._data[end:at], self._out[begin:]
                 values = left - self._values_left
+            elif self._data.startswith(rest, end):
+                self._out += converted
+                self._count(values)
+                at = end + len(rest)
+            else:
+                at = self._fields(end, depth, 1)
+                alike = False
         return at
 
     def _map(self, at: int, depth: int) -> int:
@@ -207,6 +213,8 @@ class _Conversion(ABC):
 
 class _Expansion(_Conversion):
     """One message of compact, on its way to binary; most lengths and numbers have one byte."""
+
+    __slots__ = ()
 
     def message(self) -> bytes:
         data, out = self._data, self._out
@@ -300,6 +308,8 @@ class _Expansion(_Conversion):
 
 class _Contraction(_Conversion):
     """One message of binary, on its way to compact. It comes from this server."""
+
+    __slots__ = ()
 
     def message(self) -> bytes:
         head = read_message_head(self._data)

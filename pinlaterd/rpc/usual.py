@@ -100,9 +100,12 @@ _ACK_REST: Final[_AckRest] = tuple(struct_named("PinLaterJobAckInfo").defaults[1
 def read_enqueue(message: bytes, at: int, most: int) -> tuple[CallContext, EnqueueRequest]:
     """The arguments of enqueueJobs that begin at `at`; declined with more than `most` jobs."""
     context, queue, at = _context_and_queue(message, at)
-    count, at = _list_of_jobs(message, at, most)
-    jobs, at = read_jobs(message, at, count)
-    _expect_end(message, at)
+    tag, count = _TAG4_U32(message, at)
+    if tag != JOBS or count > most:
+        raise Unusual
+    jobs, at = read_jobs(message, at + 8, count)
+    if message[at:] != _END_ALL:
+        raise Unusual
     return context, _new(EnqueueRequest, (queue, jobs))
 
 
@@ -136,7 +139,8 @@ def read_dequeue(message: bytes, at: int, most: int) -> tuple[CallContext, Deque
     if message.startswith(MAX_WAIT, at):
         (max_wait_ms,) = _I32(message, at + 3)
         at += 7
-    _expect_end(message, at)
+    if message[at:] != _END_ALL:
+        raise Unusual
     return context, _new(DequeueRequest, (queue, limit, acks, dry_run, coverage, max_wait_ms))
 
 
@@ -158,19 +162,6 @@ def _context_and_queue(message: bytes, at: int) -> tuple[CallContext, str, int]:
     begin = at + 11
     at = begin + U32(message, at + 7)[0]
     return _new(CallContext, (source, request_id)), message[begin:at].decode(), at
-
-
-def _expect_end(message: bytes, at: int) -> None:
-    if message[at:] != _END_ALL:
-        raise Unusual
-
-
-def _list_of_jobs(message: bytes, at: int, most: int) -> tuple[int, int]:
-    """How many jobs an enqueue has, and where the first begins; declined with more than `most`."""
-    tag, count = _TAG4_U32(message, at)
-    if tag != JOBS or count > most:
-        raise Unusual
-    return count, at + 8
 
 
 def read_jobs(message: bytes, at: int, count: int) -> tuple[list[Job], int]:
@@ -234,20 +225,20 @@ def _ack_request(message: bytes, queue: str, at: int, most: int) -> tuple[AckReq
     """A PinLaterJobAckRequest, from behind its queue's name on, and where it ends."""
     _, succeeded, failed = _ACK_REQUEST
     if message.startswith(SUCCEEDED, at):
-        succeeded, at = read_acks(message, at + 8, U32(message, at + 4)[0], most)
+        (count,) = U32(message, at + 4)
+        succeeded, at = read_acks(message, at + 8, count, most) if count else ([], at + 8)
     if message.startswith(FAILED, at):
-        failed, at = read_acks(message, at + 8, U32(message, at + 4)[0], most)
+        (count,) = U32(message, at + 4)
+        failed, at = read_acks(message, at + 8, count, most) if count else ([], at + 8)
     if message[at]:
         raise Unusual
     return _new(AckRequest, (queue, succeeded, failed)), at + 1
 
 
 def read_acks(message: bytes, at: int, count: int, most: int) -> tuple[Sequence[AckInfo], int]:
-    """So many elements of a list of acks, and where they end. Like `read_jobs`, but for the claim,
-    which differs from ack to ack."""
+    """So many elements, one at least, of a list of acks, and where they end. Like `read_jobs`, but
+    for the claim, which differs from ack to ack."""
     acks: list[AckInfo] = []
-    if count == 0:
-        return acks, at
     append, startswith, new = acks.append, message.startswith, _new
     if count > most or not startswith(FIRST_TEXT, at):
         raise Unusual
@@ -354,14 +345,17 @@ def enqueue_parts(
     UNUSUAL, perhaps only at the end: until then nothing may be carried out."""
     _, _, at = read_call_head(message)
     _, _, at = _context_and_queue(message, at)
-    count, begin = _list_of_jobs(message, at, most_elements)
-    head = message[: begin - 4]
+    tag, count = _TAG4_U32(message, at)
+    if tag != JOBS or count > most_elements:
+        raise Unusual
+    head, begin = message[: at + 4], at + 8
     for size in sizes_of(count):
         _, end = read_jobs(message, begin, size)
         part = b"".join((head, pack_u32(size), message[begin:end], _END_ALL))
         yield EnqueuePart(part, size)
         begin = end
-    _expect_end(message, begin)
+    if message[begin:] != _END_ALL:
+        raise Unusual
 
 
 def ack_slices(message: bytes, most_elements: int) -> Iterator[tuple[CallContext, AckRequest]]:
@@ -382,7 +376,8 @@ def ack_slices(message: bytes, most_elements: int) -> Iterator[tuple[CallContext
             both = (acks, ()) if tag is SUCCEEDED else ((), acks)
             yield context, AckRequest(queue, *both)
             left -= size
-    _expect_end(message, at)
+    if message[at:] != _END_ALL:
+        raise Unusual
 
 
 def ack_parts(whole: AckRequest) -> Iterator[AckRequest]:
@@ -411,7 +406,8 @@ def read_enqueue_result(message: bytes, at: int) -> list[str]:
         begin = at + 4
         at = begin + U32(message, at)[0]
         descriptors.append(message[begin:at].decode())
-    _expect_end(message, at)
+    if message[at:] != _END_ALL:
+        raise Unusual
     return descriptors
 
 
@@ -453,5 +449,6 @@ def read_dequeue_result(message: bytes, at: int) -> DequeueResult:
         job = (descriptor.decode(), body, allowed, remaining, claim, timeout)
         jobs.append(_new(ClaimedJob, job))
         at += 8
-    _expect_end(message, at)
+    if message[at:] != _END_ALL:
+        raise Unusual
     return DequeueResult(jobs)

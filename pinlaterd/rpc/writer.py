@@ -164,6 +164,10 @@ def _plain_structs_writer(head: bytes, write_struct: Write) -> Write:
 
 _JOBS_HEAD: Final = b"\x0c\x00\x00\x0d\x00\x01\x0b\x0b"
 _METADATA_HEAD: Final = b"\x0d\x00\x02\x0b\x0c"
+_ALLOWED: Final = b"\x08\x00\x01"
+_REMAINING: Final = b"\x08\x00\x02"
+_CLAIM: Final = b"\x0b\x00\x64"
+_TIMEOUT: Final = b"\x08\x00\x65"
 _BEFORE_CLAIM: Final = struct.Struct(">3si3si3s").pack
 _BEHIND_CLAIM: Final = struct.Struct(">3siB").pack
 
@@ -193,12 +197,15 @@ class DequeueAnswer:
         self._jobs += len(keys)
         self._bodies += _interleave(keys, [pack_u32(len(body)) for body in bodies], bodies)
         attempts = [payload[1:] for payload in payloads]
-        before = {each: _before_claim(*each) for each in set(attempts)}
+        before = {
+            (allowed, remaining): _BEFORE_CLAIM(_ALLOWED, allowed, _REMAINING, remaining, _CLAIM)
+            for allowed, remaining in set(attempts)
+        }
         self._metadata += _interleave(
             keys,
             [before[each] for each in attempts],
             _keys(claims),
-            [_behind_claim(timeout_seconds)] * len(keys),
+            [_BEHIND_CLAIM(_TIMEOUT, timeout_seconds, 0)] * len(keys),
         )
 
     def encode(self) -> bytes:
@@ -223,15 +230,6 @@ def _interleave(*columns: Sequence[bytes]) -> list[bytes]:
     for at, column in enumerate(columns):
         mixed[at::count] = column
     return mixed
-
-
-# A job's metadata, but for its claim descriptor.
-def _before_claim(allowed: int, remaining: int) -> bytes:
-    return _BEFORE_CLAIM(b"\x08\x00\x01", allowed, b"\x08\x00\x02", remaining, b"\x0b\x00\x64")
-
-
-def _behind_claim(timeout_seconds: int) -> bytes:
-    return _BEHIND_CLAIM(b"\x08\x00\x65", timeout_seconds, 0)
 
 
 # --- what does not fit ----------------------------------------------------------------------
