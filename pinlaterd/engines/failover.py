@@ -24,14 +24,27 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from pinlaterd.clock import Clock
+from pinlaterd.errors import StorageError
+
+_POLL_SECONDS = 0.05
 
 PROOF_WORDS = (
     "replication is asynchronous: without its master a replica can't prove that it was sent all"
     " that was acknowledged"
 )
+
+
+class Closable(Protocol):
+    def close(self) -> None: ...
+
+
+S = TypeVar("S", bound=Closable)
 
 
 class Place(NamedTuple):
@@ -151,6 +164,65 @@ class Failover(Protocol):
     def close(self) -> None:
         """Safe to repeat."""
         ...
+
+
+class PairFailover(Failover, Generic[S]):
+    """A failover between two servers, as far as it does not depend on their kind. Connections to
+    them are made when they are first needed, and kept."""
+
+    def __init__(self, pair: Pair, handover: Handover, notes: Notes, clock: Clock) -> None:
+        self._pair = pair
+        self._handover = handover
+        self._notes = notes
+        self._clock = clock
+        self._master_trouble = ""  # why the old master does not answer
+        self._master: S | None = None
+        self._replica: S | None = None
+
+    def _connect(self, place: Place) -> S:
+        """Raises StorageError."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        for server in (self._master, self._replica):
+            if server is not None:
+                server.close()
+        self._master = self._replica = None
+
+    def successor(self) -> Place:
+        return self._pair.replica
+
+    def _old(self) -> S | None:
+        """The old master; None, and why in `_master_trouble`, if it does not answer."""
+        if self._master is None and not self._master_trouble:
+            try:
+                self._master = self._connect(self._pair.master)
+            except StorageError as error:
+                self._master_trouble = error.message
+        return self._master
+
+    def _answering_old(self) -> S:
+        old = self._old()
+        if old is None:
+            raise StorageError(self._master_trouble)
+        return old
+
+    def _new(self) -> S:
+        if self._replica is None:
+            self._replica = self._connect(self._pair.replica)
+        return self._replica
+
+    def _go_on_without_master(self) -> None:
+        """Raises StorageError unless loss was accepted."""
+        if not self._handover.accept_loss:
+            raise StorageError(f"{self._master_trouble}; {PROOF_WORDS}")
+
+    def _polls(self, seconds: float) -> Iterator[bool]:
+        """For a loop that ends by itself: whether there is time left."""
+        deadline = self._clock.monotonic() + seconds
+        while True:
+            yield self._clock.monotonic() <= deadline
+            time.sleep(_POLL_SECONDS)
 
 
 def _addresses(host: str) -> frozenset[str]:

@@ -5,20 +5,15 @@
     literals.py    values as SQL literals: the only place where any becomes part of a statement
     connection.py  one connection: its session's settings, its patience
     faults.py      the driver's exceptions as pinlaterd's own
-    tables.py      what the tables of a queue can hold, ours and PinLater's; making them
+    tables.py      what the tables of a queue can hold, ours and PinLater's; making, counting them
     statements.py  UPDATE, DELETE and SELECT of many jobs at once, by primary key
-    lock.py        the server's lock that makes an owner
-    witness.py     what tells whether a transaction was committed
+    ownership.py   the server's lock that makes an owner; how a COMMIT ended that was cut off
     store.py       the owning connection: ownership, transactions, ids
-    snapshot.py    what jobs are counted in, beside the owner
-    attempts.py    how an attempt ends
     batch.py       what `apply` does within its one transaction
-    slices.py      retries, deletes, time-outs, garbage
-    records.py     how a whole job is read
     engine.py      MysqlEngine: the StorageEngine contract
+    searcher.py    MysqlSearcher: counts and scans on a read-only connection in another process
     replication.py a server as replication sees it: positions, and whose replica it is
     failover.py    MysqlFailover: a replica takes its master's place
-    searcher.py    MysqlSearcher: counts and scans on a read-only connection in another process
 
 PyMySQL and its exceptions stop at this package.
 """

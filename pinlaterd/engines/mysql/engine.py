@@ -1,13 +1,17 @@
 """MysqlEngine: the StorageEngine contract on one shard's databases in a MySQL or MariaDB server.
 
-See jobs.sql for the layout, store.py for ownership.
+See jobs.sql for the layout, store.py for ownership. What changes many jobs does at most `limit` in
+a transaction, and finds them by an index. PinLater's tables have none by the time of a change:
+there, claims that timed out are looked for among all that are IN_PROGRESS, the longest failed among
+all that FAILED, and garbage by run-after, as it did.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import math
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from pinlaterd.clock import Clock, SystemClock
 from pinlaterd.engines.base import (
     NO_TIME_MS,
     Batch,
@@ -15,7 +19,6 @@ from pinlaterd.engines.base import (
     Durability,
     Expired,
     Finding,
-    Ownership,
     Requeued,
     SearcherFactory,
     StorageEngine,
@@ -23,76 +26,51 @@ from pinlaterd.engines.base import (
     TableLimits,
 )
 from pinlaterd.engines.counts import Depths
-from pinlaterd.engines.mysql import slices
-from pinlaterd.engines.mysql.batch import apply_batch
-from pinlaterd.engines.mysql.connection import Server
-from pinlaterd.engines.mysql.limits import limits_of
-from pinlaterd.engines.mysql.records import (
-    STATES,
+from pinlaterd.engines.mysql.batch import (
+    HELD,
+    FailedAttempt,
+    apply_batch,
+    fail_attempts,
+    held_in,
+    to_pending,
+)
+from pinlaterd.engines.mysql.literals import quote_name
+from pinlaterd.engines.mysql.searcher import MysqlSearcherFactory
+from pinlaterd.engines.mysql.statements import (
+    RUN_AFTER_MS,
+    UPDATED_AT_MS,
     WITH_BODY,
     WITHOUT_BODY,
+    delete,
     read_payloads,
+    select,
+    select_locked,
     stored_job,
 )
-from pinlaterd.engines.mysql.searcher import MysqlSearcherFactory
-from pinlaterd.engines.mysql.statements import RUN_AFTER_MS, UPDATED_AT_MS, select
 from pinlaterd.engines.mysql.store import Store
-from pinlaterd.engines.mysql.tables import Table
+from pinlaterd.engines.mysql.tables import JOB_STATES, Table, create_database
+from pinlaterd.engines.mysql.transaction import Transaction
 from pinlaterd.model import JobKey, JobState, Payload, PendingKey
 
 _new = tuple.__new__  # half the cost of calling a NamedTuple, for each job of a batch
-_READ_IDS = 500
+# Dropping a queue with its files may take long.
+_DROP_SECONDS = 300.0
+# How often maintenance looks into tables in which it expects nothing: each look is a statement.
+_SWEEP_SECONDS = 30.0
+# A queue is dropped by hand, while a search may read it and the server may write statistics of its
+# tables (MariaDB, a second after the last of many changes): that may wait for locks.
+_WAIT_FOR_LOCKS = b"SET STATEMENT lock_wait_timeout = 1, innodb_lock_wait_timeout = 1 FOR "
 
 
-class MysqlEngine(StorageEngine):
+class MysqlEngine(Store, StorageEngine):
     """To be used by the thread that opens it, in a process that does not fork meanwhile."""
 
-    def __init__(
-        self,
-        shard: str,
-        server: Server,
-        *,
-        levels: int,
-        most_body_bytes: int,
-        lease_seconds: float,
-        answer_seconds: float,
-        clock: Clock | None = None,
-    ) -> None:
-        """`levels`: how many priorities a queue has tables for. `most_body_bytes`: the longest body
-        that will be asked for; `narrower` says if the server takes no such. `answer_seconds`: a
-        server that takes longer for an answer is given up. `clock`: its monotonic time says when
-        the server has to hear from us; what is stored bears the times that calls give."""
-        self.limits = limits_of(shard)
-        self._store = Store(
-            shard,
-            server,
-            clock or SystemClock(),
-            levels=levels,
-            most_body_bytes=most_body_bytes,
-            lease_seconds=lease_seconds,
-            answer_seconds=answer_seconds,
-        )
-
-    @property
-    def trouble(self) -> str:
-        return self._store.trouble
-
-    def open(self, now_ms: int) -> Ownership:
-        return self._store.open(now_ms)
-
-    def close(self) -> None:
-        self._store.close()
-
-    def heartbeat(self) -> None:
-        self._store.heartbeat()
-
     def address(self) -> str:
-        return f"{self._store.server.host}:{self._store.server.port}"
+        return f"{self.server.host}:{self.server.port}"
 
     def durability(self) -> Durability:
-        store = self._store
-        with store.reading():
-            [[flush, logged, log_flush]] = store.db.rows(
+        with self.reading():
+            [[flush, logged, log_flush]] = self.db.rows(
                 b"SELECT @@innodb_flush_log_at_trx_commit, @@log_bin, @@sync_binlog"
             )
         setting = f"innodb_flush_log_at_trx_commit={flush}"
@@ -113,7 +91,7 @@ class MysqlEngine(StorageEngine):
             )
         fragile = [
             table.label
-            for tables in store.tables.values()
+            for tables in self.tables.by_queue.values()
             for table in tables.values()
             if table.storage.lower() != "innodb"
         ]
@@ -125,24 +103,41 @@ class MysqlEngine(StorageEngine):
         return Durability(setting, "; ".join(warnings))
 
     def apply(self, batch: Batch, now_ms: int) -> BatchResult:
-        store = self._store
-        return store.transact(now_ms, lambda tx: apply_batch(store, tx, batch))
+        return self.transact(now_ms, lambda tx: apply_batch(self, tx, batch))
 
     # --- queues ------------------------------------------------------------------------------
 
     def queues(self) -> frozenset[str]:
-        return frozenset(self._store.tables)
+        return frozenset(self.tables.by_queue)
 
     def narrower(self, queue: str) -> Mapping[int, TableLimits]:
-        return self._store.narrower.get(queue, {})
+        return self.tables.narrower.get(queue, {})
 
     def create_queue(self, queue: str, now_ms: int) -> None:
-        if queue not in self._store.tables:
-            self._store.create_queue(queue)
+        db = self.db
+        if queue in self.tables.by_queue:
+            return
+        with self.reading():
+            db.execute(create_database(self.tables.prefix + queue))
+            had_tables = self.tables.add(db, queue, {})
+            self.counts.open_queue(queue, None if had_tables else {})
+            self.pass_used_ids(db, [queue])
 
     def delete_queue(self, queue: str) -> None:
-        if queue in self._store.tables:
-            self._store.delete_queue(queue)
+        """A server drops a database table by table: if that ends half-way, nobody knows how far."""
+        db = self.db
+        if queue not in self.tables.by_queue:
+            return
+        self.counts.cancel()
+        statement = b"DROP DATABASE IF EXISTS " + quote_name(self.tables.prefix + queue)
+        if db.is_mariadb:
+            statement = _WAIT_FOR_LOCKS + statement
+        with self.guarded(), db.patiently(_DROP_SECONDS):
+            db.execute(statement)
+        self.tables.drop(queue)
+        self.counts.drop_queue(queue)
+        for state in JobState:
+            self.sweeps_due.pop((queue, state), None)
 
     # --- reads of bounded cost ---------------------------------------------------------------
 
@@ -159,20 +154,20 @@ class MysqlEngine(StorageEngine):
         )
         until = table.run_after.bound(until_ms)
         rows: list[tuple[int, ...]] = []
-        with self._store.reading():
+        with self.reading():
             if after is None:
                 where = b"run_after <= %b" % until
             else:
                 at = table.run_after.bound(after.run_after_ms)
                 if after.run_after_ms % table.run_after.step_ms == 0:
                     # Apart, so that both are ranges of the index, however many are of one time.
-                    rows += self._store.db.rows(
+                    rows += self.db.rows(
                         head + b"run_after = %b AND local_id > %d AND run_after <= %b"
                         b" ORDER BY local_id LIMIT %d" % (at, after.local_id, until, limit)
                     )
                 where = b"run_after > %b AND run_after <= %b" % (at, until)
             if len(rows) < limit:
-                rows += self._store.db.rows(
+                rows += self.db.rows(
                     head + where + b" ORDER BY run_after, local_id LIMIT %d" % (limit - len(rows))
                 )
         return [_new(PendingKey, row) for row in rows]
@@ -183,44 +178,44 @@ class MysqlEngine(StorageEngine):
         table = self._table(queue, priority)
         if table is None:
             return [None] * len(local_ids)
-        with self._store.reading():
-            return read_payloads(self._store.db.rows, table, local_ids, most_bytes=most_bytes)
+        with self.reading():
+            return read_payloads(self.db.rows, table, local_ids, most_bytes=most_bytes)
 
     def lookup(
         self, queue: str, keys: Sequence[JobKey], *, include_body: bool
     ) -> Sequence[StoredJob]:
-        tables = self._store.tables_of(queue)
+        tables = self.tables.of(queue)
         jobs: list[StoredJob] = []
-        with self._store.reading():
+        with self.reading():
             for priority in {key.priority for key in keys} & tables.keys():
                 local_ids = list({key.local_id for key in keys if key.priority == priority})
                 columns = WITH_BODY if include_body else WITHOUT_BODY
                 for statement in select(tables[priority], columns, local_ids, None):
-                    rows = self._store.db.rows(statement)
-                    jobs += [stored_job(priority, row) for row in rows if row[1] in STATES]
+                    rows = self.db.rows(statement)
+                    jobs += [stored_job(priority, row) for row in rows if row[1] in JOB_STATES]
         return jobs
 
     def depths(self, queues: Collection[str] | None = None) -> Mapping[str, Depths | None]:
-        counts, tables = self._store.counts, self._store.tables
-        counts.add(counts.poll())
-        wanted = tables if queues is None else tables.keys() & queues
-        return {queue: counts.of(queue) for queue in wanted}
+        self.counts.add(self.counts.poll())
+        known = self.tables.by_queue
+        wanted = known if queues is None else known.keys() & queues
+        return {queue: self.counts.of(queue) for queue in wanted}
 
     def suspects(self) -> Collection[str]:
-        return self._store.counts.suspects
+        return self.counts.suspects
 
     def recount(self, queue: str) -> None:
-        if queue in self._store.tables:
-            self._store.counts.recount(queue)
+        if queue in self.tables.by_queue:
+            self.counts.recount(queue)
 
     def check(self, *, repair: bool) -> Sequence[Finding]:
         """Only a foreign writer gives a job a state that does not exist: it becomes PENDING."""
-        store, found = self._store, []
+        found = []
         where = b" WHERE state IS NULL OR state NOT IN (0, 1, 2, 3)"
-        for queue, tables in store.tables.items():
+        for queue, tables in self.tables.by_queue.items():
             for table in tables.values():
-                with store.reading():
-                    [[jobs]] = store.db.rows(b"SELECT COUNT(*) FROM " + table.name + where)
+                with self.reading():
+                    [[jobs]] = self.db.rows(b"SELECT COUNT(*) FROM " + table.name + where)
                 if jobs:
                     found.append(Finding(queue, "jobs in a state that does not exist", jobs))
                     if repair:
@@ -229,18 +224,18 @@ class MysqlEngine(StorageEngine):
         return found
 
     def _run(self, statement: bytes) -> None:
-        self._store.transact(0, lambda tx: tx.run([statement]))
+        self.transact(0, lambda tx: tx.run([statement]))
 
     def oldest_failed(self, queue: str, priority: int, *, limit: int) -> Sequence[int]:
         table = self._table(queue, priority)
         if table is None:
             return []
-        with self._store.reading():
-            rows = self._store.db.rows(slices.oldest_failed(table, UPDATED_AT_MS, limit))
+        with self.reading():
+            rows = self.db.rows(_oldest_failed(table, UPDATED_AT_MS, limit))
         return [updated_at_ms for (updated_at_ms,) in rows]
 
     def _table(self, queue: str, priority: int) -> Table | None:
-        return self._store.tables_of(queue).get(priority)
+        return self.tables.of(queue).get(priority)
 
     # --- writes in slices --------------------------------------------------------------------
 
@@ -254,30 +249,56 @@ class MysqlEngine(StorageEngine):
         limit: int,
         now_ms: int,
     ) -> Sequence[Requeued]:
-        return self._store.transact(
-            now_ms,
-            lambda tx: slices.retry_failed(
-                self._store,
-                tx,
-                queue,
-                priority,
-                attempts=attempts,
-                run_after_ms=run_after_ms,
-                limit=limit,
-            ),
-        )
+        table = self._table(queue, priority)
+        if table is None:
+            return []
+
+        def retry(tx: Transaction) -> list[int]:
+            statement = _oldest_failed(table, b"local_id", limit) + b" FOR UPDATE"
+            local_ids = [local_id for (local_id,) in tx.read([statement])]
+            common = to_pending(tx, table) + (
+                b", attempts_allowed = GREATEST(COALESCE(attempts_allowed, 0), %d),"
+                b" attempts_remaining = %d, run_after = %b"
+                % (attempts, attempts, table.run_after.literal(run_after_ms))
+            )
+            tx.update(table, local_ids, JobState.FAILED, common)
+            tx.moved(queue, table, local_ids, JobState.FAILED, JobState.PENDING)
+            return local_ids
+
+        at_ms = table.run_after.floor(run_after_ms)
+        local_ids = self.transact(now_ms, retry)
+        return [Requeued(priority, PendingKey(at_ms, local_id)) for local_id in local_ids]
 
     def delete_jobs(
         self, queue: str, state: JobState, priority: int, *, limit: int
     ) -> Sequence[JobKey]:
-        store = self._store
-        return store.transact(
-            0, lambda tx: slices.delete_jobs(store, tx, queue, state, priority, limit)
+        table = self._table(queue, priority)
+        if table is None:
+            return []
+        statement = (
+            b"SELECT local_id FROM %b%b WHERE state = %d ORDER BY run_after, local_id LIMIT %d"
+            b" FOR UPDATE" % (table.name, table.by_run_after, state, limit)
         )
+        local_ids = self.transact(0, lambda tx: _delete(tx, queue, table, state, [statement]))
+        return [JobKey(priority, local_id) for local_id in local_ids]
 
     def delete_keys(self, queue: str, state: JobState, keys: Sequence[JobKey]) -> Sequence[JobKey]:
-        store = self._store
-        return store.transact(0, lambda tx: slices.delete_keys(store, tx, queue, state, keys))
+        by_priority: defaultdict[int, list[int]] = defaultdict(list)
+        for priority, local_id in dict.fromkeys(keys):
+            by_priority[priority].append(local_id)
+
+        def delete_those(tx: Transaction) -> set[JobKey]:
+            found: set[JobKey] = set()
+            for priority, local_ids in by_priority.items():
+                table = self._table(queue, priority)
+                if table is not None:
+                    statements = select_locked(table, b"local_id", local_ids, state)
+                    deleted = _delete(tx, queue, table, state, statements)
+                    found.update(JobKey(priority, local_id) for local_id in deleted)
+            return found
+
+        found = self.transact(0, delete_those)
+        return [key for key in dict.fromkeys(keys) if key in found]
 
     def release_expired(
         self,
@@ -288,28 +309,96 @@ class MysqlEngine(StorageEngine):
         now_ms: int,
         claimed_after_ms: int = NO_TIME_MS,
     ) -> Expired:
-        store = self._store
-        return store.transact(
-            now_ms,
-            lambda tx: slices.release_expired(
-                store, tx, queue, claimed_ms=(claimed_after_ms, claimed_before_ms), limit=limit
-            ),
-        )
+        tables = self._tables_to_sweep(queue, JobState.IN_PROGRESS)
+
+        def release(tx: Transaction) -> Expired:
+            retried: list[Requeued] = []
+            done = 0
+            for table in tables:
+                if done == limit:
+                    break
+                statement = _oldest_claims(table, claimed_after_ms, claimed_before_ms, limit - done)
+                held = held_in(tx.read([statement]))
+                attempts = [FailedAttempt(claim, tx.now_ms) for claim in held.values()]
+                retried += fail_attempts(tx, queue, table, attempts)
+                done += len(attempts)
+            return Expired(retried, failed=done - len(retried))
+
+        return self.transact(now_ms, release)
 
     def collect_garbage(
         self, queue: str, state: JobState, *, updated_before_ms: int, limit: int
     ) -> int:
-        store = self._store
-        return store.transact(
-            0,
-            lambda tx: slices.collect_garbage(
-                store, tx, queue, state, updated_before_ms=updated_before_ms, limit=limit
-            ),
-        )
+        tables = self._tables_to_sweep(queue, state)
+
+        def collect(tx: Transaction) -> int:
+            deleted = 0
+            for table in tables:
+                if deleted == limit:
+                    break
+                bound = table.updated_at.bound(updated_before_ms)
+                index, where, order = table.by_updated_at, b"updated_at < " + bound, b"updated_at"
+                if not index:
+                    index, order = table.by_run_after, b"run_after"
+                    where = b"run_after < " + bound + b" AND " + where
+                statement = (
+                    b"SELECT local_id FROM %b%b WHERE state = %d AND %b"
+                    b" ORDER BY %b, local_id LIMIT %d FOR UPDATE"
+                    % (table.name, index, state, where, order, limit - deleted)
+                )
+                deleted += len(_delete(tx, queue, table, state, [statement]))
+            return deleted
+
+        return self.transact(0, collect)
+
+    def _tables_to_sweep(self, queue: str, state: JobState) -> list[Table]:
+        """Those with jobs in `state` that may be due, highest priority first: those known to have
+        any, and now and then all, for what a foreign writer does is in no count of ours."""
+        tables, depths = self.tables.of(queue), self.counts.of(queue)
+        now, due = self.clock.monotonic(), self.sweeps_due
+        if depths is None or now >= due.get((queue, state), -math.inf):
+            due[queue, state] = now + _SWEEP_SECONDS
+            return [table for _, table in sorted(tables.items())]
+        return [table for level, table in sorted(tables.items()) if (level, state) in depths]
 
     def vacuum(self, *, limit: int) -> bool:
         """A queue goes with its database, at once; InnoDB purges by itself."""
         return False
 
     def searcher(self) -> SearcherFactory:
-        return MysqlSearcherFactory(self._store.shard, self._store.server)
+        return MysqlSearcherFactory(self.shard, self.server)
+
+
+def _oldest_claims(
+    table: Table, claimed_after_ms: int, claimed_before_ms: int, limit: int
+) -> bytes:
+    """The statement for `held_in`. Without an index by age the longest claimed are not told from
+    the others, and need not be."""
+    order = b" ORDER BY updated_at, local_id" if table.by_updated_at else b""
+    updated_at = table.updated_at
+    after = b""
+    if claimed_after_ms > updated_at.earliest_ms:
+        after = b" AND updated_at > " + updated_at.bound(claimed_after_ms)
+    return (
+        b"SELECT " + HELD + b" FROM " + table.name + table.by_updated_at
+        + b" WHERE state = 1 AND updated_at < "
+        + updated_at.bound(min(claimed_before_ms, updated_at.latest_ms))
+        + after + order + b" LIMIT %d FOR UPDATE" % limit
+    )  # fmt: skip
+
+
+def _oldest_failed(table: Table, columns: bytes, limit: int) -> bytes:
+    return (
+        b"SELECT " + columns + b" FROM " + table.name + table.by_updated_at
+        + b" WHERE state = 3 ORDER BY updated_at, local_id LIMIT %d" % limit
+    )  # fmt: skip
+
+
+def _delete(
+    tx: Transaction, queue: str, table: Table, state: JobState, selects: Iterable[bytes]
+) -> list[int]:
+    """Delete the jobs in `state` that `selects` find and lock; returns their local ids."""
+    local_ids = [local_id for (local_id,) in tx.read(selects)]
+    tx.run(delete(table, local_ids, state))
+    tx.moved(queue, table, local_ids, state, None)
+    return local_ids

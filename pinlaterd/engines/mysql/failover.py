@@ -14,24 +14,18 @@ which is held here, and where the server takes writes. The lock alone would end 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
-from pinlaterd.clock import Clock
 from pinlaterd.engines.failover import (
     PROOF_WORDS,
     Examination,
-    Failover,
-    Handover,
-    Notes,
-    Pair,
+    PairFailover,
     Place,
     ServerFacts,
     Step,
 )
-from pinlaterd.engines.mysql.limits import owner_database
-from pinlaterd.engines.mysql.literals import quote_name
-from pinlaterd.engines.mysql.lock import lock_name
+from pinlaterd.engines.mysql.literals import owner_database, quote_name
+from pinlaterd.engines.mysql.ownership import lock_name
 from pinlaterd.engines.mysql.replication import (
     Position,
     ReplicaStatus,
@@ -39,7 +33,6 @@ from pinlaterd.engines.mysql.replication import (
 )
 from pinlaterd.errors import StorageError, StorageNotCommitted
 
-_POLL_SECONDS = 0.05
 _LOCK_SECONDS = 1.0
 # An owner whose connection was ended has lost its lock within this.
 _MOST_LOCK_SECONDS = 15.0
@@ -54,39 +47,8 @@ _WRITABLE, _READ_ONLY = "writable", "read-only"
 _YES = "yes"
 
 
-class MysqlFailover(Failover):
-    """Two servers and the connections to them, which are kept: locks end with theirs."""
-
-    def __init__(self, pair: Pair, handover: Handover, notes: Notes, clock: Clock) -> None:
-        self._pair = pair
-        self._handover = handover
-        self._notes = notes
-        self._clock = clock
-        self._master_trouble = ""
-        self._master: ReplicationServer | None = None
-        self._replica: ReplicationServer | None = None
-
-    def close(self) -> None:
-        for server in (self._master, self._replica):
-            if server is not None:
-                server.close()
-        self._master = self._replica = None
-
-    # --- the two servers ---------------------------------------------------------------------
-
-    def _old(self) -> ReplicationServer | None:
-        """The old master; None, and why in `_master_trouble`, if it does not answer."""
-        if self._master is None and not self._master_trouble:
-            try:
-                self._master = self._connect(self._pair.master)
-            except StorageError as error:
-                self._master_trouble = error.message
-        return self._master
-
-    def _new(self) -> ReplicationServer:
-        if self._replica is None:
-            self._replica = self._connect(self._pair.replica)
-        return self._replica
+class MysqlFailover(PairFailover[ReplicationServer]):
+    """The connections are kept: locks end with theirs."""
 
     def _connect(self, place: Place) -> ReplicationServer:
         return ReplicationServer(place, self._handover.administrator)
@@ -195,21 +157,13 @@ class MysqlFailover(Failover):
         master, replica = self._pair
         return [Step("follow", f"make {master} a replica of {replica}", self._follow)]
 
-    def successor(self) -> Place:
-        return self._pair.replica
-
     def undo(self) -> None:
         if self._notes.get(_BEFORE) != _WRITABLE:
             return
-        old = self._old()
-        if old is None:
-            raise StorageError(self._master_trouble)
-        old.allow_writes()
+        self._answering_old().allow_writes()
 
     def _stop_writes(self) -> str:
-        old = self._old()
-        if old is None:
-            raise StorageError(self._master_trouble)
+        old = self._answering_old()
         if not self._notes.get(_BEFORE):
             self._notes.put(_BEFORE, _WRITABLE if old.is_writable() else _READ_ONLY)
         old.stop_writes()
@@ -233,32 +187,31 @@ class MysqlFailover(Failover):
     def _catch_up(self) -> str:
         """The proof. It needs no running replica if it was brought before, and nobody has written
         since: then a crash came while the replica was being promoted."""
-        old = self._old()
-        if old is None:
-            raise StorageError(self._master_trouble)
+        old = self._answering_old()
         position = old.position()
         if position is None:
             raise StorageNotCommitted(f"{old} has no binary log (log_bin): it can have no replica")
         if self._notes.get(_PROVEN) == str(position):
             return f"proven before: nothing was written since {position}"
-        deadline = self._clock.monotonic() + self._handover.catch_up_seconds
-        while True:
+        for in_time in self._polls(self._handover.catch_up_seconds):
             status = self._status()
             if status is not None and self._new().has_applied(position, status):
+                return self._note_proof(position, status)
+            if not self._may_wait(status, in_time=in_time):
                 break
-            if not self._may_wait(status, deadline):
-                return f"given up: loss was accepted; the master had come to {position}"
-            time.sleep(_POLL_SECONDS)
+        return f"given up: loss was accepted; the master had come to {position}"
+
+    def _note_proof(self, position: Position, status: ReplicaStatus) -> str:
         self._notes.put(_BY_GTID, _YES if status.by_gtid else "")
         self._notes.put(_ENCRYPTED, _YES if status.encrypted else "")
         self._notes.put(_PROVEN, str(position))
         return f"{self._new()} has all up to {position}"
 
-    def _may_wait(self, status: ReplicaStatus | None, deadline: float) -> bool:
+    def _may_wait(self, status: ReplicaStatus | None, *, in_time: bool) -> bool:
         """Whether the replica may yet get there; False if it can't and loss was accepted."""
         replica = self._new()
         if status is not None and status.applies and status.receives:
-            if self._clock.monotonic() < deadline:
+            if in_time:
                 return True
             behind = status.behind_seconds
             shown = "" if behind is None else f", {behind:.0f} s behind"
@@ -273,21 +226,19 @@ class MysqlFailover(Failover):
 
     def _apply_the_rest(self) -> str:
         """Without the master: all that was received counts, as long as it can be applied."""
-        if not self._handover.accept_loss:
-            raise StorageError(f"{self._master_trouble}; {PROOF_WORDS}")
-        deadline = self._clock.monotonic() + self._handover.catch_up_seconds
-        while True:
+        self._go_on_without_master()
+        for in_time in self._polls(self._handover.catch_up_seconds):
             status = self._status()
             if status is None or not status.applies:
                 return f"{self._new()} applies nothing: it stays as it is"
             if status.applied_all_received:
                 return f"{self._new()} has applied all that it received"
-            if self._clock.monotonic() > deadline:
-                raise StorageError(
-                    f"{self._new()} has not applied within {self._handover.catch_up_seconds:g} s"
-                    " what it received; allow it more with --catch-up-seconds"
-                )
-            time.sleep(_POLL_SECONDS)
+            if not in_time:
+                break
+        raise StorageError(
+            f"{self._new()} has not applied within {self._handover.catch_up_seconds:g} s"
+            " what it received; allow it more with --catch-up-seconds"
+        )
 
     def _promote(self) -> str:
         new = self._new()
@@ -358,15 +309,14 @@ class MysqlFailover(Failover):
 
     def _connecting_trouble(self, old: ReplicationServer) -> str:
         """ "" once it receives."""
-        deadline = self._clock.monotonic() + _CONNECT_SECONDS
-        while True:
+        for in_time in self._polls(_CONNECT_SECONDS):
             status = old.replica_status()
             if status is not None and status.receives and status.applies:
                 return ""
             trouble = "" if status is None else status.receiving_trouble or status.applying_trouble
-            if trouble or self._clock.monotonic() > deadline:
+            if trouble or not in_time:
                 return trouble or f"not connected within {_CONNECT_SECONDS:g} s"
-            time.sleep(_POLL_SECONDS)
+        raise AssertionError  # polls never end
 
 
 def _place_in_log(place: tuple[str, int]) -> str:

@@ -1,4 +1,6 @@
-"""Values as SQL literals: the only place where a value becomes part of a statement.
+"""Values as SQL literals, and the names and limits of what a shard stores.
+
+This is the only place where a value becomes part of a statement.
 
 Statements are bytes. A literal is safe in them because the session pins what it relies on
 (connection.py): character set utf8mb4, in which no byte of a longer character can be taken for a
@@ -10,9 +12,14 @@ The driver's own formatting of arguments costs several times as much for each va
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from functools import lru_cache
+from typing import TypeVar
+
+from pinlaterd.engines.base import Limits
+
+T = TypeVar("T")
 
 # What DATETIME can hold, and Python's datetime too.
 EARLIEST_MS = -62_135_596_800_000  # 0001-01-01
@@ -50,3 +57,37 @@ def quote_time(time_ms: int) -> bytes:
 def id_list(local_ids: Iterable[int]) -> bytes:
     """What stands within the brackets of IN."""
     return ",".join(map(str, local_ids)).encode()
+
+
+def pieces(listed: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    if len(listed) <= size:
+        if listed:
+            yield listed
+        return
+    for first in range(0, len(listed), size):
+        yield listed[first : first + size]
+
+
+# --- what a shard can hold; a table that PinLater made may hold less: `Table.narrower` -------
+
+_DATABASE_NAME_CHARS = 64
+STATUS_CHARS = 5000
+BODY_BYTES = 512 << 20  # as a literal at most twice that: the largest packet is 1 GiB
+
+
+def database_prefix(shard: str) -> str:
+    """Of the queues of a shard. A shard's name has no underscore, so it ends at the second one."""
+    return f"plq_{shard}_"
+
+
+def owner_database(shard: str) -> str:
+    return f"plm_{shard}"
+
+
+def limits_of(shard: str) -> Limits:
+    return Limits(
+        queue_name_chars=_DATABASE_NAME_CHARS - len(database_prefix(shard)),
+        body_bytes=BODY_BYTES,
+        run_after_ms=LATEST_MS,
+        custom_status_chars=STATUS_CHARS,
+    )

@@ -1,4 +1,4 @@
-"""Statements on many jobs at once, by primary key.
+"""Statements on many jobs at once, by primary key, and the rows that they read.
 
 Lists of ids come in pieces: servers plan very long ones badly. Where jobs differ in what they get,
 a CASE over the ids tells it, which the server walks through for every row: such statements are
@@ -7,14 +7,13 @@ short (the figures are on top of jobs.sql). Where all get the same, there is no 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from pinlaterd.engines.mysql.literals import id_list, quote_bytes
+from pinlaterd.engines.base import StoredJob
+from pinlaterd.engines.mysql.literals import id_list, pieces, quote_bytes
 from pinlaterd.engines.mysql.tables import Table
-from pinlaterd.model import JobState
-
-T = TypeVar("T")
+from pinlaterd.model import JobKey, JobState, Payload
 
 LISTED_IDS = 800
 CASE_IDS = 100
@@ -33,15 +32,6 @@ class Each(NamedTuple):
     before: bytes
     values: Sequence[bytes]
     behind: bytes = b""
-
-
-def pieces(listed: Sequence[T], size: int = LISTED_IDS) -> Iterator[Sequence[T]]:
-    if len(listed) <= size:
-        if listed:
-            yield listed
-        return
-    for first in range(0, len(listed), size):
-        yield listed[first : first + size]
 
 
 def by_ids(local_ids: Sequence[int], state: JobState | None, claims: Sequence[bytes] = ()) -> bytes:
@@ -65,7 +55,7 @@ def claim_of(local_id: int, claim_descriptor: str) -> bytes:
 def select(
     table: Table, columns: bytes, local_ids: Sequence[int], state: JobState | None
 ) -> Iterator[bytes]:
-    for part in pieces(local_ids):
+    for part in pieces(local_ids, LISTED_IDS):
         yield (
             b"SELECT " + columns + b" FROM " + table.name + b" FORCE INDEX (PRIMARY)"
             + by_ids(part, state)
@@ -81,7 +71,7 @@ def select_locked(
 
 
 def delete(table: Table, local_ids: Sequence[int], state: JobState) -> Iterator[bytes]:
-    for part in pieces(local_ids):
+    for part in pieces(local_ids, LISTED_IDS):
         yield b"DELETE FROM " + table.name + by_ids(part, state)
 
 
@@ -103,7 +93,7 @@ def update(
     each = [one for one in each if len(set(one.values)) > 1]
     head = b"UPDATE " + table.name + b" FORCE INDEX (PRIMARY) SET " + common
     if not each and not claims:
-        for part in pieces(local_ids):
+        for part in pieces(local_ids, LISTED_IDS):
             yield head + by_ids(part, state)
         return
     most_ids, first = CASE_IDS if each else LISTED_IDS, 0
@@ -125,3 +115,65 @@ def _case(one: Each, part: Sequence[int], first: int) -> bytes:
     values = one.values[first : first + len(part)]
     whens = b" ".join([b"WHEN %d THEN %b" % pair for pair in zip(part, values, strict=True)])
     return one.before + b"CASE local_id " + whens + b" END" + one.behind
+
+
+# --- whole jobs, and payloads ---------------------------------------------------------------
+
+WITHOUT_BODY = (
+    b"local_id, state, COALESCE(attempts_allowed, 1), COALESCE(attempts_remaining, 0), "
+    + STATUS + b", " + CREATED_AT_MS + b", " + RUN_AFTER_MS + b", " + UPDATED_AT_MS
+    + b", claim_descriptor, NULL"
+)  # fmt: skip
+WITH_BODY = WITHOUT_BODY.replace(b", NULL", b", COALESCE(body, '')")
+_PAYLOAD = (
+    b"local_id, COALESCE(body, ''), COALESCE(attempts_allowed, 1), COALESCE(attempts_remaining, 1)"
+)
+_new = tuple.__new__  # half the cost of calling a NamedTuple, for each job of a batch
+
+
+def stored_job(priority: int, row: tuple[Any, ...]) -> StoredJob:
+    local_id, state, *rest = row
+    return StoredJob(JobKey(priority, local_id), JobState(state), *rest)
+
+
+def read_payloads(
+    rows: Callable[[bytes], Iterable[tuple[Any, ...]]],
+    table: Table,
+    local_ids: Sequence[int],
+    *,
+    most_bytes: int,
+) -> list[Payload | None]:
+    """As StorageEngine.payloads. `rows`: what a statement reads."""
+    if not local_ids:
+        return []
+    # So that all small bodies together are within the bound; of large ones the size is read.
+    small = max(most_bytes // len(local_ids), 256)
+    columns = (
+        b"local_id, IF(LENGTH(body) <= %d, body, NULL), COALESCE(attempts_allowed, 1),"
+        b" COALESCE(attempts_remaining, 1), COALESCE(LENGTH(body), 0)" % small
+    )
+    found = {
+        row[0]: row
+        for statement in select(table, columns, local_ids, None)
+        for row in rows(statement)
+    }
+    fitting = _fitting(local_ids, {i: row[4] for i, row in found.items()}, most_bytes)
+    ids = local_ids[:fitting]
+    large = [i for i in ids if i in found and found[i][1] is None]
+    for statement in select(table, _PAYLOAD, large, None):
+        found.update((row[0], row) for row in rows(statement))
+    return [_new(Payload, found[local_id][1:4]) if local_id in found else None for local_id in ids]
+
+
+def _fitting(local_ids: Sequence[int], sizes: Mapping[int, int], most_bytes: int) -> int:
+    """How many of the bodies fit: all up to the first that does not, but one at least."""
+    met = False
+    for at, local_id in enumerate(local_ids):
+        size = sizes.get(local_id)
+        if size is None:
+            continue
+        most_bytes -= size
+        if most_bytes < 0 and met:
+            return at
+        met = True
+    return len(local_ids)

@@ -2,11 +2,13 @@
 
 Ours (jobs.sql) hold all that the limits promise. Those that PinLater made hold whole seconds up to
 2038, bodies of 64 KiB and perhaps the characters of latin1 only; a hand may have changed any of it.
-So everything is read from information_schema when a queue is first used.
+So everything is read from information_schema when a queue is first used. Jobs are counted in a
+snapshot of their tables (see counts.py).
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,20 +16,28 @@ from importlib import resources
 from typing import Any, NamedTuple
 
 from pinlaterd.engines.base import TableLimits, Times
-from pinlaterd.engines.mysql.connection import Connection
-from pinlaterd.engines.mysql.limits import BODY_BYTES, STATUS_CHARS
+from pinlaterd.engines.counts import Depths
+from pinlaterd.engines.mysql.connection import Connection, Server
+from pinlaterd.engines.mysql.faults import FAULTS, PACKET_CURE, is_locked, storage_error
 from pinlaterd.engines.mysql.literals import (
+    BODY_BYTES,
     EARLIEST_MS,
     LATEST_MS,
+    STATUS_CHARS,
+    database_prefix,
+    pieces,
     quote_name,
     quote_text,
     quote_time,
 )
-from pinlaterd.errors import StorageCorrupt
+from pinlaterd.errors import QueueNotFound, StorageCorrupt
+from pinlaterd.model import QUEUE_NAME, JobState
 
 # TIMESTAMP begins one second after the epoch, for 0 means no time, and ends where 31 bits do.
 _TIMESTAMP_MS = (1_000, (2**31 - 1) * 1000)
 _DATETIME_MS = (EARLIEST_MS, LATEST_MS)
+# Other numbers in the column `state` are a hand's: such rows are no jobs.
+JOB_STATES = frozenset(JobState)
 _TABLE_NAME = re.compile(r"jobs_p([1-9][0-9]{0,2})\Z")
 # As PinLater made it. No claim of ours is longer, whatever host and source are in it.
 _CLAIM_CHARS = 200
@@ -295,3 +305,150 @@ def _script(name: str) -> bytes:
     text = resources.files(__package__).joinpath(name).read_text("utf-8")
     lines = [line for line in text.splitlines() if not line.startswith("--")]
     return "\n".join(lines).encode()
+
+
+# --- the tables of a shard ------------------------------------------------------------------
+
+# When the store is opened, one statement describes so many tables, or reads a row of each: either
+# takes a tenth of a second, several times that if the server has none of them open.
+_TABLES_DESCRIBED, _TABLES_READ = 900, 300
+
+
+class ShardTables:
+    """The tables of a shard's queues, as its owner knows them."""
+
+    def __init__(self, shard: str, *, levels: int, most_body_bytes: int) -> None:
+        self.prefix = database_prefix(shard)
+        self.by_queue: dict[str, dict[int, Table]] = {}  # and priority
+        self.narrower: dict[str, dict[int, TableLimits]] = {}  # what some of them hold
+        self._levels = levels
+        self._most_body_bytes = most_body_bytes
+
+    def of(self, queue: str) -> dict[int, Table]:
+        tables = self.by_queue.get(queue)
+        if tables is None:
+            raise QueueNotFound(queue)
+        return tables
+
+    def load(self, db: Connection) -> dict[str, bool]:
+        """All queues that there are; returns of each whether it had tables before."""
+        self.by_queue, self.narrower = {}, {}
+        rows = db.rows(
+            b"SELECT schema_name FROM information_schema.schemata"
+            b" WHERE CAST(LEFT(schema_name, %d) AS BINARY) = %s"
+            % (len(self.prefix), quote_text(self.prefix))
+        )
+        found = [database[len(self.prefix) :] for (database,) in rows]
+        queues = [queue for queue in found if QUEUE_NAME.match(queue)]
+        had_tables = {}
+        for some in pieces(queues, max(1, _TABLES_DESCRIBED // self._levels)):
+            tables = load_tables(db, [self.prefix + queue for queue in some])
+            for queue in some:
+                had_tables[queue] = self.add(db, queue, tables[self.prefix + queue])
+        return had_tables
+
+    def add(self, db: Connection, queue: str, tables: Mapping[int, Table]) -> bool:
+        """A queue whose database is there, with `tables` as far as they are known; makes those that
+        it lacks. Returns whether it had any."""
+        database = self.prefix + queue
+        if not tables:  # as one name it is found whatever its case
+            tables = tables_of(db, database)
+        had_tables = bool(tables)
+        missing = set(range(1, self._levels + 1)) - tables.keys()
+        if missing:  # it was made for fewer priorities, or never finished
+            for statement in create_tables(database, sorted(missing)):
+                db.execute(statement)
+            tables = tables_of(db, database)
+        self.by_queue[queue] = dict(tables)
+        self.narrower[queue] = {
+            priority: narrower
+            for priority, table in tables.items()
+            if (narrower := self._narrower(db, table)) is not None
+        }
+        return had_tables
+
+    def _narrower(self, db: Connection, table: Table) -> TableLimits | None:
+        """What a table holds, and its server takes, where less than may be asked for."""
+        if db.value_bytes >= min(self._most_body_bytes, table.limits.body_bytes):
+            return table.narrower
+        return table.limits._replace(body_bytes=db.value_bytes, body_cure=PACKET_CURE)
+
+    def drop(self, queue: str) -> None:
+        del self.by_queue[queue], self.narrower[queue]
+
+    def last_local_id(self, db: Connection, queues: Iterable[str]) -> int:
+        """The highest that their tables hold, or have given out to anybody else."""
+        last = 0
+        tables = {self.prefix + queue: self.by_queue[queue].values() for queue in queues}
+        for some in pieces(list(tables), max(1, _TABLES_READ // self._levels)):
+            try:
+                last = max(last, last_local_id(db, {name: tables[name] for name in some}))
+            except FAULTS as fault:
+                if not is_locked(fault):
+                    raise
+                # One by one: the last statement has to name the queue that is locked.
+                last = max(last, *[last_local_id(db, {name: tables[name]}) for name in some])
+        return last
+
+
+# --- counting -------------------------------------------------------------------------------
+
+# A count may take so long for each job, at worst from a cold disk.
+_SECONDS_A_JOB = 1 / 100_000
+
+
+class TableSnapshot:
+    """A transaction on a connection of its own. It keeps what it has read from being dropped or
+    altered, until it is closed."""
+
+    def __init__(
+        self, server: Server, tables: Mapping[str, Iterable[Table]], owner: Connection
+    ) -> None:
+        """`owner`: ends the connection if the count is cancelled."""
+        self._server = server
+        self._tables = tables
+        self._owner = owner
+        self._db = Connection(server, patience_seconds=owner.patience_seconds, read_only=True)
+        try:
+            self._db.execute(b"SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            self._db.execute(b"START TRANSACTION WITH CONSISTENT SNAPSHOT")
+            [[self._number]] = self._db.rows(b"SELECT CONNECTION_ID()")
+        except FAULTS as fault:
+            self._db.close()
+            raise storage_error(fault, str(server), undone=True) from fault
+
+    def count(self, queue: str) -> Depths:
+        """By an index that holds the state and no bodies, where there is one."""
+        try:
+            return {
+                (table.priority, JobState(state)): jobs
+                for table in self._tables[queue]
+                for state, jobs in self._count(table)
+                if state in JOB_STATES
+            }
+        except FAULTS as fault:
+            raise storage_error(fault, str(self._server), undone=True) from fault
+
+    def _count(self, table: Table) -> Sequence[tuple[int, ...]]:
+        database, name = table.label.split(".")
+        [[estimate]] = self._db.rows(
+            b"SELECT COALESCE(MAX(table_rows), 0) FROM information_schema.tables"
+            b" WHERE table_schema = %b AND table_name = %b"
+            % (quote_text(database), quote_text(name))
+        )
+        with self._db.patiently(int(estimate) * _SECONDS_A_JOB):
+            return self._db.rows(
+                b"SELECT state, COUNT(*) FROM %b%b GROUP BY state"
+                % (table.name, table.by_run_after)
+            )
+
+    def find_damage(self) -> str:
+        """Jobs lie in one place each; ids that were taken are passed when the shard is opened."""
+        return ""
+
+    def cancel(self) -> None:
+        with contextlib.suppress(*FAULTS):
+            self._owner.execute(b"KILL CONNECTION %d" % self._number)
+
+    def close(self) -> None:
+        self._db.close()

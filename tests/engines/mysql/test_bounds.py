@@ -84,15 +84,15 @@ def deep(store: EngineHarness) -> EngineHarness:
 
 
 def _looks(engine: MysqlEngine) -> int:
-    db = engine._store.db
+    db = engine.db
     return sum(int(count) for _, count in db.rows(b"SHOW SESSION STATUS LIKE 'Handler_read_%'"))
 
 
 def test_no_call_walks_over_a_deep_queue(deep: EngineHarness):
     engine = deep.engine
     assert isinstance(engine, MysqlEngine)
-    running = engine._store.db.rows(
-        b"SELECT local_id FROM " + engine._store.tables[QUEUE][1].name + b" WHERE state = 1"
+    running = engine.db.rows(
+        b"SELECT local_id FROM " + engine.tables.of(QUEUE)[1].name + b" WHERE state = 1"
     )
     keys = [JobKey(1, local_id) for (local_id,) in running]
     claims = deep.wanted(limit=LIMIT)
@@ -119,7 +119,7 @@ def test_opening_walks_over_no_queue_and_counts_beside(deep: EngineHarness, kill
     assert isinstance(engine, MysqlEngine)
     depths = deep.depths()
     if killed:
-        engine._store._abandon()
+        engine._abandon()
     else:
         engine.close()
 
@@ -201,7 +201,7 @@ def test_a_lock_that_is_met_while_opening_names_its_queue(
 
 
 def _asked(engine: MysqlEngine) -> int:
-    [(_, count)] = engine._store.db.rows(b"SHOW SESSION STATUS LIKE 'Questions'")
+    [(_, count)] = engine.db.rows(b"SHOW SESSION STATUS LIKE 'Questions'")
     return int(count)
 
 
@@ -217,7 +217,7 @@ def test_a_queue_is_deleted_while_it_is_counted(deep: EngineHarness):
 
 def test_a_network_that_falls_silent_during_a_long_statement_is_noticed(store: EngineHarness):
     """By the system's probes: patience with a statement may be had for minutes."""
-    connected = store.engine._store.db._db._sock  # type: ignore[attr-defined]
+    connected = store.engine.db._db._sock  # type: ignore[attr-defined]
 
     def option(level: int, name: int) -> int:
         value: int = connected.getsockopt(level, name)

@@ -205,8 +205,8 @@ def test_after_another_owner_nobody_knows(
     monkeypatch: pytest.MonkeyPatch,
 ):
     """It may have changed what would tell."""
-    store = behind_proxy.engine._store  # type: ignore[attr-defined]
-    connect = store._connect
+    store = behind_proxy.engine
+    connect = store._connect  # type: ignore[attr-defined]
 
     def connect_late(patience_seconds: float) -> Connection:
         monkeypatch.undo()

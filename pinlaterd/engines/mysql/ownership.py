@@ -1,22 +1,30 @@
-"""The server's lock `pinlaterd:<shard>`: the connection that holds it owns the shard.
+"""Who owns a shard, and how a COMMIT ended whose connection was lost.
 
-A server gives such a lock back once it has ended the connection that holds it, and with that
-whatever transaction it was in. So who gets the lock knows that nothing of its predecessor is under
-way any more.
+The server's lock `pinlaterd:<shard>` makes an owner: the connection that holds it owns the shard. A
+server releases such a lock once it has ended the connection that holds it, and with that whatever
+transaction it was in. So the next one that gets the lock knows that nothing of its predecessor is
+under way any more.
 
 All of this takes for granted that a connection of ours is one connection of the server, from its
 beginning to its end. A proxy that passes bytes on keeps to that; one that multiplexes (hands each
-transaction to whichever connection it has) does not, and no shard may be behind it.
+transaction to any connection that it has) does not, and no shard may be behind it.
+
+Of all that a transaction wrote, one thing tells whether it was committed: it was committed as a
+whole or not at all, and nobody but the owner writes. So a transaction remembers the last thing that
+it changed, as a `CommitProbe`; nothing within it comes after that and changes it again.
 """
 
 from __future__ import annotations
 
 import contextlib
+from typing import NamedTuple
 
 from pinlaterd.engines.mysql.connection import Connection, Server
 from pinlaterd.engines.mysql.faults import FAULTS
 from pinlaterd.engines.mysql.literals import quote_text
+from pinlaterd.engines.mysql.tables import Table
 from pinlaterd.errors import ShardOwned, StorageError
+from pinlaterd.model import JobState
 
 # A server takes a moment to notice that a process that was killed has gone.
 _WAIT_SECONDS = 1
@@ -84,3 +92,54 @@ class OwnerLock:
         """The connection that holds it, as the server numbers them; None: nobody."""
         [[holder]] = db.rows(b"SELECT IS_USED_LOCK(%s)" % quote_text(self._name))
         return None if holder is None else int(holder)
+
+
+# --- commits in doubt -----------------------------------------------------------------------
+
+
+class CommitProbe(NamedTuple):
+    """`statement` reads one number: `after` once the transaction was committed, else `before`.
+    None stands for no row."""
+
+    statement: bytes
+    before: int | None
+    after: int | None
+
+
+def moved_job(
+    table: Table, local_id: int, before: JobState | None, after: JobState | None
+) -> CommitProbe:
+    """A job that changed from one state to another; None: not there."""
+    statement = b"SELECT state FROM %b WHERE local_id = %d" % (table.name, local_id)
+    return CommitProbe(statement, before, after)
+
+
+def claimed_job(table: Table, local_id: int, claim_descriptor: str) -> CommitProbe:
+    """A claim. No two are alike, so it is told from one that ended within the same transaction."""
+    statement = b"SELECT state = 1 AND claim_descriptor <=> %b FROM %b WHERE local_id = %d" % (
+        quote_text(table.claim(claim_descriptor)),
+        table.name,
+        local_id,
+    )
+    return CommitProbe(statement, 0, 1)
+
+
+def remembered(table: bytes, name: str, value: int) -> CommitProbe:
+    """A value that the owner's table did not have before."""
+    statement = b"SELECT COUNT(*) FROM %b WHERE name = %b AND value = %d" % (
+        table,
+        quote_text(name),
+        value,
+    )
+    return CommitProbe(statement, 0, 1)
+
+
+def was_committed(db: Connection, probe: CommitProbe) -> bool:
+    """To be asked by the owner once the transaction has ended. The driver's faults are passed on.
+
+    Raises StorageError if somebody else has changed what would tell."""
+    rows = db.rows(probe.statement)
+    found = int(rows[0][0]) if rows else None
+    if found not in (probe.before, probe.after):
+        raise StorageError("somebody else has changed the job that would tell")
+    return found == probe.after
