@@ -49,7 +49,8 @@ class Replies:
 
     def settle(self, operation: Operation, entry: ReplyEntry) -> None:
         del self._in_flight[operation]
-        self.reply(operation.arrival, entry)
+        self._waiting[operation.arrival[0]].append(entry)
+        self.bytes += len(entry[2])
 
     def reply(self, arrival: Arrival, entry: ReplyEntry) -> None:
         """To a call that was never in flight."""

@@ -69,7 +69,7 @@ class Dequeue(Operation):
                 self.acks, problem = ack_parts(arrival, request.acks, state, now_ms)
             except QueueNotFound as error:
                 problem = error
-            if self.acks and not self.acks[0].jobs:
+            if self.acks and not (self.acks[0].succeeded or self.acks[0].failed):
                 self.acks.clear()
         problem = problem or self._wrong(call, request)
         if problem is None and entry.whole and request.coverage != 1.0:

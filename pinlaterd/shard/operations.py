@@ -75,7 +75,7 @@ class Commit:
         self.acks: _Added[AckOp, AckResult] = []
         self.checkpoints: _Added[CheckpointOp, CheckpointResult] = []
         self.releases: _Added[ReleaseOp, Sequence[Requeued]] = []
-        self.enqueues: _Added[EnqueueOp, Sequence[int]] = []
+        self.enqueues: list[tuple[EnqueueOp, Enqueue]] = []
         self.claims: _Added[ClaimOp, Sequence[Payload | None]] = []
 
     def batch(self, room: ClaimRoom) -> Batch:
@@ -96,9 +96,9 @@ class Commit:
             checkpointed(done, now_ms)
         for (_, released), requeued in zip(self.releases, result.releases, strict=True):
             released(requeued, now_ms)
-        for (_, stored), local_ids in zip(self.enqueues, result.enqueues, strict=True):
-            stored(local_ids, now_ms)
-        state.index_enqueued(now_ms)
+        for (_, enqueue), local_ids in zip(self.enqueues, result.enqueues, strict=True):
+            enqueue.local_ids = local_ids
+        state.index_stored([op for op, _ in self.enqueues], result.enqueues, now_ms)
         for (_, claimed), payloads in zip(self.claims, result.claims, strict=True):
             claimed(payloads, now_ms)
 
@@ -144,6 +144,8 @@ class Operation:
 
 
 class Enqueue(Operation):
+    """`local_ids`: those of its jobs, once they are stored."""
+
     __slots__ = ("jobs", "local_ids")
 
     def __init__(self, arrival: Arrival, call: Call, state: ShardState, now_ms: int) -> None:
@@ -159,11 +161,7 @@ class Enqueue(Operation):
         return len(self.jobs)
 
     def add_to(self, commit: Commit) -> None:
-        commit.enqueues.append((EnqueueOp(self.queue, self.jobs), self._stored))
-
-    def _stored(self, local_ids: Sequence[int], _now_ms: int) -> None:
-        self.local_ids = local_ids
-        self.state.enqueued(self.queue, local_ids, self.jobs)
+        commit.enqueues.append((_new(EnqueueOp, (self.queue, self.jobs)), self))
 
     def reply(self, now_ms: int) -> ReplyEntry:
         prefix = f"{self.queue}:s{self.state.name}:p"
@@ -223,16 +221,18 @@ def ack_parts(
     state.check_queue(queue)
     descriptors = JobDescriptors(queue, state.name)
     bad: list[str] = []
-    succeeded = _acks(descriptors, request.succeeded, bad)
-    failing, problem = _with_valid_delays(request.failed, state, now_ms)
-    failed = []
-    for acks in _acks(descriptors, failing, bad):
-        wrong = rules.unheld_retry(queue, acks, now_ms)
-        if wrong is None:
-            failed.append(acks)
-        elif problem is None:
-            name = descriptors.of(acks.priority, acks.local_ids[0])
-            problem = InvalidRequest(f"retryDelayMillis of {name!r} is {wrong}")
+    succeeded = _acks(descriptors, request.succeeded, bad) if request.succeeded else []
+    problem: RequestError | None = None
+    failed: list[Acks] = []
+    if request.failed:
+        failing, problem = _with_valid_delays(request.failed, state, now_ms)
+        for acks in _acks(descriptors, failing, bad):
+            wrong = rules.unheld_retry(queue, acks, now_ms)
+            if wrong is None:
+                failed.append(acks)
+            elif problem is None:
+                name = descriptors.of(acks.priority, acks.local_ids[0])
+                problem = InvalidRequest(f"retryDelayMillis of {name!r} is {wrong}")
     if bad and arrival.entry.whole:
         raise ForeignError
     parts = _split_acks(AckOp(queue, succeeded, failed))

@@ -6,12 +6,13 @@ costs reads, never jobs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from itertools import compress
 from operator import gt
 from typing import NamedTuple
 
 from pinlaterd.config.schema import Config
-from pinlaterd.engines.base import Requeued, StorageEngine
+from pinlaterd.engines.base import EnqueueOp, Requeued, StorageEngine
 from pinlaterd.errors import PinLaterError, QueueNotFound
 from pinlaterd.model import Job, Payload, PendingKey
 from pinlaterd.rpc import codec
@@ -107,12 +108,13 @@ class FreshPayloads:
 
 
 class ShardState:
-    """Of one shard. `config` is followed live; a newer one takes its place."""
+    """Of one shard. `config` is what it follows at present."""
 
     def __init__(self, name: str, engine: StorageEngine, config: Config, stats: Stats) -> None:
         server = config.server
         self.name = name
         self.config = config
+        self.dequeue_only = False
         self.rules = Rules(engine.limits, engine.narrower, server)
         self.figures = Figures(stats)
         self.ready = ReadyIndex(
@@ -126,12 +128,12 @@ class ShardState:
         self.changed: set[str] = set()  # queues whose depths or figures may have changed
         self.touched: set[str] = set()  # queues whose ready counts may have changed, or are gone
         self.suspects: set[str] = set()  # queues that a foreign writer seems to change
-        self._enqueued: dict[str, tuple[list[int], list[Job]]] = {}  # see index_enqueued
 
-    @property
-    def dequeue_only(self) -> bool:
-        shard = self.config.shards.get(self.name)
-        return shard is not None and shard.dequeue_only
+    def follow(self, config: Config) -> None:
+        """Go by `config` from the next call on, as far as it can change live."""
+        self.config = config
+        shard = config.shards.get(self.name)
+        self.dequeue_only = shard is not None and shard.dequeue_only
 
     @property
     def held_bytes(self) -> int:
@@ -148,35 +150,35 @@ class ShardState:
 
     # --- jobs become PENDING -----------------------------------------------------------------
 
-    def enqueued(self, queue: str, local_ids: Iterable[int], jobs: Iterable[Job]) -> None:
-        """Jobs of one call were stored; `index_enqueued` has to follow for those of a batch."""
-        found = self._enqueued.get(queue)
-        if found is None:
-            self._enqueued[queue] = (list(local_ids), list(jobs))
-        else:
-            found[0].extend(local_ids)
-            found[1].extend(jobs)
-
-    def index_enqueued(self, now_ms: int) -> None:
+    def index_stored(
+        self, ops: Sequence[EnqueueOp], local_ids: Sequence[Sequence[int]], now_ms: int
+    ) -> None:
         """Index all jobs that a commit has stored, and keep the payloads of those due soon.
 
         Once for all of a batch: with one job a call, this is a good part of what a call costs."""
-        for queue, (local_ids, jobs) in self._enqueued.items():
+        stored: dict[str, tuple[list[int], list[Job]]] = {}
+        for (queue, jobs), ids in zip(ops, local_ids, strict=True):
+            found = stored.get(queue)
+            if found is None:
+                found = stored[queue] = ([], [])
+            found[0].extend(ids)
+            found[1].extend(jobs)
+        for queue, (all_ids, all_jobs) in stored.items():
             self.touched.add(queue)
-            self.figures.enqueued(queue, jobs)
-            priorities = {job[1] for job in jobs}
-            if len(priorities) == 1:
-                self._remember(queue, priorities.pop(), local_ids, jobs, now_ms)
-                continue
-            for priority in priorities:
-                ids = [
-                    local_id
-                    for local_id, job in zip(local_ids, jobs, strict=True)
-                    if job[1] == priority
-                ]
-                of_priority = [job for job in jobs if job[1] == priority]
-                self._remember(queue, priority, ids, of_priority, now_ms)
-        self._enqueued.clear()
+            self.figures.enqueued(queue, all_jobs)
+            self._index(queue, all_ids, all_jobs, now_ms)
+
+    def _index(
+        self, queue: str, local_ids: Sequence[int], jobs: Sequence[Job], now_ms: int
+    ) -> None:
+        priorities = {job[1] for job in jobs}
+        if len(priorities) == 1:
+            self._remember(queue, priorities.pop(), local_ids, jobs, now_ms)
+            return
+        for priority in priorities:
+            chosen = [job[1] == priority for job in jobs]
+            ids, of_priority = compress(local_ids, chosen), compress(jobs, chosen)
+            self._remember(queue, priority, list(ids), list(of_priority), now_ms)
 
     def _remember(
         self, queue: str, priority: int, local_ids: Sequence[int], jobs: Sequence[Job], now_ms: int
