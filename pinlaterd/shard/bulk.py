@@ -1,6 +1,6 @@
 """Calls that go into no batch: queues, look-ups, searches, retries and deletes of many jobs.
 
-Queues are created and dropped at once. The rest are sliced works (see `tasks`): each is a
+Queues are created and dropped at once. The rest are done in slices (see `tasks`): each is a
 generator that returns the call's result, so that neither a long list nor a large limit holds up
 the job path. What changes many jobs answers with the count so far once most of its time is used, or
 when the shard stops.
@@ -9,7 +9,7 @@ when the shard stops.
 from __future__ import annotations
 
 import struct
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from itertools import islice
 from typing import Any
 
@@ -54,7 +54,7 @@ from pinlaterd.shard.search_messages import ScanPart, SearchCall
 from pinlaterd.shard.state import ShardState
 from pinlaterd.shard.tasks import Pace, ShardStops
 
-# A sliced work that returns what the call is answered with.
+# Steps that return what the call is answered with.
 Answering = Generator[SearchCall | None, Any, Any]
 
 # The part of its time after which a call that changes many jobs answers with what it has done.
@@ -249,10 +249,8 @@ class BulkCalls:
     def retry_failed(self, request: RetryFailedRequest, deadline: float) -> Answering:
         self._state.rules.retry_failed(request)
         queue = request.queue
-        until = self._usable_until(deadline)
-        changed = 0
-        while changed < request.limit and queue in self._state.ready:
-            limit = min(self._pace.jobs, request.limit - changed)
+
+        def retry(limit: int) -> int:
             now_ms = self._clock.now_ms()
             requeued = self._engine.retry_failed(
                 queue,
@@ -263,34 +261,41 @@ class BulkCalls:
                 now_ms=now_ms,
             )
             self._state.requeue(queue, requeued, now_ms)
-            changed += len(requeued)
-            if len(requeued) < limit or self._clock.monotonic() >= until:
-                break
-            try:
-                yield None
-            except ShardStops:
-                break
-        return changed
+            return len(requeued)
+
+        until = self._usable_until(deadline)
+        return (yield from self._in_slices(queue, request.limit, until, retry))
 
     def delete_jobs(self, request: DeleteJobsRequest, source: str, deadline: float) -> Answering:
         self._state.rules.delete_jobs(request)
         until = self._usable_until(deadline)
         if request.body_regex is not None:
             return (yield from self._delete_matching(request, request.body_regex, source, until))
-        queue, state, priority = request.queue, request.state, request.priority
-        deleted = 0
-        while deleted < request.limit and queue in self._state.ready:
-            limit = min(self._pace.jobs, request.limit - deleted)
+
+        def delete(limit: int) -> int:
+            queue, state, priority = request.queue, request.state, request.priority
             keys = self._engine.delete_jobs(queue, state, priority, limit=limit)
-            self._forget(request, keys)
-            deleted += len(keys)
-            if len(keys) < limit or self._clock.monotonic() >= until:
+            return self._deleted(request, keys)
+
+        return (yield from self._in_slices(request.queue, request.limit, until, delete))
+
+    def _in_slices(
+        self, queue: str, most: int, until: float, change: Callable[[int], int]
+    ) -> Answering:
+        """Have `change` change so many jobs at a time, until it finds no more, most of the time is
+        used, or the shard stops; returns how many it has changed."""
+        changed = 0
+        while changed < most and queue in self._state.ready:
+            limit = min(self._pace.jobs, most - changed)
+            found = change(limit)
+            changed += found
+            if found < limit or self._clock.monotonic() >= until:
                 break
             try:
                 yield None
             except ShardStops:
                 break
-        return deleted
+        return changed
 
     def _delete_matching(
         self, request: DeleteJobsRequest, body_regex: str, source: str, until: float
@@ -318,8 +323,7 @@ class BulkCalls:
                 if request.queue not in self._state.ready:
                     return deleted
                 keys = self._engine.delete_keys(request.queue, request.state, part)
-                self._forget(request, keys)
-                deleted += len(keys)
+                deleted += self._deleted(request, keys)
                 if self._clock.monotonic() >= until:
                     return deleted
                 try:
@@ -330,9 +334,10 @@ class BulkCalls:
                 break
         return deleted
 
-    def _forget(self, request: DeleteJobsRequest, keys: Sequence[JobKey]) -> None:
-        """Deleted jobs leave the memory."""
+    def _deleted(self, request: DeleteJobsRequest, keys: Sequence[JobKey]) -> int:
+        """They leave the memory; returns how many they are."""
         self._state.forget(request.queue, request.priority, [key.local_id for key in keys])
+        return len(keys)
 
     def _usable_until(self, deadline: float) -> float:
         now = self._clock.monotonic()
@@ -340,7 +345,7 @@ class BulkCalls:
 
 
 def _search(call: SearchCall) -> Answering:
-    """Have the searcher do it. What it raises is raised here; its trouble with the store says
+    """Have the searcher do it. What it raises is raised here; its errors with the store say
     nothing about the owner's connection."""
     try:
         return (yield call)

@@ -62,7 +62,7 @@ class Replies:
         del self._in_flight[operation]
 
     def abandon(self, told: PinLaterError) -> None:
-        """End all that is in flight; whoever waits for it is told why."""
+        """End all that is in flight; callers are told why."""
         for operation in list(self._in_flight):
             self.settle(operation, operation.fail(told))
 

@@ -82,7 +82,7 @@ class Figures:
         """Something rare: calls discarded, searches that failed, …"""
         self._stats.count(f"shard_{name}", by)
 
-    # --- upkeep ----------------------------------------------------------------------------
+    # --- maintenance -----------------------------------------------------------------------
 
     def expired(self, queue: str, result: Expired) -> None:
         if result.retried:
@@ -96,9 +96,9 @@ class Figures:
 
     # --- once a second ---------------------------------------------------------------------
 
-    def gauge_health(self, *, ailing: bool) -> None:
-        """Over several shards: how many ail."""
-        self._stats.gauge("shard_ailing", int(ailing))
+    def gauge_health(self, *, degraded: bool) -> None:
+        """Over several shards: how many are degraded."""
+        self._stats.gauge("shard_ailing", int(degraded))
 
     def gauge_clock(self, step_ms: float) -> None:
         """How far the machine's clock was stepped, either way, as far as this is not followed."""

@@ -1,10 +1,11 @@
 """Whether a shard's store can be relied on, judged by how its last uses went.
 
 Pure: outcomes go in, a verdict comes out. A store is healthy until it fails several times in a
-row, or too often within a window, or takes much longer than it is used to; then it ails, with the
-reason, until a few uses in a row have gone well. Routers send an ailing shard no new work as long
-as others can take it; acks still come, and a probe every second. What a store refuses beyond doubt,
-because it is full, is no failure of it: its jobs have to go, so that there is room again.
+row, or too often within a window, or takes much longer than it is used to; then it is degraded,
+with the reason, until a few uses in a row have gone well. Routers send a degraded shard no new work
+as long as others can take it; acks still come, and a probe every second. What a store refuses
+beyond doubt, because it is full, is no failure of it: its jobs have to go, so that there is room
+again.
 
 Times are seconds, by any clock that only goes forward.
 """
@@ -13,11 +14,12 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import NamedTuple
+
+from pinlaterd.config.schema import ServerSettings
 
 # Fewer uses say nothing of a share.
 LEAST_OUTCOMES = 10
-# Uses in a row that have to go well before an ailing store is trusted again.
+# Uses in a row that have to go well before a degraded store is trusted again.
 GOOD_IN_A_ROW = 3
 # After so many uses it is known what is normal. Of that mean, each use changes this part.
 LEAST_USES = 100
@@ -25,16 +27,6 @@ _NORMAL_PART = 0.002
 # Of the recent mean a use changes this part at least; the rarer they are, the more, for a slow
 # store has few, and what is older than so many seconds is past. Half at most: one is an accident.
 _RECENT_PART, _RECENT_SECONDS, _MOST_RECENT_PART = 0.1, 4.0, 0.5
-
-
-class HealthLimits(NamedTuple):
-    """See the settings of the same names in etc/pinlaterd.yaml."""
-
-    failures_in_row: int
-    failure_share: float
-    window_seconds: float
-    slow_factor: float
-    slow_seconds: float
 
 
 @dataclass
@@ -49,8 +41,9 @@ class _Second:
 class StoreHealth:
     """The verdict on one store. `reason` is "" while it is healthy."""
 
-    def __init__(self, limits: HealthLimits) -> None:
-        self._limits = limits
+    def __init__(self, server: ServerSettings) -> None:
+        """Its limits are the settings `health_…`."""
+        self._settings = server
         self.reason = ""
         self._failures_in_row = 0
         self._good_in_row = 0
@@ -61,7 +54,7 @@ class StoreHealth:
         self._last_use = 0.0  # when that was
 
     @property
-    def ailing(self) -> bool:
+    def degraded(self) -> bool:
         return bool(self.reason)
 
     def succeeded(self, seconds: float, now: float) -> None:
@@ -71,7 +64,7 @@ class StoreHealth:
         part = max(_RECENT_PART, (now - self._last_use) / _RECENT_SECONDS)
         self._recent += min(part, _MOST_RECENT_PART) * (seconds - self._recent)
         self._last_use = now
-        if self.ailing:
+        if self.degraded:
             self._good_in_row = 0 if self._is_slow(seconds) else self._good_in_row + 1
             if self._good_in_row >= GOOD_IN_A_ROW:
                 self._recover()
@@ -93,28 +86,29 @@ class StoreHealth:
         second = self._this_second(now)
         second.uses += 1
         second.failures += 1
-        if self.ailing:
+        if self.degraded:
             return
-        limits = self._limits
+        settings = self._settings
         uses = sum(second.uses for second in self._window)
         failures = sum(second.failures for second in self._window)
-        if self._failures_in_row >= limits.failures_in_row:
+        if self._failures_in_row >= settings.health_failures_in_row:
             self.reason = f"its store failed {self._failures_in_row} times in a row"
-        elif uses >= LEAST_OUTCOMES and failures >= limits.failure_share * uses:
-            self.reason = (
-                f"its store failed {failures} of {uses} times within {limits.window_seconds:g} s"
-            )
+        elif uses >= LEAST_OUTCOMES and failures >= settings.health_failure_share * uses:
+            window = f"{settings.health_window_seconds:g} s"
+            self.reason = f"its store failed {failures} of {uses} times within {window}"
 
     def _is_slow(self, seconds: float) -> bool:
         if self._uses < LEAST_USES:
             return False
-        return seconds > max(self._limits.slow_seconds, self._limits.slow_factor * self._normal)
+        settings = self._settings
+        least = settings.health_slow_ms / 1000
+        return seconds > max(least, settings.health_slow_factor * self._normal)
 
     def _this_second(self, now: float) -> _Second:
         window, began = self._window, int(now)
         if not window or window[-1].began != began:
             window.append(_Second(began))
-            while window[0].began < began - self._limits.window_seconds:
+            while window[0].began < began - self._settings.health_window_seconds:
                 window.popleft()
         return window[-1]
 

@@ -62,7 +62,7 @@ class ShardLoop:
         stats: Stats,
         facts: Callable[[], Mapping[str, str]],
     ) -> None:
-        """`facts`: for reports, each time anew: the store may move to another server."""
+        """`facts`: asked for each report: the store may move to another server."""
         self._service = service
         self._end = end
         self._control = control
@@ -74,7 +74,7 @@ class ShardLoop:
         self._incarnation = service.incarnation  # as routers know it; 0 while the store is closed
         self._routers: set[bytes] = set()
         self._missing_out: set[bytes] = set()  # routers to which a message could not be sent
-        self._told_ailing = False
+        self._told_degraded = False
         self._told: dict[str, bool] = {}  # by queue: whether routers know of ready jobs
         self._news: dict[str, ReadyCounts] = {}  # since the last pulse
         self._next_pulse = 0.0
@@ -117,7 +117,7 @@ class ShardLoop:
             self._welcome_all()
         if self._control_fileno in readable:
             self._hear()
-        if bool(service.ailing) != self._told_ailing:
+        if bool(service.degraded) != self._told_degraded:
             self._next_pulse = self._next_report = 0.0
         if self._clock.monotonic() >= self._next_pulse:
             self._pulse()
@@ -164,9 +164,9 @@ class ShardLoop:
 
     def _say_farewell(self) -> None:
         """Calls that arrive from here on are not carried out: their routers may try elsewhere."""
-        farewell = envelope.pack_goodbye(self._incarnation)
+        goodbye = envelope.pack_goodbye(self._incarnation)
         for router in list(self._routers):
-            self._send(router, farewell)
+            self._send(router, goodbye)
 
     def _bid_farewell(self) -> None:
         """A router's ZeroMQ drops what it has not read when it finds the connection closed. So this
@@ -240,7 +240,7 @@ class ShardLoop:
         self._end.bind_again()
         for router in list(self._routers):
             self._welcome(router)
-        self._next_pulse = 0.0  # a store that is open again may ail still
+        self._next_pulse = 0.0  # a store that is open again may be degraded still
 
     def _publish(self) -> None:
         """Send all answers, with the counts of what they touched; others learn what is urgent."""
@@ -252,7 +252,7 @@ class ShardLoop:
         for router, entries in replies.items():
             self._answer(router, entries, counts)
         if urgent:
-            frame = envelope.pack_pulse(self._incarnation, urgent, degraded=self._told_ailing)
+            frame = envelope.pack_pulse(self._incarnation, urgent, degraded=self._told_degraded)
             for router in self._routers - replies.keys():
                 self._send(router, frame)
 
@@ -296,9 +296,9 @@ class ShardLoop:
         self._unused_pulses += 1
         quiet = self._unused_pulses >= PULSES_UNTIL_QUIET
         self._next_pulse = now + (QUIET_PULSE_SECONDS if quiet else PULSE_SECONDS)
-        self._told_ailing = bool(self._service.ailing)
+        self._told_degraded = bool(self._service.degraded)
         frame = envelope.pack_pulse(
-            self._incarnation, self._news.values(), degraded=self._told_ailing
+            self._incarnation, self._news.values(), degraded=self._told_degraded
         )
         self._news = {}
         if self._incarnation:
@@ -321,13 +321,13 @@ class ShardLoop:
         if service.serving:
             facts = {
                 **self._facts(),
-                "health warning": service.ailing,
+                "health warning": service.degraded,
                 "clock warning": self._clock.warning,
             }
             self._control.report(ProcessState.SERVING, facts)
         else:
-            trouble = {**self._facts(), "store warning": service.store_error}
-            self._control.report(ProcessState.STARTING, trouble)
+            facts = {**self._facts(), "store warning": service.store_error}
+            self._control.report(ProcessState.STARTING, facts)
         self._hear()
 
     def _hear(self) -> None:

@@ -1,4 +1,4 @@
-"""Upkeep of one shard: claims that have timed out, jobs whose time to live has ended, old space.
+"""Maintenance of one shard: claims that time out, jobs whose time to live has ended, old space.
 
 A round looks at the queues that hold such jobs, and at some of the others in turn, in slices of a
 bounded number of jobs (see `tasks`): each slice is one short commit by the one owner, so nothing is
@@ -232,7 +232,7 @@ class Maintenance:
         suspects.clear()
 
     def _reread(self, queue: str) -> None:
-        """Between batches nobody has keys of the ready index in hand."""
+        """Between batches no keys of the ready index are taken."""
         if queue in self._state.ready:
             self._engine.recount(queue)
             self._state.ready.reread(queue)
@@ -281,7 +281,7 @@ class Maintenance:
                     changed = part(queue, limit)
                 except StorageLocked as error:
                     log.warning(
-                        "upkeep leaves queue %s to the next round: %s", queue, error.message
+                        "maintenance leaves queue %s to the next round: %s", queue, error.message
                     )
                     return asked
                 if changed < limit:

@@ -38,7 +38,7 @@ MakeEngine = Callable[[ShardSettings, ServerSettings], StorageEngine]
 
 
 def run(name: str, etc: Path, make: MakeEngine = make_engine) -> int:
-    """Serve until SIGTERM; then finish what is in hand. Returns the exit code."""
+    """Serve until SIGTERM; then finish the calls in flight. Returns the exit code."""
     process = layout.shard_program(name)
     set_title(process)
     prefer_throughput()
@@ -113,18 +113,18 @@ class _Shard:
             try:
                 self._service.open()
             except ShardOwned as error:
-                state, trouble = ProcessState.STANDBY, {"owner": error.message}
+                state, reason = ProcessState.STANDBY, {"owner": error.message}
             except StorageCorrupt:
                 raise
             except StorageError as error:
-                state, trouble = ProcessState.STARTING, {"store warning": error.message}
+                state, reason = ProcessState.STARTING, {"store warning": error.message}
             else:
                 return True
-            (text,) = trouble.values()
+            (text,) = reason.values()
             if text != said:
                 log.warning("waits for its store: %s", text)
                 said = text
-            self._control.report(state, {**self._facts(), **trouble})
+            self._control.report(state, {**self._facts(), **reason})
             coordinator.hear()
             select.select([self._stop], [], [], _RETRY_SECONDS)
         return False

@@ -12,8 +12,8 @@ beyond the horizon is read from the store when the line is empty, from the horiz
 read walks over what was read before. A line has bounded room, and so have all lines together;
 what has none is cut off at the tail, which moves the horizon back.
 
-A key is either in its line, or in the store beyond the horizon, or in the hands of whoever took
-it and has to claim it or put it back.
+A key is either in its line, or in the store beyond the horizon, or taken, to be claimed or
+requeued.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class PendingReader(Protocol):
 
 
 class Taken(NamedTuple):
-    """Keys of one priority, earliest first, for the taker to claim or to put back."""
+    """Keys of one priority, earliest first, for the taker to claim or to requeue."""
 
     priority: int
     keys: list[PendingKey]
@@ -152,8 +152,8 @@ class ReadyIndex:
                 self._watch(queue, line)
 
     def reread(self, queue: str) -> None:
-        """Begin anew with a queue that somebody else may have written to: nothing is known of what
-        the store holds. Nobody may have keys in hand."""
+        """Begin again with a queue that somebody else may have written to: nothing is known of what
+        the store holds. No keys may be taken."""
         self.drop_queue(queue)
         self.open_queue(queue, range(1, self._levels + 1))
 

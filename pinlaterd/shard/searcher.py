@@ -3,7 +3,7 @@
 A thread of the shard would share the interpreter lock with its loop, which gives it up at every
 row. Here each search has a thread and a Searcher of its own, but one works at a time: between
 slices it passes the turn on. Turns go round over the sources that search, and within a source over
-its searches, so that a short search ends soon, however many others run, and whoever runs them.
+its searches, so that a short search ends soon, however many others run, and for whom.
 
 A scan that is not finished at its deadline is answered with what was found so far and then paused.
 The call that asks for what follows resumes it. A paused scan is ended after `_KEEP_SECONDS`, or

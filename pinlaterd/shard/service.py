@@ -31,7 +31,7 @@ from pinlaterd.shard.bulk import BulkCalls
 from pinlaterd.shard.commits import Replies
 from pinlaterd.shard.descriptors import ClaimDescriptors
 from pinlaterd.shard.dispatch import Dispatch
-from pinlaterd.shard.health import HealthLimits, StoreHealth
+from pinlaterd.shard.health import StoreHealth
 from pinlaterd.shard.maintenance import Maintenance, QueueGauges
 from pinlaterd.shard.search import SearchClient, SearchDone
 from pinlaterd.shard.search_messages import SearchCall
@@ -75,15 +75,7 @@ class ShardService:
         self._engine = engine
         self._clock = clock
         self._state = state = ShardState(name, engine, config, stats)
-        self._health = StoreHealth(
-            HealthLimits(
-                server.health_failures_in_row,
-                server.health_failure_share,
-                server.health_window_seconds,
-                server.health_slow_factor,
-                server.health_slow_ms / 1000,
-            )
-        )
+        self._health = StoreHealth(server)
         self._replies = Replies()
         self._tasks = tasks = Tasks(clock, self._search, server.monitor_batch_size)
         self._bulk = BulkCalls(engine, state, clock, tasks.pace)
@@ -199,7 +191,7 @@ class ShardService:
 
     def _break(self, error: StorageError) -> None:
         """What the store holds is not known: end all that relies on it, and open it again."""
-        log.error("closes its store to open it anew: %s", error.message)
+        log.error("closes its store to open it again: %s", error.message)
         state = self._state
         self.serving, self.store_error = False, error.message
         self._health.failed(self._clock.monotonic())
@@ -222,7 +214,7 @@ class ShardService:
         self._reopen_later(now)
 
     def _abandon(self, told: ShardConnectionFailed) -> None:
-        """End all that is in flight; whoever waits for it is told why."""
+        """End all that is in flight; callers are told why."""
         self._batches.abandon(told)
         self._tasks.abandon()
 
@@ -234,7 +226,7 @@ class ShardService:
         return self._batches.waiting or self._tasks.runnable
 
     @property
-    def ailing(self) -> str:
+    def degraded(self) -> str:
         """Why routers should send new work elsewhere, if they can; "" if they need not."""
         return self._health.reason or self.store_error
 
@@ -322,7 +314,7 @@ class ShardService:
         for step in (self._look_at_clock, self._engine.heartbeat, self._probe, look, self._gauge):
             if self.serving:
                 self._guarded(step, can_wait=True)
-        self._state.figures.gauge_health(ailing=bool(self.ailing))
+        self._state.figures.gauge_health(degraded=bool(self.degraded))
 
     def _look_at_clock(self) -> None:
         if self.time.tick():
@@ -334,8 +326,8 @@ class ShardService:
         self._state.figures.gauge_memory(self._state.held_bytes)
 
     def _probe(self) -> None:
-        """Use a store that ails, so that a shard without work finds out when it is well again."""
-        if not self._health.ailing:
+        """Use a degraded store, so that a shard without work finds out when it is well again."""
+        if not self._health.degraded:
             return
         locks, queues = self._locks, self._state.ready.queues()
         queue = next((name for name in queues if locks.holding([name]) is None), None)
@@ -387,7 +379,7 @@ class ShardService:
         try:
             self._tasks.run_slice(calls_wait=calls_wait)
         except StorageNotCommitted as error:
-            log.warning("a slice of upkeep failed, and is left to the next round: %s", error)
+            log.warning("a slice of maintenance failed, and is left to the next round: %s", error)
 
     def _look_for_due(self) -> None:
         memory, locks = self._state, self._locks
@@ -401,7 +393,7 @@ class ShardService:
             locks.met(error, started=started, now=self._clock.monotonic())
 
     def _guarded(self, step: Callable[[], None], *, can_wait: bool = False) -> None:
-        """Do `step`; a store that fails in it is opened anew. So is one that refuses it, unless it
+        """Do `step`; a store that fails in it is opened again. So is one that refuses it, unless it
         `can_wait` for the next time: without what the ready index had to read, what is in memory
         is not what the store holds."""
         try:

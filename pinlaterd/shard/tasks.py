@@ -16,7 +16,7 @@ from pinlaterd.clock import Clock
 from pinlaterd.shard.search import SearchDone
 from pinlaterd.shard.search_messages import SearchCall
 
-# What a sliced work yields, is sent, and returns.
+# What a task yields, is sent, and returns.
 Steps = Generator[SearchCall | None, Any, None]
 
 # A slice about as long as a commit of a full batch is not felt by those who wait for that.
@@ -53,7 +53,7 @@ class Pace:
 
 
 class Tasks:
-    """The sliced works in hand, in turn."""
+    """The tasks in flight, in turn."""
 
     def __init__(self, clock: Clock, submit: Submit, most_jobs: int) -> None:
         self.pace = Pace(most_jobs)
@@ -107,7 +107,7 @@ class Tasks:
             steps.close()
 
     def abandon(self) -> None:
-        """The store they work on has to be opened anew: end them; each answers as it can."""
+        """The store they work on has to be opened again: end them; each answers as it can."""
         for steps in self._take_all():
             steps.close()
 

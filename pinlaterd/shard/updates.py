@@ -1,4 +1,4 @@
-"""What the coordinator tells a shard: that another configuration is in force."""
+"""What the coordinator tells a shard: that another configuration is active."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class ConfigUpdates:
-    """Takes snapshots from `control` and has `service` follow the configuration in force."""
+    """Takes snapshots from `control` and has `service` follow the active configuration."""
 
     def __init__(self, control: ControlClient, service: ShardService) -> None:
         self._control = control

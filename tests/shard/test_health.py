@@ -1,4 +1,4 @@
-"""When a store ails, and when it is well again."""
+"""When a store is degraded, and when it is well again."""
 
 from __future__ import annotations
 
@@ -6,17 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pinlaterd.shard.health import GOOD_IN_A_ROW, LEAST_USES, HealthLimits, StoreHealth
+from pinlaterd.config.schema import ServerSettings
+from pinlaterd.shard.health import GOOD_IN_A_ROW, LEAST_USES, StoreHealth
 
-LIMITS = HealthLimits(
-    failures_in_row=3, failure_share=0.5, window_seconds=10, slow_factor=10, slow_seconds=0.5
+SETTINGS = ServerSettings(
+    health_failures_in_row=3,
+    health_failure_share=0.5,
+    health_window_seconds=10,
+    health_slow_factor=10,
+    health_slow_ms=500,
 )
 PACE = 0.01
 
 
 @pytest.fixture
 def health() -> StoreHealth:
-    return StoreHealth(LIMITS)
+    return StoreHealth(SETTINGS)
 
 
 def use(health: StoreHealth, times: int, *, at: float = 0.0, seconds: float = PACE) -> None:
@@ -33,7 +38,7 @@ def test_a_store_that_fails_several_times_in_a_row_ails(health):
     fail(health, 2)
     use(health, 1)
     fail(health, 2)
-    assert not health.ailing
+    assert not health.degraded
 
     fail(health, 1)
 
@@ -44,7 +49,7 @@ def test_a_store_that_fails_half_of_the_time_ails(health):
     for _ in range(4):
         fail(health, 1)
         use(health, 1)
-    assert not health.ailing  # too few to tell
+    assert not health.degraded  # too few to tell
 
     fail(health, 1)
     use(health, 1)
@@ -57,18 +62,18 @@ def test_failures_are_forgotten_once_the_window_has_passed(health):
     for second in range(60):
         fail(health, 1, at=second * 5)
         use(health, 2, at=second * 5)
-    assert not health.ailing
+    assert not health.degraded
 
     for second in range(300, 305):
         fail(health, 2, at=second)
         use(health, 1, at=second)
-    assert health.ailing
+    assert health.degraded
 
 
 def test_a_store_that_becomes_much_slower_than_it_was_ails(health):
     use(health, LEAST_USES)
     use(health, 100, seconds=PACE * 9)
-    assert not health.ailing
+    assert not health.degraded
 
     use(health, 100, seconds=2.0)
 
@@ -79,24 +84,24 @@ def test_a_store_that_becomes_much_slower_than_it_was_ails(health):
 def test_a_store_that_has_always_been_slow_is_as_it_should_be(health):
     use(health, 1000, seconds=5.0)
 
-    assert not health.ailing
+    assert not health.degraded
 
 
 def test_a_few_slow_commits_are_nothing(health):
     use(health, 1000)
     use(health, 2, seconds=1.0)
 
-    assert not health.ailing
+    assert not health.degraded
 
 
 def test_of_uses_that_are_rare_a_few_slow_ones_tell(health):
     use(health, 1000)
     use(health, 1, at=10, seconds=0.7)
-    assert not health.ailing
+    assert not health.degraded
 
     use(health, 1, at=12, seconds=0.7)
 
-    assert health.ailing
+    assert health.degraded
 
 
 def test_good_uses_in_a_row_make_it_well(health):
@@ -104,15 +109,15 @@ def test_good_uses_in_a_row_make_it_well(health):
     use(health, GOOD_IN_A_ROW - 1, at=1)
     fail(health, 1, at=1)
     use(health, GOOD_IN_A_ROW - 1, at=2)
-    assert health.ailing
+    assert health.degraded
 
     use(health, 1, at=3)
 
-    assert not health.ailing
+    assert not health.degraded
     fail(health, 2, at=3)
-    assert not health.ailing  # what was before does not count any more
+    assert not health.degraded  # what was before does not count any more
     fail(health, 1, at=3)
-    assert health.ailing
+    assert health.degraded
 
 
 def test_slow_uses_do_not_make_it_well(health):
@@ -120,15 +125,15 @@ def test_slow_uses_do_not_make_it_well(health):
     fail(health, 3)
 
     use(health, 10, at=1, seconds=1.0)
-    assert health.ailing
+    assert health.degraded
 
     use(health, GOOD_IN_A_ROW, at=2)
-    assert not health.ailing
+    assert not health.degraded
 
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(0, 3), st.floats(0, 100))))
 def test_whatever_happens_good_uses_in_a_row_make_it_well(outcomes):
-    health = StoreHealth(LIMITS)
+    health = StoreHealth(SETTINGS)
     now = 0.0
     for well, later, seconds in outcomes:
         now += later
@@ -140,4 +145,4 @@ def test_whatever_happens_good_uses_in_a_row_make_it_well(outcomes):
     for _ in range(GOOD_IN_A_ROW):
         health.succeeded(0.0, now)
 
-    assert not health.ailing
+    assert not health.degraded

@@ -122,7 +122,7 @@ def test_calls_that_wait_for_a_lock_are_refused_when_the_shard_stops(
 def test_a_probe_of_a_degraded_store_waits_for_one_lock_at_most(shard: Shard, engine: Lockable):
     for queue in [*LOCKED, *OTHERS]:
         shard.create(queue)
-    while not shard.service.ailing:
+    while not shard.service.degraded:
         engine.fails = True
         shard.results(EnqueueRequest("mail", [Job(b"a")]))
         engine.fails = False
@@ -132,7 +132,7 @@ def test_a_probe_of_a_degraded_store_waits_for_one_lock_at_most(shard: Shard, en
     engine.locked = set(locked)
 
     met = []
-    while shard.service.ailing:
+    while shard.service.degraded:
         shard.service.tick()
         met.append(len(engine.refused))
 

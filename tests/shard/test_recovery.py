@@ -404,14 +404,14 @@ def test_a_store_that_keeps_failing_ails_until_it_has_done_well_for_a_while(shar
         engine.on_apply = lambda _batch: None
         shard.clock.advance(60)
         shard.service.recover()
-        assert bool(shard.service.ailing) == (failures == 5)
+        assert bool(shard.service.degraded) == (failures == 5)
 
-    assert shard.service.ailing == "its store failed 5 times in a row"
+    assert shard.service.degraded == "its store failed 5 times in a row"
     shard.enqueue(b"good")  # what comes all the same is served
     shard.service.tick()
-    assert shard.service.ailing
+    assert shard.service.degraded
     shard.service.tick()  # probes: nobody sends it work
-    assert shard.service.ailing == ""
+    assert shard.service.degraded == ""
 
 
 def test_a_store_that_fails_as_soon_as_it_is_open_is_opened_less_and_less_often(shard, engine):
@@ -437,7 +437,7 @@ def test_a_store_that_is_full_does_not_ail(shard, engine):
     for _ in range(20):
         assert shard.results(*[EnqueueRequest("mail", [Job(b"more")])] * 2) == [Status.REFUSED] * 2
 
-    assert shard.service.ailing == ""
+    assert shard.service.degraded == ""
 
 
 def test_acks_and_dequeues_do_not_wait_for_each_refusal_of_a_full_store(shard, engine):
@@ -476,10 +476,10 @@ def test_a_store_that_refuses_every_batch_ails(shard, engine):
     enqueue = EnqueueRequest("mail", [Job(b"a")])
 
     for batches in range(ServerSettings().health_failures_in_row):
-        assert shard.service.ailing == "", batches
+        assert shard.service.degraded == "", batches
         shard.results(enqueue, enqueue)  # one failure of the store, however many calls it cost
 
-    assert "failed 5 times in a row" in shard.service.ailing
+    assert "failed 5 times in a row" in shard.service.degraded
     assert shard.service.serving
 
 
@@ -489,17 +489,17 @@ def test_a_call_that_fails_each_batch_it_is_in_does_not_make_the_store_ail(shard
     for _ in range(20):
         shard.results(EnqueueRequest("mail", [Job(b"poison")]), EnqueueRequest("mail", [Job(b"a")]))
 
-    assert shard.service.ailing == ""
+    assert shard.service.degraded == ""
 
 
 def test_a_store_that_is_closed_ails_until_it_is_open(shard, engine):
     engine.on_apply = break_down
     shard.results(EnqueueRequest("mail", [Job(b"b")]))
-    assert "the disk is gone" in shard.service.ailing
+    assert "the disk is gone" in shard.service.degraded
 
     shard.service.recover()
 
-    assert shard.service.ailing == ""
+    assert shard.service.degraded == ""
 
 
 def test_a_shard_that_another_process_took_over_ends(shard, engine):

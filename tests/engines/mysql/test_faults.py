@@ -595,7 +595,7 @@ def test_a_body_beyond_a_small_packet_is_refused_before_the_batch_with_the_cure(
         shard.enqueue(b"a", b"x" * 491_521)
     with pytest.raises(InvalidRequest, match="at most 491520 are kept; raise max_allowed_packet"):
         shard.call(CheckpointRequest(QUEUE, [CheckpointInfo(descriptor, new_body=b"x" * 491_521)]))
-    assert shard.service.ailing == ""
+    assert shard.service.degraded == ""
 
 
 def test_a_table_that_is_full_refuses_with_the_cure(
