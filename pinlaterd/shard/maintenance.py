@@ -14,7 +14,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections import deque
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import islice
 from random import Random
@@ -24,6 +24,7 @@ from pinlaterd.config.schema import Config
 from pinlaterd.engines.base import StorageEngine
 from pinlaterd.errors import StorageLocked
 from pinlaterd.model import JobState
+from pinlaterd.shard.health import StoreHealth
 from pinlaterd.shard.locks import QueueLocks
 from pinlaterd.shard.state import ShardState
 from pinlaterd.shard.tasks import Pace, Steps
@@ -157,6 +158,7 @@ class Maintenance:
         state: ShardState,
         gauges: QueueGauges,
         locks: QueueLocks,
+        health: StoreHealth,
         clock: Clock,
         timekeeper: Timekeeper,
         pace: Pace,
@@ -166,6 +168,7 @@ class Maintenance:
         self._state = state
         self._gauges = gauges
         self._locks = locks
+        self._health = health
         self._clock = clock
         self._time = timekeeper
         self._with_later_claims: set[str] = set()  # queues that may have some
@@ -212,7 +215,42 @@ class Maintenance:
         for queue in list(self._state.ready.queues()):
             self._state.ready.reread(queue)
 
-    def look_at_suspects(self) -> None:
+    # --- once a second -----------------------------------------------------------------------
+
+    def steps_of_tick(self) -> Sequence[Callable[[], None]]:
+        return (
+            self._look_at_clock,
+            self._engine.heartbeat,
+            self._probe,
+            self._look_at_suspects,
+            self.gauge,
+        )
+
+    def _look_at_clock(self) -> None:
+        if self._time.tick():
+            self.set_back()
+        self._state.figures.gauge_clock(self._clock.step_ms)
+
+    def _probe(self) -> None:
+        """Use a degraded store, so that a shard without work finds out when it is well again."""
+        if not self._health.degraded:
+            return
+        locks, queues = self._locks, self._state.ready.queues()
+        queue = next((name for name in queues if locks.holding([name]) is None), None)
+        if queue is None and queues:
+            return  # all are locked, which says nothing of the store
+        began = self._clock.monotonic()
+        if queue is not None:
+            try:
+                self._engine.read_pending(queue, 1, after=None, until_ms=0, limit=1)
+            except StorageLocked as error:
+                # A server may have waited for the lock: the next probe uses another queue.
+                locks.met(error, started=began, now=self._clock.monotonic())
+                return
+        now = self._clock.monotonic()
+        self._health.succeeded(now - began, now)
+
+    def _look_at_suspects(self) -> None:
         """Read and count those queues again that a foreign writer seems to have changed."""
         suspects = self._state.suspects
         suspects.update(self._engine.suspects())
@@ -230,6 +268,12 @@ class Maintenance:
         for queue in queues:
             self._reread(queue)
         suspects.clear()
+
+    def gauge(self) -> None:
+        self._gauges.refresh(self._clock.now_ms())
+        self._state.figures.gauge_memory(self._state.held_bytes)
+
+    # --- rounds --------------------------------------------------------------------------------
 
     def _reread(self, queue: str) -> None:
         """Between batches no keys of the ready index are taken."""

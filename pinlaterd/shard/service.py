@@ -91,9 +91,16 @@ class ShardService:
             most_bytes=server.shard_buffer_bytes // _BATCH_PART,
         )
         self._locks = self._batches.commits.locks
-        self._gauges = QueueGauges(engine, state, self._locks, clock, stats)
         self._maintenance = Maintenance(
-            engine, state, self._gauges, self._locks, clock, self.time, tasks.pace, rng or Random()
+            engine,
+            state,
+            QueueGauges(engine, state, self._locks, clock, stats),
+            self._locks,
+            self._health,
+            clock,
+            self.time,
+            tasks.pace,
+            rng or Random(),
         )
         self._reopen_at = 0.0
         self._reopen_seconds = 0.0  # how long the next attempt waits
@@ -310,39 +317,10 @@ class ShardService:
 
     def tick(self) -> None:
         """What is due once a second: ownership is kept alive, and figures are looked at."""
-        look = self._maintenance.look_at_suspects
-        for step in (self._look_at_clock, self._engine.heartbeat, self._probe, look, self._gauge):
+        for step in self._maintenance.steps_of_tick():
             if self.serving:
                 self._guarded(step, can_wait=True)
         self._state.figures.gauge_health(degraded=bool(self.degraded))
-
-    def _look_at_clock(self) -> None:
-        if self.time.tick():
-            self._maintenance.set_back()
-        self._state.figures.gauge_clock(self._clock.step_ms)
-
-    def _gauge(self) -> None:
-        self._gauges.refresh(self._clock.now_ms())
-        self._state.figures.gauge_memory(self._state.held_bytes)
-
-    def _probe(self) -> None:
-        """Use a degraded store, so that a shard without work finds out when it is well again."""
-        if not self._health.degraded:
-            return
-        locks, queues = self._locks, self._state.ready.queues()
-        queue = next((name for name in queues if locks.holding([name]) is None), None)
-        if queue is None and queues:
-            return  # all are locked, which says nothing of the store
-        began = self._clock.monotonic()
-        if queue is not None:
-            try:
-                self._engine.read_pending(queue, 1, after=None, until_ms=0, limit=1)
-            except StorageLocked as error:
-                # A server may have waited for the lock: the next probe uses another queue.
-                locks.met(error, started=began, now=self._clock.monotonic())
-                return
-        now = self._clock.monotonic()
-        self._health.succeeded(now - began, now)
 
     # --- batches -------------------------------------------------------------------------------
 
@@ -370,7 +348,7 @@ class ShardService:
         if self._maintenance.due <= self._clock.monotonic():
             due_round = self._maintenance.due_round()
         if due_round is not None:
-            self._guarded(self._gauge, can_wait=True)  # so that it knows what the queues hold
+            self._guarded(self._maintenance.gauge, can_wait=True)  # it goes by what queues hold
             self._tasks.start(due_round)
         if self._tasks.runnable:
             self._guarded(lambda: self._run_task(calls_wait=calls_wait))
@@ -382,13 +360,13 @@ class ShardService:
             log.warning("a slice of maintenance failed, and is left to the next round: %s", error)
 
     def _look_for_due(self) -> None:
-        memory, locks = self._state, self._locks
+        state, locks = self._state, self._locks
         started = self._clock.monotonic()
         try:
-            for queue in memory.ready.look(
+            for queue in state.ready.look(
                 self._clock.now_ms(), lambda queue: bool(locks.holding((queue,)))
             ):
-                memory.touched.add(queue)
+                state.touched.add(queue)
         except StorageLocked as error:
             locks.met(error, started=started, now=self._clock.monotonic())
 
