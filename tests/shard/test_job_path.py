@@ -55,19 +55,6 @@ def test_descriptors_come_back_in_the_order_of_the_jobs(shard):
     ]
 
 
-def test_no_jobs_are_no_error(shard):
-    assert shard.enqueue() == []
-
-
-def test_a_queue_that_does_not_exist(shard):
-    with pytest.raises(QueueNotFound):
-        shard.enqueue(b"a", queue="post")
-    with pytest.raises(QueueNotFound):
-        shard.dequeue(queue="post")
-    with pytest.raises(QueueNotFound):
-        shard.ack(["post:ss1:p1:1"], queue="post")
-
-
 @pytest.mark.parametrize(
     ("job", "error", "says"),
     [
@@ -100,12 +87,6 @@ def test_a_source_that_claims_cannot_bear(shard, source):
         shard.call(CheckpointRequest("mail", ()), source=source)
 
 
-def test_a_long_custom_status_is_cut_by_characters(shard):
-    (descriptor,) = shard.enqueue(Job(b"a", custom_status="ü" * 6000))
-
-    assert shard.lookup(descriptor)[descriptor].custom_status == "ü" * 5000
-
-
 def test_validate_stores_nothing(shard):
     good = shard.entry(EnqueueRequest("mail", [Job(b"a")]), op=Op.VALIDATE)
     bad = shard.entry(EnqueueRequest("mail", [Job(b"a", priority=9)]), op=Op.VALIDATE)
@@ -117,18 +98,6 @@ def test_validate_stores_nothing(shard):
 
 
 # --- dequeue --------------------------------------------------------------------------------
-
-
-def test_higher_priorities_first_then_the_earliest(shard):
-    now_ms = shard.clock.now_ms()
-    shard.enqueue(
-        Job(b"late", run_after_ms=now_ms - 1),
-        Job(b"low", priority=3, run_after_ms=1),
-        Job(b"early", run_after_ms=now_ms - 2),
-        Job(b"middle", priority=2),
-    )
-
-    assert bodies(shard.dequeue(10)) == [b"early", b"late", b"middle", b"low"]
 
 
 def test_a_claimed_job_is_handed_out_once_and_bears_its_claim(shard):
@@ -169,35 +138,6 @@ def test_max_jobs_and_lowest_priority_of_the_router_cap_a_dequeue(shard):
     assert bodies(shard.call(request, max_jobs=1).jobs) == [b"a"]
     assert bodies(shard.call(request, lowest_priority=1).jobs) == [b"b"]
     assert bodies(shard.call(request).jobs) == [b"c"]
-
-
-def test_a_dry_run_claims_nothing(shard):
-    descriptors = shard.enqueue(b"a", b"b")
-
-    jobs = shard.dequeue(1, dry_run=True)
-
-    assert [(job.body, job.claim_descriptor) for job in jobs] == [(b"a", "")]
-    assert shard.counts() == (2, 0, 0)
-    assert shard.state(descriptors[0]) is JobState.PENDING
-    assert bodies(shard.dequeue(10)) == [b"a", b"b"]
-
-
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        ({"limit": 0}, "limit is 0"),
-        ({"limit": 1, "coverage": 0.0}, "coverage is 0"),
-        ({"limit": 1, "coverage": 1.1}, "coverage is 1.1"),
-        ({"limit": 1, "coverage": float("nan")}, "coverage is nan"),
-        ({"limit": 1, "max_wait_ms": -1}, "maxWaitMillis is -1"),
-    ],
-)
-def test_a_bad_dequeue_is_told_what_is_wrong(shard, fields, says):
-    with pytest.raises(InvalidRequest) as raised:
-        shard.call(DequeueRequest("mail", **fields))
-
-    assert raised.value.message.startswith("invalid request: ")
-    assert says in raised.value.message
 
 
 def test_more_jobs_than_a_batch_may_hold_take_several(make_shard):
@@ -375,16 +315,6 @@ def test_acks_can_be_repeated(shard):
 
     assert shard.state(descriptor) is JobState.SUCCEEDED
     assert shard.counters()["mail_ack_noop"] == 4
-
-
-def test_an_ack_with_a_claim_that_no_longer_holds_changes_nothing(shard):
-    (descriptor,) = shard.enqueue(b"a")
-    shard.dequeue()
-    stale = AckInfo(descriptor, claim_descriptor="box:9010:1:web:7")
-
-    shard.call(AckRequest("mail", [stale], [stale]))
-
-    assert shard.state(descriptor) is JobState.IN_PROGRESS
 
 
 def test_acks_of_a_dequeue_go_first_and_what_they_free_is_handed_out(shard):

@@ -12,16 +12,12 @@ from pinlaterd.errors import (
     InvalidRequest,
     Overloaded,
     PinLaterError,
-    PriorityNotSupported,
-    QueueNameInvalid,
-    QueueNameTooLong,
     QueueNotFound,
 )
 from pinlaterd.model import (
     CONTINUATION_END,
     CONTINUATION_START,
     CountRequest,
-    CreateQueueRequest,
     DeleteJobsRequest,
     DeleteQueueRequest,
     DequeueRequest,
@@ -63,24 +59,6 @@ def scan_all(shard, limit: int, **fields) -> list[str]:
 
 
 # --- queues ---------------------------------------------------------------------------------
-
-
-def test_queues_are_created_once_and_named(shard):
-    shard.create("post")
-    shard.create("post")
-
-    assert shard.call(QueueNamesRequest()) == frozenset({"mail", "post"})
-
-
-@pytest.mark.parametrize("name", ["", "a b", "a-b", "ü", "a\n"])
-def test_a_bad_name(shard, name):
-    with pytest.raises(QueueNameInvalid):
-        shard.call(CreateQueueRequest(name))
-
-
-def test_a_name_that_is_too_long(shard):
-    with pytest.raises(QueueNameTooLong, match="1 more than the 64"):
-        shard.call(CreateQueueRequest("q" * 65))
 
 
 def test_queues_that_another_shard_has_are_there_before_the_next_call(shard):
@@ -177,42 +155,6 @@ def test_an_answer_that_no_frame_can_hold(make_shard):
 # --- searches -------------------------------------------------------------------------------
 
 
-def test_jobs_are_counted_by_state_time_and_body(shard):
-    fail_all(shard, b"bad")
-    later_ms = shard.clock.now_ms() + 1
-    shard.enqueue(Job(b"one"), Job(b"two", priority=2), Job(b"later", run_after_ms=later_ms))
-
-    assert shard.count(FAILED) == 1
-    assert shard.count(PENDING) == 2
-    assert shard.count(PENDING, future=True) == 1
-    assert shard.count(PENDING, priority=2) == 1
-    assert shard.count(PENDING, body_regex="^t.o$") == 1
-
-
-def test_a_count_stops_at_its_limit_for_each_priority(make_shard):
-    shard = make_shard(count_limit=3)
-    shard.create()
-    shard.enqueue(*[Job(b"a", priority=priority) for priority in (1, 2) for _ in range(5)])
-
-    assert shard.count(PENDING) == 6
-
-
-@pytest.mark.parametrize("limit", [1, 2, 7, 100])
-def test_a_scan_goes_on_where_it_ended(shard, limit):
-    now_ms = shard.clock.now_ms()
-    jobs = [
-        Job(b"", priority=1 + number % 3, run_after_ms=now_ms - number // 4) for number in range(20)
-    ]
-    descriptors = shard.enqueue(*jobs)
-
-    found = scan_all(shard, limit)
-
-    assert sorted(found) == sorted(descriptors)
-    records = shard.lookup(*descriptors)
-    times = [records[descriptor].run_after_ms for descriptor in found]
-    assert times == sorted(times, reverse=True)
-
-
 def test_a_scan_of_long_statuses_takes_several_answers(shard):
     statuses = [Job(b"", custom_status="\N{GRINNING FACE}" * 5_000)] * 500
     descriptors = shard.enqueue(*statuses)
@@ -260,35 +202,6 @@ def test_a_pattern_that_is_none(shard, request_):
         shard.call(request_)
 
 
-@pytest.mark.parametrize(
-    "request_",
-    [
-        ScanRequest("mail", PENDING, limit=0),
-        RetryFailedRequest("mail", limit=0),
-        RetryFailedRequest("mail", attempts_to_allow=0),
-        RetryFailedRequest("mail", run_after_ms=-1),
-        DeleteJobsRequest("mail", PENDING, limit=-1),
-    ],
-)
-def test_limits_and_numbers_that_mean_nothing(shard, request_):
-    with pytest.raises(InvalidRequest, match="invalid request"):
-        shard.call(request_)
-
-
-@pytest.mark.parametrize(
-    "request_",
-    [
-        CountRequest("mail", PENDING, priority=4),
-        ScanRequest("mail", PENDING, priority=0),
-        RetryFailedRequest("mail", priority=4),
-        DeleteJobsRequest("mail", PENDING, priority=-1),
-    ],
-)
-def test_priorities_that_there_are_not(shard, request_):
-    with pytest.raises(PriorityNotSupported):
-        shard.call(request_)
-
-
 def test_the_searches_of_a_source_are_bounded(shard):
     requests = [CountRequest("mail", PENDING)] * (MOST_OF_A_SOURCE + 3)
 
@@ -301,28 +214,6 @@ def test_the_searches_of_a_source_are_bounded(shard):
 
 
 # --- changes of many jobs -------------------------------------------------------------------
-
-
-def test_failed_jobs_are_retried_the_longest_failed_first(shard):
-    descriptors = fail_all(shard, b"a", b"b", b"c")
-
-    changed = shard.call(RetryFailedRequest("mail", attempts_to_allow=3, limit=2))
-
-    assert changed == 2
-    assert [job.body for job in shard.dequeue()] == [b"a", b"b"]
-    assert shard.lookup(descriptors[0])[descriptors[0]].attempts_allowed == 3
-    assert shard.state(descriptors[2]) is FAILED
-
-
-def test_a_retry_may_be_for_later(shard):
-    fail_all(shard, b"a")
-    later_ms = shard.clock.now_ms() + 1_000
-
-    shard.call(RetryFailedRequest("mail", run_after_ms=later_ms))
-
-    assert shard.dequeue() == []
-    shard.clock.advance(1.0)
-    assert len(shard.dequeue()) == 1
 
 
 def test_the_ages_of_what_a_retry_would_take(shard):
@@ -362,21 +253,6 @@ def test_deleted_jobs_are_not_handed_out(shard):
 
     assert shard.counts() == (0, 1, 0)
     assert [job.body for job in shard.dequeue()] == [b"b"]
-
-
-def test_jobs_are_deleted_by_their_bodies(shard):
-    shard.enqueue(b"apple", b"pear", b"apricot", b"plum")
-
-    assert shard.call(DeleteJobsRequest("mail", PENDING, body_regex="^ap")) == 2
-
-    assert [job.body for job in shard.dequeue()] == [b"pear", b"plum"]
-
-
-def test_a_delete_by_body_stops_at_its_limit(shard):
-    shard.enqueue(*[b"apple"] * 10)
-
-    assert shard.call(DeleteJobsRequest("mail", PENDING, body_regex="a", limit=4)) == 4
-    assert shard.count(PENDING) == 6
 
 
 def test_what_takes_too_long_answers_with_the_count_so_far(make_shard):
