@@ -173,13 +173,14 @@ def fitting_payloads(
         payloads: Sequence[Payload | None] = op.payloads
         if None in payloads:
             payloads = _with_missing(op, min(left, op.most_bytes), read)
-        sizes = [len(payload[0]) + room.job_bytes if payload else None for payload in payloads]
-        used = sum([size for size in sizes if size])
+        held = [payload for payload in payloads if payload]
+        used = sum([len(payload[0]) for payload in held]) + room.job_bytes * len(held)
         if used > min(left, op.most_bytes):
+            sizes = [len(payload[0]) + room.job_bytes if payload else None for payload in payloads]
             fitting, used = _fitting(sizes, op, left, first_of_batch=first_of_batch)
-            payloads, sizes = payloads[:fitting], sizes[:fitting]
+            payloads = payloads[:fitting]
         left -= used
-        first_of_batch = first_of_batch and sizes.count(None) == len(sizes)
+        first_of_batch = first_of_batch and not any(payloads)
         found.append(payloads)
     return found
 
