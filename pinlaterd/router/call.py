@@ -19,11 +19,11 @@ from pinlaterd.errors import (
     ProtocolError,
     ShardConnectionFailed,
 )
-from pinlaterd.model import Method, Result
+from pinlaterd.model import CallContext, Method, Request, Result
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.codec import Peek
 from pinlaterd.rpc.server import Answer
-from pinlaterd.wire.envelope import ReplyEntry, ShardCall, Status
+from pinlaterd.wire.envelope import Op, ReplyEntry, ShardCall, Status
 from pinlaterd.wire.link import ShardLink
 
 # Each step of a larger call takes milliseconds.
@@ -102,6 +102,23 @@ async def let_others_go_on(size: int) -> None:
     """Between the steps of a call whose message has so many bytes, if that is large."""
     if size > LARGE_BYTES:
         await asyncio.sleep(0)
+
+
+class Query(NamedTuple):
+    """What a call that several shards answer asks of each of them."""
+
+    method: Method
+    context: CallContext
+    deadline: float
+
+    def part(self, request: Request, op: Op = Op.CALL, *, patient: bool = True) -> ShardCall:
+        message = codec.encode_call(self.method, 0, self.context, request)
+        return ShardCall(message, self.deadline, op, whole=False, patient=patient)
+
+    async def ask_each(self, shards: Sequence[ShardLink], request: Request) -> list[Result]:
+        """The same of all `shards` at once."""
+        replies = await ask_all((shard, self.part(request)) for shard in shards)
+        return results_of(self.method, shards, replies)
 
 
 async def ask_all(calls: Iterable[tuple[ShardLink, ShardCall]]) -> list[ReplyEntry]:

@@ -37,7 +37,7 @@ from pinlaterd.model import (
 )
 from pinlaterd.router import routing
 from pinlaterd.router.admission import Admission
-from pinlaterd.router.call import Call, ask_all, shards_failed
+from pinlaterd.router.call import Call, Query, ask_all, shards_failed
 from pinlaterd.router.fan_out import FanOut
 from pinlaterd.router.rate_limits import RateLimits
 from pinlaterd.router.shards import ShardSet
@@ -98,7 +98,7 @@ class Dequeuer:
         context, request = gathering.context, gathering.request
         if request.acks is not None:
             # Carried out whatever becomes of the dequeue; if one fails, its error is the answer.
-            await self._fan_out.ack(context, request.acks, call.deadline)
+            await self._fan_out.ack(Query(Method.ACK, context, call.deadline), request.acks)
         _check(request)
         await self._serve(gathering)
 

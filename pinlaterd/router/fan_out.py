@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from random import Random
 from typing import Any, cast
@@ -55,6 +55,7 @@ from pinlaterd.router import routing
 from pinlaterd.router.call import (
     LARGE_BYTES,
     Call,
+    Query,
     ask_all,
     let_others_go_on,
     result_of,
@@ -68,7 +69,7 @@ from pinlaterd.wire.envelope import Op, ReplyEntry, ShardCall, Status
 from pinlaterd.wire.link import ShardLink
 
 _LARGEST_I32 = 2**31 - 1
-_CarryOut = Callable[[CallContext, Any, float], Coroutine[Any, Any, Result]]
+_CarryOut = Callable[[Query, Any], Coroutine[Any, Any, Result]]
 _MILLIS = struct.Struct(">q")
 # Ages of as many jobs are read, of each shard at once.
 _RETRIED_AT_A_TIME = 2_000
@@ -113,14 +114,12 @@ class FanOut:
             decoded = call.decode(self.settings.max_jobs_per_call)
             await let_others_go_on(len(call.message))
             carry_out = self._by_request[type(decoded.request)]
-            answer = await carry_out(decoded.context, decoded.request, call.deadline)
+            answer = await carry_out(_query(call, decoded.context), decoded.request)
         call.reply(codec.encode_reply(call.peek.head, answer))
 
     # --- queues ------------------------------------------------------------------------------
 
-    async def _create_queue(
-        self, context: CallContext, request: CreateQueueRequest, deadline: float
-    ) -> None:
+    async def _create_queue(self, query: Query, request: CreateQueueRequest) -> None:
         """On all healthy shards; the others catch up before they serve."""
         _check_queue_name(request.queue)
         longest = self._shards.longest_queue_name()
@@ -129,7 +128,7 @@ class FanOut:
         self._check_room_for(request.queue)
         self._creating.add(request.queue)
         try:
-            await self._create_on_all(context, request, deadline)
+            await self._create_on_all(query, request)
         finally:
             self._creating.discard(request.queue)
 
@@ -147,20 +146,16 @@ class FanOut:
                 "max_queues in etc/pinlaterd.yaml allows; delete unused ones, or raise max_queues"
             )
 
-    async def _create_on_all(
-        self, context: CallContext, request: CreateQueueRequest, deadline: float
-    ) -> None:
+    async def _create_on_all(self, query: Query, request: CreateQueueRequest) -> None:
         asked: set[str] = set()
         shards = self._present()
         while shards:
-            await self._ask_each(shards, Method.CREATE_QUEUE, context, request, deadline)
+            await query.ask_each(shards, request)
             asked.update(shard.name for shard in shards)
             # One that was welcomed meanwhile was greeted before its queue was known here.
             shards = [shard for shard in self._shards.healthy() if shard.name not in asked]
 
-    async def _delete_queue(
-        self, context: CallContext, request: DeleteQueueRequest, deadline: float
-    ) -> None:
+    async def _delete_queue(self, query: Query, request: DeleteQueueRequest) -> None:
         """On all shards or on none: a shard that is down would bring the queue back."""
         stored = self.settings.admin_password_hash
         if not stored:
@@ -177,37 +172,31 @@ class FanOut:
         for is_last in (False, False, True):
             if self._shards.unhealthy():
                 # Some are returning, or this fails: see that all are there before any of them acts.
-                await self._ask_every(Method.QUEUE_NAMES, context, QueueNamesRequest(), deadline)
-            if await self._drop_queue(context, request, deadline, is_last=is_last):
+                names = query._replace(method=Method.QUEUE_NAMES)
+                await names.ask_each(self._every(), QueueNamesRequest())
+            if await self._drop_queue(query, request, is_last=is_last):
                 return
 
     async def _drop_queue(
-        self, context: CallContext, request: DeleteQueueRequest, deadline: float, *, is_last: bool
+        self, query: Query, request: DeleteQueueRequest, *, is_last: bool
     ) -> bool:
         """False if a shard went in order before it heard of it, unless this `is_last`.
 
         It must not hear of it after it has come back, as other calls would: with its welcome it has
         brought the queue back to the others by then. So all of them are asked again."""
-        message = codec.encode_call(Method.DELETE_QUEUE, 0, context, request)
         shards = self._every()
-        replies = await ask_all(
-            (shard, ShardCall(message, deadline, whole=False, patient=False)) for shard in shards
-        )
+        replies = await ask_all((shard, query.part(request, patient=False)) for shard in shards)
         went = any(
             reply.status is Status.REFUSED and (shard.returning or shard.healthy)
             for shard, reply in zip(shards, replies, strict=True)
         )
         if went and not is_last:
             return False
-        results_of(Method.DELETE_QUEUE, shards, replies)
+        results_of(query.method, shards, replies)
         return True
 
-    async def _queue_names(
-        self, context: CallContext, request: QueueNamesRequest, deadline: float
-    ) -> frozenset[str]:
-        names = await self._ask_each(
-            self._present(), Method.QUEUE_NAMES, context, request, deadline
-        )
+    async def _queue_names(self, query: Query, request: QueueNamesRequest) -> frozenset[str]:
+        names = await query.ask_each(self._present(), request)
         return frozenset().union(*cast("list[frozenset[str]]", names))
 
     # --- jobs by descriptor --------------------------------------------------------------------
@@ -223,55 +212,47 @@ class FanOut:
                 await let_others_go_on(len(call.message))
         except UNUSUAL:
             _, context, whole = call.decode(most)
-            await self.ack(context, cast("AckRequest", whole), call.deadline)
+            await self.ack(_query(call, context), cast("AckRequest", whole))
         else:
-            await self._send_acks(context, acks, call.deadline)
+            await self._send_acks(_query(call, context), acks)
 
-    async def ack(self, context: CallContext, request: AckRequest, deadline: float) -> None:
+    async def ack(self, query: Query, request: AckRequest) -> None:
         acks = self._acks_by_shard(request.queue)
         acks.add(request)
-        await self._send_acks(context, acks, deadline)
+        await self._send_acks(query, acks)
 
     def _acks_by_shard(self, queue: str) -> routing.AcksByShard[ShardLink]:
         """Shards may come and go meanwhile."""
         return routing.AcksByShard(queue, dict(self._shards.by_name))
 
-    async def _send_acks(
-        self, context: CallContext, acks: routing.AcksByShard[ShardLink], deadline: float
-    ) -> None:
+    async def _send_acks(self, query: Query, acks: routing.AcksByShard[ShardLink]) -> None:
         """Each shard's acks to it. Those that can go nowhere fail alone, after all the others."""
         if not self._shards.knows_queue(acks.queue):
             # Let a shard say what is wrong with the queue, also when there is nothing to ack.
-            await self._ask_one(Method.ACK, context, AckRequest(acks.queue), deadline)
+            await self._ask_one(query, AckRequest(acks.queue))
         by_shard = acks.by_shard()
         shards = [acks.shards[name] for name in by_shard]
         replies = await asyncio.gather(
-            *(_ask_to_ack(shard, context, by_shard[shard.name], deadline) for shard in shards)
+            *(_ask_to_ack(shard, query, by_shard[shard.name]) for shard in shards)
         )
-        results_of(Method.ACK, shards, replies)
+        results_of(query.method, shards, replies)
         if acks.bad:
             raise InvalidRequest(routing.describe_bad(acks.bad))
 
-    async def _checkpoint(
-        self, context: CallContext, request: CheckpointRequest, deadline: float
-    ) -> None:
+    async def _checkpoint(self, query: Query, request: CheckpointRequest) -> None:
         if not self._shards.knows_queue(request.queue):
-            await self._ask_one(
-                Method.CHECKPOINT, context, CheckpointRequest(request.queue, ()), deadline
-            )
+            await self._ask_one(query, CheckpointRequest(request.queue, ()))
         by_shard, bad = routing.checkpoints_by_shard(
             request.checkpoints, request.queue, self._shards.by_name
         )
         requests = {
             name: CheckpointRequest(request.queue, items) for name, items in by_shard.items()
         }
-        await self._ask_named(Method.CHECKPOINT, context, requests, deadline)
+        await self._ask_named(query, requests)
         if bad:
             raise InvalidRequest(routing.describe_bad(bad))
 
-    async def _lookup(
-        self, context: CallContext, request: LookupRequest, deadline: float
-    ) -> Mapping[str, JobRecord]:
+    async def _lookup(self, query: Query, request: LookupRequest) -> Mapping[str, JobRecord]:
         if not self._shards.by_name:
             raise NoHealthyShards  # which shards there are is not known yet
         by_shard = routing.lookups_by_shard(request.descriptors, self._shards.by_name)
@@ -281,42 +262,34 @@ class FanOut:
         }
         found: dict[str, JobRecord] = {}
         most_bytes = self.settings.max_frame_bytes  # each shard sees to its own part only
-        for part in await self._ask_named(
-            Method.LOOKUP, context, requests, deadline, most_bytes=most_bytes
-        ):
+        for part in await self._ask_named(query, requests, most_bytes=most_bytes):
             found.update(cast("Mapping[str, JobRecord]", part))
         return found
 
     # --- jobs by state -------------------------------------------------------------------------
 
-    async def _count(self, context: CallContext, request: CountRequest, deadline: float) -> int:
-        counts = await self._ask_every(Method.COUNT, context, request, deadline)
+    async def _count(self, query: Query, request: CountRequest) -> int:
+        counts = await query.ask_each(self._every(), request)
         return min(_LARGEST_I32, sum(cast("list[int]", counts)))
 
-    async def _scan(
-        self, context: CallContext, request: ScanRequest, deadline: float
-    ) -> ScanResult:
+    async def _scan(self, query: Query, request: ScanRequest) -> ScanResult:
         if (
             request.continuation != CONTINUATION_START
             and ScanKey.parse_token(request.continuation) is None
         ):
             raise ContinuationInvalid(request.continuation)
         limit = min(request.limit, self.settings.scan_limit)
-        results = await self._ask_every(
-            Method.SCAN, context, request._replace(limit=limit), deadline
-        )
+        results = await query.ask_each(self._every(), request._replace(limit=limit))
         return routing.merge_scans(cast("list[ScanResult]", results), limit)
 
-    async def _retry_failed(
-        self, context: CallContext, request: RetryFailedRequest, deadline: float
-    ) -> int:
+    async def _retry_failed(self, query: Query, request: RetryFailedRequest) -> int:
         """The oldest over all shards, a bounded number at a time."""
-        until = self._usable_until(deadline)
+        until = self._usable_until(query.deadline)
         retried = 0
         while True:
             wanted = min(request.limit - retried, _RETRIED_AT_A_TIME)
-            shares = await self._oldest_failed(context, request._replace(limit=wanted), deadline)
-            done = await self._ask_named(Method.RETRY_FAILED, context, shares, deadline)
+            shares = await self._oldest_failed(query, request._replace(limit=wanted))
+            done = await self._ask_named(query, shares)
             retried += sum(cast("list[int]", done))
             # After the last of them come those that have been retried by this call, and failed.
             were_all = sum(share.limit for share in shares.values()) < wanted
@@ -324,17 +297,14 @@ class FanOut:
                 return retried
 
     async def _oldest_failed(
-        self, context: CallContext, request: RetryFailedRequest, deadline: float
+        self, query: Query, request: RetryFailedRequest
     ) -> dict[str, RetryFailedRequest]:
         """Each shard says how old its candidates are, and gets its share of the oldest."""
         shards = self._every()
-        message = codec.encode_call(Method.RETRY_FAILED, 0, context, request)
-        replies = await ask_all(
-            (shard, ShardCall(message, deadline, Op.OLDEST_FAILED, whole=False)) for shard in shards
-        )
+        replies = await ask_all((shard, query.part(request, Op.OLDEST_FAILED)) for shard in shards)
         for shard, reply in zip(shards, replies, strict=True):
             if reply.status is not Status.DONE:
-                result_of(shard, Method.RETRY_FAILED, reply)  # raises why
+                result_of(shard, query.method, reply)  # raises why
         candidates = [
             # A shard that was removed meanwhile is asked nothing more.
             [age for (age,) in _MILLIS.iter_unpack(reply.payload)]
@@ -349,12 +319,10 @@ class FanOut:
             if share
         }
 
-    async def _delete_jobs(
-        self, context: CallContext, request: DeleteJobsRequest, deadline: float
-    ) -> int:
+    async def _delete_jobs(self, query: Query, request: DeleteJobsRequest) -> int:
         """Each shard an equal part of what is left to do, so that together they never delete more
         than the limit; then those that may have more, until all is done."""
-        until = self._usable_until(deadline)
+        until = self._usable_until(query.deadline)
         shards = self._every()
         self._rng.shuffle(shards)
         deleted = 0
@@ -365,7 +333,7 @@ class FanOut:
                 for place, shard in enumerate(shards)
                 if each + (place < more) > 0
             } or {shards[0].name: request}  # which says what is wrong with the limit
-            counts = await self._ask_named(Method.DELETE_JOBS, context, parts, deadline)
+            counts = await self._ask_named(query, parts)
             for (name, part), count in zip(parts.items(), cast("list[int]", counts), strict=True):
                 deleted += count
                 # One that stops has done a part only; a second search would cost too much.
@@ -400,42 +368,14 @@ class FanOut:
             raise NoHealthyShards
         return list(self._shards.by_name.values())
 
-    async def _ask_every(
-        self, method: Method, context: CallContext, request: Request, deadline: float
-    ) -> list[Result]:
-        return await self._ask_each(self._every(), method, context, request, deadline)
-
-    async def _ask_one(
-        self, method: Method, context: CallContext, request: Request, deadline: float
-    ) -> Result:
+    async def _ask_one(self, query: Query, request: Request) -> Result:
         shards = self._present()
         shard = shards[int(self._rng.random() * len(shards))]
-        (result,) = await self._ask_each([shard], method, context, request, deadline)
+        (result,) = await query.ask_each([shard], request)
         return result
 
-    async def _ask_each(
-        self,
-        shards: Sequence[ShardLink],
-        method: Method,
-        context: CallContext,
-        request: Request,
-        deadline: float,
-    ) -> list[Result]:
-        """The same of all `shards` at once."""
-        message = codec.encode_call(method, 0, context, request)
-        replies = await ask_all(
-            (shard, ShardCall(message, deadline, whole=False)) for shard in shards
-        )
-        return results_of(method, shards, replies)
-
     async def _ask_named(
-        self,
-        method: Method,
-        context: CallContext,
-        requests: Mapping[str, Request],
-        deadline: float,
-        *,
-        most_bytes: int | None = None,
+        self, query: Query, requests: Mapping[str, Request], *, most_bytes: int | None = None
     ) -> list[Result]:
         """To each shard its own, at once. A shard that is down fails after the others are done.
 
@@ -443,23 +383,23 @@ class FanOut:
         shards = [self._shards.by_name[name] for name in requests]
         asked = []
         for shard in shards:
-            message = codec.encode_call(method, 0, context, requests[shard.name])
-            await let_others_go_on(len(message))
-            asked.append((shard, ShardCall(message, deadline, whole=False)))
+            part = query.part(requests[shard.name])
+            await let_others_go_on(len(part.message))
+            asked.append((shard, part))
         replies = await ask_all(asked)
         if most_bytes is not None and sum(len(reply.payload) for reply in replies) > most_bytes:
             raise LookupTooLarge(most_bytes)
-        return results_of(method, shards, replies)
+        return results_of(query.method, shards, replies)
 
 
-def _ask_to_ack(
-    shard: ShardLink, context: CallContext, request: AckRequest, deadline: float
-) -> Awaitable[ReplyEntry]:
+def _query(call: Call, context: CallContext) -> Query:
+    assert call.peek.method is not None
+    return Query(call.peek.method, context, call.deadline)
+
+
+def _ask_to_ack(shard: ShardLink, query: Query, request: AckRequest) -> Awaitable[ReplyEntry]:
     parts = list(ack_parts(request))
-    calls = (
-        ShardCall(codec.encode_call(Method.ACK, 0, context, part), deadline, whole=False)
-        for part in parts
-    )
+    calls = map(query.part, parts)
     return shard.ask(next(calls)) if len(parts) == 1 else _ask_in_turn(shard, calls)
 
 

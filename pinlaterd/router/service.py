@@ -138,14 +138,15 @@ class RouterService:
             # way, and what a commit costs, is several times what such a call costs.
             self._enqueue_on(last, call)
         else:
-            self._try_enqueue(call, self._shards.enqueueable())
+            self._enqueue_on_one_of(self._shards.enqueueable(), call)
 
-    def _try_enqueue(self, call: Call, candidates: list[ShardLink]) -> None:
-        if not candidates:
+    def _enqueue_on_one_of(self, shards: list[ShardLink], call: Call) -> None:
+        if not shards:
             call.fail(no_place_to_enqueue(self._shards, call.refusals))
             return
-        shard = routing.choose_least_loaded(candidates, _calls_in_flight, self._rng)
-        self._last_enqueued = shard
+        shard = self._last_enqueued = routing.choose_least_loaded(
+            shards, _calls_in_flight, self._rng
+        )
         self._enqueue_on(shard, call)
 
     def _enqueue_on(self, shard: ShardLink, call: Call) -> None:
@@ -162,7 +163,8 @@ class RouterService:
             if waits or not shard.returning:
                 call.refusals = (*call.refusals, Refusal(shard.name, reason_of(reply)))
             tried = {refusal.shard for refusal in call.refusals}
-            self._try_enqueue(call, [c for c in self._shards.enqueueable() if c.name not in tried])
+            others = [c for c in self._shards.enqueueable() if c.name not in tried]
+            self._enqueue_on_one_of(others, call)
 
         shard.call(call, replied)
 
