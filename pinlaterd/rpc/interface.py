@@ -209,6 +209,11 @@ def struct_named(name: str) -> Struct:
     return _structs[name]
 
 
+def headers(name: str) -> tuple[bytes, ...]:
+    """Of the fields of a struct, by their ids."""
+    return tuple(field.header for field in struct_named(name).fields)
+
+
 def _load_fields(name: str, make: type[Any], parsed: Any) -> list[Field]:
     defaults = dict(parsed.default_spec)
     fields = []

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from pinlaterd.model import Method
 from pinlaterd.rpc.binary import U32, Head, read_call_head
+from pinlaterd.rpc.interface import headers
 
 
 class Unusual(Exception):
@@ -22,9 +23,9 @@ class Unusual(Exception):
 # What reading beyond the end, or text that is none, looks like.
 UNUSUAL: Final = (Unusual, struct.error, IndexError, UnicodeDecodeError)
 
-# Headers of fields: type, then id; of a list also the type of its elements.
+# Headers of fields, type and id; with that of the struct which they begin, or the type of a list's
+# elements.
 CONTEXT_SOURCE: Final = b"\x0c\x00\x01\x0b\x00\x01"
-REQUEST_ID: Final = b"\x0b\x00\x02"
 REQUEST_TEXT: Final = b"\x0c\x00\x02\x0b\x00\x01"
 _REQUEST_TEXTS: Final = b"\x0c\x00\x02\x0f\x00\x01\x0b"
 _ARGUMENT_TEXT: Final = b"\x0b\x00\x02"
@@ -32,11 +33,9 @@ FIRST_TEXT: Final = b"\x0b\x00\x01"  # of a job, an ack, a checkpoint
 JOBS: Final = b"\x0f\x00\x02\x0c"  # of an enqueue; the checkpoints of a call
 SUCCEEDED: Final = b"\x0f\x00\x02\x0c"
 FAILED: Final = b"\x0f\x00\x03\x0c"
-LIMIT: Final = b"\x08\x00\x02"
-ACKS: Final = b"\x0c\x00\x03\x0b\x00\x01"
-DRY_RUN: Final = b"\x02\x00\x04"
-COVERAGE: Final = b"\x04\x00\x05"
-MAX_WAIT: Final = b"\x08\x00\x64"
+_, REQUEST_ID = headers("RequestContext")
+_, LIMIT, _acks, DRY_RUN, COVERAGE, MAX_WAIT = headers("PinLaterDequeueRequest")
+ACKS: Final = _acks + FIRST_TEXT
 
 _TAG3_U32: Final = struct.Struct(">3sI").unpack_from
 _TAG3_I32: Final = struct.Struct(">3si").unpack_from

@@ -29,7 +29,7 @@ from pinlaterd.model import (
     Job,
 )
 from pinlaterd.rpc.binary import U32, pack_u32, read_call_head
-from pinlaterd.rpc.interface import struct_named
+from pinlaterd.rpc.interface import headers, struct_named
 from pinlaterd.rpc.peek import (
     ACKS,
     CONTEXT_SOURCE,
@@ -46,6 +46,7 @@ from pinlaterd.rpc.peek import (
     UNUSUAL,
     Unusual,
 )
+from pinlaterd.rpc.writer import CLAIMED_JOBS, METADATA, METADATA_HEADERS
 
 __all__ = ["SLICE", "UNUSUAL", "EnqueuePart", "ack_slices", "enqueue_parts"]
 
@@ -62,23 +63,12 @@ _F64: Final = struct.Struct(">d").unpack_from
 _END: Final = b"\0"
 _END_ALL: Final = b"\0\0"  # of the request and of the arguments
 
-# Headers of fields: type, then id.
-_PRIORITY: Final = b"\x03\x00\x02"
-_RUN_AFTER: Final = b"\x0a\x00\x03"
-_ATTEMPTS: Final = b"\x08\x00\x04"
-_CUSTOM_STATUS: Final = b"\x0b\x00\x05"
-
-_APPEND_STATUS: Final = b"\x0b\x00\x02"
-_RETRY_DELAY: Final = b"\x0a\x00\x03"
-_CLAIM: Final = b"\x0b\x00\x64"
+_, _PRIORITY, _RUN_AFTER, _ATTEMPTS, _CUSTOM_STATUS = headers("PinLaterJob")
+_, _APPEND_STATUS, _RETRY_DELAY, _CLAIM = headers("PinLaterJobAckInfo")
 _NEXT_ACK: Final = b"\0" + FIRST_TEXT
-
-DESCRIPTORS: Final = b"\x0c\x00\x00\x0f\x00\x01\x0b"
-_CLAIMED_JOBS: Final = b"\x0c\x00\x00\x0d\x00\x01\x0b\x0b"
-_METADATA: Final = b"\x0d\x00\x02\x0b\x0c"
-_METADATA_HEAD: Final = struct.Struct(">3si3si3sI").unpack_from
-_METADATA_TAIL: Final = struct.Struct(">3siB").unpack_from
-_METADATA_TAGS: Final = (b"\x08\x00\x01", b"\x08\x00\x02", b"\x0b\x00\x64", b"\x08\x00\x65")
+DESCRIPTORS: Final = b"\x0c\x00\x00\x0f\x00\x01\x0b"  # of the answer to an enqueue
+_BEFORE_CLAIM: Final = struct.Struct(">3si3si3sI").unpack_from
+_BEHIND_CLAIM: Final = struct.Struct(">3siB").unpack_from
 
 # A tuple's own constructor: a NamedTuple's costs three times as much.
 _new: Final = tuple.__new__
@@ -413,13 +403,13 @@ def read_enqueue_result(message: bytes, at: int) -> list[str]:
 
 def count_dequeued(message: bytes, at: int) -> int:
     """How many jobs the result struct of dequeueJobs has, as this version writes it."""
-    return int(U32(message, at + 8)[0]) if message.startswith(_CLAIMED_JOBS, at) else 0
+    return int(U32(message, at + 8)[0]) if message.startswith(CLAIMED_JOBS, at) else 0
 
 
 def read_dequeue_result(message: bytes, at: int) -> DequeueResult:
     """The result struct of dequeueJobs, as this version writes it: the same jobs in both maps,
     in the same order, with all metadata."""
-    if not message.startswith(_CLAIMED_JOBS, at):
+    if not message.startswith(CLAIMED_JOBS, at):
         raise Unusual
     (count,) = U32(message, at + 8)
     at += 12
@@ -430,7 +420,7 @@ def read_dequeue_result(message: bytes, at: int) -> DequeueResult:
         at = end + 4 + U32(message, end)[0]
         bodies[message[begin:end]] = message[end + 4 : at]
     tag, claimed = _TAG5_U32(message, at)
-    if tag != _METADATA or claimed != len(bodies) or count != claimed:
+    if tag != METADATA or claimed != len(bodies) or count != claimed:
         raise Unusual
     at += 9
     jobs = []
@@ -439,11 +429,11 @@ def read_dequeue_result(message: bytes, at: int) -> DequeueResult:
         at = begin + U32(message, at)[0]
         if message[begin:at] != descriptor:
             raise Unusual
-        tag1, allowed, tag2, remaining, tag3, length = _METADATA_HEAD(message, at)
+        tag1, allowed, tag2, remaining, tag3, length = _BEFORE_CLAIM(message, at)
         begin = at + 21
         at = begin + length
-        tag4, timeout, stop = _METADATA_TAIL(message, at)
-        if stop or (tag1, tag2, tag3, tag4) != _METADATA_TAGS:
+        tag4, timeout, stop = _BEHIND_CLAIM(message, at)
+        if stop or (tag1, tag2, tag3, tag4) != METADATA_HEADERS:
             raise Unusual
         claim = message[begin:at].decode()
         job = (descriptor.decode(), body, allowed, remaining, claim, timeout)

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from pinlaterd.model import Payload
 from pinlaterd.rpc.binary import FIXED_SIZE, FORMATS, TType, pack_u32
-from pinlaterd.rpc.interface import Struct, Type
+from pinlaterd.rpc.interface import Struct, Type, headers
 
 # Appends what it writes of a value.
 Write = Callable[[list[bytes], Any], None]
@@ -162,12 +162,10 @@ def _plain_structs_writer(head: bytes, write_struct: Write) -> Write:
 
 # --- the answer to a dequeue ----------------------------------------------------------------
 
-_JOBS_HEAD: Final = b"\x0c\x00\x00\x0d\x00\x01\x0b\x0b"
-_METADATA_HEAD: Final = b"\x0d\x00\x02\x0b\x0c"
-_ALLOWED: Final = b"\x08\x00\x01"
-_REMAINING: Final = b"\x08\x00\x02"
-_CLAIM: Final = b"\x0b\x00\x64"
-_TIMEOUT: Final = b"\x08\x00\x65"
+CLAIMED_JOBS: Final = b"\x0c\x00\x00\x0d\x00\x01\x0b\x0b"
+METADATA: Final = b"\x0d\x00\x02\x0b\x0c"
+METADATA_HEADERS: Final = headers("PinLaterDequeueMetadata")
+_ALLOWED, _REMAINING, _CLAIM, _TIMEOUT = METADATA_HEADERS
 _BEFORE_CLAIM: Final = struct.Struct(">3si3si3s").pack
 _BEHIND_CLAIM: Final = struct.Struct(">3siB").pack
 
@@ -211,7 +209,7 @@ class DequeueAnswer:
     def encode(self) -> bytes:
         count = pack_u32(self._jobs)
         return b"".join(
-            (_JOBS_HEAD, count, *self._bodies, _METADATA_HEAD, count, *self._metadata, b"\0\0")
+            (CLAIMED_JOBS, count, *self._bodies, METADATA, count, *self._metadata, b"\0\0")
         )
 
 
