@@ -12,6 +12,7 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from pinlaterd.config.schema import ServerSettings, ShardSettings
 from pinlaterd.engines.base import (
     NO_TIME_MS,
     Batch,
@@ -34,6 +35,7 @@ from pinlaterd.engines.mysql.batch import (
     held_in,
     to_pending,
 )
+from pinlaterd.engines.mysql.connection import Server
 from pinlaterd.engines.mysql.literals import quote_name
 from pinlaterd.engines.mysql.searcher import MysqlSearcherFactory
 from pinlaterd.engines.mysql.statements import (
@@ -367,6 +369,18 @@ class MysqlEngine(Store, StorageEngine):
 
     def searcher(self) -> SearcherFactory:
         return MysqlSearcherFactory(self.shard, self.server)
+
+
+def make_engine(shard: ShardSettings, server: ServerSettings) -> MysqlEngine:
+    assert shard.master is not None, "shards.yaml is checked for it"
+    return MysqlEngine(
+        shard.name,
+        Server(*shard.master, shard.user, shard.passwd),
+        levels=server.num_priority_levels,
+        most_body_bytes=server.max_job_body_bytes,
+        lease_seconds=server.owner_lease_seconds,
+        answer_seconds=server.store_answer_seconds,
+    )
 
 
 def _oldest_claims(

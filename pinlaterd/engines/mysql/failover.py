@@ -16,9 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pinlaterd.clock import SystemClock
+from pinlaterd.config.schema import ShardSettings
 from pinlaterd.engines.failover import (
     PROOF_WORDS,
     Examination,
+    Handover,
+    Notes,
+    Pair,
     PairFailover,
     Place,
     ServerFacts,
@@ -317,6 +322,13 @@ class MysqlFailover(PairFailover[ReplicationServer]):
             if trouble or not in_time:
                 return trouble or f"not connected within {_CONNECT_SECONDS:g} s"
         raise AssertionError  # polls never end
+
+
+def make_failover(
+    _shard: ShardSettings, pair: Pair | None, handover: Handover, notes: Notes
+) -> MysqlFailover:
+    assert pair is not None
+    return MysqlFailover(pair, handover, notes, SystemClock())
 
 
 def _place_in_log(place: tuple[str, int]) -> str:

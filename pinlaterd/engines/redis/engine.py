@@ -11,6 +11,7 @@ import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from pinlaterd.config.schema import ServerSettings, ShardSettings
 from pinlaterd.engines.base import (
     NO_TIME_MS,
     Batch,
@@ -25,10 +26,10 @@ from pinlaterd.engines.base import (
 )
 from pinlaterd.engines.redis import scripts
 from pinlaterd.engines.redis.batch import apply_arguments, batch_result
-from pinlaterd.engines.redis.connection import Argument
+from pinlaterd.engines.redis.connection import Argument, Server
 from pinlaterd.engines.redis.records import LIMITS, stored_job, stored_payload, to_ms
 from pinlaterd.engines.redis.searcher import RedisSearcherFactory
-from pinlaterd.engines.redis.sentinel import Locator
+from pinlaterd.engines.redis.sentinel import Locator, sentinels_of
 from pinlaterd.engines.redis.store import DamagedKey, Store
 from pinlaterd.errors import StorageNotCommitted
 from pinlaterd.model import JobKey, JobState, Payload, PendingKey
@@ -278,3 +279,20 @@ def _keys(flat: Sequence[Any]) -> list[JobKey]:
         JobKey(int(priority), int(local_id))
         for priority, local_id in zip(flat[::2], flat[1::2], strict=True)
     ]
+
+
+def make_engine(shard: ShardSettings, server: ServerSettings) -> RedisEngine:
+    locator: Locator
+    if shard.sentinel is not None:
+        locator = sentinels_of(shard.sentinel, shard.user, shard.passwd)
+    else:
+        assert shard.master is not None, "shards.yaml is checked for it"
+        locator = Server(*shard.master, shard.user, shard.passwd)
+    return RedisEngine(
+        shard.name,
+        locator,
+        priority_levels=server.num_priority_levels,
+        lease_seconds=server.owner_lease_seconds,
+        answer_seconds=server.store_answer_seconds,
+        lean=server.redis_layout == "lean",
+    )

@@ -32,7 +32,8 @@ import socket
 import time
 from collections.abc import Sequence
 
-from pinlaterd.clock import Clock
+from pinlaterd.clock import Clock, SystemClock
+from pinlaterd.config.schema import ShardSettings
 from pinlaterd.engines.failover import (
     PROOF_WORDS,
     Examination,
@@ -40,13 +41,14 @@ from pinlaterd.engines.failover import (
     Handover,
     Notes,
     Pair,
+    PairFailover,
     Place,
     ServerFacts,
     Step,
 )
 from pinlaterd.engines.redis import scripts
 from pinlaterd.engines.redis.connection import Connection, Server
-from pinlaterd.engines.redis.sentinel import Sentinels
+from pinlaterd.engines.redis.sentinel import Sentinels, sentinels_of
 from pinlaterd.engines.redis.server_facts import Link, read_link
 from pinlaterd.errors import StorageError
 
@@ -55,35 +57,7 @@ _ANSWER_SECONDS = 5.0
 _FOLLOW_SECONDS = 10.0
 
 
-class RedisFailover(Failover):
-    def __init__(self, pair: Pair, handover: Handover, notes: Notes, clock: Clock) -> None:
-        self._pair = pair
-        self._handover = handover
-        self._clock = clock
-        self._master_trouble = ""
-        self._master: Connection | None = None
-        self._replica: Connection | None = None
-
-    def close(self) -> None:
-        for connection in (self._master, self._replica):
-            if connection is not None:
-                connection.close()
-        self._master = self._replica = None
-
-    def _old(self) -> Connection | None:
-        """The old master; None, and why in `_master_trouble`, if it does not answer."""
-        if self._master is None and not self._master_trouble:
-            try:
-                self._master = self._connect(self._pair.master)
-            except StorageError as error:
-                self._master_trouble = error.message
-        return self._master
-
-    def _new(self) -> Connection:
-        if self._replica is None:
-            self._replica = self._connect(self._pair.replica)
-        return self._replica
-
+class RedisFailover(PairFailover[Connection]):
     def _connect(self, place: Place) -> Connection:
         account = self._handover.administrator
         server = Server(place.host, place.port, account.user, account.passwd)
@@ -163,17 +137,12 @@ class RedisFailover(Failover):
         words = f"see that {self._pair.master} replicates from {self._pair.replica}"
         return [Step("follow", words, self._follow)]
 
-    def successor(self) -> Place:
-        return self._pair.replica
-
     def undo(self) -> None:
         """A hand-over that fails leaves the old master one; one under way is called off.
 
         Raises StorageError if the servers have changed places by then."""
         self.close()  # an interrupted call leaves its connection of no use
-        old = self._old()
-        if old is None:
-            raise StorageError(self._master_trouble)
+        old = self._answering_old()
         if read_link(old).failover_state == "waiting-for-sync":
             old.administer("FAILOVER", "ABORT")
         while (link := read_link(old)).failover_state != "no-failover":
@@ -182,9 +151,7 @@ class RedisFailover(Failover):
             raise StorageError(f"{old.server} is a replica of {link.source} already")
 
     def _hand_over(self) -> str:
-        old = self._old()
-        if old is None:
-            raise StorageError(self._master_trouble)
+        old = self._answering_old()
         replica = self._pair.replica
         link = read_link(old)
         if link.source is not None and link.source.is_same_as(replica):
@@ -206,8 +173,7 @@ class RedisFailover(Failover):
         return f"{replica} is the master, and has all that {self._pair.master} acknowledged"
 
     def _promote(self) -> str:
-        if not self._handover.accept_loss:
-            raise StorageError(f"{self._master_trouble}; {PROOF_WORDS}")
+        self._go_on_without_master()
         new = self._new()
         new.administer("REPLICAOF", "NO", "ONE")
         return f"{new.server} is a master"
@@ -392,3 +358,14 @@ class SentinelFailover(Failover):
                 connection.run(scripts.RELEASE_LEASE, (shard,))
         finally:
             connection.close()
+
+
+def make_failover(
+    shard: ShardSettings, pair: Pair | None, handover: Handover, notes: Notes
+) -> Failover:
+    if shard.sentinel is not None:
+        account = handover.administrator
+        sentinels = sentinels_of(shard.sentinel, account.user, account.passwd)
+        return SentinelFailover(sentinels, handover, SystemClock())
+    assert pair is not None, "only Sentinels know the servers themselves"
+    return RedisFailover(pair, handover, notes, SystemClock())

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from pinlaterd.config.schema import SentinelSettings
 from pinlaterd.engines.redis.connection import Connection, Server
 from pinlaterd.errors import StorageError
 
@@ -86,3 +87,12 @@ class Sentinels:
 
 def connect_to_sentinel(sentinel: Server) -> Connection:
     return Connection(sentinel, _ANSWER_SECONDS, connect_seconds=_CONNECT_SECONDS)
+
+
+def sentinels_of(settings: SentinelSettings, user: str, passwd: str) -> Sentinels:
+    """`user`, `passwd`: at the master, not at the Sentinels."""
+    return Sentinels(
+        settings.service,
+        tuple(Server(*place, settings.user, settings.passwd) for place in settings.addresses),
+        Server("", 0, user, passwd),
+    )

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 
+from pinlaterd.config.schema import ServerSettings, ShardSettings
 from pinlaterd.engines.base import (
     NO_TIME_MS,
     Batch,
@@ -341,6 +343,10 @@ class SqliteEngine(Store, StorageEngine):
 
     def searcher(self) -> SearcherFactory:
         return SqliteSearcherFactory(self.path.absolute())
+
+
+def make_engine(shard: ShardSettings, _server: ServerSettings) -> SqliteEngine:
+    return SqliteEngine(Path(shard.file))
 
 
 def _delete_known(tx: Transaction, queue_id: int, state: JobState, keys: Sequence[JobKey]) -> None:
