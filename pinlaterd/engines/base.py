@@ -7,9 +7,9 @@ never reads a clock. It knows queues, keys and rows, never Thrift, sockets or sh
 What the owner (`pinlaterd.shard`) guarantees to an engine:
   - requests are valid: names, priorities, sizes and times are within `limits`, and within what
     `narrower` says of the place where they go;
-  - nobody else writes to the store between `open` and `close`. Strangers may all the same (a
+  - nobody else writes to the store between `open` and `close`. A foreign writer may all the same (a
     PinLater server that still runs, a hand in a table): no job is claimed twice by that, and the
-    owner looks anew where it meets their traces.
+    owner reads again what shows its traces.
 
 What an engine guarantees to the owner:
   - `apply` is one durable commit: when it returns, all of the batch is kept; when it raises
@@ -17,7 +17,7 @@ What an engine guarantees to the owner:
   - it does not wait for locks of others, or as short as its server can: StorageLocked says which
     queue is locked, and the owner tries again;
   - after a StorageError other than StorageNotCommitted, and whenever `trouble` says so, the owner
-    must close the engine and open it anew before going on. What a call has told holds all the same;
+    must close and reopen the engine before going on. What a call has told holds all the same;
   - local ids are unique within a queue and priority, and never used twice, over deletes,
     restarts, unclean ends and restored copies (see `first_local_id`);
   - foreign exceptions (of drivers, of the operating system) leave it as StorageError only.
@@ -34,8 +34,6 @@ from pinlaterd.model import Job, JobKey, JobState, Payload, PendingKey
 NO_BOUND = 1 << 62
 NO_TIME_MS = -(1 << 62)  # before all that is stored
 EARLIEST_MS, LATEST_MS = -(2**63), 2**63 - 1  # as bounds of a search
-# Local ids that may be given out in a millisecond, on average since the store was opened.
-_IDS_A_MS = 1000
 
 
 def first_local_id(now_ms: int) -> int:
@@ -43,7 +41,7 @@ def first_local_id(now_ms: int) -> int:
 
     No earlier owner has got there, unless it gave out more than 1,000,000 ids a second: so no id is
     used twice even if what is opened is an older copy. Below 2**53 until the year 2255."""
-    return now_ms * _IDS_A_MS
+    return now_ms * 1000
 
 
 class Limits(NamedTuple):
@@ -171,7 +169,7 @@ class ClaimOp(NamedTuple):
     op would take more than `most_bytes`, or all of the batch more than its ClaimRoom has.
 
     But the first job of a batch is always within that room, and with `at_least_one` the first of
-    an op within `most_bytes`: so whoever asks for what did not fit, first, gets on."""
+    an op within `most_bytes`: so one that asks first for what did not fit gets on."""
 
     queue: str
     claims: Sequence[Claims]
@@ -193,9 +191,6 @@ class ClaimRoom(NamedTuple):
     job_bytes: int = 0
 
 
-ANY_ROOM = ClaimRoom()
-
-
 class Batch(NamedTuple):
     """One commit. Carried out in this order: acks, checkpoints, releases, enqueues, claims."""
 
@@ -204,11 +199,11 @@ class Batch(NamedTuple):
     releases: Sequence[ReleaseOp] = ()
     enqueues: Sequence[EnqueueOp] = ()
     claims: Sequence[ClaimOp] = ()
-    claim_room: ClaimRoom = ANY_ROOM
+    claim_room: ClaimRoom = ClaimRoom()
 
 
 class Requeued(NamedTuple):
-    """A job that became PENDING (again): news for the ready index."""
+    """A job that became PENDING (again), for the ready index."""
 
     priority: int
     key: PendingKey
@@ -306,7 +301,7 @@ class StorageEngine(Protocol):
 
     @property
     def trouble(self) -> str:
-        """Why it must be opened anew, refusing everything until then; "" while it need not be.
+        """Why it must be reopened, refusing everything until then; "" while it need not be.
 
         From memory: it is asked for after each step."""
         ...
@@ -325,12 +320,11 @@ class StorageEngine(Protocol):
     def heartbeat(self) -> None:
         """Keep ownership alive; called about once a second, also while nothing else is.
 
-        Raises StorageError if it has been lost: the owner closes, and opens anew."""
+        Raises StorageError if it has been lost: the owner closes and reopens it."""
         ...
 
     def address(self) -> str:
-        """HOST:PORT of the server that holds the shard at present; "" where it is a file, or where
-        the server was not found yet."""
+        """HOST:PORT of the server that holds the shard; "" where it is a file, or not found yet."""
         ...
 
     def durability(self) -> Durability: ...
@@ -462,7 +456,7 @@ class StorageEngine(Protocol):
         ...
 
     def vacuum(self, *, limit: int) -> bool:
-        """Do a bounded piece of the store's own upkeep (space of deleted queues, checkpoints).
+        """Do a bounded piece of the store's own maintenance (space of deleted queues, checkpoints).
         True if there is more to do."""
         ...
 

@@ -1,6 +1,6 @@
 """The Failover seam: how a replica becomes the master of the shards that its server copies.
 
-Beside the engines' own contract, for whoever administers shards, never for the job path. An
+Beside the engines' own contract, for the administration of shards, never for the job path. An
 engine whose servers replicate has one; `registry.make_failover` finds it. It knows servers and
 replication; shards.yaml, questions to people and the memory of how far one has come are its
 caller's.
@@ -9,7 +9,7 @@ What the caller guarantees:
   - `shards` are all shards that the deployment has on the master: a server fails over as a whole;
   - steps run in their order; after a crash they run again from the first one, or from behind the
     last one that was done and is not `revocable`;
-  - what steps note is kept before `put` returns, and given again to whoever goes on after a crash.
+  - what steps note is kept before `put` returns, and read again after a crash.
 
 What a Failover guarantees:
   - each step may be repeated, whatever a crash in it left behind, and says what that is;
@@ -175,7 +175,7 @@ class PairFailover(Failover, Generic[S]):
         self._handover = handover
         self._notes = notes
         self._clock = clock
-        self._master_trouble = ""  # why the old master does not answer
+        self._unreachable = ""  # why the old master does not answer
         self._master: S | None = None
         self._replica: S | None = None
 
@@ -193,18 +193,18 @@ class PairFailover(Failover, Generic[S]):
         return self._pair.replica
 
     def _old(self) -> S | None:
-        """The old master; None, and why in `_master_trouble`, if it does not answer."""
-        if self._master is None and not self._master_trouble:
+        """The old master; None, and why in `_unreachable`, if it does not answer."""
+        if self._master is None and not self._unreachable:
             try:
                 self._master = self._connect(self._pair.master)
             except StorageError as error:
-                self._master_trouble = error.message
+                self._unreachable = error.message
         return self._master
 
     def _answering_old(self) -> S:
         old = self._old()
         if old is None:
-            raise StorageError(self._master_trouble)
+            raise StorageError(self._unreachable)
         return old
 
     def _new(self) -> S:
@@ -215,7 +215,7 @@ class PairFailover(Failover, Generic[S]):
     def _go_on_without_master(self) -> None:
         """Raises StorageError unless loss was accepted."""
         if not self._handover.accept_loss:
-            raise StorageError(f"{self._master_trouble}; {PROOF_WORDS}")
+            raise StorageError(f"{self._unreachable}; {PROOF_WORDS}")
 
     def _polls(self, seconds: float) -> Iterator[bool]:
         """For a loop that ends by itself: whether there is time left."""

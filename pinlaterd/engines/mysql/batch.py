@@ -330,7 +330,7 @@ def _change(store: Store, tx: Transaction, queue: str, changes: dict[JobKey, _Ch
 
 
 def _renewed(tx: Transaction, table: Table) -> bytes:
-    """The assignments of a claim that holds from now on. Given back unused, the job has been
+    """The assignments of a claim that holds from now on. Released unused, the job has been
     PENDING since now."""
     now = table.updated_at.literal(tx.now_ms)
     since = b", pending_since = " + now if table.has_pending_since else b""

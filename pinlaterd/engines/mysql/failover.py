@@ -65,7 +65,7 @@ class MysqlFailover(PairFailover[ReplicationServer]):
 
     def examine(self) -> Examination:
         old = self._old()
-        master = ServerFacts(str(self._pair.master), self._master_trouble)
+        master = ServerFacts(str(self._pair.master), self._unreachable)
         if old is not None:
             position = old.position()
             master = master._replace(
@@ -105,7 +105,7 @@ class MysqlFailover(PairFailover[ReplicationServer]):
     ) -> list[str]:
         risks = []
         if old is None:
-            risks.append(f"the master does not answer ({self._master_trouble}); {PROOF_WORDS}")
+            risks.append(f"the master does not answer ({self._unreachable}); {PROOF_WORDS}")
             if not status.source.is_same_as(self._pair.master):
                 risks.append(f"{new} replicates from {status.source}, not from this master")
         elif status.source_id and status.source_id != old.identity:
@@ -117,10 +117,10 @@ class MysqlFailover(PairFailover[ReplicationServer]):
         if status.filters:
             risks.append(f"{new} does not replicate everything: {status.filters}")
         if old is not None and not status.receives:
-            why = status.receiving_trouble or "it was stopped, or still connects"
+            why = status.receive_error or "it was stopped, or still connects"
             risks.append(f"{new} receives nothing from its master: {why}")
         if not status.applies:
-            why = status.applying_trouble or "it was stopped"
+            why = status.apply_error or "it was stopped"
             risks.append(f"{new} does not apply what it receives: {why}")
         return risks
 
@@ -226,7 +226,7 @@ class MysqlFailover(PairFailover[ReplicationServer]):
             )
         if self._handover.accept_loss:
             return False
-        why = "" if status is None else status.applying_trouble or status.receiving_trouble
+        why = "" if status is None else status.apply_error or status.receive_error
         raise StorageError(f"{replica} does not replicate any more: {why or 'it was stopped'}")
 
     def _apply_the_rest(self) -> str:
@@ -300,27 +300,27 @@ class MysqlFailover(PairFailover[ReplicationServer]):
                 by_gtid=self._notes.get(_BY_GTID) == _YES,
                 encrypted=self._notes.get(_ENCRYPTED) == _YES,
             )
-            trouble = self._connecting_trouble(old)
-            if trouble:
+            why = self._why_not_connected(old)
+            if why:
                 old.stop_replicating()
                 old.forget_source()
                 return (
-                    f"user {account.user!r} can't replicate ({trouble}); name one who may with"
+                    f"user {account.user!r} can't replicate ({why}); name one who may with"
                     f" --replication-user the next time, and now {by_hand}"
                 )
         except StorageError as error:
             return f"{error.message}; {by_hand}"
         return f"{old} replicates from {replica}, and is read-only"
 
-    def _connecting_trouble(self, old: ReplicationServer) -> str:
+    def _why_not_connected(self, old: ReplicationServer) -> str:
         """ "" once it receives."""
         for in_time in self._polls(_CONNECT_SECONDS):
             status = old.replica_status()
             if status is not None and status.receives and status.applies:
                 return ""
-            trouble = "" if status is None else status.receiving_trouble or status.applying_trouble
-            if trouble or not in_time:
-                return trouble or f"not connected within {_CONNECT_SECONDS:g} s"
+            why = "" if status is None else status.receive_error or status.apply_error
+            if why or not in_time:
+                return why or f"not connected within {_CONNECT_SECONDS:g} s"
         raise AssertionError  # polls never end
 
 

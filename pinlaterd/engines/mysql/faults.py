@@ -4,9 +4,9 @@ in a transaction  StorageNotCommitted: it is rolled back, by us or by the server
 during a COMMIT   what is found out then; StorageError if nothing is
 anything else     StorageError where something may have been changed
 
-A lost connection has to be followed by opening anew, for the lock that made us owner went with it;
-so have tables that are gone: opened anew, the engine finds what is there; and a server that has
-become read-only: the address may lead to another one by now.
+The store has to be reopened after a lost connection, for the lock that made us owner went with it;
+where tables are gone, for the engine then finds what is there; and where a server has become
+read-only, for the address may lead to another one by now.
 """
 
 from __future__ import annotations

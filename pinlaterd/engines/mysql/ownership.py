@@ -33,7 +33,7 @@ _ATTEMPTS = 3
 
 
 def lock_name(shard: str) -> str:
-    """Of the lock that whoever owns a shard holds."""
+    """Of the lock that the owner of a shard holds."""
     return f"pinlaterd:{shard}"
 
 

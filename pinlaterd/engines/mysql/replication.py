@@ -73,9 +73,9 @@ class ReplicaStatus(NamedTuple):
     source: Place
     source_id: str  # server_uuid of its master, in MariaDB server_id; "" before it ever connected
     receives: bool
-    receiving_trouble: str
+    receive_error: str
     applies: bool
-    applying_trouble: str
+    apply_error: str
     received: tuple[str, int]  # file and offset of the master's log
     applied: tuple[str, int]
     behind_seconds: float | None
@@ -325,9 +325,9 @@ def replica_status(said: Mapping[str, Any], *, channels: int) -> ReplicaStatus:
         source=Place(str(row["Source_Host"]), int(row["Source_Port"])),
         source_id=str(source_id),
         receives=row["Replica_IO_Running"] == "Yes",
-        receiving_trouble=str(row["Last_IO_Error"] or ""),
+        receive_error=str(row["Last_IO_Error"] or ""),
         applies=row["Replica_SQL_Running"] == "Yes",
-        applying_trouble=str(row["Last_SQL_Error"] or ""),
+        apply_error=str(row["Last_SQL_Error"] or ""),
         received=(str(row["Source_Log_File"]), int(row["Read_Source_Log_Pos"])),
         applied=(str(row["Relay_Source_Log_File"]), int(row["Exec_Source_Log_Pos"])),
         behind_seconds=None if behind is None else float(behind),

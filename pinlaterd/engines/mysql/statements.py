@@ -65,7 +65,7 @@ def select(
 def select_locked(
     table: Table, columns: bytes, local_ids: Sequence[int], state: JobState | None
 ) -> Iterator[bytes]:
-    """So that nobody, not even a stranger, changes them before our transaction ends."""
+    """So that nobody, not even a foreign writer, changes them before our transaction ends."""
     for statement in select(table, columns, local_ids, state):
         yield statement + b" FOR UPDATE"
 

@@ -104,7 +104,7 @@ class Store:
         self._db: Connection | None = None
         self._heard_at = 0.0  # when a heartbeat last found the server as it has to be
         self._start_ms = 0  # of our ownership
-        self._trouble = ""  # why it must be opened anew
+        self._failure = ""  # why it must be reopened
         self._unmoved_commits = 0  # see _note
         self._ended_badly = False  # whether we were the owner, until a clean end is noted
         self._next_local_id = 1
@@ -119,7 +119,7 @@ class Store:
         if self._db is not None:
             raise StorageError(f"{self} is open already; close it first")
         db = self._connect(self._answer_seconds)
-        self._db, self._trouble, self._heard_at = db, "", self.clock.monotonic()
+        self._db, self._failure, self._heard_at = db, "", self.clock.monotonic()
         try:
             with self.guarded():
                 self._lock.take(db)
@@ -160,7 +160,7 @@ class Store:
         db.execute(create_owner_table(self._owner_database))
         known: dict[str, int] = dict(db.rows(b"SELECT name, value FROM " + self._owner_table))
         self._start_ms = start_ms = max(now_ms, known.get("start_ms", 0) + 1)
-        # What is found may be older than what we left, or nothing: a replica, a copy put back.
+        # What is found may be older than what we left, or nothing: a replica, a restored copy.
         clean = bool(known.get("clean", 1)) and not self._ended_badly
         self._unmoved_commits = known.get("unmoved_commits", 0)
         self._next_local_id = max(
@@ -174,12 +174,12 @@ class Store:
         return Ownership(start_ms, clean)
 
     def pass_used_ids(self, db: Connection, queues: Iterable[str]) -> None:
-        """Go on above every id that their tables have given out: PinLater's, or a stranger's."""
+        """Go on above every id that their tables have given out to others."""
         self._next_local_id = max(self._next_local_id, self.tables.last_local_id(db, queues) + 1)
 
     def close(self) -> None:
         """Safe to repeat. An end that can't be noted counts as unclean."""
-        if self._db is not None and not self._trouble:
+        if self._db is not None and not self._failure:
             values = {"clean": 1, "next_local_id": self._next_local_id}
             with contextlib.suppress(StorageError):
                 self.transact(0, lambda tx: self._remember(tx, values))
@@ -204,7 +204,7 @@ class Store:
             try:
                 self._check_writable(db)
             except StorageError as error:
-                self._trouble = error.message
+                self._failure = error.message
                 raise
         self._heard_at = now
 
@@ -212,20 +212,21 @@ class Store:
 
     @property
     def trouble(self) -> str:
-        return self._trouble
+        return self._failure
 
     @property
     def db(self) -> Connection:
         """The connection, for reading."""
         if self._db is None:
             raise StorageError(f"{self} is not open")
-        if self._trouble:
-            raise StorageNotCommitted(f"{self} must be opened anew: {self._trouble}")
+        if self._failure:
+            raise StorageNotCommitted(f"{self} must be opened anew: {self._failure}")
         return self._db
 
     def transact(self, now_ms: int, work: Callable[[Transaction], T]) -> T:
-        """`work` in one durable transaction. It may be called again, if a stranger's locks or ids,
-        or jobs in an unexpected state, get in its way: nothing is kept of what it did before."""
+        """`work` in one durable transaction. It may be called again, if a foreign writer's locks
+        or ids, or jobs in an unexpected state, get in its way: nothing is kept of what it did
+        before."""
         careful, attempts_left = False, _ATTEMPTS
         while True:
             db = self.db
@@ -289,7 +290,7 @@ class Store:
 
     def _prepare_to_repeat(self, db: Connection, fault: BaseException, attempts_left: int) -> None:
         """After a fault of a transaction that is rolled back. Raises what stands for it, unless
-        that was an accident with strangers: their locks, or ids that they have used."""
+        that was an accident with foreign writers: their locks, or ids that they have used."""
         if attempts_left > 0 and is_duplicate(fault):
             with self.reading():
                 self.pass_used_ids(db, self.tables.by_queue)
@@ -321,7 +322,7 @@ class Store:
             if is_locked(fault):  # the server has undone the transaction
                 self._roll_back(tx.db, fault)
                 raise self._not_committed(tx.db, fault) from fault
-            self._trouble = f"its connection was lost within a commit: {describe(fault)}"
+            self._failure = f"its connection was lost within a commit: {describe(fault)}"
             tx.db.close()
             if tx.probe is not None and not self._was_committed(tx.probe, fault):
                 raise StorageNotCommitted(
@@ -355,14 +356,14 @@ class Store:
             raise StorageError("another process has owned the shard meanwhile")
 
     def _lose(self, fault: BaseException, *, undone: bool = False) -> NoReturn:
-        self._trouble = describe(fault)
+        self._failure = describe(fault)
         error = storage_error(fault, str(self), undone=undone)
         queue = self._gone_queue(fault) if undone else ""
         raise (QueueGone(queue, error.message) if queue else error) from fault
 
     def _gone_queue(self, fault: BaseException) -> str:
         """The queue whose database is gone, as the fault of a statement tells; "" if none is. A
-        table that is gone is made anew when the store is opened."""
+        table that is gone is made when the store is reopened."""
         database = gone_database(fault)
         queue = database.removeprefix(self.tables.prefix)
         if self._db is None or queue == database or queue not in self.tables.by_queue:

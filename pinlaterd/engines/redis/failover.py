@@ -73,7 +73,7 @@ class RedisFailover(PairFailover[Connection]):
 
     def examine(self) -> Examination:
         old = self._old()
-        master = ServerFacts(str(self._pair.master), self._master_trouble)
+        master = ServerFacts(str(self._pair.master), self._unreachable)
         at_master: Link | None = None
         if old is not None:
             at_master = read_link(old)
@@ -92,7 +92,7 @@ class RedisFailover(PairFailover[Connection]):
         return Examination(master, replica, self._obstacles(at_master, at_replica), [])
 
     def _risks_alone(self, at_replica: Link) -> list[str]:
-        risks = [f"the master does not answer ({self._master_trouble}); {PROOF_WORDS}"]
+        risks = [f"the master does not answer ({self._unreachable}); {PROOF_WORDS}"]
         source = at_replica.source
         if source is None:
             risks.append(f"{self._pair.replica} is no replica: nobody can say what it has")

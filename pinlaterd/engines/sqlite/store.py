@@ -67,7 +67,7 @@ class Store:
         self.counts = Counts(lambda: FileSnapshot(path), SystemClock(), self.name_of)
         self._lock = OwnerLock(path)
         self._db: sqlite3.Connection | None = None
-        self._trouble = ""  # why it must be opened again
+        self._failure = ""  # why it must be reopened
         self._ended_badly = False  # whether we were the owner, until a clean end is noted
         self._next_local_id = 1
         self._marked_local_id = 1  # ids below this are marked as used in the file
@@ -82,7 +82,7 @@ class Store:
             try:
                 self._db = connect_owner(self.path)
                 _sync_folder(self.path.parent)
-                self._trouble = ""
+                self._failure = ""
                 self._load()
                 return self._take_over(now_ms)
             except BaseException:
@@ -104,7 +104,7 @@ class Store:
     def _take_over(self, now_ms: int) -> Ownership:
         meta: dict[str, int] = dict(self.db.execute("SELECT key, value FROM meta"))
         start_ms = max(now_ms, meta.get("start_ms", 0) + 1)
-        # What is found may be older than what we left, or nothing: a copy that was put back.
+        # What is found may be older than what we left, or nothing: a restored copy.
         clean = bool(meta.get("clean", 1)) and not self._ended_badly
         next_local_id = max(
             meta.get("next_local_id", 1), self._next_local_id, first_local_id(now_ms)
@@ -121,7 +121,7 @@ class Store:
 
     def close(self) -> None:
         """Safe to repeat. An end that can't be noted counts as unclean."""
-        if self._db is not None and not self._trouble:
+        if self._db is not None and not self._failure:
             with contextlib.suppress(StorageError):
                 end = {"clean": 1, "sound": self.counts.sound, "next_local_id": self._next_local_id}
                 with self.commit(0) as tx:
@@ -143,15 +143,15 @@ class Store:
 
     @property
     def trouble(self) -> str:
-        return self._trouble
+        return self._failure
 
     @property
     def db(self) -> sqlite3.Connection:
         """The connection, for reading."""
         if self._db is None:
             raise StorageError(f"{self.path} is not open")
-        if self._trouble:
-            raise StorageNotCommitted(f"{self.path} must be opened anew: {self._trouble}")
+        if self._failure:
+            raise StorageNotCommitted(f"{self.path} must be opened anew: {self._failure}")
         return self._db
 
     @contextmanager
@@ -188,7 +188,7 @@ class Store:
         except FAULTS:
             undone = False
         if not undone or is_damage(fault):
-            self._trouble = "its last commit is in doubt"
+            self._failure = "its last commit is in doubt"
         if not undone or isinstance(fault, FAULTS):
             raise storage_error(fault, self.path, undone=undone) from fault
 

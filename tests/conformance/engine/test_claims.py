@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pinlaterd.clock import FakeClock
 from pinlaterd.engines.base import (
-    ANY_ROOM,
     Batch,
     ClaimOp,
     ClaimRoom,
@@ -148,10 +147,12 @@ def test_a_job_enqueued_and_claimed_in_one_batch(store: EngineHarness):
 
 
 def fitted(
-    store: EngineHarness, *ops: ClaimOp, room: ClaimRoom = ANY_ROOM
+    store: EngineHarness, *ops: ClaimOp, room: ClaimRoom | None = None
 ) -> list[list[bytes | None]]:
     """The bodies that these ops were given; None: the job was not to be had."""
-    answers = store.engine.apply(Batch(claims=ops, claim_room=room), store.now_ms).claims
+    answers = store.engine.apply(
+        Batch(claims=ops, claim_room=room or ClaimRoom()), store.now_ms
+    ).claims
     return [[payload.body if payload else None for payload in answer] for answer in answers]
 
 
