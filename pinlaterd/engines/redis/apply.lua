@@ -344,14 +344,6 @@ local function note_claims(run)
   return true
 end
 
-local function note_lean_claims(run, ids, claims)
-  local records = {}
-  for at, id in ipairs(ids) do
-    records[2 * at - 1], records[2 * at] = id, claims[at]
-  end
-  call_with_all('HSET', claims_key(run.queue), records)
-end
-
 -- Claim jobs that all are PENDING, the first of their set, and of which nothing has to be read; false
 -- if one of them is not there.
 local function claim_known(run)
@@ -359,7 +351,11 @@ local function claim_known(run)
     if redis.call('EXISTS', jobs_key(run.queue)) == 0 then
       return false
     end
-    note_lean_claims(run, run.ids, run.claims)
+    local records = {}
+    for at, id in ipairs(run.ids) do
+      records[2 * at - 1], records[2 * at] = id, run.claims[at]
+    end
+    call_with_all('HSET', claims_key(run.queue), records)
   elseif not note_claims(run) then
     return false
   end
@@ -397,7 +393,8 @@ local function read_job(run, at)
     end
     local status_bytes, begin = string.match(record, '^%d+ %-?%d+ (%d+);()')
     local update = run.updates and text_in(run.updates, id)
-    return { record, update or false, false }, #record - (begin or 1) + 1 - (status_bytes or 0)
+    local bytes = #record - (begin or 1) + 1 - (status_bytes or 0)
+    return { record, update or false, false }, math.max(0, bytes)
   end
   local job = fields_of(run.prefix .. id, 'bd', 'al', 'ar', 'ra')
   if job then
@@ -406,11 +403,10 @@ local function read_job(run, at)
   return job, job and #job[1]
 end
 
+-- In PinLater's layout; in a lean queue those of a run are noted at once.
 local function note_claim(run, id, claim, job)
   local key = run.prefix .. id
-  if run.lean then
-    redis.call('HSET', claims_key(run.queue), id, claim)
-  elseif job[4] then
+  if job[4] then
     redis.call('HSET', key, 'cd', claim)
   else -- PinLater's
     redis.call('HSET', key, 'cd', claim, 'ra', ms_of(redis.call('ZSCORE', run.pending, id)))
@@ -420,7 +416,7 @@ end
 -- Adds to `results`, up to the first job that does not fit; returns whether all did.
 local function claim_and_read(run, answer, in_order, results)
   local ready = not in_order and scores_of(run.pending, run.ids)
-  local met, scores, seen, all_fit = {}, {}, {}, true
+  local met, scores, records, seen, all_fit = {}, {}, {}, {}, true
   for at, id in ipairs(run.ids) do
     local found = NOTHING
     if in_order or (ready[at] and not seen[id]) then
@@ -432,14 +428,23 @@ local function claim_and_read(run, answer, in_order, results)
       met[#met + 1], seen[id] = id, true -- an evicted one goes, too
       if job then
         found = job
-        note_claim(run, id, run.claims[at], job)
-        scores[#scores + 1] = score_now[#id]
-        scores[#scores + 1] = id
+        local last = #scores + 2
+        scores[last - 1], scores[last] = score_now[#id], id
+        if run.lean then
+          records[last - 1], records[last] = id, run.claims[at]
+        else
+          note_claim(run, id, run.claims[at], job)
+        end
       end
     end
     results[3 * at - 2], results[3 * at - 1], results[3 * at] = found[1], found[2], found[3]
   end
-  remove_all(run.pending, met)
+  call_with_all('HSET', claims_key(run.queue), records)
+  if in_order and #met > 0 then
+    redis.call('ZREMRANGEBYRANK', run.pending, 0, #met - 1)
+  else
+    remove_all(run.pending, met)
+  end
   add_all(run.running, scores)
   return all_fit
 end
