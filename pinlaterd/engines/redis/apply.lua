@@ -3,7 +3,7 @@
 -- The batch is atomic. Redis runs a script alone, with nothing in between, and writes what it
 -- changed to the append-only file as one transaction, of which a restart takes all or nothing. What
 -- may be refused is refused by the script's first write (begin_write), before anything has changed;
--- the commands after it are such as cannot fail, unless a stranger put something else under our
+-- the commands after it are such as cannot fail, unless a foreign writer put something else under our
 -- keys.
 --
 -- Arguments: the shard, token, lease in ms, '1' if there are enqueues, now_ms, the latest run-after

@@ -47,8 +47,9 @@
 -- one where something else than a hash lies, and a member that can be no job's number. A field that
 -- should be a number and is none counts as missing.
 --
--- Something else than a sorted set in place of one is a stranger's doing that only an operator can
--- mend: nothing is written to that queue and priority (`damage`), and a read finds no jobs there.
+-- Something else than a sorted set in place of one, or than a hash in a lean queue, is a foreign
+-- writer's doing that only an operator can mend: nothing is written to that queue and priority
+-- (`damage`), and a read finds no jobs there.
 --
 -- Scores. Redis orders equal scores by the bytes of the member, so that "10" comes before "9". The
 -- scores that we write are therefore a little later than the time that they stand for, by an amount
@@ -145,7 +146,7 @@ local function id_text(number)
   return string.format('%.0f', number)
 end
 
--- Of infinite scores, too: those are a stranger's.
+-- Of infinite scores, too: those are a foreign writer's.
 local function ms_of(score)
   local ms = math.floor(tonumber(score) * 1000 + 0.5)
   return math.max(-LATEST_ORDERED_MS, math.min(LATEST_MS, ms))

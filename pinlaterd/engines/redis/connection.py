@@ -1,7 +1,7 @@
 """One connection to a Redis server, made once and never silently made again.
 
 An owner must not reconnect by itself: a server that was away may have come back with older data. So
-once a connection has failed it refuses everything, and whoever opens another one begins with an
+once a connection has failed it refuses everything, and its owner opens another one with an
 empty memory.
 
 An answer that is an error comes before the server has done anything, but for errors in the midst of
@@ -102,7 +102,7 @@ class Connection:
     ) -> None:
         """Connect. Raises StorageError."""
         self.server = server
-        self.trouble = ""  # why it must be opened anew
+        self.failure = ""  # why it must be opened again
         self._answers = hiredis.Reader(replyError=Answer)
         try:
             self._socket = socket.create_connection((server.host, server.port), connect_seconds)
@@ -128,12 +128,12 @@ class Connection:
 
     def close(self) -> None:
         """Safe to repeat."""
-        self.trouble = self.trouble or "its connection is closed"
+        self.failure = self.failure or "its connection is closed"
         self._socket.close()
 
-    def fail(self, trouble: str) -> None:
+    def fail(self, failure: str) -> None:
         """Refuse everything from now on."""
-        self.trouble = trouble
+        self.failure = failure
         self.close()
 
     def run(self, script: Script, arguments: Sequence[Argument]) -> Any:
@@ -154,13 +154,13 @@ class Connection:
         try:
             return self._call(command, writes=False)
         except StorageNotCommitted as error:
-            if self.trouble:
+            if self.failure:
                 raise StorageError(error.message) from error
             raise
 
     def _call(self, command: Sequence[Argument], *, writes: bool) -> Any:
-        if self.trouble:
-            raise StorageNotCommitted(f"{self.server} must be opened anew: {self.trouble}")
+        if self.failure:
+            raise StorageNotCommitted(f"{self.server} must be opened anew: {self.failure}")
         try:
             packed = _pack(command)
         except PACKING_FAULTS as fault:

@@ -32,7 +32,7 @@ _ANSWER_SECONDS = 5.0
 
 
 class RedisSearcher(WalkingSearcher):
-    """A connection of its own to a shard's server; a broken one is made anew with the next call."""
+    """A connection of its own to a shard's server; a broken one is replaced with the next call."""
 
     def __init__(
         self, shard: ShardKeys, clock: Clock, between_slices: Callable[[], None] = no_pause
@@ -51,7 +51,7 @@ class RedisSearcher(WalkingSearcher):
 
     def _begin(self, search: Search) -> None:
         self._next_slice(search)
-        if self._connection.trouble:
+        if self._connection.failure:
             self._connection = Connection(self._shard.server, _ANSWER_SECONDS)
         names = (LEAN_MARK + search.queue, search.queue)
         scores = self._connection.read("ZMSCORE", f"pln_{self._shard.name}", *names)

@@ -1,10 +1,10 @@
 """Ownership of a shard's keys, and the names of its queues.
 
 An owner holds a lease, which others respect, and a token, which is the proof: every script that
-writes compares it with the record of the last owner, and renews the lease. Whoever takes over,
-because the lease ran out or its holder is a process of this machine that has ended, writes another
-token there; from then on the former owner can write nothing more, frozen or cut off for however
-long. After a fault of the connection the store refuses everything until it is opened again, where
+writes compares it with the record of the last owner, and renews the lease. A successor takes over
+once the lease ran out, or if its holder is a process of this machine that has ended, and writes
+another token there; from then on the former owner can write nothing more, frozen or cut off for
+however long. After a fault of the connection the store refuses everything until it is opened again, where
 the shard's server is then.
 
 The name of an owner is the last part of its token:
@@ -183,8 +183,8 @@ class Store:
 
     @property
     def trouble(self) -> str:
-        """Why it must be opened anew; "" while it need not be."""
-        return "" if self._connection is None else self._connection.trouble
+        """Why it must be opened again; "" while it need not be."""
+        return "" if self._connection is None else self._connection.failure
 
     @property
     def connection(self) -> Connection:
