@@ -291,7 +291,7 @@ class Site:
         mounted = subprocess.run(command, capture_output=True, check=False)
         self.has_small_disk = mounted.returncode == 0
         if self.has_small_disk:
-            self._ends.callback(subprocess.run, ["umount", str(data)], check=True)
+            self._ends.callback(subprocess.run, ["umount", "--lazy", str(data)], check=True)
 
     def _import_root(self, variant: str) -> Path:
         """A folder to import pinlaterd from, beside a start-up hook that applies the variant."""

@@ -32,7 +32,7 @@ def small_disk() -> Iterator[SmallDisk]:
 
     yield mount
     for folder in mounted:
-        subprocess.run(["umount", str(folder)], check=True)
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def _skip(why: str) -> NoReturn:

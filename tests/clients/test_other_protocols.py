@@ -1,5 +1,4 @@
-"""Clients of quite other services that come to the Thrift port: they are told where they are, or
-closed, and one line in the log says what they were."""
+"""Clients of other services that come to the Thrift port: told where they are, or closed."""
 
 from __future__ import annotations
 
@@ -11,7 +10,6 @@ from collections.abc import Iterator
 
 import pymysql
 import pytest
-import redis
 
 from tests.conftest import WaitUntil
 from tests.deployment import Deployment
@@ -49,16 +47,6 @@ def test_a_tls_client_is_closed(service: Deployment, wait_until: WaitUntil):
         context.wrap_socket(plain, server_hostname="localhost")
 
     wait_until(lambda: complaints(service, "TLS; this is") == 1)
-
-
-def test_a_redis_client_is_told_where_it_is(service: Deployment, wait_until: WaitUntil):
-    client = redis.Redis(port=service.port, socket_timeout=10)
-
-    with pytest.raises(redis.RedisError, match="this is pinlaterd's Thrift port, not a Redis"):
-        client.ping()
-
-    client.close()
-    wait_until(lambda: complaints(service, "a Redis client; this is") >= 1)
 
 
 def test_a_mysql_client_gives_up_and_others_are_served(service: Deployment):
