@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
-import json
 import sys
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import click
 
 from pinlaterd import __version__
 from pinlaterd.cli import options, service_status
-from pinlaterd.cli.command_line import CommandLine
-from pinlaterd.cli.rendering import printable
+from pinlaterd.cli.command_line import CommandLine, fail
+from pinlaterd.cli.rendering import print_json, printable, waiting
 from pinlaterd.config.layout import ETC
 from pinlaterd.config.load import load_config
 from pinlaterd.config.password import hash_password
 from pinlaterd.deployment.stats_page import CoordinatorAway
-from pinlaterd.errors import ConfigError, ConnectionFailed
+from pinlaterd.errors import ConfigError, ConnectionFailed, DeploymentError
 from pinlaterd.lifecycle import ExitCode
 from pinlaterd.wording import how_many
+
+if TYPE_CHECKING:
+    from pinlaterd.deployment.restarts import Restarted
+
+_Carry = Callable[[Path, Callable[[str], None]], "Sequence[Restarted]"]
 
 # By name, the modules that are imported on first use: all of them take half a second.
 _MODULES = {
     "job": ("jobs",),
     "queue": ("queues",),
-    "restart": ("restart",),
     "shard": ("shards", "drain", "failover"),  # the first one has the group
     "top": ("top",),
 }
@@ -89,7 +93,7 @@ def check(*, directory: Path | None, as_json: bool) -> None:
         found = load_config(etc)
     except ConfigError as error:
         if as_json:
-            click.echo(json.dumps({"ok": False, "problems": error.problems, "warnings": []}))
+            print_json({"ok": False, "problems": error.problems, "warnings": []})
         else:
             for problem in error.problems:
                 click.echo(printable(problem, 2000))
@@ -97,7 +101,7 @@ def check(*, directory: Path | None, as_json: bool) -> None:
     shards, queues = list(found.shards), list(found.queues)
     if as_json:
         facts = {"ok": True, "problems": [], "warnings": list(found.warnings)}
-        click.echo(json.dumps({**facts, "shards": shards, "queues": queues}))
+        print_json({**facts, "shards": shards, "queues": queues})
     else:
         for warning in found.warnings:
             click.echo(f"warning: {printable(warning, 2000)}")
@@ -138,11 +142,84 @@ def status(*, as_json: bool) -> None:
     """
     found = service_status.fetch()
     if as_json:
-        click.echo(json.dumps(found))
+        print_json(found)
     else:
         service_status.show(found)
     if not service_status.is_well(found):
         sys.exit(ExitCode.FAILURE)
+
+
+# --- restart ----------------------------------------------------------------------------------
+
+
+@cli.group()
+def restart() -> None:
+    """Start processes anew, with what is installed now, at no client's cost."""
+
+
+@restart.command()
+@options.json_option
+@options.target_options
+def router(*, as_json: bool) -> None:
+    """Restart the routers, one after the other.
+
+    A second router serves beside each while that one is restarted, on the same listening socket: no
+    connection is refused. Exit 1 if the new one does not come up; then the old one goes on.
+
+    \b
+    Example:
+      pinlater-admin restart router
+    """
+    from pinlaterd.deployment.restarts import restart_routers
+
+    _carry_out(restart_routers, as_json=as_json)
+
+
+@restart.command()
+@click.argument("name", metavar="NAME|all")
+@options.json_option
+@options.target_options
+def shard(*, name: str, as_json: bool) -> None:
+    """Restart a shard, or all shards, one after the other.
+
+    Calls that need it wait meanwhile, for shard_restart_grace_ms at most.
+
+    \b
+    Examples:
+      pinlater-admin restart shard 1
+      pinlater-admin restart shard all
+    """
+    from pinlaterd.deployment.restarts import restart_shards
+
+    _carry_out(lambda directory, tell: restart_shards(directory, name, tell), as_json=as_json)
+
+
+@restart.command()
+@options.json_option
+@options.target_options
+def coordinator(*, as_json: bool) -> None:
+    """Restart the coordinator. Calls go on without it.
+
+    \b
+    Example:
+      pinlater-admin restart coordinator
+    """
+    from pinlaterd.deployment.restarts import restart_coordinator
+
+    _carry_out(restart_coordinator, as_json=as_json)
+
+
+def _carry_out(carry: _Carry, *, as_json: bool) -> None:
+    try:
+        with waiting("restarting") as shown:
+            done = carry(options.directory(), lambda text: shown.update(f"{text} …"))
+    except DeploymentError as error:
+        fail(str(error))
+    if as_json:
+        print_json([one._asdict() for one in done])
+        return
+    for one in done:
+        click.echo(f"{one.program} is restarted, pid {one.pid}, in {one.seconds:.1f} s")
 
 
 if __name__ == "__main__":

@@ -74,6 +74,13 @@ def _checksum(head: bytes, filling: bytes) -> bytes:
 _MAX_EXAMPLES = 10
 
 
+# --- the audit of check-dequeue -------------------------------------------------------------
+# A job may rightly come out again after it failed or its claim timed out: with one attempt less.
+# Everything else that comes twice is a fault: the same body in another job (stored twice), or the
+# same attempt of a job (claimed twice). What is missing shows in the gaps: each run of `enqueue`
+# counts its jobs from 0.
+
+
 @dataclass
 class Verdict:
     """What was found; `examples` are a few of the faults, in words."""
@@ -92,8 +99,9 @@ class Verdict:
         return self.damaged + self.duplicates + self.missing
 
 
-class Ledger:
-    """Filled by many threads. Takes about 200 bytes of memory for each job it has seen."""
+class DeliveryAudit:
+    """What came out, whether twice, and what did not. Filled by many threads; takes about 200 bytes
+    of memory for each job it has seen."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -36,7 +35,7 @@ from pinlaterd.cli.options import (
     together,
 )
 from pinlaterd.cli.pace import ARRIVALS, ClosedLoop, OpenLoop, Punctuality
-from pinlaterd.cli.rendering import printable
+from pinlaterd.cli.rendering import print_json, printable
 from pinlaterd.client.client import Client
 from pinlaterd.lifecycle import ExitCode, StopSignal
 from pinlaterd.model import Job
@@ -352,7 +351,7 @@ def _print_report(plan: Plan, outcome: Outcome, schedule: Schedule | None) -> No
         slow_ms=plan.slow_ms,
     )
     if plan.as_json:
-        click.echo(json.dumps(report.facts()))
+        print_json(report.facts())
     else:
         for line in report.lines():
             click.echo(line)

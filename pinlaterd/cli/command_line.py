@@ -7,7 +7,6 @@ command it is escaped; in JSON they are exact.
 from __future__ import annotations
 
 import errno
-import json
 import math
 import os
 import sys
@@ -17,7 +16,7 @@ from typing import Any, NoReturn
 import click
 
 from pinlaterd.cli.entry import Interruptible, told
-from pinlaterd.cli.rendering import printable, record_facts, record_lines
+from pinlaterd.cli.rendering import print_json, printable, record_facts, record_lines
 from pinlaterd.client.addresses import AddressInvalid, parse_addresses
 from pinlaterd.client.client import Client
 from pinlaterd.errors import ConfigError, ConnectionFailed, OutcomeUnknown, PinLaterError
@@ -128,7 +127,7 @@ def show_jobs(client: Client, descriptors: Sequence[str], *, as_json: bool) -> N
     """Print all that is known of jobs; fail if one of them is unknown."""
     records = client.lookup(descriptors, include_body=True)
     if as_json:
-        click.echo(json.dumps({name: record_facts(record) for name, record in records.items()}))
+        print_json({name: record_facts(record) for name, record in records.items()})
     else:
         for record in records.values():
             click.echo("\n".join(record_lines(record)))

@@ -10,12 +10,10 @@ by its own jobs: those that become due, or fail and are to be retried later.
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Sequence
 from itertools import islice
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import click
 from rich.console import Console
@@ -25,7 +23,7 @@ from pinlaterd.cli import options
 from pinlaterd.cli.command_line import confirm, fail, yes_option
 from pinlaterd.cli.frames import ListedShard, ShardJobs, shards_of, take_sample
 from pinlaterd.cli.moving import Kept, Move, ShardCalls
-from pinlaterd.cli.rendering import printable, shown_time
+from pinlaterd.cli.rendering import print_json, printable, shown_time
 from pinlaterd.cli.shards import set_dequeue_only, shard
 from pinlaterd.config.files import lock
 from pinlaterd.config.layout import move_lock, shard_endpoint
@@ -80,12 +78,13 @@ def drain(*, name: str, wait: bool, move: bool, yes: bool, as_json: bool) -> Non
     _tell(name, found, acts=acts, as_json=as_json)
 
 
-class _Bar:
+class _Bar(contextlib.ExitStack):
     """How far it is, on a terminal; silent elsewhere."""
 
     def __init__(self, what: str) -> None:
+        super().__init__()
         console = Console(stderr=True)
-        self._progress = Progress(
+        progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             TextColumn("{task.completed:,.0f} of {task.total:,.0f} jobs"),
@@ -95,20 +94,9 @@ class _Bar:
             speed_estimate_period=_RATE_SECONDS,
             disable=not console.is_terminal,
         )
+        self._progress = self.enter_context(progress)
         self._what = what
         self._task: TaskID | None = None
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._progress.stop()
 
     def left(self, jobs: int) -> None:
         """So many are to go. If there are more than before, the whole is more than it was."""
@@ -225,7 +213,7 @@ def _tell(name: str, found: Drained, *, acts: bool, as_json: bool) -> None:
             "moved": found.moved,
             "kept": [kept._asdict() for kept in found.kept],
         }
-        click.echo(json.dumps(facts))
+        print_json(facts)
         return
     if found.moved:
         click.echo(f"{found.moved:,} scheduled jobs were moved to other shards")

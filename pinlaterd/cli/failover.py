@@ -13,7 +13,6 @@ A server is failed over as a whole: all shards of shards.yaml that have it as th
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,12 +21,11 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, NoReturn
 
 import click
-from rich.console import Console
 
 from pinlaterd.cli import options, service_status
 from pinlaterd.cli.command_line import MAX_SECONDS, Amount, fail
 from pinlaterd.cli.journal import Journal
-from pinlaterd.cli.rendering import print_table
+from pinlaterd.cli.rendering import print_json, print_table, waiting
 from pinlaterd.cli.shards import shard
 from pinlaterd.config.edit import set_servers
 from pinlaterd.config.files import lock
@@ -420,14 +418,14 @@ def _carry_out(one: ShardFailover, plan: Plan, *, as_json: bool) -> None:
         if not as_json:
             click.echo(f"  {text}")
 
-    with Console(stderr=True).status("failing over"):  # on a terminal only
+    with waiting("failing over"):
         one.carry_out(tell)
     master = one.successor()
-    with Console(stderr=True).status(f"waiting until {master} serves"):
+    with waiting(f"waiting until {master} serves"):
         served = wait_until_served(service_status.fetch, plan.shards, master, _SERVE_SECONDS)
     if as_json:
         facts = {"shards": plan.shards, "master": str(master), "done": done, "serves": served}
-        click.echo(json.dumps(facts))
+        print_json(facts)
     elif served:
         click.echo(f"shard {', '.join(plan.shards)} is served from {master}")
     else:
@@ -446,7 +444,7 @@ def _show_plan(plan: Plan, *, as_json: bool) -> None:
             "steps": plan.steps,
             "resumed": plan.resumed,
         }
-        click.echo(json.dumps(facts))
+        print_json(facts)
         return
     if plan.resumed:
         click.echo("A failover that was broken off is gone on with.")

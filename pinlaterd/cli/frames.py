@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, TypedDict
 
 from pinlaterd.cli import options
 from pinlaterd.config.layout import shard_program
-from pinlaterd.deployment import stats_page
 from pinlaterd.stats import HistogramData, StatsSnapshot, empty, merge
 from pinlaterd.stats.histogram import percentiles
 from pinlaterd.stats.registry import since
@@ -56,7 +55,9 @@ class ShardJobs(TypedDict):
     failed: int
 
 
-class ShardFrame(TypedDict):
+class ListedShard(TypedDict):
+    """A shard as `shard list` shows it."""
+
     name: str
     engine: str
     where: str  # file or address
@@ -64,6 +65,9 @@ class ShardFrame(TypedDict):
     dequeue_only: bool
     ailing: bool
     jobs: ShardJobs | None  # None: it does not serve, or counts them
+
+
+class ShardFrame(ListedShard):
     jobs_per_second: float
     commits_per_second: float
     jobs_per_commit: float | None  # None: there were no commits
@@ -102,18 +106,6 @@ def frame(before: Sample, now: Sample) -> Frame:
         "shards": [_shard(shard, recent, seconds) for shard in shards_of(now)],
         "processes": _processes(before.status, status, seconds),
     }
-
-
-class ListedShard(TypedDict):
-    """A shard as `shard list` shows it."""
-
-    name: str
-    engine: str
-    where: str
-    state: str
-    dequeue_only: bool
-    ailing: bool
-    jobs: ShardJobs | None  # None: it does not serve, or counts them
 
 
 def shards_of(sample: Sample) -> list[ListedShard]:
@@ -230,7 +222,5 @@ def _p99(data: HistogramData | None) -> float | None:
 
 def take_sample() -> Sample:
     """Raises ConnectionFailed."""
-    directory, url = options.directory(), options.stats_url()
-    status = stats_page.fetch_json("/status.json", directory=directory, url=url)
-    stats = stats_page.fetch_json("/snapshot.json", directory=directory, url=url)
+    status, stats = options.ask_coordinator("/status.json", "/snapshot.json")
     return Sample(time.monotonic(), status, stats)

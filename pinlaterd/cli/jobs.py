@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -12,7 +11,7 @@ import click
 
 from pinlaterd.cli import options
 from pinlaterd.cli.command_line import COUNT, PRIORITY, STATE, Amount, show_jobs, state_of
-from pinlaterd.cli.rendering import NUMBER_COLUMN, print_table, record_facts, shown_time
+from pinlaterd.cli.rendering import NUMBER_COLUMN, print_json, print_table, record_facts, shown_time
 from pinlaterd.model import JobRecord
 from pinlaterd.wording import how_many
 
@@ -97,7 +96,7 @@ def scan(
         )
         records = list(itertools.islice(found, limit))
     if as_json:
-        click.echo(json.dumps([record_facts(record) for record in records]))
+        print_json([record_facts(record) for record in records])
     else:
         print_table(
             ("descriptor", "run after", f"{NUMBER_COLUMN}attempts left", "custom status"),
@@ -150,7 +149,10 @@ def retry(
             limit=limit,
         )
     shown = f"{how_many(retried, 'job')} made pending again"
-    click.echo(json.dumps({"retried": retried}) if as_json else shown)
+    if as_json:
+        print_json({"retried": retried})
+    else:
+        click.echo(shown)
 
 
 @job.command()
@@ -194,7 +196,10 @@ def delete(
             queue, state_of(state), priority=priority, body_regex=body_regex, limit=limit
         )
     shown = f"{how_many(deleted, 'job')} deleted"
-    click.echo(json.dumps({"deleted": deleted}) if as_json else shown)
+    if as_json:
+        print_json({"deleted": deleted})
+    else:
+        click.echo(shown)
 
 
 def _row(record: JobRecord) -> tuple[str, str, str, str]:

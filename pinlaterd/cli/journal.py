@@ -7,25 +7,24 @@ nothing that they, or time, do not bring to an end.
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from pinlaterd.engines.failover import Notes, Pair, Place
+import msgspec
+
+from pinlaterd.config.files import replace_file
+from pinlaterd.engines.failover import Notes, Pair
 from pinlaterd.errors import ConfigError
 
 _PATTERN = "failover-*.json"
 
 
-@dataclass
-class _Record:
-    shards: list[str]
+class _Record(msgspec.Struct):
+    shards: Sequence[str]
     pair: Pair | None
     accept_loss: bool
-    done: list[str] = field(default_factory=list)  # the names of steps
-    notes: dict[str, str] = field(default_factory=dict)
+    done: list[str] = []  # the names of steps
+    notes: dict[str, str] = {}
 
 
 class Journal(Notes):
@@ -34,6 +33,8 @@ class Journal(Notes):
     def __init__(self, path: Path, record: _Record, *, resumed: bool) -> None:
         self._path = path
         self._record = record
+        self.shards = record.shards
+        self.pair = record.pair
         self.resumed = resumed  # whether another command began it
 
     @classmethod
@@ -41,7 +42,7 @@ class Journal(Notes):
         cls, run: Path, shards: Sequence[str], pair: Pair | None, *, accept_loss: bool
     ) -> Journal:
         """Nothing is written before the first note, or `begin`. No `pair`: Sentinels choose."""
-        record = _Record(list(shards), pair, accept_loss)
+        record = _Record(shards, pair, accept_loss)
         return cls(run / _PATTERN.replace("*", shards[0]), record, resumed=False)
 
     @classmethod
@@ -49,12 +50,10 @@ class Journal(Notes):
         """That of a failover of `shard` that was begun and not ended. Raises ConfigError."""
         for path in sorted(run.glob(_PATTERN)):
             try:
-                record = _Record(**json.loads(path.read_bytes()))
+                record = msgspec.json.decode(path.read_bytes(), type=_Record)
                 if record.pair is None:
                     raise ValueError("it names no servers")
-                master, replica = record.pair
-                record.pair = Pair(Place(*master), Place(*replica))
-            except (OSError, ValueError, TypeError) as error:
+            except (OSError, ValueError) as error:
                 problem = (
                     f"{path}: can't be read ({error}); a failover was begun: see what both servers"
                     " are, put them in order by hand, and delete this file"
@@ -65,14 +64,6 @@ class Journal(Notes):
         return None
 
     @property
-    def shards(self) -> Sequence[str]:
-        return self._record.shards
-
-    @property
-    def pair(self) -> Pair | None:
-        return self._record.pair
-
-    @property
     def accepts_loss(self) -> bool:
         return self._record.accept_loss
 
@@ -81,14 +72,15 @@ class Journal(Notes):
         self._record.accept_loss = True
 
     def begin(self) -> None:
-        self._write()
+        if self.pair is not None:
+            replace_file(self._path, msgspec.json.encode(self._record), durably=True)
 
     def get(self, key: str) -> str:
         return self._record.notes.get(key, "")
 
     def put(self, key: str, text: str) -> None:
         self._record.notes[key] = text
-        self._write()
+        self.begin()
 
     def is_done(self, step: str) -> bool:
         return step in self._record.done
@@ -96,18 +88,8 @@ class Journal(Notes):
     def note_done(self, step: str) -> None:
         if step not in self._record.done:
             self._record.done.append(step)
-            self._write()
+            self.begin()
 
     def end(self) -> None:
         """Nothing is left to go on with."""
         self._path.unlink(missing_ok=True)
-
-    def _write(self) -> None:
-        if self._record.pair is None:
-            return
-        temporary = self._path.with_name(f"{self._path.name}.{os.getpid()}.new")
-        with temporary.open("w", encoding="utf-8") as file:
-            json.dump(asdict(self._record), file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self._path)

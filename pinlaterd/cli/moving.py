@@ -158,6 +158,11 @@ _PAGE_JOBS = 1_000
 _CONTEXT = CallContext("pinlater-admin move")
 
 
+# --- what is asked of a shard, past the routers: see wire.shard_caller ---------------------------
+# All but an enqueue may be repeated, and are until the shard answers, for a while: it may be
+# restarting.
+
+
 class Enqueued(NamedTuple):
     """`descriptors` of the jobs, in their order; none if nothing is known to be stored, with
     `reason` if something is wrong with the jobs."""
@@ -224,7 +229,7 @@ class ShardCalls:
                     return codec.decode_reply(method, reply.payload)
                 except RequestError:
                     raise
-                except PinLaterError:  # its store is being opened anew, say, or locked for a while
+                except PinLaterError:  # its store is being opened again, say, or locked for a while
                     if time.monotonic() >= until:
                         raise
             elif time.monotonic() >= until:

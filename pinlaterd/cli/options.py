@@ -85,9 +85,11 @@ def enter() -> None:
     click.get_current_context().meta[f"{_META}directory"] = Path()
 
 
-def stats_url() -> str | None:
-    url: str | None = _recall("stats_url")
-    return url
+def ask_coordinator(*pages: str) -> list[Any]:
+    """What it answers at each of them. Raises ConnectionFailed."""
+    from pinlaterd.deployment.stats_page import fetch_json  # it loads http.client
+
+    return [fetch_json(page, directory=directory(), url=_recall("stats_url")) for page in pages]
 
 
 def connect() -> Client:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from typing import IO
@@ -11,7 +10,7 @@ from typing import IO
 import click
 
 from pinlaterd import __version__
-from pinlaterd.cli.audit import Ledger, Verdict
+from pinlaterd.cli.audit import DeliveryAudit, Verdict
 from pinlaterd.cli.bench import bench
 from pinlaterd.cli.callers import (
     Batches,
@@ -34,7 +33,7 @@ from pinlaterd.cli.options import (
     success_option,
 )
 from pinlaterd.cli.pace import ClosedLoop
-from pinlaterd.cli.rendering import printable
+from pinlaterd.cli.rendering import print_json, printable
 from pinlaterd.cli.worker import worker
 from pinlaterd.client.client import Client
 from pinlaterd.lifecycle import ExitCode, StopSignal
@@ -186,12 +185,12 @@ def check_dequeue(
       pinlater enqueue --queue check --num-queries 100 --batch-size 100
       pinlater check-dequeue --queue check --batch-size 100 --concurrency 4
     """
-    ledger = Ledger()
-    taking = Taking(queue, batch_size, dequeue_success_percent, inspect=ledger.enter)
+    audit = DeliveryAudit()
+    taking = Taking(queue, batch_size, dequeue_success_percent, inspect=audit.enter)
     with Client(host, port, max_connections=concurrency) as client:
         callers = [DequeueCaller(client, taking, until_empty=True) for _ in range(concurrency)]
         outcome = _run(client, callers, num_queries, progress=progress)
-    verdict = ledger.verdict()
+    verdict = audit.verdict()
     _report("dequeued", outcome, as_json=as_json, verdict=verdict)
     if verdict.faults:
         sys.exit(ExitCode.FAILURE)
@@ -225,7 +224,7 @@ def _report(did: str, outcome: Outcome, *, as_json: bool, verdict: Verdict | Non
         }
         if verdict is not None:
             facts["check"] = vars(verdict)
-        click.echo(json.dumps(facts))
+        print_json(facts)
     else:
         click.echo(f"{did} {how_many(figures.jobs, 'job')} in {how_many(figures.calls, 'call')}")
         click.echo(figures.line(outcome.seconds))
@@ -267,7 +266,10 @@ def create(*, host: str, port: int, queue: str, as_json: bool) -> None:
     """
     with Client(host, port) as client:
         client.create_queue(queue)
-    click.echo(json.dumps({"created": queue}) if as_json else f"queue {queue} is there")
+    if as_json:
+        print_json({"created": queue})
+    else:
+        click.echo(f"queue {queue} is there")
 
 
 @cli.command()
@@ -303,7 +305,7 @@ def get_queue_names(*, host: str, port: int, as_json: bool) -> None:
     with Client(host, port) as client:
         names = sorted(client.queue_names())
     if as_json:
-        click.echo(json.dumps(names))
+        print_json(names)
     else:
         for name in names:
             click.echo(printable(name))
@@ -338,7 +340,7 @@ def get_job_count(
         count = client.count(
             queue, state_of(job_state), priority=priority, future=count_future_jobs
         )
-    click.echo(json.dumps({"count": count}) if as_json else str(count))
+    print_json({"count": count}) if as_json else str(count)
 
 
 if __name__ == "__main__":

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
 from typing import IO, Any, NoReturn
 
 import click
-from rich.console import Console
 
 from pinlaterd.cli import options, service_status
 from pinlaterd.cli.command_line import MAX_SECONDS, Amount, fail
-from pinlaterd.cli.rendering import NUMBER_COLUMN, print_table, printable
+from pinlaterd.cli.rendering import NUMBER_COLUMN, print_json, print_table, printable, waiting
 from pinlaterd.client.client import Client
 from pinlaterd.config import edit
 from pinlaterd.config.layout import ETC
-from pinlaterd.deployment import stats_page
 from pinlaterd.errors import ConnectionFailed, PinLaterError
 from pinlaterd.model import QUEUE_NAME, JobState
 
@@ -50,7 +47,7 @@ def list_queues(*, as_json: bool) -> None:
     with options.connect() as client:
         names = sorted(client.queue_names())
     if as_json:
-        click.echo(json.dumps(names))
+        print_json(names)
     else:
         for name in names:
             click.echo(printable(name))
@@ -122,10 +119,10 @@ def stats(*, name: str, seconds: float, as_json: bool) -> None:
     """
     with options.connect() as client:
         counts = _counts(client, name)
-    with Console(stderr=True).status(f"measuring for {seconds:g} s"):  # on a terminal only
+    with waiting(f"measuring for {seconds:g} s"):
         rates = _rates(name, seconds)
     if as_json:
-        click.echo(json.dumps({"queue": name, "jobs": counts, "per_second": rates}))
+        print_json({"queue": name, "jobs": counts, "per_second": rates})
         return
     print_table(("state", f"{NUMBER_COLUMN}jobs"), list(counts.items()))
     click.echo()
@@ -166,9 +163,7 @@ def _rates(name: str, seconds: float) -> dict[str, float]:
 
 
 def _counters() -> dict[str, int]:
-    page = stats_page.fetch_json(
-        "/stats.json", directory=options.directory(), url=options.stats_url()
-    )
+    [page] = options.ask_coordinator("/stats.json")
     counters: dict[str, int] = page["counters"]
     return counters
 
@@ -262,7 +257,7 @@ def _finish(name: str, done: str, *, was_changed: bool, as_json: bool) -> None:
     _warn_of_unknown(name)
     if as_json:
         facts = edit.limit_settings(options.directory() / ETC, name)
-        click.echo(json.dumps({"queue": name, **facts._asdict(), "acts": acts}))
+        print_json({"queue": name, **facts._asdict(), "acts": acts})
 
 
 def _warn_of_unknown(name: str) -> None:

@@ -7,13 +7,17 @@ command it is escaped; in JSON they are exact.
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+import click
+
 from pinlaterd.model import JobRecord
 
 if TYPE_CHECKING:
+    from rich.status import Status
     from rich.table import Table
 
 
@@ -80,6 +84,18 @@ def shown_time(at_ms: int) -> str:
     except (OverflowError, ValueError, OSError):
         return f"{at_ms} ms"
     return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def print_json(facts: object) -> None:
+    """On one line."""
+    click.echo(json.dumps(facts))
+
+
+def waiting(what: str) -> Status:
+    """A block of code that takes a while: on a terminal, `what` is shown meanwhile."""
+    from rich.console import Console
+
+    return Console(stderr=True).status(what)
 
 
 # --- tables -------------------------------------------------------------------------------

@@ -1,20 +1,25 @@
-"""What the coordinator says of the service, on one screen."""
+"""What the coordinator says of the service: shown on one screen, and waited for after an edit.
+
+The coordinator names the files that it has carried out, or refused, by their digest; every process
+names the configuration that it follows. A process that is down follows once it starts.
+
+Of what it says against the files, a refused removal concerns that shard alone: all else that they
+say acts. Anything else is a mistake in them, and keeps all three from acting.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import click
-from rich.console import Console
 
 from pinlaterd.cli import options
 from pinlaterd.cli.command_line import fail
-from pinlaterd.cli.rendering import NUMBER_COLUMN, print_table, printable
+from pinlaterd.cli.rendering import NUMBER_COLUMN, print_table, printable, waiting
 from pinlaterd.config.layout import ETC
 from pinlaterd.config.load import ConfigFiles
-from pinlaterd.deployment import stats_page
 from pinlaterd.errors import ConnectionFailed
 
 _WARNING = "warning"  # a fact whose name ends so is listed among the warnings
@@ -25,10 +30,8 @@ Status = Mapping[str, Any]  # the body of /status.json
 
 def fetch() -> Status:
     """Raises ConnectionFailed."""
-    found: Status = stats_page.fetch_json(
-        "/status.json", directory=options.directory(), url=options.stats_url()
-    )
-    return found
+    [found] = options.ask_coordinator("/status.json")
+    return cast("Status", found)
 
 
 def is_well(status: Status) -> bool:
@@ -119,7 +122,7 @@ def wait_until_followed() -> Sequence[ConfigProblem] | None:
     None if the coordinator is away: then what was written acts when it is back. Ends the program
     with a message if it takes too long."""
     try:
-        with Console(stderr=True).status("waiting until the service follows"):  # on a terminal only
+        with waiting("waiting until the service follows"):
             return _wait(time.monotonic() + _PATIENCE_SECONDS)
     except ConnectionFailed:
         return None
@@ -160,7 +163,7 @@ def shown(problems: Sequence[ConfigProblem]) -> str:
 
 def _wait(until: float) -> Sequence[ConfigProblem]:
     while True:
-        status = _status()
+        status = fetch()
         if status["config_judged"] == ConfigFiles(options.directory() / ETC).digest:
             late = _late(status)
             if not late:
@@ -185,10 +188,3 @@ def _late(status: Mapping[str, Any]) -> list[str]:
         and process["state"] not in _DOWN
         and process["config_version"] < status["config_version"]
     ]
-
-
-def _status() -> Mapping[str, Any]:
-    found: Mapping[str, Any] = stats_page.fetch_json(
-        "/status.json", directory=options.directory(), url=options.stats_url()
-    )
-    return found

@@ -5,7 +5,6 @@ Each of those edits the file as a person would, and returns once all processes f
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -13,12 +12,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
-from rich.console import Console
 
 from pinlaterd.cli import options, service_status
 from pinlaterd.cli.command_line import PORT, confirm, fail, yes_option
 from pinlaterd.cli.frames import ListedShard, shards_of, take_sample
-from pinlaterd.cli.rendering import print_table
+from pinlaterd.cli.rendering import print_json, print_table, waiting
 from pinlaterd.clock import SystemClock
 from pinlaterd.config import edit
 from pinlaterd.config.active import load_active
@@ -53,7 +51,7 @@ def list_shards(*, as_json: bool) -> None:
     """
     found = shards_of(take_sample())
     if as_json:
-        click.echo(json.dumps(found))
+        print_json(found)
         return
     columns = ("shard", "engine", "where", "state", "enqueues")
     counts = ("#pending", "#scheduled", "#in progress", "#succeeded", "#failed")
@@ -95,7 +93,7 @@ def dequeue_only(*, name: str, state: str, yes: bool, as_json: bool) -> None:
     done = set_dequeue_only(name, on=state == "on", yes=yes)
     if as_json:
         facts = {"shards": done.shards, "dequeue_only": state == "on", "acts": done.acts}
-        click.echo(json.dumps(facts))
+        print_json(facts)
 
 
 class Written(NamedTuple):
@@ -176,10 +174,10 @@ def add(
     was_changed = edit.add_shard(options.directory() / ETC, name, settings)
     followed = service_status.say_when_followed(f"shard {name} is added", was_changed=was_changed)
     if followed:
-        with Console(stderr=True).status(f"waiting until shard {name} serves"):
+        with waiting(f"waiting until shard {name} serves"):
             _wait_until_serving(name)
     if as_json:
-        click.echo(json.dumps({"shard": name, "serves": followed}))
+        print_json({"shard": name, "serves": followed})
 
 
 def _wait_until_serving(name: str) -> None:
@@ -233,7 +231,7 @@ def remove(*, name: str, force: bool, yes: bool, as_json: bool) -> None:
         edit.forget_abandoned(etc, name)
     if as_json:
         given_up = jobs if force else None
-        click.echo(json.dumps({"shard": name, "given_up": given_up, "acts": acts}))
+        print_json({"shard": name, "given_up": given_up, "acts": acts})
 
 
 def _remove(etc: Path, name: str, *, force: bool) -> bool:
@@ -322,7 +320,7 @@ def check_shard(*, name: str, repair: bool, as_json: bool) -> None:
         fail(error.message)
     if as_json:
         facts = {"shard": name, "repaired": repair, "found": [one._asdict() for one in found]}
-        click.echo(json.dumps(facts))
+        print_json(facts)
     else:
         for queue, problem, jobs in found:
             click.echo(f"queue {queue}: {jobs:,} {problem}{' (repaired)' if repair else ''}")

@@ -7,7 +7,6 @@ screen shows the busiest. In a pipe it is one frame of tables.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import sys
@@ -24,7 +23,7 @@ from rich.text import Text
 
 from pinlaterd.cli import options
 from pinlaterd.cli.frames import Frame, ProcessFrame, QueueFrame, ShardFrame, frame, take_sample
-from pinlaterd.cli.rendering import make_table, print_table, printable
+from pinlaterd.cli.rendering import make_table, print_json, print_table, printable
 from pinlaterd.errors import ConnectionFailed
 
 _SECONDS = 1.0  # between two samples; figures are no fresher
@@ -74,7 +73,7 @@ def top(*, once: bool, as_json: bool) -> None:
       pinlater-admin top --json | jq '.queues[] | {name, pending}'
     """
     if as_json:
-        click.echo(json.dumps(_first_frame()))
+        print_json(_first_frame())
     elif once or not sys.stdout.isatty():
         _print(_first_frame())
     else:

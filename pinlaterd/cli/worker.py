@@ -227,6 +227,10 @@ def _queues_are_there(client: Client, names: Sequence[str], *, create: bool) -> 
         stop.close()
 
 
+# --- MODULE[:NAME] ----------------------------------------------------------------------------
+# It is an application's own code, so whatever goes wrong as it is imported is shown as a traceback
+# of its lines, without ours.
+
 _SPELLING = re.compile(r"(?P<module>\w+(\.\w+)*)(:(?P<name>\w+))?\Z")
 _SHOWN_FRAMES = 3
 

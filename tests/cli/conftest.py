@@ -12,7 +12,10 @@ import pytest
 
 from pinlaterd.config.layout import STATS_SOCKET
 from pinlaterd.deployment import orphans
+from tests.cli.program import run
 from tests.deployment import unused_port
+
+__all__ = ["run"]
 
 ROOT = Path(__file__).parents[2]
 COMMAND_SECONDS = 100.0

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pinlaterd.cli.audit import (
     MIN_BODY_BYTES,
     BodyDamaged,
-    Ledger,
+    DeliveryAudit,
     Stamp,
     new_run,
     read_stamp,
@@ -56,7 +56,7 @@ def test_other_bodies_have_no_stamp(body):
 
 
 def test_all_once_is_no_fault():
-    ledger = Ledger()
+    ledger = DeliveryAudit()
     for sequence in (2, 0, 1):
         ledger.enter(claimed(sequence))
 
@@ -66,7 +66,7 @@ def test_all_once_is_no_fault():
 
 
 def test_a_gap_is_missing_jobs():
-    ledger = Ledger()
+    ledger = DeliveryAudit()
     for sequence in (0, 1, 4):
         ledger.enter(claimed(sequence))
 
@@ -77,7 +77,7 @@ def test_a_gap_is_missing_jobs():
 
 
 def test_the_next_attempt_of_a_job_is_no_duplicate():
-    ledger = Ledger()
+    ledger = DeliveryAudit()
     ledger.enter(claimed(0))
     ledger.enter(claimed(0, attempts_remaining=1))
 
@@ -92,7 +92,7 @@ def test_the_next_attempt_of_a_job_is_no_duplicate():
     ids=["one attempt claimed twice", "stored twice"],
 )
 def test_the_same_job_twice_is_a_duplicate(again):
-    ledger = Ledger()
+    ledger = DeliveryAudit()
     ledger.enter(claimed(0))
     ledger.enter(again)
 
@@ -102,7 +102,7 @@ def test_the_same_job_twice_is_a_duplicate(again):
 
 
 def test_damage_and_strangers_are_told_apart():
-    ledger = Ledger()
+    ledger = DeliveryAudit()
     whole = claimed(0)
     ledger.enter(whole._replace(body=whole.body[:-1]))
     ledger.enter(whole._replace(body=b"to: ada"))

@@ -25,7 +25,7 @@ from pinlaterd.cli.pinlater import cli
 from pinlaterd.client import JobState
 from pinlaterd.errors import ConnectionFailed
 from pinlaterd.lifecycle import ExitCode, StopSignal
-from tests.tool.program import COMMAND, facts
+from tests.cli.program import COMMAND, facts
 
 FREEZE_SECONDS = 0.3
 SLOW_SECONDS = 0.1

@@ -11,7 +11,7 @@ from pinlaterd.cli.failover import FailoverBroken, FailoverRefused, ShardFailove
 from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import Address
 from pinlaterd.errors import ConfigError
-from tests.admin.test_pinlater_admin import admin
+from tests.cli.test_pinlater_admin import admin
 from tests.servers.redis import HOST
 from tests.servers.redis_replicas import RedisPair, redis_pair, redis_program, replication
 

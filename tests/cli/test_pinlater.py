@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 from pinlaterd.client import Client, Job, JobState
+from tests.cli.program import COMMAND, facts
 from tests.conftest import WaitUntil
 from tests.deployment import Deployment, frozen
 from tests.servers.proxy import Cut, Proxy
-from tests.tool.program import COMMAND, facts
 
 SECONDS = 30
 
