@@ -2,44 +2,124 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import cast
 
 import pytest
 
-from pinlaterd.cli.moving import Move, ShardCalls
+from pinlaterd.cli.moving import Enqueued, Kept, Move, ShardCalls
 from pinlaterd.errors import PinLaterError, QueueNotFound
-from pinlaterd.model import Method
+from pinlaterd.model import AckInfo, Job, JobRecord, JobState, Method
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.codec import Head
 from pinlaterd.wire.envelope import ReplyEntry, Status
 from pinlaterd.wire.shard_caller import ShardCaller
 
+NOW_MS = round(time.time() * 1000)
+
 
 class Source:
-    """A shard without scheduled jobs, and with queues of which `deleted` are gone by now."""
+    """A shard with scheduled jobs, by their descriptors, and queues of which `deleted` are gone."""
 
-    def __init__(self, names: Sequence[str], deleted: Sequence[str]) -> None:
+    def __init__(
+        self, names: Sequence[str], deleted: Sequence[str] = (), jobs: Sequence[JobRecord] = ()
+    ) -> None:
         self.names = names
         self.deleted = deleted
+        self.jobs = {job.descriptor: job for job in jobs}
         self.visited: list[str] = []
+        self.acked: list[AckInfo] = []
 
     def queues(self) -> Sequence[str]:
         return self.names
 
-    def scan(self, queue: str, *_: object, **__: object) -> Iterator[object]:
+    def scan(self, queue: str, *_: object, **__: object) -> Iterator[JobRecord]:
         if queue in self.deleted:
             raise QueueNotFound(queue)
         self.visited.append(queue)
-        yield from ()
+        yield from self.jobs.values()
+
+    def look_up(self, descriptors: Sequence[str]) -> dict[str, JobRecord]:
+        return {descriptor: self.jobs[descriptor] for descriptor in descriptors}
+
+    def ack_scheduled(self, _queue: str, acks: Sequence[AckInfo]) -> None:
+        self.acked += acks
+
+
+class Taker:
+    """A shard that answers each enqueue by the next of `answers`, then stores what it gets."""
+
+    def __init__(self, source: Source, *answers: Enqueued) -> None:
+        self.source = source
+        self.answers = list(answers)
+        self.stored: list[Job] = []
+
+    def enqueue(self, _queue: str, jobs: Sequence[Job]) -> Enqueued:
+        assert not {job.body for job in jobs} & {
+            ack.descriptor.encode() for ack in self.source.acked
+        }
+        if self.answers:
+            return self.answers.pop(0)
+        self.stored += jobs
+        return Enqueued([f"a:s2:p1:{len(self.stored) + n}" for n in range(len(jobs))])
+
+
+def scheduled(number: int, *, seconds: float = 3600, attempts: int = 2) -> JobRecord:
+    descriptor, run_after_ms = f"a:s1:p1:{number}", NOW_MS + round(seconds * 1000)
+    body = descriptor.encode()
+    return JobRecord(
+        descriptor, JobState.PENDING, 2, attempts, "so far", 0, run_after_ms, 0, None, body
+    )
+
+
+def moved(source: Source, *takers: Taker) -> list[Kept]:
+    move = Move(
+        cast("ShardCalls", source), lambda: cast("list[ShardCalls]", takers), lambda _: None
+    )
+    move.run()
+    return move.kept
 
 
 def test_a_queue_that_is_deleted_meanwhile_does_not_stop_it():
     source = Source(["a", "b"], deleted=["a"])
 
-    Move(cast("ShardCalls", source), list, lambda _: None).run()
+    moved(source)
 
     assert source.visited == ["b"]
+
+
+def test_jobs_are_stored_elsewhere_before_they_are_acked_and_what_is_due_soon_stays():
+    source = Source(["a"], jobs=[scheduled(1), scheduled(2, attempts=1), scheduled(3, seconds=5)])
+    taker = Taker(source)
+
+    assert moved(source, taker) == []
+
+    assert [job.custom_status for job in taker.stored] == [
+        "moved from a:s1:p1:1; so far",
+        "moved from a:s1:p1:2 (1 of 2 attempts left); so far",
+    ]
+    assert [job.attempts_allowed for job in taker.stored] == [2, 1]
+    assert [ack.descriptor for ack in source.acked] == ["a:s1:p1:1", "a:s1:p1:2"]
+    assert all(ack.append_custom_status.startswith("moved to a:s2:p1:") for ack in source.acked)
+
+
+def test_an_enqueue_of_unknown_outcome_is_made_again():
+    source = Source(["a"], jobs=[scheduled(1)])
+    taker = Taker(source, Enqueued())
+
+    assert moved(source, taker) == []
+
+    assert len(taker.stored) == len(source.acked) == 1
+
+
+def test_a_job_that_no_other_shard_takes_stays_and_is_named():
+    source = Source(["a"], jobs=[scheduled(1)])
+    taker = Taker(source, *[Enqueued(reason="the body is too large")] * 3)
+
+    assert moved(source, taker) == [Kept("a:s1:p1:1", "the body is too large")]
+
+    assert (source.acked, taker.stored) == ([], [])
 
 
 class Caller:
