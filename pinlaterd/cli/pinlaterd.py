@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
@@ -199,7 +198,13 @@ def router(*, etc: Path) -> None:
     Example:
       pinlaterd router --config /srv/pinlaterd/etc
     """
-    _run_process("router", "pinlaterd.router.main", etc)
+
+    def run() -> int:
+        from pinlaterd.router.main import run as run_router
+
+        return run_router(etc)
+
+    _run_process("router", run)
 
 
 @cli.command()
@@ -212,7 +217,13 @@ def shard(*, name: str, etc: Path) -> None:
     Example:
       pinlaterd shard 1 --config /srv/pinlaterd/etc
     """
-    _run_process(f"shard {name}", "pinlaterd.shard.process", name, etc)
+
+    def run() -> int:
+        from pinlaterd.shard.process import run as run_shard
+
+        return run_shard(name, etc)
+
+    _run_process(f"shard {name}", run)
 
 
 @cli.command()
@@ -224,14 +235,20 @@ def coordinator(*, etc: Path) -> None:
     Example:
       pinlaterd coordinator --config /srv/pinlaterd/etc
     """
-    _run_process("coordinator", "pinlaterd.coordinator.main", etc)
+
+    def run() -> int:
+        from pinlaterd.coordinator.main import run as run_coordinator
+
+        return run_coordinator(etc)
+
+    _run_process("coordinator", run)
 
 
-def _run_process(name: str, module: str, *arguments: str | Path) -> NoReturn:
+def _run_process(name: str, run: Callable[[], int]) -> NoReturn:
     """The outermost loop of a process: whatever ends it is logged and becomes an exit code."""
     started_at = time.monotonic()
     try:
-        code = import_module(module).run(*arguments)
+        code = run()
     except OSError as error:
         logging.getLogger(__name__).critical("%s ends: %s", name, error)
         code = ExitCode.FAILURE
