@@ -11,7 +11,14 @@ import click
 
 from pinlaterd.cli import options
 from pinlaterd.cli.command_line import COUNT, PRIORITY, STATE, Amount, show_jobs, state_of
-from pinlaterd.cli.rendering import NUMBER_COLUMN, print_json, print_table, record_facts, shown_time
+from pinlaterd.cli.rendering import (
+    NUMBER_COLUMN,
+    print_facts,
+    print_json,
+    print_table,
+    record_facts,
+    shown_time,
+)
 from pinlaterd.model import JobRecord
 from pinlaterd.wording import how_many
 
@@ -149,10 +156,7 @@ def retry(
             limit=limit,
         )
     shown = f"{how_many(retried, 'job')} made pending again"
-    if as_json:
-        print_json({"retried": retried})
-    else:
-        click.echo(shown)
+    print_facts({"retried": retried}, shown, as_json=as_json)
 
 
 @job.command()
@@ -196,10 +200,7 @@ def delete(
             queue, state_of(state), priority=priority, body_regex=body_regex, limit=limit
         )
     shown = f"{how_many(deleted, 'job')} deleted"
-    if as_json:
-        print_json({"deleted": deleted})
-    else:
-        click.echo(shown)
+    print_facts({"deleted": deleted}, shown, as_json=as_json)
 
 
 def _row(record: JobRecord) -> tuple[str, str, str, str]:

@@ -33,7 +33,7 @@ from pinlaterd.cli.options import (
     success_option,
 )
 from pinlaterd.cli.pace import ClosedLoop
-from pinlaterd.cli.rendering import print_json, printable
+from pinlaterd.cli.rendering import print_facts, print_json, printable
 from pinlaterd.cli.worker import worker
 from pinlaterd.client.client import Client
 from pinlaterd.lifecycle import ExitCode, StopSignal
@@ -266,10 +266,7 @@ def create(*, host: str, port: int, queue: str, as_json: bool) -> None:
     """
     with Client(host, port) as client:
         client.create_queue(queue)
-    if as_json:
-        print_json({"created": queue})
-    else:
-        click.echo(f"queue {queue} is there")
+    print_facts({"created": queue}, f"queue {queue} is there", as_json=as_json)
 
 
 @cli.command()
@@ -340,7 +337,7 @@ def get_job_count(
         count = client.count(
             queue, state_of(job_state), priority=priority, future=count_future_jobs
         )
-    print_json({"count": count}) if as_json else str(count)
+    print_facts({"count": count}, str(count), as_json=as_json)
 
 
 if __name__ == "__main__":

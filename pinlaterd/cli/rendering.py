@@ -91,6 +91,14 @@ def print_json(facts: object) -> None:
     click.echo(json.dumps(facts))
 
 
+def print_facts(facts: object, text: str, *, as_json: bool) -> None:
+    """The facts for programs, or the text for people."""
+    if as_json:
+        print_json(facts)
+    else:
+        click.echo(text)
+
+
 def waiting(what: str) -> Status:
     """A block of code that takes a while: on a terminal, `what` is shown meanwhile."""
     from rich.console import Console
