@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 from unittest import mock
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,6 +38,7 @@ from pinlaterd.rpc.interface import (
 from pinlaterd.rpc.peek import UNUSUAL
 from pinlaterd.rpc.reader import UNLIMITED
 from tests.rpc.strategies import Shape, calls
+from tests.rpc.test_codec import CONTEXT, REQUESTS, RESULTS
 from tests.rpc.thrift_bytes import Field, write_message
 
 HOT = [Method.ENQUEUE, Method.DEQUEUE, Method.ACK]
@@ -228,9 +230,19 @@ I8 = st.integers(-128, 127)
 I32 = st.integers(-(2**31), 2**31 - 1)
 I64 = st.integers(-(2**63), 2**63 - 1)
 CONTEXTS = st.builds(CallContext, TEXT, TEXT)
-JOBS = st.builds(Job, st.binary(max_size=20), I8, st.none() | I64, I32, TEXT)
-ACKS = st.builds(AckInfo, TEXT, TEXT, I64, st.none() | TEXT)
-ACK_REQUESTS = st.builds(AckRequest, TEXT, st.lists(ACKS, max_size=3), st.lists(ACKS, max_size=3))
+FEW_TEXTS = st.sampled_from(["", "é", "x" * 130])
+# Neighbours in a list are often alike, but for what differs from job to job.
+JOBS = st.one_of(
+    st.builds(Job, st.binary(max_size=20), I8, st.none() | I64, I32, TEXT),
+    st.builds(
+        Job, st.binary(max_size=9), st.just(1), st.sampled_from([None, 5]), st.just(2), FEW_TEXTS
+    ),
+)
+ACKS = st.one_of(
+    st.builds(AckInfo, TEXT, TEXT, I64, st.none() | TEXT),
+    st.builds(AckInfo, FEW_TEXTS, FEW_TEXTS, st.just(0), st.none() | FEW_TEXTS),
+)
+ACK_REQUESTS = st.builds(AckRequest, TEXT, st.lists(ACKS, max_size=4), st.lists(ACKS, max_size=4))
 HOT_REQUESTS = st.one_of(
     st.builds(EnqueueRequest, TEXT, st.lists(JOBS, max_size=4)),
     ACK_REQUESTS,
@@ -277,6 +289,27 @@ def test_a_request_is_written_byte_for_byte_alike(context, request_):
 
     assert message == write_message(method.value, arguments)
     assert codec.decode_call(message)[1:] == (context, request_)
+
+
+@pytest.mark.parametrize("method", Method)
+def test_every_request_is_written_as_the_interface_says(method):
+    request: Any = REQUESTS[method]
+    arguments = CallArguments(CONTEXT, request)
+    if method in {Method.CREATE_QUEUE, Method.DELETE_QUEUE}:
+        arguments = CallArguments(CONTEXT, None, *request)
+
+    message = codec.encode_call(method, 7, CONTEXT, request)
+
+    declared = METHODS[method].arguments
+    assert message == write_message(method.value, as_fields(declared, arguments))
+
+
+@pytest.mark.parametrize("method", sorted(RESULTS.keys() - {Method.ENQUEUE, Method.DEQUEUE}))
+def test_every_result_is_written_as_the_interface_says(method):
+    reply = codec.encode_reply(codec.Head(method.value, 1, False, True), RESULTS[method])
+
+    body = as_fields(METHODS[method].result, ResultBody(RESULTS[method]))
+    assert reply == write_message(method.value, body, kind=2, seqid=1)
 
 
 @given(st.lists(TEXT, max_size=5))
