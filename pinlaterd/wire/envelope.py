@@ -111,6 +111,8 @@ class ShardCall:
     patient: bool = True
     # When the reply is SILENT, if others can serve.
     give_up: GiveUp = GiveUp.STALLED
+    # How long after the deadline an answer is waited for.
+    grace_seconds: float = 0.0
 
     def __init__(
         self,

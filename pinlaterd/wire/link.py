@@ -399,7 +399,7 @@ class ShardLink:
         for call_id, call in list(self._in_flight.items()):
             if call.deadline + _FORGET_AFTER_SECONDS <= now:
                 self._finish(call_id, _LATE)
-        self._give_up(lambda call: call.deadline <= judged_until, _LATE)
+        self._give_up(lambda call: call.deadline + call.grace_seconds <= judged_until, _LATE)
         self._silent_sweeps += 1 if waited == PULSE_SECONDS else _QUIET_SWEEP
         self._assess()
         if self._silent_sweeps < GiveUp.SILENT or not self.incarnation:

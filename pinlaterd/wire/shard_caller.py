@@ -2,29 +2,43 @@
 
 A command that has to know for sure what became of a call uses this: the shard drops a call that is
 past its deadline before it commits anything, so that once the deadline has passed, and the shard
-answers others, nothing can happen any more that can't be seen in its store. Relies on
-`wire.envelope`; a reply is bytes. The current folder has to stay the deployment's.
+answers others, nothing can happen any more that can't be seen in its store. Each shard is a
+`ShardLink` on an event loop that runs only during calls. The current folder has to stay the
+deployment's.
 """
 
 from __future__ import annotations
 
-import contextlib
-import time
-from collections.abc import Callable
+import asyncio
+import logging
+import sys
+from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import zmq
 
-from pinlaterd.wire import envelope
-from pinlaterd.wire.envelope import CallEntry, Kind, MalformedEnvelope, Op, ReplyEntry, Status
+from pinlaterd.clock import SystemClock
+from pinlaterd.wire.envelope import (
+    GiveUp,
+    Op,
+    ReadyCounts,
+    ReplyEntry,
+    ShardCall,
+    ShardFacts,
+    Status,
+)
+from pinlaterd.wire.link import LinkLimits, ShardLink
 from pinlaterd.wire.socket import new_context
 
-# What a late answer may take beyond the deadline: the shard judges it when it takes the call up.
+# How long an answer may take beyond the deadline: the shard judges that when it takes up the call.
 _GRACE_SECONDS = 5.0
-_GREET_AGAIN_SECONDS = 0.05
-_GREET_WHILE_WAITING_SECONDS = 0.5
+# No shard is expected back: `call` itself waits for it.
+_LIMITS = LinkLimits(bytes_in_flight=sys.maxsize, return_seconds=0.0)
 _UNAVAILABLE = ReplyEntry(0, Status.REFUSED, b"is down")
+
+# A command tells what becomes of its calls; it has no log.
+logging.getLogger("pinlaterd.wire.link").addHandler(logging.NullHandler())
 
 
 class ShardCallers:
@@ -33,6 +47,7 @@ class ShardCallers:
     def __init__(self, endpoint_of: Callable[[str], str]) -> None:
         self._endpoint_of = endpoint_of
         self._context = new_context()
+        self._runner = asyncio.Runner()
         self._callers: dict[str, ShardCaller] = {}
 
     def __enter__(self) -> Self:
@@ -46,116 +61,70 @@ class ShardCallers:
     ) -> None:
         for caller in self._callers.values():
             caller.close()
-        self._context.term()
+        self._runner.close()
+        self._context.destroy(linger=0)  # monitors, too
 
     def __getitem__(self, shard: str) -> ShardCaller:
         caller = self._callers.get(shard)
         if caller is None:
-            caller = ShardCaller(shard, self._endpoint_of(shard), self._context)
+            caller = ShardCaller(shard, self._endpoint_of(shard), self._context, self._runner)
             self._callers[shard] = caller
         return caller
 
 
 class ShardCaller:
-    """One shard. Each call is answered by its outcome; none raises."""
+    """One shard (a LinkListener). Each call is answered by its status; none raises."""
 
-    def __init__(self, name: str, address: str, context: zmq.Context[Any]) -> None:
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        context: zmq.Context[zmq.Socket[bytes]],
+        runner: asyncio.Runner,
+    ) -> None:
         self.name = name
-        self._incarnation = 0  # 0: not welcomed
-        self._next_call_id = 0
-        self._context = context
-        self._address = address
-        self._socket = self._connect()
+        self._runner = runner
+        self._is_welcome = asyncio.Event()
+        self._clock = SystemClock()
+
+        async def connect() -> ShardLink:
+            return ShardLink(name, address, context, self, self._clock, _LIMITS)
+
+        self._link = runner.run(connect())
 
     def close(self) -> None:
-        self._socket.close(linger=0)
+        self._link.close()
 
     def call(self, message: bytes, *, seconds: float, op: Op = Op.CALL) -> ReplyEntry:
         """Have the shard do it within `seconds`, or not at all.
 
         REFUSED: nothing was done. LOST or LATE: nobody knows, until the deadline has passed and
         the shard answers again."""
-        deadline = time.monotonic() + seconds
-        if not self._greet(deadline):
-            return _UNAVAILABLE
-        self._next_call_id += 1
-        entry = CallEntry(self._next_call_id, deadline, message, op, whole=False)
-        frame = envelope.pack_calls(self._incarnation, [entry])
-        try:
-            self._socket.send(frame, zmq.NOBLOCK)
-        except zmq.Again:
-            self._start_anew()
-            return _UNAVAILABLE
-        return self._await_reply(entry.call_id, deadline + _GRACE_SECONDS)
+        deadline = self._clock.monotonic() + seconds
+        call = ShardCall(message, deadline, op, whole=False, patient=False, give_up=GiveUp.NEVER)
+        call.grace_seconds = _GRACE_SECONDS
+        return self._runner.run(self._call(call))
 
-    def _await_reply(self, call_id: int, until: float) -> ReplyEntry:
-        incarnation = self._incarnation
-        while (now := time.monotonic()) < until:
-            frame = self._receive(min(until, now + _GREET_WHILE_WAITING_SECONDS))
-            if frame is None:
-                # A successor knows nothing of the call, and would leave us waiting for its answer.
-                self._send_hello()
-                continue
-            if frame[0] == Kind.REPLIES and envelope.incarnation_of(frame) == incarnation:
-                for reply in envelope.unpack_replies(frame)[1]:
-                    if reply.call_id == call_id:
-                        return reply
-            if self._incarnation != incarnation:
-                # It took its store anew, or has ended in order: then it did not do it.
-                goodbye = frame[0] == Kind.GOODBYE
-                return _UNAVAILABLE if goodbye else ReplyEntry(0, Status.LOST)
-        self._start_anew()
-        return ReplyEntry(0, Status.LATE)
+    async def _call(self, call: ShardCall) -> ReplyEntry:
+        await asyncio.sleep(0)  # first of all, take what has come since the call before
+        if not self._link.incarnation:
+            self._is_welcome.clear()
+            try:
+                async with asyncio.timeout(call.deadline - self._clock.monotonic()):
+                    await self._is_welcome.wait()
+            except TimeoutError:
+                return _UNAVAILABLE
+        return await self._link.ask(call)
 
-    def _greet(self, deadline: float) -> bool:
-        """Whether it serves; waits for it until `deadline`."""
-        while self._incarnation == 0:
-            if not self._send_hello():
-                if time.monotonic() >= deadline:
-                    return False
-                time.sleep(_GREET_AGAIN_SECONDS)
-                continue
-            if self._receive(min(deadline, time.monotonic() + 1.0)) is None:
-                self._start_anew()
-                if time.monotonic() >= deadline:
-                    return False
-        return True
+    # --- what the link hears (LinkListener) -----------------------------------------------
 
-    def _send_hello(self) -> bool:
-        """False if there is no connection."""
-        try:
-            self._socket.send(envelope.pack_hello(()), zmq.NOBLOCK)
-        except zmq.Again:
-            return False
-        return True
+    def welcomed(self, link: ShardLink, facts: ShardFacts) -> None:
+        self._is_welcome.set()
 
-    def _receive(self, until: float) -> bytes | None:
-        """The next message; None if none came in time. Notes in what state it shows the shard."""
-        left_ms = round((until - time.monotonic()) * 1000)
-        if not self._socket.poll(max(0, left_ms)):
-            return None
-        frame = self._socket.recv()
-        if not frame:
-            raise MalformedEnvelope("empty")
-        if frame[0] == Kind.WELCOME:
-            self._incarnation = envelope.incarnation_of(frame)
-        elif frame[0] == Kind.GOODBYE:
-            self._incarnation = 0
-            ack = envelope.pack_goodbye_ack(envelope.incarnation_of(frame))
-            with contextlib.suppress(zmq.Again):  # it has gone already, and waits for nobody
-                self._socket.send(ack, zmq.NOBLOCK)
-        return frame
+    def counted(self, link: ShardLink, counts: Iterable[ReadyCounts]) -> None: ...
 
-    def _start_anew(self) -> None:
-        """What may still come on this connection is for nobody."""
-        self._socket.close(linger=0)
-        self._incarnation = 0
-        self._socket = self._connect()
+    def others_can_serve(self, link: ShardLink) -> bool:
+        return False
 
-    def _connect(self) -> zmq.Socket[bytes]:
-        socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.IMMEDIATE, 1)  # a send that fails was never sent
-        socket.setsockopt(zmq.RECONNECT_IVL, 50)
-        socket.connect(self._address)
-        return socket
+    def queues_known(self) -> Iterable[str]:
+        return ()
