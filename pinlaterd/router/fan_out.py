@@ -64,7 +64,7 @@ from pinlaterd.router.call import (
 from pinlaterd.router.shards import ShardSet
 from pinlaterd.router.split_enqueue import SplitEnqueues
 from pinlaterd.rpc import codec
-from pinlaterd.rpc.usual import UNUSUAL, ack_parts, ack_slices
+from pinlaterd.rpc.tuned import UNUSUAL, ack_parts, ack_slices
 from pinlaterd.wire.envelope import Op, ReplyEntry, ShardCall, Status
 from pinlaterd.wire.link import ShardLink
 

@@ -4,7 +4,7 @@
     interface         that file as tables, and what of `pinlaterd.model` each struct becomes
     binary            TBinaryProtocol: types, the head of a message, where a value ends
     reader, writer    any struct of the interface from and to bytes, by the tables
-    usual             tuned readers of enqueues, dequeues, acks and their answers
+    tuned             fast readers of enqueues, dequeues, acks and their answers
     peek              what the router must know of a call: the cost does not grow with the jobs
     codec             what others use: peek, decode, encode
     framing           TCP bytes to messages, no I/O

@@ -15,7 +15,7 @@ are no well-formed message raise ProtocolError; a well-formed one that is not wh
 says raises InvalidRequest, or InvalidEnqueue in an enqueue. Ranges are not checked here: types are.
 
 Enqueues, dequeues, acks and their answers are read in two ways that mean the same, a tuned one for
-the usual layout (`usual`) and the general one for all others; tests compare them.
+the usual layout (`tuned`) and the general one for all others; tests compare them.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from pinlaterd.model import (
     Request,
     Result,
 )
-from pinlaterd.rpc import usual
+from pinlaterd.rpc import tuned
 from pinlaterd.rpc.binary import (
     I32,
     Head,
@@ -112,13 +112,13 @@ class Call(NamedTuple):
 
 
 _TUNED_CALLS: Final[Mapping[Method, Callable[[bytes, int, int], tuple[CallContext, Request]]]] = {
-    Method.ENQUEUE: usual.read_enqueue,
-    Method.DEQUEUE: usual.read_dequeue,
-    Method.ACK: usual.read_ack,
+    Method.ENQUEUE: tuned.read_enqueue,
+    Method.DEQUEUE: tuned.read_dequeue,
+    Method.ACK: tuned.read_ack,
 }
 _TUNED_RESULTS: Final[Mapping[Method, Callable[[bytes, int], Result]]] = {
-    Method.ENQUEUE: usual.read_enqueue_result,
-    Method.DEQUEUE: usual.read_dequeue_result,
+    Method.ENQUEUE: tuned.read_enqueue_result,
+    Method.DEQUEUE: tuned.read_dequeue_result,
 }
 # The arguments of a call behind the context, which is the first of all.
 _WRITE_REQUEST: Final = {
@@ -128,7 +128,7 @@ _WRITE_REQUEST: Final = {
 _WRITE_RESULT: Final = {
     method.value: struct_writer(structs.result) for method, structs in METHODS.items()
 }
-_write_descriptors: Final = texts_writer(usual.DESCRIPTORS)
+_write_descriptors: Final = texts_writer(tuned.DESCRIPTORS)
 _write_context: Final = struct_writer(CONTEXT)
 _write_error: Final = struct_writer(PINLATER_ERROR)
 _write_application_error: Final = struct_writer(APPLICATION_ERROR)
@@ -155,10 +155,10 @@ def decode_call(message: bytes, most_elements: int = UNLIMITED) -> Call:
     head, method, at = read_call_head(message)
     if method is None:
         raise InvalidRequest(f"there is no method {head.method_name[:80]!r}")
-    tuned = _TUNED_CALLS.get(method)
-    if tuned is not None:
+    read = _TUNED_CALLS.get(method)
+    if read is not None:
         try:
-            context, request = tuned(message, at, most_elements)
+            context, request = read(message, at, most_elements)
             return _new(Call, (head, context, request))
         except UNUSUAL:
             pass
@@ -278,10 +278,10 @@ def decode_reply(method: Method, message: bytes) -> Result:
     answer to `method`."""
     head = read_message_head(message)
     if head.kind == MessageType.REPLY and head.method_name == method:
-        tuned = _TUNED_RESULTS.get(method)
-        if tuned is not None:
+        read = _TUNED_RESULTS.get(method)
+        if read is not None:
             try:
-                return tuned(message, head.at)
+                return read(message, head.at)
             except UNUSUAL:
                 pass
     elif head.kind == MessageType.EXCEPTION:
@@ -353,7 +353,7 @@ def peek_jobs(message: bytes) -> int:
     head = read_message_head(message)
     if head.kind != MessageType.REPLY:
         return 0
-    return usual.count_dequeued(message, head.at)
+    return tuned.count_dequeued(message, head.at)
 
 
 def peek_seqid(message: bytes) -> int:

@@ -1,6 +1,6 @@
 """Any struct of the interface from bytes, field by field, whatever the order of the fields.
 
-It is the reference for what bytes mean: the tuned readers (`usual`) decline what they do not know
+It is the reference for what bytes mean: the tuned readers (`tuned`) decline what they do not know
 well and leave it to this one. It believes no length before it has compared it with what is there,
 and says where what is wrong. What is wrong first, in the order of the bytes, is what is reported.
 """

@@ -54,7 +54,7 @@ from pinlaterd.model import (
 from pinlaterd.router.rate_limits import RateLimits
 from pinlaterd.router.service import RouterService
 from pinlaterd.router.shards import ShardPlan, ShardSet
-from pinlaterd.rpc import codec, usual
+from pinlaterd.rpc import codec, tuned
 from pinlaterd.rpc.server import Answer
 from pinlaterd.shard.service import ShardService
 from pinlaterd.stats import Stats
@@ -1016,13 +1016,13 @@ def test_other_calls_come_in_between_the_parts_of_a_long_list(play, monkeypatch,
     read: list[int] = []
 
     def count_elements(reader: str) -> None:
-        read_elements = getattr(usual, reader)
+        read_elements = getattr(tuned, reader)
 
         def count(message: bytes, at: int, elements: int, *more: int) -> Any:
             read.append(elements)
             return read_elements(message, at, elements, *more)
 
-        monkeypatch.setattr(usual, reader, count)
+        monkeypatch.setattr(tuned, reader, count)
 
     async def scenario(site: Site) -> None:
         calling = asyncio.ensure_future(site.call(*LONG_LISTS[name]))

@@ -23,7 +23,7 @@ from pinlaterd.model import (
     Method,
     Request,
 )
-from pinlaterd.rpc import codec, usual
+from pinlaterd.rpc import codec, tuned
 from pinlaterd.rpc.binary import read_call_head, read_message_head
 from pinlaterd.rpc.interface import (
     METHODS,
@@ -47,9 +47,9 @@ UNORDERED = Shape(in_order=False, unknown=True, wrong=False)
 WRONG = Shape(in_order=True, unknown=True, wrong=True)
 
 FAST: dict[Method, Any] = {
-    Method.ENQUEUE: usual.read_enqueue,
-    Method.DEQUEUE: usual.read_dequeue,
-    Method.ACK: usual.read_ack,
+    Method.ENQUEUE: tuned.read_enqueue,
+    Method.DEQUEUE: tuned.read_dequeue,
+    Method.ACK: tuned.read_ack,
 }
 FORMS = st.booleans()
 
@@ -115,7 +115,7 @@ def in_slices(message: bytes) -> Request:
 
 
 def _in_slices(message: bytes) -> Request:
-    with mock.patch.object(usual, "SLICE", 2):
+    with mock.patch.object(tuned, "SLICE", 2):
         method = codec.peek(message).method
         if method is Method.ENQUEUE:
             sizes: list[int] = []
@@ -124,13 +124,13 @@ def _in_slices(message: bytes) -> Request:
                 sizes[:] = [2] * (jobs // 2) + [1] * (jobs % 2)
                 return sizes
 
-            parts = list(usual.enqueue_parts(message, UNLIMITED, in_pairs))
+            parts = list(tuned.enqueue_parts(message, UNLIMITED, in_pairs))
             requests: list[Any] = [codec.decode_call(part.message).request for part in parts]
             assert [len(request.jobs) for request in requests] == sizes
             assert [part.jobs for part in parts] == sizes
             jobs = [job for request in requests for job in request.jobs]
             return EnqueueRequest(requests[0].queue if parts else "", jobs)
-        decoded = [request for _, request in usual.ack_slices(message, UNLIMITED)]
+        decoded = [request for _, request in tuned.ack_slices(message, UNLIMITED)]
         assert max(len(part) for request in decoded for part in request[1:]) <= 2
         return AckRequest(
             decoded[0].queue,
@@ -340,7 +340,7 @@ def test_claimed_jobs_are_written_and_read_alike(jobs):
 
     at = read_message_head(reply).at
     assert reply == write_message("dequeueJobs", body, kind=2, seqid=1)
-    assert usual.read_dequeue_result(reply, at) == result
+    assert tuned.read_dequeue_result(reply, at) == result
     assert codec._decode_result(Method.DEQUEUE, reply, at) == result
 
 
@@ -355,7 +355,7 @@ def test_changed_answers_mean_the_same_both_ways_or_nothing(jobs, data):
     changed = bytes(reply)
 
     try:
-        fast = usual.read_dequeue_result(changed, begin)
+        fast = tuned.read_dequeue_result(changed, begin)
     except UNUSUAL:
         return
     assert fast == codec._decode_result(Method.DEQUEUE, changed, begin)
