@@ -347,7 +347,7 @@ class Connection(asyncio.Protocol):
             self._transport.pause_reading()
         self._reading = wanted
 
-    def hold(self, held: bool) -> None:  # noqa: FBT001 - see server.Holder
+    def hold(self, held: bool) -> None:  # noqa: FBT001 - two states, and that is what it is about
         """Whether the server is too short of memory to read from this one."""
         if held != self._held:
             self._held = held

@@ -13,7 +13,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from pinlaterd.config.schema import ServerSettings
 from pinlaterd.rpc.connection import Answer, Connection
@@ -229,20 +229,6 @@ class _LimitedLog:
         self._lines = 0
 
 
-class Holder(Protocol):
-    """A connection, as far as its memory goes."""
-
-    def held_bytes(self) -> int: ...
-
-    def missing_bytes(self) -> int:
-        """What its unfinished message still lacks, as far as is known; 0 if it has none."""
-        ...
-
-    def hold(self, held: bool) -> None:  # noqa: FBT001 - two states, and that is what it is about
-        """Whether to be read from no more. Safe to repeat."""
-        ...
-
-
 class BufferBudget:
     """How much all connections together may hold: unfinished messages and unread answers.
 
@@ -254,9 +240,9 @@ class BufferBudget:
     what was on its way. To close those who may go on and do not is up to the server.
     """
 
-    def __init__(self, max_bytes: int, holders: Callable[[], Collection[Holder]]) -> None:
+    def __init__(self, max_bytes: int, connections: Callable[[], Collection[Connection]]) -> None:
         self._max_bytes = max_bytes
-        self._holders = holders
+        self._connections = connections
         self._step = max(1, max_bytes // _COUNTS_PER_LIMIT)
         self._estimate = self._counted = 0
         self._mark = max_bytes // 2
@@ -277,27 +263,28 @@ class BufferBudget:
 
     def count(self) -> None:
         """Count exactly, and say who may go on."""
-        holders = self._holders()
-        total = sum(holder.held_bytes() for holder in holders)
+        connections = self._connections()
+        total = sum(connection.held_bytes() for connection in connections)
         self._estimate = self._counted = total
         self._mark = max(self._max_bytes // 2, total + self._step)
         if total > self._max_bytes // 2:
-            self._admit(holders, self._max_bytes - total)
+            self._admit(connections, self._max_bytes - total)
         elif self.crowded:
             self.crowded = False
-            for holder in holders:
-                holder.hold(False)
+            for connection in connections:
+                connection.hold(False)
 
-    def _admit(self, holders: Collection[Holder], room: int) -> None:
+    def _admit(self, connections: Collection[Connection], room: int) -> None:
         self.crowded = False
         first = True
         lacking = sorted(
-            ((holder.missing_bytes(), holder) for holder in holders), key=lambda each: each[0]
+            ((connection.missing_bytes(), connection) for connection in connections),
+            key=lambda each: each[0],
         )
-        for missing, holder in lacking:
+        for missing, connection in lacking:
             room -= missing
             waits = room < 0 and not (first and missing)
-            holder.hold(waits)
+            connection.hold(waits)
             self.crowded |= waits
             if missing:
                 first = False

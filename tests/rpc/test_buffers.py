@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import cast
+
+from pinlaterd.rpc.connection import Connection
 from pinlaterd.rpc.server import BufferBudget
 
 MAX_BYTES = 64_000
@@ -26,7 +30,7 @@ class Client:
 
 
 def budget_of(*clients: Client) -> BufferBudget:
-    budget = BufferBudget(MAX_BYTES, lambda: clients)
+    budget = BufferBudget(MAX_BYTES, lambda: cast("Collection[Connection]", clients))
     for client in clients:
         budget.charge(client.bytes)
     budget.count()
