@@ -153,7 +153,7 @@ class Dequeuer:
 
     async def _wait_for_jobs(self, gathering: _Gathering, seconds: float) -> None:
         queue = gathering.request.queue
-        # News that came after its shard confirmed that there is nothing has woken nobody.
+        # Jobs that came after their shard confirmed that there is nothing have woken nobody.
         if not self._shards.ready_jobs(queue):
             call = gathering.call
             waiting = self._waiting.wait(queue, seconds, lambda: call.answer.gone)

@@ -2,8 +2,8 @@
 
 createQueue and getQueueNames go round a shard that is down; deleteQueue, counts, scans, retries
 and deletes over all shards need every one of them, and name those that are missing. Acks,
-checkpoints and look-ups need only the shards that their descriptors name. Whoever needs a shard
-that has gone a moment ago waits for it; so nothing here fails while a shard is restarted.
+checkpoints and look-ups need only the shards that their descriptors name. A call that
+needs a shard that has gone a moment ago waits for it, so nothing fails while a shard is restarted.
 
 Relies on `routing` to split and merge, on `rpc` for bytes, on `shards` for whom to ask.
 """

@@ -1,11 +1,11 @@
-"""Hands the Thrift port's listening sockets from a router to the one that relieves it.
+"""Passes the Thrift port's listening sockets from a router to its handover peer.
 
 A listening socket that is closed resets the connections in its queue. So the very socket passes
 to the successor (SCM_RIGHTS, over a Unix socket in DIR/run): it stays open as long as one of them
-lives, and whoever connects meanwhile is accepted by the one or the other. A router and its relief
-each offer theirs from the moment at which they serve; when one starts, it asks the other.
+lives, and clients that connect meanwhile are accepted by the one or the other. A router and its
+peer each offer theirs from the moment at which they serve; when one starts, it asks the other.
 
-Relies on asyncio for who asks; it knows nothing of Thrift.
+Relies on asyncio; it knows nothing of Thrift.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 _MOST_SOCKETS = 16
 _MOST_BYTES = 1024
 _WAITING_ASKERS = 8
-# Whoever serves answers at once; one that is frozen must not keep its successor from starting.
+# A router that serves answers at once; a frozen one must not keep its successor from starting.
 _ANSWER_SECONDS = 2.0
 
 
@@ -47,14 +47,14 @@ def take(path: Path, address: str) -> Sequence[socket.socket]:
 
 
 def is_offered(path: Path) -> bool:
-    """Whether somebody serves who offers its sockets at `path`. Never blocks."""
+    """Whether a router offers its sockets at `path`. Never blocks."""
     with socket.socket(socket.AF_UNIX) as asking:
         asking.setblocking(False)
         return asking.connect_ex(os.fspath(path)) == 0
 
 
 class Offer:
-    """The listening sockets of `address`, for whoever asks at `path` (a Service)."""
+    """Offers the listening sockets of `address` at `path` (a Service)."""
 
     def __init__(self, path: Path, address: str, listeners: Sequence[socket.socket]) -> None:
         self._path = path
@@ -84,7 +84,7 @@ class Offer:
 
     def _give(self) -> None:
         assert self._door is not None
-        with contextlib.suppress(OSError):  # who asked has gone: it asked only whether we are there
+        with contextlib.suppress(OSError):  # the peer has gone: it asked only whether we are there
             asking, _ = self._door.accept()
             with asking:
                 asking.setblocking(False)

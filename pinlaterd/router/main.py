@@ -47,38 +47,38 @@ _WAIT_FOR_SHARDS_SECONDS = 2.0
 _LOOK_FOR_SHARDS_SECONDS = 0.02
 # A router that ends while another one serves its port is in no hurry: of a client that calls once
 # within so long, no call meets the end of its connection.
-_RELIEVED_RETIRE_SECONDS = 5.0
+_HANDOVER_RETIRE_SECONDS = 5.0
 _SPARE_FILES = 200  # beside clients: logs, sockets to shards and the coordinator
 _ALLOCATIONS_BETWEEN_COLLECTIONS = 50_000
 
 
 def run(etc: Path) -> int:
-    """Serve until SIGTERM; then finish the calls in hand. Returns the exit code."""
+    """Serve until SIGTERM; then finish the calls in flight. Returns the exit code."""
     # There may be several routers; supervisord tells each what it is called.
     name = os.environ.get("SUPERVISOR_PROCESS_NAME", "router")
     set_title(name)
     prefer_throughput()
     etc = layout.enter(etc)
     try:
-        in_force = load_active(etc)
+        active = load_active(etc)
     except ConfigError as error:
         logs.set_up(name, "info")
         for problem in error.problems:
             log.error("%s", problem)
         return ExitCode.CONFIG
-    settings = in_force.config.server
+    settings = active.config.server
     logs.set_up(name, settings.log_level)
     allow_open_files(settings.max_connections + _SPARE_FILES, log.warning)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(name, in_force))
+        return runner.run(_serve(name, active))
 
 
-async def _serve(name: str, in_force: ActiveConfig) -> int:
+async def _serve(name: str, active: ActiveConfig) -> int:
     clock, stats, stop = SystemClock(), Stats(), StopSignal()
     loop = asyncio.get_running_loop()
     stop.catch_in(loop)
-    settings = in_force.config.server
-    router = Router(name, in_force, clock, stats)
+    settings = active.config.server
+    router = Router(name, active, clock, stats)
     try:
         await router.start()
     except OSError as error:
@@ -94,11 +94,11 @@ async def _serve(name: str, in_force: ActiveConfig) -> int:
 
 
 class Router:
-    """The router process: server, service, shards and the coordinator's news (a Service)."""
+    """The router process: server, service, shards and what the coordinator says (a Service)."""
 
-    def __init__(self, name: str, in_force: ActiveConfig, clock: Clock, stats: Stats) -> None:
+    def __init__(self, name: str, active: ActiveConfig, clock: Clock, stats: Stats) -> None:
         self._name = name
-        self._settings = settings = in_force.config.server
+        self._settings = settings = active.config.server
         self._clock = clock
         self._stats = stats
         self._state = ProcessState.STARTING
@@ -111,19 +111,19 @@ class Router:
         self._server = ThriftServer(self._service.handle, settings, stats)
         started_at_ms = clock.now_ms()
         self._control = ControlClient(name, "router", stats, started_at_ms, context=self._context)
-        self._control.config_version = in_force.version
+        self._control.config_version = active.version
         self._rates = RateReporter(
             RouterId(name, os.getpid(), started_at_ms), limits, self._control, stats, self._hear
         )
         limited = [
             queue
-            for queue, of_queue in in_force.config.queues.items()
+            for queue, of_queue in active.config.queues.items()
             if of_queue.max_jobs_per_second is not None
         ]
         limits.follow(shares_at_start(name, limited, read_holdings(), _is_another), {})
         self._loop = asyncio.get_running_loop()
         self._reporting: asyncio.TimerHandle | None = None
-        self._other = layout.listener_socket(layout.counterpart(name))
+        self._peer = layout.listener_socket(layout.counterpart(name))
         self._offer: listeners.Offer | None = None
 
     async def start(self) -> None:
@@ -134,7 +134,7 @@ class Router:
             self._follow(snapshot)
         await self._wait_for_shards()
         address = f"{self._settings.host}:{self._settings.port}"
-        taken = listeners.take(self._other, address)
+        taken = listeners.take(self._peer, address)
         await self._server.start(taken)
         self._offer = listeners.Offer(
             layout.listener_socket(self._name), address, self._server.listeners
@@ -155,8 +155,8 @@ class Router:
             await asyncio.sleep(_LOOK_FOR_SHARDS_SECONDS)
 
     async def stop(self) -> None:
-        """Finish the calls in hand, take no new ones, let go of the shards."""
-        relieved = listeners.is_offered(self._other)
+        """Finish the calls in flight, take no new ones, let go of the shards."""
+        has_peer = listeners.is_offered(self._peer)
         if self._offer is not None:
             self._offer.stop()
         self._state = ProcessState.STOPPING
@@ -167,9 +167,9 @@ class Router:
         until = self._clock.monotonic() + self._settings.request_timeout_ms / 1000
         self._service.stop_waiting()
         await self._server.stop(
-            retire_seconds=_RELIEVED_RETIRE_SECONDS if relieved else RETIRE_SECONDS
+            retire_seconds=_HANDOVER_RETIRE_SECONDS if has_peer else RETIRE_SECONDS
         )
-        # Those that nobody waits for any more: what they claimed goes back.
+        # Those whose clients have gone: what they claimed is released.
         await self._service.finish_calls(max(0.0, until - self._clock.monotonic()))
         self._shards.close()
         self._rates.stop()
@@ -195,10 +195,10 @@ class Router:
 
     def _hear(self) -> None:
         """Take all that has come, also while we answered: the descriptor says nothing of that."""
-        while self._take_news():
+        while self._take_message():
             pass
 
-    def _take_news(self) -> bool:
+    def _take_message(self) -> bool:
         """Follow what has come and answer; whether there was anything."""
         try:
             snapshot = self._control.receive()
@@ -222,17 +222,17 @@ class Router:
     def _read_config(self) -> None:
         """Only what can change live differs from what we started with."""
         try:
-            in_force = read_active()
+            active = read_active()
         except ConfigError as error:
             log.error("%s", error)
             return
-        if in_force is None:
+        if active is None:
             log.error("%s can't be read; keeping the last configuration", layout.CONFIG_FILE)
             return
-        self._settings = in_force.config.server
+        self._settings = active.config.server
         logs.set_up(self._name, self._settings.log_level)
         self._service.follow(self._settings)
-        self._control.config_version = in_force.version
+        self._control.config_version = active.version
 
     def _report(self) -> None:
         self._reporting = self._loop.call_later(_REPORT_SECONDS, self._report)

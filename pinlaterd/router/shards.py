@@ -90,7 +90,7 @@ class ShardSet:
 
     def ready_jobs(self, queue: str) -> int:
         """That can be had: what a shard holds that is not asked wakes nobody. A shard that has not
-        counted the queue yet may hold some: whoever asks it has it count."""
+        counted the queue yet may hold some: to ask it makes it count."""
         return sum(
             sum(shard.ready_counts(queue)) or self._is_uncounted(shard, queue)
             for shard in self.preferred()
