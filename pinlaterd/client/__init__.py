@@ -92,25 +92,21 @@ __all__ = [
 
 # Imported on first use: a worker's modules would double the time in which a command starts.
 _ON_FIRST_USE = {
-    "AsyncClient": "async_client",
-    "ClaimLost": "outcomes",
-    "Discard": "outcomes",
-    "Ending": "outcomes",
-    "Handlers": "handlers",
-    "LaneFacts": "in_flight",
-    "Later": "outcomes",
-    "Outcome": "outcomes",
-    "ProcessDied": "processes",
-    "ProcessNotStarted": "processes",
-    "Retry": "outcomes",
-    "RetryPolicy": "outcomes",
-    "RunFigures": "runs",
-    "RunningJob": "running_job",
-    "Worker": "worker",
-    "constant": "outcomes",
-    "exponential": "outcomes",
-    "linear": "outcomes",
-    "never": "outcomes",
+    name: module
+    for module, names in {
+        "async_client": ["AsyncClient"],
+        "handlers": ["Handlers"],
+        "in_flight": ["LaneFacts"],
+        "outcomes": [
+            *("ClaimLost", "Discard", "Ending", "Later", "Outcome", "Retry"),
+            *("RetryPolicy", "constant", "exponential", "linear", "never"),
+        ],
+        "processes": ["ProcessDied", "ProcessNotStarted"],
+        "running_job": ["RunningJob"],
+        "runs": ["RunFigures"],
+        "worker": ["Worker"],
+    }.items()
+    for name in names
 }
 
 

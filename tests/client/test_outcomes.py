@@ -8,7 +8,6 @@ from pinlaterd.client import constant, exponential, linear, never
 from pinlaterd.client.outcomes import (
     LONGEST_DELAY_SECONDS,
     MAX_ERROR_CHARS,
-    Discard,
     Ending,
     Later,
     Outcome,
@@ -97,12 +96,6 @@ def test_retry_says_when_or_leaves_it_to_the_policy():
     assert outcome_of(Retry(3, "not yet")).delay_seconds == 3
     assert outcome_of(Retry(status="not yet")).delay_seconds == 7
     assert outcome_of(Retry(), never).ending is Ending.RETRIED
-
-
-def test_discard_and_never_end_it_for_good():
-    assert outcome_of(Discard("no such user")).status == "no such user"
-    assert outcome_of(Discard("no such user")).ending is Ending.DISCARDED
-    assert outcome_of(OSError("x"), never).ending is Ending.DISCARDED
 
 
 def test_an_error_is_told_with_its_place_and_cut():
