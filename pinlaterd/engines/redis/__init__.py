@@ -16,5 +16,5 @@ Redis server.
                      where Sentinels choose it
     searcher.py      RedisSearcher: counts and scans on a connection of its own, elsewhere
 
-hiredis, which packs commands and parses answers, and its exceptions stop at this package.
+redis-py, and its exceptions, stop at this package.
 """

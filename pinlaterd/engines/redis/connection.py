@@ -1,8 +1,8 @@
 """One connection to a Redis server, made once and never silently made again.
 
-An owner must not reconnect by itself: a server that was away may have come back with older data. So
-once a connection has failed it refuses everything, and its owner opens another one with an
-empty memory.
+redis-py's pools and clients reconnect whenever they find a connection closed; an owner must not: a
+server that was away may have come back with older data. So once a connection has failed it refuses
+everything, and its owner opens another one with an empty memory.
 
 An answer that is an error comes before the server has done anything, but for errors in the midst of
 a script. A fault of the connection leaves open what the server did.
@@ -10,12 +10,17 @@ a script. A fault of the connection leaves open what the server did.
 
 from __future__ import annotations
 
-import socket
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import hiredis
+from redis.backoff import NoBackoff
+from redis.connection import Connection as DriverConnection
+from redis.connection import DefaultParser
+from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.retry import Retry
 
 from pinlaterd.engines.redis.scripts import Script
 from pinlaterd.errors import StorageError, StorageFull, StorageNotCommitted
@@ -25,8 +30,16 @@ class Answer(Exception):
     """An error that the server answered, in its words: the connection is still good."""
 
 
-CONNECTION_FAULTS = (Answer, hiredis.ProtocolError, OSError)
-PACKING_FAULTS = (UnicodeError, OverflowError, TypeError, ValueError)
+class _Parser(DefaultParser):  # type: ignore[misc, valid-type]  # chosen when it is imported
+    """Errors keep their code, and are told from values by their type."""
+
+    @classmethod
+    def parse_error(cls, response: str) -> Answer:
+        return Answer(response)
+
+
+CONNECTION_FAULTS = (Answer, RedisError, OSError)
+PACKING_FAULTS = (UnicodeError, OverflowError, RedisError)
 
 CLUSTER_WORDS = (
     "is part of a Redis Cluster, which can't hold a shard; name a server that stands alone as"
@@ -103,21 +116,28 @@ class Connection:
         """Connect. Raises StorageError."""
         self.server = server
         self.failure = ""  # why it must be opened again
-        self._answers = hiredis.Reader(replyError=Answer)
+        self._driver = DriverConnection(
+            host=server.host,
+            port=server.port,
+            socket_timeout=answer_seconds,
+            socket_connect_timeout=connect_seconds,
+            socket_keepalive=True,
+            retry=Retry(NoBackoff(), 0),
+            protocol=2,
+            parser_class=_Parser,
+        )
         try:
-            self._socket = socket.create_connection((server.host, server.port), connect_seconds)
-        except OSError as fault:
+            self._driver.connect()
+        except CONNECTION_FAULTS as fault:
+            self.close()
             raise StorageError(f"{server} {words(fault)}") from fault
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        self._socket.settimeout(answer_seconds)
         if server.user or server.passwd:
             self._log_in()
 
     def _log_in(self) -> None:
         user = (self.server.user,) if self.server.user else ()
         try:
-            self._exchange(_pack(("AUTH", *user, self.server.passwd)))
+            self._exchange(self._driver.pack_command("AUTH", *user, self.server.passwd))
         except CONNECTION_FAULTS as fault:
             self.close()
             if isinstance(fault, Answer) and not is_refusal(fault):  # of many wordings
@@ -129,7 +149,8 @@ class Connection:
     def close(self) -> None:
         """Safe to repeat."""
         self.failure = self.failure or "its connection is closed"
-        self._socket.close()
+        with contextlib.suppress(*CONNECTION_FAULTS):
+            self._driver.disconnect()
 
     def fail(self, failure: str) -> None:
         """Refuse everything from now on."""
@@ -162,7 +183,7 @@ class Connection:
         if self.failure:
             raise StorageNotCommitted(f"{self.server} must be opened anew: {self.failure}")
         try:
-            packed = _pack(command)
+            packed = self._driver.pack_command(*command)
         except PACKING_FAULTS as fault:
             raise StorageNotCommitted(f"{self.server} can't be sent a value: {fault}") from fault
         try:
@@ -173,14 +194,10 @@ class Connection:
             self.fail("a call was broken off")  # its answer may come yet
             raise
 
-    def _exchange(self, packed: bytes) -> Any:
+    def _exchange(self, packed: list[bytes]) -> Any:
         """The server's answer. Raises CONNECTION_FAULTS, also for an answer that is an error."""
-        self._socket.sendall(packed)
-        while (answer := self._answers.gets()) is False:
-            received = self._socket.recv(_RECEIVED_AT_ONCE)
-            if not received:
-                raise ConnectionResetError("it closed the connection")
-            self._answers.feed(received)
+        self._driver.send_packed_command(packed, check_health=False)
+        answer = self._driver.read_response()
         if isinstance(answer, Answer):
             raise answer
         return answer
@@ -197,11 +214,6 @@ class Connection:
         if not writes:
             return StorageNotCommitted(message)
         return StorageError(f"{message}; whether the last batch was kept is not known")
-
-
-def _pack(command: Sequence[Argument]) -> bytes:
-    packed: bytes = hiredis.pack_command(tuple(command))  # type: ignore[arg-type]
-    return packed
 
 
 class _UnknownScript(StorageNotCommitted):
@@ -239,7 +251,7 @@ def is_full(text: str) -> bool:
 def words(fault: BaseException) -> str:
     """What follows the server's name in a message."""
     text = str(fault)
-    if isinstance(fault, TimeoutError):
+    if isinstance(fault, TimeoutError | RedisTimeoutError):
         return f"did not answer in time ({text}); see whether it is overloaded or cut off"
     if not isinstance(fault, Answer):
         return (
