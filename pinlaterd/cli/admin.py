@@ -140,13 +140,7 @@ def status(*, as_json: bool) -> None:
       pinlater-admin status
       pinlater-admin status --json --stats-url http://queue.example.com:9999
     """
-    found = service_status.fetch()
-    if as_json:
-        print_json(found)
-    else:
-        service_status.show(found)
-    if not service_status.is_well(found):
-        sys.exit(ExitCode.FAILURE)
+    service_status.report(service_status.fetch(), as_json=as_json)
 
 
 # --- restart ----------------------------------------------------------------------------------

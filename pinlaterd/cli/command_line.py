@@ -1,7 +1,5 @@
-"""What the command lines `pinlater` and `pinlater-admin` share: failures, states, jobs as text.
-
-Bodies and custom statuses come from strangers. On their way to a terminal everything that could
-command it is escaped; in JSON they are exact.
+"""What `pinlater` and `pinlater-admin` share: failures, types of arguments, looking jobs up, and
+asking before what can't be undone.
 """
 
 from __future__ import annotations

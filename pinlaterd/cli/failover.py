@@ -23,7 +23,7 @@ from typing import IO, Any, NamedTuple, NoReturn
 import click
 
 from pinlaterd.cli import options, service_status
-from pinlaterd.cli.command_line import MAX_SECONDS, Amount, fail
+from pinlaterd.cli.command_line import MAX_SECONDS, Amount, fail, yes_option
 from pinlaterd.cli.journal import Journal
 from pinlaterd.cli.rendering import print_json, print_table, waiting
 from pinlaterd.cli.shards import shard
@@ -55,11 +55,11 @@ Tell = Callable[[str], None]
 
 
 class FailoverRefused(Exception):
-    """Why nothing was done, or why all that was done was put back."""
+    """Why nothing was done, or why all that was done was undone."""
 
 
 class FailoverBroken(Exception):
-    """Why it ended in its midst; the same command goes on with it."""
+    """Why it ended half-way; the same command goes on with it."""
 
 
 class Wanted(NamedTuple):
@@ -321,7 +321,7 @@ class _HostPort(click.ParamType[Address]):
     "--accept-loss", is_flag=True, help="Also where jobs that were acknowledged could be lost."
 )
 @click.option("--check", is_flag=True, help="Only say what would be done, or why it is refused.")
-@click.option("--yes", is_flag=True, help="Don't ask; needed where nobody can be asked.")
+@yes_option
 @click.option(
     "--catch-up-seconds",
     type=Amount(MAX_SECONDS, least=0.1),

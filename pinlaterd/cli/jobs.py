@@ -10,7 +10,15 @@ from collections.abc import Callable
 import click
 
 from pinlaterd.cli import options
-from pinlaterd.cli.command_line import COUNT, PRIORITY, STATE, Amount, show_jobs, state_of
+from pinlaterd.cli.command_line import (
+    COUNT,
+    PRIORITY,
+    STATE,
+    Amount,
+    show_jobs,
+    state_of,
+    yes_option,
+)
 from pinlaterd.cli.rendering import (
     NUMBER_COLUMN,
     print_facts,
@@ -165,7 +173,7 @@ def retry(
 @_priority_option
 @_regex_option
 @_limit_option(1000)
-@click.option("--yes", is_flag=True, help="Don't ask; needed where nobody can be asked.")
+@yes_option
 @options.json_option
 @options.target_options
 def delete(

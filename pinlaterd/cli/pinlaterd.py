@@ -6,7 +6,6 @@ of the others.
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 import time
@@ -178,12 +177,7 @@ def status(*, directory: Path, as_json: bool) -> None:
 
     with _failures():
         found = stats_page.fetch_json("/status.json", directory=directory, url=None)
-    if as_json:
-        click.echo(json.dumps(found))
-    else:
-        service_status.show(found)
-    if not service_status.is_well(found):
-        sys.exit(ExitCode.FAILURE)
+    service_status.report(found, as_json=as_json)
 
 
 # --- what supervisord runs ----------------------------------------------------------------

@@ -9,6 +9,7 @@ say acts. Anything else is a mistake in them, and keeps all three from acting.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
@@ -17,10 +18,11 @@ import click
 
 from pinlaterd.cli import options
 from pinlaterd.cli.command_line import fail
-from pinlaterd.cli.rendering import NUMBER_COLUMN, print_table, printable, waiting
+from pinlaterd.cli.rendering import NUMBER_COLUMN, print_json, print_table, printable, waiting
 from pinlaterd.config.layout import ETC
 from pinlaterd.config.load import ConfigFiles
 from pinlaterd.errors import ConnectionFailed
+from pinlaterd.lifecycle import ExitCode
 
 _WARNING = "warning"  # a fact whose name ends so is listed among the warnings
 _MAX_LINE_CHARS = 2000
@@ -34,12 +36,22 @@ def fetch() -> Status:
     return cast("Status", found)
 
 
-def is_well(status: Status) -> bool:
+def _is_well(status: Status) -> bool:
     return bool(status["healthy"])
 
 
-def show(status: Status) -> None:
-    health = "healthy" if is_well(status) else "NOT healthy"
+def report(status: Status, *, as_json: bool) -> None:
+    """Print it, and end the program with exit 1 if a router or shard does not serve."""
+    if as_json:
+        print_json(status)
+    else:
+        _show(status)
+    if not _is_well(status):
+        sys.exit(ExitCode.FAILURE)
+
+
+def _show(status: Status) -> None:
+    health = "healthy" if _is_well(status) else "NOT healthy"
     click.echo(
         f"pinlaterd {status['version']} in {printable(status['deployment'])}: {health}, "
         f"Thrift {status['thrift']}, statistics {status['stats']}"
