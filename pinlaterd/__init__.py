@@ -12,15 +12,14 @@ it gathers what arrived while the last commit ran into one new commit, and answe
 durable. The coordinator (`coordinator`) reads the configuration (`config`), tells the others
 which shards there are, and gathers everybody's figures (`stats`).
 
-Who may import whom, downward only:
+Imports go downward only:
 
-    entry                                                     the installed programs
-    main                                                      the command line `pinlaterd`
+    cli                                                       the command lines
     deployment                                                init, up, down
-    router | shard | coordinator | admin | tool
+    router | shard | coordinator                              the processes
     client                                                    what applications import
     rpc | wire | engines                                      Thrift, ZeroMQ, storage
-    config | stats | lifecycle | log | interrupts
+    config | stats | lifecycle | log
     model, errors, clock, wording                             standard library only
 
 docs/architecture.md has the rest.
