@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from itertools import takewhile
 from typing import NamedTuple, Protocol
 
 from pinlaterd.engines.base import AckOp, AckResult, Acks, ClaimOp, ClaimRoom, Claims, Requeued
@@ -44,33 +45,39 @@ def local_ids_of(acks: Iterable[Acks]) -> list[int]:
 def apply_acks(ops: Sequence[AckOp], actions: AckActions) -> list[AckResult]:
     """Ops that name no job twice commute, and are carried out together: successes, then failures.
     Otherwise each goes in its turn, and within it each ack where that makes a difference."""
-    if _name_no_job_twice(ops):
-        return _together(ops, actions)
+    acks = _Grouped(ops)
+    if acks.name_no_job_twice():
+        return _together(ops, acks, actions)
     return [_alone(op, actions) for op in ops]
 
 
-def _name_no_job_twice(ops: Sequence[AckOp]) -> bool:
-    named: defaultdict[_Place, list[int]] = defaultdict(list)
-    for queue, succeeded, failed in ops:
-        for alike in (*succeeded, *failed):
-            named[queue, alike[0]] += alike[1]
-    return all(len(set(local_ids)) == len(local_ids) for local_ids in named.values())
+class _Grouped:
+    """The acks of ops, by queue and priority."""
+
+    def __init__(self, ops: Sequence[AckOp]) -> None:
+        self.succeeded: defaultdict[_Place, list[Acks]] = defaultdict(list)
+        self.failed: defaultdict[_Place, list[Acks]] = defaultdict(list)
+        for queue, succeeded, failed in ops:
+            for alike in succeeded:
+                self.succeeded[queue, alike[0]].append(alike)
+            for alike in failed:
+                self.failed[queue, alike[0]].append(alike)
+
+    def name_no_job_twice(self) -> bool:
+        for place in self.succeeded.keys() | self.failed.keys():
+            local_ids = local_ids_of((*self.succeeded.get(place, ()), *self.failed.get(place, ())))
+            if len(set(local_ids)) != len(local_ids):
+                return False
+        return True
 
 
-def _together(ops: Sequence[AckOp], actions: AckActions) -> list[AckResult]:
-    successes: defaultdict[_Place, list[Acks]] = defaultdict(list)
-    failures: defaultdict[_Place, list[Acks]] = defaultdict(list)
-    for queue, succeeded, failed in ops:
-        for alike in succeeded:
-            successes[queue, alike[0]].append(alike)
-        for alike in failed:
-            failures[queue, alike[0]].append(alike)
+def _together(ops: Sequence[AckOp], grouped: _Grouped, actions: AckActions) -> list[AckResult]:
     missed: dict[_Place, AbstractSet[int]] = {}
-    for place, acks in successes.items():
+    for place, acks in grouped.succeeded.items():
         if lost := actions.succeed(*place, acks):
             missed[place] = lost
     requeued: dict[_Place, Mapping[int, Requeued]] = {}
-    for place, acks in failures.items():
+    for place, acks in grouped.failed.items():
         done = actions.fail(*place, acks)
         if done.missed:
             missed[place] = missed.get(place, _NOBODY) | done.missed
@@ -83,12 +90,14 @@ def _result(
     missed: Mapping[_Place, AbstractSet[int]],
     requeued: Mapping[_Place, Mapping[int, Requeued]],
 ) -> AckResult:
+    if not missed and not op.failed:
+        return AckResult(op.jobs, 0, 0, [])
+
     def applied(acks: Sequence[Acks]) -> int:
         jobs = sum([len(alike[1]) for alike in acks])
-        if missed:
-            for priority, local_ids, *_ in acks:
-                lost = missed.get((op.queue, priority), _NOBODY)
-                jobs -= sum([local_id in lost for local_id in local_ids])
+        for priority, local_ids, *_ in acks if missed else ():
+            lost = missed.get((op.queue, priority), _NOBODY)
+            jobs -= sum([local_id in lost for local_id in local_ids])
         return jobs
 
     succeeded, failed = applied(op.succeeded), applied(op.failed)
@@ -103,8 +112,9 @@ def _result(
 
 def _alone(op: AckOp, actions: AckActions) -> AckResult:
     once = _without_repetitions(op)
-    if _name_no_job_twice([once]):
-        [result] = _together([once], actions)
+    grouped = _Grouped([once])
+    if grouped.name_no_job_twice():
+        [result] = _together([once], grouped, actions)
     else:
         result = _ack_by_ack(once, actions)
     return result._replace(noop=result.noop + op.jobs - once.jobs)
@@ -134,7 +144,7 @@ def _without_repetitions(op: AckOp) -> AckOp:
 def _ack_by_ack(op: AckOp, actions: AckActions) -> AckResult:
     singles = [AckOp(op.queue, [ack], ()) for ack in _one_by_one(op.succeeded)]
     singles += [AckOp(op.queue, (), [ack]) for ack in _one_by_one(op.failed)]
-    results = [_together([single], actions)[0] for single in singles]
+    results = [_together([single], _Grouped([single]), actions)[0] for single in singles]
     return AckResult(
         succeeded=sum(result.succeeded for result in results),
         failed=sum(result.failed for result in results),
@@ -148,6 +158,9 @@ def _one_by_one(acks: Sequence[Acks]) -> list[Acks]:
 
 
 # --- claims ---------------------------------------------------------------------------------
+
+# More than so much is not read before it is known to fit.
+_MOST_AHEAD_BYTES = 1 << 20
 
 
 class ReadPayloads(Protocol):
@@ -165,6 +178,7 @@ def fitting_payloads(
 
     A job that exists counts, be it PENDING or not."""
     left, first_of_batch = room.most_bytes, True
+    read = _reading_ahead(ops, min(room.most_bytes, _MOST_AHEAD_BYTES), read)
     found: list[Sequence[Payload | None]] = []
     for op in ops:
         if left <= 0 and not first_of_batch:
@@ -183,6 +197,36 @@ def fitting_payloads(
         first_of_batch = first_of_batch and not any(payloads)
         found.append(payloads)
     return found
+
+
+def _reading_ahead(ops: Sequence[ClaimOp], most_bytes: int, read: ReadPayloads) -> ReadPayloads:
+    """`read` as it is, but that what several ops lack was read at once, as far as it is small."""
+    missing: defaultdict[_Place, list[Sequence[int]]] = defaultdict(list)
+    for op in ops:
+        for priority, keys, _, given in op.claims:
+            if None in given:
+                pairs = zip(keys, given, strict=True)
+                missing[op.queue, priority].append(
+                    [key[1] for key, payload in pairs if not payload]
+                )
+    known: dict[_Place, dict[int, Payload | None]] = {}
+    for place, of_ops in missing.items():
+        if len(of_ops) > 1:
+            local_ids = [local_id for of_op in of_ops for local_id in of_op]
+            rows = read(*place, local_ids, most_bytes=most_bytes)
+            known[place] = dict(zip(local_ids, rows, strict=False))
+
+    def read_rest(
+        queue: str, priority: int, local_ids: Sequence[int], *, most_bytes: int
+    ) -> Sequence[Payload | None]:
+        of_place = known.get((queue, priority), {})
+        rows = [of_place[local_id] for local_id in takewhile(of_place.__contains__, local_ids)]
+        most_bytes -= sum([len(payload[0]) for payload in rows if payload])
+        if len(rows) < len(local_ids) and (most_bytes > 0 or not any(rows)):
+            rows += read(queue, priority, local_ids[len(rows) :], most_bytes=max(0, most_bytes))
+        return rows
+
+    return read_rest if known else read
 
 
 def first_claims(op: ClaimOp, count: int) -> Sequence[Claims]:

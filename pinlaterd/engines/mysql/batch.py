@@ -420,7 +420,7 @@ def _inserts(head: bytes, rows: Sequence[bytes], most_bytes: int) -> Iterator[by
 # --- claims ---------------------------------------------------------------------------------
 
 
-def _claim(store: Store, tx: Transaction, batch: Batch) -> list[list[Payload | None]]:
+def _claim(store: Store, tx: Transaction, batch: Batch) -> Sequence[Sequence[Payload | None]]:
     def read(
         queue: str, priority: int, local_ids: Sequence[int], *, most_bytes: int
     ) -> Sequence[Payload | None]:
@@ -450,6 +450,8 @@ def _claim(store: Store, tx: Transaction, batch: Batch) -> list[list[Payload | N
         if kept:
             # Not by its state: in this very transaction it may have come from there.
             tx.probe = claimed_job(table, *next(iter(kept.items())))
+    if sum(map(len, made.values())) == sum(map(len, payloads)):
+        return payloads
     return [_handed_out(op, of_op, made) for op, of_op in zip(batch.claims, payloads, strict=True)]
 
 

@@ -99,16 +99,19 @@ def update(
     most_ids, first = CASE_IDS if each else LISTED_IDS, 0
     texts = [one.values for one in each] + ([claims] if claims else [])
     while first < len(local_ids):
-        end, room = first, most_bytes - len(head)
-        while end < len(local_ids) and end - first < most_ids:
-            room -= 60 + sum([len(values[end]) + 30 for values in texts])
-            if room < 0 and end > first:
-                break
-            end += 1
+        end = min(first + most_ids, len(local_ids))
+        while end > first + 1 and _bytes(texts, first, end) > most_bytes - len(head):
+            end -= (end - first) // 2
         part = local_ids[first:end]
         cases = b"".join([b", " + _case(one, part, first) for one in each])
         yield head + cases + by_ids(part, state, claims[first:end])
         first = end
+
+
+def _bytes(texts: Sequence[Sequence[bytes]], first: int, end: int) -> int:
+    """About what jobs take in a statement: their texts, and their ids beside each."""
+    listed = sum([sum(map(len, values[first:end])) for values in texts])
+    return listed + (end - first) * (60 + 30 * len(texts))
 
 
 def _case(one: Each, part: Sequence[int], first: int) -> bytes:
