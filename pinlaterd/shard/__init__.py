@@ -6,7 +6,7 @@ service      calls in, answers out, one commit for many calls; no sockets
 dispatch     decodes a call, and finds out what it takes to answer it
 operations   enqueue, ack, checkpoint, release: each checks its call, builds its store operation,
              and turns the result into the answer;  dequeue: the same, by the ready index
-batches      what has arrived becomes one commit;  commits: what becomes of it
+commits      what has arrived becomes batches, each one commit, and what becomes of its calls
 state        what is in memory beside the store;  ready: which jobs are ready
 bulk         the other calls: queues, look-ups, counts, scans, retries, deletes
 maintenance  time-outs, garbage, gauges;  tasks: work in slices between commits

@@ -50,7 +50,7 @@ from pinlaterd.model import (
 from pinlaterd.shard.dequeue import JOB_OVERHEAD_BYTES
 from pinlaterd.shard.descriptors import LAST_PRIORITY, NO_JOB, JobDescriptors
 from pinlaterd.shard.operations import chunks
-from pinlaterd.shard.search_messages import ScanPart, SearchCall
+from pinlaterd.shard.search import ScanPart, SearchCall
 from pinlaterd.shard.state import ShardState
 from pinlaterd.shard.tasks import Pace, ShardStops
 

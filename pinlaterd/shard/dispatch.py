@@ -39,7 +39,6 @@ from pinlaterd.model import (
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.codec import Call, Head
 from pinlaterd.shard.bulk import Answering, BulkCalls
-from pinlaterd.shard.commits import Replies
 from pinlaterd.shard.dequeue import Dequeue
 from pinlaterd.shard.operations import (
     Ack,
@@ -48,6 +47,7 @@ from pinlaterd.shard.operations import (
     ForeignError,
     Operation,
     ReleaseClaims,
+    Replies,
 )
 from pinlaterd.shard.state import STORE_FAILED, Arrival, ShardState
 from pinlaterd.shard.tasks import ShardStops, Steps, Tasks

@@ -16,10 +16,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from pinlaterd import log as logs
 from pinlaterd.clock import Clock
+from pinlaterd.config.active import read_active
+from pinlaterd.config.layout import CONFIG_FILE, shard_program
+from pinlaterd.errors import ConfigError
 from pinlaterd.lifecycle import StopSignal
 from pinlaterd.shard.service import ShardService
 from pinlaterd.shard.state import Arrival
-from pinlaterd.shard.updates import ConfigUpdates
 from pinlaterd.stats import Stats
 from pinlaterd.wire import envelope
 from pinlaterd.wire.control import ControlClient, ProcessState
@@ -45,8 +47,42 @@ _new = tuple.__new__  # half the cost of calling a NamedTuple, for each call of 
 # Batches that a shard that stops still makes of what has arrived.
 _MOST_LAST_TURNS = 1_000
 # How long a shard that stops waits for routers to hear of it; a frozen one never does.
-_FAREWELL_SECONDS = 1.0
-_PARTED = bytes((Kind.GOODBYE_ACK,))
+_GOODBYE_SECONDS = 1.0
+_GOODBYE_ACK = bytes((Kind.GOODBYE_ACK,))
+
+
+class ConfigUpdates:
+    """Takes snapshots from `control` and has `service` follow the active configuration."""
+
+    def __init__(self, control: ControlClient, service: ShardService) -> None:
+        self._control = control
+        self._service = service
+
+    def hear(self) -> bool:
+        """Take what has come, which shows us to a new coordinator. Whether what is followed has
+        changed."""
+        try:
+            snapshot = self._control.receive()
+        except MalformedEnvelope:
+            log.error("the coordinator sent a message that can't be read; ignored")
+            return False
+        if snapshot is None or snapshot.config_version == self._control.config_version:
+            return False
+        return self._read()
+
+    def _read(self) -> bool:
+        try:
+            in_force = read_active()
+        except ConfigError as error:
+            log.error("%s", error)
+            return False
+        if in_force is None:
+            log.error("%s can't be read; keeping the last configuration", CONFIG_FILE)
+            return False
+        logs.set_up(shard_program(self._service.name), in_force.config.server.log_level)
+        self._service.follow(in_force.config)
+        self._control.config_version = in_force.version
+        return True
 
 
 class ShardLoop:
@@ -66,7 +102,7 @@ class ShardLoop:
         self._service = service
         self._end = end
         self._control = control
-        self._coordinator = ConfigUpdates(control, service)
+        self._config_updates = ConfigUpdates(control, service)
         self._stop = stop
         self._clock = clock
         self._stats = stats
@@ -76,7 +112,7 @@ class ShardLoop:
         self._missing_out: set[bytes] = set()  # routers to which a message could not be sent
         self._told_degraded = False
         self._told: dict[str, bool] = {}  # by queue: whether routers know of ready jobs
-        self._news: dict[str, ReadyCounts] = {}  # since the last pulse
+        self._updates: dict[str, ReadyCounts] = {}  # since the last pulse
         self._next_pulse = 0.0
         self._unused_pulses = 0  # since a router has sent something
         self._next_report = 0.0
@@ -149,7 +185,7 @@ class ShardLoop:
                 break
         service.close()
         self._publish()
-        self._bid_farewell()
+        self._leave()
 
     def _withdraw(self) -> None:
         """The store is closed: until it is open again the shard is down, as routers see it. So
@@ -158,24 +194,24 @@ class ShardLoop:
             return
         self._service.run_batch()  # which refuses all that has arrived
         self._publish()
-        self._say_farewell()
+        self._say_goodbye()
         self._incarnation = 0
-        self._news = {}
+        self._updates = {}
 
-    def _say_farewell(self) -> None:
+    def _say_goodbye(self) -> None:
         """Calls that arrive from here on are not carried out: their routers may try elsewhere."""
         goodbye = envelope.pack_goodbye(self._incarnation)
         for router in list(self._routers):
             self._send(router, goodbye)
 
-    def _bid_farewell(self) -> None:
+    def _leave(self) -> None:
         """A router's ZeroMQ drops what it has not read when it finds the connection closed. So this
         one stays open until every router has heard."""
-        self._say_farewell()
+        self._say_goodbye()
         self._watch_searcher()
         self._end.forget(self._stop.fileno())
         self._end.forget(self._control_fileno)
-        until = self._clock.monotonic() + _FAREWELL_SECONDS
+        until = self._clock.monotonic() + _GOODBYE_SECONDS
 
         def left() -> float:
             return until - self._clock.monotonic()
@@ -183,7 +219,7 @@ class ShardLoop:
         while self._routers and left() > 0:
             self._end.wait(left)
             for router, frame in self._end.receive(_MOST_FRAMES, _MOST_BYTES):
-                if frame[:1] == _PARTED:
+                if frame[:1] == _GOODBYE_ACK:
                     self._routers.discard(router)
 
     # --- what routers send ---------------------------------------------------------------------
@@ -193,7 +229,7 @@ class ShardLoop:
         try:
             if kind == Kind.CALLS:
                 if router in self._missing_out:
-                    self._begin_anew(router)
+                    self._welcome_again(router)
                     return
                 self._routers.add(router)
                 incarnation, calls = envelope.unpack_calls(frame)
@@ -222,9 +258,8 @@ class ShardLoop:
         if self._service.serving:
             self._welcome(router)
 
-    def _begin_anew(self, router: bytes) -> None:
-        """It did not get all that we said, be it answers or a welcome: what it has sent is lost to
-        it, and with this it gives those calls up."""
+    def _welcome_again(self, router: bytes) -> None:
+        """This router missed a message: welcome it again, so that it fails its calls in flight."""
         if self._incarnation:
             self._missing_out.discard(router)
             self._routers.add(router)
@@ -268,7 +303,7 @@ class ShardLoop:
         urgent = []
         for found in counts:
             queue, numbers = found
-            self._news[queue] = found
+            self._updates[queue] = found
             ready = any(numbers)
             if not numbers:
                 self._told.pop(queue, None)
@@ -298,9 +333,9 @@ class ShardLoop:
         self._next_pulse = now + (QUIET_PULSE_SECONDS if quiet else PULSE_SECONDS)
         self._told_degraded = bool(self._service.degraded)
         frame = envelope.pack_pulse(
-            self._incarnation, self._news.values(), degraded=self._told_degraded
+            self._incarnation, self._updates.values(), degraded=self._told_degraded
         )
-        self._news = {}
+        self._updates = {}
         if self._incarnation:
             for router in list(self._routers):
                 self._send(router, frame)
@@ -331,6 +366,6 @@ class ShardLoop:
         self._hear()
 
     def _hear(self) -> None:
-        if self._coordinator.hear():
+        if self._config_updates.hear():
             # tell at once what is followed now, and what is held by then
             self._next_pulse = self._next_report = 0.0

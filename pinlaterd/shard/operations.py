@@ -7,8 +7,8 @@ An operation that was not committed has changed nothing. Dequeues are in `dequeu
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TypeVar, cast
 
 from pinlaterd.engines.base import (
@@ -138,6 +138,44 @@ class Operation:
     def fail(self, error: PinLaterError) -> ReplyEntry:
         """The answer if it ends here."""
         return self.arrival.failed(self.head, error)
+
+
+class Replies:
+    """The operations in flight, and the replies that wait to be taken."""
+
+    def __init__(self) -> None:
+        self.bytes = 0  # in those that wait
+        self._in_flight: dict[Operation, None] = {}
+        self._waiting: defaultdict[bytes, list[ReplyEntry]] = defaultdict(list)
+
+    def expect(self, operation: Operation) -> None:
+        """It is in flight from now on."""
+        self._in_flight[operation] = None
+
+    def settle(self, operation: Operation, entry: ReplyEntry) -> None:
+        del self._in_flight[operation]
+        self._waiting[operation.arrival[0]].append(entry)
+        self.bytes += len(entry[2])
+
+    def reply(self, arrival: Arrival, entry: ReplyEntry) -> None:
+        """To a call that was never in flight."""
+        self._waiting[arrival.router].append(entry)
+        self.bytes += len(entry.payload)
+
+    def forget(self, operation: Operation) -> None:
+        """It stays without a reply."""
+        del self._in_flight[operation]
+
+    def abandon(self, told: PinLaterError) -> None:
+        """End all that is in flight; callers are told why."""
+        for operation in list(self._in_flight):
+            self.settle(operation, operation.fail(told))
+
+    def take(self) -> Mapping[bytes, list[ReplyEntry]]:
+        """The replies since the last time, by router."""
+        replies, self._waiting = self._waiting, defaultdict(list)
+        self.bytes = 0
+        return replies
 
 
 # --- enqueue --------------------------------------------------------------------------------

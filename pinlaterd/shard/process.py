@@ -20,10 +20,9 @@ from pinlaterd.engines.base import StorageEngine
 from pinlaterd.engines.registry import make_engine
 from pinlaterd.errors import ConfigError, ShardOwned, StorageCorrupt, StorageError
 from pinlaterd.lifecycle import ExitCode, StopSignal, prefer_throughput, set_title
-from pinlaterd.shard.loop import ShardLoop
+from pinlaterd.shard.loop import ConfigUpdates, ShardLoop
 from pinlaterd.shard.service import ShardService
 from pinlaterd.shard.timekeeping import Timekeeper
-from pinlaterd.shard.updates import ConfigUpdates
 from pinlaterd.stats import Stats
 from pinlaterd.wire.control import ControlClient, ProcessState
 from pinlaterd.wire.socket import ShardEnd, new_context

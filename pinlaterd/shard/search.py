@@ -1,7 +1,9 @@
 """The shard's end of its searcher, the process in which searches run (see `searcher`).
 
 All searches run at the same time, in turns. The searcher is started at the first one, ended when it
-was idle for a minute, and replaced when it dies: its searches are begun once more.
+was idle for a minute, and replaced when it dies: its searches are begun once more. What the two
+send each other are length-prefixed pickles, of classes that the searcher's own module must not
+define: it is its process's `__main__`.
 
     shard -> searcher    the engine's SearcherFactory; then (number, SearchCall), and EndSearch
     searcher -> shard    (number, the result, or the exception that it raised)
@@ -11,28 +13,24 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 import socket
+import struct
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pinlaterd.clock import Clock
-from pinlaterd.engines.base import SearcherFactory
+from pinlaterd.engines.base import Search, SearcherFactory, StoredJob
 from pinlaterd.errors import Overloaded, StorageError
-from pinlaterd.shard.search_messages import (
-    MOST_SEARCHES,
-    EndSearch,
-    SearchCall,
-    framed,
-    take_message,
-)
 
 log = logging.getLogger(__name__)
 
+MOST_SEARCHES = 64
 # So that no source takes all places.
 MOST_OF_A_SOURCE = MOST_SEARCHES // 2
 _IDLE_SECONDS = 60.0
@@ -46,6 +44,45 @@ _PACKAGE_FOLDER = str(Path(__file__).resolve().parents[2])
 
 # Gets the result, or the exception instead of one.
 SearchDone = Callable[[object], None]
+_LENGTH = struct.Struct(">I")
+
+
+class SearchCall(NamedTuple):
+    """A call of one method of Searcher."""
+
+    method: Literal["count", "scan", "find"]
+    search: Search
+    source: str  # who asks for it
+
+
+class ScanPart(NamedTuple):
+    """The result of a scan; `more`: whether there may be more than fit, or were found in time."""
+
+    jobs: Sequence[StoredJob]
+    more: bool
+
+
+class EndSearch(NamedTuple):
+    """Nobody waits any more for the search of that number."""
+
+    number: int
+
+
+def framed(message: object) -> bytes:
+    data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    return _LENGTH.pack(len(data)) + data
+
+
+def take_message(received: bytearray) -> Any:
+    """The first whole message, taken out of `received`; None if there is none."""
+    if len(received) < _LENGTH.size:
+        return None
+    end = _LENGTH.size + _LENGTH.unpack_from(received)[0]
+    if len(received) < end:
+        return None
+    message = pickle.loads(bytes(received[_LENGTH.size : end]))  # noqa: S301
+    del received[:end]
+    return message
 
 
 class _Running(NamedTuple):

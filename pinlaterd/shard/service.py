@@ -26,15 +26,14 @@ from pinlaterd.errors import (
     StorageNotCommitted,
 )
 from pinlaterd.model import JobState
-from pinlaterd.shard.batches import Batches
 from pinlaterd.shard.bulk import BulkCalls
-from pinlaterd.shard.commits import Replies
+from pinlaterd.shard.commits import Batches
 from pinlaterd.shard.descriptors import ClaimDescriptors
 from pinlaterd.shard.dispatch import Dispatch
 from pinlaterd.shard.health import StoreHealth
 from pinlaterd.shard.maintenance import Maintenance, QueueGauges
-from pinlaterd.shard.search import SearchClient, SearchDone
-from pinlaterd.shard.search_messages import SearchCall
+from pinlaterd.shard.operations import Replies
+from pinlaterd.shard.search import SearchCall, SearchClient, SearchDone
 from pinlaterd.shard.state import Arrival, ShardState
 from pinlaterd.shard.tasks import Tasks
 from pinlaterd.shard.timekeeping import Timekeeper

@@ -13,8 +13,7 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from pinlaterd.clock import Clock
-from pinlaterd.shard.search import SearchDone
-from pinlaterd.shard.search_messages import SearchCall
+from pinlaterd.shard.search import SearchCall, SearchDone
 
 # What a task yields, is sent, and returns.
 Steps = Generator[SearchCall | None, Any, None]

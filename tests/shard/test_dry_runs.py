@@ -14,7 +14,7 @@ from pinlaterd.model import (
     Job,
     JobState,
 )
-from pinlaterd.shard.batches import MOST_DRY_RUNS
+from pinlaterd.shard.commits import MOST_DRY_RUNS
 from pinlaterd.wire.envelope import ReplyEntry, Status
 
 JOBS = 700  # more than a few slices

@@ -12,7 +12,7 @@ import pytest
 
 from pinlaterd.engines.base import ScanAfter, Search, SearcherFactory, StoredJob
 from pinlaterd.model import JobState
-from pinlaterd.shard.search_messages import ScanPart, SearchCall, take_message
+from pinlaterd.shard.search import ScanPart, SearchCall, take_message
 from pinlaterd.shard.searcher import _MOST_PAUSED, _Process, _Search
 from tests.conftest import WaitUntil
 
