@@ -67,38 +67,42 @@ class ForeignError(Exception):
 
 
 class Commit:
-    """One commit of the store in the making."""
+    """One commit of the store in the making. `enqueuing`: the calls that `enqueues` are of."""
 
-    __slots__ = ("acks", "checkpoints", "claims", "enqueues", "releases")
+    __slots__ = ("acks", "checkpoints", "claims", "enqueues", "enqueuing", "releases")
 
     def __init__(self) -> None:
         self.acks: _Added[AckOp, AckResult] = []
         self.checkpoints: _Added[CheckpointOp, CheckpointResult] = []
         self.releases: _Added[ReleaseOp, Sequence[Requeued]] = []
-        self.enqueues: list[tuple[EnqueueOp, Enqueue]] = []
+        self.enqueues: list[EnqueueOp] = []
+        self.enqueuing: list[Enqueue] = []
         self.claims: _Added[ClaimOp, Sequence[Payload | None]] = []
 
     def batch(self, room: ClaimRoom) -> Batch:
         return Batch(
-            [op for op, _ in self.acks],
-            [op for op, _ in self.checkpoints],
-            [op for op, _ in self.releases],
-            [op for op, _ in self.enqueues],
-            [op for op, _ in self.claims],
+            [op for op, _ in self.acks] if self.acks else (),
+            [op for op, _ in self.checkpoints] if self.checkpoints else (),
+            [op for op, _ in self.releases] if self.releases else (),
+            self.enqueues,
+            [op for op, _ in self.claims] if self.claims else (),
             room,
         )
 
     def hand_over(self, result: BatchResult, state: ShardState, now_ms: int) -> None:
         """It is durable: give each result to whom it belongs."""
-        for (_, acked), ack_result in zip(self.acks, result.acks, strict=True):
-            acked(ack_result, now_ms)
-        for (_, checkpointed), done in zip(self.checkpoints, result.checkpoints, strict=True):
-            checkpointed(done, now_ms)
-        for (_, released), requeued in zip(self.releases, result.releases, strict=True):
-            released(requeued, now_ms)
-        for (_, enqueue), local_ids in zip(self.enqueues, result.enqueues, strict=True):
+        if self.acks:
+            for (_, acked), ack_result in zip(self.acks, result.acks, strict=True):
+                acked(ack_result, now_ms)
+        if self.checkpoints:
+            for (_, checkpointed), done in zip(self.checkpoints, result.checkpoints, strict=True):
+                checkpointed(done, now_ms)
+        if self.releases:
+            for (_, released), requeued in zip(self.releases, result.releases, strict=True):
+                released(requeued, now_ms)
+        for enqueue, local_ids in zip(self.enqueuing, result.enqueues, strict=True):
             enqueue.local_ids = local_ids
-        state.index_stored([op for op, _ in self.enqueues], result.enqueues, now_ms)
+        state.index_stored(self.enqueues, result.enqueues, now_ms)
         for (_, claimed), payloads in zip(self.claims, result.claims, strict=True):
             claimed(payloads, now_ms)
 
@@ -199,7 +203,8 @@ class Enqueue(Operation):
         return len(self.jobs)
 
     def add_to(self, commit: Commit) -> None:
-        commit.enqueues.append((_new(EnqueueOp, (self.queue, self.jobs)), self))
+        commit.enqueues.append(_new(EnqueueOp, (self.queue, self.jobs)))
+        commit.enqueuing.append(self)
 
     def reply(self, now_ms: int) -> ReplyEntry:
         prefix = f"{self.queue}:s{self.state.name}:p"

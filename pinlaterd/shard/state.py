@@ -259,6 +259,9 @@ class ShardState:
         """Index all jobs that a commit has stored, and keep the payloads of those due soon.
 
         Once for all of a batch: with one job a call, this is a good part of what a call costs."""
+        if len(ops) == 1:
+            self._index(ops[0].queue, local_ids[0], ops[0].jobs, now_ms)
+            return
         stored: dict[str, tuple[list[int], list[Job]]] = {}
         for (queue, jobs), ids in zip(ops, local_ids, strict=True):
             found = stored.get(queue)
@@ -267,13 +270,13 @@ class ShardState:
             found[0].extend(ids)
             found[1].extend(jobs)
         for queue, (all_ids, all_jobs) in stored.items():
-            self.touched.add(queue)
-            self.figures.enqueued(queue, all_jobs)
             self._index(queue, all_ids, all_jobs, now_ms)
 
     def _index(
         self, queue: str, local_ids: Sequence[int], jobs: Sequence[Job], now_ms: int
     ) -> None:
+        self.touched.add(queue)
+        self.figures.enqueued(queue, jobs)
         priorities = {job[1] for job in jobs}
         if len(priorities) == 1:
             self._remember(queue, priorities.pop(), local_ids, jobs, now_ms)
