@@ -68,6 +68,9 @@ _RESERVED_IDS = 10_000
 _LOOK_UP_PART = 0.5
 # How often a transaction is begun.
 _ATTEMPTS = 4
+# After one in which jobs were not as expected, so many look first: where claims time out often, a
+# late ack would make every batch be done twice.
+_CAREFUL_TRANSACTIONS = 20
 
 
 class Store:
@@ -106,6 +109,7 @@ class Store:
         self._start_ms = 0  # of our ownership
         self._failure = ""  # why it must be reopened
         self._unmoved_commits = 0  # see _note
+        self._careful_left = 0  # transactions that look first
         self._ended_badly = False  # whether we were the owner, until a clean end is noted
         self._next_local_id = 1
         self._marked_local_id = 1  # ids below this are marked as used in the owner's table
@@ -227,7 +231,8 @@ class Store:
         """`work` in one durable transaction. It may be called again, if a foreign writer's locks
         or ids, or jobs in an unexpected state, get in its way: nothing is kept of what it did
         before."""
-        careful, attempts_left = False, _ATTEMPTS
+        careful, attempts_left = self._careful_left > 0, _ATTEMPTS
+        self._careful_left -= careful
         while True:
             db = self.db
             tx = Transaction(db, now_ms, careful=careful)
@@ -243,7 +248,7 @@ class Store:
                     raise StorageNotCommitted(
                         f"{self}: jobs change while they are locked"
                     ) from None
-                careful = True
+                careful, self._careful_left = True, _CAREFUL_TRANSACTIONS
                 continue
             except FAULTS as fault:
                 self._marked_local_id = marked_local_id
