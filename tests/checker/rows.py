@@ -58,7 +58,9 @@ def of_mysql(server: MariaDB, shards: Sequence[str]) -> Iterator[Record]:
 def of_redis(server: RedisServer, shards: Sequence[str]) -> Iterator[Record]:
     with server.client() as client:
         for shard in shards:
-            for name in client.zrange(f"pln_{shard}", 0, -1):
+            for name in [
+                name for kind in ("pln", "plr") for name in client.zrange(f"{kind}_{shard}", 0, -1)
+            ]:
                 stored = name.decode()
                 queue = stored.removeprefix("+")  # a queue of the lean layout
                 for key in client.scan_iter(f"plq_{shard}_{stored}.p*"):

@@ -11,5 +11,6 @@ __all__ = ["redis_program", "redis_server"]
 
 
 @pytest.mark.timeout(600)  # thousands of commits, each flushed to the disk
-def test_the_engine_agrees_with_the_model(request: pytest.FixtureRequest):
-    check_engine("redis", request, examples=100)
+@pytest.mark.parametrize("engine", ["redis", "redis-lean"])
+def test_the_engine_agrees_with_the_model(request: pytest.FixtureRequest, engine: str):
+    check_engine(engine, request, examples=100)

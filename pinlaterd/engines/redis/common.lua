@@ -19,11 +19,13 @@
 --                             where PENDING, else the time at which the job came to be in that
 --                             state (IN_PROGRESS: was claimed, or last checkpointed)
 --
--- A queue that we create has a leaner layout, by default (redis_layout): two commands store a thousand
--- jobs, not a thousand and one. Its name in pln_SHARD, and in keys but that of its counter, begins
--- with '+', as no client's can: PinLater, and releases that don't know it, don't see it. Its sets are
--- the same; its jobs, by their ids, are in three hashes, and times there in ms:
+-- A queue that we create has a leaner layout, by default (redis_layout): two commands store a
+-- thousand jobs, not a thousand and one. Its name in keys, but that of its counter, begins with
+-- '+', as no client's can, and is not in pln_SHARD: PinLater, and releases that don't know it,
+-- leave it alone. Its sets are the same; its jobs, by their ids, are in three hashes, and times
+-- there in ms:
 --
+--   plr_SHARD                 sorted set: the names of lean queues, by when they were created
 --   plb_SHARD_+QUEUE          a job as it was enqueued: 'AL CA N;', N bytes of status, body. What
 --                             decides whether there is such a job
 --   plc_SHARD_+QUEUE          its last claim, and its run-after before that: 'RA CD'; none while
@@ -43,9 +45,9 @@
 --   plt_SHARD_QUEUE.N         such a set
 --
 -- A job is in the state whose set holds its id, and in none if no set does: then its hash is a
--- deleted queue's. An id whose hash is gone was evicted: such an id is removed when it is met. So is
--- one where something else than a hash lies, and a member that can be no job's number. A field that
--- should be a number and is none counts as missing.
+-- deleted queue's. An id whose hash is gone was evicted: such an id is removed when it is met. So
+-- is one where something else than a hash lies, and a member that can be no job's number. A field
+-- that should be a number and is none counts as missing.
 --
 -- Something else than a sorted set in place of one, or than a hash in a lean queue, is a foreign
 -- writer's doing that only an operator can mend: nothing is written to that queue and priority
@@ -63,7 +65,7 @@
 
 local SHARD = ARGV[1]
 local RECORD, LEASE = 'plm_' .. SHARD, 'plo_' .. SHARD
-local QUEUES, DROPPED = 'pln_' .. SHARD, 'plt_' .. SHARD
+local QUEUES, LEAN_QUEUES, DROPPED = 'pln_' .. SHARD, 'plr_' .. SHARD, 'plt_' .. SHARD
 local PENDING, IN_PROGRESS, SUCCEEDED, FAILED = '0', '1', '2', '3'
 local MOST_DIGITS = 19
 -- Up to here, the year 4147, scores tell the digits apart; limits.py promises no later run-after.
@@ -103,6 +105,11 @@ end
 
 local function is_lean(queue)
   return string.byte(queue) == 43 -- '+'
+end
+
+-- The names of the queues of the same layout.
+local function queues_key(queue)
+  return is_lean(queue) and LEAN_QUEUES or QUEUES
 end
 
 -- Of a lean queue: one of its three hashes.
@@ -167,9 +174,9 @@ local function number_in(field, least, most)
   return nil
 end
 
--- What a queue's counter is at least when its shard is opened or it is created, and where it is lost:
--- an id that nobody can have given before (first_local_id in engines/base.py), whatever copy of the
--- keys this is.
+-- What a queue's counter is at least when its shard is opened or it is created, and where it is
+-- lost: an id that nobody can have given before (first_local_id in engines/base.py), whatever copy
+-- of the keys this is.
 local function unused_id(now_ms)
   local began = number_in(redis.call('HGET', RECORD, 'start_ms'), 0, LATEST_ORDERED_MS) or 0
   return math.max(now_ms, began) * 1000
@@ -268,7 +275,8 @@ local function fields_of(key, ...)
   return redis.call('EXISTS', key) == 1 and fields or nil
 end
 
--- Fields of a job of either layout, with the body last if that is among them; nil if it was evicted.
+-- Fields of a job of either layout, with the body last if that is among them; nil if it was
+-- evicted.
 local function job_fields(queue, id, ...)
   if not is_lean(queue) then
     return fields_of(job_key(queue, id), ...)

@@ -4,12 +4,12 @@ local problem = begin_write(false)
 if problem then
   return problem
 end
-problem = damage(QUEUES, 'zset')
+local queue, now = take(), take_number()
+problem = damage(queues_key(queue), 'zset')
 if problem then
   return problem
 end
-local queue, now = take(), take_number()
-if redis.call('ZADD', QUEUES, 'NX', now / 1000, queue) == 1 then
+if redis.call('ZADD', queues_key(queue), 'NX', now / 1000, queue) == 1 then
   raise_counter(queue, now)
 end
 return { 'OK' }

@@ -6,12 +6,12 @@ local problem = begin_write(false)
 if problem then
   return problem
 end
-problem = damage(QUEUES, 'zset')
+local queue, most_priorities = take(), take_number()
+problem = damage(queues_key(queue), 'zset')
 if problem then
   return problem
 end
-local queue, most_priorities = take(), take_number()
-redis.call('ZREM', QUEUES, queue)
+redis.call('ZREM', queues_key(queue), queue)
 if is_lean(queue) then
   -- Redis frees them beside its work.
   redis.call('UNLINK', jobs_key(queue), claims_key(queue), updates_key(queue))

@@ -107,9 +107,9 @@ end
 
 local MOST_GONE_AT_ONCE = 10000
 
--- Give `visit` the first jobs of a set with scores from `least` to `most`, `limit` at most. It has to
--- remove what it is given. What is no job, or was evicted, is removed on the way, so many at once
--- and no more.
+-- Give `visit` the first jobs of a set with scores from `least` to `most`, `limit` at most. It has
+-- to remove what it is given. What is no job, or was evicted, is removed on the way, so many at
+-- once and no more.
 local function visit_first(set, queue, least, most, limit, visit)
   local visited, gone = 0, 0
   while visited < limit and gone < MOST_GONE_AT_ONCE do

@@ -1,5 +1,5 @@
--- Which of some ids in a queue's sets are of no job. Arguments: the shard, queue, ids. Returns OK, then
--- those.
+-- Which of some ids in a queue's sets are of no job. Arguments: the shard, queue, ids. Returns OK,
+-- then those.
 
 local queue = take()
 local missing = { 'OK' }

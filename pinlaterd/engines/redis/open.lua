@@ -1,9 +1,9 @@
--- Take ownership. Arguments: the shard, now_ms, lease in ms, who asks, the token of an owner that is
--- known to have ended or '', 1 if who asks was an owner before and did not end in order: a replica
--- that has taken the server's place may not know of that. The lease of an owner that has ended need
--- not be waited for, nor need who asks again, having lost its connection, wait for the end of its own.
--- Returns OK, the token, start_ms, clean, names of queues; or OWNED, the owner's token, what is
--- left of its lease in ms; or REFUSED and why; or DAMAGED.
+-- Take ownership. Arguments: the shard, now_ms, lease in ms, who asks, the token of an owner that
+-- is known to have ended or '', 1 if who asks was an owner before and did not end in order: a
+-- replica that has taken the server's place may not know of that. The lease of an owner that has
+-- ended need not be waited for, nor need who asks again, having lost its connection, wait for the
+-- end of its own. Returns OK, the token, start_ms, clean, names of queues; or OWNED, the owner's
+-- token, what is left of its lease in ms; or REFUSED and why; or DAMAGED.
 
 local now, lease_ms, who, ended = take_number(), take(), take(), take()
 local ended_badly = take() == '1'
@@ -11,6 +11,7 @@ local ended_badly = take() == '1'
 local problem = damage(LEASE, 'string')
   or damage(RECORD, 'hash')
   or damage(QUEUES, 'zset')
+  or damage(LEAN_QUEUES, 'zset')
   or damage(DROPPED, 'list')
 if problem then
   return problem
@@ -37,6 +38,11 @@ redis.call(
 redis.call('SET', LEASE, token, 'PX', lease_ms)
 
 local queues = redis.call('ZRANGE', QUEUES, 0, -1)
+for _, queue in ipairs(redis.call('ZRANGE', LEAN_QUEUES, 0, -1)) do
+  if is_lean(queue) then -- and no foreign writer's
+    queues[#queues + 1] = queue
+  end
+end
 for _, queue in ipairs(queues) do
   raise_counter(queue, now)
 end

@@ -1,6 +1,6 @@
 -- End claims last renewed between two times. Arguments: the shard, token, lease in ms, queue, those
--- times in ms, limit, now_ms, priorities. Returns OK, how many failed for good, then priority and id
--- of the others.
+-- times in ms, limit, now_ms, priorities. Returns OK, how many failed for good, then priority and
+-- id of the others.
 
 local problem = begin_write(false)
 if problem then

@@ -53,12 +53,11 @@ class RedisSearcher(WalkingSearcher):
         self._next_slice(search)
         if self._connection.failure:
             self._connection = Connection(self._shard.server, _ANSWER_SECONDS)
-        names = (LEAN_MARK + search.queue, search.queue)
-        scores = self._connection.read("ZMSCORE", f"pln_{self._shard.name}", *names)
-        found = [name for name, score in zip(names, scores, strict=True) if score is not None]
-        if not found:
-            raise QueueNotFound(search.queue)
-        self._queue = found[0]
+        for names, stored in (("plr", LEAN_MARK + search.queue), ("pln", search.queue)):
+            if self._connection.read("ZSCORE", f"{names}_{self._shard.name}", stored) is not None:
+                self._queue = stored
+                return
+        raise QueueNotFound(search.queue)
 
     def _walks_in_order(self, search: Search) -> bool:
         return search.state is JobState.PENDING

@@ -38,14 +38,14 @@ def test_jobs_lie_in_few_keys_that_go_with_the_queue(
     lean.claim(limit=10)
     lean.fail(first)
 
-    assert stranger.zrange(f"pln_{shard}", 0, -1) == [f"+{QUEUE}".encode()]
+    assert stranger.zrange(f"plr_{shard}", 0, -1) == [f"+{QUEUE}".encode()]
     hashes = {f"{kind}_{shard}_+{QUEUE}" for kind in ("plb", "plc", "plu")}
     sets = {f"plq_{shard}_+{QUEUE}.p1_s{state}" for state in (0, 1)}
-    others = {f"pln_{shard}", f"plj_{shard}_{QUEUE}", f"plm_{shard}", f"plo_{shard}"}
+    others = {f"plr_{shard}", f"plj_{shard}_{QUEUE}", f"plm_{shard}", f"plo_{shard}"}
     assert _keys(stranger, shard) == hashes | sets | others
 
     lean.engine.delete_queue(QUEUE)
-    assert _keys(stranger, shard) == others - {f"pln_{shard}"}
+    assert _keys(stranger, shard) == others - {f"plr_{shard}"}
 
 
 def test_a_job_that_is_deleted_leaves_nothing(
