@@ -130,7 +130,7 @@ class Coordinator:
         self._rates = RateControl(self._config, clock, self._stats, psutil.pid_exists)
         self._snapshot = self._next_snapshot()
         self._control: ControlServer | None = None
-        self._web = web.AppRunner(make_application(self), access_log=None)
+        self._web = web.AppRunner(make_application(self.status, self.stats), access_log=None)
         self._loop = asyncio.get_running_loop()
 
     async def start(self) -> None:
@@ -201,15 +201,10 @@ class Coordinator:
         newcomers = config.shards.keys() - self._config.shards.keys()
         self._joining = (self._joining | newcomers) & config.shards.keys()
         self._config, self._config_version = config, active.version
-        self._config_replaced()
-        self._publish()
+        logs.set_up(_NAME, config.server.log_level)
+        self._rates.configure(config.queues)
+        self._publish()  # and what follows for rates
         log.info("a changed configuration is active, version %d", active.version)
-
-    def _config_replaced(self) -> None:
-        """What else here relies on the configuration."""
-        logs.set_up(_NAME, self._config.server.log_level)
-        self._rates.configure(self._config.queues)
-        self._loop.call_soon(self._hear)  # which sends what follows from it
 
     def _config_problems(self) -> Sequence[str]:
         programs = "" if self._programs is None else self._programs.problem

@@ -11,7 +11,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from http import HTTPStatus
-from typing import Protocol
 
 from aiohttp import web
 
@@ -19,48 +18,40 @@ from pinlaterd.coordinator.status import Status
 from pinlaterd.stats import StatsSnapshot, merge
 from pinlaterd.stats.texts import CONTENT_TYPE, PrometheusText, figures, ostrich
 
-_PAGES = (
-    "/stats.txt",
-    "/stats.json",
-    "/metrics",
-    "/health",
-    "/status.json",
-    "/snapshot.json",
-)
-
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class Source(Protocol):
-    """Whom the pages ask."""
+def make_application(
+    status: Callable[[], Status], stats: Callable[[], Mapping[str, StatsSnapshot]]
+) -> web.Application:
+    """`stats`: figures by process."""
+    pages = _Pages(status, stats)
+    handlers = {
+        "/stats.txt": pages.stats_text,
+        "/stats.json": pages.stats_json,
+        "/metrics": pages.metrics,
+        "/health": pages.health,
+        "/status.json": pages.status_json,
+        "/snapshot.json": pages.snapshot_json,
+    }
 
-    def status(self) -> Status: ...
+    async def index(_request: web.Request) -> web.Response:
+        return web.Response(text="".join(f"{page}\n" for page in handlers))
 
-    def stats(self) -> Mapping[str, StatsSnapshot]:
-        """Figures by process."""
-        ...
-
-
-def make_application(source: Source) -> web.Application:
-    pages = _Pages(source)
     application = web.Application(middlewares=[_plain_errors])
-    application.router.add_get("/", pages.index)
-    application.router.add_get("/stats.txt", pages.stats_text)
-    application.router.add_get("/stats.json", pages.stats_json)
-    application.router.add_get("/metrics", pages.metrics)
-    application.router.add_get("/health", pages.health)
-    application.router.add_get("/status.json", pages.status_json)
-    application.router.add_get("/snapshot.json", pages.snapshot_json)
+    application.router.add_get("/", index)
+    for path, handler in handlers.items():
+        application.router.add_get(path, handler)
     return application
 
 
 class _Pages:
-    def __init__(self, source: Source) -> None:
-        self._source = source
+    def __init__(
+        self, status: Callable[[], Status], stats: Callable[[], Mapping[str, StatsSnapshot]]
+    ) -> None:
+        self._status = status
+        self._stats = stats
         self._prometheus = PrometheusText()
-
-    async def index(self, _request: web.Request) -> web.Response:
-        return web.Response(text="".join(f"{page}\n" for page in _PAGES))
 
     async def stats_text(self, request: web.Request) -> web.Response:
         return web.Response(text=ostrich(merge(self._chosen(request).values())))
@@ -84,20 +75,20 @@ class _Pages:
             await asyncio.sleep(0)
 
     async def health(self, _request: web.Request) -> web.Response:
-        found = self._source.status()
+        found = self._status()
         return web.json_response(
             {"healthy": found["healthy"], "problems": found["problems"]},
             status=HTTPStatus.OK if found["healthy"] else HTTPStatus.SERVICE_UNAVAILABLE,
         )
 
     async def status_json(self, _request: web.Request) -> web.Response:
-        return web.json_response(self._source.status())
+        return web.json_response(self._status())
 
     async def snapshot_json(self, request: web.Request) -> web.Response:
         return web.json_response(self._chosen(request))
 
     def _chosen(self, request: web.Request) -> Mapping[str, StatsSnapshot]:
-        stats = self._source.stats()
+        stats = self._stats()
         process = request.query.get("process")
         if process is None:
             return stats

@@ -77,6 +77,9 @@ def test_what_comes_from_the_environment_stays_there(config, tmp_path, monkeypat
     found = read_active()
     assert found is not None
     assert found.config.server.admin_password_hash == stored
+    monkeypatch.delenv("PINLATERD_TEST_SECRET")
+    with pytest.raises(ConfigError, match="the environment has no PINLATERD_TEST_SECRET"):
+        read_active()
 
 
 def test_before_anything_was_accepted_etc_counts(config, tmp_path):
@@ -90,15 +93,6 @@ def test_it_counts_whatever_etc_says_by_then(config, tmp_path):
     assert load_active(tmp_path / "etc").config == config
 
 
-def test_secrets_of_the_environment_stay_there(config, monkeypatch):
-    activate(config)
-
-    assert SECRET not in CONFIG_FILE.read_text()
-    monkeypatch.delenv("PINLATERD_TEST_SECRET")
-    with pytest.raises(ConfigError, match="the environment has no PINLATERD_TEST_SECRET"):
-        read_active()
-
-
 def test_versions_grow_whatever_the_clock_says(config, monkeypatch):
     first = activate(config)
     monkeypatch.setattr("time.time_ns", lambda: 0)
@@ -106,7 +100,7 @@ def test_versions_grow_whatever_the_clock_says(config, monkeypatch):
     assert activate(config).version == first.version + 1
 
 
-def test_only_after_what_is_in_force(config):
+def test_only_after_the_active_one(config):
     first = activate(config)
     second = activate(config, after=first.version)
 

@@ -208,7 +208,7 @@ def test_pause_says_no_more_than_true_or_false(etc):
         load_config(etc)
 
 
-def put_in_force(etc: Path, monkeypatch) -> None:
+def make_active(etc: Path, monkeypatch) -> None:
     monkeypatch.chdir(etc.parent)
     Path("run").mkdir()
     activate(load_config(etc))
@@ -236,7 +236,7 @@ def test_a_missing_file_that_can_not_be_made_is_told(etc, tmp_path):
 def test_a_file_that_vanished_is_not_begun_anew(etc, monkeypatch, left):
     path = etc / "queues.yaml"
     path.write_text("queues:\n  other: {max_jobs_per_second: 1}\n")
-    put_in_force(etc, monkeypatch)
+    make_active(etc, monkeypatch)
     path.unlink()
     if left is not None:
         path.write_text(left)
@@ -251,7 +251,7 @@ def test_a_file_that_vanished_is_not_begun_anew(etc, monkeypatch, left):
 
 
 def test_a_file_that_said_nothing_may_be_missing(etc, monkeypatch):
-    put_in_force(etc, monkeypatch)
+    make_active(etc, monkeypatch)
 
     assert set_paused(etc, "mail", paused=True)
 

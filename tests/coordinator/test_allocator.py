@@ -402,7 +402,7 @@ def test_a_new_coordinator_raises_nothing_before_all_have_reported(server):
 
 
 @pytest.mark.parametrize("limit", [0.0, 0.5, 3.0, 40.0])
-def test_another_limit_is_in_force_once_it_is_heard(server, limit):
+def test_another_limit_acts_once_it_is_heard(server, limit):
     demand(server, router_1=1000, router_2=4)
     server.allocator.set_limits({QUEUE: limit})
     server.act()
