@@ -4,7 +4,8 @@
     ack        on the source, with a status that names the new one, unless it is due there by then
 
 In this order no job is lost wherever a move is cut short; one may be left in both places. An
-enqueue of unknown outcome is made again.
+enqueue of unknown outcome is made again. A shard that is killed within an ack leaves its jobs
+claimed; the next move ends those.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from pinlaterd.model import (
     Result,
     ScanRequest,
     ScanResult,
+    claim_source,
 )
 from pinlaterd.rpc import codec
 from pinlaterd.wire.envelope import Op, Status
@@ -84,8 +86,19 @@ class Move:
         for queue in self._source.queues():
             found = self._source.scan(queue, JobState.PENDING, future=True)
             with contextlib.suppress(QueueNotFound):  # deleted meanwhile, with its jobs
+                self._end_claimed(queue)
                 while batch := list(islice(found, _BATCH_JOBS)):
                     self._move(queue, [record.descriptor for record in batch])
+
+    def _end_claimed(self, queue: str) -> None:
+        """Jobs that an earlier ack has claimed and not ended: their copies were stored before."""
+        claimed = (
+            AckInfo(record.descriptor, "moved")
+            for record in self._source.scan(queue, JobState.IN_PROGRESS, future=True)
+            if claim_source(record.claim_descriptor or "") == _CONTEXT.source
+        )
+        while batch := list(islice(claimed, _BATCH_JOBS)):
+            self._source.ack_scheduled(queue, batch)
 
     def _move(self, queue: str, descriptors: Sequence[str]) -> None:
         try:
@@ -155,7 +168,7 @@ _CALL_SECONDS = 10.0
 _PATIENCE_SECONDS = 30.0
 _RETRY_SECONDS = 0.1
 _PAGE_JOBS = 1_000
-_CONTEXT = CallContext("pinlater-admin move")
+_CONTEXT = CallContext("pinlater-admin drain")
 
 
 # --- what is asked of a shard, past the routers: see wire.shard_caller ---------------------------

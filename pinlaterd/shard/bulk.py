@@ -213,8 +213,10 @@ class BulkCalls:
         """Claim the jobs that `op` is to end as succeeded, in a commit of its own. Returns it with
         these claims, and without the jobs that are not scheduled any more: what is due, or soon.
 
-        The ready index knows nothing of these jobs, since they are not due. What this source has
-        claimed already, in a call that came to no end, is acked. Raises StorageError."""
+        The ready index knows nothing of these jobs, since they are not due. The claims bear the
+        latest time there is, so that they never time out: after a crash before the ack, jobs would
+        run here before their time, beside their copies. A repeated call acks them. Raises
+        StorageError."""
         named = {JobKey(acks.priority, i): acks for acks in op.succeeded for i in acks.local_ids}
         held: dict[JobKey, str] = {}
         claims: list[Claims] = []
@@ -228,7 +230,8 @@ class BulkCalls:
                 if claim_source(descriptor) == source:
                     held[job.key] = descriptor
         if claims:
-            [found] = self._engine.apply(Batch(claims=[ClaimOp(op.queue, claims)]), now_ms).claims
+            batch = Batch(claims=[ClaimOp(op.queue, claims)])
+            [found] = self._engine.apply(batch, self._engine.limits.run_after_ms).claims
             for claim, payload in zip(claims, found, strict=True):
                 if payload is not None:
                     key = JobKey(claim.priority, claim.keys[0].local_id)

@@ -71,7 +71,7 @@ def changes(record: Record) -> bool:
 
 def is_move_claim(claim: str | None) -> bool:
     """Whether a move made it, to end a job that is on another shard by then."""
-    return claim_source(claim or "") == "pinlater-admin move"
+    return claim_source(claim or "") == "pinlater-admin drain"
 
 
 def name_of(body: str) -> str:

@@ -22,7 +22,7 @@ from tests.checker.test_judge import (
 
 ON_TWO, AGAIN = "q:s2:p1:7", "q:s2:p1:8"
 HALF_AN_HOUR_MS = 1_800_000
-HELD = "host:9010:1000:pinlater-admin move:1"
+HELD = "host:9010:1000:pinlater-admin drain:1"
 
 
 def _scheduled(delay_ms: int = HALF_AN_HOUR_MS) -> Story:

@@ -34,11 +34,12 @@ class Source:
     def queues(self) -> Sequence[str]:
         return self.names
 
-    def scan(self, queue: str, *_: object, **__: object) -> Iterator[JobRecord]:
+    def scan(self, queue: str, state: JobState, **_: object) -> Iterator[JobRecord]:
         if queue in self.deleted:
             raise QueueNotFound(queue)
-        self.visited.append(queue)
-        yield from self.jobs.values()
+        if queue not in self.visited:
+            self.visited.append(queue)
+        yield from [job for job in self.jobs.values() if job.state is state]
 
     def look_up(self, descriptors: Sequence[str]) -> dict[str, JobRecord]:
         return {descriptor: self.jobs[descriptor] for descriptor in descriptors}
@@ -102,6 +103,22 @@ def test_jobs_are_stored_elsewhere_before_they_are_acked_and_what_is_due_soon_st
     assert [job.attempts_allowed for job in taker.stored] == [2, 1]
     assert [ack.descriptor for ack in source.acked] == ["a:s1:p1:1", "a:s1:p1:2"]
     assert all(ack.append_custom_status.startswith("moved to a:s2:p1:") for ack in source.acked)
+
+
+def test_jobs_that_an_earlier_move_has_claimed_are_ended_and_not_copied():
+    mine, workers = (
+        scheduled(number)._replace(
+            state=JobState.IN_PROGRESS, claim_descriptor=f"host:9010:1:{source}:7"
+        )
+        for number, source in ((1, "pinlater-admin drain"), (2, "worker"))
+    )
+    source = Source(["a"], jobs=[mine, workers])
+    taker = Taker(source)
+
+    assert moved(source, taker) == []
+
+    assert source.acked == [AckInfo(mine.descriptor, "moved")]
+    assert taker.stored == []
 
 
 def test_an_enqueue_of_unknown_outcome_is_made_again():

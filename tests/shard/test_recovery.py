@@ -347,6 +347,10 @@ def test_an_ack_of_scheduled_jobs_that_was_cut_short_after_its_claims_can_be_rep
     assert isinstance(result, ShardConnectionFailed)
     engine.after_apply = lambda _batch: None
     shard.service.recover()
+    shard.clock.advance(86_400)  # which is beyond any claim's time-out
+    shard.turn()
+    while shard.service.busy:
+        shard.turn()
     assert [shard.state(descriptor) for descriptor in descriptors] == [JobState.IN_PROGRESS] * 2
     assert shard.call(request, op=Op.ACK_SCHEDULED) is None
     assert [shard.state(descriptor) for descriptor in descriptors] == [JobState.SUCCEEDED] * 2

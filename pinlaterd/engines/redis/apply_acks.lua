@@ -67,10 +67,14 @@ local function ending_lean(queue, running, ids, text, claims)
   for at = 1, #ids do
     local id = ids[at]
     if held[at] and (not named or claims[at] == claim_in(noted[at])) then
-      if text ~= '' then
-        change_job(queue, id, { ua = now, cs = cut(text, status_chars) }, false)
+      if text == '' or job_exists(queue, id) then
+        if text ~= '' then
+          change_job(queue, id, { ua = now, cs = cut(text, status_chars) }, false)
+        end
+        ended[#ended + 1] = id
+      else
+        redis.call('ZREM', running, id) -- removed by a hand
       end
-      ended[#ended + 1] = id
     end
   end
   return ended

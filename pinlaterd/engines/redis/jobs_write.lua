@@ -21,8 +21,11 @@ end
 local function change_job(queue, id, changes, unclaimed)
   if is_lean(queue) then
     local job = lean_job(queue, id, changes.bd)
+    if not job then
+      return -- removed by a hand, or evicted
+    end
     if changes.bd then
-      local created = math.floor(job.ca * 1000 + 0.5)
+      local created = math.floor((job.ca or 0) * 1000 + 0.5)
       local head = string.format('%d %.0f %d;', job.al or 1, created, #job.cs)
       redis.call('HSET', jobs_key(queue), id, head .. job.cs .. changes.bd)
     end

@@ -29,6 +29,7 @@ _new = tuple.__new__  # half the cost of calling a NamedTuple, for each job of a
 _LOCAL_ID = re.compile(rb"[1-9][0-9]{0,18}\Z")
 
 
+_NO_HEAD = (b"", b"", b"0")
 # In front of the name of a queue whose layout is ours (common.lua).
 LEAN_MARK = "+"
 
@@ -44,14 +45,16 @@ def lean_head(attempts: int, status: str, now_ms: int) -> bytes:
 
 
 def lean_payload(record: bytes | None, update: bytes | None, _none: None = None) -> Payload | None:
-    """Of what a lean queue holds of a job as it was enqueued, and of what has changed."""
+    """Of what a lean queue holds of a job as it was enqueued, and of what has changed. What a hand
+    has damaged counts as missing."""
     if record is None:
         return None
     head, _separator, rest = record.partition(b";")
-    allowed, *_, status_bytes = head.split(b" ")
+    fields = head.split(b" ")
+    allowed, _created, status_bytes = fields if len(fields) == 3 else _NO_HEAD
     remaining = allowed
-    if update is not None:
-        allowed, remaining, *_ = update.split(b" ", 2)
+    if update is not None and update.count(b" ") > 1:
+        allowed, remaining, _rest = update.split(b" ", 2)
     body = rest if status_bytes == b"0" else rest[_whole(status_bytes, 0, len(rest), 0) :]
     return _new(Payload, (body, attempts_in(allowed, 1), attempts_in(remaining, 1)))
 

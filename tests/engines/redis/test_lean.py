@@ -15,7 +15,7 @@ from pinlaterd.engines.base import Batch, Checkpoint, Finding, StorageEngine
 from pinlaterd.errors import StorageNotCommitted
 from pinlaterd.model import Job, JobKey, JobState, Payload
 from tests.conformance.engine.calls import STORAGE_CALLS
-from tests.conformance.engine.harness import QUEUE, EngineHarness, claim_op
+from tests.conformance.engine.harness import QUEUE, Ack, EngineHarness, claim_op
 from tests.servers.redis import RedisServer, redis_engine
 
 
@@ -108,6 +108,18 @@ def test_no_id_is_given_twice_where_the_layout_changes(
     assert min(lean.enqueue(b"y")) > max(before)
 
 
+def test_a_queue_that_another_writer_created_as_well_is_deleted_with_ours(
+    lean: EngineHarness, stranger: redis.Redis, shard: str
+):
+    stranger.zadd(f"pln_{shard}", {QUEUE: 1})
+
+    lean.engine.delete_queue(QUEUE)
+    lean.engine.close()
+    lean.engine.open(lean.now_ms)
+
+    assert QUEUE not in lean.engine.queues()
+
+
 # --- evicted and damaged ------------------------------------------------------------------------
 
 
@@ -168,14 +180,29 @@ def test_what_is_no_hash_is_told_of_and_nothing_is_written(
     assert lean.states(lean.enqueue(b"z")) == [JobState.PENDING]
 
 
-def test_a_record_that_is_damaged_counts_as_one_without_numbers(
+def test_an_ack_with_a_text_of_a_job_that_a_hand_removed_is_a_no_op(
     lean: EngineHarness, stranger: redis.Redis, shard: str
 ):
+    first, second = (one.key for one in lean.in_progress(b"x", b"y"))
+    stranger.hdel(f"plb_{shard}_+{QUEUE}", str(first.local_id))
+
+    assert lean.succeed(Ack(first, "done")).noop == 1
+    assert lean.succeed(Ack(second, "done")).succeeded == 1
+
+
+@pytest.mark.parametrize("update", [None, "", "no"])
+@pytest.mark.parametrize("record", ["", "no head", "no numbers here;x", "1;x"])
+def test_a_record_that_is_damaged_counts_as_one_without_numbers(
+    lean: EngineHarness, stranger: redis.Redis, shard: str, record: str, update: str | None
+):
     [key] = lean.enqueue(b"x")
-    stranger.hset(f"plb_{shard}_+{QUEUE}", str(key.local_id), "no head")
+    stranger.hset(f"plb_{shard}_+{QUEUE}", str(key.local_id), record)
+    if update is not None:
+        stranger.hset(f"plu_{shard}_+{QUEUE}", str(key.local_id), update)
 
     [claimed] = lean.claim()
     assert lean.job(key).attempts_allowed == 1
+    assert lean.checkpoint(Checkpoint(key, None, b"new")).done == 1
     assert lean.fail(key).failed == 1
 
     assert claimed.key == key
