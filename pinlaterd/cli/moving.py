@@ -94,7 +94,8 @@ class Move:
         """Jobs that an earlier ack has claimed and not ended: their copies were stored before."""
         claimed = (
             AckInfo(record.descriptor, "moved")
-            for record in self._source.scan(queue, JobState.IN_PROGRESS, future=True)
+            for future in (True, False)  # in this order, one that comes due meanwhile is met
+            for record in self._source.scan(queue, JobState.IN_PROGRESS, future=future)
             if claim_source(record.claim_descriptor or "") == _CONTEXT.source
         )
         while batch := list(islice(claimed, _BATCH_JOBS)):
@@ -114,11 +115,14 @@ class Move:
             left = [record.descriptor for record in records]
             self._keep_or_halve(queue, left, reason or "no other shard takes jobs now")
             return
+        now_ms = time.time() * 1000
         self._source.ack_scheduled(
             queue,
             [
                 AckInfo(record.descriptor, f"moved to {new}")
                 for record, new in zip(records, stored, strict=True)
+                # One that is due by now may have run there, and wait for its next run.
+                if record.run_after_ms > now_ms
             ],
         )
         self._on_moved(len(records))

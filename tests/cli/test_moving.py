@@ -16,6 +16,7 @@ from pinlaterd.rpc.codec import Head
 from pinlaterd.wire.envelope import ReplyEntry, Status
 from pinlaterd.wire.shard_caller import ShardCaller
 
+SOURCE = "pinlater-admin drain"
 NOW_MS = round(time.time() * 1000)
 
 
@@ -34,12 +35,14 @@ class Source:
     def queues(self) -> Sequence[str]:
         return self.names
 
-    def scan(self, queue: str, state: JobState, **_: object) -> Iterator[JobRecord]:
+    def scan(self, queue: str, state: JobState, *, future: bool) -> Iterator[JobRecord]:
         if queue in self.deleted:
             raise QueueNotFound(queue)
         if queue not in self.visited:
             self.visited.append(queue)
-        yield from [job for job in self.jobs.values() if job.state is state]
+        for job in self.jobs.values():
+            if job.state is state and (job.run_after_ms > time.time() * 1000) is future:
+                yield job
 
     def look_up(self, descriptors: Sequence[str]) -> dict[str, JobRecord]:
         return {descriptor: self.jobs[descriptor] for descriptor in descriptors}
@@ -105,20 +108,37 @@ def test_jobs_are_stored_elsewhere_before_they_are_acked_and_what_is_due_soon_st
     assert all(ack.append_custom_status.startswith("moved to a:s2:p1:") for ack in source.acked)
 
 
-def test_jobs_that_an_earlier_move_has_claimed_are_ended_and_not_copied():
-    mine, workers = (
-        scheduled(number)._replace(
-            state=JobState.IN_PROGRESS, claim_descriptor=f"host:9010:1:{source}:7"
-        )
-        for number, source in ((1, "pinlater-admin drain"), (2, "worker"))
+def _claimed(number: int, source: str, *, seconds: float = 3600) -> JobRecord:
+    return scheduled(number, seconds=seconds)._replace(
+        state=JobState.IN_PROGRESS, claim_descriptor=f"host:9010:1:{source}:7"
     )
-    source = Source(["a"], jobs=[mine, workers])
+
+
+def test_jobs_that_an_earlier_move_has_claimed_are_ended_and_not_copied():
+    later, due = _claimed(1, SOURCE), _claimed(2, SOURCE, seconds=-60)
+    source = Source(["a"], jobs=[later, due, _claimed(3, "worker")])
     taker = Taker(source)
 
     assert moved(source, taker) == []
 
-    assert source.acked == [AckInfo(mine.descriptor, "moved")]
+    assert source.acked == [AckInfo(job.descriptor, "moved") for job in (later, due)]
     assert taker.stored == []
+
+
+def test_what_has_come_due_while_it_was_copied_is_not_acked(monkeypatch):
+    source = Source(["a"], jobs=[scheduled(1, seconds=15), scheduled(2)])
+    taker = Taker(source)
+    enqueue = taker.enqueue
+
+    def slow(queue: str, jobs: Sequence[Job]) -> Enqueued:
+        monkeypatch.setattr(time, "time", lambda: NOW_MS / 1000 + 20)
+        return enqueue(queue, jobs)
+
+    monkeypatch.setattr(taker, "enqueue", slow)
+
+    moved(source, taker)
+
+    assert [ack.descriptor for ack in source.acked] == ["a:s1:p1:2"]
 
 
 def test_an_enqueue_of_unknown_outcome_is_made_again():
