@@ -119,8 +119,8 @@ class ServerSettings:
     routers: int = _setting(1, "router processes, all on the same port", Between(1, 64))
     server_set_file: str = _setting(
         "",
-        "file that lists the servers which share the queues' rates, HOST:PORT a line, from the"
-        " deployment's folder; none: this server has them alone",
+        "file that lists the servers which share the queues' rates, HOST:PORT a line, relative to"
+        " the deployment's folder; none: this server has the whole rates",
         Characters(0, 4096),
     )
     server_set_name: str = _setting(
@@ -137,7 +137,7 @@ class ServerSettings:
     )
     max_queues: int = _setting(
         10_000,
-        "with as many, createQueue is refused; the queues that are there are served",
+        "at this number of queues createQueue is refused; existing queues are served",
         Between(1, 1_000_000),
         live=True,
     )
@@ -161,7 +161,7 @@ class ServerSettings:
     )
     shard_restart_grace_ms: int = _setting(
         3000,
-        "calls wait so long for a shard that has gone to come back, milliseconds; 0: not at all",
+        "how long calls wait for a shard that is away, milliseconds; 0: not at all",
         Between(0, 600_000),
     )
     count_limit: int = _setting(
@@ -182,13 +182,13 @@ class ServerSettings:
     )
     job_succeeded_ttl_hours: float = _setting(
         24.0,
-        "succeeded jobs are kept so long, hours (fractions allowed)",
+        "how long succeeded jobs are kept, hours (fractions allowed)",
         Between(0, HOURS_A_CENTURY),
         live=True,
     )
     job_failed_ttl_hours: float = _setting(
         168.0,
-        "failed jobs are kept so long, hours (fractions allowed)",
+        "how long failed jobs are kept, hours (fractions allowed)",
         Between(0, HOURS_A_CENTURY),
         live=True,
     )
@@ -199,7 +199,7 @@ class ServerSettings:
         live=True,
     )
     monitor_batch_size: int = _setting(
-        500, "most jobs that one slice of this upkeep changes", Between(1, 100_000)
+        500, "most jobs that one slice of maintenance changes", Between(1, 100_000)
     )
 
     max_frame_bytes: int = _setting(
@@ -216,16 +216,16 @@ class ServerSettings:
     max_buffered_bytes: int = _setting(
         256 * MIB,
         "partial frames and unsent answers of all connections of one router, bytes; it also sizes"
-        " what comes on top: answers being made, and calls on their way to shards",
+        " two more parts: answers in preparation, and calls on their way to shards",
         Between(1 * MIB, 1024 * 1024 * MIB),
     )
     max_calls_in_flight: int = _setting(
-        20_000, "calls that one router works on at a time", Between(1, 10_000_000)
+        20_000, "calls in flight in one router", Between(1, 10_000_000)
     )
     max_calls_per_connection: int = _setting(
         1000,
-        "pipelined calls of one connection that are worked on; fewer on a new connection, and"
-        " while answers are large",
+        "pipelined calls of one connection in flight; fewer on a new connection, and while answers"
+        " are large",
         Between(1, 1_000_000),
     )
     max_waiting_dequeues: int = _setting(
@@ -235,7 +235,7 @@ class ServerSettings:
     )
     max_waiting_per_connection: int = _setting(
         100,
-        "pipelined dequeues of one connection that are worked on, as each of them may wait",
+        "pipelined dequeues of one connection in flight, as each of them may wait",
         Between(1, 1_000_000),
     )
     shard_buffer_bytes: int = _setting(
@@ -244,31 +244,35 @@ class ServerSettings:
         Between(1 * MIB, 1024 * 1024 * MIB),
     )
     health_failures_in_row: int = _setting(
-        5, "a shard whose store failed so often in a row gets no new work", Between(1, 1_000_000)
+        5, "a shard whose store failed this often in a row gets no new work", Between(1, 1_000_000)
     )
     health_failure_share: float = _setting(
-        0.5, "nor does one whose store failed in this share of its uses", Between(0.001, 1)
+        0.5,
+        "a shard whose store failed in this share of its uses gets no new work",
+        Between(0.001, 1),
     )
     health_window_seconds: float = _setting(
-        30.0, "over which that share is taken, seconds", Between(1, 3600)
+        30.0, "period over which that share is counted, seconds", Between(1, 3600)
     )
     health_slow_factor: float = _setting(
-        20.0, "nor does one whose store takes so many times what is normal", Between(2, 1_000_000)
+        20.0,
+        "a shard whose commits take this many times the normal time gets no new work",
+        Between(2, 1_000_000),
     )
     health_slow_ms: int = _setting(
-        500, "but less than this is never too slow, milliseconds", Between(1, 600_000)
+        500, "commits shorter than this are never too slow, milliseconds", Between(1, 600_000)
     )
     owner_lease_seconds: float = _setting(
         10.0,
         "a frozen or cut-off owner of a mysql or redis shard loses it after this, seconds;"
-        " a server that takes half of this, or of request_timeout_ms, to answer (1 s at least) is"
-        " given up",
+        " half of this, or of request_timeout_ms, is the time limit for a server's answer (1 s at"
+        " least)",
         Between(LEAST_LEASE_SECONDS, 3600),
     )
     redis_layout: str = _setting(
         "lean",
-        "how redis shards keep queues that are created from now on: lean, or pinlater, which"
-        " PinLater can serve, too; queues that exist stay as they are",
+        "layout of new queues in redis shards: lean, or pinlater, which PinLater can serve, too;"
+        " existing queues keep theirs",
         OneOf(REDIS_LAYOUTS),
     )
     accept_weak_durability: bool = _setting(
@@ -284,13 +288,13 @@ class ServerSettings:
     )
     admin_password_hash: str = _setting(
         "",
-        "what deleteQueue's password is checked against, made by `pinlater-admin hash-password`;"
+        "hash of deleteQueue's password, made by `pinlater-admin hash-password`;"
         f" or admin_password_hash_file: PATH; or the environment's {HASH_ENVIRONMENT}."
         " None: deleteQueue is refused",
         secret=True,
         live=True,
     )
-    log_level: str = _setting("info", "what is logged", OneOf(LOG_LEVELS), live=True)
+    log_level: str = _setting("info", "lowest level that is logged", OneOf(LOG_LEVELS), live=True)
 
     @property
     def store_answer_seconds(self) -> float:

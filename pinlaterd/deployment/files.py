@@ -90,8 +90,8 @@ def server_text(ports: Mapping[str, int]) -> str:
     """pinlaterd.yaml: every key, explained; those that are as by default are commented out."""
     lines = [
         "# The server's settings. Each line that is commented out shows the default.",
-        "# `pinlater-admin config check` tells what is wrong. Changes act at once, or `pinlaterd",
-        "# status` names them, and `pinlaterd up` restarts what they concern.",
+        "# `pinlater-admin config check` lists mistakes. Changes act at once, or `pinlaterd",
+        "# status` lists them, and `pinlaterd up` restarts what they concern.",
     ]
     defaults = ServerSettings()
     for name, setting in settings_of(ServerSettings).items():
@@ -114,7 +114,7 @@ _QUEUE_EXAMPLES = {"max_jobs_per_second": "100", "paused": "false"}
 def queues_text() -> str:
     settings = {**settings_of(ServerSettings), **settings_of(QueueSettings)}
     lines = [
-        "# Settings of single queues; those that are not here hold for all (pinlaterd.yaml).",
+        "# Settings of single queues, which override those for all (pinlaterd.yaml).",
         "#",
         "# queues:",
         "#   mail:",
