@@ -1,10 +1,10 @@
 /*
  * The interface of PinLater, an asynchronous job service, as pinlaterd serves it.
  *
- * This file is the protocol document: what stands here may be relied upon, by clients in any
- * language. It is compatible with the interface that Pinterest published in 2015: clients
- * generated from that one work unchanged. What pinlaterd adds are optional fields with ids from
- * 100 up, which old clients and old servers skip.
+ * This file is the protocol document: clients in any language may rely on it. It is compatible
+ * with the interface that Pinterest published in 2015: clients generated from that one work
+ * unchanged. pinlaterd adds only optional fields with ids from 100 up, which old clients and old
+ * servers skip.
  *
  *
  * 1. TERMS
@@ -19,8 +19,8 @@
  *
  *     QUEUE:sSHARD:pPRIORITY:LOCALID         mail:s1d2:p1:1763776800004711
  *
- * A CLAIM is what a dequeue takes on a job. Its CLAIM DESCRIPTOR names the claimer; no two claims
- * ever bear the same one. START is when the owner of the shard took it over, in milliseconds.
+ * A dequeue makes a CLAIM on a job. Its CLAIM DESCRIPTOR names the claimer and is unique. START
+ * is when the owner of the shard took it over, in milliseconds.
  *
  *     HOST:PORT:START:SOURCE:COUNTER         jobs1:9010:1700000000000:mailer:web7:12
  *
@@ -57,16 +57,16 @@
  * 3. PROMISES
  *
  * At least once: a job whose enqueue was answered is kept until it succeeded, failed for good, was
- * deleted, or its time to live ended, whatever process or machine died. A job may run twice, when
- * its claim timed out or its ack was lost; so workers should be idempotent, or give the claim
- * descriptor back with each ack and checkpoint, which then apply only while that claim holds.
- * No job has two live claims.
+ * deleted, or its time to live ended, whatever process or machine died. A job may run twice, if its
+ * claim timed out or its ack was lost; so workers should be idempotent, or name the claim
+ * descriptor in each ack and checkpoint, which then apply only while that claim holds. No job has
+ * two live claims.
  *
  * A call that begins after an enqueue, ack, checkpoint, retry or delete was answered, on any
  * connection or router, sees its effect. A short or empty dequeue answer is given only after every
  * covered healthy shard confirmed it.
  *
- * A shard that is down costs its own jobs only. Enqueue and dequeue go round it; createQueue
+ * A shard that is down affects its own jobs only. Enqueue and dequeue avoid it; createQueue
  * succeeds on the healthy ones, and the others catch up before they serve. deleteQueue, counts,
  * scans, retries and deletes over all shards, and look-ups and acks of jobs of its own, are
  * SHARD_CONNECTION_FAILED meanwhile, with the shards' names, and may be repeated. For its first
@@ -130,7 +130,7 @@
  *                                  and 1,000 dry runs; beyond, UNKNOWN `overloaded`
  *   bodyRegexToMatch               10,000 characters; a longer pattern is an invalid request
  *   max_connections                10,000 to one router; beyond, they are closed at once
- *   max_calls_per_connection       1,000 pipelined that are worked on: 33 on a new connection, then
+ *   max_calls_per_connection       1,000 pipelined calls in flight: 33 on a new connection, then
  *                                  1 + as many answers like the last ones as 8 MiB hold; beyond, the
  *                                  router reads no more until it has answered some
  *   max_calls_in_flight            20,000 in one router; beyond, calls are rejected (`overloaded`).
@@ -143,8 +143,9 @@
  *                                  look-ups, scans and dry runs whose answers may be large begin once
  *                                  the answers before them are read, and a quarter of this has room,
  *                                  and are rejected (`overloaded`) if their time is up before;
- *                                  above half of it, those whose message lacks the most wait, and
- *                                  those who could go on and do not for 2 seconds are closed
+ *                                  above half of it, connections whose message lacks the most
+ *                                  wait, and those that could send but do not for 2 seconds are
+ *                                  closed
  *   jobs per second and queue      etc/queues.yaml; see DEQUEUE_RATE_LIMITED
  *
  * A connection whose unfinished frame or unread answer makes no progress for three times
@@ -155,16 +156,15 @@
  *
  * 6. ERRORS
  *
- * Every error of the service is a PinLaterException. They are described once, at ErrorCode, with
- * what to do about each. The message is for people; only two of its beginnings are part of this
- * contract:
+ * Every error of the service is a PinLaterException. ErrorCode describes each, with the
+ * cure. The message is for people; only two of its beginnings are part of this contract:
  *
- *     `invalid request: `   the request itself is wrong: what, where, and what would be right.
- *                           Repeating it is of no use
+ *     `invalid request: `   the request itself is wrong: the message says what, where, and
+ *                           what is allowed. Repeating it changes nothing
  *     `overloaded: `        a bounded queue within the service, or a store, is full. No job was
- *                           stored or claimed. Repeat it later, with growing pauses. What may have
- *                           been done: the acks along with a dequeue (see jobAckRequest), and a
- *                           part of retryFailedJobs and deleteJobs, on other shards than the full one
+ *                           stored or claimed. Repeat it later, with growing pauses. May have been
+ *                           carried out: acks along with a dequeue (see jobAckRequest), and a part
+ *                           of retryFailedJobs and deleteJobs, on other shards
  */
 
 namespace py pinlater
@@ -177,8 +177,8 @@ const string CONTINUATION_START = "0"
 const string CONTINUATION_END = "-1"
 
 /**
- * Why a call failed, and what to do. No code is ever added: generated clients in some languages
- * cannot read a message that carries one they do not know.
+ * Why a call failed, and the cure. No code is ever added: generated clients in some languages
+ * cannot read a message with an unknown code.
  *
  * 4xx: the request; repeating it as it is changes nothing, but for 429, and 430 `overloaded: `.
  * 5xx: the service; it may be repeated, with growing pauses.
@@ -213,16 +213,16 @@ enum ErrorCode {
       UTF-8), or all shards are dequeue-only, or the service is full (`overloaded: `). */
   ENQUEUE_REJECTED = 430,
 
-  /** Anything that no other code names. `invalid request: ` mend the request; `overloaded: ` repeat
-      it later; acks with bad descriptors: the message names them, the others were carried out. */
+  /** Every other error. `invalid request: `: correct the request; `overloaded: `: repeat it later;
+      acks with bad descriptors: the message names them, the others were carried out. */
   UNKNOWN = 500,
 
-  /** Not one shard is healthy. Nothing was done. Repeat it later. */
+  /** No shard is healthy. Nothing was done. Repeat it later. */
   NO_HEALTHY_SHARDS = 501,
 
-  /** A shard that is needed is down, or failed in the middle: the outcome there is unknown. The
-      message names it. Acks, checkpoints, look-ups, counts and scans can be repeated safely; an
-      enqueue that is repeated may make the job twice. */
+  /** A required shard is down, or failed during the call: the outcome there is unknown. The message
+      names it. Acks, checkpoints, look-ups, counts and scans can be repeated safely; a repeated
+      enqueue may store the job twice. */
   SHARD_CONNECTION_FAILED = 502
 }
 
@@ -234,7 +234,7 @@ enum PinLaterJobState {
   IN_PROGRESS = 1,
   /** Done. */
   SUCCEEDED = 2,
-  /** Given up: no attempts remain. */
+  /** No attempts remain. */
   FAILED = 3
 }
 
@@ -246,11 +246,11 @@ exception PinLaterException {
   /** SHARD_CONNECTION_FAILED of an enqueue of more than enqueue_split_jobs, of which not all jobs are
       stored, though some are or may be; else it is not sent. One for each job, in their order: its
       descriptor if it is stored, "" if it certainly is not, "?" if that is not known. Jobs of "" may
-      be enqueued again; to repeat the whole call would make the others twice. */
+      be enqueued again; repeating the whole call would store the others twice. */
   100: optional list<string> jobDescriptors
 }
 
-/** Who calls. */
+/** The caller. */
 struct RequestContext {
   /** The caller's name, typically `service:host`. It becomes part of claim descriptors, and a
       checkpoint without claim descriptor applies only to jobs claimed by the same source. */
@@ -267,15 +267,15 @@ struct PinLaterJob {
   2: optional byte priority = 1
   /** When it may run at the earliest, in milliseconds since the epoch; default: now. */
   3: optional i64 runAfterTimestampMillis
-  /** How often it may be run in all; at least 1. */
+  /** How often it may run in all; at least 1. */
   4: optional i32 numAttemptsAllowed = 2
-  /** A text for people, to which acks and checkpoints add. */
+  /** A text for people, which acks and checkpoints extend. */
   5: optional string customStatus = ""
 }
 
 struct PinLaterEnqueueRequest {
   1: required string queueName
-  /** May be empty: then the answer is. */
+  /** May be empty; the answer is empty then. */
   2: required list<PinLaterJob> jobs
 }
 
@@ -305,20 +305,20 @@ struct PinLaterJobAckRequest {
 
 struct PinLaterDequeueRequest {
   1: required string queueName
-  /** At most so many jobs; at least 1. */
+  /** Maximum number of jobs; at least 1. */
   2: required i32 limit
-  /** Carried out first, whatever becomes of the dequeue: also when it is invalid, refused or finds
+  /** Carried out first, whatever the outcome of the dequeue: also if it is invalid, refused or finds
       nothing. Its queue may be another one. Not carried out if the whole call is refused before it
       is read: more than max_calls_in_flight calls are in progress, or a dry run has found no memory
       for its answer within its time (`overloaded: `), or a list has more than max_jobs_per_call acks
       or is malformed (`invalid request: `). */
   3: optional PinLaterJobAckRequest jobAckRequest
-  /** Show what a dequeue would give, and claim nothing. Not rate limited. */
+  /** Return the jobs that a dequeue would claim, and claim none. Not rate limited. */
   4: optional bool dryRun = 0
   /** The part of the shards to look at: max(1, round(coverage * shards)) of them, chosen at
       random. Above 0, at most 1. */
   5: optional double coverage = 1.0
-  /** Long poll: with no job ready, or no rate token left, the answer waits up to so long for one,
+  /** Long poll: with no job ready, or no rate token left, the answer waits up to this long for one,
       at most max_dequeue_wait_ms. */
   100: optional i32 maxWaitMillis
 }
@@ -327,9 +327,9 @@ struct PinLaterDequeueMetadata {
   1: optional i32 attemptsAllowed
   /** With the attempt that now begins. */
   2: optional i32 attemptsRemaining
-  /** The claim, to be given back with acks and checkpoints. Always sent; empty in a dry run. */
+  /** The claim, to be named in acks and checkpoints. Always sent; empty in a dry run. */
   100: optional string claimDescriptor
-  /** The claim ends so many seconds from now, unless a checkpoint renews it. Always sent. */
+  /** Seconds until the claim ends, unless a checkpoint renews it. Always sent. */
   101: optional i32 claimTimeoutSeconds
 }
 
@@ -340,7 +340,7 @@ struct PinLaterDequeueResponse {
   2: optional map<string, PinLaterDequeueMetadata> jobMetadata
 }
 
-/** What to change about a job that the caller runs. What is not given stays as it is. */
+/** Changes to a job that the caller runs. Absent fields change nothing. */
 struct PinLaterCheckpointJobRequest {
   1: required string jobDescriptor
   /** Raw bytes, although declared a string. */
@@ -370,7 +370,7 @@ struct PinLaterLookupJobRequest {
   2: optional bool includeBody = 0
 }
 
-/** All that is known of a job. */
+/** The complete record of a job. */
 struct PinLaterJobInfo {
   1: required string jobDescriptor
   2: required PinLaterJobState jobState
@@ -391,7 +391,7 @@ struct PinLaterGetJobCountRequest {
   2: required PinLaterJobState jobState
   /** Default: all priorities. */
   3: optional byte priority
-  /** Count those with run-after in the future, instead of those without. */
+  /** Count jobs with run-after in the future, instead of the others. */
   4: optional bool countFutureJobs = 0
   /** RE2 syntax, searched anywhere in the body. */
   5: optional string bodyRegexToMatch
@@ -402,11 +402,11 @@ struct PinLaterScanJobsRequest {
   2: required PinLaterJobState jobState
   /** Default: all priorities. */
   3: optional byte priority
-  /** Scan those with run-after in the future, instead of those without. */
+  /** Scan jobs with run-after in the future, instead of the others. */
   4: optional bool scanFutureJobs = 0
-  /** CONTINUATION_START, or the continuation of the answer before. */
+  /** CONTINUATION_START, or the continuation of the previous answer. */
   5: optional string continuation = CONTINUATION_START
-  /** At most so many jobs in this answer; at least 1, at most scan_limit. */
+  /** Maximum number of jobs in this answer; at least 1, at most scan_limit. */
   6: optional i32 limit = 100
   /** RE2 syntax, searched anywhere in the body. */
   7: optional string bodyRegexToMatch
@@ -415,7 +415,7 @@ struct PinLaterScanJobsRequest {
 struct PinLaterScanJobsResponse {
   /** Most recent run-after first. Without bodies. */
   1: required list<PinLaterJobInfo> scannedJobs
-  /** Where the next call goes on, also if scannedJobs is empty; CONTINUATION_END if nothing is
+  /** Where the next call continues, also if scannedJobs is empty; CONTINUATION_END if nothing is
       left. */
   2: optional string continuation = CONTINUATION_END
 }
@@ -427,7 +427,7 @@ struct PinLaterRetryFailedJobsRequest {
   3: optional i32 attemptsToAllow = 1
   /** Default: now. */
   4: optional i64 runAfterTimestampMillis
-  /** At most so many jobs over all shards; at least 1. */
+  /** Maximum number of jobs over all shards; at least 1. */
   5: optional i32 limit = 1000
 }
 
@@ -437,15 +437,15 @@ struct PinLaterDeleteJobsRequest {
   3: optional byte priority = 1
   /** RE2 syntax, searched anywhere in the body. */
   4: optional string bodyRegexToMatch
-  /** At most so many jobs over all shards; at least 1. */
+  /** Maximum number of jobs over all shards; at least 1. */
   5: optional i32 limit = 1000
 }
 
 /**
- * Each method says what it does, then which errors of its own it gives. Any method may also answer
- * UNKNOWN (invalid request, overloaded), and any that needs shards NO_HEALTHY_SHARDS or
- * SHARD_CONNECTION_FAILED. "Holds" is what is true once the answer has been read, and what a server
- * of this interface is tested by.
+ * Each method describes its effect, then its own errors. Any method may also answer UNKNOWN
+ * (invalid request, overloaded), and any that needs shards NO_HEALTHY_SHARDS or
+ * SHARD_CONNECTION_FAILED. "Holds" is true once the answer has been read; servers of this
+ * interface are tested by it.
  */
 service PinLater {
 
@@ -466,21 +466,21 @@ service PinLater {
    * queue of that name is no error.
    *
    * Errors: PASSWORD_INVALID, SHARD_CONNECTION_FAILED naming the shards that are down.
-   * Holds: getQueueNames lacks it; a new queue of the same name is empty, and hands out none
-   * of the old descriptors.
+   * Holds: getQueueNames lacks it; a new queue of the same name is empty, and reuses none of
+   * the old descriptors.
    */
   void deleteQueue(1: RequestContext context, 2: string name, 3: string password)
     throws (1: PinLaterException e)
 
   /**
    * Store jobs. Up to enqueue_split_jobs of them go into one enqueueable shard, in one transaction:
-   * all are stored, or none is. Larger requests are split over shards. A shard that fails before it
-   * may have committed is replaced by another one, unseen.
+   * all are stored, or none is. Larger requests are split over shards. If a shard
+   * fails before it may have committed, the router uses another one.
    *
    * Errors: QUEUE_NOT_FOUND, PRIORITY_NOT_SUPPORTED, ENQUEUE_REJECTED, NO_HEALTHY_SHARDS: nothing
    * was stored. SHARD_CONNECTION_FAILED: the outcome is unknown, and the server does not try again,
-   * so that no job is made twice; of a request that was split, jobDescriptors of the error says what
-   * is known.
+   * so that no job is stored twice; for a request that was split, jobDescriptors of the error has
+   * the outcome of each job.
    * Holds: one descriptor for each job, in their order; each job is durable and can be looked up.
    */
   PinLaterEnqueueResponse enqueueJobs(1: RequestContext context, 2: PinLaterEnqueueRequest request)
@@ -491,16 +491,16 @@ service PinLater {
    * covered shards, within a priority the earliest run-after first, for each shard. They become
    * IN_PROGRESS. Claims whose answer cannot be delivered go back to PENDING at once.
    *
-   * The acks in jobAckRequest go first, and are carried out whatever becomes of the dequeue, unless
-   * the call is refused before it is read (see there). If one fails, nothing is claimed and its
+   * The acks in jobAckRequest go first, and are carried out whatever the outcome of the dequeue,
+   * unless the call is refused before it is read (see there). If one fails, nothing is claimed and its
    * error is the answer.
    *
-   * A queue with a rate limit grants min(limit, tokens) jobs, and takes tokens only for those it
-   * hands out.
+   * A queue with a rate limit grants min(limit, tokens) jobs, and takes tokens only for claimed
+   * jobs.
    *
    * Errors: QUEUE_NOT_FOUND, DEQUEUE_RATE_LIMITED.
-   * Holds: no job of priority 2 was handed out while a covered shard held a ready one of priority
-   * 1; nobody else gets these jobs while the claims last; fewer than `limit` means that no covered
+   * Holds: no job of priority 2 was claimed while a covered shard held a ready one of priority 1;
+   * no other call gets these jobs while the claims last; fewer than `limit` means that no covered
    * healthy shard had more, or that the rate, max_response_bytes or the memory that the server has
    * for answers was reached.
    */
@@ -529,13 +529,13 @@ service PinLater {
    * claimed by the caller; else it changes nothing and is no error.
    *
    * Errors: QUEUE_NOT_FOUND, UNKNOWN naming bad descriptors, as for acks.
-   * Holds: each job whose claim held has what was given, durably, and times out counted from now.
+   * Holds: each job whose claim held has the given values, durably, and its time-out starts now.
    */
   void checkpointJobs(1: RequestContext context, 2: PinLaterCheckpointJobsRequest request)
     throws (1: PinLaterException e)
 
   /**
-   * What is known of jobs, by descriptor, over queues and shards. Unknown jobs, shards and queues
+   * The records of jobs, by descriptor, over queues and shards. Unknown jobs, shards and queues
    * are left out.
    *
    * Errors: UNKNOWN, `invalid request: the answer would have more than N bytes; look up fewer jobs at
