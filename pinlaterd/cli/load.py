@@ -218,7 +218,7 @@ class Load:
             self._meter.look()
             if stopping and show is not None and not is_told:
                 is_told = True
-                show("waits for the calls in hand; interrupt it again to give them up")
+                show("waits for the calls in flight; interrupt it again to abandon them")
             stopping = stop.requested
             left_seconds = self._measured_from + seconds - time.monotonic()
             if left_seconds <= 0 or stopping:

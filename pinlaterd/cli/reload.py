@@ -93,7 +93,7 @@ class Reloader:
                 code = self._end(child)
             if self._stopping:
                 return code if code >= 0 else ExitCode.FAILURE
-            self._tell(f"{self._shown(changed)} changed; starting anew")
+            self._tell(f"{self._shown(changed)} changed; restarting")
 
     def _wait_for_change(
         self, seen: Mapping[str, Stamp], child: subprocess.Popen[bytes]

@@ -64,7 +64,7 @@ def _row(shard: ListedShard) -> tuple[object, ...]:
         shard["name"],
         shard["engine"],
         shard["where"] or "-",
-        f"{shard['state']}, ailing" if shard["ailing"] else shard["state"],
+        f"{shard['state']}, degraded" if shard["ailing"] else shard["state"],
         "no (dequeue-only)" if shard["dequeue_only"] else "yes",
         *(["-"] * 5 if jobs is None else jobs.values()),
     )
@@ -271,7 +271,7 @@ def _refuse_if_held(name: str, jobs: Mapping[str, Any] | None) -> None:
 def _drain_first(name: str) -> str:
     return (
         f"`pinlater-admin shard drain {name} --wait` first, with --move for the scheduled ones, or "
-        "give them up with --force"
+        "abandon them with --force"
     )
 
 

@@ -139,7 +139,7 @@ def _shard_row(shard: ShardFrame) -> Sequence[str]:
     )
     return (
         shard["name"],
-        f"{shard['state']}, ailing" if shard["ailing"] else shard["state"],
+        f"{shard['state']}, degraded" if shard["ailing"] else shard["state"],
         "no" if shard["dequeue_only"] else "yes",
         _rate(shard["jobs_per_second"]),
         _rate(shard["commits_per_second"]),

@@ -68,9 +68,7 @@ logger = logging.getLogger(__name__)
     show_default=True,
     help="How long jobs may go on after SIGTERM or Ctrl-C before they are given back.",
 )
-@click.option(
-    "--reload", is_flag=True, help="Start anew when a .py file below this folder changes."
-)
+@click.option("--reload", is_flag=True, help="Restart when a .py file below this folder changes.")
 @click.option("--reload-parent", type=int, hidden=True)
 @click.option(
     "--metrics-port",

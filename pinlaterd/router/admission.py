@@ -89,7 +89,7 @@ class Admission:
         self.in_flight += 1
         method = call.peek.method
         if self.in_flight > self._most_in_flight:
-            message = f"{self._most_in_flight} calls are in hand already"
+            message = f"{self._most_in_flight} calls are in flight already"
             overloaded = Overloaded(message)
             call.fail(
                 EnqueueRejected(overloaded.message) if method is Method.ENQUEUE else overloaded

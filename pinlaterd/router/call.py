@@ -154,7 +154,7 @@ def shard_failed(name: str, reply: ReplyEntry) -> ShardConnectionFailed:
     elif reply.status is Status.SILENT:
         why = "does not answer; whether the call was carried out is not known"
     elif reply.status is Status.LOST:
-        why = "went away with the call in hand; whether it was carried out is not known"
+        why = "went away with the call in flight; whether it was carried out is not known"
     else:
         why = f"{reason_of(reply)}; nothing was done there"
     return ShardConnectionFailed([name], why)

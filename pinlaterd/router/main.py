@@ -160,7 +160,7 @@ class Router:
         if self._offer is not None:
             self._offer.stop()
         self._state = ProcessState.STOPPING
-        log.info("stopping: finishing the calls in hand")
+        log.info("stopping: finishing the calls in flight")
         if self._reporting is not None:
             self._reporting.cancel()
         self._control.report(self._state, self._facts())

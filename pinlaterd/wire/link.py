@@ -58,7 +58,7 @@ _NOBLOCK = int(zmq.NOBLOCK)
 _READABLE = int(zmq.POLLIN)
 
 _DOWN = ReplyEntry(0, Status.REFUSED, b"is down")
-_FULL = ReplyEntry(0, Status.REFUSED, b"has as many calls in hand as it may have")
+_FULL = ReplyEntry(0, Status.REFUSED, b"has as many calls in flight as it may have")
 _LOST = ReplyEntry(0, Status.LOST)
 _LATE = ReplyEntry(0, Status.LATE)
 _SILENT = ReplyEntry(0, Status.SILENT)
@@ -317,7 +317,9 @@ class ShardLink:
             if degraded != self.degraded:
                 self.degraded = degraded
                 self._assess()
-                log.warning("shard-%s %s", self.name, "ails" if degraded else "is well again")
+                log.warning(
+                    "shard-%s %s", self.name, "is degraded" if degraded else "has recovered"
+                )
                 self._count_all()
             if counts:
                 self._count(counts)

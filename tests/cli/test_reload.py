@@ -90,7 +90,7 @@ def test_a_change_ends_the_program_in_order_and_starts_it_anew(reloaded, wait_un
     wait_until(reloaded.says("began 2"))
 
     assert not first.is_running()
-    assert "version.py changed; starting anew" in reloaded.lines()
+    assert "version.py changed; restarting" in reloaded.lines()
     assert reloaded.lines().count("signal 1") == 1
     parent.send_signal(signal.SIGINT)
     wait_until(lambda: reloaded.lines().count("signal 1") == 2)

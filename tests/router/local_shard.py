@@ -22,7 +22,7 @@ from pinlaterd.wire.envelope import (
 from pinlaterd.wire.link import ShardLink
 
 ROUTER = b"router"
-_FULL = ReplyEntry(0, Status.REFUSED, b"has as many calls in hand as it may have")
+_FULL = ReplyEntry(0, Status.REFUSED, b"has as many calls in flight as it may have")
 
 
 class LocalShard(ShardLink):

@@ -267,7 +267,7 @@ class MysqlFailover(PairFailover[ReplicationServer]):
         proven, goes_on = self._notes.get(_PROVEN), self._notes.get(_GOES_ON)
         by_hand = (
             f"{master} may have jobs that {replica} lacks: keep it from taking writes, save what"
-            f" you need of it, and build it anew as a replica of {replica}"
+            f" you need of it, and rebuild it as a replica of {replica}"
         )
         if not proven:
             return by_hand
@@ -281,7 +281,7 @@ class MysqlFailover(PairFailover[ReplicationServer]):
         if not goes_on or not self._new().hands_on():
             return (
                 f"{replica} has no binary log of what it replicates: set log_bin and"
-                f" log_slave_updates there, and build {master} anew as its replica"
+                f" log_slave_updates there, and rebuild {master} as its replica"
             )
         file, _, offset = goes_on.rpartition(":")
         return self._replicate_back(old, Position(file, int(offset), ""))

@@ -224,7 +224,7 @@ class Store:
         if self._db is None:
             raise StorageError(f"{self} is not open")
         if self._failure:
-            raise StorageNotCommitted(f"{self} must be opened anew: {self._failure}")
+            raise StorageNotCommitted(f"{self} must be reopened: {self._failure}")
         return self._db
 
     def transact(self, now_ms: int, work: Callable[[Transaction], T]) -> T:

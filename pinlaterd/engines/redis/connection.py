@@ -181,7 +181,7 @@ class Connection:
 
     def _call(self, command: Sequence[Argument], *, writes: bool) -> Any:
         if self.failure:
-            raise StorageNotCommitted(f"{self.server} must be opened anew: {self.failure}")
+            raise StorageNotCommitted(f"{self.server} must be reopened: {self.failure}")
         try:
             packed = self._driver.pack_command(*command)
         except PACKING_FAULTS as fault:

@@ -151,7 +151,7 @@ class Store:
         if self._db is None:
             raise StorageError(f"{self.path} is not open")
         if self._failure:
-            raise StorageNotCommitted(f"{self.path} must be opened anew: {self._failure}")
+            raise StorageNotCommitted(f"{self.path} must be reopened: {self._failure}")
         return self._db
 
     @contextmanager

@@ -83,7 +83,7 @@ def test_after_a_lost_connection_nothing_goes_on_until_it_is_opened_anew(
         call(behind_proxy.engine)
     assert behind_proxy.engine.trouble
     for _ in range(2):
-        with pytest.raises(StorageError, match="opened anew"):
+        with pytest.raises(StorageError, match="must be reopened"):
             behind_proxy.engine.apply(ONE_JOB, 1)
 
     assert not behind_proxy.reopen().clean
@@ -112,7 +112,7 @@ def test_a_read_that_loses_the_connection_has_changed_nothing(
 
     with pytest.raises(StorageNotCommitted, match=r"(?i)lost"):
         behind_proxy.engine.payloads(QUEUE, 1, [key.local_id], most_bytes=1)
-    with pytest.raises(StorageNotCommitted, match="opened anew"):
+    with pytest.raises(StorageNotCommitted, match="must be reopened"):
         behind_proxy.engine.apply(ONE_JOB, 1)
 
     behind_proxy.reopen()
@@ -404,7 +404,7 @@ def test_an_administrator_writes_nothing_more_to_a_server_that_has_become_read_o
 
     with pytest.raises(StorageError, match="is read-only"):
         engine.heartbeat()
-    with pytest.raises(StorageNotCommitted, match="opened anew"):
+    with pytest.raises(StorageNotCommitted, match="must be reopened"):
         engine.apply(ONE_JOB, clock.now_ms())
     engine.close()
 

@@ -51,7 +51,7 @@ def test_no_call_lets_a_lost_connection_through_or_makes_it_anew(
         STORAGE_CALLS[name](store.engine)
     assert isinstance(caught.value, StorageNotCommitted) == (name in READS)
     assert store.engine.trouble
-    with pytest.raises(StorageError, match="must be opened anew"):
+    with pytest.raises(StorageError, match="must be reopened"):
         STORAGE_CALLS[name](store.engine)
 
     store.engine.close()

@@ -223,7 +223,7 @@ def test_after_a_failed_write_the_engine_goes_on_or_asks_to_be_opened_anew(
     assert "SQLITE_IOERR" in error.message
     assert bool(store.engine.trouble) != isinstance(error, StorageNotCommitted)
     if not isinstance(error, StorageNotCommitted):
-        with pytest.raises(StorageError, match="opened anew"):
+        with pytest.raises(StorageError, match="must be reopened"):
             store.enqueue(b"z")
         assert not store.reopen().clean
     assert set(store.states(before + kept)) == {JobState.PENDING}
