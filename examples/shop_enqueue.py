@@ -18,7 +18,7 @@ from pinlaterd.client import Client, ConnectionFailed, Job, JobState
 
 ORDERS = {
     "plain": {"card": "good", "cents": 1250, "to": "ada@example.com"},
-    "slow": {"card": "slow", "cents": 999, "to": "grace@example.com"},  # succeeds when tried again
+    "slow": {"card": "slow", "cents": 999, "to": "grace@example.com"},  # succeeds when retried
     "stolen": {"card": "stolen", "cents": 90_000, "to": "mallory@example.com"},  # fails for good
 }
 

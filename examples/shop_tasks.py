@@ -30,34 +30,34 @@ handlers = Handlers()
 
 
 class CardRefused(Exception):
-    """The bank says no, and will again."""
+    """The bank refused the card; a retry changes nothing."""
 
 
-# --- a plain function runs in a thread; errors are tried again by policy ------------------------
+# --- a plain function runs in a thread; errors are retried by policy ---------------------------
 
 
 @handlers.queue("orders", concurrency=4, retry={ConnectionError: exponential(0.2, most=60)})
 def charge(job: RunningJob) -> str:
-    """Charge an order, and hand over to the next step: a mail, as a job of another queue."""
+    """Charge an order, then enqueue the next step: a mail, as a job of another queue."""
     order = json.loads(job.body)
     try:
         charge_card(order["card"], order["cents"], key=job.descriptor, attempt=job.attempt)
     except CardRefused as error:
-        raise Discard(f"{error}; ") from error  # FAILED for good, attempts left or not
+        raise Discard(f"{error}; ") from error  # FAILED, whatever attempts remain
     mail = {"to": order["to"], "text": f"{order['cents'] / 100:.2f} were charged"}
     [descriptor] = job.client.enqueue("mail", [json.dumps(mail).encode()])
     return f"charged, mail is {descriptor}"  # appended to the job's custom status
 
 
 def charge_card(card: str, cents: int, *, key: str, attempt: int) -> None:
-    """The payment gateway: `key` makes a second charge of the same order none."""
+    """The payment gateway; `key` makes charges idempotent."""
     if card == "stolen":
         raise CardRefused(f"the card for {cents} cents was refused")
     if card == "slow" and attempt == 1:
         raise ConnectionError(f"the gateway did not answer about {key}")
 
 
-# --- async def: a hundred at a time in one event loop -------------------------------------------
+# --- async def: a hundred at a time in one event loop ------------------------------------------
 
 
 @handlers.queue("mail", concurrency=100, time_limit_seconds=30)
@@ -70,11 +70,11 @@ async def send(job: RunningJob) -> str:
 
 
 async def deliver(to: str, text: str) -> None:
-    await asyncio.sleep(0.01)  # here a mail server would be spoken to
+    await asyncio.sleep(0.01)  # stands for a call to a mail server
     log.info("mail to %s: %s", to, text)
 
 
-# --- step by step: the body says where to go on -------------------------------------------------
+# --- step by step: the body says where to continue ---------------------------------------------
 
 
 @handlers.queue("imports")
@@ -90,13 +90,13 @@ def import_catalogue(job: RunningJob) -> str:
     return f"all {pages} pages imported"
 
 
-# --- again and again: one job that is put off until the next night, as cron would run it ---------
+# --- periodic: one job that is postponed until the next night, as by cron ----------------------
 
 
 @handlers.queue("reports")
 def report(job: RunningJob) -> None:
-    """Each night has its three attempts. After the third that failed the job has FAILED:
-    `pinlater-admin job retry reports` sets it going again."""
+    """Each night has three attempts. After the third failure the job has FAILED:
+    `pinlater-admin job retry reports` restarts it."""
     today = datetime.now(UTC).date()
     log.info("%s: the report of %s", job.descriptor, today)
     midnight = datetime.combine(today + timedelta(days=1), datetime.min.time(), UTC)
@@ -105,7 +105,7 @@ def report(job: RunningJob) -> None:
     )
 
 
-# --- around each job: logging, tracing, figures -------------------------------------------------
+# --- around each job: logging, tracing, figures ------------------------------------------------
 
 began_at: dict[str, float] = {}  # by descriptor: hooks may be called in several threads
 
