@@ -315,11 +315,13 @@ def test_ctrl_c_ends_a_script_in_order_and_what_runs_is_finished(
     waiting = client.enqueue(queue, [b"wait_for %s" % os.fsencode(go)] * 2)
     wait_until(lambda: len(list(tmp_path.glob("go.*"))) == 2, seconds=60)
     unbegun = client.enqueue(queue, [b"pid"] * 3)
-    all_of_it = started_by(program)
+    all_of_it, threads = started_by(program), psutil.Process(program.pid).num_threads()
 
     os.killpg(program.pid, signal.SIGINT)  # as a terminal does
     for child in all_of_it:  # and as a supervisor that signals every process of a service
         child.send_signal(signal.SIGTERM)
+    # Python may see the signal half a second later. Then the threads that fetch jobs end.
+    wait_until(lambda: psutil.Process(program.pid).num_threads() < threads, seconds=60)
     go.touch()
 
     output, errors = program.communicate(timeout=60)

@@ -91,6 +91,7 @@ class Store:
         self._locator = locator
         self._shard: ShardKeys | None = None  # where it was opened last
         self.stored: dict[str, str] = {}  # queues by name: theirs in keys, which tells the layout
+        self._not_served: set[str] = set()  # queues that are there in the other layout, too
         self._lean = lean  # the layout of queues that are created
         self._durability = Durability("not opened yet")
         self._lease_ms = round(lease_seconds * 1000)
@@ -151,7 +152,8 @@ class Store:
         """A queue that somebody else created beside a lean one of ours is not served."""
         plain = {name: name for name in stored if QUEUE_NAME.match(name)}
         lean = {name[1:]: name for name in stored if is_lean(name) and QUEUE_NAME.match(name[1:])}
-        for queue in plain.keys() & lean.keys():
+        self._not_served = plain.keys() & lean.keys()
+        for queue in self._not_served:
             log.warning(
                 "%s: somebody else created queue %s, too; ours is served", self.shard, queue
             )
@@ -244,12 +246,12 @@ class Store:
             self.stored[queue] = stored
 
     def delete_queue(self, queue: str) -> None:
-        """In both layouts: another writer may have created the one that is not served."""
+        """In both layouts, if another writer has created the one that is not served."""
         if queue in self.stored:
-            served = self.stored[queue]
-            other = queue if served != queue else LEAN_MARK + queue
-            for stored in (other, served):  # cut short in between, the queue is there still
-                self.write(scripts.DELETE_QUEUE, (stored, _MOST_PRIORITIES))
+            if queue in self._not_served:  # first: cut short behind it, the queue is there still
+                self.write(scripts.DELETE_QUEUE, (queue, _MOST_PRIORITIES))
+                self._not_served.remove(queue)
+            self.write(scripts.DELETE_QUEUE, (self.stored[queue], _MOST_PRIORITIES))
             del self.stored[queue]
 
 

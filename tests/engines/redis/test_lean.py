@@ -112,6 +112,8 @@ def test_a_queue_that_another_writer_created_as_well_is_deleted_with_ours(
     lean: EngineHarness, stranger: redis.Redis, shard: str
 ):
     stranger.zadd(f"pln_{shard}", {QUEUE: 1})
+    lean.engine.close()
+    lean.engine.open(lean.now_ms)
 
     lean.engine.delete_queue(QUEUE)
     lean.engine.close()
