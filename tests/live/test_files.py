@@ -38,6 +38,8 @@ def test_a_broken_file_changes_nothing_and_is_shown_until_it_is_mended(live, cli
     assert status["healthy"]
     assert client.enqueue(queue, [Job(b"x")])
     live.wait_until(lambda _: live.figures()["gauges"]["config_problems"] == 3)
+    # supervisord writes what a process logs, a moment later
+    live.wait_until(lambda _: "unknown engine 'mysqll'" in log_of(live, "coordinator"))
     assert log_of(live, "coordinator").count("unknown engine 'mysqll'") == 1
 
     live.shards(BASE)
