@@ -79,9 +79,8 @@ class Admission:
             True: settings.max_buffered_bytes // _CLAIMS_PART,
             False: self._most_bytes,
         }
-        self._lacking: dict[
-            Call, bool
-        ] = {}  # memory; whether it has been the next of its connection
+        # Calls that lack memory: whether each has been the next of its connection.
+        self._lacking: dict[Call, bool] = {}
         self._looking: asyncio.Handle | None = None
 
     def admit(self, call: Call) -> None:

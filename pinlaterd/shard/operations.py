@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TypeVar, cast
+from typing import Generic, TypeVar, cast
 
 from pinlaterd.engines.base import (
     AckOp,
@@ -218,11 +218,24 @@ class Enqueue(Operation):
 # --- acks -----------------------------------------------------------------------------------
 
 
-class Ack(Operation):
-    """Of which each commit carries out one part. `problem`: what is wrong with some of the acks;
-    the others are carried out all the same."""
+class _InParts(Operation, Generic[_Op]):
+    """Of any number of acks or checkpoints, of which each commit carries out one part. `problem`:
+    what is wrong with some of them; the others are carried out all the same."""
 
     __slots__ = ("parts", "problem")
+    parts: deque[_Op]
+    problem: RequestError | None
+
+    def reply(self, now_ms: int) -> ReplyEntry | None:
+        if self.parts:
+            return None
+        if self.problem is not None:
+            return self.fail(self.problem)
+        return self.arrival.done(codec.encode_reply(self.head, None))
+
+
+class Ack(_InParts[AckOp]):
+    __slots__ = ()
 
     def __init__(self, arrival: Arrival, call: Call, state: ShardState, now_ms: int) -> None:
         """Raises RequestError, ForeignError."""
@@ -240,13 +253,6 @@ class Ack(Operation):
     def _acked(self, result: AckResult, now_ms: int) -> None:
         self.begun = True
         note_acked(self.parts.popleft().queue, result, self.state, now_ms)
-
-    def reply(self, now_ms: int) -> ReplyEntry | None:
-        if self.parts:
-            return None
-        if self.problem is not None:
-            return self.fail(self.problem)
-        return self.arrival.done(codec.encode_reply(self.head, None))
 
 
 def note_acked(queue: str, result: AckResult, state: ShardState, now_ms: int) -> None:
@@ -364,10 +370,8 @@ def _bad_descriptors(bad: Sequence[str], descriptors: JobDescriptors) -> Request
 # --- checkpoints and releases ---------------------------------------------------------------
 
 
-class CheckpointJobs(Operation):
-    """In parts, as acks."""
-
-    __slots__ = ("parts", "problem")
+class CheckpointJobs(_InParts[CheckpointOp]):
+    __slots__ = ()
 
     def __init__(self, arrival: Arrival, call: Call, state: ShardState) -> None:
         """Raises RequestError, ForeignError."""
@@ -416,13 +420,6 @@ class CheckpointJobs(Operation):
         self.parts.popleft()
         self.state.figures.checkpointed(self.queue, result)
         self.state.requeue(self.queue, result.requeued, now_ms)
-
-    def reply(self, now_ms: int) -> ReplyEntry | None:
-        if self.parts:
-            return None
-        if self.problem is not None:
-            return self.fail(self.problem)
-        return self.arrival.done(codec.encode_reply(self.head, None))
 
 
 class ReleaseClaims(Operation):

@@ -63,14 +63,12 @@ local function ending_lean(queue, running, ids, text, claims)
   end
   local held, named = scores_of(running, ids), #claims > 0
   local noted = named and texts_of(claims_key(queue), ids) or {}
+  local changes = { ua = now, cs = cut(text, status_chars) }
   local ended = {}
   for at = 1, #ids do
     local id = ids[at]
     if held[at] and (not named or claims[at] == claim_in(noted[at])) then
-      if text == '' or job_exists(queue, id) then
-        if text ~= '' then
-          change_job(queue, id, { ua = now, cs = cut(text, status_chars) }, false)
-        end
+      if text == '' or change_job(queue, id, changes, false) then
         ended[#ended + 1] = id
       else
         redis.call('ZREM', running, id) -- removed by a hand

@@ -367,31 +367,28 @@ local function remove_all(set, ids)
   return call_with_all('ZREM', set, ids)
 end
 
--- The score of each id; false of one that the set does not hold.
-local function scores_of(set, ids)
+-- What `command` answers for each id of a set or hash; false for one that it does not hold.
+local function values_of(command, key, ids)
   if #ids <= MOST_ARGUMENTS then
-    return redis.call('ZMSCORE', set, unpack(ids))
+    return redis.call(command, key, unpack(ids))
   end
   local found = {}
   for at = 1, #ids, MOST_ARGUMENTS do
     local last = math.min(at + MOST_ARGUMENTS - 1, #ids)
-    for offset, score in ipairs(redis.call('ZMSCORE', set, unpack(ids, at, last))) do
-      found[at + offset - 1] = score
+    for offset, value in ipairs(redis.call(command, key, unpack(ids, at, last))) do
+      found[at + offset - 1] = value
     end
   end
   return found
 end
 
--- The text under each id in a hash of a lean queue; false where there is none.
+local function scores_of(set, ids)
+  return values_of('ZMSCORE', set, ids)
+end
+
+-- Of a hash of a lean queue.
 local function texts_of(hash, ids)
-  local found = {}
-  for at = 1, #ids, MOST_ARGUMENTS do
-    local last = math.min(at + MOST_ARGUMENTS - 1, #ids)
-    for offset, text in ipairs(redis.call('HMGET', hash, unpack(ids, at, last))) do
-      found[at + offset - 1] = text
-    end
-  end
-  return found
+  return values_of('HMGET', hash, ids)
 end
 
 -- Begin a script that writes: nil if the caller owns the shard still, and then its lease is

@@ -18,11 +18,12 @@ local function cut(text, most_chars)
 end
 
 -- Set fields of a job, by PinLater's names, but times in ms; `unclaimed`: it is held by nobody now.
+-- Whether it was there: false of a lean queue's job that a hand removed.
 local function change_job(queue, id, changes, unclaimed)
   if is_lean(queue) then
     local job = lean_job(queue, id, changes.bd)
     if not job then
-      return -- removed by a hand, or evicted
+      return false
     end
     if changes.bd then
       local created = math.floor((job.ca or 0) * 1000 + 0.5)
@@ -38,7 +39,7 @@ local function change_job(queue, id, changes, unclaimed)
     local allowed = changes.al or job.al or 1
     local update = string.format('%d %d %.0f;', allowed, changes.ar or job.ar or allowed, changes.ua)
     redis.call('HSET', updates_key(queue), id, update .. (changes.cs or job.cs))
-    return
+    return true
   end
   local key, fields = job_key(queue, id), {}
   changes.ua = seconds(changes.ua)
@@ -50,6 +51,7 @@ local function change_job(queue, id, changes, unclaimed)
   if unclaimed then
     redis.call('HDEL', key, 'cd')
   end
+  return true
 end
 
 -- It is held by nobody now, and otherwise as it was.
