@@ -33,24 +33,24 @@ PROGRAMS_DUE = RUN / "programs.due"
 RATES_FILE = RUN / "rates.json"
 SERVER_SET_COPY = RUN / "server_set"
 
-_RELIEF = "-relief"
+_HANDOVER = "-handover"
 
 COORDINATOR_ENDPOINT = f"ipc://{RUN}/coordinator.ipc"
 
 
-def relief_program(router: str) -> str:
+def handover_program(router: str) -> str:
     """The name of the process that serves in a router's place while that one is restarted."""
-    return f"{router}{_RELIEF}"
+    return f"{router}{_HANDOVER}"
 
 
-def is_relief(program: str) -> bool:
+def is_handover_peer(program: str) -> bool:
     # A shard's name may end so, too.
-    return program.startswith("router") and program.endswith(_RELIEF)
+    return program.startswith("router") and program.endswith(_HANDOVER)
 
 
 def counterpart(router: str) -> str:
-    """The router that a relief relieves, or the relief of a router."""
-    return router.removesuffix(_RELIEF) if is_relief(router) else relief_program(router)
+    """The router that a handover peer serves for, or the handover peer of a router."""
+    return router.removesuffix(_HANDOVER) if is_handover_peer(router) else handover_program(router)
 
 
 def listener_socket(router: str) -> Path:

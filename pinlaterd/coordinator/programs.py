@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pinlaterd
-from pinlaterd.config.layout import ETC, LOGS, relief_program, shard_program
+from pinlaterd.config.layout import ETC, LOGS, handover_program, shard_program
 from pinlaterd.config.schema import Config, ServerSettings, settings_at_start
 from pinlaterd.coordinator.status import router_programs
 
@@ -95,9 +95,9 @@ def shard_programs(config: Config) -> Sequence[Program]:
     return [program for program in wanted_programs(config) if program.name in names]
 
 
-def relief_of(router: Program) -> Program:
+def handover_peer_of(router: Program) -> Program:
     """The program that serves in a router's place: the same command, under a name of its own."""
-    name = relief_program(router.name)
+    name = handover_program(router.name)
     definition = router.definition.replace(f"[program:{router.name}]", f"[program:{name}]")
     return Program(name, definition.replace(str(log_file(router.name)), str(log_file(name))))
 

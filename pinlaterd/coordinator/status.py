@@ -14,7 +14,7 @@ from typing import NamedTuple, TypedDict
 import psutil
 
 from pinlaterd import __version__
-from pinlaterd.config.layout import counterpart, is_relief, shard_program
+from pinlaterd.config.layout import counterpart, is_handover_peer, shard_program
 from pinlaterd.config.schema import Config, ShardSettings
 from pinlaterd.coordinator.registry import STOPPED, ProcessView
 from pinlaterd.wire.control import ProcessState
@@ -193,10 +193,10 @@ def _warnings(processes: Sequence[ProcessStatus]) -> list[str]:
 def _problems(config: Config, processes: Sequence[ProcessStatus]) -> list[str]:
     """Each expected process that does not serve, and that no handover peer serves for."""
     serving = {p["name"] for p in processes if p["state"] == ProcessState.SERVING}
-    relieved = {counterpart(name) for name in serving if is_relief(name)}
+    handed_over = {counterpart(name) for name in serving if is_handover_peer(name)}
     problems = []
     for name in expected_processes(config):
         states = [process["state"] for process in processes if process["name"] == name]
-        if name not in serving | relieved:
+        if name not in serving | handed_over:
             problems.append(f"{name} is {', '.join(states)}")
     return problems

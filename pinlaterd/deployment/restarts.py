@@ -1,13 +1,12 @@
 """Restarts processes of a running deployment, one after the other, at no client's cost.
 
 A process that is told to end finishes its calls in flight, and supervisord starts it again by
-itself, even if the command is killed. While a shard is away, routers
-keep its calls. A router is relieved: a second one takes over its listening socket and serves beside
-it; then the router is restarted, and takes over in turn. So a router that can't start (a broken
-installation) is found out while the old one serves, and what a crash in the middle leaves behind is
-at least one that serves. To repeat the command puts that in order. Meanwhile the coordinator may
-add, replace and remove programs: each is looked at again when its turn comes, under the lock of all
-that change programs.
+itself, even if the command is killed. While a shard is away, routers keep its calls. A router's
+handover peer takes over its listening socket and serves; then the router is restarted, and takes
+the socket back. So a router that can't start (a broken installation) is found out while the old one
+serves, and a crash in the middle leaves at least one that serves. Repeating the command mends that.
+Meanwhile the coordinator may add, replace and remove programs: each is looked at again when its
+turn comes, under the lock of all that change programs.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from pinlaterd.config.schema import Config
 from pinlaterd.coordinator.programs import (
     COORDINATOR,
     Program,
-    relief_of,
+    handover_peer_of,
     stop_seconds,
     wanted_programs,
 )
@@ -116,32 +115,32 @@ class _Restarts:
         began = time.monotonic()
         program = self._programs[name]
         if name in router_programs(self._config.server.routers):
-            pid = self._restart_relieved(program)
+            pid = self._restart_with_handover(program)
         else:
             pid = self._restart_alone(program)
         return Restarted(name, pid, round(time.monotonic() - began, 2))
 
-    def _restart_relieved(self, router: Program) -> int:
-        relief = relief_of(router)
-        found = self._found().get(relief.name)
+    def _restart_with_handover(self, router: Program) -> int:
+        peer = handover_peer_of(router)
+        found = self._found().get(peer.name)
         if found is None or not self._serves(found):  # else a command before this one got so far
-            self._tell(f"starting {relief.name}")
+            self._tell(f"starting {peer.name}")
             startup = self._startup()
-            self._supervisord.add(relief)
+            self._supervisord.add(peer)
             try:
-                self._wait_until_serving(relief.name, startup)
+                self._wait_until_serving(peer.name, startup)
             except DeploymentError as error:
-                self._supervisord.remove(relief.name)
+                self._supervisord.remove(peer.name)
                 raise DeploymentError(f"{router.name} was left as it is: {error}") from error
         try:
             pid = self._restart_alone(router)
         except DeploymentError as error:
             raise DeploymentError(
-                f"{relief.name} serves in the place of {router.name}; mend this, then repeat the "
+                f"{peer.name} serves in the place of {router.name}; mend this, then repeat the "
                 f"command: {error}"
             ) from error
-        self._tell(f"stopping {relief.name}")
-        self._supervisord.remove(relief.name)
+        self._tell(f"stopping {peer.name}")
+        self._supervisord.remove(peer.name)
         return pid
 
     def _restart_alone(self, program: Program) -> int:

@@ -42,7 +42,7 @@ from pinlaterd.config.layout import (
     SUPERVISOR_SOCKET,
     SUPERVISORD_FILE,
     enter,
-    is_relief,
+    is_handover_peer,
     shard_program,
 )
 from pinlaterd.config.load import ConfigFiles, load_config
@@ -99,7 +99,7 @@ def up(directory: Path, tell: Tell, seconds: float = UP_SECONDS) -> UpResult:
         _wait_until_serving(
             Startup(config, supervisord, started_at, time.monotonic() + seconds, logs), tell
         )
-        _remove_reliefs(supervisord, tell)
+        _remove_handover_peers(supervisord, tell)
     return UpResult(config, changed)
 
 
@@ -219,8 +219,8 @@ def _reconcile(config: Config, supervisord: Supervisord, tell: Tell) -> bool:
     """Make a running supervisord run what is wanted; whether anything had to be done."""
     try:
         with lock_programs():
-            # A relief stays until the routers serve, which may have its socket to take over.
-            present = [found for found in supervisord.running() if not is_relief(found.name)]
+            # A handover peer stays until the routers serve: they may take over its socket.
+            present = [found for found in supervisord.running() if not is_handover_peer(found.name)]
             actions = plan(wanted_programs(config), present)
             _check_ports(config.server, {action.program.name for action in actions})
             _check_environment(config, supervisord)
@@ -248,11 +248,11 @@ def _check_environment(config: Config, supervisord: Supervisord) -> None:
         )
 
 
-def _remove_reliefs(supervisord: Supervisord, tell: Tell) -> None:
+def _remove_handover_peers(supervisord: Supervisord, tell: Tell) -> None:
     """Of a restart that was interrupted."""
     try:
         for program in supervisord.programs():
-            if is_relief(program.name):
+            if is_handover_peer(program.name):
                 tell(f"stopping {program.name}")
                 supervisord.remove(program.name)
     except SupervisorError as error:
@@ -388,7 +388,7 @@ def _missing(startup: Startup) -> Sequence[str]:
     server = startup.config.server
     serving = {p["name"] for p in status["processes"] if p["state"] == ProcessState.SERVING}
     missing = [name for name in router_programs(server.routers) if name not in serving]
-    if missing:  # though a relief serves in its place
+    if missing:  # though a handover peer serves in its place
         return missing
     try:
         with Client(_EVERYWHERE.get(server.host, server.host), server.port) as client:

@@ -53,14 +53,14 @@ def test_all_that_should_serve_does():
 
 
 def test_a_relief_serves_in_its_routers_place():
-    found = status(CONFIG, [view("router", "stopped"), *ALL[1:], view("router-relief")], ABOUT)
+    found = status(CONFIG, [view("router", "stopped"), *ALL[1:], view("router-handover")], ABOUT)
 
     assert found["healthy"]
-    assert [process["name"] for process in found["processes"]][-1] == "router-relief"
+    assert [process["name"] for process in found["processes"]][-1] == "router-handover"
 
 
 def test_what_has_ended_and_is_not_expected_is_not_shown():
-    found = status(CONFIG, [*ALL, view("router-relief", "stopped")], ABOUT)
+    found = status(CONFIG, [*ALL, view("router-handover", "stopped")], ABOUT)
 
     assert [process["name"] for process in found["processes"]] == ["router", "shard-1", "shard-2"]
 

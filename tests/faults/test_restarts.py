@@ -13,7 +13,7 @@ from functools import partial
 import pytest
 
 from pinlaterd.client import ConnectionFailed, JobState, PinLaterError
-from pinlaterd.config.layout import relief_program
+from pinlaterd.config.layout import handover_program
 from tests.conftest import WaitUntil
 from tests.deployment import Deployment
 from tests.faults.callers import Callers
@@ -23,7 +23,7 @@ from tests.faults.load import CALL_SECONDS, Load
 pytestmark = pytest.mark.service
 
 ROUTERS = ("router-1", "router-2")
-RELIEF = relief_program(ROUTERS[0])
+HANDOVER = handover_program(ROUTERS[0])
 
 
 # A busy machine starts processes slowly, and gives searchers what is left of it.
@@ -169,10 +169,10 @@ def test_a_restart_that_is_killed_in_the_middle_can_be_mended(pair: Deployment, 
     callers = Callers(pair.port)
     with callers.running():
         killed = pair.start_admin("restart", "router")
-        wait_until(lambda: RELIEF in pair.pids())
+        wait_until(lambda: HANDOVER in pair.pids())
         killed.send_signal(signal.SIGKILL)
         killed.wait()
-        wait_until(lambda: (RELIEF, "serving") in _states(pair))
+        wait_until(lambda: (HANDOVER, "serving") in _states(pair))
         pair.supervisorctl("stop", ROUTERS[0])
         assert pair.status()["healthy"]
 
