@@ -11,8 +11,8 @@
     client.enqueue("mail", [b"to: ada", b"to: grace"])
     Worker(client, handlers).run()
 
-`calls` has the twelve operations; a `pool` makes them, to `addresses` that serve, and `client` and
-`async_client` are its two ways to wait, each with its kind of `connection`: docs/python.md. A
+`calls` has the twelve operations; a `pool` of connections makes them, to `addresses` that serve,
+and `client` and `async_client` are its two ways to wait: docs/python.md. A
 `worker` runs `handlers`, with a `consumer` for each queue: docs/worker.md. It claims as many jobs
 ahead as its `executors` begin soon, by how `runs` went, and holds them `in_flight`; a handler gets
 a `running_job`, may run in `processes`, and ends with an outcome. `metrics`, imported by those who

@@ -1,13 +1,15 @@
-"""Which server a call goes to: the addresses a Client was given, and which of them are well.
-
-Everything here is pure: no sockets, no clock, no locks (its owner has one). Times are monotonic
-seconds, given as arguments.
+"""Which server a call goes to: the addresses a Client was given, which of them are healthy, and
+what DNS says that they stand for. Times are monotonic seconds.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import random
+import socket
+import threading
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -69,12 +71,15 @@ def _parse_address(named: str, default_port: int) -> Address:
     return Address(host, int(port_text))
 
 
+# --- health ---------------------------------------------------------------------------------
+
+
 @dataclass(slots=True)
 class _Failure:
     """A server failed, and has answered no call since.
 
-    It is left alone until `pause_ends_at`, then probed. Once a probe was answered it is away no
-    longer; but if it fails the next call, too, it is left alone for longer than before.
+    It is left alone until `pause_ends_at`, then probed. Once a probe was answered it gets calls
+    again; but if it fails the next one, too, it is left alone for longer than before.
     """
 
     pause_seconds: float
@@ -92,13 +97,13 @@ class Servers:
     """The servers of one service, and which of them are left alone because they failed.
 
                 a call failed                    its pause is over
-        well ──────────────────▶ left alone ─────────────────────────▶ probed
+     healthy ──────────────────▶ left alone ─────────────────────────▶ probed
          ▲                          ▲  ▲                                │  │
          │                          │  └──── longer pause: no answer ───┘  │
          └────────── a call there, or a probe, was answered ───────────────┘
 
     Calls go to one that is left alone only if no other is left to try: whether it is back is found
-    out beside them, so that none loses its time there.
+    out beside them, so that none loses its time there. Pure, without lock or clock.
     """
 
     def __init__(self, addresses: Sequence[Address], *, rng: random.Random) -> None:
@@ -110,16 +115,16 @@ class Servers:
     def order(self) -> list[Address]:
         """All servers in the order in which a call should try them.
 
-        Those that are well come first and take turns; those that are left alone come last, the
-        one whose pause ends soonest before the others.
+        The healthy ones come first and take turns; those that are left alone come last, the one
+        whose pause ends soonest before the others.
         """
         away = {a: f.pause_ends_at for a, f in self._failures.items() if f.is_away}
-        well = [address for address in self._addresses if address not in away]
-        if well:
-            turn = self._turn % len(well)
+        healthy = [address for address in self._addresses if address not in away]
+        if healthy:
+            turn = self._turn % len(healthy)
             self._turn += 1
-            well = well[turn:] + well[:turn]
-        return well + sorted(away, key=away.__getitem__)
+            healthy = healthy[turn:] + healthy[:turn]
+        return healthy + sorted(away, key=away.__getitem__)
 
     def failed(self, address: Address, *, now: float) -> None:
         """It can't be connected, or broke, or kept silent.
@@ -134,7 +139,7 @@ class Servers:
             failure.pause_longer(now)
 
     def answered(self, address: Address) -> None:
-        """It has answered a call, be it with an error: it is well."""
+        """It has answered a call, be it with an error: it is healthy."""
         self._failures.pop(address, None)
 
     def begin_probe(self, *, now: float) -> Address | None:
@@ -157,3 +162,63 @@ class Servers:
             failure.is_away = False
         else:
             failure.pause_longer(now)
+
+
+# --- names ----------------------------------------------------------------------------------
+
+
+class Endpoint(NamedTuple):
+    """A server by number, as a socket takes it."""
+
+    family: socket.AddressFamily
+    where: tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]
+
+
+class Names:
+    """Asks DNS what the hosts of one client's servers stand for; any thread may use it.
+
+    The system's own look-up can't be bounded or cancelled, and often lasts longer than a call may.
+    So it runs in a daemon thread, one at a time for each server, that all callers share.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._under_way: dict[Address, Future[list[Endpoint]]] = {}
+
+    def look_up(self, server: Address) -> Future[list[Endpoint]]:
+        """Its endpoints, in the system's order of preference, or an OSError."""
+        if _is_numeric(server.host):
+            known: Future[list[Endpoint]] = Future()
+            _resolve(server, known)  # no name server is asked
+            return known
+        with self._lock:
+            if server not in self._under_way:
+                found: Future[list[Endpoint]] = Future()
+                found.set_running_or_notify_cancel()  # a caller that gives up does not end it
+                threading.Thread(
+                    target=self._ask, args=(server, found), name=f"dns-{server.host}", daemon=True
+                ).start()
+                self._under_way[server] = found
+            return self._under_way[server]
+
+    def _ask(self, server: Address, found: Future[list[Endpoint]]) -> None:
+        _resolve(server, found)
+        with self._lock:  # the next caller begins another look-up
+            del self._under_way[server]
+
+
+def _resolve(server: Address, found: Future[list[Endpoint]]) -> None:
+    try:
+        infos = socket.getaddrinfo(server.host, server.port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        found.set_exception(error)
+    else:
+        found.set_result([Endpoint(family, where) for family, _, _, _, where in infos])
+
+
+def _is_numeric(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

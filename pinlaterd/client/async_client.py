@@ -18,22 +18,20 @@ import select
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import Future
-from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from pinlaterd.client import calls
-from pinlaterd.client.addresses import Address
+from pinlaterd.client.addresses import Address, Endpoint
 from pinlaterd.client.calls import PreparedCall
-from pinlaterd.client.connection import (
+from pinlaterd.client.pool import (
     RECEIVE_BYTES,
+    BaseClient,
     Connection,
-    Endpoint,
     answer_length,
     call_failed,
     new_socket,
     seconds_left,
 )
-from pinlaterd.client.pool import BaseClient, Options, Pool
 from pinlaterd.model import JobRecord, ScanResult
 
 P = ParamSpec("P")
@@ -78,26 +76,22 @@ class AsyncClient(BaseClient["_StreamConnection"]):
     wait for each other.
     """
 
-    _pool: _TaskPool
-
-    def _new_pool(self, options: Options) -> _TaskPool:
-        return _TaskPool(options)
+    _free: asyncio.BoundedSemaphore
+    _loop: asyncio.AbstractEventLoop | None
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:
         """Close the connections. Calls under way finish; later ones raise ConnectionFailed."""
-        self._pool.close()
-        await self._pool.wait_closed()
+        self._close()
+        for probe in self._probes:
+            probe.cancel()
+        await asyncio.gather(*self._probes, return_exceptions=True)
+        await asyncio.sleep(0)  # the loop ends in its next turn what was closed in this one
 
     create_queue = _operation(calls.create_queue)
     delete_queue = _operation(calls.delete_queue)
@@ -116,11 +110,61 @@ class AsyncClient(BaseClient["_StreamConnection"]):
 
     async def run(self, call: PreparedCall[T]) -> T:
         """Make a call and return its result; what the methods above do."""
-        self._pool.check_loop()
-        return await self._pool.run(call)
+        running = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = running
+        elif self._loop is not running:
+            raise RuntimeError(
+                "this AsyncClient belongs to the event loop of its first call; make one for each"
+            )
+        return await self._run(call)
 
+    # --- waiting in the loop --------------------------------------------------------------
 
-# --- asyncio ------------------------------------------------------------------------------
+    def _begin(self) -> None:
+        super()._begin()
+        self._free = asyncio.BoundedSemaphore(self._max_connections)
+        self._probes: set[asyncio.Task[None]] = set()
+        self._loop = None
+
+    async def _take_place(self, deadline: float) -> None:
+        if not self._free.locked():  # then there is nothing to wait for
+            await self._free.acquire()
+            return
+        async with asyncio.timeout(deadline - time.monotonic()):
+            await self._free.acquire()
+
+    async def _result_of(self, future: Future[T], deadline: float) -> T:
+        if not future.done():
+            async with asyncio.timeout(deadline - time.monotonic()):
+                await asyncio.wrap_future(future)
+        return future.result()
+
+    async def _open(
+        self, server: Address, endpoint: Endpoint, deadline: float
+    ) -> _StreamConnection:
+        tls = self._ssl
+        plain = new_socket(endpoint)
+        try:
+            plain.setblocking(False)
+            async with asyncio.timeout(seconds_left(deadline)):
+                await asyncio.get_running_loop().sock_connect(plain, endpoint.where)
+                reader, writer = await asyncio.open_connection(
+                    sock=plain,
+                    limit=RECEIVE_BYTES,
+                    ssl=tls,
+                    server_hostname=server.host if tls else None,
+                )
+            return _StreamConnection(server, reader, writer)
+        except BaseException:
+            plain.close()
+            raise
+
+    def _start_probe(self, server: Address) -> None:
+        """In a task of its own, which ends with the probe."""
+        probe = asyncio.create_task(self._probe(server), name=f"probe-{server}")
+        self._probes.add(probe)
+        probe.add_done_callback(self._probes.discard)
 
 
 class _StreamConnection(Connection):
@@ -166,70 +210,3 @@ class _StreamConnection(Connection):
                 return await self._reader.readexactly(length)
         except (OSError, EOFError) as error:
             raise call_failed(self.address, error, may_have_left=may_have_left) from error
-
-
-class _TaskPool(Pool[_StreamConnection]):
-    """Calls of the tasks of one event loop. A server is probed in a task of its own, which ends
-    with the probe. A call that is cancelled has its connection closed, whatever it waited for."""
-
-    def __init__(self, options: Options) -> None:
-        super().__init__(options)
-        self._free = asyncio.BoundedSemaphore(options.max_connections)
-        self._probes: set[asyncio.Task[None]] = set()
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    def check_loop(self) -> None:
-        running = asyncio.get_running_loop()
-        if self._loop is None:
-            self._loop = running
-        elif self._loop is not running:
-            raise RuntimeError(
-                "this AsyncClient belongs to the event loop of its first call; make one for each"
-            )
-
-    async def wait_closed(self) -> None:
-        for probe in self._probes:
-            probe.cancel()
-        await asyncio.gather(*self._probes, return_exceptions=True)
-        await asyncio.sleep(0)  # the loop ends in its next turn what was closed in this one
-
-    async def _take_place(self, deadline: float) -> None:
-        if not self._free.locked():  # then there is nothing to wait for
-            await self._free.acquire()
-            return
-        async with asyncio.timeout(deadline - time.monotonic()):
-            await self._free.acquire()
-
-    def _leave_place(self) -> None:
-        self._free.release()
-
-    async def _result_of(self, future: Future[T], deadline: float) -> T:
-        if not future.done():
-            async with asyncio.timeout(deadline - time.monotonic()):
-                await asyncio.wrap_future(future)
-        return future.result()
-
-    async def _open(
-        self, server: Address, endpoint: Endpoint, deadline: float
-    ) -> _StreamConnection:
-        tls = self.options.ssl
-        plain = new_socket(endpoint)
-        try:
-            plain.setblocking(False)
-            async with asyncio.timeout(seconds_left(deadline)):
-                await asyncio.get_running_loop().sock_connect(plain, endpoint.where)
-                reader, writer = await asyncio.open_connection(
-                    sock=plain,
-                    limit=RECEIVE_BYTES,
-                    ssl=tls,
-                    server_hostname=server.host if tls else None,
-                )
-            return _StreamConnection(server, reader, writer)
-        except BaseException:
-            plain.close()
-            raise
-
-    def _start_probe(self, server: Address) -> None:
-        probe = asyncio.create_task(self._probe(server), name=f"probe-{server}")
-        self._probes.add(probe)
-        probe.add_done_callback(self._probes.discard)

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 import select
 import socket
@@ -34,22 +35,20 @@ import time
 import weakref
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
-from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from pinlaterd.client import calls
-from pinlaterd.client.addresses import Address
+from pinlaterd.client.addresses import Address, Endpoint
 from pinlaterd.client.calls import PreparedCall
-from pinlaterd.client.connection import (
+from pinlaterd.client.pool import (
     RECEIVE_BYTES,
+    BaseClient,
     Connection,
-    Endpoint,
     answer_length,
     call_failed,
     new_socket,
     seconds_left,
 )
-from pinlaterd.client.pool import BaseClient, Options, Pool
 from pinlaterd.model import JobRecord, ScanResult
 
 P = ParamSpec("P")
@@ -89,46 +88,34 @@ class Client(BaseClient["_BlockingConnection"]):
     for each other. A child that is forked opens connections of its own.
     """
 
-    def _new_pool(self, options: Options) -> _BlockingPool:
-        _clients.add(self)
-        return _BlockingPool(options)
+    _free: threading.BoundedSemaphore
 
     def __reduce__(self) -> tuple[Callable[[], Client], tuple[()]]:
         """Pickled as what it was made with: another process has connections of its own."""
-        options = self._options
-        if options.ssl is not None:
+        if self._ssl is not None:
             raise TypeError(
                 "a Client with ssl= can't be handed to another process, as its SSLContext can't; "
                 "make one there"
             )
         make = functools.partial(
             type(self),
-            [str(address) for address in options.addresses],
-            source=options.source,
-            timeout_seconds=options.timeout_seconds,
-            connect_timeout_seconds=options.connect_timeout_seconds,
-            max_connections=options.max_connections,
+            [str(address) for address in self._addresses],
+            source=self._source,
+            timeout_seconds=self._timeout_seconds,
+            connect_timeout_seconds=self._connect_timeout_seconds,
+            max_connections=self._max_connections,
         )
         return make, ()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
         """Close the connections. Calls under way finish; later ones raise ConnectionFailed."""
-        self._pool.close()
-
-    def renew_in_child(self) -> None:
-        """After a fork: connections, and whatever threads wait for, are the parent's."""
-        self._pool = self._pool.in_child()
+        self._close()
 
     create_queue = _operation(calls.create_queue)
     delete_queue = _operation(calls.delete_queue)
@@ -147,10 +134,68 @@ class Client(BaseClient["_BlockingConnection"]):
 
     def run(self, call: PreparedCall[T]) -> T:
         """Make a call and return its result; what the methods above do."""
-        return _finish(self._pool.run(call))
+        return _finish(self._run(call))
+
+    # --- blocking the thread --------------------------------------------------------------
+
+    def _begin(self) -> None:
+        super()._begin()
+        self._free = threading.BoundedSemaphore(self._max_connections)
+        _clients.add(self)
+
+    async def _take_place(self, deadline: float) -> None:
+        if not self._free.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            raise TimeoutError
+
+    async def _result_of(self, future: Future[T], deadline: float) -> T:
+        return future.result(timeout=max(0.0, deadline - time.monotonic()))
+
+    async def _open(
+        self, server: Address, endpoint: Endpoint, deadline: float
+    ) -> _BlockingConnection:
+        connected = new_socket(endpoint)
+        try:
+            connected.settimeout(seconds_left(deadline))
+            connected.connect(endpoint.where)
+            if self._ssl is not None:
+                connected.settimeout(seconds_left(deadline))
+                connected = self._ssl.wrap_socket(connected, server_hostname=server.host)
+            return _BlockingConnection(server, connected)
+        except BaseException:
+            connected.close()
+            raise
+
+    def _start_probe(self, server: Address) -> None:
+        """In a thread of its own, which ends with the probe."""
+        probe = threading.Thread(
+            target=lambda: _finish(self._probe(server)), name=f"probe-{server}", daemon=True
+        )
+        try:
+            probe.start()
+        except RuntimeError:  # no more threads: the call does not suffer, and the next one looks
+            self._end_probe(server, is_back=False)
+
+    def _begin_in_child(self) -> None:
+        """After a fork: connections, and whatever threads wait for, are the parent's.
+
+        Closing the child's copies tells the servers nothing. No lock is taken, for a thread that
+        the child does not have may hold it.
+        """
+        inherited = [*itertools.chain(*self._idle.values()), *self._lent]
+        self._begin()
+        for connection in inherited:
+            connection.close()
 
 
-# --- blocking -----------------------------------------------------------------------------
+_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for client in list(_clients):
+        client._begin_in_child()  # noqa: SLF001 - part of it
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _finish(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -160,7 +205,7 @@ def _finish(coroutine: Coroutine[Any, Any, T]) -> T:
     except StopIteration as end:
         result: T = end.value
         return result
-    raise AssertionError("unreachable: a blocking pool waits for no loop")
+    raise AssertionError("unreachable: a Client waits for no loop")
 
 
 class _BlockingConnection(Connection):
@@ -182,7 +227,7 @@ class _BlockingConnection(Connection):
         self._socket.setblocking(False)
         try:
             self._socket.recv(1)
-        except (BlockingIOError, ssl.SSLWantReadError):  # TLS itself may have said something
+        except (BlockingIOError, ssl.SSLWantReadError):  # TLS itself may have sent something
             return False
         except OSError:
             return True
@@ -213,59 +258,3 @@ class _BlockingConnection(Connection):
         if len(received) > end:
             raise ConnectionError("more came back than one answer")
         return bytes(memoryview(received)[4:])
-
-
-class _BlockingPool(Pool[_BlockingConnection]):
-    """Its coroutines block the thread that runs them, and never wait for a loop. A server is probed
-    in a thread of its own, which ends with the probe."""
-
-    def __init__(self, options: Options) -> None:
-        super().__init__(options)
-        self._free = threading.BoundedSemaphore(options.max_connections)
-
-    async def _take_place(self, deadline: float) -> None:
-        if not self._free.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            raise TimeoutError
-
-    def _leave_place(self) -> None:
-        self._free.release()
-
-    async def _result_of(self, future: Future[T], deadline: float) -> T:
-        return future.result(timeout=max(0.0, deadline - time.monotonic()))
-
-    async def _open(
-        self, server: Address, endpoint: Endpoint, deadline: float
-    ) -> _BlockingConnection:
-        connected = new_socket(endpoint)
-        try:
-            connected.settimeout(seconds_left(deadline))
-            connected.connect(endpoint.where)
-            if self.options.ssl is not None:
-                connected.settimeout(seconds_left(deadline))
-                connected = self.options.ssl.wrap_socket(connected, server_hostname=server.host)
-            return _BlockingConnection(server, connected)
-        except BaseException:
-            connected.close()
-            raise
-
-    def _start_probe(self, server: Address) -> None:
-        probe = threading.Thread(
-            target=lambda: _finish(self._probe(server)), name=f"probe-{server}", daemon=True
-        )
-        try:
-            probe.start()
-        except RuntimeError:  # no more threads: the call does not suffer, and the next one looks
-            self._end_probe(server, is_back=False)
-
-
-# --- forks --------------------------------------------------------------------------------
-
-_clients: weakref.WeakSet[Client] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for client in _clients:
-        client.renew_in_child()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)

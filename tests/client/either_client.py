@@ -34,8 +34,12 @@ class BlockingAsyncClient:
         return lambda *a, **k: self._wait(getattr(self._client, operation)(*a, **k))
 
     @property
-    def _pool(self) -> Any:
-        return self._client._pool
+    def _idle(self) -> Any:
+        return self._client._idle
+
+    @property
+    def _servers(self) -> Any:
+        return self._client._servers
 
     def scan(self, *arguments: Any, **options: Any) -> list[JobRecord]:
         async def collect() -> list[JobRecord]:

@@ -237,7 +237,7 @@ def test_an_idle_connection_that_the_server_closed_is_replaced_unseen(server, cl
     server.reply = lambda _: ["mail:s1:p1:1"]
     client.enqueue("mail", [b"a"])
     server.close_connections()
-    [[idle]] = client._pool._idle.values()
+    [[idle]] = client._idle.values()
     wait_until(idle.is_stale)
 
     assert client.enqueue("mail", [b"b"]) == ["mail:s1:p1:1"]

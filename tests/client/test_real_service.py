@@ -180,7 +180,7 @@ def both_answer(client) -> bool:
 
 def pauses(client) -> dict[int, float]:
     """For how long servers are left alone, by port."""
-    failures = client._pool._servers._failures
+    failures = client._servers._failures
     return {address.port: each.pause_seconds for address, each in failures.items() if each.is_away}
 
 
