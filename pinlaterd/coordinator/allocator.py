@@ -37,7 +37,7 @@ from typing import TypeVar
 
 from pinlaterd.clock import Clock
 from pinlaterd.coordinator.registry import SILENT_SECONDS
-from pinlaterd.wire.rates import Holding, RateGrant, RateReport, RouterId
+from pinlaterd.wire.control import Holding, RateGrant, RateReport, RouterId
 
 Sharer = TypeVar("Sharer", bound=Hashable)
 

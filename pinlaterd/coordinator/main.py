@@ -37,15 +37,16 @@ from pinlaterd.lifecycle import ExitCode, StopSignal, set_title
 from pinlaterd.stats import Stats, StatsSnapshot
 from pinlaterd.wire.control import (
     ControlServer,
+    MalformedMessage,
     ProcessState,
+    RateReport,
+    Report,
     ShardEntry,
     Snapshot,
     read_snapshot,
-    unpack_report,
+    unpack,
     write_snapshot,
 )
-from pinlaterd.wire.envelope import MalformedEnvelope
-from pinlaterd.wire.rates import TAG as RATES
 
 log = logging.getLogger(__name__)
 
@@ -286,16 +287,17 @@ class Coordinator:
         if self._control is None:
             return
         while (arrived := self._control.receive()) is not None:
-            peer, message = arrived
+            peer, data = arrived
             try:
-                if message.startswith(RATES):
-                    self._rates.heard(peer, message)
-                    continue
-                report = unpack_report(message)
-            except MalformedEnvelope:
+                message = unpack(data)
+            except MalformedMessage:
                 self._stats.count("reports_malformed")
                 log.warning("a report that can't be read; is another version running here?")
                 continue
+            if isinstance(message, RateReport):
+                self._rates.heard(peer, message)
+                continue
+            report = message if isinstance(message, Report) else None
             self._stats.count("reports")
             self._rates.heartbeat(peer)
             newcomer = not self._registry.knows(peer)

@@ -22,8 +22,7 @@ from pinlaterd.config.schema import Config, QueueSettings
 from pinlaterd.coordinator.allocator import RateAllocator
 from pinlaterd.coordinator.status import router_programs
 from pinlaterd.stats import Stats
-from pinlaterd.wire.control import ControlServer
-from pinlaterd.wire.rates import read_holdings, unpack_rate_report, write_holdings
+from pinlaterd.wire.control import ControlServer, RateReport, read_holdings, write_holdings
 
 log = logging.getLogger(__name__)
 
@@ -56,9 +55,8 @@ class RateControl:
         self._queues = queues
         self._set_limits()
 
-    def heard(self, peer: bytes, message: bytes) -> None:
-        """Take a rate report. Raises MalformedEnvelope if it can't be read."""
-        self._allocator.heard(peer, unpack_rate_report(message))
+    def heard(self, peer: bytes, report: RateReport) -> None:
+        self._allocator.heard(peer, report)
 
     def heartbeat(self, peer: bytes) -> None:
         """Something else was heard from `peer`."""
@@ -78,7 +76,7 @@ class RateControl:
                 # It will have to rely on what routers report.
                 log.error("what routers hold can't be noted: %s", error)
         for peer, grant in grants:
-            control.grant(peer, grant)
+            control.send(peer, grant)
         return bool(grants)
 
     def problems(self) -> Sequence[str]:

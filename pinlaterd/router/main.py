@@ -34,10 +34,15 @@ from pinlaterd.router.service import RouterService
 from pinlaterd.router.shards import ShardPlan, ShardSet
 from pinlaterd.rpc.server import RETIRE_SECONDS, ThriftServer
 from pinlaterd.stats import Stats
-from pinlaterd.wire.control import ControlClient, ProcessState, Snapshot, read_snapshot
-from pinlaterd.wire.envelope import MalformedEnvelope
-from pinlaterd.wire.link import LinkLimits, LinkListener, ShardLink
-from pinlaterd.wire.rates import RouterId, read_holdings
+from pinlaterd.wire.control import (
+    ControlClient,
+    ProcessState,
+    RouterId,
+    Snapshot,
+    read_holdings,
+    read_snapshot,
+)
+from pinlaterd.wire.link import LinkListener, ShardLink
 from pinlaterd.wire.socket import new_context
 
 log = logging.getLogger(__name__)
@@ -180,12 +185,14 @@ class Router:
     def _connect(self, name: str, listener: LinkListener) -> ShardLink:
         settings = self._settings
         share = settings.max_buffered_bytes // self._shards_planned
-        limits = LinkLimits(
-            bytes_in_flight=max(settings.max_frame_bytes, share),
-            return_seconds=settings.shard_restart_grace_ms / 1000,
-        )
         return ShardLink(
-            name, layout.shard_endpoint(name), self._context, listener, self._clock, limits
+            name,
+            layout.shard_endpoint(name),
+            self._context,
+            listener,
+            self._clock,
+            max_bytes=max(settings.max_frame_bytes, share),
+            return_seconds=settings.shard_restart_grace_ms / 1000,
         )
 
     def _notice_demand(self) -> None:
@@ -200,11 +207,7 @@ class Router:
 
     def _take_message(self) -> bool:
         """Follow what has come and answer; whether there was anything."""
-        try:
-            snapshot = self._control.receive()
-        except MalformedEnvelope:
-            log.error("what the coordinator says can't be read; going on as before")
-            return False
+        snapshot = self._control.receive()
         if snapshot is not None:
             self._follow(snapshot)
             self._control.report(self._state, self._facts())

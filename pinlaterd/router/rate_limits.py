@@ -22,8 +22,7 @@ from typing import NamedTuple
 
 from pinlaterd.clock import Clock
 from pinlaterd.stats import Stats
-from pinlaterd.wire.control import ControlClient
-from pinlaterd.wire.rates import Holding, RateReport, RouterId
+from pinlaterd.wire.control import ControlClient, Holding, RateReport, RouterId
 
 # How long a dequeue that does not wait stands in line all the same, while other calls hold
 # tokens that they may return.

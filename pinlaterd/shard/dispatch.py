@@ -53,10 +53,8 @@ from pinlaterd.shard.state import STORE_FAILED, Arrival, ShardState
 from pinlaterd.shard.tasks import ShardStops, Steps, Tasks
 from pinlaterd.wire.envelope import (
     CallEntry,
-    MalformedEnvelope,
     Op,
     ReplyEntry,
-    unpack_call_id,
 )
 
 log = logging.getLogger(__name__)
@@ -108,7 +106,7 @@ class Dispatch:
                 self._end_search(arrival)
                 return None
             self._bulk.create_queues(json.loads(arrival.entry.message))
-        except (MalformedEnvelope, ProtocolError, ValueError) as error:
+        except (ProtocolError, ValueError) as error:
             log.error("a router sent a message that can't be read: %s", error)
         except StorageNotCommitted as error:
             log.warning("can't create queues that other shards have: %s", error.message)
@@ -119,7 +117,7 @@ class Dispatch:
 
     def _end_search(self, arrival: Arrival) -> None:
         """Of a call that changes jobs, and of one that was answered meanwhile, nothing is ended."""
-        call_id = unpack_call_id(arrival.entry.message)
+        call_id = int(arrival.entry.message)
         steps = self._searches.get((arrival.router, call_id))
         if steps is not None:
             self._tasks.end_search(steps)

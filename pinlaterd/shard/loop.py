@@ -23,16 +23,24 @@ from pinlaterd.lifecycle import StopSignal
 from pinlaterd.shard.service import ShardService
 from pinlaterd.shard.state import Arrival
 from pinlaterd.stats import Stats
-from pinlaterd.wire import envelope
 from pinlaterd.wire.control import ControlClient, ProcessState
 from pinlaterd.wire.envelope import (
     PULSE_SECONDS,
     PULSES_UNTIL_QUIET,
     QUIET_PULSE_SECONDS,
-    Kind,
+    Calls,
+    Frame,
+    Goodbye,
+    GoodbyeAck,
+    Hello,
     MalformedEnvelope,
+    Pulse,
     ReadyCounts,
+    Replies,
     ReplyEntry,
+    Welcome,
+    pack,
+    unpack,
 )
 from pinlaterd.wire.socket import Received, ShardEnd
 
@@ -48,7 +56,6 @@ _new = tuple.__new__  # half the cost of calling a NamedTuple, for each call of 
 _MOST_LAST_TURNS = 1_000
 # How long a shard that stops waits for routers to hear of it; a frozen one never does.
 _GOODBYE_SECONDS = 1.0
-_GOODBYE_ACK = bytes((Kind.GOODBYE_ACK,))
 
 
 class ConfigUpdates:
@@ -61,11 +68,7 @@ class ConfigUpdates:
     def hear(self) -> bool:
         """Take what has come, which shows us to a new coordinator. Whether what is followed has
         changed."""
-        try:
-            snapshot = self._control.receive()
-        except MalformedEnvelope:
-            log.error("the coordinator sent a message that can't be read; ignored")
-            return False
+        snapshot = self._control.receive()
         if snapshot is None or snapshot.config_version == self._control.config_version:
             return False
         return self._read()
@@ -200,7 +203,7 @@ class ShardLoop:
 
     def _say_goodbye(self) -> None:
         """Calls that arrive from here on are not carried out: their routers may try elsewhere."""
-        goodbye = envelope.pack_goodbye(self._incarnation)
+        goodbye = pack(Goodbye(self._incarnation))
         for router in list(self._routers):
             self._send(router, goodbye)
 
@@ -219,35 +222,27 @@ class ShardLoop:
         while self._routers and left() > 0:
             self._end.wait(left)
             for router, frame in self._end.receive(_MOST_FRAMES, _MOST_BYTES):
-                if frame[:1] == _GOODBYE_ACK:
+                if isinstance(_read(frame), GoodbyeAck):
                     self._routers.discard(router)
 
     # --- what routers send ---------------------------------------------------------------------
 
-    def _take(self, router: bytes, frame: bytes) -> None:
-        kind = frame[0] if frame else 0
-        try:
-            if kind == Kind.CALLS:
-                if router in self._missing_out:
-                    self._welcome_again(router)
-                    return
-                self._routers.add(router)
-                incarnation, calls = envelope.unpack_calls(frame)
-                if incarnation != self._incarnation:
-                    # Meant for a predecessor: its router has given these calls up already.
-                    self._stats.count("shard_calls_of_predecessors")
-                    return
-                self._service.submit([_new(Arrival, (router, entry)) for entry in calls])
-            elif kind == Kind.HELLO:
-                self._missing_out.discard(router)
-                self._routers.add(router)
-                self._greet(router, envelope.unpack_hello(frame))
-            elif kind == Kind.GOODBYE_ACK:
-                pass  # it has heard that the store is closed
-            else:
-                raise MalformedEnvelope(f"kind {kind}")
-        except MalformedEnvelope as error:
-            log.error("a router sent a message that can't be read (%s); ignored", error)
+    def _take(self, router: bytes, data: bytes) -> None:
+        frame = _read(data)
+        if isinstance(frame, Calls):
+            if router in self._missing_out:
+                self._welcome_again(router)
+                return
+            self._routers.add(router)
+            if frame.incarnation != self._incarnation:
+                # Meant for a predecessor: its router has given these calls up already.
+                self._stats.count("shard_calls_of_predecessors")
+                return
+            self._service.submit([_new(Arrival, (router, entry)) for entry in frame.calls])
+        elif isinstance(frame, Hello):
+            self._missing_out.discard(router)
+            self._routers.add(router)
+            self._greet(router, frame.queues)
 
     # --- what routers are told -----------------------------------------------------------------
 
@@ -266,7 +261,7 @@ class ShardLoop:
             self._welcome(router)
 
     def _welcome(self, router: bytes) -> None:
-        frame = envelope.pack_welcome(self._incarnation, self._service.facts())
+        frame = pack(Welcome(self._incarnation, self._service.facts()))
         self._send(router, frame)
 
     def _welcome_all(self) -> None:
@@ -287,14 +282,14 @@ class ShardLoop:
         for router, entries in replies.items():
             self._answer(router, entries, counts)
         if urgent:
-            frame = envelope.pack_pulse(self._incarnation, urgent, degraded=self._told_degraded)
+            frame = pack(Pulse(self._incarnation, urgent, self._told_degraded))
             for router in self._routers - replies.keys():
                 self._send(router, frame)
 
     def _answer(
         self, router: bytes, entries: Sequence[ReplyEntry], counts: Sequence[ReadyCounts]
     ) -> None:
-        frame = envelope.pack_replies(self._incarnation, entries, counts)
+        frame = pack(Replies(self._incarnation, entries, counts))
         if not self._send(router, frame):
             self._service.undelivered(router, entries)
 
@@ -332,9 +327,7 @@ class ShardLoop:
         quiet = self._unused_pulses >= PULSES_UNTIL_QUIET
         self._next_pulse = now + (QUIET_PULSE_SECONDS if quiet else PULSE_SECONDS)
         self._told_degraded = bool(self._service.degraded)
-        frame = envelope.pack_pulse(
-            self._incarnation, self._updates.values(), degraded=self._told_degraded
-        )
+        frame = pack(Pulse(self._incarnation, list(self._updates.values()), self._told_degraded))
         self._updates = {}
         if self._incarnation:
             for router in list(self._routers):
@@ -369,3 +362,12 @@ class ShardLoop:
         if self._config_updates.hear():
             # tell at once what is followed now, and what is held by then
             self._next_pulse = self._next_report = 0.0
+
+
+def _read(frame: bytes) -> Frame | None:
+    """None for what no router of this version sends."""
+    try:
+        return unpack(frame)
+    except MalformedEnvelope as error:
+        log.error("a router sent a message that can't be read (%s); ignored", error)
+        return None

@@ -263,13 +263,7 @@ class ShardService:
         ready, now_ms = self._state.ready, self._clock.now_ms()
         queues = tuple(ready.queues())
         counts = self._counts([queue for queue in queues if ready.is_counted(queue, now_ms)])
-        return ShardFacts(
-            self.name,
-            self._state.config.server.num_priority_levels,
-            self._engine.limits.queue_name_chars,
-            queues,
-            tuple(counts),
-        )
+        return ShardFacts(self._engine.limits.queue_name_chars, queues, tuple(counts))
 
     def take_replies(self) -> Mapping[bytes, list[ReplyEntry]]:
         """The answers since the last time, by router."""

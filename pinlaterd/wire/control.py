@@ -1,40 +1,52 @@
 """The control channel: what processes tell the coordinator, and what it tells them.
 
     process (DEALER) -> coordinator (ROUTER)    a Report, once a second and after each Snapshot;
-                                                when nothing changed, a heartbeat of two bytes
+                                                when nothing changed, a Heartbeat
+    router -> coordinator                       a RateReport: what it holds, and what is wanted
     coordinator -> process                      the Snapshot, to each newcomer, and to all on change
-    router <-> coordinator                      demand for rates and shares of them: `wire.rates`
+    coordinator -> router                       a RateGrant: its share of each limited queue
 
 A report carries only the figures that changed since the one before. A process that gets a Snapshot
 sends all of its figures next: so a restarted coordinator, which answers heartbeats of processes it
 does not know with the Snapshot, soon knows everything again. All messages are JSON.
+
+Grants are numbered upward, over restarts of the coordinator too; a router ignores one that is
+not greater than the last, and confirms each by a report that bears its number. The coordinator
+keeps what each router may hold in run/rates.json: for a coordinator that is restarted, and for a
+router that starts while there is none.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import zmq
 
 from pinlaterd.config.files import replace_file
-from pinlaterd.config.layout import COORDINATOR_ENDPOINT, SNAPSHOT_FILE
+from pinlaterd.config.layout import COORDINATOR_ENDPOINT, RATES_FILE, SNAPSHOT_FILE
+from pinlaterd.lifecycle import process_place
 from pinlaterd.stats import Stats, StatsSnapshot
 from pinlaterd.stats.registry import Changes
-from pinlaterd.wire import rates
-from pinlaterd.wire.envelope import MalformedEnvelope
-from pinlaterd.wire.rates import RateGrant, RateReport
 
-_HEARTBEAT = b"{}"
+log = logging.getLogger(__name__)
+
 _MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 _MESSAGES_IN_TRANSIT = 100  # for each process; a process that can't send just tries again
 _LINGER_MS = 200  # for the last report of a process that ends
 _RECONNECT_MS, _RECONNECT_MAX_MS = 100, 1000
+
+Rates = Mapping[str, Annotated[float, msgspec.Meta(ge=0)]]  # by queue
+
+
+class MalformedMessage(Exception):
+    """Bytes that no process of this version sends."""
 
 
 class ProcessState(StrEnum):
@@ -46,7 +58,27 @@ class ProcessState(StrEnum):
     STOPPING = "stopping"
 
 
-class Report(msgspec.Struct, frozen=True):
+class RouterId(NamedTuple):
+    """One router process: its name under supervisord, and which of that name."""
+
+    process: str
+    pid: int
+    started_at_ms: int
+
+
+class ShardEntry(msgspec.Struct, frozen=True):
+    name: str
+    dequeue_only: bool
+
+
+class _Message(msgspec.Struct, tag=True): ...
+
+
+class Heartbeat(_Message):
+    """The process lives, and nothing that it reported has changed."""
+
+
+class Report(_Message):
     """What a process says. `stats`: all figures if `full`, else those that changed."""
 
     process: str  # as supervisord names it: router, shard-1, …
@@ -65,12 +97,17 @@ class Report(msgspec.Struct, frozen=True):
         return Changes(self.stats, self.dropped)
 
 
-class ShardEntry(msgspec.Struct, frozen=True):
-    name: str
-    dequeue_only: bool
+class RateReport(_Message):
+    """What a router says of rates. `grant`: the last that it follows, 0: none yet."""
+
+    router: RouterId
+    grant: int
+    shares: Rates  # jobs/s that it may spend, by limited queue
+    demands: Rates  # jobs/s that its clients take or would; those that are 0 left out
+    returned: Rates  # tokens that it gave up because `grant` cut its shares
 
 
-class Snapshot(msgspec.Struct, frozen=True):
+class Snapshot(_Message):
     """What all processes have to agree on. A later one has a greater version."""
 
     version: int
@@ -79,45 +116,71 @@ class Snapshot(msgspec.Struct, frozen=True):
     config_version: int = 0  # what run/config.json holds by now; a later one may be there
 
 
-_REPORTS, _SNAPSHOTS = msgspec.json.Decoder(Report), msgspec.json.Decoder(Snapshot)
+class RateGrant(_Message):
+    """What a router may spend from now on. A queue that is not in `shares` has no limit."""
+
+    number: int
+    shares: Rates  # jobs/s
+    credits: Rates  # tokens that others gave up for it, once
 
 
-def pack_report(report: Report) -> bytes:
-    return msgspec.json.encode(report)
+Message = Heartbeat | Report | RateReport | Snapshot | RateGrant
+
+pack: Callable[[Message], bytes] = msgspec.json.Encoder().encode
+_unpack: Callable[[bytes], Message] = msgspec.json.Decoder(Message).decode
+_HEARTBEAT = pack(Heartbeat())
 
 
-def unpack_report(message: bytes) -> Report | None:
-    """The report, or None for a heartbeat."""
-    if message == _HEARTBEAT:
-        return None
+def unpack(message: bytes) -> Message:
+    """Raises MalformedMessage."""
     try:
-        return _REPORTS.decode(message)
+        return _unpack(message)
     except ValueError as error:
-        raise MalformedEnvelope("report") from error
+        raise MalformedMessage(str(error)) from error
 
 
-def pack_snapshot(snapshot: Snapshot) -> bytes:
-    return msgspec.json.encode(snapshot)
-
-
-def unpack_snapshot(message: bytes) -> Snapshot:
-    try:
-        return _SNAPSHOTS.decode(message)
-    except ValueError as error:
-        raise MalformedEnvelope("snapshot") from error
+# --- files ----------------------------------------------------------------------------------
 
 
 def write_snapshot(snapshot: Snapshot, path: Path = SNAPSHOT_FILE) -> None:
-    replace_file(path, pack_snapshot(snapshot))
+    replace_file(path, pack(snapshot))
 
 
 def read_snapshot(path: Path = SNAPSHOT_FILE) -> Snapshot | None:
     """The last snapshot, for a process that starts while the coordinator is away; None if
     there is none that can be read."""
     try:
-        return unpack_snapshot(path.read_bytes())
-    except (OSError, MalformedEnvelope):
+        return msgspec.json.decode(path.read_bytes(), type=Snapshot)
+    except (OSError, ValueError):
         return None
+
+
+class Holding(NamedTuple):
+    """The most that a router may be spending (jobs/s by queue), as of the grant `number`."""
+
+    router: RouterId
+    number: int
+    shares: Rates
+
+
+_HOLDINGS = msgspec.json.Decoder(tuple[str, list[Holding]])  # where they were noted
+
+
+def write_holdings(holdings: Sequence[Holding], path: Path = RATES_FILE) -> None:
+    replace_file(path, msgspec.json.encode((process_place(), holdings)))
+
+
+def read_holdings(path: Path = RATES_FILE) -> Sequence[Holding]:
+    """Nothing if there is no file that can be read, or it is from before the machine or the
+    container was started: all that held anything have ended, and their pids are others' by now."""
+    try:
+        place, holdings = _HOLDINGS.decode(path.read_bytes())
+    except (OSError, ValueError):
+        return []
+    return holdings if place == process_place() else []
+
+
+# --- both ends ------------------------------------------------------------------------------
 
 
 _Told = tuple[ProcessState, dict[str, str], int]  # the last: the configuration that is followed
@@ -163,9 +226,9 @@ class ControlClient:
         now = (state, dict(facts), self.config_version)
         changes = self._stats.take_changes()
         if self._told is None:
-            message = self._pack(now, Changes(self._stats.snapshot()), full=True)
+            message = self._report(now, Changes(self._stats.snapshot()), full=True)
         elif changes or now != self._told:
-            message = self._pack(now, changes, full=False)
+            message = self._report(now, changes, full=False)
         else:
             message = _HEARTBEAT
         try:
@@ -174,29 +237,26 @@ class ControlClient:
         except zmq.Again:
             self._told = None
 
-    def _pack(self, now: _Told, changes: Changes, *, full: bool) -> bytes:
+    def _report(self, now: _Told, changes: Changes, *, full: bool) -> bytes:
         state, facts, version = now
-        return pack_report(
-            Report(*self._about, state, facts, changes.now, full, version, changes.dropped)
-        )
+        return pack(Report(*self._about, state, facts, changes.now, full, version, changes.dropped))
 
     def receive(self) -> Snapshot | None:
-        """The latest snapshot that has come, if any. Raises MalformedEnvelope for what this
-        version can't read."""
-        latest = None
-        while True:
-            try:
-                message = self._socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                break
-            if message.startswith(rates.TAG):
-                self._grants.append(rates.unpack_rate_grant(message))
-            else:
-                latest = message
-        if latest is None:
-            return None
-        self._told = None
-        return unpack_snapshot(latest)
+        """The latest snapshot that has come, if any."""
+        latest: Snapshot | None = None
+        with contextlib.suppress(zmq.Again):
+            while True:
+                try:
+                    message = unpack(self._socket.recv(zmq.NOBLOCK))
+                except MalformedMessage:
+                    log.error("what the coordinator says can't be read; going on as before")
+                    continue
+                if isinstance(message, RateGrant):
+                    self._grants.append(message)
+                elif isinstance(message, Snapshot):
+                    latest = message
+                    self._told = None
+        return latest
 
     def take_grants(self) -> list[RateGrant]:
         """The grants that `receive` met on its way, in their order."""
@@ -206,7 +266,7 @@ class ControlClient:
     def report_rates(self, report: RateReport) -> None:
         """Lost if the coordinator is away; after the next Snapshot it is reported again."""
         with contextlib.suppress(zmq.Again):
-            self._socket.send(rates.pack_rate_report(report), zmq.NOBLOCK)
+            self._socket.send(pack(report), zmq.NOBLOCK)
 
     def close(self) -> None:
         self._socket.close()
@@ -229,24 +289,18 @@ class ControlServer:
         return int(self._socket.getsockopt(zmq.FD))
 
     def receive(self) -> tuple[bytes, bytes] | None:
-        """A peer and its message, for `unpack_report`; None if there is none."""
+        """A peer and its message, for `unpack`; None if there is none."""
         try:
             frames: Sequence[bytes] = self._socket.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
             return None
         return (frames[0], frames[1]) if len(frames) == 2 else (frames[0], b"")
 
-    def send(self, peer: bytes, snapshot: Snapshot) -> None:
-        """Peers that have gone are passed over, and so are those that do not read."""
-        self._send(peer, pack_snapshot(snapshot))
-
-    def grant(self, peer: bytes, grant: RateGrant) -> None:
-        """The same. A grant that was not confirmed in time has to be followed by another."""
-        self._send(peer, rates.pack_rate_grant(grant))
-
-    def _send(self, peer: bytes, message: bytes) -> None:
+    def send(self, peer: bytes, message: Snapshot | RateGrant) -> None:
+        """Peers that have gone are passed over, and so are those that do not read: a grant that is
+        not confirmed in time has to be followed by another."""
         with contextlib.suppress(zmq.Again):
-            self._socket.send_multipart((peer, message), zmq.NOBLOCK)
+            self._socket.send_multipart((peer, pack(message)), zmq.NOBLOCK)
 
     def close(self) -> None:
         self._socket.close()

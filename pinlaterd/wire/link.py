@@ -7,7 +7,7 @@ when its shard is gone, frozen or new, and keeps the hints that the shard publis
 Silence is counted in sweeps of this loop, not in seconds: a router that was stopped itself has
 made no sweep meanwhile, and does not take its own pause for that of its shards.
 
-A shard that has gone is expected back for a while (`LinkLimits.return_seconds`). Calls that it
+A shard that has gone is expected back for a while (`return_seconds`). Calls that it
 certainly did not carry out wait for its successor meanwhile, if they are patient.
 
 ZeroMQ's file descriptor is edge-triggered: it becomes readable once, whatever is to be read.
@@ -18,27 +18,35 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from pinlaterd.clock import Clock
-from pinlaterd.wire import envelope
 from pinlaterd.wire.envelope import (
     PULSE_SECONDS,
     PULSES_UNTIL_QUIET,
     QUIET_PULSE_SECONDS,
     GiveUp,
-    Kind,
+    Goodbye,
+    GoodbyeAck,
+    Hello,
+    MalformedEnvelope,
     OnReply,
     Op,
+    Pulse,
     ReadyCounts,
+    Replies,
     ReplyEntry,
     ShardCall,
     ShardFacts,
     Status,
+    Welcome,
+    pack,
+    pack_calls,
+    unpack,
 )
 
 log = logging.getLogger(__name__)
@@ -62,7 +70,6 @@ _FULL = ReplyEntry(0, Status.REFUSED, b"has as many calls in flight as it may ha
 _LOST = ReplyEntry(0, Status.LOST)
 _LATE = ReplyEntry(0, Status.LATE)
 _SILENT = ReplyEntry(0, Status.SILENT)
-_REPLIES = bytes((Kind.REPLIES,))
 
 
 class LinkListener(Protocol):
@@ -85,13 +92,6 @@ class LinkListener(Protocol):
         ...
 
 
-class LinkLimits(NamedTuple):
-    """What a link may hold, and for how long."""
-
-    bytes_in_flight: int  # calls sent or kept, of which no answer has come
-    return_seconds: float  # how long a shard that has gone is expected back
-
-
 class ShardLink:
     """One shard, as the router reaches it. All methods are called on the event loop."""
 
@@ -102,8 +102,12 @@ class ShardLink:
         context: zmq.Context[zmq.Socket[bytes]],
         listener: LinkListener,
         clock: Clock,
-        limits: LinkLimits,
+        *,
+        max_bytes: int,
+        return_seconds: float,
     ) -> None:
+        """`max_bytes`: of calls that are sent or kept and have no answer. `return_seconds`: how
+        long a shard that has gone is expected back."""
         self.name = name
         self.incarnation = 0  # 0: not welcomed on the present connection
         self.facts: ShardFacts | None = None
@@ -117,8 +121,8 @@ class ShardLink:
         self.unsent: list[ShardCall] = []
         self._listener = listener
         self._clock = clock
-        self._max_bytes = limits.bytes_in_flight
-        self._return_seconds = limits.return_seconds
+        self._max_bytes = max_bytes
+        self._return_seconds = return_seconds
         self._expected_until = 0.0  # monotonic; of use while not welcomed
         self._bytes_in_flight = 0
         self._in_flight: dict[int, ShardCall] = {}
@@ -208,7 +212,7 @@ class ShardLink:
 
         def ended(future: asyncio.Future[ReplyEntry]) -> None:
             if future.cancelled() and self._in_flight.get(call.call_id) is call:
-                message = envelope.pack_call_id(call.call_id)
+                message = b"%d" % call.call_id
                 self.call(ShardCall(message, call.deadline, Op.END_SEARCH), _ignore)
 
         self.call(call, arrived)
@@ -229,7 +233,7 @@ class ShardLink:
         if self.incarnation == 0 or not self.unsent:
             return
         calls, self.unsent = self.unsent, []
-        if not self._send(envelope.pack_calls(self.incarnation, calls)):
+        if not self._send(pack_calls(self.incarnation, calls)):
             for call in calls:
                 self._finish(call.call_id, _DOWN)
 
@@ -253,11 +257,8 @@ class ShardLink:
             if self._silent_sweeps:
                 self._heard()
             try:
-                if frame[:1] == _REPLIES:
-                    self._take_replies(frame)
-                else:
-                    self._take(frame)
-            except envelope.MalformedEnvelope:
+                self._take(frame)
+            except MalformedEnvelope:
                 log.error("shard-%s sent a message that cannot be read; ignored", self.name)
 
     def _heard(self) -> None:
@@ -272,15 +273,30 @@ class ShardLink:
         """Others came first; now its jobs count again, and those who wait have to hear of them."""
         self._listener.counted(self, [ReadyCounts(*found) for found in self.ready.items()])
 
-    def _take_replies(self, frame: bytes) -> None:
-        incarnation, replies, counts = envelope.unpack_replies(frame)
-        if incarnation != self.incarnation:
+    def _take(self, data: bytes) -> None:
+        frame = unpack(data)
+        if isinstance(frame, Welcome):
+            self._welcome(frame.incarnation, frame.facts)
+            return
+        if isinstance(frame, Goodbye):
+            # Also where it never served us: it waits until it is acknowledged.
+            self._send(pack(GoodbyeAck(frame.incarnation)))
+        if isinstance(frame, Hello) or frame.incarnation != self.incarnation:
             return  # from before the connection was lost; its calls have been given up
-        # Counts first: what acts on a reply acts on the hints that came with it.
-        if counts:
-            self._count(counts)
-        for reply in replies:
-            self._finish(reply.call_id, reply)
+        if isinstance(frame, Replies):
+            # Counts first: what acts on a reply acts on the hints that came with it.
+            if frame.counts:
+                self._count(frame.counts)
+            for reply in frame.entries:
+                self._finish(reply.call_id, reply)
+        elif isinstance(frame, Pulse):
+            self._follow_health(degraded=frame.degraded)
+            if frame.counts:
+                self._count(frame.counts)
+        elif isinstance(frame, Goodbye):
+            # What it has not answered by now it will never carry out.
+            log.info("shard-%s does not serve for now; waiting for it to come back", self.name)
+            self._leave(None)
 
     def _finish(self, call_id: int, reply: ReplyEntry) -> None:
         call = self._in_flight.pop(call_id, None)
@@ -293,7 +309,7 @@ class ShardLink:
         elif reply.jobs:  # it was given up
             self.release(reply.payload)
 
-    def _count(self, counts: list[ReadyCounts]) -> None:
+    def _count(self, counts: Sequence[ReadyCounts]) -> None:
         for queue, numbers in counts:
             if numbers:
                 self.ready[queue] = numbers
@@ -301,32 +317,12 @@ class ShardLink:
                 self.ready.pop(queue, None)
         self._listener.counted(self, counts)
 
-    def _take(self, frame: bytes) -> None:
-        kind = frame[0] if frame else 0
-        incarnation = envelope.incarnation_of(frame)
-        if kind == Kind.WELCOME:
-            self._welcome(incarnation, envelope.unpack_welcome(frame))
-            return
-        if kind == Kind.GOODBYE:
-            # Also where it never served us: it waits until it is acknowledged.
-            self._send(envelope.pack_goodbye_ack(incarnation))
-        if incarnation != self.incarnation:
-            return
-        if kind == Kind.PULSE:
-            counts, degraded = envelope.unpack_pulse(frame)
-            if degraded != self.degraded:
-                self.degraded = degraded
-                self._assess()
-                log.warning(
-                    "shard-%s %s", self.name, "is degraded" if degraded else "has recovered"
-                )
-                self._count_all()
-            if counts:
-                self._count(counts)
-        elif kind == Kind.GOODBYE:
-            # What it has not answered by now it will never carry out.
-            log.info("shard-%s does not serve for now; waiting for it to come back", self.name)
-            self._leave(None)
+    def _follow_health(self, *, degraded: bool) -> None:
+        if degraded != self.degraded:
+            self.degraded = degraded
+            self._assess()
+            log.warning("shard-%s %s", self.name, "is degraded" if degraded else "has recovered")
+            self._count_all()
 
     def _welcome(self, incarnation: int, facts: ShardFacts) -> None:
         if self.incarnation:
@@ -380,7 +376,7 @@ class ShardLink:
         """Greet until it is sent: the handshake is reported a moment before sends go through."""
         if self._socket.closed or self.incarnation:
             return
-        if not self._send(envelope.pack_hello(self._listener.queues_known())):
+        if not self._send(pack(Hello(frozenset(self._listener.queues_known())))):
             self._loop.call_later(_GREET_AGAIN_SECONDS, self._greet)
 
     # --- silence and deadlines ---------------------------------------------------------

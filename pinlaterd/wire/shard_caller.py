@@ -28,13 +28,11 @@ from pinlaterd.wire.envelope import (
     ShardFacts,
     Status,
 )
-from pinlaterd.wire.link import LinkLimits, ShardLink
+from pinlaterd.wire.link import ShardLink
 from pinlaterd.wire.socket import new_context
 
 # How long an answer may take beyond the deadline: the shard judges that when it takes up the call.
 _GRACE_SECONDS = 5.0
-# No shard is expected back: `call` itself waits for it.
-_LIMITS = LinkLimits(bytes_in_flight=sys.maxsize, return_seconds=0.0)
 _UNAVAILABLE = ReplyEntry(0, Status.REFUSED, b"is down")
 
 # A command tells what becomes of its calls; it has no log.
@@ -88,7 +86,10 @@ class ShardCaller:
         self._clock = SystemClock()
 
         async def connect() -> ShardLink:
-            return ShardLink(name, address, context, self, self._clock, _LIMITS)
+            # No shard is expected back: `call` itself waits for it.
+            return ShardLink(
+                name, address, context, self, self._clock, max_bytes=sys.maxsize, return_seconds=0.0
+            )
 
         self._link = runner.run(connect())
 

@@ -25,7 +25,7 @@ from pinlaterd.clock import FakeClock
 from pinlaterd.coordinator.allocator import KEPT_SECONDS, SETTLE_SECONDS, RateAllocator
 from pinlaterd.coordinator.registry import SILENT_SECONDS
 from pinlaterd.router.rate_limits import shares_at_start
-from pinlaterd.wire.rates import Holding, RateGrant, RateReport, RouterId
+from pinlaterd.wire.control import Holding, RateGrant, RateReport, RouterId
 
 QUEUE = "mail"
 LIMIT = 12.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import zmq
@@ -17,13 +17,25 @@ from pinlaterd.lifecycle import StopSignal
 from pinlaterd.model import EnqueueRequest, Job
 from pinlaterd.shard.loop import ShardLoop
 from pinlaterd.stats import Stats
-from pinlaterd.wire import envelope
 from pinlaterd.wire.control import ControlClient
-from pinlaterd.wire.envelope import Kind, Status
+from pinlaterd.wire.envelope import (
+    Calls,
+    Frame,
+    Goodbye,
+    GoodbyeAck,
+    Hello,
+    Pulse,
+    Replies,
+    Status,
+    Welcome,
+    pack,
+    unpack,
+)
 from pinlaterd.wire.socket import ShardEnd
 from tests.shard.conftest import Shard
 
 ENDPOINT = "ipc://s.ipc"
+_Frame = TypeVar("_Frame", bound=Frame)
 MILLISECONDS = 20_000
 
 
@@ -50,12 +62,12 @@ def test_it_stays_until_its_routers_have_heard_of_it(shard: Shard, context: Cont
         for router in routers:
             router.linger = MILLISECONDS
             router.connect(ENDPOINT)
-            router.send(envelope.pack_hello([]))
-        welcomes = [_hear(router, Kind.WELCOME) for router in routers]
+            router.send(pack(Hello(frozenset())))
+        welcomes = [_hear(router, Welcome) for router in routers]
         stop.set()
-        parted = envelope.pack_goodbye_ack(envelope.incarnation_of(welcomes[0]))
+        parted = pack(GoodbyeAck(welcomes[0].incarnation))
         for router in routers:
-            _hear(router, Kind.GOODBYE)
+            _hear(router, Goodbye)
             # As long as one of them has said nothing, it is there.
             stayed.append(not ended.wait(0.1))
             router.send(parted)
@@ -95,22 +107,22 @@ def test_to_its_routers_it_is_down_until_its_store_is_open_again(
     stop, end = StopSignal(), ShardEnd(context)
     end.bind(ENDPOINT)
     control = ControlClient("shard-1", "shard", Stats(), 0, context=context)
-    heard: list[bytes] = []
+    heard: list[Frame] = []
 
     def call_it() -> None:
         with context.socket(zmq.DEALER) as router:
             router.linger = MILLISECONDS
             router.connect(ENDPOINT)
-            router.send(envelope.pack_hello([]))
-            incarnation = envelope.incarnation_of(_hear(router, Kind.WELCOME))
+            router.send(pack(Hello(frozenset())))
+            incarnation = _hear(router, Welcome).incarnation
             call = shard.entry(EnqueueRequest("mail", [Job(b"a")]))
-            router.send(envelope.pack_calls(incarnation, [call]))
-            while not heard or heard[-1][0] != Kind.WELCOME:
+            router.send(pack(Calls(incarnation, [call])))
+            while not heard or not isinstance(heard[-1], Welcome):
                 assert router.poll(MILLISECONDS)
-                heard.append(router.recv())
+                heard.append(unpack(router.recv()))
             stop.set()
-            last = _hear(router, Kind.GOODBYE)
-            router.send(envelope.pack_goodbye_ack(envelope.incarnation_of(last)))
+            last = _hear(router, Goodbye)
+            router.send(pack(GoodbyeAck(last.incarnation)))
 
     calling = threading.Thread(target=call_it)
     calling.start()
@@ -118,20 +130,21 @@ def test_to_its_routers_it_is_down_until_its_store_is_open_again(
     ShardLoop(shard.service, end, control, stop, shard.clock, Stats(), dict).run()
 
     calling.join()
-    reply, farewell, welcome = [frame for frame in heard if frame[0] != Kind.PULSE]
-    _, [entry], _ = envelope.unpack_replies(reply)
+    reply, farewell, welcome = [frame for frame in heard if not isinstance(frame, Pulse)]
+    assert isinstance(reply, Replies)
+    [entry] = reply.entries
     assert entry.status is Status.FAILED
-    assert farewell[0] == Kind.GOODBYE
-    assert envelope.incarnation_of(reply) == envelope.incarnation_of(farewell)
-    assert envelope.incarnation_of(welcome) > envelope.incarnation_of(farewell)
+    assert farewell == Goodbye(reply.incarnation)
+    assert isinstance(welcome, Welcome)
+    assert welcome.incarnation > reply.incarnation
     end.close()
     control.close()
     stop.close()
 
 
-def _hear(router: zmq.Socket[bytes], kind: Kind) -> bytes:
+def _hear(router: zmq.Socket[bytes], kind: type[_Frame]) -> _Frame:
     while router.poll(MILLISECONDS):
-        frame = router.recv()
-        if frame[0] == kind:
+        frame = unpack(router.recv())
+        if isinstance(frame, kind):
             return frame
-    pytest.fail(f"no {kind.name}")
+    pytest.fail(f"no {kind.__name__}")

@@ -29,8 +29,18 @@ from pinlaterd.model import (
     Request,
 )
 from pinlaterd.rpc import codec
-from pinlaterd.wire import envelope
-from pinlaterd.wire.envelope import CallEntry, Kind, ReadyCounts, ReplyEntry, Status
+from pinlaterd.wire.envelope import (
+    CallEntry,
+    Calls,
+    Hello,
+    Pulse,
+    Replies,
+    ReplyEntry,
+    Status,
+    Welcome,
+    pack,
+    unpack,
+)
 
 pytestmark = pytest.mark.service
 
@@ -57,14 +67,14 @@ class Router:
         give_up = time.monotonic() + SECONDS
         while self.incarnation in (0, welcomed):
             assert time.monotonic() < give_up, "no welcome"
-            self._socket.send(envelope.pack_hello(queues))
+            self._socket.send(pack(Hello(frozenset(queues))))
             self.hear(0.2)
 
     def send(self, request: Request, method: Method, *, incarnation: int | None = None) -> int:
         self._next_id += 1
         message = codec.encode_call(method, 0, CallContext("web:h1"), request)
         entry = CallEntry(self._next_id, time.monotonic() + SECONDS, message)
-        self._socket.send(envelope.pack_calls(incarnation or self.incarnation, [entry]))
+        self._socket.send(pack(Calls(incarnation or self.incarnation, [entry])))
         return self._next_id
 
     def call(self, request: Request, method: Method) -> Any:
@@ -84,17 +94,15 @@ class Router:
         """Take what comes within so long; whether anything did."""
         if not self._socket.poll(round(seconds * 1000)):
             return False
-        frame = self._socket.recv()
-        counts: list[ReadyCounts] = []
-        if frame[0] == Kind.WELCOME:
-            self.incarnation = envelope.incarnation_of(frame)
-            counts = list(envelope.unpack_welcome(frame).counts)
-        elif frame[0] == Kind.REPLIES:
-            _, entries, counts = envelope.unpack_replies(frame)
-            self.replies.update({entry.call_id: entry for entry in entries})
-        elif frame[0] == Kind.PULSE:
-            counts, _ = envelope.unpack_pulse(frame)
-        self.counts.update(counts)
+        frame = unpack(self._socket.recv())
+        if isinstance(frame, Welcome):
+            self.incarnation = frame.incarnation
+            self.counts.update(frame.facts.counts)
+        elif isinstance(frame, Replies):
+            self.replies.update({entry.call_id: entry for entry in frame.entries})
+            self.counts.update(frame.counts)
+        elif isinstance(frame, Pulse):
+            self.counts.update(frame.counts)
         return True
 
     def close(self) -> None:

@@ -10,9 +10,10 @@ from typing import Any
 
 from pinlaterd.router.dequeue import Dequeuer
 from pinlaterd.router.rate_limits import RateLimits
+from pinlaterd.shard import loop
 from pinlaterd.shard.loop import ShardLoop
-from pinlaterd.wire import envelope, link
-from pinlaterd.wire.envelope import CallEntry, Kind, ReplyEntry, Status
+from pinlaterd.wire import link
+from pinlaterd.wire.envelope import CallEntry, Calls, Frame, ReplyEntry, Status, pack, unpack
 from pinlaterd.wire.link import ShardLink
 
 
@@ -20,22 +21,23 @@ def no_incarnation_check() -> None:
     """A shard carries out what was sent to its predecessor."""
     take = ShardLoop._take
 
-    def careless(self: ShardLoop, router: bytes, frame: bytes) -> None:
-        if frame[0] == Kind.CALLS and self._incarnation:
-            frame = envelope.pack_calls(self._incarnation, envelope.unpack_calls(frame)[1])
-        take(self, router, frame)
+    def careless(self: ShardLoop, router: bytes, data: bytes) -> None:
+        frame = unpack(data)
+        if isinstance(frame, Calls) and self._incarnation:
+            data = pack(Calls(self._incarnation, frame.calls))
+        take(self, router, data)
 
     ShardLoop._take = careless  # type: ignore[method-assign]
 
 
 def _change_calls(change: Callable[[CallEntry], CallEntry]) -> None:
-    unpack = envelope.unpack_calls
+    def changed(frame: bytes) -> Frame:
+        heard = unpack(frame)
+        if isinstance(heard, Calls):
+            return Calls(heard.incarnation, [change(entry) for entry in heard.calls])
+        return heard
 
-    def changed(frame: bytes) -> tuple[int, list[CallEntry]]:
-        incarnation, entries = unpack(frame)
-        return incarnation, [change(entry) for entry in entries]
-
-    envelope.unpack_calls = changed
+    loop.unpack = changed  # type: ignore[attr-defined]
 
 
 def no_deadlines() -> None:

@@ -1,4 +1,4 @@
-"""The control channel's messages, and the snapshot's file."""
+"""The control channel's messages, and the files of what was said there."""
 
 from __future__ import annotations
 
@@ -6,24 +6,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pinlaterd.lifecycle import process_place
 from pinlaterd.stats import Stats
 from pinlaterd.wire.control import (
     ControlClient,
     ControlServer,
+    Heartbeat,
+    Holding,
+    MalformedMessage,
     ProcessState,
+    RateGrant,
+    RateReport,
     Report,
+    RouterId,
     ShardEntry,
     Snapshot,
-    pack_report,
-    pack_snapshot,
+    pack,
+    read_holdings,
     read_snapshot,
-    unpack_report,
-    unpack_snapshot,
+    unpack,
+    write_holdings,
     write_snapshot,
 )
-from pinlaterd.wire.envelope import MalformedEnvelope
 
 SNAPSHOT = Snapshot(7, (ShardEntry("1", False), ShardEntry("2d1", True)), 1234)
+ROUTER = RouterId("router-1", 42, 1000)
 
 
 def stats() -> Stats:
@@ -33,17 +40,36 @@ def stats() -> Stats:
     return filled
 
 
-def test_a_report_survives_the_wire():
-    report = Report(
-        "shard-1", "shard", 42, 1000, ProcessState.STANDBY, {"a": "b"}, stats().snapshot(), False
-    )
+@pytest.mark.parametrize(
+    "message",
+    [
+        Heartbeat(),
+        Report(
+            "shard-1", "shard", 4, 1, ProcessState.STANDBY, {"a": "b"}, stats().snapshot(), False
+        ),
+        RateReport(ROUTER, 7, {"mail": 2.5}, {"mail": 30.0}, {"mail": 0.25}),
+        SNAPSHOT,
+        RateGrant(8, {"mail": 3.5, "paused": 0.0}, {"mail": 1.5}),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_a_message_survives_the_wire(message):
+    assert unpack(pack(message)) == message
 
-    assert unpack_report(pack_report(report)) == report
+
+GRANT = b'{"type":"RateGrant","number":1,"shares":{},"credits":%s}'
 
 
-def test_a_snapshot_survives_the_wire_and_the_file(tmp_path):
-    assert unpack_snapshot(pack_snapshot(SNAPSHOT)) == SNAPSHOT
+@given(
+    st.binary(max_size=100)
+    | st.sampled_from([b"{}", GRANT % b'{"a":-1}', GRANT % b'{"a":NaN}', GRANT % b"[]"])
+)
+def test_bytes_of_others_are_malformed_and_nothing_worse(data):
+    with pytest.raises(MalformedMessage):
+        unpack(data)
 
+
+def test_the_snapshot_is_what_was_written_or_nothing(tmp_path):
     path = tmp_path / "snapshot.json"
     assert read_snapshot(path) is None
     write_snapshot(SNAPSHOT, path)
@@ -53,12 +79,19 @@ def test_a_snapshot_survives_the_wire_and_the_file(tmp_path):
     assert read_snapshot(path) is None
 
 
-@given(st.binary(max_size=100).filter(lambda data: data != b"{}"))
-def test_bytes_of_strangers_are_malformed_and_nothing_worse(data):
-    with pytest.raises(MalformedEnvelope):
-        unpack_report(data)
-    with pytest.raises(MalformedEnvelope):
-        unpack_snapshot(data)
+def test_what_routers_hold_is_what_was_written_or_nothing(tmp_path):
+    path = tmp_path / "rates.json"
+    assert read_holdings(path) == []
+
+    write_holdings([Holding(ROUTER, 7, {"mail": 2.5})], path)
+    assert read_holdings(path) == [Holding(ROUTER, 7, {"mail": 2.5})]
+    assert list(tmp_path.iterdir()) == [path]
+
+    path.write_text(path.read_text().replace(process_place(), "another boot"))
+    assert read_holdings(path) == []
+
+    path.write_text("[[")
+    assert read_holdings(path) == []
 
 
 @pytest.fixture
@@ -89,7 +122,8 @@ def next_report(client, server, wait_until):
     found: list[Report] = []
     while not found:
         arrived = exchange(client, server, wait_until)
-        found = [report for _, message in arrived if (report := unpack_report(message))]
+        messages = [unpack(message) for _, message in arrived]
+        found = [message for message in messages if isinstance(message, Report)]
     return found[0]
 
 
@@ -98,13 +132,13 @@ def test_only_changes_travel_until_a_snapshot_asks_for_all(endpoint, wait_until)
     client = ControlClient("shard-1", "shard", figures, 1000, endpoint=endpoint)
     try:
         [(peer, first), *_] = exchange(client, server, wait_until)
-        report = unpack_report(first)
-        assert report is not None
+        report = unpack(first)
+        assert isinstance(report, Report)
         assert report.full
         assert report.stats == figures.snapshot()
 
         for _, message in exchange(client, server, wait_until):
-            assert unpack_report(message) is None  # nothing changed: a heartbeat
+            assert unpack(message) == Heartbeat()  # nothing changed
 
         figures.count("mail_dequeue")
         changed = next_report(client, server, wait_until)
@@ -131,8 +165,8 @@ def test_without_a_coordinator_nothing_fails_and_nothing_piles_up(endpoint, wait
         server = ControlServer(endpoint=endpoint)
         try:
             arrived = exchange(client, server, wait_until)
-            report = unpack_report(arrived[0][1])
-            assert report is not None
+            report = unpack(arrived[0][1])
+            assert isinstance(report, Report)
             assert (report.state, report.full) == (ProcessState.SERVING, True)
         finally:
             server.close()

@@ -9,32 +9,41 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import zmq
 
 from pinlaterd.clock import FakeClock
-from pinlaterd.wire import envelope, link
+from pinlaterd.wire import link
 from pinlaterd.wire.envelope import (
     CallEntry,
+    Calls,
+    Frame,
     GiveUp,
-    Kind,
+    Goodbye,
+    GoodbyeAck,
+    Hello,
     Op,
     ReadyCounts,
+    Replies,
     ReplyEntry,
     ShardCall,
     ShardFacts,
     Status,
+    Welcome,
+    pack,
+    unpack,
 )
-from pinlaterd.wire.link import LinkLimits, ShardLink
+from pinlaterd.wire.link import ShardLink
 from pinlaterd.wire.socket import Received, ShardEnd
 
 ENDPOINT = "ipc://s.ipc"
 RETURN_SECONDS = 3.0
 MOST_BYTES = 1000
 SECONDS = 20.0
-FACTS = ShardFacts("1", 3, 64, (), ())
+_Frame = TypeVar("_Frame", bound=Frame)
+FACTS = ShardFacts(64, (), ())
 
 
 class Listener:
@@ -60,47 +69,54 @@ class PlayedShard:
         self._router = b""
         self._frames: list[Received] = []
 
-    async def hear(self, kind: Kind) -> bytes:
+    async def hear(self, kind: type[_Frame]) -> _Frame:
         async with asyncio.timeout(SECONDS):
             while True:
                 self._frames += self._end.receive(10, 1 << 20)
                 while self._frames:
-                    self._router, frame = self._frames.pop(0)
-                    if frame[0] == kind:
+                    self._router, data = self._frames.pop(0)
+                    frame = unpack(data)
+                    if isinstance(frame, kind):
                         return frame
                 await asyncio.sleep(0.002)
 
     async def welcome(self) -> None:
-        await self.hear(Kind.HELLO)
-        self._send(envelope.pack_welcome(self._incarnation, FACTS))
+        await self.hear(Hello)
+        self._send(Welcome(self._incarnation, FACTS))
 
     async def calls(self) -> list[CallEntry]:
-        frame = await self.hear(Kind.CALLS)
-        incarnation, calls = envelope.unpack_calls(frame)
-        assert incarnation == self._incarnation
-        return calls
+        frame = await self.hear(Calls)
+        assert frame.incarnation == self._incarnation
+        return list(frame.calls)
 
     def answer(self, call: CallEntry) -> None:
         reply = ReplyEntry(call.call_id, Status.DONE, b"done " + call.message)
-        self._send(envelope.pack_replies(self._incarnation, [reply], ()))
+        self._send(Replies(self._incarnation, [reply], ()))
 
     async def end_in_order(self) -> None:
-        self._send(envelope.pack_goodbye(self._incarnation))
-        await self.hear(Kind.GOODBYE_ACK)
+        self._send(Goodbye(self._incarnation))
+        await self.hear(GoodbyeAck)
         self.kill()
 
     def kill(self) -> None:
         self._end.close()
 
-    def _send(self, frame: bytes) -> None:
-        assert self._end.send(self._router, frame)
+    def _send(self, frame: Frame) -> None:
+        assert self._end.send(self._router, pack(frame))
 
 
 class Scene:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         self.clock = FakeClock()
-        limits = LinkLimits(MOST_BYTES, RETURN_SECONDS)
-        self.link = ShardLink("1", ENDPOINT, context, Listener(), self.clock, limits)
+        self.link = ShardLink(
+            "1",
+            ENDPOINT,
+            context,
+            Listener(),
+            self.clock,
+            max_bytes=MOST_BYTES,
+            return_seconds=RETURN_SECONDS,
+        )
         self._context = context
         self._lives = 0
         self._shards: list[PlayedShard] = []
