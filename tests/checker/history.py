@@ -86,6 +86,8 @@ class Settings:
     # serve is at most twice the usual one, and a tenth of a second and `margin_seconds` beside.
     notice_seconds: float = 1.5
     margin_seconds: float = 0.5
+    # A dequeue may go on without a shard that has been silent so long (four looks, 0.25 s each).
+    silence_seconds: float = 0.75
     # Wall clock minus monotonic clock: stored times bear the former. None: they prove nothing.
     wall_offset: float | None = None
 

@@ -252,6 +252,7 @@ ACCEPTED: dict[str, Told] = {
     "a short dequeue before the job is due": lambda: (
         Story().enqueue(A, delay_ms=5000).dequeue(at=102).dequeue(taken(), at=106)
     ),
+    "a short dequeue that waited for a shard": lambda: Story().enqueue(A).dequeue(at=102, to=102.8),
     "a queue that is slow because it is locked": lambda: _beside(
         "shard-1", queues=["q"], seconds=1.5
     ),
