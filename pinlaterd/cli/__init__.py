@@ -1,21 +1,19 @@
 """The command lines `pinlaterd`, `pinlater-admin` and `pinlater`. Nothing else imports them.
 
 entry             the installed programs; Ctrl-C
-command_line      what all have in common: failures, questions, types of arguments
-options           options that several commands share; which service is meant
+command_line      what all have in common: failures, questions, options; which service is meant
 rendering         jobs, times and tables as text
 
 pinlaterd         a deployment's life, and the processes that supervisord runs
 
-admin             pinlater-admin: status, config check, hash-password; its groups are
-queues, jobs, shards, restart, top
+admin             pinlater-admin: status, config check, hash-password, restart; its groups are
+queues, shards, top
 service_status    what the coordinator says of the service; waits until it follows an edit
-frames            rates and depths, from two samples of everybody's figures
-drain, moving     empties a shard; moves its scheduled jobs
-failover, journal a replica becomes the master; how far that has come
+drain             empties a shard; moves its scheduled jobs
+failover          a replica becomes the master
 
-pinlater          the client and load tool: enqueue, dequeue, check-dequeue, single calls
-load, issuers, audit
-bench, bench_commands, bench_report, callers, pace
+pinlater          single calls
+load_commands, bench  enqueue, dequeue, check-dequeue; measurements
+load, callers     the load generator: when calls are made and what they take; the calls
 worker, reload    `pinlater worker`, started again when its sources change
 """

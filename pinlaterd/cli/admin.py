@@ -1,4 +1,4 @@
-"""The command line `pinlater-admin`."""
+"""The command line `pinlater-admin`; its larger groups are modules of their own."""
 
 from __future__ import annotations
 
@@ -11,25 +11,31 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from pinlaterd import __version__
-from pinlaterd.cli import options, service_status
-from pinlaterd.cli.command_line import CommandLine, fail
-from pinlaterd.cli.rendering import print_json, printable, waiting
+from pinlaterd.cli import service_status
+from pinlaterd.cli.command_line import (
+    WIDTH,
+    CommandLine,
+    admin_options,
+    directory,
+    read_password,
+    show,
+    target_options,
+    waiting,
+)
+from pinlaterd.cli.rendering import MAX_LINE_CHARS, printable
 from pinlaterd.config.layout import ETC
 from pinlaterd.config.load import load_config
 from pinlaterd.config.password import hash_password
-from pinlaterd.deployment.stats_page import CoordinatorAway
-from pinlaterd.errors import ConfigError, ConnectionFailed, DeploymentError
+from pinlaterd.errors import ConfigError
 from pinlaterd.lifecycle import ExitCode
 from pinlaterd.wording import how_many
 
 if TYPE_CHECKING:
     from pinlaterd.deployment.restarts import Restarted
 
-_Carry = Callable[[Path, Callable[[str], None]], "Sequence[Restarted]"]
-
 # By name, the modules that are imported on first use: all of them take half a second.
 _MODULES = {
-    "job": ("jobs",),
+    "job": ("queues",),
     "queue": ("queues",),
     "shard": ("shards", "drain", "failover"),  # the first one has the group
     "top": ("top",),
@@ -46,13 +52,10 @@ class _AdminCommandLine(CommandLine):
         module, *_ = [import_module(f"pinlaterd.cli.{name}") for name in _MODULES[cmd_name]]
         return cast("click.Command", getattr(module, cmd_name))
 
-    def cure_of(self, error: ConnectionFailed) -> str:
-        return error.cure if isinstance(error, CoordinatorAway) else super().cure_of(error)
 
-
-@click.group("pinlater-admin", cls=_AdminCommandLine, context_settings={"max_content_width": 100})
+@click.group("pinlater-admin", cls=_AdminCommandLine, context_settings=WIDTH)
 @click.version_option(__version__, prog_name="pinlater-admin")
-@options.target_options
+@target_options
 def cli() -> None:
     """Look at a pinlaterd service, and mend what is in it.
 
@@ -75,10 +78,9 @@ def config() -> None:
 
 
 @config.command()
-@click.argument("directory", metavar="[DIR]", required=False, type=click.Path(path_type=Path))
-@options.json_option
-@options.target_options
-def check(*, directory: Path | None, as_json: bool) -> None:
+@click.argument("folder", metavar="[DIR]", required=False, type=click.Path(path_type=Path))
+@admin_options
+def check(*, folder: Path | None) -> None:
     """Report every mistake in DIR/etc at once. Exit 1 if there is one.
 
     Warns of keys of PinLater's JSON that are ignored, and of files with passwords that others can
@@ -88,25 +90,18 @@ def check(*, directory: Path | None, as_json: bool) -> None:
     Example:
       pinlater-admin config check /srv/pinlaterd
     """
-    etc = (directory if directory is not None else options.directory()) / ETC
+    etc = (folder if folder is not None else directory()) / ETC
     try:
         found = load_config(etc)
     except ConfigError as error:
-        if as_json:
-            print_json({"ok": False, "problems": error.problems, "warnings": []})
-        else:
-            for problem in error.problems:
-                click.echo(printable(problem, 2000))
+        text = "\n".join(printable(problem, MAX_LINE_CHARS) for problem in error.problems)
+        show({"ok": False, "problems": error.problems, "warnings": []}, text)
         sys.exit(ExitCode.FAILURE)
-    shards, queues = list(found.shards), list(found.queues)
-    if as_json:
-        facts = {"ok": True, "problems": [], "warnings": list(found.warnings)}
-        print_json({**facts, "shards": shards, "queues": queues})
-    else:
-        for warning in found.warnings:
-            click.echo(f"warning: {printable(warning, 2000)}")
-        settings = f"settings of {how_many(len(queues), 'queue')}"
-        click.echo(f"{etc}: fine; shards {', '.join(shards)}; {settings}")
+    facts = {"ok": True, "problems": [], "warnings": list(found.warnings)}
+    lines = [f"warning: {printable(warning, MAX_LINE_CHARS)}" for warning in found.warnings]
+    settings = f"settings of {how_many(len(found.queues), 'queue')}"
+    lines.append(f"{etc}: fine; shards {', '.join(found.shards)}; {settings}")
+    show({**facts, "shards": list(found.shards), "queues": list(found.queues)}, "\n".join(lines))
 
 
 @cli.command("hash-password")
@@ -121,15 +116,12 @@ def hash_password_command() -> None:
       pinlater-admin hash-password
       pinlater-admin hash-password < /run/secrets/pinlaterd
     """
-    from pinlaterd.cli.queues import read_password  # on first use, as _MODULES
-
     click.echo(hash_password(read_password("Password", twice=True)))
 
 
 @cli.command()
-@click.option("--json", "as_json", is_flag=True, help="Print what the coordinator knows as JSON.")
-@options.target_options
-def status(*, as_json: bool) -> None:
+@admin_options
+def status() -> None:
     """Show processes, shards, problems and warnings. Exit 1 if a router or shard does not serve.
 
     What else it shows, such as mistakes in etc/ and warnings, leaves exit 0. Exit 1 also if the
@@ -140,7 +132,7 @@ def status(*, as_json: bool) -> None:
       pinlater-admin status
       pinlater-admin status --json --stats-url http://queue.example.com:9999
     """
-    service_status.report(service_status.fetch(), as_json=as_json)
+    service_status.report(service_status.fetch())
 
 
 # --- restart ----------------------------------------------------------------------------------
@@ -152,9 +144,8 @@ def restart() -> None:
 
 
 @restart.command()
-@options.json_option
-@options.target_options
-def router(*, as_json: bool) -> None:
+@admin_options
+def router() -> None:
     """Restart the routers, one after the other.
 
     A second router serves beside each while that one is restarted, on the same listening socket: no
@@ -166,14 +157,13 @@ def router(*, as_json: bool) -> None:
     """
     from pinlaterd.deployment.restarts import restart_routers
 
-    _carry_out(restart_routers, as_json=as_json)
+    _carry_out(restart_routers)
 
 
 @restart.command()
 @click.argument("name", metavar="NAME|all")
-@options.json_option
-@options.target_options
-def shard(*, name: str, as_json: bool) -> None:
+@admin_options
+def shard(*, name: str) -> None:
     """Restart a shard, or all shards, one after the other.
 
     Calls that need it wait meanwhile, for shard_restart_grace_ms at most.
@@ -185,13 +175,12 @@ def shard(*, name: str, as_json: bool) -> None:
     """
     from pinlaterd.deployment.restarts import restart_shards
 
-    _carry_out(lambda directory, tell: restart_shards(directory, name, tell), as_json=as_json)
+    _carry_out(lambda folder, tell: restart_shards(folder, name, tell))
 
 
 @restart.command()
-@options.json_option
-@options.target_options
-def coordinator(*, as_json: bool) -> None:
+@admin_options
+def coordinator() -> None:
     """Restart the coordinator. Calls go on without it.
 
     \b
@@ -200,20 +189,14 @@ def coordinator(*, as_json: bool) -> None:
     """
     from pinlaterd.deployment.restarts import restart_coordinator
 
-    _carry_out(restart_coordinator, as_json=as_json)
+    _carry_out(restart_coordinator)
 
 
-def _carry_out(carry: _Carry, *, as_json: bool) -> None:
-    try:
-        with waiting("restarting") as shown:
-            done = carry(options.directory(), lambda text: shown.update(f"{text} …"))
-    except DeploymentError as error:
-        fail(str(error))
-    if as_json:
-        print_json([one._asdict() for one in done])
-        return
-    for one in done:
-        click.echo(f"{one.program} is restarted, pid {one.pid}, in {one.seconds:.1f} s")
+def _carry_out(work: Callable[[Path, Callable[[str], None]], Sequence[Restarted]]) -> None:
+    with waiting("restarting") as shown:
+        done = work(directory(), lambda text: shown.update(f"{text} …"))
+    lines = [f"{one.program} is restarted, pid {one.pid}, in {one.seconds:.1f} s" for one in done]
+    show([one._asdict() for one in done], "\n".join(lines) if lines else None)
 
 
 if __name__ == "__main__":

@@ -1,42 +1,58 @@
-"""`pinlater bench`: its command lines, and the course of a run."""
+"""`pinlater bench`: its command lines, the course of a run, and its report."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import sys
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import click
 
-from pinlaterd.cli.audit import bench_body
-from pinlaterd.cli.bench_report import Report, Schedule
 from pinlaterd.cli.callers import (
+    AtEmpty,
     Batches,
-    BenchDequeueCaller,
     CycleCaller,
+    DequeueCaller,
     EnqueueCaller,
     Taking,
     alike_batches,
+    bench_body,
     check_for_foreign_jobs,
 )
-from pinlaterd.cli.command_line import MAX_SECONDS, Amount, fail
-from pinlaterd.cli.load import Caller, Kind, Load, LoadStopped, Outcome
-from pinlaterd.cli.options import (
+from pinlaterd.cli.command_line import (
+    MAX_SECONDS,
+    Amount,
+    fail,
+    option,
+    service_options,
+    show,
+    together,
+)
+from pinlaterd.cli.load import (
+    ARRIVALS,
+    LATE_AFTER_SECONDS,
+    Caller,
+    ClosedLoop,
+    Figures,
+    Kind,
+    OpenLoop,
+    Outcome,
+)
+from pinlaterd.cli.load_commands import (
+    LoadPlan,
     body_bytes_option,
     load_options,
     num_queries_option,
     priority_option,
     queue_option,
-    service_options,
+    run_load,
     success_option,
-    together,
 )
-from pinlaterd.cli.pace import ARRIVALS, ClosedLoop, OpenLoop, Punctuality
-from pinlaterd.cli.rendering import print_json, printable
-from pinlaterd.client.client import Client
+from pinlaterd.cli.rendering import printable
+from pinlaterd.client import Client
 from pinlaterd.lifecycle import ExitCode, StopSignal
 from pinlaterd.model import Job
 from pinlaterd.wording import how_many
@@ -51,92 +67,83 @@ _CLOSED_LOOP_FILL_CALLS = 20_000
 _CLOSED_LOOP_FILL_JOBS_AT_MOST = 200_000
 _FILL_CALL_JOBS = 1000
 _FILL_CALL_BYTES = 1_000_000
+# From here on a run that falls behind is held up by this process: it has one interpreter.
+_BUSY_CPU_PERCENT = 80
+# How much more than a run took is advised to the next one, which may be faster.
+_RESERVE = 1.2
+_SHOWN_PERCENTILES = {"p50_ms": 0.5, "p90_ms": 0.9, "p99_ms": 0.99, "p99_9_ms": 0.999}
 
 _bench_options = together(
-    click.option(
-        "--slow-ms",
-        type=Amount(MAX_SECONDS * 1000),
-        default=100.0,
-        show_default=True,
-        help="Calls that take longer are counted as slow.",
+    queue_option,
+    priority_option,
+    option(
+        "--warm-up",
+        "warm_up_seconds",
+        type=Amount(MAX_SECONDS, least=0),
+        default=_DEFAULT_WARM_UP_SECONDS,
+        metavar="SECONDS",
+        help="Make calls for so long before measuring.",
     ),
-    click.option("--create", is_flag=True, help="Make the queue if it does not exist."),
-    load_options,
-    click.option(
-        "--arrivals",
-        type=click.Choice(list(ARRIVALS)),
-        help="With --rate: calls are due at random, as those of callers who know nothing of each "
-        f"other, or at even intervals  [default: {_DEFAULT_ARRIVALS}]",
+    option(
+        "--seconds",
+        type=Amount(MAX_SECONDS),
+        help="How long to measure. Ctrl-C ends it sooner  "
+        f"[default: {_DEFAULT_SECONDS:g}, unless --num-queries says when to end]",
     ),
-    click.option(
+    num_queries_option(None, "until stopped. Those of the warm-up are not among them"),
+    option(
         "--rate",
         type=Amount(_MAX_CALLS_PER_SECOND),
         metavar="R",
         help="Open loop: R calls a second over all connections, by schedule  [default: closed "
         "loop, as fast as they are answered]",
     ),
-    num_queries_option(None, "until stopped. Those of the warm-up are not among them"),
-    click.option(
-        "--seconds",
-        type=Amount(MAX_SECONDS),
-        help="How long to measure. Ctrl-C ends it sooner  "
-        f"[default: {_DEFAULT_SECONDS:g}, unless --num-queries says when to end]",
+    option(
+        "--arrivals",
+        type=click.Choice(list(ARRIVALS)),
+        help="With --rate: calls are due at random, as those of callers who know nothing of each "
+        f"other, or at even intervals  [default: {_DEFAULT_ARRIVALS}]",
     ),
-    click.option(
-        "--warm-up",
-        "warm_up_seconds",
-        type=Amount(MAX_SECONDS, least=0),
-        default=_DEFAULT_WARM_UP_SECONDS,
-        show_default=True,
-        metavar="SECONDS",
-        help="Make calls for so long before measuring.",
+    load_options,
+    option("--create", is_flag=True, help="Make the queue if it does not exist."),
+    option(
+        "--slow-ms",
+        type=Amount(MAX_SECONDS * 1000),
+        default=100.0,
+        help="Calls that take longer are counted as slow.",
     ),
-    priority_option,
-    queue_option,
+    service_options,
 )
 _taking_options = together(
-    click.option(
+    success_option,
+    option(
         "--all-jobs",
         is_flag=True,
         help="Take and acknowledge jobs that the bench did not make, too.",
     ),
-    success_option,
 )
 
 
-class Plan(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class Plan(LoadPlan):
     """What every bench is told on the command line."""
 
-    host: str
-    port: int
-    queue: str
-    priority: int | None
-    body_bytes: int
     create: bool
     warm_up_seconds: float
     seconds: float | None
-    num_queries: int | None
     rate: float | None
     arrivals: str | None
     slow_ms: float
-    batch_size: int
-    concurrency: int
-    progress: bool | None
-    as_json: bool
+    success_percent: int = 100
+    all_jobs: bool = False
 
-    @property
-    def show(self) -> Callable[[str], None] | None:
-        wanted = self.progress if self.progress is not None else sys.stderr.isatty()
-        return functools.partial(click.echo, err=True) if wanted else None
+    def __post_init__(self) -> None:
+        if self.arrivals is not None and self.rate is None:
+            raise click.UsageError("--arrivals: a closed loop has no schedule; give --rate, too")
 
     @property
     def job(self) -> Job:
         return Job(bench_body(self.body_bytes), priority=self.priority or 1)
-
-    @property
-    def calls(self) -> int | None:
-        """How many to measure; None: as many as the time allows."""
-        return None if self.num_queries in (None, -1) else self.num_queries
 
     @property
     def measured_seconds(self) -> float:
@@ -147,11 +154,16 @@ class Plan(NamedTuple):
     def batches(self) -> Batches:
         return Batches(alike_batches(self.job, batch_size=self.batch_size))
 
-    def pace(self) -> ClosedLoop | OpenLoop:
+    def taking(self) -> Taking:
+        return Taking(
+            self.queue, self.batch_size, self.success_percent, AtEmpty.END_RUN, not self.all_jobs
+        )
+
+    def pace(self) -> ClosedLoop:
         if self.rate is None:
             return ClosedLoop(self.calls)
         return OpenLoop(
-            ARRIVALS[self.arrivals or _DEFAULT_ARRIVALS],
+            self.arrivals or _DEFAULT_ARRIVALS,
             self.rate,
             warm_up_seconds=self.warm_up_seconds,
             seconds=self.measured_seconds,
@@ -185,11 +197,10 @@ def bench() -> None:
     """
 
 
-@bench.command("enqueue")
+@bench.command()
 @body_bytes_option
 @_bench_options
-@service_options
-def enqueue(**plan: object) -> None:
+def enqueue(**options: Any) -> None:
     """Measure enqueues. The jobs stay in the queue.
 
     \b
@@ -197,13 +208,13 @@ def enqueue(**plan: object) -> None:
       pinlater bench enqueue --queue bench --create --batch-size 100 --concurrency 8
       pinlater bench enqueue --queue bench --rate 500 --concurrency 16 --json
     """
-    told = _plan(plan)
-    batches = told.batches()
-    _measure(told, [Kind.ENQUEUE], lambda client: EnqueueCaller(client, told.queue, batches))
+    plan = Plan(**options)
+    batches = plan.batches()
+    _measure(plan, [Kind.ENQUEUE], lambda client: EnqueueCaller(client, plan.queue, batches))
 
 
-@bench.command("dequeue")
-@click.option(
+@bench.command()
+@option(
     "--fill",
     "fill_jobs",
     type=click.IntRange(min=0),
@@ -215,10 +226,7 @@ def enqueue(**plan: object) -> None:
 @body_bytes_option
 @_taking_options
 @_bench_options
-@service_options
-def dequeue(
-    *, fill_jobs: int | None, dequeue_success_percent: int, all_jobs: bool, **plan: object
-) -> None:
+def dequeue(*, fill_jobs: int | None, **options: Any) -> None:
     """Measure dequeues, each with the acks of the one before.
 
     A queue with jobs that the bench did not make is refused: use one of its own. Ends early, and
@@ -229,23 +237,22 @@ def dequeue(
       pinlater bench dequeue --queue bench --create --fill 200000 --batch-size 100
       pinlater bench dequeue --queue bench --rate 500 --concurrency 16
     """
-    told = _plan(plan)
-    taking = Taking(told.queue, told.batch_size, dequeue_success_percent, not all_jobs)
+    plan = Plan(**options)
+    taking = plan.taking()
     _measure(
-        told,
+        plan,
         [Kind.DEQUEUE],
-        lambda client: BenchDequeueCaller(client, taking),
-        taking=taking,
-        fill_jobs=told.jobs_to_take() if fill_jobs is None else fill_jobs,
+        lambda client: DequeueCaller(client, taking),
+        takes=True,
+        fill_jobs=plan.jobs_to_take() if fill_jobs is None else fill_jobs,
     )
 
 
-@bench.command("cycle")
+@bench.command()
 @body_bytes_option
 @_taking_options
 @_bench_options
-@service_options
-def cycle(*, dequeue_success_percent: int, all_jobs: bool, **plan: object) -> None:
+def cycle(**options: Any) -> None:
     """Measure the life of jobs: each connection enqueues, dequeues and acknowledges in turn.
 
     A queue with jobs that the bench did not make is refused: use one of its own. --rate and
@@ -256,17 +263,9 @@ def cycle(*, dequeue_success_percent: int, all_jobs: bool, **plan: object) -> No
       pinlater bench cycle --queue bench --create --concurrency 8
       pinlater bench cycle --queue bench --rate 300 --concurrency 16 --seconds 60
     """
-    told = _plan(plan)
-    taking = Taking(told.queue, told.batch_size, dequeue_success_percent, not all_jobs)
-    batches = told.batches()
-    _measure(told, list(Kind), lambda client: CycleCaller(client, taking, batches), taking=taking)
-
-
-def _plan(options: dict[str, object]) -> Plan:
-    told = Plan(**options)  # type: ignore[arg-type]  # click has checked each option
-    if told.arrivals is not None and told.rate is None:
-        raise click.UsageError("--arrivals: a closed loop has no schedule; give --rate, too")
-    return told
+    plan = Plan(**options)
+    taking, batches = plan.taking(), plan.batches()
+    _measure(plan, list(Kind), lambda client: CycleCaller(client, taking, batches), takes=True)
 
 
 # --- a run ------------------------------------------------------------------------------------
@@ -277,83 +276,150 @@ def _measure(
     kinds: Sequence[Kind],
     caller: Callable[[Client], Caller],
     *,
-    taking: Taking | None = None,
+    takes: bool = False,
     fill_jobs: int = 0,
 ) -> None:
+    """`takes`: whether it dequeues."""
     pace = plan.pace()
-    with contextlib.ExitStack() as stack:
-        clients = [
-            stack.enter_context(Client(plan.host, plan.port, max_connections=1))
-            for _ in range(plan.concurrency)
-        ]
-        _check_queue(clients[0], plan.queue, create=plan.create)
-        stop = stack.enter_context(contextlib.closing(StopSignal()))
-        stop.catch()
-        try:
-            if taking is not None and taking.bench_jobs_only:
-                check_for_foreign_jobs(clients[0], plan.queue)
-            _fill(clients[0], plan, fill_jobs, stop)
-            for client in clients:
-                client.queue_names()  # connects: a connection's set-up is no call's latency
-            load = Load([caller(client) for client in clients], kinds, pace, slow_ms=plan.slow_ms)
-            outcome = load.run(
-                warm_up_seconds=plan.warm_up_seconds,
-                seconds=plan.measured_seconds,
-                stop=stop,
-                show=plan.show,
-            )
-        except LoadStopped as error:
-            fail(str(error))
+    outcome = run_load(
+        plan,
+        kinds,
+        caller,
+        pace,
+        prepare=functools.partial(
+            _prepare, plan, checks=takes and not plan.all_jobs, fill_jobs=fill_jobs
+        ),
+        slow_ms=plan.slow_ms,
+        warm_up_seconds=plan.warm_up_seconds,
+        seconds=plan.measured_seconds,
+    )
     if not outcome.seconds:
         why = "ran out of jobs; --fill makes more" if outcome.ran_out else "stopped"
         fail(
             f"nothing was measured, as the warm-up of {plan.warm_up_seconds:g} s did not end: {why}"
         )
-    schedule = None
-    if isinstance(pace, OpenLoop) and plan.rate is not None:
-        schedule = Schedule(plan.rate, plan.arrivals or _DEFAULT_ARRIVALS, pace.punctuality())
-        _count_unstarted(outcome, schedule.kept)
-    _print_report(plan, outcome, schedule)
-
-
-def _check_queue(client: Client, queue: str, *, create: bool) -> None:
-    if create:
-        client.create_queue(queue)
-    elif queue not in client.queue_names():
-        fail(f"queue {printable(queue)!r} does not exist; --create makes it")
-
-
-def _fill(client: Client, plan: Plan, jobs: int, stop: StopSignal) -> None:
-    if plan.show is not None and jobs:
-        plan.show(f"filling queue {printable(plan.queue)} with {how_many(jobs, 'job')}")
-    at_once = max(1, min(_FILL_CALL_JOBS, _FILL_CALL_BYTES // plan.body_bytes))
-    while jobs > 0 and not stop.requested:
-        client.enqueue(plan.queue, [plan.job] * min(jobs, at_once))
-        jobs -= at_once
-
-
-def _count_unstarted(outcome: Outcome, punctuality: Punctuality) -> None:
-    """Calls that were due and never started have waited, too: leaving them out would make an
-    overloaded service look fast. The kinds take turns, so each gets its share of them."""
-    figures = list(outcome.kinds.values())
-    for number, seconds in enumerate(punctuality.waited_seconds):
-        figures[number % len(figures)].took(seconds)
-
-
-def _print_report(plan: Plan, outcome: Outcome, schedule: Schedule | None) -> None:
-    report = Report(
-        outcome,
-        schedule,
-        batch_size=plan.batch_size,
-        concurrency=plan.concurrency,
-        warm_up_seconds=plan.warm_up_seconds,
-        seconds=plan.measured_seconds,
-        slow_ms=plan.slow_ms,
-    )
-    if plan.as_json:
-        print_json(report.facts())
-    else:
-        for line in report.lines():
-            click.echo(line)
+    facts = report_facts(plan, outcome, pace)
+    show(facts, lambda: click.echo("\n".join(report_lines(facts, plan.measured_seconds))))
     if outcome.has_errors:
         sys.exit(ExitCode.FAILURE)
+
+
+def _prepare(plan: Plan, client: Client, stop: StopSignal, *, checks: bool, fill_jobs: int) -> None:
+    if plan.create:
+        client.create_queue(plan.queue)
+    elif plan.queue not in client.queue_names():
+        fail(f"queue {printable(plan.queue)!r} does not exist; --create makes it")
+    if checks:
+        check_for_foreign_jobs(client, plan.queue)
+    if plan.tell is not None and fill_jobs:
+        plan.tell(f"filling queue {printable(plan.queue)} with {how_many(fill_jobs, 'job')}")
+    at_once = max(1, min(_FILL_CALL_JOBS, _FILL_CALL_BYTES // plan.body_bytes))
+    while fill_jobs > 0 and not stop.requested:
+        client.enqueue(plan.queue, [plan.job] * min(fill_jobs, at_once))
+        fill_jobs -= at_once
+
+
+# --- its report -------------------------------------------------------------------------------
+
+
+def report_facts(plan: Plan, outcome: Outcome, pace: ClosedLoop) -> dict[str, Any]:
+    """A run, for JSON."""
+    schedule = None
+    if isinstance(pace, OpenLoop):
+        unstarted_seconds = pace.unstarted_seconds()
+        schedule = pace.facts(unstarted_seconds)
+        # Calls that were due and never started have waited, too: leaving them out would make an
+        # overloaded service look fast. The kinds take turns, so each gets its share of them.
+        kinds = list(outcome.kinds.values())
+        for number, seconds in enumerate(unstarted_seconds):
+            kinds[number % len(kinds)].took(seconds)
+    return {
+        "seconds": round(outcome.seconds, 3),
+        "warm_up_seconds": plan.warm_up_seconds,
+        "batch_size": plan.batch_size,
+        "concurrency": plan.concurrency,
+        "slow_ms": plan.slow_ms,
+        "cpu_percent": round(100 * outcome.cpu_share, 1),
+        "ran_out": outcome.ran_out,
+        "left_claimed": str(outcome.left_claimed[0]) if outcome.left_claimed else None,
+        "kinds": {kind: _facts_of(found, outcome) for kind, found in outcome.kinds.items()},
+        "schedule": schedule,
+    }
+
+
+def _facts_of(figures: Figures, outcome: Outcome) -> dict[str, object]:
+    return {
+        **figures.facts(outcome.seconds, _SHOWN_PERCENTILES),
+        "max_ms": figures.max_ms,
+        "slow": figures.slow,
+        "errors": dict(figures.errors),
+    }
+
+
+def report_lines(facts: dict[str, Any], wanted_seconds: float) -> Iterator[str]:
+    """The same for people."""
+    schedule = facts["schedule"]
+    loop = "closed loop"
+    if schedule is not None:
+        loop = f"open loop, {schedule['rate']:,g} calls/s, {schedule['arrivals']} arrivals"
+    yield (
+        f"{facts['seconds']:.2f} s after {facts['warm_up_seconds']:g} s of warm-up, {loop}, "
+        f"{how_many(facts['concurrency'], 'connection')}, "
+        f"{how_many(facts['batch_size'], 'job')} a call"
+    )
+    yield (
+        f"{'':8}{'calls/s':>11}{'jobs/s':>12}{'p50 ms':>10}{'p90 ms':>10}{'p99 ms':>10}"
+        f"{'p99.9 ms':>10}{'max ms':>10}  slow (> {facts['slow_ms']:g} ms)"
+    )
+    for kind, found in facts["kinds"].items():
+        yield (
+            f"{kind:8}{found['calls_per_second']:>11,}{found['jobs_per_second']:>12,}"
+            f"{found['p50_ms']:>10}{found['p90_ms']:>10}{found['p99_ms']:>10}"
+            f"{found['p99_9_ms']:>10}{found['max_ms']:>10}  {found['slow']:,}"
+        )
+    for kind, found in facts["kinds"].items():
+        for name, count in found["errors"].items():
+            yield f"errors: {count:,} of {kind}: {name}; latencies are those of the other calls"
+    if facts["left_claimed"] is not None:
+        yield (
+            f"some claims could not be ended: {facts['left_claimed']}; those jobs come out again "
+            "when their claims time out"
+        )
+    if facts["ran_out"]:
+        yield _ran_out_line(facts, wanted_seconds)
+    if schedule is not None:
+        yield from _schedule_lines(schedule, facts["cpu_percent"])
+
+
+def _ran_out_line(facts: dict[str, Any], wanted_seconds: float) -> str:
+    jobs_per_second = facts["kinds"][Kind.DEQUEUE]["jobs_per_second"]
+    cure = "--fill makes some"
+    if jobs_per_second and math.isfinite(wanted_seconds):
+        whole_seconds = facts["warm_up_seconds"] + wanted_seconds
+        enough = math.ceil(_RESERVE * jobs_per_second * whole_seconds)
+        cure = f"--fill {enough} may be enough for {wanted_seconds:g} s"
+    return f"ran out of jobs after {facts['seconds']:.2f} s, which the figures are of: {cure}"
+
+
+def _schedule_lines(schedule: dict[str, Any], cpu_percent: float) -> Iterator[str]:
+    were = "was" if schedule["due"] == 1 else "were"
+    yield (
+        f"schedule: {how_many(schedule['due'], 'call')} {were} due, {schedule['started']:,} "
+        f"started. More than {1000 * LATE_AFTER_SECONDS:g} ms late: "
+        f"{schedule['late_all_busy']:,} as all connections were busy, "
+        f"{schedule['late_to_wake']:,} as this process woke up late; the latest by "
+        f"{schedule['latest_ms']:,.1f} ms"
+    )
+    behind = f"{schedule['behind_ms']:,.1f} ms behind schedule"
+    if schedule["kept_up"]:
+        yield f"ended {behind}"
+        return
+    cpu = f"{cpu_percent:.0f}% of a CPU"
+    if cpu_percent > _BUSY_CPU_PERCENT:
+        reason = f"this process could not: it used {cpu}; share the rate among several"
+    else:
+        reason = (
+            f"all connections were busy while this process used {cpu}; the service or the machine "
+            "is the limit, or --concurrency is too low"
+        )
+    yield f"NOT KEPT UP, ended {behind}: {reason}"

@@ -1,33 +1,172 @@
 """The calls that `pinlater` loads a service with, and measures: enqueues, dequeues with acks, whole
-lives of jobs.
+lives of jobs. A caller makes those of one connection.
 
-A caller makes those of one connection. What it has claimed and not acknowledged when a run ends,
-its `finish` does. With `bench_jobs_only`, jobs that the bench did not make are released, at no
-attempt's cost, and end the run.
+Made-up bodies can be checked: who made them, in which order, and whether they are whole.
+
+    pinlater-load RUN SEQUENCE CRC32 xxxx…
+
+RUN names one run of `pinlater enqueue`, SEQUENCE counts its jobs from 0, CRC32 (8 hex digits)
+covers all the rest, the filling included. All jobs of `pinlater bench` have one body, by which it
+tells them from those of others: `pinlater-bench xxxx…`.
 """
 
 from __future__ import annotations
 
 import itertools
 import random
+import secrets
 import threading
+import zlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import NamedTuple
 
-from pinlaterd.cli.audit import Stamp, is_bench_body, new_run, stamped_body
 from pinlaterd.cli.load import Answered, Kind, LoadStopped, OutOfJobs
 from pinlaterd.cli.rendering import printable
-from pinlaterd.client.client import Client
+from pinlaterd.client import Client
 from pinlaterd.config.schema import ServerSettings
 from pinlaterd.errors import ConnectionFailed, ErrorCode, OutcomeUnknown, PinLaterError
 from pinlaterd.model import CheckpointInfo, ClaimedJob, Job, JobState
+from pinlaterd.wording import how_many
 
+MIN_BODY_BYTES = 64
+_MAGIC = b"pinlater-load"
+_BENCH_MAGIC = b"pinlater-bench "
 # An empty queue is asked again only with a wait, so that nobody polls it at full speed.
-EMPTY_QUEUE_WAIT_MS = 1000
+_EMPTY_QUEUE_WAIT_MS = 1000
 # Enough to find what stands in line for the next dequeues, and few enough for one answer.
 _LOOKED_AT_JOBS = 100
 _UNDIVIDED_JOBS = ServerSettings().enqueue_split_jobs
+_MAX_EXAMPLES = 10
+
+
+# --- bodies -----------------------------------------------------------------------------------
+
+
+class Stamp(NamedTuple):
+    """What a stamped body says."""
+
+    run: str
+    sequence: int
+
+
+class BodyDamaged(Exception):
+    """The body bears our stamp, but is not what was enqueued."""
+
+
+def new_run() -> str:
+    return secrets.token_hex(4)
+
+
+def stamped_body(stamp: Stamp, size_bytes: int) -> bytes:
+    """A body of `size_bytes` (at least MIN_BODY_BYTES)."""
+    head = f"{stamp.run} {stamp.sequence}".encode()
+    filling = b"x" * (size_bytes - len(_MAGIC) - len(head) - len("  00000000 "))
+    return b" ".join((_MAGIC, head, _checksum(head, filling), filling))
+
+
+def read_stamp(body: bytes) -> Stamp | None:
+    """The stamp of a body, None if it never had one; raises BodyDamaged if it is not whole."""
+    if not body.startswith(_MAGIC + b" "):
+        return None
+    fields = body.split(b" ", 4)
+    if len(fields) == 5:
+        _, run, sequence, checksum, filling = fields
+        if _checksum(run + b" " + sequence, filling) == checksum:
+            return Stamp(run.decode(), int(sequence))
+    raise BodyDamaged
+
+
+def _checksum(head: bytes, filling: bytes) -> bytes:
+    return b"%08x" % zlib.crc32(filling, zlib.crc32(head))
+
+
+def bench_body(size_bytes: int) -> bytes:
+    """A body of `size_bytes` (at least MIN_BODY_BYTES)."""
+    return _BENCH_MAGIC.ljust(size_bytes, b"x")
+
+
+def _is_bench_job(job: ClaimedJob) -> bool:
+    return job.body.startswith(_BENCH_MAGIC)
+
+
+# --- the audit of check-dequeue -------------------------------------------------------------
+# A job may rightly come out again after it failed or its claim timed out: with one attempt less.
+# Everything else that comes twice is a fault: the same body in another job (stored twice), or the
+# same attempt of a job (claimed twice). What is missing shows in the gaps: each run of `enqueue`
+# counts its jobs from 0.
+
+
+@dataclass
+class Verdict:
+    """What was found; `examples` are a few of the faults, in words."""
+
+    distinct: int = 0
+    redelivered: int = 0
+    unstamped: int = 0
+    damaged: int = 0
+    duplicates: int = 0
+    missing: int = 0
+    runs: int = 0
+    examples: list[str] = field(default_factory=list)
+
+    @property
+    def faults(self) -> int:
+        return self.damaged + self.duplicates + self.missing
+
+
+class DeliveryAudit:
+    """What came out, whether twice, and what did not. Filled by many threads; takes about 200 bytes
+    of memory for each job it has seen."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._verdict = Verdict()
+        # run -> sequence -> (descriptor, attempts that it had left when it came out last)
+        self._seen: dict[str, dict[int, tuple[str, int]]] = {}
+
+    def enter(self, job: ClaimedJob) -> None:
+        with self._lock:
+            try:
+                stamp = read_stamp(job.body)
+            except BodyDamaged:
+                self._verdict.damaged += 1
+                self._example(f"{job.descriptor}: the body is damaged")
+                return
+            if stamp is None:
+                self._verdict.unstamped += 1
+                return
+            seen = self._seen.setdefault(stamp.run, {})
+            before = seen.get(stamp.sequence)
+            seen[stamp.sequence] = (job.descriptor, job.attempts_remaining)
+            if before is None:
+                self._verdict.distinct += 1
+                return
+            descriptor, attempts_remaining = before
+            if descriptor == job.descriptor and job.attempts_remaining < attempts_remaining:
+                self._verdict.redelivered += 1
+                return
+            self._verdict.duplicates += 1
+            self._example(f"{job.descriptor}: came out before, as {descriptor}")
+
+    def verdict(self) -> Verdict:
+        """The faults so far; what is missing is known once the queue has run empty."""
+        with self._lock:
+            self._verdict.runs = len(self._seen)
+            self._verdict.missing = 0
+            for run, seen in self._seen.items():
+                gaps = max(seen) + 1 - len(seen)
+                self._verdict.missing += gaps
+                if gaps:
+                    first = next(n for n in range(max(seen)) if n not in seen)
+                    missing = how_many(gaps, "job")
+                    self._example(f"run {run}: {missing} missing, the first is number {first}")
+            return self._verdict
+
+    def _example(self, fault: str) -> None:
+        if len(self._verdict.examples) < _MAX_EXAMPLES:
+            self._verdict.examples.append(fault)
 
 
 # --- enqueues -------------------------------------------------------------------------------
@@ -56,19 +195,13 @@ def stamped_batches(*, batch_size: int, body_bytes: int, priority: int) -> Itera
     """Batches without end whose bodies `check-dequeue` can check."""
     run = new_run()
     for first in itertools.count(0, batch_size):
-        yield Batch(
-            first,
-            [
-                Job(stamped_body(Stamp(run, sequence), body_bytes), priority=priority)
-                for sequence in range(first, first + batch_size)
-            ],
-        )
+        stamps = (Stamp(run, sequence) for sequence in range(first, first + batch_size))
+        yield Batch(first, [Job(stamped_body(s, body_bytes), priority=priority) for s in stamps])
 
 
 def alike_batches(job: Job, *, batch_size: int) -> Iterator[Batch]:
     """The same jobs without end: making them up takes no time between calls."""
-    jobs = [job] * batch_size
-    return (Batch(first, jobs) for first in itertools.count(0, batch_size))
+    return itertools.repeat(Batch(0, [job] * batch_size))
 
 
 def line_batches(lines: Iterable[bytes], *, batch_size: int, priority: int) -> Iterator[Batch]:
@@ -77,25 +210,6 @@ def line_batches(lines: Iterable[bytes], *, batch_size: int, priority: int) -> I
     while batch := list(itertools.islice(numbered, batch_size)):
         jobs = [Job(line.removesuffix(b"\n"), priority=priority) for _, line in batch]
         yield Batch(batch[0][0], jobs)
-
-
-class LinesNotStored(LoadStopped):
-    """A batch of lines failed; the lines before it may be among those stored."""
-
-    def __init__(self, batch: Batch, cause: PinLaterError | ConnectionFailed) -> None:
-        last = batch.first + len(batch.jobs) - 1
-        lines = f"line {last}, which was"
-        if last > batch.first:
-            lines = f"lines {batch.first} to {last}, which were"
-        is_unsure = isinstance(cause, OutcomeUnknown) or (
-            isinstance(cause, PinLaterError)
-            # Of a call that is divided over shards one part may fail alone.
-            and (
-                cause.code is ErrorCode.SHARD_CONNECTION_FAILED or len(batch.jobs) > _UNDIVIDED_JOBS
-            )
-        )
-        stored = "not stored for sure" if is_unsure else "not stored"
-        super().__init__(f"stopped at {lines} {stored}: {cause}")
 
 
 class EnqueueCaller:
@@ -119,7 +233,7 @@ class EnqueueCaller:
             self._client.enqueue(self._queue, batch.jobs)
         except (PinLaterError, ConnectionFailed) as error:
             if self._all_or_stop:
-                raise LinesNotStored(batch, error) from error
+                raise LoadStopped(_not_stored(batch, error)) from error
             raise
         return Answered(len(batch.jobs))
 
@@ -127,7 +241,30 @@ class EnqueueCaller:
         pass
 
 
+def _not_stored(batch: Batch, cause: PinLaterError | ConnectionFailed) -> str:
+    """Of a batch of lines that failed; the lines before it may be among those stored."""
+    last = batch.first + len(batch.jobs) - 1
+    lines = f"line {last}, which was"
+    if last > batch.first:
+        lines = f"lines {batch.first} to {last}, which were"
+    # Of a call that is divided over shards one part may fail alone.
+    is_unsure = isinstance(cause, OutcomeUnknown) or (
+        isinstance(cause, PinLaterError)
+        and (cause.code is ErrorCode.SHARD_CONNECTION_FAILED or len(batch.jobs) > _UNDIVIDED_JOBS)
+    )
+    stored = "not stored for sure" if is_unsure else "not stored"
+    return f"stopped at {lines} {stored}: {cause}"
+
+
 # --- dequeues and acks ----------------------------------------------------------------------
+
+
+class AtEmpty(Enum):
+    """What a caller does at an empty queue."""
+
+    WAIT = auto()
+    WAIT_AND_END = auto()  # it has nothing left to do when a wait brought no job
+    END_RUN = auto()  # the run ends when nothing is pending
 
 
 @dataclass(frozen=True)
@@ -135,13 +272,16 @@ class Taking:
     """What dequeues take, and how the jobs are acknowledged.
 
     `success_percent` of the jobs, chosen at random, succeed; the others fail. `inspect` sees each.
+    With `bench_jobs_only`, jobs that the bench did not make are released, at no attempt's cost, and
+    end the run.
     """
 
     queue: str
     batch_size: int
     success_percent: int
+    at_empty: AtEmpty
     bench_jobs_only: bool = False
-    inspect: Callable[[ClaimedJob], None] | None = None
+    inspect: Callable[[ClaimedJob], None] = lambda _job: None
 
 
 class ForeignJobFound(LoadStopped):
@@ -158,21 +298,40 @@ class ForeignJobFound(LoadStopped):
 def check_for_foreign_jobs(client: Client, queue: str) -> None:
     """Look at the jobs that dequeues would bring first, and take none. Raises ForeignJobFound."""
     for job in client.dequeue(queue, limit=_LOOKED_AT_JOBS, dry_run=True):
-        if not is_bench_body(job.body):
+        if not _is_bench_job(job):
             raise ForeignJobFound(queue, job.descriptor, "nothing was done")
 
 
-class _Claims:
-    """The jobs that a connection has claimed and not yet acknowledged."""
+class DequeueCaller:
+    """Dequeues, and acknowledges the jobs of the call before in the same call."""
 
     def __init__(self, client: Client, taking: Taking) -> None:
+        self.kind = Kind.DEQUEUE
         self._client = client
         self._taking = taking
+        self._was_empty = False
+        # what is claimed and not yet acknowledged
         self._succeeded: list[ClaimedJob] = []
         self._failed: list[ClaimedJob] = []
         self._foreign: list[ClaimedJob] = []
 
-    def dequeue(self, *, wait_ms: int = 0) -> int:
+    def call(self) -> Answered | None:
+        at_empty = self._taking.at_empty
+        waits = self._was_empty and at_empty is not AtEmpty.END_RUN
+        claimed = self._dequeue(wait_ms=_EMPTY_QUEUE_WAIT_MS if waits else 0)
+        self._was_empty = not claimed
+        if not claimed:
+            if waits and at_empty is AtEmpty.WAIT_AND_END:
+                return None
+            # A dequeue may find none while the router has not yet heard of jobs just enqueued.
+            if at_empty is AtEmpty.END_RUN and not self._pending():
+                raise OutOfJobs
+        return Answered(claimed, waited=waits)
+
+    def _pending(self) -> int:
+        return self._client.count(self._taking.queue, JobState.PENDING)
+
+    def _dequeue(self, *, wait_ms: int = 0) -> int:
         """Acknowledge, and claim the next jobs, in one call."""
         jobs = self._client.dequeue(
             self._taking.queue,
@@ -183,8 +342,7 @@ class _Claims:
         )
         self._succeeded, self._failed = [], []
         for job in jobs:
-            if self._taking.inspect is not None:
-                self._taking.inspect(job)
+            self._taking.inspect(job)
             self._end_of(job).append(job)
         if self._foreign:
             raise ForeignJobFound(
@@ -195,90 +353,39 @@ class _Claims:
             )
         return len(jobs)
 
-    def acknowledge(self) -> int:
+    def _end_of(self, job: ClaimedJob) -> list[ClaimedJob]:
+        if self._taking.bench_jobs_only and not _is_bench_job(job):
+            return self._foreign
+        succeeds = random.random() * 100 < self._taking.success_percent
+        return self._succeeded if succeeds else self._failed
+
+    def _acknowledge(self) -> int:
         acknowledged = len(self._succeeded) + len(self._failed)
         if acknowledged:
             self._client.ack(self._taking.queue, succeeded=self._succeeded, failed=self._failed)
         self._succeeded, self._failed = [], []
         return acknowledged
 
-    def end(self) -> None:
+    def finish(self) -> None:
         """Acknowledge our jobs, release those of others."""
-        self.acknowledge()
-        if self._foreign:
-            self._client.checkpoint(
-                self._taking.queue,
-                [
-                    CheckpointInfo(
-                        job.descriptor,
-                        move_to_pending=True,
-                        claim_descriptor=job.claim_descriptor,
-                    )
-                    for job in self._foreign
-                ],
+        self._acknowledge()
+        released = [
+            CheckpointInfo(
+                job.descriptor, move_to_pending=True, claim_descriptor=job.claim_descriptor
             )
-        self._foreign = []
-
-    def _end_of(self, job: ClaimedJob) -> list[ClaimedJob]:
-        if self._taking.bench_jobs_only and not is_bench_body(job.body):
-            return self._foreign
-        succeeds = random.random() * 100 < self._taking.success_percent
-        return self._succeeded if succeeds else self._failed
+            for job in self._foreign
+        ]
+        if released:
+            self._client.checkpoint(self._taking.queue, released)
 
 
-class DequeueCaller:
-    """Dequeues, and acknowledges the jobs of the call before in the same call.
-
-    An empty queue is waited at; with `until_empty` the caller has nothing left to do when a wait
-    brought no job."""
-
-    kind = Kind.DEQUEUE
-
-    def __init__(self, client: Client, taking: Taking, *, until_empty: bool = False) -> None:
-        self._claims = _Claims(client, taking)
-        self._until_empty = until_empty
-        self._was_empty = False
-
-    def call(self) -> Answered | None:
-        wait_ms = EMPTY_QUEUE_WAIT_MS if self._was_empty else 0
-        claimed = self._claims.dequeue(wait_ms=wait_ms)
-        self._was_empty = not claimed
-        if self._until_empty and wait_ms and not claimed:
-            return None
-        return Answered(claimed, waited=wait_ms > 0)
-
-    def finish(self) -> None:
-        self._claims.end()
-
-
-class BenchDequeueCaller:
-    """As DequeueCaller, without a wait: the run ends when the queue has run empty."""
-
-    kind = Kind.DEQUEUE
-
-    def __init__(self, client: Client, taking: Taking) -> None:
-        self._client = client
-        self._queue = taking.queue
-        self._claims = _Claims(client, taking)
-
-    def call(self) -> Answered:
-        claimed = self._claims.dequeue()
-        # A dequeue may find none while the router has not yet heard of jobs just enqueued.
-        if not claimed and self._client.count(self._queue, JobState.PENDING) == 0:
-            raise OutOfJobs
-        return Answered(claimed)
-
-    def finish(self) -> None:
-        self._claims.end()
-
-
-class CycleCaller:
+class CycleCaller(DequeueCaller):
     """A job's whole life in three calls: enqueue, dequeue, ack. One that fails is made again."""
 
     def __init__(self, client: Client, taking: Taking, batches: Batches) -> None:
-        self._enqueues = EnqueueCaller(client, taking.queue, batches)
-        self._claims = _Claims(client, taking)
+        super().__init__(client, taking)
         self.kind = Kind.ENQUEUE
+        self._enqueues = EnqueueCaller(client, taking.queue, batches)
 
     def call(self) -> Answered | None:
         if self.kind is Kind.ENQUEUE:
@@ -286,12 +393,9 @@ class CycleCaller:
             self.kind = Kind.DEQUEUE
             return answer
         if self.kind is Kind.DEQUEUE:
-            claimed = self._claims.dequeue()
+            claimed = self._dequeue()
             self.kind = Kind.ACK if claimed else Kind.ENQUEUE
             return Answered(claimed)
-        acknowledged = self._claims.acknowledge()
+        acknowledged = self._acknowledge()
         self.kind = Kind.ENQUEUE
         return Answered(acknowledged)
-
-    def finish(self) -> None:
-        self._claims.end()

@@ -5,45 +5,78 @@
 
 What a shard says it holds was counted after it followed, so that nothing can be added to it but
 by its own jobs: those that become due, or fail and are to be retried later.
+
+Jobs are moved at least once, past the routers (wire/shard_caller.py):
+
+    enqueue    on another shard, with a status that names the old descriptor
+    ack        on the source, with a status that names the new one, unless it is due there by then
+
+In this order no job is lost wherever a move is cut short; one may be left in both places. An
+enqueue of unknown outcome is made again. A shard that is killed within an ack leaves its jobs
+claimed; the next move ends those.
 """
 
 from __future__ import annotations
 
 import contextlib
+import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from pinlaterd.cli import options
-from pinlaterd.cli.command_line import confirm, fail, yes_option
-from pinlaterd.cli.frames import ListedShard, ShardJobs, shards_of, take_sample
-from pinlaterd.cli.moving import Kept, Move, ShardCalls
-from pinlaterd.cli.rendering import print_json, printable, shown_time
+from pinlaterd.cli.command_line import confirm, enter, fail, files_options, show, yes_option
+from pinlaterd.cli.rendering import printable, shown_time
+from pinlaterd.cli.service_status import ShardJobs, find_shard, shards_of, take_sample
 from pinlaterd.cli.shards import set_dequeue_only, shard
+from pinlaterd.client import calls
+from pinlaterd.client.calls import PreparedCall
 from pinlaterd.config.files import lock
 from pinlaterd.config.layout import move_lock, shard_endpoint
-from pinlaterd.errors import QueueNotFound
-from pinlaterd.model import JobRecord, JobState
-from pinlaterd.wire.shard_caller import ShardCallers
+from pinlaterd.errors import (
+    ConnectionFailed,
+    InvalidRequest,
+    Overloaded,
+    PinLaterError,
+    QueueNotFound,
+    RequestError,
+)
+from pinlaterd.model import (
+    AckInfo,
+    CallContext,
+    Job,
+    JobDescriptor,
+    JobRecord,
+    JobState,
+    ScanResult,
+    claim_source,
+)
+from pinlaterd.rpc import codec
+from pinlaterd.wire.envelope import Op, Status
+from pinlaterd.wire.shard_caller import ShardCaller, ShardCallers
+
+T = TypeVar("T")
 
 _POLL_SECONDS = 0.5
 _REPORT_SECONDS = 2.0  # no figure is older
 _RATE_SECONDS = 30.0
 _MOST_KEPT_SHOWN = 10
-
-
-class Drained(NamedTuple):
-    """How a drain ended. `latest_ms`: the latest run-after of a scheduled job."""
-
-    jobs: ShardJobs | None
-    latest_ms: int | None
-    moved: int
-    kept: Sequence[Kept]
+# What is due so soon runs where it is: the ack on the source has to come before that.
+_SOON_SECONDS = 10.0
+_BATCH_JOBS = 100
+# How often all shards are asked to take a batch before it stays where it is.
+_ROUNDS = 3
+_ROUND_SECONDS = 1.0
+_ENQUEUE_SECONDS = 2.0
+_CALL_SECONDS = 10.0
+_PATIENCE_SECONDS = 30.0
+_RETRY_SECONDS = 0.1
+_PAGE_JOBS = 1_000
+_CONTEXT = CallContext("pinlater-admin drain")
 
 
 @shard.command()
@@ -53,9 +86,8 @@ class Drained(NamedTuple):
     "--move", is_flag=True, help="Move jobs that are scheduled for later to other shards."
 )
 @yes_option
-@options.json_option
-@options.deployment_options
-def drain(*, name: str, wait: bool, move: bool, yes: bool, as_json: bool) -> None:
+@files_options
+def drain(*, name: str, wait: bool, move: bool, yes: bool) -> None:
     """Have shard NAME take no new jobs, so that it becomes empty.
 
     Once this returns, no job is enqueued there any more. Jobs that are scheduled for later do not
@@ -72,10 +104,44 @@ def drain(*, name: str, wait: bool, move: bool, yes: bool, as_json: bool) -> Non
     if move:
         confirm(f"Give the scheduled jobs of shard {name} new descriptors, elsewhere?", yes=yes)
     acts = set_dequeue_only(name, on=True, yes=yes).acts
-    options.enter()  # the paths of sockets have to be short
+    enter()  # the paths of sockets have to be short
     with ShardCallers(shard_endpoint) as callers, _Bar(f"draining shard {name}") as bar:
-        found = _Drain(name, callers, bar).run(wait=wait, move=move)
-    _tell(name, found, acts=acts, as_json=as_json)
+        work = _Drain(name, callers, bar, moves=move)
+        jobs = work.run(wait=wait)
+        latest_ms = work.latest_ms() if jobs is not None and jobs["scheduled"] else None
+    facts = {
+        "shard": name,
+        "dequeue_only": True,
+        "acts": acts,
+        "jobs": jobs,
+        "latest_run_after_ms": latest_ms,
+        "moved": work.moved,
+        "kept": [kept._asdict() for kept in work.kept],
+    }
+    show(facts, lambda: _print(name, work, jobs, latest_ms))
+
+
+def _print(name: str, work: _Drain, jobs: ShardJobs | None, latest_ms: int | None) -> None:
+    if work.moved:
+        click.echo(f"{work.moved:,} scheduled jobs were moved to other shards")
+    for kept in work.kept[:_MOST_KEPT_SHOWN]:
+        click.echo(f"  not moved: {kept.descriptor}: {printable(kept.reason)}")
+    if len(work.kept) > _MOST_KEPT_SHOWN:
+        click.echo(f"  … and {len(work.kept) - _MOST_KEPT_SHOWN:,} more")
+    if jobs is None:
+        click.echo(f"shard {name} does not serve, or counts its jobs: what it holds is not known")
+        return
+    click.echo(
+        f"shard {name} holds {jobs['pending']:,} pending and {jobs['in_progress']:,} running jobs"
+    )
+    if jobs["scheduled"]:
+        latest = "" if latest_ms is None else f", the last for {shown_time(latest_ms)}"
+        click.echo(
+            f"and {jobs['scheduled']:,} scheduled for later{latest}: wait for them, or have them "
+            f"moved: `pinlater-admin shard drain {name} --wait --move`"
+        )
+    elif not (jobs["pending"] or jobs["in_progress"]):
+        click.echo(f"`pinlater-admin shard remove {name}` takes it out of the service")
 
 
 class _Bar(contextlib.ExitStack):
@@ -96,12 +162,10 @@ class _Bar(contextlib.ExitStack):
         )
         self._progress = self.enter_context(progress)
         self._what = what
-        self._task: TaskID | None = None
+        self._task = self._progress.add_task(what, total=0, rate="")
 
     def left(self, jobs: int) -> None:
         """So many are to go. If there are more than before, the whole is more than it was."""
-        if self._task is None:
-            self._task = self._progress.add_task(self._what, total=jobs, rate="")
         task = self._progress.tasks[0]
         total = max(task.total or 0, task.completed + jobs)
         speed = f"{task.speed:,.0f}/s" if task.speed else ""
@@ -110,47 +174,43 @@ class _Bar(contextlib.ExitStack):
         )
 
     def did(self, jobs: int) -> None:
-        if self._task is not None:
-            self._progress.advance(self._task, jobs)
+        self._progress.advance(self._task, jobs)
 
     def say(self, text: str) -> None:
-        if self._task is None:
-            self._task = self._progress.add_task(text, total=0, rate="")
         self._progress.update(self._task, description=text)
 
 
 class _Drain:
     """One shard on its way to being empty."""
 
-    def __init__(self, name: str, callers: ShardCallers, bar: _Bar) -> None:
+    def __init__(self, name: str, callers: ShardCallers, bar: _Bar, *, moves: bool) -> None:
         self._name = name
         self._callers = callers
         self._bar = bar
-        self._moved = 0
-        self._kept: Sequence[Kept] = ()
+        self._moves = moves
+        self.moved = 0
+        self.kept: Sequence[Kept] = ()
 
-    def run(self, *, wait: bool, move: bool) -> Drained:
-        found = self._look(counts_scheduled=move)
-        if move:
+    def run(self, *, wait: bool) -> ShardJobs | None:
+        """What the shard holds in the end; None if that is not known."""
+        found = self._look()
+        if self._moves:
             self._move()
             time.sleep(_REPORT_SECONDS)
-            found = self._look(counts_scheduled=True)
-        while wait and not self._is_empty(found, move=move):
+            found = self._look()
+        while wait and (found is None or found["in_progress"] or self._left(found)):
             time.sleep(_POLL_SECONDS)
-            found = self._look(counts_scheduled=move)
-            if move and found is not None and found["scheduled"] > len(self._kept):
+            found = self._look()
+            if self._moves and found is not None and found["scheduled"] > len(self.kept):
                 self._move()
-        latest_ms = self._latest_ms() if found is not None and found["scheduled"] else None
-        return Drained(found, latest_ms, self._moved, self._kept)
+        return found
 
-    def _is_empty(self, jobs: ShardJobs | None, *, move: bool) -> bool:
-        if jobs is None:
-            return False
-        to_be_moved = jobs["scheduled"] - len(self._kept) if move else 0
-        return not (jobs["pending"] or jobs["in_progress"] or to_be_moved > 0)
+    def _left(self, jobs: ShardJobs) -> bool:
+        """Whether jobs wait there that are to go."""
+        return bool(jobs["pending"]) or (self._moves and jobs["scheduled"] > len(self.kept))
 
-    def _look(self, *, counts_scheduled: bool) -> ShardJobs | None:
-        found = self._shards().get(self._name)
+    def _look(self) -> ShardJobs | None:
+        found = find_shard(self._name)
         if found is None:
             fail(f"shard {self._name} is not part of the service any more")
         jobs = found["jobs"] if found["state"] == "serving" else None
@@ -158,12 +218,9 @@ class _Drain:
             doing = "counting its jobs" if found["state"] == "serving" else found["state"]
             self._bar.say(f"shard {self._name} is {doing}")
         else:
-            scheduled = jobs["scheduled"] if counts_scheduled else 0
+            scheduled = jobs["scheduled"] if self._moves else 0
             self._bar.left(jobs["pending"] + jobs["in_progress"] + scheduled)
         return jobs
-
-    def _shards(self) -> dict[str, ListedShard]:
-        return {shard["name"]: shard for shard in shards_of(take_sample())}
 
     def _move(self) -> None:
         try:
@@ -173,16 +230,16 @@ class _Drain:
         with sole:
             move = Move(self._calls(self._name), self._takers, self._note_moved)
             move.run()
-        self._kept = move.kept
+        self.kept = move.kept
 
     def _note_moved(self, count: int) -> None:
-        self._moved += count
+        self.moved += count
         self._bar.did(count)
 
     def _takers(self) -> list[ShardCalls]:
         return [
             self._calls(shard["name"])
-            for shard in self._shards().values()
+            for shard in shards_of(take_sample())
             if shard["name"] != self._name
             and shard["state"] == "serving"
             and not shard["dequeue_only"]
@@ -192,46 +249,204 @@ class _Drain:
     def _calls(self, name: str) -> ShardCalls:
         return ShardCalls(self._callers[name])
 
-    def _latest_ms(self) -> int | None:
-        calls = self._calls(self._name)
+    def latest_ms(self) -> int | None:
+        """The latest run-after of a scheduled job."""
+        source = self._calls(self._name)
         found: list[JobRecord] = []
-        for queue in calls.queues():
+        for queue in source.queues():
             with contextlib.suppress(QueueNotFound):  # deleted meanwhile
-                found += islice(calls.scan(queue, JobState.PENDING, future=True), 1)
+                found += islice(source.scan(queue, JobState.PENDING, future=True), 1)
         return max((record.run_after_ms for record in found), default=None)
 
 
-def _tell(name: str, found: Drained, *, acts: bool, as_json: bool) -> None:
-    jobs = found.jobs
-    if as_json:
-        facts = {
-            "shard": name,
-            "dequeue_only": True,
-            "acts": acts,
-            "jobs": jobs,
-            "latest_run_after_ms": found.latest_ms,
-            "moved": found.moved,
-            "kept": [kept._asdict() for kept in found.kept],
-        }
-        print_json(facts)
-        return
-    if found.moved:
-        click.echo(f"{found.moved:,} scheduled jobs were moved to other shards")
-    for kept in found.kept[:_MOST_KEPT_SHOWN]:
-        click.echo(f"  not moved: {kept.descriptor}: {printable(kept.reason)}")
-    if len(found.kept) > _MOST_KEPT_SHOWN:
-        click.echo(f"  … and {len(found.kept) - _MOST_KEPT_SHOWN:,} more")
-    if jobs is None:
-        click.echo(f"shard {name} does not serve, or counts its jobs: what it holds is not known")
-        return
-    click.echo(
-        f"shard {name} holds {jobs['pending']:,} pending and {jobs['in_progress']:,} running jobs"
-    )
-    if jobs["scheduled"]:
-        latest = "" if found.latest_ms is None else f", the last for {shown_time(found.latest_ms)}"
-        click.echo(
-            f"and {jobs['scheduled']:,} scheduled for later{latest}: wait for them, or have them "
-            f"moved: `pinlater-admin shard drain {name} --wait --move`"
+# --- moves ------------------------------------------------------------------------------------
+
+
+class Kept(NamedTuple):
+    """A job that no other shard takes, and why."""
+
+    descriptor: str
+    reason: str
+
+
+class Move:
+    """Of the jobs of `source`. `takers` tells the shards that take jobs at present;
+    `on_moved(count)` is called as jobs are moved."""
+
+    def __init__(
+        self,
+        source: ShardCalls,
+        takers: Callable[[], Sequence[ShardCalls]],
+        on_moved: Callable[[int], None],
+    ) -> None:
+        self._source = source
+        self._takers = takers
+        self._on_moved = on_moved
+        self.kept: list[Kept] = []
+
+    def run(self) -> None:
+        """Move all jobs that are scheduled by now.
+
+        Raises ConnectionFailed, PinLaterError: then some are moved, and a repeat goes on."""
+        for queue in self._source.queues():
+            found = self._source.scan(queue, JobState.PENDING, future=True)
+            with contextlib.suppress(QueueNotFound):  # deleted meanwhile, with its jobs
+                self._end_claimed(queue)
+                for batch in _batches(found):
+                    self._move(queue, [record.descriptor for record in batch])
+
+    def _end_claimed(self, queue: str) -> None:
+        """Jobs that an earlier ack has claimed and not ended: their copies were stored before."""
+        claimed = (
+            AckInfo(record.descriptor, "moved")
+            for future in (True, False)  # in this order, one that comes due meanwhile is met
+            for record in self._source.scan(queue, JobState.IN_PROGRESS, future=future)
+            if claim_source(record.claim_descriptor or "") == _CONTEXT.source
         )
-    elif not (jobs["pending"] or jobs["in_progress"]):
-        click.echo(f"`pinlater-admin shard remove {name}` takes it out of the service")
+        for batch in _batches(claimed):
+            self._source.ack_scheduled(queue, batch)
+
+    def _move(self, queue: str, descriptors: Sequence[str]) -> None:
+        try:
+            found = self._source.look_up(descriptors)
+        except InvalidRequest as error:  # their bodies are too much for one answer
+            self._keep_or_halve(queue, descriptors, str(error))
+            return
+        records = [record for record in found.values() if _is_scheduled(record)]
+        if not records:
+            return
+        stored, reason = self._store(queue, [_copy(record) for record in records])
+        if not stored:
+            left = [record.descriptor for record in records]
+            self._keep_or_halve(queue, left, reason or "no other shard takes jobs now")
+            return
+        now_ms = time.time() * 1000
+        self._source.ack_scheduled(
+            queue,
+            [
+                AckInfo(record.descriptor, f"moved to {new}")
+                for record, new in zip(records, stored, strict=True)
+                # One that is due by now may have run there, and wait for its next run.
+                if record.run_after_ms > now_ms
+            ],
+        )
+        self._on_moved(len(records))
+
+    def _store(self, queue: str, jobs: Sequence[Job]) -> Enqueued:
+        """On one shard, all of them or none."""
+        reason = ""
+        for _ in range(_ROUNDS):
+            takers = list(self._takers())
+            for taker in random.sample(takers, len(takers)):
+                result = taker.enqueue(queue, jobs)
+                if result.descriptors:
+                    return result
+                reason = result.reason or reason
+            time.sleep(_ROUND_SECONDS)
+        return Enqueued(reason=reason)
+
+    def _keep_or_halve(self, queue: str, descriptors: Sequence[str], reason: str) -> None:
+        """Not all of them can go together: those that can go alone, go."""
+        if len(descriptors) > 1 and self._takers():
+            middle = len(descriptors) // 2
+            self._move(queue, descriptors[:middle])
+            self._move(queue, descriptors[middle:])
+        else:
+            self.kept += [Kept(descriptor, reason) for descriptor in descriptors]
+
+
+def _batches(items: Iterator[T]) -> Iterator[list[T]]:
+    while batch := list(islice(items, _BATCH_JOBS)):
+        yield batch
+
+
+def _is_scheduled(record: JobRecord) -> bool:
+    soon_ms = (time.time() + _SOON_SECONDS) * 1000
+    return record.state is JobState.PENDING and record.run_after_ms > soon_ms
+
+
+def _copy(record: JobRecord) -> Job:
+    """The job as it goes on elsewhere: as many attempts as it has left, and where it comes from."""
+    assert record.body is not None
+    place = JobDescriptor.parse(record.descriptor)
+    assert place is not None
+    left, allowed = max(1, record.attempts_remaining), record.attempts_allowed
+    attempts = f" ({left} of {allowed} attempts left)" if left != allowed else ""
+    before = f"; {record.custom_status}" if record.custom_status else ""
+    origin = f"moved from {record.descriptor}{attempts}"
+    return Job(record.body, place.priority, record.run_after_ms, left, origin + before)
+
+
+# --- what is asked of a shard -----------------------------------------------------------------
+
+
+class Enqueued(NamedTuple):
+    """`descriptors` of the jobs, in their order; none if nothing is known to be stored, with
+    `reason` if something is wrong with the jobs."""
+
+    descriptors: Sequence[str] = ()
+    reason: str = ""
+
+
+class ShardCalls:
+    """One shard. All but `enqueue` may be repeated, and are until the shard answers, for a while:
+    it may be restarting. Then they raise ConnectionFailed; PinLaterError for what it refuses."""
+
+    def __init__(self, caller: ShardCaller) -> None:
+        self._caller = caller
+
+    def queues(self) -> Sequence[str]:
+        names = self._ask(calls.queue_names())
+        return sorted(names)
+
+    def scan(self, queue: str, state: JobState, *, future: bool) -> Iterator[JobRecord]:
+        first = calls.scan(queue, state, future=future, page_size=_PAGE_JOBS)
+        call: PreparedCall[ScanResult] | None = first
+        while call is not None:
+            page = self._ask(call)
+            yield from page.jobs
+            call = calls.page_after(call, page)
+
+    def look_up(self, descriptors: Sequence[str]) -> Mapping[str, JobRecord]:
+        """With bodies. Raises InvalidRequest if these are too many for one answer."""
+        return self._ask(calls.lookup(descriptors, include_body=True))
+
+    def ack_scheduled(self, queue: str, acks: Sequence[AckInfo]) -> None:
+        """End jobs as succeeded. Those that are due by now, or have ended, stay as they are."""
+        self._ask(calls.ack(queue, succeeded=acks), Op.ACK_SCHEDULED)
+
+    def enqueue(self, queue: str, jobs: Sequence[Job]) -> Enqueued:
+        """All of them, or none. Not repeated: they would be stored twice."""
+        call = calls.enqueue(queue, jobs)
+        reply = self._caller.call(call.encode(0, _CONTEXT), seconds=_ENQUEUE_SECONDS)
+        if reply.status not in (Status.DONE, Status.FAILED):
+            return Enqueued()
+        try:
+            return Enqueued(call.result(codec.decode_reply(call.method, reply.payload)))
+        except (QueueNotFound, Overloaded):  # a shard that has just joined, or is busy
+            return Enqueued()
+        except RequestError as error:
+            return Enqueued(reason=str(error))
+        except PinLaterError:
+            return Enqueued()
+
+    def _ask(self, call: PreparedCall[T], op: Op = Op.CALL) -> T:
+        until = time.monotonic() + _PATIENCE_SECONDS
+        message = call.encode(0, _CONTEXT)
+        while True:
+            reply = self._caller.call(message, seconds=_CALL_SECONDS, op=op)
+            is_late = time.monotonic() >= until
+            if reply.status in (Status.DONE, Status.FAILED):
+                try:
+                    return call.result(codec.decode_reply(call.method, reply.payload))
+                except RequestError:
+                    raise
+                except PinLaterError:  # its store is being opened again, say, or locked for a while
+                    if is_late:
+                        raise
+            elif is_late:
+                raise ConnectionFailed(
+                    f"shard {self._caller.name} does not answer; nothing is lost: when it serves "
+                    "again, repeat the command"
+                )
+            time.sleep(_RETRY_SECONDS)

@@ -13,52 +13,53 @@ A server is failed over as a whole: all shards of shards.yaml that have it as th
 from __future__ import annotations
 
 import contextlib
-import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import itemgetter
 from pathlib import Path
 from typing import IO, Any, NamedTuple, NoReturn
 
 import click
+import msgspec
 
-from pinlaterd.cli import options, service_status
-from pinlaterd.cli.command_line import MAX_SECONDS, Amount, fail, yes_option
-from pinlaterd.cli.journal import Journal
-from pinlaterd.cli.rendering import print_json, print_table, waiting
+from pinlaterd.cli import service_status
+from pinlaterd.cli.command_line import (
+    MAX_SECONDS,
+    Amount,
+    admin_options,
+    confirm,
+    directory,
+    fail,
+    option,
+    polls,
+    show,
+    waiting,
+    wants_json,
+    yes_option,
+)
+from pinlaterd.cli.rendering import Column, print_table
 from pinlaterd.cli.shards import shard
 from pinlaterd.config.edit import set_servers
-from pinlaterd.config.files import lock
+from pinlaterd.config.files import lock, replace_file
 from pinlaterd.config.layout import ETC, RUN, shard_program
 from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import Address, Config, ShardSettings
-from pinlaterd.engines.failover import (
-    Account,
-    Examination,
-    Failover,
-    Handover,
-    Pair,
-    Place,
-    ServerFacts,
-    Step,
-)
+from pinlaterd.engines.failover import Account, Handover, Pair, Place, Step
 from pinlaterd.engines.registry import has_failover, make_failover
-from pinlaterd.errors import ConfigError, ConnectionFailed, StorageError
+from pinlaterd.errors import ConfigError, ConnectionFailed, DeploymentError, StorageError
 from pinlaterd.wire.control import ProcessState
 
 _SERVE_SECONDS = 60.0
 _LOCK = "failover.lock"
+_JOURNALS = "failover-*.json"
 _SWAP = "swap"  # the step that is ours: shards.yaml
-_POLL_SECONDS = 0.1
-
-Tell = Callable[[str], None]
 
 
-class FailoverRefused(Exception):
+class FailoverRefused(DeploymentError):
     """Why nothing was done, or why all that was done was undone."""
 
 
-class FailoverBroken(Exception):
+class FailoverBroken(DeploymentError):
     """Why it ended half-way; the same command goes on with it."""
 
 
@@ -66,21 +67,77 @@ class Wanted(NamedTuple):
     """What somebody asked for. `to`, accounts: None for what shards.yaml says."""
 
     shard: str
-    to: Address | None
+    to: Place | None
     accept_loss: bool
     administrator: Account | None
     replication: Account | None
     catch_up_seconds: float
 
 
-class Plan(NamedTuple):
-    """What would be done. `risks` are accepted."""
+# --- the journal ------------------------------------------------------------------------------
 
+
+class _Record(msgspec.Struct):
     shards: Sequence[str]
-    resumed: bool
-    examination: Examination
-    risks: Sequence[str]
-    steps: Sequence[str]
+    pair: Pair | None
+    accept_loss: bool
+    done: list[str] = []  # the names of steps
+    notes: dict[str, str] = {}
+
+
+class Journal:
+    """How far a failover has come: a command that is broken off is gone on with by the next.
+
+    On disk from before the first change to a server until after the last; what `put` (of Notes) and
+    `note_done` were given is there when they return. It holds no secrets. Without a `pair`
+    Sentinels choose the servers, and nothing is kept: a crash leaves nothing that they, or time, do
+    not bring to an end."""
+
+    def __init__(self, path: Path, record: _Record, *, resumed: bool) -> None:
+        self._path = path
+        self.record = record
+        self.resumed = resumed  # whether another command began it
+
+    @classmethod
+    def find(cls, run: Path, shard: str) -> Journal | None:
+        """That of a failover of `shard` that was begun and not ended. Raises ConfigError."""
+        for path in sorted(run.glob(_JOURNALS)):
+            try:
+                record = msgspec.json.decode(path.read_bytes(), type=_Record)
+                if record.pair is None:
+                    raise ValueError("it names no servers")
+            except (OSError, ValueError) as error:
+                problem = (
+                    f"{path}: can't be read ({error}); a failover was begun: see what both servers"
+                    " are, put them in order by hand, and delete this file"
+                )
+                raise ConfigError([problem]) from error
+            if shard in record.shards:
+                return cls(path, record, resumed=True)
+        return None
+
+    def write(self) -> None:
+        if self.record.pair is not None:
+            replace_file(self._path, msgspec.json.encode(self.record), durably=True)
+
+    def get(self, key: str) -> str:
+        return self.record.notes.get(key, "")
+
+    def put(self, key: str, text: str) -> None:
+        self.record.notes[key] = text
+        self.write()
+
+    def note_done(self, step: str) -> None:
+        if step not in self.record.done:
+            self.record.done.append(step)
+            self.write()
+
+    def end(self) -> None:
+        """Nothing is left to go on with."""
+        self._path.unlink(missing_ok=True)
+
+
+# --- one failover -----------------------------------------------------------------------------
 
 
 class ShardFailover:
@@ -99,57 +156,71 @@ class ShardFailover:
             journal = _new_journal(directory / RUN, config, settings, wanted)
         else:
             _check_same(journal, wanted)
-            if wanted.accept_loss:
-                journal.accept_loss()
+            journal.record.accept_loss |= wanted.accept_loss
         self._journal = journal
-        self._failover = _make(settings, journal, wanted)
+        self.shards = journal.record.shards
+        own = Account(settings.user, settings.passwd)
+        handover = Handover(
+            shards=self.shards,
+            administrator=wanted.administrator or own,
+            replication=wanted.replication or own,
+            accept_loss=journal.record.accept_loss,
+            catch_up_seconds=wanted.catch_up_seconds,
+        )
+        self._failover = make_failover(settings, journal.record.pair, handover, journal)
         self._examination = self._failover.examine()
+        self.successor = self._failover.successor
+        self.close = self._failover.close
 
-    def plan(self) -> Plan:
-        """Raises FailoverRefused if it can't be done, or not without loss that nobody accepted.
+    def plan(self) -> dict[str, Any]:
+        """What would be done. Raises FailoverRefused if it can't be done, or not without loss that
+        nobody accepted.
 
         One that was begun is gone on with: its steps prove once more what has to be proven."""
         found, journal = self._examination, self._journal
+        accepts_loss = journal.record.accept_loss
         if found.obstacles and not journal.resumed:
             raise FailoverRefused("; ".join(found.obstacles))
-        if found.risks and not journal.accepts_loss and not journal.resumed:
+        if found.risks and not accepts_loss and not journal.resumed:
             raise FailoverRefused(
                 f"acknowledged jobs could be lost: {'; '.join(found.risks)}. Mend that, or give"
                 " --accept-loss if what is lost has to be lost"
             )
-        return Plan(
-            journal.shards,
-            journal.resumed,
-            found,
-            found.risks if journal.accepts_loss else (),
-            [step.words for step in self._all_steps()],
-        )
+        return {
+            "shards": self.shards,
+            "master": found.master._asdict(),
+            "replica": found.replica._asdict(),
+            "accepted_risks": found.risks if accepts_loss else (),
+            "remarks": found.remarks,
+            "steps": [step.words for step in self._all_steps()],
+            "resumed": journal.resumed,
+        }
 
     def _all_steps(self) -> Sequence[Step]:
         steps = list(self._failover.steps())
-        if self._journal.pair is not None:
+        if self._journal.record.pair is not None:
             steps.append(Step(_SWAP, "swap master and slave in etc/shards.yaml", self._swap))
         return [*steps, *self._failover.last_steps()]
 
     def _swap(self) -> str:
-        assert self._journal.pair is not None
-        old, new = (Address(*place) for place in self._journal.pair)
-        set_servers(self._etc, self._journal.shards, master=new, slave=old)
+        assert self._journal.record.pair is not None
+        old, new = (Address(*place) for place in self._journal.record.pair)
+        set_servers(self._etc, self.shards, master=new, slave=old)
         return f"etc/shards.yaml names {new} as the master"
 
-    def carry_out(self, tell: Tell) -> None:
+    def carry_out(self, tell: Callable[[str], None]) -> None:
         """Until shards.yaml names the new master and the old one is seen to.
 
         Raises FailoverRefused if a step failed and all is as before, FailoverBroken if not."""
         journal = self._journal
-        journal.begin()
+        journal.write()
         for step in self._steps_to_do():
             try:
                 done = step.run()
             except (StorageError, ConfigError, KeyboardInterrupt) as error:
                 why = str(error) or "interrupted"
                 if step.revocable:
-                    self._put_back(why)
+                    self._undo(why)
                 raise FailoverBroken(
                     f"{why}. It stopped in the midst of: {step.words}. Give the same command again"
                     " once that is mended: it goes on from there"
@@ -161,14 +232,13 @@ class ShardFailover:
     def _steps_to_do(self) -> Sequence[Step]:
         """Those behind the last one that was done for good: what can be revoked may have been."""
         steps = self._all_steps()
-        done = [
-            index
-            for index, step in enumerate(steps)
-            if self._journal.is_done(step.name) and not step.revocable
-        ]
-        return steps[done[-1] + 1 :] if done else steps
+        for index in range(len(steps), 0, -1):
+            step = steps[index - 1]
+            if step.name in self._journal.record.done and not step.revocable:
+                return steps[index:]
+        return steps
 
-    def _put_back(self, why: str) -> NoReturn:
+    def _undo(self, why: str) -> NoReturn:
         try:
             self._failover.undo()
         except StorageError as error:
@@ -179,48 +249,41 @@ class ShardFailover:
         self._journal.end()
         raise FailoverRefused(f"{why}. Everything is as it was before")
 
-    @property
-    def shards(self) -> Sequence[str]:
-        return self._journal.shards
-
-    def successor(self) -> Place:
-        return self._failover.successor()
-
-    def close(self) -> None:
-        self._failover.close()
-
 
 def _new_journal(run: Path, config: Config, shard: ShardSettings, wanted: Wanted) -> Journal:
+    """Raises FailoverRefused."""
     if not has_failover(shard):
         raise FailoverRefused(
             f"shard {shard.name} is a file ({shard.file}) and has no replica; restore a backup"
             " instead, see docs/operations.md"
         )
+    if shard.sentinel is not None and wanted.to is not None:
+        raise FailoverRefused(f"Sentinels choose the master of shard {shard.name}; leave out --to")
     along = [other.name for other in config.shards.values() if _same_server(other, shard)]
-    if shard.sentinel is not None:
-        if wanted.to is not None:
-            raise FailoverRefused(
-                f"Sentinels choose the master of shard {shard.name}; leave out --to"
-            )
-        return Journal.new(run, along, None, accept_loss=wanted.accept_loss)
+    pair = None if shard.sentinel is not None else _pair(shard, wanted.to)
+    path = run / _JOURNALS.replace("*", along[0])
+    return Journal(path, _Record(along, pair, wanted.accept_loss), resumed=False)
+
+
+def _pair(shard: ShardSettings, to: Place | None) -> Pair:
     assert shard.master is not None, "the loader sees to it"
-    replica = wanted.to or shard.slave
+    replica = to or shard.slave
     if replica is None:
         raise FailoverRefused(
             f"shard {shard.name} has no slave in etc/shards.yaml; name its replica with"
             " --to HOST:PORT"
         )
-    if replica == shard.master:
-        raise FailoverRefused(f"{replica} is the master of shard {shard.name} already")
     pair = Pair(Place(*shard.master), Place(*replica))
-    return Journal.new(run, along, pair, accept_loss=wanted.accept_loss)
+    if pair.replica == pair.master:
+        raise FailoverRefused(f"{pair.replica} is the master of shard {shard.name} already")
+    return pair
 
 
 def _check_same(journal: Journal, wanted: Wanted) -> None:
     """Raises FailoverRefused if another replica is wanted than the one that was begun with."""
-    assert journal.pair is not None, "only such failovers are remembered"
-    begun_with = journal.pair.replica
-    if wanted.to is not None and Place(*wanted.to) != begun_with:
+    assert journal.record.pair is not None, "only such failovers are remembered"
+    begun_with = journal.record.pair.replica
+    if wanted.to is not None and wanted.to != begun_with:
         raise FailoverRefused(
             f"a failover to {begun_with} was begun and broken off; go on with that first, without"
             " --to"
@@ -233,18 +296,6 @@ def _same_server(one: ShardSettings, other: ShardSettings) -> bool:
             one.sentinel.addresses
         ).isdisjoint(other.sentinel.addresses)
     return one.master is not None and (one.engine, one.master) == (other.engine, other.master)
-
-
-def _make(settings: ShardSettings, journal: Journal, wanted: Wanted) -> Failover:
-    own = Account(settings.user, settings.passwd)
-    handover = Handover(
-        shards=journal.shards,
-        administrator=wanted.administrator or own,
-        replication=wanted.replication or own,
-        accept_loss=journal.accepts_loss,
-        catch_up_seconds=wanted.catch_up_seconds,
-    )
-    return make_failover(settings, journal.pair, handover, journal)
 
 
 @contextmanager
@@ -264,30 +315,24 @@ def alone(directory: Path) -> Iterator[None]:
         yield
 
 
-# --- waiting ----------------------------------------------------------------------------------
-
-
-def wait_until_served(
-    fetch: Callable[[], Mapping[str, Any]], shards: Sequence[str], master: Place, seconds: float
-) -> bool:
+def _wait_until_served(shards: Sequence[str], master: Place) -> bool:
     """Until each shard serves from `master`. False if no service runs that could.
 
-    `fetch` asks for status.json. Raises FailoverBroken if it takes too long."""
-    deadline = time.monotonic() + seconds
-    while True:
+    Raises FailoverBroken if it takes too long."""
+    for is_late in polls(_SERVE_SECONDS):
         try:
-            processes = fetch()["processes"]
+            processes = service_status.fetch()["processes"]
         except ConnectionFailed:
             return False
-        late = [shard for shard in shards if not _serves(processes, shard, master)]
-        if not late:
-            return True
-        if time.monotonic() > deadline:
+        away = [shard for shard in shards if not _serves(processes, shard, master)]
+        if not away:
+            break
+        if is_late:
             raise FailoverBroken(
-                f"{master} is the master now, but shard {', '.join(late)} does not serve from"
-                f" there within {seconds:g} s; see `pinlater-admin status`"
+                f"{master} is the master now, but shard {', '.join(away)} does not serve from"
+                f" there within {_SERVE_SECONDS:g} s; see `pinlater-admin status`"
             )
-        time.sleep(_POLL_SECONDS)
+    return True
 
 
 def _serves(processes: Sequence[Mapping[str, Any]], shard: str, master: Place) -> bool:
@@ -302,53 +347,43 @@ def _serves(processes: Sequence[Mapping[str, Any]], shard: str, master: Place) -
 # --- the command ----------------------------------------------------------------------------
 
 
-class _HostPort(click.ParamType[Address]):
-    name = "HOST:PORT"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Address:
-        host, colon, port = str(value).rpartition(":")
-        if not colon or not host or not port.isdecimal() or not 1 <= int(port) <= 65535:
-            self.fail(f"{value!r} is not HOST:PORT", param, ctx)
-        return Address(host.removeprefix("[").removesuffix("]"), int(port))
+def _place(text: str) -> Place:
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdecimal() or not 1 <= int(port) <= 65535:
+        raise click.BadParameter(f"{text!r} is not HOST:PORT")
+    return Place(host.removeprefix("[").removesuffix("]"), int(port))
 
 
 @shard.command()
 @click.argument("name")
-@click.option("--to", type=_HostPort(), help="The replica  [default: the shard's slave]")
-@click.option(
-    "--accept-loss", is_flag=True, help="Also where jobs that were acknowledged could be lost."
-)
-@click.option("--check", is_flag=True, help="Only say what would be done, or why it is refused.")
+@option("--to", type=_place, metavar="HOST:PORT", help="The replica  [default: the shard's slave]")
+@option("--accept-loss", is_flag=True, help="Also where jobs that were acknowledged could be lost.")
+@option("--check", is_flag=True, help="Only say what would be done, or why it is refused.")
 @yes_option
-@click.option(
+@option(
     "--catch-up-seconds",
     type=Amount(MAX_SECONDS, least=0.1),
     default=60.0,
-    show_default=True,
     help="The longest that the replica may take to catch up, with writes stopped.",
 )
-@click.option("--user", help="Who may administer both servers  [default: the shard's user]")
-@click.option(
+@option("--user", help="Who may administer both servers  [default: the shard's user]")
+@option(
     "--passwd-file", type=click.File("r"), metavar="F|-", help="Its first line is --user's password"
 )
-@click.option(
+@option(
     "--replication-user",
     help="As whom the old master replicates from the new one  [default: the shard's user]",
 )
-@click.option("--replication-passwd-file", type=click.File("r"), metavar="F|-")
-@options.json_option
-@options.target_options
+@option("--replication-passwd-file", type=click.File("r"), metavar="F|-")
+@admin_options
 def failover(
     *,
     name: str,
-    to: Address | None,
+    to: Place | None,
     accept_loss: bool,
     check: bool,
     yes: bool,
     catch_up_seconds: float,
-    as_json: bool,
     **accounts: Any,
 ) -> None:
     """Make the replica of shard NAME its master, and swap both in etc/shards.yaml.
@@ -365,32 +400,23 @@ def failover(
       pinlater-admin shard failover 1 --to db3.example.com:3306 --yes
       pinlater-admin shard failover 1 --accept-loss --yes
     """
-    wanted = Wanted(
-        name,
-        to,
-        accept_loss,
-        _account("", **accounts),
-        _account("replication_", **accounts),
-        catch_up_seconds,
-    )
+    administrator, replication = _account("", **accounts), _account("replication_", **accounts)
+    wanted = Wanted(name, to, accept_loss, administrator, replication, catch_up_seconds)
     try:
         with (
-            alone(options.directory()),
-            contextlib.closing(ShardFailover(options.directory(), wanted)) as one,
+            alone(directory()),
+            contextlib.closing(ShardFailover(directory(), wanted)) as one,
         ):
             plan = one.plan()
             if check:
-                _show_plan(plan, as_json=as_json)
+                show(plan, lambda: _print_plan(plan))
                 return
-            if not as_json:
-                _show_plan(plan, as_json=False)
-            if not yes:
-                _ask()
-            _carry_out(one, plan, as_json=as_json)
+            if not wants_json():
+                _print_plan(plan)
+            confirm("Do it?", yes=yes)
+            _carry_out(one)
     except (FailoverRefused, StorageError) as error:
         fail(f"refused: {error}")
-    except FailoverBroken as error:
-        fail(str(error))
 
 
 def _account(prefix: str, **options: Any) -> Account | None:
@@ -404,74 +430,54 @@ def _account(prefix: str, **options: Any) -> Account | None:
     return Account(user, "" if passwd_file is None else passwd_file.readline().rstrip("\r\n"))
 
 
-def _ask() -> None:
-    if not sys.stdin.isatty():
-        raise click.UsageError("nobody can be asked whether to do it; give --yes if so")
-    click.confirm("Do it?", abort=True, err=True)
-
-
-def _carry_out(one: ShardFailover, plan: Plan, *, as_json: bool) -> None:
+def _carry_out(one: ShardFailover) -> None:
     done: list[str] = []
 
     def tell(text: str) -> None:
         done.append(text)
-        if not as_json:
+        if not wants_json():
             click.echo(f"  {text}")
 
     with waiting("failing over"):
         one.carry_out(tell)
-    master = one.successor()
+    master, names = one.successor(), ", ".join(one.shards)
     with waiting(f"waiting until {master} serves"):
-        served = wait_until_served(service_status.fetch, plan.shards, master, _SERVE_SECONDS)
-    if as_json:
-        facts = {"shards": plan.shards, "master": str(master), "done": done, "serves": served}
-        print_json(facts)
-    elif served:
-        click.echo(f"shard {', '.join(plan.shards)} is served from {master}")
-    else:
-        click.echo(f"no service runs here; shard {', '.join(plan.shards)} will use {master}")
-
-
-def _show_plan(plan: Plan, *, as_json: bool) -> None:
-    found = plan.examination
-    if as_json:
-        facts = {
-            "shards": plan.shards,
-            "master": found.master._asdict(),
-            "replica": found.replica._asdict(),
-            "accepted_risks": plan.risks,
-            "remarks": found.remarks,
-            "steps": plan.steps,
-            "resumed": plan.resumed,
-        }
-        print_json(facts)
-        return
-    if plan.resumed:
-        click.echo("A failover that was broken off is gone on with.")
-    click.echo(f"Failover of shard {', '.join(plan.shards)}")
-    click.echo()
-    print_table(
-        ("server", "now", "answers", "writable", "replicates from", "position", "behind"),
-        [("old master", *_row(found.master)), ("new master", *_row(found.replica))],
+        served = _wait_until_served(one.shards, master)
+    show(
+        {"shards": one.shards, "master": str(master), "done": done, "serves": served},
+        f"shard {names} is served from {master}"
+        if served
+        else f"no service runs here; shard {names} will use {master}",
     )
+
+
+_COLUMNS: Sequence[Column] = (
+    ("server", itemgetter("server")),
+    ("now", itemgetter("address")),
+    ("answers", lambda server: "no" if server["trouble"] else "yes"),
+    ("writable", lambda server: {None: "?", True: "yes", False: "no"}[server["writable"]]),
+    ("replicates from", lambda server: server["replicates_from"] or "-"),
+    ("position", lambda server: server["applied"] or server["written"] or "?"),
+    ("behind", lambda server: _behind(server["behind_seconds"])),
+)
+
+
+def _behind(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds:.0f} s"
+
+
+def _print_plan(plan: Mapping[str, Any]) -> None:
+    if plan["resumed"]:
+        click.echo("A failover that was broken off is gone on with.")
+    click.echo(f"Failover of shard {', '.join(plan['shards'])}")
     click.echo()
-    for risk in plan.risks:
+    old, new = plan["master"], plan["replica"]
+    print_table(_COLUMNS, [{"server": "old master", **old}, {"server": "new master", **new}])
+    click.echo()
+    for risk in plan["accepted_risks"]:
         click.echo(f"accepted: {risk}")
-    for remark in found.remarks:
+    for remark in plan["remarks"]:
         click.echo(f"mind: {remark}")
-    for number, step in enumerate(plan.steps, 1):
+    for number, step in enumerate(plan["steps"], 1):
         click.echo(f"{number}. {step}")
     click.echo()
-
-
-def _row(server: ServerFacts) -> tuple[str, ...]:
-    writable = "?" if server.writable is None else "yes" if server.writable else "no"
-    behind = "" if server.behind_seconds is None else f"{server.behind_seconds:.0f} s"
-    return (
-        server.address,
-        "no" if server.trouble else "yes",
-        writable,
-        server.replicates_from or "-",
-        server.applied or server.written or "?",
-        behind or "-",
-    )

@@ -1,28 +1,31 @@
 """The load generator: the calls of several connections, measured, each kind by itself.
 
-A connection is a thread with a caller. The pace says when it calls; calls of the warm-up are made
-and not counted. Counts, slow calls and maxima are exact; percentiles are those of the histogram.
-Latencies are those of calls that did not wait for jobs to come.
+A connection is a thread with a caller. A pace says when it calls: in a closed loop once the last
+call is answered, so that while the service stands still nothing is asked of it, and nothing is
+measured; in an open loop by a schedule, as users come who know nothing of each other. Latency
+counts from when a call was due, so that a call which found all connections busy has waited. Calls
+that were due and had not started when the run ended have waited until then.
+
+A run begins with its warm-up: calls that are due (in a closed loop: start) before it is over are
+made and not counted, anywhere. Counts, slow calls and maxima are exact; percentiles are those of
+the histogram. Latencies are those of calls that did not wait for jobs to come. Rates are calls per
+second; times are monotonic seconds.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from random import Random
+from typing import Final, NamedTuple, Protocol
 
-from pinlaterd.cli.pace import Pace
-from pinlaterd.errors import (
-    ConnectionFailed,
-    DequeueRateLimited,
-    PinLaterError,
-    RequestError,
-)
+from pinlaterd.errors import ConnectionFailed, DequeueRateLimited, PinLaterError, RequestError
 from pinlaterd.lifecycle import StopSignal
 from pinlaterd.stats.histogram import Histogram, percentiles
 
@@ -32,6 +35,10 @@ _LINE_EVERY_SECONDS = 1.0
 _PAUSE_AFTER_ERROR_SECONDS = 0.2
 # Counted for each connection that was given up: what becomes of its call is not known.
 _GIVEN_UP = "GivenUp"
+# What a thread takes to wake up on an idle machine is not late.
+LATE_AFTER_SECONDS = 0.001
+# A run that ends further behind than this had no connection free when calls were due.
+_BEHIND_AFTER_SECONDS = 0.1
 
 
 class Kind(StrEnum):
@@ -71,14 +78,158 @@ class Caller(Protocol):
         ...
 
 
+# --- when calls are due -----------------------------------------------------------------------
+
+# When calls are due: seconds since the begin of `seconds`, in rising order, at a rate.
+Arrivals = Callable[[float, float], Iterator[float]]
+
+
+def even_arrivals(rate: float, seconds: float) -> Iterator[float]:
+    """One call after the other at the same distance."""
+    due = (number / rate for number in itertools.count())
+    return itertools.takewhile(lambda at: at < seconds, due)
+
+
+def poisson_arrivals(rate: float, seconds: float) -> Iterator[float]:
+    """As callers come that know nothing of each other: sometimes several at once."""
+    rng = Random()
+    gaps = (rng.expovariate(rate) for _ in itertools.count())
+    return itertools.takewhile(lambda at: at < seconds, itertools.accumulate(gaps))
+
+
+ARRIVALS: Final[Mapping[str, Arrivals]] = {
+    "poisson": poisson_arrivals,
+    "even": even_arrivals,
+}
+
+
+class ClosedLoop:
+    """The pace of a run: says to all its threads when to make calls. Here the next one when the
+    last one is answered. `calls`: end after so many measured ones."""
+
+    def __init__(self, calls: int | None = None) -> None:
+        self._calls_left = math.inf if calls is None else calls
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._began_at = self._measured_from = math.inf
+
+    def begin(self, began_at: float, measured_from: float) -> None:
+        """The run began at `began_at`; its warm-up is over at `measured_from`."""
+        self._began_at, self._measured_from = began_at, measured_from
+
+    def next_start(self) -> float | None:
+        """Wait until a call is to be made; the time its latency counts from. None: no more."""
+        if self._ended.is_set():
+            return None
+        now = time.monotonic()
+        if now >= self._measured_from:
+            with self._lock:
+                if self._calls_left == 0:
+                    return None
+                self._calls_left -= 1
+        return now
+
+    def end(self) -> None:
+        """The run ends now: `next_start` returns None from here on, also to those that wait."""
+        self._ended.set()
+
+
+class OpenLoop(ClosedLoop):
+    """`rate` calls a second, for `seconds` after the warm-up, or until `calls` were measured."""
+
+    def __init__(
+        self,
+        arrivals: str,
+        rate: float,
+        *,
+        warm_up_seconds: float,
+        seconds: float,
+        calls: int | None = None,
+    ) -> None:
+        super().__init__(calls)
+        self._arrivals, self._rate = arrivals, rate
+        due = ARRIVALS[arrivals]
+        measured = (warm_up_seconds + at for at in due(rate, seconds))
+        self._due = itertools.chain(due(rate, warm_up_seconds), itertools.islice(measured, calls))
+        self._ends_with_schedule = calls is not None
+        self._ended_at = math.inf
+        self._started = self._late_all_busy = self._late_to_wake = 0
+        self._latest_seconds = 0.0
+        self._not_started: list[float] = []  # when calls were due that threads waited for
+
+    def next_start(self) -> float | None:
+        with self._lock:
+            after_begin = None if self._ended.is_set() else next(self._due, None)
+        if after_begin is None:
+            if not self._ends_with_schedule:
+                self._ended.wait()  # the run lasts as long as it was told to
+            return None
+        due_at = self._began_at + after_begin
+        early_seconds = due_at - time.monotonic()
+        if early_seconds > 0:
+            self._ended.wait(early_seconds)
+        with self._lock:
+            if self._ended.is_set():
+                self._not_started.append(due_at)
+                return None
+            if due_at >= self._measured_from:
+                self._started += 1
+                self._note_lateness(time.monotonic() - due_at, had_to_wait=early_seconds > 0)
+        return due_at
+
+    def _note_lateness(self, late_seconds: float, *, had_to_wait: bool) -> None:
+        """A thread that waited for the time and is late was woken late; one that came late had
+        been busy with another call, as had all others."""
+        self._latest_seconds = max(self._latest_seconds, late_seconds)
+        if late_seconds > LATE_AFTER_SECONDS:
+            if had_to_wait:
+                self._late_to_wake += 1
+            else:
+                self._late_all_busy += 1
+
+    def end(self) -> None:
+        with self._lock:
+            self._ended_at = min(self._ended_at, time.monotonic())
+            self._ended.set()
+
+    def unstarted_seconds(self) -> Sequence[float]:
+        """How long each call has waited that was due and never started. Once, and once all threads
+        have ended."""
+        never_taken = itertools.takewhile(
+            lambda due_at: due_at <= self._ended_at, (self._began_at + at for at in self._due)
+        )
+        return [
+            self._ended_at - due_at
+            for due_at in itertools.chain(self._not_started, never_taken)
+            if self._measured_from <= due_at <= self._ended_at
+        ]
+
+    def facts(self, unstarted_seconds: Sequence[float]) -> dict[str, object]:
+        """How well the schedule was kept, for JSON. `behind_ms`: how long the oldest call that
+        never started had been due."""
+        behind_seconds = max(unstarted_seconds, default=0.0)
+        return {
+            "rate": self._rate,
+            "arrivals": self._arrivals,
+            "due": self._started + len(unstarted_seconds),
+            "started": self._started,
+            "late_all_busy": self._late_all_busy,
+            "late_to_wake": self._late_to_wake,
+            "latest_ms": round(1000 * self._latest_seconds, 3),
+            "behind_ms": round(1000 * behind_seconds, 3),
+            "kept_up": behind_seconds <= _BEHIND_AFTER_SECONDS,
+        }
+
+
+# --- figures ----------------------------------------------------------------------------------
+
+
 class Figures:
     """The calls of one kind, or of a second. `slow_ms`: what takes longer is counted as slow."""
 
     def __init__(self, slow_ms: float = math.inf) -> None:
         self.began_at = time.monotonic()
-        self.calls = 0
-        self.jobs = 0
-        self.slow = 0
+        self.calls = self.jobs = self.slow = 0
         self.errors: Counter[str] = Counter()
         self._slow_ms = slow_ms
         self._latency_ms = Histogram()
@@ -138,31 +289,16 @@ class Outcome:
         return bool(self.left_claimed) or any(figures.errors for figures in self.kinds.values())
 
 
-class _Meter:
-    """Wall and CPU time since the measured part began, until its calls had ended."""
+class _Moment(NamedTuple):
+    at: float
+    cpu_seconds: float  # of this process
 
-    def __init__(self, measured_from: float) -> None:
-        self._measured_from = measured_from
-        self._cpu_from: tuple[float, float] | None = None
-        self._ended: tuple[float, float] | None = None
+    @classmethod
+    def now(cls) -> _Moment:
+        return cls(time.monotonic(), time.process_time())
 
-    def look(self) -> None:
-        """To be called often: the CPU time before the first look after the warm-up is not seen."""
-        if self._cpu_from is None and time.monotonic() >= self._measured_from:
-            self._cpu_from = time.monotonic(), time.process_time()
 
-    def end(self) -> None:
-        self._ended = self._ended or (time.monotonic(), time.process_time())
-
-    def read(self) -> tuple[float, float]:
-        """Seconds, and the share of a CPU. 0.0 if the warm-up was not over."""
-        assert self._ended is not None
-        ended_at, cpu_seconds = self._ended
-        seconds = max(0.0, ended_at - self._measured_from)
-        if self._cpu_from is None or ended_at <= self._cpu_from[0]:
-            return seconds, 0.0
-        looked_at, cpu_before = self._cpu_from
-        return seconds, (cpu_seconds - cpu_before) / (ended_at - looked_at)
+# --- a run ------------------------------------------------------------------------------------
 
 
 class Load:
@@ -172,7 +308,7 @@ class Load:
         self,
         callers: Sequence[Caller],
         kinds: Iterable[Kind],
-        pace: Pace,
+        pace: ClosedLoop,
         *,
         slow_ms: float = math.inf,
     ) -> None:
@@ -182,7 +318,8 @@ class Load:
         self._kinds = {kind: Figures(slow_ms) for kind in kinds}
         self._last_second = Figures()
         self._measured_from = math.inf
-        self._meter = _Meter(math.inf)
+        self._first_look: _Moment | None = None  # after the warm-up
+        self._last_call: _Moment | None = None
         self._calling = len(callers)  # connections that may make another call
         self._ran_out = False
         self._left_claimed: list[PinLaterError | ConnectionFailed] = []
@@ -201,21 +338,20 @@ class Load:
 
         When asked to stop, the calls in flight and the last acks are waited for; when asked again,
         they are given up, and counted as errors."""
-        threads = [
+        running = [
             threading.Thread(target=self._run_connection, args=(caller,), daemon=True)
             for caller in self._callers
         ]
         self._last_second = Figures()
         began_at = time.monotonic()
         self._measured_from = began_at + warm_up_seconds
-        self._meter = _Meter(self._measured_from)
         self._pace.begin(began_at, self._measured_from)
-        for thread in threads:
+        for thread in running:
             thread.start()
-        running = threads
         stopping = is_told = False
         while running and not stop.insisted:
-            self._meter.look()
+            if self._first_look is None and time.monotonic() >= self._measured_from:
+                self._first_look = _Moment.now()
             if stopping and show is not None and not is_told:
                 is_told = True
                 show("waits for the calls in flight; interrupt it again to abandon them")
@@ -229,16 +365,20 @@ class Load:
                 self._show_second(show)
         if self._fatal is not None:
             raise self._fatal
-        return self._end(given_up=len(running))
+        return self._outcome(given_up=len(running))
 
-    def _end(self, *, given_up: int) -> Outcome:
+    def _outcome(self, *, given_up: int) -> Outcome:
         """The figures as they are now, whatever a connection that was given up does later."""
-        self._meter.end()
+        end, cpu_share = self._last_call or _Moment.now(), 0.0
+        if self._first_look is not None and end.at > self._first_look.at:
+            used = end.cpu_seconds - self._first_look.cpu_seconds
+            cpu_share = used / (end.at - self._first_look.at)
         with self._lock:
             kinds, self._kinds = self._kinds, {kind: Figures() for kind in self._kinds}
         if given_up:
             next(iter(kinds.values())).errors[_GIVEN_UP] += given_up
-        return Outcome(*self._meter.read(), self._ran_out, self._left_claimed, kinds)
+        seconds = max(0.0, end.at - self._measured_from)
+        return Outcome(seconds, cpu_share, self._ran_out, self._left_claimed, kinds)
 
     def _show_second(self, show: Callable[[str], None]) -> None:
         seconds = time.monotonic() - self._last_second.began_at
@@ -264,7 +404,7 @@ class Load:
         with self._lock:
             self._calling -= 1
             if not self._calling:
-                self._meter.end()
+                self._last_call = _Moment.now()
         try:
             caller.finish()
         except (PinLaterError, ConnectionFailed) as error:
@@ -278,7 +418,7 @@ class Load:
         try:
             answer = caller.call()
         except (PinLaterError, ConnectionFailed) as error:
-            if not _is_passing(error):
+            if isinstance(error, RequestError) and not isinstance(error, DequeueRateLimited):
                 raise
             with self._lock:
                 self._last_second.errors[name_of(error)] += 1
@@ -294,11 +434,6 @@ class Load:
             if is_measured:
                 self._kinds[kind].answered(answer, seconds)
         return True
-
-
-def _is_passing(error: PinLaterError | ConnectionFailed) -> bool:
-    """Whether the next call may not meet it."""
-    return not isinstance(error, RequestError) or isinstance(error, DequeueRateLimited)
 
 
 def name_of(error: PinLaterError | ConnectionFailed) -> str:

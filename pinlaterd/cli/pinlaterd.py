@@ -7,7 +7,6 @@ of the others.
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,37 +16,37 @@ from typing import NoReturn
 import click
 
 from pinlaterd import __version__
-from pinlaterd.cli.entry import Interruptible
+from pinlaterd.cli.command_line import PORT, WIDTH, CommandLine, json_option, option, waiting
 from pinlaterd.config.layout import ETC
+from pinlaterd.config.schema import DEFAULT_ENGINE, ENGINES
+from pinlaterd.errors import ConfigError, ConnectionFailed
 from pinlaterd.lifecycle import ExitCode, exit_process
 
-_WIDTH = {"max_content_width": 100}
-_DIRECTORY = click.argument(
-    "directory",
-    metavar="[DIR]",
-    required=False,
-    default=".",
-    type=click.Path(path_type=Path, file_okay=False),
-)
-_CONFIG = click.option(
+_FOLDER = click.Path(path_type=Path, file_okay=False)
+_DIRECTORY = click.argument("directory", metavar="[DIR]", required=False, default=".", type=_FOLDER)
+_CONFIG = option(
     "--config",
     "etc",
     metavar="DIR/etc",
     default=str(ETC),
-    show_default=True,
-    type=click.Path(path_type=Path, file_okay=False),
+    type=_FOLDER,
     help="The folder of the configuration.",
 )
-_PORT = click.IntRange(1, 65535)
 
 
-class _CommandLine(click.Group):
-    def invoke(self, ctx: click.Context) -> object:
-        with Interruptible("pinlaterd"):
-            return super().invoke(ctx)
+class _CommandLine(CommandLine):
+    def text_of(self, error: Exception) -> str:
+        match error:
+            case ConfigError():
+                return f"the configuration has {len(error.problems)} mistakes:\n{error}"
+            case ConnectionFailed():
+                return f"{error}; is it running? `pinlaterd up` starts it"
+            case PermissionError():
+                return f"{error.filename}: {error.strerror}; run this as the deployment's owner"
+        return super().text_of(error)
 
 
-@click.group(cls=_CommandLine, context_settings=_WIDTH)
+@click.group("pinlaterd", cls=_CommandLine, context_settings=WIDTH)
 @click.version_option(__version__, prog_name="pinlaterd")
 def cli() -> None:
     """A durable job queue server, compatible with PinLater.
@@ -68,35 +67,22 @@ def cli() -> None:
 
 
 @cli.command()
-@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
-@click.option(
-    "--engine",
-    type=click.Choice(["sqlite", "mysql", "redis"]),
-    default="sqlite",
-    show_default=True,
-    help="What stores the jobs.",
+@click.argument("directory", metavar="DIR", type=_FOLDER)
+@option(
+    "--engine", type=click.Choice(ENGINES), default=DEFAULT_ENGINE, help="What stores the jobs."
 )
-@click.option(
+@option(
     "--shards",
     type=click.IntRange(1, 1024),
     default=3,
-    show_default=True,
     help="How many shards, each a process of its own.",
 )
-@click.option("--port", type=_PORT, help="Thrift port  [default: 9010]")
-@click.option("--stats-port", type=_PORT, help="Port of statistics and health  [default: 9999]")
-@click.option(
-    "--web-port", type=_PORT, help="Port kept for a dashboard, not in this release  [default: 9011]"
+@option("--port", type=PORT, help="Thrift port  [default: 9010]")
+@option("--stats-port", type=PORT, help="Port of statistics and health  [default: 9999]")
+@option(
+    "--web-port", type=PORT, help="Port kept for a dashboard, not in this release  [default: 9011]"
 )
-def init(
-    *,
-    directory: Path,
-    engine: str,
-    shards: int,
-    port: int | None,
-    stats_port: int | None,
-    web_port: int | None,
-) -> None:
+def init(*, directory: Path, engine: str, shards: int, **ports: int | None) -> None:
     """Write a new deployment into DIR. Never overwrites a file.
 
     \b
@@ -106,11 +92,9 @@ def init(
     """
     from pinlaterd.deployment.files import Choices, write_deployment
 
-    given = {"port": port, "stats_port": stats_port, "web_port": web_port}
-    ports = {key: number for key, number in given.items() if number is not None}
-    with _failures():
-        for path in write_deployment(directory, Choices(engine, shards, ports)):
-            click.echo(f"wrote {path}")
+    given = {key: number for key, number in ports.items() if number is not None}
+    for path in write_deployment(directory, Choices(engine, shards, given)):
+        click.echo(f"wrote {path}")
     where = "" if directory == Path() else f" {directory}"
     click.echo(f"start it with `pinlaterd up{where}`")
 
@@ -130,7 +114,7 @@ def up(*, directory: Path) -> None:
     """
     from pinlaterd.deployment import service
 
-    with _failures(), _progress() as tell:
+    with _progress("starting") as tell:
         result = service.up(directory, tell)
     server = result.config.server
     state = "serving" if result.changed else "already serving"
@@ -153,15 +137,15 @@ def down(*, directory: Path) -> None:
     """
     from pinlaterd.deployment import service
 
-    with _failures(), _progress() as tell:
+    with _progress("stopping") as tell:
         stopped = service.down(directory, tell)
     click.echo("stopped" if stopped else "was not running")
 
 
 @cli.command()
 @_DIRECTORY
-@click.option("--json", "as_json", is_flag=True, help="Print what the coordinator knows as JSON.")
-def status(*, directory: Path, as_json: bool) -> None:
+@json_option
+def status(*, directory: Path) -> None:
     """Show processes, shards, problems and warnings. Exit 1 if a router or shard does not serve.
 
     What else it shows, such as mistakes in etc/ and warnings, leaves exit 0. Exit 1 also if the
@@ -175,9 +159,14 @@ def status(*, directory: Path, as_json: bool) -> None:
     from pinlaterd.cli import service_status
     from pinlaterd.deployment import stats_page
 
-    with _failures():
-        found = stats_page.fetch_json("/status.json", directory=directory, url=None)
-    service_status.report(found, as_json=as_json)
+    service_status.report(stats_page.fetch_json("/status.json", directory=directory, url=None))
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[Callable[[str], None]]:
+    """Shows the last thing told on one line of a terminal; nothing in a pipe."""
+    with waiting(what) as shown:
+        yield lambda text: shown.update(f"{text} …")
 
 
 # --- what supervisord runs ----------------------------------------------------------------
@@ -194,9 +183,9 @@ def router(*, etc: Path) -> None:
     """
 
     def run() -> int:
-        from pinlaterd.router.main import run as run_router
+        from pinlaterd.router.main import run as run_process
 
-        return run_router(etc)
+        return run_process(etc)
 
     _run_process("router", run)
 
@@ -213,9 +202,9 @@ def shard(*, name: str, etc: Path) -> None:
     """
 
     def run() -> int:
-        from pinlaterd.shard.process import run as run_shard
+        from pinlaterd.shard.process import run as run_process
 
-        return run_shard(name, etc)
+        return run_process(name, etc)
 
     _run_process(f"shard {name}", run)
 
@@ -231,9 +220,9 @@ def coordinator(*, etc: Path) -> None:
     """
 
     def run() -> int:
-        from pinlaterd.coordinator.main import run as run_coordinator
+        from pinlaterd.coordinator.main import run as run_process
 
-        return run_coordinator(etc)
+        return run_process(etc)
 
     _run_process("coordinator", run)
 
@@ -250,51 +239,6 @@ def _run_process(name: str, run: Callable[[], int]) -> NoReturn:
         logging.getLogger(__name__).critical("%s ends: a defect", name, exc_info=True)
         code = ExitCode.FAILURE
     exit_process(code, started_at)
-
-
-# --- failures and progress ----------------------------------------------------------------
-
-
-@contextmanager
-def _failures() -> Iterator[None]:
-    """Failures are a message on stderr and exit 1, never a traceback."""
-    from pinlaterd.errors import ConfigError, ConnectionFailed, DeploymentError
-
-    try:
-        yield
-    except ConfigError as error:
-        _fail(f"the configuration has {len(error.problems)} mistakes:\n{error}")
-    except DeploymentError as error:
-        _fail(str(error))
-    except ConnectionFailed as error:
-        _fail(f"{error}; is it running? `pinlaterd up` starts it")
-    except PermissionError as error:
-        _fail(f"{error.filename}: {error.strerror}; run this as the deployment's owner")
-
-
-def _fail(message: str) -> NoReturn:
-    click.echo(f"pinlaterd: {message}", err=True)
-    sys.exit(ExitCode.FAILURE)
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """Shows the last thing told on one line of a terminal; nothing in a pipe."""
-    if not sys.stderr.isatty():
-        yield lambda _text: None
-        return
-    shown = ""
-
-    def tell(text: str) -> None:
-        nonlocal shown
-        if text != shown:
-            shown = text
-            click.echo(f"\r\x1b[K{text} …", err=True, nl=False)
-
-    try:
-        yield tell
-    finally:
-        click.echo("\r\x1b[K", err=True, nl=False)
 
 
 if __name__ == "__main__":

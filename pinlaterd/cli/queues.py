@@ -1,24 +1,51 @@
-"""`pinlater-admin queue …`."""
+"""`pinlater-admin queue …` and `pinlater-admin job …`."""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import math
 import os
-import sys
 import time
-from typing import IO, Any, NoReturn
+from collections.abc import Callable, Sequence
+from operator import attrgetter, itemgetter
+from typing import IO, Any
 
 import click
 
-from pinlaterd.cli import options, service_status
-from pinlaterd.cli.command_line import MAX_SECONDS, Amount, fail
-from pinlaterd.cli.rendering import NUMBER_COLUMN, print_json, print_table, printable, waiting
-from pinlaterd.client.client import Client
+from pinlaterd.cli.command_line import (
+    COUNT,
+    MAX_SECONDS,
+    PRIORITY,
+    STATE,
+    Amount,
+    Command,
+    admin_options,
+    ask_coordinator,
+    confirm,
+    connect,
+    directory,
+    files_options,
+    option,
+    read_password,
+    show,
+    show_jobs,
+    show_queue_names,
+    state_of,
+    target_options,
+    waiting,
+    yes_option,
+)
+from pinlaterd.cli.rendering import Column, print_table, record_facts, shown_time
+from pinlaterd.cli.service_status import follow
 from pinlaterd.config import edit
 from pinlaterd.config.layout import ETC
 from pinlaterd.errors import ConnectionFailed, PinLaterError
 from pinlaterd.model import QUEUE_NAME, JobState
+from pinlaterd.wording import how_many
 
 PASSWORD_ENVIRONMENT = "PINLATERD_ADMIN_PASSWORD"  # noqa: S105  a variable's name
+_MAX_DELAY_SECONDS = 100 * 366 * 86_400.0
 
 # what `stats` shows -> the counter behind it, without `<queue>_`
 _RATES = {
@@ -35,27 +62,20 @@ def queue() -> None:
 
 
 @queue.command("list")
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
-@options.target_options
-def list_queues(*, as_json: bool) -> None:
+@admin_options
+def list_queues() -> None:
     """List the queues, a name a line.
 
     \b
     Example:
       pinlater-admin queue list
     """
-    with options.connect() as client:
-        names = sorted(client.queue_names())
-    if as_json:
-        print_json(names)
-    else:
-        for name in names:
-            click.echo(printable(name))
+    show_queue_names()
 
 
 @queue.command()
 @click.argument("name")
-@options.target_options
+@target_options
 def create(*, name: str) -> None:
     """Create a queue. One that exists is left as it is.
 
@@ -63,17 +83,17 @@ def create(*, name: str) -> None:
     Example:
       pinlater-admin queue create mail
     """
-    with options.connect() as client:
+    with connect() as client:
         client.create_queue(name)
     click.echo(f"queue {name} is there")
 
 
 @queue.command()
 @click.argument("name")
-@click.option(
+@option(
     "--password-file", type=click.File("r"), metavar="F|-", help="Its first line is the password."
 )
-@options.target_options
+@target_options
 def delete(*, name: str, password_file: IO[str] | None) -> None:
     """Delete a queue with all its jobs.
 
@@ -91,23 +111,21 @@ def delete(*, name: str, password_file: IO[str] | None) -> None:
         password = os.environ[PASSWORD_ENVIRONMENT]
     else:
         password = read_password("Admin password")
-    with options.connect() as client:
+    with connect() as client:
         client.delete_queue(name, password=password)
     click.echo(f"queue {name} is gone")
 
 
 @queue.command()
 @click.argument("name")
-@click.option(
+@option(
     "--seconds",
     type=Amount(MAX_SECONDS, least=0.1),
     default=3.0,
-    show_default=True,
     help="Over how long rates are taken.",
 )
-@options.json_option
-@options.target_options
-def stats(*, name: str, seconds: float, as_json: bool) -> None:
+@admin_options
+def stats(*, name: str, seconds: float) -> None:
     """Show how many jobs are in each state, and how many come and go in a second.
 
     SCHEDULED are the PENDING ones whose run-after is still to come. Counts stop at the server's
@@ -117,37 +135,19 @@ def stats(*, name: str, seconds: float, as_json: bool) -> None:
     Example:
       pinlater-admin queue stats mail --seconds 10
     """
-    with options.connect() as client:
-        counts = _counts(client, name)
+    with connect() as client:
+        counts = {"SCHEDULED": client.count(name, JobState.PENDING, future=True)}
+        counts |= {state.name: client.count(name, state) for state in JobState}
     with waiting(f"measuring for {seconds:g} s"):
         rates = _rates(name, seconds)
-    if as_json:
-        print_json({"queue": name, "jobs": counts, "per_second": rates})
-        return
-    print_table(("state", f"{NUMBER_COLUMN}jobs"), list(counts.items()))
-    click.echo()
-    print_table(
-        ("jobs", f"{NUMBER_COLUMN}per second"),
-        [(what, f"{rate:.1f}") for what, rate in rates.items()],
-    )
 
+    def print_tables() -> None:
+        print_table((("state", itemgetter(0)), ("#jobs", itemgetter(1))), counts.items())
+        click.echo()
+        per_second: Column = ("#per second", lambda rate: f"{rate[1]:.1f}")
+        print_table((("jobs", itemgetter(0)), per_second), rates.items())
 
-def read_password(prompt: str, *, twice: bool = False) -> str:
-    """A password from the terminal, without echo, or the first line of a pipe."""
-    if sys.stdin.isatty():
-        password: str = click.prompt(prompt, hide_input=True, confirmation_prompt=twice, err=True)
-    else:
-        password = sys.stdin.readline().rstrip("\r\n")
-    return password or _no_password()
-
-
-def _no_password() -> NoReturn:
-    fail("no password was given; type it on the terminal or write it to standard input")
-
-
-def _counts(client: Client, name: str) -> dict[str, int]:
-    counts = {state.name: client.count(name, state) for state in JobState}
-    return {"SCHEDULED": client.count(name, JobState.PENDING, future=True), **counts}
+    show({"queue": name, "jobs": counts, "per_second": rates}, print_tables)
 
 
 def _rates(name: str, seconds: float) -> dict[str, float]:
@@ -163,51 +163,39 @@ def _rates(name: str, seconds: float) -> dict[str, float]:
 
 
 def _counters() -> dict[str, int]:
-    [page] = options.ask_coordinator("/stats.json")
+    [page] = ask_coordinator("/stats.json")
     counters: dict[str, int] = page["counters"]
     return counters
 
 
-_NONE = "none"
+# --- limits -----------------------------------------------------------------------------------
 
 
-class _Rate(click.ParamType[float | None]):
-    """Jobs per second, or none."""
-
-    name = "JOBS_PER_SECOND|none"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float | None:
-        if value == _NONE:
-            return None
-        try:
-            rate = float(value)
-        except ValueError:
-            rate = -1.0
-        if not 0 <= rate < float("inf"):
-            self.fail(f"{value!r} is neither a number of jobs per second nor none", param, ctx)
-        return rate
+def _rate(text: str) -> float:
+    """Jobs per second; infinite for none."""
+    with contextlib.suppress(ValueError):
+        if text == "none":
+            return math.inf
+        if 0 <= float(text) < math.inf:
+            return float(text)
+    raise click.BadParameter(f"{text!r} is neither a number of jobs per second nor none")
 
 
-def _check_name(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    if not QUEUE_NAME.match(value):
-        raise click.BadParameter(
-            f"{value!r} is no queue name; use letters, digits and underscores", ctx, param
-        )
-    return value
+def _queue_name(text: str) -> str:
+    if not QUEUE_NAME.match(text):
+        raise click.BadParameter(f"{text!r} is no queue name; use letters, digits and underscores")
+    return text
 
 
-_name_argument = click.argument("name", callback=_check_name)
+_name_argument = click.argument("name", type=_queue_name)
 
 
 # a number below 0 is told to be wrong, and not taken for an option
 @queue.command(context_settings={"ignore_unknown_options": True})
 @_name_argument
-@click.argument("rate", type=_Rate(), metavar="JOBS_PER_SECOND|none")
-@options.json_option
-@options.deployment_options
-def limit(*, name: str, rate: float | None, as_json: bool) -> None:
+@click.argument("rate", type=_rate, metavar="JOBS_PER_SECOND|none")
+@files_options
+def limit(*, name: str, rate: float) -> None:
     """Let no more jobs of queue NAME be dequeued in a second, over the whole cluster.
 
     Fractions are allowed (0.1: one in ten seconds); 0 stops dequeues; none means no limit.
@@ -217,59 +205,175 @@ def limit(*, name: str, rate: float | None, as_json: bool) -> None:
       pinlater-admin queue limit mail 100
       pinlater-admin queue limit mail none
     """
-    was_changed = edit.set_limit(options.directory() / ETC, name, rate)
-    shown = "no limit" if rate is None else f"a limit of {rate:g} jobs/s"
-    _finish(name, f"queue {name} has {shown}", was_changed=was_changed, as_json=as_json)
+    is_limited = math.isfinite(rate)
+    was_changed = edit.set_limit(directory() / ETC, name, rate if is_limited else None)
+    shown = f"a limit of {rate:g} jobs/s" if is_limited else "no limit"
+    _finish(name, f"queue {name} has {shown}", was_changed=was_changed)
 
 
 @queue.command()
 @_name_argument
-@options.json_option
-@options.deployment_options
-def pause(*, name: str, as_json: bool) -> None:
+@files_options
+def pause(*, name: str) -> None:
     """Let no jobs of queue NAME be dequeued until it is resumed. Its limit is kept.
 
     \b
     Example:
       pinlater-admin queue pause mail
     """
-    was_changed = edit.set_paused(options.directory() / ETC, name, paused=True)
-    _finish(name, f"queue {name} is paused", was_changed=was_changed, as_json=as_json)
+    was_changed = edit.set_paused(directory() / ETC, name, paused=True)
+    _finish(name, f"queue {name} is paused", was_changed=was_changed)
 
 
 @queue.command()
 @_name_argument
-@options.json_option
-@options.deployment_options
-def resume(*, name: str, as_json: bool) -> None:
+@files_options
+def resume(*, name: str) -> None:
     """Let jobs of queue NAME be dequeued again, under the limit that it had.
 
     \b
     Example:
       pinlater-admin queue resume mail
     """
-    was_changed = edit.set_paused(options.directory() / ETC, name, paused=False)
-    _finish(name, f"queue {name} is resumed", was_changed=was_changed, as_json=as_json)
+    was_changed = edit.set_paused(directory() / ETC, name, paused=False)
+    _finish(name, f"queue {name} is resumed", was_changed=was_changed)
 
 
-def _finish(name: str, done: str, *, was_changed: bool, as_json: bool) -> None:
-    acts = service_status.say_when_followed(done, was_changed=was_changed)
-    _warn_of_unknown(name)
-    if as_json:
-        facts = edit.limit_settings(options.directory() / ETC, name)
-        print_json({"queue": name, **facts._asdict(), "acts": acts})
+def _finish(name: str, done: str, *, was_changed: bool) -> None:
+    acts = follow(done, was_changed=was_changed)
+    # Settings may come before their queue; mistyped ones look the same, and do nothing.
+    with contextlib.suppress(PinLaterError, ConnectionFailed), connect() as client:
+        if name not in client.queue_names():
+            click.echo(
+                f"warning: there is no queue {name} yet; `pinlater-admin queue list` shows those "
+                "there are",
+                err=True,
+            )
+    facts = edit.limit_settings(directory() / ETC, name)
+    show({"queue": name, **facts._asdict(), "acts": acts})
 
 
-def _warn_of_unknown(name: str) -> None:
-    """Settings may come before their queue; mistyped ones look the same, and do nothing."""
-    try:
-        with options.connect() as client:
-            is_known = name in client.queue_names()
-    except (PinLaterError, ConnectionFailed):
-        return  # whether it is there can't be told now
-    if not is_known:
-        click.echo(
-            f"warning: there is no queue {name} yet; `pinlater-admin queue list` shows those there "
-            "are",
-            err=True,
+# --- jobs -------------------------------------------------------------------------------------
+
+_priority_option = option(
+    "--priority", type=PRIORITY, default=1, help="Jobs of this priority only."
+)
+_regex_option = option("--body-regex", metavar="RE2", help="Only jobs whose body this is found in.")
+
+
+def _limit_option(default: int) -> Callable[[Command], Command]:
+    return option("--limit", type=COUNT, default=default, help="At most so many jobs.")
+
+
+@click.group()
+def job() -> None:
+    """Look at jobs, retry them, delete them."""
+
+
+@job.command()
+@click.argument("descriptors", nargs=-1, required=True, metavar="DESCRIPTOR...")
+@admin_options
+def lookup(*, descriptors: tuple[str, ...]) -> None:
+    """Show all that is known of jobs. Exit 1 if one of them is unknown.
+
+    \b
+    Example:
+      pinlater-admin job lookup mail:s1:p1:1 mail:s2:p1:7
+    """
+    show_jobs(descriptors)
+
+
+_COLUMNS: Sequence[Column] = (
+    ("descriptor", attrgetter("descriptor")),
+    ("run after", lambda job: shown_time(job.run_after_ms)),
+    ("#attempts left", lambda job: f"{job.attempts_remaining} of {job.attempts_allowed}"),
+    ("custom status", attrgetter("custom_status")),
+)
+
+
+@job.command()
+@click.argument("queue")
+@click.argument("state", type=STATE)
+@option("--priority", type=PRIORITY, help="Jobs of this priority only  [default: all]")
+@option("--future", is_flag=True, help="Jobs whose run-after is still to come.")
+@_regex_option
+@_limit_option(100)
+@admin_options
+def scan(*, queue: str, state: str, limit: int, **which: Any) -> None:
+    """List jobs of QUEUE in STATE, the latest run-after first.
+
+    \b
+    Examples:
+      pinlater-admin job scan mail failed --limit 20
+      pinlater-admin job scan mail pending --future --body-regex '^to: ada'
+    """
+    with connect() as client:
+        found = client.scan(queue, state_of(state), page_size=min(limit, 1000), **which)
+        records = list(itertools.islice(found, limit))
+    facts = [record_facts(record) for record in records]
+    show(facts, lambda: print_table(_COLUMNS, records))
+
+
+@job.command()
+@click.argument("queue")
+@_priority_option
+@option("--attempts", type=COUNT, default=1, help="Attempts that each job gets.")
+@option(
+    "--delay-seconds",
+    type=Amount(_MAX_DELAY_SECONDS, least=0),
+    help="Run them so much later  [default: now]",
+)
+@_limit_option(1000)
+@admin_options
+def retry(
+    *, queue: str, priority: int, attempts: int, delay_seconds: float | None, limit: int
+) -> None:
+    """Make failed jobs of QUEUE pending again, the oldest first.
+
+    \b
+    Example:
+      pinlater-admin job retry mail --attempts 3 --limit 10000
+    """
+    run_after_ms = None
+    if delay_seconds:
+        run_after_ms = round((time.time() + delay_seconds) * 1000)
+    with connect() as client:
+        retried = client.retry_failed(
+            queue,
+            priority=priority,
+            attempts_to_allow=attempts,
+            run_after_ms=run_after_ms,
+            limit=limit,
         )
+    show({"retried": retried}, f"{how_many(retried, 'job')} made pending again")
+
+
+@job.command("delete")
+@click.argument("queue")
+@click.argument("state", type=STATE)
+@_priority_option
+@_regex_option
+@_limit_option(1000)
+@yes_option
+@admin_options
+def delete_jobs(
+    *, queue: str, state: str, priority: int, body_regex: str | None, limit: int, yes: bool
+) -> None:
+    """Delete jobs of QUEUE in STATE.
+
+    \b
+    Examples:
+      pinlater-admin job delete mail failed --limit 100
+      pinlater-admin job delete mail pending --body-regex '@example[.]com' --yes
+    """
+    matching = f" whose body matches {body_regex!r}" if body_regex is not None else ""
+    confirm(
+        f"Delete up to {how_many(limit, 'job')} of {queue}, priority {priority}, in state "
+        f"{state_of(state).name}{matching}?",
+        yes=yes,
+    )
+    with connect() as client:
+        deleted = client.delete_jobs(
+            queue, state_of(state), priority=priority, body_regex=body_regex, limit=limit
+        )
+    show({"deleted": deleted}, f"{how_many(deleted, 'job')} deleted")

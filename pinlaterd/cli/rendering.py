@@ -7,22 +7,18 @@ command it is escaped; in JSON they are exact.
 from __future__ import annotations
 
 import base64
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
-
-import click
+from typing import TYPE_CHECKING, Any
 
 from pinlaterd.model import JobRecord
 
 if TYPE_CHECKING:
-    from rich.status import Status
     from rich.table import Table
 
 
 MAX_SHOWN_CHARS = 200
-NUMBER_COLUMN = "#"  # a column whose title starts so is aligned right
+MAX_LINE_CHARS = 2000  # of a message
 
 
 def printable(text: str, max_chars: int = MAX_SHOWN_CHARS) -> str:
@@ -40,26 +36,19 @@ def printable_body(body: bytes, max_chars: int = MAX_SHOWN_CHARS) -> str:
 
 def record_facts(record: JobRecord) -> dict[str, object]:
     """A job for JSON, exactly; a body that is not UTF-8 comes as `body_base64`."""
-    facts: dict[str, object] = {
-        "descriptor": record.descriptor,
-        "state": record.state.name,
-        "attempts_allowed": record.attempts_allowed,
-        "attempts_remaining": record.attempts_remaining,
-        "custom_status": record.custom_status,
-        "created_at_ms": record.created_at_ms,
-        "run_after_ms": record.run_after_ms,
-        "updated_at_ms": record.updated_at_ms,
-        "claim_descriptor": record.claim_descriptor,
-    }
-    if record.body is not None:
-        try:
-            facts["body"] = record.body.decode()
-        except UnicodeDecodeError:
-            facts["body_base64"] = base64.b64encode(record.body).decode()
+    facts = {**record._asdict(), "state": record.state.name}
+    if record.body is None:
+        del facts["body"]
+        return facts
+    try:
+        facts["body"] = record.body.decode()
+    except UnicodeDecodeError:
+        del facts["body"]
+        facts["body_base64"] = base64.b64encode(record.body).decode()
     return facts
 
 
-def record_lines(record: JobRecord) -> list[str]:
+def record_text(record: JobRecord) -> str:
     """A job for people, a fact a line."""
     lines = [
         record.descriptor,
@@ -74,7 +63,7 @@ def record_lines(record: JobRecord) -> list[str]:
         lines.append(f"  claim          {printable(record.claim_descriptor)}")
     if record.body is not None:
         lines.append(f"  body           {printable_body(record.body)}")
-    return [line.rstrip() for line in lines]
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def shown_time(at_ms: int) -> str:
@@ -86,30 +75,13 @@ def shown_time(at_ms: int) -> str:
     return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def print_json(facts: object) -> None:
-    """On one line."""
-    click.echo(json.dumps(facts))
-
-
-def print_facts(facts: object, text: str, *, as_json: bool) -> None:
-    """The facts for programs, or the text for people."""
-    if as_json:
-        print_json(facts)
-    else:
-        click.echo(text)
-
-
-def waiting(what: str) -> Status:
-    """A block of code that takes a while: on a terminal, `what` is shown meanwhile."""
-    from rich.console import Console
-
-    return Console(stderr=True).status(what)
-
-
 # --- tables -------------------------------------------------------------------------------
 
+# A title, one that starts with # being of numbers, and what shows it of a row.
+Column = tuple[str, Callable[[Any], object]]
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+
+def print_table(columns: Sequence[Column], rows: Iterable[object]) -> None:
     """Print rows as they come in a pipe, and as one table on a terminal."""
     from rich.console import Console  # loading it takes a while
 
@@ -117,34 +89,33 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
     if console.is_terminal:
         console.print(make_table(columns, rows))
         return
-    print("\t".join(_titles(columns)))  # noqa: T201
+    print("\t".join(title.removeprefix("#") for title, _ in columns))  # noqa: T201
     for row in rows:
-        print("\t".join(_cells(row)))  # noqa: T201
+        print("\t".join(_cells(columns, row)))  # noqa: T201
 
 
 def make_table(
-    columns: Sequence[str], rows: Iterable[Sequence[object]], *, wrap: bool = True
+    columns: Sequence[Column], rows: Iterable[object], *, wrap: bool = True, left_out: int = 0
 ) -> Table:
-    """For a terminal. Without `wrap` a row is one line, cut where the terminal ends."""
+    """For a terminal. Without `wrap` a row is one line, cut where the terminal ends. The last says
+    how many rows were `left_out`."""
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column, title in zip(columns, _titles(columns), strict=True):
+    for title, _ in columns:
         table.add_column(
-            title,
-            justify="right" if column.startswith(NUMBER_COLUMN) else "left",
+            title.removeprefix("#"),
+            justify="right" if title.startswith("#") else "left",
             overflow="fold" if wrap else "ellipsis",
             no_wrap=not wrap,
         )
     for row in rows:
-        table.add_row(*map(Text, _cells(row)))
+        table.add_row(*map(Text, _cells(columns, row)))
+    if left_out:
+        table.add_row(f"… {left_out} more")
     return table
 
 
-def _titles(columns: Sequence[str]) -> list[str]:
-    return [column.removeprefix(NUMBER_COLUMN) for column in columns]
-
-
-def _cells(row: Sequence[object]) -> list[str]:
-    return [printable(str(cell)) for cell in row]
+def _cells(columns: Sequence[Column], row: object) -> list[str]:
+    return [printable(str(cell(row))) for _, cell in columns]

@@ -1,10 +1,9 @@
 """What the coordinator says of the service: shown on one screen, and waited for after an edit.
 
 The coordinator names the files that it has carried out, or refused, by their digest; every process
-names the configuration that it follows. A process that is down follows once it starts.
-
-Of what it says against the files, a refused removal concerns that shard alone: all else that they
-say acts. Anything else is a mistake in them, and keeps all three from acting.
+names the configuration that it follows. A process that is down follows once it starts. Of what the
+coordinator has against the files, a refused removal concerns that shard alone, and all else acts.
+Anything else is a mistake in them, and keeps all three files from acting.
 """
 
 from __future__ import annotations
@@ -12,94 +11,91 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from operator import itemgetter
+from typing import Any, NamedTuple, TypedDict, cast
 
 import click
 
-from pinlaterd.cli import options
-from pinlaterd.cli.command_line import fail
-from pinlaterd.cli.rendering import NUMBER_COLUMN, print_json, print_table, printable, waiting
-from pinlaterd.config.layout import ETC
-from pinlaterd.config.load import ConfigFiles
-from pinlaterd.errors import ConnectionFailed
+from pinlaterd.cli.command_line import ask_coordinator, directory, fail, polls, show, waiting
+from pinlaterd.cli.rendering import MAX_LINE_CHARS, Column, print_table, printable
+from pinlaterd.config.layout import ETC, shard_program
+from pinlaterd.errors import ConnectionFailed, DeploymentError
 from pinlaterd.lifecycle import ExitCode
+from pinlaterd.stats import StatsSnapshot, empty
 
 _WARNING = "warning"  # a fact whose name ends so is listed among the warnings
-_MAX_LINE_CHARS = 2000
+_PATIENCE_SECONDS = 60.0
+_DOWN = ("stopped", "silent")  # a frozen router is held off by the shards, which refuse by then
+# Every queue that a shard has, and nothing else, has a peak whose name ends so.
+QUEUE_AGE = "_oldest_ready_age_ms"
+_COUNTING = "shard_queues_counting"  # every shard that has looked at its store has it
 
 Status = Mapping[str, Any]  # the body of /status.json
 
 
 def fetch() -> Status:
     """Raises ConnectionFailed."""
-    [found] = options.ask_coordinator("/status.json")
+    [found] = ask_coordinator("/status.json")
     return cast("Status", found)
 
 
-def _is_well(status: Status) -> bool:
-    return bool(status["healthy"])
-
-
-def report(status: Status, *, as_json: bool) -> None:
+def report(status: Status) -> None:
     """Print it, and end the program with exit 1 if a router or shard does not serve."""
-    if as_json:
-        print_json(status)
-    else:
-        _show(status)
-    if not _is_well(status):
+    show(status, lambda: _print(status))
+    if not status["healthy"]:
         sys.exit(ExitCode.FAILURE)
 
 
-def _show(status: Status) -> None:
-    health = "healthy" if _is_well(status) else "NOT healthy"
+def enqueues(shard: Mapping[str, Any]) -> str:
+    return "no (dequeue-only)" if shard["dequeue_only"] else "yes"
+
+
+def shown_state(shard: ListedShard) -> str:
+    return f"{shard['state']}, degraded" if shard["ailing"] else shard["state"]
+
+
+_PROCESS_COLUMNS: Sequence[Column] = (
+    ("process", itemgetter("name")),
+    ("state", itemgetter("state")),
+    ("#pid", lambda process: process["pid"] or "-"),
+    ("#up", lambda process: _duration(process["uptime_seconds"])),
+    ("#cpu s", lambda process: f"{process['cpu_seconds']:.1f}"),
+    ("#rss MB", lambda process: f"{process['rss_bytes'] / 1_000_000:.0f}"),
+    ("facts", lambda process: _facts(process["facts"])),
+)
+_SHARD_COLUMNS: Sequence[Column] = (
+    ("shard", itemgetter("name")),
+    ("engine", itemgetter("engine")),
+    ("state", itemgetter("state")),
+    ("enqueues", enqueues),
+)
+
+
+def _print(status: Status) -> None:
+    health = "healthy" if status["healthy"] else "NOT healthy"
     click.echo(
         f"pinlaterd {status['version']} in {printable(status['deployment'])}: {health}, "
         f"Thrift {status['thrift']}, statistics {status['stats']}"
     )
     click.echo()
-    print_table(
-        (
-            "process",
-            "state",
-            f"{NUMBER_COLUMN}pid",
-            f"{NUMBER_COLUMN}up",
-            f"{NUMBER_COLUMN}cpu s",
-            f"{NUMBER_COLUMN}rss MB",
-            "facts",
-        ),
-        [_process_row(process) for process in status["processes"]],
-    )
+    print_table(_PROCESS_COLUMNS, status["processes"])
     click.echo()
-    print_table(("shard", "engine", "state", "enqueues"), [_shard_row(s) for s in status["shards"]])
-    _show_list("Problems", status["problems"])
-    _show_list("Problems of the configuration", status["config_problems"])
-    _show_list("Changes that need a restart", status["needs_restart"])
-    _show_list("Warnings", status["warnings"])
-
-
-def _process_row(process: Mapping[str, Any]) -> Sequence[object]:
-    facts = process["facts"].items()
-    return (
-        process["name"],
-        process["state"],
-        process["pid"] or "-",
-        _duration(process["uptime_seconds"]),
-        f"{process['cpu_seconds']:.1f}",
-        f"{process['rss_bytes'] / 1_000_000:.0f}",
-        ", ".join(f"{key} {text}" for key, text in facts if text and not key.endswith(_WARNING)),
-    )
-
-
-def _shard_row(shard: Mapping[str, Any]) -> Sequence[object]:
-    takes = "no (dequeue-only)" if shard["dequeue_only"] else "yes"
-    return shard["name"], shard["engine"], shard["state"], takes
-
-
-def _show_list(title: str, lines: Sequence[str]) -> None:
-    if lines:
-        click.echo(f"\n{title}:")
+    print_table(_SHARD_COLUMNS, status["shards"])
+    for title, lines in (
+        ("Problems", status["problems"]),
+        ("Problems of the configuration", status["config_problems"]),
+        ("Changes that need a restart", status["needs_restart"]),
+        ("Warnings", status["warnings"]),
+    ):
+        if lines:
+            click.echo(f"\n{title}:")
         for line in lines:
-            click.echo(f"  {printable(line, _MAX_LINE_CHARS)}")
+            click.echo(f"  {printable(line, MAX_LINE_CHARS)}")
+
+
+def _facts(facts: Mapping[str, str]) -> str:
+    shown = (f"{key} {text}" for key, text in facts.items() if text and not key.endswith(_WARNING))
+    return ", ".join(shown)
 
 
 def _duration(seconds: float) -> str:
@@ -115,88 +111,162 @@ def _duration(seconds: float) -> str:
     return f"{whole} s"
 
 
-_PATIENCE_SECONDS = 60.0
-_POLL_SECONDS = 0.05
-_DOWN = ("stopped", "silent")  # a frozen router is held off by the shards, which refuse by then
-_MAX_LINE_CHARS = 2000
+# --- shards and what they hold ------------------------------------------------------------------
 
 
-class ConfigProblem(NamedTuple):
-    """What the coordinator has against the files."""
+class Sample(NamedTuple):
+    """What the coordinator said at one moment; `at` in monotonic seconds."""
 
-    text: str
-    shard: str | None = None  # whose removal it refuses; None: it is about the files as a whole
+    at: float
+    status: Status
+    stats: Mapping[str, StatsSnapshot]  # /snapshot.json: by process
 
 
-def wait_until_followed() -> Sequence[ConfigProblem] | None:
-    """Until every process follows etc/ as it is now; the coordinator's problems with the files.
+class ShardJobs(TypedDict):
+    """How many jobs a shard holds."""
 
-    None if the coordinator is away: then what was written acts when it is back. Ends the program
-    with a message if it takes too long."""
-    try:
-        with waiting("waiting until the service follows"):
-            return _wait(time.monotonic() + _PATIENCE_SECONDS)
-    except ConnectionFailed:
+    pending: int  # whose run-after has come
+    scheduled: int
+    in_progress: int
+    succeeded: int
+    failed: int
+
+
+class ListedShard(TypedDict):
+    """A shard as `shard list` shows it."""
+
+    name: str
+    engine: str
+    where: str  # file or address
+    state: str
+    dequeue_only: bool
+    ailing: bool
+    jobs: ShardJobs | None  # None: it does not serve, or counts them
+
+
+def take_sample() -> Sample:
+    """Raises ConnectionFailed."""
+    status, stats = ask_coordinator("/status.json", "/snapshot.json")
+    return Sample(time.monotonic(), status, stats)
+
+
+def shards_of(sample: Sample) -> list[ListedShard]:
+    processes = sample.status["processes"]
+    facts = {process["name"]: process["facts"] for process in processes if process["facts"]}
+    found: list[ListedShard] = []
+    for shard in sample.status["shards"]:
+        program = shard_program(shard["name"])
+        about = facts.get(program, {})
+        stats = sample.stats.get(program, empty())
+        found.append(
+            {
+                "name": shard["name"],
+                "engine": shard["engine"],
+                "where": about.get("master") or about.get("file") or "",
+                "state": shard["state"],
+                "dequeue_only": shard["dequeue_only"],
+                "ailing": bool(stats["gauges"].get("shard_ailing")),
+                "jobs": _jobs_of(stats),
+            }
+        )
+    return found
+
+
+def find_shard(name: str) -> ListedShard | None:
+    """None if it is not part of the service. Raises ConnectionFailed."""
+    return next((shard for shard in shards_of(take_sample()) if shard["name"] == name), None)
+
+
+def queue_names(stats: StatsSnapshot) -> list[str]:
+    return sorted(
+        name.removesuffix(QUEUE_AGE) for name in stats["peaks"] if name.endswith(QUEUE_AGE)
+    )
+
+
+def _jobs_of(stats: StatsSnapshot) -> ShardJobs | None:
+    gauges = stats["gauges"]
+    if gauges.get(_COUNTING, 1):
         return None
 
+    def total(state: str) -> int:
+        return round(sum(gauges.get(f"{queue}_{state}", 0) for queue in queue_names(stats)))
 
-def say_when_followed(done: str, *, was_changed: bool) -> bool:
-    """Wait, and tell that `done` is so; False if it is not yet. Fails if it was refused."""
-    return tell(done, wait_until_followed(), was_changed=was_changed)
+    scheduled = total("scheduled")
+    return {
+        "pending": max(0, total("pending") - scheduled),
+        "scheduled": scheduled,
+        "in_progress": total("in_progress"),
+        "succeeded": total("succeeded"),
+        "failed": total("failed"),
+    }
 
 
-def tell(done: str, problems: Sequence[ConfigProblem] | None, *, was_changed: bool) -> bool:
-    """Tell what came of it: as `say_when_followed`, with what `wait_until_followed` returned."""
-    if problems is None:
+# --- after an edit --------------------------------------------------------------------------
+
+
+class EditRefused(DeploymentError):
+    """The coordinator has something against what was written. `mistakes`: not only against the
+    removal of a shard."""
+
+    def __init__(self, problems: Mapping[str, str | None]) -> None:
+        super().__init__("; ".join(printable(text, MAX_LINE_CHARS) for text in problems))
+        self.mistakes = None in problems.values()
+
+
+def follow(done: str, *, was_changed: bool, removed: str | None = None) -> bool:
+    """Wait until every process follows etc/ as it is now, and tell that `done` is so.
+
+    False if the coordinator is away: then what was written acts when it is back. Raises EditRefused
+    unless all that the coordinator refuses is the removal of other shards than `removed`. Ends the
+    program with a message if it takes too long."""
+    try:
+        with waiting("waiting until the service follows"):
+            problems = _wait_until_followed()
+    except ConnectionFailed:
         click.echo(
             f"{done}: it is written, and acts when the coordinator is back; `pinlaterd status` "
             "shows how the service is",
             err=True,
         )
         return False
-    against = what_concerns(None, problems)
-    if against:
-        fail(shown(against))
-    for problem in problems:
-        click.echo(f"warning: {shown([problem])}", err=True)
-    click.echo(f"{done}{'' if was_changed else ' already'}", err=True)
+    tell(done, problems, was_changed=was_changed, removed=removed)
     return True
 
 
-def what_concerns(shard: str | None, problems: Sequence[ConfigProblem]) -> Sequence[ConfigProblem]:
-    """Those of the coordinator's problems that keep an edit from acting: all but the refused
-    removals of other shards than `shard`. None: the edit removes none."""
-    return [problem for problem in problems if problem.shard in (None, shard)]
+def tell(
+    done: str, problems: Mapping[str, str | None], *, was_changed: bool, removed: str | None = None
+) -> None:
+    """`problems`: what the coordinator has against the files, and the shard whose removal it
+    refuses by that; None for a mistake."""
+    against = {text: shard for text, shard in problems.items() if shard in (None, removed)}
+    if against:
+        raise EditRefused(against)
+    for text in problems:
+        click.echo(f"warning: {printable(text, MAX_LINE_CHARS)}", err=True)
+    click.echo(f"{done}{'' if was_changed else ' already'}", err=True)
 
 
-def shown(problems: Sequence[ConfigProblem]) -> str:
-    return "; ".join(printable(problem.text, _MAX_LINE_CHARS) for problem in problems)
+def _wait_until_followed() -> Mapping[str, str | None]:
+    from pinlaterd.config.load import ConfigFiles
 
-
-def _wait(until: float) -> Sequence[ConfigProblem]:
-    while True:
+    for is_late in polls(_PATIENCE_SECONDS):
         status = fetch()
-        if status["config_judged"] == ConfigFiles(options.directory() / ETC).digest:
-            late = _late(status)
-            if not late:
+        waits_for = "the coordinator has not carried it out"
+        if status["config_judged"] == ConfigFiles(directory() / ETC).digest:
+            behind = [
+                process["name"]
+                for process in status["processes"]
+                if process["kind"] in ("router", "shard")
+                and process["state"] not in _DOWN
+                and process["config_version"] < status["config_version"]
+            ]
+            if not behind:
                 shards = {text: name for name, text in status["refused_removals"].items()}
-                return [ConfigProblem(text, shards.get(text)) for text in status["config_problems"]]
-            waits_for = f"{', '.join(late)} has not followed"
-        else:
-            waits_for = "the coordinator has not carried it out"
-        if time.monotonic() >= until:
+                return {text: shards.get(text) for text in status["config_problems"]}
+            waits_for = f"{', '.join(behind)} has not followed"
+        if is_late:
             fail(
                 f"what was written does not act after {_PATIENCE_SECONDS:.0f} s: {waits_for}; "
                 "see `pinlater-admin status` and run/log"
             )
-        time.sleep(_POLL_SECONDS)
-
-
-def _late(status: Mapping[str, Any]) -> list[str]:
-    return [
-        process["name"]
-        for process in status["processes"]
-        if process["kind"] in ("router", "shard")
-        and process["state"] not in _DOWN
-        and process["config_version"] < status["config_version"]
-    ]
+    raise AssertionError("polls without end")

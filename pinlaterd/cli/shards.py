@@ -6,17 +6,37 @@ Each of those edits the file as a person would, and returns once all processes f
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 
-from pinlaterd.cli import options, service_status
-from pinlaterd.cli.command_line import PORT, confirm, fail, yes_option
-from pinlaterd.cli.frames import ListedShard, shards_of, take_sample
-from pinlaterd.cli.rendering import print_json, print_table, waiting
+from pinlaterd.cli.command_line import (
+    PORT,
+    confirm,
+    directory,
+    enter,
+    fail,
+    files_options,
+    option,
+    polls,
+    show,
+    waiting,
+    yes_option,
+)
+from pinlaterd.cli.rendering import Column, print_table
+from pinlaterd.cli.service_status import (
+    EditRefused,
+    ShardJobs,
+    enqueues,
+    find_shard,
+    follow,
+    shards_of,
+    shown_state,
+    take_sample,
+)
 from pinlaterd.clock import SystemClock
 from pinlaterd.config import edit
 from pinlaterd.config.active import load_active
@@ -29,7 +49,23 @@ from pinlaterd.errors import ConnectionFailed, ShardOwned, StorageError
 from pinlaterd.lifecycle import ExitCode
 
 _SERVE_SECONDS = 60.0
-_POLL_SECONDS = 0.1
+
+_COLUMNS: Sequence[Column] = (
+    ("shard", itemgetter("name")),
+    ("engine", itemgetter("engine")),
+    ("where", lambda shard: shard["where"] or "-"),
+    ("state", shown_state),
+    ("enqueues", enqueues),
+    ("#pending", lambda shard: _held(shard, "pending")),
+    ("#scheduled", lambda shard: _held(shard, "scheduled")),
+    ("#in progress", lambda shard: _held(shard, "in_progress")),
+    ("#succeeded", lambda shard: _held(shard, "succeeded")),
+    ("#failed", lambda shard: _held(shard, "failed")),
+)
+
+
+def _held(shard: Mapping[str, Any], state: str) -> object:
+    return "-" if shard["jobs"] is None else shard["jobs"][state]
 
 
 @click.group()
@@ -38,9 +74,8 @@ def shard() -> None:
 
 
 @shard.command("list")
-@options.json_option
-@options.deployment_options
-def list_shards(*, as_json: bool) -> None:
+@files_options
+def list_shards() -> None:
     """Show each shard: where its jobs lie, how it is, how many it holds in each state.
 
     SCHEDULED are jobs whose run-after is still to come; PENDING are the others that wait.
@@ -50,24 +85,7 @@ def list_shards(*, as_json: bool) -> None:
       pinlater-admin shard list
     """
     found = shards_of(take_sample())
-    if as_json:
-        print_json(found)
-        return
-    columns = ("shard", "engine", "where", "state", "enqueues")
-    counts = ("#pending", "#scheduled", "#in progress", "#succeeded", "#failed")
-    print_table((*columns, *counts), map(_row, found))
-
-
-def _row(shard: ListedShard) -> tuple[object, ...]:
-    jobs = shard["jobs"]
-    return (
-        shard["name"],
-        shard["engine"],
-        shard["where"] or "-",
-        f"{shard['state']}, degraded" if shard["ailing"] else shard["state"],
-        "no (dequeue-only)" if shard["dequeue_only"] else "yes",
-        *(["-"] * 5 if jobs is None else jobs.values()),
-    )
+    show(found, lambda: print_table(_COLUMNS, found))
 
 
 # --- dequeue-only ---------------------------------------------------------------------------
@@ -77,9 +95,8 @@ def _row(shard: ListedShard) -> tuple[object, ...]:
 @click.argument("name")
 @click.argument("state", type=click.Choice(["on", "off"]), metavar="on|off")
 @yes_option
-@options.json_option
-@options.deployment_options
-def dequeue_only(*, name: str, state: str, yes: bool, as_json: bool) -> None:
+@files_options
+def dequeue_only(*, name: str, state: str, yes: bool) -> None:
     """Have shard NAME take no new jobs (on), or take them again (off).
 
     Once this returns, no job is enqueued there any more. Asks if other shards go along, or if no
@@ -91,9 +108,7 @@ def dequeue_only(*, name: str, state: str, yes: bool, as_json: bool) -> None:
       pinlater-admin shard dequeue-only 3 off
     """
     done = set_dequeue_only(name, on=state == "on", yes=yes)
-    if as_json:
-        facts = {"shards": done.shards, "dequeue_only": state == "on", "acts": done.acts}
-        print_json(facts)
+    show({"shards": done.shards, "dequeue_only": state == "on", "acts": done.acts})
 
 
 class Written(NamedTuple):
@@ -106,7 +121,7 @@ class Written(NamedTuple):
 
 def set_dequeue_only(name: str, *, on: bool, yes: bool) -> Written:
     """Returns once all follow it, or none can; fails if it is refused."""
-    etc = options.directory() / ETC
+    etc = directory() / ETC
     concerned = edit.shards_alike(etc, name)
     if len(concerned) > 1:
         confirm(f"Shards {', '.join(concerned)} are one entry, and go along. Do it?", yes=yes)
@@ -116,8 +131,8 @@ def set_dequeue_only(name: str, *, on: bool, yes: bool) -> Written:
         confirm("No shard is left that takes jobs: every enqueue will be refused. Do it?", yes=yes)
     was_changed = edit.set_dequeue_only(etc, name, on=on)
     takes = "takes no new jobs" if on else "takes new jobs"
-    said = f"shard {', '.join(concerned)} {takes}"
-    return Written(concerned, service_status.say_when_followed(said, was_changed=was_changed))
+    done = f"shard {', '.join(concerned)} {takes}"
+    return Written(concerned, follow(done, was_changed=was_changed))
 
 
 # --- add ------------------------------------------------------------------------------------
@@ -125,16 +140,15 @@ def set_dequeue_only(name: str, *, on: bool, yes: bool) -> Written:
 
 @shard.command()
 @click.argument("name")
-@click.option("--engine", type=click.Choice(ENGINES), default=DEFAULT_ENGINE, show_default=True)
-@click.option("--file", help="sqlite: the database  [default: data/shard-NAME.sqlite]")
-@click.option("--host", "master_host", help="mysql, redis: the server's host.")
-@click.option("--port", "master_port", type=PORT, help="mysql, redis.")
-@click.option("--user", help="mysql, redis.")
-@click.option("--passwd-env", metavar="NAME", help="The variable that has the password.")
-@click.option("--passwd-file", metavar="PATH", help="The file that has the password.")
-@click.option("--dequeue-only", "only", is_flag=True, help="It takes no new jobs.")
-@options.json_option
-@options.deployment_options
+@option("--engine", type=click.Choice(ENGINES), default=DEFAULT_ENGINE)
+@option("--file", help="sqlite: the database  [default: data/shard-NAME.sqlite]")
+@option("--host", "master_host", help="mysql, redis: the server's host.")
+@option("--port", "master_port", type=PORT, help="mysql, redis.")
+@option("--user", help="mysql, redis.")
+@option("--passwd-env", metavar="NAME", help="The variable that has the password.")
+@option("--passwd-file", metavar="PATH", help="The file that has the password.")
+@option("--dequeue-only", is_flag=True, help="It takes no new jobs.")
+@files_options
 def add(
     *,
     name: str,
@@ -142,8 +156,7 @@ def add(
     file: str | None,
     master_host: str | None,
     master_port: int | None,
-    only: bool,
-    as_json: bool,
+    dequeue_only: bool,
     **others: str | None,
 ) -> None:
     """Add shard NAME. Returns once it serves; every queue is there.
@@ -158,41 +171,34 @@ def add(
       pinlater-admin shard add 4 --engine mysql --host db7 --port 3306 --user plq \\
         --passwd-file /etc/pinlaterd/passwd
     """
-    master: Mapping[str, str | int] | None = None
     if (master_host is None) != (master_port is None):
         raise click.UsageError("give both --host and --port, or none of them")
+    master: Value | None = None
     if master_host is not None and master_port is not None:
         master = {"host": master_host, "port": master_port}
-    settings: dict[str, Value] = {"engine": engine}
-    if file is not None:
-        settings["file"] = file
-    if master is not None:
-        settings["master"] = master
-    settings.update({key: value for key, value in others.items() if value is not None})
-    if only:
+    given = {"engine": engine, "file": file, "master": master, **others}
+    settings: dict[str, Value] = {key: each for key, each in given.items() if each is not None}
+    if dequeue_only:
         settings["dequeue_only"] = True
-    was_changed = edit.add_shard(options.directory() / ETC, name, settings)
-    followed = service_status.say_when_followed(f"shard {name} is added", was_changed=was_changed)
+    was_changed = edit.add_shard(directory() / ETC, name, settings)
+    followed = follow(f"shard {name} is added", was_changed=was_changed)
     if followed:
         with waiting(f"waiting until shard {name} serves"):
             _wait_until_serving(name)
-    if as_json:
-        print_json({"shard": name, "serves": followed})
+    show({"shard": name, "serves": followed})
 
 
 def _wait_until_serving(name: str) -> None:
-    until = time.monotonic() + _SERVE_SECONDS
-    while True:
-        states = [shard["state"] for shard in shards_of(take_sample()) if shard["name"] == name]
-        if states == ["serving"]:
+    for is_late in polls(_SERVE_SECONDS):
+        found = find_shard(name)
+        if found is not None and found["state"] == "serving":
             return
-        if time.monotonic() >= until:
+        if is_late:
             fail(
                 f"shard {name} does not serve after {_SERVE_SECONDS:.0f} s; see "
                 f"run/log/shard-{name}.log. It is part of the service: mend that, or "
                 f"`pinlater-admin shard remove {name} --force`"
             )
-        time.sleep(_POLL_SECONDS)
 
 
 # --- remove ---------------------------------------------------------------------------------
@@ -202,9 +208,8 @@ def _wait_until_serving(name: str) -> None:
 @click.argument("name")
 @click.option("--force", is_flag=True, help="Also with the jobs that it holds: they are given up.")
 @yes_option
-@options.json_option
-@options.deployment_options
-def remove(*, name: str, force: bool, yes: bool, as_json: bool) -> None:
+@files_options
+def remove(*, name: str, force: bool, yes: bool) -> None:
     """Take shard NAME out of the service. Its store is left as it is.
 
     Refused, with the counts, while jobs are pending or in progress there, scheduled ones included:
@@ -216,22 +221,20 @@ def remove(*, name: str, force: bool, yes: bool, as_json: bool) -> None:
       pinlater-admin shard remove 3
       pinlater-admin shard remove 3 --force --yes
     """
-    etc = options.directory() / ETC
+    etc = directory() / ETC
     if name in load_config(etc).shards:
         alike = edit.shards_alike(etc, name)
         if len(alike) > 1:
             fail(f"shards {', '.join(alike)} are one entry of {SHARDS_FILE}; edit it by hand")
     jobs = _jobs_of(name)
-    if not force:
-        _refuse_if_held(name, jobs)
-    else:
+    if force:
         confirm(f"Give up {_shown(jobs)} of shard {name}?", yes=yes)
+    elif jobs is not None and jobs["pending"] + jobs["scheduled"] + jobs["in_progress"]:
+        fail(f"shard {name} holds {_shown(jobs)}; {_drain_first(name)}")
     acts = _remove(etc, name, force=force)
     if force and acts:
         edit.forget_abandoned(etc, name)
-    if as_json:
-        given_up = jobs if force else None
-        print_json({"shard": name, "given_up": given_up, "acts": acts})
+    show({"shard": name, "given_up": jobs if force else None, "acts": acts})
 
 
 def _remove(etc: Path, name: str, *, force: bool) -> bool:
@@ -241,31 +244,24 @@ def _remove(etc: Path, name: str, *, force: bool) -> bool:
     before = path.read_bytes()
     was_changed = edit.remove_shard(etc, name, abandon=force)
     after = path.read_bytes()
-    problems = service_status.wait_until_followed()
-    against = service_status.what_concerns(name, problems or ())
-    if against:
 
-        def as_before(now: bytes, _config: Config) -> bytes:
-            return before if now == after else now
+    def as_before(now: bytes, _config: Config) -> bytes:
+        return before if now == after else now
 
+    try:
+        return follow(f"shard {name} is removed", was_changed=was_changed, removed=name)
+    except EditRefused as refused:
         edit.edit_file(etc, SHARDS_FILE, as_before)
-        is_held = not service_status.what_concerns(None, against)
-        fail(service_status.shown(against) + (f". {_drain_first(name)}" if is_held else ""))
-    return service_status.tell(f"shard {name} is removed", problems, was_changed=was_changed)
+        fail(str(refused) if refused.mistakes else f"{refused}. {_drain_first(name)}")
 
 
-def _jobs_of(name: str) -> Mapping[str, Any] | None:
+def _jobs_of(name: str) -> ShardJobs | None:
     """What it holds; None if nobody knows."""
     try:
-        found = [shard["jobs"] for shard in shards_of(take_sample()) if shard["name"] == name]
+        found = find_shard(name)
     except ConnectionFailed:
         return None
-    return found[0] if found else None
-
-
-def _refuse_if_held(name: str, jobs: Mapping[str, Any] | None) -> None:
-    if jobs is not None and jobs["pending"] + jobs["scheduled"] + jobs["in_progress"]:
-        fail(f"shard {name} holds {_shown(jobs)}; {_drain_first(name)}")
+    return found["jobs"] if found is not None else None
 
 
 def _drain_first(name: str) -> str:
@@ -275,7 +271,7 @@ def _drain_first(name: str) -> str:
     )
 
 
-def _shown(jobs: Mapping[str, Any] | None) -> str:
+def _shown(jobs: ShardJobs | None) -> str:
     if jobs is None:
         return "all jobs (how many is not known: it does not serve, or counts them)"
     return (
@@ -284,12 +280,14 @@ def _shown(jobs: Mapping[str, Any] | None) -> str:
     )
 
 
+# --- check ----------------------------------------------------------------------------------
+
+
 @shard.command("check")
 @click.argument("name")
 @click.option("--repair", is_flag=True, help="Mend what is found.")
-@options.json_option
-@options.deployment_options
-def check_shard(*, name: str, repair: bool, as_json: bool) -> None:
+@files_options
+def check_shard(*, name: str, repair: bool) -> None:
     """Compare what the store of shard NAME holds in several places, over all its jobs.
 
     The shard must be stopped. Exit 1 if anything disagrees and is not repaired.
@@ -301,8 +299,8 @@ def check_shard(*, name: str, repair: bool, as_json: bool) -> None:
       pinlater-admin shard check 1 --repair
       supervisorctl -c etc/supervisord.conf start shard-1
     """
-    options.enter()
-    config = load_active(options.directory() / ETC).config
+    enter()
+    config = load_active(directory() / ETC).config
     settings = config.shards.get(name)
     if settings is None:
         fail(f"no shard {name!r}; there are: {', '.join(config.shards) or 'none'}")
@@ -318,13 +316,9 @@ def check_shard(*, name: str, repair: bool, as_json: bool) -> None:
         fail(f"{error.message}; stop it first: {stop}")
     except StorageError as error:
         fail(error.message)
-    if as_json:
-        facts = {"shard": name, "repaired": repair, "found": [one._asdict() for one in found]}
-        print_json(facts)
-    else:
-        for queue, problem, jobs in found:
-            click.echo(f"queue {queue}: {jobs:,} {problem}{' (repaired)' if repair else ''}")
-        if not found:
-            click.echo(f"shard {name} agrees with itself")
+    repaired = " (repaired)" if repair else ""
+    lines = [f"queue {queue}: {jobs:,} {problem}{repaired}" for queue, problem, jobs in found]
+    facts = {"shard": name, "repaired": repair, "found": [one._asdict() for one in found]}
+    show(facts, "\n".join(lines) or f"shard {name} agrees with itself")
     if found and not repair:
         sys.exit(ExitCode.FAILURE)

@@ -1,7 +1,8 @@
 """`pinlater-admin top`: what a service does right now, frame after frame.
 
 On a terminal it takes the alternate screen until q or Ctrl-C; a frame that is higher than the
-screen shows the busiest. In a pipe it is one frame of tables.
+screen shows the busiest. In a pipe it is one frame of tables. Rates and percentiles are of the time
+between two samples of the figures of all processes; the rest is as the later one has it.
 """
 
 from __future__ import annotations
@@ -13,57 +14,44 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import click
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
-from pinlaterd.cli import options
-from pinlaterd.cli.frames import Frame, ProcessFrame, QueueFrame, ShardFrame, frame, take_sample
-from pinlaterd.cli.rendering import make_table, print_json, print_table, printable
+from pinlaterd.cli.command_line import files_options, show, wants_json
+from pinlaterd.cli.rendering import Column, make_table, print_table, printable
+from pinlaterd.cli.service_status import (
+    QUEUE_AGE,
+    ListedShard,
+    Sample,
+    Status,
+    queue_names,
+    shards_of,
+    shown_state,
+    take_sample,
+)
+from pinlaterd.config.layout import shard_program
 from pinlaterd.errors import ConnectionFailed
+from pinlaterd.stats import HistogramData, StatsSnapshot, empty, merge
+from pinlaterd.stats.histogram import percentiles
+from pinlaterd.stats.registry import since
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
 
 _SECONDS = 1.0  # between two samples; figures are no fresher
 _QUIT = (b"q", b"Q", b"\x04", b"")  # the last: the terminal has gone
-_MAX_LINE_CHARS = 300
-
-_QUEUE_COLUMNS = (
-    "queue",
-    "#enqueue/s",
-    "#dequeue/s",
-    "#ack/s",
-    "#failed/s",
-    "#pending",
-    "#scheduled",
-    "#running",
-    "#oldest",
-    "#p99 delay",
-    "#limit/s",
-    "#limited/s",
-)
-_SHARD_COLUMNS = (
-    "shard",
-    "state",
-    "enqueues",
-    "#jobs/s",
-    "#commits/s",
-    "#jobs/commit",
-    "#p99 commit",
-    "#pending",
-    "#scheduled",
-    "#running",
-)
-_PROCESS_COLUMNS = ("process", "state", "#pid", "#cpu %", "#rss MB")
+_MAX_NOTE_CHARS = 300
+_ENDED_BADLY = ("ack_failed", "timeout_retry", "timeout_done")
 
 
 @click.command()
 @click.option("--once", is_flag=True, help="Print one frame and end, as in a pipe.")
-@click.option("--json", "as_json", is_flag=True, help="Print one frame as JSON.")
-@options.deployment_options
-def top(*, once: bool, as_json: bool) -> None:
+@files_options
+def top(*, once: bool) -> None:
     """Show what each queue, shard and process does, once a second, until q or Ctrl-C.
 
     \b
@@ -72,98 +60,150 @@ def top(*, once: bool, as_json: bool) -> None:
       pinlater-admin top --once
       pinlater-admin top --json | jq '.queues[] | {name, pending}'
     """
-    if as_json:
-        print_json(_first_frame())
-    elif once or not sys.stdout.isatty():
-        _print(_first_frame())
-    else:
+    if not (once or wants_json()) and sys.stdout.isatty():
         _show_live()
-
-
-def _first_frame() -> Frame:
+        return
     before = take_sample()
     time.sleep(_SECONDS)
-    return frame(before, take_sample())
+    found = frame(before, take_sample())
+    show(found, lambda: _print(found))
 
 
-# --- one frame ------------------------------------------------------------------------------
+# --- frames -----------------------------------------------------------------------------------
 
 
-def _print(found: Frame) -> None:
-    click.echo(_headline(found))
-    for problem in (*found["problems"], *found["warnings"]):
-        click.echo(f"  {printable(problem, _MAX_LINE_CHARS)}")
-    for columns, rows in (
-        (_QUEUE_COLUMNS, [_queue_row(queue) for queue in found["queues"]]),
-        (_SHARD_COLUMNS, [_shard_row(shard) for shard in found["shards"]]),
-        (_PROCESS_COLUMNS, [_process_row(process) for process in found["processes"]]),
-    ):
-        click.echo()
-        print_table(columns, rows)
+class QueueFrame(TypedDict):
+    name: str
+    enqueues_per_second: float
+    dequeues_per_second: float
+    acks_per_second: float
+    failures_per_second: float  # attempts that failed or timed out
+    limited_per_second: float  # dequeues that were refused by the rate limit
+    jobs_per_second_limit: float | None
+    pending: int  # whose run-after has come
+    scheduled: int
+    in_progress: int
+    oldest_ready_age_ms: float
+    dequeue_delay_p99_ms: float | None  # None: nothing was dequeued
 
 
-def _headline(found: Frame) -> str:
-    enqueued = sum(queue["enqueues_per_second"] for queue in found["queues"])
-    dequeued = sum(queue["dequeues_per_second"] for queue in found["queues"])
-    health = "healthy" if found["healthy"] else "NOT healthy"
-    return (
-        f"{health}; {_rate(enqueued)} jobs/s in, {_rate(dequeued)} jobs/s out, "
-        f"over {found['seconds']:.1f} s"
-    )
+class ShardFrame(ListedShard):
+    jobs_per_second: float
+    commits_per_second: float
+    jobs_per_commit: float | None  # None: there were no commits
+    commit_p99_ms: float | None
 
 
-def _queue_row(queue: QueueFrame) -> Sequence[str]:
-    limit = queue["jobs_per_second_limit"]
-    return (
-        queue["name"],
-        _rate(queue["enqueues_per_second"]),
-        _rate(queue["dequeues_per_second"]),
-        _rate(queue["acks_per_second"]),
-        _rate(queue["failures_per_second"]),
-        f"{queue['pending']:,}",
-        f"{queue['scheduled']:,}",
-        f"{queue['in_progress']:,}",
-        _age(queue["oldest_ready_age_ms"]),
-        _age(queue["dequeue_delay_p99_ms"]),
-        "-" if limit is None else f"{limit:g}",
-        _rate(queue["limited_per_second"]),
-    )
+class ProcessFrame(TypedDict):
+    name: str
+    state: str
+    pid: int | None
+    cpu_percent: float  # of one core
+    rss_bytes: int
 
 
-def _shard_row(shard: ShardFrame) -> Sequence[str]:
-    per_commit, jobs = shard["jobs_per_commit"], shard["jobs"]
-    held = (
-        ("-", "-", "-")
-        if jobs is None
-        else (f"{jobs['pending']:,}", f"{jobs['scheduled']:,}", f"{jobs['in_progress']:,}")
-    )
-    return (
-        shard["name"],
-        f"{shard['state']}, degraded" if shard["ailing"] else shard["state"],
-        "no" if shard["dequeue_only"] else "yes",
-        _rate(shard["jobs_per_second"]),
-        _rate(shard["commits_per_second"]),
-        "-" if per_commit is None else f"{per_commit:,.1f}",
-        _age(shard["commit_p99_ms"]),
-        *held,
-    )
+class Frame(TypedDict):
+    seconds: float  # between the two samples
+    healthy: bool
+    problems: Sequence[str]
+    warnings: Sequence[str]
+    queues: Sequence[QueueFrame]
+    shards: Sequence[ShardFrame]
+    processes: Sequence[ProcessFrame]
 
 
-def _process_row(process: ProcessFrame) -> Sequence[str]:
-    return (
-        process["name"],
-        process["state"],
-        str(process["pid"] or "-"),
-        f"{process['cpu_percent']:.1f}",
-        f"{process['rss_bytes'] / 1_000_000:.0f}",
-    )
+def frame(before: Sample, now: Sample) -> Frame:
+    seconds = max(now.at - before.at, 1e-3)
+    recent = {name: since(before.stats.get(name, empty()), s) for name, s in now.stats.items()}
+    return {
+        "seconds": round(seconds, 3),
+        "healthy": bool(now.status["healthy"]),
+        "problems": now.status["problems"],
+        "warnings": now.status["warnings"],
+        "queues": _queues(merge(recent.values()), seconds),
+        "shards": [_shard(shard, recent, seconds) for shard in shards_of(now)],
+        "processes": _processes(before.status, now.status, seconds),
+    }
 
 
-def _rate(per_second: float) -> str:
+def _queues(recent: StatsSnapshot, seconds: float) -> list[QueueFrame]:
+    counters, gauges = recent["counters"], recent["gauges"]
+
+    def per_second(queue: str, *names: str) -> float:
+        return round(sum(counters.get(f"{queue}_{name}", 0) for name in names) / seconds, 2)
+
+    def one(queue: str) -> QueueFrame:
+        scheduled = round(gauges.get(f"{queue}_scheduled", 0))
+        return {
+            "name": queue,
+            "enqueues_per_second": per_second(queue, "enqueue"),
+            "dequeues_per_second": per_second(queue, "dequeue"),
+            "acks_per_second": per_second(queue, "ack_succeeded"),
+            "failures_per_second": per_second(queue, *_ENDED_BADLY),
+            "limited_per_second": per_second(queue, "dequeue_requests_rate_limited"),
+            "jobs_per_second_limit": gauges.get(f"{queue}_rate_limit"),
+            "pending": max(0, round(gauges.get(f"{queue}_pending", 0)) - scheduled),
+            "scheduled": scheduled,
+            "in_progress": round(gauges.get(f"{queue}_in_progress", 0)),
+            "oldest_ready_age_ms": recent["peaks"].get(f"{queue}{QUEUE_AGE}", 0),
+            "dequeue_delay_p99_ms": _p99(recent["histograms"].get(f"{queue}_dequeue_delay_ms")),
+        }
+
+    return [one(queue) for queue in queue_names(recent)]
+
+
+def _shard(shard: ListedShard, recent: Mapping[str, StatsSnapshot], seconds: float) -> ShardFrame:
+    histograms = recent.get(shard_program(shard["name"]), empty())["histograms"]
+    batches, commits = histograms.get("shard_batch_jobs"), histograms.get("shard_commit_ms")
+    jobs = batches["sum"] if batches is not None else 0.0
+    count = commits["count"] if commits is not None else 0
+    return {
+        **shard,
+        "jobs_per_second": round(jobs / seconds, 2),
+        "commits_per_second": round(count / seconds, 2),
+        "jobs_per_commit": round(jobs / count, 2) if count else None,
+        "commit_p99_ms": _p99(commits),
+    }
+
+
+def _processes(before: Status, now: Status, seconds: float) -> list[ProcessFrame]:
+    used = {process["pid"]: process["cpu_seconds"] for process in before["processes"]}
+
+    def one(process: Mapping[str, Any]) -> ProcessFrame:
+        cpu_seconds = process["cpu_seconds"] - used.get(process["pid"], process["cpu_seconds"])
+        return {
+            "name": process["name"],
+            "state": process["state"],
+            "pid": process["pid"],
+            "cpu_percent": round(max(0.0, cpu_seconds) / seconds * 100, 1),
+            "rss_bytes": process["rss_bytes"],
+        }
+
+    return [one(process) for process in now["processes"]]
+
+
+def _p99(data: HistogramData | None) -> float | None:
+    if data is None or not data["count"]:
+        return None
+    return round(percentiles(data, (0.99,))[0], 3)
+
+
+# --- tables -----------------------------------------------------------------------------------
+
+
+def _rate(key: str) -> Callable[[Mapping[str, Any]], str]:
+    return lambda row: _shown_rate(row[key])
+
+
+def _shown_rate(per_second: float) -> str:
     return f"{per_second:,.0f}" if per_second >= 100 or per_second == 0 else f"{per_second:.1f}"
 
 
-def _age(ms: float | None) -> str:
+def _age(key: str) -> Callable[[Mapping[str, Any]], str]:
+    return lambda row: _shown_age(row[key])
+
+
+def _shown_age(ms: float | None) -> str:
     if ms is None:
         return "-"
     seconds = ms / 1000
@@ -175,10 +215,81 @@ def _age(ms: float | None) -> str:
     return f"{seconds:.1f} s" if ms >= 1000 else f"{ms:.1f} ms"
 
 
+def _number(key: str, form: str = ",") -> Callable[[Mapping[str, Any]], str]:
+    return lambda row: "-" if row[key] is None else format(row[key], form)
+
+
+def _held(state: str) -> Callable[[ShardFrame], str]:
+    return lambda shard: "-" if shard["jobs"] is None else _number(state)(shard["jobs"])
+
+
+_QUEUE_COLUMNS: Sequence[Column] = (
+    ("queue", itemgetter("name")),
+    ("#enqueue/s", _rate("enqueues_per_second")),
+    ("#dequeue/s", _rate("dequeues_per_second")),
+    ("#ack/s", _rate("acks_per_second")),
+    ("#failed/s", _rate("failures_per_second")),
+    ("#pending", _number("pending")),
+    ("#scheduled", _number("scheduled")),
+    ("#running", _number("in_progress")),
+    ("#oldest", _age("oldest_ready_age_ms")),
+    ("#p99 delay", _age("dequeue_delay_p99_ms")),
+    ("#limit/s", _number("jobs_per_second_limit", "g")),
+    ("#limited/s", _rate("limited_per_second")),
+)
+_SHARD_COLUMNS: Sequence[Column] = (
+    ("shard", itemgetter("name")),
+    ("state", shown_state),
+    ("enqueues", lambda shard: "no" if shard["dequeue_only"] else "yes"),
+    ("#jobs/s", _rate("jobs_per_second")),
+    ("#commits/s", _rate("commits_per_second")),
+    ("#jobs/commit", _number("jobs_per_commit", ",.1f")),
+    ("#p99 commit", _age("commit_p99_ms")),
+    ("#pending", _held("pending")),
+    ("#scheduled", _held("scheduled")),
+    ("#running", _held("in_progress")),
+)
+_PROCESS_COLUMNS: Sequence[Column] = (
+    ("process", itemgetter("name")),
+    ("state", itemgetter("state")),
+    ("#pid", lambda process: process["pid"] or "-"),
+    ("#cpu %", _number("cpu_percent", ".1f")),
+    ("#rss MB", lambda process: f"{process['rss_bytes'] / 1_000_000:.0f}"),
+)
+
+
+def _print(found: Frame) -> None:
+    click.echo(_headline(found))
+    for note in (*found["problems"], *found["warnings"]):
+        click.echo(f"  {printable(note, _MAX_NOTE_CHARS)}")
+    tables: Iterable[tuple[Sequence[Column], Sequence[object]]] = (
+        (_QUEUE_COLUMNS, found["queues"]),
+        (_SHARD_COLUMNS, found["shards"]),
+        (_PROCESS_COLUMNS, found["processes"]),
+    )
+    for columns, rows in tables:
+        click.echo()
+        print_table(columns, rows)
+
+
+def _headline(found: Frame) -> str:
+    enqueued = sum(queue["enqueues_per_second"] for queue in found["queues"])
+    dequeued = sum(queue["dequeues_per_second"] for queue in found["queues"])
+    health = "healthy" if found["healthy"] else "NOT healthy"
+    return (
+        f"{health}; {_shown_rate(enqueued)} jobs/s in, {_shown_rate(dequeued)} jobs/s out, "
+        f"over {found['seconds']:.1f} s"
+    )
+
+
 # --- frame after frame ----------------------------------------------------------------------
 
 
 def _show_live() -> None:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
     before = take_sample()  # who asks for a service that is not there is told on the plain screen
     console = Console(highlight=False)
     with (
@@ -192,7 +303,7 @@ def _show_live() -> None:
             try:
                 now = take_sample()
             except ConnectionFailed as error:
-                shown: RenderableType = Text(printable(str(error), _MAX_LINE_CHARS), style="red")
+                shown: RenderableType = Text(printable(str(error), _MAX_NOTE_CHARS), style="red")
             else:
                 shown = _screen(frame(before, now), console.height)
                 before = now
@@ -230,33 +341,33 @@ def _pressed_within(terminal: int, seconds: float) -> bool:
 
 def _screen(found: Frame, height: int) -> RenderableType:
     """As much of a frame as `height` lines hold: the busiest queues and shards first."""
+    from rich.console import Group
+    from rich.text import Text
+
     notes = [*found["problems"], *found["warnings"]][: max(0, height // 6)]
-    processes = [_process_row(process) for process in found["processes"]]
-    shards = [_shard_row(shard) for shard in sorted(found["shards"], key=_shard_busyness)]
-    queues = [_queue_row(queue) for queue in sorted(found["queues"], key=_queue_busyness)]
+    shards = sorted(found["shards"], key=_shard_busyness)
+    queues = sorted(found["queues"], key=_queue_busyness)
     room = height - len(notes) - 8  # headline, keys, three lines of titles and three between
-    process_room = min(len(processes), max(2, room // 4))
+    process_room = min(len(found["processes"]), max(2, room // 4))
     shard_room = min(len(shards), max(2, (room - process_room) // 2))
     queue_room = max(1, room - process_room - shard_room)
     health = Text(_headline(found), style="green" if found["healthy"] else "bold red")
     return Group(
         health.append("   q ends", style="dim"),
-        *(Text(printable(note, _MAX_LINE_CHARS), style="yellow") for note in notes),
+        *(Text(printable(note, _MAX_NOTE_CHARS), style="yellow") for note in notes),
         Text(),
         _part(_QUEUE_COLUMNS, queues, queue_room),
         Text(),
         _part(_SHARD_COLUMNS, shards, shard_room),
         Text(),
-        _part(_PROCESS_COLUMNS, processes, process_room),
+        _part(_PROCESS_COLUMNS, found["processes"], process_room),
     )
 
 
-def _part(columns: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> Table:
+def _part(columns: Sequence[Column], rows: Sequence[object], room: int) -> Table:
     """A table of at most `room` rows; the last says how many are not shown."""
-    if len(rows) > room:
-        left = len(rows) - room + 1
-        rows = [*rows[: room - 1], (f"… {left} more", *[""] * (len(columns) - 1))]
-    return make_table(columns, rows, wrap=False)
+    shown = rows if len(rows) <= room else rows[: room - 1]
+    return make_table(columns, shown, wrap=False, left_out=len(rows) - len(shown))
 
 
 def _queue_busyness(queue: QueueFrame) -> tuple[float, int, str]:

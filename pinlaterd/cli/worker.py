@@ -21,8 +21,7 @@ from types import ModuleType
 import click
 
 from pinlaterd import log
-from pinlaterd.cli.command_line import MAX_SECONDS, Amount, fail
-from pinlaterd.cli.options import host_option, port_option
+from pinlaterd.cli.command_line import MAX_SECONDS, Amount, connect, fail, option, server_options
 from pinlaterd.cli.reload import Reloader, begin_as_child
 from pinlaterd.client import (
     Client,
@@ -34,54 +33,49 @@ from pinlaterd.client import (
 )
 from pinlaterd.client.consumer import CONNECTIONS_A_QUEUE
 from pinlaterd.client.executors import CLEAN_UP_SECONDS, TO_THREAD
+from pinlaterd.config.schema import LOG_LEVELS
 from pinlaterd.errors import RequestError
 from pinlaterd.lifecycle import ExitCode, StopSignal
 
 _PAUSE_SECONDS = 1.0
 _CONNECTIONS = 16  # for handlers, beside those that each queue needs
-_LEVELS = ("debug", "info", "warning", "error")
 
 logger = logging.getLogger(__name__)
 
 
 @click.command()
 @click.argument("module", metavar="MODULE[:NAME]")
-@click.option(
+@option(
     "--queue",
     "queues",
     multiple=True,
     metavar="NAME",
     help="A queue to work on; may be given several times  [default: all that have a handler]",
 )
-@click.option("--create-queues", is_flag=True, help="Make the queues that do not exist.")
-@click.option(
+@option("--create-queues", is_flag=True, help="Make the queues that do not exist.")
+@option(
     "--concurrency",
     type=click.IntRange(min=1),
     default=8,
-    show_default=True,
     help="Jobs of a queue that run at a time, where its handler does not say.",
 )
-@click.option(
+@option(
     "--grace-seconds",
     type=Amount(MAX_SECONDS, least=0),
     default=30.0,
-    show_default=True,
     help="How long jobs may go on after SIGTERM or Ctrl-C before they are given back.",
 )
-@click.option("--reload", is_flag=True, help="Restart when a .py file below this folder changes.")
-@click.option("--reload-parent", type=int, hidden=True)
-@click.option(
+@option("--reload", is_flag=True, help="Restart when a .py file below this folder changes.")
+@option("--reload-parent", type=int, hidden=True)
+@option(
     "--metrics-port",
     type=click.IntRange(0, 65535),
     metavar="PORT",
     help="Serve Prometheus metrics on this port; 0: on any free one.",
 )
-@click.option(
-    "--metrics-host", default="127.0.0.1", show_default=True, help="Where --metrics-port listens."
-)
-@click.option("--log-level", type=click.Choice(_LEVELS), default="info", show_default=True)
-@port_option
-@host_option
+@option("--metrics-host", default="127.0.0.1", help="Where --metrics-port listens.")
+@option("--log-level", type=click.Choice(LOG_LEVELS), default="info")
+@server_options
 def worker(  # noqa: PLR0913  one parameter for each option
     *,
     module: str,
@@ -94,8 +88,6 @@ def worker(  # noqa: PLR0913  one parameter for each option
     metrics_port: int | None,
     metrics_host: str,
     log_level: str,
-    host: str,
-    port: int,
 ) -> None:
     """Run the handlers of a module until SIGTERM or Ctrl-C.
 
@@ -120,8 +112,7 @@ def worker(  # noqa: PLR0913  one parameter for each option
     except ModuleUnfit as error:
         fail(str(error))
     names = _chosen(handlers, queues)
-    connections = _CONNECTIONS + CONNECTIONS_A_QUEUE * len(names)
-    with Client(host, port, max_connections=connections) as client:
+    with connect(max_connections=_CONNECTIONS + CONNECTIONS_A_QUEUE * len(names)) as client:
         try:
             made = Worker(
                 client,

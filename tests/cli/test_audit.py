@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pinlaterd.cli.audit import (
+from pinlaterd.cli.callers import (
     MIN_BODY_BYTES,
     BodyDamaged,
     DeliveryAudit,
@@ -56,32 +56,32 @@ def test_other_bodies_have_no_stamp(body):
 
 
 def test_all_once_is_no_fault():
-    ledger = DeliveryAudit()
+    audit = DeliveryAudit()
     for sequence in (2, 0, 1):
-        ledger.enter(claimed(sequence))
+        audit.enter(claimed(sequence))
 
-    verdict = ledger.verdict()
+    verdict = audit.verdict()
 
     assert (verdict.distinct, verdict.runs, verdict.faults) == (3, 1, 0)
 
 
 def test_a_gap_is_missing_jobs():
-    ledger = DeliveryAudit()
+    audit = DeliveryAudit()
     for sequence in (0, 1, 4):
-        ledger.enter(claimed(sequence))
+        audit.enter(claimed(sequence))
 
-    verdict = ledger.verdict()
+    verdict = audit.verdict()
 
     assert verdict.missing == 2
     assert verdict.examples == [f"run {RUN}: 2 jobs missing, the first is number 2"]
 
 
 def test_the_next_attempt_of_a_job_is_no_duplicate():
-    ledger = DeliveryAudit()
-    ledger.enter(claimed(0))
-    ledger.enter(claimed(0, attempts_remaining=1))
+    audit = DeliveryAudit()
+    audit.enter(claimed(0))
+    audit.enter(claimed(0, attempts_remaining=1))
 
-    verdict = ledger.verdict()
+    verdict = audit.verdict()
 
     assert (verdict.distinct, verdict.redelivered, verdict.faults) == (1, 1, 0)
 
@@ -92,21 +92,21 @@ def test_the_next_attempt_of_a_job_is_no_duplicate():
     ids=["one attempt claimed twice", "stored twice"],
 )
 def test_the_same_job_twice_is_a_duplicate(again):
-    ledger = DeliveryAudit()
-    ledger.enter(claimed(0))
-    ledger.enter(again)
+    audit = DeliveryAudit()
+    audit.enter(claimed(0))
+    audit.enter(again)
 
-    verdict = ledger.verdict()
+    verdict = audit.verdict()
 
     assert (verdict.distinct, verdict.duplicates, verdict.faults) == (1, 1, 1)
 
 
-def test_damage_and_strangers_are_told_apart():
-    ledger = DeliveryAudit()
+def test_damage_and_others_are_told_apart():
+    audit = DeliveryAudit()
     whole = claimed(0)
-    ledger.enter(whole._replace(body=whole.body[:-1]))
-    ledger.enter(whole._replace(body=b"to: ada"))
+    audit.enter(whole._replace(body=whole.body[:-1]))
+    audit.enter(whole._replace(body=b"to: ada"))
 
-    verdict = ledger.verdict()
+    verdict = audit.verdict()
 
     assert (verdict.damaged, verdict.unstamped, verdict.faults) == (1, 1, 1)

@@ -18,9 +18,15 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
-from pinlaterd.cli.bench_report import Report
-from pinlaterd.cli.load import Answered, Kind, Load
-from pinlaterd.cli.pace import ClosedLoop, even_arrivals, poisson_arrivals
+from pinlaterd.cli.bench import Plan, report_facts, report_lines
+from pinlaterd.cli.load import (
+    Answered,
+    ClosedLoop,
+    Kind,
+    Load,
+    even_arrivals,
+    poisson_arrivals,
+)
 from pinlaterd.cli.pinlater import cli
 from pinlaterd.client import JobState
 from pinlaterd.errors import ConnectionFailed
@@ -264,6 +270,21 @@ def test_a_job_that_others_enqueue_during_a_run_is_given_back_and_ends_it(
     assert client.count(queue, JobState.IN_PROGRESS) == 0
 
 
+PLAN = Plan(
+    queue="q",
+    num_queries=None,
+    batch_size=1,
+    concurrency=1,
+    progress=None,
+    create=False,
+    warm_up_seconds=0,
+    seconds=60,
+    rate=None,
+    arrivals=None,
+    slow_ms=100,
+)
+
+
 class Forgetful:
     """A caller whose service is away when its claims are to be ended."""
 
@@ -277,23 +298,16 @@ class Forgetful:
 
 
 def test_claims_that_cannot_be_ended_are_said_beside_the_figures():
-    run = Load([Forgetful()], [Kind.DEQUEUE], ClosedLoop(calls=3), slow_ms=100)
+    pace = ClosedLoop(calls=3)
     with contextlib.closing(StopSignal()) as stop:
-        outcome = run.run(warm_up_seconds=0, seconds=60, stop=stop)
-    report = Report(
-        outcome,
-        None,
-        batch_size=1,
-        concurrency=1,
-        warm_up_seconds=0,
-        seconds=60,
-        slow_ms=100,
-    )
+        outcome = Load([Forgetful()], [Kind.DEQUEUE], pace).run(seconds=60, stop=stop)
+
+    found = report_facts(PLAN, outcome, pace)
 
     assert outcome.has_errors
-    assert report.facts()["left_claimed"] == "the service is away"
+    assert found["left_claimed"] == "the service is away"
     assert outcome.kinds[Kind.DEQUEUE].jobs == 3
-    [line] = [line for line in report.lines() if "the service is away" in line]
+    [line] = [line for line in report_lines(found, 60) if "the service is away" in line]
     assert "come out again when their claims time out" in line
 
 

@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from pinlaterd.cli.moving import Enqueued, Kept, Move, ShardCalls
+from pinlaterd.cli.drain import Enqueued, Kept, Move, ShardCalls
 from pinlaterd.errors import PinLaterError, QueueNotFound
 from pinlaterd.model import AckInfo, Job, JobRecord, JobState, Method
 from pinlaterd.rpc import codec

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from pinlaterd.cli.frames import Sample, frame
+from pinlaterd.cli.service_status import Sample
+from pinlaterd.cli.top import frame
 from pinlaterd.client import Job
 from pinlaterd.stats import Stats, empty
 
