@@ -32,7 +32,7 @@ from benchmarks.load import START_SECONDS, Window, percentile
 from benchmarks.report import MB, Case, Measurement
 from benchmarks.sections import Bench, fill, sleep_until
 from pinlaterd.client import AckInfo, ClaimedJob, Client, Handlers, RunningJob, Worker
-from pinlaterd.client.consumer import FETCHERS
+from pinlaterd.client.in_flight import FETCHERS
 
 SECTION = "worker"
 THREADS = 16

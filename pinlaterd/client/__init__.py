@@ -12,11 +12,11 @@
     Worker(client, handlers).run()
 
 `calls` has the twelve operations; a `pool` of connections makes them, to `addresses` that serve,
-and `client` and `async_client` are its two ways to wait: docs/python.md. A
-`worker` runs `handlers`, with a `consumer` for each queue: docs/worker.md. It claims as many jobs
-ahead as its `executors` begin soon, by how `runs` went, and holds them `in_flight`; a handler gets
-a `running_job`, may run in `processes`, and ends with an outcome. `metrics`, imported by those who
-need it, is for Prometheus. May rely on `rpc` and below.
+and `client` and `async_client` are its two ways to wait: docs/python.md. A `worker` runs
+`handlers`, with a `consumer` for each queue: docs/worker.md. It claims as many jobs ahead as its
+`executors` begin soon, and holds them `in_flight`; a handler gets a `running_job`, and may run in
+`processes`. `metrics`, imported by those who need it, is for Prometheus. May rely on `rpc` and
+below.
 """
 
 from importlib import import_module
@@ -36,8 +36,9 @@ from pinlaterd.model import AckInfo, CheckpointInfo, ClaimedJob, Job, JobRecord,
 if TYPE_CHECKING:
     from pinlaterd.client.async_client import AsyncClient
     from pinlaterd.client.handlers import Handlers
-    from pinlaterd.client.in_flight import LaneFacts
-    from pinlaterd.client.outcomes import (
+    from pinlaterd.client.in_flight import LaneFacts, RunFigures
+    from pinlaterd.client.processes import ProcessDied, ProcessNotStarted
+    from pinlaterd.client.running_job import (
         ClaimLost,
         Discard,
         Ending,
@@ -45,14 +46,12 @@ if TYPE_CHECKING:
         Outcome,
         Retry,
         RetryPolicy,
+        RunningJob,
         constant,
         exponential,
         linear,
         never,
     )
-    from pinlaterd.client.processes import ProcessDied, ProcessNotStarted
-    from pinlaterd.client.running_job import RunningJob
-    from pinlaterd.client.runs import RunFigures
     from pinlaterd.client.worker import Worker
 
 __all__ = [
@@ -96,14 +95,12 @@ _ON_FIRST_USE = {
     for module, names in {
         "async_client": ["AsyncClient"],
         "handlers": ["Handlers"],
-        "in_flight": ["LaneFacts"],
-        "outcomes": [
-            *("ClaimLost", "Discard", "Ending", "Later", "Outcome", "Retry"),
-            *("RetryPolicy", "constant", "exponential", "linear", "never"),
-        ],
+        "in_flight": ["LaneFacts", "RunFigures"],
         "processes": ["ProcessDied", "ProcessNotStarted"],
-        "running_job": ["RunningJob"],
-        "runs": ["RunFigures"],
+        "running_job": [
+            *("ClaimLost", "Discard", "Ending", "Later", "Outcome", "Retry", "RetryPolicy"),
+            *("RunningJob", "constant", "exponential", "linear", "never"),
+        ],
         "worker": ["Worker"],
     }.items()
     for name in names

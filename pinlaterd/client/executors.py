@@ -17,8 +17,7 @@ from typing import cast
 
 from pinlaterd.client.handlers import AsyncFunction, Hooks, QueueHandler
 from pinlaterd.client.in_flight import InFlight
-from pinlaterd.client.outcomes import HANDED_BACK, Outcome
-from pinlaterd.client.running_job import RunningJob
+from pinlaterd.client.running_job import HANDED_BACK, Outcome, RunningJob
 
 # How long handlers that were cancelled may take to clean up.
 CLEAN_UP_SECONDS = 2.0
@@ -118,7 +117,7 @@ class PoolExecutor(Executor):
         place.close()
 
     def _run(self, work: InFlight, place: Place, job: RunningJob) -> None:
-        """Whatever breaks in the place, the job is finished: at worst it is handed back."""
+        """Whatever breaks in the place, the job is finished: at worst it is released."""
         outcome = HANDED_BACK
         if self._hooks:
             self._hooks.begin(job)
@@ -195,7 +194,7 @@ class TaskExecutor(Executor):
 
     async def _run(self, task: asyncio.Task[None], job: RunningJob) -> Outcome:
         self._running[task] = job
-        job.claim.when_lost(lambda: self._tell(self._cancel, task, job))
+        job.when_lost(lambda: self._tell(self._cancel, task, job))
         try:
             async with asyncio.timeout(self._handler.time_limit_seconds):
                 return self._handler.outcome_of_value(job, await self._function(job))
@@ -206,7 +205,7 @@ class TaskExecutor(Executor):
         finally:
             # It is too late to be cancelled: that would end the task, and so take a place.
             del self._running[task]
-            job.claim.when_lost(None)
+            job.when_lost(None)
             while task.cancelling():
                 task.uncancel()
 

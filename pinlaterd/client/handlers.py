@@ -22,8 +22,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, TypeVar, cast, get_args
 
-from pinlaterd.client.outcomes import DEFAULT_POLICY, LOST, Outcome, Retries, raised, returned
-from pinlaterd.client.running_job import RunningJob
+from pinlaterd.client.running_job import (
+    DEFAULT_POLICY,
+    LOST,
+    Outcome,
+    Retries,
+    RunningJob,
+    raised,
+    returned,
+)
 from pinlaterd.model import QUEUE_NAME
 
 AsyncFunction = Callable[[RunningJob], Awaitable[object]]

@@ -1,12 +1,12 @@
 """What a worker holds of one queue: jobs that wait, jobs that run, and ends yet to be reported.
 
 Threads meet here and nowhere else: fetchers add jobs and take acks along, handlers begin and finish
-jobs, the reporter takes what it has to say. Nothing here does I/O; times are monotonic seconds.
+jobs, the reporter takes what it has to report. Nothing here does I/O; times are monotonic seconds.
 
-Beginning and finishing a job costs no lock as long as jobs wait: handlers use two deques, whose
-`append` and `popleft` are atomic. A thread that is about to sleep sets a flag *before* it looks
-once more, and one that has changed something looks at that flag *after*; so no wake-up is lost.
-Everything else is under the lock.
+Beginning and finishing a job takes no lock while jobs wait: handlers use two deques, whose `append`
+and `popleft` are atomic. A thread that is about to sleep notes that *before* it looks once more,
+and one that has changed something looks at the note *after*: so no wake-up is lost, and few are
+made. Everything else is under the lock.
 """
 
 from __future__ import annotations
@@ -14,21 +14,45 @@ from __future__ import annotations
 import math
 import threading
 import time
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from pinlaterd.client.client import Client
-from pinlaterd.client.outcomes import HANDED_BACK, Ending, Outcome
-from pinlaterd.client.running_job import Claim, RunningJob
-from pinlaterd.client.runs import RunFigures, Runs
+from pinlaterd.client.running_job import HANDED_BACK, SUCCEEDED, Ending, Outcome, RunningJob
 from pinlaterd.model import ClaimedJob
 
+# While handlers are busy with what one has brought the other is on its way.
+FETCHERS = 2
 # A report that failed is repeated after so long.
 REPEAT_SECONDS = 1.0
-# Jobs that have waited for so long are released: the pool is slower than it was.
+# Jobs that have waited for so long are released: handlers are slower than they were.
 HOARD_SECONDS = 1.0
-_AWAKE = -1  # as `_fetch_below`: no fetcher sleeps that a number of waiting jobs could wake
+# The most jobs that one dequeue claims; twice that wait at most, so that handlers are busy with
+# one answer while the next one comes.
+LARGEST_CLAIM = 1000
+# Upper bounds of the histogram of run times, in seconds.
+BOUNDS_SECONDS = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0),
+)
+# A new run's weight in the mean: the last dozen decide.
+_WEIGHT = 1 / 12
+_NEVER = -1  # as `_fetch_at`: no fetcher sleeps that a number of waiting jobs could wake
+
+
+class RunFigures(NamedTuple):
+    """Runs at one moment. `within` says for each of BOUNDS_SECONDS how many took no longer."""
+
+    endings: Mapping[Ending, int]
+    seconds: float  # of all together
+    within: Sequence[int]
+
+    @property
+    def total(self) -> int:
+        return sum(self.endings.values())
 
 
 class LaneFacts(NamedTuple):
@@ -44,46 +68,72 @@ class LaneFacts(NamedTuple):
     runs: RunFigures
 
 
-class Unreported:
-    """Ends that the service is yet to be told of. Not thread-safe."""
+class Runs:
+    """Counts runs, and knows how many jobs `concurrency` places will begin within `ahead_seconds`,
+    by how long jobs took so far. Not thread-safe.
 
-    def __init__(self, ack_seconds: float) -> None:
-        """`ack_seconds`: how long the end of a job waits for a dequeue to take it along."""
-        self.acks: list[Claim] = []  # never tried
-        self._ack_seconds = ack_seconds
-        self._checkpoints: list[Claim] = []  # ends that take one: postponed, discarded
-        self._repeats: list[tuple[float, Claim]] = []  # when to tell again what failed
+    Jobs that run for minutes are claimed only when a place is free for them, so that other workers
+    can have the rest; jobs that run for microseconds by the thousand.
+    """
 
-    def __len__(self) -> int:
-        return len(self.acks) + len(self._checkpoints) + len(self._repeats)
+    def __init__(self, concurrency: int, ahead_seconds: float) -> None:
+        self._concurrency = concurrency
+        self._ahead_seconds = ahead_seconds
+        self._mean_seconds: float | None = None
+        self._endings = dict.fromkeys(Ending, 0)
+        self._seconds = 0.0
+        self._buckets = [0] * (len(BOUNDS_SECONDS) + 1)
 
-    def add(self, claim: Claim) -> None:
-        (self._checkpoints if claim.takes_checkpoint() else self.acks).append(claim)
+    def add(self, ending: Ending, seconds: float) -> None:
+        """A job has run for so long."""
+        self._endings[ending] += 1
+        self._seconds += seconds
+        self._buckets[bisect_left(BOUNDS_SECONDS, seconds)] += 1
+        if ending is not Ending.LOST:
+            mean = self._mean_seconds
+            self._mean_seconds = seconds if mean is None else mean + (seconds - mean) * _WEIGHT
 
-    def repeat(self, claim: Claim, at: float) -> None:
-        self._repeats.append((at, claim))
+    def stalled(self, seconds: float) -> None:
+        """A job has waited for so long without being begun: the mean has promised too much."""
+        self._mean_seconds = max(seconds, self._mean_seconds or 0.0)
 
-    def due_at(self, *, stopping: bool) -> float:
-        if self._checkpoints or (self.acks and stopping):
-            return -math.inf
-        acks_at = self.acks[0].ended_at + self._ack_seconds if self.acks else math.inf
-        return min(acks_at, min((at for at, _ in self._repeats), default=math.inf))
+    def figures(self) -> RunFigures:
+        within = [*accumulate(self._buckets[:-1])]
+        return RunFigures(dict(self._endings), self._seconds, within)
 
-    def take_due(self, now: float, *, stopping: bool) -> list[Claim]:
-        due, self._checkpoints = self._checkpoints, []
-        due += [claim for at, claim in self._repeats if at <= now]
-        self._repeats = [entry for entry in self._repeats if entry[0] > now]
-        if self.acks and (stopping or self.acks[0].ended_at + self._ack_seconds <= now):
-            due += self.acks
-            self.acks = []
-        return due
+    @property
+    def ahead(self) -> int:
+        """How many jobs may wait. None before the first has run: nothing is known of them yet."""
+        if self._mean_seconds is None or not self._ahead_seconds:
+            return 0
+        most = 2 * LARGEST_CLAIM
+        run_seconds = self._ahead_seconds * self._concurrency
+        if self._mean_seconds * most <= run_seconds:
+            return most
+        return int(run_seconds / self._mean_seconds)
 
-    def clear(self) -> None:
-        self.acks, self._checkpoints, self._repeats = [], [], []
+    @property
+    def claim_below(self) -> int:
+        """With so many waiting, or fewer, it is time to claim more."""
+        return self.ahead // 2
+
+    def claimable(self, *, running: int, waiting: int) -> int:
+        """How many jobs to claim now; 0: none yet."""
+        if waiting > self.claim_below:
+            return 0
+        free = max(0, self._concurrency - running)
+        return max(0, min(LARGEST_CLAIM, free + self.ahead - waiting))
+
+
+def takes_checkpoint(job: RunningJob, outcome: Outcome) -> bool:
+    """Whether more than an ack is needed to report it."""
+    if outcome.ending is Ending.DISCARDED:
+        return job.attempts_remaining > 1
+    return outcome.ending is Ending.POSTPONED
 
 
 class InFlight:
-    """Every claim is waiting, then running, then ended, then gone. All methods are thread-safe."""
+    """Each job is waiting, then running, then ended, then reported. Methods are thread-safe."""
 
     def __init__(
         self,
@@ -91,21 +141,27 @@ class InFlight:
         client: Client,
         concurrency: int,
         *,
-        fetchers: int,
         ahead_seconds: float,
         ack_seconds: float,
+        fetchers: int = FETCHERS,
     ) -> None:
+        """`ack_seconds`: how long the end of a job waits for a dequeue to take it along."""
         self._queue = queue
-        self._get_client = lambda: client
+        self._client = client
         self._concurrency = concurrency
+        self._ack_seconds = ack_seconds
         self.stopping = threading.Event()
-
-        self._waiting: deque[Claim] = deque()
-        self._ended: deque[Claim] = deque()
+        self._tell_ready: Callable[[], None] | None = None
+        self._waiting: deque[RunningJob] = deque()
+        # With the outcome, or None if the claim was lost before it began.
+        self._ended: deque[tuple[RunningJob, Outcome | None]] = deque()
 
         self._lock = threading.Lock()
-        self._held: set[Claim] = set()  # waiting, running, or ended and not sorted yet
-        self._unreported = Unreported(ack_seconds)
+        self._held: set[RunningJob] = set()  # waiting, running, or ended and not sorted yet
+        self._acks: list[RunningJob] = []  # ended, and never reported yet
+        self._checkpoints: list[RunningJob] = []  # ended, and an ack can't say how
+        self._repeats: list[tuple[float, RunningJob]] = []  # when to report again what failed
+        self._reporting = 0  # so many ends the reporter reports now
         self._renewal_at = math.inf  # no claim is to be renewed before
         self._dequeues = 0
         self._dequeue_errors = 0
@@ -116,25 +172,21 @@ class InFlight:
         self._idle = 0  # so many do
         self._waking = False  # one was woken and is on its way
         self._room = threading.Condition(self._lock)  # fetchers wait for it
-        self._fetch_below = _AWAKE
-        self._due = threading.Condition(self._lock)  # the reporter waits for it
-        self._reporter_sleeps = False  # it is to be told when a job ends
-        self._reporter_due_at = -math.inf  # until when it sleeps anyway
-        self._tell_ready: Callable[[], None] | None = None
-
-        self._given_up = False
-        self._reporting = 0  # so many ends the reporter is telling now
+        self._fetch_at = _NEVER  # with so few jobs waiting
         self._fetchers = fetchers
         self._asked = 0  # so many jobs are asked for by dequeues under way
         self._plenty = False  # the last dequeue brought all that it asked for
+        self._due = threading.Condition(self._lock)  # the reporter waits for it
+        self._reporter_sleeps_until = -math.inf
+        self._given_up = False
 
     # --- fetchers -------------------------------------------------------------------------
 
     def wait_for_room(self) -> int:
         """Block until it is time for a dequeue; return for how many jobs, 0 once stopped.
 
-        What comes of it must be handed to `add`. While one is under way there is a second one only
-        if the queue had plenty: all that the last one asked for.
+        What it brings must be handed to `add`. While one is under way there is a second one only if
+        the queue had plenty: all that the last one asked for.
         """
         with self._lock:
             while not self.stopping.is_set():
@@ -147,39 +199,36 @@ class InFlight:
                 self._room.wait()
             return 0
 
-    def add(self, jobs: Iterable[ClaimedJob], now: float, *, asked: int) -> None:
+    def add(
+        self, jobs: Iterable[ClaimedJob], now: float, *, asked: int, failed: bool = False
+    ) -> None:
         """Take what a dequeue for `asked` jobs has claimed; once stopped, release it at once."""
-        claims = [Claim(job, now) for job in jobs]
+        claimed = [RunningJob(self._queue, job, self._client, now) for job in jobs]
         with self._lock:
+            self._dequeue_errors += failed
             self._asked -= asked
-            self._plenty = len(claims) >= asked
+            self._plenty = len(claimed) >= asked
             if self._plenty:
                 self._room.notify()
-            if not claims:
-                return
             if self.stopping.is_set():
-                self._release(claims)
+                self._release(claimed)
+            if self.stopping.is_set() or not claimed:
                 return
-            self._held.update(claims)
-            self._renewal_at = min(self._renewal_at, *(claim.renew_at for claim in claims))
-            self._waiting.extend(claims)
+            self._held.update(claimed)
+            self._waiting.extend(claimed)
+            self._renewal_at = min(self._renewal_at, *(job.renew_at for job in claimed))
             self._wake_handler()
-            if min(self._renewal_at, now + HOARD_SECONDS) < self._reporter_due_at:
-                self._due.notify()
+            self._wake_reporter(min(self._renewal_at, now + HOARD_SECONDS))
         if self._tell_ready is not None:
             self._tell_ready()
 
-    def take_acks(self) -> list[Claim]:
+    def take_acks(self) -> list[RunningJob]:
         """The acks that were never tried. One that failed is the reporter's: with its shard down,
         it would fail every dequeue that takes it along."""
         with self._lock:
             self._sort_ended()
-            acks, self._unreported.acks = self._unreported.acks, []
+            acks, self._acks = self._acks, []
             return acks
-
-    def dequeue_failed(self) -> None:
-        with self._lock:
-            self._dequeue_errors += 1
 
     def end_of_fetching(self) -> None:
         """No more jobs come from one of the fetchers."""
@@ -191,23 +240,20 @@ class InFlight:
 
     def begin(self) -> RunningJob | None:
         """Take a job that waits, if there is one. It must be finished, once. Never blocks."""
-        claim = self._take()
-        if claim is None:
-            with self._lock:
-                if self._fetch_below >= 0:
-                    self._room.notify()  # a place is free
-                if self.stopping.is_set():
-                    self._due.notify()  # what was lost before it was begun has ended, too
-            return None
+        job = self._take()
         waiting = len(self._waiting)
-        if waiting <= self._fetch_below or (waiting and self._idle and not self._waking):
+        if waiting <= self._fetch_at or (waiting and self._idle and not self._waking):
             with self._lock:
-                self._wake_handler()
-                if waiting <= self._fetch_below:
-                    self._fetch_below = _AWAKE
+                if waiting <= self._fetch_at:
+                    self._fetch_at = _NEVER
                     self._room.notify()
-        claim.began_at = time.monotonic()
-        return RunningJob(self._queue, claim, self._get_client)
+                self._wake_handler()
+        if job is not None:
+            job.began_at = time.monotonic()
+        elif self.stopping.is_set():
+            with self._lock:
+                self._due.notify()  # what was lost before it was begun has ended, too
+        return job
 
     def wait(self) -> RunningJob | None:
         """Block until a job waits and take it; None once stopped."""
@@ -222,84 +268,94 @@ class InFlight:
                 self._waking = False
         return job
 
+    def _take(self) -> RunningJob | None:
+        while True:
+            try:
+                job = self._waiting.popleft()
+            except IndexError:
+                return None
+            if not job.lost:
+                return job
+            self._ended.append((job, None))
+
     def when_ready(self, tell: Callable[[], None]) -> None:
         """Call `tell`, from any thread, whenever jobs were added."""
         self._tell_ready = tell
 
     def finish(self, job: RunningJob, outcome: Outcome, now: float) -> None:
-        claim = job.claim
-        claim.ended_at = now
-        claim.outcome = outcome
-        self._ended.append(claim)
-        if self._reporter_sleeps or claim.takes_checkpoint():
+        job.ended_at = now
+        self._ended.append((job, outcome))
+        is_ack = outcome is SUCCEEDED or not takes_checkpoint(job, outcome)
+        due_at = now + self._ack_seconds if is_ack else -math.inf
+        if due_at < self._reporter_sleeps_until:
             with self._lock:
-                self._due.notify()
+                self._wake_reporter(due_at)
 
     # --- the reporter ---------------------------------------------------------------------
 
     def wait_until_due(self, now: float) -> bool:
         """Block until there may be something to report; False once all is, and stopped."""
         with self._lock:
-            self._reporter_sleeps = True
             self._reporting = 0
+            self._reporter_sleeps_until = math.inf
             self._sort_ended()
-            if self._given_up or self._is_drained():
+            is_empty = not (self._fetchers or self._held or self._unreported())
+            if self._given_up or (self.stopping.is_set() and is_empty):
                 return False
-            self._reporter_due_at = self._next_due()
-            if self._reporter_due_at > now:
-                # With an ack that is due soon there is no need to be told of more.
-                self._reporter_sleeps = not self._unreported.acks
-                no_end = self._reporter_due_at == math.inf
-                self._due.wait(None if no_end else self._reporter_due_at - now)
-            self._reporter_sleeps = False
-            self._reporter_due_at = -math.inf
+            due_at = self._next_due()
+            if due_at > now:
+                self._reporter_sleeps_until = due_at
+                self._due.wait(None if due_at == math.inf else due_at - now)
+            self._reporter_sleeps_until = -math.inf
             return True
 
-    def take_reports(self, now: float) -> list[Claim]:
-        """The ends that are to be reported now."""
+    def take_reports(self, now: float) -> list[RunningJob]:
+        """What has ended and is to be reported now."""
         with self._lock:
             self._sort_ended()
             if self._oldest_waiting_at() + HOARD_SECONDS <= now:
                 self._runs.stalled(HOARD_SECONDS)
                 self._release_waiting()
-            reports = self._unreported.take_due(now, stopping=self.stopping.is_set())
+            reports, self._checkpoints = self._checkpoints, []
+            reports += [job for at, job in self._repeats if at <= now]
+            self._repeats = [(at, job) for at, job in self._repeats if at > now]
+            if self._acks_due_at() <= now:
+                reports += self._acks
+                self._acks = []
             self._reporting = len(reports)
             return reports
 
-    def repeat_later(self, claims: Iterable[Claim], now: float) -> list[Claim]:
+    def repeat_later(self, jobs: Sequence[RunningJob], now: float) -> list[RunningJob]:
         """Keep what could not be reported for another try; return those that it is too late for."""
-        late = []
         with self._lock:
             if self._given_up:
                 return []
-            for claim in claims:
-                if claim.expires_at <= now:
-                    late.append(claim)
-                else:
-                    self._unreported.repeat(claim, now + REPEAT_SECONDS)
-            self._due.notify()
-        return late
+            late = [job for job in jobs if job.expires_at <= now]
+            at = now + REPEAT_SECONDS
+            self._repeats += [(at, job) for job in jobs if job.expires_at > now]
+            self._wake_reporter(at)
+            return late
 
-    def take_renewals(self, now: float) -> list[Claim]:
-        """The claims that are to be renewed now."""
+    def take_renewals(self, now: float) -> list[RunningJob]:
+        """The jobs whose claims are to be renewed now."""
         with self._lock:
             if self._renewal_at > now:
                 return []
             self._sort_ended()
-            held = [claim for claim in self._held if claim.outcome is None and not claim.is_lost]
-            due = [claim for claim in held if claim.renew_at <= now]
-            self._renewal_at = min((c.renew_at for c in held if c.renew_at > now), default=math.inf)
-            return due
+            held = [job for job in self._held if not job.lost]
+            later = (job.renew_at for job in held if job.renew_at > now)
+            self._renewal_at = min(later, default=math.inf)
+            return [job for job in held if job.renew_at <= now]
 
-    def renewed(self, claims: Iterable[Claim], now: float, *, done: bool) -> None:
+    def renewed(self, jobs: Iterable[RunningJob], now: float, *, done: bool) -> None:
         """Note that these claims were renewed at `now`, or that it did not work."""
         with self._lock:
-            for claim in claims:
+            for job in jobs:
                 if done:
-                    claim.renewed(now)
+                    job.renewed(now)
                 else:
-                    claim.not_renewed(now)
-                self._renewal_at = min(self._renewal_at, claim.renew_at)
+                    job.not_renewed(now)
+                self._renewal_at = min(self._renewal_at, job.renew_at)
 
     # --- the end --------------------------------------------------------------------------
 
@@ -307,28 +363,28 @@ class InFlight:
         """Begin no more jobs: those that wait are released; those that run may finish."""
         with self._lock:
             self.stopping.set()
+            self._ack_seconds = -math.inf
             self._release_waiting()
             self._room.notify_all()
             self._job_waits.notify_all()
             self._due.notify()
 
     def abandon(self) -> None:
-        """Release what still runs; what comes of it is dropped."""
+        """Release what still runs; what it returns or raises is dropped."""
         with self._lock:
             self._sort_ended()
-            running = [claim for claim in self._held if claim.outcome is None]
-            self._release(claim.copy() for claim in running if not claim.is_lost)
-            self._held.difference_update(running)
-        for claim in running:
-            claim.lose()
+            running, self._held = self._held, set()
+            self._release(job for job in running if not job.lost)
+        for job in running:
+            job.lose()
 
     def give_up(self) -> int:
         """Forget what could not be reported; return how much, with what is being reported."""
         with self._lock:
             self._sort_ended()
             self._given_up = True
-            forgotten = len(self._unreported) + self._reporting
-            self._unreported.clear()
+            forgotten = self._reporting + self._unreported()
+            self._acks, self._checkpoints, self._repeats = [], [], []
             self._due.notify()
             return forgotten
 
@@ -346,18 +402,6 @@ class InFlight:
                 self._runs.figures(),
             )
 
-    # --- without the lock -----------------------------------------------------------------
-
-    def _take(self) -> Claim | None:
-        while True:
-            try:
-                claim = self._waiting.popleft()
-            except IndexError:
-                return None
-            if not claim.is_lost:
-                return claim
-            self._ended.append(claim)
-
     # --- under the lock -------------------------------------------------------------------
 
     def _wake_handler(self) -> None:
@@ -367,10 +411,16 @@ class InFlight:
             self._waking = True
             self._job_waits.notify()
 
+    def _wake_reporter(self, due_at: float) -> None:
+        """Unless it wakes by then anyway."""
+        if due_at < self._reporter_sleeps_until:
+            self._reporter_sleeps_until = -math.inf
+            self._due.notify()
+
     def _watch_room(self) -> None:
-        """Say below which number of waiting jobs a fetcher is to be woken."""
+        """Note with how few waiting jobs a fetcher is to be woken."""
         may_fetch = self._plenty or not self._asked
-        self._fetch_below = self._runs.claim_below - self._asked if may_fetch else _AWAKE
+        self._fetch_at = self._runs.claim_below - self._asked if may_fetch else _NEVER
 
     def _claimable(self) -> int:
         if self._asked and not self._plenty:
@@ -382,36 +432,35 @@ class InFlight:
         return max(0, len(self._held) - len(self._waiting) - len(self._ended))
 
     def _sort_ended(self) -> None:
-        """Count what has ended, and sort it by what is to be reported."""
-        while True:
-            try:
-                claim = self._ended.popleft()
-            except IndexError:
-                return
-            if claim not in self._held:
+        """Count what has ended, and sort it by how it is to be reported."""
+        while self._ended:
+            job, outcome = self._ended.popleft()
+            if job not in self._held:
                 continue  # abandoned
-            self._held.remove(claim)
-            is_lost = claim.is_lost or claim.outcome is None or claim.outcome.ending is Ending.LOST
-            if claim.outcome is not None:  # else it was lost while it waited
-                ending = Ending.LOST if is_lost else claim.outcome.ending
-                self._runs.add(ending, claim.ended_at - claim.began_at)
-            if is_lost:
+            self._held.remove(job)
+            is_lost = job.lost or outcome is None or outcome.ending is Ending.LOST
+            if outcome is not None:
+                ending = Ending.LOST if is_lost else outcome.ending
+                self._runs.add(ending, job.ended_at - job.began_at)
+            if is_lost or outcome is None:
                 self._lost += 1
             else:
-                self._unreported.add(claim)
+                self._to_report(job, outcome)
+
+    def _to_report(self, job: RunningJob, outcome: Outcome) -> None:
+        job.outcome = outcome
+        is_ack = outcome is SUCCEEDED or not takes_checkpoint(job, outcome)
+        (self._acks if is_ack else self._checkpoints).append(job)
 
     def _release_waiting(self) -> None:
-        claims = []
-        while (claim := self._take()) is not None:
-            claims.append(claim)
-        self._held.difference_update(claims)
-        self._release(claims)
+        waiting = [*iter(self._take, None)]
+        self._held.difference_update(waiting)
+        self._release(waiting)
 
-    def _release(self, claims: Iterable[Claim]) -> None:
-        for claim in claims:
-            claim.outcome = HANDED_BACK
-            self._unreported.add(claim)
-        self._due.notify()
+    def _release(self, jobs: Iterable[RunningJob]) -> None:
+        for job in jobs:
+            self._to_report(job, HANDED_BACK)
+        self._wake_reporter(-math.inf)
 
     def _oldest_waiting_at(self) -> float:
         try:
@@ -419,12 +468,17 @@ class InFlight:
         except IndexError:
             return math.inf
 
+    def _acks_due_at(self) -> float:
+        return self._acks[0].ended_at + self._ack_seconds if self._acks else math.inf
+
     def _next_due(self) -> float:
         return min(
-            self._unreported.due_at(stopping=self.stopping.is_set()),
+            -math.inf if self._checkpoints else math.inf,
+            self._acks_due_at(),
+            min((at for at, _ in self._repeats), default=math.inf),
             self._renewal_at,
             self._oldest_waiting_at() + HOARD_SECONDS,
         )
 
-    def _is_drained(self) -> bool:
-        return self.stopping.is_set() and not (self._fetchers or self._held or self._unreported)
+    def _unreported(self) -> int:
+        return len(self._acks) + len(self._checkpoints) + len(self._repeats)

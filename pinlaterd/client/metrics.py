@@ -26,8 +26,7 @@ from prometheus_client.core import (
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
-from pinlaterd.client.in_flight import LaneFacts
-from pinlaterd.client.runs import BOUNDS_SECONDS
+from pinlaterd.client.in_flight import BOUNDS_SECONDS, LaneFacts
 from pinlaterd.client.worker import Worker
 
 _PREFIX = "pinlaterd_worker_"

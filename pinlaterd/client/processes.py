@@ -1,7 +1,7 @@
 """Places that run jobs in processes of their own: `run_in="processes"`.
 
     thread of the place              its child
-      RunningJob ──order──────────▶    handler(RunningJob of its own)
+      RunningJob ──claimed job────▶    handler(RunningJob of its own)
       Outcome    ◀──answer─────────    what was returned or raised, what was saved
 
 Policies and hooks stay with the worker: the child knows the handler's function alone. It is
@@ -20,44 +20,49 @@ import logging
 import math
 import multiprocessing
 import os
+import pickle
 import select
 import signal
+import socket
+import struct
 import threading
 import time
-import weakref
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from functools import partial
 from multiprocessing import process, resource_tracker
-from multiprocessing.connection import wait
-from typing import cast
+from multiprocessing.connection import Connection, wait
+from multiprocessing.pool import RemoteTraceback  # type: ignore[attr-defined]
+from typing import Any, NamedTuple, cast
 
+from pinlaterd.client.client import Client
 from pinlaterd.client.executors import Place
-from pinlaterd.client.handler_process import (
-    READY,
-    Answer,
-    ChildPlan,
-    Order,
-    pieces,
-    serve,
-    whole,
-)
 from pinlaterd.client.handlers import QueueHandler
-from pinlaterd.client.outcomes import HANDED_BACK, ClaimLost, Outcome
-from pinlaterd.client.running_job import RunningJob
-from pinlaterd.lifecycle import STOP_SIGNALS
+from pinlaterd.client.running_job import (
+    HANDED_BACK,
+    ClaimLost,
+    Outcome,
+    RunningJob,
+    error_text,
+    returned,
+)
+from pinlaterd.lifecycle import STOP_SIGNALS, end_with_parent, set_title
+from pinlaterd.model import ClaimedJob
 
 # How long a handler may go on after it could see that its claim is lost.
 LOST_GRACE_SECONDS = 5.0
 # How long an idle child may take to end in order, as for its atexit functions.
 _END_SECONDS = 3.0
-# How long to wait at most before the clock is looked at again: poll(2) can't count much further.
-_LONGEST_WAIT_SECONDS = 3600.0
+# How often a thread that waits for its child looks whether it still should.
+_LOOK_SECONDS = 0.1
+# How long a child may stand still in the middle of a message, as when it was stopped.
+_STALL_SECONDS = 10
+_READY = ""
+
 _spawn = multiprocessing.get_context("spawn")
 # Starting a child reaps what multiprocessing looks after: that must not be one that another thread
 # has started and not taken away yet.
 _starting = threading.Lock()
-
-# Until when a child may go on, in monotonic seconds. It is asked again when the bell rings.
-Deadline = Callable[[], float]
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +79,58 @@ class OutOfTime(Exception):
     """The deadline passed, and the child was killed."""
 
 
+class ChildPlan(NamedTuple):
+    """What a child is made from, each part pickled: what fails with one in the child is reported as
+    any other failure to begin. A handler may do without a client; `no_client` is why it has to."""
+
+    queue: str
+    function: bytes
+    set_up: bytes
+    client: bytes | None = None
+    no_client: str = ""
+
+    @classmethod
+    def of(
+        cls, handler: QueueHandler, client: Client, set_up: Callable[[], object] | None
+    ) -> ChildPlan:
+        """Raises ValueError for a function that a child could not find: it imports it by name.
+        RuntimeError if this is a child, which imports the program."""
+        if getattr(multiprocessing.current_process(), "_inheriting", False):  # as it tells itself
+            raise RuntimeError(
+                "the program makes a Worker as it is imported, which processes of handlers do; "
+                'put that under `if __name__ == "__main__":`'
+            )
+        plan = cls(
+            handler.queue,
+            _pickled(handler.function, f"the handler of queue {handler.queue!r}"),
+            _pickled(set_up, "set_up_process"),
+        )
+        try:
+            return plan._replace(client=pickle.dumps(client))
+        except Exception as error:  # noqa: BLE001 - it has an SSLContext, or is a user's subclass
+            return plan._replace(no_client=str(error))
+
+
+def _pickled(function: Callable[..., object] | None, what: str) -> bytes:
+    try:
+        return pickle.dumps(function)
+    except Exception as error:
+        raise ValueError(
+            f"{what} can't be found by a process of its own ({error}); it must be defined at the "
+            "top level of a module, and be what the module has by its name, decorators included"
+        ) from error
+
+
+class Answer(NamedTuple):
+    """What came of a job. `status` is what was returned, unless there is an `error`."""
+
+    claim_descriptor: str
+    status: str
+    error: CarriedError | None
+    body: bytes  # the job's, as it was saved last
+    is_lost: bool  # the child has found out that the claim has ended
+
+
 class ProcessPlace(Place):
     """Runs one job at a time in a child that it keeps; in one thread, but for `abandon`.
 
@@ -87,7 +144,6 @@ class ProcessPlace(Place):
         super().__init__(handler)
         self._plan = plan
         self._name = name
-        self._bell = Bell()
         self._child: Child | None = None
         self._is_abandoned = False
 
@@ -96,40 +152,38 @@ class ProcessPlace(Place):
         if self._child is not None or self._is_abandoned:
             return
         try:
-            self._child = Child(self._plan, self._name, self._bell)
+            self._child = Child(self._plan, self._name)
             self._child.wait_until_ready(lambda: -math.inf if self._is_abandoned else math.inf)
         except OutOfTime:
-            self._end_child()
+            self.close()
         except ProcessNotStarted as error:
-            self._end_child()
+            self.close()
             raise ProcessNotStarted(
                 f"no process can run the handler of queue {self._handler.queue!r}: {error}"
             ) from error
 
     def run(self, job: RunningJob) -> Outcome:
-        job.claim.when_lost(self._bell.ring)
         try:
             answer = self._answer(job)
-        except ProcessNotStarted:  # handed back; `prepare` will say why
+        except ProcessNotStarted:  # released; `prepare` will say why
             return HANDED_BACK
         except (ProcessDied, TimeoutError, ClaimLost) as error:
             log.warning("job %s: %s", job.descriptor, error)
             return self._handler.outcome_of(job, error.with_traceback(None))
-        finally:
-            job.claim.when_lost(None)
-        job.note_saved(answer.body)
+        job.body = answer.body
         if answer.is_lost:
-            job.claim.lose()
+            job.lose()
         if answer.error is None:
             return self._handler.outcome_of_value(job, answer.status or None)
         return self._handler.outcome_of(job, answer.error.restored(), answer.error.summary)
 
     def abandon(self) -> None:
         self._is_abandoned = True
-        self._bell.ring()
 
     def close(self) -> None:
-        self._end_child()
+        if self._child is not None:
+            self._child.end()
+            self._child = None
 
     def _answer(self, job: RunningJob) -> Answer:
         """Raises ProcessNotStarted, ProcessDied, TimeoutError and ClaimLost: there is no child any
@@ -138,10 +192,10 @@ class ProcessPlace(Place):
             try:
                 return self._apply(job)
             except ProcessNotStarted:  # it died while it had nothing to do
-                self._end_child()
+                self.close()
                 return self._apply(job)
         except BaseException:
-            self._end_child()
+            self.close()
             raise
 
     def _apply(self, job: RunningJob) -> Answer:
@@ -164,7 +218,7 @@ class ProcessPlace(Place):
             return ends_at
 
         try:
-            answer = child.apply(Order(job.queue, job.claim.job), deadline)
+            answer = child.apply(job.claimed, deadline)
         except OutOfTime as error:
             if job.lost:
                 raise ClaimLost(
@@ -177,90 +231,58 @@ class ProcessPlace(Place):
             raise ProcessDied("the handler's process answered for another job, and was killed")
         return answer
 
-    def _end_child(self) -> None:
-        if self._child is not None:
-            self._child.end()
-            self._child = None
 
-
-class Bell:
-    """Wakes the one thread that waits for it; any thread may ring, at any time."""
-
-    def __init__(self) -> None:
-        self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        # Not before: a thread that rings has the Bell. Nor at exit: threads wait to the last.
-        weakref.finalize(self, os.close, self._fd).atexit = False
-
-    def fileno(self) -> int:
-        return self._fd
-
-    def ring(self) -> None:
-        os.eventfd_write(self._fd, 1)
-
-    def hush(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._fd)
+# Until when a child may go on, in monotonic seconds; it is asked every `_LOOK_SECONDS`.
+Deadline = Callable[[], float]
 
 
 class Child:
     """One child. The thread that makes it attends it for all its life, and alone calls it."""
 
-    def __init__(self, plan: ChildPlan, name: str, bell: Bell) -> None:
+    def __init__(self, plan: ChildPlan, name: str) -> None:
         """Start it; `name` is what `ps` shows. Raises ProcessNotStarted."""
-        self._bell = bell
         try:
-            self._flag = _spawn.RawValue(ctypes.c_bool, False)
+            self._is_lost = _spawn.RawValue(ctypes.c_bool, False)
             self._connection, childs_end = _spawn.Pipe()
             with childs_end:
                 self._process = _spawn.Process(
-                    target=serve, args=(plan, childs_end, self._flag, os.getpid()), name=name
+                    target=serve, args=(plan, childs_end, self._is_lost, os.getpid()), name=name
                 )
-                _start(self._process)
-            self._pidfd = _pidfd_of(self._process)
+                self.pid, self._pidfd = _start(self._process)
+            _bound_stalls(self._connection)
         except OSError as error:
             raise ProcessNotStarted(str(error)) from error
         self._is_reaped = False
         self._poll = select.poll()
-        for descriptor in (self._connection, self._pidfd, bell):
+        for descriptor in (self._connection, self._pidfd):
             self._poll.register(descriptor, select.POLLIN)
 
-    @property
-    def pid(self) -> int:
-        assert self._process.pid is not None
-        return self._process.pid
-
     def wait_until_ready(self, deadline: Deadline) -> None:
-        """Block until the child has its function.
-
-        Raises ProcessNotStarted if it can't have it, and OutOfTime.
-        """
+        """Raises ProcessNotStarted and OutOfTime: it is of no use then."""
         try:
             problem = self._receive(deadline)
         except ProcessDied as error:
-            raise ProcessNotStarted(
-                f"{error} before it was ready; what it printed to stderr tells why"
-            ) from error
-        if problem != READY:
+            raise ProcessNotStarted(f"{error}; what it printed to stderr tells why") from error
+        if problem != _READY:
             raise ProcessNotStarted(f"it could not begin:\n{problem}")
 
-    def apply(self, order: Order, deadline: Deadline) -> Answer:
+    def apply(self, job: ClaimedJob, deadline: Deadline) -> Answer:
         """Have the job run.
 
         Raises ProcessNotStarted if the child was gone before, ProcessDied if it dies over this,
         and OutOfTime. In all of these cases the child is of no further use.
         """
-        self._flag.value = False
+        self._is_lost.value = False
         try:
-            for piece in pieces(order):
-                self._wait(select.POLLOUT, deadline)
-                self._connection.send_bytes(piece)
-        except (OSError, ProcessDied) as error:
-            raise ProcessNotStarted(self._death()) from error
+            self._connection.send(job)
+        except OSError as error:
+            self._kill()
+            raise ProcessNotStarted("the handler's process was gone") from error
         return cast("Answer", self._receive(deadline))
 
     def warn(self) -> None:
         """Let the job know that its claim is lost, until the next `apply`."""
-        self._flag.value = True
+        self._is_lost.value = True
 
     def end(self) -> None:
         """End an idle child in order, and any other one at once; nothing is left of it."""
@@ -271,14 +293,9 @@ class Child:
         os.close(self._pidfd)
 
     def _receive(self, deadline: Deadline) -> object:
-        def receive() -> bytes:
-            self._wait(select.POLLIN, deadline)
-            return self._connection.recv_bytes()
-
+        self._wait(deadline)
         try:
-            return whole(receive)
-        except (ProcessDied, OutOfTime):
-            raise
+            return self._connection.recv()
         except (EOFError, OSError) as error:
             raise ProcessDied(self._death()) from error
         except Exception as error:
@@ -287,12 +304,10 @@ class Child:
                 f"the handler's process said what can't be read, and was killed: {error!r}"
             ) from error
 
-    def _wait(self, event: int, deadline: Deadline) -> None:
-        """Block until the connection is ready for `event`: reading or writing does not block then,
-        but may fail. Raises ProcessDied and OutOfTime."""
-        self._poll.modify(self._connection, event)
+    def _wait(self, deadline: Deadline) -> None:
+        """Block until there is something to receive. Raises ProcessDied and OutOfTime."""
         while True:
-            seconds = min(deadline() - time.monotonic(), _LONGEST_WAIT_SECONDS)
+            seconds = min(deadline() - time.monotonic(), _LOOK_SECONDS)
             ready = dict(self._poll.poll(max(0.0, seconds) * 1000))
             if self._connection.fileno() in ready:
                 return
@@ -301,7 +316,6 @@ class Child:
             if seconds <= 0:  # now only: an answer that is there counts
                 self._kill()
                 raise OutOfTime
-            self._bell.hush()  # before `deadline` looks: what rings meanwhile is heard next time
 
     def _death(self) -> str:
         """How the child died, of which nothing is left then."""
@@ -331,10 +345,10 @@ class Child:
         self._process.join()
 
 
-def _start(child: process.BaseProcess) -> None:
-    """Start it with stop signals blocked, and take it from multiprocessing, which joins its
-    children when the program exits, however long they hang, and reaps those that died whenever it
-    starts another: the PID of one that we have not killed yet could be reused then."""
+def _start(child: process.BaseProcess) -> tuple[int, int]:
+    """Start it with stop signals blocked; return its pid and a pidfd. Take it from multiprocessing,
+    which joins its children when the program exits, however long they hang, and reaps those that
+    died whenever it starts another: the PID of one that we have not killed yet could be reused."""
     with _starting:
         resource_tracker.ensure_running()  # multiprocessing's own; starting it unblocks signals
         before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
@@ -343,13 +357,173 @@ def _start(child: process.BaseProcess) -> None:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         process._children.discard(child)  # type: ignore[attr-defined]  # noqa: SLF001
-
-
-def _pidfd_of(child: process.BaseProcess) -> int:
     assert child.pid is not None
     try:
-        return os.pidfd_open(child.pid)
+        return child.pid, os.pidfd_open(child.pid)
     except OSError:
         child.kill()
         child.join()
         raise
+
+
+def _bound_stalls(connection: Connection) -> None:
+    """Have the system end a read or write that makes no progress, with an OSError."""
+    limit = struct.pack("ll", _STALL_SECONDS, 0)
+    with socket.socket(fileno=os.dup(connection.fileno())) as end:
+        for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+            end.setsockopt(socket.SOL_SOCKET, option, limit)
+        end.setblocking(True)  # whatever `socket.setdefaulttimeout` has made of it
+
+
+# --- in the child ---------------------------------------------------------------------------
+
+
+def serve(plan: ChildPlan, connection: Connection, is_lost: ctypes.c_bool, parent_pid: int) -> None:
+    end_with_parent(parent_pid, signal.SIGKILL)
+    set_title(f"worker {multiprocessing.current_process().name}")
+    _leave_signals_to_parent()
+    os.register_at_fork(after_in_child=partial(_leave_child, connection))
+    try:
+        run = _handler_of(plan, is_lost)
+    except BaseException:  # noqa: BLE001 - the parent is told, and raises
+        connection.send(traceback.format_exc().rstrip())
+        return
+    with contextlib.suppress(EOFError, OSError):  # the parent wants no more of us
+        connection.send(_READY)
+        while True:
+            connection.send(run(connection.recv()))
+
+
+def _leave_signals_to_parent() -> None:
+    """The parent ends its jobs in order: a stop signal to a whole group, or to all processes of a
+    service, is no child's. They are caught, not ignored, so that programs that a handler starts
+    have them as usual."""
+    os.setpgid(0, 0)
+    for number in STOP_SIGNALS:
+        signal.signal(number, lambda _number, _frame: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+
+
+def _leave_child(connection: Connection) -> None:
+    """In a copy that a handler made by `os.fork`: it is none of the parent's children. It answers
+    nothing, is not talked to, and heeds signals, as any process of the handler's does."""
+    connection.close()
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+
+
+def _handler_of(plan: ChildPlan, is_lost: ctypes.c_bool) -> Callable[[ClaimedJob], Answer]:
+    """What runs a job, once the process was set up."""
+    set_up: Callable[[], object] | None = pickle.loads(plan.set_up)  # noqa: S301 - this program's
+    if set_up is not None:
+        set_up()
+    function: Callable[[RunningJob], object] = pickle.loads(plan.function)  # noqa: S301
+    client: Client | None = pickle.loads(plan.client) if plan.client else None  # noqa: S301
+
+    def run(claimed: ClaimedJob) -> Answer:
+        job = _ChildJob(plan, claimed, client, is_lost)
+        status, failure = "", None
+        try:
+            status = returned(function(job)).status
+        except BaseException as error:  # noqa: BLE001 - it is the job's outcome, whatever it is
+            failure = CarriedError.of(error)
+        return Answer(job.claim_descriptor, status, failure, job.body, job.lost)
+
+    return run
+
+
+class _ChildJob(RunningJob):
+    """A job whose claim the worker renews; it notes the loss of that in `told_lost`."""
+
+    __slots__ = ("_found_lost", "_no_client", "_told_lost")
+
+    def __init__(
+        self, plan: ChildPlan, claimed: ClaimedJob, client: Client | None, told_lost: ctypes.c_bool
+    ) -> None:
+        self._no_client = plan.no_client
+        self._told_lost = told_lost
+        super().__init__(plan.queue, claimed, cast("Client", client), time.monotonic())
+
+    @property
+    def lost(self) -> bool:
+        return self._found_lost or self._told_lost.value
+
+    @lost.setter
+    def lost(self, value: bool) -> None:
+        self._found_lost = value
+
+    @property
+    def client(self) -> Client:
+        if self._no_client:
+            raise RuntimeError(
+                f"job.client and job.save can't be had in a process: {self._no_client}"
+            )
+        return self._client
+
+
+# --- exceptions on their way to the worker --------------------------------------------------
+
+
+class CarriedError(NamedTuple):
+    """An exception as bytes, and what can be said of it without its class.
+
+    Retry policies and hooks go by an exception's class, so that comes along if anything does: the
+    nearest base class that the worker can import. State is taken along where it can be pickled.
+    """
+
+    pickled: bytes
+    summary: str  # its `error_text`
+    traceback_text: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> CarriedError:
+        text = "".join(traceback.format_exception(error))
+        for candidate in _candidates(error):
+            with contextlib.suppress(Exception):  # a user's class may do anything when pickled
+                pickled = pickle.dumps(candidate)
+                _unpickled(pickled)
+                return cls(pickled, error_text(error), text)
+        raise AssertionError("unreachable: the last candidate is of the standard library")
+
+    def restored(self) -> BaseException:
+        """The exception, with a RemoteTraceback as its cause."""
+        try:
+            error = _unpickled(self.pickled)
+        except Exception as unknown:  # noqa: BLE001 - its module can't be imported here
+            error = RuntimeError(f"an error whose class is unknown in this process: {unknown}")
+        error.__cause__ = RemoteTraceback(f'\n"""\n{self.traceback_text}"""')
+        return error
+
+
+def _candidates(error: BaseException) -> Iterator[object]:
+    """What to send for `error`, the best first: itself, or what to make it of where its constructor
+    can't: its class or a base, arguments, state."""
+    yield error
+    try:
+        message = str(error)
+    except Exception:  # noqa: BLE001 - a user's code
+        message = ""
+    state = {name: value for name, value in vars(error).items() if _can_be_pickled(value)}
+    for kind in type(error).__mro__:
+        if issubclass(kind, BaseException):
+            yield kind, (message,), state
+
+
+def _unpickled(pickled: bytes) -> BaseException:
+    found: Any = pickle.loads(pickled)  # noqa: S301 - made by this program, in this process or a child
+    if isinstance(found, tuple):
+        kind, arguments, state = found
+        found = kind.__new__(kind, *arguments)
+        found.args = arguments
+        vars(found).update(state)
+    if not isinstance(found, BaseException):
+        raise TypeError(f"pickled as an exception, it came back as {type(found).__name__}")
+    return found
+
+
+def _can_be_pickled(value: object) -> bool:
+    try:
+        pickle.dumps(value)
+    except Exception:  # noqa: BLE001 - a user's class
+        return False
+    return True

@@ -1,137 +1,106 @@
-"""A job as its handler sees it, and the claim that it runs under.
+"""A job as its handler sees it, how a run may end, and when a failed one is tried again.
 
-A Claim holds what is known in this process of one claim; it does no I/O. A RunningJob is what
-handlers and hooks get: it saves progress, and knows whether the claim still holds. Times are
-monotonic seconds unless a name says otherwise.
+    return                SUCCEEDED; a text is appended to the job's custom status
+    raise Retry(…)        this attempt failed; try again, if an attempt is left
+    raise Discard(…)      failed for good
+    raise Later(…)        PENDING again for later, at no attempt's cost
+    any other exception   this attempt failed; when to try again is the retry policy's to say
+
+A policy is any function of the attempt that failed (1 is the first) and the error, which returns
+the seconds until the next attempt, or None: the job has failed for good, whatever attempts remain.
+
+    constant(30)                       30 s each time
+    linear(10, most=60)                10, 20, … 60 s
+    exponential(1, most=300)           about 1, 2, 4, … 300 s
+    never                              no further attempt
+    {ConnectionError: exponential(1), ValueError: never}      by the class of the error
+
+Nothing here does I/O but what a handler asks of its job.
 """
 
 from __future__ import annotations
 
+import logging
 import math
+import random
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
 
 from pinlaterd.client.client import Client
-from pinlaterd.client.outcomes import SUCCEEDED, ClaimLost, Ending, Outcome, sayable
 from pinlaterd.model import CheckpointInfo, ClaimedJob, JobRecord, JobState
 
+RetryPolicy = Callable[[int, BaseException], float | None]
+Retries = RetryPolicy | Mapping[type[BaseException], RetryPolicy]
+
+# What a store is asked to hold as a run-after stays within what each can hold.
+LONGEST_DELAY_SECONDS = 366 * 86_400.0
+MAX_ERROR_CHARS = 500
+_MAX_PLACES = 3
 # A claim is renewed when this part of its time-out is over, so that two renewals may fail.
 _RENEW_AFTER = 1 / 3
 
+log = logging.getLogger(__name__)
 
-class Claim:
-    """One claim: until when the server takes silence for work, and whether it was lost.
 
-    `outcome` is set when the run has ended. Once `is_lost` is set, nothing is said to the server
-    about the job any more.
-    """
-
-    __slots__ = (
-        "_tell",
-        "began_at",
-        "claimed_at",
-        "ended_at",
-        "expires_at",
-        "is_lost",
-        "job",
-        "outcome",
-        "renew_at",
-    )
-
-    def __init__(self, job: ClaimedJob, now: float) -> None:
-        self.job = job
-        self.is_lost = False
-        self.claimed_at = self.began_at = self.ended_at = now
-        self.outcome: Outcome | None = None
-        self._tell: Callable[[], None] | None = None
-        self.renewed(now)
-
-    def takes_checkpoint(self) -> bool:
-        """Whether more than an ack has to be said of its outcome."""
-        outcome = self.outcome
-        if outcome is None or outcome is SUCCEEDED:
-            return False
-        if outcome.ending is Ending.DISCARDED:
-            return self.job.attempts_remaining > 1
-        return outcome.ending is Ending.POSTPONED
-
-    def copy(self) -> Claim:
-        """The same claim, for something else to be said of it."""
-        copy = Claim(self.job, self.claimed_at)
-        copy.expires_at, copy.renew_at = self.expires_at, self.renew_at
-        return copy
-
-    def holds(self, record: JobRecord | None) -> bool:
-        """Whether the job, of which the service knows that much, is still held under this claim."""
-        return (
-            record is not None
-            and record.state is JobState.IN_PROGRESS
-            and record.claim_descriptor == self.job.claim_descriptor
-        )
-
-    def renewed(self, now: float) -> None:
-        """The server counts the time-out from `now` on."""
-        timeout_seconds = self.job.claim_timeout_seconds
-        if timeout_seconds > 0:
-            self.expires_at = now + timeout_seconds
-            self.renew_at = now + timeout_seconds * _RENEW_AFTER
-        else:
-            self.expires_at = self.renew_at = math.inf
-
-    def not_renewed(self, now: float) -> None:
-        """A renewal failed: try again soon."""
-        self.renew_at = now + self.job.claim_timeout_seconds * _RENEW_AFTER / 4
-
-    def lose(self) -> None:
-        """Note that the claim is gone, and call what `when_lost` was given."""
-        self.is_lost = True
-        tell = self._tell
-        if tell is not None:
-            tell()
-
-    def when_lost(self, tell: Callable[[], None] | None) -> None:
-        """Call `tell` once the claim is lost, from any thread, and at once if it is already."""
-        self._tell = tell
-        if self.is_lost and tell is not None:
-            tell()
+# --- the job -----------------------------------------------------------------------------------
 
 
 class RunningJob:
-    """A job in the hands of its handler. Any thread may use it while the handler runs."""
+    """A job in the hands of its handler. Any thread may use it while the handler runs.
 
-    __slots__ = ("_body", "_client", "claim", "queue")
+    The attributes are the worker's, but for `queue`, `body` and `lost`; times are monotonic
+    seconds. Once the claim is lost nothing is reported about the job any more.
+    """
 
-    def __init__(self, queue: str, claim: Claim, client: Callable[[], Client]) -> None:
-        """`client` gives the Client to use; it is asked for it only when one is needed."""
+    __slots__ = (
+        "_client",
+        "_tell",
+        "began_at",
+        "body",
+        "claimed",
+        "claimed_at",
+        "ended_at",
+        "expires_at",
+        "lost",
+        "outcome",
+        "queue",
+        "renew_at",
+    )
+
+    def __init__(self, queue: str, claimed: ClaimedJob, client: Client, now: float) -> None:
         self.queue = queue
-        self.claim = claim
+        self.body = claimed.body  # after `save(body=…)` that one
+        self.lost = False  # whether the claim has ended: another worker may run the job now
+        self.claimed = claimed
+        self.claimed_at = self.began_at = self.ended_at = now
+        self.outcome: Outcome | None = None  # once it has ended
         self._client = client
-        self._body: bytes | None = None
+        self._tell: Callable[[], None] | None = None
+        self.renewed(now)
 
     def __repr__(self) -> str:
         return f"RunningJob({self.descriptor!r}, attempt={self.attempt})"
 
     @property
     def descriptor(self) -> str:
-        return self.claim.job.descriptor
+        return self.claimed.descriptor
 
     @property
     def claim_descriptor(self) -> str:
-        return self.claim.job.claim_descriptor
-
-    @property
-    def body(self) -> bytes:
-        """The job's body; after `save(body=…)` that one."""
-        return self.claim.job.body if self._body is None else self._body
+        return self.claimed.claim_descriptor
 
     @property
     def attempts_allowed(self) -> int:
-        return self.claim.job.attempts_allowed
+        return self.claimed.attempts_allowed
 
     @property
     def attempts_remaining(self) -> int:
         """How many attempts are left, with this one."""
-        return self.claim.job.attempts_remaining
+        return self.claimed.attempts_remaining
 
     @property
     def attempt(self) -> int:
@@ -141,16 +110,11 @@ class RunningJob:
     @property
     def client(self) -> Client:
         """The worker's Client, to enqueue what is to be done next, for one."""
-        return self._client()
-
-    @property
-    def lost(self) -> bool:
-        """Whether the claim has ended meanwhile: another worker may run the job now."""
-        return self.claim.is_lost
+        return self._client
 
     def raise_if_lost(self) -> None:
         """Raise ClaimLost if the claim has ended. Long handlers ask between their steps."""
-        if self.claim.is_lost:
+        if self.lost:
             raise ClaimLost(f"the claim on {self.descriptor} has ended while it ran")
 
     def save(self, body: bytes | None = None, status: str | None = None) -> None:
@@ -162,25 +126,333 @@ class RunningJob:
         """
         self.raise_if_lost()
         asked_at = time.monotonic()
-        self.client.checkpoint(
-            self.queue,
-            [
-                CheckpointInfo(
-                    self.descriptor,
-                    new_body=body,
-                    prepend_custom_status=None if status is None else sayable(status),
-                    claim_descriptor=self.claim_descriptor,
-                )
-            ],
+        progress = CheckpointInfo(
+            self.descriptor,
+            new_body=body,
+            prepend_custom_status=None if status is None else sayable(status),
+            claim_descriptor=self.claim_descriptor,
         )
+        self.client.checkpoint(self.queue, [progress])
         # A checkpoint whose claim has ended changes nothing and is no error.
-        if not self.claim.holds(self.client.lookup([self.descriptor]).get(self.descriptor)):
-            self.claim.lose()
+        if not self.is_held(self.client.lookup([self.descriptor]).get(self.descriptor)):
+            self.lose()
         self.raise_if_lost()
-        self.claim.renewed(asked_at)
+        self.renewed(asked_at)
         if body is not None:
-            self.note_saved(body)
+            self.body = body
 
-    def note_saved(self, body: bytes) -> None:
-        """`body` is the job's now, wherever it was saved."""
-        self._body = body
+    # --- the worker's ---------------------------------------------------------------------
+
+    def is_held(self, record: JobRecord | None) -> bool:
+        """Whether the job, of which the service knows that much, is still held under this claim."""
+        return (
+            record is not None
+            and record.state is JobState.IN_PROGRESS
+            and record.claim_descriptor == self.claim_descriptor
+        )
+
+    def renewed(self, now: float) -> None:
+        """The server counts the claim's time-out from `now` on."""
+        timeout_seconds = self.claimed.claim_timeout_seconds
+        if timeout_seconds > 0:
+            self.expires_at = now + timeout_seconds
+            self.renew_at = now + timeout_seconds * _RENEW_AFTER
+        else:
+            self.expires_at = self.renew_at = math.inf
+
+    def not_renewed(self, now: float) -> None:
+        """A renewal failed: try again soon."""
+        self.renew_at = now + self.claimed.claim_timeout_seconds * _RENEW_AFTER / 4
+
+    def lose(self) -> None:
+        """Note that the claim is gone, and call what `when_lost` was given."""
+        self.lost = True
+        tell = self._tell
+        if tell is not None:
+            tell()
+
+    def when_lost(self, tell: Callable[[], None] | None) -> None:
+        """Call `tell` once the claim is lost, from any thread, and at once if it is already."""
+        self._tell = tell
+        if self.lost and tell is not None:
+            tell()
+
+
+# --- retry policies ----------------------------------------------------------------------------
+
+
+def _check(name: str, seconds: float) -> None:
+    if not 0 <= seconds < math.inf:
+        raise ValueError(f"{name}: expected seconds, 0 or more, got {seconds!r}")
+
+
+def constant(seconds: float) -> RetryPolicy:
+    """The same delay each time."""
+    _check("seconds", seconds)
+    return lambda _attempt, _error: seconds
+
+
+def linear(seconds: float, *, most: float = 3600.0) -> RetryPolicy:
+    """`seconds` after the first attempt, twice that after the second, …, `most` at most."""
+    _check("seconds", seconds)
+    _check("most", most)
+    return lambda attempt, _error: min(most, seconds * attempt)
+
+
+def exponential(
+    first: float = 1.0, *, factor: float = 2.0, most: float = 3600.0, jitter: bool = True
+) -> RetryPolicy:
+    """`first` seconds after the first attempt, then `factor` times as long each time, up to `most`.
+
+    With `jitter` the delay is a random one between a half and the whole of that, so that jobs that
+    failed together do not come back together.
+    """
+    _check("first", first)
+    _check("most", most)
+    if not 1 <= factor < math.inf:
+        raise ValueError(f"factor: expected at least 1, got {factor!r}")
+
+    def delay(attempt: int, _error: BaseException) -> float:
+        try:
+            longest = min(most, first * factor ** (attempt - 1))
+        except OverflowError:
+            longest = most
+        return random.uniform(longest / 2, longest) if jitter else longest
+
+    return delay
+
+
+def never(_attempt: int, _error: BaseException) -> None:
+    """No further attempt: the job has FAILED for good."""
+
+
+DEFAULT_POLICY = exponential(1, most=300)
+
+
+def policy_for(error: BaseException, retries: Retries) -> RetryPolicy:
+    """The policy of the error's class, or of the nearest base class that has one."""
+    if not isinstance(retries, Mapping):
+        return retries
+    for kind in type(error).__mro__:
+        if kind in retries:
+            return retries[kind]
+    return DEFAULT_POLICY
+
+
+def delay_after(error: BaseException, attempt: int, retries: Retries) -> float | None:
+    """Seconds until the next attempt, or None for no further one.
+
+    A policy that fails, or returns what is no delay, is logged, and the default takes its place:
+    the error that it was asked about must not be hidden by one of its own.
+    """
+    try:
+        seconds = policy_for(error, retries)(attempt, error)
+        if seconds is None:
+            return None
+        _check("delay", seconds)
+    except Exception:
+        log.exception("the retry policy for %s failed; the default is used", type(error).__name__)
+        seconds = DEFAULT_POLICY(attempt, error)
+        assert seconds is not None
+    return min(seconds, LONGEST_DELAY_SECONDS)
+
+
+# --- what a handler may raise --------------------------------------------------------------------
+
+
+class Retry(Exception):
+    """Raised by a handler: this attempt failed; try again, if an attempt is left.
+
+    `delay_seconds`: when; None: as the queue's retry policy says. `status` is appended to the
+    job's custom status.
+    """
+
+    def __init__(self, delay_seconds: float | None = None, status: str = "") -> None:
+        super().__init__(delay_seconds, status)
+        if delay_seconds is not None:
+            _check_delay(delay_seconds)
+        _check_type("status", status, str)
+        self.delay_seconds = delay_seconds
+        self.status = status
+
+
+class Discard(Exception):
+    """Raised by a handler: the job has FAILED for good, whatever attempts remain.
+
+    `reason` is appended to the job's custom status.
+    """
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason)
+        _check_type("reason", reason, str)
+        self.reason = reason
+
+
+class Later(Exception):
+    """Raised by a handler: go on at another time, at no attempt's cost.
+
+    Either after `delay_seconds`, or at `run_after_ms` (milliseconds since the epoch). `body`
+    replaces the job's, `status` is put in front of its custom status, and `attempts` becomes both
+    the attempts allowed and the attempts remaining; None leaves them as they are.
+    """
+
+    def __init__(
+        self,
+        delay_seconds: float | None = None,
+        *,
+        run_after_ms: int | None = None,
+        body: bytes | None = None,
+        status: str = "",
+        attempts: int | None = None,
+    ) -> None:
+        super().__init__(delay_seconds, run_after_ms, body, status, attempts)
+        if (delay_seconds is None) == (run_after_ms is None):
+            raise ValueError("Later: expected either delay_seconds or run_after_ms")
+        if delay_seconds is not None:
+            _check_delay(delay_seconds)
+        if run_after_ms is not None:
+            _check_type("run_after_ms", run_after_ms, int)
+        if body is not None:
+            _check_type("body", body, bytes)
+        _check_type("status", status, str)
+        if attempts is not None:
+            _check_type("attempts", attempts, int)
+            if attempts < 1:
+                raise ValueError(f"attempts: expected at least 1, got {attempts}")
+        self.delay_seconds = delay_seconds
+        self.run_after_ms = run_after_ms
+        self.body = body
+        self.status = status
+        self.attempts = attempts
+
+
+class ClaimLost(Exception):
+    """The claim on a job has ended while its handler ran: another worker may run the job now.
+
+    What the handler returns or raises will change nothing about the job any more.
+    """
+
+
+# --- outcomes ------------------------------------------------------------------------------------
+
+
+class Ending(StrEnum):
+    """What becomes of a job after a run."""
+
+    SUCCEEDED = "succeeded"
+    RETRIED = "retried"  # the attempt failed; PENDING again if another one is left
+    DISCARDED = "discarded"  # FAILED for good
+    POSTPONED = "postponed"  # PENDING again for later
+    LOST = "lost"  # nothing: the claim was gone before
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended, as hooks see it and as it is acknowledged.
+
+    `delay_seconds` counts from when the service is told (RETRIED, POSTPONED). `error` is what was
+    raised, unless that was one of Retry, Discard, Later and ClaimLost.
+    """
+
+    ending: Ending
+    status: str = ""
+    delay_seconds: float = 0.0
+    run_after_ms: int | None = None
+    body: bytes | None = None
+    attempts: int | None = None
+    error: BaseException | None = None
+
+
+SUCCEEDED = Outcome(Ending.SUCCEEDED)
+LOST = Outcome(Ending.LOST)
+# A job that goes back unbegun, or unfinished when the grace is over: PENDING at no attempt's cost.
+HANDED_BACK = Outcome(Ending.POSTPONED)
+
+
+def returned(value: object) -> Outcome:
+    """The outcome of a handler that returned: a status, or nothing."""
+    if value is None:
+        return SUCCEEDED
+    return Outcome(Ending.SUCCEEDED, sayable(str(value)))
+
+
+def raised(
+    error: BaseException,
+    *,
+    attempt: int,
+    is_last: bool,
+    retries: Retries,
+    text: str | None = None,
+) -> Outcome:
+    """The outcome of a handler that raised `error` at its `attempt`-th attempt.
+
+    `text`: its `error_text`, where that was found out by who still had its traceback.
+    """
+    match error:
+        case Retry():
+            seconds = error.delay_seconds
+            if seconds is None:
+                seconds = delay_after(error, attempt, retries) or 0.0
+            status = sayable(error.status)
+            return Outcome(Ending.RETRIED, status, seconds)
+        case Discard():
+            return Outcome(Ending.DISCARDED, sayable(error.reason))
+        case Later():
+            return Outcome(
+                Ending.POSTPONED,
+                sayable(error.status),
+                error.delay_seconds or 0.0,
+                error.run_after_ms,
+                error.body,
+                error.attempts,
+            )
+        case ClaimLost():
+            return LOST
+        case _:
+            if text is None:
+                text = error_text(error)
+            return _failed(error, text, delay_after(error, attempt, retries), is_last=is_last)
+
+
+def sayable(text: str) -> str:
+    """`text` without halves of surrogate pairs, which UTF-8 can't express and messages may hold."""
+    return text if text.isascii() else text.encode(errors="replace").decode()
+
+
+def error_text(error: BaseException) -> str:
+    """The type, the message and where it was raised, in at most MAX_ERROR_CHARS characters.
+
+    ValueError: no such address (smtp.py:30 in lookup < mail.py:12 in send)
+    """
+    frames = traceback.extract_tb(error.__traceback__)[1:]  # without the worker's own
+    places = [f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}" for frame in frames]
+    where = f" ({' < '.join(reversed(places[-_MAX_PLACES:]))})" if places else ""
+    where = where[: MAX_ERROR_CHARS // 2]
+    try:
+        message = f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - a user's exception may have code of its own
+        message = type(error).__name__
+    return sayable(message[: MAX_ERROR_CHARS - len(where)] + where)
+
+
+def _failed(error: BaseException, text: str, seconds: float | None, *, is_last: bool) -> Outcome:
+    if seconds is None:
+        return Outcome(Ending.DISCARDED, text, error=error)
+    if not is_last:  # what the next attempt has to say is appended to it
+        text = text[: MAX_ERROR_CHARS - 2] + "; "
+    return Outcome(Ending.RETRIED, text, seconds, error=error)
+
+
+def _check_type(name: str, value: object, expected: type) -> None:
+    """Where the handler says it, so that its own line is in the status: not when it is told."""
+    if not isinstance(value, expected):
+        raise TypeError(f"{name}: expected {expected.__name__}, got {value!r}")
+
+
+def _check_delay(seconds: float) -> None:
+    if not isinstance(seconds, int | float):
+        raise TypeError(f"delay_seconds: expected a number, got {seconds!r}")
+    if not 0 <= seconds <= LONGEST_DELAY_SECONDS:
+        raise ValueError(
+            f"delay_seconds: expected 0 to {LONGEST_DELAY_SECONDS:.0f}, got {seconds!r}"
+        )

@@ -25,12 +25,11 @@ from enum import Enum, auto
 from types import FrameType
 
 from pinlaterd.client.client import Client
-from pinlaterd.client.consumer import CONNECTIONS_A_QUEUE, FETCHERS, Consumer
+from pinlaterd.client.consumer import CONNECTIONS_A_QUEUE, Consumer
 from pinlaterd.client.executors import Executor, Place, PoolExecutor, TaskExecutor
-from pinlaterd.client.handler_process import ChildPlan
 from pinlaterd.client.handlers import Handlers, QueueHandler
 from pinlaterd.client.in_flight import InFlight, LaneFacts
-from pinlaterd.client.processes import ProcessPlace
+from pinlaterd.client.processes import ChildPlan, ProcessPlace
 from pinlaterd.lifecycle import STOP_SIGNALS
 
 # How long the end of what was abandoned, and the last acks, are waited for.
@@ -143,7 +142,6 @@ class Worker:
             handler.queue,
             self._client,
             concurrency,
-            fetchers=FETCHERS,
             ahead_seconds=self._ahead_seconds,
             ack_seconds=self._ack_seconds,
         )

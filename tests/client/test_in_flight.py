@@ -8,10 +8,8 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from pinlaterd.client import Client
-from pinlaterd.client.in_flight import HOARD_SECONDS, REPEAT_SECONDS, InFlight
-from pinlaterd.client.outcomes import HANDED_BACK, SUCCEEDED, Ending, Outcome
-from pinlaterd.client.running_job import Claim, RunningJob
-from pinlaterd.client.runs import LARGEST_CLAIM
+from pinlaterd.client.in_flight import HOARD_SECONDS, LARGEST_CLAIM, REPEAT_SECONDS, InFlight
+from pinlaterd.client.running_job import HANDED_BACK, SUCCEEDED, Ending, Outcome, RunningJob
 from pinlaterd.model import ClaimedJob
 
 T0 = 1000.0
@@ -27,8 +25,8 @@ def claimed(number: int, *, timeout_seconds: int = 60, attempts_remaining: int =
     )
 
 
-def jobs_of(claims: Sequence[Claim]) -> list[ClaimedJob]:
-    return [claim.job for claim in claims]
+def claims_of(jobs: Sequence[RunningJob]) -> list[ClaimedJob]:
+    return [job.claimed for job in jobs]
 
 
 def begun(flight: InFlight, *jobs: ClaimedJob) -> RunningJob:
@@ -36,15 +34,15 @@ def begun(flight: InFlight, *jobs: ClaimedJob) -> RunningJob:
     flight.add(jobs, T0, asked=0)
     job = flight.begin()
     assert job is not None
-    job.claim.began_at = job.claim.claimed_at
+    job.began_at = job.claimed_at
     return job
 
 
-def ended(flight: InFlight, number: int, outcome: Outcome, at: float = T0) -> Claim:
+def ended(flight: InFlight, number: int, outcome: Outcome, at: float = T0) -> RunningJob:
     """A job that was claimed and begun at T0 and ended at `at`."""
     job = begun(flight, claimed(number))
     flight.finish(job, outcome, at)
-    return job.claim
+    return job
 
 
 def jobs_take(flight: InFlight, seconds: float) -> None:
@@ -70,8 +68,8 @@ def flight() -> InFlight:
 def test_jobs_are_claimed_for_free_places_and_begin_in_the_order_they_came(flight):
     assert flight.wait_for_room() == 2
 
-    assert begun(flight, claimed(1), claimed(2)).claim.job == claimed(1)
-    assert begun(flight).claim.job == claimed(2)
+    assert begun(flight, claimed(1), claimed(2)).claimed == claimed(1)
+    assert begun(flight).claimed == claimed(2)
     assert flight.begin() is None
 
 
@@ -175,7 +173,7 @@ def test_discarding_the_last_attempt_takes_an_ack_only(flight):
     job = begun(flight, claimed(1, attempts_remaining=1))
     flight.finish(job, DISCARDED, T0)
 
-    assert flight.take_acks() == [job.claim]
+    assert flight.take_acks() == [job]
 
 
 def test_the_reporter_wakes_for_the_first_end_and_is_done_when_all_was_told(flight):
@@ -189,7 +187,7 @@ def test_the_reporter_wakes_for_the_first_end_and_is_done_when_all_was_told(flig
     flight.stop()
     flight.end_of_fetching()
     assert flight.wait_until_due(T0) is True
-    assert flight.take_reports(T0) == [job.claim]
+    assert flight.take_reports(T0) == [job]
     assert flight.wait_until_due(T0) is False
 
 
@@ -200,14 +198,14 @@ def test_claims_of_jobs_that_run_are_renewed_well_before_they_time_out(flight):
     job = begun(flight, claimed(1))
 
     assert flight.take_renewals(T0 + 19) == []
-    assert flight.take_renewals(T0 + 20) == [job.claim]
-    flight.renewed([job.claim], T0 + 20, done=True)
+    assert flight.take_renewals(T0 + 20) == [job]
+    flight.renewed([job], T0 + 20, done=True)
     assert flight.take_renewals(T0 + 39) == []
-    assert flight.take_renewals(T0 + 40) == [job.claim]
+    assert flight.take_renewals(T0 + 40) == [job]
 
-    flight.renewed([job.claim], T0 + 40, done=False)  # that failed: soon again
+    flight.renewed([job], T0 + 40, done=False)  # that failed: soon again
     assert flight.take_renewals(T0 + 44) == []
-    assert flight.take_renewals(T0 + 45) == [job.claim]
+    assert flight.take_renewals(T0 + 45) == [job]
 
     flight.finish(job, SUCCEEDED, T0 + 46)
     assert flight.take_renewals(T0 + 1000) == []
@@ -217,9 +215,9 @@ def test_claims_of_jobs_that_run_are_renewed_well_before_they_time_out(flight):
 def test_what_comes_of_a_lost_claim_is_dropped_and_counted(flight):
     job = begun(flight, claimed(1))
     told: list[str] = []
-    job.claim.when_lost(lambda: told.append("lost"))
+    job.when_lost(lambda: told.append("lost"))
 
-    job.claim.lose()
+    job.lose()
     flight.finish(job, SUCCEEDED, T0 + 1)
 
     assert told == ["lost"]
@@ -231,10 +229,10 @@ def test_what_comes_of_a_lost_claim_is_dropped_and_counted(flight):
 
 def test_a_claim_that_was_lost_while_it_waited_is_not_begun(flight):
     flight.add([claimed(1), claimed(2)], T0, asked=0)
-    [first] = [claim for claim in flight.take_renewals(T0 + 20) if claim.job == claimed(1)]
+    [first] = [claim for claim in flight.take_renewals(T0 + 20) if claim.claimed == claimed(1)]
     first.lose()
 
-    assert begun(flight).claim.job == claimed(2)
+    assert begun(flight).claimed == claimed(2)
     facts = flight.facts()
     assert (facts.waiting, facts.running, facts.claims_lost) == (0, 1, 1)
     assert facts.runs.total == 0
@@ -251,7 +249,7 @@ def test_jobs_that_wait_for_long_are_released_and_none_are_claimed_ahead(flight)
 
     assert flight.take_reports(T0 + HOARD_SECONDS - 0.1) == []
     [back] = flight.take_reports(T0 + HOARD_SECONDS)
-    assert (back.job, back.outcome) == (claimed(23), HANDED_BACK)
+    assert (back.claimed, back.outcome) == (claimed(23), HANDED_BACK)
     assert flight.begin() is None
     assert flight.facts().running == 2
 
@@ -267,7 +265,7 @@ def test_stopping_wakes_everyone_and_releases_what_was_not_begun(flight):
     assert flight.stopping.is_set()
     assert flight.wait_for_room() == 0
     assert flight.begin() is None
-    assert jobs_of(flight.take_reports(T0)) == [claimed(1)]
+    assert claims_of(flight.take_reports(T0)) == [claimed(1)]
 
 
 def test_what_is_abandoned_is_released_and_its_outcome_is_dropped(flight):
@@ -278,7 +276,7 @@ def test_what_is_abandoned_is_released_and_its_outcome_is_dropped(flight):
 
     assert job.lost
     [back] = flight.take_reports(T0)
-    assert (back.job, back.outcome) == (claimed(1), HANDED_BACK)
+    assert (back.claimed, back.outcome) == (claimed(1), HANDED_BACK)
     flight.finish(job, SUCCEEDED, T0 + 1)
     assert flight.take_reports(T0 + 2) == []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pinlaterd.client import constant, exponential, linear, never
-from pinlaterd.client.outcomes import (
+from pinlaterd.client.running_job import (
     LONGEST_DELAY_SECONDS,
     MAX_ERROR_CHARS,
     Ending,

@@ -16,14 +16,21 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import psutil
 import pytest
 
 from pinlaterd.client import Later, Retry, RunningJob
-from pinlaterd.client.handler_process import Answer, CarriedError, ChildPlan, Order
-from pinlaterd.client.processes import Bell, Child, OutOfTime, ProcessDied, ProcessNotStarted
+from pinlaterd.client.processes import (
+    CarriedError,
+    Child,
+    ChildPlan,
+    OutOfTime,
+    ProcessDied,
+    ProcessNotStarted,
+)
 from pinlaterd.model import ClaimedJob
 from tests.client.process_handlers import note_pid
 from tests.client.working import is_gone
@@ -66,7 +73,7 @@ def count_of_sockets() -> int:
     return sum(path.readlink().name.startswith("socket:") for path in descriptors)
 
 
-PLAN = ChildPlan(pickle.dumps(handle), pickle.dumps(None))
+PLAN = ChildPlan("q", pickle.dumps(handle), pickle.dumps(None))
 
 
 def never() -> float:
@@ -79,15 +86,14 @@ def now() -> float:
 
 def apply(child: Child, body: str, deadline: Callable[[], float] = never) -> str:
     job = ClaimedJob("q:s1:p1:1", body.encode(), 2, 2, "h:1:1:me:1", 60)
-    answer = child.apply(Order("q", job), deadline)
-    assert isinstance(answer, Answer)
+    answer = child.apply(job, deadline)
     assert answer.error is None
     return answer.status
 
 
 @contextmanager
-def a_child(bell: Bell | None = None) -> Iterator[Child]:
-    child = Child(PLAN, "test", bell or Bell())
+def a_child() -> Iterator[Child]:
+    child = Child(PLAN, "test")
     try:
         yield child
     finally:
@@ -96,13 +102,8 @@ def a_child(bell: Bell | None = None) -> Iterator[Child]:
 
 
 @pytest.fixture
-def bell() -> Bell:
-    return Bell()
-
-
-@pytest.fixture
-def child(bell: Bell) -> Iterator[Child]:
-    with a_child(bell) as child:
+def child() -> Iterator[Child]:
+    with a_child() as child:
         child.wait_until_ready(never)
         yield child
 
@@ -123,13 +124,13 @@ def test_it_answers_one_order_after_the_other_whatever_signals_come(child):
 
 
 def test_an_answer_that_can_not_be_read_costs_the_process_no_more(child, monkeypatch):
-    def broken(_receive: Callable[[], bytes]) -> object:
+    def broken(_connection: Connection) -> object:
         raise ValueError("no number")
 
-    monkeypatch.setattr("pinlaterd.client.processes.whole", broken)
+    monkeypatch.setattr(Connection, "recv", broken)
     with pytest.raises(ProcessDied, match="said what can't be read, and was killed: ValueError"):
         apply(child, "echo 1")
-    with pytest.raises(ProcessNotStarted, match="was ended by signal 9"):
+    with pytest.raises(ProcessNotStarted, match="was gone"):
         apply(child, "echo too_late")
 
 
@@ -144,20 +145,23 @@ def test_what_it_has_said_counts_though_its_time_is_over():
         child.wait_until_ready(late)
 
 
-def test_a_child_that_is_stopped_is_ended_while_it_is_given_something_long(child):
-    os.kill(child.pid, signal.SIGSTOP)
-    with pytest.raises(OutOfTime):
-        apply(child, "echo " + "x" * 10_000_000, now)
+def test_a_child_that_is_stopped_while_it_is_given_something_long_is_gone(monkeypatch):
+    monkeypatch.setattr("pinlaterd.client.processes._STALL_SECONDS", 1)
+    with a_child() as child:
+        child.wait_until_ready(never)
+        os.kill(child.pid, signal.SIGSTOP)
+        with pytest.raises(ProcessNotStarted):
+            apply(child, "echo " + "x" * 10_000_000)
 
 
-def test_without_a_descriptor_left_there_is_no_process(child, bell):
+def test_without_a_descriptor_left_there_is_no_process(child):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     spare = os.dup(0)
     os.close(spare)
     resource.setrlimit(resource.RLIMIT_NOFILE, (spare, hard))
     try:
         with pytest.raises(ProcessNotStarted, match="Too many open files"):
-            Child(PLAN, "test", bell)
+            Child(PLAN, "test")
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert apply(child, "echo 1") == "1"
@@ -180,24 +184,14 @@ def test_one_that_nobody_waits_for_says_nothing_of_it(capfd):
     assert capfd.readouterr().err == ""
 
 
-def test_its_time_ends_when_the_bell_rings_and_what_it_started_ends_with_it(
-    child, bell, tmp_path, wait_until
+def test_its_time_ends_when_that_is_changed_and_what_it_started_ends_with_it(
+    child, tmp_path, wait_until
 ):
     pid_file = tmp_path / "pid"
-    is_over = threading.Event()
-
-    def ring() -> None:
-        wait_until(pid_file.exists)
-        is_over.set()
-        bell.ring()
-
-    ringer = threading.Thread(target=ring)
-    ringer.start()
     with pytest.raises(OutOfTime):
         apply(
-            child, f"hang_with_a_child {pid_file}", lambda: now() if is_over.is_set() else never()
+            child, f"hang_with_a_child {pid_file}", lambda: now() if pid_file.exists() else never()
         )
-    ringer.join()
 
     assert not psutil.pid_exists(child.pid)
     sleeper_pid = int(pid_file.read_text())
@@ -207,10 +201,10 @@ def test_its_time_ends_when_the_bell_rings_and_what_it_started_ends_with_it(
 PARENT = """
 import sys, threading, time
 from pathlib import Path
-from tests.client.test_processes import PLAN, Bell, Child, apply, never
+from tests.client.test_processes import PLAN, Child, apply, never
 
 def attend():
-    child = Child(PLAN, "test", Bell())
+    child = Child(PLAN, "test")
     child.wait_until_ready(never)
     print(child.pid, flush=True)
     apply(child, f"hang_with_a_child {sys.argv[1]}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pinlaterd.client import Ending
-from pinlaterd.client.runs import BOUNDS_SECONDS, LARGEST_CLAIM, Runs
+from pinlaterd.client.in_flight import BOUNDS_SECONDS, LARGEST_CLAIM, Runs
 
 
 def runs_of(*seconds: float) -> Runs:

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from pinlaterd.client import Client, ConnectionFailed, PinLaterError, RunningJob, Worker
-from pinlaterd.client.consumer import FETCHERS
+from pinlaterd.client.in_flight import FETCHERS
 from tests.client import worker_program
 from tests.client.working import books, handlers_of, have_ended, running
 from tests.deployment import Deployment
