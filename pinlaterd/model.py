@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from enum import IntEnum, StrEnum
-from typing import NamedTuple, overload
+from typing import NamedTuple, get_args, overload
 
 QUEUE_NAME = re.compile(r"[A-Za-z0-9_]+\Z")
 SHARD_NAME = re.compile(r"[A-Za-z0-9-]{1,16}\Z")
@@ -316,6 +316,7 @@ Request = (
     | RetryFailedRequest
     | DeleteJobsRequest
 )
+REQUESTS: dict[Method, type[Request]] = dict(zip(Method, get_args(Request), strict=True))
 
 # createQueue, deleteQueue, ack, checkpoint: None. enqueue: the descriptors in the order of the
 # jobs. lookup: descriptor -> record. count, retry, delete: how many. getQueueNames: the names.

@@ -64,7 +64,8 @@ from pinlaterd.router.call import (
 from pinlaterd.router.shards import ShardSet
 from pinlaterd.router.split_enqueue import SplitEnqueues
 from pinlaterd.rpc import codec
-from pinlaterd.rpc.tuned import UNUSUAL, ack_parts, ack_slices
+from pinlaterd.rpc.peek import UNUSUAL
+from pinlaterd.rpc.tuned import ack_parts, ack_slices
 from pinlaterd.wire.envelope import Op, ReplyEntry, ShardCall, Status
 from pinlaterd.wire.link import ShardLink
 

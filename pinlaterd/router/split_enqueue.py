@@ -37,7 +37,8 @@ from pinlaterd.router.call import (
 )
 from pinlaterd.router.shards import ShardSet
 from pinlaterd.rpc import codec
-from pinlaterd.rpc.tuned import SLICE, UNUSUAL, EnqueuePart, enqueue_parts
+from pinlaterd.rpc.peek import UNUSUAL
+from pinlaterd.rpc.tuned import SLICE, EnqueuePart, enqueue_parts
 from pinlaterd.wire.envelope import GiveUp, Op, ReplyEntry, ShardCall, Status
 from pinlaterd.wire.link import ShardLink
 

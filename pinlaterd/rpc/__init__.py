@@ -2,10 +2,11 @@
 
     pinlater.thrift   the interface (a link to thrift/pinlater.thrift): the protocol document
     interface         that file as tables, and what of `pinlaterd.model` each struct becomes
-    binary            TBinaryProtocol: types, the head of a message, where a value ends
+    binary            TBinaryProtocol: types of values, where a value ends
     reader, writer    any struct of the interface from and to bytes, by the tables
-    tuned             fast readers of enqueues, dequeues, acks and their answers
-    peek              what the router must know of a call: the cost does not grow with the jobs
+    peek              the head of a message, and what the router must know of a call
+    tuned             fast readers of enqueues, dequeues and acks; long lists in parts
+    answers           fast readers and writers of the answers to enqueues and dequeues
     codec             what others use: peek, decode, encode
     framing           TCP bytes to messages, no I/O
     compact           the compact protocol to binary and back

@@ -1,7 +1,6 @@
-"""TBinaryProtocol: the types of values and messages, the head of a message, and where a value ends.
+"""TBinaryProtocol: the types of values and messages, and where a value ends.
 
-A message here is TBinaryProtocol without transport framing, strict (it begins with a version) or
-not (it begins with the method's name); a reply has its call's form. Pure; standard library only.
+Pure; standard library only.
 """
 
 from __future__ import annotations
@@ -9,11 +8,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Generator
 from enum import IntEnum
-from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Final
 
 from pinlaterd.errors import ProtocolError
-from pinlaterd.model import Method
 
 
 class TType(IntEnum):
@@ -71,19 +68,10 @@ U32: Final = struct.Struct(">I").unpack_from
 I32: Final = struct.Struct(">i").unpack_from
 pack_u32: Final = struct.Struct(">I").pack
 pack_i32: Final = struct.Struct(">i").pack
-_LOOSE_TAIL: Final = struct.Struct(">Bi")
 _VERSION_AND_LENGTH: Final = struct.Struct(">HxxI").unpack_from
-# A method's name as it stands on the wire, behind its length: as text, and the method.
-_KNOWN_NAMES: Final = {
-    pack_u32(len(method)) + method.encode(): (method.value, method) for method in Method
-}
-_METHODS: Final = {method.value: method for method in Method}
-# Longer names are what a client made up; they are not remembered.
-_USUAL_NAME_CHARS: Final = 64
 _STRING: Final = int(TType.STRING)
 _STRUCT: Final = int(TType.STRUCT)
 _MAP: Final = int(TType.MAP)
-_new: Final = tuple.__new__  # half the cost of calling a NamedTuple, for each call of each client
 
 
 def type_name(code: int) -> str:
@@ -92,93 +80,6 @@ def type_name(code: int) -> str:
         return TType(code).name.lower()
     except ValueError:
         return f"type {code}"
-
-
-# --- the head of a message ------------------------------------------------------------------
-
-
-class Head(NamedTuple):
-    """The head of a call."""
-
-    method_name: str
-    seqid: int
-    oneway: bool
-    strict: bool
-
-
-class MessageHead(NamedTuple):
-    """The head of any message; `at` is where its struct begins."""
-
-    method_name: str
-    kind: int
-    seqid: int
-    strict: bool
-    at: int
-
-
-def read_message_head(message: bytes) -> MessageHead:
-    """Raises ProtocolError for bytes that begin no message."""
-    try:
-        (first,) = U32(message, 0)
-        if first >> 16 == VERSION_1:
-            (length,) = U32(message, 4)
-            at = 8 + length
-            (seqid,) = I32(message, at)
-            # A name that is no text is no method either: it is answered like one that is unknown.
-            name = message[8:at].decode("utf-8", "replace")
-            return _new(MessageHead, (name, first & 0xFF, seqid, True, at + 4))
-        if first >> 31:
-            raise ProtocolError(f"unknown version {first >> 16:#06x}; Thrift's is {VERSION_1:#06x}")
-        at = 4 + first
-        kind, seqid = _LOOSE_TAIL.unpack_from(message, at)
-        name = message[4:at].decode("utf-8", "replace")
-        return MessageHead(name, kind, seqid, False, at + _LOOSE_TAIL.size)
-    except struct.error as error:
-        raise ProtocolError("the message ends within its head") from error
-
-
-def read_call_head(message: bytes) -> tuple[Head, Method | None, int]:
-    """The head of a call, its method (None: there is none of that name), and where its arguments
-    begin."""
-    if message.startswith(STRICT_CALL):
-        try:
-            at = 8 + message[7]
-            known = _KNOWN_NAMES.get(message[4:at])
-            if known is not None:
-                (seqid,) = I32(message, at)
-                return _new(Head, (known[0], seqid, False, True)), known[1], at + 4
-        except (IndexError, struct.error):
-            pass  # too short: the careful way says what it is
-    name, kind, seqid, strict, at = read_message_head(message)
-    if kind not in (MessageType.CALL, MessageType.ONEWAY):
-        raise ProtocolError(f"expected a call, got a message of type {kind}")
-    head = Head(name, seqid, kind == MessageType.ONEWAY, strict)
-    return head, _METHODS.get(name), at
-
-
-def is_oneway(message: bytes) -> bool:
-    """Whether this is a call that expects no answer; False for what is no call at all."""
-    try:
-        return read_message_head(message).kind == MessageType.ONEWAY
-    except ProtocolError:
-        return False
-
-
-def message_head(head: Head, kind: MessageType) -> bytes:
-    """The head of a message about the same call, in the same form."""
-    usual = len(head.method_name) <= _USUAL_NAME_CHARS
-    before = _remembered_before_seqid if usual else _before_seqid
-    return before(head.method_name, kind, head.strict) + pack_i32(head.seqid)
-
-
-def _before_seqid(method_name: str, kind: MessageType, strict: bool) -> bytes:  # noqa: FBT001
-    name = method_name.encode("utf-8", "replace")
-    if strict:
-        return struct.pack(f">HBBI{len(name)}s", VERSION_1, 0, kind, len(name), name)
-    return struct.pack(f">I{len(name)}sB", len(name), name, kind)
-
-
-_remembered_before_seqid = lru_cache(maxsize=256)(_before_seqid)
 
 
 # --- where a value ends ---------------------------------------------------------------------

@@ -28,51 +28,39 @@ from operator import itemgetter
 from typing import Final, NamedTuple, NoReturn, cast
 
 from pinlaterd.errors import (
-    ContinuationInvalid,
-    DequeueRateLimited,
     EnqueuedInPart,
-    EnqueueRejected,
     ErrorCode,
     InvalidEnqueue,
     InvalidRequest,
     NoHealthyShards,
     Overloaded,
-    PasswordInvalid,
     PinLaterError,
-    PriorityNotSupported,
     ProtocolError,
-    QueueNameInvalid,
-    QueueNameTooLong,
-    QueueNotFound,
+    RequestError,
     ShardConnectionFailed,
 )
 from pinlaterd.model import (
     CallContext,
     ClaimedJob,
-    CreateQueueRequest,
-    DeleteQueueRequest,
     DequeueResult,
     Method,
     Payload,
-    QueueNamesRequest,
     Request,
     Result,
 )
 from pinlaterd.rpc import tuned
-from pinlaterd.rpc.binary import (
-    I32,
-    Head,
-    MessageType,
-    message_head,
-    pack_i32,
-    read_call_head,
-    read_message_head,
+from pinlaterd.rpc.answers import (
+    DESCRIPTORS,
+    DequeueAnswer,
+    count_dequeued,
+    read_dequeue_result,
+    read_descriptors,
 )
+from pinlaterd.rpc.binary import I32, MessageType, pack_i32
 from pinlaterd.rpc.interface import (
     APPLICATION_ERROR,
-    CONTEXT,
     METHODS,
-    PINLATER_ERROR,
+    STRUCTS,
     ApplicationErrorBody,
     CallArguments,
     DequeueMetadata,
@@ -81,9 +69,17 @@ from pinlaterd.rpc.interface import (
     ResultBody,
     Struct,
 )
-from pinlaterd.rpc.peek import UNUSUAL, Peek, peek
+from pinlaterd.rpc.peek import (
+    UNUSUAL,
+    Head,
+    Peek,
+    message_head,
+    peek,
+    read_call_head,
+    read_message_head,
+)
 from pinlaterd.rpc.reader import UNLIMITED, Mismatch, read_struct
-from pinlaterd.rpc.writer import UNFIT, DequeueAnswer, problem, struct_writer, texts_writer
+from pinlaterd.rpc.writer import UNFIT, problem, struct_writer, texts_writer
 
 __all__ = [
     "Call",
@@ -117,8 +113,8 @@ _TUNED_CALLS: Final[Mapping[Method, Callable[[bytes, int, int], tuple[CallContex
     Method.ACK: tuned.read_ack,
 }
 _TUNED_RESULTS: Final[Mapping[Method, Callable[[bytes, int], Result]]] = {
-    Method.ENQUEUE: tuned.read_enqueue_result,
-    Method.DEQUEUE: tuned.read_dequeue_result,
+    Method.ENQUEUE: read_descriptors,
+    Method.DEQUEUE: read_dequeue_result,
 }
 # The arguments of a call behind the context, which is the first of all.
 _WRITE_REQUEST: Final = {
@@ -128,9 +124,9 @@ _WRITE_REQUEST: Final = {
 _WRITE_RESULT: Final = {
     method.value: struct_writer(structs.result) for method, structs in METHODS.items()
 }
-_write_descriptors: Final = texts_writer(tuned.DESCRIPTORS)
-_write_context: Final = struct_writer(CONTEXT)
-_write_error: Final = struct_writer(PINLATER_ERROR)
+_write_descriptors: Final = texts_writer(DESCRIPTORS)
+_write_context: Final = struct_writer(STRUCTS["RequestContext"])
+_write_error: Final = struct_writer(STRUCTS["PinLaterException"])
 _write_application_error: Final = struct_writer(APPLICATION_ERROR)
 _CALL_HEADS: Final = {
     method: message_head(Head(method.value, 0, oneway=False, strict=True), MessageType.CALL)[:-4]
@@ -139,7 +135,6 @@ _CALL_HEADS: Final = {
 # Longer contexts are not remembered.
 _USUAL_CONTEXT_CHARS: Final = 200
 _UNKNOWN_METHOD: Final = 1  # of the types of a TApplicationException
-_BY_NAME: Final = (Method.CREATE_QUEUE, Method.DELETE_QUEUE)
 
 _new: Final = tuple.__new__  # half the cost of calling a NamedTuple, for each call of each client
 _ERROR_FIELD: Final = b"\x0c\x00\x01"
@@ -175,15 +170,10 @@ def _decode_arguments(
         )
     except Mismatch as mismatch:
         raise _invalid(method)(f"{method.value}: {mismatch}") from None
-    context, request, name, password = arguments
-    match method:
-        case Method.CREATE_QUEUE:
-            request = CreateQueueRequest(name)
-        case Method.DELETE_QUEUE:
-            request = DeleteQueueRequest(name, password)
-        case Method.QUEUE_NAMES:
-            request = QueueNamesRequest()
-    return Call(head, context, request)
+    request, make = arguments.request, METHODS[method].fields_of
+    if make is not None:
+        request = make(*[getattr(arguments, key) for key in make._fields])
+    return Call(head, arguments.context, request)
 
 
 def encode_call(method: Method, seqid: int, context: CallContext, request: Request) -> bytes:
@@ -212,7 +202,7 @@ _remembered_context = lru_cache(maxsize=256)(_context)
 
 
 def _as_arguments(method: Method, context: CallContext, request: Request) -> CallArguments:
-    if method in _BY_NAME:
+    if METHODS[method].fields_of is not None:
         return CallArguments(context, None, *request)
     return _new(CallArguments, (context, request, "", ""))
 
@@ -303,7 +293,7 @@ def _decode_result(method: Method, message: bytes, at: int) -> Result:
         raise ProtocolError(f"the answer to {method.value}: {mismatch}") from None
     if error is not None:
         raise error_from_code(*error)
-    if 0 in declared.by_id and success is None:
+    if declared.fields[0].id == 0 and success is None:
         raise ProtocolError(f"the answer to {method.value} has neither a result nor an error")
     match method:
         case Method.ENQUEUE:
@@ -353,7 +343,7 @@ def peek_jobs(message: bytes) -> int:
     head = read_message_head(message)
     if head.kind != MessageType.REPLY:
         return 0
-    return tuned.count_dequeued(message, head.at)
+    return count_dequeued(message, head.at)
 
 
 def peek_seqid(message: bytes) -> int:
@@ -363,22 +353,14 @@ def peek_seqid(message: bytes) -> int:
 
 # --- errors ---------------------------------------------------------------------------------
 
-_BY_CODE: Final[dict[int, type[PinLaterError]]] = {
-    kind.code: kind
-    for kind in (
-        ContinuationInvalid,
-        PasswordInvalid,
-        QueueNameInvalid,
-        QueueNameTooLong,
-        QueueNotFound,
-        PriorityNotSupported,
-        DequeueRateLimited,
-        EnqueueRejected,
-        NoHealthyShards,
-        ShardConnectionFailed,
-        PinLaterError,
-    )
-}
+# The last one of a code is what it means by itself.
+_KINDS: Final[Sequence[type[PinLaterError]]] = (
+    *RequestError.__subclasses__(),
+    NoHealthyShards,
+    ShardConnectionFailed,
+    PinLaterError,
+)
+_BY_CODE: Final[dict[int, type[PinLaterError]]] = {kind.code: kind for kind in _KINDS}
 
 # Where a code has several meanings, the beginning of the message tells them apart.
 _BY_BEGINNING: Final[dict[tuple[int, str], type[PinLaterError]]] = {

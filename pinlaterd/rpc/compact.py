@@ -22,7 +22,8 @@ from abc import ABC, abstractmethod
 from typing import Final
 
 from pinlaterd.errors import ProtocolError
-from pinlaterd.rpc.binary import MAX_DEPTH, U32, VERSION_1, TType, pack_u32, read_message_head
+from pinlaterd.rpc.binary import MAX_DEPTH, U32, VERSION_1, TType, pack_u32
+from pinlaterd.rpc.peek import read_message_head
 
 PROTOCOL_ID: Final = 0x82  # the first byte of each message
 _VERSION: Final = 1
@@ -63,7 +64,7 @@ _BINARY_HEAD: Final = struct.Struct(">HBBI")
 _DOUBLE_BYTES: Final = 8
 
 # A struct's first field, if it is a text, as that of a job or an ack is.
-_COMPACT_FIRST_TEXT: Final = 1 << 4 | _STRING
+_COMPACT_FIRST_TEXT: Final = bytes((1 << 4 | _STRING,))
 _BINARY_FIRST_TEXT: Final = b"\x0b\x00\x01"
 
 # Six and more for each of the 100,000 jobs that a call may have; so many cost about a second.
@@ -102,6 +103,9 @@ class _Conversion(ABC):
     """
 
     __slots__ = ("_data", "_out", "_values_left")
+    # By whether a boolean is true, and a struct's first field: as they are written; as it comes.
+    _booleans: tuple[int, int]
+    _first_text: tuple[bytes, bytes]
 
     def __init__(self, data: bytes, most_values: int) -> None:
         self._data = data
@@ -113,18 +117,10 @@ class _Conversion(ABC):
         """The fields of a struct behind the one of `last_id`, and its end."""
 
     @abstractmethod
-    def _first_text(self, at: int) -> int | None:
-        """The first field of a struct; None, and nothing is written, if that is no text."""
-
-    @abstractmethod
     def _string(self, at: int) -> int: ...
 
     @abstractmethod
     def _integer(self, at: int, code: int) -> int: ...
-
-    @abstractmethod
-    def _element_bool(self, at: int) -> int:
-        """A boolean within a collection."""
 
     @abstractmethod
     def _list_head(self, at: int) -> tuple[int, int, int]:
@@ -149,15 +145,15 @@ class _Conversion(ABC):
         if code == _DOUBLE:
             self._out += self._taken(at, _DOUBLE_BYTES)[::-1]
             return at + _DOUBLE_BYTES
-        if code == _BYTE:
-            self._out.append(self._data[at])
-            return at + 1
-        return self._element_bool(at)
+        # A boolean of a collection is 1 if it is true; for false, writers of compact have 2 or 0.
+        byte = self._data[at]
+        self._out.append(byte if code == _BYTE else self._booleans[byte == _TRUE])
+        return at + 1
 
     def _list(self, at: int, depth: int) -> int:
         _check_depth(depth)
         code, count, at = self._list_head(at)
-        if code == _STRUCT and count > 1:
+        if code == _STRUCT:
             return self._structs(at, count, depth + 1)
         for _ in range(count):
             at = self._value(at, code, depth)
@@ -166,24 +162,24 @@ class _Conversion(ABC):
     def _structs(self, at: int, count: int, depth: int) -> int:
         """The structs of a list, jobs or acks, mostly differ in their first field alone: what
         follows it is converted once, and repeated as long as the same bytes follow."""
+        data, out = self._data, self._out
+        first, converted_first = self._first_text
         rest, converted, values = b"", bytearray(), 0
-        alike = True  # as far as is known
         for _ in range(count):
-            end = self._first_text(at) if alike else None
-            if end is None:
+            if not data.startswith(first, at):
                 at = self._fields(at, depth)
-            elif not rest:
-                begin, left = len(self._out), self._values_left
-                at = self._fields(end, depth, 1)
-                rest, converted = self._data[end:at], self._out[begin:]
-                values = left - self._values_left
-            elif self._data.startswith(rest, end):
-                self._out += converted
+                continue
+            out += converted_first
+            end = self._string(at + len(first))
+            if rest and data.startswith(rest, end):
+                out += converted
                 self._count(values)
                 at = end + len(rest)
-            else:
-                at = self._fields(end, depth, 1)
-                alike = False
+                continue
+            begin, left = len(out), self._values_left
+            at = self._fields(end, depth, 1)
+            rest, converted = data[end:at], out[begin:]
+            values = left - self._values_left
         return at
 
     def _map(self, at: int, depth: int) -> int:
@@ -215,6 +211,8 @@ class _Expansion(_Conversion):
     """One message of compact, on its way to binary; most lengths and numbers have one byte."""
 
     __slots__ = ()
+    _booleans = (0, 1)
+    _first_text = (_COMPACT_FIRST_TEXT, _BINARY_FIRST_TEXT)
 
     def message(self) -> bytes:
         data, out = self._data, self._out
@@ -262,12 +260,6 @@ class _Expansion(_Conversion):
                 at = self._value(at, code, depth)
         raise ProtocolError(f"a struct has more than {_MOST_FIELDS} fields")
 
-    def _first_text(self, at: int) -> int | None:
-        if self._data[at] != _COMPACT_FIRST_TEXT:
-            return None
-        self._out += _BINARY_FIRST_TEXT
-        return self._string(at + 1)
-
     def _string(self, at: int) -> int:
         length = self._data[at]
         at += 1
@@ -281,10 +273,6 @@ class _Expansion(_Conversion):
         number, at = _zigzag(self._data, at)
         self._out += _INTEGERS[code].pack(number)
         return at
-
-    def _element_bool(self, at: int) -> int:
-        self._out.append(self._data[at] == _TRUE)  # for false some write 2, some 0
-        return at + 1
 
     def _list_head(self, at: int) -> tuple[int, int, int]:
         count, code = self._data[at] >> 4, self._data[at] & 0x0F
@@ -310,6 +298,8 @@ class _Contraction(_Conversion):
     """One message of binary, on its way to compact. It comes from this server."""
 
     __slots__ = ()
+    _booleans = (_FALSE, _TRUE)
+    _first_text = (_BINARY_FIRST_TEXT, _COMPACT_FIRST_TEXT)
 
     def message(self) -> bytes:
         head = read_message_head(self._data)
@@ -343,12 +333,6 @@ class _Contraction(_Conversion):
         out.append(0)
         return at + 1
 
-    def _first_text(self, at: int) -> int | None:
-        if not self._data.startswith(_BINARY_FIRST_TEXT, at):
-            return None
-        self._out.append(_COMPACT_FIRST_TEXT)
-        return self._string(at + len(_BINARY_FIRST_TEXT))
-
     def _string(self, at: int) -> int:
         length: int = U32(self._data, at)[0]
         self._add_varint(length)
@@ -359,10 +343,6 @@ class _Contraction(_Conversion):
         (number,) = _INTEGERS[code].unpack_from(self._data, at)
         self._add_zigzag(number)
         return at + _INTEGERS[code].size
-
-    def _element_bool(self, at: int) -> int:
-        self._out.append(_TRUE if self._data[at] else _FALSE)
-        return at + 1
 
     def _list_head(self, at: int) -> tuple[int, int, int]:
         binary, count = _LIST_HEAD.unpack_from(self._data, at)

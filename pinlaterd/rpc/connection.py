@@ -16,9 +16,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from pinlaterd.errors import ProtocolError
-from pinlaterd.rpc.binary import STRICT_CALL, is_oneway, pack_u32
+from pinlaterd.rpc.binary import STRICT_CALL, pack_u32
 from pinlaterd.rpc.compact import from_binary
 from pinlaterd.rpc.framing import FrameReader
+from pinlaterd.rpc.peek import is_oneway
 
 if TYPE_CHECKING:
     from pinlaterd.rpc.server import ThriftServer

@@ -1,9 +1,9 @@
 """The interface file as tables: structs, methods, and what of `pinlaterd.model` they become.
 
-thriftpy2 parses the file once, at import; reader and writer work by these tables. Nothing of the
-file is written a second time in code: here stands only what the model calls differently.
-(thriftpy2's own decoders trust the lengths that a message claims, recurse as deep as it nests, and
-cannot say which field of which job is wrong.)
+thriftpy2 parses the file once, at import; readers and writers work by these tables. Nothing of the
+file is written a second time in code: the model's annotations say what each struct becomes, and
+here stands only what the model calls differently. (thriftpy2's own decoders trust the lengths that
+a message claims, recurse as deep as it nests, and cannot say which field of which job is wrong.)
 """
 
 from __future__ import annotations
@@ -12,30 +12,12 @@ import re
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, get_args, get_type_hints
 
 import thriftpy2
 from thriftpy2.thrift import TType as ParserType
 
-from pinlaterd.model import (
-    AckInfo,
-    AckRequest,
-    CallContext,
-    CheckpointInfo,
-    CheckpointRequest,
-    CountRequest,
-    DeleteJobsRequest,
-    DequeueRequest,
-    EnqueueRequest,
-    Job,
-    JobRecord,
-    JobState,
-    LookupRequest,
-    Method,
-    RetryFailedRequest,
-    ScanRequest,
-    ScanResult,
-)
+from pinlaterd.model import REQUESTS, CallContext, JobRecord, Method, ScanResult
 from pinlaterd.rpc.binary import TType
 
 INTERFACE_FILE: Final = Path(__file__).with_name("pinlater.thrift")
@@ -83,22 +65,11 @@ class Struct:
         self.name = name
         self.make = make
         self.fields = tuple(sorted(fields))  # by their ids, the order in which they are written
-        self.by_id = {field.id: field for field in self.fields}
-        # By header: a field, and its bit in the set of those that were given.
-        self.by_header = {each.header: (each, 1 << at) for at, each in enumerate(self.fields)}
-        self.required = sum(1 << at for at, each in enumerate(self.fields) if each.required)
         absent = make._field_defaults | _ABSENT.get(name, {})
         self.defaults: list[Any] = [absent.get(key) for key in make._fields]
         for field in self.fields:
             if field.default is not None:
                 self.defaults[field.place] = field.default
-
-
-class MethodStructs(NamedTuple):
-    """`result`: success in field 0, unless the method is void; or the error in field 1."""
-
-    arguments: Struct
-    result: Struct
 
 
 class EnqueueResponse(NamedTuple):
@@ -142,37 +113,33 @@ class ResultBody(NamedTuple):
 
 
 class CallArguments(NamedTuple):
-    """The arguments of any method: the context, then one request or up to two texts."""
+    """The arguments of any method: the context, then one request or its fields."""
 
     context: CallContext
     request: Any = None
-    name: str = ""
+    queue: str = ""
     password: str = ""
 
 
-_MODELS: Final[dict[str, type[Any]]] = {
-    "RequestContext": CallContext,
-    "PinLaterJob": Job,
-    "PinLaterEnqueueRequest": EnqueueRequest,
-    "PinLaterEnqueueResponse": EnqueueResponse,
-    "PinLaterJobAckInfo": AckInfo,
-    "PinLaterJobAckRequest": AckRequest,
-    "PinLaterDequeueRequest": DequeueRequest,
-    "PinLaterDequeueMetadata": DequeueMetadata,
-    "PinLaterDequeueResponse": DequeueResponse,
-    "PinLaterCheckpointJobRequest": CheckpointInfo,
-    "PinLaterCheckpointJobsRequest": CheckpointRequest,
-    "PinLaterLookupJobRequest": LookupRequest,
-    "PinLaterJobInfo": JobRecord,
-    "PinLaterGetJobCountRequest": CountRequest,
-    "PinLaterScanJobsRequest": ScanRequest,
-    "PinLaterScanJobsResponse": ScanResult,
-    "PinLaterRetryFailedJobsRequest": RetryFailedRequest,
-    "PinLaterDeleteJobsRequest": DeleteJobsRequest,
-    "PinLaterException": ErrorBody,
+class MethodStructs(NamedTuple):
+    """`result`: success in field 0, unless the method is void; or the error in field 1.
+    `fields_of`: the request whose fields are arguments themselves, if they are."""
+
+    arguments: Struct
+    result: Struct
+    fields_of: type[Any] | None
+
+
+# What a result is, or consists of, where it is no plain value.
+_RESULTS: Final[dict[Method, type[Any]]] = {
+    Method.ENQUEUE: EnqueueResponse,
+    Method.DEQUEUE: DequeueResponse,
+    Method.LOOKUP: JobRecord,
+    Method.SCAN: ScanResult,
 }
 # Fields that the model does not just call the same in snake case.
 _KEYS: Final = {
+    "name": "queue",
     "queueName": "queue",
     "jobDescriptor": "descriptor",
     "jobDescriptors": "descriptors",
@@ -197,32 +164,42 @@ _KEYS: Final = {
 }
 # Text by its declaration, but raw bytes all the same.
 _BINARY: Final = {("PinLaterCheckpointJobRequest", "newBody")}
-_ENUMS: Final = {"PinLaterJobState": JobState}
 
-_structs: Final[dict[str, Struct]] = {}
-
-
-def struct_named(name: str) -> Struct:
-    if name not in _structs:
-        parsed = getattr(INTERFACE, name)
-        _structs[name] = Struct(name, _MODELS[name], _load_fields(name, _MODELS[name], parsed))
-    return _structs[name]
+STRUCTS: Final[dict[str, Struct]] = {}
 
 
 def headers(name: str) -> tuple[bytes, ...]:
     """Of the fields of a struct, by their ids."""
-    return tuple(field.header for field in struct_named(name).fields)
+    return tuple(field.header for field in STRUCTS[name].fields)
 
 
-def _load_fields(name: str, make: type[Any], parsed: Any) -> list[Field]:
+def _load_struct(parsed: Any, make: type[Any]) -> Struct:
+    name = parsed.__name__
+    if name not in STRUCTS:
+        STRUCTS[name] = Struct(name, make, _load_fields(name, make, parsed, get_type_hints(make)))
+    return STRUCTS[name]
+
+
+def _load_fields(
+    name: str, make: type[Any], parsed: Any, annotations: Mapping[str, Any]
+) -> list[Field]:
     defaults = dict(parsed.default_spec)
     fields = []
     for number, (code, field_name, *detail, required) in parsed.thrift_spec.items():
-        declared = _load_type((code, *detail), binary=(name, field_name) in _BINARY)
         key = _KEYS.get(field_name) or re.sub("([A-Z])", r"_\1", field_name).lower()
+        model = _model_in(annotations[key])
+        declared = _load_type((code, *detail), model, binary=(name, field_name) in _BINARY)
         field = _field(make, number, field_name, key, declared, required=required)
         fields.append(field._replace(default=defaults.get(field_name)))
     return fields
+
+
+def _model_in(annotation: Any) -> type[Any] | None:
+    """The model's class in an annotation such as `Sequence[Job] | None`, if there is one."""
+    if parts := get_args(annotation):
+        return next(filter(None, map(_model_in, parts)), None)
+    is_model = hasattr(annotation, "_fields") or isinstance(annotation, type(IntEnum))
+    return annotation if is_model else None
 
 
 def _field(
@@ -238,7 +215,7 @@ def _field(
     return Field(number, name, key, make._fields.index(key), declared, required, None, header)
 
 
-def _load_type(spec: Any, *, binary: bool = False) -> Type:
+def _load_type(spec: Any, model: Any, *, binary: bool = False) -> Type:
     """thriftpy2 writes a type as its code, or as (code, what it is made of)."""
     code, *detail = spec if isinstance(spec, tuple) else (spec,)
     if code == ParserType.BINARY or binary:
@@ -246,32 +223,39 @@ def _load_type(spec: Any, *, binary: bool = False) -> Type:
     code = TType(code)
     name = code.name.lower()
     if code is TType.MAP:
-        key, element = map(_load_type, detail[0])
+        key, element = (_load_type(part, model) for part in detail[0])
         return Type(code, f"map<{key.name},{element.name}>", key=key, element=element)
     if code in (TType.LIST, TType.SET):
-        element = _load_type(detail[0])
+        element = _load_type(detail[0], model)
         return Type(code, f"{name}<{element.name}>", element=element)
     if code is TType.STRUCT:
-        struct = struct_named(detail[0].__name__)
+        struct = _load_struct(detail[0], model)
         return Type(code, struct.name, struct=struct)
-    if detail and detail[0].__name__ in _ENUMS:
-        return Type(code, detail[0].__name__, enum=_ENUMS[detail[0].__name__])
+    if detail and model is not None:
+        return Type(code, detail[0].__name__, enum=model)
     return Type(code, name)
 
 
 def _load_method(method: Method) -> MethodStructs:
-    arguments = _load_fields(method, CallArguments, getattr(INTERFACE.PinLater, f"{method}_args"))
-    result = _load_fields(method, ResultBody, getattr(INTERFACE.PinLater, f"{method}_result"))
-    return MethodStructs(
+    parsed = getattr(INTERFACE.PinLater, f"{method}_args")
+    annotations = get_type_hints(CallArguments) | {"request": REQUESTS[method]}
+    arguments = [
         # The interface language has no requiredness for arguments; all of ours are.
-        Struct(method, CallArguments, [each._replace(required=True) for each in arguments]),
+        field._replace(required=True)
+        for field in _load_fields(method, CallArguments, parsed, annotations)
+    ]
+    parsed = getattr(INTERFACE.PinLater, f"{method}_result")
+    annotations = get_type_hints(ResultBody) | {"success": _RESULTS.get(method)}
+    result = _load_fields(method, ResultBody, parsed, annotations)
+    has_struct = any(field.key == "request" for field in arguments)
+    return MethodStructs(
+        Struct(method, CallArguments, arguments),
         Struct(f"{method} result", ResultBody, result),
+        None if has_struct else REQUESTS[method],
     )
 
 
 METHODS: Final = {method: _load_method(method) for method in Method}
-CONTEXT: Final = struct_named("RequestContext")
-PINLATER_ERROR: Final = struct_named("PinLaterException")
 APPLICATION_ERROR: Final = Struct(
     "TApplicationException",
     ApplicationErrorBody,

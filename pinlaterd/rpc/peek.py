@@ -1,19 +1,24 @@
-"""What the router must know of a call, from the first bytes of it, however many jobs follow.
+"""The head of a message, and what the router must know of a call, however many jobs follow.
 
-Looks only at the layout in which all common clients write: fields in the order of their ids. A
-call in another layout is peeked at as not canonical, and the router decodes it whole. What is
-peeked is what decoding would give, if decoding succeeds: a field given twice is refused there.
+A message is TBinaryProtocol without transport framing, strict (it begins with a version) or not (it
+begins with the method's name); a reply has its call's form.
+
+Peeking looks only at the layout in which all common clients write: fields in the order of their
+ids. A call in another layout is peeked at as not canonical, and the router decodes it whole. What
+is peeked is what decoding would give, if decoding succeeds: a field given twice is refused there.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Final, NamedTuple
 
+from pinlaterd.errors import ProtocolError
 from pinlaterd.model import Method
-from pinlaterd.rpc.binary import U32, Head, read_call_head
-from pinlaterd.rpc.interface import headers
+from pinlaterd.rpc.binary import I32, STRICT_CALL, U32, VERSION_1, MessageType, pack_i32, pack_u32
+from pinlaterd.rpc.interface import METHODS, headers
 
 
 class Unusual(Exception):
@@ -37,12 +42,111 @@ _, REQUEST_ID = headers("RequestContext")
 _, LIMIT, _acks, DRY_RUN, COVERAGE, MAX_WAIT = headers("PinLaterDequeueRequest")
 ACKS: Final = _acks + FIRST_TEXT
 
+_LOOSE_TAIL: Final = struct.Struct(">Bi")
 _TAG3_U32: Final = struct.Struct(">3sI").unpack_from
 _TAG3_I32: Final = struct.Struct(">3si").unpack_from
 _TAG4_U32: Final = struct.Struct(">4sI").unpack_from
 _TAG6_U32: Final = struct.Struct(">6sI").unpack_from
 
 _new: Final = tuple.__new__  # a NamedTuple's own constructor costs three times as much
+
+# A method's name as it stands on the wire, behind its length: as text, and the method.
+_KNOWN_NAMES: Final = {
+    pack_u32(len(method)) + method.encode(): (method.value, method) for method in Method
+}
+_METHODS: Final = {method.value: method for method in Method}
+# Longer names are what a client made up; they are not remembered.
+_USUAL_NAME_CHARS: Final = 64
+
+
+# --- the head of a message ------------------------------------------------------------------
+
+
+class Head(NamedTuple):
+    """The head of a call."""
+
+    method_name: str
+    seqid: int
+    oneway: bool
+    strict: bool
+
+
+class MessageHead(NamedTuple):
+    """The head of any message; `at` is where its struct begins."""
+
+    method_name: str
+    kind: int
+    seqid: int
+    strict: bool
+    at: int
+
+
+def read_message_head(message: bytes) -> MessageHead:
+    """Raises ProtocolError for bytes that begin no message."""
+    try:
+        (first,) = U32(message, 0)
+        if first >> 16 == VERSION_1:
+            (length,) = U32(message, 4)
+            at = 8 + length
+            (seqid,) = I32(message, at)
+            # A name that is no text is no method either: it is answered like one that is unknown.
+            name = message[8:at].decode("utf-8", "replace")
+            return _new(MessageHead, (name, first & 0xFF, seqid, True, at + 4))
+        if first >> 31:
+            raise ProtocolError(f"unknown version {first >> 16:#06x}; Thrift's is {VERSION_1:#06x}")
+        at = 4 + first
+        kind, seqid = _LOOSE_TAIL.unpack_from(message, at)
+        name = message[4:at].decode("utf-8", "replace")
+        return MessageHead(name, kind, seqid, False, at + _LOOSE_TAIL.size)
+    except struct.error as error:
+        raise ProtocolError("the message ends within its head") from error
+
+
+def read_call_head(message: bytes) -> tuple[Head, Method | None, int]:
+    """The head of a call, its method (None: there is none of that name), and where its arguments
+    begin."""
+    if message.startswith(STRICT_CALL):
+        try:
+            at = 8 + message[7]
+            known = _KNOWN_NAMES.get(message[4:at])
+            if known is not None:
+                (seqid,) = I32(message, at)
+                return _new(Head, (known[0], seqid, False, True)), known[1], at + 4
+        except (IndexError, struct.error):
+            pass  # too short: the careful way says what it is
+    name, kind, seqid, strict, at = read_message_head(message)
+    if kind not in (MessageType.CALL, MessageType.ONEWAY):
+        raise ProtocolError(f"expected a call, got a message of type {kind}")
+    head = Head(name, seqid, kind == MessageType.ONEWAY, strict)
+    return head, _METHODS.get(name), at
+
+
+def is_oneway(message: bytes) -> bool:
+    """Whether this is a call that expects no answer; False for what is no call at all."""
+    try:
+        return read_message_head(message).kind == MessageType.ONEWAY
+    except ProtocolError:
+        return False
+
+
+def message_head(head: Head, kind: MessageType) -> bytes:
+    """The head of a message about the same call, in the same form."""
+    usual = len(head.method_name) <= _USUAL_NAME_CHARS
+    before = _remembered_before_seqid if usual else _before_seqid
+    return before(head.method_name, kind, head.strict) + pack_i32(head.seqid)
+
+
+def _before_seqid(method_name: str, kind: MessageType, strict: bool) -> bytes:  # noqa: FBT001
+    name = method_name.encode("utf-8", "replace")
+    if strict:
+        return struct.pack(f">HBBI{len(name)}s", VERSION_1, 0, kind, len(name), name)
+    return struct.pack(f">I{len(name)}sB", len(name), name, kind)
+
+
+_remembered_before_seqid = lru_cache(maxsize=256)(_before_seqid)
+
+
+# --- the way of a call ---------------------------------------------------------------------
 
 
 class Peek(NamedTuple):
@@ -97,7 +201,7 @@ def _text(message: bytes, at: int) -> str:
     return message[begin:end].decode()
 
 
-def _nothing(message: bytes, at: int) -> _Found:
+def _no_request(message: bytes, at: int) -> _Found:
     if message[at]:
         raise Unusual
     return None, 0, 0, None
@@ -125,7 +229,7 @@ def _queue_only(message: bytes, at: int) -> _Found:
     return queue, 0, 0, None
 
 
-def _enqueue(message: bytes, at: int) -> _Found:
+def _queue_and_bodies(message: bytes, at: int) -> _Found:
     queue, at = _queue(message, at)
     tag, count = _TAG4_U32(message, at)
     if tag != JOBS:
@@ -133,39 +237,24 @@ def _enqueue(message: bytes, at: int) -> _Found:
     return queue, count, 0, None
 
 
-def _checkpoint(message: bytes, at: int) -> _Found:
+def _queue_and_descriptors(message: bytes, at: int) -> _Found:
+    """The descriptor is the first field of each element of a list, or of one of two."""
     queue, at = _queue(message, at)
-    tag, count = _TAG4_U32(message, at)
-    if tag != JOBS:
-        raise Unusual
-    return queue, count, 0, _first_descriptor(message, at + 8) if count else None
-
-
-def _first_descriptor(message: bytes, at: int) -> str:
-    if not message.startswith(FIRST_TEXT, at):
-        raise Unusual
-    begin = at + 7
-    end = begin + U32(message, at + 3)[0]
-    if end > len(message):
-        raise Unusual
-    return message[begin:end].decode()
-
-
-def _ack(message: bytes, at: int) -> _Found:
-    queue, at = _queue(message, at)
-    first, items, _ = _first_acked(message, at)
+    first, items, _ = _first_descriptor(message, at)
     return queue, items, 0, first
 
 
-def _first_acked(message: bytes, at: int) -> tuple[str | None, int, int]:
-    """The first descriptor of an ack request, from the end of its queue name on, and how many its
-    list has. If there is none: where the ack request ends."""
+def _first_descriptor(message: bytes, at: int) -> tuple[str | None, int, int]:
+    """Of the lists that begin behind a queue's name, and how many elements its list has. If there
+    is none: where the request ends."""
     for tag in (SUCCEEDED, FAILED):
         if message.startswith(tag, at):
             (count,) = U32(message, at + 4)
             at += 8
             if count:
-                return _first_descriptor(message, at), count, at
+                if not message.startswith(FIRST_TEXT, at):
+                    raise Unusual
+                return _text(message, at + 3), count, at
     if message[at]:
         raise Unusual
     return None, 0, at + 1
@@ -178,7 +267,8 @@ def _dequeue(message: bytes, at: int) -> _Found:
         raise Unusual
     at += 7
     if message.startswith(ACKS, at):
-        first, items, at = _first_acked(message, at + 10 + U32(message, at + 6)[0])
+        end = at + 10 + U32(message, at + 6)[0]
+        first, items, at = _first_descriptor(message, end)
         if first is not None:
             return queue, items, limit, first
     # No acks so far: none may come later, out of order.
@@ -193,24 +283,33 @@ def _dequeue(message: bytes, at: int) -> _Found:
     return queue, 0, limit, None
 
 
-def _lookup(message: bytes, at: int) -> _Found:
+def _descriptors(message: bytes, at: int) -> _Found:
     if not message.startswith(_REQUEST_TEXTS, at):
         raise Unusual
     (count,) = U32(message, at + 7)
     return None, count, 0, _text(message, at + 11) if count else None
 
 
-_FINDERS: Final[dict[Method, Callable[[bytes, int], _Found]]] = {
-    Method.CREATE_QUEUE: _queue_argument,
-    Method.DELETE_QUEUE: _queue_argument,
-    Method.ENQUEUE: _enqueue,
-    Method.DEQUEUE: _dequeue,
-    Method.ACK: _ack,
-    Method.CHECKPOINT: _checkpoint,
-    Method.LOOKUP: _lookup,
-    Method.COUNT: _queue_only,
-    Method.QUEUE_NAMES: _nothing,
-    Method.SCAN: _queue_only,
-    Method.RETRY_FAILED: _queue_only,
-    Method.DELETE_JOBS: _queue_only,
-}
+_Finder = Callable[[bytes, int], _Found]
+
+
+def _finder(method: Method) -> _Finder:
+    """What reads the request of a method behind the context, by the first fields that it has."""
+    if method is Method.DEQUEUE:
+        return _dequeue
+    _, *arguments = METHODS[method].arguments.fields
+    if not arguments:
+        return _no_request
+    request = arguments[0].type.struct
+    if request is None:
+        return _queue_argument
+    first, *others = (field.type for field in request.fields)
+    if first.element is not None:
+        return _descriptors
+    listed = others[0].element.struct if others and others[0].element is not None else None
+    if listed is None:
+        return _queue_only
+    return _queue_and_bodies if listed.fields[0].type.binary else _queue_and_descriptors
+
+
+_FINDERS: Final = {method: _finder(method) for method in Method}

@@ -1,31 +1,31 @@
 """Any struct of the interface from bytes, field by field, whatever the order of the fields.
 
-It is the reference for what bytes mean: the tuned readers (`tuned`) decline what they do not know
-well and leave it to this one. It believes no length before it has compared it with what is there,
-and says where what is wrong. What is wrong first, in the order of the bytes, is what is reported.
+It is the reference for what bytes mean: the tuned readers (`tuned`, `answers`) decline what they do
+not know well and leave it to this one. It believes no length before it has compared it with what is
+there, and says where what is wrong. What is wrong first, in the order of the bytes, is reported.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
+from functools import cache
 from typing import Any, Final
 
 from pinlaterd.errors import ProtocolError
-from pinlaterd.rpc.binary import FIXED_SIZE, FORMATS, I32, LEAST_SIZE, TType, skip_value, type_name
+from pinlaterd.rpc.binary import FIXED_SIZE, FORMATS, LEAST_SIZE, U32, TType, skip_value, type_name
 from pinlaterd.rpc.interface import Struct, Type
 
-_STRING: Final = int(TType.STRING)
-_STRUCT: Final = int(TType.STRUCT)
-_MAP: Final = int(TType.MAP)
-_SET: Final = int(TType.SET)
-_LIST: Final = int(TType.LIST)
-
-_UNPACK: Final = {code: struct.Struct(f">{letter}").unpack_from for code, letter in FORMATS.items()}
-_FIELD_ID: Final = struct.Struct(">xh").unpack_from
-_LIST_HEAD: Final = struct.Struct(">Bi")
-_MAP_HEAD: Final = struct.Struct(">BBi")
 # What the length of a list can't exceed.
 UNLIMITED: Final = 1 << 31
+
+# What begins at a byte, and where it ends; the last is how many elements a list may have.
+Read = Callable[[bytes, int, int], tuple[Any, int]]
+
+_FIELD_ID: Final = struct.Struct(">xh").unpack_from
+_LIST_HEAD: Final = struct.Struct(">BI").unpack_from
+_MAP_HEAD: Final = struct.Struct(">BBI").unpack_from
+_new: Final = tuple.__new__  # a NamedTuple's own constructor costs three times as much
 
 
 class Mismatch(Exception):
@@ -52,154 +52,180 @@ def read_struct(data: bytes, at: int, declared: Struct, most_elements: int = UNL
 
     Raises Mismatch, for a list of more than `most_elements` before any of them is read, or
     ProtocolError."""
-    reader = _Reader(data, at, most_elements)
     try:
-        value = reader.struct(declared)
+        value, end = _struct_reader(declared)(data, at, most_elements)
     except (struct.error, IndexError) as error:
         raise ProtocolError("the message ends within a struct") from error
-    if reader.at != len(data):
-        raise ProtocolError(f"{len(data) - reader.at} bytes follow the end of the message")
+    if end != len(data):
+        raise ProtocolError(f"{len(data) - end} bytes follow the end of the message")
     return value
 
 
-class _Reader:
-    """Each method reads what begins `at` a byte, and goes on to its end."""
+@cache
+def _struct_reader(declared: Struct) -> Read:
+    readers = {
+        field.header: (1 << at, field.place, _reader(field.type), field.name)
+        for at, field in enumerate(declared.fields)
+    }
+    required = sum(bit for bit, field in _bits(declared) if field.required)
 
-    __slots__ = ("_data", "_most_elements", "at")
-
-    def __init__(self, data: bytes, at: int, most_elements: int) -> None:
-        self._data = data
-        self._most_elements = most_elements
-        self.at = at
-
-    def struct(self, declared: Struct) -> Any:
-        data = self._data
+    def read(data: bytes, at: int, most: int) -> tuple[Any, int]:
         values = declared.defaults.copy()
         given = 0
         while True:
-            at = self.at
-            found = declared.by_header.get(data[at : at + 3])
+            found = readers.get(data[at : at + 3])
             if found is None:
                 if data[at] == 0:
-                    self.at = at + 1
                     break
-                self._skip_field(declared)
+                at = _skip_field(declared, data, at)
                 continue
-            field, bit = found
-            self.at = at + 3
+            bit, place, read_value, name = found
             try:
                 if given & bit:
                     raise Mismatch("is given twice; expected it once")
                 given |= bit
-                values[field.place] = self._value(field.type)
+                values[place], at = read_value(data, at + 3, most)
             except Mismatch as mismatch:
-                raise mismatch.within(field.name) from None
-        missing = declared.required & ~given
-        if missing:
-            field = next(field for field, bit in declared.by_header.values() if missing & bit)
+                raise mismatch.within(name) from None
+        if required & ~given:
+            field = next(field for bit, field in _bits(declared) if bit & required & ~given)
             raise Mismatch(
                 f"is missing; {declared.name} requires a {field.type.name} in field {field.id}"
             ).within(field.name)
-        return tuple.__new__(declared.make, values)
+        return _new(declared.make, values), at + 1
 
-    def _skip_field(self, declared: Struct) -> None:
-        """A field that is not in the interface, or not of this type."""
-        code = self._data[self.at]
-        (number,) = _FIELD_ID(self._data, self.at)
-        field = declared.by_id.get(number)
-        if field is not None:
+    return read
+
+
+def _bits(declared: Struct) -> list[tuple[int, Any]]:
+    """Of each field, in the set of those that were given."""
+    return [(1 << at, field) for at, field in enumerate(declared.fields)]
+
+
+def _skip_field(declared: Struct, data: bytes, at: int) -> int:
+    """A field that is not in the interface, or not of this type."""
+    code = data[at]
+    (number,) = _FIELD_ID(data, at)
+    for field in declared.fields:
+        if field.id == number:
             raise Mismatch(f"is of type {type_name(code)}; expected {field.type.name}").within(
                 field.name
             )
-        self.at = skip_value(self._data, self.at + 3, code)
-
-    def _value(self, expected: Type) -> Any:
-        code = expected.code
-        if code == _STRING:
-            raw = self._bytes()
-            return raw if expected.binary else _text(raw)
-        if code in FIXED_SIZE:
-            (value,) = _UNPACK[code](self._data, self.at)
-            self.at += FIXED_SIZE[code]
-            return value if expected.enum is None else _enum(expected, value)
-        if code == _STRUCT:
-            assert expected.struct is not None
-            return self.struct(expected.struct)
-        if code == _LIST:
-            return self._list(expected)
-        if code == _SET:
-            return frozenset(self._list(expected))
-        return self._map(expected)
-
-    def _bytes(self) -> bytes:
-        (length,) = I32(self._data, self.at)
-        begin = self.at + 4
-        if not 0 <= length <= len(self._data) - begin:
-            raise ProtocolError(f"a string claims {length} bytes, more than its message holds")
-        self.at = begin + length
-        return self._data[begin : self.at]
-
-    def _list(self, expected: Type) -> list[Any]:
-        element = expected.element
-        assert element is not None
-        code, count = _LIST_HEAD.unpack_from(self._data, self.at)
-        self.at += _LIST_HEAD.size
-        if count == 0:
-            return []
-        if code != element.code:
-            raise Mismatch(f"holds values of type {type_name(code)}; expected {element.name}")
-        self._check_count(count, LEAST_SIZE[code])
-        if count > self._most_elements:
-            raise Mismatch(
-                f"has {count} elements; at most {self._most_elements} are allowed in a call: "
-                "split it, or raise max_jobs_per_call in etc/pinlaterd.yaml"
-            )
-        values: list[Any] = []
-        try:
-            for _ in range(count):
-                values.append(self._value(element))  # noqa: PERF401 - an error counts them
-        except Mismatch as mismatch:
-            raise mismatch.within(f"[{len(values)}]") from None
-        return values
-
-    def _map(self, expected: Type) -> dict[Any, Any]:
-        key, element = expected.key, expected.element
-        assert key is not None
-        assert element is not None
-        key_code, code, count = _MAP_HEAD.unpack_from(self._data, self.at)
-        self.at += _MAP_HEAD.size
-        if count == 0:
-            return {}
-        if (key_code, code) != (key.code, element.code):
-            raise Mismatch(
-                f"maps type {type_name(key_code)} to {type_name(code)}; expected {expected.name}"
-            )
-        self._check_count(count, LEAST_SIZE[key_code] + LEAST_SIZE[code])
-        values: dict[Any, Any] = {}
-        try:
-            for _ in range(count):
-                name = self._value(key)
-                values[name] = self._value(element)
-        except Mismatch as mismatch:
-            raise mismatch.within(f"[{len(values)}]") from None
-        return values
-
-    def _check_count(self, count: int, least: int) -> None:
-        if not 0 <= count * least <= len(self._data) - self.at:
-            raise ProtocolError(f"a collection claims {count} values, more than its message holds")
+    return skip_value(data, at + 3, code)
 
 
-def _text(raw: bytes) -> str:
+def _reader(declared: Type) -> Read:
+    if declared.code == TType.STRING:
+        return _read_bytes if declared.binary else _read_text
+    if declared.code in FORMATS:
+        return _number_reader(declared)
+    if declared.struct is not None:
+        return _struct_reader(declared.struct)
+    if declared.key is not None:
+        return _map_reader(declared)
+    read_list = _list_reader(declared)
+    if declared.code == TType.LIST:
+        return read_list
+
+    def read_set(data: bytes, at: int, most: int) -> tuple[Any, int]:
+        values, at = read_list(data, at, most)
+        return frozenset(values), at
+
+    return read_set
+
+
+def _read_bytes(data: bytes, at: int, _most: int) -> tuple[bytes, int]:
+    begin = at + 4
+    end = begin + U32(data, at)[0]
+    if end > len(data):
+        raise ProtocolError(f"a string claims {end - begin} bytes, more than its message holds")
+    return data[begin:end], end
+
+
+def _read_text(data: bytes, at: int, most: int) -> tuple[str, int]:
+    raw, end = _read_bytes(data, at, most)
     try:
-        return raw.decode()
+        return raw.decode(), end
     except UnicodeDecodeError as error:
         raise Mismatch(f"is not valid UTF-8 at byte {error.start}; text has to be UTF-8") from None
 
 
-def _enum(expected: Type, value: int) -> int:
-    assert expected.enum is not None
-    try:
-        return expected.enum(value)
-    except ValueError:
-        choices = ", ".join(f"{each.value} {each.name}" for each in expected.enum)
-        raise Mismatch(f"is {value}; choose from {choices}") from None
+def _number_reader(declared: Type) -> Read:
+    size, enum = FIXED_SIZE[declared.code], declared.enum
+    unpack = struct.Struct(f">{FORMATS[declared.code]}").unpack_from
+
+    def read_enum(data: bytes, at: int, _most: int) -> tuple[Any, int]:
+        assert enum is not None
+        (value,) = unpack(data, at)
+        try:
+            return enum(value), at + size
+        except ValueError:
+            choices = ", ".join(f"{each.value} {each.name}" for each in enum)
+            raise Mismatch(f"is {value}; choose from {choices}") from None
+
+    return (lambda data, at, _: (unpack(data, at)[0], at + size)) if enum is None else read_enum
+
+
+def _list_reader(declared: Type) -> Read:
+    element = declared.element
+    assert element is not None
+    code, name, read_element = element.code, element.name, _reader(element)
+
+    def read(data: bytes, at: int, most: int) -> tuple[Any, int]:
+        values: list[Any] = []
+        found, count = _LIST_HEAD(data, at)
+        at += 5
+        if count == 0:
+            return values, at
+        if found != code:
+            raise Mismatch(f"holds values of type {type_name(found)}; expected {name}")
+        _check_count(count, LEAST_SIZE[code], data, at)
+        if count > most:
+            raise Mismatch(
+                f"has {count} elements; at most {most} are allowed in a call: "
+                "split it, or raise max_jobs_per_call in etc/pinlaterd.yaml"
+            )
+        try:
+            for _ in range(count):
+                value, at = read_element(data, at, most)
+                values.append(value)
+        except Mismatch as mismatch:
+            raise mismatch.within(f"[{len(values)}]") from None
+        return values, at
+
+    return read
+
+
+def _map_reader(declared: Type) -> Read:
+    key, element = declared.key, declared.element
+    assert key is not None
+    assert element is not None
+    read_key, read_element = _reader(key), _reader(element)
+    types = key.code, element.code
+    least = LEAST_SIZE[key.code] + LEAST_SIZE[element.code]
+
+    def read(data: bytes, at: int, most: int) -> tuple[Any, int]:
+        values: dict[Any, Any] = {}
+        *found, count = _MAP_HEAD(data, at)
+        at += 6
+        if count == 0:
+            return values, at
+        if tuple(found) != types:
+            a, b = map(type_name, found)
+            raise Mismatch(f"maps type {a} to {b}; expected {declared.name}")
+        _check_count(count, least, data, at)
+        try:
+            for _ in range(count):
+                name, at = read_key(data, at, most)
+                values[name], at = read_element(data, at, most)
+        except Mismatch as mismatch:
+            raise mismatch.within(f"[{len(values)}]") from None
+        return values, at
+
+    return read
+
+
+def _check_count(count: int, least: int, data: bytes, at: int) -> None:
+    """No more values than could follow in so few bytes."""
+    if count * least > len(data) - at:
+        raise ProtocolError(f"a collection claims {count} values, more than its message holds")

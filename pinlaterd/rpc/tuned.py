@@ -1,5 +1,4 @@
-"""Tuned readers of enqueues, dequeues, acks and their answers, in the layout in which all common
-clients write.
+"""Tuned readers of enqueues, dequeues and acks, in the layout in which all common clients write.
 
 Each gives exactly what `reader` gives for the same bytes, or raises one of UNUSUAL, and then
 `reader` decides what the bytes mean or what is wrong with them: nothing here explains an error,
@@ -22,14 +21,12 @@ from pinlaterd.model import (
     AckRequest,
     AlikeAcks,
     CallContext,
-    ClaimedJob,
     DequeueRequest,
-    DequeueResult,
     EnqueueRequest,
     Job,
 )
-from pinlaterd.rpc.binary import U32, pack_u32, read_call_head
-from pinlaterd.rpc.interface import headers, struct_named
+from pinlaterd.rpc.binary import U32, pack_u32
+from pinlaterd.rpc.interface import STRUCTS, headers
 from pinlaterd.rpc.peek import (
     ACKS,
     CONTEXT_SOURCE,
@@ -43,17 +40,12 @@ from pinlaterd.rpc.peek import (
     REQUEST_ID,
     REQUEST_TEXT,
     SUCCEEDED,
-    UNUSUAL,
     Unusual,
+    read_call_head,
 )
-from pinlaterd.rpc.writer import CLAIMED_JOBS, METADATA, METADATA_HEADERS
-
-__all__ = ["SLICE", "UNUSUAL", "EnqueuePart", "ack_slices", "enqueue_parts"]
-
 
 _TAG3_I32: Final = struct.Struct(">3si").unpack_from
 _TAG4_U32: Final = struct.Struct(">4sI").unpack_from
-_TAG5_U32: Final = struct.Struct(">5sI").unpack_from
 _TAG6_U32: Final = struct.Struct(">6sI").unpack_from
 _I8: Final = struct.Struct(">b").unpack_from
 _I32: Final = struct.Struct(">i").unpack_from
@@ -66,9 +58,6 @@ _END_ALL: Final = b"\0\0"  # of the request and of the arguments
 _, _PRIORITY, _RUN_AFTER, _ATTEMPTS, _CUSTOM_STATUS = headers("PinLaterJob")
 _, _APPEND_STATUS, _RETRY_DELAY, _CLAIM = headers("PinLaterJobAckInfo")
 _NEXT_ACK: Final = b"\0" + FIRST_TEXT
-DESCRIPTORS: Final = b"\x0c\x00\x00\x0f\x00\x01\x0b"  # of the answer to an enqueue
-_BEFORE_CLAIM: Final = struct.Struct(">3si3si3sI").unpack_from
-_BEHIND_CLAIM: Final = struct.Struct(">3siB").unpack_from
 
 # A tuple's own constructor: a NamedTuple's costs three times as much.
 _new: Final = tuple.__new__
@@ -76,15 +65,15 @@ _new: Final = tuple.__new__
 
 # --- calls ----------------------------------------------------------------------------------
 
-_CONTEXT_DEFAULTS: Final = CallContext(*struct_named("RequestContext").defaults)
-_ACK_REQUEST: Final = AckRequest(*struct_named("PinLaterJobAckRequest").defaults)
-_DEQUEUE: Final = DequeueRequest(*struct_named("PinLaterDequeueRequest").defaults)
+_CONTEXT_DEFAULTS: Final = CallContext(*STRUCTS["RequestContext"].defaults)
+_ACK_REQUEST: Final = AckRequest(*STRUCTS["PinLaterJobAckRequest"].defaults)
+_DEQUEUE: Final = DequeueRequest(*STRUCTS["PinLaterDequeueRequest"].defaults)
 
 # What follows a job's body, or an ack's descriptor, as the fields of the model.
 _JobRest = tuple[int, int | None, int, str]
 _AckRest = tuple[str, int, str | None]
-_JOB_REST: Final[_JobRest] = tuple(struct_named("PinLaterJob").defaults[1:])
-_ACK_REST: Final[_AckRest] = tuple(struct_named("PinLaterJobAckInfo").defaults[1:])
+_JOB_REST: Final[_JobRest] = tuple(STRUCTS["PinLaterJob"].defaults[1:])
+_ACK_REST: Final[_AckRest] = tuple(STRUCTS["PinLaterJobAckInfo"].defaults[1:])
 
 
 def read_enqueue(message: bytes, at: int, most: int) -> tuple[CallContext, EnqueueRequest]:
@@ -380,65 +369,3 @@ def ack_parts(whole: AckRequest) -> Iterator[AckRequest]:
         yield AckRequest(queue, succeeded[at : at + SLICE])
     for at in range(0, len(failed), SLICE):
         yield AckRequest(queue, (), failed[at : at + SLICE])
-
-
-# --- answers --------------------------------------------------------------------------------
-
-
-def read_enqueue_result(message: bytes, at: int) -> list[str]:
-    """The result struct of enqueueJobs."""
-    if not message.startswith(DESCRIPTORS, at):
-        raise Unusual
-    (count,) = U32(message, at + 7)
-    at += 11
-    descriptors = []
-    for _ in range(count):
-        begin = at + 4
-        at = begin + U32(message, at)[0]
-        descriptors.append(message[begin:at].decode())
-    if message[at:] != _END_ALL:
-        raise Unusual
-    return descriptors
-
-
-def count_dequeued(message: bytes, at: int) -> int:
-    """How many jobs the result struct of dequeueJobs has, as this version writes it."""
-    return int(U32(message, at + 8)[0]) if message.startswith(CLAIMED_JOBS, at) else 0
-
-
-def read_dequeue_result(message: bytes, at: int) -> DequeueResult:
-    """The result struct of dequeueJobs, as this version writes it: the same jobs in both maps,
-    in the same order, with all metadata."""
-    if not message.startswith(CLAIMED_JOBS, at):
-        raise Unusual
-    (count,) = U32(message, at + 8)
-    at += 12
-    bodies: dict[bytes, bytes] = {}
-    for _ in range(count):
-        begin = at + 4
-        end = begin + U32(message, at)[0]
-        at = end + 4 + U32(message, end)[0]
-        bodies[message[begin:end]] = message[end + 4 : at]
-    tag, claimed = _TAG5_U32(message, at)
-    if tag != METADATA or claimed != len(bodies) or count != claimed:
-        raise Unusual
-    at += 9
-    jobs = []
-    for descriptor, body in bodies.items():
-        begin = at + 4
-        at = begin + U32(message, at)[0]
-        if message[begin:at] != descriptor:
-            raise Unusual
-        tag1, allowed, tag2, remaining, tag3, length = _BEFORE_CLAIM(message, at)
-        begin = at + 21
-        at = begin + length
-        tag4, timeout, stop = _BEHIND_CLAIM(message, at)
-        if stop or (tag1, tag2, tag3, tag4) != METADATA_HEADERS:
-            raise Unusual
-        claim = message[begin:at].decode()
-        job = (descriptor.decode(), body, allowed, remaining, claim, timeout)
-        jobs.append(_new(ClaimedJob, job))
-        at += 8
-    if message[at:] != _END_ALL:
-        raise Unusual
-    return DequeueResult(jobs)

@@ -11,9 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, Final
 
-from pinlaterd.model import Payload
 from pinlaterd.rpc.binary import FIXED_SIZE, FORMATS, TType, pack_u32
-from pinlaterd.rpc.interface import Struct, Type, headers
+from pinlaterd.rpc.interface import Struct, Type
 
 # Appends what it writes of a value.
 Write = Callable[[list[bytes], Any], None]
@@ -23,7 +22,7 @@ _WHOLE_NUMBERS: Final = (TType.BYTE, TType.I16, TType.I32, TType.I64)
 
 # The length of a short text as the four bytes in front of it: as text, so that ASCII texts can be
 # put together as text and encoded at once (which is why it stops at 127).
-_SHORT_TEXT: Final = tuple("\0\0\0" + chr(length) for length in range(128))
+SHORT_TEXT: Final = tuple("\0\0\0" + chr(length) for length in range(128))
 
 
 @cache
@@ -97,16 +96,16 @@ def texts_writer(head: bytes) -> Write:
     def write(parts: list[bytes], values: Collection[str]) -> None:
         parts += (head, pack_u32(len(values)))
         try:
-            joined = "".join([_SHORT_TEXT[len(value)] + value for value in values])
+            joined = "".join([SHORT_TEXT[len(value)] + value for value in values])
             # Lengths in characters are lengths in bytes only where all is ASCII.
             parts.append(joined.encode("ascii"))
         except (IndexError, UnicodeEncodeError):
-            parts += map(_sized, values)
+            parts += map(sized, values)
 
     return write
 
 
-def _sized(text: str) -> bytes:
+def sized(text: str) -> bytes:
     raw = text.encode()
     return pack_u32(len(raw)) + raw
 
@@ -158,76 +157,6 @@ def _plain_structs_writer(head: bytes, write_struct: Write) -> Write:
             write_struct(parts, value)
 
     return write
-
-
-# --- the answer to a dequeue ----------------------------------------------------------------
-
-CLAIMED_JOBS: Final = b"\x0c\x00\x00\x0d\x00\x01\x0b\x0b"
-METADATA: Final = b"\x0d\x00\x02\x0b\x0c"
-METADATA_HEADERS: Final = headers("PinLaterDequeueMetadata")
-_ALLOWED, _REMAINING, _CLAIM, _TIMEOUT = METADATA_HEADERS
-_BEFORE_CLAIM: Final = struct.Struct(">3si3si3s").pack
-_BEHIND_CLAIM: Final = struct.Struct(">3siB").pack
-
-
-class DequeueAnswer:
-    """The result struct of dequeueJobs in the making, both maps with the same jobs in the same
-    order. Jobs come as columns, so that most of the work for each is done by whole lists."""
-
-    def __init__(self) -> None:
-        self._jobs = 0
-        self._bodies: list[bytes] = []
-        self._metadata: list[bytes] = []
-
-    def __len__(self) -> int:
-        return self._jobs
-
-    def add(
-        self,
-        descriptors: Sequence[str],
-        payloads: Sequence[Payload],
-        claims: Sequence[str],
-        timeout_seconds: int,
-    ) -> None:
-        """Jobs that were claimed together; the columns are of the same length."""
-        keys = _keys(descriptors)
-        bodies = [payload[0] for payload in payloads]
-        self._jobs += len(keys)
-        self._bodies += _interleave(keys, [pack_u32(len(body)) for body in bodies], bodies)
-        attempts = [payload[1:] for payload in payloads]
-        before = {
-            (allowed, remaining): _BEFORE_CLAIM(_ALLOWED, allowed, _REMAINING, remaining, _CLAIM)
-            for allowed, remaining in set(attempts)
-        }
-        self._metadata += _interleave(
-            keys,
-            [before[each] for each in attempts],
-            _keys(claims),
-            [_BEHIND_CLAIM(_TIMEOUT, timeout_seconds, 0)] * len(keys),
-        )
-
-    def encode(self) -> bytes:
-        count = pack_u32(self._jobs)
-        return b"".join(
-            (CLAIMED_JOBS, count, *self._bodies, METADATA, count, *self._metadata, b"\0\0")
-        )
-
-
-def _keys(texts: Sequence[str]) -> list[bytes]:
-    """Each with its length in front."""
-    try:
-        return [(_SHORT_TEXT[len(text)] + text).encode("ascii") for text in texts]
-    except (IndexError, UnicodeEncodeError):
-        return [_sized(text) for text in texts]
-
-
-def _interleave(*columns: Sequence[bytes]) -> list[bytes]:
-    """The first of each, then the second of each, …"""
-    count = len(columns)
-    mixed = [b""] * (count * len(columns[0]))
-    for at, column in enumerate(columns):
-        mixed[at::count] = column
-    return mixed
 
 
 # --- what does not fit ----------------------------------------------------------------------

@@ -24,7 +24,7 @@ from pinlaterd.model import (
     Request,
 )
 from pinlaterd.rpc import codec, tuned
-from pinlaterd.rpc.binary import read_call_head, read_message_head
+from pinlaterd.rpc.answers import read_dequeue_result
 from pinlaterd.rpc.interface import (
     METHODS,
     CallArguments,
@@ -35,7 +35,7 @@ from pinlaterd.rpc.interface import (
     Struct,
     Type,
 )
-from pinlaterd.rpc.peek import UNUSUAL
+from pinlaterd.rpc.peek import UNUSUAL, read_call_head, read_message_head
 from pinlaterd.rpc.reader import UNLIMITED
 from tests.rpc.strategies import Shape, calls
 from tests.rpc.test_codec import CONTEXT, REQUESTS, RESULTS
@@ -340,7 +340,7 @@ def test_claimed_jobs_are_written_and_read_alike(jobs):
 
     at = read_message_head(reply).at
     assert reply == write_message("dequeueJobs", body, kind=2, seqid=1)
-    assert tuned.read_dequeue_result(reply, at) == result
+    assert read_dequeue_result(reply, at) == result
     assert codec._decode_result(Method.DEQUEUE, reply, at) == result
 
 
@@ -355,7 +355,7 @@ def test_changed_answers_mean_the_same_both_ways_or_nothing(jobs, data):
     changed = bytes(reply)
 
     try:
-        fast = tuned.read_dequeue_result(changed, begin)
+        fast = read_dequeue_result(changed, begin)
     except UNUSUAL:
         return
     assert fast == codec._decode_result(Method.DEQUEUE, changed, begin)

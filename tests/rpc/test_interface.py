@@ -111,7 +111,7 @@ def test_structs_have_the_published_fields():
 
 def test_methods_have_the_published_arguments_results_and_error():
     loaded = {}
-    for method, (arguments, result) in METHODS.items():
+    for method, (arguments, result, _) in METHODS.items():
         context, *others = arguments.fields
         assert field_text(context) == "1 req RequestContext context"
         *success, error = result.fields
@@ -145,7 +145,7 @@ def test_defaults_of_the_model_never_contradict_the_interface():
 
 
 def test_checkpoint_bodies_are_bytes_although_declared_text():
-    field = all_structs()["PinLaterCheckpointJobRequest"].by_id[2]
+    field = all_structs()["PinLaterCheckpointJobRequest"].fields[1]
 
     assert field.name == "newBody"
     assert field.type.binary

@@ -1,0 +1,147 @@
+"""The answers to enqueues and dequeues, written and read by whole lists.
+
+What reads them gives what `reader` gives for the same bytes, or raises one of UNUSUAL.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+from pinlaterd.model import ClaimedJob, DequeueResult, Payload
+from pinlaterd.rpc.binary import U32, pack_u32
+from pinlaterd.rpc.interface import headers
+from pinlaterd.rpc.peek import Unusual
+from pinlaterd.rpc.writer import SHORT_TEXT, sized
+
+DESCRIPTORS: Final = b"\x0c\x00\x00\x0f\x00\x01\x0b"
+_JOBS: Final = b"\x0c\x00\x00\x0d\x00\x01\x0b\x0b"
+_METADATA: Final = b"\x0d\x00\x02\x0b\x0c"
+_METADATA_HEADERS: Final = headers("PinLaterDequeueMetadata")
+_ALLOWED, _REMAINING, _CLAIM, _TIMEOUT = _METADATA_HEADERS
+_BEFORE_CLAIM: Final = struct.Struct(">3si3si3s")
+_BEHIND_CLAIM: Final = struct.Struct(">3siB")
+_TAG5_U32: Final = struct.Struct(">5sI").unpack_from
+_END_ALL: Final = b"\0\0"  # of the response and of the result
+
+_new: Final = tuple.__new__  # a NamedTuple's own constructor costs three times as much
+
+
+class DequeueAnswer:
+    """The result struct of dequeueJobs in the making, both maps with the same jobs in the same
+    order. Jobs come as columns, so that most of the work for each is done by whole lists."""
+
+    def __init__(self) -> None:
+        self._jobs = 0
+        self._bodies: list[bytes] = []
+        self._metadata: list[bytes] = []
+
+    def __len__(self) -> int:
+        return self._jobs
+
+    def add(
+        self,
+        descriptors: Sequence[str],
+        payloads: Sequence[Payload],
+        claims: Sequence[str],
+        timeout_seconds: int,
+    ) -> None:
+        """Jobs that were claimed together; the columns are of the same length."""
+        keys = _keys(descriptors)
+        bodies = [payload[0] for payload in payloads]
+        self._jobs += len(keys)
+        self._bodies += _interleave(keys, [pack_u32(len(body)) for body in bodies], bodies)
+        attempts = [payload[1:] for payload in payloads]
+        before = {
+            (allowed, remaining): _BEFORE_CLAIM.pack(
+                _ALLOWED, allowed, _REMAINING, remaining, _CLAIM
+            )
+            for allowed, remaining in set(attempts)
+        }
+        self._metadata += _interleave(
+            keys,
+            [before[each] for each in attempts],
+            _keys(claims),
+            [_BEHIND_CLAIM.pack(_TIMEOUT, timeout_seconds, 0)] * len(keys),
+        )
+
+    def encode(self) -> bytes:
+        count = pack_u32(self._jobs)
+        return b"".join((_JOBS, count, *self._bodies, _METADATA, count, *self._metadata, _END_ALL))
+
+
+def _keys(texts: Sequence[str]) -> list[bytes]:
+    """Each with its length in front."""
+    try:
+        return [(SHORT_TEXT[len(text)] + text).encode("ascii") for text in texts]
+    except (IndexError, UnicodeEncodeError):
+        return [sized(text) for text in texts]
+
+
+def _interleave(*columns: Sequence[bytes]) -> list[bytes]:
+    """The first of each, then the second of each, …"""
+    count = len(columns)
+    mixed = [b""] * (count * len(columns[0]))
+    for at, column in enumerate(columns):
+        mixed[at::count] = column
+    return mixed
+
+
+def read_descriptors(message: bytes, at: int) -> list[str]:
+    """The result struct of enqueueJobs."""
+    if not message.startswith(DESCRIPTORS, at):
+        raise Unusual
+    (count,) = U32(message, at + 7)
+    at += 11
+    descriptors = []
+    for _ in range(count):
+        begin = at + 4
+        at = begin + U32(message, at)[0]
+        descriptors.append(message[begin:at].decode())
+    if message[at:] != _END_ALL:
+        raise Unusual
+    return descriptors
+
+
+def count_dequeued(message: bytes, at: int) -> int:
+    """How many jobs the result struct of dequeueJobs has, as this version writes it."""
+    return int(U32(message, at + 8)[0]) if message.startswith(_JOBS, at) else 0
+
+
+def read_dequeue_result(message: bytes, at: int) -> DequeueResult:
+    """The result struct of dequeueJobs, as this version writes it: the same jobs in both maps,
+    in the same order, with all metadata."""
+    if not message.startswith(_JOBS, at):
+        raise Unusual
+    (count,) = U32(message, at + 8)
+    at += 12
+    bodies: dict[bytes, bytes] = {}
+    for _ in range(count):
+        begin = at + 4
+        end = begin + U32(message, at)[0]
+        at = end + 4 + U32(message, end)[0]
+        bodies[message[begin:end]] = message[end + 4 : at]
+    tag, claimed = _TAG5_U32(message, at)
+    if tag != _METADATA or claimed != len(bodies) or count != claimed:
+        raise Unusual
+    at += 9
+    jobs = []
+    for descriptor, body in bodies.items():
+        begin = at + 4
+        at = begin + U32(message, at)[0]
+        if message[begin:at] != descriptor:
+            raise Unusual
+        tag1, allowed, tag2, remaining, tag3 = _BEFORE_CLAIM.unpack_from(message, at)
+        begin = at + 21
+        at = begin + U32(message, at + 17)[0]
+        tag4, timeout, stop = _BEHIND_CLAIM.unpack_from(message, at)
+        if stop or (tag1, tag2, tag3, tag4) != _METADATA_HEADERS:
+            raise Unusual
+        claim = message[begin:at].decode()
+        job = (descriptor.decode(), body, allowed, remaining, claim, timeout)
+        jobs.append(_new(ClaimedJob, job))
+        at += 8
+    if message[at:] != _END_ALL:
+        raise Unusual
+    return DequeueResult(jobs)
