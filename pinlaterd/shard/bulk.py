@@ -13,19 +13,14 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from itertools import islice
 from typing import Any
 
-from pinlaterd.clock import Clock
-from pinlaterd.engines.base import (
-    AckOp,
-    Acks,
-    Batch,
-    ClaimOp,
-    Claims,
-    ScanAfter,
-    Search,
-    StorageEngine,
-    StoredJob,
+from pinlaterd.engines.base import ScanAfter, Search, StoredJob
+from pinlaterd.errors import (
+    LookupTooLarge,
+    PinLaterError,
+    ShardConnectionFailed,
+    StorageError,
+    StorageNotCommitted,
 )
-from pinlaterd.errors import LookupTooLarge, PinLaterError, StorageError
 from pinlaterd.model import (
     CONTINUATION_END,
     QUEUE_NAME,
@@ -37,22 +32,22 @@ from pinlaterd.model import (
     JobDescriptor,
     JobKey,
     JobRecord,
-    JobState,
     LookupRequest,
-    Payload,
-    PendingKey,
+    QueueNamesRequest,
+    Result,
     RetryFailedRequest,
     ScanKey,
     ScanRequest,
     ScanResult,
-    claim_source,
 )
+from pinlaterd.rpc import codec
+from pinlaterd.rpc.codec import Call, Head
 from pinlaterd.shard.dequeue import JOB_OVERHEAD_BYTES
-from pinlaterd.shard.descriptors import LAST_PRIORITY, NO_JOB, JobDescriptors
-from pinlaterd.shard.operations import chunks
+from pinlaterd.shard.operations import ForeignError, chunks
 from pinlaterd.shard.search import ScanPart, SearchCall
-from pinlaterd.shard.state import ShardState
-from pinlaterd.shard.tasks import Pace, ShardStops
+from pinlaterd.shard.state import LAST_LOCAL_ID, LAST_PRIORITY, ShardState
+from pinlaterd.shard.tasks import Pace, ShardStops, Steps, Tasks
+from pinlaterd.wire.envelope import CallEntry, Op, Status
 
 # Steps that return what the call is answered with.
 Answering = Generator[SearchCall | None, Any, Any]
@@ -64,25 +59,110 @@ _LOOKUPS_A_SLICE = 200
 _LOOKUPS_WITH_BODY_A_SLICE = 32
 _FOUND_AT_A_TIME = 100_000
 _MILLIS = struct.Struct(">q")
-# What is due so soon is no scheduled job any more: the ready index may know of it in a moment.
-_SOON_MS = 1_000
-_NOT_READ = Payload(b"", 0, 0)  # so that the engine reads no body
 
 
 class BulkCalls:
-    """The operations of one shard that are not the job path's four."""
+    """The calls of one shard that are not the job path's four."""
 
-    def __init__(self, engine: StorageEngine, state: ShardState, clock: Clock, pace: Pace) -> None:
-        self._engine = engine
+    def __init__(self, state: ShardState, tasks: Tasks, pace: Pace) -> None:
+        self._engine = state.engine
         self._state = state
-        self._clock = clock
+        self._clock = state.clock
+        self._tasks = tasks
         self._pace = pace
+        self._searches: dict[tuple[bytes, int], Steps] = {}  # by router and call id
+
+    def answer(self, entry: CallEntry, call: Call) -> None:
+        """At once, or as a task. Raises what the call is to be answered with instead."""
+        request = call.request
+        match request:
+            case CreateQueueRequest():
+                self._state.rules.queue_name(request.queue)
+                self._create(request.queue)
+                self._done(entry, call.head, None)
+            case DeleteQueueRequest():
+                self._delete_queue(request.queue)
+                self._done(entry, call.head, None)
+            case QueueNamesRequest():
+                self._done(entry, call.head, frozenset(self._state.ready.queues()))
+            case RetryFailedRequest() if entry.op is Op.OLDEST_FAILED:
+                self._state.queue(request.queue)
+                self._state.replies.add(entry, Status.DONE, self._oldest_failed(request))
+            case _:
+                self._start(entry, call)
+
+    def _done(self, entry: CallEntry, head: Head, result: Result) -> None:
+        self._state.replies.add(entry, Status.DONE, codec.encode_reply(head, result))
+
+    # --- in slices ---------------------------------------------------------------------------
+
+    def _start(self, entry: CallEntry, call: Call) -> None:
+        self._tasks.check_room(self._state.name)
+        request, source, until = call.request, call.context.source, self._until(entry.deadline)
+        match request:
+            case LookupRequest():
+                if entry.whole and self._names_other_shards(request):
+                    raise ForeignError
+                answering = self._lookup(request)
+            case CountRequest() | ScanRequest():
+                self._state.queue(request.queue)
+                search = self._count if isinstance(request, CountRequest) else self._scan
+                answering = search(request, source, until)  # type: ignore[arg-type]
+            case RetryFailedRequest():
+                self._state.queue(request.queue)
+                answering = self._retry_failed(request, until)
+            case _:
+                assert isinstance(request, DeleteJobsRequest)
+                self._state.queue(request.queue)
+                answering = self._delete_jobs(request, source, until)
+        steps = self._answering(entry, call.head, answering)
+        next(steps)
+        if isinstance(request, CountRequest | ScanRequest):
+            self._searches[entry.router, entry.call_id] = steps
+        changes = isinstance(request, RetryFailedRequest | DeleteJobsRequest)
+        self._tasks.start(steps, at_once=not changes)  # the first slice is small, or only a search
+
+    def _answering(self, entry: CallEntry, head: Head, answering: Answering) -> Steps:
+        """Run it, and see to it that it is answered exactly once, however it ends; or not at all,
+        if the shard stops before it has changed anything: then a successor carries it out.
+
+        Has to be begun at once: a generator that was never begun is closed without a trace."""
+        replies = self._state.replies
+        try:
+            yield None
+            try:
+                result = yield from answering
+            finally:
+                self._searches.pop((entry.router, entry.call_id), None)
+        except ShardStops:
+            return
+        except GeneratorExit:
+            closed = ShardConnectionFailed([self._state.name], "closed its store meanwhile")
+            replies.fail(entry, head, closed)
+            raise
+        except TimeoutError:
+            replies.fail(entry, head, PinLaterError("the search did not end in time; narrow it"))
+        except StorageError as error:
+            replies.fail(entry, head, self._state.unable(error))
+            if not isinstance(error, StorageNotCommitted):
+                raise
+        except PinLaterError as error:
+            replies.fail(entry, head, error)
+        else:
+            self._done(entry, head, result)
+
+    def end_search(self, router: bytes, call_id: int) -> None:
+        """Of a call that changes jobs, and of one that was answered meanwhile, nothing is ended."""
+        steps = self._searches.get((router, call_id))
+        if steps is not None:
+            self._tasks.end_search(steps)
+
+    def _until(self, deadline: float) -> float:
+        """When most of the time is used."""
+        now = self._clock.monotonic()
+        return now + (deadline - now) * _USABLE_TIME
 
     # --- queues ------------------------------------------------------------------------------
-
-    def create_queue(self, request: CreateQueueRequest) -> None:
-        self._state.rules.queue_name(request.queue)
-        self._create(request.queue)
 
     def create_queues(self, names: Iterable[object]) -> None:
         """Of names that other shards have; what this store cannot hold is left out."""
@@ -100,31 +180,32 @@ class BulkCalls:
             self._state.ready.open_queue(queue)
             self._state.touched.add(queue)
 
-    def delete_queue(self, request: DeleteQueueRequest) -> None:
+    def _delete_queue(self, queue: str) -> None:
         """The router has checked the password."""
-        queue = request.queue
         self._state.rules.queue_name(queue)
         if queue in self._state.ready:
             self._engine.delete_queue(queue)
-            self._state.ready.drop_queue(queue)
-            self._state.fresh.drop_queue(queue)
-            self._state.touched.add(queue)
+            self._state.drop_queue(queue)
 
     # --- jobs by descriptor --------------------------------------------------------------------
 
-    def names_other_shards(self, request: LookupRequest) -> bool:
+    def _names_other_shards(self, request: LookupRequest) -> bool:
         parsed = map(JobDescriptor.parse, request.descriptors)
         return any(job is not None and job.shard != self._state.name for job in parsed)
 
-    def lookup(self, request: LookupRequest) -> Answering:
+    def _lookup(self, request: LookupRequest) -> Answering:
         """What is not here, or malformed, is left out."""
         by_queue: dict[str, list[JobKey]] = {}
         for text in dict.fromkeys(request.descriptors):
             parsed = JobDescriptor.parse(text)
-            if parsed is not None and parsed.shard == self._state.name:
-                key = JobDescriptors(parsed.queue, parsed.shard).key(text)
-                if key is not None and key is not NO_JOB:
-                    by_queue.setdefault(parsed.queue, []).append(key)
+            if (
+                parsed is not None
+                and parsed.shard == self._state.name
+                and 1 <= parsed.priority <= LAST_PRIORITY
+                and parsed.local_id <= LAST_LOCAL_ID
+            ):
+                key = JobKey(parsed.priority, parsed.local_id)
+                by_queue.setdefault(parsed.queue, []).append(key)
         found: dict[str, JobRecord] = {}
         room = self._state.config.server.max_frame_bytes
         with_body = request.include_body
@@ -151,8 +232,8 @@ class BulkCalls:
 
     # --- searches ------------------------------------------------------------------------------
 
-    def count(self, request: CountRequest, source: str, deadline: float) -> Answering:
-        """Raises TimeoutError if it takes most of the time till `deadline`: a number that is too
+    def _count(self, request: CountRequest, source: str, until: float) -> Answering:
+        """Raises TimeoutError if it takes most of its time: a number that is too
         low would be wrong."""
         self._state.rules.count(request)
         search = Search(
@@ -163,12 +244,12 @@ class BulkCalls:
             future=request.future,
             now_ms=self._clock.now_ms(),
             body_regex=request.body_regex,
-            deadline=self._usable_until(deadline),
+            deadline=until,
         )
         return (yield from _search(SearchCall("count", search, source)))
 
-    def scan(self, request: ScanRequest, source: str, deadline: float) -> Answering:
-        """What was found after most of the time till `deadline`; its continuation goes on there."""
+    def _scan(self, request: ScanRequest, source: str, until: float) -> Answering:
+        """What was found after most of its time; its continuation goes on there."""
         after = self._state.rules.scan(request)
         limit = min(request.limit, self._state.config.server.scan_limit)
         search = Search(
@@ -180,7 +261,7 @@ class BulkCalls:
             now_ms=self._clock.now_ms(),
             after=self._after(after),
             body_regex=request.body_regex,
-            deadline=self._usable_until(deadline),
+            deadline=until,
         )
         part: ScanPart = yield from _search(SearchCall("scan", search, source))
         jobs = part.jobs[:limit]
@@ -207,49 +288,14 @@ class BulkCalls:
             return (priority,)
         return range(1, self._state.config.server.num_priority_levels + 1)
 
-    # --- moves to other shards ---------------------------------------------------------------
-
-    def claim_scheduled(self, op: AckOp, source: str, now_ms: int) -> AckOp:
-        """Claim the jobs that `op` is to end as succeeded, in a commit of its own. Returns it with
-        these claims, and without the jobs that are not scheduled any more: what is due, or soon.
-
-        The ready index knows nothing of these jobs, since they are not due. The claims bear the
-        latest time there is, so that they never time out: after a crash before the ack, jobs would
-        run here before their time, beside their copies. A repeated call acks them. Raises
-        StorageError."""
-        named = {JobKey(acks.priority, i): acks for acks in op.succeeded for i in acks.local_ids}
-        held: dict[JobKey, str] = {}
-        claims: list[Claims] = []
-        for job in self._engine.lookup(op.queue, list(named), include_body=False):
-            if job.state is JobState.PENDING and job.run_after_ms > now_ms + _SOON_MS:
-                place = PendingKey(job.run_after_ms, job.key.local_id)
-                [descriptor] = self._state.claim_descriptors.take(source, 1)
-                claims.append(Claims(job.key.priority, [place], [descriptor], [_NOT_READ]))
-            elif job.state is JobState.IN_PROGRESS:
-                descriptor = job.claim_descriptor or ""
-                if claim_source(descriptor) == source:
-                    held[job.key] = descriptor
-        if claims:
-            batch = Batch(claims=[ClaimOp(op.queue, claims)])
-            [found] = self._engine.apply(batch, self._engine.limits.run_after_ms).claims
-            for claim, payload in zip(claims, found, strict=True):
-                if payload is not None:
-                    key = JobKey(claim.priority, claim.keys[0].local_id)
-                    held[key] = claim.claim_descriptors[0]
-        acks = [
-            Acks(key.priority, [key.local_id], named[key].append_custom_status, 0, descriptor)
-            for key, descriptor in held.items()
-        ]
-        return AckOp(op.queue, acks, ())
-
     # --- changes of many jobs --------------------------------------------------------------------
 
-    def oldest_failed(self, request: RetryFailedRequest) -> bytes:
+    def _oldest_failed(self, request: RetryFailedRequest) -> bytes:
         self._state.rules.retry_failed(request)
         ages = self._engine.oldest_failed(request.queue, request.priority, limit=request.limit)
         return b"".join(map(_MILLIS.pack, ages))
 
-    def retry_failed(self, request: RetryFailedRequest, deadline: float) -> Answering:
+    def _retry_failed(self, request: RetryFailedRequest, until: float) -> Answering:
         self._state.rules.retry_failed(request)
         queue = request.queue
 
@@ -266,12 +312,10 @@ class BulkCalls:
             self._state.requeue(queue, requeued, now_ms)
             return len(requeued)
 
-        until = self._usable_until(deadline)
         return (yield from self._in_slices(queue, request.limit, until, retry))
 
-    def delete_jobs(self, request: DeleteJobsRequest, source: str, deadline: float) -> Answering:
+    def _delete_jobs(self, request: DeleteJobsRequest, source: str, until: float) -> Answering:
         self._state.rules.delete_jobs(request)
-        until = self._usable_until(deadline)
         if request.body_regex is not None:
             return (yield from self._delete_matching(request, request.body_regex, source, until))
 
@@ -290,7 +334,8 @@ class BulkCalls:
         changed = 0
         while changed < most and queue in self._state.ready:
             limit = min(self._pace.jobs, most - changed)
-            found = change(limit)
+            with self._pace:
+                found = change(limit)
             changed += found
             if found < limit or self._clock.monotonic() >= until:
                 break
@@ -325,7 +370,8 @@ class BulkCalls:
             while part := list(islice(left, self._pace.jobs)):
                 if request.queue not in self._state.ready:
                     return deleted
-                keys = self._engine.delete_keys(request.queue, request.state, part)
+                with self._pace:
+                    keys = self._engine.delete_keys(request.queue, request.state, part)
                 deleted += self._deleted(request, keys)
                 if self._clock.monotonic() >= until:
                     return deleted
@@ -341,10 +387,6 @@ class BulkCalls:
         """They leave the memory; returns how many they are."""
         self._state.forget(request.queue, request.priority, [key.local_id for key in keys])
         return len(keys)
-
-    def _usable_until(self, deadline: float) -> float:
-        now = self._clock.monotonic()
-        return now + (deadline - now) * _USABLE_TIME
 
 
 def _search(call: SearchCall) -> Answering:

@@ -21,13 +21,13 @@ from pinlaterd.config.layout import CONFIG_FILE, shard_program
 from pinlaterd.errors import ConfigError
 from pinlaterd.lifecycle import StopSignal
 from pinlaterd.shard.service import ShardService
-from pinlaterd.shard.state import Arrival
 from pinlaterd.stats import Stats
 from pinlaterd.wire.control import ControlClient, ProcessState
 from pinlaterd.wire.envelope import (
     PULSE_SECONDS,
     PULSES_UNTIL_QUIET,
     QUIET_PULSE_SECONDS,
+    CallEntry,
     Calls,
     Frame,
     Goodbye,
@@ -132,11 +132,8 @@ class ShardLoop:
 
     def _turn(self) -> None:
         service = self._service
-        if service.searches is not None or self._searcher_fileno is not None:
-            self._watch_searcher()
+        self._watch_searcher()
         readable = self._end.wait(self._wait_seconds)
-        if service.serving:
-            service.time.awake()
         received: Sequence[Received] = ()
         if service.backlog < _MOST_BACKLOG:
             received = self._end.receive(_MOST_FRAMES, _MOST_BYTES)
@@ -146,7 +143,7 @@ class ShardLoop:
             self._take(router, frame)
         service.run_batch()
         service.run_slice(calls_wait=bool(received) or service.calls_wait)
-        if self._searcher_fileno in readable and service.searches is not None:
+        if self._searcher_fileno in readable:
             service.searches.receive()
         self._publish()
         if not service.serving:
@@ -166,8 +163,7 @@ class ShardLoop:
         return max(0.0, min(until_pulse, self._service.idle_seconds()))
 
     def _watch_searcher(self) -> None:
-        searches = self._service.searches
-        fileno = None if searches is None else searches.fileno()
+        fileno = self._service.searches.fileno()
         if fileno != self._searcher_fileno:
             if self._searcher_fileno is not None:
                 self._end.forget(self._searcher_fileno)
@@ -238,7 +234,7 @@ class ShardLoop:
                 # Meant for a predecessor: its router has given these calls up already.
                 self._stats.count("shard_calls_of_predecessors")
                 return
-            self._service.submit([_new(Arrival, (router, entry)) for entry in frame.calls])
+            self._service.submit([_new(CallEntry, (*call[:-1], router)) for call in frame.calls])
         elif isinstance(frame, Hello):
             self._missing_out.discard(router)
             self._routers.add(router)
@@ -344,8 +340,7 @@ class ShardLoop:
         service = self._service
         service.tick()
         logs.count_dropped(self._stats.count)
-        if service.searches is not None:
-            service.searches.tick()
+        service.searches.tick()
         if service.serving:
             facts = {
                 **self._facts(),

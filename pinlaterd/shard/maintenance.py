@@ -11,6 +11,7 @@ without any: a job that it has added leaves none.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 from collections import deque
@@ -19,17 +20,12 @@ from collections.abc import Set as AbstractSet
 from itertools import islice
 from random import Random
 
-from pinlaterd.clock import Clock
 from pinlaterd.config.schema import Config
-from pinlaterd.engines.base import StorageEngine
 from pinlaterd.errors import StorageLocked
 from pinlaterd.model import JobState
-from pinlaterd.shard.health import StoreHealth
-from pinlaterd.shard.locks import QueueLocks
 from pinlaterd.shard.state import ShardState
 from pinlaterd.shard.tasks import Pace, Steps
 from pinlaterd.shard.timekeeping import Timekeeper
-from pinlaterd.stats import Stats
 
 log = logging.getLogger(__name__)
 
@@ -61,19 +57,9 @@ class QueueGauges:
     ages grow without a change, and another program's writes to the store show in nothing that a
     shard does. The gauges of a queue that is locked stay as they are until it can be read again."""
 
-    def __init__(
-        self,
-        engine: StorageEngine,
-        state: ShardState,
-        locks: QueueLocks,
-        clock: Clock,
-        stats: Stats,
-    ) -> None:
-        self._engine = engine
+    def __init__(self, state: ShardState) -> None:
         self._state = state
-        self._locks = locks
-        self._clock = clock
-        self._stats = stats
+        self._stats = state.stats
         self._in_turn: deque[str] = deque()
         self._waiting: dict[str, None] = {}  # queues to look at, the first to change first
         self._holding: dict[str, AbstractSet[JobState]] = {}
@@ -92,20 +78,16 @@ class QueueGauges:
         self._waiting |= dict.fromkeys([self._in_turn.popleft() for _ in range(turns)])
         state.changed.clear()
         queues = list(islice(self._waiting, _MOST_QUEUES))
-        depths = self._engine.depths(queues)
-        until = self._clock.monotonic() + _MOST_SECONDS
+        depths = state.engine.depths(queues)
+        until = state.clock.monotonic() + _MOST_SECONDS
         for queue in queues:
-            started = self._clock.monotonic()
-            if started > until:
+            if state.clock.monotonic() > until:
                 break
-            if self._locks.holding((queue,)):
-                continue
             self._counting.discard(queue)
             if queue in depths and queue in state.ready:
                 try:
                     self._show(queue, depths[queue], now_ms)
-                except StorageLocked as error:
-                    self._locks.met(error, started=started, now=self._clock.monotonic())
+                except StorageLocked:
                     continue
             else:
                 self._holding.pop(queue, None)
@@ -152,24 +134,11 @@ class QueueGauges:
 class Maintenance:
     """Says when a round is due, and does it step by step."""
 
-    def __init__(
-        self,
-        engine: StorageEngine,
-        state: ShardState,
-        gauges: QueueGauges,
-        locks: QueueLocks,
-        health: StoreHealth,
-        clock: Clock,
-        timekeeper: Timekeeper,
-        pace: Pace,
-        rng: Random,
-    ) -> None:
-        self._engine = engine
+    def __init__(self, state: ShardState, timekeeper: Timekeeper, pace: Pace, rng: Random) -> None:
         self._state = state
-        self._gauges = gauges
-        self._locks = locks
-        self._health = health
-        self._clock = clock
+        self._engine = state.engine
+        self._clock = clock = state.clock
+        self._gauges = QueueGauges(state)
         self._time = timekeeper
         self._with_later_claims: set[str] = set()  # queues that may have some
         self._pace = pace
@@ -229,26 +198,26 @@ class Maintenance:
     def _look_at_clock(self) -> None:
         if self._time.tick():
             self.set_back()
-        self._state.figures.gauge_clock(self._clock.step_ms)
+        # Either way, as far as this is not followed.
+        self._state.stats.peak("shard_clock_step_ms", round(abs(self._clock.step_ms)))
 
     def _probe(self) -> None:
         """Use a degraded store, so that a shard without work finds out when it is well again."""
-        if not self._health.degraded:
+        state = self._state
+        if not state.health.degraded:
             return
-        locks, queues = self._locks, self._state.ready.queues()
-        queue = next((name for name in queues if locks.holding([name]) is None), None)
+        queues = state.ready.queues()
+        queue = next((name for name in queues if state.locks.holding([name]) is None), None)
         if queue is None and queues:
             return  # all are locked, which says nothing of the store
         began = self._clock.monotonic()
         if queue is not None:
-            try:
-                self._engine.read_pending(queue, 1, after=None, until_ms=0, limit=1)
-            except StorageLocked as error:
-                # A server may have waited for the lock: the next probe uses another queue.
-                locks.met(error, started=began, now=self._clock.monotonic())
-                return
-        now = self._clock.monotonic()
-        self._health.succeeded(now - began, now)
+            # A server may have waited for a lock: the next probe uses another queue.
+            with contextlib.suppress(StorageLocked):
+                state.read_pending(queue, 1, after=None, until_ms=0, limit=1)
+        if queue is None or state.locks.holding([queue]) is None:
+            now = self._clock.monotonic()
+            state.health.succeeded(now - began, now)
 
     def _look_at_suspects(self) -> None:
         """Read and count those queues again that a foreign writer seems to have changed."""
@@ -271,7 +240,7 @@ class Maintenance:
 
     def gauge(self) -> None:
         self._gauges.refresh(self._clock.now_ms())
-        self._state.figures.gauge_memory(self._state.held_bytes)
+        self._state.stats.gauge("shard_buffer_bytes", self._state.ready.held_bytes)
 
     # --- rounds --------------------------------------------------------------------------------
 
@@ -295,8 +264,12 @@ class Maintenance:
                 self._rereads_due[queue] = now + _REREAD_SECONDS
                 self._reread(queue)
             yield None
-        while self._engine.vacuum(limit=self._pace.jobs):
+        while self._vacuum():
             yield None
+
+    def _vacuum(self) -> bool:
+        with self._pace:
+            return self._engine.vacuum(limit=self._pace.jobs)
 
     def _next_in_turn(self) -> list[str]:
         if not self._in_turn:
@@ -319,10 +292,11 @@ class Maintenance:
                 (queue, state), 0.0
             ):
                 continue
-            while queue in self._state.ready and not self._locks.holding((queue,)):
+            while queue in self._state.ready and not self._state.locks.holding((queue,)):
                 limit, asked = self._pace.jobs, True
                 try:
-                    changed = part(queue, limit)
+                    with self._pace:
+                        changed = part(queue, limit)
                 except StorageLocked as error:
                     log.warning(
                         "maintenance leaves queue %s to the next round: %s", queue, error.message
@@ -356,7 +330,10 @@ class Maintenance:
     def _end_claims(self, queue: str, limit: int, **claimed_ms: int) -> int:
         now_ms = self._clock.now_ms()
         result = self._engine.release_expired(queue, limit=limit, now_ms=now_ms, **claimed_ms)
-        self._state.figures.expired(queue, result)
+        if result.retried:
+            self._state.stats.count(f"{queue}_timeout_retry", len(result.retried))
+        if result.failed:
+            self._state.stats.count(f"{queue}_timeout_done", result.failed)
         self._state.changed.add(queue)
         self._state.requeue(queue, result.retried, now_ms)
         return len(result.retried) + result.failed
@@ -372,8 +349,8 @@ class Maintenance:
     def _collect(self, queue: str, state: JobState, ttl_hours: float, limit: int) -> int:
         before_ms = self._clock.now_ms() - round(ttl_hours * _MS_AN_HOUR)
         jobs = self._engine.collect_garbage(queue, state, updated_before_ms=before_ms, limit=limit)
-        self._state.figures.collected(queue, state, jobs)
         if jobs:
+            self._state.stats.count(f"{queue}_{_STATE_NAMES[state]}_gc", jobs)
             self._state.changed.add(queue)
         if jobs < limit:
             late_seconds = ttl_hours * _MS_AN_HOUR / 1000 * _LATE_PART

@@ -1,4 +1,4 @@
-"""The calls of the job path, from a valid call through a commit to the answer.
+"""The calls of the job path, from a valid call through a commit to the reply.
 
 Each kind of call has one class, which checks the call as it is made, adds its store operations to
 a Commit together with what takes their results, brings the shard's state up to date, and replies.
@@ -7,9 +7,10 @@ An operation that was not committed has changed nothing. Dequeues are in `dequeu
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Generic, TypeVar, cast
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import chain
+from typing import Any, TypeVar, cast
 
 from pinlaterd.engines.base import (
     AckOp,
@@ -35,6 +36,7 @@ from pinlaterd.model import (
     CheckpointRequest,
     DequeueResult,
     EnqueueRequest,
+    Job,
     JobDescriptor,
     JobKey,
     Method,
@@ -42,9 +44,8 @@ from pinlaterd.model import (
 )
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.codec import Call, Head
-from pinlaterd.shard.descriptors import NO_JOB, JobDescriptors, is_local_id
-from pinlaterd.shard.state import STORE_FAILED, Arrival, ShardState
-from pinlaterd.wire.envelope import ReplyEntry
+from pinlaterd.shard.state import STORE_FAILED, QueueFacts, ShardState, is_local_id
+from pinlaterd.wire.envelope import CallEntry, Status
 
 # Jobs in a batch: those who come while it is committed wait for all of it, and beyond this a
 # larger one saves nothing on a job.
@@ -62,62 +63,79 @@ _Item = TypeVar("_Item")
 _Added = list[tuple[_Op, Callable[[_Result, int], None]]]
 
 
+_NO_PARTS: deque[Any] = deque(maxlen=0)
+
+
 class ForeignError(Exception):
-    """The call names jobs of other shards, or takes more than one shard: routers divide it."""
+    """The call names jobs of other shards, or takes more than one shard: routers fan it out."""
 
 
 class Commit:
-    """One commit of the store in the making. `enqueuing`: the calls that `enqueues` are of."""
+    """One commit of the store in the making. Enqueues into one queue are one operation of it."""
 
-    __slots__ = ("acks", "checkpoints", "claims", "enqueues", "enqueuing", "releases")
+    __slots__ = ("acks", "checkpoints", "claims", "enqueues", "releases")
 
-    def __init__(self) -> None:
+    def __init__(self, operations: Iterable[Operation]) -> None:
         self.acks: _Added[AckOp, AckResult] = []
         self.checkpoints: _Added[CheckpointOp, CheckpointResult] = []
         self.releases: _Added[ReleaseOp, Sequence[Requeued]] = []
-        self.enqueues: list[EnqueueOp] = []
-        self.enqueuing: list[Enqueue] = []
+        self.enqueues: dict[str, list[Enqueue]] = {}
         self.claims: _Added[ClaimOp, Sequence[Payload | None]] = []
+        for operation in operations:
+            operation.add_to(self)
 
     def batch(self, room: ClaimRoom) -> Batch:
         return Batch(
-            [op for op, _ in self.acks] if self.acks else (),
-            [op for op, _ in self.checkpoints] if self.checkpoints else (),
-            [op for op, _ in self.releases] if self.releases else (),
-            self.enqueues,
-            [op for op, _ in self.claims] if self.claims else (),
+            [op for op, _ in self.acks],
+            [op for op, _ in self.checkpoints],
+            [op for op, _ in self.releases],
+            [
+                EnqueueOp(queue, calls[0].jobs if len(calls) == 1 else _all_jobs(calls))
+                for queue, calls in self.enqueues.items()
+            ],
+            [op for op, _ in self.claims],
             room,
         )
 
-    def hand_over(self, result: BatchResult, state: ShardState, now_ms: int) -> None:
+    def hand_over(self, batch: Batch, result: BatchResult, state: ShardState, now_ms: int) -> None:
         """It is durable: give each result to whom it belongs."""
-        if self.acks:
-            for (_, acked), ack_result in zip(self.acks, result.acks, strict=True):
-                acked(ack_result, now_ms)
-        if self.checkpoints:
-            for (_, checkpointed), done in zip(self.checkpoints, result.checkpoints, strict=True):
-                checkpointed(done, now_ms)
-        if self.releases:
-            for (_, released), requeued in zip(self.releases, result.releases, strict=True):
-                released(requeued, now_ms)
-        for enqueue, local_ids in zip(self.enqueuing, result.enqueues, strict=True):
-            enqueue.local_ids = local_ids
-        state.index_stored(self.enqueues, result.enqueues, now_ms)
+        for (_, acked), ack_result in zip(self.acks, result.acks, strict=True):
+            acked(ack_result, now_ms)
+        for (_, checkpointed), done in zip(self.checkpoints, result.checkpoints, strict=True):
+            checkpointed(done, now_ms)
+        for (_, released), requeued in zip(self.releases, result.releases, strict=True):
+            released(requeued, now_ms)
+        for (queue, jobs), local_ids in zip(batch.enqueues, result.enqueues, strict=True):
+            at = 0
+            for enqueue in self.enqueues[queue]:
+                enqueue.local_ids = local_ids[at : at + enqueue.rows]
+                at += enqueue.rows
+            state.stored(queue, jobs, local_ids, now_ms)
         for (_, claimed), payloads in zip(self.claims, result.claims, strict=True):
             claimed(payloads, now_ms)
 
 
+def _all_jobs(calls: Sequence[Enqueue]) -> list[Job]:
+    return list(chain.from_iterable([call.jobs for call in calls]))
+
+
 class Operation:
-    """One call. `begun`: whether a commit has carried out any of it."""
+    """One call. `rows`: how many jobs it puts into its next commit; `begun`: whether a commit has
+    carried out any of it; `problem`: what is wrong with a part of it, told once the rest is done.
 
-    __slots__ = ("arrival", "begun", "head", "queue", "state")
+    Of any number of acks, checkpoints or releases each commit carries out one of `parts`."""
 
-    def __init__(self, arrival: Arrival, head: Head, queue: str, state: ShardState) -> None:
-        self.arrival = arrival
+    __slots__ = ("begun", "call", "head", "parts", "problem", "queue", "state")
+    parts: deque[Any]
+
+    def __init__(self, call: CallEntry, head: Head, queue: str, state: ShardState) -> None:
+        self.call = call
         self.head = head
         self.queue = queue
         self.state = state
         self.begun = False
+        self.parts = _NO_PARTS
+        self.problem: RequestError | None = None
 
     @property
     def queues(self) -> Collection[str]:
@@ -126,60 +144,28 @@ class Operation:
 
     @property
     def rows(self) -> int:
-        """How many jobs it puts into its next commit."""
         raise NotImplementedError
 
     def add_to(self, commit: Commit) -> None:
         raise NotImplementedError
 
-    def reply(self, now_ms: int) -> ReplyEntry | None:
-        """After a commit; None if it goes on with the next one."""
-        raise NotImplementedError
+    def reply(self, now_ms: int) -> bool:
+        """After a commit; False if it goes on with the next one."""
+        if self.parts:
+            return False
+        if self.problem is not None:
+            self.fail(self.problem)
+        else:
+            payload = codec.encode_reply(self.head, None)
+            self.state.replies.add(self.call, Status.DONE, payload)
+        return True
 
     def give_up(self, now_ms: int) -> None:
         """Its commit failed, and nothing of it has changed."""
 
-    def fail(self, error: PinLaterError) -> ReplyEntry:
-        """The answer if it ends here."""
-        return self.arrival.failed(self.head, error)
-
-
-class Replies:
-    """The operations in flight, and the replies that wait to be taken."""
-
-    def __init__(self) -> None:
-        self.bytes = 0  # in those that wait
-        self._in_flight: dict[Operation, None] = {}
-        self._waiting: defaultdict[bytes, list[ReplyEntry]] = defaultdict(list)
-
-    def expect(self, operation: Operation) -> None:
-        """It is in flight from now on."""
-        self._in_flight[operation] = None
-
-    def settle(self, operation: Operation, entry: ReplyEntry) -> None:
-        del self._in_flight[operation]
-        self._waiting[operation.arrival[0]].append(entry)
-        self.bytes += len(entry[2])
-
-    def reply(self, arrival: Arrival, entry: ReplyEntry) -> None:
-        """To a call that was never in flight."""
-        self._waiting[arrival.router].append(entry)
-        self.bytes += len(entry.payload)
-
-    def forget(self, operation: Operation) -> None:
-        """It stays without a reply."""
-        del self._in_flight[operation]
-
-    def abandon(self, told: PinLaterError) -> None:
-        """End all that is in flight; callers are told why."""
-        for operation in list(self._in_flight):
-            self.settle(operation, operation.fail(told))
-
-    def take(self) -> Mapping[bytes, list[ReplyEntry]]:
-        """The replies since the last time, by router."""
-        replies, self._waiting = self._waiting, defaultdict(list)
-        self.bytes = 0
-        return replies
+    def fail(self, error: PinLaterError) -> None:
+        """It ends here."""
+        self.state.replies.fail(self.call, self.head, error)
 
 
 # --- enqueue --------------------------------------------------------------------------------
@@ -188,13 +174,13 @@ class Replies:
 class Enqueue(Operation):
     """`local_ids`: those of its jobs, once they are stored."""
 
-    __slots__ = ("jobs", "local_ids")
+    __slots__ = ("_prefix", "jobs", "local_ids")
 
-    def __init__(self, arrival: Arrival, call: Call, state: ShardState, now_ms: int) -> None:
+    def __init__(self, entry: CallEntry, call: Call, state: ShardState, now_ms: int) -> None:
         """Raises RequestError."""
         request = cast("EnqueueRequest", call.request)
-        super().__init__(arrival, call.head, request.queue, state)
-        state.check_queue(request.queue)
+        super().__init__(entry, call.head, request.queue, state)
+        self._prefix = state.queue(request.queue).prefix
         self.jobs = state.rules.enqueue(call.context, request, now_ms)
         self.local_ids: Sequence[int] = ()
 
@@ -203,111 +189,81 @@ class Enqueue(Operation):
         return len(self.jobs)
 
     def add_to(self, commit: Commit) -> None:
-        commit.enqueues.append(_new(EnqueueOp, (self.queue, self.jobs)))
-        commit.enqueuing.append(self)
+        commit.enqueues.setdefault(self.queue, []).append(self)
 
-    def reply(self, now_ms: int) -> ReplyEntry:
-        prefix = f"{self.queue}:s{self.state.name}:p"
+    def reply(self, now_ms: int) -> bool:
+        prefix = self._prefix
         descriptors = [
             f"{prefix}{job[1]}:{local_id}"
             for local_id, job in zip(self.local_ids, self.jobs, strict=True)
         ]
-        return self.arrival.done(codec.encode_reply(self.head, descriptors))
+        payload = codec.encode_reply(self.head, descriptors)
+        self.state.replies.add(self.call, Status.DONE, payload)
+        return True
 
 
 # --- acks -----------------------------------------------------------------------------------
 
 
-class _InParts(Operation, Generic[_Op]):
-    """Of any number of acks or checkpoints, of which each commit carries out one part. `problem`:
-    what is wrong with some of them; the others are carried out all the same."""
+class Acking(Operation):
+    """A call that ends jobs, alone or before it dequeues."""
 
-    __slots__ = ("parts", "problem")
-    parts: deque[_Op]
-    problem: RequestError | None
-
-    def reply(self, now_ms: int) -> ReplyEntry | None:
-        if self.parts:
-            return None
-        if self.problem is not None:
-            return self.fail(self.problem)
-        return self.arrival.done(codec.encode_reply(self.head, None))
-
-
-class Ack(_InParts[AckOp]):
     __slots__ = ()
+    parts: deque[AckOp]
 
-    def __init__(self, arrival: Arrival, call: Call, state: ShardState, now_ms: int) -> None:
-        """Raises RequestError, ForeignError."""
-        request = cast("AckRequest", call.request)
-        super().__init__(arrival, call.head, request.queue, state)
-        self.parts, self.problem = ack_parts(arrival, request, state, now_ms)
-
-    @property
-    def rows(self) -> int:
-        return self.parts[0].jobs
+    def take_acks(self, request: AckRequest, now_ms: int) -> None:
+        """Have commits carry out what is right of them, and tell what is wrong with the others.
+        Raises QueueNotFound, and ForeignError if the router has not fanned them out yet."""
+        state = self.state
+        facts, rules = state.queue(request.queue), state.rules
+        bad: list[str] = []
+        succeeded = _acks(facts, request.succeeded, bad) if request.succeeded else []
+        failed: list[Acks] = []
+        for acks in _acks(facts, request.failed, bad) if request.failed else ():
+            wrong = rules.retry_delay(request.queue, acks, now_ms)
+            if wrong is None:
+                failed.append(acks)
+            else:
+                name = f"{facts.prefix}{acks.priority}:{acks.local_ids[0]}"
+                self.problem = self.problem or InvalidRequest(
+                    f"retryDelayMillis of {name!r} is {wrong}"
+                )
+        if bad and self.call.whole:
+            raise ForeignError
+        self.problem = _bad_descriptors(bad, facts) or self.problem
+        if succeeded or failed:
+            self.parts = _split_acks(AckOp(request.queue, succeeded, failed))
 
     def add_to(self, commit: Commit) -> None:
-        commit.acks.append((self.parts[0], self._acked))
+        if self.parts:
+            commit.acks.append((self.parts[0], self._acked))
 
     def _acked(self, result: AckResult, now_ms: int) -> None:
         self.begun = True
-        note_acked(self.parts.popleft().queue, result, self.state, now_ms)
+        self.state.acked(self.parts.popleft().queue, result, now_ms)
 
 
-def note_acked(queue: str, result: AckResult, state: ShardState, now_ms: int) -> None:
-    state.changed.add(queue)
-    state.figures.acked(queue, result)
-    state.requeue(queue, result.requeued, now_ms)
+class Ack(Acking):
+    __slots__ = ()
+
+    def __init__(self, entry: CallEntry, call: Call, state: ShardState, now_ms: int) -> None:
+        """Raises RequestError, ForeignError."""
+        request = cast("AckRequest", call.request)
+        super().__init__(entry, call.head, request.queue, state)
+        self.take_acks(request, now_ms)
+
+    @property
+    def rows(self) -> int:
+        return self.parts[0].jobs if self.parts else 0
 
 
-def ack_parts(
-    arrival: Arrival, request: AckRequest, state: ShardState, now_ms: int
-) -> tuple[deque[AckOp], RequestError | None]:
-    """The acks that can be carried out, a part for each commit, and what is wrong with the others.
-    Raises QueueNotFound, and ForeignError if the router has not divided them yet."""
-    queue, rules = request.queue, state.rules
-    state.check_queue(queue)
-    descriptors = JobDescriptors(queue, state.name)
-    bad: list[str] = []
-    succeeded = _acks(descriptors, request.succeeded, bad) if request.succeeded else []
-    problem: RequestError | None = None
-    failed: list[Acks] = []
-    if request.failed:
-        failing, problem = _with_valid_delays(request.failed, state, now_ms)
-        for acks in _acks(descriptors, failing, bad):
-            wrong = rules.unheld_retry(queue, acks, now_ms)
-            if wrong is None:
-                failed.append(acks)
-            elif problem is None:
-                name = descriptors.of(acks.priority, acks.local_ids[0])
-                problem = InvalidRequest(f"retryDelayMillis of {name!r} is {wrong}")
-    if bad and arrival.entry.whole:
-        raise ForeignError
-    parts = _split_acks(AckOp(queue, succeeded, failed))
-    return parts, _bad_descriptors(bad, descriptors) or problem
-
-
-def _with_valid_delays(
-    infos: Sequence[AckInfo], state: ShardState, now_ms: int
-) -> tuple[Sequence[AckInfo], RequestError | None]:
-    wrong_delay = state.rules.ack_delay
-    delays = {infos.retry_delay_ms} if isinstance(infos, AlikeAcks) else {info[2] for info in infos}
-    if not any(wrong_delay(delay, now_ms) for delay in delays):
-        return infos, None
-    valid = [info for info in infos if not wrong_delay(info.retry_delay_ms, now_ms)]
-    wrong = next(info for info in infos if wrong_delay(info.retry_delay_ms, now_ms))
-    problem = wrong_delay(wrong.retry_delay_ms, now_ms)
-    return valid, InvalidRequest(f"retryDelayMillis of {wrong.descriptor[:200]!r} is {problem}")
-
-
-def _acks(descriptors: JobDescriptors, infos: Sequence[AckInfo], bad: list[str]) -> list[Acks]:
+def _acks(facts: QueueFacts, infos: Sequence[AckInfo], bad: list[str]) -> list[Acks]:
     """Jobs that are acked together mostly have all but their local ids in common: what comes
     before it is understood once, as long as it stays the same."""
-    if isinstance(infos, AlikeAcks) and is_local_id(infos.digits[0].decode()):
-        first = descriptors.key(infos[0].descriptor)
-        if first is not None and first is not NO_JOB:
-            return [Acks(first.priority, list(map(int, infos.digits)), *infos.rest)]
+    if isinstance(infos, AlikeAcks):
+        known_priority = facts.priority_of(infos.head)
+        if known_priority is not None and is_local_id(infos.digits[0].decode()):
+            return [Acks(known_priority, list(map(int, infos.digits)), *infos.rest)]
     acks: list[Acks] = []
     known_head = alike = None
     priority = 0
@@ -317,7 +273,7 @@ def _acks(descriptors: JobDescriptors, infos: Sequence[AckInfo], bad: list[str])
         if head == known_head and plain:
             local_id = int(id_text)
         else:
-            key = descriptors.key(descriptor)
+            key = facts.key(descriptor)
             if key is None:
                 bad.append(descriptor)
                 continue
@@ -334,7 +290,7 @@ def _acks(descriptors: JobDescriptors, infos: Sequence[AckInfo], bad: list[str])
 def _split_acks(op: AckOp) -> deque[AckOp]:
     """The same acks in the same order, at most PART_JOBS at a time."""
     if op.jobs <= PART_JOBS:
-        return deque([op])
+        return deque((op,))
     parts = deque(AckOp(op.queue, part, ()) for part in _parts_of(op.succeeded))
     parts.extend(AckOp(op.queue, (), part) for part in _parts_of(op.failed))
     return parts
@@ -356,13 +312,13 @@ def _parts_of(acks: Sequence[Acks]) -> list[list[Acks]]:
     return parts
 
 
-def _bad_descriptors(bad: Sequence[str], descriptors: JobDescriptors) -> RequestError | None:
+def _bad_descriptors(bad: Sequence[str], facts: QueueFacts) -> RequestError | None:
     if not bad:
         return None
     shown = ", ".join(repr(descriptor[:200]) for descriptor in bad[:_MOST_NAMED])
     more = f" and {len(bad) - _MOST_NAMED} more" if len(bad) > _MOST_NAMED else ""
     return InvalidRequest(
-        f"not job descriptors of queue {descriptors.queue!r} on shard {descriptors.shard!r}: "
+        f"not job descriptors of queue {facts.queue!r} on shard {facts.shard!r}: "
         f"{shown}{more}; the other jobs of the call were carried out"
     )
 
@@ -370,18 +326,17 @@ def _bad_descriptors(bad: Sequence[str], descriptors: JobDescriptors) -> Request
 # --- checkpoints and releases ---------------------------------------------------------------
 
 
-class CheckpointJobs(_InParts[CheckpointOp]):
+class CheckpointJobs(Operation):
     __slots__ = ()
+    parts: deque[CheckpointOp]
 
-    def __init__(self, arrival: Arrival, call: Call, state: ShardState) -> None:
+    def __init__(self, entry: CallEntry, call: Call, state: ShardState, _now_ms: int) -> None:
         """Raises RequestError, ForeignError."""
         request = cast("CheckpointRequest", call.request)
-        super().__init__(arrival, call.head, request.queue, state)
-        state.check_queue(request.queue)
-        state.rules.checkpoints(call.context)
-        descriptors = JobDescriptors(request.queue, state.name)
+        super().__init__(entry, call.head, request.queue, state)
+        facts = state.queue(request.queue)
+        state.rules.source(call.context)
         checkpoints, bad = [], []
-        problem: RequestError | None = None
         for (
             descriptor,
             body,
@@ -391,7 +346,7 @@ class CheckpointJobs(_InParts[CheckpointOp]):
             text,
             claim,
         ) in request.checkpoints:
-            key = descriptors.key(descriptor)
+            key = facts.key(descriptor)
             if key is None:
                 bad.append(descriptor)
                 continue
@@ -399,40 +354,41 @@ class CheckpointJobs(_InParts[CheckpointOp]):
             wrong = state.rules.checkpoint(request.queue, descriptor, checkpoint)
             if wrong is None:
                 checkpoints.append(checkpoint)
-            problem = problem or wrong
-        if bad and arrival.entry.whole:
+            self.problem = self.problem or wrong
+        if bad and entry.whole:
             raise ForeignError
-        self.problem = _bad_descriptors(bad, descriptors) or problem
+        self.problem = _bad_descriptors(bad, facts) or self.problem
         self.parts = deque(
             CheckpointOp(request.queue, call.context.source, part)
-            for part in chunks(checkpoints, PART_JOBS) or ((),)
+            for part in chunks(checkpoints, PART_JOBS)
         )
 
     @property
     def rows(self) -> int:
-        return len(self.parts[0].checkpoints)
+        return len(self.parts[0].checkpoints) if self.parts else 0
 
     def add_to(self, commit: Commit) -> None:
-        commit.checkpoints.append((self.parts[0], self._checkpointed))
+        if self.parts:
+            commit.checkpoints.append((self.parts[0], self._checkpointed))
 
     def _checkpointed(self, result: CheckpointResult, now_ms: int) -> None:
         self.begun = True
         self.parts.popleft()
-        self.state.figures.checkpointed(self.queue, result)
-        self.state.requeue(self.queue, result.requeued, now_ms)
+        self.state.checkpointed(self.queue, result, now_ms)
 
 
 class ReleaseClaims(Operation):
-    """Claims of a dequeue's answer that could not be delivered. There may be nobody left to answer
+    """Claims of a dequeue's answer that could not be delivered. There may be nobody left to reply
     to; what can't be released ends by its time-out."""
 
-    __slots__ = ("parts",)
+    __slots__ = ()
+    parts: deque[ReleaseOp]
 
-    def __init__(self, arrival: Arrival, state: ShardState) -> None:
+    def __init__(self, entry: CallEntry, state: ShardState) -> None:
         """Raises ProtocolError."""
-        super().__init__(arrival, _NO_HEAD, "", state)
+        super().__init__(entry, _NO_HEAD, "", state)
         by_queue: dict[str, list[Release]] = {}
-        for job in _claimed_jobs(arrival.entry.message).jobs:
+        for job in _claimed_jobs(entry.message).jobs:
             named = JobDescriptor.parse(job.descriptor)
             if named is not None and named.shard == state.name and job.claim_descriptor:
                 key = JobKey(named.priority, named.local_id)
@@ -458,14 +414,16 @@ class ReleaseClaims(Operation):
 
     def _released(self, requeued: Sequence[Requeued], now_ms: int) -> None:
         self.begun = True
-        self.state.figures.count("claims_released", len(requeued))
+        self.state.stats.count("shard_claims_released", len(requeued))
         self.state.requeue(self.parts.popleft().queue, requeued, now_ms)
 
-    def reply(self, now_ms: int) -> ReplyEntry | None:
-        return None if self.parts else self.arrival.done(b"")
+    def reply(self, now_ms: int) -> bool:
+        if not self.parts:
+            self.state.replies.add(self.call, Status.DONE, b"")
+        return not self.parts
 
-    def fail(self, error: PinLaterError) -> ReplyEntry:
-        return self.arrival.refused(STORE_FAILED)
+    def fail(self, error: PinLaterError) -> None:
+        self.state.replies.refuse(self.call, STORE_FAILED)
 
 
 _NO_HEAD = Head("", 0, oneway=False, strict=True)

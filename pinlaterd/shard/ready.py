@@ -12,25 +12,29 @@ beyond the horizon is read from the store when the line is empty, from the horiz
 read walks over what was read before. A line has bounded room, and so have all lines together;
 what has none is cut off at the tail, which moves the horizon back.
 
+Beside the key of a job that was just enqueued stands its payload, as long as there is room, so that
+a claim need not read it: what a PENDING job's worker gets does not change.
+
 A key is either in its line, or in the store beyond the horizon, or taken, to be claimed or
 requeued.
 """
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
-from typing import NamedTuple, Protocol
+from itertools import compress
+from typing import NamedTuple
 
-from pinlaterd.model import PendingKey
+from pinlaterd.errors import StorageLocked
+from pinlaterd.model import Payload, PendingKey
 
 NEVER_MS = 1 << 62
 _FIRST = PendingKey(-1, 0)  # before every key that a store holds
 _LAST_LOCAL_ID = (1 << 63) - 1
 
-LINE_KEYS = 16_000
 # One read costs no more than the commit of a full batch, so that a refill is not felt by those who
 # wait. It is no smaller where there is room, for a batch has to wait for it: on a server that other
 # shards keep busy it takes as long as their commits do, however few keys it brings.
@@ -39,92 +43,125 @@ READ_KEYS = 4_000
 _LEAST_READ_KEYS = 1_000
 # One `look` ends after so many lines, or READ_KEYS: calls are served between two.
 _LINES_A_LOOK = 16
-# Of a full memory, shortening lines frees at least this part: it walks over all of them.
-_FREED_PART = 8
+# Of all keys, what one line leaves to the others; and what a full memory frees at least by
+# shortening lines, as it walks over all of them.
+_OTHERS_PART, _FREED_PART = 4, 8
+# Of the bytes in memory: keys take one part in so many, payloads one in so many.
+_KEYS_PART, _PAYLOADS_PART = 4, 2
+# A PendingKey with its two numbers and its places in two deques (CPython 3.11).
+_KEY_BYTES = 136
+# A Payload, the header of its body and what allocators add (CPython 3.11).
+PAYLOAD_OVERHEAD_BYTES = 140
 
-
-class PendingReader(Protocol):
-    """The part of a StorageEngine that is read here."""
-
-    def read_pending(
-        self, queue: str, priority: int, *, after: PendingKey | None, until_ms: int, limit: int
-    ) -> Sequence[PendingKey]: ...
+# StorageEngine.read_pending.
+ReadPending = Callable[..., Sequence[PendingKey]]
 
 
 class Taken(NamedTuple):
-    """Keys of one priority, earliest first, for the taker to claim or to requeue."""
+    """Jobs of one priority, earliest first, for the taker to claim or to requeue."""
 
     priority: int
-    keys: list[PendingKey]
+    keys: Sequence[PendingKey]
+    payloads: Sequence[Payload | None]
 
 
 class _Line:
-    """The ready keys of one queue and priority."""
+    """The ready jobs of one queue and priority."""
 
-    __slots__ = ("horizon", "keys", "next_due_ms")
+    __slots__ = ("horizon", "keys", "next_due_ms", "payloads")
 
     def __init__(self, next_due_ms: int) -> None:
         self.keys: deque[PendingKey] = deque()  # taken from the left, appended on the right
+        self.payloads: deque[Payload | None] = deque()  # of the same jobs
         self.horizon = _FIRST
         self.next_due_ms = next_due_ms
 
-    def extend(self, keys: Sequence[PendingKey], now_ms: int) -> bool:
-        """Append `keys` (ascending) if they all belong behind what is here; the common case."""
-        last = keys[-1]
-        if self.keys and keys[0] <= self.keys[-1]:
+    def extend(
+        self, keys: Sequence[PendingKey], payloads: Sequence[Payload | None], now_ms: int
+    ) -> bool:
+        """Add `keys` (ascending) if they all belong behind what is here, or all in front of it; the
+        common cases."""
+        held, last = self.keys, keys[-1]
+        if held and last < held[0]:
+            held.extendleft(reversed(keys))
+            self.payloads.extendleft(reversed(payloads))
+            return True
+        if held and keys[0] <= held[-1]:
             return False
         if last > self.horizon:
             if last.run_after_ms >= self.next_due_ms or last.run_after_ms > now_ms:
                 return False
             self.horizon = last
-        self.keys += keys
+        held += keys
+        self.payloads += payloads
         return True
 
-    def insert(self, key: PendingKey, now_ms: int, *, room: bool) -> bool:
-        """Put `key` where it belongs, in memory if it may be here."""
+    def insert(self, key: PendingKey, payload: Payload | None, now_ms: int, *, room: bool) -> bool:
+        """Put a job where it belongs, in memory if it may be here."""
         if key <= self.horizon:
-            insort(self.keys, key)
+            at = bisect(self.keys, key)
+            self.keys.insert(at, key)
+            self.payloads.insert(at, payload)
             return True
         run_after_ms = key.run_after_ms
         if run_after_ms < self.next_due_ms:
             if room and run_after_ms <= now_ms:
                 self.keys.append(key)
+                self.payloads.append(payload)
                 self.horizon = key
                 return True
             self.next_due_ms = run_after_ms
         return False
 
-    def cut(self, keep: int) -> int:
-        """Leave all but the first `keep` keys to the store; returns how many those are."""
-        dropped = len(self.keys) - keep
-        if dropped <= 0:
-            return 0
-        for _ in range(dropped):
+    def take(self, count: int) -> tuple[list[PendingKey], list[Payload | None]]:
+        """The first ones."""
+        if count == len(self.keys):
+            taken = list(self.keys), list(self.payloads)
+            self.keys.clear()
+            self.payloads.clear()
+            return taken
+        next_key, next_payload = self.keys.popleft, self.payloads.popleft
+        times = range(count)
+        return [next_key() for _ in times], [next_payload() for _ in times]
+
+    def cut(self, keep: int) -> list[Payload | None]:
+        """Leave all but the first `keep` jobs to the store; returns what was known of those."""
+        dropped = []
+        for _ in range(len(self.keys) - keep):
             first_dropped = self.keys.pop()
-        self.horizon = (
-            self.keys[-1]
-            if self.keys
-            else PendingKey(first_dropped.run_after_ms, first_dropped.local_id - 1)
-        )
-        self.next_due_ms = min(self.next_due_ms, first_dropped.run_after_ms)
+            dropped.append(self.payloads.pop())
+        if dropped:
+            self.horizon = (
+                self.keys[-1]
+                if self.keys
+                else PendingKey(first_dropped.run_after_ms, first_dropped.local_id - 1)
+            )
+            self.next_due_ms = min(self.next_due_ms, first_dropped.run_after_ms)
         return dropped
+
+
+def _size(payloads: Iterable[Payload | None]) -> int:
+    sizes = [len(payload[0]) for payload in payloads if payload]
+    return sum(sizes) + PAYLOAD_OVERHEAD_BYTES * len(sizes)
 
 
 class ReadyIndex:
     """The ready jobs of all queues of one shard."""
 
     def __init__(
-        self, store: PendingReader, levels: int, *, max_keys: int, max_run_after_ms: int
+        self, read_pending: ReadPending, levels: int, *, most_bytes: int, max_run_after_ms: int
     ) -> None:
-        self._store = store
+        self._read_pending = read_pending
         self._levels = levels
-        self._max_keys = max_keys
-        self._line_keys = min(LINE_KEYS, max_keys)
+        self._max_keys = max_keys = most_bytes // _KEYS_PART // _KEY_BYTES
+        self._line_keys = max(1, max_keys - max_keys // _OTHERS_PART)
         self._read_keys = min(READ_KEYS, self._line_keys)
         self._least_read_keys = min(_LEAST_READ_KEYS, self._read_keys)
+        self._max_payload_bytes = most_bytes // _PAYLOADS_PART
         self._max_run_after_ms = max_run_after_ms
         self._queues: dict[str, list[_Line]] = {}
-        self._held = 0
+        self._held = 0  # keys
+        self._payload_bytes = 0
         # When each queue with an empty line has to be looked at, and those times as a heap. An
         # entry of the heap that is not the queue's time is outdated.
         self._looks: dict[str, int] = {}
@@ -135,6 +172,10 @@ class ReadyIndex:
     def __len__(self) -> int:
         """Keys in memory."""
         return self._held
+
+    @property
+    def held_bytes(self) -> int:
+        return self._held * _KEY_BYTES + self._payload_bytes
 
     def __contains__(self, queue: str) -> bool:
         return queue in self._queues
@@ -160,46 +201,62 @@ class ReadyIndex:
     def drop_queue(self, queue: str) -> None:
         self._looks.pop(queue, None)
         for line in self._queues.pop(queue, ()):
-            self._held -= len(line.keys)
+            self._cut(line, 0)
 
     def clear(self) -> None:
         self._queues.clear()
         self._looks.clear()
         self._heap.clear()
-        self._held = 0
+        self._held = self._payload_bytes = 0
 
     # --- keys come -----------------------------------------------------------------------
 
-    def add(self, queue: str, priority: int, keys: Sequence[PendingKey], now_ms: int) -> int:
-        """Jobs became PENDING: `keys`, ascending. Returns how many of the first are in memory."""
-        if not keys:
-            return 0
-        if priority > self._levels:
-            return 0  # of a time with more levels; they come back if the setting does
+    def add(
+        self,
+        queue: str,
+        priority: int,
+        keys: Sequence[PendingKey],
+        now_ms: int,
+        payloads: Sequence[Payload | None] = (),
+    ) -> None:
+        """Jobs became PENDING: `keys`, ascending, and what is known of their payloads.
+
+        A priority may be of a time with more levels; its jobs come back if the setting does."""
+        if not keys or priority > self._levels or queue not in self._queues:
+            return
         line = self._queues[queue][priority - 1]
-        count = len(keys)
+        count, size = len(keys), _size(payloads)
+        if not size or self._payload_bytes + size > self._max_payload_bytes:
+            payloads, size = [None] * count, 0  # those here are ahead of them
         if self._held + count > self._max_keys:
             self._make_room(count)
         room = min(self._line_keys - len(line.keys), self._max_keys - self._held)
-        if count <= room and line.extend(keys, now_ms):
+        if count <= room and line.extend(keys, payloads, now_ms):
             self._held += count
-            return count
+            self._payload_bytes += size
+            return
         before = len(line.keys)
-        kept = 0
-        for key in keys:
-            if line.insert(key, now_ms, room=len(line.keys) - before < room):
-                kept += 1
-        line.cut(self._line_keys)
-        self._held += len(line.keys) - before
+        inserted = [
+            line.insert(key, payload, now_ms, room=len(line.keys) - before < room)
+            for key, payload in zip(keys, payloads, strict=True)
+        ]
+        self._held += sum(inserted)
+        self._payload_bytes += _size(compress(payloads, inserted))
+        self._cut(line, self._line_keys)
         self._make_room(0)
         self._watch(queue, line)
-        return kept
 
     def requeue(self, queue: str, taken: Iterable[Taken], now_ms: int) -> None:
         """What was taken was not claimed after all."""
-        if queue in self._queues:
-            for priority, keys in taken:
-                self.add(queue, priority, keys, now_ms)
+        for priority, keys, payloads in taken:
+            self.add(queue, priority, keys, now_ms, payloads)
+
+    def _cut(self, line: _Line, keep: int) -> int:
+        """Shorten `line`; returns by how many keys."""
+        dropped = line.cut(keep)
+        self._held -= len(dropped)
+        self._payload_bytes -= _size(dropped)
+        return len(dropped)
 
     def _make_room(self, count: int) -> None:
         """Halve the longest lines until `count` more keys fit, and some more, so that the next time
@@ -214,52 +271,48 @@ class ReadyIndex:
                 return
             long.sort(key=lambda line: len(line.keys), reverse=True)
             for line in long:
-                dropped = line.cut(max(1, len(line.keys) // 2))
-                self._held -= dropped
-                to_free -= dropped
+                to_free -= self._cut(line, max(1, len(line.keys) // 2))
                 if to_free <= 0:
                     break
 
     # --- keys go -------------------------------------------------------------------------
 
     def take(self, queue: str, limit: int, lowest_priority: int, now_ms: int) -> list[Taken]:
-        """Up to `limit` ready keys, higher priorities first, within one the earliest first.
+        """Up to `limit` ready jobs, higher priorities first, within one the earliest first.
 
         None of a priority below `lowest_priority`; 0: any."""
         taken: list[Taken] = []
         try:
-            self._take(taken, queue, limit, lowest_priority, now_ms)
+            for priority, line in enumerate(self._queues[queue][: lowest_priority or None], 1):
+                while limit > 0 and (line.keys or self._read(queue, priority, line, now_ms)):
+                    count = min(limit, len(line.keys))
+                    keys, payloads = line.take(count)
+                    taken.append(Taken(priority, keys, payloads))
+                    limit -= count
+                    self._held -= count
+                    if self._payload_bytes:
+                        self._payload_bytes -= _size(payloads)
+                self._watch(queue, line)
+                if limit <= 0:
+                    break
         except BaseException:
             self.requeue(queue, taken, now_ms)
             raise
         return taken
-
-    def _take(
-        self, taken: list[Taken], queue: str, limit: int, lowest_priority: int, now_ms: int
-    ) -> None:
-        for priority, line in enumerate(self._queues[queue][: lowest_priority or None], 1):
-            while limit > 0:
-                if not line.keys and not self._read(queue, priority, line, now_ms):
-                    break
-                popleft = line.keys.popleft
-                keys = [popleft() for _ in range(min(limit, len(line.keys)))]
-                self._held -= len(keys)
-                limit -= len(keys)
-                taken.append(Taken(priority, keys))
-            self._watch(queue, line)
-            if limit <= 0:
-                break
 
     def discard(self, queue: str, priority: int, local_ids: Iterable[int]) -> None:
         """Jobs are PENDING no more (deleted)."""
         if priority > self._levels or queue not in self._queues:
             return
         line = self._queues[queue][priority - 1]
-        if line.keys:
-            gone = frozenset(local_ids)
-            before = len(line.keys)
-            line.keys = deque([key for key in line.keys if key.local_id not in gone])
-            self._held -= before - len(line.keys)
+        gone = frozenset(local_ids)
+        kept = [key.local_id not in gone for key in line.keys]
+        if not all(kept):
+            before = _size(line.payloads)
+            line.keys = deque(compress(line.keys, kept))
+            line.payloads = deque(compress(line.payloads, kept))
+            self._held -= len(kept) - len(line.keys)
+            self._payload_bytes -= before - _size(line.payloads)
             self._watch(queue, line)
 
     # --- what is ready -------------------------------------------------------------------
@@ -297,7 +350,7 @@ class ReadyIndex:
             if line.next_due_ms > now_ms:
                 found += max(0, jobs - len(line.keys))
                 continue
-            behind = self._store.read_pending(
+            behind = self._read_pending(
                 queue,
                 priority,
                 after=PendingKey(now_ms, _LAST_LOCAL_ID),
@@ -315,27 +368,27 @@ class ReadyIndex:
         """When `look` has to be called next; NEVER_MS if nothing is scheduled."""
         return self._heap[0][0] if self._heap else NEVER_MS
 
-    def look(
-        self, now_ms: int, skipped: Callable[[str], bool] = lambda _queue: False
-    ) -> Iterator[str]:
+    def look(self, now_ms: int) -> Iterator[str]:
         """Read what has come due into lines that are empty, a bounded part of it: `wake_ms` tells
-        whether there is more. Yields each queue once it was read for. Those that are `skipped` wait
-        for `look_again`; one whose read fails is looked at the next time."""
+        whether there is more. Yields each queue once it was read for. One that is locked waits for
+        `look_again`; one whose read fails is looked at the next time."""
         lines_left, most_held = _LINES_A_LOOK, self._held + self._read_keys
         while self.wake_ms() <= now_ms and lines_left > 0 and self._held < most_held:
             due_ms, queue = heappop(self._heap)
             if self._looks.get(queue) != due_ms:
                 continue
             del self._looks[queue]
-            if skipped(queue):
-                continue
             try:
                 for priority, line in enumerate(self._queues[queue], 1):
                     if not line.keys and line.next_due_ms <= now_ms:
                         lines_left -= 1
                         self._read(queue, priority, line, now_ms)
-            finally:
+            except StorageLocked:
+                continue
+            except BaseException:
                 self.look_again(queue)
+                raise
+            self.look_again(queue)
             yield queue
 
     def look_again(self, queue: str) -> None:
@@ -360,15 +413,16 @@ class ReadyIndex:
         after = None if line.horizon is _FIRST else line.horizon
         self._make_room(self._least_read_keys)
         limit = max(1, min(self._read_keys, self._max_keys - self._held))
-        keys = self._store.read_pending(queue, priority, after=after, until_ms=now_ms, limit=limit)
-        line.keys = deque(keys)
+        keys = self._read_pending(queue, priority, after=after, until_ms=now_ms, limit=limit)
+        line.keys += keys
+        line.payloads += [None] * len(keys)
         self._held += len(keys)
         if len(keys) == limit:
             line.horizon = keys[-1]
             line.next_due_ms = keys[-1].run_after_ms
             return True  # there may be more due now: read again when these are taken
         line.horizon = PendingKey(now_ms, _LAST_LOCAL_ID)
-        beyond = self._store.read_pending(
+        beyond = self._read_pending(
             queue, priority, after=line.horizon, until_ms=self._max_run_after_ms, limit=1
         )
         line.next_due_ms = beyond[0].run_after_ms if beyond else NEVER_MS

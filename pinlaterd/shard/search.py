@@ -18,11 +18,10 @@ import socket
 import struct
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from pinlaterd.clock import Clock
 from pinlaterd.engines.base import Search, SearcherFactory, StoredJob
@@ -42,8 +41,7 @@ _READ_BYTES = 1 << 18
 _PACKAGE_FOLDER = str(Path(__file__).resolve().parents[2])
 
 
-# Gets the result, or the exception instead of one.
-SearchDone = Callable[[object], None]
+_Task = TypeVar("_Task")
 _LENGTH = struct.Struct(">I")
 
 
@@ -87,18 +85,25 @@ def take_message(received: bytearray) -> Any:
 
 class _Running(NamedTuple):
     call: SearchCall
-    on_done: SearchDone
+    task: Any
     tried: bool = False
 
 
-class SearchClient:
+class SearchClient(Generic[_Task]):
     """The shard's end. `receive` has to be called when `fileno()` is readable, `tick` once a
-    second; neither blocks."""
+    second; neither blocks. `deliver` gets each task and its result, or the exception instead."""
 
-    def __init__(self, factory: SearcherFactory, clock: Clock, title: str) -> None:
+    def __init__(
+        self,
+        factory: Callable[[], SearcherFactory],
+        clock: Clock,
+        title: str,
+        deliver: Callable[[_Task, object], None],
+    ) -> None:
         self._factory = factory
         self._clock = clock
         self._title = title
+        self._deliver = deliver
         self._numbers = count(1)
         self._running: dict[int, _Running] = {}
         self._process: subprocess.Popen[bytes] | None = None
@@ -106,29 +111,32 @@ class SearchClient:
         self._received = bytearray()
         self._last_used = 0.0
 
+    def __len__(self) -> int:
+        return len(self._running)
+
     def fileno(self) -> int | None:
         """What to poll; None while no searcher runs."""
         return None if self._socket is None else self._socket.fileno()
 
-    @property
-    def pid(self) -> int | None:
-        return None if self._process is None else self._process.pid
-
-    def submit(self, call: SearchCall, on_done: SearchDone) -> Callable[[], None]:
-        """Begin a search; returns what ends it, without a result."""
-        number = next(self._numbers)
-        sources = Counter(running.call.source for running in self._running.values())
+    def begin(self, call: SearchCall, task: _Task) -> None:
+        of_source = sum(running.call.source == call.source for running in self._running.values())
         if len(self._running) >= MOST_SEARCHES:
-            on_done(Overloaded(f"{MOST_SEARCHES} searches run already"))
-        elif sources[call.source] >= MOST_OF_A_SOURCE:
-            on_done(Overloaded(f"{MOST_OF_A_SOURCE} searches of {call.source!r} run already"))
+            self._deliver(task, Overloaded(f"{MOST_SEARCHES} searches run already"))
+        elif of_source >= MOST_OF_A_SOURCE:
+            told = f"{MOST_OF_A_SOURCE} searches of {call.source!r} run already"
+            self._deliver(task, Overloaded(told))
         else:
-            self._begin(number, _Running(call, on_done))
-        return lambda: self._give_up(number)
+            self._begin(next(self._numbers), _Running(call, task))
 
-    def _give_up(self, number: int) -> None:
-        if self._running.pop(number, None) is not None and self._socket is not None:
-            self._send(EndSearch(number))
+    def end(self, task: _Task) -> bool:
+        """Nobody waits for its search; False if it waits for none."""
+        for number, running in self._running.items():
+            if running.task is task:
+                del self._running[number]
+                if self._socket is not None:
+                    self._send(EndSearch(number))
+                return True
+        return False
 
     def receive(self) -> None:
         """Take what the searcher has sent."""
@@ -148,7 +156,7 @@ class SearchClient:
                 running = self._running.pop(number, None)
                 self._last_used = self._clock.monotonic()
                 if running is not None:
-                    running.on_done(result)
+                    self._deliver(running.task, result)
 
     def tick(self) -> None:
         """End a searcher that has nothing to do, or that is stuck."""
@@ -163,16 +171,16 @@ class SearchClient:
             late = [self._running.pop(number) for number in stuck]
             self._lost()
             for running in late:
-                running.on_done(TimeoutError())
+                self._deliver(running.task, TimeoutError())
         elif not self._running and now - self._last_used > _IDLE_SECONDS:
             self._end()
 
-    def close(self) -> None:
-        """End the searcher; its searches fail."""
-        running, self._running = self._running, {}
+    def close(self) -> list[_Task]:
+        """End the searcher; returns the tasks that wait for it."""
+        waiting = [running.task for running in self._running.values()]
+        self._running.clear()
         self._end()
-        for search in running.values():
-            search.on_done(StorageError("the shard is closing its store"))
+        return waiting
 
     def _begin(self, number: int, running: _Running) -> None:
         self._running[number] = running
@@ -195,7 +203,8 @@ class SearchClient:
         lost, self._running = self._running, {}
         for number, running in lost.items():
             if running.tried:
-                running.on_done(StorageError("the searcher ended in the middle of this search"))
+                told = StorageError("the searcher ended in the middle of this search")
+                self._deliver(running.task, told)
             else:
                 self._begin(number, running._replace(tried=True))
 
@@ -218,7 +227,7 @@ class SearchClient:
         self._socket = ours
         self._received.clear()
         ours.settimeout(_SEND_SECONDS)
-        ours.sendall(framed(self._factory))
+        ours.sendall(framed(self._factory()))
         return ours
 
     def _end(self) -> None:

@@ -11,7 +11,6 @@ opened, calls are REFUSED: other shards may serve.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
 
@@ -26,28 +25,22 @@ from pinlaterd.errors import (
     StorageNotCommitted,
 )
 from pinlaterd.model import JobState
+from pinlaterd.shard.batches import Batches
 from pinlaterd.shard.bulk import BulkCalls
-from pinlaterd.shard.commits import Batches
-from pinlaterd.shard.descriptors import ClaimDescriptors
 from pinlaterd.shard.dispatch import Dispatch
-from pinlaterd.shard.health import StoreHealth
-from pinlaterd.shard.maintenance import Maintenance, QueueGauges
-from pinlaterd.shard.operations import Replies
-from pinlaterd.shard.search import SearchCall, SearchClient, SearchDone
-from pinlaterd.shard.state import Arrival, ShardState
-from pinlaterd.shard.tasks import Tasks
+from pinlaterd.shard.maintenance import Maintenance
+from pinlaterd.shard.state import ShardState
+from pinlaterd.shard.tasks import Pace, Tasks
 from pinlaterd.shard.timekeeping import Timekeeper
 from pinlaterd.stats import Stats
-from pinlaterd.wire.envelope import ReadyCounts, ReplyEntry, ShardFacts
+from pinlaterd.wire.envelope import CallEntry, Op, ReadyCounts, ReplyEntry, ShardFacts
 
 log = logging.getLogger(__name__)
 
-# Of shard_buffer_bytes: what the bodies of a batch may take, which are there three times while they
-# are decoded or encoded, and packed.
-_BATCH_PART = 16
 _REOPEN_SECONDS, _MOST_REOPEN_SECONDS = 0.05, 5.0
 _STORE_CLOSED = "can't reach its store now"
 _CLOSED_MEANWHILE = "closed its store meanwhile"
+_NEVER = float("inf")
 
 
 class ShardService:
@@ -63,44 +56,21 @@ class ShardService:
         rng: Random | None = None,
         timekeeper: Timekeeper | None = None,
     ) -> None:
-        server = config.server
         self.name = name
         self.incarnation = 0  # of the latest ownership
         self.serving = False  # whether the store is open
         self.store_error = ""  # why it is not
         self.durability = Durability("not opened yet")  # of the store as it was opened last
         self.time = timekeeper or Timekeeper(clock)
-        self.searches: SearchClient | None = None
         self._engine = engine
         self._clock = clock
-        self._state = state = ShardState(name, engine, config, stats)
-        self._health = StoreHealth(server)
-        self._replies = Replies()
-        self._tasks = tasks = Tasks(clock, self._search, server.monitor_batch_size)
-        self._bulk = BulkCalls(engine, state, clock, tasks.pace)
-        self._dispatch = Dispatch(state, self._bulk, tasks, self._replies)
-        self._batches = Batches(
-            engine,
-            state,
-            clock,
-            self._health,
-            self._replies,
-            self._dispatch,
-            tasks,
-            most_bytes=server.shard_buffer_bytes // _BATCH_PART,
-        )
-        self._locks = self._batches.commits.locks
-        self._maintenance = Maintenance(
-            engine,
-            state,
-            QueueGauges(engine, state, self._locks, clock, stats),
-            self._locks,
-            self._health,
-            clock,
-            self.time,
-            tasks.pace,
-            rng or Random(),
-        )
+        self._state = state = ShardState(name, engine, config, clock, stats)
+        pace = Pace(clock, config.server.monitor_batch_size)
+        self._tasks = tasks = Tasks(clock, engine.searcher, f"shard-{name}")
+        self.searches = tasks.searches
+        self._bulk = BulkCalls(state, tasks, pace)
+        self._batches = Batches(state, Dispatch(state, self._bulk), tasks)
+        self._maintenance = Maintenance(state, self.time, pace, rng or Random())
         self._reopen_at = 0.0
         self._reopen_seconds = 0.0  # how long the next attempt waits
         self._opened_at = 0.0
@@ -137,8 +107,8 @@ class ShardService:
 
     def _load(self) -> None:
         """Begin with an empty memory."""
-        state, ready, config = self._state, self._state.ready, self._state.config
-        state.clear()
+        state, ready = self._state, self._state.ready
+        state.begin(self.incarnation)
         depths = self._engine.depths()
         for queue in self._engine.queues():
             known = depths.get(queue)
@@ -147,13 +117,6 @@ class ShardService:
                 continue
             nonempty = {priority for priority, job_state in known if job_state is JobState.PENDING}
             ready.open_queue(queue, nonempty)
-        shards = sorted({*config.shards, self.name})
-        state.claim_descriptors = ClaimDescriptors(
-            config.server,
-            self.incarnation,
-            position=shards.index(self.name),
-            shards=len(shards),
-        )
         now_ms = self._clock.now_ms()
         state.touched.update(ready.look(now_ms))
         state.changed.update(queue for queue in depths if ready.is_counted(queue, now_ms))
@@ -168,7 +131,6 @@ class ShardService:
         self._batches.leave_dry_runs()
         self._abandon(ShardConnectionFailed([self.name], _CLOSED_MEANWHILE))
         self._batches.refuse_all(_CLOSED_MEANWHILE)  # those that wait for a lock
-        self._close_searches()
         self._engine.close()
 
     def recover(self) -> None:
@@ -183,7 +145,7 @@ class ShardService:
             raise
         except StorageError as error:
             self.store_error = error.message
-            self._health.failed(now)
+            self._state.health.failed(now)
             self._reopen_later(now)
             log.error("can't open its store: %s", error.message)
 
@@ -200,11 +162,10 @@ class ShardService:
         log.error("closes its store to open it again: %s", error.message)
         state = self._state
         self.serving, self.store_error = False, error.message
-        self._health.failed(self._clock.monotonic())
-        state.figures.count("store_failures")
+        state.health.failed(self._clock.monotonic())
+        state.stats.count("shard_store_failures")
         told = f"{error.message}; whether the call was carried out is not known"
         self._abandon(ShardConnectionFailed([self.name], told))
-        self._close_searches()
         queues = list(state.ready.queues())
         state.clear()
         for queue in queues:  # they exist still, with nothing to be had
@@ -234,7 +195,7 @@ class ShardService:
     @property
     def degraded(self) -> str:
         """Why routers should send new work elsewhere, if they can; "" if they need not."""
-        return self._health.reason or self.store_error
+        return self._state.health.reason or self.store_error
 
     @property
     def backlog(self) -> int:
@@ -253,9 +214,7 @@ class ShardService:
         if not self.serving:
             return max(0.0, self._reopen_at - now)
         until_due_ms = self._state.ready.wake_ms() - self._clock.now_ms()
-        due = self._maintenance.due
-        if self._locks:
-            due = min(due, self._locks.next_try() or math.inf)
+        due = min(self._maintenance.due, self._state.locks.next_try())
         return max(0.0, min(until_due_ms / 1000, due - now))
 
     def facts(self) -> ShardFacts:
@@ -267,7 +226,7 @@ class ShardService:
 
     def take_replies(self) -> Mapping[bytes, list[ReplyEntry]]:
         """The answers since the last time, by router."""
-        return self._replies.take()
+        return self._state.replies.take()
 
     def take_counts(self) -> Sequence[ReadyCounts]:
         """Ready jobs of the queues that were touched since the last time."""
@@ -287,15 +246,15 @@ class ShardService:
 
     def _ready_counts(self, queue: str, now_ms: int) -> tuple[int, ...]:
         """Of a queue that is locked: nothing, so that nobody is sent here in vain."""
-        ready, locks = self._state.ready, self._locks
+        ready = self._state.ready
         if queue not in ready:
             return ()
-        if not locks.holding((queue,)):
-            started = self._clock.monotonic()
-            try:
+        locks = self._state.locks
+        try:
+            if not locks or locks.holding((queue,)) is None:
                 return ready.counts(queue, now_ms)
-            except StorageLocked as error:
-                locks.met(error, started=started, now=self._clock.monotonic())
+        except StorageLocked:
+            pass
         return (0,) * self._state.config.server.num_priority_levels
 
     def create_queues(self, names: Iterable[str]) -> None:
@@ -306,19 +265,21 @@ class ShardService:
         """A router could not be reached: the jobs in these answers go back."""
         for entry in entries:
             if entry.jobs:
-                self._batches.backlog.append(self._dispatch.release_of(router, entry))
+                self._batches.backlog.append(
+                    CallEntry(entry.call_id, _NEVER, entry.payload, Op.RELEASE, router=router)
+                )
 
     def tick(self) -> None:
         """What is due once a second: ownership is kept alive, and figures are looked at."""
         for step in self._maintenance.steps_of_tick():
             if self.serving:
                 self._guarded(step, can_wait=True)
-        self._state.figures.gauge_health(degraded=bool(self.degraded))
+        self._state.stats.gauge("shard_ailing", int(bool(self.degraded)))
 
     # --- batches -------------------------------------------------------------------------------
 
-    def submit(self, arrivals: Iterable[Arrival]) -> None:
-        self._batches.backlog.extend(arrivals)
+    def submit(self, calls: Iterable[CallEntry]) -> None:
+        self._batches.backlog.extend(calls)
 
     def run_batch(self) -> None:
         """One commit of what has arrived, as much as fits; its answers are taken afterwards."""
@@ -326,7 +287,7 @@ class ShardService:
         if not self.serving:
             batches.refuse_all(_STORE_CLOSED)
             return
-        if self._locks:
+        if self._state.locks:
             batches.try_locked_again()
         if batches.waiting:
             self._guarded(batches.run)
@@ -353,15 +314,7 @@ class ShardService:
             log.warning("a slice of maintenance failed, and is left to the next round: %s", error)
 
     def _look_for_due(self) -> None:
-        state, locks = self._state, self._locks
-        started = self._clock.monotonic()
-        try:
-            for queue in state.ready.look(
-                self._clock.now_ms(), lambda queue: bool(locks.holding((queue,)))
-            ):
-                state.touched.add(queue)
-        except StorageLocked as error:
-            locks.met(error, started=started, now=self._clock.monotonic())
+        self._state.touched.update(self._state.ready.look(self._clock.now_ms()))
 
     def _guarded(self, step: Callable[[], None], *, can_wait: bool = False) -> None:
         """Do `step`; a store that fails in it is opened again. So is one that refuses it, unless it
@@ -376,16 +329,3 @@ class ShardService:
             log.warning("its store refused what can wait: %s", error.message)
         if self._engine.trouble:
             self._break(StorageError(self._engine.trouble))
-
-    # --- searches ------------------------------------------------------------------------------
-
-    def _search(self, call: SearchCall, on_done: SearchDone) -> Callable[[], None]:
-        if self.searches is None:
-            title = f"shard-{self.name}"
-            self.searches = SearchClient(self._engine.searcher(), self._clock, title)
-        return self.searches.submit(call, on_done)
-
-    def _close_searches(self) -> None:
-        if self.searches is not None:
-            searches, self.searches = self.searches, None
-            searches.close()

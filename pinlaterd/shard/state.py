@@ -1,4 +1,4 @@
-"""What all parts of a shard share: calls as they arrive, and what is in memory beside the store.
+"""What all parts of a shard share: its store, what is in memory beside it, and the replies.
 
 The memory is cleared whenever ownership begins. What is in it, the store holds as well: losing it
 costs reads, never jobs.
@@ -6,288 +6,221 @@ costs reads, never jobs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import compress
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import compress, count, islice
 from operator import gt
-from typing import NamedTuple
+from typing import Any
 
-from pinlaterd.config.schema import Config
-from pinlaterd.engines.base import (
-    AckResult,
-    CheckpointResult,
-    EnqueueOp,
-    Expired,
-    Requeued,
-    StorageEngine,
-)
-from pinlaterd.errors import PinLaterError, QueueNotFound
-from pinlaterd.model import Job, JobState, Payload, PendingKey
+from pinlaterd.clock import Clock
+from pinlaterd.config.schema import Config, ServerSettings
+from pinlaterd.engines.base import AckResult, CheckpointResult, Requeued, StorageEngine
+from pinlaterd.errors import PinLaterError, QueueNotFound, ShardConnectionFailed, StorageError
+from pinlaterd.model import Job, JobDescriptor, JobKey, Payload, PendingKey
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.codec import Head
-from pinlaterd.shard.descriptors import ClaimDescriptors
+from pinlaterd.shard.health import StoreHealth
+from pinlaterd.shard.locks import QueueLocks
 from pinlaterd.shard.ready import ReadyIndex
 from pinlaterd.shard.validation import Rules
 from pinlaterd.stats import Stats
 from pinlaterd.stats.registry import BODY_SIZE
 from pinlaterd.wire.envelope import CallEntry, ReplyEntry, Status
 
-# Of shard_buffer_bytes: half for fresh payloads, an eighth for keys.
-_FRESH_PART, _KEYS_PART = 2, 8
-# A PendingKey with its two numbers and its place in a list (CPython 3.11).
-_KEY_BYTES = 136
-# A Payload, the header of its body, its id and its place in a dict (CPython 3.11).
-PAYLOAD_OVERHEAD_BYTES = 240
 # Why a shard refuses calls, when the store does not say it better.
 STORE_FAILED = "could not have its store carry it out"
 
+LAST_LOCAL_ID = (1 << 63) - 1
+LAST_PRIORITY = 127
+# What stands for descriptors that are well formed and whose job no store can hold: local ids
+# begin with 1.
+NO_JOB = JobKey(1, 0)
+_ID_DIGITS = len(str(LAST_LOCAL_ID))
+_PRIORITIES = {str(priority): priority for priority in range(1, LAST_PRIORITY + 1)}
+
 _new = tuple.__new__  # half the cost of calling a NamedTuple, for each job of a batch
-_GC_NAMES = {JobState.SUCCEEDED: "succeeded_gc", JobState.FAILED: "failed_gc"}
 
 
-class Figures:
-    """What a shard counts and measures; the names are PinLater's (see docs/metrics.md).
-
-    Called once a call or once a batch, never once a job: sizes and delays of all jobs of a batch
-    are recorded at once."""
-
-    def __init__(self, stats: Stats) -> None:
-        self._stats = stats
-        # Of the batch that is under way: delays of all jobs, and of those at their first attempt.
-        self._delays_ms: dict[str, tuple[list[int], list[int]]] = {}
-
-    # --- calls -----------------------------------------------------------------------------
-
-    def enqueued(self, queue: str, jobs: Sequence[Job]) -> None:
-        self._stats.count(f"{queue}_enqueue", len(jobs))
-        sizes = [len(job[0]) for job in jobs]
-        self._stats.record_each((f"{BODY_SIZE}{queue}",), sizes)
-
-    def dequeued(self, queue: str, delays_ms: Sequence[int], payloads: Sequence[Payload]) -> None:
-        """Jobs that were claimed, and how long after each was due."""
-        found = self._delays_ms.get(queue)
-        if found is None:
-            found = self._delays_ms[queue] = ([], [])
-        found[0].extend(delays_ms)
-        first_attempts = [payload[1] == payload[2] for payload in payloads]
-        found[1].extend(delays_ms if all(first_attempts) else compress(delays_ms, first_attempts))
-
-    def end_batch(self) -> None:
-        """Record what was dequeued in a batch."""
-        for queue, (delays_ms, of_first_attempts) in self._delays_ms.items():
-            if delays_ms:
-                self._stats.count(f"{queue}_dequeue", len(delays_ms))
-                each, first = f"{queue}_dequeue_delay_ms", f"{queue}_first_dequeue_delay_ms"
-                if len(of_first_attempts) == len(delays_ms):
-                    self._stats.record_each((each, first), delays_ms)
-                else:
-                    self._stats.record_each((each,), delays_ms)
-                    self._stats.record_each((first,), of_first_attempts)
-        self._delays_ms.clear()
-
-    def mismatched(self, queue: str, jobs: int) -> None:
-        """Jobs that were PENDING, as far as we knew, and could not be claimed."""
-        self._stats.count(f"{queue}_claim_mismatch", jobs)
-
-    def acked(self, queue: str, result: AckResult) -> None:
-        if result.succeeded:
-            self._stats.count(f"{queue}_ack_succeeded", result.succeeded)
-        if result.failed:
-            self._stats.count(f"{queue}_ack_failed", result.failed)
-        if result.noop:
-            self._stats.count(f"{queue}_ack_noop", result.noop)
-
-    def checkpointed(self, queue: str, result: CheckpointResult) -> None:
-        if result.done:
-            self._stats.count(f"{queue}_checkpoint", result.done)
-        if result.noop:
-            self._stats.count(f"{queue}_checkpoint_noop", result.noop)
-
-    # --- the loop --------------------------------------------------------------------------
-
-    def committed(self, jobs: int, seconds: float) -> None:
-        self._stats.record("shard_batch_jobs", jobs)
-        self._stats.record("shard_commit_ms", seconds * 1000)
-
-    def count(self, name: str, by: int = 1) -> None:
-        """Something rare: calls discarded, searches that failed, …"""
-        self._stats.count(f"shard_{name}", by)
-
-    # --- maintenance -----------------------------------------------------------------------
-
-    def expired(self, queue: str, result: Expired) -> None:
-        if result.retried:
-            self._stats.count(f"{queue}_timeout_retry", len(result.retried))
-        if result.failed:
-            self._stats.count(f"{queue}_timeout_done", result.failed)
-
-    def collected(self, queue: str, state: JobState, jobs: int) -> None:
-        if jobs:
-            self._stats.count(f"{queue}_{_GC_NAMES[state]}", jobs)
-
-    # --- once a second ---------------------------------------------------------------------
-
-    def gauge_health(self, *, degraded: bool) -> None:
-        """Over several shards: how many are degraded."""
-        self._stats.gauge("shard_ailing", int(degraded))
-
-    def gauge_clock(self, step_ms: float) -> None:
-        """How far the machine's clock was stepped, either way, as far as this is not followed."""
-        self._stats.peak("shard_clock_step_ms", round(abs(step_ms)))
-
-    def gauge_memory(self, held_bytes: int) -> None:
-        """What is held in memory of ready jobs and fresh bodies."""
-        self._stats.gauge("shard_buffer_bytes", held_bytes)
+def is_local_id(text: str) -> bool:
+    """Whether these are digits, and so few that no number is too large."""
+    return text.isdigit() and text.isascii() and len(text) < _ID_DIGITS
 
 
-class Arrival(NamedTuple):
-    """A call and the router that it came from; makes the replies to it."""
+class QueueFacts:
+    """What calls on one queue need to know of it: the beginning of its jobs' descriptors on this
+    shard, and how long its claims last."""
 
-    router: bytes
-    entry: CallEntry
+    __slots__ = ("claim_timeout_seconds", "prefix", "queue", "shard")
 
-    def done(self, payload: bytes, jobs: int = 0) -> ReplyEntry:
-        return _new(ReplyEntry, (self.entry.call_id, Status.DONE, payload, jobs))
+    def __init__(self, queue: str, shard: str, config: Config) -> None:
+        self.queue = queue
+        self.shard = shard
+        self.prefix = f"{queue}:s{shard}:p"
+        self.claim_timeout_seconds = math.ceil(config.queue(queue).job_claimed_timeout_seconds)
 
-    def failed(self, head: Head, error: PinLaterError) -> ReplyEntry:
-        return ReplyEntry(self.entry.call_id, Status.FAILED, codec.encode_error(head, error))
+    def priority_of(self, head: str) -> int | None:
+        """The priority in `head`, a descriptor up to its local id, if it is one of ours."""
+        return (
+            _PRIORITIES.get(head[len(self.prefix) : -1]) if head.startswith(self.prefix) else None
+        )
 
-    def refused(self, reason: str) -> ReplyEntry:
-        """`reason`: what a caller is told of this shard if no other serves."""
-        return ReplyEntry(self.entry.call_id, Status.REFUSED, reason.encode())
+    def key(self, descriptor: str) -> JobKey | None:
+        """The job that `descriptor` names; None if it is malformed or names none of ours."""
+        if descriptor.startswith(self.prefix):
+            priority_text, _, id_text = descriptor[len(self.prefix) :].partition(":")
+            priority = _PRIORITIES.get(priority_text)
+            if priority is not None and is_local_id(id_text):
+                return _new(JobKey, (priority, int(id_text)))
+        parsed = JobDescriptor.parse(descriptor)
+        if parsed is None or parsed.queue != self.queue or parsed.shard != self.shard:
+            return None
+        if not 1 <= parsed.priority <= LAST_PRIORITY or parsed.local_id > LAST_LOCAL_ID:
+            return NO_JOB
+        return JobKey(parsed.priority, parsed.local_id)
 
-    def foreign(self) -> ReplyEntry:
-        return ReplyEntry(self.entry.call_id, Status.FOREIGN, b"")
 
+class ClaimDescriptors:
+    """`HOST:PORT:STARTMILLIS:SOURCE:COUNTER`, no two of them alike.
 
-class FreshPayloads:
-    """Payloads of jobs that were just enqueued and are due soon, by queue, priority and local id,
-    so that a claim need not read them.
+    START differs from every other ownership of this shard. Other shards of this server may begin
+    in the same millisecond: each counts through numbers of its own, `position` modulo `shards`.
+    """
 
-    Bounded in bytes: when full, newcomers are not kept, for those here are ahead of them in their
-    queues. A payload here is what the store holds: a PENDING job's body and attempts don't change,
-    and whatever deletes or claims the job takes it out of here."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._held_bytes = 0
-        self._lines: dict[tuple[str, int], dict[int, Payload]] = {}
-
-    @property
-    def held_bytes(self) -> int:
-        return self._held_bytes
-
-    def keep(
-        self, queue: str, priority: int, local_ids: Sequence[int], payloads: Sequence[Payload]
+    def __init__(
+        self, server: ServerSettings, start_ms: int, *, position: int, shards: int
     ) -> None:
-        """Keep them all, or none if there is no room."""
-        size = sum([len(payload[0]) for payload in payloads])
-        size += PAYLOAD_OVERHEAD_BYTES * len(payloads)
-        if self._held_bytes + size > self._max_bytes:
-            return
-        self._held_bytes += size
-        line = self._lines.setdefault((queue, priority), {})
-        line.update(zip(local_ids, payloads, strict=True))
+        self._head = f"{server.advertised_host}:{server.port}:{start_ms}:"
+        self.counter = count(position, max(1, shards))
 
-    def take(self, queue: str, priority: int, local_ids: Sequence[int]) -> Sequence[Payload | None]:
-        """Take out those that are here, in the order of `local_ids`; None where there is none."""
-        line = self._lines.get((queue, priority))
-        if not line:
-            return [None] * len(local_ids)
-        pop = line.pop
-        taken = [pop(local_id, None) for local_id in local_ids]
-        found = [payload for payload in taken if payload] if None in taken else taken
-        self._held_bytes -= sum([len(payload[0]) for payload in found if payload])
-        self._held_bytes -= PAYLOAD_OVERHEAD_BYTES * len(found)
-        return taken
+    def take(self, source: str, number: int) -> list[str]:
+        """So many for claims of `source`."""
+        prefix = f"{self._head}{source}:"
+        return [f"{prefix}{count}" for count in islice(self.counter, number)]
 
-    def drop_queue(self, queue: str) -> None:
-        for name, priority in [place for place in self._lines if place[0] == queue]:
-            for payload in self._lines.pop((name, priority)).values():
-                self._held_bytes -= len(payload.body) + PAYLOAD_OVERHEAD_BYTES
 
-    def clear(self) -> None:
-        self._lines.clear()
-        self._held_bytes = 0
+class Replies:
+    """The replies that wait to be sent, by router; `bytes`: in their payloads."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._waiting: defaultdict[bytes, list[ReplyEntry]] = defaultdict(list)
+
+    def add(self, call: CallEntry, status: Status, payload: bytes, jobs: int = 0) -> None:
+        self._waiting[call.router].append(_new(ReplyEntry, (call.call_id, status, payload, jobs)))
+        self.bytes += len(payload)
+
+    def fail(self, call: CallEntry, head: Head, error: PinLaterError) -> None:
+        self.add(call, Status.FAILED, codec.encode_error(head, error))
+
+    def refuse(self, call: CallEntry, reason: str) -> None:
+        """`reason`: what a caller is told of this shard if no other serves."""
+        self.add(call, Status.REFUSED, reason.encode())
+
+    def take(self) -> Mapping[bytes, list[ReplyEntry]]:
+        """Those since the last time."""
+        replies, self._waiting = self._waiting, defaultdict(list)
+        self.bytes = 0
+        return replies
 
 
 class ShardState:
     """Of one shard. `config` is what it follows at present."""
 
-    def __init__(self, name: str, engine: StorageEngine, config: Config, stats: Stats) -> None:
+    def __init__(
+        self, name: str, engine: StorageEngine, config: Config, clock: Clock, stats: Stats
+    ) -> None:
         server = config.server
         self.name = name
-        self.config = config
+        self.engine = engine
+        self.clock = clock
+        self.stats = stats
         self.dequeue_only = False
         self.rules = Rules(engine.limits, engine.narrower, server)
-        self.figures = Figures(stats)
+        self.health = StoreHealth(server)
+        self.locks = QueueLocks(clock)
         self.ready = ReadyIndex(
-            engine,
+            self.read_pending,
             server.num_priority_levels,
-            max_keys=server.shard_buffer_bytes // _KEYS_PART // _KEY_BYTES,
+            most_bytes=server.shard_buffer_bytes,
             max_run_after_ms=engine.limits.run_after_ms,
         )
-        self.fresh = FreshPayloads(server.shard_buffer_bytes // _FRESH_PART)
+        self.replies = Replies()
         self.claim_descriptors = ClaimDescriptors(server, 0, position=0, shards=1)
         self.changed: set[str] = set()  # queues whose depths or figures may have changed
         self.touched: set[str] = set()  # queues whose ready counts may have changed, or are gone
         self.suspects: set[str] = set()  # queues that a foreign writer seems to change
+        # Of the batch in the making: of all jobs, and of those at their first attempt.
+        self._delays_ms: dict[str, tuple[list[int], list[int]]] = {}
+        self.follow(config)
 
     def follow(self, config: Config) -> None:
         """Go by `config` from the next call on, as far as it can change live."""
         self.config = config
+        self._facts: dict[str, QueueFacts] = {}
         shard = config.shards.get(self.name)
         self.dequeue_only = shard is not None and shard.dequeue_only
 
-    @property
-    def held_bytes(self) -> int:
-        return self.fresh.held_bytes + len(self.ready) * _KEY_BYTES
-
-    def check_queue(self, queue: str) -> None:
-        if queue not in self.ready:
-            raise QueueNotFound(queue)
+    def begin(self, incarnation: int) -> None:
+        """With an empty memory, in which no two claims bear the same descriptor."""
+        self.clear()
+        shards = sorted({*self.config.shards, self.name})
+        self.claim_descriptors = ClaimDescriptors(
+            self.config.server,
+            incarnation,
+            position=shards.index(self.name),
+            shards=len(shards),
+        )
 
     def clear(self) -> None:
         self.ready.clear()
-        self.fresh.clear()
+        self._facts.clear()
         self.suspects.clear()
 
-    # --- jobs become PENDING -----------------------------------------------------------------
+    def queue(self, queue: str) -> QueueFacts:
+        """Raises QueueNotFound."""
+        found = self._facts.get(queue)
+        if found is None:
+            if queue not in self.ready:
+                raise QueueNotFound(queue)
+            found = self._facts[queue] = QueueFacts(queue, self.name, self.config)
+        return found
 
-    def index_stored(
-        self, ops: Sequence[EnqueueOp], local_ids: Sequence[Sequence[int]], now_ms: int
+    def drop_queue(self, queue: str) -> None:
+        self.ready.drop_queue(queue)
+        self._facts.pop(queue, None)
+        self.touched.add(queue)
+
+    def read_pending(self, queue: str, priority: int, **options: Any) -> Sequence[PendingKey]:
+        """As the engine's; a queue that is locked is not tried before its time."""
+        with self.locks.trying(queue):
+            return self.engine.read_pending(queue, priority, **options)
+
+    def unable(self, error: StorageError) -> ShardConnectionFailed:
+        return ShardConnectionFailed([self.name], error.message)
+
+    # --- jobs come and go -----------------------------------------------------------------
+
+    def stored(
+        self, queue: str, jobs: Sequence[Job], local_ids: Sequence[int], now_ms: int
     ) -> None:
-        """Index all jobs that a commit has stored, and keep the payloads of those due soon.
+        """Index jobs that a commit has stored, with the payloads of those that are due.
 
         Once for all of a batch: with one job a call, this is a good part of what a call costs."""
-        if len(ops) == 1:
-            self._index(ops[0].queue, local_ids[0], ops[0].jobs, now_ms)
-            return
-        stored: dict[str, tuple[list[int], list[Job]]] = {}
-        for (queue, jobs), ids in zip(ops, local_ids, strict=True):
-            found = stored.get(queue)
-            if found is None:
-                found = stored[queue] = ([], [])
-            found[0].extend(ids)
-            found[1].extend(jobs)
-        for queue, (all_ids, all_jobs) in stored.items():
-            self._index(queue, all_ids, all_jobs, now_ms)
-
-    def _index(
-        self, queue: str, local_ids: Sequence[int], jobs: Sequence[Job], now_ms: int
-    ) -> None:
         self.touched.add(queue)
-        self.figures.enqueued(queue, jobs)
+        self.stats.count(f"{queue}_enqueue", len(jobs))
+        self.stats.record_each((f"{BODY_SIZE}{queue}",), [len(job[0]) for job in jobs])
         priorities = {job[1] for job in jobs}
         if len(priorities) == 1:
-            self._remember(queue, priorities.pop(), local_ids, jobs, now_ms)
+            self._index(queue, priorities.pop(), jobs, local_ids, now_ms)
             return
         for priority in priorities:
             chosen = [job[1] == priority for job in jobs]
-            ids, of_priority = compress(local_ids, chosen), compress(jobs, chosen)
-            self._remember(queue, priority, list(ids), list(of_priority), now_ms)
+            of_priority, ids = compress(jobs, chosen), compress(local_ids, chosen)
+            self._index(queue, priority, list(of_priority), list(ids), now_ms)
 
-    def _remember(
-        self, queue: str, priority: int, local_ids: Sequence[int], jobs: Sequence[Job], now_ms: int
+    def _index(
+        self, queue: str, priority: int, jobs: Sequence[Job], local_ids: Sequence[int], now_ms: int
     ) -> None:
         new = _new
         keys = [
@@ -299,28 +232,61 @@ class ShardState:
             ordered = sorted(zip(keys, jobs, strict=True))
             keys = [key for key, _ in ordered]
             jobs = [job for _, job in ordered]
-            local_ids = [key.local_id for key in keys]
-        kept = self.ready.add(queue, priority, keys, now_ms)
-        if kept:
-            payloads = [new(Payload, (job[0], job[3], job[3])) for job in jobs[:kept]]
-            self.fresh.keep(queue, priority, local_ids[:kept], payloads)
+        payloads = [new(Payload, (job[0], job[3], job[3])) for job in jobs]
+        self.ready.add(queue, priority, keys, now_ms, payloads)
 
     def requeue(self, queue: str, requeued: Sequence[Requeued], now_ms: int) -> None:
         """Jobs became PENDING again."""
         if not requeued:
             return
         self.touched.add(queue)
-        if queue not in self.ready:
-            return
         by_priority: dict[int, list[PendingKey]] = {}
         for priority, key in requeued:
             by_priority.setdefault(priority, []).append(key)
         for priority, keys in by_priority.items():
-            keys.sort()
-            self.ready.add(queue, priority, keys, now_ms)
+            self.ready.add(queue, priority, sorted(keys), now_ms)
 
     def forget(self, queue: str, priority: int, local_ids: Sequence[int]) -> None:
         """Jobs were deleted."""
         self.ready.discard(queue, priority, local_ids)
-        self.fresh.take(queue, priority, local_ids)
         self.touched.add(queue)
+
+    # --- what is counted: once a call or a batch, never once a job ------------------------------
+
+    def acked(self, queue: str, result: AckResult, now_ms: int) -> None:
+        self.changed.add(queue)
+        succeeded, failed, noop, requeued = result
+        if succeeded:
+            self.stats.count(f"{queue}_ack_succeeded", succeeded)
+        if failed:
+            self.stats.count(f"{queue}_ack_failed", failed)
+        if noop:
+            self.stats.count(f"{queue}_ack_noop", noop)
+        self.requeue(queue, requeued, now_ms)
+
+    def checkpointed(self, queue: str, result: CheckpointResult, now_ms: int) -> None:
+        if result.done:
+            self.stats.count(f"{queue}_checkpoint", result.done)
+        if result.noop:
+            self.stats.count(f"{queue}_checkpoint_noop", result.noop)
+        self.requeue(queue, result.requeued, now_ms)
+
+    def dequeued(self, queue: str, delays_ms: Sequence[int], payloads: Sequence[Payload]) -> None:
+        """Jobs were claimed so long after each was due; told at the end of the batch."""
+        delays = self._delays_ms.get(queue)
+        if delays is None:
+            delays = self._delays_ms[queue] = ([], [])
+        delays[0].extend(delays_ms)
+        first_attempts = [payload[1] == payload[2] for payload in payloads]
+        delays[1].extend(delays_ms if all(first_attempts) else compress(delays_ms, first_attempts))
+
+    def end_batch(self) -> None:
+        for queue, (delays_ms, of_first_attempts) in self._delays_ms.items():
+            self.stats.count(f"{queue}_dequeue", len(delays_ms))
+            each, first = f"{queue}_dequeue_delay_ms", f"{queue}_first_dequeue_delay_ms"
+            if len(of_first_attempts) == len(delays_ms):
+                self.stats.record_each((each, first), delays_ms)
+            else:
+                self.stats.record_each((each,), delays_ms)
+                self.stats.record_each((first,), of_first_attempts)
+        self._delays_ms.clear()

@@ -130,18 +130,13 @@ class Rules:
         if request.max_wait_ms < 0:
             raise InvalidRequest(f"maxWaitMillis is {request.max_wait_ms}; it must be at least 0")
 
-    def ack_delay(self, delay_ms: int, now_ms: int) -> str | None:
-        """What is wrong with the delay of a failed job's ack."""
-        return _ack_delay(delay_ms, self._limits.run_after_ms - now_ms)
+    def retry_delay(self, queue: str, acks: Acks, now_ms: int) -> str | None:
+        """What is wrong with the delay of failed jobs' acks."""
+        most_ms = self._latest(queue, acks.priority) - now_ms
+        delay_ms = acks.retry_delay_ms
+        return None if 0 <= delay_ms <= most_ms else f"{delay_ms}; it must be 0 to {most_ms}"
 
-    def unheld_retry(self, queue: str, acks: Acks, now_ms: int) -> str | None:
-        """What is wrong with the delay of failed jobs' acks, valid otherwise, for their table."""
-        table = self._narrower(queue).get(acks.priority)
-        if table is None:
-            return None
-        return _ack_delay(acks.retry_delay_ms, table.run_after.latest_ms - now_ms)
-
-    def checkpoints(self, context: CallContext) -> None:
+    def source(self, context: CallContext) -> None:
         _check_source(context.source, InvalidRequest)
 
     def checkpoint(self, queue: str, descriptor: str, info: Checkpoint) -> InvalidRequest | None:
@@ -238,10 +233,6 @@ def _fitted(index: int, job: Job, table: TableLimits | None, now_ms: int) -> Job
 
 def _cure(table: TableLimits) -> str:
     return f"; {table.body_cure}" if table.body_cure else ""
-
-
-def _ack_delay(delay_ms: int, most_ms: int) -> str | None:
-    return None if 0 <= delay_ms <= most_ms else f"{delay_ms}; it must be 0 to {most_ms}"
 
 
 def _check_source(source: str, error: Callable[[str], RequestError]) -> None:

@@ -65,6 +65,7 @@ class CallEntry(NamedTuple):
     lowest_priority: int = 0  # dequeue: take none below it; 0: any
     whole: bool = True  # whether FOREIGN may be the answer; False: the router fanned it out
     most_bytes: int = NO_BOUND  # dequeue: end the answer before it is larger, but not before a job
+    router: bytes = b""  # where it came from: not sent, the shard notes it
 
 
 class GiveUp(IntEnum):

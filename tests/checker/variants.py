@@ -146,11 +146,8 @@ def _no_deadline_drop() -> None:
 
     submit = ShardService.submit
 
-    def late(self: Any, arrivals: Any) -> None:
-        submit(
-            self,
-            [a._replace(entry=a.entry._replace(deadline=float("inf"))) for a in arrivals],
-        )
+    def late(self: Any, calls: Any) -> None:
+        submit(self, [call._replace(deadline=float("inf")) for call in calls])
 
     _replace(ShardService, "submit", late)
 
@@ -220,11 +217,13 @@ def _latest_first() -> None:
         lines = self._queues[queue]
         for line in lines:
             line.keys.reverse()
+            line.payloads.reverse()
         try:
             return take(self, queue, *rest)
         finally:
             for line in lines:
                 line.keys.reverse()
+                line.payloads.reverse()
 
     _replace(ReadyIndex, "take", reversed_take)
 
@@ -236,28 +235,30 @@ def _forgotten_keys() -> None:
     add = ReadyIndex.add
     numbers = itertools.count(1)
 
-    def forgetful(self: Any, queue: str, priority: int, keys: Any, now_ms: int) -> int:
-        kept = [key for key in keys if next(numbers) % 50]
-        return add(self, queue, priority, kept, now_ms)
+    def forgetful(
+        self: Any, queue: str, priority: int, keys: Any, now_ms: int, payloads: Any = ()
+    ) -> None:
+        kept = [next(numbers) % 50 > 0 for _ in keys]
+        keys, payloads = itertools.compress(keys, kept), itertools.compress(payloads, kept)
+        add(self, queue, priority, list(keys), now_ms, list(payloads))
 
     _replace(ReadyIndex, "add", forgetful)
 
 
 def _swapped_bodies() -> None:
-    from pinlaterd.shard.state import FreshPayloads
+    from pinlaterd.shard.ready import ReadyIndex
 
-    take = FreshPayloads.take
+    take = ReadyIndex.take
 
     def swapped(self: Any, *arguments: Any) -> Any:
-        taken = take(self, *arguments)
-        return taken[::-1] if taken else taken
+        return [taken._replace(payloads=taken.payloads[::-1]) for taken in take(self, *arguments)]
 
-    _replace(FreshPayloads, "take", swapped)
+    _replace(ReadyIndex, "take", swapped)
 
 
 def _one_claim_for_all() -> None:
     """The jobs of one dequeue share a claim descriptor."""
-    from pinlaterd.shard.descriptors import ClaimDescriptors
+    from pinlaterd.shard.state import ClaimDescriptors
 
     begin = ClaimDescriptors.__init__
 
@@ -276,8 +277,10 @@ def _refused_but_stored() -> None:
     numbers = itertools.count(1)
 
     def refusing(self: Any, *arguments: Any) -> Any:
-        entry = reply(self, *arguments)
-        return self.arrival.refused("?") if next(numbers) % 10 == 0 else entry
+        if next(numbers) % 10 == 0:
+            self.state.replies.refuse(self.call, "?")
+            return True
+        return reply(self, *arguments)
 
     _replace(Enqueue, "reply", refusing)
 

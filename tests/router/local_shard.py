@@ -9,7 +9,6 @@ from itertools import count
 from pinlaterd.clock import Clock
 from pinlaterd.router.shards import ShardSet
 from pinlaterd.shard.service import ShardService
-from pinlaterd.shard.state import Arrival
 from pinlaterd.wire.envelope import (
     CallEntry,
     OnReply,
@@ -89,10 +88,11 @@ class LocalShard(ShardLink):
             call.max_jobs,
             call.lowest_priority,
             call.whole,
+            router=ROUTER,
         )
         self.calls.append(entry)
         self._in_flight[entry.call_id] = call
-        self._service.submit([Arrival(ROUTER, entry)])
+        self._service.submit([entry])
         self._loop.call_soon(self.turn)
 
     def close(self) -> None:

@@ -37,7 +37,6 @@ from pinlaterd.model import (
 )
 from pinlaterd.rpc import codec
 from pinlaterd.shard.service import ShardService
-from pinlaterd.shard.state import Arrival
 from pinlaterd.shard.timekeeping import Timekeeper
 from pinlaterd.stats import Stats
 from pinlaterd.wire.envelope import CallEntry, Op, ReplyEntry, Status
@@ -79,22 +78,23 @@ class Shard:
         self._methods[self._next_id] = method
         deadline = options.pop("deadline", self.clock.monotonic() + SECONDS_TO_ANSWER)
         message = codec.encode_call(method, self._next_id, CallContext(source), request)
-        return CallEntry(self._next_id, deadline, message, **options)
+        return CallEntry(self._next_id, deadline, message, router=ROUTER, **options)
 
     def raw(self, message: bytes, op: Op = Op.CALL) -> CallEntry:
         self._next_id += 1
-        return CallEntry(self._next_id, self.clock.monotonic() + SECONDS_TO_ANSWER, message, op)
+        deadline = self.clock.monotonic() + SECONDS_TO_ANSWER
+        return CallEntry(self._next_id, deadline, message, op, router=ROUTER)
 
     def submit(self, *entries: CallEntry) -> None:
-        self.service.submit([Arrival(ROUTER, entry) for entry in entries])
+        self.service.submit(entries)
 
     def turn(self) -> list[ReplyEntry]:
         """One turn of the loop."""
         self.service.run_batch()
         self.service.run_slice(calls_wait=False)
         searches = self.service.searches
-        fileno = None if searches is None else searches.fileno()
-        if searches is not None and fileno is not None:
+        fileno = searches.fileno()
+        if fileno is not None:
             select.select([fileno], [], [], 0 if self.service.busy else 0.1)
             searches.receive()
         return list(self.service.take_replies().get(ROUTER, ()))

@@ -14,7 +14,7 @@ from pinlaterd.model import (
     Job,
     JobState,
 )
-from pinlaterd.shard.commits import MOST_DRY_RUNS
+from pinlaterd.shard.tasks import MOST_TASKS
 from pinlaterd.wire.envelope import ReplyEntry, Status
 
 JOBS = 700  # more than a few slices
@@ -78,13 +78,13 @@ def test_those_that_wait_are_answered_one_after_the_other(shard, bodies):
 
 
 def test_no_more_wait_than_can_be_done(shard, bodies):
-    requests = [dry_run(1)] * (MOST_DRY_RUNS + 5)
+    requests = [dry_run(1)] * (MOST_TASKS + 5)
 
     results = shard.results(*requests)
 
     refused = [result for result in results if not isinstance(result, DequeueResult)]
     assert len(refused) == 5
-    assert "dry runs are in flight" in str(refused[0])
+    assert "such calls in flight" in str(refused[0])
 
 
 def test_one_whose_time_is_up_is_read_no_further(shard, bodies, clock):

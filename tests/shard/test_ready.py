@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from pinlaterd.model import PendingKey
+from pinlaterd.model import Payload, PendingKey
 from pinlaterd.shard import ready as ready_module
-from pinlaterd.shard.ready import NEVER_MS, ReadyIndex, Taken
+from pinlaterd.shard.ready import NEVER_MS, PAYLOAD_OVERHEAD_BYTES, ReadyIndex, Taken
 
 LEVELS = 3
+BYTES_A_KEY = 4 * 136  # a quarter of the memory is for keys
 LATEST_MS = 1 << 60
 
 
@@ -49,13 +50,19 @@ def store() -> Store:
 
 @pytest.fixture
 def ready(store: Store) -> ReadyIndex:
-    index = ReadyIndex(store, LEVELS, max_keys=100_000, max_run_after_ms=LATEST_MS)
+    index = ReadyIndex(
+        store.read_pending, LEVELS, most_bytes=100_000_000, max_run_after_ms=LATEST_MS
+    )
     index.open_queue("mail")
     return index
 
 
+def payload_of(key: PendingKey, size: int = 10) -> Payload:
+    return Payload(b"%d" % key.local_id + bytes(size), 2, 2)
+
+
 def keys_of(taken: Sequence[Taken]) -> list[tuple[int, PendingKey]]:
-    return [(priority, key) for priority, keys in taken for key in keys]
+    return [(priority, key) for priority, keys, _ in taken for key in keys]
 
 
 def test_higher_priorities_go_first_and_within_one_the_earliest(ready: ReadyIndex):
@@ -108,7 +115,9 @@ def test_a_deep_queue_is_read_from_where_the_last_read_ended(store: Store):
     deep = [PendingKey(at, at) for at in range(1, 5_001)]
     for key in deep:
         store.add("mail", 1, key)
-    ready = ReadyIndex(store, LEVELS, max_keys=100_000, max_run_after_ms=LATEST_MS)
+    ready = ReadyIndex(
+        store.read_pending, LEVELS, most_bytes=100_000_000, max_run_after_ms=LATEST_MS
+    )
     ready.open_queue("mail", nonempty=[1])
 
     handed_out = []
@@ -124,7 +133,9 @@ def test_a_deep_queue_is_read_from_where_the_last_read_ended(store: Store):
 
 
 def test_memory_is_bounded_however_deep_the_queues(store: Store):
-    ready = ReadyIndex(store, LEVELS, max_keys=500, max_run_after_ms=LATEST_MS)
+    ready = ReadyIndex(
+        store.read_pending, LEVELS, most_bytes=500 * BYTES_A_KEY, max_run_after_ms=LATEST_MS
+    )
     for queue in ("a", "b"):
         ready.open_queue(queue)
         for local_id in range(1, 2_001):
@@ -149,6 +160,26 @@ def test_deleted_jobs_leave_the_index(ready: ReadyIndex):
     assert [key.local_id for _, key in keys_of(ready.take("mail", 9, 0, 10))] == [1, 3]
 
 
+def test_payloads_are_handed_out_with_their_jobs_as_long_as_there_is_room(store: Store):
+    keys = [PendingKey(1, local_id) for local_id in range(1, 5)]
+    payloads = [payload_of(key, 1_000) for key in keys]
+    most_bytes = 2 * 3 * (PAYLOAD_OVERHEAD_BYTES + 1_001)  # half of it is for payloads: for three
+    ready = ReadyIndex(store.read_pending, LEVELS, most_bytes=most_bytes, max_run_after_ms=9)
+    ready.open_queue("mail")
+    for key, payload in zip(keys, payloads, strict=True):
+        ready.add("mail", 1, [key], 10, [payload])
+    whole = ready.held_bytes
+
+    ready.discard("mail", 1, [2])
+    assert ready.held_bytes < whole - 1_000
+    [taken] = ready.take("mail", 9, 0, 10)
+
+    assert taken.payloads == [payloads[0], payloads[2], None]
+    assert ready.held_bytes == 0
+    ready.requeue("mail", [taken], 10)
+    assert ready.take("mail", 9, 0, 10) == [taken]
+
+
 def test_a_dropped_queue_leaves_nothing_behind(ready: ReadyIndex):
     ready.add("mail", 1, [PendingKey(1, 1)], now_ms=10)
 
@@ -168,19 +199,24 @@ class AgainstAModel(RuleBasedStateMachine):
 
     @initialize(max_keys=st.integers(2, 12), read_keys=st.integers(1, 4))
     def begin(self, max_keys: int, read_keys: int) -> None:
-        self.saved = (ready_module.READ_KEYS, ready_module.LINE_KEYS)
-        ready_module.READ_KEYS, ready_module.LINE_KEYS = read_keys, 6
+        self.saved = ready_module.READ_KEYS
+        ready_module.READ_KEYS = read_keys
         self.store = Store()
         self.now_ms = 10
         self.next_id = 1
         self.max_keys = max(max_keys, read_keys)
-        self.index = ReadyIndex(self.store, 2, max_keys=self.max_keys, max_run_after_ms=LATEST_MS)
+        self.index = ReadyIndex(
+            self.store.read_pending,
+            2,
+            most_bytes=self.max_keys * BYTES_A_KEY,
+            max_run_after_ms=LATEST_MS,
+        )
         self.index.open_queue("q")
         self.index.open_queue("r")
 
     def teardown(self) -> None:
         if hasattr(self, "saved"):
-            ready_module.READ_KEYS, ready_module.LINE_KEYS = self.saved
+            ready_module.READ_KEYS = self.saved
 
     def due(self, queue: str, priority: int) -> list[PendingKey]:
         pending = self.store.pending.get((queue, priority), [])
@@ -198,17 +234,24 @@ class AgainstAModel(RuleBasedStateMachine):
             self.next_id += 1
         for key in keys:
             self.store.add(queue, priority, key)
-        kept = self.index.add(queue, priority, sorted(keys), self.now_ms)
-        assert 0 <= kept <= len(keys)
+        keys.sort()
+        payloads = [payload_of(key) for key in keys]
+        self.index.add(queue, priority, keys, self.now_ms, payloads)
 
     @rule(queue=st.sampled_from("qr"), limit=st.integers(1, 8), claimed=st.integers(0, 8))
     def take(self, queue: str, limit: int, claimed: int) -> None:
         expected = [(p, key) for p in (1, 2) for key in self.due(queue, p)][:limit]
         taken = self.index.take(queue, limit, 0, self.now_ms)
         assert keys_of(taken) == expected
-        for priority, key in expected[:claimed]:
-            self.store.remove(queue, priority, key)
-        back = [Taken(priority, [key]) for priority, key in expected[claimed:]]
+        back = []
+        for each in taken:
+            for key, payload in zip(each.keys, each.payloads, strict=True):
+                assert payload in (None, payload_of(key))
+                if claimed:
+                    claimed -= 1
+                    self.store.remove(queue, each.priority, key)
+                else:
+                    back.append(Taken(each.priority, [key], [payload]))
         self.index.requeue(queue, back, self.now_ms)
 
     @rule(queue=st.sampled_from("qr"), priority=st.integers(1, 2), data=st.data())
@@ -245,7 +288,18 @@ class AgainstAModel(RuleBasedStateMachine):
     @invariant()
     def memory_is_bounded(self) -> None:
         if hasattr(self, "index"):
-            assert len(self.index) <= self.max_keys + 4  # lines
+            most_keys = self.max_keys + 4  # one for each line
+            assert len(self.index) <= most_keys
+            assert self.index.held_bytes <= most_keys * 136 + self.max_keys * BYTES_A_KEY // 2
+
+    @rule(queue=st.sampled_from("qr"))
+    def delete_all(self, queue: str) -> None:
+        for priority in (1, 2):
+            self.store.pending.pop((queue, priority), None)
+        self.index.drop_queue(queue)
+        self.index.open_queue(queue)
+        if not len(self.index):
+            assert self.index.held_bytes == 0
 
 
 TestAgainstAModel = AgainstAModel.TestCase
@@ -255,7 +309,9 @@ TestAgainstAModel.settings = settings(max_examples=150, stateful_step_count=40)
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 100)), unique_by=lambda k: k[1]))
 def test_whatever_is_added_comes_out_in_order(pairs: list[tuple[int, int]]):
     store = Store()
-    ready = ReadyIndex(store, 1, max_keys=1_000, max_run_after_ms=LATEST_MS)
+    ready = ReadyIndex(
+        store.read_pending, 1, most_bytes=1_000 * BYTES_A_KEY, max_run_after_ms=LATEST_MS
+    )
     ready.open_queue("q")
     for pair in pairs:
         store.add("q", 1, PendingKey(*pair))

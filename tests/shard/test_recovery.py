@@ -32,6 +32,8 @@ from pinlaterd.model import (
 )
 from pinlaterd.wire.envelope import Op, Status
 
+ACK = AckRequest("mail", [AckInfo("mail:ss1:p1:1")])
+
 
 class Failing(SqliteEngine):
     """The real engine, whose commits and opens fail when told to."""
@@ -259,9 +261,7 @@ def test_what_was_not_committed_is_refused_with_all_of_its_batch(shard, engine):
 
     engine.on_apply = lose
     applied = engine.applied
-    results = shard.results(
-        EnqueueRequest("mail", [Job(b"a")]), AckRequest("mail"), DequeueRequest("mail", 1)
-    )
+    results = shard.results(EnqueueRequest("mail", [Job(b"a")]), ACK, DequeueRequest("mail", 1))
 
     assert results == [Status.REFUSED] * 3
     assert engine.applied == applied + 1  # none is tried alone on a store that is lost
@@ -274,7 +274,7 @@ def test_what_was_not_committed_is_refused_with_all_of_its_batch(shard, engine):
 def test_calls_tried_alone_are_refused_once_the_store_is_lost(shard, engine):
     def lose_at_the_second(batch: Batch) -> None:
         if any(job.body == b"b" for op in batch.enqueues for job in op.jobs):
-            if len(batch.enqueues) == 1:
+            if sum(len(op.jobs) for op in batch.enqueues) == 1:
                 engine.lost = "the connection was lost"
             raise StorageNotCommitted("the connection was lost")
 
@@ -325,9 +325,7 @@ def test_queues_of_others_that_it_cannot_create_leave_it_serving(shard, engine):
 def test_callers_are_told_that_nothing_is_known(shard, engine):
     engine.on_apply = break_down
 
-    results = shard.results(
-        EnqueueRequest("mail", [Job(b"a")]), AckRequest("mail"), DequeueRequest("mail", 1)
-    )
+    results = shard.results(EnqueueRequest("mail", [Job(b"a")]), ACK, DequeueRequest("mail", 1))
 
     assert [type(result) for result in results[:2]] == [ShardConnectionFailed] * 2
     assert "not known" in results[0].message

@@ -1,0 +1,341 @@
+"""Group commit: what has arrived becomes batches, each of which goes into one commit.
+
+Every accepted call is answered exactly once: after its commit, when it is refused, or when the
+store fails. What can be found wrong with a call is found before its commit; if a commit fails
+beyond doubt, each of its calls is tried alone, so that no other suffers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+
+from pinlaterd.engines.base import Batch, BatchResult, ClaimRoom
+from pinlaterd.errors import (
+    Overloaded,
+    QueueGone,
+    QueueNotFound,
+    ShardConnectionFailed,
+    StorageError,
+    StorageFull,
+    StorageLocked,
+    StorageNotCommitted,
+)
+from pinlaterd.shard.dequeue import JOB_OVERHEAD_BYTES, Dequeue
+from pinlaterd.shard.dispatch import Dispatch, changes_queues
+from pinlaterd.shard.locks import WHOLE_STORE
+from pinlaterd.shard.operations import BATCH_JOBS, PART_JOBS, Commit, Enqueue, Operation
+from pinlaterd.shard.state import STORE_FAILED, ShardState
+from pinlaterd.shard.tasks import Steps, Tasks
+from pinlaterd.wire.envelope import CallEntry
+
+log = logging.getLogger(__name__)
+
+# Of shard_buffer_bytes: what the bodies of a batch may take, which are there three times while they
+# are decoded or encoded, and packed.
+_BATCH_PART = 16
+# After so many calls in a row for which a store had no room, the enqueues behind are not tried.
+_REFUSALS_OF_A_FULL_STORE = 10
+_TOO_LATE = "got the call after its deadline"
+
+
+class Batches:
+    """The calls that have arrived, and the batches made of them."""
+
+    def __init__(self, state: ShardState, dispatch: Dispatch, tasks: Tasks) -> None:
+        self.backlog: deque[CallEntry] = deque()
+        self._state = state
+        self._engine = state.engine
+        self._clock = state.clock
+        self._locks = state.locks
+        self._replies = state.replies
+        self._dispatch = dispatch
+        self._tasks = tasks
+        self._in_flight: dict[Operation, None] = {}  # neither answered nor in the backlog
+        self._unfinished: list[Operation] = []  # those that go on with the next batch
+        # Of the bodies that one commit may bring, and of the replies that wait.
+        self._most_bytes = state.config.server.shard_buffer_bytes // _BATCH_PART
+        self._room = ClaimRoom(self._most_bytes, JOB_OVERHEAD_BYTES)
+        # How many jobs the dequeues of a batch may ask for. What does not fit, because bodies are
+        # large, is taken from the index for nothing: then the next batch asks for twice of what
+        # did fit, and those after it for more and more.
+        self._most_claims = BATCH_JOBS
+
+    @property
+    def waiting(self) -> bool:
+        return bool(self.backlog or self._unfinished)
+
+    def refuse_all(self, reason: str) -> None:
+        """All that has arrived and is in no batch yet."""
+        while self.backlog:
+            self._state.stats.count("shard_calls_refused")
+            self._replies.refuse(self.backlog.popleft(), reason)
+
+    def abandon(self, told: ShardConnectionFailed) -> None:
+        """End all that is in flight; those that wait for a lock are in the backlog then."""
+        for operation in self._in_flight:
+            operation.fail(told)
+        self._in_flight.clear()
+        self._unfinished.clear()
+        self.backlog.extendleft(reversed(self._locks.clear()))
+
+    def leave_dry_runs(self) -> None:
+        """Those that have changed nothing stay unanswered."""
+        for operation in list(self._in_flight):
+            if isinstance(operation, Dequeue) and operation.dry_run and not operation.begun:
+                del self._in_flight[operation]
+
+    def try_locked_again(self) -> None:
+        queues, calls = self._locks.due()
+        if not queues:
+            return
+        self.backlog.extendleft(reversed(calls))
+        ready, now_ms = self._state.ready, self._clock.now_ms()
+        for queue in ready.queues() if WHOLE_STORE in queues else [q for q in queues if q in ready]:
+            ready.look_again(queue)
+            if ready.is_counted(queue, now_ms):
+                self._state.touched.add(queue)
+
+    # --- one batch ---------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """One commit of what has arrived, as much as fits."""
+        batch = _Batch(self._clock.now_ms(), self._clock.monotonic(), self._most_claims)
+        unfinished, self._unfinished = self._unfinished, []
+        for operation in unfinished:
+            if batch.jobs < PART_JOBS or operation.call.deadline <= batch.now:
+                self._add(batch, operation)
+            else:
+                self._unfinished.append(operation)
+        self._fill(batch)
+        operations = [*batch.writes, *batch.dequeues]
+        if not operations:
+            return
+        refusal = self._commit(operations, batch.now_ms)
+        if refusal and not isinstance(refusal, StorageFull) and not self._engine.trouble:
+            # Once, however many calls it refused.
+            self._state.health.failed(self._clock.monotonic())
+
+    def _fill(self, batch: _Batch) -> None:
+        backlog, replies = self.backlog, self._replies
+        take, in_flight = self._dispatch.take, self._in_flight
+        # Look-ups are answered without a commit, and their answers may be large.
+        while (
+            backlog
+            and batch.jobs < BATCH_JOBS
+            and batch.claims_left > 0
+            and replies.bytes < self._most_bytes
+        ):
+            call = backlog.popleft()
+            if call.deadline <= batch.now:
+                self._state.stats.count("shard_calls_expired")
+                # Nothing was done; the router can forget it.
+                replies.refuse(call, _TOO_LATE)
+                continue
+            if (batch.writes or batch.dequeues or self._unfinished) and changes_queues(call):
+                # These rely on the queues as they are.
+                backlog.appendleft(call)
+                break
+            batch.jobs += 1  # so that calls without jobs are bounded, too
+            operation = take(call, batch.now_ms)
+            if operation is not None:
+                in_flight[operation] = None
+                self._add(batch, operation)
+
+    def _add(self, batch: _Batch, operation: Operation) -> None:
+        """One that needs no commit is answered, or goes on later."""
+        late = operation.call.deadline <= batch.now
+        if late and (operation.parts if isinstance(operation, Dequeue) else operation.begun):
+            told = "has carried out a part of the call in time"
+            operation.fail(ShardConnectionFailed([self._state.name], told))
+            del self._in_flight[operation]
+            return
+        locked = self._locks.holding(operation.queues) if self._locks else None
+        if locked is not None:
+            self._put_off([operation], locked, batch.now_ms)
+        elif isinstance(operation, Dequeue):
+            self._add_dequeue(batch, operation, late=late)
+        elif jobs := operation.rows:
+            batch.writes.append(operation)
+            batch.jobs += jobs
+        else:
+            self._conclude(operation, batch.now_ms)
+
+    def _add_dequeue(self, batch: _Batch, dequeue: Dequeue, *, late: bool) -> None:
+        """Let it choose its jobs."""
+        now_ms = batch.now_ms
+        most_jobs = min(BATCH_JOBS - batch.jobs, batch.claims_left)
+        if late:
+            dequeue.remaining = 0  # what it has by now is its answer
+        elif dequeue.dry_run:
+            if not dequeue.parts and dequeue.remaining:
+                self._look_in_slices(dequeue)
+                return
+        elif dequeue.remaining and most_jobs > 0 and len(dequeue.parts) < 2:  # acks go first
+            try:
+                dequeue.choose(most_jobs, now_ms)
+            except StorageLocked as error:
+                self._put_off([dequeue], error, now_ms)
+                return
+            except StorageNotCommitted as error:
+                self._refuse([dequeue], error, now_ms)
+                return
+        if jobs := dequeue.rows:
+            batch.dequeues.append(dequeue)
+            batch.jobs += jobs
+            batch.claims_left -= dequeue.claimed
+        else:
+            self._conclude(dequeue, now_ms)
+
+    # --- its commit --------------------------------------------------------------------------
+
+    def _commit(self, operations: Sequence[Operation], now_ms: int) -> StorageNotCommitted | None:
+        """Returns why none of them was carried out, if that says anything of the store; None if any
+        was. Those whose queue is locked are put off, and the others go on without them."""
+        while operations:
+            commit = Commit(operations)
+            batch = commit.batch(self._room)
+            started = self._clock.monotonic()
+            try:
+                result = self._engine.apply(batch, now_ms)
+            except StorageLocked as error:
+                self._locks.met(error, started)
+                locked = [one for one in operations if error.queue in one.queues]
+                others = [one for one in operations if error.queue not in one.queues]
+                self._put_off(locked or operations, error, now_ms)  # "" stands for all queues
+                operations = others if locked else ()
+                continue
+            except StorageNotCommitted as error:
+                if len(operations) > 1 and not self._engine.trouble:
+                    return self._apart(operations, error, now_ms)
+                self._refuse(operations, error, now_ms)
+                return error
+            self._measure(operations, batch, result, started)
+            commit.hand_over(batch, result, self._state, now_ms)
+            for operation in operations:
+                self._conclude(operation, now_ms)
+            self._state.end_batch()
+            return None
+        return None
+
+    def _measure(
+        self, operations: Sequence[Operation], batch: Batch, result: BatchResult, started: float
+    ) -> None:
+        stats, now = self._state.stats, self._clock.monotonic()
+        self._state.health.succeeded(now - started, now)
+        stats.record("shard_batch_jobs", sum([operation.rows for operation in operations]))
+        stats.record("shard_commit_ms", (now - started) * 1000)
+        if self._locks:
+            self._locks.passed(queue for operation in operations for queue in operation.queues)
+        if batch.claims:
+            asked = sum([len(claims[1]) for op in batch.claims for claims in op.claims])
+            fitted = sum([len(payloads) for payloads in result.claims])
+            most = 2 * (self._most_claims if fitted == asked else fitted)
+            self._most_claims = max(1, min(BATCH_JOBS, most))
+
+    def _apart(
+        self, operations: Sequence[Operation], error: StorageNotCommitted, now_ms: int
+    ) -> StorageNotCommitted | None:
+        """One by one, after `error`, which one of them may have caused; but what takes no room does
+        not wait for each refusal of a full store. Returns as `_commit` does; where some were
+        refused for lack of room only, that is not why."""
+        log.warning("a batch failed, so its calls are tried one by one: %s", error.message)
+        groups: list[Sequence[Operation]] = [[operation] for operation in operations]
+        if isinstance(error, StorageFull):
+            enqueues = [one for one in operations if isinstance(one, Enqueue)]
+            others = [one for one in operations if not isinstance(one, Enqueue)]
+            if enqueues and others:
+                groups = [others, *[[enqueue] for enqueue in enqueues]]
+        refusals: list[StorageNotCommitted | None] = []
+        not_tried: list[Operation] = []
+        full_in_a_row = 0
+        for at, group in enumerate(groups):
+            if self._engine.trouble:  # which it got into meanwhile
+                not_tried += [operation for left in groups[at:] for operation in left]
+                break
+            if full_in_a_row >= _REFUSALS_OF_A_FULL_STORE and isinstance(group[0], Enqueue):
+                not_tried += group
+                continue
+            refusal = self._commit(group, now_ms)
+            refusals.append(refusal)
+            full_in_a_row = full_in_a_row + 1 if isinstance(refusal, StorageFull) else 0
+        if not_tried:
+            self._refuse(not_tried, refusals[-1] or error, now_ms)
+        if None in refusals:
+            return None
+        return min(refusals, key=lambda refusal: isinstance(refusal, StorageFull))
+
+    def _conclude(self, operation: Operation, now_ms: int) -> None:
+        """After a commit, or where it needs none."""
+        if operation.reply(now_ms):
+            del self._in_flight[operation]
+        else:
+            self._unfinished.append(operation)
+
+    def _put_off(self, operations: Sequence[Operation], error: StorageLocked, now_ms: int) -> None:
+        """A queue of theirs is locked: they wait for the next try, or are refused."""
+        refused = []
+        for operation in operations:
+            self._state.touched.update(operation.queues)
+            if not operation.begun and self._locks.keep(error, operation.call):
+                operation.give_up(now_ms)
+                del self._in_flight[operation]
+            else:
+                refused.append(operation)
+        if refused:
+            self._refuse(refused, error, now_ms)
+
+    def _refuse(self, operations: Sequence[Operation], error: StorageError, now_ms: int) -> None:
+        """Nothing has changed: another shard may serve, unless their queue was removed. But of what
+        earlier commits have carried out a part, the answer says so."""
+        if not isinstance(error, StorageLocked):
+            log.warning("calls that can't be carried out: %d: %s", len(operations), error.message)
+        self._state.stats.count("shard_calls_refused", len(operations))
+        told = isinstance(error, StorageFull | StorageLocked)
+        for operation in operations:
+            operation.give_up(now_ms)
+            if operation.begun:
+                operation.fail(error)
+            elif isinstance(error, QueueGone) and error.queue in operation.queues:
+                operation.fail(QueueNotFound(error.queue))
+            else:
+                self._replies.refuse(operation.call, error.message if told else STORE_FAILED)
+            del self._in_flight[operation]
+
+    # --- dry runs ----------------------------------------------------------------------------
+
+    def _look_in_slices(self, dequeue: Dequeue) -> None:
+        try:
+            self._tasks.check_room(self._state.name)
+        except Overloaded as error:
+            dequeue.fail(error)
+            del self._in_flight[dequeue]
+        else:
+            self._tasks.start(self._look(dequeue))
+
+    def _look(self, dequeue: Dequeue) -> Steps:
+        now_ms = self._clock.now_ms()
+        try:
+            for _ in dequeue.look(now_ms):
+                yield None
+                if dequeue.call.deadline <= self._clock.monotonic():
+                    break
+        except StorageNotCommitted as error:
+            self._refuse([dequeue], error, now_ms)
+        else:
+            dequeue.answer()
+            del self._in_flight[dequeue]
+
+
+class _Batch:
+    """A batch in the making: `claims_left` is how many jobs its dequeues may still ask for.
+    Dequeues are last: what became ready in a commit is in the index when they reply."""
+
+    def __init__(self, now_ms: int, now: float, most_claims: int) -> None:
+        self.now_ms = now_ms
+        self.now = now
+        self.writes: list[Operation] = []
+        self.dequeues: list[Dequeue] = []
+        self.jobs = 0
+        self.claims_left = most_claims
