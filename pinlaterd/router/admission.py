@@ -42,18 +42,18 @@ _RECORD_BYTES = _STATUS_BYTES + 400
 _CLAIM_BYTES = 512
 # includeBody of a look-up is field 2, dryRun of a dequeue field 4; each a boolean, true if not 0.
 _INCLUDES_BODY = re.compile(rb"\x02\x00\x02[^\x00]", re.DOTALL).search
-_DRY_RUN = b"\x02\x00\x04"
-_TRUE_DRY_RUN = re.compile(_DRY_RUN + rb"[^\x00]", re.DOTALL).search
+_TRUE_DRY_RUN = re.compile(rb"\x02\x00\x04[^\x00]", re.DOTALL).search
+# Of a dequeue, from dryRun on: that, coverage, maxWaitMillis, and the ends of two structs.
+_DEQUEUE_END_BYTES = 4 + 11 + 7 + 2
 # The limit of a scan is field 6, an i32.
 _DEFAULT_SCAN_LIMIT: int = ScanRequest._field_defaults["limit"]
 _SCAN_LIMITS = re.compile(rb"\x08\x00\x06(.{4})", re.DOTALL).findall
-_ANSWERED_AT_LENGTH = frozenset({Method.DEQUEUE, Method.LOOKUP, Method.SCAN})
 _MSEC_NAMES = {method: f"PinLaterService.{method}_msec" for method in Method}
 
 
 class Admission:
-    """Begins calls in the order in which they come, but for those that lack memory; and counts
-    them until they end."""
+    """Counts calls until they end, and grants memory to those whose answers may be large, in the
+    order in which they come."""
 
     def __init__(
         self,
@@ -63,6 +63,7 @@ class Admission:
         begin: Callable[[Call], None],
         count_shards: Callable[[], int],
     ) -> None:
+        """`begin` is called with a call that was not admitted at once, when it may begin."""
         self.settings = settings  # replaced when settings change live
         self.in_flight = 0
         self.waiting = 0  # dequeues that wait for jobs or tokens; not in flight meanwhile
@@ -72,7 +73,6 @@ class Admission:
         self._count_shards = count_shards
         self._most_in_flight = settings.max_calls_in_flight
         self._most_waiting = settings.max_waiting_dequeues
-        self._none_left: asyncio.Event | None = None  # only while draining
         self._most_bytes = settings.max_buffered_bytes // _OTHERS_PART
         # By whether calls claim: dequeues would never leave room for a whole answer of the others.
         self._free_bytes = {
@@ -83,20 +83,29 @@ class Admission:
         self._lacking: dict[Call, bool] = {}
         self._looking: asyncio.Handle | None = None
 
-    def admit(self, call: Call) -> None:
-        """Begin it, now or later, or fail it."""
+    def admit(self, call: Call) -> bool:
+        """Whether it may begin now; else it is begun later, or has failed."""
         self.in_flight += 1
         method = call.peek.method
         if self.in_flight > self._most_in_flight:
-            message = f"{self._most_in_flight} calls are in flight already"
-            overloaded = Overloaded(message)
+            overloaded = Overloaded(f"{self._most_in_flight} calls are in flight already")
             call.fail(
                 EnqueueRejected(overloaded.message) if method is Method.ENQUEUE else overloaded
             )
-        elif method in _ANSWERED_AT_LENGTH:
-            self._admit_answer(call)
-        else:
-            self._begin(call)
+            return False
+        if method is Method.DEQUEUE:
+            at = len(call.message) - _DEQUEUE_END_BYTES if call.peek.canonical else 0
+            call.claims = _TRUE_DRY_RUN(call.message, at) is None
+        elif method is not Method.LOOKUP and method is not Method.SCAN:
+            return True
+        size = self._grantable(call)
+        if size if call.claims else size <= _LARGE_BYTES:
+            self._grant(call, size)
+            return True
+        self._lacking[call] = False
+        if self._looking is None:
+            self._look()
+        return False
 
     def suspend(self, call: Call) -> None:
         """It waits from now on. Raises Overloaded if too many do."""
@@ -119,8 +128,6 @@ class Admission:
         self.in_flight -= 1
         if call.granted_bytes:
             self._release(call)
-        if self._none_left is not None and not (self.in_flight or self.waiting):
-            self._none_left.set()
         method = call.peek.method
         assert method is not None
         self._stats.record(_MSEC_NAMES[method], (self._clock.monotonic() - call.started) * 1000)
@@ -129,27 +136,7 @@ class Admission:
             if error is ErrorCode.DEQUEUE_RATE_LIMITED:
                 self._stats.count(f"{call.peek.queue}_dequeue_requests_rate_limited")
 
-    async def drained(self) -> None:
-        """Once every call has ended."""
-        self._none_left = asyncio.Event()
-        if self.in_flight or self.waiting:
-            await self._none_left.wait()
-
     # --- memory --------------------------------------------------------------------------------
-
-    def _admit_answer(self, call: Call) -> None:
-        message = call.message
-        call.claims = call.peek.method is Method.DEQUEUE and not (
-            _DRY_RUN in message and _TRUE_DRY_RUN(message)
-        )
-        size = self._grantable(call)
-        if size if call.claims else size <= _LARGE_BYTES:
-            self._grant(call, size)
-            self._begin(call)
-            return
-        self._lacking[call] = False
-        if self._looking is None:
-            self._look()
 
     def _grant(self, call: Call, size: int) -> None:
         call.granted_bytes = size
@@ -164,22 +151,20 @@ class Admission:
     def _grantable(self, call: Call) -> int:
         """All that its answer may need; of a claiming dequeue, what it may bring now, 0 if it has
         to wait for room."""
-        size = self._size(call)
         if not call.claims:
-            return size
+            return self._size(call)
         room = min(self._free_bytes[True], call.answer.room())
         if room < _LEAST_BYTES and not call.answer.is_next:
             return 0
-        return min(size, max(_LEAST_BYTES, room // _DEQUEUE_PART))
+        return min(self._size(call), max(_LEAST_BYTES, room // _DEQUEUE_PART))
 
     def _size(self, call: Call) -> int:
         """The most bytes that its answer may have."""
         peek, settings = call.peek, self.settings
         if peek.method is Method.DEQUEUE:
             jobs = max(1, peek.limit) if peek.canonical else settings.max_jobs_per_call
-            size = min(
-                jobs * (settings.max_job_body_bytes + _CLAIM_BYTES), settings.max_response_bytes
-            )
+            of_a_job = settings.max_job_body_bytes + _CLAIM_BYTES
+            size = min(jobs * of_a_job, settings.max_response_bytes)
         elif peek.method is Method.LOOKUP:
             body = settings.max_job_body_bytes if _INCLUDES_BODY(call.message) else 0
             jobs = peek.items if peek.canonical else settings.max_jobs_per_call

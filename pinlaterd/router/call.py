@@ -7,7 +7,7 @@ exactly once, by `reply`, `finish` or `fail`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from pinlaterd.config.schema import KIB
@@ -29,21 +29,13 @@ from pinlaterd.wire.link import ShardLink
 # Each step of a larger call takes milliseconds.
 LARGE_BYTES = 64 * KIB
 
-
-class Refusal(NamedTuple):
-    """A shard that did nothing about a call, and why."""
-
-    shard: str
-    reason: str
-
-
-OnEnd = Callable[["Call", ErrorCode | None], None]
+Replies = Sequence[tuple[ShardLink, ReplyEntry]]
 
 
 class Call(ShardCall):
     """A Thrift call. While one shard can answer it, it goes there as it is."""
 
-    refusals: tuple[Refusal, ...] = ()
+    refusals: Mapping[str, str] = {}  # why shards did nothing about it, by name
     claims: bool = False  # whether it is a dequeue that is no dry run
     granted_bytes: int = 0  # that its answer may have; of a look-up, scan or dequeue
 
@@ -54,7 +46,7 @@ class Call(ShardCall):
         answer: Answer,
         started: float,
         deadline: float,
-        on_end: OnEnd,
+        on_end: Callable[[Call, ErrorCode | None], None],
     ) -> None:
         """Times are monotonic seconds. All that ShardCall has besides keeps its defaults."""
         self.message = message
@@ -82,26 +74,18 @@ class Call(ShardCall):
 
     def finish(self, shard: ShardLink, reply: ReplyEntry) -> None:
         """Answer with what `shard` made of it."""
-        if reply.status is Status.DONE:
-            if reply.jobs:
+        _, status, payload, jobs = reply
+        if status is Status.DONE:
+            if jobs:
                 # Jobs that a dequeue claimed and nobody gets are released, for others to claim.
                 self.answer.on_undelivered = shard.release
-            if not self.answer.send(reply.payload) and reply.jobs:
-                shard.release(reply.payload)
+            if not self.answer.send(payload) and jobs:
+                shard.release(payload)
             self._on_end(self, None)
-        elif reply.status is Status.FAILED:
-            self.reply(reply.payload, codec.peek_error(reply.payload))
+        elif status is Status.FAILED:
+            self.reply(payload, codec.peek_error(payload))
         else:
-            self.fail(shard_failed(shard.name, reply))
-
-
-# --- what shards reply --------------------------------------------------------------------------
-
-
-async def let_others_go_on(size: int) -> None:
-    """Between the steps of a call whose message has so many bytes, if that is large."""
-    if size > LARGE_BYTES:
-        await asyncio.sleep(0)
+            self.fail(failure([(shard, reply)]))
 
 
 class Query(NamedTuple):
@@ -115,59 +99,67 @@ class Query(NamedTuple):
         message = codec.encode_call(self.method, 0, self.context, request)
         return ShardCall(message, self.deadline, op, whole=False, patient=patient)
 
-    async def ask_each(self, shards: Sequence[ShardLink], request: Request) -> list[Result]:
-        """The same of all `shards` at once."""
-        replies = await ask_all((shard, self.part(request)) for shard in shards)
-        return results_of(self.method, shards, replies)
+    async def replies(
+        self,
+        requests: Iterable[tuple[ShardLink, Request]],
+        op: Op = Op.CALL,
+        *,
+        patient: bool = True,
+    ) -> Replies:
+        """Of each shard to its own request; all are asked at once."""
+        asked = []
+        for shard, request in requests:
+            part = self.part(request, op, patient=patient)
+            await let_others_go_on(len(part.message))
+            asked.append((shard, part))
+        return await ask_all(asked)
+
+    async def ask(self, requests: Iterable[tuple[ShardLink, Request]]) -> list[Result]:
+        return results_of(self.method, await self.replies(requests))
 
 
-async def ask_all(calls: Iterable[tuple[ShardLink, ShardCall]]) -> list[ReplyEntry]:
-    return await asyncio.gather(*(shard.ask(call) for shard, call in calls))
+async def let_others_go_on(size: int) -> None:
+    """Between the steps of a call whose message has so many bytes, if that is large."""
+    if size > LARGE_BYTES:
+        await asyncio.sleep(0)
 
 
-def results_of(
-    method: Method, shards: Sequence[ShardLink], replies: Sequence[ReplyEntry]
-) -> list[Result]:
+async def ask_all(calls: Sequence[tuple[ShardLink, ShardCall]]) -> Replies:
+    """What each shard replies to its own call, all asked at once."""
+    replies = await asyncio.gather(*(shard.ask(call) for shard, call in calls))
+    return [(shard, reply) for (shard, _), reply in zip(calls, replies, strict=True)]
+
+
+# --- what shards reply --------------------------------------------------------------------------
+
+
+def results_of(method: Method, replies: Replies) -> list[Result]:
     """What each said; raises the first error that a shard gave, else names those that failed."""
-    answered = list(zip(shards, replies, strict=True))
-    for shard, reply in answered:
+    for _, reply in replies:
         if reply.status is Status.FAILED:
-            result_of(shard, method, reply)
-    failed = [(shard.name, reply) for shard, reply in answered if reply.status is not Status.DONE]
+            codec.decode_reply(method, reply.payload)
+    failed = [(shard, reply) for shard, reply in replies if reply.status is not Status.DONE]
     if failed:
-        raise shards_failed(failed)
-    return [result_of(shard, method, reply) for shard, reply in answered]
+        raise failure(failed)
+    return [codec.decode_reply(method, reply.payload) for _, reply in replies]
 
 
-def result_of(shard: ShardLink, method: Method, reply: ReplyEntry) -> Result:
-    """What the reply bears; raises the error that it bears, or what became of the call."""
-    if reply.status in (Status.DONE, Status.FAILED):
-        return codec.decode_reply(method, reply.payload)
-    error: PinLaterError = shard_failed(shard.name, reply)
-    raise error
+def failure(failed: Replies) -> ShardConnectionFailed:
+    """What to tell a caller whose shards gave no answers."""
+    whys = [_why(reply) for _, reply in failed]
+    if len(failed) > 1:
+        whys = [f"shard {shard.name}: {why}" for (shard, _), why in zip(failed, whys, strict=True)]
+    return ShardConnectionFailed([shard.name for shard, _ in failed], "; ".join(whys))
 
 
-def shard_failed(name: str, reply: ReplyEntry) -> ShardConnectionFailed:
-    """What to tell a caller whose shard gave no answer."""
+def _why(reply: ReplyEntry) -> str:
     if reply.status is Status.LATE:
-        why = "did not answer in time; whether the call was carried out is not known"
-    elif reply.status is Status.SILENT:
-        why = "does not answer; whether the call was carried out is not known"
-    elif reply.status is Status.LOST:
-        why = "went away with the call in flight; whether it was carried out is not known"
-    else:
-        why = f"{reason_of(reply)}; nothing was done there"
-    return ShardConnectionFailed([name], why)
-
-
-def shards_failed(failures: Sequence[tuple[str, ReplyEntry]]) -> ShardConnectionFailed:
-    """What to tell a caller whose shards, by name, gave no answers."""
-    errors = [shard_failed(name, reply) for name, reply in failures]
-    if len(errors) == 1:
-        return errors[0]
-    return ShardConnectionFailed(
-        [name for name, _ in failures], "; ".join(error.message for error in errors)
-    )
+        return "did not answer in time; whether the call was carried out is not known"
+    if reply.status is Status.SILENT:
+        return "does not answer; whether the call was carried out is not known"
+    if reply.status is Status.LOST:
+        return "went away with the call in flight; whether it was carried out is not known"
+    return f"{reason_of(reply)}; nothing was done there"
 
 
 def reason_of(reply: ReplyEntry) -> str:
@@ -178,7 +170,7 @@ def reason_of(reply: ReplyEntry) -> str:
 class AllRefused(EnqueueRejected):
     """No shard took these jobs. `left`: what became of them."""
 
-    def __init__(self, refusals: Sequence[Refusal], left: str = "nothing was stored") -> None:
-        told = [f"shard {name}: {reason}" for name, reason in refusals]
+    def __init__(self, refusals: Mapping[str, str], left: str = "nothing was stored") -> None:
+        told = [f"shard {name}: {reason}" for name, reason in refusals.items()]
         super().__init__(f"overloaded: {'; '.join(told)}; {left}; try later")
         self.refusals = refusals

@@ -14,19 +14,16 @@ choices, on `fan_out` for the acks.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from random import Random
 from typing import TypeVar, cast
 
 from pinlaterd.clock import Clock
 from pinlaterd.config.schema import ServerSettings
-from pinlaterd.errors import (
-    DequeueRateLimited,
-    InvalidRequest,
-    NoHealthyShards,
-    PinLaterError,
-)
+from pinlaterd.errors import DequeueRateLimited, InvalidRequest, NoHealthyShards, PinLaterError
 from pinlaterd.model import (
     CallContext,
     ClaimedJob,
@@ -37,7 +34,7 @@ from pinlaterd.model import (
 )
 from pinlaterd.router import routing
 from pinlaterd.router.admission import Admission
-from pinlaterd.router.call import Call, Query, ask_all, shards_failed
+from pinlaterd.router.call import Call, Query, ask_all, failure, results_of
 from pinlaterd.router.fan_out import FanOut
 from pinlaterd.router.rate_limits import RateLimits
 from pinlaterd.router.shards import ShardSet
@@ -94,26 +91,24 @@ class Dequeuer:
 
     async def run(self, call: Call) -> None:
         """Serve a dequeue whose acks, coverage or rate take more than passing it through."""
-        gathering = self._begin(call)
-        context, request = gathering.context, gathering.request
+        context, request = self._decode(call)
         if request.acks is not None:
             # Carried out whatever becomes of the dequeue; if one fails, its error is the answer.
             await self._fan_out.ack(Query(Method.ACK, context, call.deadline), request.acks)
         _check(request)
-        await self._serve(gathering)
+        await self._serve(_Gathering(call, context, request, self._clock))
 
     async def go_on(self, call: Call, first: ShardLink, reply: ReplyEntry) -> None:
         """Serve a dequeue of which `first` gave a part (and has carried out the acks)."""
-        gathering = self._begin(call)
+        gathering = _Gathering(call, *self._decode(call), self._clock)
         gathering.cover(self._covered(gathering.request))
         if not gathering.request.dry_run:
             gathering.take(first, reply)
         await self._serve(gathering)
 
-    def _begin(self, call: Call) -> _Gathering:
-        decoded = call.decode(self.settings.max_jobs_per_call)
-        request = cast("DequeueRequest", decoded.request)
-        return _Gathering(call, decoded.context, request, self._clock)
+    def _decode(self, call: Call) -> tuple[CallContext, DequeueRequest]:
+        _, context, request = call.decode(self.settings.max_jobs_per_call)
+        return context, cast("DequeueRequest", request)
 
     def _covered(self, request: DequeueRequest) -> list[ShardLink]:
         shards = self._shards.preferred()
@@ -132,9 +127,9 @@ class Dequeuer:
         gathering.deadline = call.deadline + wait_ms / 1000
         try:
             while True:
-                limited = await self._gather(gathering, wait_until)
+                refused = await self._gather(gathering, wait_until)
                 seconds = wait_until - self._clock.monotonic()
-                if gathering.jobs or limited or seconds <= 0 or call.answer.gone or self._stopping:
+                if gathering.jobs or refused or seconds <= 0 or call.answer.gone or self._stopping:
                     break
                 await self._wait_for_jobs(gathering, seconds)
                 if not call.granted_bytes:
@@ -142,7 +137,7 @@ class Dequeuer:
         except BaseException:
             gathering.release()
             raise
-        if limited and not gathering.jobs:
+        if refused and not gathering.jobs:
             raise DequeueRateLimited(
                 f"queue {request.queue!r} has used up its rate; try again later"
             )
@@ -152,15 +147,13 @@ class Dequeuer:
             gathering.release()
 
     async def _wait_for_jobs(self, gathering: _Gathering, seconds: float) -> None:
-        queue = gathering.request.queue
+        call, queue = gathering.call, gathering.request.queue
         # Jobs that came after their shard confirmed that there is nothing have woken nobody.
         if not self._shards.ready_jobs(queue):
-            call = gathering.call
-            waiting = self._waiting.wait(queue, seconds, lambda: call.answer.gone)
-            await self._wait(call, waiting, otherwise=False)
+            await self._wait(call, partial(self._waiting.wait, queue, seconds))
             # It may have been woken in place of another one.
             if call.answer.gone or not call.granted_bytes:
-                self._waiting.wake(queue, self._shards.ready_jobs(queue))
+                self._wake(queue)
         gathering.cover([])
 
     async def _gather(self, gathering: _Gathering, wait_until: float) -> bool:
@@ -170,11 +163,18 @@ class Dequeuer:
         if not gathering.covered:
             gathering.cover(self._covered(request))
         if request.dry_run:
-            await self._look(gathering)
+            await gathering.look()
             return False
         before = len(gathering.jobs)
         wanted = request.limit - before
-        taken = await self._tokens(gathering, wanted, wait_until)
+        limited = self._limits.queues.get(request.queue)
+        taken = wanted if limited is None else limited.take(wanted)
+        # Only a dequeue that has no job yet waits for a token.
+        if limited is not None and not (taken or before):
+            seconds = 0.0 if self._stopping else wait_until - self._clock.monotonic()
+            waiting = partial(limited.wait, wanted, seconds)
+            taken = await self._wait(gathering.call, waiting) or 0
+            gathering.cover([])  # what shards confirmed before is of no use after a wait
         if not taken:
             return not gathering.jobs
         try:
@@ -182,45 +182,27 @@ class Dequeuer:
                 gathering.cover(self._covered(request))
             await self._claim(gathering, before + taken)
         finally:
-            used = len(gathering.jobs) - before
-            self._limits.settle(request.queue, wanted=wanted, taken=taken, used=used)
+            if limited is not None:
+                limited.settle(wanted=wanted, taken=taken, used=len(gathering.jobs) - before)
         return False
 
-    async def _tokens(self, gathering: _Gathering, wanted: int, wait_until: float) -> int:
-        """Tokens for up to `wanted` jobs. Only a dequeue that has none yet waits for one."""
-        queue = gathering.request.queue
-        taken = self._limits.take(queue, wanted)
-        if taken or gathering.jobs:
-            return taken
-        # what shards confirmed before is of no use after a wait
-        gathering.cover([])
-        call = gathering.call
-        seconds = wait_until - self._clock.monotonic()
-        waiting = self._limits.wait(queue, wanted, seconds, lambda: call.answer.gone)
-        return await self._wait(call, waiting, otherwise=0)
-
-    async def _wait(self, call: Call, waiting: Coroutine[None, None, T], otherwise: T) -> T:
-        """The result of `waiting`, or `otherwise` as soon as the client has gone. Raises Overloaded
-        if too many wait."""
+    async def _wait(self, call: Call, begin: Callable[[], Coroutine[None, None, T]]) -> T | None:
+        """What the wait that begins now results in, or None as soon as the client has gone. Raises
+        Overloaded if too many wait."""
         answer = call.answer
         if answer.gone:
-            waiting.close()
-            return otherwise
+            return None
         task = asyncio.current_task()
         assert task is not None
-        try:
-            self._admission.suspend(call)
-        except PinLaterError:
-            waiting.close()
-            raise
+        self._admission.suspend(call)
         answer.on_gone = task.cancel
         try:
-            return await waiting
+            return await begin()
         except asyncio.CancelledError:
             if not call.answer.gone:
                 raise
             task.uncancel()
-            return otherwise
+            return None
         finally:
             answer.on_gone = None
             self._admission.resume(call)
@@ -230,35 +212,24 @@ class Dequeuer:
 
         Each round brings a job, a confirmation, or hints by which the next one does."""
         queue, levels = gathering.request.queue, self.settings.num_priority_levels
-        level = levels if len(gathering.covered) == 1 else 1
-        while len(gathering.jobs) < wanted and not gathering.full:
+        level = 1
+        while len(gathering.jobs) < wanted and not gathering.full and level <= levels:
             asked = gathering.unconfirmed(level)
             if not asked:
                 level += 1
-                if level > levels:
-                    return
                 continue
+            if len(asked) == 1:
+                # Whatever it gives, the others hold nothing better.
+                level = min(levels, gathering.confirmed_beside(asked[0]))
             ready = [routing.ready_through(shard.ready_counts(queue), level) for shard in asked]
-            if len(gathering.covered) == 1:
-                portions = [routing.Portion(0, wanted - len(gathering.jobs))]
-            else:
-                portions = routing.plan_round(ready, wanted - len(gathering.jobs))
-            await gathering.ask([(asked[index], jobs) for index, jobs in portions], level)
+            portions = routing.plan_round(ready, wanted - len(gathering.jobs))
+            await gathering.ask([(asked[place], jobs) for place, jobs in portions], level)
             if not gathering.covered and not gathering.jobs:
                 # Nobody confirmed that there is nothing.
                 if not gathering.only_silence:
                     raise gathering.failure()
                 gathering.cover(self._covered(gathering.request))
-                level = levels if len(gathering.covered) == 1 else 1
-
-    async def _look(self, gathering: _Gathering) -> None:
-        """A dry run: what each shard would give, the best of it."""
-        limit = gathering.request.limit
-        await gathering.ask([(shard, limit) for shard in gathering.covered], 0)
-        if not gathering.covered and not gathering.jobs:
-            raise gathering.failure()
-        gathering.jobs.sort(key=_priority)
-        del gathering.jobs[limit:]
+                level = 1
 
 
 class _Gathering:
@@ -268,46 +239,54 @@ class _Gathering:
         self, call: Call, context: CallContext, request: DequeueRequest, clock: Clock
     ) -> None:
         self.call = call
-        self.context = context
         self.request = request
         self.deadline = call.deadline
-        self._clock = clock
-        self.covered: list[ShardLink] = []
         self.jobs: list[ClaimedJob] = []
-        self._failures: dict[str, ReplyEntry] = {}
         self.full = False  # whether the answer has reached the size that it may have
-        self._confirmed: dict[str, int] = {}  # by shard: how many levels hold nothing ready
-        self._from: dict[str, tuple[ShardLink, list[ClaimedJob]]] = {}
+        # The shards to ask, and how many levels of each hold nothing ready, by its own word.
+        self.covered: dict[ShardLink, int] = {}
+        self._clock = clock
+        self._failures: dict[ShardLink, ReplyEntry] = {}
+        self._from: dict[ShardLink, list[ClaimedJob]] = {}
         self._bytes = 0
         # Without acks: they have been carried out. Each shard takes it for the whole request.
-        self._message = codec.encode_call(
-            Method.DEQUEUE,
-            call.peek.head.seqid,
-            context,
-            request._replace(acks=None, coverage=1.0, max_wait_ms=0),
-        )
+        own = request._replace(acks=None, coverage=1.0, max_wait_ms=0)
+        self._message = codec.encode_call(Method.DEQUEUE, call.peek.head.seqid, context, own)
 
-    def cover(self, shards: list[ShardLink]) -> None:
+    def cover(self, shards: Sequence[ShardLink]) -> None:
         """Ask these from now on; nothing is confirmed yet."""
-        self.covered = shards
-        self._confirmed = {}
+        self.covered = dict.fromkeys(shards, 0)
 
     def unconfirmed(self, level: int) -> list[ShardLink]:
         """Those that may hold ready jobs of priorities 1 to `level`."""
-        return [shard for shard in self.covered if self._confirmed.get(shard.name, 0) < level]
+        return [shard for shard, confirmed in self.covered.items() if confirmed < level]
 
-    async def ask(self, portions: list[tuple[ShardLink, int]], lowest_priority: int) -> None:
+    def confirmed_beside(self, shard: ShardLink) -> int:
+        """How many levels hold nothing ready at all shards but this one."""
+        others = [confirmed for other, confirmed in self.covered.items() if other is not shard]
+        return min(others, default=routing.ALL_LEVELS)
+
+    async def look(self) -> None:
+        """A dry run: what each shard would give, the best of it."""
+        limit = self.request.limit
+        await self.ask([(shard, limit) for shard in self.covered], 0)
+        if not self.covered and not self.jobs:
+            raise self.failure()
+        self.jobs.sort(key=_priority)
+        del self.jobs[limit:]
+
+    async def ask(self, portions: Sequence[tuple[ShardLink, int]], lowest_priority: int) -> None:
         """Ask each shard for its portion at once, and take what they give."""
-        replies = await ask_all(
-            [(shard, self._part(jobs, lowest_priority, len(portions))) for shard, jobs in portions]
-        )
+        asked = [
+            (shard, self._part(jobs, lowest_priority, len(portions))) for shard, jobs in portions
+        ]
+        replies = await ask_all(asked)
         # At its deadline a shard answers with what it has, whatever it might have found.
         in_time = self._clock.monotonic() < self.deadline
-        for (shard, jobs), reply in zip(portions, replies, strict=True):
+        for (shard, jobs), (_, reply) in zip(portions, replies, strict=True):
             self.take(shard, reply, lowest_priority if jobs and in_time else 0)
-        for reply in replies:
-            if reply.status is Status.FAILED:
-                codec.decode_reply(Method.DEQUEUE, reply.payload)  # raises what the shard said
+        failed = [(shard, reply) for shard, reply in replies if reply.status is Status.FAILED]
+        results_of(Method.DEQUEUE, failed)  # raises what the first said
 
     def _part(self, jobs: int, lowest_priority: int, parts: int) -> ShardCall:
         # What the others give is not to wait for one that has gone.
@@ -325,22 +304,19 @@ class _Gathering:
         what it has left. A shard that fails is left out: what it may have claimed in vain ends by
         its time-out."""
         if reply.status is not Status.DONE:
-            self.covered = [other for other in self.covered if other is not shard]
-            known = self._failures.get(shard.name)
+            self.covered.pop(shard, None)
+            known = self._failures.get(shard)
             if known is None or known.status is Status.SILENT:
-                self._failures[shard.name] = reply
+                self._failures[shard] = reply
             return
-        confirmed = routing.best_level(shard.ready_counts(self.request.queue))
-        # What has come since another call is about to take; so nothing is proof enough.
-        self._confirmed[shard.name] = max(confirmed, 0 if reply.jobs else lowest_priority)
+        if shard in self.covered:
+            confirmed = routing.best_level(shard.ready_counts(self.request.queue))
+            # What has come since another call is about to take; so nothing is proof enough.
+            self.covered[shard] = max(confirmed, 0 if reply.jobs else lowest_priority)
         # `jobs` counts claims: a dry run's answer has none, whatever it shows.
         if reply.jobs or self.request.dry_run:
             result = codec.decode_reply(Method.DEQUEUE, reply.payload)
             self._add(shard, list(cast("DequeueResult", result).jobs))
-
-    @property
-    def _bytes_left(self) -> int:
-        return self.call.granted_bytes - self._bytes
 
     @property
     def only_silence(self) -> bool:
@@ -349,7 +325,11 @@ class _Gathering:
 
     def failure(self) -> PinLaterError:
         """Of all that failed, for it was the first that left the others no time."""
-        return shards_failed(list(self._failures.items())) if self._failures else NoHealthyShards()
+        return failure(list(self._failures.items())) if self._failures else NoHealthyShards()
+
+    @property
+    def _bytes_left(self) -> int:
+        return self.call.granted_bytes - self._bytes
 
     def _add(self, shard: ShardLink, jobs: list[ClaimedJob]) -> None:
         fitting = 0
@@ -364,13 +344,13 @@ class _Gathering:
         # Without room for one more like these, a shard would claim it in vain.
         self.full |= self._bytes_left * len(self.jobs) < self._bytes
         if not self.request.dry_run:
-            self._from.setdefault(shard.name, (shard, []))[1].extend(jobs[:fitting])
+            self._from.setdefault(shard, []).extend(jobs[:fitting])
             if jobs[fitting:]:
                 self._release(shard, jobs[fitting:])
 
     def release(self) -> None:
         """Nobody will get these jobs: end their claims."""
-        for shard, jobs in self._from.values():
+        for shard, jobs in self._from.items():
             if jobs:
                 self._release(shard, jobs)
         self._from = {}
@@ -380,28 +360,25 @@ class _Gathering:
         shard.release(codec.encode_reply(self.call.peek.head, DequeueResult(jobs)))
 
 
-_Woken = asyncio.Future[None]
-
-
 class WaitingRoom:
     """Dequeues that found nothing, by queue: first come, first woken."""
 
     def __init__(self) -> None:
-        # Whether each has gone, the first to come first. Thousands may end at once: a deque would
-        # be searched for each of them.
-        self.queues: dict[str, OrderedDict[_Woken, Callable[[], bool]]] = {}
+        # Thousands may end at once: a deque would be searched for each of them.
+        self.queues: dict[str, OrderedDict[asyncio.Future[None], None]] = {}
 
-    async def wait(self, queue: str, seconds: float, has_gone: Callable[[], bool]) -> bool:
-        """Wait for jobs of `queue`; False once `seconds` have passed without a sign of any."""
-        woken: _Woken = asyncio.get_running_loop().create_future()
-        self.queues.setdefault(queue, OrderedDict())[woken] = has_gone
+    async def wait(self, queue: str, seconds: float) -> None:
+        """Until there are jobs of `queue`, but no longer than `seconds`."""
+        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiters = self.queues.setdefault(queue, OrderedDict())
+        waiters[woken] = None
         try:
-            await asyncio.wait_for(woken, seconds)
-        except TimeoutError:
-            return False
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(woken, seconds)
         finally:
-            self._forget(queue, woken)
-        return True
+            waiters.pop(woken, None)
+            if not waiters and self.queues.get(queue) is waiters:
+                del self.queues[queue]
 
     def wake_all(self) -> None:
         """Nobody will get anything any more."""
@@ -412,19 +389,10 @@ class WaitingRoom:
         """`ready` jobs of `queue` can be had: wake as many of those who still want one."""
         waiters = self.queues.get(queue)
         while waiters and ready > 0:
-            woken, has_gone = waiters.popitem(last=False)
+            woken, _ = waiters.popitem(last=False)
             if not woken.done():
                 woken.set_result(None)
-                if not has_gone():
-                    ready -= 1
-
-    def _forget(self, queue: str, woken: _Woken) -> None:
-        waiters = self.queues.get(queue)
-        if waiters is None:
-            return
-        waiters.pop(woken, None)
-        if not waiters:
-            del self.queues[queue]
+                ready -= 1
 
 
 def _check(request: DequeueRequest) -> None:

@@ -14,6 +14,7 @@ import asyncio
 import struct
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from functools import partial
+from itertools import repeat
 from random import Random
 from typing import Any, cast
 
@@ -34,7 +35,6 @@ from pinlaterd.model import (
     CONTINUATION_START,
     QUEUE_NAME,
     AckRequest,
-    CallContext,
     CheckpointRequest,
     CountRequest,
     CreateQueueRequest,
@@ -52,17 +52,9 @@ from pinlaterd.model import (
     ScanResult,
 )
 from pinlaterd.router import routing
-from pinlaterd.router.call import (
-    LARGE_BYTES,
-    Call,
-    Query,
-    ask_all,
-    let_others_go_on,
-    result_of,
-    results_of,
-)
+from pinlaterd.router.call import LARGE_BYTES, Call, Query, let_others_go_on, results_of
 from pinlaterd.router.shards import ShardSet
-from pinlaterd.router.split_enqueue import SplitEnqueues
+from pinlaterd.router.split_enqueue import SplitEnqueue
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.peek import UNUSUAL
 from pinlaterd.rpc.tuned import ack_parts, ack_slices
@@ -89,7 +81,6 @@ class FanOut:
         self._clock = clock
         self._rng = rng
         self._creating: set[str] = set()
-        self._enqueues = SplitEnqueues(shards, clock, rng)
         self._by_request: dict[type[Request], _CarryOut] = {
             CreateQueueRequest: self._create_queue,
             DeleteQueueRequest: self._delete_queue,
@@ -106,8 +97,10 @@ class FanOut:
     async def run(self, call: Call) -> None:
         """Decode `call`, carry it out and answer it."""
         answer: Result
+        assert call.peek.method is not None
         if call.peek.method is Method.ENQUEUE:
-            answer = await self._enqueues.carry_out(call, self.settings)
+            enqueue = SplitEnqueue(call, self._shards, self.settings, self._clock)
+            answer = await enqueue.carry_out(self._rng)
         elif call.peek.method is Method.ACK and len(call.message) > LARGE_BYTES:
             await self._ack_in_slices(call)
             answer = None
@@ -115,7 +108,8 @@ class FanOut:
             decoded = call.decode(self.settings.max_jobs_per_call)
             await let_others_go_on(len(call.message))
             carry_out = self._by_request[type(decoded.request)]
-            answer = await carry_out(_query(call, decoded.context), decoded.request)
+            query = Query(call.peek.method, decoded.context, call.deadline)
+            answer = await carry_out(query, decoded.request)
         call.reply(codec.encode_reply(call.peek.head, answer))
 
     # --- queues ------------------------------------------------------------------------------
@@ -151,7 +145,7 @@ class FanOut:
         asked: set[str] = set()
         shards = self._present()
         while shards:
-            await query.ask_each(shards, request)
+            await query.ask(zip(shards, repeat(request)))
             asked.update(shard.name for shard in shards)
             # One that was welcomed meanwhile was greeted before its queue was known here.
             shards = [shard for shard in self._shards.healthy() if shard.name not in asked]
@@ -174,7 +168,7 @@ class FanOut:
             if self._shards.unhealthy():
                 # Some are returning, or this fails: see that all are there before any of them acts.
                 names = query._replace(method=Method.QUEUE_NAMES)
-                await names.ask_each(self._every(), QueueNamesRequest())
+                await names.ask(zip(self._every(), repeat(QueueNamesRequest())))
             if await self._drop_queue(query, request, is_last=is_last):
                 return
 
@@ -185,19 +179,18 @@ class FanOut:
 
         It must not hear of it after it has come back, as other calls would: with its welcome it has
         brought the queue back to the others by then. So all of them are asked again."""
-        shards = self._every()
-        replies = await ask_all((shard, query.part(request, patient=False)) for shard in shards)
+        replies = await query.replies(zip(self._every(), repeat(request)), patient=False)
         went = any(
             reply.status is Status.REFUSED and (shard.returning or shard.healthy)
-            for shard, reply in zip(shards, replies, strict=True)
+            for shard, reply in replies
         )
         if went and not is_last:
             return False
-        results_of(query.method, shards, replies)
+        results_of(query.method, replies)
         return True
 
     async def _queue_names(self, query: Query, request: QueueNamesRequest) -> frozenset[str]:
-        names = await query.ask_each(self._present(), request)
+        names = await query.ask(zip(self._present(), repeat(request)))
         return frozenset().union(*cast("list[frozenset[str]]", names))
 
     # --- jobs by descriptor --------------------------------------------------------------------
@@ -207,36 +200,31 @@ class FanOut:
         slices = ack_slices(call.message, most)
         try:
             context, request = next(slices)
-            acks = self._acks_by_shard(request.queue)
+            acks = routing.AcksByShard(request.queue, self._shards.by_name)
             for _, request in slices:
                 acks.add(request)
                 await let_others_go_on(len(call.message))
         except UNUSUAL:
             _, context, whole = call.decode(most)
-            await self.ack(_query(call, context), cast("AckRequest", whole))
+            await self.ack(Query(Method.ACK, context, call.deadline), cast("AckRequest", whole))
         else:
-            await self._send_acks(_query(call, context), acks)
+            await self._send_acks(Query(Method.ACK, context, call.deadline), acks)
 
     async def ack(self, query: Query, request: AckRequest) -> None:
-        acks = self._acks_by_shard(request.queue)
+        acks = routing.AcksByShard(request.queue, self._shards.by_name)
         acks.add(request)
         await self._send_acks(query, acks)
-
-    def _acks_by_shard(self, queue: str) -> routing.AcksByShard[ShardLink]:
-        """Shards may come and go meanwhile."""
-        return routing.AcksByShard(queue, dict(self._shards.by_name))
 
     async def _send_acks(self, query: Query, acks: routing.AcksByShard[ShardLink]) -> None:
         """Each shard's acks to it. Those that can go nowhere fail alone, after all the others."""
         if not self._shards.knows_queue(acks.queue):
             # Let a shard say what is wrong with the queue, also when there is nothing to ack.
             await self._ask_one(query, AckRequest(acks.queue))
-        by_shard = acks.by_shard()
-        shards = [acks.shards[name] for name in by_shard]
+        requests = acks.requests()
         replies = await asyncio.gather(
-            *(_ask_to_ack(shard, query, by_shard[shard.name]) for shard in shards)
+            *map(_ask_to_ack, requests, repeat(query), requests.values())
         )
-        results_of(query.method, shards, replies)
+        results_of(query.method, list(zip(requests, replies, strict=True)))
         if acks.bad:
             raise InvalidRequest(routing.describe_bad(acks.bad))
 
@@ -246,10 +234,9 @@ class FanOut:
         by_shard, bad = routing.checkpoints_by_shard(
             request.checkpoints, request.queue, self._shards.by_name
         )
-        requests = {
-            name: CheckpointRequest(request.queue, items) for name, items in by_shard.items()
-        }
-        await self._ask_named(query, requests)
+        await query.ask(
+            (shard, CheckpointRequest(request.queue, items)) for shard, items in by_shard.items()
+        )
         if bad:
             raise InvalidRequest(routing.describe_bad(bad))
 
@@ -257,20 +244,22 @@ class FanOut:
         if not self._shards.by_name:
             raise NoHealthyShards  # which shards there are is not known yet
         by_shard = routing.lookups_by_shard(request.descriptors, self._shards.by_name)
-        requests = {
-            name: LookupRequest(descriptors, request.include_body)
-            for name, descriptors in by_shard.items()
-        }
-        found: dict[str, JobRecord] = {}
+        replies = await query.replies(
+            (shard, LookupRequest(descriptors, request.include_body))
+            for shard, descriptors in by_shard.items()
+        )
         most_bytes = self.settings.max_frame_bytes  # each shard sees to its own part only
-        for part in await self._ask_named(query, requests, most_bytes=most_bytes):
+        if sum(len(reply.payload) for _, reply in replies) > most_bytes:
+            raise LookupTooLarge(most_bytes)
+        found: dict[str, JobRecord] = {}
+        for part in results_of(query.method, replies):
             found.update(cast("Mapping[str, JobRecord]", part))
         return found
 
     # --- jobs by state -------------------------------------------------------------------------
 
     async def _count(self, query: Query, request: CountRequest) -> int:
-        counts = await query.ask_each(self._every(), request)
+        counts = await query.ask(zip(self._every(), repeat(request)))
         return min(_LARGEST_I32, sum(cast("list[int]", counts)))
 
     async def _scan(self, query: Query, request: ScanRequest) -> ScanResult:
@@ -280,7 +269,7 @@ class FanOut:
         ):
             raise ContinuationInvalid(request.continuation)
         limit = min(request.limit, self.settings.scan_limit)
-        results = await query.ask_each(self._every(), request._replace(limit=limit))
+        results = await query.ask(zip(self._every(), repeat(request._replace(limit=limit))))
         return routing.merge_scans(cast("list[ScanResult]", results), limit)
 
     async def _retry_failed(self, query: Query, request: RetryFailedRequest) -> int:
@@ -289,36 +278,30 @@ class FanOut:
         retried = 0
         while True:
             wanted = min(request.limit - retried, _RETRIED_AT_A_TIME)
-            shares = await self._oldest_failed(query, request._replace(limit=wanted))
-            done = await self._ask_named(query, shares)
+            shares = await self._oldest_failed(query, request, wanted)
+            done = await query.ask(
+                (shard, request._replace(limit=share)) for shard, share in shares.items()
+            )
             retried += sum(cast("list[int]", done))
             # After the last of them come those that have been retried by this call, and failed.
-            were_all = sum(share.limit for share in shares.values()) < wanted
+            were_all = sum(shares.values()) < wanted
             if were_all or retried >= request.limit or self._clock.monotonic() >= until:
                 return retried
 
     async def _oldest_failed(
-        self, query: Query, request: RetryFailedRequest
-    ) -> dict[str, RetryFailedRequest]:
+        self, query: Query, request: RetryFailedRequest, wanted: int
+    ) -> Mapping[ShardLink, int]:
         """Each shard says how old its candidates are, and gets its share of the oldest."""
-        shards = self._every()
-        replies = await ask_all((shard, query.part(request, Op.OLDEST_FAILED)) for shard in shards)
-        for shard, reply in zip(shards, replies, strict=True):
-            if reply.status is not Status.DONE:
-                result_of(shard, query.method, reply)  # raises why
-        candidates = [
-            # A shard that was removed meanwhile is asked nothing more.
-            [age for (age,) in _MILLIS.iter_unpack(reply.payload)]
-            if shard.name in self._shards.by_name
-            else []
-            for shard, reply in zip(shards, replies, strict=True)
-        ]
-        shares = routing.share_of_oldest(candidates, request.limit)
-        return {
-            shard.name: request._replace(limit=share)
-            for shard, share in zip(shards, shares, strict=True)
-            if share
+        asked = zip(self._every(), repeat(request._replace(limit=wanted)))
+        replies = await query.replies(asked, Op.OLDEST_FAILED)
+        if any(reply.status is not Status.DONE for _, reply in replies):
+            results_of(query.method, replies)  # raises why
+        candidates = {
+            shard: [age for (age,) in _MILLIS.iter_unpack(reply.payload)]
+            for shard, reply in replies
+            if self._is_known(shard)
         }
+        return routing.share_of_oldest(candidates, wanted)
 
     async def _delete_jobs(self, query: Query, request: DeleteJobsRequest) -> int:
         """Each shard an equal part of what is left to do, so that together they never delete more
@@ -329,23 +312,30 @@ class FanOut:
         deleted = 0
         while True:
             each, more = divmod(request.limit - deleted, len(shards))
-            parts = {
-                shard.name: request._replace(limit=each + (place < more))
+            limits = {
+                shard: each + (place < more)
                 for place, shard in enumerate(shards)
                 if each + (place < more) > 0
-            } or {shards[0].name: request}  # which says what is wrong with the limit
-            counts = await self._ask_named(query, parts)
-            for (name, part), count in zip(parts.items(), cast("list[int]", counts), strict=True):
+            } or {shards[0]: request.limit}  # which says what is wrong with the limit
+            counts = await query.ask(
+                (shard, request._replace(limit=limit)) for shard, limit in limits.items()
+            )
+            for (shard, limit), count in zip(
+                limits.items(), cast("list[int]", counts), strict=True
+            ):
                 deleted += count
                 # One that stops has done a part only; a second search would cost too much.
-                if not count or (request.body_regex is not None and count < part.limit):
-                    shards = [shard for shard in shards if shard.name != name]
-            # One that was removed meanwhile is asked nothing more.
-            shards = [shard for shard in shards if shard.name in self._shards.by_name]
+                if not count or (request.body_regex is not None and count < limit):
+                    shards.remove(shard)
+            shards = [shard for shard in shards if self._is_known(shard)]
             if not shards or deleted >= request.limit:
                 return deleted
             if deleted and self._clock.monotonic() >= until:
                 return deleted
+
+    def _is_known(self, shard: ShardLink) -> bool:
+        """One that was removed meanwhile is asked nothing more."""
+        return self._shards.by_name.get(shard.name) is shard
 
     def _usable_until(self, deadline: float) -> float:
         """When a call that changes many jobs begins nothing more, to be answered in time."""
@@ -369,33 +359,8 @@ class FanOut:
             raise NoHealthyShards
         return list(self._shards.by_name.values())
 
-    async def _ask_one(self, query: Query, request: Request) -> Result:
-        shards = self._present()
-        shard = shards[int(self._rng.random() * len(shards))]
-        (result,) = await query.ask_each([shard], request)
-        return result
-
-    async def _ask_named(
-        self, query: Query, requests: Mapping[str, Request], *, most_bytes: int | None = None
-    ) -> list[Result]:
-        """To each shard its own, at once. A shard that is down fails after the others are done.
-
-        Raises LookupTooLarge if the answers have more than `most_bytes` together."""
-        shards = [self._shards.by_name[name] for name in requests]
-        asked = []
-        for shard in shards:
-            part = query.part(requests[shard.name])
-            await let_others_go_on(len(part.message))
-            asked.append((shard, part))
-        replies = await ask_all(asked)
-        if most_bytes is not None and sum(len(reply.payload) for reply in replies) > most_bytes:
-            raise LookupTooLarge(most_bytes)
-        return results_of(query.method, shards, replies)
-
-
-def _query(call: Call, context: CallContext) -> Query:
-    assert call.peek.method is not None
-    return Query(call.peek.method, context, call.deadline)
+    async def _ask_one(self, query: Query, request: Request) -> None:
+        await query.ask([(self._rng.choice(self._present()), request)])
 
 
 def _ask_to_ack(shard: ShardLink, query: Query, request: AckRequest) -> Awaitable[ReplyEntry]:

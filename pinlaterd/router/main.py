@@ -31,7 +31,7 @@ from pinlaterd.lifecycle import (
 from pinlaterd.router import listeners
 from pinlaterd.router.rate_limits import RateLimits, RateReporter, shares_at_start
 from pinlaterd.router.service import RouterService
-from pinlaterd.router.shards import ShardPlan, ShardSet
+from pinlaterd.router.shards import ShardSet
 from pinlaterd.rpc.server import RETIRE_SECONDS, ThriftServer
 from pinlaterd.stats import Stats
 from pinlaterd.wire.control import (
@@ -218,9 +218,7 @@ class Router:
         if snapshot.config_version != self._control.config_version:
             self._read_config()
         self._shards_planned = max(1, len(snapshot.shards))
-        self._shards.follow(
-            [ShardPlan(shard.name, shard.dequeue_only) for shard in snapshot.shards]
-        )
+        self._shards.follow(snapshot.shards)
 
     def _read_config(self) -> None:
         """Only what can change live differs from what we started with."""

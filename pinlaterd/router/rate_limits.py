@@ -130,109 +130,150 @@ _Granted = asyncio.Future[int]
 
 
 class _Waiter(NamedTuple):
-    granted: _Granted
     wanted: int
-    has_gone: Callable[[], bool]
     patient: bool  # False: goes once nobody holds tokens that might come back
 
 
-class _LimitedQueue:
-    """One queue's bucket, and the line before it."""
+class LimitedQueue:
+    """One queue's bucket, and the line of dequeues before it. A dequeue pays only for the jobs that
+    it gets. All methods are called on the event loop."""
 
-    def __init__(self, share: float, clock: Clock) -> None:
-        now = clock.monotonic()
-        self.bucket = TokenBucket(share, now)
-        # The first to come first. Thousands may end at once: a deque would be searched for each.
-        self.line: OrderedDict[_Granted, _Waiter] = OrderedDict()
-        self.lent = 0  # tokens taken by calls that have not settled
+    def __init__(self, share: float, clock: Clock, on_demand: Callable[[], None]) -> None:
         self._clock = clock
+        self._on_demand = on_demand
+        self._bucket = TokenBucket(share, clock.monotonic())
         self._meter = DemandMeter()
+        # The first to come first. Thousands may end at once: a deque would be searched for each.
+        self._line: OrderedDict[_Granted, _Waiter] = OrderedDict()
+        self._lent = 0  # tokens taken by calls that have not settled
         self._timer: asyncio.TimerHandle | None = None
 
-    def take(self, wanted: int) -> int:
-        # who stands in line comes first
-        return 0 if self.line else self._lend(wanted)
-
-    def settle(self, wanted: int, taken: int, used: int) -> None:
-        now = self._clock.monotonic()
-        # tokens taken before the queue had a limit are nobody's
-        unused = min(taken - used, self.lent)
-        self.lent = max(0, self.lent - taken)
-        if unused:
-            self.bucket.put(unused, now)
-        self._meter.add(wanted if used == taken else used, now)
-        self.serve()
-        if not self.lent:
-            for waiter in [waiter for waiter in self.line.values() if not waiter.patient]:
-                del self.line[waiter.granted]
-                _give(waiter, 0)
-
-    def refused(self, wanted: int) -> None:
-        self._meter.add(wanted, self._clock.monotonic())
+    @property
+    def share(self) -> float:
+        return self._bucket.rate
 
     def demand(self) -> float:
         """Jobs/s that clients took, or would have if they had been let."""
-        unmet = sum(waiter.wanted for waiter in self.line.values())
+        unmet = sum(waiter.wanted for waiter in self._line.values())
         return self._meter.per_second(self._clock.monotonic()) + unmet
 
-    def serve(self) -> None:
-        """Give what there is to those in line, and come back when there is more."""
-        line = self.line
-        while line:
-            first = next(iter(line.values()))
-            useless = first.granted.done() or first.has_gone()
-            taken = 0 if useless else self._lend(first.wanted)
-            if not (useless or taken):
-                break
-            self._give_first(taken)
-        self._set_timer()
+    # --- for dequeues --------------------------------------------------------------------------
+
+    def take(self, wanted: int) -> int:
+        """Up to `wanted` tokens, to be settled; 0: none is to be had at once."""
+        return 0 if self._line else self._lend(wanted)  # those in line come first
+
+    def settle(self, *, wanted: int, taken: int, used: int) -> None:
+        """Of the tokens `taken` for a call that wanted `wanted`, `used` were spent."""
+        now = self._clock.monotonic()
+        self._lent -= taken
+        if taken > used:
+            self._bucket.put(taken - used, now)
+        self._meter.add(wanted if used == taken else used, now)
+        self._serve()
+        if not self._lent:
+            for granted in [g for g, waiter in self._line.items() if not waiter.patient]:
+                del self._line[granted]
+                _give(granted, 0)
+        if used:
+            self._on_demand()
+
+    async def wait(self, wanted: int, seconds: float) -> int:
+        """Like `take`, but wait up to `seconds` for a first token; 0 means rate limited."""
+        taken = self.take(wanted)
+        if not taken and (seconds > 0 or self._lent):
+            taken = await self._stand_in_line(wanted, seconds)
+        if not taken:
+            self._meter.add(wanted, self._clock.monotonic())
+            self._on_demand()
+        return taken
+
+    async def _stand_in_line(self, wanted: int, seconds: float) -> int:
+        loop = asyncio.get_running_loop()
+        granted: _Granted = loop.create_future()
+        self._line[granted] = _Waiter(wanted, patient=seconds > 0)
+        self._serve()
+        self._on_demand()
+        expiry = loop.call_later(seconds if seconds > 0 else _LOAN_SECONDS, _give, granted, 0)
+        try:
+            return await granted
+        except asyncio.CancelledError:
+            if not granted.cancelled():
+                # the caller ends just as it gets what it will not use
+                self.settle(wanted=0, taken=granted.result(), used=0)
+            raise
+        finally:
+            expiry.cancel()
+            self._line.pop(granted, None)
+
+    # --- for the coordinator's grants ----------------------------------------------------------
+
+    def follow(self, share: float, credit: float) -> float:
+        """Fill by `share` from now on, with `credit` more tokens at once. Returns the tokens that a
+        smaller bucket can't hold any more."""
+        now = self._clock.monotonic()
+        surplus = self._bucket.set_rate(share, now)
+        self._bucket.credit(credit, now)
+        self._serve()
+        return surplus
 
     def open(self) -> None:
         """The queue has no limit any more."""
-        self._cancel_timer()
-        while self.line:
-            self._give_first(next(iter(self.line.values())).wanted)
+        self._empty_line(lambda waiter: waiter.wanted)
 
     def close(self) -> None:
         """Nobody gets anything any more."""
-        self._cancel_timer()
-        while self.line:
-            self._give_first(0)
+        self._empty_line(lambda _waiter: 0)
 
-    def _give_first(self, tokens: int) -> None:
-        _, waiter = self.line.popitem(last=False)
-        _give(waiter, tokens)
+    def _empty_line(self, tokens: Callable[[_Waiter], int]) -> None:
+        while self._line:
+            granted, waiter = self._line.popitem(last=False)
+            _give(granted, tokens(waiter))
+        self._set_timer()
 
     def _lend(self, wanted: int) -> int:
-        taken = self.bucket.take(wanted, self._clock.monotonic())
-        self.lent += taken
+        taken = self._bucket.take(wanted, self._clock.monotonic())
+        self._lent += taken
         return taken
 
-    def _set_timer(self) -> None:
-        self._cancel_timer()
-        if not self.line:
-            return
-        seconds = self.bucket.seconds_to_token(self._clock.monotonic())
-        if seconds < float("inf"):
-            delay = max(seconds, _SHORTEST_TIMER_SECONDS)
-            self._timer = asyncio.get_running_loop().call_later(delay, self.serve)
+    def _serve(self) -> None:
+        """Give what there is to those in line, and come back when there is more."""
+        line = self._line
+        while line:
+            granted, waiter = next(iter(line.items()))
+            if not granted.done():
+                taken = self._lend(waiter.wanted)
+                if not taken:
+                    break
+                granted.set_result(taken)
+            del line[granted]
+        self._set_timer()
 
-    def _cancel_timer(self) -> None:
+    def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if not self._line:
+            return
+        seconds = self._bucket.seconds_to_token(self._clock.monotonic())
+        if seconds < math.inf:
+            delay = max(seconds, _SHORTEST_TIMER_SECONDS)
+            self._timer = asyncio.get_running_loop().call_later(delay, self._serve)
+
+
+def _give(granted: _Granted, tokens: int) -> None:
+    if not granted.done():
+        granted.set_result(tokens)
 
 
 class RateLimits:
-    """Tokens for dequeues, by queue, as the coordinator grants them. A dequeue pays only for the
-    jobs that it gets. All methods are called on the event loop."""
+    """The limited queues, and what the coordinator grants them."""
 
     def __init__(self, clock: Clock, on_demand: Callable[[], None]) -> None:
         """`on_demand` is called at each sign that something is wanted of a limited queue."""
+        self.queues: dict[str, LimitedQueue] = {}
         self._clock = clock
         self._on_demand = on_demand
-        self._queues: dict[str, _LimitedQueue] = {}
-        self._stopping = False
 
     def follow(
         self, shares: Mapping[str, float], credits_: Mapping[str, float]
@@ -240,95 +281,30 @@ class RateLimits:
         """Spend by these shares (jobs/s) from now on; queues that have none are not limited.
 
         `credits_`: tokens to have at once. Returns those that smaller buckets can't hold."""
-        now = self._clock.monotonic()
+        for queue in self.queues.keys() - shares.keys():
+            self.queues.pop(queue).open()
         returned: dict[str, float] = {}
-        for queue in [queue for queue in self._queues if queue not in shares]:
-            self._queues.pop(queue).open()
         for queue, share in shares.items():
-            limited = self._queues.get(queue)
-            if limited is None:
-                limited = self._queues[queue] = _LimitedQueue(share, self._clock)
-            else:
-                surplus = limited.bucket.set_rate(share, now)
-                if surplus > 0:
-                    returned[queue] = surplus
-            if queue in credits_:
-                limited.bucket.credit(credits_[queue], now)
-            limited.serve()
+            if queue not in self.queues:
+                self.queues[queue] = LimitedQueue(share, self._clock, self._on_demand)
+            surplus = self.queues[queue].follow(share, credits_.get(queue, 0.0))
+            if surplus > 0:
+                returned[queue] = surplus
         return returned
 
     def shares(self) -> dict[str, float]:
-        """Jobs/s by limited queue."""
-        return {queue: limited.bucket.rate for queue, limited in self._queues.items()}
+        """Jobs/s that may be spent, by limited queue."""
+        return {queue: limited.share for queue, limited in self.queues.items()}
 
     def demands(self) -> dict[str, float]:
         """Jobs/s that clients take or would take, by limited queue; those of none left out."""
-        demands = {queue: limited.demand() for queue, limited in self._queues.items()}
+        demands = {queue: limited.demand() for queue, limited in self.queues.items()}
         return {queue: demand for queue, demand in demands.items() if demand > 0}
 
-    # --- for dequeues --------------------------------------------------------------------------
-
-    def take(self, queue: str, wanted: int) -> int:
-        """Up to `wanted` tokens, to be settled; 0: none is to be had at once."""
-        limited = self._queues.get(queue)
-        return wanted if limited is None else limited.take(wanted)
-
-    def settle(self, queue: str, *, wanted: int, taken: int, used: int) -> None:
-        """Of the tokens `taken` for a call that wanted `wanted`, `used` were spent."""
-        limited = self._queues.get(queue)
-        if limited is not None and taken:
-            limited.settle(wanted, taken, used)
-            if used:
-                self._on_demand()
-
-    async def wait(
-        self, queue: str, wanted: int, seconds: float, has_gone: Callable[[], bool]
-    ) -> int:
-        """Like `take`, but wait up to `seconds` for a first token; 0 means rate limited."""
-        limited = self._queues.get(queue)
-        if limited is None:
-            return wanted
-        taken = limited.take(wanted)
-        patient = seconds > 0
-        if not taken and not self._stopping and (patient or limited.lent):
-            waiter = _Waiter(_future(), wanted, has_gone, patient)
-            taken = await self._stand_in_line(limited, waiter, seconds)
-        if not taken:
-            limited.refused(wanted)
-            self._on_demand()
-        return taken
-
     def stop_waiting(self) -> None:
-        """Those who wait get nothing, and nobody waits any more."""
-        self._stopping = True
-        for limited in self._queues.values():
+        """Those in line get nothing."""
+        for limited in self.queues.values():
             limited.close()
-
-    async def _stand_in_line(self, limited: _LimitedQueue, waiter: _Waiter, seconds: float) -> int:
-        limited.line[waiter.granted] = waiter
-        limited.serve()
-        self._on_demand()
-        patience = seconds if waiter.patient else _LOAN_SECONDS
-        expiry = asyncio.get_running_loop().call_later(patience, _give, waiter, 0)
-        try:
-            return await waiter.granted
-        except asyncio.CancelledError:
-            if not waiter.granted.cancelled():
-                # the caller ends just as it gets what it will not use
-                limited.settle(0, waiter.granted.result(), 0)
-            raise
-        finally:
-            expiry.cancel()
-            limited.line.pop(waiter.granted, None)
-
-
-def _future() -> _Granted:
-    return asyncio.get_running_loop().create_future()
-
-
-def _give(waiter: _Waiter, tokens: int) -> None:
-    if not waiter.granted.done():
-        waiter.granted.set_result(tokens)
 
 
 class RateReporter:

@@ -1,13 +1,14 @@
 """Choosing shards, splitting requests by shard, and merging what they say.
 
 Everything here is pure: no sockets, no clock, and randomness is an argument. It relies on
-`model` only. Shards are whatever has a name; `Hint` is what is known of one.
+`model` only. Shards are whatever can be a key.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from random import Random
 from typing import Generic, NamedTuple, TypeVar
 
@@ -26,23 +27,6 @@ S = TypeVar("S")
 _Item = TypeVar("_Item", AckInfo, CheckpointInfo)
 # The most that a descriptor's local id has.
 _ID_DIGITS = 19
-
-
-def choose_least_loaded(shards: Sequence[S], load: Callable[[S], int], rng: Random) -> S:
-    """The better of two shards chosen at random, by `load`.
-
-    Power of two choices (Mitzenmacher, 2001): nearly as even as asking all, without the herd
-    that runs to the emptiest.
-    """
-    count = len(shards)
-    if count == 1:
-        return shards[0]
-    first = int(rng.random() * count)
-    second = int(rng.random() * (count - 1))
-    if second >= first:
-        second += 1
-    one, other = shards[first], shards[second]
-    return one if load(one) <= load(other) else other
 
 
 def cover(shards: Sequence[S], coverage: float, rng: Random) -> list[S]:
@@ -76,14 +60,14 @@ class Portion(NamedTuple):
 def plan_round(ready: Sequence[int], wanted: int) -> list[Portion]:
     """Whom to ask for `wanted` jobs of a level, given how many each shard may hold.
 
-    One shard is asked for all if its hint says that it has as many; else the portions follow the
-    hints. Where no hint says anything, all are asked what they hold: those answers are the hints
-    of the next round, and if they all are zero, its end. Together never more than `wanted` are
-    asked for, so that nothing is claimed in vain.
+    A shard that is alone, or may have as many by its hint, is asked for all; else the portions
+    follow the hints. Where no hint says anything, all are asked what they hold: those answers are
+    the hints of the next round, and if they all are zero, its end. Together never more than
+    `wanted` are asked for, so that nothing is claimed in vain.
     """
     enough = [index for index, count in enumerate(ready) if count >= wanted]
-    if enough:
-        return [Portion(enough[0], wanted)]
+    if enough or len(ready) == 1:
+        return [Portion(enough[0] if enough else 0, wanted)]
     portions = []
     remaining = wanted
     for index, count in enumerate(ready):
@@ -93,55 +77,15 @@ def plan_round(ready: Sequence[int], wanted: int) -> list[Portion]:
     return portions
 
 
-def _place(descriptor: str, queue: str, shards: Mapping[str, object]) -> str | None:
+def _shard_of(descriptor: str, queue: str, shards: Mapping[str, S]) -> S | None:
     parsed = JobDescriptor.parse(descriptor)
-    if parsed is None or parsed.queue != queue or parsed.shard not in shards:
-        return None
-    return parsed.shard
+    return shards.get(parsed.shard) if parsed is not None and parsed.queue == queue else None
 
 
-class AcksByShard(Generic[S]):
-    """Acks by shard, as they come in; `bad`: the descriptors that are malformed or name no job of
-    `shards`."""
-
-    def __init__(self, queue: str, shards: Mapping[str, S]) -> None:
-        self.queue = queue
-        self.shards = shards
-        self.bad: list[str] = []
-        self._succeeded: dict[str, list[AckInfo]] = {}
-        self._failed: dict[str, list[AckInfo]] = {}
-
-    def add(self, request: AckRequest) -> None:
-        self._add(self._succeeded, request.succeeded)
-        self._add(self._failed, request.failed)
-
-    def _add(self, all_acks: dict[str, list[AckInfo]], new: Sequence[AckInfo]) -> None:
-        by_shard, bad = _by_shard(new, self.queue, self.shards)
-        self.bad += bad
-        for name, acks in by_shard.items():
-            if name in all_acks:
-                all_acks[name] += acks
-            else:
-                all_acks[name] = acks
-
-    def by_shard(self) -> dict[str, AckRequest]:
-        succeeded, failed = self._succeeded, self._failed
-        return {
-            name: AckRequest(self.queue, succeeded.get(name, ()), failed.get(name, ()))
-            for name in {**succeeded, **failed}
-        }
-
-
-def checkpoints_by_shard(
-    checkpoints: Sequence[CheckpointInfo], queue: str, shards: Mapping[str, object]
-) -> tuple[dict[str, list[CheckpointInfo]], list[str]]:
-    return _by_shard(checkpoints, queue, shards)
-
-
-def _by_shard(
-    items: Sequence[_Item], queue: str, shards: Mapping[str, object]
-) -> tuple[dict[str, list[_Item]], list[str]]:
-    by_shard: dict[str, list[_Item]] = {}
+def _sort(
+    items: Iterable[_Item], queue: str, shards: Mapping[str, S], by_shard: dict[S, list[_Item]]
+) -> list[str]:
+    """Add each item to those of its shard; returns the descriptors that name no job of these."""
     bad = []
     # Jobs that are named together mostly have all but their local ids in common: what comes before
     # those is understood once.
@@ -152,23 +96,51 @@ def _by_shard(
         plain = id_text.isdigit() and id_text.isascii() and len(id_text) <= _ID_DIGITS
         if plain and head in known:
             known[head].append(item)
-        elif (name := _place(descriptor, queue, shards)) is None:
+        elif (shard := _shard_of(descriptor, queue, shards)) is None:
             bad.append(descriptor)
         else:
-            known[head] = by_shard.setdefault(name, [])
+            known[head] = by_shard.setdefault(shard, [])
             known[head].append(item)
-    return by_shard, bad
+    return bad
 
 
-def lookups_by_shard(
-    descriptors: Iterable[str], shards: Mapping[str, object]
-) -> dict[str, list[str]]:
+class AcksByShard(Generic[S]):
+    """Acks by shard, as they come in; `bad`: the descriptors that are malformed or name no job of
+    `shards`."""
+
+    def __init__(self, queue: str, shards: Mapping[str, S]) -> None:
+        self.queue = queue
+        self.bad: list[str] = []
+        self._shards = shards
+        self._succeeded: dict[S, list[AckInfo]] = {}
+        self._failed: dict[S, list[AckInfo]] = {}
+
+    def add(self, request: AckRequest) -> None:
+        self.bad += _sort(request.succeeded, self.queue, self._shards, self._succeeded)
+        self.bad += _sort(request.failed, self.queue, self._shards, self._failed)
+
+    def requests(self) -> dict[S, AckRequest]:
+        succeeded, failed = self._succeeded, self._failed
+        return {
+            shard: AckRequest(self.queue, succeeded.get(shard, ()), failed.get(shard, ()))
+            for shard in {**succeeded, **failed}
+        }
+
+
+def checkpoints_by_shard(
+    checkpoints: Sequence[CheckpointInfo], queue: str, shards: Mapping[str, S]
+) -> tuple[dict[S, list[CheckpointInfo]], list[str]]:
+    by_shard: dict[S, list[CheckpointInfo]] = {}
+    return by_shard, _sort(checkpoints, queue, shards, by_shard)
+
+
+def lookups_by_shard(descriptors: Iterable[str], shards: Mapping[str, S]) -> dict[S, list[str]]:
     """The descriptors of each shard; those of no shard of ours are left out."""
-    by_shard: dict[str, list[str]] = {}
+    by_shard: dict[S, list[str]] = defaultdict(list)
     for descriptor in dict.fromkeys(descriptors):
         parsed = JobDescriptor.parse(descriptor)
         if parsed is not None and parsed.shard in shards:
-            by_shard.setdefault(parsed.shard, []).append(descriptor)
+            by_shard[shards[parsed.shard]].append(descriptor)
     return by_shard
 
 
@@ -183,24 +155,25 @@ def describe_bad(descriptors: Sequence[str]) -> str:
 
 
 def split_evenly(count: int, most: int) -> list[int]:
-    """`count` items in as few parts of at most `most` as possible, nearly equal."""
-    parts = -(-count // most)
+    """`count` items in as few parts of at most `most` as possible, nearly equal; of none, one."""
+    parts = max(1, -(-count // most))
     size, larger = divmod(count, parts)
     return [size + 1] * larger + [size] * (parts - larger)
 
 
-def share_of_oldest(candidates: Sequence[Sequence[int]], limit: int) -> list[int]:
-    """How many of the `limit` oldest come from each sorted list of ages."""
-    tagged = ([(age, index) for age in ages] for index, ages in enumerate(candidates))
-    shares = [0] * len(candidates)
+def share_of_oldest(candidates: Mapping[S, Sequence[int]], limit: int) -> dict[S, int]:
+    """How many of the `limit` oldest come from each sorted list of ages; those of none left out."""
+    tagged = ([(age, index) for age in ages] for index, ages in enumerate(candidates.values()))
+    shards = list(candidates)
+    shares: dict[S, int] = defaultdict(int)
     for taken, (_, index) in enumerate(heapq.merge(*tagged)):
         if taken == limit:
             break
-        shares[index] += 1
+        shares[shards[index]] += 1
     return shares
 
 
-def scan_key(job: JobRecord) -> ScanKey:
+def _scan_key(job: JobRecord) -> ScanKey:
     parsed = JobDescriptor.parse(job.descriptor)
     assert parsed is not None, job.descriptor
     return ScanKey(job.run_after_ms, parsed.shard, parsed.priority, parsed.local_id)
@@ -210,7 +183,7 @@ def merge_scans(results: Sequence[ScanResult], limit: int) -> ScanResult:
     """The first `limit` of what the shards found, and where to go on. A shard that has not finished
     knows nothing of what comes behind its continuation: there the merged answer ends."""
     keyed = sorted(
-        ((scan_key(job), job) for result in results for job in result.jobs),
+        ((_scan_key(job), job) for result in results for job in result.jobs),
         key=lambda pair: pair[0].sort_key(),
     )
     ends = [key for result in results if (key := ScanKey.parse_token(result.continuation))]

@@ -2,31 +2,28 @@
 
 The four of the job path (enqueue, dequeue, ack, checkpoint) and look-ups are passed through as
 bytes whenever one shard can answer; a dequeue from several is in `dequeue.py`, all else that
-takes several shards in `fan_out.py`. Relies on `rpc` for bytes, on `routing` for choices, and
-on `shards` for where to send. All runs on one event loop; nothing here blocks it.
+takes several shards in `fan_out.py`. Relies on `rpc` for bytes, and on `shards` for where to send.
+All runs on one event loop; nothing here blocks it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Coroutine
 from functools import partial
-from operator import attrgetter
 from random import Random
 
 from pinlaterd.clock import Clock
 from pinlaterd.config.schema import ServerSettings
 from pinlaterd.errors import PinLaterError
 from pinlaterd.model import Method
-from pinlaterd.router import routing
 from pinlaterd.router.admission import Admission
-from pinlaterd.router.call import LARGE_BYTES, Call, Refusal, reason_of
+from pinlaterd.router.call import LARGE_BYTES, Call, reason_of
 from pinlaterd.router.dequeue import Dequeuer
 from pinlaterd.router.fan_out import FanOut
-from pinlaterd.router.rate_limits import RateLimits
-from pinlaterd.router.shards import ShardSet
+from pinlaterd.router.rate_limits import LimitedQueue, RateLimits
+from pinlaterd.router.shards import ShardSet, less_loaded
 from pinlaterd.router.split_enqueue import no_place_to_enqueue
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.server import Answer
@@ -42,7 +39,7 @@ _FILL_CALLS = 16
 _SMALL_CALL_BYTES = 4096
 _LONG_LIST = 1000
 _TRY_OTHERS = (Status.FOREIGN, Status.REFUSED)
-_calls_in_flight = attrgetter("calls_in_flight")
+_LOOK_SECONDS = 0.01
 
 
 class RouterService:
@@ -74,7 +71,7 @@ class RouterService:
         self._pass_through: dict[Method, Callable[[Call], None]] = {
             Method.ENQUEUE: self._enqueue,
             Method.DEQUEUE: self._dequeue,
-            Method.ACK: self._ack,
+            Method.ACK: self._to_first_descriptor,
             Method.CHECKPOINT: self._to_first_descriptor,
             Method.LOOKUP: self._to_first_descriptor,
         }
@@ -99,7 +96,8 @@ class RouterService:
         call = Call(message, peek, answer, started, deadline, self.admission.ended)
         if method is Method.DEQUEUE:
             answer.expect_wait()
-        self.admission.admit(call)
+        if self.admission.admit(call):
+            self._begin(call)
 
     def _begin(self, call: Call) -> None:
         peek = call.peek
@@ -116,8 +114,11 @@ class RouterService:
 
     async def finish_calls(self, seconds: float) -> None:
         """Wait until all calls are answered, at most so long; then give up the rest."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.admission.drained(), seconds)
+        admission, until = self.admission, self._clock.monotonic() + seconds
+        while (  # noqa: ASYNC110 - only at the end, so that no call pays for an event
+            admission.in_flight or admission.waiting
+        ) and self._clock.monotonic() < until:
+            await asyncio.sleep(_LOOK_SECONDS)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -144,29 +145,25 @@ class RouterService:
         if not shards:
             call.fail(no_place_to_enqueue(self._shards, call.refusals))
             return
-        shard = self._last_enqueued = routing.choose_least_loaded(
-            shards, _calls_in_flight, self._rng
-        )
+        shard = self._last_enqueued = less_loaded(shards, self._rng)
         self._enqueue_on(shard, call)
 
     def _enqueue_on(self, shard: ShardLink, call: Call) -> None:
         # Others may take it if this one goes. One that has gone was chosen for want of another.
-        call.patient = waits = not shard.healthy and shard.returning
+        call.patient = not shard.healthy and shard.returning
         call.give_up = GiveUp.NEVER
+        shard.call(call, partial(self._enqueued, call, shard))
 
-        def replied(reply: ReplyEntry) -> None:
-            if reply.status is not Status.REFUSED:
-                call.finish(shard, reply)
-                return
-            # Nothing was stored, so another shard may serve, unseen by the caller; or this one
-            # once it is back, which is tried once.
-            if waits or not shard.returning:
-                call.refusals = (*call.refusals, Refusal(shard.name, reason_of(reply)))
-            tried = {refusal.shard for refusal in call.refusals}
-            others = [c for c in self._shards.enqueueable() if c.name not in tried]
-            self._enqueue_on_one_of(others, call)
-
-        shard.call(call, replied)
+    def _enqueued(self, call: Call, shard: ShardLink, reply: ReplyEntry) -> None:
+        if reply.status is not Status.REFUSED:
+            call.finish(shard, reply)
+            return
+        # Nothing was stored, so another shard may serve, unseen by the caller; or this one once it
+        # is back, which is tried once.
+        if call.patient or not shard.returning:
+            call.refusals = {**call.refusals, shard.name: reason_of(reply)}
+        others = [c for c in self._shards.enqueueable() if c.name not in call.refusals]
+        self._enqueue_on_one_of(others, call)
 
     def _dequeue(self, call: Call) -> None:
         """Ask one shard for all, the acks along with it if they look like its own.
@@ -175,32 +172,36 @@ class RouterService:
         queue, limit, first = call.peek.queue, call.peek.limit, call.peek.first_descriptor
         assert queue is not None
         shard = self._dequeuer.choose(queue) if first is None else self._shard_named_in(first)
-        granted = self._limits.take(queue, limit) if shard is not None and limit > 0 else 0
-        if shard is None or granted == 0:
+        if shard is None or limit <= 0:
             self._serve_whole(call)
             return
-
-        def replied(reply: ReplyEntry) -> None:
-            self._limits.settle(queue, wanted=limit, taken=granted, used=reply.jobs)
-            status = reply.status
-            if status in _TRY_OTHERS or (status is Status.SILENT and first is None):
-                self._serve_whole(call)
-            elif (
-                status is Status.DONE
-                and reply.jobs < granted
-                and self._may_be_more(call, shard, reply)
-            ):
-                self._run(call, self._dequeuer.go_on(call, shard, reply))
-            else:
-                call.finish(shard, reply)
-
-        call.max_jobs = granted
+        limited = self._limits.queues.get(queue)
+        call.max_jobs = limit if limited is None else limited.take(limit)
+        if not call.max_jobs:
+            self._serve_whole(call)
+            return
         # Jobs of lower priorities only once the other shards have said that they hold no better.
         call.lowest_priority = 0 if len(self._shards.by_name) == 1 else 1
         call.most_bytes = call.granted_bytes
         call.patient = False  # others may have jobs; if there are none, the whole call waits
         call.give_up = GiveUp.SILENT if first is None else GiveUp.STALLED
-        shard.call(call, replied)
+        shard.call(call, partial(self._dequeued, call, shard, limited))
+
+    def _dequeued(
+        self, call: Call, shard: ShardLink, limited: LimitedQueue | None, reply: ReplyEntry
+    ) -> None:
+        peek, status = call.peek, reply.status
+        if limited is not None:
+            limited.settle(wanted=peek.limit, taken=call.max_jobs, used=reply.jobs)
+        if status is Status.DONE:
+            if reply.jobs < call.max_jobs and self._may_be_more(call, shard, reply):
+                self._run(call, self._dequeuer.go_on(call, shard, reply))
+            else:
+                call.finish(shard, reply)
+        elif status in _TRY_OTHERS or (status is Status.SILENT and peek.first_descriptor is None):
+            self._serve_whole(call)
+        else:
+            call.finish(shard, reply)
 
     def _may_be_more(self, call: Call, shard: ShardLink, reply: ReplyEntry) -> bool:
         """Whether a shard's short answer to a dequeue may leave jobs that could be had."""
@@ -215,27 +216,19 @@ class RouterService:
         # The counts that came with the answer of the only shard confirm that nothing is left.
         return len(self._shards.by_name) > 1 or any(shard.ready_counts(call.peek.queue or ""))
 
-    def _ack(self, call: Call) -> None:
-        """A long list goes in parts: neither we nor a shard decode all of it at once."""
-        if len(call.message) > LARGE_BYTES:
-            self._serve_whole(call)
-        else:
-            self._to_first_descriptor(call)
-
     def _to_first_descriptor(self, call: Call) -> None:
         first = call.peek.first_descriptor
         shard = self._shard_named_in(first) if first is not None else None
-        if shard is None or _names_other_shards(call):
+        if shard is None or _is_for_several(call):
             self._serve_whole(call)
-            return
+        else:
+            shard.call(call, partial(self._carried_out, call, shard))
 
-        def replied(reply: ReplyEntry) -> None:
-            if reply.status in _TRY_OTHERS:
-                self._serve_whole(call)
-            else:
-                call.finish(shard, reply)
-
-        shard.call(call, replied)
+    def _carried_out(self, call: Call, shard: ShardLink, reply: ReplyEntry) -> None:
+        if reply.status in _TRY_OTHERS:
+            self._serve_whole(call)
+        else:
+            call.finish(shard, reply)
 
     def _shard_named_in(self, descriptor: str) -> ShardLink | None:
         """The shard that `QUEUE:sSHARD:pPRIORITY:LOCALID` names, unless it is down."""
@@ -264,13 +257,16 @@ class RouterService:
         return task
 
 
-def _names_other_shards(call: Call) -> bool:
-    """Of a long list: whether some of its descriptors don't begin like the first. A shard would
-    take many times as long to find that out."""
-    first, items = call.peek.first_descriptor, call.peek.items
-    if first is None or items <= _LONG_LIST:
+def _is_for_several(call: Call) -> bool:
+    """Whether a long list is better taken apart here. A shard would take many times as long to find
+    that its descriptors don't all begin like the first; and long acks go in parts, since neither
+    we nor a shard decode all of them at once."""
+    peek = call.peek
+    if peek.method is Method.ACK and len(call.message) > LARGE_BYTES:
+        return True
+    if peek.first_descriptor is None or peek.items <= _LONG_LIST:
         return False
-    return call.message.count(first.encode().rpartition(b":p")[0]) < items
+    return call.message.count(peek.first_descriptor.encode().rpartition(b":p")[0]) < peek.items
 
 
 def _end_unanswered(call: Call, task: asyncio.Task[None]) -> None:

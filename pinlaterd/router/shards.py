@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Collection, Container, Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from random import Random
 
+from pinlaterd.wire.control import ShardEntry
 from pinlaterd.wire.envelope import (
     GiveUp,
     Op,
@@ -27,13 +28,6 @@ log = logging.getLogger(__name__)
 _ENSURE_QUEUES_SECONDS = 30.0
 _CREATE_AGAIN_SECONDS = 1.0
 _REMOVAL_SECONDS = 2.0  # for the calls that a removed shard has in flight
-
-
-class ShardPlan(NamedTuple):
-    """What the snapshot says of a shard."""
-
-    name: str
-    dequeue_only: bool
 
 
 Connect = Callable[[str, LinkListener], ShardLink]
@@ -112,9 +106,9 @@ class ShardSet:
         """How many queues there are: each shard is given those of the others."""
         return max((len(queues) for queues in self._queues.values()), default=0)
 
-    def follow(self, plans: Iterable[ShardPlan]) -> None:
+    def follow(self, entries: Iterable[ShardEntry]) -> None:
         """Connect to shards that are new, let go of those that are no more."""
-        wanted = {plan.name: plan for plan in plans}
+        wanted = {entry.name: entry for entry in entries}
         for name in [name for name in self.by_name if name not in wanted]:
             self._queues.pop(name, None)
             self._remove(self.by_name.pop(name))
@@ -226,3 +220,20 @@ def _best(shards: Collection[ShardLink]) -> list[ShardLink]:
         or [shard for shard in shards if shard.healthy]
         or [shard for shard in shards if shard.returning]
     )
+
+
+def less_loaded(shards: Sequence[ShardLink], rng: Random) -> ShardLink:
+    """The better of two chosen at random, by calls in flight.
+
+    Power of two choices (Mitzenmacher, 2001): nearly as even as asking all, without the herd that
+    runs to the emptiest.
+    """
+    count = len(shards)
+    if count == 1:
+        return shards[0]
+    first = int(rng.random() * count)
+    second = int(rng.random() * (count - 1))
+    if second >= first:
+        second += 1
+    one, other = shards[first], shards[second]
+    return one if one.calls_in_flight <= other.calls_in_flight else other

@@ -8,7 +8,7 @@ each is told if not all are stored.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from random import Random
@@ -29,159 +29,130 @@ from pinlaterd.router import routing
 from pinlaterd.router.call import (
     AllRefused,
     Call,
-    Refusal,
     ask_all,
     let_others_go_on,
     reason_of,
-    result_of,
+    results_of,
 )
 from pinlaterd.router.shards import ShardSet
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.peek import UNUSUAL
 from pinlaterd.rpc.tuned import SLICE, EnqueuePart, enqueue_parts
-from pinlaterd.wire.envelope import GiveUp, Op, ReplyEntry, ShardCall, Status
+from pinlaterd.wire.envelope import GiveUp, Op, ShardCall, Status
 from pinlaterd.wire.link import ShardLink
 
 _Part = TypeVar("_Part")
 
 
-class SplitEnqueues:
-    """Enqueues that go to several shards."""
+class SplitEnqueue:
+    """One enqueue that goes to several shards."""
 
-    def __init__(self, shards: ShardSet, clock: Clock, rng: Random) -> None:
-        self._shards = shards
+    def __init__(
+        self, call: Call, shards: ShardSet, settings: ServerSettings, clock: Clock
+    ) -> None:
+        self._call = call
         self._clock = clock
-        self._rng = rng
+        self._most_elements = settings.max_jobs_per_call
+        self._sizes_of = partial(routing.split_evenly, most=settings.enqueue_split_jobs)
+        # Parts that together have about as many jobs as a shard may have at a time.
+        self._parts_at_a_time = max(1, SLICE // settings.enqueue_split_jobs)
+        self._shards: Sequence[ShardLink] = shards.enqueueable()
+        if not self._shards:
+            raise no_place_to_enqueue(shards, {})
 
-    async def carry_out(self, call: Call, settings: ServerSettings) -> Sequence[str]:
-        shards = self._shards.enqueueable()
-        if not shards:
-            raise no_place_to_enqueue(self._shards)
-        parts = await self._parts(call, shards, settings)
+    async def carry_out(self, rng: Random) -> Sequence[str]:
+        shards = self._shards
+        parts = await self._parts()
         stored: list[Sequence[str] | PinLaterError] = [()] * len(parts)
-        first = int(self._rng.random() * len(shards))
+        first = int(rng.random() * len(shards))
 
         async def store(number: int, shards: Sequence[ShardLink]) -> None:
             try:
-                stored[number] = await self._store(parts[number], shards, call.deadline)
+                stored[number] = await self._store(parts[number], shards)
             except PinLaterError as error:
                 stored[number] = error
 
         async def store_in_turn(shard: int) -> None:
             at = (first + shard) % len(shards)
-            turned = shards[at:] + shards[:at]
-            for group in _groups(range(shard, len(parts), len(shards)), settings):
+            turned = [*shards[at:], *shards[:at]]
+            for group in self._groups(range(shard, len(parts), len(shards))):
                 await asyncio.gather(*(store(number, turned) for number in group))
 
         await asyncio.gather(*map(store_in_turn, range(len(shards))))
         return _all_stored([part.jobs for part in parts], stored)
 
-    async def _parts(
-        self, call: Call, shards: Sequence[ShardLink], settings: ServerSettings
-    ) -> list[EnqueuePart]:
-        most = settings.max_jobs_per_call
-        sizes_of = partial(_sizes, most=settings.enqueue_split_jobs)
+    async def _parts(self) -> list[EnqueuePart]:
+        """All jobs, once no shard has anything against any of them."""
+        most, message = self._most_elements, self._call.message
         try:
-            cut = enqueue_parts(call.message, most, sizes_of)
-            return await self._validated(cut, call, shards, settings)
+            return await self._validated(enqueue_parts(message, most, self._sizes_of))
         except UNUSUAL:
-            _, context, request = call.decode(most)
+            _, context, request = self._call.decode(most)
             message = codec.encode_call(Method.ENQUEUE, 0, context, request)
-            cut = enqueue_parts(message, most, sizes_of)
-            return await self._validated(cut, call, shards, settings)
+            return await self._validated(enqueue_parts(message, most, self._sizes_of))
 
-    async def _validated(
-        self,
-        cut: Iterator[EnqueuePart],
-        call: Call,
-        shards: Sequence[ShardLink],
-        settings: ServerSettings,
-    ) -> list[EnqueuePart]:
-        """The parts, once no shard has anything against any of them. One that does not answer is
-        asked no more."""
+    async def _validated(self, cut: Iterator[EnqueuePart]) -> list[EnqueuePart]:
+        """A shard that does not answer is asked no more."""
         parts: list[EnqueuePart] = []
-        for group in _groups(cut, settings):
-            replies = await asyncio.gather(*(_validate(part, shards, call) for part in group))
-            refusals: dict[str, Refusal] = {}
-            for number, shard, reply in _each(replies, shards, len(parts)):
+        shards = self._shards
+        for group in self._groups(cut):
+            refusals: dict[str, str] = {}
+            asked = [(shard, self._ask_about(part.message)) for part in group for shard in shards]
+            for place, (shard, reply) in enumerate(await ask_all(asked)):
                 if reply.status is Status.FAILED:
-                    await _raise_what_is_wrong(call, shard, reply, number)
+                    if parts or place >= len(shards):
+                        await self._raise_as_a_whole(shard)
+                    results_of(Method.ENQUEUE, [(shard, reply)])
                 elif reply.status is not Status.DONE:
-                    refusals[shard.name] = _refusal(shard, reply)
+                    refusals[shard.name] = reason_of(reply) or "did not answer"
             shards = [shard for shard in shards if shard.name not in refusals]
             if not shards:
-                raise AllRefused(list(refusals.values()))
+                raise AllRefused(refusals)
             parts += group
-            await let_others_go_on(len(call.message))
+            await let_others_go_on(len(self._call.message))
         return parts
 
-    async def _store(
-        self, part: EnqueuePart, shards: Sequence[ShardLink], deadline: float
-    ) -> Sequence[str]:
+    def _ask_about(self, message: bytes) -> ShardCall:
+        return ShardCall(message, self._call.deadline, Op.VALIDATE)
+
+    async def _raise_as_a_whole(self, shard: ShardLink) -> None:
+        """What `shard` has against the jobs, by their numbers in the whole call: of a part but the
+        first it told those in the part."""
+        reply = await shard.ask(self._ask_about(self._call.message))
+        if reply.status is Status.FAILED:
+            results_of(Method.ENQUEUE, [(shard, reply)])
+        raise AllRefused({shard.name: reason_of(reply) or "did not answer"})
+
+    async def _store(self, part: EnqueuePart, shards: Sequence[ShardLink]) -> Sequence[str]:
         """On the first of `shards` that takes it."""
+        deadline = self._call.deadline
         if self._clock.monotonic() >= deadline:
             raise Overloaded("the time of the call was over")
-        refusals: dict[str, Refusal] = {}
+        refusals: dict[str, str] = {}
         for patient in (False, True):
             for shard in shards:
                 reply = await shard.ask(
                     ShardCall(part.message, deadline, patient=patient, give_up=GiveUp.NEVER)
                 )
                 if reply.status is not Status.REFUSED:
-                    return cast("Sequence[str]", result_of(shard, Method.ENQUEUE, reply))
-                refusals[shard.name] = Refusal(shard.name, reason_of(reply))
-        raise AllRefused(list(refusals.values()), f"{part.jobs} of the jobs were not stored")
+                    (descriptors,) = results_of(Method.ENQUEUE, [(shard, reply)])
+                    return cast("Sequence[str]", descriptors)
+                refusals[shard.name] = reason_of(reply)
+        raise AllRefused(refusals, f"{part.jobs} of the jobs were not stored")
+
+    def _groups(self, parts: Iterable[_Part]) -> Iterator[list[_Part]]:
+        remaining = iter(parts)
+        while group := list(islice(remaining, self._parts_at_a_time)):
+            yield group
 
 
-def no_place_to_enqueue(shards: ShardSet, refusals: Sequence[Refusal] = ()) -> PinLaterError:
+def no_place_to_enqueue(shards: ShardSet, refusals: Mapping[str, str]) -> PinLaterError:
     """What to tell a caller whose jobs no shard may get, after these `refusals`."""
     if not shards.healthy():
         return NoHealthyShards()
     if refusals:
         return AllRefused(refusals)
     return EnqueueRejected("every healthy shard is dequeue-only; see `pinlater-admin status`")
-
-
-async def _validate(
-    part: EnqueuePart, shards: Sequence[ShardLink], call: Call
-) -> Sequence[ReplyEntry]:
-    return await ask_all(
-        [(shard, ShardCall(part.message, call.deadline, Op.VALIDATE)) for shard in shards]
-    )
-
-
-def _each(
-    replies: Iterable[Sequence[ReplyEntry]], shards: Sequence[ShardLink], first: int
-) -> Iterator[tuple[int, ShardLink, ReplyEntry]]:
-    """What each shard says of each part, with the part's number; that of the first is `first`."""
-    for number, of_part in enumerate(replies, first):
-        for shard, reply in zip(shards, of_part, strict=True):
-            yield number, shard, reply
-
-
-async def _raise_what_is_wrong(call: Call, shard: ShardLink, reply: ReplyEntry, part: int) -> None:
-    """With the jobs' numbers in the whole call: but for the first part, `shard` says so of that."""
-    if part:
-        reply = await shard.ask(ShardCall(call.message, call.deadline, Op.VALIDATE))
-    if reply.status is Status.FAILED:
-        result_of(shard, Method.ENQUEUE, reply)
-    raise AllRefused([_refusal(shard, reply)])
-
-
-def _refusal(shard: ShardLink, reply: ReplyEntry) -> Refusal:
-    return Refusal(shard.name, reason_of(reply) or "did not answer")
-
-
-def _groups(parts: Iterable[_Part], settings: ServerSettings) -> Iterator[list[_Part]]:
-    """As many at a time as have SLICE jobs together, but at least one."""
-    most = max(1, SLICE // settings.enqueue_split_jobs)
-    remaining = iter(parts)
-    while group := list(islice(remaining, most)):
-        yield group
-
-
-def _sizes(jobs: int, most: int) -> Sequence[int]:
-    return routing.split_evenly(jobs, most) if jobs else [0]
 
 
 def _all_stored(

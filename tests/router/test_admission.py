@@ -57,6 +57,9 @@ class Scene:
         self.begun: list[Call] = []
         self.admission = Admission(SETTINGS, self.clock, Stats(), self.begun.append, lambda: SHARDS)
 
+    def admit(self, *calls: Call) -> None:
+        self.begun += [call for call in calls if self.admission.admit(call)]
+
     def call(self, method: Method, request: Request) -> tuple[Call, Client]:
         message = codec.encode_call(method, 1, CallContext("test"), request)
         client = Client()
@@ -82,20 +85,19 @@ def scene() -> Scene:
 
 def test_a_dequeue_has_room_for_as_many_of_the_largest_jobs_as_it_asks_for(scene: Scene):
     call, _ = scene.dequeue(limit=2)
-    scene.admission.admit(call)
+    scene.admit(call)
     assert call.granted_bytes > 2 * SETTINGS.max_job_body_bytes
 
 
 def test_together_dequeues_have_no_more_than_their_part(scene: Scene):
     calls = [scene.dequeue()[0] for _ in range(20)]
-    for call in calls:
-        scene.admission.admit(call)
+    scene.admit(*calls)
     assert calls[0].granted_bytes == SETTINGS.max_response_bytes
     assert sum(call.granted_bytes for call in calls) < CLAIMS_BYTES + 20 * 256 * KIB
     for call in calls:
         scene.admission.ended(call, None)
     again, _ = scene.dequeue()
-    scene.admission.admit(again)
+    scene.admit(again)
     assert again.granted_bytes == SETTINGS.max_response_bytes
 
 
@@ -110,7 +112,7 @@ def test_a_dequeue_without_room_waits_until_it_is_the_next(scene: Scene):
     async def check() -> None:
         call, client = scene.dequeue()
         client.room_bytes, client.is_next = 0, False
-        scene.admission.admit(call)
+        scene.admit(call)
         assert scene.begun == []
         client.is_next = True
         await _until(lambda: scene.begun == [call])
@@ -121,7 +123,7 @@ def test_a_dequeue_without_room_waits_until_it_is_the_next(scene: Scene):
 
 def test_a_dequeue_that_goes_on_without_room_is_granted_nothing(scene: Scene):
     call, client = scene.dequeue()
-    scene.admission.admit(call)
+    scene.admit(call)
     scene.admission.suspend(call)
     client.room_bytes, client.is_next = 0, False
     scene.admission.resume(call)
@@ -131,8 +133,7 @@ def test_a_dequeue_that_goes_on_without_room_is_granted_nothing(scene: Scene):
 def test_a_large_look_up_waits_for_the_one_before_it_but_not_for_ever(scene: Scene):
     async def check() -> None:
         (first, _), (second, _), (third, late) = (scene.lookup() for _ in range(3))
-        for call in (first, second, third):
-            scene.admission.admit(call)
+        scene.admit(first, second, third)
         assert scene.begun == [first]
         assert first.granted_bytes == 64 * MIB
         scene.admission.ended(first, None)
@@ -149,7 +150,7 @@ def test_any_true_boolean_asks_for_bodies(scene: Scene, true: int):
     call, _ = scene.lookup()
     at = call.message.index(b"\x02\x00\x02\x01")
     call.message = call.message[: at + 3] + bytes([true]) + call.message[at + 4 :]
-    scene.admission.admit(call)
+    scene.admit(call)
     assert call.granted_bytes == 64 * MIB
 
 
@@ -157,8 +158,7 @@ def test_a_long_scan_waits_until_it_is_the_next_and_a_short_one_does_not(scene: 
     async def check() -> None:
         (long, client), (short, other) = scene.scan(10_000), scene.scan(100)
         client.is_next = other.is_next = False
-        for call in (long, short):
-            scene.admission.admit(call)
+        scene.admit(long, short)
         assert scene.begun == [short]
         client.is_next = True
         await _until(lambda: long in scene.begun)

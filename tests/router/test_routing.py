@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from random import Random
+from typing import cast
+from unittest.mock import Mock
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +21,8 @@ from pinlaterd.model import (
     ScanResult,
 )
 from pinlaterd.router import routing
+from pinlaterd.router.shards import less_loaded
+from pinlaterd.wire.link import ShardLink
 
 
 def record(run_after_ms: int, shard: str, priority: int = 1, local_id: int = 1) -> JobRecord:
@@ -25,21 +30,21 @@ def record(run_after_ms: int, shard: str, priority: int = 1, local_id: int = 1) 
     return JobRecord(descriptor, JobState.PENDING, 1, 1, "", 0, run_after_ms, 0, None, None)
 
 
+def shards_with_calls(in_flight: Sequence[int]) -> list[ShardLink]:
+    return cast("list[ShardLink]", [Mock(calls_in_flight=calls) for calls in in_flight])
+
+
 def test_the_less_loaded_of_two_is_chosen():
-    loads = {"idle": 0, "busy": 9}
+    idle, busy = shards_with_calls([0, 9])
 
-    chosen = {
-        routing.choose_least_loaded(list(loads), loads.__getitem__, Random(n)) for n in range(50)
-    }
-
-    assert chosen == {"idle"}
+    assert {less_loaded([idle, busy], Random(n)) for n in range(50)} == {idle}
 
 
 def test_equally_loaded_shards_share_evenly():
-    chance = Random(7)
-    shards = list("abcde")
+    rng = Random(7)
+    shards = shards_with_calls([0] * 5)
 
-    chosen = Counter(routing.choose_least_loaded(shards, lambda _: 0, chance) for _ in range(5000))
+    chosen = Counter(less_loaded(shards, rng) for _ in range(5000))
 
     assert all(800 < chosen[shard] < 1200 for shard in shards)
 
@@ -80,13 +85,13 @@ def test_acks_are_divided_by_shard_and_the_bad_ones_named():
         failed=[AckInfo("mail:s1:p2:3"), AckInfo("other:s1:p1:4"), AckInfo("mail:s9:p1:5")],
     )
 
-    divided = routing.AcksByShard("mail", {"1": object(), "2": object()})
+    divided = routing.AcksByShard("mail", {"1": "one", "2": "two"})
     divided.add(request)
-    by_shard = divided.by_shard()
+    requests = divided.requests()
 
-    assert [info.descriptor for info in by_shard["1"].succeeded] == ["mail:s1:p1:1"]
-    assert [info.descriptor for info in by_shard["1"].failed] == ["mail:s1:p2:3"]
-    assert [info.descriptor for info in by_shard["2"].succeeded] == ["mail:s2:p1:2"]
+    assert [info.descriptor for info in requests["one"].succeeded] == ["mail:s1:p1:1"]
+    assert [info.descriptor for info in requests["one"].failed] == ["mail:s1:p2:3"]
+    assert [info.descriptor for info in requests["two"].succeeded] == ["mail:s2:p1:2"]
     assert divided.bad == ["nonsense", "other:s1:p1:4", "mail:s9:p1:5"]
 
 
@@ -104,12 +109,11 @@ def test_parts_are_few_full_and_nearly_equal(count, most):
     st.lists(st.lists(st.integers(0, 50)).map(sorted), min_size=1, max_size=5), st.integers(0, 60)
 )
 def test_shares_are_those_of_the_oldest(candidates, limit):
-    shares = routing.share_of_oldest(candidates, limit)
+    shares = routing.share_of_oldest(dict(enumerate(candidates)), limit)
 
-    taken = sorted(
-        age for ages, share in zip(candidates, shares, strict=True) for age in ages[:share]
-    )
+    taken = sorted(age for place, share in shares.items() for age in candidates[place][:share])
     assert taken == sorted(age for ages in candidates for age in ages)[:limit]
+    assert all(shares.values())
 
 
 def test_merged_scans_go_on_right_behind_the_last_job():

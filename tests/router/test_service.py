@@ -53,11 +53,12 @@ from pinlaterd.model import (
 )
 from pinlaterd.router.rate_limits import RateLimits
 from pinlaterd.router.service import RouterService
-from pinlaterd.router.shards import ShardPlan, ShardSet
+from pinlaterd.router.shards import ShardSet
 from pinlaterd.rpc import codec, tuned
 from pinlaterd.rpc.server import Answer
 from pinlaterd.shard.service import ShardService
 from pinlaterd.stats import Stats
+from pinlaterd.wire.control import ShardEntry
 from pinlaterd.wire.envelope import OnReply, Op, ReadyCounts, ReplyEntry, ShardCall, Status
 from tests.router.local_shard import LocalShard
 
@@ -117,7 +118,7 @@ class Site:
             self.clock.monotonic,
             self.deleted.append,
         )
-        self.shards.follow([ShardPlan(name, dequeue_only=False) for name in names])
+        self.shards.follow([ShardEntry(name, dequeue_only=False) for name in names])
         for shard in self.locals():
             assert shard.facts is not None
             self.shards.welcomed(shard, shard.facts)
@@ -737,13 +738,15 @@ def test_without_shards_there_is_a_clear_error(play):
 def test_dequeue_only_shards_take_no_jobs_and_give_theirs(play):
     async def scenario(site: Site) -> None:
         await site.enqueue_on("1", Job(b"old"))
-        site.shards.follow([ShardPlan("1", dequeue_only=True), ShardPlan("2", dequeue_only=False)])
+        site.shards.follow(
+            [ShardEntry("1", dequeue_only=True), ShardEntry("2", dequeue_only=False)]
+        )
 
         descriptors = [*await site.enqueue(Job(b"new")), *await site.enqueue(Job(b"new"))]
 
         assert {shard_of(descriptor) for descriptor in descriptors} == {"2"}
         assert len(await site.dequeue(5)) == 3
-        site.shards.follow([ShardPlan("1", dequeue_only=True), ShardPlan("2", dequeue_only=True)])
+        site.shards.follow([ShardEntry("1", dequeue_only=True), ShardEntry("2", dequeue_only=True)])
         with pytest.raises(EnqueueRejected, match="dequeue-only"):
             await site.enqueue(Job(b"new"))
 
@@ -888,7 +891,11 @@ def remove_on(site: Site, name: str, method: Method) -> None:
 
     def remove(_: OnReply) -> bool:
         site.shards.follow(
-            [ShardPlan(other, dequeue_only=False) for other in site.shards.by_name if other != name]
+            [
+                ShardEntry(other, dequeue_only=False)
+                for other in site.shards.by_name
+                if other != name
+            ]
         )
         return False
 

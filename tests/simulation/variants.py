@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from pinlaterd.router.dequeue import Dequeuer
-from pinlaterd.router.rate_limits import RateLimits
+from pinlaterd.router.rate_limits import LimitedQueue
 from pinlaterd.shard import loop
 from pinlaterd.shard.loop import ShardLoop
 from pinlaterd.wire import link
@@ -74,7 +74,7 @@ def first_answer_is_enough() -> None:
 
 def no_rates() -> None:
     """Tokens are not counted."""
-    RateLimits.take = lambda self, queue, wanted: wanted  # type: ignore[method-assign]
+    LimitedQueue.take = lambda self, wanted: wanted  # type: ignore[method-assign]
 
 
 VARIANTS: dict[str, Callable[[], None]] = {
