@@ -10,7 +10,7 @@ carefully.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -34,16 +34,16 @@ from pinlaterd.engines.batches import (
     fitting_payloads,
     local_ids_of,
 )
-from pinlaterd.engines.mysql.literals import LATEST_MS, STATUS_CHARS, quote_bytes, quote_text
+from pinlaterd.engines.mysql.literals import LATEST_MS, STATUS_CHARS, escaped, pieces, quote_bytes
 from pinlaterd.engines.mysql.ownership import claimed_job
 from pinlaterd.engines.mysql.statements import (
+    LISTED_IDS,
     RUN_AFTER_MS,
     STATUS,
     Each,
     claim_of,
+    claims_of,
     read_payloads,
-    select,
-    select_locked,
 )
 from pinlaterd.engines.mysql.store import Store
 from pinlaterd.engines.mysql.tables import Table
@@ -83,11 +83,6 @@ class FailedAttempt(NamedTuple):
     append_custom_status: str = ""
 
 
-def held_claims(tx: Transaction, table: Table, local_ids: Sequence[int]) -> dict[int, HeldClaim]:
-    """Those of the jobs that are IN_PROGRESS. Nobody can change them before our commit."""
-    return held_in(tx.read(select_locked(table, HELD, local_ids, JobState.IN_PROGRESS)))
-
-
 def held_in(rows: Iterable[tuple[int, str | None, int, int]]) -> dict[int, HeldClaim]:
     return {
         local_id: HeldClaim(local_id, claim_descriptor or "", *rest)
@@ -95,13 +90,9 @@ def held_in(rows: Iterable[tuple[int, str | None, int, int]]) -> dict[int, HeldC
     }
 
 
-def to_pending(tx: Transaction, table: Table) -> bytes:
-    """The assignments by which a job becomes PENDING as from now."""
-    since = b"pending_since = NULL, " if table.has_pending_since else b""
-    return b"state = 0, claim_descriptor = NULL, %supdated_at = %s" % (
-        since,
-        table.updated_at.literal(tx.now_ms),
-    )
+def _lock_held(tx: Transaction, table: Table, local_ids: Sequence[int]) -> dict[int, HeldClaim]:
+    """Those of the jobs that are IN_PROGRESS."""
+    return held_in(tx.lock(table, HELD, local_ids, JobState.IN_PROGRESS))
 
 
 def fail_attempts(
@@ -112,43 +103,44 @@ def fail_attempts(
     failed = [attempt for attempt in attempts if attempt.claim.attempts_remaining <= 1]
     run_after = table.run_after
     if retried:
-        each = [Each(b"run_after = ", [run_after.literal(a.retry_at_ms) for a in retried])]
-        each += _appended(table, [a.append_custom_status for a in retried])
-        common = to_pending(tx, table) + b", attempts_remaining = attempts_remaining - 1"
-        ids = [a.claim.local_id for a in retried]
-        tx.update(table, ids, JobState.IN_PROGRESS, common, each)
-        tx.moved(queue, table, ids, JobState.IN_PROGRESS, JobState.PENDING)
+        common = table.to_pending(tx.now_ms) + b", attempts_remaining = attempts_remaining - 1"
+        run_afters = Each(b"run_after = %b", [run_after.literal(a.retry_at_ms) for a in retried])
+        _end_attempts(tx, queue, table, retried, JobState.PENDING, common, run_afters)
     if failed:
-        common = b"state = 3, attempts_remaining = 0, updated_at = " + table.updated_at.literal(
-            tx.now_ms
-        )
-        each = _appended(table, [a.append_custom_status for a in failed])
-        ids = [a.claim.local_id for a in failed]
-        tx.update(table, ids, JobState.IN_PROGRESS, common + table.pins, each)
-        tx.moved(queue, table, ids, JobState.IN_PROGRESS, JobState.FAILED)
+        now = table.updated_at.literal(tx.now_ms)
+        common = b"state = 3, attempts_remaining = 0, updated_at = " + now + table.pins
+        _end_attempts(tx, queue, table, failed, JobState.FAILED, common)
     return [
         Requeued(table.priority, PendingKey(run_after.floor(a.retry_at_ms), a.claim.local_id))
         for a in retried
     ]
 
 
+def _end_attempts(
+    tx: Transaction,
+    queue: str,
+    table: Table,
+    attempts: Sequence[FailedAttempt],
+    after: JobState,
+    common: bytes,
+    *each: Each,
+) -> None:
+    local_ids = [attempt.claim.local_id for attempt in attempts]
+    texts = _appended(table, [attempt.append_custom_status for attempt in attempts])
+    tx.update(table, local_ids, JobState.IN_PROGRESS, common, [*each, *texts])
+    tx.moved(queue, table, local_ids, JobState.IN_PROGRESS, after)
+
+
 def _appended(table: Table, texts: Sequence[str]) -> list[Each]:
     """Texts to be put behind the jobs' custom statuses."""
     if not any(texts):
         return []
-    return [_status(table, b"CONCAT(" + STATUS + b", ", texts, b")")]
+    return [_statuses(table, b"CONCAT(" + STATUS + b", %b)", texts)]
 
 
-def _prepended(table: Table, texts: Sequence[str]) -> list[Each]:
-    """Texts to be put in front of the jobs' custom statuses."""
-    if not any(texts):
-        return []
-    return [_status(table, b"CONCAT(", texts, b", " + STATUS + b")")]
-
-
-def _status(table: Table, before: bytes, texts: Sequence[str], behind: bytes) -> Each:
-    values = [table.status(text) for text in texts]
-    return Each(b"custom_status = LEFT(" + before, values, behind + b", %d)" % table.status_chars)
+def _statuses(table: Table, whole: bytes, texts: Iterable[str]) -> Each:
+    assignment = b"custom_status = LEFT(" + whole + b", " + b"%d)" % table.status_chars
+    return Each(assignment, [table.status(text) for text in texts])
 
 
 # --- acknowledgements -----------------------------------------------------------------------
@@ -163,7 +155,16 @@ def _ack_actions(store: Store, tx: Transaction) -> AckActions:
         table, missed = store.tables.of(queue).get(priority), set(local_ids_of(acks))
         if table is None:
             return Failed(missed, ())
-        attempts = _failed_attempts(tx, table, acks)
+        held = _lock_held(tx, table, local_ids_of(acks))
+        attempts = [
+            FailedAttempt(
+                held[local_id],
+                min(tx.now_ms + alike.retry_delay_ms, LATEST_MS),
+                alike.append_custom_status,
+            )
+            for alike in acks
+            for local_id in _held_by(alike, table, held)
+        ]
         missed.difference_update([attempt.claim.local_id for attempt in attempts])
         return Failed(missed, fail_attempts(tx, queue, table, attempts))
 
@@ -173,33 +174,28 @@ def _ack_actions(store: Store, tx: Transaction) -> AckActions:
 def _succeed(tx: Transaction, queue: str, table: Table, acks: Sequence[Acks]) -> set[int]:
     """IN_PROGRESS becomes SUCCEEDED; returns the local ids of acks that do not apply."""
     missed: set[int] = set()
-    if tx.careful or table.plain_claims:
-        held = held_claims(tx, table, local_ids_of(acks))
+    looks_first = tx.careful or table.plain_claims
+    if looks_first:
+        held = _lock_held(tx, table, local_ids_of(acks))
         for alike in acks:
             missed.update(set(alike.local_ids).difference(_held_by(alike, table, held)))
-        acks = [alike._replace(claim_descriptor=None) for alike in acks]
     common = b"state = 2, updated_at = " + table.updated_at.literal(tx.now_ms) + table.pins
-    for names_claims in (False, True):
-        jobs = [  # id, text, claim
-            (local_id, alike[2], alike[4])
-            for alike in acks
-            if (alike[4] is not None) is names_claims
-            for local_id in alike[1]
-            if local_id not in missed
-        ]
-        if not jobs:
-            continue
-        local_ids = [local_id for local_id, _, _ in jobs]
-        tx.update(
-            table,
-            local_ids,
-            JobState.IN_PROGRESS,
-            common,
-            _appended(table, [text for _, text, _ in jobs]),
-            claims=[claim_of(local_id, claim) for local_id, _, claim in jobs if claim is not None],
-            expected=len(jobs),
-        )
-        tx.moved(queue, table, local_ids, JobState.IN_PROGRESS, JobState.SUCCEEDED)
+    for compares in (False, True):
+        local_ids: list[int] = []
+        texts: list[str] = []
+        claims: list[bytes] = []
+        for _, ids, text, _, claim in acks:
+            if compares is (claim is None or looks_first):
+                continue
+            found = [local_id for local_id in ids if local_id not in missed] if missed else ids
+            local_ids += found
+            texts += [text] * len(found)
+            if compares and claim is not None:
+                claims += [claim_of(local_id, claim) for local_id in found]
+        if local_ids:
+            each = _appended(table, texts)
+            tx.update(table, local_ids, JobState.IN_PROGRESS, common, each, claims)
+            tx.moved(queue, table, local_ids, JobState.IN_PROGRESS, JobState.SUCCEEDED)
     return missed
 
 
@@ -211,20 +207,6 @@ def _held_by(alike: Acks, table: Table, held: dict[int, HeldClaim]) -> list[int]
         local_id
         for local_id in alike.local_ids
         if local_id in held and claim in (None, table.claim(held[local_id].claim_descriptor))
-    ]
-
-
-def _failed_attempts(tx: Transaction, table: Table, acks: Sequence[Acks]) -> list[FailedAttempt]:
-    """The failed attempts that `acks` report, where they apply."""
-    held = held_claims(tx, table, local_ids_of(acks))
-    return [
-        FailedAttempt(
-            held[local_id],
-            min(tx.now_ms + alike.retry_delay_ms, LATEST_MS),
-            alike.append_custom_status,
-        )
-        for alike in acks
-        for local_id in _held_by(alike, table, held)
     ]
 
 
@@ -251,21 +233,11 @@ class _Change:
         self.prepend_custom_status = (text + self.prepend_custom_status)[:STATUS_CHARS]
         self.to_pending = checkpoint.move_to_pending
 
-    @property
-    def shape(self) -> tuple[bool, bool, bool, bool]:
-        """Changes of one shape assign the same columns."""
-        return (
-            self.to_pending,
-            self.attempts is not None,
-            bool(self.prepend_custom_status),
-            self.body is not None,
-        )
-
 
 def _checkpoint(store: Store, tx: Transaction, op: CheckpointOp) -> CheckpointResult:
     tables = store.tables.of(op.queue)
     held = _held(store, tx, op.queue, [checkpoint.key for checkpoint in op.checkpoints])
-    changes: dict[JobKey, _Change] = {}
+    changes: defaultdict[int, dict[int, _Change]] = defaultdict(dict)
     requeued: list[Requeued] = []
     done = 0
     for checkpoint in op.checkpoints:
@@ -274,14 +246,19 @@ def _checkpoint(store: Store, tx: Transaction, op: CheckpointOp) -> CheckpointRe
         if claim is None or not _is_claimers(checkpoint, tables[key.priority], claim, op.source):
             continue
         done += 1
-        table = tables[key.priority]
         at_ms = tx.now_ms if checkpoint.run_after_ms is None else checkpoint.run_after_ms
-        at_ms = table.run_after.floor(at_ms)
-        changes.setdefault(key, _Change(at_ms)).follow(checkpoint, at_ms)
+        at_ms = tables[key.priority].run_after.floor(at_ms)
+        changes[key.priority].setdefault(key.local_id, _Change(at_ms)).follow(checkpoint, at_ms)
         if checkpoint.move_to_pending:
             del held[key]
             requeued.append(Requeued(key.priority, PendingKey(at_ms, key.local_id)))
-    _change(store, tx, op.queue, changes)
+    if done:
+        store.count_unmoved(tx)
+    for priority, of_priority in changes.items():
+        for to_pending in (False, True):
+            alike = {i: one for i, one in of_priority.items() if one.to_pending is to_pending}
+            if alike:
+                _change(tx, op.queue, tables[priority], alike, to_pending=to_pending)
     return CheckpointResult(done, len(op.checkpoints) - done, requeued)
 
 
@@ -296,7 +273,7 @@ def _held(
     return {
         JobKey(priority, local_id): claim
         for priority, local_ids in by_priority.items()
-        for local_id, claim in held_claims(tx, tables[priority], sorted(local_ids)).items()
+        for local_id, claim in _lock_held(tx, tables[priority], sorted(local_ids)).items()
     }
 
 
@@ -307,34 +284,32 @@ def _is_claimers(checkpoint: Checkpoint, table: Table, claim: HeldClaim, source:
     return claim_source(held) == table.claim(source)
 
 
-def _change(store: Store, tx: Transaction, queue: str, changes: dict[JobKey, _Change]) -> None:
-    alike: defaultdict[tuple[int, tuple[bool, ...]], dict[int, _Change]] = defaultdict(dict)
-    for (priority, local_id), change in changes.items():
-        alike[priority, change.shape][local_id] = change
-    for (priority, shape), part in alike.items():
-        is_pending, has_attempts, _, has_body = shape
-        table = store.tables.of(queue)[priority]
-        values = list(part.values())
-        each = [Each(b"run_after = ", [table.run_after.literal(c.run_after_ms) for c in values])]
-        if has_attempts:
-            attempts = [b"%d" % (c.attempts or 0) for c in values]
-            each.append(Each(b"attempts_allowed = ", attempts))
-            each.append(Each(b"attempts_remaining = ", attempts))
-        each += _prepended(table, [c.prepend_custom_status for c in values])
-        if has_body:
-            each.append(Each(b"body = ", [quote_bytes(c.body or b"") for c in values]))
-        common = to_pending(tx, table) if is_pending else _renewed(tx, table)
-        tx.update(table, list(part), JobState.IN_PROGRESS, common, each)
-        if is_pending:
-            tx.moved(queue, table, list(part), JobState.IN_PROGRESS, JobState.PENDING)
-
-
-def _renewed(tx: Transaction, table: Table) -> bytes:
-    """The assignments of a claim that holds from now on. Released unused, the job has been
-    PENDING since now."""
-    now = table.updated_at.literal(tx.now_ms)
-    since = b", pending_since = " + now if table.has_pending_since else b""
-    return b"updated_at = " + now + since
+def _change(
+    tx: Transaction, queue: str, table: Table, changes: dict[int, _Change], *, to_pending: bool
+) -> None:
+    """Where some have no new value, they keep their old one."""
+    values = list(changes.values())
+    each = [Each(b"run_after = %b", [table.run_after.literal(c.run_after_ms) for c in values])]
+    if any(change.attempts is not None for change in values):
+        for column in (b"attempts_allowed", b"attempts_remaining"):
+            new = [column if c.attempts is None else b"%d" % c.attempts for c in values]
+            each.append(Each(column + b" = %b", new))
+    texts = [change.prepend_custom_status for change in values]
+    if any(texts):
+        each.append(_statuses(table, b"CONCAT(%b, " + STATUS + b")", texts))
+    if any(change.body is not None for change in values):
+        bodies = [b"body" if c.body is None else quote_bytes(c.body) for c in values]
+        each.append(Each(b"body = %b", bodies))
+    if to_pending:
+        common = table.to_pending(tx.now_ms)
+    else:
+        # The claim holds from now on. Released unused, the job has been PENDING since now.
+        now = table.updated_at.literal(tx.now_ms)
+        since = b", pending_since = " + now if table.has_pending_since else b""
+        common = b"updated_at = " + now + since
+    tx.update(table, list(changes), JobState.IN_PROGRESS, common, each)
+    if to_pending:
+        tx.moved(queue, table, list(changes), JobState.IN_PROGRESS, JobState.PENDING)
 
 
 def _release(store: Store, tx: Transaction, op: ReleaseOp) -> list[Requeued]:
@@ -343,10 +318,9 @@ def _release(store: Store, tx: Transaction, op: ReleaseOp) -> list[Requeued]:
     requeued = []
     by_priority: defaultdict[int, list[int]] = defaultdict(list)
     for key, claim_descriptor in op.releases:
-        claim = held.get(key)
-        if claim is None:
+        claim, table = held.get(key), tables.get(key.priority)
+        if claim is None or table is None:
             continue
-        table = tables[key.priority]
         if table.claim(claim.claim_descriptor) == table.claim(claim_descriptor):
             del held[key]
             requeued.append(Requeued(key.priority, PendingKey(claim.run_after_ms, key.local_id)))
@@ -373,23 +347,20 @@ def _enqueue(store: Store, tx: Transaction, ops: Sequence[EnqueueOp]) -> list[ra
     taken = []
     rows: defaultdict[tuple[str, int], list[bytes]] = defaultdict(list)
     ids: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
-    like: tuple[object, ...] | None = None
     for queue, jobs in ops:
         local_ids = store.take_local_ids(len(jobs))
         taken.append(local_ids)
+        like: tuple[object, ...] = ()
         for local_id, job in zip(local_ids, jobs, strict=True):
-            body, priority, *rest = job
-            if like != (queue, priority, *rest):  # most jobs differ in their bodies alone
-                like = (queue, priority, *rest)
-                table = store.tables.of(queue)[priority]
-                add, add_id = rows[queue, priority].append, ids[queue, priority].append
-                between = _between(tx, table, job)
-            add(b"(%d%b%b)" % (local_id, between, quote_bytes(body)))
+            if job[1:] != like:  # most jobs differ in their bodies alone
+                like, place = job[1:], (queue, job.priority)
+                between = _between(tx, store.tables.of(queue)[job.priority], job)
+                add, add_id = rows[place].append, ids[place].append
+            add(b"(%d%b, _binary'%b')" % (local_id, between, escaped(job[0])))
             add_id(local_id)
     for (queue, priority), part in rows.items():
         table = store.tables.of(queue)[priority]
-        head = b"INSERT INTO " + table.name + b" (" + _COLUMNS + b") VALUES "
-        tx.run(_inserts(head, part, store.db.statement_bytes))
+        tx.insert(b"INSERT INTO " + table.name + b" (" + _COLUMNS + b") VALUES ", part)
         tx.moved(queue, table, ids[queue, priority], None, JobState.PENDING)
     return taken
 
@@ -397,7 +368,7 @@ def _enqueue(store: Store, tx: Transaction, ops: Sequence[EnqueueOp]) -> list[ra
 def _between(tx: Transaction, table: Table, job: Job) -> bytes:
     """What stands between a row's id and its body."""
     run_after_ms = tx.now_ms if job.run_after_ms is None else job.run_after_ms
-    return b", 0, %d, %d, %b, %b, %b, %b, " % (
+    return b", 0, %d, %d, %b, %b, %b, %b" % (
         job.attempts_allowed,
         job.attempts_allowed,
         table.status(job.custom_status),
@@ -407,17 +378,10 @@ def _between(tx: Transaction, table: Table, job: Job) -> bytes:
     )
 
 
-def _inserts(head: bytes, rows: Sequence[bytes], most_bytes: int) -> Iterator[bytes]:
-    first, size = 0, len(head)
-    for at, row in enumerate(rows):
-        size += len(row) + 2
-        if size > most_bytes and at > first:
-            yield head + b", ".join(rows[first:at])
-            first, size = at, len(head) + len(row)
-    yield head + b", ".join(rows[first:])
-
-
 # --- claims ---------------------------------------------------------------------------------
+
+_ClaimsMade = dict[tuple[str, int], dict[int, str]]
+"""By queue and priority: job and claim descriptor."""
 
 
 def _claim(store: Store, tx: Transaction, batch: Batch) -> Sequence[Sequence[Payload | None]]:
@@ -432,33 +396,24 @@ def _claim(store: Store, tx: Transaction, batch: Batch) -> Sequence[Sequence[Pay
         )
 
     payloads = fitting_payloads(batch.claims, batch.claim_room, read)
-    # By queue and priority, job and claim descriptor. A job that is named twice is the first one's.
-    wanted: defaultdict[tuple[str, int], dict[int, str]] = defaultdict(dict)
+    wanted: _ClaimsMade = defaultdict(dict)  # a job that is named twice is the first one's
     for op, fitting in zip(batch.claims, payloads, strict=True):
         for priority, keys, claim_descriptors, _ in first_claims(op, len(fitting)):
             by_id = wanted[op.queue, priority]
             for (_, local_id), claim_descriptor in zip(keys, claim_descriptors, strict=True):
                 by_id.setdefault(local_id, claim_descriptor)
-    made: dict[tuple[str, int], dict[int, str]] = {}
+    made: _ClaimsMade = {}
     for (queue, priority), by_id in wanted.items():
         table = store.tables.of(queue).get(priority)
-        if table is None:
-            continue
-        kept = _claim_in(tx, table, by_id)
-        made[queue, priority] = kept
-        tx.moved(queue, table, list(kept), JobState.PENDING, JobState.IN_PROGRESS)
-        if kept:
-            # Not by its state: in this very transaction it may have come from there.
-            tx.probe = claimed_job(table, *next(iter(kept.items())))
+        if table is not None:
+            made[queue, priority] = _claim_in(tx, queue, table, by_id)
     if sum(map(len, made.values())) == sum(map(len, payloads)):
         return payloads
     return [_handed_out(op, of_op, made) for op, of_op in zip(batch.claims, payloads, strict=True)]
 
 
 def _handed_out(
-    op: ClaimOp,
-    payloads: Sequence[Payload | None],
-    made: dict[tuple[str, int], dict[int, str]],
+    op: ClaimOp, payloads: Sequence[Payload | None], made: _ClaimsMade
 ) -> list[Payload | None]:
     """`payloads` of the first jobs of `op`; None where its claim was not made. What is handed out
     leaves `made`: the same claim may come a second time."""
@@ -473,26 +428,22 @@ def _handed_out(
     return handed_out
 
 
-def _claim_in(tx: Transaction, table: Table, wanted: dict[int, str]) -> dict[int, str]:
+def _claim_in(tx: Transaction, queue: str, table: Table, wanted: dict[int, str]) -> dict[int, str]:
     """Claim the jobs that are PENDING; returns those."""
-    descriptors = [table.claim(claim_descriptor) for claim_descriptor in wanted.values()]
+    if tx.careful:
+        ready = dict.fromkeys(tx.lock(table, b"local_id", list(wanted), JobState.PENDING))
+        wanted = {i: claim for i, claim in wanted.items() if (i,) in ready}
     since = b"pending_since = updated_at, " if table.has_pending_since else b""  # its old value
-    common = b"state = 1, %supdated_at = %s%s" % (
+    common = b"state = 1, %supdated_at = %b%b, claim_descriptor = " % (
         since,
         table.updated_at.literal(tx.now_ms),
         table.pins,
     )
-    each = [Each(b"claim_descriptor = ", [quote_text(text) for text in descriptors])]
-    local_ids = list(wanted)
-    expected = None if tx.careful else len(wanted)
-    tx.update(table, local_ids, JobState.PENDING, common, each, expected=expected)
-    if not tx.careful or tx.found() == len(wanted):
-        return wanted
-    # No two claims are alike, so it is ours where it is found.
-    rows = tx.read(select(table, b"local_id, claim_descriptor", local_ids, JobState.IN_PROGRESS))
-    claimed = dict(rows)
-    return {
-        local_id: claim
-        for (local_id, claim), text in zip(wanted.items(), descriptors, strict=True)
-        if claimed.get(local_id) == text
-    }
+    for part in pieces(list(wanted), LISTED_IDS):
+        claims = claims_of([(local_id, table.claim(wanted[local_id])) for local_id in part])
+        tx.update(table, part, JobState.PENDING, common + claims)
+    tx.moved(queue, table, list(wanted), JobState.PENDING, JobState.IN_PROGRESS)
+    if wanted:
+        # Not by its state: in this very transaction it may have come from there.
+        tx.probe = claimed_job(table, *next(iter(wanted.items())))
+    return wanted

@@ -8,6 +8,7 @@ connection that is lost stays lost: no reconnecting here, for what it held is lo
 from __future__ import annotations
 
 import math
+import select
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 
 import pymysql
 from pymysql import err
-from pymysql.constants import CLIENT, ER
+from pymysql.constants import CLIENT, CR, ER
 from pymysql.cursors import DictCursor
 
 from pinlaterd.engines.mysql.faults import FAULTS, connect_error
@@ -59,13 +60,11 @@ class Connection:
         idle_seconds: float | None = None,
         read_only: bool = False,
         waits_for_locks: bool = True,
-        several_statements: bool = False,
     ) -> None:
         """`patience_seconds`: how long an answer may take before the connection counts as lost.
         `idle_seconds`: how long the server keeps it without a statement (None: as long as can be).
         `waits_for_locks`: whether a statement waits for a third of the patience while another
         connection holds a lock that it needs; else it fails at once (MySQL: after a second).
-        `several_statements`: whether `run` may be used.
 
         Raises StorageError if there is no such server, or it does not let us in."""
         self.patience_seconds = patience_seconds
@@ -82,11 +81,11 @@ class Connection:
                 connect_timeout=min(_CONNECT_SECONDS, patience_seconds),
                 read_timeout=patience_seconds,
                 write_timeout=patience_seconds,
-                client_flag=CLIENT.FOUND_ROWS
-                | (CLIENT.MULTI_STATEMENTS if several_statements else 0),
+                client_flag=CLIENT.FOUND_ROWS | CLIENT.MULTI_STATEMENTS,
                 program_name="pinlaterd",
             )
-            self._probe_when_silent()
+            self._cursor = self._db.cursor()
+            self._watch_socket()
             self.is_mariadb = "mariadb" in self._db.get_server_info().lower()
             self._configure(
                 patience_seconds,
@@ -140,9 +139,11 @@ class Connection:
         # The longest value that fits whatever is in it: a literal may take two bytes for each.
         self.value_bytes = max(0, self._packet_bytes - _PACKET_MARGIN_BYTES) // 2
 
-    def _probe_when_silent(self) -> None:
+    def _watch_socket(self) -> None:
         """The driver asks for TCP's keepalive, but at the system's pace: after hours."""
         connected = self._db._sock  # noqa: SLF001
+        self._unasked = select.poll()  # a server that speaks unasked hangs up
+        self._unasked.register(connected, select.POLLIN)
         for option, value in (
             (socket.TCP_KEEPIDLE, _PROBE_AFTER_SECONDS),
             (socket.TCP_KEEPINTVL, _PROBE_EVERY_SECONDS),
@@ -163,48 +164,42 @@ class Connection:
         """From now on an answer may take so long. The driver has no public way to say so."""
         self._db._read_timeout = seconds  # noqa: SLF001
 
-    def _begin(self, statement: bytes) -> None:
-        """Beyond its bound the server would not only refuse the packet but hang up, and with the
-        connection go its locks."""
-        self.last_statement = statement
-        if len(statement) >= self._packet_bytes:
-            raise err.OperationalError(
-                ER.NET_PACKET_TOO_LARGE,
-                f"a statement has {len(statement)} bytes, and max_allowed_packet is "
-                f"{self._packet_bytes}",
-            )
-
-    def execute(self, statement: bytes) -> int:
-        """Returns how many rows it found."""
-        self._begin(statement)
-        with self._db.cursor() as cursor:
-            found: int = cursor.execute(statement)
-        return found
-
     def run(self, statements: Sequence[bytes]) -> tuple[list[int], tuple[tuple[Any, ...], ...]]:
         """In one packet, one after the other, up to the first that fails: `last_statement` is that
         one. Returns how many rows each found, and those that the last one read."""
+        packet = b"; ".join(statements)
+        self.last_statement = statements[-1]
+        # The server would not only refuse such a packet but hang up, and its locks go with that.
+        if len(packet) >= self._packet_bytes:
+            raise err.OperationalError(
+                ER.NET_PACKET_TOO_LARGE,
+                f"a statement has {len(packet)} bytes, and max_allowed_packet is "
+                f"{self._packet_bytes}",
+            )
         found: list[int] = []
-        self._begin(b"; ".join(statements))
         try:
-            with self._db.cursor() as cursor:
-                found.append(cursor.execute(self.last_statement))
-                while cursor.nextset():
-                    found.append(cursor.rowcount)
-                return found, cursor.fetchall()
+            found.append(self._cursor.execute(packet))
+            while self._cursor.nextset():
+                found.append(self._cursor.rowcount)
+            return found, self._cursor.fetchall()
         finally:
             self.last_statement = statements[min(len(found), len(statements) - 1)]
+
+    def execute(self, statement: bytes) -> int:
+        """Returns how many rows it found."""
+        return self.run([statement])[0][0]
+
+    def rows(self, statement: bytes) -> tuple[tuple[Any, ...], ...]:
+        return self.run([statement])[1]
+
+    def check_open(self) -> None:
+        """Raises what a statement would if the server has hung up: before that is sent."""
+        if self._unasked.poll(0):
+            raise err.OperationalError(CR.CR_SERVER_LOST, "Lost connection to server")
 
     def roll_back(self) -> None:
         """`last_statement` stays: it is the one that failed."""
         self._db.rollback()
-
-    def rows(self, statement: bytes) -> tuple[tuple[Any, ...], ...]:
-        self._begin(statement)
-        with self._db.cursor() as cursor:
-            cursor.execute(statement)
-            rows: tuple[tuple[Any, ...], ...] = cursor.fetchall()
-        return rows
 
     def named_rows(self, statement: bytes) -> list[dict[str, Any]]:
         """Of statements whose columns differ from server to server."""

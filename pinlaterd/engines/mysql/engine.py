@@ -33,20 +33,17 @@ from pinlaterd.engines.mysql.batch import (
     apply_batch,
     fail_attempts,
     held_in,
-    to_pending,
 )
 from pinlaterd.engines.mysql.connection import Server
 from pinlaterd.engines.mysql.literals import quote_name
 from pinlaterd.engines.mysql.searcher import MysqlSearcherFactory
 from pinlaterd.engines.mysql.statements import (
-    RUN_AFTER_MS,
     UPDATED_AT_MS,
     WITH_BODY,
     WITHOUT_BODY,
-    delete,
+    in_ms,
     read_payloads,
     select,
-    select_locked,
     stored_job,
 )
 from pinlaterd.engines.mysql.store import Store
@@ -149,28 +146,28 @@ class MysqlEngine(Store, StorageEngine):
         table = self._table(queue, priority)
         if table is None:
             return []
+        at, run_after = table.ready.column, table.run_after
         head = b"SELECT %b, local_id FROM %b%b WHERE state = 0 AND " % (
-            RUN_AFTER_MS,
+            in_ms(at),
             table.name,
-            table.by_run_after,
+            table.ready.forced,
         )
-        until = table.run_after.bound(until_ms)
+        where = b"%b <= %b" % (at, run_after.bound(until_ms))
         rows: list[tuple[int, ...]] = []
         with self.reading():
-            if after is None:
-                where = b"run_after <= %b" % until
-            else:
-                at = table.run_after.bound(after.run_after_ms)
-                if after.run_after_ms % table.run_after.step_ms == 0:
+            if after is not None:
+                last = run_after.bound(after.run_after_ms)
+                if after.run_after_ms % run_after.step_ms == 0:
                     # Apart, so that both are ranges of the index, however many are of one time.
                     rows += self.db.rows(
-                        head + b"run_after = %b AND local_id > %d AND run_after <= %b"
-                        b" ORDER BY local_id LIMIT %d" % (at, after.local_id, until, limit)
+                        head
+                        + b"%b = %b AND local_id > %d AND %b ORDER BY local_id LIMIT %d"
+                        % (at, last, after.local_id, where, limit)
                     )
-                where = b"run_after > %b AND run_after <= %b" % (at, until)
+                where = b"%b > %b AND %b" % (at, last, where)
             if len(rows) < limit:
                 rows += self.db.rows(
-                    head + where + b" ORDER BY run_after, local_id LIMIT %d" % (limit - len(rows))
+                    head + b"%b ORDER BY %b, local_id LIMIT %d" % (where, at, limit - len(rows))
                 )
         return [_new(PendingKey, row) for row in rows]
 
@@ -226,7 +223,7 @@ class MysqlEngine(Store, StorageEngine):
         return found
 
     def _run(self, statement: bytes) -> None:
-        self.transact(0, lambda tx: tx.run([statement]))
+        self.transact(0, lambda tx: tx.run(statement))
 
     def oldest_failed(self, queue: str, priority: int, *, limit: int) -> Sequence[int]:
         table = self._table(queue, priority)
@@ -258,7 +255,7 @@ class MysqlEngine(Store, StorageEngine):
         def retry(tx: Transaction) -> list[int]:
             statement = _oldest_failed(table, b"local_id", limit) + b" FOR UPDATE"
             local_ids = [local_id for (local_id,) in tx.read([statement])]
-            common = to_pending(tx, table) + (
+            common = table.to_pending(tx.now_ms) + (
                 b", attempts_allowed = GREATEST(COALESCE(attempts_allowed, 0), %d),"
                 b" attempts_remaining = %d, run_after = %b"
                 % (attempts, attempts, table.run_after.literal(run_after_ms))
@@ -277,9 +274,13 @@ class MysqlEngine(Store, StorageEngine):
         table = self._table(queue, priority)
         if table is None:
             return []
-        statement = (
-            b"SELECT local_id FROM %b%b WHERE state = %d ORDER BY run_after, local_id LIMIT %d"
-            b" FOR UPDATE" % (table.name, table.by_run_after, state, limit)
+        at, index = table.order(state)
+        statement = b"SELECT local_id FROM %b%b WHERE state = %d ORDER BY %b, local_id LIMIT %d" % (
+            table.name,
+            index,
+            state,
+            at,
+            limit,
         )
         local_ids = self.transact(0, lambda tx: _delete(tx, queue, table, state, [statement]))
         return [JobKey(priority, local_id) for local_id in local_ids]
@@ -294,7 +295,7 @@ class MysqlEngine(Store, StorageEngine):
             for priority, local_ids in by_priority.items():
                 table = self._table(queue, priority)
                 if table is not None:
-                    statements = select_locked(table, b"local_id", local_ids, state)
+                    statements = select(table, b"local_id", local_ids, state)
                     deleted = _delete(tx, queue, table, state, statements)
                     found.update(JobKey(priority, local_id) for local_id in deleted)
             return found
@@ -339,14 +340,13 @@ class MysqlEngine(Store, StorageEngine):
                 if deleted == limit:
                     break
                 bound = table.updated_at.bound(updated_before_ms)
-                index, where, order = table.by_updated_at, b"updated_at < " + bound, b"updated_at"
-                if not index:
-                    index, order = table.by_run_after, b"run_after"
-                    where = b"run_after < " + bound + b" AND " + where
+                at, index = table.order(state)
+                where = b"updated_at < " + bound
+                if at != b"updated_at":  # what is due later was changed later
+                    where += b" AND %b < %b" % (at, bound)
                 statement = (
-                    b"SELECT local_id FROM %b%b WHERE state = %d AND %b"
-                    b" ORDER BY %b, local_id LIMIT %d FOR UPDATE"
-                    % (table.name, index, state, where, order, limit - deleted)
+                    b"SELECT local_id FROM %b%b WHERE state = %d AND %b ORDER BY %b, local_id"
+                    b" LIMIT %d" % (table.name, index, state, where, at, limit - deleted)
                 )
                 deleted += len(_delete(tx, queue, table, state, [statement]))
             return deleted
@@ -388,31 +388,36 @@ def _oldest_claims(
 ) -> bytes:
     """The statement for `held_in`. Without an index by age the longest claimed are not told from
     the others, and need not be."""
-    order = b" ORDER BY updated_at, local_id" if table.by_updated_at else b""
+    at, index = table.aged
+    order = b" ORDER BY " + at + b", local_id" if index else b""
     updated_at = table.updated_at
     after = b""
     if claimed_after_ms > updated_at.earliest_ms:
-        after = b" AND updated_at > " + updated_at.bound(claimed_after_ms)
+        after = b" AND " + at + b" > " + updated_at.bound(claimed_after_ms)
     return (
-        b"SELECT " + HELD + b" FROM " + table.name + table.by_updated_at
-        + b" WHERE state = 1 AND updated_at < "
+        b"SELECT " + HELD + b" FROM " + table.name + index + b" WHERE state = 1 AND " + at + b" < "
         + updated_at.bound(min(claimed_before_ms, updated_at.latest_ms))
         + after + order + b" LIMIT %d FOR UPDATE" % limit
     )  # fmt: skip
 
 
 def _oldest_failed(table: Table, columns: bytes, limit: int) -> bytes:
-    return (
-        b"SELECT " + columns + b" FROM " + table.name + table.by_updated_at
-        + b" WHERE state = 3 ORDER BY updated_at, local_id LIMIT %d" % limit
-    )  # fmt: skip
+    at, index = table.aged
+    return b"SELECT %b FROM %b%b WHERE state = 3 ORDER BY %b, local_id LIMIT %d" % (
+        columns,
+        table.name,
+        index,
+        at,
+        limit,
+    )
 
 
 def _delete(
     tx: Transaction, queue: str, table: Table, state: JobState, selects: Iterable[bytes]
 ) -> list[int]:
-    """Delete the jobs in `state` that `selects` find and lock; returns their local ids."""
-    local_ids = [local_id for (local_id,) in tx.read(selects)]
-    tx.run(delete(table, local_ids, state))
+    """Delete the jobs in `state` that `selects` find; returns their local ids."""
+    found = tx.read(statement + b" FOR UPDATE" for statement in selects)
+    local_ids = [local_id for (local_id,) in found]
+    tx.delete(table, local_ids, state)
     tx.moved(queue, table, local_ids, state, None)
     return local_ids

@@ -26,7 +26,7 @@ FAULTS = (err.MySQLError, OSError, MemoryError, OverflowError, UnicodeError, str
 _ACCESS_DENIED, _NO_PRIVILEGE = 1045, 1044
 _DUPLICATE_KEY = 1062
 _LOCK_WAIT, _DEADLOCK = 1205, 1213
-_CANNOT_CONNECT = 2003
+_WITHIN_COMMIT = 1180
 # 1053 shutdown, 1080 and 1152 aborted, 1927 killed, 2006 gone, 2013 lost, 2014 out of step,
 # 2055 lost in the system, 4031 closed for idleness
 _LOST = frozenset({0, 1053, 1080, 1152, 1158, 1159, 1160, 1161, 1927, 2006, 2013, 2014, 2055, 4031})
@@ -71,6 +71,13 @@ def code_of(fault: BaseException) -> int | None:
 def is_lost(fault: BaseException) -> bool:
     """Whether the connection is of no use any more, as far as `fault` tells."""
     return isinstance(fault, (OSError, struct.error)) or code_of(fault) in _LOST
+
+
+def leaves_doubt(fault: BaseException, statement: bytes) -> bool:
+    """Whether a transaction may have been committed though `statement`, its last, has failed."""
+    if is_lost(fault) or code_of(fault) == _WITHIN_COMMIT:
+        return True
+    return statement == b"COMMIT" and not is_locked(fault)
 
 
 def is_gone(fault: BaseException) -> bool:

@@ -12,7 +12,7 @@ The driver's own formatting of arguments costs several times as much for each va
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import TypeVar
@@ -24,21 +24,23 @@ T = TypeVar("T")
 # What DATETIME can hold, and Python's datetime too.
 EARLIEST_MS = -62_135_596_800_000  # 0001-01-01
 LATEST_MS = 253_402_300_799_999  # 9999-12-31 23:59:59.999
+# Fewer ids that follow one another are listed.
+_SHORTEST_RANGE = 8
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001  the session's time zone is UTC, and literals bear none
 
 
-def _escaped(value: bytes) -> bytes:
+def escaped(value: bytes) -> bytes:
     return value.replace(b"\\", b"\\\\").replace(b"'", b"\\'")
 
 
 def quote_bytes(value: bytes) -> bytes:
     """A binary string: no character set is ever applied to it."""
-    return b"_binary'" + _escaped(value) + b"'"
+    return b"_binary'" + escaped(value) + b"'"
 
 
 def quote_text(value: str) -> bytes:
     """UnicodeEncodeError for what is no text (lone surrogates)."""
-    return b"'" + _escaped(value.encode()) + b"'"
+    return b"'" + escaped(value.encode()) + b"'"
 
 
 def quote_name(*parts: str) -> bytes:
@@ -54,9 +56,26 @@ def quote_time(time_ms: int) -> bytes:
     return b"'" + moment.isoformat(" ", "milliseconds").encode() + b"'"
 
 
-def id_list(local_ids: Iterable[int]) -> bytes:
-    """What stands within the brackets of IN."""
-    return ",".join(map(str, local_ids)).encode()
+def among(local_ids: Collection[int]) -> bytes:
+    """The condition that `local_id` is one of these. Ids that follow one another, as those of most
+    batches do, are a range: for a server that costs a tenth of what a list of them does."""
+    ids = sorted(set(local_ids))
+    if ids[-1] - ids[0] == len(ids) - 1:
+        return b"local_id BETWEEN %d AND %d" % (ids[0], ids[-1])
+    listed: list[int] = []
+    ranges: list[bytes] = []
+    first = 0
+    for at in range(1, len(ids) + 1):
+        if at < len(ids) and ids[at] == ids[at - 1] + 1:
+            continue
+        if at - first < _SHORTEST_RANGE:
+            listed += ids[first:at]
+        else:
+            ranges.append(b"local_id BETWEEN %d AND %d" % (ids[first], ids[at - 1]))
+        first = at
+    if listed:
+        ranges.append(b"local_id IN (" + ",".join(map(str, listed)).encode() + b")")
+    return b"(" + b" OR ".join(ranges) + b")"
 
 
 def pieces(listed: Sequence[T], size: int) -> Iterator[Sequence[T]]:

@@ -1,41 +1,40 @@
 """MysqlSearcher: reads of unbounded cost, on a read-only connection in another process.
 
 A search walks a state's jobs in the order of a scan (run-after downwards, then local id upwards),
-in pages that are ranges of an index and statements of their own: no lock and no old version of a
-row is kept for long, and between pages jobs may come and go. What is in memory is one page without
-bodies, and what is returned. The server ends a statement at the search's deadline, and so do we.
+in pages of keys, which an index holds; the server sorts them where it holds them in another order
+(jobs.sql). No lock and no old version of a row is kept for long, and between statements jobs may
+come and go. What is in memory is one page of keys, and what is returned. The server ends a
+statement at the search's deadline, and so do we.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from pinlaterd.clock import Clock, SystemClock
 from pinlaterd.engines.base import ScanAfter, Search, StoredJob, no_pause
 from pinlaterd.engines.mysql.connection import Connection, Server
 from pinlaterd.engines.mysql.faults import FAULTS, is_gone, is_timeout, storage_error
-from pinlaterd.engines.mysql.literals import database_prefix
-from pinlaterd.engines.mysql.statements import WITH_BODY, WITHOUT_BODY, stored_job
+from pinlaterd.engines.mysql.literals import database_prefix, pieces
+from pinlaterd.engines.mysql.statements import (
+    WITH_BODY,
+    WITHOUT_BODY,
+    in_ms,
+    select,
+    stored_job,
+)
 from pinlaterd.engines.mysql.tables import Table, tables_of
 from pinlaterd.engines.searching import WalkingSearcher, scan_order, too_late
 from pinlaterd.errors import QueueNotFound
-from pinlaterd.model import JobState
+from pinlaterd.model import JobState, PendingKey
 
-_PAGE_JOBS = 1000
-# A page of bodies is read as a whole: between bodies, others have their turns.
-_PAGE_BODIES = 50
+_KEYS = 5_000
+# Read at a time: between jobs with bodies, others have their turns.
+_ROWS, _BODIES = 1_000, 50
 _LONGEST_SECONDS = 3600.0
-
-
-class _Place(NamedTuple):
-    """How far a walk has come."""
-
-    run_after_ms: int
-    local_id: int
 
 
 class MysqlSearcher(WalkingSearcher):
@@ -110,79 +109,87 @@ class MysqlSearcher(WalkingSearcher):
         if priority not in self._tables:
             return 0
         table = self._tables[priority]
-        statement = (
-            b"SELECT COUNT(*) FROM (SELECT 1 FROM %b%b"
-            b" WHERE state = %d AND %b AND %b LIMIT %d) AS jobs"
-        ) % (
-            table.name,
-            table.by_run_after,
-            search.state,
-            _from(search, table),
-            b"run_after <= " + table.run_after.bound(search.run_after_ms[1]),
-            search.limit,
+        at = _run_after(table, search)
+        last = b"%b <= %b" % (at, table.run_after.bound(search.run_after_ms[1]))
+        jobs = self._found(search, table, b"1", b"%b AND %b" % (_from(search, table), last))
+        [[count]] = self._connection().rows(
+            self._timed(
+                search, b"SELECT COUNT(*) FROM (%b LIMIT %d) AS jobs" % (jobs, search.limit)
+            )
         )
-        [[jobs]] = self._connection().rows(self._timed(search, statement))
-        return int(jobs)
+        return int(count)
 
     def _walk(self, search: Search, priority: int) -> Iterator[StoredJob]:
         """In the order of a scan."""
         table = self._tables.get(priority)
         last_ms = search.run_after_ms[1]
-        place: _Place | None = _Place(last_ms, 0)
+        place: PendingKey | None = PendingKey(last_ms, 0)
         if search.after is not None and search.after.run_after_ms <= last_ms:
             place = _behind(search.after, priority)
         met: set[int] = set()
         while place is not None and table is not None:
             self._next_slice(search)
-            jobs, place = self._page(search, table, place)
+            keys, place = self._page(search, table, place)
             if search.state is JobState.IN_PROGRESS:
                 # The only state in which a job's run-after may change while the walk goes on.
-                jobs = [job for job in jobs if job.key.local_id not in met]
-                met.update(job.key.local_id for job in jobs)
-            yield from self._matching(search, jobs)
+                keys = [key for key in keys if key.local_id not in met]
+                met.update(key.local_id for key in keys)
+            columns, most = (WITHOUT_BODY, _ROWS) if self._matches is None else (WITH_BODY, _BODIES)
+            for part in pieces(keys, most):
+                self._next_slice(search)
+                yield from self._matching(search, self._read(search, table, columns, part))
 
     def _page(
-        self, search: Search, table: Table, place: _Place
-    ) -> tuple[list[StoredJob], _Place | None]:
+        self, search: Search, table: Table, place: PendingKey
+    ) -> tuple[list[PendingKey], PendingKey | None]:
         """The jobs from `place` on, and where the next page begins; None: nothing is left.
 
         The index runs both columns the same way, so jobs of the run-after at `place` are read
         apart, upwards; of those read downwards the last run-after may be cut short, and is left to
         the next page."""
-        most = _PAGE_JOBS if self._matches is None else _PAGE_BODIES
-        at = table.run_after.bound(place.run_after_ms)
-        equal = self._read(
-            search,
-            table,
-            b"run_after = %b AND local_id > %d ORDER BY local_id LIMIT %d"
-            % (at, place.local_id, most),
-        )
-        if len(equal) == most:
-            return equal, _Place(place.run_after_ms, equal[-1].key.local_id)
-        room = most - len(equal)
-        below = self._read(
-            search,
-            table,
-            b"run_after < %b AND %b ORDER BY run_after DESC, local_id DESC LIMIT %d"
-            % (at, _from(search, table), room),
+        at, bound = _run_after(table, search), table.run_after.bound(place.run_after_ms)
+
+        def keys(where: bytes, order: bytes, limit: int) -> list[PendingKey]:
+            found = self._found(search, table, in_ms(at) + b", local_id", where)
+            statement = b"%b ORDER BY %b LIMIT %d" % (found, order, limit)
+            rows = self._connection().rows(self._timed(search, statement))
+            return [PendingKey(*row) for row in rows]
+
+        equal = keys(b"%b = %b AND local_id > %d" % (at, bound, place.local_id), b"local_id", _KEYS)
+        if len(equal) == _KEYS:
+            return equal, equal[-1]
+        below = keys(
+            b"%b < %b AND %b" % (at, bound, _from(search, table)),
+            b"%b DESC, local_id DESC" % at,
+            _KEYS - len(equal),
         )
         next_place = None
-        if len(below) == room:
-            next_place = _Place(below[-1].run_after_ms, 0)
-            below = [job for job in below if job.run_after_ms != next_place.run_after_ms]
-        return equal + sorted(below, key=scan_order), next_place
+        if len(equal) + len(below) == _KEYS:
+            next_place = PendingKey(below[-1].run_after_ms, 0)
+            below = [key for key in below if key.run_after_ms != next_place.run_after_ms]
+        return equal + sorted(below, key=lambda key: (-key.run_after_ms, key.local_id)), next_place
 
-    def _read(self, search: Search, table: Table, where: bytes) -> list[StoredJob]:
-        columns = WITHOUT_BODY if self._matches is None else WITH_BODY
-        statement = b"SELECT %b FROM %b%b WHERE state = %d AND %b" % (
+    def _found(self, search: Search, table: Table, columns: bytes, where: bytes) -> bytes:
+        return b"SELECT %b FROM %b%b WHERE state = %d AND %b" % (
             columns,
             table.name,
-            table.by_run_after,
+            table.ready.forced,
             search.state,
             where,
         )
-        rows = self._connection().rows(self._timed(search, statement))
-        return [stored_job(table.priority, row) for row in rows]
+
+    def _read(
+        self, search: Search, table: Table, columns: bytes, keys: Sequence[PendingKey]
+    ) -> list[StoredJob]:
+        """The jobs that are where the walk has found them."""
+        run_afters = {local_id: run_after_ms for run_after_ms, local_id in keys}
+        jobs = [
+            stored_job(table.priority, row)
+            for statement in select(table, columns, list(run_afters), search.state)
+            for row in self._connection().rows(self._timed(search, statement))
+        ]
+        found = [job for job in jobs if job.run_after_ms == run_afters[job.key.local_id]]
+        return sorted(found, key=scan_order)
 
 
 @dataclass(frozen=True)
@@ -196,14 +203,19 @@ class MysqlSearcherFactory:
         return MysqlSearcher(self.shard, self.server, SystemClock(), between_slices)
 
 
+def _run_after(table: Table, search: Search) -> bytes:
+    """The column that holds it, for jobs of that state: if it can be, the first of the index."""
+    return table.ready.column if search.state is JobState.PENDING else b"run_after"
+
+
 def _from(search: Search, table: Table) -> bytes:
     """The condition for the earliest run-after of a search, which the column may not hold."""
-    run_after = table.run_after
-    return b"run_after >= " + run_after.bound(search.run_after_ms[0] + run_after.step_ms - 1)
+    first_ms = search.run_after_ms[0] + table.run_after.step_ms - 1
+    return _run_after(table, search) + b" >= " + table.run_after.bound(first_ms)
 
 
-def _behind(after: ScanAfter, priority: int) -> _Place:
+def _behind(after: ScanAfter, priority: int) -> PendingKey:
     """Where a scan goes on in the table of `priority`."""
     if priority < after.priority:
-        return _Place(after.run_after_ms, 2**64 - 1)  # all of that run-after have come
-    return _Place(after.run_after_ms, after.local_id if priority == after.priority else 0)
+        return PendingKey(after.run_after_ms, 2**64 - 1)  # all of that run-after have come
+    return PendingKey(after.run_after_ms, after.local_id if priority == after.priority else 0)

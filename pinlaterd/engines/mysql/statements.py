@@ -1,43 +1,44 @@
-"""Statements on many jobs at once, by primary key, and the rows that they read.
-
-Lists of ids come in pieces: servers plan very long ones badly. Where jobs differ in what they get,
-a CASE over the ids tells it, which the server walks through for every row: such statements are
-short (the figures are on top of jobs.sql). Where all get the same, there is no CASE.
-"""
+"""Statements on many jobs at once, by primary key, and the rows that they read."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from pinlaterd.engines.base import StoredJob
-from pinlaterd.engines.mysql.literals import id_list, pieces, quote_bytes
+from pinlaterd.engines.mysql.literals import among, pieces, quote_bytes, quote_text
 from pinlaterd.engines.mysql.tables import Table
 from pinlaterd.model import JobKey, JobState, Payload
 
-LISTED_IDS = 800
-CASE_IDS = 100
-# A time as milliseconds since the epoch; one that PinLater's server left as 0 counts as the epoch.
-_MS = "CAST(COALESCE(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {}) DIV 1000, 0) AS SIGNED)"
-RUN_AFTER_MS = _MS.format("run_after").encode()
-UPDATED_AT_MS = _MS.format("updated_at").encode()
-CREATED_AT_MS = _MS.format("created_at").encode()
+LISTED_IDS = 800  # servers plan longer lists badly
 STATUS = b"COALESCE(custom_status, '')"
 
 
-class Each(NamedTuple):
-    """An assignment in which jobs differ: what stands before the value and behind it, and the
-    value, a literal, of each job."""
+def in_ms(column: bytes) -> bytes:
+    """A time as milliseconds since the epoch, which stands for one that PinLater's server left as
+    0, too."""
+    return (
+        b"CAST(COALESCE(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', %b) DIV 1000, 0) AS SIGNED)"
+        % column
+    )
 
-    before: bytes
+
+RUN_AFTER_MS, UPDATED_AT_MS = in_ms(b"run_after"), in_ms(b"updated_at")
+
+
+class Each(NamedTuple):
+    """An assignment in which jobs differ: with %b where the value stands, and the value, a literal,
+    of each job."""
+
+    assignment: bytes
     values: Sequence[bytes]
-    behind: bytes = b""
 
 
 def by_ids(local_ids: Sequence[int], state: JobState | None, claims: Sequence[bytes] = ()) -> bytes:
     """WHERE: those of `local_ids` that are in `state`, and held under `claims`, if given: of each
     job one, as `claim_of` makes it."""
-    where = b" WHERE local_id IN (" + id_list(local_ids) + b")"
+    where = b" WHERE " + among(local_ids)
     if state is not None:
         where += b" AND state = %d" % state
     if claims:  # byte by byte, whatever the collation of the column
@@ -62,19 +63,6 @@ def select(
         )  # fmt: skip
 
 
-def select_locked(
-    table: Table, columns: bytes, local_ids: Sequence[int], state: JobState | None
-) -> Iterator[bytes]:
-    """So that nobody, not even a foreign writer, changes them before our transaction ends."""
-    for statement in select(table, columns, local_ids, state):
-        yield statement + b" FOR UPDATE"
-
-
-def delete(table: Table, local_ids: Sequence[int], state: JobState) -> Iterator[bytes]:
-    for part in pieces(local_ids, LISTED_IDS):
-        yield b"DELETE FROM " + table.name + by_ids(part, state)
-
-
 def update(
     table: Table,
     local_ids: Sequence[int],
@@ -84,27 +72,26 @@ def update(
     *,
     claims: Sequence[bytes] = (),
     most_bytes: int,
-) -> Iterator[bytes]:
+) -> Iterator[tuple[bytes, int]]:
     """Of those that are in `state`, and held under `claims`, if given: `common` assignments, then
-    those of `each`."""
+    those of `each`. Statements, and how many jobs each names."""
     for one in each:
         if len(set(one.values)) == 1:
-            common += b", " + one.before + one.values[0] + one.behind
+            common += b", " + one.assignment % one.values[0]
     each = [one for one in each if len(set(one.values)) > 1]
     head = b"UPDATE " + table.name + b" FORCE INDEX (PRIMARY) SET " + common
-    if not each and not claims:
-        for part in pieces(local_ids, LISTED_IDS):
-            yield head + by_ids(part, state)
-        return
-    most_ids, first = CASE_IDS if each else LISTED_IDS, 0
     texts = [one.values for one in each] + ([claims] if claims else [])
+    first = 0
     while first < len(local_ids):
-        end = min(first + most_ids, len(local_ids))
+        end = min(first + LISTED_IDS, len(local_ids))
         while end > first + 1 and _bytes(texts, first, end) > most_bytes - len(head):
             end -= (end - first) // 2
         part = local_ids[first:end]
-        cases = b"".join([b", " + _case(one, part, first) for one in each])
-        yield head + cases + by_ids(part, state, claims[first:end])
+        varied = [
+            b", " + one.assignment % choice(sorted(zip(part, one.values[first:end], strict=True)))
+            for one in each
+        ]
+        yield head + b"".join(varied) + by_ids(part, state, claims[first:end]), len(part)
         first = end
 
 
@@ -114,17 +101,45 @@ def _bytes(texts: Sequence[Sequence[bytes]], first: int, end: int) -> int:
     return listed + (end - first) * (60 + 30 * len(texts))
 
 
-def _case(one: Each, part: Sequence[int], first: int) -> bytes:
-    values = one.values[first : first + len(part)]
-    whens = b" ".join([b"WHEN %d THEN %b" % pair for pair in zip(part, values, strict=True)])
-    return one.before + b"CASE local_id " + whens + b" END" + one.behind
+def choice(values: Sequence[tuple[int, bytes]]) -> bytes:
+    """The value of the last id, of those in order, that a job's own is not below. The server finds
+    it by bisection, where a CASE would be walked through for every row."""
+    ids, texts = zip(*values, strict=True)
+    listed = ", ".join(map(str, ids)).encode()
+    return b"ELT(INTERVAL(local_id, " + listed + b"), " + b", ".join(texts) + b")"
+
+
+def claims_of(descriptors: Iterable[tuple[int, str]]) -> bytes:
+    """The claim descriptor of each job. They end in numbers, which mostly grow as the ids do: the
+    server counts them up."""
+    numbered = [(local_id, *_numbered(descriptor)) for local_id, descriptor in sorted(descriptors)]
+    step = 0
+    if len(numbered) > 1:
+        (first_id, _, first), (second_id, _, second) = numbered[:2]
+        step = max(0, (second - first) // (second_id - first_id))
+    runs: list[tuple[int, bytes]] = []
+    for _, run in groupby(numbered, lambda one: (one[1], one[2] < 0, one[2] - step * one[0])):
+        first_id, head, first = next(run)
+        text = quote_text(head)
+        if first >= 0:
+            text = b"CONCAT(%b, %d + %d * (local_id - %d))" % (text, first, step, first_id)
+        runs.append((first_id, text))
+    return runs[0][1] if len(runs) == 1 else choice(runs)
+
+
+def _numbered(descriptor: str) -> tuple[str, int]:
+    """What stands before its number, and that; all of it and -1, if it does not end in one."""
+    head, colon, digits = descriptor.rpartition(":")
+    if digits.isdecimal() and digits.isascii() and (digits[0] != "0" or digits == "0"):
+        return head + colon, int(digits)
+    return descriptor, -1
 
 
 # --- whole jobs, and payloads ---------------------------------------------------------------
 
 WITHOUT_BODY = (
     b"local_id, state, COALESCE(attempts_allowed, 1), COALESCE(attempts_remaining, 0), "
-    + STATUS + b", " + CREATED_AT_MS + b", " + RUN_AFTER_MS + b", " + UPDATED_AT_MS
+    + b", ".join([STATUS, in_ms(b"created_at"), RUN_AFTER_MS, UPDATED_AT_MS])
     + b", claim_descriptor, NULL"
 )  # fmt: skip
 WITH_BODY = WITHOUT_BODY.replace(b", NULL", b", COALESCE(body, '')")

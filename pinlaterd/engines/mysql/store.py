@@ -35,6 +35,7 @@ from pinlaterd.engines.mysql.faults import (
     is_lost,
     is_read_only,
     is_retryable,
+    leaves_doubt,
     storage_error,
 )
 from pinlaterd.engines.mysql.literals import limits_of, owner_database, quote_name, quote_text
@@ -142,7 +143,6 @@ class Store:
             patience_seconds=patience_seconds,
             idle_seconds=self._lease_seconds,
             waits_for_locks=False,
-            several_statements=True,
         )
 
     def _check_writable(self, db: Connection) -> None:
@@ -173,7 +173,7 @@ class Store:
         self.pass_used_ids(db, self.tables.by_queue)
         self._marked_local_id = self._next_local_id
         values = {"start_ms": start_ms, "clean": 0, "next_local_id": self._next_local_id}
-        self.transact(now_ms, lambda tx: self._remember(tx, values))
+        self.transact(now_ms, lambda tx: self.remember(tx, values))
         self._ended_badly = True
         return Ownership(start_ms, clean)
 
@@ -186,7 +186,7 @@ class Store:
         if self._db is not None and not self._failure:
             values = {"clean": 1, "next_local_id": self._next_local_id}
             with contextlib.suppress(StorageError):
-                self.transact(0, lambda tx: self._remember(tx, values))
+                self.transact(0, lambda tx: self.remember(tx, values))
                 self._ended_badly = False
                 with self.reading():
                     self._lock.release(self.db)
@@ -236,12 +236,11 @@ class Store:
         while True:
             db = self.db
             tx = Transaction(db, now_ms, careful=careful)
-            marked_local_id = self._marked_local_id
             try:
                 result = work(tx)
-                self._note(tx)
+                marked_local_id = self._mark_ids(tx)
+                tx.commit()
             except UnexpectedRows as unexpected:
-                self._marked_local_id = marked_local_id
                 self._roll_back(db, unexpected)
                 attempts_left -= careful
                 if attempts_left < 0:
@@ -251,37 +250,32 @@ class Store:
                 careful, self._careful_left = True, _CAREFUL_TRANSACTIONS
                 continue
             except FAULTS as fault:
-                self._marked_local_id = marked_local_id
-                self._roll_back(db, fault)
-                if is_duplicate(fault) and (queue := self._named_queue(db)):
-                    self.counts.suspects.add(queue)
-                attempts_left -= 1
-                self._prepare_to_repeat(db, fault, attempts_left)
-                continue
+                if tx.committing and leaves_doubt(fault, db.last_statement):
+                    self._look_up(db, tx.probe, fault)
+                else:
+                    self._roll_back(db, fault)
+                    attempts_left -= 1
+                    self._prepare_to_repeat(db, fault, attempts_left)
+                    continue
             except BaseException as fault:
-                self._marked_local_id = marked_local_id
                 self._roll_back(db, fault)
                 raise
-            try:
-                if tx.begun:
-                    self._commit(tx)
-            except StorageLocked:
-                self._marked_local_id = marked_local_id
-                raise
+            self._marked_local_id = marked_local_id
             self.counts.add(tx.depth_changes)
             return result
 
-    def _note(self, tx: Transaction) -> None:
-        """What the owner's table has to remember of a transaction."""
-        if self._next_local_id > self._marked_local_id:
-            self._marked_local_id = self._next_local_id + _RESERVED_IDS
-            self._remember(tx, {"next_local_id": self._marked_local_id})
-        tx.send()
-        if tx.changed and tx.probe is None:
-            # Checkpoints alone: jobs that stay in their state may well look as they did before.
-            self._unmoved_commits += 1
-            self._remember(tx, {"unmoved_commits": self._unmoved_commits})
-            tx.send()
+    def _mark_ids(self, tx: Transaction) -> int:
+        """Below which ids are marked as used in the owner's table once `tx` is committed."""
+        marked = self._marked_local_id
+        if self._next_local_id > marked:
+            marked = self._next_local_id + _RESERVED_IDS
+            self.remember(tx, {"next_local_id": marked})
+        return marked
+
+    def count_unmoved(self, tx: Transaction) -> None:
+        """Jobs that stay in their state may look as they did before: this tells of a commit."""
+        self._unmoved_commits += 1
+        self.remember(tx, {"unmoved_commits": self._unmoved_commits})
 
     def _roll_back(self, db: Connection, fault: BaseException) -> None:
         """Undo the transaction. One whose connection is lost the server undoes by itself, but we
@@ -296,6 +290,8 @@ class Store:
     def _prepare_to_repeat(self, db: Connection, fault: BaseException, attempts_left: int) -> None:
         """After a fault of a transaction that is rolled back. Raises what stands for it, unless
         that was an accident with foreign writers: their locks, or ids that they have used."""
+        if is_duplicate(fault) and (queue := self._named_queue(db)):
+            self.counts.suspects.add(queue)
         if attempts_left > 0 and is_duplicate(fault):
             with self.reading():
                 self.pass_used_ids(db, self.tables.by_queue)
@@ -319,20 +315,14 @@ class Store:
         named = self._queue_named.search(db.last_statement)
         return named[1].decode() if named else ""
 
-    def _commit(self, tx: Transaction) -> None:
-        """Returns if all of it is kept, perhaps by a connection that is lost by then."""
-        try:
-            tx.db.execute(b"COMMIT")
-        except FAULTS as fault:
-            if is_locked(fault):  # the server has undone the transaction
-                self._roll_back(tx.db, fault)
-                raise self._not_committed(tx.db, fault) from fault
-            self._failure = f"its connection was lost within a commit: {describe(fault)}"
-            tx.db.close()
-            if tx.probe is not None and not self._was_committed(tx.probe, fault):
-                raise StorageNotCommitted(
-                    f"{self}: {describe(fault)}; that commit was not kept"
-                ) from fault
+    def _look_up(self, db: Connection, probe: CommitProbe | None, fault: BaseException) -> None:
+        """After a COMMIT that ended with `fault`. Returns if all of it is kept."""
+        self._failure = f"its connection was lost within a commit: {describe(fault)}"
+        db.close()
+        if probe is not None and not self._was_committed(probe, fault):
+            raise StorageNotCommitted(
+                f"{self}: {describe(fault)}; that commit was not kept"
+            ) from fault
 
     def _was_committed(self, last_change: CommitProbe, fault: BaseException) -> bool:
         """Whether a transaction was kept whose COMMIT ended with `fault`, as its server tells on
@@ -402,10 +392,10 @@ class Store:
                 raise self._not_committed(self.db, fault) from fault
             self._lose(fault)
 
-    def _remember(self, tx: Transaction, values: dict[str, int]) -> None:
+    def remember(self, tx: Transaction, values: dict[str, int]) -> None:
         """The first of `values` differs from what was there before."""
         rows = b", ".join(b"(%s, %d)" % (quote_text(name), value) for name, value in values.items())
-        tx.run([b"REPLACE INTO " + self._owner_table + b" (name, value) VALUES " + rows])
+        tx.run(b"REPLACE INTO " + self._owner_table + b" (name, value) VALUES " + rows)
         if tx.probe is None:
             name, value = next(iter(values.items()))
             tx.probe = remembered(self._owner_table, name, value)

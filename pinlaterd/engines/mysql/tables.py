@@ -68,6 +68,14 @@ class TimeColumn(Times):
         return quote_time(time_ms - time_ms % self.step_ms)
 
 
+class Order(NamedTuple):
+    """How jobs of one state are found in the order of a time: its column, and FORCE INDEX where
+    there is an index on state and that column."""
+
+    column: bytes
+    forced: bytes
+
+
 class Table(NamedTuple):
     """One priority of a queue."""
 
@@ -83,9 +91,19 @@ class Table(NamedTuple):
     status_codec: str  # "" if it has every character
     plain_claims: bool  # claims are stored in ASCII, other characters as ?
     has_pending_since: bool
-    by_run_after: bytes  # FORCE INDEX, where there is one
-    by_updated_at: bytes
+    ready: Order  # jobs that are PENDING, by run-after
+    aged: Order  # others, by their last change
     pins: bytes  # assignments that keep the server from changing times by itself
+
+    def to_pending(self, now_ms: int) -> bytes:
+        """The assignments by which a job becomes PENDING as from now."""
+        since = b"pending_since = NULL, " if self.has_pending_since else b""
+        now = self.updated_at.literal(now_ms)
+        return b"state = 0, claim_descriptor = NULL, %supdated_at = %s" % (since, now)
+
+    def order(self, state: JobState) -> Order:
+        """In which jobs are found by an index, if there is any."""
+        return self.ready if state is JobState.PENDING or not self.aged.forced else self.aged
 
     @property
     def limits(self) -> TableLimits:
@@ -246,8 +264,8 @@ def _table(
         status_codec="" if charset in _WHOLE_CHARSETS else _CODECS.get(charset, "ascii"),
         plain_claims=columns["claim_descriptor"].charset not in _WHOLE_CHARSETS,
         has_pending_since="pending_since" in columns,
-        by_run_after=_force_index(indexes, "run_after"),
-        by_updated_at=_force_index(indexes, "updated_at"),
+        ready=_order(columns, indexes, "run_after"),
+        aged=_order(columns, indexes, "updated_at"),
         pins=b"".join(
             b", %s = %s" % (column.encode(), column.encode())
             for column in ("created_at", "run_after")
@@ -267,14 +285,24 @@ def _time_column(label: str, name: str, column: _Column) -> TimeColumn:
     return TimeColumn(step_ms, earliest_ms, latest_ms)
 
 
-def _force_index(indexes: Mapping[str, Sequence[str]], column: str) -> bytes:
-    """Of the indexes on (state, `column`), InnoDB's own or explicit local_id behind them, one.
+def _order(
+    columns: Mapping[str, _Column], indexes: Mapping[str, Sequence[str]], column: str
+) -> Order:
+    """By due_at, which is both times in one, where the table has that.
 
-    Named, because the figures that a server would choose by are of yesterday's table."""
-    for index, columns in indexes.items():
-        if list(columns) in (["state", column], ["state", column, "local_id"]):
-            return b" FORCE INDEX (" + quote_name(index) + b")"
-    return b""
+    Indexes are named: the figures that a server would choose by are of yesterday's table."""
+    if "due_at" in columns and "generated" in columns["due_at"].extra.lower():
+        for index, indexed in indexes.items():
+            if indexed[:3] == ["state", "due_at", "local_id"]:
+                return Order(b"due_at", _force(index))
+    for index, indexed in indexes.items():
+        if list(indexed) in (["state", column], ["state", column, "local_id"]):
+            return Order(column.encode(), _force(index))
+    return Order(column.encode(), b"")
+
+
+def _force(index: str) -> bytes:
+    return b" FORCE INDEX (" + quote_name(index) + b")"
 
 
 # --- making ----------------------------------------------------------------------------------
@@ -439,7 +467,7 @@ class TableSnapshot:
         with self._db.patiently(int(estimate) * _SECONDS_A_JOB):
             return self._db.rows(
                 b"SELECT state, COUNT(*) FROM %b%b GROUP BY state"
-                % (table.name, table.by_run_after)
+                % (table.name, table.ready.forced)
             )
 
     def find_damage(self) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from pinlaterd.engines.mysql.connection import Connection
+from pinlaterd.engines.mysql.literals import pieces
 from pinlaterd.engines.mysql.ownership import CommitProbe, moved_job
-from pinlaterd.engines.mysql.statements import Each, update
+from pinlaterd.engines.mysql.statements import LISTED_IDS, Each, by_ids, select, update
 from pinlaterd.engines.mysql.tables import Table
 from pinlaterd.model import JobState
 
@@ -18,43 +18,35 @@ class UnexpectedRows(Exception):
     """Jobs were not in the state that a statement relied on: to be done again, looking first."""
 
 
-@dataclass
-class _Write:
-    """A change: how many rows its statements have to find, if that is known, and have found."""
-
-    expected: int | None
-    found: int = 0
-
-
-_Statement = tuple[bytes, _Write | None]
-
-
 class Transaction:
-    """What one commit does: statements, and what it changes in the depths.
-
-    Statements are sent several in a packet: with the next one that reads, or at the end."""
+    """Statements are sent several in a packet: with the next one that reads, or at the end. One
+    that is alone is a transaction by itself."""
 
     def __init__(self, db: Connection, now_ms: int, *, careful: bool) -> None:
-        self.db = db
         self.now_ms = now_ms
         self.careful = careful  # whether rows were unexpected before
+        self.committing = False  # whether the server was asked to commit
         self.probe: CommitProbe | None = None  # of the last change, as far as one can tell
         self.depth_changes: defaultdict[tuple[str, int, JobState], int] = defaultdict(int)
-        self.begun = False  # whether anything was sent
-        self._unsent: list[_Statement] = []
-        self._writes: list[_Write] = []
+        self._db = db
+        self._begun = False
+        self._unsent: list[tuple[bytes, int | None]] = []  # and how many rows they have to find
 
-    @property
-    def changed(self) -> bool:
-        """Whether anything has been changed, by what was sent."""
-        return any(write.found for write in self._writes)
+    # --- statements --------------------------------------------------------------------------
 
-    def run(self, statements: Iterable[bytes], expected: int | None = None) -> None:
-        """Change something, later: `send` raises UnexpectedRows if the statements together don't
-        find as many rows as expected."""
-        write = _Write(expected)
-        self._writes.append(write)
-        self._unsent += [(statement, write) for statement in statements]
+    def run(self, statement: bytes) -> None:
+        """Change something, later."""
+        self._unsent.append((statement, None))
+
+    def insert(self, head: bytes, rows: Sequence[bytes]) -> None:
+        """INSERT, in several statements where one would be too long."""
+        first, size = 0, len(head)
+        for at, row in enumerate(rows):
+            size += len(row) + 2
+            if size > self._db.statement_bytes and at > first:
+                self.run(head + b", ".join(rows[first:at]))
+                first, size = at, len(head) + len(row)
+        self.run(head + b", ".join(rows[first:]))
 
     def update(
         self,
@@ -63,54 +55,72 @@ class Transaction:
         state: JobState,
         common: bytes,
         each: Sequence[Each] = (),
-        *,
         claims: Sequence[bytes] = (),
-        expected: int | None = None,
     ) -> None:
-        """As `statements.update`, and `run`."""
-        most_bytes = self.db.statement_bytes
-        statements = update(
+        """As `statements.update`. Later UnexpectedRows is raised unless all of them are found."""
+        most_bytes = self._db.statement_bytes
+        self._unsent += update(
             table, local_ids, state, common, each, claims=claims, most_bytes=most_bytes
         )
-        self.run(statements, expected)
 
-    def found(self) -> int:
-        """How many rows the last change has found, once it was sent."""
-        self.send()
-        return self._writes[-1].found
+    def delete(self, table: Table, local_ids: Sequence[int], state: JobState) -> None:
+        for part in pieces(local_ids, LISTED_IDS):
+            self._unsent.append((b"DELETE FROM " + table.name + by_ids(part, state), len(part)))
 
     def read(self, statements: Iterable[bytes]) -> list[tuple[Any, ...]]:
         rows: list[tuple[Any, ...]] = []
         for statement in statements:
-            self._unsent.append((statement, None))
-            rows += self.send()
+            self.run(statement)
+            rows += self._send()
         return rows
 
-    def send(self) -> tuple[tuple[Any, ...], ...]:
-        """Send what has not been sent; returns what the last statement reads."""
-        if not self._unsent:
-            return ()
+    def lock(
+        self, table: Table, columns: bytes, local_ids: Sequence[int], state: JobState
+    ) -> list[tuple[Any, ...]]:
+        """Read those that are in `state`. Nobody, not even a foreign writer, changes them before
+        our transaction ends."""
+        return self.read(
+            statement + b" FOR UPDATE" for statement in select(table, columns, local_ids, state)
+        )
+
+    def commit(self) -> None:
+        """Send what has not been sent. `committing` tells whether an error is that of a commit."""
+        if any(expected is not None for _, expected in self._unsent):
+            self._send()
+        if self._begun or len(self._unsent) > 1:
+            self.run(b"COMMIT")
+        if self._unsent:
+            if not self._begun:  # a connection that is lost by now leaves no doubt
+                self._db.check_open()
+            self._send(commits=True)
+
+    def _send(self, *, commits: bool = False) -> tuple[tuple[Any, ...], ...]:
+        """Returns what the last statement reads."""
         unsent, self._unsent = self._unsent, []
-        if not self.begun:
-            self.begun = True
+        if not unsent:
+            return ()
+        if not (self._begun or (commits and len(unsent) == 1)):
+            self._begun = True
             unsent.insert(0, (b"BEGIN", None))
         first = size = 0
         for at, (statement, _) in enumerate(unsent):
             size += len(statement) + 2
-            if size > self.db.statement_bytes and at > first:
+            if size > self._db.statement_bytes and at > first:
                 self._send_packet(unsent[first:at])
                 first, size = at, len(statement)
-        rows = self._send_packet(unsent[first:])
-        if any(write.expected not in (None, write.found) for write in self._writes):
-            raise UnexpectedRows
+        self.committing = commits
+        return self._send_packet(unsent[first:])
+
+    def _send_packet(
+        self, packet: Sequence[tuple[bytes, int | None]]
+    ) -> tuple[tuple[Any, ...], ...]:
+        counts, rows = self._db.run([statement for statement, _ in packet])
+        for (_, expected), found in zip(packet, counts, strict=True):
+            if expected not in (None, found):
+                raise UnexpectedRows
         return rows
 
-    def _send_packet(self, packet: Sequence[_Statement]) -> tuple[tuple[Any, ...], ...]:
-        counts, rows = self.db.run([statement for statement, _ in packet])
-        for (_, write), found in zip(packet, counts, strict=True):
-            if write is not None:
-                write.found += found
-        return rows
+    # --- what they change --------------------------------------------------------------------
 
     def moved(
         self,

@@ -24,7 +24,7 @@ from pinlaterd.errors import (
 from pinlaterd.model import CheckpointInfo, CheckpointRequest, Job, JobKey, JobState
 from tests.conformance.engine.engines import LEASE_SECONDS
 from tests.conformance.engine.harness import QUEUE, Ack, EngineHarness, claim_op, counted
-from tests.conftest import ProgramPath
+from tests.conftest import ProgramPath, WaitUntil
 from tests.engines.mysql.conftest import NewEngine
 from tests.servers.mariadb import HOST, MariaDB, start_mariadb
 from tests.servers.proxy import Cut, Proxy
@@ -129,7 +129,7 @@ def test_a_network_that_swallows_everything_costs_the_lease_at_most(
     began = time.monotonic()
 
     # Our patience and the server's end at about the same time: either ends it.
-    with pytest.raises(StorageNotCommitted):
+    with pytest.raises(StorageError, match="not known"):
         engine.apply(ONE_JOB, clock.now_ms())
 
     assert engine.trouble
@@ -185,6 +185,22 @@ def test_a_connection_that_was_given_up_is_not_waited_for(
     with pytest.raises(ShardOwned):  # of others only the lease makes an end
         new_engine().open(clock.now_ms())
     engine.close()
+
+
+def test_an_enqueue_on_a_connection_that_the_server_has_ended_is_not_kept(
+    store: EngineHarness, stranger: Any, wait_until: WaitUntil
+):
+    """It goes with its commit: who enqueues can be served elsewhere, for nothing was sent."""
+    [[number]] = store.engine.db.rows(b"SELECT CONNECTION_ID()")  # type: ignore[attr-defined]
+    stranger.execute(f"KILL CONNECTION {number}")
+    db = store.engine.db  # type: ignore[attr-defined]
+    wait_until(lambda: bool(db._unasked.poll(0)))
+
+    with pytest.raises(StorageNotCommitted, match=r"(?i)lost"):
+        store.enqueue(b"a")
+
+    store.reopen()
+    assert store.ready() == []
 
 
 def test_a_heartbeat_finds_out(proxy: Proxy, new_engine: NewEngine, clock: FakeClock):

@@ -12,12 +12,13 @@ from pinlaterd.engines.mysql.connection import Connection, Server
 from pinlaterd.engines.mysql.literals import (
     EARLIEST_MS,
     LATEST_MS,
-    id_list,
+    among,
     quote_bytes,
     quote_name,
     quote_text,
     quote_time,
 )
+from pinlaterd.engines.mysql.statements import claims_of
 from tests.servers.mariadb import HOST, PASSWD, USER, MariaDB
 
 # What a lexer might trip over: quotes, escapes, ends, and pieces of longer characters before them.
@@ -52,7 +53,7 @@ def db(mariadb: MariaDB) -> Iterator[Connection]:
     connection.execute(b"CREATE DATABASE literals DEFAULT CHARACTER SET utf8mb4")
     connection.execute(
         b"CREATE TABLE literals.kept"
-        b" (body LONGBLOB, text LONGTEXT, at DATETIME(3), id BIGINT UNSIGNED)"
+        b" (body LONGBLOB, text LONGTEXT, at DATETIME(3), local_id BIGINT UNSIGNED)"
     )
     yield connection
     connection.execute(b"DROP DATABASE literals")
@@ -85,14 +86,37 @@ def test_rows_that_were_stored(db: Connection, rows: list[tuple[bytes, str, int,
         b"(%b, %b, %b, %d)" % (quote_bytes(body), quote_text(text), quote_time(at_ms), number)
         for body, text, at_ms, number in rows
     ]
-    db.execute(b"INSERT INTO literals.kept (body, text, at, id) VALUES " + b", ".join(values))
+    db.execute(b"INSERT INTO literals.kept (body, text, at, local_id) VALUES " + b", ".join(values))
 
     found = db.rows(
-        b"SELECT body, text, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', at) DIV 1000, id"
-        b" FROM literals.kept WHERE id IN (%b)" % id_list(row[3] for row in rows)
+        b"SELECT body, text, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', at) DIV 1000, local_id"
+        b" FROM literals.kept WHERE %b" % among([row[3] for row in rows])
     )
 
     assert sorted(found, key=lambda row: row[3]) == sorted(rows, key=lambda row: row[3])
+
+
+@given(
+    claims=st.dictionaries(
+        st.integers(2**50, 2**50 + 40),
+        st.one_of(
+            st.integers(0, 60).map("host:9010:1:web:{}".format),
+            st.sampled_from(["host:9010:1:job:", "host:9010:1:web:007", "it's", "a:b:5", ""]),
+        ),
+        min_size=1,
+    ),
+    step=st.integers(0, 3),
+)
+def test_each_job_gets_its_own_claim(db: Connection, claims: dict[int, str], step: int):
+    """Whether their numbers grow as the ids do, or not."""
+    even = {number: f"host:9010:1:web:{7 + step * (number - 2**50)}" for number in claims}
+    db.execute(b"DELETE FROM literals.kept")
+    ids = b", ".join(b"(%d)" % number for number in claims)
+    db.execute(b"INSERT INTO literals.kept (local_id) VALUES " + ids)
+
+    for wanted in (claims, even, {**even, **dict(list(claims.items())[:2])}):
+        statement = b"SELECT local_id, %b FROM literals.kept" % claims_of(wanted.items())
+        assert dict(db.rows(statement)) == wanted
 
 
 @given(name=st.text(st.sampled_from("ab_-1`'\\ "), min_size=1, max_size=20))

@@ -128,7 +128,13 @@ def test_claims_time_out_never_early(old: EngineHarness, clock: FakeClock):
     assert [job.key.local_id for job in expire(SECOND).retried] == [claimed.key.local_id]
 
 
-def test_garbage_goes_by_its_age(old: EngineHarness):
+@pytest.mark.parametrize("index", ["", "updated_at", "updated_at, local_id"])
+def test_garbage_goes_by_its_age(old: EngineHarness, stranger: Any, table: str, index: str):
+    """Whether or not somebody has made an index for it."""
+    if index:
+        stranger.execute(f"ALTER TABLE {table} ADD INDEX (state, {index})")
+        old.reopen()
+
     def collect(state: JobState, age_seconds: int) -> int:
         return old.engine.collect_garbage(
             QUEUE, state, updated_before_ms=old.now_ms - age_seconds * SECOND, limit=9
