@@ -1,6 +1,6 @@
 """Notes every call of a function of ours, in a process of the service: see `call_trace`.
 
-Imported by its sitecustomize.py, before anything else: relies on the standard library only.
+Imported by sitecustomize.py, before anything else: relies on the standard library only.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-FOLDER_VARIABLE = "PINLATERD_CALL_TRACE"
+STOP_FILE = "stop"
 ROLES = ("router", "shard")
 OURS = f"{os.sep}pinlaterd{os.sep}"
 _NOTED_CALLS = 400_000
@@ -24,7 +24,7 @@ def install() -> None:
     """In a process that starts: note calls until the folder has a file `stop`; then write them."""
     if "pinlaterd" not in sys.orig_argv or not set(ROLES) & set(sys.orig_argv):
         return
-    folder = Path(os.environ[FOLDER_VARIABLE])
+    folder = Path(os.environ["PYTHONPATH"])  # the one that `deployment.patched` was given
     noted: deque[tuple[int, str, str]] = deque(maxlen=_NOTED_CALLS)
 
     def note(frame: FrameType, event: str, _argument: Any) -> None:
@@ -33,7 +33,7 @@ def install() -> None:
             noted.append((time.monotonic_ns(), code.co_filename, code.co_qualname))
 
     def write() -> None:
-        while not (folder / "stop").exists():
+        while not (folder / STOP_FILE).exists():
             time.sleep(0.05)
         whole = folder / f"{os.getpid()}.calls"
         part = whole.with_suffix(".part")

@@ -8,20 +8,17 @@ shortest way counts, so that nothing periodic is in it. May rely on `benchmarks.
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 from bisect import bisect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.call_recorder import FOLDER_VARIABLE, OURS, ROLES
-from benchmarks.deployment import Deployment
+from benchmarks.call_recorder import OURS, ROLES, STOP_FILE
+from benchmarks.deployment import Deployment, patched
 
-ROOT = Path(__file__).parent.parent
 TRIES = 60
 PAUSE_SECONDS = 0.02
 # What is done once the answer is on its way belongs to the call.
@@ -39,33 +36,13 @@ class Noted(NamedTuple):
 
 def trace() -> dict[str, list[Noted]]:
     """The shortest way of each kind of call, in the order of time."""
-    with tempfile.TemporaryDirectory(prefix="calls-") as name, _traced(Path(name)):
+    with tempfile.TemporaryDirectory(prefix="calls-") as name:
         folder = Path(name)
-        with Deployment(folder, shards=1) as service:
+        with patched(folder, "benchmarks.call_recorder"), Deployment(folder, shards=1) as service:
             times = _drive(service)
-            (folder / "stop").touch()
+            (folder / STOP_FILE).touch()
             noted = _read(folder)
     return {kind: _shortest(noted, spans) for kind, spans in times.items()}
-
-
-@contextmanager
-def _traced(folder: Path) -> Iterator[None]:
-    """Have processes import pinlaterd by way of `folder`, and trace it."""
-    (folder / "pinlaterd").symlink_to(ROOT / "pinlaterd")
-    (folder / "benchmarks").symlink_to(ROOT / "benchmarks")
-    code = "from benchmarks.call_recorder import install\n\ninstall()\n"
-    (folder / "sitecustomize.py").write_text(code)
-    ours = {"PYTHONPATH": str(folder), "PYTHONSAFEPATH": "1", FOLDER_VARIABLE: str(folder)}
-    before = {variable: os.environ.get(variable) for variable in ours}
-    os.environ.update(ours)
-    try:
-        yield
-    finally:
-        for variable, value in before.items():
-            if value is None:
-                del os.environ[variable]
-            else:
-                os.environ[variable] = value
 
 
 def _drive(service: Deployment) -> dict[str, list[tuple[int, int]]]:

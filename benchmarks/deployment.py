@@ -4,34 +4,40 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
-from typing import Self
-from urllib.request import urlopen
+from typing import NamedTuple, Self
 
 import psutil
 import yaml
 
-from benchmarks import usage
-from pinlaterd.client import Client, ConnectionFailed, PinLaterError
+from pinlaterd.client import Client
 from pinlaterd.config import layout
+from tests import deployment
 
-PINLATERD = (sys.executable, "-m", "pinlaterd")
-READY_SECONDS = 30.0
+ROOT = Path(__file__).parent.parent
+MB = 1_000_000
+_TITLE = "pinlaterd: "
 
 
 class BenchmarkFailed(Exception):
     """The benchmark could not be carried out; the message says why."""
 
 
-class Deployment:
+class Usage(NamedTuple):
+    """What a process has used."""
+
+    cpu_seconds: float
+    rss_mb: float
+
+
+Usages = Mapping[str, Usage]
+
+
+class Deployment(deployment.Deployment):
     """A running service of so many shards, under supervisord; ends with the `with`.
 
     `shard`: the settings of each in shards.yaml; by default it is SQLite's."""
@@ -45,104 +51,71 @@ class Deployment:
         settings: Mapping[str, object] | None = None,
         queues: Mapping[str, Mapping[str, object]] | None = None,
     ) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="service-", dir=parent))
-        self.port, self.stats_port, web_port = free_ports(3)
-        run(
-            *PINLATERD, "init", str(self.folder), "--shards", str(shards), "--port", str(self.port),
-            "--stats-port", str(self.stats_port), "--web-port", str(web_port),
-        )  # fmt: skip
-        self.etc = self.folder / layout.ETC
-        _update_yaml(self.etc / layout.SERVER_FILE, settings or {})
+        super().__init__(Path(tempfile.mkdtemp(prefix="service-", dir=parent)))
+        self.init(shards=shards, settings=settings or {})
+        etc = self.folder / layout.ETC
         if shard is not None:
             named = {str(number): deepcopy(shard) for number in range(1, shards + 1)}
-            _update_yaml(self.etc / layout.SHARDS_FILE, {"shards": named})
-        _update_yaml(self.etc / layout.QUEUES_FILE, {"queues": queues} if queues else {})
+            (etc / layout.SHARDS_FILE).write_text(yaml.safe_dump({"shards": named}))
+        if queues:
+            (etc / layout.QUEUES_FILE).write_text(yaml.safe_dump({"queues": queues}))
 
     def __enter__(self) -> Self:
         try:
-            self._start()
-        except BaseException:
-            self._stop()
+            self.up()
+        except BaseException as error:
+            self.__exit__()
+            if isinstance(error, AssertionError):  # the command failed
+                raise BenchmarkFailed(str(error)) from error
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop()
-
-    def _start(self) -> None:
-        run(*PINLATERD, "up", str(self.folder))
-
-    def _stop(self) -> None:
-        run(*PINLATERD, "down", str(self.folder))
+        self.destroy()
         shutil.rmtree(self.folder)
 
-    def usage(self) -> dict[str, usage.Usage]:
+    def client(self, source: str = "bench:client", *, timeout_seconds: float = 60.0) -> Client:
+        return super().client(source, timeout_seconds=timeout_seconds)
+
+    def usage(self) -> dict[str, Usage]:
         """CPU and memory of each process, supervisord's own included."""
-        pid = int((self.folder / layout.SUPERVISOR_PID_FILE).read_text())
-        return usage.measure(psutil.Process(pid))
-
-    def client(self) -> Client:
-        return Client(port=self.port, source="bench:client", timeout_seconds=60.0)
-
-
-class EchoDeployment(Deployment):
-    """The same processes, with shards that store nothing, started without supervisord."""
-
-    _processes: tuple[subprocess.Popen[bytes], ...] = ()
-
-    def _start(self) -> None:
-        layout_paths = [self.folder / layout.RUN, self.folder / layout.DATA]
-        for path in layout_paths:
-            path.mkdir(mode=0o700, exist_ok=True)
-        shards = yaml.safe_load((self.etc / layout.SHARDS_FILE).read_text())["shards"]
-        commands = [
-            (*PINLATERD, "coordinator"),
-            (*PINLATERD, "router"),
-            *((sys.executable, "-m", "benchmarks.echo_shard", str(name)) for name in shards),
-        ]
-        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
-        with (self.folder / "echo.log").open("wb") as log:
-            self._processes = tuple(
-                subprocess.Popen(
-                    [*command, "--config", str(self.etc)],
-                    cwd=self.folder,
-                    env=environment,
-                    stdout=log,
-                    stderr=log,
-                )
-                for command in commands
-            )
-        self._wait_until_ready()
-
-    def _wait_until_ready(self) -> None:
-        deadline = time.monotonic() + READY_SECONDS
-        while True:
+        supervisord = psutil.Process(self.supervisord_pid())
+        usages: dict[str, Usage] = {}
+        for process in [supervisord, *supervisord.children(recursive=True)]:
             try:
-                urlopen(f"http://127.0.0.1:{self.stats_port}/health").close()
-                with self.client() as client:
-                    client.create_queue("ready")
-                    client.enqueue("ready", [b""])
-                    return
-            except (PinLaterError, ConnectionFailed, OSError) as error:  # not there yet
-                if time.monotonic() > deadline:
-                    log = (self.folder / "echo.log").read_text()
-                    raise BenchmarkFailed(
-                        f"the echo service is not ready: {error}\n{log}"
-                    ) from error
-                time.sleep(0.05)
-
-    def _stop(self) -> None:
-        for process in self._processes:
-            process.terminate()
-        for process in self._processes:
-            process.wait(READY_SECONDS)
-        shutil.rmtree(self.folder)
-
-    def usage(self) -> dict[str, usage.Usage]:
-        usages: dict[str, usage.Usage] = {}
-        for process in self._processes:
-            usages |= usage.measure(psutil.Process(process.pid))
+                with process.oneshot():
+                    name = _name_of(process)
+                    times, memory = process.cpu_times(), process.memory_info()
+            except psutil.NoSuchProcess:
+                continue
+            usage = Usage(times.user + times.system, memory.rss / MB)
+            usages[name if name not in usages else f"{name} ({process.pid})"] = usage
         return usages
+
+    def rss_mb(self) -> dict[str, float]:
+        return rss_mb(self.usage())
+
+
+def _name_of(process: psutil.Process) -> str:
+    """`router` for a process titled `pinlaterd: router`, else the program's own name."""
+    command = process.cmdline()
+    title = command[0] if command else ""
+    if title.startswith(_TITLE):
+        return title.removeprefix(_TITLE).strip()
+    return "supervisord" if any("supervisord" in word for word in command) else process.name()
+
+
+def rss_mb(usages: Usages) -> dict[str, float]:
+    return {name: usage.rss_mb for name, usage in usages.items()}
+
+
+def cpu_seconds_between(before: Usages, after: Usages) -> dict[str, float]:
+    """What each process used meanwhile; one that is new, all that it has used."""
+    nothing = Usage(0.0, 0.0)
+    return {
+        name: usage.cpu_seconds - before.get(name, nothing).cpu_seconds
+        for name, usage in after.items()
+    }
 
 
 @contextmanager
@@ -155,29 +128,21 @@ def scratch_folder(parent: Path | None) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that nothing listens on."""
-    probes = [socket.socket() for _ in range(count)]
+@contextmanager
+def patched(folder: Path, module: str) -> Iterator[None]:
+    """Have the processes of services call the module's `install` before anything else; `folder` is
+    where they import from."""
+    for package in ("pinlaterd", "benchmarks"):
+        (folder / package).symlink_to(ROOT / package)
+    (folder / "sitecustomize.py").write_text(f"from {module} import install\n\ninstall()\n")
+    ours = {"PYTHONPATH": str(folder), "PYTHONSAFEPATH": "1"}
+    before = {variable: os.environ.get(variable) for variable in ours}
+    os.environ.update(ours)
     try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
+        yield
     finally:
-        for probe in probes:
-            probe.close()
-
-
-def run(*command: str) -> None:
-    done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, check=False,
-    )  # fmt: skip
-    if done.returncode != 0:
-        raise BenchmarkFailed(f"exit code {done.returncode} of: {' '.join(command)}\n{done.stdout}")
-
-
-def _update_yaml(path: Path, values: Mapping[str, object]) -> None:
-    if not values:
-        return
-    settings = (yaml.safe_load(path.read_text()) if path.exists() else None) or {}
-    path.write_text(yaml.safe_dump({**settings, **values}))
+        for variable, value in before.items():
+            if value is None:
+                del os.environ[variable]
+            else:
+                os.environ[variable] = value

@@ -10,13 +10,14 @@ from __future__ import annotations
 import select
 import socket
 import time
+from dataclasses import replace
 from functools import partial
 
 from benchmarks import frames
 from benchmarks.deployment import Deployment
-from benchmarks.load import Load, Outcome, Window
+from benchmarks.load import START_SECONDS, Load, Window
 from benchmarks.report import Case, Measurement
-from benchmarks.sections import SHARDS, WHOLE, Bench, fill, sleep_until
+from benchmarks.sections import SHARDS, WHOLE, Bench, sleep_until
 from pinlaterd.model import CountRequest, DequeueRequest, JobState, Method
 
 CONNECTIONS = 8
@@ -41,23 +42,22 @@ BUSY, ARCHIVE, EXPIRING, LARGE = "busy", "archive", "expiring", "large"
 SECTION = "interference"
 
 
-def interference(bench: Bench, run: int, *, scale: float) -> None:
-    """`scale`: 1 for the full number of jobs, less for a quick look."""
+def interference(bench: Bench, run: int) -> None:
     with Deployment(
         bench.folder,
         shards=SHARDS,
         settings={"monitor_interval_seconds": 0.5},
         queues={EXPIRING: {"job_claimed_timeout_seconds": CLAIM_SECONDS}},
     ) as service:
-        fill(bench, service, BUSY, JOBS_A_CALL * CONNECTIONS * 10)
-        fill(bench, service, ARCHIVE, round(SEARCHED_JOBS * scale))
+        bench.fill(service, BUSY, JOBS_A_CALL * CONNECTIONS * 10)
+        bench.fill(service, ARCHIVE, round(SEARCHED_JOBS * bench.scale))
         with service.client() as client:
             client.create_queue(LARGE)
             for _ in range(SHARDS * 2):
                 client.enqueue(LARGE, [frames.body(SLOW_BODY_BYTES)] * SLOW_JOBS)
         _slow_reader(bench, run, service)
-        _search(bench, run, service, round(SEARCHED_JOBS * scale))
-        _upkeep(bench, run, service, round(EXPIRING_JOBS * scale))
+        _search(bench, run, service, round(SEARCHED_JOBS * bench.scale))
+        _upkeep(bench, run, service, round(EXPIRING_JOBS * bench.scale))
 
 
 def quiet(name: str) -> Case:
@@ -119,16 +119,14 @@ def _search(bench: Bench, run: int, service: Deployment, jobs: int) -> None:
 
 
 def _upkeep(bench: Bench, run: int, service: Deployment, jobs: int) -> None:
-    fill(bench, service, EXPIRING, jobs)
+    bench.fill(service, EXPIRING, jobs)
     _measure(bench, run, quiet("upkeep"), service)
-    claim_window = Window.soon(60.0, 0.0)
     request = DequeueRequest(EXPIRING, CLAIM_LIMIT)
     script = partial(frames.SameCall, Method.DEQUEUE, request, CLAIM_LIMIT)
-    claims = Load(service.port, 2, script, claim_window, max_calls=jobs // CLAIM_LIMIT)
-    bench.generators.start(claims).result()
+    expiry = time.monotonic() + START_SECONDS + CLAIM_SECONDS
+    bench.make_calls(service, 2, script, jobs // CLAIM_LIMIT).result()
     with service.client() as client:
         claimed = client.count(EXPIRING, JobState.IN_PROGRESS)
-        expiry = claim_window.begin + CLAIM_SECONDS
         begin = expiry - bench.warm_up_seconds
         window = Window(begin, expiry, expiry + bench.seconds)
         _measure(bench, run, disturbed("upkeep"), service, window)
@@ -150,17 +148,6 @@ def _measure(
         CALLS_PER_SECOND,
     )  # fmt: skip
     both = [bench.generators.start(load) for load in (enqueues, dequeues)]
-    outcomes: list[Outcome] = [future.result() for future in both]
-    dequeued = outcomes[1]
-    bench.report.add(
-        Measurement(
-            case=case,
-            run=run,
-            calls_per_second=dequeued.calls_per_second,
-            jobs_per_second=dequeued.jobs_per_second,
-            p50_ms=dequeued.percentile_ms(50),
-            p99_ms=dequeued.percentile_ms(99),
-            generator_cpu_share=sum(o.cpu_share for o in outcomes),
-            note=f"{dequeued.errors} errors" if dequeued.errors else "",
-        )
-    )
+    enqueued, dequeued = (future.result() for future in both)
+    cpu_share = enqueued.cpu_share + dequeued.cpu_share
+    bench.report.add(replace(Measurement.of(case, run, dequeued), generator_cpu_share=cpu_share))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,10 +20,17 @@ from benchmarks.targets import judged
 # What depends on the engine; the rest of SECTIONS is measured with SQLite, whatever the engine.
 OF_ENGINES = ("enqueue", "dequeue")
 OF_MYSQL = "statements"
-SECTIONS = (
-    *(*OF_ENGINES, OF_MYSQL, "echo", "generator", "interference", "idle"),
-    *(many_queues.SECTION, worker.SECTION),
-)
+SECTIONS: Mapping[str, Callable[[Bench, int], None]] = {
+    "enqueue": sections.enqueue,
+    "dequeue": sections.dequeue,
+    OF_MYSQL: sections.statements,
+    "echo": sections.echo,
+    "generator": sections.generator,
+    interference.SECTION: interference.interference,
+    "idle": idle.idle,
+    many_queues.SECTION: many_queues.many_queues,
+    worker.SECTION: worker.worker,
+}
 WARM_UP_SECONDS = 1.0
 QUICK_SECONDS = 1.5
 GENERATORS = 3  # processes: at most so many loads run at a time
@@ -93,10 +100,11 @@ def cli(
             report.facts |= machine_facts(folder)
             report.facts["runs"] = f"{runs} of {seconds:g} s each; medians"
             report.facts["engine"] = engine
-            bench = Bench(folder, seconds, WARM_UP_SECONDS, report, generators, store)
+            scale = 0.1 if quick else 1.0
+            bench = Bench(folder, seconds, WARM_UP_SECONDS, scale, report, generators, store)
             for run in range(1, runs + 1):
                 for name in wanted:
-                    _measure(bench, name, run, scale=0.1 if quick else 1.0)
+                    SECTIONS[name](bench, run)
     except BenchmarkFailed as error:
         raise click.ClickException(str(error)) from error
     targets = judged(report, engine)
@@ -111,29 +119,6 @@ def _default(engine: str) -> Sequence[str]:
     if engine == "sqlite":
         return [name for name in SECTIONS if name != OF_MYSQL]
     return (*OF_ENGINES, OF_MYSQL) if engine == "mysql" else OF_ENGINES
-
-
-def _measure(bench: Bench, section: str, run: int, *, scale: float) -> None:
-    match section:
-        case "enqueue":
-            sections.enqueue(bench, run)
-        case "dequeue":
-            sections.dequeue(bench, run)
-        case "statements":
-            sections.statements(bench, run)
-        case "echo":
-            sections.echo(bench, run)
-        case "generator":
-            sections.generator(bench, run)
-        case "interference":
-            interference.interference(bench, run, scale=scale)
-        case "idle":
-            idle.idle(bench, run, idle_seconds=20.0 * max(scale, 0.25), scale=scale)
-        case many_queues.SECTION:
-            idle_seconds = 20.0 * max(scale, 0.25)
-            many_queues.many_queues(bench, run, idle_seconds=idle_seconds, scale=scale)
-        case worker.SECTION:
-            worker.worker(bench, run, scale=scale)
 
 
 def _default_json_file() -> Path:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from random import Random
 from statistics import median
 from urllib.request import urlopen
 
-from benchmarks import frames, usage
-from benchmarks.deployment import Deployment
-from benchmarks.load import Load, Window
-from benchmarks.report import MB, Case, Measurement
-from benchmarks.sections import FILL_SECONDS_AT_MOST, SHARDS, Bench
+from benchmarks import frames
+from benchmarks.deployment import Deployment, cpu_seconds_between
+from benchmarks.load import Load
+from benchmarks.report import Case, Measurement
+from benchmarks.sections import SHARDS, Bench
 from pinlaterd.model import (
     CreateQueueRequest,
     DeleteQueueRequest,
@@ -27,7 +28,7 @@ SECTION = "queues"
 FEW, MANY = 10, 10_000
 CONNECTIONS = 16
 CALLS_PER_SECOND = 300.0  # well below saturation
-SETTLE_SECONDS = 12.0  # a round of upkeep and more
+SETTLE_SECONDS = 12.0  # a round of maintenance and more
 PAGES = 5
 CPU_PERCENT = "CPU % of a core, the busiest process"
 METRICS_MS = "/metrics, ms"
@@ -40,62 +41,48 @@ WITH_MANY = WITH_FEW._replace(what="many queues")
 DELETED = Case(SECTION, "all but the few deleted", 0, "many queues")
 
 
-def many_queues(bench: Bench, run: int, *, idle_seconds: float, scale: float) -> None:
+def many_queues(bench: Bench, run: int) -> None:
     settings = {"max_queues": MANY, "admin_password_hash": PASSWORD_HASH}
     with Deployment(bench.folder, shards=SHARDS, settings=settings) as service:
-        queues = FEW
-        _each(bench, service, Method.CREATE_QUEUE, CreateQueueRequest, 0, FEW)
-        _measure(bench, run, service, WITH_FEW, queues, idle_seconds)
-        queues = round(MANY * scale)
-        _each(bench, service, Method.CREATE_QUEUE, CreateQueueRequest, FEW, queues)
-        _each(bench, service, Method.ENQUEUE, _enqueue, 0, queues)
-        _measure(bench, run, service, WITH_MANY, queues, idle_seconds)
-        _each(bench, service, Method.DELETE_QUEUE, _delete, FEW, queues)
+
+        def each(
+            method: Method, request: Callable[[str], Request], first: int, queues: int
+        ) -> None:
+            """One call for each queue from number `first` on."""
+            script = partial(frames.InTurn, method, request, first, queues)
+            bench.make_calls(service, 1, script, queues - first).result()
+
+        each(Method.CREATE_QUEUE, CreateQueueRequest, 0, FEW)
+        _measure(bench, run, service, WITH_FEW, FEW)
+        queues = round(MANY * bench.scale)
+        each(Method.CREATE_QUEUE, CreateQueueRequest, FEW, queues)
+        each(Method.ENQUEUE, _enqueue, 0, queues)
+        _measure(bench, run, service, WITH_MANY, queues)
+        each(Method.DELETE_QUEUE, _delete, FEW, queues)
         time.sleep(SETTLE_SECONDS)
         figures = {METRICS_MS: _metrics_ms(service)}
-        bench.report.add(Measurement(DELETED, run, rss_mb=_rss(service), figures=figures))
+        bench.report.add(Measurement(DELETED, run, rss_mb=service.rss_mb(), figures=figures))
 
 
-def _measure(
-    bench: Bench, run: int, service: Deployment, case: Case, queues: int, idle_seconds: float
-) -> None:
+def _measure(bench: Bench, run: int, service: Deployment, case: Case, queues: int) -> None:
     script = partial(frames.InTurn, Method.ENQUEUE, _enqueue, 0, queues, Random(run))
     window = bench.window()
     load = Load(service.port, CONNECTIONS, script, window, calls_per_second=CALLS_PER_SECOND)
     outcome = bench.generators.start(load).result()
     time.sleep(SETTLE_SECONDS)
     before, began = service.usage(), time.monotonic()
-    time.sleep(idle_seconds)
-    used = usage.cpu_seconds_between(before, service.usage())
+    time.sleep(bench.idle_seconds)
+    used = cpu_seconds_between(before, service.usage())
     percent = 100.0 * max(used.values()) / (time.monotonic() - began)
     bench.report.add(
-        Measurement(
-            case,
-            run,
-            calls_per_second=outcome.calls_per_second,
-            jobs_per_second=outcome.jobs_per_second,
-            p50_ms=outcome.percentile_ms(50),
-            p99_ms=outcome.percentile_ms(99),
-            rss_mb=_rss(service),
+        replace(
+            Measurement.of(case, run, outcome),
+            rss_mb=service.rss_mb(),
+            generator_cpu_share=0.0,
             figures={CPU_PERCENT: percent, METRICS_MS: _metrics_ms(service)},
             note=f"{queues:,} queues; {outcome.errors} errors",
         )
     )
-
-
-def _each(
-    bench: Bench,
-    service: Deployment,
-    method: Method,
-    request: Callable[[str], Request],
-    first: int,
-    queues: int,
-) -> None:
-    """One call for each queue from number `first` on."""
-    script = partial(frames.InTurn, method, request, first, queues)
-    window = Window.soon(FILL_SECONDS_AT_MOST, 0.0)
-    load = Load(service.port, 1, script, window, max_calls=queues - first)
-    bench.generators.start(load).result()
 
 
 def _enqueue(queue: str) -> Request:
@@ -115,7 +102,3 @@ def _metrics_ms(service: Deployment) -> float:
             page.read()
         times.append((time.monotonic() - began) * 1000)
     return median(times)
-
-
-def _rss(service: Deployment) -> dict[str, float]:
-    return {name: process.rss_bytes / MB for name, process in service.usage().items()}

@@ -9,14 +9,15 @@ import sqlite3
 import statistics
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import psutil
 
-MB = 1_000_000
+from benchmarks.deployment import Usages, cpu_seconds_between, rss_mb
+from benchmarks.load import Outcome
 
 
 class Case(NamedTuple):
@@ -43,6 +44,34 @@ class Measurement:
     generator_cpu_share: float = 0.0
     figures: Mapping[str, float] = field(default_factory=dict)  # others, by name with unit
     note: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        case: Case,
+        run: int,
+        outcome: Outcome,
+        before: Usages | None = None,
+        after: Usages | None = None,
+    ) -> Measurement:
+        """`before`, `after`: what the service's processes had used."""
+        notes = [f"{outcome.errors} errors"] if outcome.errors else []
+        notes += ["ran dry"] if outcome.ran_dry else []
+        used = cpu_seconds_between(before or {}, after or {}) if outcome.jobs else {}
+        return cls(
+            case=case,
+            run=run,
+            calls_per_second=outcome.calls_per_second,
+            jobs_per_second=outcome.jobs_per_second,
+            p50_ms=outcome.percentile_ms(50),
+            p99_ms=outcome.percentile_ms(99),
+            cpu_seconds_per_1000_jobs={
+                name: seconds / outcome.jobs * 1000.0 for name, seconds in used.items()
+            },
+            rss_mb=rss_mb(after or {}),
+            generator_cpu_share=outcome.cpu_share,
+            note=", ".join(notes),
+        )
 
 
 @dataclass(frozen=True)
@@ -221,29 +250,23 @@ def _aligned(rows: Sequence[Sequence[str]]) -> Iterable[str]:
 
 
 def _median(runs: Sequence[Measurement]) -> Measurement:
-    def middle(figure: Callable[[Measurement], float]) -> float:
-        return statistics.median(figure(m) for m in runs)
-
-    def middles(figures: Callable[[Measurement], Mapping[str, float]]) -> dict[str, float]:
-        names = dict.fromkeys(name for m in runs for name in figures(m))
-        return {
-            name: statistics.median(figures(m)[name] for m in runs if name in figures(m))
-            for name in names
+    """Of each figure by itself."""
+    middles: dict[str, Any] = {}
+    for name in _FIGURES:
+        values = [getattr(m, name) for m in runs]
+        if not isinstance(values[0], Mapping):
+            middles[name] = statistics.median(values)
+            continue
+        keys = dict.fromkeys(key for each in values for key in each)
+        middles[name] = {
+            key: statistics.median(each[key] for each in values if key in each) for key in keys
         }
+    return Measurement(runs[0].case, 0, note=runs[-1].note, **middles)
 
-    return Measurement(
-        case=runs[0].case,
-        run=0,
-        calls_per_second=middle(lambda m: m.calls_per_second),
-        jobs_per_second=middle(lambda m: m.jobs_per_second),
-        p50_ms=middle(lambda m: m.p50_ms),
-        p99_ms=middle(lambda m: m.p99_ms),
-        cpu_seconds_per_1000_jobs=middles(lambda m: m.cpu_seconds_per_1000_jobs),
-        rss_mb=middles(lambda m: m.rss_mb),
-        generator_cpu_share=middle(lambda m: m.generator_cpu_share),
-        figures=middles(lambda m: m.figures),
-        note=runs[-1].note,
-    )
+
+_FIGURES = [
+    found.name for found in fields(Measurement) if found.name not in ("case", "run", "note")
+]
 
 
 def _as_json(m: Measurement) -> dict[str, object]:

@@ -13,12 +13,17 @@ from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
 
-from benchmarks import engine_alone, frames, usage
-from benchmarks.deployment import BenchmarkFailed, Deployment, EchoDeployment
+from benchmarks import engine_alone, frames
+from benchmarks.deployment import (
+    BenchmarkFailed,
+    Deployment,
+    Usages,
+    patched,
+)
 from benchmarks.engine_alone import EngineLoad, Work
 from benchmarks.frames import Script
 from benchmarks.load import Generators, Load, Outcome, Window
-from benchmarks.report import MB, Case, Measurement, Report
+from benchmarks.report import Case, Measurement, Report
 from benchmarks.stores import Store
 from benchmarks.trivial_server import TrivialServer
 from pinlaterd.model import ClaimedJob, DequeueResult, Result
@@ -38,11 +43,12 @@ FILL_SECONDS_AT_MOST = 300.0
 
 @dataclass(frozen=True)
 class Bench:
-    """What every section needs."""
+    """What every section needs. `scale`: 1 for the full number of jobs, less for a quick look."""
 
     folder: Path
     seconds: float
     warm_up_seconds: float
+    scale: float
     report: Report
     generators: Generators
     store: Store
@@ -51,8 +57,7 @@ class Bench:
     def service(self) -> Iterator[Deployment]:
         """Two shards on the store, which is empty again afterwards."""
         try:
-            shard = self.store.settings()
-            with Deployment(self.folder, shards=SHARDS, shard=shard) as service:
+            with Deployment(self.folder, shards=SHARDS, shard=self.store.settings) as service:
                 yield service
         finally:
             self.store.clear()
@@ -63,6 +68,61 @@ class Bench:
     @property
     def busy_seconds(self) -> float:
         return self.seconds + self.warm_up_seconds
+
+    @property
+    def idle_seconds(self) -> float:
+        """For how long a service without calls is watched."""
+        return 20.0 * max(self.scale, 0.25)
+
+    def make_calls(
+        self, service: Deployment, connections: int, script: Callable[[], Script], calls: int
+    ) -> Future[Outcome]:
+        """So many, however long they take."""
+        window = Window.soon(FILL_SECONDS_AT_MOST, 0.0)
+        return self.generators.start(
+            Load(service.port, connections, script, window, max_calls=calls)
+        )
+
+    def fill(self, service: Deployment, queue: str, jobs: int) -> None:
+        """Make a queue and store at least so many jobs in it."""
+        with service.client() as client:
+            client.create_queue(queue)
+        script = partial(frames.enqueue, queue, ENQUEUE_LIMIT)
+        outcome = self.make_calls(service, 4, script, -(-jobs // ENQUEUE_LIMIT)).result()
+        if outcome.jobs < jobs or outcome.errors:
+            raise BenchmarkFailed(
+                f"{queue}: stored {outcome.jobs} of {jobs} jobs, with {outcome.errors} errors"
+            )
+
+    def measure(
+        self,
+        run: int,
+        case: Case,
+        service: Deployment,
+        script: Callable[[], Script],
+        *,
+        until_dry: bool = False,
+    ) -> None:
+        window = self.window()
+        load = Load(service.port, case.connections, script, window, until_dry=until_dry)
+        future = self.generators.start(load)
+        before, after = _usage_over(service, window, future)
+        self.report.add(Measurement.of(case, run, future.result(), before, after))
+
+
+def sleep_until(monotonic: float) -> None:
+    time.sleep(max(0.0, monotonic - time.monotonic()))
+
+
+def _usage_over(
+    service: Deployment, window: Window, future: Future[Outcome]
+) -> tuple[Usages, Usages]:
+    """The processes' usage when measuring begins and when it ends; a failed load ends it."""
+    sleep_until(window.measure_from)
+    before = service.usage()
+    if not future.done():
+        sleep_until(window.until)
+    return before, service.usage()
 
 
 # --- enqueue ------------------------------------------------------------------------------
@@ -77,7 +137,7 @@ def enqueue(bench: Bench, run: int) -> None:
                 with service.client() as client:
                     client.create_queue(queue)
                 script = partial(frames.enqueue, queue, jobs)
-                measure_whole(bench, run, enqueue_case(jobs, connections), service, script)
+                bench.measure(run, enqueue_case(jobs, connections), service, script)
 
 
 def enqueue_case(jobs: int, connections: int = 0) -> Case:
@@ -94,10 +154,9 @@ def dequeue(bench: Bench, run: int) -> None:
             _engine(bench, run, dequeue_case(), DEQUEUE_LIMIT, "dequeue")
             queue = f"dequeue_{connections}"
             most = bench.store.dequeues_per_second_at_most / (2 if connections == 1 else 1)
-            fill(bench, service, queue, round(most * bench.busy_seconds))
+            bench.fill(service, queue, round(most * bench.busy_seconds))
             script = partial(frames.DequeueWithAcks, queue, DEQUEUE_LIMIT)
-            case = dequeue_case(connections)
-            measure_whole(bench, run, case, service, script, until_dry=True)
+            bench.measure(run, dequeue_case(connections), service, script, until_dry=True)
         case = dequeue_case()._replace(what=f"{ENGINE}, bodies from memory")
         _engine(bench, run, case, DEQUEUE_LIMIT, "dequeue from memory")
 
@@ -129,12 +188,16 @@ def statements_case(work: Work, jobs: int, what: str) -> Case:
 
 
 def echo(bench: Bench, run: int) -> None:
-    with EchoDeployment(bench.folder, shards=SHARDS) as service:
+    with (
+        TemporaryDirectory(prefix="echo-", dir=bench.folder) as folder,
+        patched(Path(folder), "benchmarks.echo"),
+        Deployment(bench.folder, shards=SHARDS) as service,
+    ):
         with service.client() as client:
             client.create_queue("echo")
         script = partial(frames.enqueue, "echo", 1)
         for connections in (16, 64):
-            measure_whole(bench, run, echo_case(connections), service, script)
+            bench.measure(run, echo_case(connections), service, script)
 
 
 def echo_case(connections: int) -> Case:
@@ -158,56 +221,13 @@ def generator(bench: Bench, run: int) -> None:
     for name, script, result in cases:
         head = codec.peek(script().first()[4:]).head
         with TrivialServer(frames.framed(codec.encode_reply(head, result))) as server:
-            window = bench.window()
-            outcome = bench.generators.start(Load(server.port, 16, script, window)).result()
+            load = Load(server.port, 16, script, bench.window())
+            outcome = bench.generators.start(load).result()
         case = Case("generator", name, 16, "load generator, trivial server")
-        bench.report.add(_measurement(case, run, outcome))
+        bench.report.add(Measurement.of(case, run, outcome))
 
 
-# --- measuring ----------------------------------------------------------------------------
-
-
-def measure_whole(
-    bench: Bench,
-    run: int,
-    case: Case,
-    service: Deployment,
-    script: Callable[[], Script],
-    *,
-    until_dry: bool = False,
-) -> None:
-    window = bench.window()
-    load = Load(service.port, case.connections, script, window, until_dry=until_dry)
-    future = bench.generators.start(load)
-    before, after = usage_over(service, window, future)
-    outcome = future.result()
-    bench.report.add(
-        _measurement(
-            case,
-            run,
-            outcome,
-            cpu_seconds=usage.cpu_seconds_between(before, after),
-            rss_mb={name: u.rss_bytes / MB for name, u in after.items()},
-        )
-    )
-
-
-def fill(bench: Bench, service: Deployment, queue: str, jobs: int) -> None:
-    """Make a queue and store at least so many jobs in it."""
-    with service.client() as client:
-        client.create_queue(queue)
-    script = partial(frames.enqueue, queue, ENQUEUE_LIMIT)
-    window = Window.soon(FILL_SECONDS_AT_MOST, 0.0)
-    load = Load(service.port, 4, script, window, max_calls=-(-jobs // ENQUEUE_LIMIT))
-    outcome = bench.generators.start(load).result()
-    if outcome.jobs < jobs or outcome.errors:
-        raise BenchmarkFailed(
-            f"{queue}: stored {outcome.jobs} of {jobs} jobs, with {outcome.errors} errors"
-        )
-
-
-def sleep_until(monotonic: float) -> None:
-    time.sleep(max(0.0, monotonic - time.monotonic()))
+# --- the engine alone -----------------------------------------------------------------------
 
 
 def _engine(
@@ -248,44 +268,4 @@ def _engine(
                 if o.jobs
             },
         )
-    )
-
-
-def usage_over(
-    service: Deployment, window: Window, future: Future[Outcome]
-) -> tuple[usage.Usages, usage.Usages]:
-    """The processes' usage when measuring begins and when it ends; a failed load ends it."""
-    sleep_until(window.measure_from)
-    before = service.usage()
-    if not future.done():
-        sleep_until(window.until)
-    return before, service.usage()
-
-
-def _measurement(
-    case: Case,
-    run: int,
-    outcome: Outcome,
-    *,
-    cpu_seconds: dict[str, float] | None = None,
-    rss_mb: dict[str, float] | None = None,
-) -> Measurement:
-    notes = [f"{outcome.errors} errors"] if outcome.errors else []
-    notes += ["ran dry"] if outcome.ran_dry else []
-    thousands = outcome.jobs / 1000.0
-    return Measurement(
-        case=case,
-        run=run,
-        calls_per_second=outcome.calls_per_second,
-        jobs_per_second=outcome.jobs_per_second,
-        p50_ms=outcome.percentile_ms(50),
-        p99_ms=outcome.percentile_ms(99),
-        cpu_seconds_per_1000_jobs={
-            name: seconds / thousands for name, seconds in (cpu_seconds or {}).items()
-        }
-        if thousands
-        else {},
-        rss_mb=rss_mb or {},
-        generator_cpu_share=outcome.cpu_share,
-        note=", ".join(notes),
     )

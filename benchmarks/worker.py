@@ -20,19 +20,21 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from benchmarks import usage
-from benchmarks.deployment import BenchmarkFailed, Deployment
+from benchmarks.deployment import BenchmarkFailed, Deployment, cpu_seconds_between
 from benchmarks.load import START_SECONDS, Window, percentile
-from benchmarks.report import MB, Case, Measurement
-from benchmarks.sections import Bench, fill, sleep_until
-from pinlaterd.client import AckInfo, ClaimedJob, Client, Handlers, RunningJob, Worker
+from benchmarks.report import Case, Measurement
+from benchmarks.sections import Bench, sleep_until
+from pinlaterd.client import Client, Handlers, RunningJob, Worker
+from pinlaterd.client.calls import PreparedCall
 from pinlaterd.client.in_flight import FETCHERS
+from pinlaterd.model import Method
+
+T = TypeVar("T")
 
 SECTION = "worker"
 THREADS = 16
@@ -59,13 +61,12 @@ def by_hand(connections: int) -> Case:
     return Case(SECTION, "the same calls", connections, "pinlater bench dequeue")
 
 
-def worker(bench: Bench, run: int, *, scale: float) -> None:
-    """`scale`: 1 for all the jobs one at a time, less for a quick look."""
+def worker(bench: Bench, run: int) -> None:
     with Deployment(bench.folder, shards=1) as service:
         jobs_a_dequeue = _throughput_of_worker(bench, run, service)
         for connections in CONNECTIONS_BY_HAND:
             _throughput_by_hand(bench, run, service, jobs_a_dequeue, connections)
-        _delay(bench, run, service, max(100, round(DELAYED_JOBS * scale)))
+        _delay(bench, run, service, max(100, round(DELAYED_JOBS * bench.scale)))
 
 
 # --- throughput ---------------------------------------------------------------------------------
@@ -84,13 +85,13 @@ class Worked:
 def _throughput_of_worker(bench: Bench, run: int, service: Deployment) -> int:
     """Returns how many jobs a dequeue had."""
     queue = "noop"
-    fill(bench, service, queue, round(JOBS_PER_SECOND_AT_MOST * bench.busy_seconds))
+    bench.fill(service, queue, round(JOBS_PER_SECOND_AT_MOST * bench.busy_seconds))
     window = bench.window()
     future = bench.generators.call(partial(work_through, service.port, queue, window))
     sleep_until(window.measure_from)
     before = service.usage()
     worked = future.result()
-    cpu_seconds = usage.cpu_seconds_between(before, service.usage())
+    cpu_seconds = cpu_seconds_between(before, service.usage())
     jobs_a_dequeue = max(1, round(worked.jobs / max(1, worked.dequeues)))
     bench.report.add(
         Measurement(
@@ -101,7 +102,7 @@ def _throughput_of_worker(bench: Bench, run: int, service: Deployment) -> int:
             cpu_seconds_per_1000_jobs={
                 name: seconds / worked.jobs * 1000 for name, seconds in cpu_seconds.items()
             },
-            rss_mb={name: u.rss_bytes / MB for name, u in service.usage().items()},
+            rss_mb=service.rss_mb(),
             generator_cpu_share=worked.cpu_seconds / worked.seconds,
             figures={JOBS_A_DEQUEUE: jobs_a_dequeue},
         )
@@ -114,28 +115,10 @@ class CountingClient(Client):
 
     dequeues = 0
 
-    def dequeue(
-        self,
-        queue: str,
-        *,
-        limit: int,
-        succeeded: Iterable[ClaimedJob | AckInfo] = (),
-        failed: Iterable[ClaimedJob | AckInfo] = (),
-        max_wait_ms: int = 0,
-        dry_run: bool = False,
-        coverage: float = 1.0,
-    ) -> list[ClaimedJob]:
-        jobs = super().dequeue(
-            queue,
-            limit=limit,
-            succeeded=succeeded,
-            failed=failed,
-            max_wait_ms=max_wait_ms,
-            dry_run=dry_run,
-            coverage=coverage,
-        )
-        self.dequeues += 1
-        return jobs
+    def run(self, call: PreparedCall[T]) -> T:
+        result = super().run(call)
+        self.dequeues += call.method is Method.DEQUEUE
+        return result
 
 
 def work_through(port: int, queue: str, window: Window) -> Worked:

@@ -1,8 +1,8 @@
 """The command lines `pinlaterd`, `pinlater-admin` and `pinlater`. Nothing else imports them.
 
 entry             the installed programs; Ctrl-C
-command_line      what all have in common: failures, questions, options; which service is meant
-rendering         jobs, times and tables as text
+command_line      what all have in common: failures, questions, options; which service is meant;
+                  jobs, times and tables as text
 
 pinlaterd         a deployment's life, and the processes that supervisord runs
 
@@ -15,5 +15,5 @@ failover          a replica becomes the master
 pinlater          single calls
 load_commands, bench  enqueue, dequeue, check-dequeue; measurements
 load, callers     the load generator: when calls are made and what they take; the calls
-worker, reload    `pinlater worker`, started again when its sources change
+worker            `pinlater worker`
 """

@@ -13,16 +13,17 @@ import click
 from pinlaterd import __version__
 from pinlaterd.cli import service_status
 from pinlaterd.cli.command_line import (
+    MAX_LINE_CHARS,
     WIDTH,
     CommandLine,
     admin_options,
     directory,
+    printable,
     read_password,
     show,
     target_options,
     waiting,
 )
-from pinlaterd.cli.rendering import MAX_LINE_CHARS, printable
 from pinlaterd.config.layout import ETC
 from pinlaterd.config.load import load_config
 from pinlaterd.config.password import hash_password
@@ -61,7 +62,6 @@ def cli() -> None:
 
     The service is that of the deployment in the current folder, or in --dir DIR.
 
-    \b
     Examples:
       pinlater-admin status
       pinlater-admin top
@@ -86,9 +86,7 @@ def check(*, folder: Path | None) -> None:
     Warns of keys of PinLater's JSON that are ignored, and of files with passwords that others can
     read.
 
-    \b
-    Example:
-      pinlater-admin config check /srv/pinlaterd
+    Example: pinlater-admin config check /srv/pinlaterd
     """
     etc = (folder if folder is not None else directory()) / ETC
     try:
@@ -111,7 +109,6 @@ def hash_password_command() -> None:
     The password is asked for on a terminal, without echo; in a pipe it is the first line of
     standard input. It is never an argument, which everyone on the machine could read.
 
-    \b
     Examples:
       pinlater-admin hash-password
       pinlater-admin hash-password < /run/secrets/pinlaterd
@@ -127,7 +124,6 @@ def status() -> None:
     What else it shows, such as mistakes in etc/ and warnings, leaves exit 0. Exit 1 also if the
     coordinator does not answer.
 
-    \b
     Examples:
       pinlater-admin status
       pinlater-admin status --json --stats-url http://queue.example.com:9999
@@ -151,9 +147,7 @@ def router() -> None:
     A second router serves beside each while that one is restarted, on the same listening socket: no
     connection is refused. Exit 1 if the new one does not come up; then the old one goes on.
 
-    \b
-    Example:
-      pinlater-admin restart router
+    Example: pinlater-admin restart router
     """
     from pinlaterd.deployment.restarts import restart_routers
 
@@ -168,7 +162,6 @@ def shard(*, name: str) -> None:
 
     Calls that need it wait meanwhile, for shard_restart_grace_ms at most.
 
-    \b
     Examples:
       pinlater-admin restart shard 1
       pinlater-admin restart shard all
@@ -183,9 +176,7 @@ def shard(*, name: str) -> None:
 def coordinator() -> None:
     """Restart the coordinator. Calls go on without it.
 
-    \b
-    Example:
-      pinlater-admin restart coordinator
+    Example: pinlater-admin restart coordinator
     """
     from pinlaterd.deployment.restarts import restart_coordinator
 

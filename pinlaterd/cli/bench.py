@@ -25,8 +25,10 @@ from pinlaterd.cli.callers import (
 from pinlaterd.cli.command_line import (
     MAX_SECONDS,
     Amount,
+    Group,
     fail,
     option,
+    printable,
     service_options,
     show,
     together,
@@ -51,7 +53,6 @@ from pinlaterd.cli.load_commands import (
     run_load,
     success_option,
 )
-from pinlaterd.cli.rendering import printable
 from pinlaterd.client import Client
 from pinlaterd.lifecycle import ExitCode, StopSignal
 from pinlaterd.model import Job
@@ -183,14 +184,13 @@ class Plan(LoadPlan):
         return by_default + (self.calls or 0) * self.batch_size
 
 
-@click.group()
+@click.group(cls=Group)
 def bench() -> None:
     """Measure calls: how many, and how long they take.
 
     Closed loop: each connection makes its next call once the last is answered. Open loop
     (--rate): calls are due by a schedule, and latency counts from when they were due.
 
-    \b
     Examples:
       pinlater bench enqueue --queue bench --create --batch-size 100 --concurrency 8
       pinlater bench cycle --queue bench --rate 500 --concurrency 16 --seconds 60
@@ -203,7 +203,6 @@ def bench() -> None:
 def enqueue(**options: Any) -> None:
     """Measure enqueues. The jobs stay in the queue.
 
-    \b
     Examples:
       pinlater bench enqueue --queue bench --create --batch-size 100 --concurrency 8
       pinlater bench enqueue --queue bench --rate 500 --concurrency 16 --json
@@ -232,7 +231,6 @@ def dequeue(*, fill_jobs: int | None, **options: Any) -> None:
     A queue with jobs that the bench did not make is refused: use one of its own. Ends early, and
     says so, once there are no more.
 
-    \b
     Examples:
       pinlater bench dequeue --queue bench --create --fill 200000 --batch-size 100
       pinlater bench dequeue --queue bench --rate 500 --concurrency 16
@@ -258,7 +256,6 @@ def cycle(**options: Any) -> None:
     A queue with jobs that the bench did not make is refused: use one of its own. --rate and
     --num-queries count calls, of which three make a cycle.
 
-    \b
     Examples:
       pinlater bench cycle --queue bench --create --concurrency 8
       pinlater bench cycle --queue bench --rate 300 --concurrency 16 --seconds 60

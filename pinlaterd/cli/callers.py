@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import NamedTuple
 
+from pinlaterd.cli.command_line import printable
 from pinlaterd.cli.load import Answered, Kind, LoadStopped, OutOfJobs
-from pinlaterd.cli.rendering import printable
 from pinlaterd.client import Client
 from pinlaterd.config.schema import ServerSettings
 from pinlaterd.errors import ConnectionFailed, ErrorCode, OutcomeUnknown, PinLaterError

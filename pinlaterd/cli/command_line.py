@@ -1,5 +1,5 @@
-"""What the three programs share: failures and exit codes, questions, options, and which service
-is meant.
+"""What the three programs share: failures and exit codes, questions, options, which service is
+meant; and facts as text: jobs, times, and tables, which are tab-separated lines in a pipe.
 
 Options of `_remembered` are no parameters of the commands: they may stand before a sub-command or
 after it, and the last one counts. `pinlaterd` imports this too, so libraries that take long to load
@@ -8,13 +8,17 @@ are imported on first use.
 
 from __future__ import annotations
 
+import base64
 import errno
+import inspect
 import json
 import math
 import os
+import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -22,7 +26,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import click
 
 from pinlaterd.cli.entry import Interruptible, told
-from pinlaterd.cli.rendering import MAX_LINE_CHARS, printable, record_facts, record_text
 from pinlaterd.config.layout import ETC
 from pinlaterd.config.schema import ServerSettings
 from pinlaterd.errors import (
@@ -33,14 +36,15 @@ from pinlaterd.errors import (
     PinLaterError,
 )
 from pinlaterd.lifecycle import ExitCode
-from pinlaterd.model import JobState
+from pinlaterd.model import JobRecord, JobState
 
 if TYPE_CHECKING:
     from rich.status import Status
+    from rich.table import Table
 
     from pinlaterd.client import Client
 
-Command = TypeVar("Command", bound=Callable[..., Any])
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 MAX_SECONDS = 86_400.0  # of what a command is told to wait
 _POLL_SECONDS = 0.05
@@ -49,11 +53,28 @@ WIDTH = {"max_content_width": 100}
 option = partial(click.option, show_default=True)
 
 
+class Command(click.Command):
+    """The examples at the end of its docstring are shown line by line; one may stand behind its
+    title."""
+
+    def __init__(self, *args: Any, **attributes: Any) -> None:
+        super().__init__(*args, **attributes)
+        text = inspect.cleandoc(self.help or "")
+        text = re.sub(r"^Example: (.+)", r"Example:\n  \1", text, flags=re.MULTILINE)
+        self.help = re.sub(r"^Examples?:", "\b\n\\g<0>", text, flags=re.MULTILINE)
+
+
+class Group(Command, click.Group):
+    command_class = Command
+
+
 # --- failures ---------------------------------------------------------------------------------
 
 
-class CommandLine(click.Group):
-    """A group whose failures are one clear message on stderr and exit 1."""
+class CommandLine(Group):
+    """A program. Its failures are one clear message on stderr and exit 1."""
+
+    group_class = Group
 
     def invoke(self, ctx: click.Context) -> object:
         program = str(ctx.command.name)
@@ -172,10 +193,10 @@ def state_of(choice: str) -> JobState:
 # --- options ----------------------------------------------------------------------------------
 
 
-def together(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
+def together(*options: Callable[[Any], Any]) -> Callable[[Decorated], Decorated]:
     """Several options as one decorator, listed in this order."""
 
-    def decorate(command: Command) -> Command:
+    def decorate(command: Decorated) -> Decorated:
         for each in reversed(options):
             command = each(command)
         return command
@@ -321,3 +342,111 @@ def polls(seconds: float) -> Iterator[bool]:
     while True:
         yield time.monotonic() >= deadline
         time.sleep(_POLL_SECONDS)
+
+
+# --- jobs and times as text ---------------------------------------------------------------------
+# Bodies and custom statuses come from anybody. On their way to a terminal everything that could
+# command it is escaped; in JSON they are exact.
+
+MAX_SHOWN_CHARS = 200
+MAX_LINE_CHARS = 2000  # of a message
+
+
+def printable(text: str, max_chars: int = MAX_SHOWN_CHARS) -> str:
+    """`text` on one line, cut, with everything but printable characters escaped."""
+    cut = text[:max_chars]
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut)
+    return shown if len(text) <= max_chars else f"{shown}… ({len(text)} characters)"
+
+
+def printable_body(body: bytes, max_chars: int = MAX_SHOWN_CHARS) -> str:
+    """A body as text, cut, with bytes that are no printable text escaped as \\xNN."""
+    shown = printable(body[: max_chars * 4].decode("utf-8", "backslashreplace"), max_chars)
+    return shown if len(body) <= max_chars else f"{shown.split('… (')[0]}… ({len(body)} bytes)"
+
+
+def record_facts(record: JobRecord) -> dict[str, object]:
+    """A job for JSON, exactly; a body that is not UTF-8 comes as `body_base64`."""
+    facts = {**record._asdict(), "state": record.state.name}
+    if record.body is None:
+        del facts["body"]
+        return facts
+    try:
+        facts["body"] = record.body.decode()
+    except UnicodeDecodeError:
+        del facts["body"]
+        facts["body_base64"] = base64.b64encode(record.body).decode()
+    return facts
+
+
+def record_text(record: JobRecord) -> str:
+    """A job for people, a fact a line."""
+    lines = [
+        record.descriptor,
+        f"  state          {record.state.name}",
+        f"  attempts       {record.attempts_remaining} of {record.attempts_allowed} remaining",
+        f"  run after      {shown_time(record.run_after_ms)}",
+        f"  created        {shown_time(record.created_at_ms)}",
+        f"  updated        {shown_time(record.updated_at_ms)}",
+        f"  custom status  {printable(record.custom_status)}",
+    ]
+    if record.claim_descriptor is not None:
+        lines.append(f"  claim          {printable(record.claim_descriptor)}")
+    if record.body is not None:
+        lines.append(f"  body           {printable_body(record.body)}")
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def shown_time(at_ms: int) -> str:
+    """UTC with milliseconds; times that no calendar holds stay numbers."""
+    try:
+        at = datetime.fromtimestamp(at_ms / 1000, UTC)
+    except (OverflowError, ValueError, OSError):
+        return f"{at_ms} ms"
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+# --- tables -------------------------------------------------------------------------------
+
+# A title, one that starts with # being of numbers, and what shows it of a row.
+Column = tuple[str, Callable[[Any], object]]
+
+
+def print_table(columns: Sequence[Column], rows: Iterable[object]) -> None:
+    """Print rows as they come in a pipe, and as one table on a terminal."""
+    from rich.console import Console  # loading it takes a while
+
+    console = Console(highlight=False)
+    if console.is_terminal:
+        console.print(make_table(columns, rows))
+        return
+    print("\t".join(title.removeprefix("#") for title, _ in columns))  # noqa: T201
+    for row in rows:
+        print("\t".join(_cells(columns, row)))  # noqa: T201
+
+
+def make_table(
+    columns: Sequence[Column], rows: Iterable[object], *, wrap: bool = True, left_out: int = 0
+) -> Table:
+    """For a terminal. Without `wrap` a row is one line, cut where the terminal ends. The last says
+    how many rows were `left_out`."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title, _ in columns:
+        table.add_column(
+            title.removeprefix("#"),
+            justify="right" if title.startswith("#") else "left",
+            overflow="fold" if wrap else "ellipsis",
+            no_wrap=not wrap,
+        )
+    for row in rows:
+        table.add_row(*map(Text, _cells(columns, row)))
+    if left_out:
+        table.add_row(f"… {left_out} more")
+    return table
+
+
+def _cells(columns: Sequence[Column], row: object) -> list[str]:
+    return [printable(str(cell(row))) for _, cell in columns]

@@ -29,8 +29,16 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from pinlaterd.cli.command_line import confirm, enter, fail, files_options, show, yes_option
-from pinlaterd.cli.rendering import printable, shown_time
+from pinlaterd.cli.command_line import (
+    confirm,
+    enter,
+    fail,
+    files_options,
+    printable,
+    show,
+    shown_time,
+    yes_option,
+)
 from pinlaterd.cli.service_status import ShardJobs, find_shard, shards_of, take_sample
 from pinlaterd.cli.shards import set_dequeue_only, shard
 from pinlaterd.client import calls
@@ -96,7 +104,6 @@ def drain(*, name: str, wait: bool, move: bool, yes: bool) -> None:
     new ones as long as succeeded jobs are kept. No job is lost if a --move is cut short, but
     some may be in both places then.
 
-    \b
     Examples:
       pinlater-admin shard drain 3 --wait
       pinlater-admin shard drain 3 --wait --move --yes && pinlater-admin shard remove 3

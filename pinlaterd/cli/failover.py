@@ -26,18 +26,19 @@ from pinlaterd.cli import service_status
 from pinlaterd.cli.command_line import (
     MAX_SECONDS,
     Amount,
+    Column,
     admin_options,
     confirm,
     directory,
     fail,
     option,
     polls,
+    print_table,
     show,
     waiting,
     wants_json,
     yes_option,
 )
-from pinlaterd.cli.rendering import Column, print_table
 from pinlaterd.cli.shards import shard
 from pinlaterd.config.edit import set_servers
 from pinlaterd.config.files import lock, replace_file
@@ -393,7 +394,6 @@ def failover(
     where a job that was acknowledged could be lost, as when the master does not answer. A command
     that was broken off is gone on with by giving it again.
 
-    \b
     Examples:
       pinlater-admin shard failover 1 --check
       pinlater-admin shard failover 1

@@ -30,15 +30,16 @@ from pinlaterd.cli.command_line import (
     COUNT,
     PRIORITY,
     Command,
+    Decorated,
     connect,
     fail,
     option,
+    printable,
     service_options,
     show,
     together,
 )
 from pinlaterd.cli.load import Caller, ClosedLoop, Kind, Load, LoadStopped, Outcome, name_of
-from pinlaterd.cli.rendering import printable
 from pinlaterd.client import Client
 from pinlaterd.lifecycle import ExitCode, StopSignal
 from pinlaterd.model import Job
@@ -80,7 +81,7 @@ success_option = option(
 )
 
 
-def num_queries_option(default: int | None, meaning: str) -> Callable[[Command], Command]:
+def num_queries_option(default: int | None, meaning: str) -> Callable[[Decorated], Decorated]:
     """`meaning`: of -1, and the default."""
     return click.option(
         "--num-queries",
@@ -148,7 +149,7 @@ def run_load(
 # --- commands ---------------------------------------------------------------------------------
 
 
-@click.command()
+@click.command(cls=Command)
 @queue_option
 @num_queries_option(None, "until stopped  [default: 1; with --from-file: to its end]")
 @load_options
@@ -169,7 +170,6 @@ def enqueue(*, from_file: IO[bytes] | None, body: str | None, **options: Any) ->
     lines that can't be stored for sure stops the run, and is named; made-up ones are counted as
     errors.
 
-    \b
     Examples:
       pinlater enqueue --queue mail --body 'to: ada'
       pinlater enqueue --queue mail --num-queries -1 --batch-size 100 --concurrency 16
@@ -200,7 +200,7 @@ def enqueue(*, from_file: IO[bytes] | None, body: str | None, **options: Any) ->
     _report("enqueued", outcome)
 
 
-@click.command()
+@click.command(cls=Command)
 @queue_option
 @num_queries_option(1, "until stopped  [default: 1]")
 @load_options
@@ -209,7 +209,6 @@ def enqueue(*, from_file: IO[bytes] | None, body: str | None, **options: Any) ->
 def dequeue(*, success_percent: int, **options: Any) -> None:
     """Dequeue jobs and acknowledge them: each call's jobs in the next call.
 
-    \b
     Examples:
       pinlater dequeue --queue mail --num-queries 10 --batch-size 100
       pinlater dequeue --queue mail --num-queries -1 --dequeue-success-percent 95
@@ -219,7 +218,7 @@ def dequeue(*, success_percent: int, **options: Any) -> None:
     _report("dequeued", _run_dequeues(plan, taking))
 
 
-@click.command("check-dequeue")
+@click.command("check-dequeue", cls=Command)
 @queue_option
 @num_queries_option(-1, "until no job has come for a second  [default: -1]")
 @load_options
@@ -231,7 +230,6 @@ def check_dequeue(*, success_percent: int, **options: Any) -> None:
     Verifies each body's checksum, reports what comes out twice, and at the end what is missing
     of each run of `enqueue`. Jobs are acknowledged as by `dequeue`. Exit 1 if anything is wrong.
 
-    \b
     Examples:
       pinlater enqueue --queue check --num-queries 100 --batch-size 100
       pinlater check-dequeue --queue check --batch-size 100 --concurrency 4

@@ -33,7 +33,6 @@ from pinlaterd.cli.worker import worker
 def cli() -> None:
     """Use and load a PinLater service from the command line.
 
-    \b
     Examples:
       pinlater create --queue mail
       pinlater enqueue --queue mail --num-queries 1000 --batch-size 100 --concurrency 8
@@ -52,9 +51,7 @@ for command in (enqueue, dequeue, check_dequeue, bench, worker):
 def create(*, queue: str) -> None:
     """Create a queue. One that exists is left as it is.
 
-    \b
-    Example:
-      pinlater create --queue mail
+    Example: pinlater create --queue mail
     """
     with connect() as client:
         client.create_queue(queue)
@@ -74,9 +71,7 @@ def create(*, queue: str) -> None:
 def lookup(*, descriptors: tuple[str, ...]) -> None:
     """Show all that is known of jobs. Exit 1 if one of them is unknown.
 
-    \b
-    Example:
-      pinlater lookup --job-descriptor mail:s1:p1:1 --job-descriptor mail:s2:p1:7
+    Example: pinlater lookup --job-descriptor mail:s1:p1:1 --job-descriptor mail:s2:p1:7
     """
     show_jobs(descriptors)
 
@@ -86,9 +81,7 @@ def lookup(*, descriptors: tuple[str, ...]) -> None:
 def get_queue_names() -> None:
     """List the queues.
 
-    \b
-    Example:
-      pinlater get-queue-names --host queue.example.com
+    Example: pinlater get-queue-names --host queue.example.com
     """
     show_queue_names()
 
@@ -104,7 +97,6 @@ def get_job_count(
 ) -> None:
     """Count the jobs of a queue in a state.
 
-    \b
     Examples:
       pinlater get-job-count --queue mail --job-state failed
       pinlater get-job-count --queue mail --count-future-jobs

@@ -54,7 +54,6 @@ def cli() -> None:
     DIR is a deployment: DIR/etc (configuration), DIR/run (sockets, logs), DIR/data (jobs). It is
     the current folder unless given.
 
-    \b
     Examples:
       pinlaterd init /srv/pinlaterd
       pinlaterd up /srv/pinlaterd
@@ -85,7 +84,6 @@ def cli() -> None:
 def init(*, directory: Path, engine: str, shards: int, **ports: int | None) -> None:
     """Write a new deployment into DIR. Never overwrites a file.
 
-    \b
     Examples:
       pinlaterd init /srv/pinlaterd
       pinlaterd init ./try --shards 1 --port 19010 --stats-port 19999
@@ -108,9 +106,7 @@ def up(*, directory: Path) -> None:
     what the configuration no longer names is stopped, a shard only once it holds no pending and no
     running job. Exit 1 if a process does not come up, with the end of its log.
 
-    \b
-    Example:
-      pinlaterd up /srv/pinlaterd
+    Example: pinlaterd up /srv/pinlaterd
     """
     from pinlaterd.deployment import service
 
@@ -131,9 +127,7 @@ def down(*, directory: Path) -> None:
 
     Also stops processes that a killed supervisord left behind; no others that run in DIR.
 
-    \b
-    Example:
-      pinlaterd down /srv/pinlaterd
+    Example: pinlaterd down /srv/pinlaterd
     """
     from pinlaterd.deployment import service
 
@@ -151,7 +145,6 @@ def status(*, directory: Path) -> None:
     What else it shows, such as mistakes in etc/ and warnings, leaves exit 0. Exit 1 also if the
     coordinator does not answer.
 
-    \b
     Examples:
       pinlaterd status
       pinlaterd status /srv/pinlaterd --json
@@ -177,9 +170,7 @@ def _progress(what: str) -> Iterator[Callable[[str], None]]:
 def router(*, etc: Path) -> None:
     """Run a router: Thrift in, shards behind it. supervisord does this.
 
-    \b
-    Example:
-      pinlaterd router --config /srv/pinlaterd/etc
+    Example: pinlaterd router --config /srv/pinlaterd/etc
     """
 
     def run() -> int:
@@ -196,9 +187,7 @@ def router(*, etc: Path) -> None:
 def shard(*, name: str, etc: Path) -> None:
     """Run the owner of the shard NAME. supervisord does this.
 
-    \b
-    Example:
-      pinlaterd shard 1 --config /srv/pinlaterd/etc
+    Example: pinlaterd shard 1 --config /srv/pinlaterd/etc
     """
 
     def run() -> int:
@@ -214,9 +203,7 @@ def shard(*, name: str, etc: Path) -> None:
 def coordinator(*, etc: Path) -> None:
     """Run the coordinator: configuration, health, statistics. supervisord does this.
 
-    \b
-    Example:
-      pinlaterd coordinator --config /srv/pinlaterd/etc
+    Example: pinlaterd coordinator --config /srv/pinlaterd/etc
     """
 
     def run() -> int:

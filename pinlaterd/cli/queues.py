@@ -19,7 +19,9 @@ from pinlaterd.cli.command_line import (
     PRIORITY,
     STATE,
     Amount,
-    Command,
+    Column,
+    Decorated,
+    Group,
     admin_options,
     ask_coordinator,
     confirm,
@@ -27,16 +29,18 @@ from pinlaterd.cli.command_line import (
     directory,
     files_options,
     option,
+    print_table,
     read_password,
+    record_facts,
     show,
     show_jobs,
     show_queue_names,
+    shown_time,
     state_of,
     target_options,
     waiting,
     yes_option,
 )
-from pinlaterd.cli.rendering import Column, print_table, record_facts, shown_time
 from pinlaterd.cli.service_status import follow
 from pinlaterd.config import edit
 from pinlaterd.config.layout import ETC
@@ -56,7 +60,7 @@ _RATES = {
 }
 
 
-@click.group()
+@click.group(cls=Group)
 def queue() -> None:
     """List, create, delete queues; see what is in them; limit and pause them."""
 
@@ -66,9 +70,7 @@ def queue() -> None:
 def list_queues() -> None:
     """List the queues, a name a line.
 
-    \b
-    Example:
-      pinlater-admin queue list
+    Example: pinlater-admin queue list
     """
     show_queue_names()
 
@@ -79,9 +81,7 @@ def list_queues() -> None:
 def create(*, name: str) -> None:
     """Create a queue. One that exists is left as it is.
 
-    \b
-    Example:
-      pinlater-admin queue create mail
+    Example: pinlater-admin queue create mail
     """
     with connect() as client:
         client.create_queue(name)
@@ -100,7 +100,6 @@ def delete(*, name: str, password_file: IO[str] | None) -> None:
     Asks for the admin password on a terminal; else it is the first line of standard input,
     unless --password-file or the environment's PINLATERD_ADMIN_PASSWORD has it.
 
-    \b
     Examples:
       pinlater-admin queue delete mail
       pinlater-admin queue delete mail --password-file /run/secrets/pinlaterd
@@ -131,9 +130,7 @@ def stats(*, name: str, seconds: float) -> None:
     SCHEDULED are the PENDING ones whose run-after is still to come. Counts stop at the server's
     count_limit for each shard and priority.
 
-    \b
-    Example:
-      pinlater-admin queue stats mail --seconds 10
+    Example: pinlater-admin queue stats mail --seconds 10
     """
     with connect() as client:
         counts = {"SCHEDULED": client.count(name, JobState.PENDING, future=True)}
@@ -200,7 +197,6 @@ def limit(*, name: str, rate: float) -> None:
 
     Fractions are allowed (0.1: one in ten seconds); 0 stops dequeues; none means no limit.
 
-    \b
     Examples:
       pinlater-admin queue limit mail 100
       pinlater-admin queue limit mail none
@@ -217,9 +213,7 @@ def limit(*, name: str, rate: float) -> None:
 def pause(*, name: str) -> None:
     """Let no jobs of queue NAME be dequeued until it is resumed. Its limit is kept.
 
-    \b
-    Example:
-      pinlater-admin queue pause mail
+    Example: pinlater-admin queue pause mail
     """
     was_changed = edit.set_paused(directory() / ETC, name, paused=True)
     _finish(name, f"queue {name} is paused", was_changed=was_changed)
@@ -231,9 +225,7 @@ def pause(*, name: str) -> None:
 def resume(*, name: str) -> None:
     """Let jobs of queue NAME be dequeued again, under the limit that it had.
 
-    \b
-    Example:
-      pinlater-admin queue resume mail
+    Example: pinlater-admin queue resume mail
     """
     was_changed = edit.set_paused(directory() / ETC, name, paused=False)
     _finish(name, f"queue {name} is resumed", was_changed=was_changed)
@@ -261,11 +253,11 @@ _priority_option = option(
 _regex_option = option("--body-regex", metavar="RE2", help="Only jobs whose body this is found in.")
 
 
-def _limit_option(default: int) -> Callable[[Command], Command]:
+def _limit_option(default: int) -> Callable[[Decorated], Decorated]:
     return option("--limit", type=COUNT, default=default, help="At most so many jobs.")
 
 
-@click.group()
+@click.group(cls=Group)
 def job() -> None:
     """Look at jobs, retry them, delete them."""
 
@@ -276,9 +268,7 @@ def job() -> None:
 def lookup(*, descriptors: tuple[str, ...]) -> None:
     """Show all that is known of jobs. Exit 1 if one of them is unknown.
 
-    \b
-    Example:
-      pinlater-admin job lookup mail:s1:p1:1 mail:s2:p1:7
+    Example: pinlater-admin job lookup mail:s1:p1:1 mail:s2:p1:7
     """
     show_jobs(descriptors)
 
@@ -302,7 +292,6 @@ _COLUMNS: Sequence[Column] = (
 def scan(*, queue: str, state: str, limit: int, **which: Any) -> None:
     """List jobs of QUEUE in STATE, the latest run-after first.
 
-    \b
     Examples:
       pinlater-admin job scan mail failed --limit 20
       pinlater-admin job scan mail pending --future --body-regex '^to: ada'
@@ -330,9 +319,7 @@ def retry(
 ) -> None:
     """Make failed jobs of QUEUE pending again, the oldest first.
 
-    \b
-    Example:
-      pinlater-admin job retry mail --attempts 3 --limit 10000
+    Example: pinlater-admin job retry mail --attempts 3 --limit 10000
     """
     run_after_ms = None
     if delay_seconds:
@@ -361,7 +348,6 @@ def delete_jobs(
 ) -> None:
     """Delete jobs of QUEUE in STATE.
 
-    \b
     Examples:
       pinlater-admin job delete mail failed --limit 100
       pinlater-admin job delete mail pending --body-regex '@example[.]com' --yes

@@ -16,8 +16,18 @@ from typing import Any, NamedTuple, TypedDict, cast
 
 import click
 
-from pinlaterd.cli.command_line import ask_coordinator, directory, fail, polls, show, waiting
-from pinlaterd.cli.rendering import MAX_LINE_CHARS, Column, print_table, printable
+from pinlaterd.cli.command_line import (
+    MAX_LINE_CHARS,
+    Column,
+    ask_coordinator,
+    directory,
+    fail,
+    polls,
+    print_table,
+    printable,
+    show,
+    waiting,
+)
 from pinlaterd.config.layout import ETC, shard_program
 from pinlaterd.errors import ConnectionFailed, DeploymentError
 from pinlaterd.lifecycle import ExitCode

@@ -15,6 +15,8 @@ import click
 
 from pinlaterd.cli.command_line import (
     PORT,
+    Column,
+    Group,
     confirm,
     directory,
     enter,
@@ -22,11 +24,11 @@ from pinlaterd.cli.command_line import (
     files_options,
     option,
     polls,
+    print_table,
     show,
     waiting,
     yes_option,
 )
-from pinlaterd.cli.rendering import Column, print_table
 from pinlaterd.cli.service_status import (
     EditRefused,
     ShardJobs,
@@ -68,7 +70,7 @@ def _held(shard: Mapping[str, Any], state: str) -> object:
     return "-" if shard["jobs"] is None else shard["jobs"][state]
 
 
-@click.group()
+@click.group(cls=Group)
 def shard() -> None:
     """Change the shards of the service."""
 
@@ -80,9 +82,7 @@ def list_shards() -> None:
 
     SCHEDULED are jobs whose run-after is still to come; PENDING are the others that wait.
 
-    \b
-    Example:
-      pinlater-admin shard list
+    Example: pinlater-admin shard list
     """
     found = shards_of(take_sample())
     show(found, lambda: print_table(_COLUMNS, found))
@@ -102,7 +102,6 @@ def dequeue_only(*, name: str, state: str, yes: bool) -> None:
     Once this returns, no job is enqueued there any more. Asks if other shards go along, or if no
     shard would be left that takes jobs.
 
-    \b
     Examples:
       pinlater-admin shard dequeue-only 3 on
       pinlater-admin shard dequeue-only 3 off
@@ -164,7 +163,6 @@ def add(
     --host and --port are the store's here, and the password is never an argument, which everyone on
     the machine could read.
 
-    \b
     Examples:
       pinlater-admin shard add 4
       pinlater-admin shard add 4 --engine redis --host redis7 --port 6379
@@ -216,7 +214,6 @@ def remove(*, name: str, force: bool, yes: bool) -> None:
     `shard drain` it first. --force gives them up: nobody gets them any more, until a shard
     of that name and store is added again.
 
-    \b
     Examples:
       pinlater-admin shard remove 3
       pinlater-admin shard remove 3 --force --yes
@@ -292,7 +289,6 @@ def check_shard(*, name: str, repair: bool) -> None:
 
     The shard must be stopped. Exit 1 if anything disagrees and is not repaired.
 
-    \b
     Examples:
       supervisorctl -c etc/supervisord.conf stop shard-1
       pinlater-admin shard check 1

@@ -16,17 +16,23 @@ import time
 import tty
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from pinlaterd.cli.command_line import files_options, show, wants_json
-from pinlaterd.cli.rendering import Column, make_table, print_table, printable
+from pinlaterd.cli.command_line import (
+    Column,
+    Command,
+    files_options,
+    make_table,
+    print_table,
+    printable,
+    show,
+    wants_json,
+)
 from pinlaterd.cli.service_status import (
     QUEUE_AGE,
-    ListedShard,
     Sample,
-    Status,
     queue_names,
     shards_of,
     shown_state,
@@ -42,19 +48,20 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
+Facts = Mapping[str, Any]  # as they are in JSON
+
 _SECONDS = 1.0  # between two samples; figures are no fresher
 _QUIT = (b"q", b"Q", b"\x04", b"")  # the last: the terminal has gone
 _MAX_NOTE_CHARS = 300
 _ENDED_BADLY = ("ack_failed", "timeout_retry", "timeout_done")
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option("--once", is_flag=True, help="Print one frame and end, as in a pipe.")
 @files_options
 def top(*, once: bool) -> None:
     """Show what each queue, shard and process does, once a second, until q or Ctrl-C.
 
-    \b
     Examples:
       pinlater-admin top
       pinlater-admin top --once
@@ -72,93 +79,55 @@ def top(*, once: bool) -> None:
 # --- frames -----------------------------------------------------------------------------------
 
 
-class QueueFrame(TypedDict):
-    name: str
-    enqueues_per_second: float
-    dequeues_per_second: float
-    acks_per_second: float
-    failures_per_second: float  # attempts that failed or timed out
-    limited_per_second: float  # dequeues that were refused by the rate limit
-    jobs_per_second_limit: float | None
-    pending: int  # whose run-after has come
-    scheduled: int
-    in_progress: int
-    oldest_ready_age_ms: float
-    dequeue_delay_p99_ms: float | None  # None: nothing was dequeued
-
-
-class ShardFrame(ListedShard):
-    jobs_per_second: float
-    commits_per_second: float
-    jobs_per_commit: float | None  # None: there were no commits
-    commit_p99_ms: float | None
-
-
-class ProcessFrame(TypedDict):
-    name: str
-    state: str
-    pid: int | None
-    cpu_percent: float  # of one core
-    rss_bytes: int
-
-
-class Frame(TypedDict):
-    seconds: float  # between the two samples
-    healthy: bool
-    problems: Sequence[str]
-    warnings: Sequence[str]
-    queues: Sequence[QueueFrame]
-    shards: Sequence[ShardFrame]
-    processes: Sequence[ProcessFrame]
-
-
-def frame(before: Sample, now: Sample) -> Frame:
+def frame(before: Sample, now: Sample) -> Facts:
     seconds = max(now.at - before.at, 1e-3)
     recent = {name: since(before.stats.get(name, empty()), s) for name, s in now.stats.items()}
+    figures = merge(recent.values())
+    used = {process["pid"]: process["cpu_seconds"] for process in before.status["processes"]}
     return {
         "seconds": round(seconds, 3),
         "healthy": bool(now.status["healthy"]),
         "problems": now.status["problems"],
         "warnings": now.status["warnings"],
-        "queues": _queues(merge(recent.values()), seconds),
-        "shards": [_shard(shard, recent, seconds) for shard in shards_of(now)],
-        "processes": _processes(before.status, now.status, seconds),
+        "queues": [_queue(queue, figures, seconds) for queue in queue_names(figures)],
+        "shards": [
+            {**shard, **_commits(recent.get(shard_program(shard["name"]), empty()), seconds)}
+            for shard in shards_of(now)
+        ],
+        "processes": [_process(process, used, seconds) for process in now.status["processes"]],
     }
 
 
-def _queues(recent: StatsSnapshot, seconds: float) -> list[QueueFrame]:
+def _queue(queue: str, recent: StatsSnapshot, seconds: float) -> Facts:
     counters, gauges = recent["counters"], recent["gauges"]
+    scheduled = round(gauges.get(f"{queue}_scheduled", 0))
 
-    def per_second(queue: str, *names: str) -> float:
+    def per_second(*names: str) -> float:
         return round(sum(counters.get(f"{queue}_{name}", 0) for name in names) / seconds, 2)
 
-    def one(queue: str) -> QueueFrame:
-        scheduled = round(gauges.get(f"{queue}_scheduled", 0))
-        return {
-            "name": queue,
-            "enqueues_per_second": per_second(queue, "enqueue"),
-            "dequeues_per_second": per_second(queue, "dequeue"),
-            "acks_per_second": per_second(queue, "ack_succeeded"),
-            "failures_per_second": per_second(queue, *_ENDED_BADLY),
-            "limited_per_second": per_second(queue, "dequeue_requests_rate_limited"),
-            "jobs_per_second_limit": gauges.get(f"{queue}_rate_limit"),
-            "pending": max(0, round(gauges.get(f"{queue}_pending", 0)) - scheduled),
-            "scheduled": scheduled,
-            "in_progress": round(gauges.get(f"{queue}_in_progress", 0)),
-            "oldest_ready_age_ms": recent["peaks"].get(f"{queue}{QUEUE_AGE}", 0),
-            "dequeue_delay_p99_ms": _p99(recent["histograms"].get(f"{queue}_dequeue_delay_ms")),
-        }
-
-    return [one(queue) for queue in queue_names(recent)]
+    return {
+        "name": queue,
+        "enqueues_per_second": per_second("enqueue"),
+        "dequeues_per_second": per_second("dequeue"),
+        "acks_per_second": per_second("ack_succeeded"),
+        "failures_per_second": per_second(*_ENDED_BADLY),  # attempts
+        "limited_per_second": per_second("dequeue_requests_rate_limited"),
+        "jobs_per_second_limit": gauges.get(f"{queue}_rate_limit"),
+        "pending": max(0, round(gauges.get(f"{queue}_pending", 0)) - scheduled),  # due by now
+        "scheduled": scheduled,
+        "in_progress": round(gauges.get(f"{queue}_in_progress", 0)),
+        "oldest_ready_age_ms": recent["peaks"].get(f"{queue}{QUEUE_AGE}", 0),
+        "dequeue_delay_p99_ms": _p99(recent["histograms"].get(f"{queue}_dequeue_delay_ms")),
+    }
 
 
-def _shard(shard: ListedShard, recent: Mapping[str, StatsSnapshot], seconds: float) -> ShardFrame:
-    histograms = recent.get(shard_program(shard["name"]), empty())["histograms"]
-    batches, commits = histograms.get("shard_batch_jobs"), histograms.get("shard_commit_ms")
+def _commits(recent: StatsSnapshot, seconds: float) -> Facts:
+    """Of a shard."""
+    batches = recent["histograms"].get("shard_batch_jobs")
+    commits = recent["histograms"].get("shard_commit_ms")
     jobs = batches["sum"] if batches is not None else 0.0
     count = commits["count"] if commits is not None else 0
     return {
-        **shard,
         "jobs_per_second": round(jobs / seconds, 2),
         "commits_per_second": round(count / seconds, 2),
         "jobs_per_commit": round(jobs / count, 2) if count else None,
@@ -166,23 +135,20 @@ def _shard(shard: ListedShard, recent: Mapping[str, StatsSnapshot], seconds: flo
     }
 
 
-def _processes(before: Status, now: Status, seconds: float) -> list[ProcessFrame]:
-    used = {process["pid"]: process["cpu_seconds"] for process in before["processes"]}
-
-    def one(process: Mapping[str, Any]) -> ProcessFrame:
-        cpu_seconds = process["cpu_seconds"] - used.get(process["pid"], process["cpu_seconds"])
-        return {
-            "name": process["name"],
-            "state": process["state"],
-            "pid": process["pid"],
-            "cpu_percent": round(max(0.0, cpu_seconds) / seconds * 100, 1),
-            "rss_bytes": process["rss_bytes"],
-        }
-
-    return [one(process) for process in now["processes"]]
+def _process(process: Facts, used: Mapping[int, float], seconds: float) -> Facts:
+    """`used`: CPU seconds before, by pid."""
+    cpu_seconds = process["cpu_seconds"] - used.get(process["pid"], process["cpu_seconds"])
+    return {
+        "name": process["name"],
+        "state": process["state"],
+        "pid": process["pid"],
+        "cpu_percent": round(max(0.0, cpu_seconds) / seconds * 100, 1),  # of one core
+        "rss_bytes": process["rss_bytes"],
+    }
 
 
 def _p99(data: HistogramData | None) -> float | None:
+    """None if nothing was measured."""
     if data is None or not data["count"]:
         return None
     return round(percentiles(data, (0.99,))[0], 3)
@@ -191,7 +157,7 @@ def _p99(data: HistogramData | None) -> float | None:
 # --- tables -----------------------------------------------------------------------------------
 
 
-def _rate(key: str) -> Callable[[Mapping[str, Any]], str]:
+def _rate(key: str) -> Callable[[Facts], str]:
     return lambda row: _shown_rate(row[key])
 
 
@@ -199,7 +165,7 @@ def _shown_rate(per_second: float) -> str:
     return f"{per_second:,.0f}" if per_second >= 100 or per_second == 0 else f"{per_second:.1f}"
 
 
-def _age(key: str) -> Callable[[Mapping[str, Any]], str]:
+def _age(key: str) -> Callable[[Facts], str]:
     return lambda row: _shown_age(row[key])
 
 
@@ -215,11 +181,11 @@ def _shown_age(ms: float | None) -> str:
     return f"{seconds:.1f} s" if ms >= 1000 else f"{ms:.1f} ms"
 
 
-def _number(key: str, form: str = ",") -> Callable[[Mapping[str, Any]], str]:
+def _number(key: str, form: str = ",") -> Callable[[Facts], str]:
     return lambda row: "-" if row[key] is None else format(row[key], form)
 
 
-def _held(state: str) -> Callable[[ShardFrame], str]:
+def _held(state: str) -> Callable[[Facts], str]:
     return lambda shard: "-" if shard["jobs"] is None else _number(state)(shard["jobs"])
 
 
@@ -258,7 +224,7 @@ _PROCESS_COLUMNS: Sequence[Column] = (
 )
 
 
-def _print(found: Frame) -> None:
+def _print(found: Facts) -> None:
     click.echo(_headline(found))
     for note in (*found["problems"], *found["warnings"]):
         click.echo(f"  {printable(note, _MAX_NOTE_CHARS)}")
@@ -272,7 +238,7 @@ def _print(found: Frame) -> None:
         print_table(columns, rows)
 
 
-def _headline(found: Frame) -> str:
+def _headline(found: Facts) -> str:
     enqueued = sum(queue["enqueues_per_second"] for queue in found["queues"])
     dequeued = sum(queue["dequeues_per_second"] for queue in found["queues"])
     health = "healthy" if found["healthy"] else "NOT healthy"
@@ -339,13 +305,13 @@ def _pressed_within(terminal: int, seconds: float) -> bool:
     return False
 
 
-def _screen(found: Frame, height: int) -> RenderableType:
+def _screen(found: Facts, height: int) -> RenderableType:
     """As much of a frame as `height` lines hold: the busiest queues and shards first."""
     from rich.console import Group
     from rich.text import Text
 
     notes = [*found["problems"], *found["warnings"]][: max(0, height // 6)]
-    shards = sorted(found["shards"], key=_shard_busyness)
+    shards = sorted(found["shards"], key=lambda shard: (-shard["jobs_per_second"], shard["name"]))
     queues = sorted(found["queues"], key=_queue_busyness)
     room = height - len(notes) - 8  # headline, keys, three lines of titles and three between
     process_room = min(len(found["processes"]), max(2, room // 4))
@@ -370,10 +336,6 @@ def _part(columns: Sequence[Column], rows: Sequence[object], room: int) -> Table
     return make_table(columns, shown, wrap=False, left_out=len(rows) - len(shown))
 
 
-def _queue_busyness(queue: QueueFrame) -> tuple[float, int, str]:
+def _queue_busyness(queue: Facts) -> tuple[float, int, str]:
     moved = queue["enqueues_per_second"] + queue["dequeues_per_second"]
     return -moved, -queue["pending"], queue["name"]
-
-
-def _shard_busyness(shard: ShardFrame) -> tuple[float, str]:
-    return -shard["jobs_per_second"], shard["name"]

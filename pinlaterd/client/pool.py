@@ -201,7 +201,7 @@ class BaseClient(ABC, Generic[C]):
             except ConnectionFailed as error:
                 failures.append(error)
                 self._failed(server)
-            if not isinstance(failures[-1], _CannotConnect) and server not in failed_at:
+            if not isinstance(failures[-1], CannotConnect) and server not in failed_at:
                 untried.append(server)
             failed_at.add(server)
             if isinstance(failures[-1], OutcomeUnknown):
@@ -242,9 +242,9 @@ class BaseClient(ABC, Generic[C]):
         try:
             endpoints = await self._result_of(self._names.look_up(server), deadline)
         except TimeoutError as error:
-            raise _CannotConnect(server, "DNS has not answered in time") from error
+            raise CannotConnect(server, "DNS has not answered in time") from error
         except OSError as error:
-            raise _CannotConnect(server, reason_of(error)) from error
+            raise CannotConnect(server, reason_of(error)) from error
         failures: list[OSError] = []
         for tried, endpoint in enumerate(endpoints):
             now = time.monotonic()
@@ -258,7 +258,7 @@ class BaseClient(ABC, Generic[C]):
                     self._lent.add(connection)
                 return connection
         reasons = ", ".join(dict.fromkeys(map(reason_of, failures)))
-        raise _CannotConnect(server, reasons) from failures[-1]
+        raise CannotConnect(server, reasons) from failures[-1]
 
     def _failed(self, server: Address) -> None:
         """A call failed there. Connections that lie idle are likely to be as dead."""
@@ -400,7 +400,7 @@ def answer_length(head: bytes | bytearray) -> int:
 # --- failures -----------------------------------------------------------------------------
 
 
-class _CannotConnect(ConnectionFailed):
+class CannotConnect(ConnectionFailed):
     """No connection came about."""
 
     def __init__(self, server: Address, reason: str) -> None:

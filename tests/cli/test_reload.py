@@ -12,19 +12,19 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pinlaterd.cli.reload import changes, sources
+from pinlaterd.cli.worker import changes, sources
 
 PARENT = """
 import os, sys
 from pathlib import Path
-from pinlaterd.cli.reload import Reloader
+from pinlaterd.cli.worker import Reloader
 command = [sys.executable, "-B", "program.py", str(os.getpid())]
 sys.exit(Reloader(command, Path.cwd(), lambda text: print(text, flush=True)).run())
 """
 # It counts the signals that it is sent, and ends at the one that `version.py` names.
 PROGRAM = """
 import os, signal, sys
-from pinlaterd.cli.reload import begin_as_child
+from pinlaterd.cli.worker import begin_as_child
 begin_as_child(int(sys.argv[1]))
 from version import ENDS_AT, VERSION
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})

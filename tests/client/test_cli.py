@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pinlaterd.cli.admin import cli as admin
+from pinlaterd.cli.command_line import printable, printable_body, record_facts, shown_time
 from pinlaterd.cli.pinlater import cli as tool
-from pinlaterd.cli.rendering import printable, printable_body, record_facts, shown_time
 from pinlaterd.model import JobRecord, JobState
 
 RECORD = JobRecord("q:s1:p1:1", JobState.PENDING, 2, 1, "\x1b[2J", 1, 2, 3, None, b"\xff\x1b")
