@@ -1,7 +1,6 @@
 """The twelve operations as calls to be sent: what each asks for, and what its answer becomes.
 
-A client has a method for every function here, with the same parameters and the documentation that
-stands here (`as_method_of`); all that it adds is the sending. Everything here is pure.
+Both clients have a method for each, with its parameters and its docstring. Everything here is pure.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Where handlers run: threads, processes, or tasks of an event loop.
+"""Where handlers run: threads, or tasks of an event loop; `processes` builds on the threads.
 
-An executor takes jobs that are in flight, and hands in how each ended. A pool has a thread for each
-of its *places*, which run one job at a time: right there, or in a process (`processes`).
+An executor takes jobs that are in flight, and hands in how each ended.
 """
 
 from __future__ import annotations
@@ -11,18 +10,16 @@ import contextlib
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import cast
 
 from pinlaterd.client.handlers import AsyncFunction, Hooks, QueueHandler
 from pinlaterd.client.in_flight import InFlight
-from pinlaterd.client.running_job import HANDED_BACK, Outcome, RunningJob
+from pinlaterd.client.running_job import RELEASED, Outcome, RunningJob
 
 # How long handlers that were cancelled may take to clean up.
 CLEAN_UP_SECONDS = 2.0
-# How long the ends of processes are waited for.
-_CLOSE_SECONDS = 5.0
 # How the names of the threads begin that `asyncio.to_thread` takes for a handler. Python waits for
 # them when it exits.
 TO_THREAD = "handler-to-thread"
@@ -47,82 +44,49 @@ class Executor(ABC):
         """Let go of threads and processes: nothing runs that is waited for. Blocks but shortly."""
 
 
-class Place:
-    """One place of a pool, in a thread that it is given: it runs jobs right there.
+class ThreadExecutor(Executor):
+    """A thread for each job that may run at a time. It can't be ended: what is abandoned in it goes
+    on, as a daemon."""
 
-    `can_be_ended`: whether `abandon` ends what runs here, so that its thread can be waited for. A
-    thread can't be: what is abandoned in it goes on, as a daemon.
-    """
-
-    can_be_ended = False
-
-    def __init__(self, handler: QueueHandler) -> None:
+    def __init__(self, handler: QueueHandler, concurrency: int, hooks: Hooks) -> None:
         self._handler = handler
-
-    def prepare(self) -> None:
-        """Make ready for a job before one is taken. Raises ProcessNotStarted."""
-
-    def run(self, job: RunningJob) -> Outcome:
-        """Run the handler, and return how that ended; never raises."""
-        return self._handler.run(job)
-
-    def abandon(self) -> None:
-        """End what runs here if that can be done. Any thread may call it; may be repeated."""
-
-    def close(self) -> None:
-        """Nothing is run here any more."""
-
-
-class PoolExecutor(Executor):
-    """A thread for each place."""
-
-    def __init__(self, queue: str, places: Sequence[Place], hooks: Hooks) -> None:
-        self._queue = queue
-        self._places = places
+        self._concurrency = concurrency
         self._hooks = hooks
-        self._ending_threads: list[threading.Thread] = []
+        self._threads: list[threading.Thread] = []
 
     def start(self, work: InFlight, fail: Callable[[Exception], object]) -> None:
-        for number, place in enumerate(self._places, 1):
-            thread = threading.Thread(
-                target=self._attend,
-                args=(work, fail, place),
-                name=f"{self._queue}-{number}",
-                daemon=True,
-            )
-            if place.can_be_ended:
-                self._ending_threads.append(thread)
+        def run(name: str) -> None:
+            try:
+                self._run_jobs(work, name)
+            except Exception as error:  # noqa: BLE001 - the worker raises it in the thread of `run`
+                fail(error)
+
+        for number in range(1, self._concurrency + 1):
+            name = f"{self._handler.queue}-{number}"
+            thread = threading.Thread(target=run, args=(name,), name=name, daemon=True)
+            self._threads.append(thread)
             thread.start()
 
     def abandon(self) -> None:
-        for place in self._places:
-            place.abandon()
+        pass
 
     def close(self) -> None:
-        """Threads end by themselves: `wait` gives them no more jobs. What is left in a process
-        then, such as one that is just starting, runs for nobody."""
-        self.abandon()
-        deadline = time.monotonic() + _CLOSE_SECONDS
-        for thread in self._ending_threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+        """Threads end by themselves: `wait` gives them no more jobs."""
 
-    def _attend(self, work: InFlight, fail: Callable[[Exception], object], place: Place) -> None:
-        try:
-            place.prepare()
-            while (job := work.wait()) is not None:
-                self._run(work, place, job)
-                place.prepare()
-        except Exception as error:  # noqa: BLE001 - the worker raises it in the thread of `run`
-            fail(error)
-        place.close()
+    def _run_jobs(self, work: InFlight, name: str) -> None:
+        """Called in each thread."""
+        while (job := work.wait()) is not None:
+            self._run(work, job, self._handler.run)
 
-    def _run(self, work: InFlight, place: Place, job: RunningJob) -> None:
-        """Whatever breaks in the place, the job is finished: at worst it is released."""
-        outcome = HANDED_BACK
+    def _run(
+        self, work: InFlight, job: RunningJob, handler: Callable[[RunningJob], Outcome]
+    ) -> None:
+        """Whatever breaks, the job is finished: at worst it is released."""
+        outcome = RELEASED
         if self._hooks:
             self._hooks.begin(job)
         try:
-            outcome = place.run(job)
+            outcome = handler(job)
         finally:
             if self._hooks:
                 self._hooks.end(job, outcome)

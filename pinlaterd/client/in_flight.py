@@ -21,7 +21,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from pinlaterd.client.client import Client
-from pinlaterd.client.running_job import HANDED_BACK, SUCCEEDED, Ending, Outcome, RunningJob
+from pinlaterd.client.running_job import RELEASED, SUCCEEDED, Ending, Outcome, RunningJob
 from pinlaterd.model import ClaimedJob
 
 # While handlers are busy with what one has brought the other is on its way.
@@ -459,7 +459,7 @@ class InFlight:
 
     def _release(self, jobs: Iterable[RunningJob]) -> None:
         for job in jobs:
-            self._to_report(job, HANDED_BACK)
+            self._to_report(job, RELEASED)
         self._wake_reporter(-math.inf)
 
     def _oldest_waiting_at(self) -> float:

@@ -35,22 +35,28 @@ _SILENCE_SECONDS = 10.0
 
 log = logging.getLogger(__name__)
 
-_GAUGES: Sequence[tuple[str, str, Callable[[LaneFacts], float]]] = (
-    ("concurrency", "Jobs that may run at a time.", lambda facts: facts.concurrency),
-    ("jobs_running", "Jobs that run now.", lambda facts: facts.running),
-    ("jobs_waiting", "Jobs that are claimed and not begun.", lambda facts: facts.waiting),
-)
-_COUNTERS: Sequence[tuple[str, str, Callable[[LaneFacts], float]]] = (
-    ("dequeues", "Dequeues.", lambda facts: facts.dequeues),
+_Family = type[GaugeMetricFamily] | type[CounterMetricFamily]
+_FIGURES: Sequence[tuple[_Family, str, str, Callable[[LaneFacts], float]]] = (
+    (GaugeMetricFamily, "concurrency", "Jobs that may run at a time.", lambda f: f.concurrency),
+    (GaugeMetricFamily, "jobs_running", "Jobs that run now.", lambda f: f.running),
     (
+        GaugeMetricFamily,
+        "jobs_waiting",
+        "Jobs that are claimed and not begun.",
+        lambda f: f.waiting,
+    ),
+    (CounterMetricFamily, "dequeues", "Dequeues.", lambda f: f.dequeues),
+    (
+        CounterMetricFamily,
         "dequeue_errors",
         "Dequeues that failed, and were repeated.",
-        lambda facts: facts.dequeue_errors,
+        lambda f: f.dequeue_errors,
     ),
     (
+        CounterMetricFamily,
         "claims_lost",
         "Claims that ended before their jobs did.",
-        lambda facts: facts.claims_lost,
+        lambda f: f.claims_lost,
     ),
 )
 
@@ -87,16 +93,11 @@ class WorkerMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         lanes = self._worker.lanes()
-        for name, about, value in _GAUGES:
-            gauge = GaugeMetricFamily(_PREFIX + name, about, labels=["queue"])
+        for family, name, about, value in _FIGURES:
+            metric = family(_PREFIX + name, about, labels=["queue"])
             for facts in lanes:
-                gauge.add_metric([facts.queue], value(facts))
-            yield gauge
-        for name, about, value in _COUNTERS:
-            counter = CounterMetricFamily(_PREFIX + name, about, labels=["queue"])
-            for facts in lanes:
-                counter.add_metric([facts.queue], value(facts))
-            yield counter
+                metric.add_metric([facts.queue], value(facts))
+            yield metric
         yield _endings(lanes)
         yield _run_seconds(lanes)
 

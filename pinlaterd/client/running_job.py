@@ -366,7 +366,7 @@ class Outcome:
 SUCCEEDED = Outcome(Ending.SUCCEEDED)
 LOST = Outcome(Ending.LOST)
 # A job that goes back unbegun, or unfinished when the grace is over: PENDING at no attempt's cost.
-HANDED_BACK = Outcome(Ending.POSTPONED)
+RELEASED = Outcome(Ending.POSTPONED)
 
 
 def returned(value: object) -> Outcome:

@@ -26,10 +26,11 @@ from types import FrameType
 
 from pinlaterd.client.client import Client
 from pinlaterd.client.consumer import CONNECTIONS_A_QUEUE, Consumer
-from pinlaterd.client.executors import Executor, Place, PoolExecutor, TaskExecutor
+from pinlaterd.client.executors import Executor, TaskExecutor, ThreadExecutor
+from pinlaterd.client.handler_process import ChildPlan
 from pinlaterd.client.handlers import Handlers, QueueHandler
 from pinlaterd.client.in_flight import InFlight, LaneFacts
-from pinlaterd.client.processes import ChildPlan, ProcessPlace
+from pinlaterd.client.processes import ProcessExecutor
 from pinlaterd.lifecycle import STOP_SIGNALS
 
 # How long the end of what was abandoned, and the last acks, are waited for.
@@ -73,16 +74,15 @@ class Worker:
         The client needs three connections for each queue, beside those that handlers use. Raises
         ValueError for what makes no sense.
         """
-        for name, value in (("concurrency", concurrency), ("max_wait_ms", max_wait_ms)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
-        for name, limit in (
-            ("ack_interval_ms", ack_interval_ms),
-            ("ahead_ms", ahead_ms),
-            ("grace_seconds", grace_seconds),
+        for name, value, least in (
+            ("concurrency", concurrency, 1),
+            ("max_wait_ms", max_wait_ms, 1),
+            ("ack_interval_ms", ack_interval_ms, 0),
+            ("ahead_ms", ahead_ms, 0),
+            ("grace_seconds", grace_seconds, 0),
         ):
-            if not limit >= 0:
-                raise ValueError(f"{name} must be at least 0, got {limit}")
+            if not value >= least:
+                raise ValueError(f"{name} must be at least {least}, got {value}")
         self._client = client
         self._handlers = handlers
         self._concurrency = concurrency
@@ -102,8 +102,8 @@ class Worker:
     def run(self, *, handle_signals: bool = True) -> None:
         """Work until `stop` is called, or SIGTERM or SIGINT comes.
 
-        Then no job is claimed or begun any more; those that wait are handed back at no attempt's
-        cost, and those that run have `grace_seconds`. What still runs then is handed back, too: its
+        Then no job is claimed or begun any more; those that wait are released at no attempt's
+        cost, and those that run have `grace_seconds`. What still runs then is released, too: its
         task is cancelled, its process ended; a thread can't be, and goes on as a daemon. A second
         signal ends the grace at once. Signals are handled if this is the main thread, and
         `handle_signals`.
@@ -160,13 +160,9 @@ class Worker:
         if handler.run_in == "tasks":
             return TaskExecutor(handler, concurrency, hooks)
         if handler.run_in == "threads":
-            return PoolExecutor(handler.queue, [Place(handler) for _ in range(concurrency)], hooks)
+            return ThreadExecutor(handler, concurrency, hooks)
         plan = ChildPlan.of(handler, self._client, self._set_up_process)
-        places = [
-            ProcessPlace(handler, plan, f"{handler.queue}-{number}")
-            for number in range(1, concurrency + 1)
-        ]
-        return PoolExecutor(handler.queue, places, hooks)
+        return ProcessExecutor(handler, concurrency, hooks, plan)
 
     @contextmanager
     def _signals(self) -> Iterator[None]:

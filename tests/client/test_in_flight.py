@@ -9,7 +9,7 @@ import pytest
 
 from pinlaterd.client import Client
 from pinlaterd.client.in_flight import HOARD_SECONDS, LARGEST_CLAIM, REPEAT_SECONDS, InFlight
-from pinlaterd.client.running_job import HANDED_BACK, SUCCEEDED, Ending, Outcome, RunningJob
+from pinlaterd.client.running_job import RELEASED, SUCCEEDED, Ending, Outcome, RunningJob
 from pinlaterd.model import ClaimedJob
 
 T0 = 1000.0
@@ -249,7 +249,7 @@ def test_jobs_that_wait_for_long_are_released_and_none_are_claimed_ahead(flight)
 
     assert flight.take_reports(T0 + HOARD_SECONDS - 0.1) == []
     [back] = flight.take_reports(T0 + HOARD_SECONDS)
-    assert (back.claimed, back.outcome) == (claimed(23), HANDED_BACK)
+    assert (back.claimed, back.outcome) == (claimed(23), RELEASED)
     assert flight.begin() is None
     assert flight.facts().running == 2
 
@@ -276,7 +276,7 @@ def test_what_is_abandoned_is_released_and_its_outcome_is_dropped(flight):
 
     assert job.lost
     [back] = flight.take_reports(T0)
-    assert (back.claimed, back.outcome) == (claimed(1), HANDED_BACK)
+    assert (back.claimed, back.outcome) == (claimed(1), RELEASED)
     flight.finish(job, SUCCEEDED, T0 + 1)
     assert flight.take_reports(T0 + 2) == []
 

@@ -22,15 +22,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pinlaterd.client import Later, Retry, RunningJob
-from pinlaterd.client.processes import (
-    CarriedError,
-    Child,
-    ChildPlan,
-    OutOfTime,
-    ProcessDied,
-    ProcessNotStarted,
-)
+from pinlaterd.client import Client, Later, Retry, RunningJob
+from pinlaterd.client.handler_process import CarriedError, ChildPlan
+from pinlaterd.client.processes import Child, ProcessDied, ProcessNotStarted
 from pinlaterd.model import ClaimedJob
 from tests.client.process_handlers import note_pid
 from tests.client.working import is_gone
@@ -48,6 +42,9 @@ def handle(job: RunningJob) -> object:
             with subprocess.Popen(["sleep", "300"]) as sleeper:
                 sleeper.terminate()
                 return sleeper.wait()
+        case "wait_for":
+            while not Path(argument).exists():
+                time.sleep(0.01)
         case "copy":
             return talk_of_a_copy()
         case "sockets":
@@ -76,17 +73,13 @@ def count_of_sockets() -> int:
 PLAN = ChildPlan("q", pickle.dumps(handle), pickle.dumps(None))
 
 
-def never() -> float:
-    return math.inf
+def never() -> bool:
+    return False
 
 
-def now() -> float:
-    return -math.inf
-
-
-def apply(child: Child, body: str, deadline: Callable[[], float] = never) -> str:
-    job = ClaimedJob("q:s1:p1:1", body.encode(), 2, 2, "h:1:1:me:1", 60)
-    answer = child.apply(job, deadline)
+def apply(child: Child, body: str, is_abandoned: Callable[[], bool] = never) -> str:
+    claimed = ClaimedJob("q:s1:p1:1", body.encode(), 2, 2, "h:1:1:me:1", 60)
+    answer = child.apply(RunningJob("q", claimed, Client(), 0.0), math.inf, is_abandoned)
     assert answer.error is None
     return answer.status
 
@@ -119,8 +112,6 @@ def test_it_answers_one_order_after_the_other_whatever_signals_come(child):
     # What it starts heeds signals all the same.
     assert apply(child, "terminate_a_child") == str(-signal.SIGTERM)
     assert apply(child, "copy") == f"1 socket, ended by {int(signal.SIGTERM)}"
-    # Longer than the clock of poll(2) goes.
-    assert apply(child, "echo 2", lambda: time.monotonic() + 3e6) == "2"
 
 
 def test_an_answer_that_can_not_be_read_costs_the_process_no_more(child, monkeypatch):
@@ -134,15 +125,14 @@ def test_an_answer_that_can_not_be_read_costs_the_process_no_more(child, monkeyp
         apply(child, "echo too_late")
 
 
-def test_what_it_has_said_counts_though_its_time_is_over():
-    """As where the machine stalls: the clock is looked at once the child has spoken."""
-    with a_child() as child:
+def test_what_it_has_said_counts_though_its_time_is_over(child, tmp_path):
+    """As where the machine stalls."""
 
-        def late() -> float:
-            assert select.select([child._connection], [], [], 60)[0]
-            return now()
+    def is_over() -> bool:
+        (tmp_path / "go").touch()
+        return bool(select.select([child._connection], [], [], 60)[0])
 
-        child.wait_until_ready(late)
+    assert apply(child, f"wait_for {tmp_path / 'go'}", is_over) == "not done"
 
 
 def test_a_child_that_is_stopped_while_it_is_given_something_long_is_gone(monkeypatch):
@@ -184,14 +174,10 @@ def test_one_that_nobody_waits_for_says_nothing_of_it(capfd):
     assert capfd.readouterr().err == ""
 
 
-def test_its_time_ends_when_that_is_changed_and_what_it_started_ends_with_it(
-    child, tmp_path, wait_until
-):
+def test_what_it_started_ends_with_it(child, tmp_path, wait_until):
     pid_file = tmp_path / "pid"
-    with pytest.raises(OutOfTime):
-        apply(
-            child, f"hang_with_a_child {pid_file}", lambda: now() if pid_file.exists() else never()
-        )
+    with pytest.raises(TimeoutError, match="its process was killed"):
+        apply(child, f"hang_with_a_child {pid_file}", pid_file.exists)
 
     assert not psutil.pid_exists(child.pid)
     sleeper_pid = int(pid_file.read_text())
