@@ -172,7 +172,7 @@ class Connection(asyncio.Protocol):
         self._waiting.extend(messages)
         if messages:
             self._pump()
-        if reader.unfinished or self._waiting:
+        if reader.buffer or self._waiting:
             # A compact message has grown meanwhile.
             self.server.budget.charge(max(len(data), sum(map(len, messages))))
         if reader.failure is not None and not self._closing:
@@ -187,7 +187,7 @@ class Connection(asyncio.Protocol):
         self._pump()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._reader.unfinished and not (self.gone or self._closing):
+        if self._reader.buffer and not (self.gone or self._closing):
             self.server.ended_within_message(self)
         # If we close it ourselves, what the kernel has taken is still on its way.
         undelivered: list[Answer] = []
@@ -270,7 +270,7 @@ class Connection(asyncio.Protocol):
             self._update_reading()
 
     def _is_idle(self) -> bool:
-        return not (self._slots or self._waiting or self._reader.unfinished)
+        return not (self._slots or self._waiting or self._reader.buffer)
 
     def _may_begin(self) -> bool:
         return (
@@ -365,7 +365,7 @@ class Connection(asyncio.Protocol):
         written = self._transport.get_write_buffer_size()
         if self._deliveries is not None:
             written = max(written, self._deliveries.held_bytes)
-        return self._reader.buffered + waiting + answers + written
+        return len(self._reader.buffer) + waiting + answers + written
 
     # --- ends -------------------------------------------------------------------------------------
 
@@ -427,7 +427,7 @@ class Connection(asyncio.Protocol):
 
     def stalled(self, now: float, seconds: float) -> str | None:
         """Why this connection should be closed: what has made no progress for so long."""
-        if self._reader.unfinished and self._reading:
+        if self._reader.buffer and self._reading:
             messages, received = self._received_messages, self._received_bytes
             if self._received.idle_seconds(now, messages, received) > seconds:
                 return f"an unfinished message, and no more of it for {seconds:g} s"

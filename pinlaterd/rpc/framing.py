@@ -46,80 +46,88 @@ class FrameReader:
     """Cuts what one connection sends into messages; those are of TBinaryProtocol always."""
 
     __slots__ = (
-        "_buffer",
         "_decided",
         "_is_first",
+        "_is_usual",
         "_max_frame_bytes",
-        "_missing",
         "_needed",
         "_walk",
+        "buffer",
         "compact",
         "failure",
         "framed",
         "http_answer",
-        "unfinished",
     )
 
     def __init__(self, max_frame_bytes: int) -> None:
         self._max_frame_bytes = max_frame_bytes
         self._decided = False
         self._is_first = True
-        self._buffer = bytearray()  # an unfinished message, or an unfinished length
-        self._missing = 0  # bytes of the framed message in `_buffer` that have yet to come
-        self._walk: Walk | None = None  # through the unframed message in `_buffer`
-        self._needed = 0  # how many bytes `_buffer` must have for `_walk` to go on
-        self.unfinished = False  # whether a part of a message, or of a length, is here
+        self._is_usual = False  # frames of binary
+        self._needed = 4  # how many bytes `buffer` must have before it is looked at again
+        self._walk: Walk | None = None  # through the unframed message in `buffer`
+        self.buffer = bytearray()  # an unfinished message, with its length
         self.framed = True
         self.compact = False  # whether answers have to be of TCompactProtocol
         self.failure: ProtocolError | None = None
         self.http_answer = b""  # for a client that speaks HTTP
 
     @property
-    def buffered(self) -> int:
-        """Bytes of an unfinished message."""
-        return len(self._buffer)
-
-    @property
     def missing(self) -> int:
         """How many bytes, at least, an unfinished message still lacks; 0: there is none."""
-        if self._missing:
-            return self._missing
-        if self._walk is not None:
-            return self._needed - len(self._buffer)
-        return 4 - len(self._buffer) if self._buffer else 0
+        return self._needed - len(self.buffer) if self.buffer else 0
 
     def feed(self, data: bytes) -> list[bytes]:
         """The messages that `data` completes.
 
         Once the bytes make no sense, `failure` says why, and nothing more is read from them.
         """
-        if self.failure is not None:
-            return []
+        if self._is_usual and not self.buffer:
+            size = len(data) - 4
+            if 0 < size <= self._max_frame_bytes and U32(data, 0)[0] == size:
+                return [data[4:]]  # a piece is a frame, most of the time
         messages: list[bytes] = []
+        if self.failure is not None:
+            return messages
         try:
-            if not self._decided:
-                self._begin(data, messages)
-            elif self.framed and not self.unfinished:
-                self._cut_frames(data, 0, messages)
-            else:
+            if not self.buffer:
                 self._cut(data, messages)
+            else:
+                self.buffer += data
+                if len(self.buffer) >= self._needed:
+                    self._cut(self.buffer, messages)
         except BeyondEnd:
             cure = self._cure(self._max_frame_bytes + 1)
             self.failure = ProtocolError(f"an unframed message is too long; {cure}")
         except ProtocolError as error:
             self.failure = error
         if self.failure is not None:
-            self._buffer = bytearray()
-            self._missing, self._walk = 0, None
-        self.unfinished = bool(self._buffer or self._missing)
+            self.buffer = bytearray()
+            self._is_usual = False
         return messages
 
-    def _begin(self, data: bytes, messages: list[bytes]) -> None:
-        """Until the form is known, which takes four bytes."""
-        start = bytes(self._buffer) + data[: 4 - len(self._buffer)]
-        if len(start) < 4:
-            self._buffer += data
-            return
+    def _cut(self, data: bytes | bytearray, messages: list[bytes]) -> None:
+        """Take whole messages, and keep what follows them."""
+        if not self._decided and len(data) >= 4:
+            self._decide(bytes(data[:4]))
+        at, size = 0, len(data)
+        while at < size:
+            end = self._frame_end(data, at) if self.framed else self._unframed_end(data, at)
+            if end > size:
+                self._needed = end - at
+                break
+            message = bytes(data[at + 4 : end] if self.framed else data[at:end])
+            if self._is_first or self.compact:
+                message = self._accept(message)
+            messages.append(message)
+            at = end
+        if at or data is not self.buffer:
+            self.buffer = bytearray(data[at:])
+            if at:
+                self._walk = None  # what is left has moved, and is walked again
+
+    def _decide(self, start: bytes) -> None:
+        """Tell the form, by the first four bytes."""
         self._decided = True
         if _IS_HTTP(start):
             self.http_answer = _HTTP_ANSWER
@@ -134,92 +142,37 @@ class FrameReader:
                 f"no Thrift protocol that is spoken here (it begins {start.hex(' ')}); "
                 "set the client to framed TBinaryProtocol or TCompactProtocol"
             )
-        self._cut(data, messages)
 
-    def _cut(self, data: bytes, messages: list[bytes]) -> None:
-        if not self.framed:
-            self._cut_unframed(data, messages)
-        elif self._missing:
-            self._continue_frame(data, messages)
-        else:
-            if self._buffer:
-                data = bytes(self._buffer) + data
-                self._buffer = bytearray()
-            self._cut_frames(data, 0, messages)
+    def _frame_end(self, data: bytes | bytearray, at: int) -> int:
+        """Where the frame ends that begins there, or where its length does."""
+        if len(data) - at < 4:
+            return at + 4
+        (length,) = U32(data, at)
+        if not 0 < length <= self._max_frame_bytes:
+            raise ProtocolError(self._bad_length(length, bytes(data[at : at + 4])))
+        return at + 4 + int(length)
 
-    def _cut_frames(self, data: bytes, at: int, messages: list[bytes]) -> None:
-        """Frames from `at` on, where a length begins."""
-        end = len(data)
-        max_bytes = self._max_frame_bytes
-        while end - at >= 4:
-            (length,) = U32(data, at)
-            if not 0 < length <= max_bytes:
-                raise ProtocolError(self._bad_length(length, data[at : at + 4]))
-            begin = at + 4
-            at = begin + length
-            if at > end:
-                self._buffer = bytearray(data[begin:])
-                self._missing = at - end
-                return
-            message = data[begin:at]
-            if self._is_first or self.compact:
-                message = self._accept(message)
-            messages.append(message)
-        if at < end:
-            self._buffer = bytearray(data[at:])
-
-    def _continue_frame(self, data: bytes, messages: list[bytes]) -> None:
-        """A frame that began in an earlier piece."""
-        missing = self._missing
-        if len(data) < missing:
-            self._buffer += data
-            self._missing = missing - len(data)
-            return
-        self._buffer += data[:missing]
-        message = bytes(self._buffer)
-        self._buffer = bytearray()
-        self._missing = 0
-        messages.append(self._accept(message))
-        self._cut_frames(data, missing, messages)
-
-    def _accept(self, message: bytes) -> bytes:
-        """A framed message as strict or non-strict binary; the first one tells which protocol
-        the connection speaks."""
-        if self._is_first:
-            self._is_first = False
-            self.compact = message[0] == compact.PROTOCOL_ID
-        return compact.to_binary(message, self._max_frame_bytes) if self.compact else message
-
-    def _cut_unframed(self, data: bytes, messages: list[bytes]) -> None:
-        buffer: bytes | bytearray = data
-        if self._buffer:
-            self._buffer += data
-            buffer = self._buffer
-        begin = 0
-        while begin < len(buffer):
-            end = self._unframed_end(buffer, begin)
-            if end is None:
-                break
-            messages.append(bytes(buffer[begin:end]))
-            begin = end
-        if begin or not self._buffer:
-            self._buffer = bytearray(buffer[begin:])
-        if begin and self._buffer:  # it has moved, and is walked again: once for each message
-            self._walk = None
-            self._unframed_end(self._buffer, 0)
-
-    def _unframed_end(self, buffer: bytes | bytearray, begin: int) -> int | None:
-        """Where the message that begins there ends; None if more bytes have to come."""
+    def _unframed_end(self, data: bytes | bytearray, at: int) -> int:
+        """Where the message ends that begins there, or how far it must be there to go on."""
+        if not self._decided:
+            return 4
         try:
-            if self._walk is None:
-                self._walk = walk_message(buffer, begin, self._max_frame_bytes)
-                self._needed = next(self._walk)
-            else:
-                self._needed = self._walk.send(buffer)
+            if self._walk is not None and not at:
+                return self._walk.send(data)
+            self._walk = walk_message(data, at, self._max_frame_bytes)
+            return next(self._walk)
         except StopIteration as ended:
             self._walk = None
             return int(ended.value)
-        return None
+
+    def _accept(self, message: bytes) -> bytes:
+        """As strict or non-strict binary; the first one tells which protocol the connection
+        speaks."""
+        if self._is_first:
+            self._is_first = False
+            self.compact = self.framed and message[0] == compact.PROTOCOL_ID
+            self._is_usual = self.framed and not self.compact
+        return compact.to_binary(message, self._max_frame_bytes) if self.compact else message
 
     def _bad_length(self, length: int, start: bytes) -> str:
         if length == 0:

@@ -180,55 +180,11 @@ def test_a_list_of_many_empty_jobs_is_one_error(deployment: Deployment):
         codec.decode_reply(Method.ENQUEUE, answer)
 
 
-@pytest.mark.parametrize(
-    "length", [0, FRAME_LIMIT + 1, 2**31 - 1, 2**31, 2**32 - 1], ids=lambda n: f"{n:x}"
-)
-def test_a_frame_of_impossible_length_closes_its_connection(deployment: Deployment, length):
-    with RawConnection(deployment.port) as connection:
-        connection.send(struct.pack(">I", length))
-        assert connection.receive_message() is None
-
-
 @pytest.mark.parametrize("kind", [0, 2, 3, 5, 255], ids=lambda k: f"type{k}")
 def test_a_message_that_is_no_call_closes_its_connection(deployment: Deployment, kind):
     with RawConnection(deployment.port) as connection:
         assert connection.exchange(head(Method.QUEUE_NAMES, kind) + bytes(1)) == []
         assert not connection.open
-
-
-def test_oneway_calls_get_no_answer(deployment: Deployment):
-    with RawConnection(deployment.port) as connection:
-        for call in CALLS:
-            oneway = call[:3] + b"\x04" + call[4:]
-            assert connection.exchange(oneway) == []
-            assert connection.open
-
-
-@pytest.mark.parametrize(
-    "greeting",
-    [
-        b"SSH-2.0-OpenSSH_9.2\r\n",
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500),
-        b"\x82\x21\x01\x0dgetQueueNames",
-    ],
-    ids=["ssh", "tls", "unframed compact"],
-)
-def test_other_protocols_are_shown_the_door(deployment: Deployment, greeting):
-    with RawConnection(deployment.port) as connection:
-        connection.send(greeting)
-        assert connection.receive_message() is None
-
-
-def test_a_call_that_drips_in_byte_by_byte_is_answered(deployment: Deployment):
-    with RawConnection(deployment.port) as connection:
-        for byte in framed(CALLS[8]):
-            connection.send(bytes([byte]))
-        answer = connection.receive_message()
-
-    assert answer is not None
-    names = codec.decode_reply(Method.QUEUE_NAMES, answer)
-    assert isinstance(names, frozenset)
-    assert QUEUE in names
 
 
 def test_connections_that_never_finish_a_frame(deployment: Deployment):
@@ -302,24 +258,6 @@ def test_a_client_that_never_reads_its_answers(
     with RawConnection(deployment.port) as other:
         other.exchange(CALLS[8])
         assert other.open
-
-
-def test_many_calls_pipelined_are_answered_in_their_order(deployment: Deployment):
-    with RawConnection(deployment.port) as connection:
-        wanted = []
-        for seqid in range(3000):
-            call = CALLS[seqid % len(CALLS)]
-            name_end = call.index(b"\x0c\x00\x01")
-            connection.send(
-                framed(call[: name_end - 4] + struct.pack(">i", seqid) + call[name_end:])
-            )
-            wanted.append(seqid)
-        got: list[int] = []
-        while len(got) < len(wanted):
-            answer = connection.receive_message()
-            assert answer is not None
-            got.append(codec.peek_seqid(answer))
-    assert got == wanted
 
 
 def test_a_frame_at_the_limit_of_size(deployment: Deployment):

@@ -20,7 +20,6 @@ import uvloop
 
 from pinlaterd.config.schema import ServerSettings
 from pinlaterd.rpc import codec, connection
-from pinlaterd.rpc.compact import from_binary
 from pinlaterd.rpc.server import Answer, Handler, ThriftServer
 from pinlaterd.stats import Stats
 from tests.conftest import WaitUntil
@@ -152,22 +151,6 @@ def ask(client: socket.socket, seqid: int = 1) -> bytes:
     return receive_frame(client)
 
 
-def test_framed_unframed_and_non_strict_clients_share_the_port(start):
-    server = start()
-    with server.connect() as strict, server.connect() as loose, server.connect() as unframed:
-        strict.sendall(framed(queue_names(seqid=1)))
-        loose.sendall(framed(queue_names(seqid=2, strict=False)))
-        unframed.sendall(queue_names(seqid=3) + queue_names(seqid=4))
-
-        assert receive_frame(strict).startswith(b"\x80\x01\x00\x02")
-        assert receive_frame(loose).startswith(b"\0\0\0\x0dgetQueueNames\x02")
-        head = codec.Head("getQueueNames", 3, oneway=False, strict=True)
-        expected = codec.encode_reply(head, frozenset({"mail"}))
-        assert receive_exactly(unframed, len(expected)) == expected
-        second = codec.encode_reply(head._replace(seqid=4), frozenset({"mail"}))
-        assert receive_exactly(unframed, len(second)) == second
-
-
 def test_pipelined_calls_are_answered_in_their_order(start, wait_until):
     calls = Collector()
     server = start(calls)
@@ -229,14 +212,6 @@ def test_oneway_calls_count_until_they_end(start, wait_until):
         assert receive_seqids(other, 1) == [99]
 
 
-def test_many_small_calls_in_one_piece_are_all_answered(start):
-    server = start(max_calls_per_connection=10)
-    with server.connect() as client:
-        client.sendall(b"".join(framed(queue_names(seqid=number)) for number in range(3000)))
-
-        assert receive_seqids(client, 3000) == list(range(3000))
-
-
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
@@ -296,27 +271,6 @@ def test_an_http_client_that_stays_is_closed(start, monkeypatch, wait_until):
             pass
 
         wait_until(lambda: server.stats.snapshot()["gauges"]["connections"] == 0)
-
-
-def test_compact_and_binary_clients_share_the_port_and_keep_their_order(start, wait_until):
-    calls = Collector()
-    server = start(calls)
-    with contextlib.ExitStack() as stack:
-        clients = [stack.enter_context(server.connect()) for _ in range(20)]
-        for seqid in range(10):
-            for number, client in enumerate(clients):
-                call = queue_names(seqid=seqid)
-                client.sendall(framed(from_binary(call) if number % 2 else call))
-        wait_until(lambda: len(calls.calls) == 200)
-        for number in reversed(range(200)):
-            assert server.call(calls.answer, number, frozenset({"mail"}))
-
-        for seqid in range(10):
-            head = codec.Head("getQueueNames", seqid, oneway=False, strict=True)
-            expected = codec.encode_reply(head, frozenset({"mail"}))
-            for number, client in enumerate(clients):
-                answer = receive_frame(client)
-                assert answer == (from_binary(expected) if number % 2 else expected)
 
 
 def test_calls_ahead_of_hostile_bytes_are_still_answered(start, wait_until):
@@ -703,21 +657,6 @@ def test_stopping_gives_up_calls_that_are_not_answered_in_time(start, wait_until
         assert_closed(client)
         assert calls.calls[0][1].gone
         assert not server.call(calls.answer, 0)
-
-
-def test_several_routers_share_a_port(start, free_port):
-    port = free_port()
-
-    async def start_and_stop() -> None:
-        settings = ServerSettings(host=HOST, port=port, routers=2)
-        servers = [ThriftServer(answer_at_once, settings, Stats()) for _ in range(2)]
-        for server in servers:
-            await server.start()
-            await server.start()  # safe to repeat
-        for server in servers:
-            await server.stop()
-
-    uvloop.run(start_and_stop())
 
 
 def test_an_error_in_the_handler_costs_one_connection(start):
