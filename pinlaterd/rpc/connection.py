@@ -24,8 +24,6 @@ from pinlaterd.rpc.peek import is_oneway
 if TYPE_CHECKING:
     from pinlaterd.rpc.server import ThriftServer
 
-_LENGTH_BYTES: Final = 4
-
 KIB: Final = 1024
 
 # The transport's own buffer: beyond the first, no more calls are begun, until below the second.
@@ -251,15 +249,12 @@ class Connection(asyncio.Protocol):
             return
         self._pumping = True
         try:
-            progress = True
-            while progress:
-                progress = False
+            while True:
                 self._ready_bytes = 0
                 if self._slots and self._slots[0].message is not None:
                     self._write_answers()
-                while self._waiting and self._ready_bytes < _JOIN_BYTES and self._may_begin():
-                    self._begin(self._waiting.popleft())
-                    progress = True
+                if not self._waiting or not self._begin_calls():
+                    break
         finally:
             self._pumping = False
         if self._retiring and self._is_idle():
@@ -272,29 +267,34 @@ class Connection(asyncio.Protocol):
     def _is_idle(self) -> bool:
         return not (self._slots or self._waiting or self._reader.buffer)
 
-    def _may_begin(self) -> bool:
-        return (
-            len(self._slots) + self._oneway_calls < self._most_calls
+    def _begin_calls(self) -> bool:
+        """Begin the calls that wait, as many as may be in flight; whether there were any."""
+        begun = False
+        while (
+            self._waiting
+            and self._ready_bytes < _JOIN_BYTES
+            and len(self._slots) + self._oneway_calls < self._most_calls
             and self.calls_that_may_wait < self.server.max_waiting
             and not self._unsent_high
             and not self.gone
-        )
-
-    def _begin(self, message: bytes) -> None:
-        oneway = not message.startswith(STRICT_CALL) and is_oneway(message)
-        answer = Answer(self, oneway=oneway)
-        if oneway:
-            self._oneway_calls += 1
-        else:
-            self._slots.append(answer)
-        try:
-            self.server.handler(message, answer)
-        except ProtocolError as error:
+        ):
+            begun = True
+            message = self._waiting.popleft()
+            oneway = not message.startswith(STRICT_CALL) and is_oneway(message)
+            answer = Answer(self, oneway=oneway)
             if oneway:
-                self._oneway_calls -= 1
+                self._oneway_calls += 1
             else:
-                self._slots.pop()
-            self._refuse(str(error))
+                self._slots.append(answer)
+            try:
+                self.server.handler(message, answer)
+            except ProtocolError as error:
+                if oneway:
+                    self._oneway_calls -= 1
+                else:
+                    self._slots.pop()
+                self._refuse(str(error))
+        return begun
 
     def _write_answers(self) -> None:
         """Write the answers that no earlier call keeps waiting."""
@@ -314,7 +314,7 @@ class Connection(asyncio.Protocol):
                 message = from_binary(message)
             if framed:
                 parts.append(pack_u32(len(message)))
-                size += _LENGTH_BYTES
+                size += 4
             parts.append(message)
             size += len(message)
             if answer.on_undelivered is not None and deliveries is not None:
