@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def engine(folder: Path) -> SqliteEngine:
-    """Of the shard; its file lacks the pending entry of its job. It is closed."""
+    """Of the shard; its file lacks the state of its job. It is closed."""
     file = folder / "data/shard-1.sqlite"
     engine = SqliteEngine(file)
     engine.open(NOW_MS)
@@ -42,7 +42,7 @@ def engine(folder: Path) -> SqliteEngine:
     engine.apply(Batch(enqueues=[EnqueueOp("mail", [Job(b"lost")])]), NOW_MS)
     engine.close()
     with closing(sqlite3.connect(file, isolation_level=None)) as hand:
-        hand.execute("DELETE FROM pending")
+        hand.execute("DELETE FROM runs")
     return engine
 
 

@@ -24,7 +24,7 @@ def damage(deployment: Deployment) -> None:
         os.kill(shard, signal.SIGKILL)
         file = deployment.folder / "data/shard-1.sqlite"
         with closing(sqlite3.connect(file, isolation_level=None, timeout=20)) as hand:
-            hand.execute("DELETE FROM pending")
+            hand.execute("DELETE FROM runs WHERE state = 0")
             hand.execute("DELETE FROM depths")
 
 

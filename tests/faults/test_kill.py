@@ -196,14 +196,12 @@ def deep_queue(deployment: Deployment, queue: str, tmp_path: Path) -> Iterator[s
 def _fill(queue: int) -> str:
     now_ms = round(time.time() * 1000)
     ids = f"WITH RECURSIVE ids(id) AS (SELECT 1 UNION ALL SELECT id + 1 FROM ids LIMIT {DEEP_JOBS})"
-    third = "FROM ids WHERE id % 3"
     return f"""
         BEGIN;
         {ids} INSERT INTO jobs
             SELECT id, {queue}, 1, 1, 1, {now_ms}, {now_ms}, {now_ms}, '', x'78' FROM ids;
-        {ids} INSERT INTO pending SELECT {queue}, 1, {now_ms}, id {third} = 0;
-        {ids} INSERT INTO claims SELECT id, {queue}, 1, {now_ms}, 'claim' {third} = 1;
-        {ids} INSERT INTO ended SELECT id, {queue}, 1, 2, {now_ms}, 'claim' {third} = 2;
+        {ids} INSERT INTO runs
+            SELECT id, id, {queue}, 1, id % 3, {now_ms}, iif(id % 3, 'claim', NULL), NULL FROM ids;
         INSERT INTO depths SELECT {queue}, 1, value, {DEEP_JOBS // 3} FROM json_each('[0, 1, 2]');
         COMMIT;
     """

@@ -1,17 +1,17 @@
 """What `apply` does to the tables, within its one commit.
 
-The order is the contract's: acks, checkpoints, releases, enqueues, claims. Of each kind, what all
-ops have in common goes in one statement. Statements name ids by one JSON list, so that each is
-compiled once, whatever the size of the batch; a unary plus keeps the planner on the primary key.
+The order is the contract's: acks, checkpoints, releases, enqueues, claims. Statements name ids by
+one JSON list, so that each is compiled once, whatever the size of the batch.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from functools import partial
-from itertools import count
+from itertools import groupby, repeat
+from operator import itemgetter
 from typing import NamedTuple
 
 from pinlaterd.engines.base import (
@@ -21,6 +21,8 @@ from pinlaterd.engines.base import (
     Checkpoint,
     CheckpointOp,
     CheckpointResult,
+    ClaimOp,
+    Claims,
     EnqueueOp,
     ReleaseOp,
     Requeued,
@@ -34,10 +36,21 @@ from pinlaterd.engines.batches import (
     local_ids_of,
 )
 from pinlaterd.engines.sqlite.file import LIMITS, id_list
+from pinlaterd.engines.sqlite.runs import (
+    FAILED,
+    IN_PROGRESS,
+    PENDING,
+    SUCCEEDED,
+    Run,
+    claimed,
+    holding,
+    merged,
+    spans,
+    split,
+)
 from pinlaterd.engines.sqlite.store import Store, Transaction
 from pinlaterd.model import (
     JobKey,
-    JobState,
     Payload,
     PendingKey,
     claim_source,
@@ -61,13 +74,16 @@ def apply_batch(store: Store, tx: Transaction, batch: Batch) -> BatchResult:
 
 
 class HeldClaim(NamedTuple):
-    """A job IN_PROGRESS."""
+    """A job IN_PROGRESS: its part of a run, and what its row says."""
 
-    key: JobKey
-    claim_descriptor: str
+    run: Run
     attempts_remaining: int
     run_after_ms: int
     custom_status: str
+
+    @property
+    def claim_descriptor(self) -> str:
+        return self.run.claim_of(self.run.first_id)
 
 
 class FailedAttempt(NamedTuple):
@@ -78,135 +94,90 @@ class FailedAttempt(NamedTuple):
     custom_status: str
 
 
-def held_claims(
-    tx: Transaction, queue_id: int, local_ids: Iterable[int]
-) -> dict[JobKey, HeldClaim]:
-    """Those of a queue's jobs that are IN_PROGRESS."""
+def held_claims(tx: Transaction, runs: Iterable[Run]) -> dict[JobKey, HeldClaim]:
+    """The jobs of `runs`, one by one."""
+    of_jobs = {local_id: run for run in runs for local_id in run.local_ids}
     rows = tx.db.execute(
-        "SELECT claims.priority, claims.local_id, claims.claim_descriptor,"
-        " jobs.attempts_remaining, jobs.run_after, jobs.custom_status"
-        " FROM claims CROSS JOIN jobs ON jobs.local_id = claims.local_id"
-        " WHERE claims.local_id IN (SELECT value FROM json_each(?)) AND +claims.queue = ?",
-        (id_list(local_ids), queue_id),
+        "SELECT local_id, attempts_remaining, run_after, custom_status FROM jobs"
+        " WHERE local_id IN (SELECT value FROM json_each(?))",
+        (id_list(of_jobs),),
     )
     return {
-        (key := JobKey(priority, local_id)): HeldClaim(key, *rest)
-        for priority, local_id, *rest in rows
+        JobKey(run.priority, local_id): HeldClaim(run.cut(local_id, local_id), *rest)
+        for local_id, *rest in rows
+        for run in (of_jobs[local_id],)
     }
 
 
 def fail_attempts(
-    tx: Transaction, queue_id: int, attempts: Sequence[FailedAttempt]
+    tx: Transaction, held: Sequence[Run], attempts: Sequence[FailedAttempt]
 ) -> list[Requeued]:
-    """PENDING with one attempt less, or FAILED with none; returns those that are PENDING."""
+    """PENDING with one attempt less, or FAILED with none; returns those that are PENDING. The jobs
+    are in the runs `held`."""
     retried = [attempt for attempt in attempts if attempt.claim.attempts_remaining > 1]
     failed = [attempt for attempt in attempts if attempt.claim.attempts_remaining <= 1]
     tx.db.executemany(
         "UPDATE jobs SET attempts_remaining = attempts_remaining - 1, run_after = ?,"
         " updated_at = ?, custom_status = ? WHERE local_id = ?",
-        [(a.retry_at_ms, tx.now_ms, a.custom_status, a.claim.key.local_id) for a in retried],
+        [(a.retry_at_ms, tx.now_ms, a.custom_status, a.claim.run.first_id) for a in retried],
     )
     tx.db.executemany(
         "UPDATE jobs SET attempts_remaining = 0, custom_status = ? WHERE local_id = ?",
-        [(a.custom_status, a.claim.key.local_id) for a in failed],
+        [(a.custom_status, a.claim.run.first_id) for a in failed],
     )
-    tx.db.executemany(
-        "INSERT INTO ended (local_id, queue, priority, state, ended_at, claim_descriptor)"
-        " VALUES (?, ?, ?, 3, ?, ?)",
-        [
-            (claim.key.local_id, queue_id, claim.key.priority, tx.now_ms, claim.claim_descriptor)
-            for claim, _, _ in failed
-        ],
-    )
-    _end_claims(tx, [attempt.claim.key.local_id for attempt in failed])
-    tx.moved(
-        Counter([(queue_id, attempt.claim.key.priority) for attempt in failed]),
-        JobState.IN_PROGRESS,
-        JobState.FAILED,
-    )
-    requeued = [
-        Requeued(a.claim.key.priority, PendingKey(a.retry_at_ms, a.claim.key.local_id))
-        for a in retried
-    ]
-    _requeue(tx, queue_id, requeued)
-    return requeued
+    ends = [a.claim.run._replace(state=FAILED, at_ms=tx.now_ms) for a in failed]
+    ends += [a.claim.run.pending(a.retry_at_ms) for a in retried]
+    tx.move(held, sorted(a.claim.run for a in attempts), sorted(ends))
+    return [_requeued(a.claim.run, a.retry_at_ms) for a in retried]
 
 
-def _requeue(tx: Transaction, queue_id: int, jobs: Collection[Requeued]) -> None:
-    """From IN_PROGRESS back to PENDING."""
-    if jobs:
-        _end_claims(tx, [job.key.local_id for job in jobs])
-        make_pending(tx, queue_id, jobs, JobState.IN_PROGRESS)
-
-
-def _end_claims(tx: Transaction, local_ids: Collection[int]) -> None:
-    """Remove claims that are known to hold."""
-    if local_ids:
-        tx.db.execute(
-            "DELETE FROM claims WHERE local_id IN (SELECT value FROM json_each(?))",
-            (id_list(local_ids),),
-        )
-
-
-def make_pending(
-    tx: Transaction, queue_id: int, jobs: Collection[Requeued], before: JobState
-) -> None:
-    tx.db.executemany(
-        "INSERT INTO pending (queue, priority, run_after, local_id) VALUES (?, ?, ?, ?)",
-        [(queue_id, priority, *key) for priority, key in jobs],
-    )
-    tx.moved(Counter([(queue_id, priority) for priority, _ in jobs]), before, JobState.PENDING)
+def _requeued(run: Run, run_after_ms: int) -> Requeued:
+    return Requeued(run.priority, PendingKey(run_after_ms, run.first_id))
 
 
 # --- acknowledgements -----------------------------------------------------------------------
-
-_ENDED_BY_ACK = (
-    " FROM claims WHERE local_id IN (SELECT value FROM json_each(?)) AND +queue = ?"
-    " AND +priority = ?"
-)
-_END_BY_ACK = (
-    "INSERT INTO ended (local_id, queue, priority, state, ended_at, claim_descriptor)"
-    " SELECT local_id, queue, priority, 2, ?, claim_descriptor" + _ENDED_BY_ACK
-)
 
 
 def _succeed(
     store: Store, tx: Transaction, queue: str, priority: int, acks: Sequence[Acks]
 ) -> set[int]:
     """IN_PROGRESS becomes SUCCEEDED; returns the local ids of acks that do not apply."""
-    queue_id, local_ids = store.queue_id(queue), local_ids_of(acks)
-    # Where none names its claim there is no need to look first.
-    name_claims = any(alike.claim_descriptor is not None for alike in acks)
-    missed = _claims_lost(tx, acks, local_ids) if name_claims else set()
-    if missed:
-        local_ids = [local_id for local_id in local_ids if local_id not in missed]
-    which = (id_list(local_ids), queue_id, priority)
-    succeeded = tx.db.execute(_END_BY_ACK, (tx.now_ms, *which)).rowcount
-    if succeeded != len(local_ids):
-        held = tx.db.execute("SELECT local_id" + _ENDED_BY_ACK, which)
-        missed |= set(local_ids).difference(local_id for (local_id,) in held)
-    if succeeded:
-        tx.db.execute("DELETE" + _ENDED_BY_ACK, which)
-        tx.moved({(queue_id, priority): succeeded}, JobState.IN_PROGRESS, JobState.SUCCEEDED)
+    local_ids = local_ids_of(acks)
+    held, ended, missed = _held_by(store, tx, queue, priority, acks, local_ids)
+    if ended:
+        tx.move(held, ended, [run._replace(state=SUCCEEDED, at_ms=tx.now_ms) for run in ended])
         _append_statuses(tx, [alike for alike in acks if alike.append_custom_status], missed)
     return missed
 
 
-def _claims_lost(tx: Transaction, acks: Sequence[Acks], local_ids: Sequence[int]) -> set[int]:
-    """The local ids of acks whose jobs are not held, or not under the claim that they give."""
-    held: dict[int, str] = dict(
-        tx.db.execute(
-            "SELECT local_id, claim_descriptor FROM claims"
-            " WHERE local_id IN (SELECT value FROM json_each(?))",
-            (id_list(local_ids),),
-        )
-    )
-    return {
+def _held_by(
+    store: Store,
+    tx: Transaction,
+    queue: str,
+    priority: int,
+    acks: Sequence[Acks],
+    local_ids: Sequence[int],
+) -> tuple[list[Run], list[Run], set[int]]:
+    """Of the jobs that are acked: the runs that hold them, the parts of those whose acks apply, and
+    the local ids of acks that don't."""
+    wanted = spans(local_ids)
+    found = holding(tx.db, store.queue_id(queue), IN_PROGRESS, wanted)
+    held = [run for run in found if run.priority == priority]
+    inside, _ = split(held, wanted)
+    named = any(alike.claim_descriptor is not None for alike in acks)
+    if not named and sum([run.jobs for run in inside]) == len(local_ids):
+        return held, inside, set()
+    of_jobs = {local_id: run for run in inside for local_id in run.local_ids}
+    missed = {
         local_id
         for alike in acks
         for local_id in alike.local_ids
-        if local_id not in held or alike.claim_descriptor not in (None, held[local_id])
+        if local_id not in of_jobs
+        or alike.claim_descriptor not in (None, of_jobs[local_id].claim_of(local_id))
     }
+    if missed:
+        inside, _ = split(inside, spans(of_jobs.keys() - missed))
+    return held, inside, missed
 
 
 def _append_statuses(tx: Transaction, acks: Sequence[Acks], missed: set[int]) -> None:
@@ -228,18 +199,17 @@ def _append_statuses(tx: Transaction, acks: Sequence[Acks], missed: set[int]) ->
 
 
 def _fail(store: Store, tx: Transaction, queue: str, priority: int, acks: Sequence[Acks]) -> Failed:
-    queue_id, missed = store.queue_id(queue), set(local_ids_of(acks))
-    held = held_claims(tx, queue_id, missed)
+    held, ended, missed = _held_by(store, tx, queue, priority, acks, local_ids_of(acks))
+    claims = held_claims(tx, ended)
     attempts = []
-    for _, local_ids, text, retry_delay_ms, claim_descriptor in acks:
+    for _, local_ids, text, retry_delay_ms, _ in acks:
         retry_at_ms = min(tx.now_ms + retry_delay_ms, LIMITS.run_after_ms)
         for local_id in local_ids:
-            claim = held.get(JobKey(priority, local_id))
-            if claim is not None and claim_descriptor in (None, claim.claim_descriptor):
+            claim = claims.get(JobKey(priority, local_id))
+            if claim is not None:
                 status = _cut_status(claim.custom_status + text)
                 attempts.append(FailedAttempt(claim, retry_at_ms, status))
-                missed.discard(local_id)
-    return Failed(missed, fail_attempts(tx, queue_id, attempts))
+    return Failed(missed, fail_attempts(tx, held, attempts))
 
 
 def _cut_status(text: str) -> str:
@@ -249,35 +219,42 @@ def _cut_status(text: str) -> str:
 # --- checkpoints and releases ---------------------------------------------------------------
 
 
+def _held(
+    store: Store, tx: Transaction, queue: str, keys: Iterable[JobKey]
+) -> tuple[list[Run], dict[JobKey, HeldClaim]]:
+    """Those of the jobs that are IN_PROGRESS, and the runs that hold them."""
+    wanted = spans([key.local_id for key in keys])
+    runs = holding(tx.db, store.queue_id(queue), IN_PROGRESS, wanted)
+    return runs, held_claims(tx, split(runs, wanted)[0])
+
+
 def _checkpoint(store: Store, tx: Transaction, op: CheckpointOp) -> CheckpointResult:
-    queue_id = store.queue_id(op.queue)
-    held = held_claims(tx, queue_id, (checkpoint.key.local_id for checkpoint in op.checkpoints))
-    job_rows, renewed = [], []
+    runs, held = _held(store, tx, op.queue, [checkpoint.key for checkpoint in op.checkpoints])
+    before = {key: claim.run for key, claim in held.items()}
+    after: dict[JobKey, Run] = {}
+    job_rows = []
     requeued: list[Requeued] = []
-    noop = 0
     for checkpoint in op.checkpoints:
-        claim = held.get(checkpoint.key)
+        key = checkpoint.key
+        claim = held.get(key)
         if claim is None or not _is_claimers(checkpoint, claim, op.source):
-            noop += 1
             continue
-        claim = _after_checkpoint(claim, checkpoint, tx.now_ms)
+        claim = held[key] = _after_checkpoint(claim, checkpoint, tx.now_ms)
         job_rows.append(_job_row(claim, checkpoint, tx.now_ms))
         if checkpoint.move_to_pending:
-            del held[checkpoint.key]
-            key = PendingKey(claim.run_after_ms, claim.key.local_id)
-            requeued.append(Requeued(claim.key.priority, key))
+            del held[key]
+            after[key] = claim.run.pending(claim.run_after_ms)
+            requeued.append(_requeued(claim.run, claim.run_after_ms))
         else:
-            held[checkpoint.key] = claim
-            renewed.append((tx.now_ms, claim.key.local_id))
+            after[key] = claim.run._replace(at_ms=tx.now_ms)
     tx.db.executemany(
         "UPDATE jobs SET run_after = ?, attempts_allowed = coalesce(?, attempts_allowed),"
         " attempts_remaining = coalesce(?, attempts_remaining), custom_status = ?,"
         " updated_at = ?, body = coalesce(?, body) WHERE local_id = ?",
         job_rows,
     )
-    tx.db.executemany("UPDATE claims SET claimed_at = ? WHERE local_id = ?", renewed)
-    _requeue(tx, queue_id, requeued)
-    return CheckpointResult(len(job_rows), noop, requeued)
+    tx.move(runs, sorted(before[key] for key in after), sorted(after.values()))
+    return CheckpointResult(len(job_rows), len(op.checkpoints) - len(job_rows), requeued)
 
 
 def _is_claimers(checkpoint: Checkpoint, claim: HeldClaim, source: str) -> bool:
@@ -304,21 +281,20 @@ def _job_row(
         claim.custom_status,
         now_ms,
         checkpoint.new_body,
-        claim.key.local_id,
+        claim.run.first_id,
     )
 
 
 def _release(store: Store, tx: Transaction, op: ReleaseOp) -> list[Requeued]:
-    queue_id = store.queue_id(op.queue)
-    held = held_claims(tx, queue_id, [release.key.local_id for release in op.releases])
-    requeued = []
+    runs, held = _held(store, tx, op.queue, [release.key for release in op.releases])
+    released: list[HeldClaim] = []
     for key, claim_descriptor in op.releases:
         claim = held.get(key)
         if claim is not None and claim.claim_descriptor == claim_descriptor:
-            del held[key]
-            requeued.append(Requeued(key.priority, PendingKey(claim.run_after_ms, key.local_id)))
-    _requeue(tx, queue_id, requeued)
-    return requeued
+            released.append(held.pop(key))
+    pending = sorted(claim.run.pending(claim.run_after_ms) for claim in released)
+    tx.move(runs, sorted(claim.run for claim in released), pending)
+    return [_requeued(claim.run, claim.run_after_ms) for claim in released]
 
 
 # --- enqueues -------------------------------------------------------------------------------
@@ -332,9 +308,9 @@ def _enqueue(store: Store, tx: Transaction, ops: Sequence[EnqueueOp]) -> list[ra
             local_id,
             queue_id,
             priority,
-            attempts,
-            attempts,
             now_ms if run_after_ms is None else run_after_ms,
+            attempts,
+            attempts,
             now_ms,
             now_ms,
             status[:most_chars],
@@ -347,18 +323,18 @@ def _enqueue(store: Store, tx: Transaction, ops: Sequence[EnqueueOp]) -> list[ra
         )
     ]
     tx.db.executemany(
-        "INSERT INTO jobs (local_id, queue, priority, attempts_allowed, attempts_remaining,"
-        " run_after, created_at, updated_at, custom_status, body)"
+        "INSERT INTO jobs (local_id, queue, priority, run_after, attempts_allowed,"
+        " attempts_remaining, created_at, updated_at, custom_status, body)"
         " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         rows,
     )
-    if rows:  # ids are consecutive, and nobody else's jobs lie between them
-        tx.db.execute(
-            "INSERT INTO pending (queue, priority, run_after, local_id)"
-            " SELECT queue, priority, run_after, local_id FROM jobs WHERE local_id BETWEEN ? AND ?",
-            (rows[0][0], rows[-1][0]),
-        )
-    tx.moved(Counter([row[1:3] for row in rows]), None, JobState.PENDING)
+    runs = []
+    first_id = rows[0][0] if rows else 0  # ids are consecutive
+    for (queue_id, priority, run_after_ms), alike in groupby(rows, itemgetter(1, 2, 3)):
+        last_id = first_id + sum([1 for _ in alike]) - 1
+        runs.append(Run(first_id, last_id, queue_id, priority, PENDING, run_after_ms))
+        first_id = last_id + 1
+    tx.replace((), runs)
     return local_ids
 
 
@@ -373,71 +349,96 @@ def _claim(store: Store, tx: Transaction, batch: Batch) -> list[Sequence[Payload
         return read_payloads(tx.db, queue_id, priority, local_ids, most_bytes=most_bytes)
 
     payloads = fitting_payloads(batch.claims, batch.claim_room, read)
-    claims = [
-        (store.queue_id(op.queue), *columns)
-        for op, fitting in zip(batch.claims, payloads, strict=True)
-        for columns in first_claims(op, len(fitting))
-    ]
-    pending_rows = [
-        (queue_id, priority, run_after_ms, local_id)
-        for queue_id, priority, keys, _, _ in claims
-        for run_after_ms, local_id in keys
-    ]
-    now_ms = tx.now_ms
-    claim_rows = [
-        (key[1], queue_id, priority, now_ms, claim_descriptor)
-        for queue_id, priority, keys, claim_descriptors, _ in claims
-        for key, claim_descriptor in zip(keys, claim_descriptors, strict=True)
-    ]
-    deleted = tx.db.executemany(
-        "DELETE FROM pending WHERE queue = ? AND priority = ? AND run_after = ? AND local_id = ?",
-        pending_rows,
-    ).rowcount
-    if deleted != len(pending_rows):
-        lost = _not_pending(tx, pending_rows)
-        claim_rows = [row for at, row in enumerate(claim_rows) if at not in lost]
-        payloads = _without(payloads, lost)
-    tx.db.executemany(
-        "INSERT INTO claims (local_id, queue, priority, claimed_at, claim_descriptor)"
-        " VALUES (?, ?, ?, ?, ?)",
-        claim_rows,
-    )
-    tx.moved(Counter([row[1:3] for row in claim_rows]), JobState.PENDING, JobState.IN_PROGRESS)
-    return payloads
-
-
-def _without(
-    payloads: Sequence[Sequence[Payload | None]], lost: Collection[int]
-) -> list[Sequence[Payload | None]]:
-    """`payloads` with None at the positions `lost`, counted over all ops."""
-    positions = count()
+    by_place: defaultdict[tuple[str, int], list[Claims]] = defaultdict(list)
+    absent: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
+    for op, fitting in zip(batch.claims, payloads, strict=True):
+        for claims in first_claims(op, len(fitting)):
+            by_place[op.queue, claims[0]].append(claims)
+        if None in fitting:
+            keys = [(claims[0], key[1]) for claims in op.claims for key in claims[1]]
+            for (priority, local_id), payload in zip(keys, fitting, strict=False):
+                if payload is None:
+                    absent[op.queue, priority].add(local_id)
+    made = {
+        place: _claim_at(tx, store.queue_id(place[0]), place[1], claims, absent[place])
+        for place, claims in by_place.items()
+    }
+    if not any(made.values()):
+        return payloads
+    held = {place: iter(flags or repeat(True)) for place, flags in made.items()}
     return [
-        [None if next(positions) in lost else payload for payload in of_op] for of_op in payloads
+        [
+            payload if next(held[op.queue, priority]) else None
+            for priority, payload in zip(_priorities(op), fitting, strict=False)
+        ]
+        for op, fitting in zip(batch.claims, payloads, strict=True)
     ]
 
 
-def _not_pending(tx: Transaction, rows: Sequence[tuple[int, int, int, int]]) -> frozenset[int]:
-    """Which of `rows`, by position, were not in `pending` when they were deleted from it.
+def _priorities(op: ClaimOp) -> list[int]:
+    return [claims[0] for claims in op.claims for _ in claims[1]]
 
-    A job that was there is now in no state's table, and its own row bears that very key. If it
-    is named twice, the first takes it.
-    """
-    left = set(
-        tx.db.execute(
-            "SELECT queue, priority, run_after, local_id FROM jobs"
-            " WHERE local_id IN (SELECT value FROM json_each(?))"
-            " AND NOT EXISTS (SELECT 1 FROM claims WHERE claims.local_id = jobs.local_id)"
-            " AND NOT EXISTS (SELECT 1 FROM ended WHERE ended.local_id = jobs.local_id)",
-            (id_list(row[3] for row in rows),),
-        )
-    )
-    lost = set()
-    for at, row in enumerate(rows):
-        if row in left:
-            left.remove(row)
-        else:
-            lost.add(at)
-    return frozenset(lost)
+
+def _claim_at(
+    tx: Transaction, queue_id: int, priority: int, claims: Sequence[Claims], absent: set[int]
+) -> list[bool]:
+    """Returns which of the jobs were PENDING, in order, or nothing if all were. If one is named
+    twice, the first claim is made. Jobs that are `absent` have no row: they leave their run."""
+    local_ids = [key[1] for alike in claims for key in alike[1]]
+    wanted = spans(local_ids)
+    held = [run for run in holding(tx.db, queue_id, PENDING, wanted) if run.priority == priority]
+    taken, left = split(held, wanted)
+    place = (queue_id, priority, IN_PROGRESS, tx.now_ms)
+    if not absent and sum([run.jobs for run in taken]) == len(local_ids):
+        tx.replace(held, [*left, *_claim_runs(place, claims, local_ids)])
+        return []
+    free = {local_id for run in taken for local_id in run.local_ids}
+    made, flags = [], []
+    for _, keys, descriptors, _ in claims:
+        for (_, local_id), descriptor in zip(keys, descriptors, strict=True):
+            flags.append(local_id in free and local_id not in absent)
+            free.discard(local_id)
+            if flags[-1]:
+                made.append(claimed(Run(local_id, local_id, *place), descriptor))
+    tx.replace(held, [*left, *merged(sorted(made))])
+    return flags
+
+
+def _claim_runs(
+    place: tuple[int, int, int, int], claims: Sequence[Claims], local_ids: list[int]
+) -> Iterable[Run]:
+    """`local_ids` are those of all `claims`. Mostly both count up, all over or in each of them."""
+    all_descriptors = [descriptor for alike in claims for descriptor in alike[2]]
+    whole = _one_run(place, local_ids, all_descriptors)
+    if whole is not None:
+        return (whole,)
+    runs = []
+    for _, keys, descriptors, _ in claims:
+        ids = [key[1] for key in keys]
+        one = _one_run(place, ids, list(descriptors))
+        if one is not None:
+            runs.append(one)
+            continue
+        for local_id, descriptor in zip(ids, descriptors, strict=True):
+            runs.append(claimed(Run(local_id, local_id, *place), descriptor))
+    return merged(sorted(runs))
+
+
+def _one_run(
+    place: tuple[int, int, int, int], local_ids: list[int], descriptors: list[str]
+) -> Run | None:
+    """None if one can't hold them."""
+    first_id, jobs = local_ids[0], len(local_ids)
+    if local_ids[-1] != first_id + jobs - 1:
+        return None
+    run = claimed(Run(first_id, local_ids[-1], *place), descriptors[0])
+    number = run.claim_number
+    if jobs == 1:
+        return run
+    if number is None or local_ids != list(range(first_id, first_id + jobs)):
+        return None
+    counted = [f"{run.claimer}{n}" for n in range(number, number + jobs)]
+    return run if descriptors == counted else None
 
 
 def read_payloads(

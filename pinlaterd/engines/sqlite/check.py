@@ -1,7 +1,7 @@
-"""Counting jobs beside the owner, and checking that each is in exactly one state's table.
+"""Counting jobs beside the owner, and checking that each is in exactly one run.
 
-A commit never leaves the tables in disagreement; a damaged disk and `.recover` do. The state of a
-job is then what `job_records` shows: claims come before ended, ended before pending.
+A commit never leaves the tables in disagreement; a damaged disk and `.recover` do. Of a job that is
+in several runs then, IN_PROGRESS counts before SUCCEEDED, FAILED and PENDING, in this order.
 """
 
 from __future__ import annotations
@@ -15,24 +15,15 @@ from pinlaterd.engines.counts import Depths
 from pinlaterd.engines.sqlite.file import connect_reader, reading
 from pinlaterd.model import JobState
 
-# Each walks over an index, and reads no job.
-_COUNT_PENDING = "SELECT priority, 0, count(*) FROM pending WHERE queue = ? GROUP BY priority"
-_COUNT_CLAIMS = (
-    "SELECT priority, 1, count(*) FROM claims INDEXED BY claims_by_age WHERE queue = ?"
-    " GROUP BY priority"
-)
-_COUNT_ENDED = (
-    "SELECT priority, state, count(*) FROM ended INDEXED BY ended_by_age WHERE queue = ?"
-    " GROUP BY state, priority"
-)
-
 
 def count_jobs(db: sqlite3.Connection, queue_id: int) -> Depths:
-    return {
-        (priority, JobState(state)): jobs
-        for statement in (_COUNT_PENDING, _COUNT_CLAIMS, _COUNT_ENDED)
-        for priority, state, jobs in db.execute(statement, (queue_id,))
-    }
+    """Walks over an index, and reads no job."""
+    rows = db.execute(
+        "SELECT priority, state, sum(last_id - first_id + 1) FROM runs INDEXED BY runs_by_age"
+        " WHERE queue = ? GROUP BY state, priority",
+        (queue_id,),
+    )
+    return {(priority, JobState(state)): jobs for priority, state, jobs in rows}
 
 
 class FileSnapshot:
@@ -64,55 +55,37 @@ class FileSnapshot:
 
 # --- disagreements --------------------------------------------------------------------------
 
-_NO_JOB = """NOT EXISTS (SELECT 1 FROM jobs WHERE jobs.local_id = {0}.local_id
-    AND jobs.queue = {0}.queue AND jobs.priority = {0}.priority)"""
-_CLAIMED = "EXISTS (SELECT 1 FROM claims WHERE claims.local_id = {0}.local_id)"
-_ENDED = "EXISTS (SELECT 1 FROM ended WHERE ended.local_id = {0}.local_id)"
-_PENDING = """EXISTS (
-    SELECT 1 FROM pending WHERE pending.queue = {0}.queue AND pending.priority = {0}.priority
-    AND pending.run_after = {0}.run_after AND pending.local_id = {0}.local_id)"""
-_LOST = f"NOT {_CLAIMED} AND NOT {_ENDED} AND NOT {_PENDING}".format("jobs")
-_IN_ONE_STATE = f"{_CLAIMED} + {_ENDED} + {_PENDING} = 1".format("jobs")
-_STRAY_PENDING = f"""NOT EXISTS (
-    SELECT 1 FROM jobs WHERE jobs.local_id = pending.local_id AND jobs.queue = pending.queue
-    AND jobs.priority = pending.priority AND jobs.run_after = pending.run_after)
-    OR {_CLAIMED} OR {_ENDED}""".format("pending")  # noqa: S608
+_JOBS_OF_RUN = """jobs.local_id BETWEEN runs.first_id AND runs.last_id
+    AND jobs.queue = runs.queue AND jobs.priority = runs.priority
+    AND (runs.state <> 0 OR jobs.run_after = runs.at)"""
+_OTHER_RUN = """SELECT 1 FROM runs AS other WHERE other.first_id > runs.first_id
+    AND other.first_id <= runs.last_id"""
+_WRONG_RUN = f"""(SELECT count(*) FROM jobs WHERE {_JOBS_OF_RUN}) <> last_id - first_id + 1
+    OR EXISTS ({_OTHER_RUN})"""  # noqa: S608
+_LOST_JOB = """NOT EXISTS (SELECT 1 FROM runs WHERE runs.last_id >= jobs.local_id
+    AND runs.first_id = (SELECT max(first_id) FROM runs WHERE first_id <= jobs.local_id))"""
 
-
-class _Disagreement(NamedTuple):
-    problem: str
-    table: str
-    where: str
-    repair: str
-
-
-# In the order in which they are repaired.
+# What is wrong, and in which rows of which table.
 _DISAGREEMENTS = (
-    _Disagreement(
-        "claims of jobs that are not there",
-        "claims",
-        _NO_JOB.format("claims"),
-        "DELETE FROM claims WHERE {where}",
-    ),
-    _Disagreement(
-        "ends of jobs that are not there, or are claimed",
-        "ended",
-        f"{_NO_JOB} OR {_CLAIMED}".format("ended"),
-        "DELETE FROM ended WHERE {where}",
-    ),
-    _Disagreement(
-        "pending entries of jobs that are not there, or not pending",
-        "pending",
-        _STRAY_PENDING,
-        "DELETE FROM pending WHERE {where}",
-    ),
-    _Disagreement(
-        "jobs in no state, which are never handed out",
-        "jobs",
-        _LOST,
-        "INSERT INTO pending (queue, priority, run_after, local_id)"
-        " SELECT queue, priority, run_after, local_id FROM jobs WHERE {where}",
-    ),
+    ("states of jobs that are not there, or are in another state, too", "runs", _WRONG_RUN),
+    ("jobs in no state, which are never handed out", "jobs", _LOST_JOB),
+)
+# Each job of a wrong run gets its own; if several had it, by the state that counts first. What is
+# in none then is PENDING.
+_REPAIRS = (
+    f"CREATE TEMP TABLE wrong AS SELECT * FROM runs WHERE {_WRONG_RUN}",  # noqa: S608
+    """INSERT INTO wrong SELECT * FROM runs WHERE first_id NOT IN (SELECT first_id FROM wrong)
+        AND EXISTS (SELECT 1 FROM wrong WHERE runs.first_id > wrong.first_id
+                    AND runs.first_id <= wrong.last_id)""",
+    "DELETE FROM runs WHERE first_id IN (SELECT first_id FROM wrong)",
+    f"""INSERT OR IGNORE INTO runs
+        SELECT local_id, local_id, runs.queue, runs.priority, runs.state, runs.at, runs.claimer,
+            runs.claim_number + jobs.local_id - runs.first_id
+        FROM wrong AS runs CROSS JOIN jobs ON {_JOBS_OF_RUN} ORDER BY state = 0, state""",  # noqa: S608
+    f"""INSERT INTO runs
+        SELECT local_id, local_id, queue, priority, 0, run_after, NULL, NULL
+        FROM jobs WHERE {_LOST_JOB}""",  # noqa: S608
+    "DROP TABLE wrong",
 )
 
 
@@ -124,31 +97,17 @@ class Disagreeing(NamedTuple):
 
 def find(db: sqlite3.Connection) -> list[Disagreeing]:
     """Walks over all jobs."""
-    if _is_sound(db):
-        return []
+    jobs_of = {"runs": "sum(last_id - first_id + 1)", "jobs": "count(*)"}
     return [
         Disagreeing(queue_id, problem, jobs)
-        for problem, table, where, _ in _DISAGREEMENTS
+        for problem, table, where in _DISAGREEMENTS
         for queue_id, jobs in db.execute(
-            f"SELECT queue, count(*) FROM {table} WHERE {where} GROUP BY queue"  # noqa: S608
+            f"SELECT queue, {jobs_of[table]} FROM {table} WHERE {where} GROUP BY queue"  # noqa: S608
         )
     ]
 
 
-def _is_sound(db: sqlite3.Connection) -> bool:
-    """Whether each job has one entry, and there are no more entries than jobs. One walk in the
-    order of the file: a fifth of the time that the entries take that lead to jobs anywhere."""
-    [jobs, of_one_state] = db.execute(
-        f"SELECT count(*), coalesce(sum({_IN_ONE_STATE}), 0) FROM jobs"  # noqa: S608
-    ).fetchone()
-    [entries] = db.execute(
-        "SELECT (SELECT count(*) FROM pending) + (SELECT count(*) FROM claims)"
-        " + (SELECT count(*) FROM ended)"
-    ).fetchone()
-    return bool(jobs == of_one_state == entries)
-
-
 def repair(db: sqlite3.Connection) -> None:
     """Within a transaction. The depths have to be counted again afterwards."""
-    for _, _, where, statement in _DISAGREEMENTS:
-        db.execute(statement.format(where=where))
+    for statement in _REPAIRS:
+        db.execute(statement)

@@ -7,7 +7,6 @@ queues.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -29,50 +28,31 @@ from pinlaterd.engines.counts import Depths
 from pinlaterd.engines.sqlite import check
 from pinlaterd.engines.sqlite.batch import (
     FailedAttempt,
-    HeldClaim,
     apply_batch,
     fail_attempts,
-    make_pending,
+    held_claims,
     read_payloads,
 )
-from pinlaterd.engines.sqlite.file import LIMITS, id_list, reading
+from pinlaterd.engines.sqlite.file import LIMITS, reading
+from pinlaterd.engines.sqlite.runs import (
+    COLUMNS,
+    FAILED,
+    Run,
+    first_jobs,
+    holding,
+    oldest,
+    spans,
+    split,
+)
 from pinlaterd.engines.sqlite.searcher import SqliteSearcherFactory, stored_jobs
 from pinlaterd.engines.sqlite.store import Store, Transaction
 from pinlaterd.model import JobKey, JobState, Payload, PendingKey
 
-_BEFORE_ALL = PendingKey(-(2**63), 0)
 _new = tuple.__new__  # half the cost of calling a NamedTuple, for each job of a batch
 
-_DELETE_JOBS = "DELETE FROM jobs WHERE local_id IN (SELECT value FROM json_each(?))"
-_DELETE_PENDING = (
-    "DELETE FROM pending WHERE queue = ? AND priority = ? AND run_after = ? AND local_id = ?"
-)
-_DELETE_CLAIMS = "DELETE FROM claims WHERE local_id IN (SELECT value FROM json_each(?))"
-_DELETE_ENDED = "DELETE FROM ended WHERE local_id IN (SELECT value FROM json_each(?))"
-
-_FIRST_PENDING = (
-    "SELECT local_id FROM pending WHERE queue = :queue AND priority = :priority"
-    " ORDER BY run_after, local_id LIMIT :limit"
-)
-_OLDEST_CLAIMS = (
-    "SELECT local_id FROM claims INDEXED BY claims_by_age"
-    " WHERE queue = :queue AND priority = :priority"
-    " ORDER BY claimed_at, local_id LIMIT :limit"
-)
-_OLDEST_ENDED = (
-    "SELECT local_id FROM ended INDEXED BY ended_by_age"
-    " WHERE queue = :queue AND state = :state AND priority = :priority"
-    " ORDER BY ended_at, local_id LIMIT :limit"
-)
-
-_EXPIRED_CLAIMS = (
-    "SELECT claims.local_id, claims.claim_descriptor, jobs.attempts_remaining,"
-    " jobs.run_after, jobs.custom_status"
-    " FROM claims INDEXED BY claims_by_age CROSS JOIN jobs ON jobs.local_id = claims.local_id"
-    " WHERE claims.queue = ? AND claims.priority = ?"
-    " AND claims.claimed_at > ? AND claims.claimed_at < ?"
-    " ORDER BY claims.claimed_at, claims.local_id LIMIT ?"
-)
+_BEFORE_ALL = PendingKey(-(2**63), 0)
+_DELETE_JOBS = "DELETE FROM jobs WHERE local_id BETWEEN ? AND ?"
+_RUNS_OF_QUEUE = f"SELECT {COLUMNS} FROM runs INDEXED BY runs_by_age WHERE queue = ? LIMIT ?"  # noqa: S608
 
 
 class SqliteEngine(Store, StorageEngine):
@@ -126,14 +106,22 @@ class SqliteEngine(Store, StorageEngine):
     def read_pending(
         self, queue: str, priority: int, *, after: PendingKey | None, until_ms: int, limit: int
     ) -> Sequence[PendingKey]:
+        at_ms, behind_id = after or _BEFORE_ALL
         with reading(self.path):
             rows = self.db.execute(
-                "SELECT run_after, local_id FROM pending WHERE queue = ? AND priority = ?"
-                " AND (run_after, local_id) > (?, ?) AND run_after <= ?"
-                " ORDER BY run_after, local_id LIMIT ?",
-                (self.queue_id(queue), priority, *(after or _BEFORE_ALL), until_ms, limit),
+                "SELECT at, first_id, last_id FROM runs WHERE queue = ? AND state = 0"
+                " AND priority = ? AND (at, last_id) > (?, ?) AND at <= ?"
+                " ORDER BY at, last_id LIMIT ?",
+                (self.queue_id(queue), priority, at_ms, behind_id, until_ms, limit),
             )
-            return [_new(PendingKey, row) for row in rows]
+            keys: list[PendingKey] = []
+            for run_after_ms, first_id, last_id in rows:
+                from_id = max(first_id, behind_id + 1) if run_after_ms == at_ms else first_id
+                local_ids = range(from_id, last_id + 1)[: limit - len(keys)]
+                keys += [_new(PendingKey, (run_after_ms, local_id)) for local_id in local_ids]
+                if len(keys) == limit:
+                    break
+            return keys
 
     def payloads(
         self, queue: str, priority: int, local_ids: Sequence[int], *, most_bytes: int
@@ -204,12 +192,8 @@ class SqliteEngine(Store, StorageEngine):
 
     def oldest_failed(self, queue: str, priority: int, *, limit: int) -> Sequence[int]:
         with reading(self.path):
-            rows = self.db.execute(
-                "SELECT ended_at FROM ended WHERE queue = ? AND state = 3 AND priority = ?"
-                " ORDER BY ended_at, local_id LIMIT ?",
-                (self.queue_id(queue), priority, limit),
-            )
-            return [ended_at for (ended_at,) in rows]
+            runs = oldest(self.db, self.queue_id(queue), FAILED, priority, limit=limit)
+            return [run.at_ms for run in first_jobs(runs, limit) for _ in run.local_ids]
 
     # --- writes in slices --------------------------------------------------------------------
 
@@ -224,52 +208,48 @@ class SqliteEngine(Store, StorageEngine):
         now_ms: int,
     ) -> Sequence[Requeued]:
         with self.commit(now_ms) as tx:
-            queue_id = self.queue_id(queue)
-            keys = self._oldest(queue_id, JobState.FAILED, priority, limit)
-            ids = id_list([key.local_id for key in keys])
-            tx.db.execute(
+            held, failed = self._oldest(queue, JobState.FAILED, priority, limit=limit)
+            tx.db.executemany(
                 "UPDATE jobs SET attempts_allowed = max(attempts_allowed, ?),"
                 " attempts_remaining = ?, run_after = ?, updated_at = ?"
-                " WHERE local_id IN (SELECT value FROM json_each(?))",
-                (attempts, attempts, run_after_ms, tx.now_ms, ids),
+                " WHERE local_id BETWEEN ? AND ?",
+                [(attempts, attempts, run_after_ms, now_ms, *run[:2]) for run in failed],
             )
-            tx.db.execute(_DELETE_ENDED, (ids,))
-            requeued = [Requeued(priority, PendingKey(run_after_ms, key.local_id)) for key in keys]
-            make_pending(tx, queue_id, requeued, JobState.FAILED)
-        return requeued
+            tx.move(held, sorted(failed), [run.pending(run_after_ms) for run in sorted(failed)])
+        return [
+            Requeued(priority, PendingKey(run_after_ms, local_id))
+            for run in failed
+            for local_id in run.local_ids
+        ]
+
+    def _oldest(
+        self, queue: str, state: JobState, priority: int, *, limit: int, **bounds_ms: int
+    ) -> tuple[list[Run], list[Run]]:
+        """The first `limit` jobs by the time that counts in `state`: the runs that hold them, by
+        local id, and the jobs, the oldest first."""
+        held = oldest(self.db, self.queue_id(queue), int(state), priority, limit=limit, **bounds_ms)
+        return sorted(held), first_jobs(held, limit)
 
     def delete_jobs(
         self, queue: str, state: JobState, priority: int, *, limit: int
     ) -> Sequence[JobKey]:
         """The first to be handed out, or the oldest."""
         with self.commit(now_ms=0) as tx:
-            queue_id = self.queue_id(queue)
-            keys = self._oldest(queue_id, state, priority, limit)
-            _delete_known(tx, queue_id, state, keys)
-        return keys
-
-    def _oldest(self, queue_id: int, state: JobState, priority: int, limit: int) -> list[JobKey]:
-        statement = {
-            JobState.PENDING: _FIRST_PENDING,
-            JobState.IN_PROGRESS: _OLDEST_CLAIMS,
-        }.get(state, _OLDEST_ENDED)
-        rows = self.db.execute(
-            statement,
-            {"queue": queue_id, "state": int(state), "priority": priority, "limit": limit},
-        )
-        return [JobKey(priority, local_id) for (local_id,) in rows]
+            held, found = self._oldest(queue, state, priority, limit=limit)
+            _delete(tx, held, found)
+        return [JobKey(priority, local_id) for run in found for local_id in run.local_ids]
 
     def delete_keys(self, queue: str, state: JobState, keys: Sequence[JobKey]) -> Sequence[JobKey]:
         with self.commit(now_ms=0) as tx:
-            queue_id = self.queue_id(queue)
-            rows = tx.db.execute(
-                "SELECT priority, local_id FROM job_records"
-                " WHERE local_id IN (SELECT value FROM json_each(?)) AND queue = ? AND state = ?",
-                (id_list([key.local_id for key in keys]), queue_id, int(state)),
-            )
-            there = {JobKey(*row) for row in rows}
+            wanted = spans([key.local_id for key in keys])
+            held = holding(tx.db, self.queue_id(queue), int(state), wanted)
+            there = {
+                JobKey(run.priority, local_id)
+                for run in split(held, wanted)[0]
+                for local_id in run.local_ids
+            }
             found = [key for key in dict.fromkeys(keys) if key in there]
-            _delete_known(tx, queue_id, state, found)
+            _delete(tx, held, split(held, spans([key.local_id for key in found]))[0])
         return found
 
     def release_expired(
@@ -281,48 +261,37 @@ class SqliteEngine(Store, StorageEngine):
         now_ms: int,
         claimed_after_ms: int = NO_TIME_MS,
     ) -> Expired:
-        queue_id = self.queue_id(queue)
-        priorities = self.priorities_holding(queue_id, JobState.IN_PROGRESS)
+        priorities = self.priorities_holding(self.queue_id(queue), JobState.IN_PROGRESS)
         if not priorities:
             return Expired([], failed=0)  # every queue is looked at, and most are at rest
-        attempts: list[FailedAttempt] = []
+        bounds = {"from_ms": claimed_after_ms + 1, "to_ms": claimed_before_ms - 1}
+        retried: list[Requeued] = []
+        ended = 0
         with self.commit(now_ms) as tx:
             for priority in priorities:
-                rows = tx.db.execute(
-                    _EXPIRED_CLAIMS,
-                    (
-                        queue_id,
-                        priority,
-                        claimed_after_ms,
-                        claimed_before_ms,
-                        limit - len(attempts),
-                    ),
+                held, expired = self._oldest(
+                    queue, JobState.IN_PROGRESS, priority, limit=limit - ended, **bounds
                 )
-                for local_id, *rest in rows:
-                    claim = HeldClaim(JobKey(priority, local_id), *rest)
-                    attempts.append(FailedAttempt(claim, now_ms, claim.custom_status))
-            retried = fail_attempts(tx, queue_id, attempts)
-        return Expired(retried, failed=len(attempts) - len(retried))
+                claims = held_claims(tx, expired).values()
+                ended += len(claims)
+                attempts = [FailedAttempt(one, now_ms, one.custom_status) for one in claims]
+                retried += fail_attempts(tx, held, attempts)
+        return Expired(retried, failed=ended - len(retried))
 
     def collect_garbage(
         self, queue: str, state: JobState, *, updated_before_ms: int, limit: int
     ) -> int:
-        queue_id = self.queue_id(queue)
-        priorities = self.priorities_holding(queue_id, state)
+        priorities = self.priorities_holding(self.queue_id(queue), state)
         if not priorities:
             return 0
         deleted = 0
         with self.commit(now_ms=0) as tx:
             for priority in priorities:
-                rows = tx.db.execute(
-                    "SELECT local_id FROM ended"
-                    " WHERE queue = ? AND state = ? AND priority = ? AND ended_at < ?"
-                    " ORDER BY ended_at LIMIT ?",
-                    (queue_id, int(state), priority, updated_before_ms, limit - deleted),
-                ).fetchall()
-                keys = [JobKey(priority, local_id) for (local_id,) in rows]
-                _delete_known(tx, queue_id, state, keys)
-                deleted += len(keys)
+                held, found = self._oldest(
+                    queue, state, priority, limit=limit - deleted, to_ms=updated_before_ms - 1
+                )
+                _delete(tx, held, found)
+                deleted += sum([run.jobs for run in found])
         return deleted
 
     def heartbeat(self) -> None:
@@ -334,7 +303,11 @@ class SqliteEngine(Store, StorageEngine):
             row = tx.db.execute("SELECT id FROM queues WHERE dropped LIMIT 1").fetchone()
             if row is None:
                 return False
-            if _remove_rows(tx, row[0], limit):
+            rows = tx.db.execute(_RUNS_OF_QUEUE, (*row, limit))
+            held = [Run(*values) for values in rows]
+            if held:
+                _delete(tx, sorted(held), first_jobs(held, limit))
+                tx.depth_changes.clear()  # a deleted queue has none
                 return True
             tx.db.execute("DELETE FROM queues WHERE id = ?", row)
             return (
@@ -349,41 +322,7 @@ def make_engine(shard: ShardSettings, _server: ServerSettings) -> SqliteEngine:
     return SqliteEngine(Path(shard.file))
 
 
-def _delete_known(tx: Transaction, queue_id: int, state: JobState, keys: Sequence[JobKey]) -> None:
-    """Delete jobs that are known to be in `state`."""
-    if not keys:
-        return
-    ids = id_list([key.local_id for key in keys])
-    if state is JobState.PENDING:
-        pending_rows = tx.db.execute(
-            "SELECT queue, priority, run_after, local_id FROM jobs"
-            " WHERE local_id IN (SELECT value FROM json_each(?))",
-            (ids,),
-        ).fetchall()
-        tx.db.executemany(_DELETE_PENDING, pending_rows)
-    else:
-        tx.db.execute(_DELETE_CLAIMS if state is JobState.IN_PROGRESS else _DELETE_ENDED, (ids,))
-    tx.db.execute(_DELETE_JOBS, (ids,))
-    tx.moved(Counter([(queue_id, key.priority) for key in keys]), state, None)
-
-
-def _remove_rows(tx: Transaction, queue_id: int, limit: int) -> bool:
-    """Remove up to `limit` jobs of a deleted queue. False if there are none."""
-    which = (queue_id, limit)
-    rows = tx.db.execute(
-        "SELECT queue, priority, run_after, local_id FROM pending WHERE queue = ? LIMIT ?", which
-    ).fetchall()
-    if rows:
-        tx.db.executemany(_DELETE_PENDING, rows)
-        tx.db.execute(_DELETE_JOBS, (id_list([row[-1] for row in rows]),))
-        return True
-    for select, delete in (
-        ("SELECT local_id FROM claims WHERE queue = ? LIMIT ?", _DELETE_CLAIMS),
-        ("SELECT local_id FROM ended WHERE queue = ? LIMIT ?", _DELETE_ENDED),
-    ):
-        local_ids = [local_id for (local_id,) in tx.db.execute(select, which)]
-        if local_ids:
-            tx.db.execute(delete, (id_list(local_ids),))
-            tx.db.execute(_DELETE_JOBS, (id_list(local_ids),))
-            return True
-    return False
+def _delete(tx: Transaction, held: Sequence[Run], found: Sequence[Run]) -> None:
+    """Delete the jobs of `found`, which are parts of `held`."""
+    tx.move(held, sorted(found))
+    tx.db.executemany(_DELETE_JOBS, [run[:2] for run in found])

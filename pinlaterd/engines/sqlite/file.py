@@ -18,6 +18,7 @@ from importlib import resources
 from pathlib import Path
 
 from pinlaterd.engines.base import Limits
+from pinlaterd.engines.sqlite.runs import PUT_RUN, Run, claimed, merged
 from pinlaterd.errors import (
     ShardOwned,
     StorageCorrupt,
@@ -34,8 +35,17 @@ LIMITS = Limits(
 )
 
 _APPLICATION_ID = 0x504C4A31  # "PLJ1": what `file` and others may know our files by
-# Scripts that lead from each version to the next; the first one from an empty file to version 1.
-_MIGRATIONS = ("schema.sql",)
+_VERSION = 2  # of schema.sql
+# Version 1 had a row for each job in the table of its state. What damage put into several is for
+# check.py.
+_UPGRADE = (
+    "SELECT local_id, local_id, queue, priority, 1, claimed_at, claim_descriptor"
+    " FROM claims ORDER BY local_id;"
+    "SELECT local_id, local_id, queue, priority, state, ended_at, claim_descriptor"
+    " FROM ended ORDER BY local_id;"
+    "SELECT local_id, local_id, queue, priority, 0, run_after"
+    " FROM pending ORDER BY queue, priority, run_after, local_id"
+)
 
 _CACHE_KIB = 8 * 1024
 # A checkpoint runs within the commit that passes this mark and takes as long as it is far: 4 MiB
@@ -147,9 +157,9 @@ def _check_ours(db: sqlite3.Connection, path: Path) -> None:
             raise StorageCorrupt(
                 f"{path} is an SQLite file of another application; give the shard another file"
             )
-    elif version > len(_MIGRATIONS):
+    elif version > _VERSION:
         raise StorageCorrupt(
-            f"{path} has schema version {version}, expected {len(_MIGRATIONS)} at most; "
+            f"{path} has schema version {version}, expected {_VERSION} at most; "
             "it was written by a later release of pinlaterd: use that one"
         )
 
@@ -171,19 +181,33 @@ def _configure(db: sqlite3.Connection, path: Path) -> None:
 
 
 def _migrate(db: sqlite3.Connection) -> None:
+    """From an empty file, or one of version 1, in one transaction."""
     found = _pragma(db, "user_version")
-    for version, script in enumerate(_MIGRATIONS[found:], start=found + 1):
-        statements = resources.files(__package__).joinpath(script).read_text("utf-8")
-        try:
-            db.executescript(
-                f"BEGIN IMMEDIATE;\n{statements}\n"
-                f"PRAGMA application_id = {_APPLICATION_ID};\n"
-                f"PRAGMA user_version = {version};\nCOMMIT;"
-            )
-        except sqlite3.Error:
-            if db.in_transaction:
-                db.execute("ROLLBACK")
-            raise
+    if found == _VERSION:
+        return
+    schema = resources.files(__package__).joinpath("schema.sql").read_text("utf-8")
+    try:
+        db.executescript(f"BEGIN IMMEDIATE;\n{schema}")
+        if found == 1:
+            _upgrade(db)
+        db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+        db.execute(f"PRAGMA user_version = {_VERSION}")
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        raise
+
+
+def _upgrade(db: sqlite3.Connection) -> None:
+    for select in _UPGRADE.split(";"):
+        jobs = (
+            claimed(Run(*row[:6]), row[6]) if len(row) > 6 else Run(*row)
+            for row in db.execute(select)
+        )
+        db.executemany(PUT_RUN, merged(jobs))
+    for table in ("pending", "claims", "ended"):
+        db.execute(f"DROP TABLE {table}")
 
 
 def _pragma(db: sqlite3.Connection, name: str) -> int:

@@ -1,9 +1,9 @@
 """SqliteSearcher: reads of unbounded cost, on a read-only connection in another process.
 
-A search walks one state's table in slices of keys, by an index, and each slice is read within a
-transaction of its own: the owner's checkpoints are never held up for long, and between slices jobs
-may come and go. What is kept in memory is one slice without bodies and, for a scan, the jobs it
-returns.
+A search walks over the runs of one state by an index, and reads their jobs in slices, each by one
+statement: the owner's checkpoints are never held up for long. Between them jobs may come and go, so
+those of a slice are compared with what their run said of them. What is kept in memory is some runs,
+one slice without bodies and, for a scan, the jobs it returns.
 
 PENDING jobs are walked in the order of a scan (run-after downwards, then local id upwards), which
 stops when it has enough. IN_PROGRESS ones are walked by local id, ended ones by the time of their
@@ -13,9 +13,11 @@ end, all of them: no job is met twice, wherever it goes meanwhile. A scan keeps 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby, islice, repeat
+from operator import itemgetter
 from pathlib import Path
 
 from pinlaterd.clock import Clock, SystemClock
@@ -34,7 +36,7 @@ from pinlaterd.model import JobKey, JobState
 # Steps of SQLite's virtual machine between looks at the deadline: some 0.1 ms.
 _STEPS_PER_LOOK = 10_000
 _SLICE_JOBS, _SLICE_BODIES = 1000, 16
-
+_RUNS_A_READ = 500
 
 _WITHOUT_BODY = (
     "SELECT priority, local_id, state, attempts_allowed, attempts_remaining, custom_status,"
@@ -101,107 +103,100 @@ class SqliteSearcher(WalkingSearcher):
         if search.state is not JobState.PENDING:
             return None
         [jobs] = self._db.execute(
-            "SELECT count(*) FROM (SELECT 1 FROM pending WHERE queue = ? AND priority = ?"
-            " AND run_after BETWEEN ? AND ? LIMIT ?)",
+            "SELECT coalesce(sum(jobs), 0) FROM (SELECT last_id - first_id + 1 AS jobs FROM runs"
+            " WHERE queue = ? AND state = 0 AND priority = ? AND at BETWEEN ? AND ? LIMIT ?)",
             (self._queue_id, priority, *search.run_after_ms, search.limit),
         ).fetchone()
         return int(jobs)
 
     def _walk(self, search: Search, priority: int) -> Iterator[StoredJob]:
-        slices = {
+        runs = {
             JobState.PENDING: self._pending,
-            JobState.IN_PROGRESS: self._claimed,
+            JobState.IN_PROGRESS: self._claims,
         }.get(search.state, self._ended)(search, priority)
         with_body = self._matches is not None
+        keys = ((at, local_id) for run in runs for at, local_id in _keys(run))
         while True:
             self._next_slice(search)
-            with self._snapshot():
-                local_ids = next(slices, None)
-                if local_ids is None:
-                    return
-                jobs = list(stored_jobs(self._db, self._queue_id, local_ids, with_body=with_body))
+            times = {i: at for at, i in islice(keys, _SLICE_BODIES if with_body else _SLICE_JOBS)}
+            if not times:
+                return
+            jobs = [
+                job
+                for job in stored_jobs(self._db, self._queue_id, times, with_body=with_body)
+                if job.state is search.state and times[job.key.local_id] in (None, _at(job))
+            ]
             yield from sorted(self._matching(search, jobs), key=scan_order)
 
-    @contextmanager
-    def _snapshot(self) -> Iterator[None]:
-        self._db.execute("BEGIN")
-        try:
-            yield
-        finally:
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
+    # --- runs: `at`, if it can't change while the job is in that state, and ids from and to -----
 
-    # --- ids, slice by slice -----------------------------------------------------------------
-
-    @property
-    def _most(self) -> int:
-        return _SLICE_JOBS if self._matches is None else _SLICE_BODIES
-
-    def _ids(self, statement: str, *values: int) -> list[int]:
-        return [local_id for (local_id,) in self._db.execute(statement, values)]
-
-    def _pending(self, search: Search, priority: int) -> Iterator[Sequence[int]]:
-        """The index runs both columns the same way, so jobs of the run-after `at_ms` are read
-        apart, upwards; of those read downwards the last run-after may be cut short, and is left to
-        the next slice."""
-        which = (self._queue_id, priority)
-        from_ms, at_ms = search.run_after_ms
-        behind_id = 0
-        while True:
-            ids = self._ids(
-                "SELECT local_id FROM pending WHERE queue = ? AND priority = ?"
-                " AND run_after = ? AND local_id > ? ORDER BY local_id LIMIT ?",
-                *(*which, at_ms, behind_id, self._most),
-            )
-            if len(ids) == self._most:
-                yield ids
-                behind_id = ids[-1]
-                continue
-            room = self._most - len(ids)
-            below = self._db.execute(
-                "SELECT run_after, local_id FROM pending WHERE queue = ? AND priority = ?"
-                " AND run_after < ? AND run_after >= ? ORDER BY run_after DESC, local_id DESC"
-                " LIMIT ?",
-                (*which, at_ms, from_ms, room),
-            ).fetchall()
-            if len(below) < room:
-                yield ids + [local_id for _, local_id in below]
-                return
-            at_ms, behind_id = below[-1][0], 0
-            yield ids + [local_id for run_after_ms, local_id in below if run_after_ms != at_ms]
-
-    def _claimed(self, search: Search, priority: int) -> Iterator[Sequence[int]]:
-        behind_id = EARLIEST_MS
-        while True:
-            ids = self._ids(
-                "SELECT local_id FROM claims"
-                " WHERE local_id > ? AND +queue = ? AND +priority = ? ORDER BY local_id LIMIT ?",
-                *(behind_id, self._queue_id, priority, self._most),
-            )
-            yield ids
-            if len(ids) < self._most:
-                return
-            behind_id = ids[-1]
-
-    def _ended(self, search: Search, priority: int) -> Iterator[Sequence[int]]:
-        """Those that ended before the walk began, not what is retried and ends again."""
-        which = (self._queue_id, int(search.state), priority)
-        [newest_ms] = self._db.execute(
-            "SELECT max(ended_at) FROM ended WHERE queue = ? AND state = ? AND priority = ?", which
-        ).fetchone()
-        place = (EARLIEST_MS, 0)
-        while newest_ms is not None:
+    def _pending(self, search: Search, priority: int) -> Iterator[_Run]:
+        """The index runs upwards by local id; of the runs read downwards by run-after those of the
+        last one may be cut short."""
+        which = (self._queue_id, int(JobState.PENDING), priority)
+        from_ms, to_ms = search.run_after_ms
+        while from_ms <= to_ms:
             rows = self._db.execute(
-                "SELECT ended_at, local_id FROM ended INDEXED BY ended_by_age"
-                " WHERE queue = ? AND state = ? AND priority = ?"
-                " AND (ended_at, local_id) > (?, ?) AND ended_at <= ?"
-                " ORDER BY ended_at, local_id LIMIT ?",
-                (*which, *place, newest_ms, self._most),
+                "SELECT at, first_id, last_id FROM runs WHERE queue = ? AND state = ?"
+                " AND priority = ? AND at BETWEEN ? AND ? ORDER BY at DESC, last_id DESC LIMIT ?",
+                (*which, from_ms, to_ms, _RUNS_A_READ),
             ).fetchall()
             if not rows:
                 return
-            yield [local_id for _, local_id in rows]
-            place = rows[-1]
+            last_ms = rows[-1][0]
+            for at_ms, alike in groupby(rows, itemgetter(0)):
+                if at_ms != last_ms:
+                    yield from reversed(list(alike))
+            yield from self._by_age(which, last_ms, last_ms)
+            to_ms = last_ms - 1
+
+    def _claims(self, search: Search, priority: int) -> Iterator[_Run]:
+        behind_id = EARLIEST_MS
+        while True:
+            rows = self._db.execute(
+                "SELECT NULL, first_id, last_id FROM runs INDEXED BY runs_claimed WHERE queue = ?"
+                " AND priority = ? AND state = 1 AND first_id > ? ORDER BY first_id LIMIT ?",
+                (self._queue_id, priority, behind_id, _RUNS_A_READ),
+            ).fetchall()
+            if not rows:
+                return
+            yield from rows
+            behind_id = rows[-1][2]
+
+    def _ended(self, search: Search, priority: int) -> Iterator[_Run]:
+        """Those that ended before the walk began, not what is retried and ends again."""
+        which = (self._queue_id, int(search.state), priority)
+        [newest_ms] = self._db.execute(
+            "SELECT max(at) FROM runs WHERE queue = ? AND state = ? AND priority = ?", which
+        ).fetchone()
+        return self._by_age(which, EARLIEST_MS, EARLIEST_MS if newest_ms is None else newest_ms)
+
+    def _by_age(self, which: tuple[int, int, int], from_ms: int, to_ms: int) -> Iterator[_Run]:
+        """Upwards, both times included."""
+        place = (from_ms, EARLIEST_MS)
+        while True:
+            rows = self._db.execute(
+                "SELECT at, first_id, last_id FROM runs WHERE queue = ? AND state = ?"
+                " AND priority = ? AND (at, last_id) > (?, ?) AND at <= ?"
+                " ORDER BY at, last_id LIMIT ?",
+                (*which, *place, to_ms, _RUNS_A_READ),
+            ).fetchall()
+            if not rows:
+                return
+            yield from rows
+            place = (rows[-1][0], rows[-1][2])
+
+
+_Run = tuple[int | None, int, int]
+
+
+def _keys(run: _Run) -> Iterator[tuple[int | None, int]]:
+    at_ms, first_id, last_id = run
+    return zip(repeat(at_ms), range(first_id, last_id + 1), strict=False)
+
+
+def _at(job: StoredJob) -> int:
+    return job.run_after_ms if job.state is JobState.PENDING else job.updated_at_ms
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import contextlib
 import os
 import sqlite3
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,11 +29,13 @@ from pinlaterd.engines.sqlite.file import (
     reading,
     storage_error,
 )
+from pinlaterd.engines.sqlite.runs import PUT_RUN, Run, merged, split
 from pinlaterd.errors import QueueNotFound, StorageError, StorageNotCommitted
 from pinlaterd.model import JobState
 
 # Local ids are marked as used ahead in blocks, so that a commit seldom writes the mark.
 _RESERVED_IDS = 10_000
+_STATES = tuple(JobState)
 
 
 class Transaction:
@@ -44,18 +46,25 @@ class Transaction:
         self.now_ms = now_ms
         self.depth_changes: defaultdict[tuple[int, int, JobState], int] = defaultdict(int)
 
-    def moved(
-        self,
-        jobs: Mapping[tuple[int, int], int],
-        before: JobState | None,
-        after: JobState | None,
-    ) -> None:
-        """Note that jobs, counted by queue and priority, changed state; None: not there."""
-        for (queue_id, priority), moved in jobs.items():
-            if before is not None:
-                self.depth_changes[queue_id, priority, before] -= moved
-            if after is not None:
-                self.depth_changes[queue_id, priority, after] += moved
+    def move(self, held: Sequence[Run], taken: Sequence[Run], new: Iterable[Run] = ()) -> None:
+        """`taken`, which are parts of `held`, leave their state, and are `new` afterwards; all in
+        order."""
+        _, left = split(held, taken)
+        self.replace(held, [*left, *merged(new)])
+
+    def replace(self, old: Sequence[Run], new: Sequence[Run]) -> None:
+        """Write `new` in place of `old`."""
+        changes = self.depth_changes
+        for run in old:
+            changes[run[2], run[3], _STATES[run[4]]] -= run[1] - run[0] + 1
+        for run in new:
+            changes[run[2], run[3], _STATES[run[4]]] += run[1] - run[0] + 1
+        gone = {run[0] for run in old}.difference([run[0] for run in new])
+        if gone:
+            self.db.executemany(
+                "DELETE FROM runs WHERE first_id = ?", [(first_id,) for first_id in gone]
+            )
+        self.db.executemany(PUT_RUN, new)
 
 
 class Store:

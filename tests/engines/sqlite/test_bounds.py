@@ -80,26 +80,26 @@ CALLS: dict[str, Call] = {
 
 @pytest.fixture
 def deep(store: EngineHarness) -> EngineHarness:
-    """DEEP jobs in each state, half of them of another priority; a deleted queue as deep."""
+    """DEEP jobs in each state, every other one of another priority, so that each has a run of its
+    own; a deleted queue as deep."""
+    jobs = [Job(b"x", priority=1 + n % 2, attempts_allowed=1) for n in range(DEEP)]
     store.engine.create_queue("dropped", store.now_ms)
-    store.enqueue(*[b"x"] * DEEP, queue="dropped")
+    store.enqueue(*jobs, queue="dropped")
     store.engine.delete_queue("dropped")
     for end in (store.succeed, store.fail, None):
+        store.enqueue(*jobs)
         for priority in (1, 2):
-            jobs = [Job(b"x", priority=priority, attempts_allowed=1)] * (DEEP // 2)
-            store.enqueue(*jobs)
             keys = [claimed.key for claimed in store.claim(priority=priority, limit=DEEP)]
             if end is not None:
                 end(*keys)
-    for priority in (1, 2):
-        store.enqueue(*[Job(b"x", priority=priority)] * (DEEP // 2))
+    store.enqueue(*jobs)
     return store
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_no_call_walks_over_a_deep_queue(deep: EngineHarness, call: Call):
     assert isinstance(deep.engine, SqliteEngine)
-    keys = deep.engine.db.execute("SELECT priority, local_id FROM claims").fetchall()
+    keys = deep.engine.db.execute("SELECT priority, first_id FROM runs WHERE state = 1").fetchall()
     steps = Steps()
 
     steps.watch(deep.engine.db)

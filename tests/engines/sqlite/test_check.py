@@ -20,13 +20,19 @@ from tests.conftest import WaitUntil
 LOST = "jobs in no state, which are never handed out"
 
 
+def _lose_a_job(store: EngineHarness, stranger: sqlite3.Connection) -> JobKey:
+    [lost] = store.enqueue(b"lost")
+    store.enqueue(b"pending")
+    stranger.execute("DELETE FROM runs WHERE first_id = ?", (lost.local_id,))
+    return lost
+
+
 @pytest.fixture
 def lost(store: EngineHarness, stranger: sqlite3.Connection) -> JobKey:
-    """Beside a job in each other state, one that no state's table has; and wrong depths."""
+    """Beside a job in each other state, one that no run has; and wrong depths."""
     store.succeed(*[one.key for one in store.in_progress(b"succeeded")])
     store.in_progress(b"running")
-    lost, _ = store.enqueue(b"lost", b"pending")
-    stranger.execute("DELETE FROM pending WHERE local_id = ?", (lost.local_id,))
+    lost = _lose_a_job(store, stranger)
     stranger.execute("DELETE FROM depths")
     stranger.execute("UPDATE meta SET value = 0 WHERE key = 'clean'")
     return lost
@@ -95,8 +101,7 @@ def test_a_check_that_repairs_nothing_leaves_it_to_the_next_owner(
     monkeypatch: pytest.MonkeyPatch,
     ends: bool,
 ):
-    lost, _ = store.enqueue(b"lost", b"pending")
-    stranger.execute("DELETE FROM pending WHERE local_id = ?", (lost.local_id,))
+    _lose_a_job(store, stranger)
     if ends:
         store.engine.check(repair=False)
     else:
@@ -143,31 +148,48 @@ def test_what_disagrees_is_found_and_repaired(store: EngineHarness, lost: JobKey
     }
 
 
-def test_entries_without_a_job_are_removed(store: EngineHarness, stranger: sqlite3.Connection):
-    [claimed] = store.in_progress(b"running")
-    store.enqueue(b"pending")
-    stranger.execute("DELETE FROM jobs")
-    stranger.execute("INSERT INTO ended VALUES (?, 1, 1, 2, 0, '')", (claimed.key.local_id,))
+def test_runs_lose_the_jobs_that_are_not_there(store: EngineHarness, stranger: sqlite3.Connection):
+    kept = [one.key for one in store.in_progress(b"0", b"1", b"2", b"3")]
+    [pending] = store.enqueue(b"pending")
+    claims = [store.job(key).claim_descriptor for key in kept]
+    stranger.execute("DELETE FROM jobs WHERE body = x'31' OR local_id = ?", (pending.local_id,))
 
-    assert len(store.engine.check(repair=True)) > 2
+    [found] = store.engine.check(repair=True)[:1]
 
+    assert found.problem == "states of jobs that are not there, or are in another state, too"
     assert store.engine.check(repair=False) == []
-    assert store.depths() == {}
+    assert store.depths() == {(1, JobState.IN_PROGRESS): 3}
+    left = [0, 2, 3]
+    assert [store.job(kept[n]).claim_descriptor for n in left] == [claims[n] for n in left]
+    assert store.succeed(*[kept[n] for n in left]).succeeded == 3
 
 
-def test_a_job_in_two_states_is_in_the_one_that_look_ups_show(
-    store: EngineHarness, stranger: sqlite3.Connection
+@pytest.mark.parametrize("state", list(JobState))
+def test_a_job_in_two_states_is_claimed_or_ended(
+    store: EngineHarness, stranger: sqlite3.Connection, state: JobState
 ):
-    [claimed] = store.in_progress(b"running")
-    local_id = claimed.key.local_id
-    stranger.execute("INSERT INTO pending SELECT queue, priority, run_after, local_id FROM jobs")
-    stranger.execute("INSERT INTO ended VALUES (?, 1, 1, 2, 0, '')", (local_id,))
+    first, second = (one.key.local_id for one in store.in_progress(b"a", b"b"))
+    if state is not JobState.IN_PROGRESS:
+        store.succeed(JobKey(1, first), JobKey(1, second))
+    put = "INSERT INTO runs SELECT ?, ?, queue, priority, ?, at, claimer, claim_number FROM runs"
+    stranger.execute(put, (second, second + 5, int(state)))
 
     store.engine.check(repair=True)
 
     assert store.engine.check(repair=False) == []
-    assert store.depths() == {(1, JobState.IN_PROGRESS): 1}
-    assert store.ready() == []
+    expected = JobState.IN_PROGRESS if state is JobState.IN_PROGRESS else JobState.SUCCEEDED
+    assert store.depths() == {(1, expected): 2}
+
+
+def test_a_job_that_waits_for_another_time_waits_for_its_own(
+    store: EngineHarness, stranger: sqlite3.Connection
+):
+    [key] = store.enqueue(b"x")
+    stranger.execute("UPDATE runs SET at = at + 1000000")
+
+    store.engine.check(repair=True)
+
+    assert store.ready() == [key]
 
 
 def test_a_search_may_be_cancelled_once_it_has_ended(store: EngineHarness, path: Path):

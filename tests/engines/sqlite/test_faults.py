@@ -139,16 +139,17 @@ def test_damage_is_corruption(store: EngineHarness, path: Path):
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 4 MiB; 1 MiB of it taken by a file that a test may remove."""
+    """A file system of 6 MiB; half of it taken by a file that a test may remove. Then there is room
+    for the log and for what is copied from it."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = os.geteuid() == 0 and shutil.which("mount") is not None
     if mounted:
-        options = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)]
+        options = ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(disk)]
         mounted = subprocess.run(options, capture_output=True, check=False).returncode == 0
     if not mounted:
         pytest.skip("a small file system can't be mounted; run this as root")
-    (disk / "ballast").write_bytes(bytes(1 << 20))
+    (disk / "ballast").write_bytes(bytes(3 << 20))
     yield disk
     subprocess.run(["umount", "--lazy", str(disk)], check=True)
 

@@ -33,7 +33,7 @@ def ticking() -> TickingClock:
 
 @pytest.fixture
 def searcher(store: EngineHarness, path: Path, ticking: TickingClock) -> Iterator[SqliteSearcher]:
-    store.enqueue(*[Job(b"body", custom_status="s")] * 20_000)
+    store.enqueue(*[Job(b"body", run_after_ms=n) for n in range(20_000)])
     opened = SqliteSearcher(path, ticking)
     yield opened
     opened.close()

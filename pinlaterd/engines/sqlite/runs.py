@@ -1,0 +1,192 @@
+"""Runs: the state of jobs with consecutive local ids, which entered it together, in one row.
+
+Runs don't overlap, and every job is in one. A change of state replaces the runs that hold the jobs:
+`holding` finds them, `split` cuts out the jobs that change, and `Transaction.replace` in `store`
+writes what is there afterwards.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from pinlaterd.engines.base import EARLIEST_MS, LATEST_MS
+from pinlaterd.model import JobState
+
+Span = tuple[int, int]  # local ids from and to, ends included
+
+# As plain integers, which sqlite3 binds quickly.
+PENDING, IN_PROGRESS, SUCCEEDED, FAILED = map(int, JobState)
+_MOST_LOCAL_ID = 2**63 - 1
+_CLAIM = re.compile(r"(.*[^0-9])(0|[1-9][0-9]{0,17})", re.DOTALL | re.ASCII)
+
+COLUMNS = "first_id, last_id, queue, priority, state, at, claimer, claim_number"
+PUT_RUN = (
+    f"INSERT INTO runs ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"  # noqa: S608
+    " ON CONFLICT DO UPDATE SET last_id = excluded.last_id, state = excluded.state,"
+    " at = excluded.at, claimer = excluded.claimer, claim_number = excluded.claim_number"
+)
+# The run that `first` lies in may begin before it.
+_HOLDING = (
+    f"SELECT {COLUMNS} FROM runs WHERE first_id <= ?2 AND last_id >= ?1 AND first_id >="  # noqa: S608
+    " coalesce((SELECT max(first_id) FROM runs WHERE first_id <= ?1), ?1)"
+    " AND +queue = ?3 AND +state = ?4 ORDER BY first_id"
+)
+_OLDEST = (
+    f"SELECT {COLUMNS} FROM runs INDEXED BY runs_by_age"  # noqa: S608
+    " WHERE queue = ? AND state = ? AND priority = ? AND at BETWEEN ? AND ?"
+    " ORDER BY at, last_id LIMIT ?"
+)
+
+
+class Run(NamedTuple):
+    """A row of `runs`; `at_ms` and the claim are explained in schema.sql."""
+
+    first_id: int
+    last_id: int
+    queue_id: int
+    priority: int
+    state: int
+    at_ms: int
+    claimer: str | None = None
+    claim_number: int | None = None
+
+    @property
+    def jobs(self) -> int:
+        return self.last_id - self.first_id + 1
+
+    @property
+    def local_ids(self) -> range:
+        return range(self.first_id, self.last_id + 1)
+
+    def claim_of(self, local_id: int) -> str:
+        if self.claim_number is None:
+            return self.claimer or ""
+        return f"{self.claimer}{self.claim_number + local_id - self.first_id}"
+
+    def cut(self, first_id: int, last_id: int) -> Run:
+        """The part with these ids."""
+        number = self.claim_number
+        if number is not None:
+            number += first_id - self.first_id
+        return Run(first_id, last_id, *self[2:7], number)
+
+    def pending(self, run_after_ms: int) -> Run:
+        """The same jobs without claim."""
+        return Run(*self[:4], PENDING, run_after_ms)
+
+
+def claimed(run: Run, claim_descriptor: str) -> Run:
+    """The same jobs, of which the first has this claim."""
+    found = _CLAIM.fullmatch(claim_descriptor)
+    claim = (found[1], int(found[2])) if found else (claim_descriptor, None)
+    return Run(*run[:6], *claim)
+
+
+def spans(local_ids: Collection[int]) -> list[Span]:
+    """The ids as ranges, in order, as far as the file can hold them."""
+    ordered = sorted(set(local_ids))
+    while ordered and ordered[-1] > _MOST_LOCAL_ID:
+        ordered.pop()
+    if not ordered:
+        return []
+    if ordered[-1] - ordered[0] == len(ordered) - 1:
+        return [(ordered[0], ordered[-1])]
+    gaps = [at for at in range(1, len(ordered)) if ordered[at] != ordered[at - 1] + 1]
+    return [
+        (ordered[first], ordered[end - 1])
+        for first, end in zip([0, *gaps], [*gaps, len(ordered)], strict=True)
+    ]
+
+
+def holding(db: sqlite3.Connection, queue_id: int, state: int, wanted: Sequence[Span]) -> list[Run]:
+    """The runs that hold jobs of `wanted` which are in `state`, in order."""
+    held: dict[int, Run] = {}  # one may hold several of `wanted`
+    for first_id, last_id in wanted:
+        for row in db.execute(_HOLDING, (first_id, last_id, queue_id, state)):
+            held[row[0]] = Run(*row)
+    return list(held.values())
+
+
+def oldest(
+    db: sqlite3.Connection,
+    queue_id: int,
+    state: int,
+    priority: int,
+    *,
+    limit: int,
+    from_ms: int = EARLIEST_MS,
+    to_ms: int = LATEST_MS,
+) -> list[Run]:
+    """The first by `at_ms` within these bounds, ends included: with `limit` jobs, or more in the
+    last run."""
+    held: list[Run] = []
+    which = (queue_id, state, priority, from_ms, to_ms, limit)
+    for row in db.execute(_OLDEST, which):
+        held.append(Run(*row))
+        limit -= held[-1].jobs
+        if limit <= 0:
+            break
+    return held
+
+
+def first_jobs(runs: Iterable[Run], limit: int) -> list[Run]:
+    """Of `runs`, in their order, the first `limit` jobs."""
+    first: list[Run] = []
+    for run in runs:
+        if limit <= 0:
+            break
+        first.append(run.cut(run.first_id, min(run.last_id, run.first_id + limit - 1)))
+        limit -= first[-1].jobs
+    return first
+
+
+def split(
+    runs: Sequence[Run], wanted: Sequence[Span] | Sequence[Run]
+) -> tuple[list[Run], list[Run]]:
+    """The parts of `runs` that lie within `wanted`, which are spans or runs, and the rest. Both are
+    in order."""
+    inside: list[Run] = []
+    outside: list[Run] = []
+    at, end = 0, len(wanted)
+    for run in runs:
+        first_id, last_id = run[:2]
+        while at < end and wanted[at][1] < first_id:
+            at += 1
+        while at < end and wanted[at][0] <= last_id:
+            from_id, to_id = max(wanted[at][0], first_id), min(wanted[at][1], last_id)
+            if from_id > first_id:
+                outside.append(run.cut(first_id, from_id - 1))
+            inside.append(run if to_id - from_id == last_id - run[0] else run.cut(from_id, to_id))
+            first_id = to_id + 1
+            if wanted[at][1] > last_id:
+                break
+            at += 1
+        if first_id <= last_id:
+            outside.append(run.cut(first_id, last_id))
+    return inside, outside
+
+
+def merged(runs: Iterable[Run]) -> Iterator[Run]:
+    """The same jobs in fewer runs; `runs` are in order."""
+    last: Run | None = None
+    for run in runs:
+        if last is None:
+            last = run
+        elif _follows(last, run):
+            last = Run(last.first_id, run.last_id, *last[2:])
+        else:
+            yield last
+            last = run
+    if last is not None:
+        yield last
+
+
+def _follows(run: Run, other: Run) -> bool:
+    if run.last_id + 1 != other.first_id or run[2:7] != other[2:7]:
+        return False
+    if run.claim_number is None:
+        return run.claimer is None
+    return other.claim_number == run.claim_number + run.jobs
