@@ -111,7 +111,7 @@ class Router:
         self._rng = Random()
         self._shards_planned = 1
         self._shards = ShardSet(self._connect, clock.monotonic, stats.drop_queue)
-        limits = RateLimits(clock, self._notice_demand)
+        limits = RateLimits(clock)
         self._service = RouterService(self._shards, settings, limits, clock, stats, self._rng)
         self._server = ThriftServer(self._service.handle, settings, stats)
         started_at_ms = clock.now_ms()
@@ -126,6 +126,7 @@ class Router:
             if of_queue.max_jobs_per_second is not None
         ]
         limits.follow(shares_at_start(name, limited, read_holdings(), _is_another), {})
+        self._rates.watch()
         self._loop = asyncio.get_running_loop()
         self._reporting: asyncio.TimerHandle | None = None
         self._peer = layout.listener_socket(layout.counterpart(name))
@@ -195,24 +196,19 @@ class Router:
             return_seconds=settings.shard_restart_grace_ms / 1000,
         )
 
-    def _notice_demand(self) -> None:
-        self._rates.notice()
-
     # --- the coordinator -----------------------------------------------------------------------
 
     def _hear(self) -> None:
-        """Take all that has come, also while we answered: the descriptor says nothing of that."""
-        while self._take_message():
-            pass
-
-    def _take_message(self) -> bool:
-        """Follow what has come and answer; whether there was anything."""
-        snapshot = self._control.receive()
-        if snapshot is not None:
-            self._follow(snapshot)
-            self._control.report(self._state, self._facts())
-            self._rates.report()
-        return self._rates.hear() or snapshot is not None
+        """Follow what has come and answer, also what comes while we answer: the descriptor says
+        nothing of that."""
+        more = True
+        while more:
+            snapshot = self._control.receive()
+            if snapshot is not None:
+                self._follow(snapshot)
+                self._control.report(self._state, self._facts())
+                self._rates.report()
+            more = self._rates.hear() or snapshot is not None
 
     def _follow(self, snapshot: Snapshot) -> None:
         if snapshot.config_version != self._control.config_version:

@@ -40,57 +40,40 @@ class TokenBucket:
     """Fills by `rate` tokens a second, holds one second's worth, but at least one token. Pure: the
     time (monotonic seconds) is passed in.
 
-    It never adds small amounts to a running total: its level is computed from the moment at which
-    it was last full, or got its rate, and from the whole tokens spent since. So it neither drifts
-    over hours nor loses anything to being looked at often.
-
     It starts empty. At rate 0 it holds nothing. On top of one token it always keeps what half a
     second brings, which is less than another one: a slow bucket that held one and no more would
     lose whatever comes between the moment that it is full and the next call."""
 
-    __slots__ = ("_level", "_since", "_spent", "rate")
-
     def __init__(self, rate: float, now: float) -> None:
         self.rate = rate
-        self._level = 0.0
-        self._since = now
-        self._spent = 0
+        self._tokens = 0.0
+        self._at = now
 
     @property
     def capacity(self) -> float:
         return max(1.0 + _MARGIN_SECONDS * self.rate, self.rate) if self.rate > 0 else 0.0
 
     def tokens(self, now: float) -> float:
-        level = self._level + self.rate * (now - self._since) - self._spent
-        capacity = self.capacity
-        if level > capacity:
-            self._anchor(capacity, now)
-            return capacity
-        return level
+        self._tokens = min(self.capacity, self._tokens + self.rate * (now - self._at))
+        self._at = now
+        return self._tokens
 
     def take(self, wanted: int, now: float) -> int:
         """Up to `wanted` whole tokens."""
-        taken = min(wanted, math.floor(self.tokens(now) + _EPSILON))
-        if taken <= 0:
-            return 0
-        self._spent += taken
+        taken = max(0, min(wanted, math.floor(self.tokens(now) + _EPSILON)))
+        self._tokens -= taken
         return taken
 
-    def put(self, tokens: int, now: float) -> None:
+    def put(self, tokens: float, now: float) -> None:
         """What would make the bucket overflow is lost."""
-        self._spent -= tokens
+        self._tokens += tokens
         self.tokens(now)
-
-    def credit(self, tokens: float, now: float) -> None:
-        self._anchor(min(self.capacity, self.tokens(now) + tokens), now)
 
     def set_rate(self, rate: float, now: float) -> float:
         """Fill by `rate` from now on. Returns the tokens that the bucket can't hold any more."""
-        level = self.tokens(now)
+        before = self.tokens(now)
         self.rate = rate
-        kept = min(level, self.capacity)
-        self._anchor(kept, now)
-        return level - kept
+        return before - self.tokens(now)
 
     def seconds_to_token(self, now: float) -> float:
         """How long until a whole token is there; infinity if none will come."""
@@ -99,14 +82,9 @@ class TokenBucket:
             return 0.0
         return missing / self.rate if self.rate > 0 else math.inf
 
-    def _anchor(self, level: float, now: float) -> None:
-        self._level, self._since, self._spent = level, now, 0
-
 
 class DemandMeter:
     """Jobs wanted within the last second or so."""
-
-    __slots__ = ("_slots",)
 
     def __init__(self) -> None:
         self._slots: deque[tuple[int, int]] = deque()  # (number of the slot, jobs in it)
@@ -138,9 +116,8 @@ class LimitedQueue:
     """One queue's bucket, and the line of dequeues before it. A dequeue pays only for the jobs that
     it gets. All methods are called on the event loop."""
 
-    def __init__(self, share: float, clock: Clock, on_demand: Callable[[], None]) -> None:
+    def __init__(self, share: float, clock: Clock) -> None:
         self._clock = clock
-        self._on_demand = on_demand
         self._bucket = TokenBucket(share, clock.monotonic())
         self._meter = DemandMeter()
         # The first to come first. Thousands may end at once: a deque would be searched for each.
@@ -175,8 +152,6 @@ class LimitedQueue:
             for granted in [g for g, waiter in self._line.items() if not waiter.patient]:
                 del self._line[granted]
                 _give(granted, 0)
-        if used:
-            self._on_demand()
 
     async def wait(self, wanted: int, seconds: float) -> int:
         """Like `take`, but wait up to `seconds` for a first token; 0 means rate limited."""
@@ -185,7 +160,6 @@ class LimitedQueue:
             taken = await self._stand_in_line(wanted, seconds)
         if not taken:
             self._meter.add(wanted, self._clock.monotonic())
-            self._on_demand()
         return taken
 
     async def _stand_in_line(self, wanted: int, seconds: float) -> int:
@@ -193,7 +167,6 @@ class LimitedQueue:
         granted: _Granted = loop.create_future()
         self._line[granted] = _Waiter(wanted, patient=seconds > 0)
         self._serve()
-        self._on_demand()
         expiry = loop.call_later(seconds if seconds > 0 else _LOAN_SECONDS, _give, granted, 0)
         try:
             return await granted
@@ -213,7 +186,7 @@ class LimitedQueue:
         smaller bucket can't hold any more."""
         now = self._clock.monotonic()
         surplus = self._bucket.set_rate(share, now)
-        self._bucket.credit(credit, now)
+        self._bucket.put(credit, now)
         self._serve()
         return surplus
 
@@ -269,11 +242,9 @@ def _give(granted: _Granted, tokens: int) -> None:
 class RateLimits:
     """The limited queues, and what the coordinator grants them."""
 
-    def __init__(self, clock: Clock, on_demand: Callable[[], None]) -> None:
-        """`on_demand` is called at each sign that something is wanted of a limited queue."""
+    def __init__(self, clock: Clock) -> None:
         self.queues: dict[str, LimitedQueue] = {}
         self._clock = clock
-        self._on_demand = on_demand
 
     def follow(
         self, shares: Mapping[str, float], credits_: Mapping[str, float]
@@ -286,7 +257,7 @@ class RateLimits:
         returned: dict[str, float] = {}
         for queue, share in shares.items():
             if queue not in self.queues:
-                self.queues[queue] = LimitedQueue(share, self._clock, self._on_demand)
+                self.queues[queue] = LimitedQueue(share, self._clock)
             surplus = self.queues[queue].follow(share, credits_.get(queue, 0.0))
             if surplus > 0:
                 returned[queue] = surplus
@@ -325,14 +296,9 @@ class RateReporter:
         self._control = control
         self._stats = stats
         self._followed = 0  # number of the last grant
+        self._wanted = False  # whether the last report named a demand
         self._shown: frozenset[str] = frozenset()  # queues that have gauges
         self._timer: asyncio.TimerHandle | None = None
-        self._loop = asyncio.get_running_loop()
-
-    def notice(self) -> None:
-        """Something is wanted: report soon, and go on until nothing is."""
-        if self._timer is None:
-            self._timer = self._loop.call_later(_REPORT_SECONDS, self._tick)
 
     def hear(self) -> bool:
         """Follow the grants that have come, and confirm them; whether there were any."""
@@ -347,15 +313,30 @@ class RateReporter:
                 returned[queue] = returned.get(queue, 0.0) + tokens
         if heard:
             self.report(returned)
+            self.watch()
         return heard
 
-    def report(self, returned: Mapping[str, float] | None = None) -> bool:
-        """Say what is held and wanted; whether anything is wanted."""
+    def report(self, returned: Mapping[str, float] | None = None) -> None:
+        """Say what is held and wanted."""
         demands = self._limits.demands()
+        self._wanted = bool(demands)
         self._control.report_rates(
             RateReport(self._router, self._followed, self._limits.shares(), demands, returned or {})
         )
-        return bool(demands)
+
+    def watch(self) -> None:
+        """While there are limited queues, report several times a second what is wanted of them; and
+        once that nothing is any more."""
+        if self._timer is None and self._limits.queues:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(_REPORT_SECONDS, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        if self._wanted or self._limits.demands():
+            self.report()
+            self._on_reported()
+        self.watch()
 
     def show(self) -> None:
         """Put the shares into the statistics."""
@@ -372,12 +353,6 @@ class RateReporter:
     def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-
-    def _tick(self) -> None:
-        self._timer = None
-        if self.report():
-            self.notice()
-        self._on_reported()
 
 
 def shares_at_start(

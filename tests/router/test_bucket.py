@@ -93,7 +93,7 @@ def test_a_cut_returns_what_the_smaller_bucket_cannot_hold():
     assert bucket.take(MANY, 1) == 4
     assert bucket.set_rate(2, 1) == 0
 
-    bucket.credit(100, 1)
+    bucket.put(100.5, 1)
     assert bucket.take(MANY, 1) == 2
 
 

@@ -16,25 +16,10 @@ LONG_SECONDS = 30.0
 ANSWER_SECONDS = 10.0
 
 
-class Signs:
-    """Of demand."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def __call__(self) -> None:
-        self.count += 1
-
-
 @pytest.fixture
-def signs() -> Signs:
-    return Signs()
-
-
-@pytest.fixture
-def limits(clock: FakeClock, signs: Signs) -> RateLimits:
+def limits(clock: FakeClock) -> RateLimits:
     """Of 10 jobs/s; its bucket is full."""
-    made = RateLimits(clock, signs)
+    made = RateLimits(clock)
     made.follow({QUEUE: 10.0}, {})
     clock.advance(1)
     return made
@@ -113,11 +98,10 @@ def test_demand_is_what_was_taken_and_what_was_refused(limits, queue, clock):
     run(scenario)
 
 
-def test_jobs_that_there_are_not_are_no_demand(limits, queue, signs):
+def test_jobs_that_there_are_not_are_no_demand(limits, queue):
     queue.settle(wanted=1000, taken=queue.take(1000), used=0)
 
     assert limits.demands() == {}
-    assert signs.count == 0
 
 
 def test_waiting_is_first_come_first_served_and_nobody_overtakes(limits, queue, clock):
@@ -216,7 +200,7 @@ def test_when_the_server_stops_nobody_waits(limits, queue):
 
 
 def test_those_in_line_are_woken_when_their_token_is_there_or_their_time_is_over():
-    limits = RateLimits(SystemClock(), lambda: None)
+    limits = RateLimits(SystemClock())
     answered: list[float] = []
 
     async def wait(queue: LimitedQueue) -> None:

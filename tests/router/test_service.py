@@ -7,7 +7,7 @@ at the worst moment, shards that refuse, and which calls a request takes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any, cast
@@ -21,7 +21,6 @@ from pinlaterd.engines.sqlite.engine import SqliteEngine
 from pinlaterd.errors import (
     DequeueRateLimited,
     EnqueuedInPart,
-    EnqueueRejected,
     InvalidRequest,
     NoHealthyShards,
     Overloaded,
@@ -88,7 +87,9 @@ class Client:
 
 
 class Site:
-    """A router and its shards."""
+    """A router and its shards, on the loop of `runner`."""
+
+    runner: asyncio.Runner
 
     def __init__(self, folder: Path, shards: int, settings: ServerSettings) -> None:
         names = [str(number) for number in range(1, shards + 1)]
@@ -122,7 +123,7 @@ class Site:
         for shard in self.locals():
             assert shard.facts is not None
             self.shards.welcomed(shard, shard.facts)
-        self.limits = RateLimits(FakeClock(), lambda: None)  # whose tokens `fill` gives
+        self.limits = RateLimits(FakeClock())  # whose tokens `fill` gives
         self.stats = Stats()
         self.router = RouterService(
             self.shards, settings, self.limits, self.clock, self.stats, Random(1)
@@ -189,23 +190,19 @@ class Site:
             service.close()
 
 
-Scenario = Callable[[Site], Awaitable[None]]
-Play = Callable[..., None]
-
-
 @pytest.fixture
-def play(tmp_path) -> Play:
-    def run(scenario: Scenario, *, shards: int = 3, **settings: Any) -> None:
-        async def whole() -> None:
-            site = Site(tmp_path, shards, ServerSettings(**settings))
-            try:
-                await scenario(site)
-            finally:
-                site.close()
+def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
+    """Of three shards; `pytest.mark.site` says if of others, and settings."""
+    marker = request.node.get_closest_marker("site")
 
-        asyncio.run(whole())
+    async def made(shards: int = 3, **settings: Any) -> Site:
+        return Site(tmp_path, shards, ServerSettings(**settings))
 
-    return run
+    with asyncio.Runner() as runner:
+        built = runner.run(made(**(marker.kwargs if marker else {})))
+        built.runner = runner
+        yield built
+        built.close()
 
 
 def shard_of(descriptor: str) -> str:
@@ -214,331 +211,196 @@ def shard_of(descriptor: str) -> str:
     return parsed.shard
 
 
-def test_no_lower_priority_leaves_while_a_shard_of_stale_hints_holds_a_better_one(play):
-    async def scenario(site: Site) -> None:
-        await site.enqueue_on("1", Job(b"low", priority=2))
-        site.shard("2").ready = {}
-        await site.enqueue_on("2", Job(b"high", priority=1))
-        site.shard("2").ready = {}  # the router has not heard of it
+async def test_no_lower_priority_leaves_while_a_shard_of_stale_hints_holds_a_better_one(
+    site: Site,
+) -> None:
+    await site.enqueue_on("1", Job(b"low", priority=2))
+    site.shard("2").ready = {}
+    await site.enqueue_on("2", Job(b"high", priority=1))
+    site.shard("2").ready = {}  # the router has not heard of it
 
-        first = await site.dequeue(1)
-        second = await site.dequeue(1)
+    first = await site.dequeue(1)
+    second = await site.dequeue(1)
 
-        assert [job.body for job in (*first, *second)] == [b"high", b"low"]
-
-    play(scenario)
-
-
-def test_a_short_answer_is_given_only_after_all_shards_were_asked(play):
-    async def scenario(site: Site) -> None:
-        for name in ("1", "2", "3"):
-            await site.enqueue_on(name, Job(name.encode()), Job(name.encode()))
-            site.shard(name).ready = {}
-
-        jobs = await site.dequeue(10)
-
-        assert sorted(job.body for job in jobs) == [b"1", b"1", b"2", b"2", b"3", b"3"]
-
-    play(scenario)
+    assert [job.body for job in (*first, *second)] == [b"high", b"low"]
 
 
-def test_better_jobs_that_others_take_first_leave_no_answer_short(play, monkeypatch):
-    async def scenario(site: Site) -> None:
-        await site.enqueue_on("1", Job(b"low", priority=3))
-        # Whenever it is asked there was one, and will be one.
-        monkeypatch.setattr(site.shard("2"), "ready_counts", lambda _queue: (1, 0, 0))
+async def test_a_short_answer_is_given_only_after_all_shards_were_asked(site: Site) -> None:
+    for name in ("1", "2", "3"):
+        await site.enqueue_on(name, Job(name.encode()), Job(name.encode()))
+        site.shard(name).ready = {}
 
-        assert [job.body for job in await site.dequeue(10)] == [b"low"]
+    jobs = await site.dequeue(10)
 
-    play(scenario)
-
-
-def test_more_shards_never_give_more_than_the_limit(play):
-    async def scenario(site: Site) -> None:
-        for name in ("1", "2", "3"):
-            await site.enqueue_on(name, *[Job(b"x") for _ in range(5)])
-
-        assert len(await site.dequeue(7)) == 7
-        assert len(await site.dequeue(100)) == 8
-        assert len(await site.dequeue(100)) == 0
-
-    play(scenario)
+    assert sorted(job.body for job in jobs) == [b"1", b"1", b"2", b"2", b"3", b"3"]
 
 
-def test_a_dry_run_over_shards_gives_each_job_once_the_best_first(play):
-    async def scenario(site: Site) -> None:
-        await site.enqueue_on("1", Job(b"3", priority=3), Job(b"1", priority=1))
-        await site.enqueue_on("2", Job(b"2", priority=2))
+async def test_better_jobs_that_others_take_first_leave_no_answer_short(
+    site: Site, monkeypatch
+) -> None:
+    await site.enqueue_on("1", Job(b"low", priority=3))
+    # Whenever it is asked there was one, and will be one.
+    monkeypatch.setattr(site.shard("2"), "ready_counts", lambda _queue: (1, 0, 0))
 
-        jobs = await site.dequeue(10, dry_run=True)
-
-        assert [job.body for job in jobs] == [b"1", b"2", b"3"]
-        assert len(await site.dequeue(10)) == 3
-
-    play(scenario)
+    assert [job.body for job in await site.dequeue(10)] == [b"low"]
 
 
 @pytest.mark.parametrize("dry_run", [False, True])
-def test_a_full_answer_of_one_shard_takes_one_call(play, dry_run):
-    async def scenario(site: Site) -> None:
-        await site.enqueue_on("2", *[Job(b"x") for _ in range(5)])
-        before = [len(shard.calls) for shard in site.locals()]
+async def test_a_full_answer_of_one_shard_takes_one_call(site: Site, dry_run) -> None:
+    await site.enqueue_on("2", *[Job(b"x") for _ in range(5)])
+    before = [len(shard.calls) for shard in site.locals()]
 
-        assert len(await site.dequeue(5, dry_run=dry_run)) == 5
+    assert len(await site.dequeue(5, dry_run=dry_run)) == 5
 
-        assert sum(len(shard.calls) for shard in site.locals()) == sum(before) + 1
-
-    play(scenario)
+    assert sum(len(shard.calls) for shard in site.locals()) == sum(before) + 1
 
 
-def test_acks_of_one_shard_go_along_with_the_dequeue_in_one_call(play):
-    async def scenario(site: Site) -> None:
-        await site.enqueue_on("2", *[Job(b"x") for _ in range(4)])
-        done = await site.dequeue(2)
-        before = sum(len(shard.calls) for shard in site.locals())
+async def test_acks_of_one_shard_go_along_with_the_dequeue_in_one_call(site: Site) -> None:
+    await site.enqueue_on("2", *[Job(b"x") for _ in range(4)])
+    done = await site.dequeue(2)
+    before = sum(len(shard.calls) for shard in site.locals())
 
-        await site.dequeue(2, acks=AckRequest(QUEUE, [AckInfo(job.descriptor) for job in done]))
+    await site.dequeue(2, acks=AckRequest(QUEUE, [AckInfo(job.descriptor) for job in done]))
 
-        assert sum(len(shard.calls) for shard in site.locals()) == before + 1
-        assert await site.states([job.descriptor for job in done]) == [2, 2]
-
-    play(scenario)
+    assert sum(len(shard.calls) for shard in site.locals()) == before + 1
+    assert await site.states([job.descriptor for job in done]) == [2, 2]
 
 
-def test_acks_of_several_shards_are_all_carried_out_before_the_claims(play):
-    async def scenario(site: Site) -> None:
-        await site.enqueue_on("1", Job(b"a"))
-        await site.enqueue_on("2", Job(b"b"))
-        done = await site.dequeue(2)
-        await site.enqueue_on("3", Job(b"c"))
+async def test_a_waiting_dequeue_asks_a_shard_that_joins_and_has_not_counted_the_queue_yet(
+    site: Site,
+) -> None:
+    await site.enqueue_on("3", Job(b"kept"))
+    away = site.shard("3")
+    away.serves(serves=False)
+    away.ready = {}
+    waiting = site.begin(Method.DEQUEUE, DequeueRequest(QUEUE, 1, max_wait_ms=30_000))
+    await site.dequeue(1)
+    assert not waiting.message.done()
 
-        jobs = await site.dequeue(1, acks=AckRequest(QUEUE, [AckInfo(j.descriptor) for j in done]))
+    away.serves()
+    site.shards.welcomed(away, site.services["3"].facts()._replace(counts=()))
 
-        assert [job.body for job in jobs] == [b"c"]
-        assert await site.states([job.descriptor for job in done]) == [2, 2]
-
-    play(scenario)
-
-
-def test_a_bad_ack_fails_alone_and_nothing_is_claimed(play):
-    async def scenario(site: Site) -> None:
-        await site.enqueue_on("1", Job(b"a"), Job(b"b"))
-        (job,) = await site.dequeue(1)
-        acks = AckRequest(QUEUE, [AckInfo("nonsense"), AckInfo(job.descriptor)])
-
-        with pytest.raises(InvalidRequest, match="nonsense"):
-            await site.dequeue(1, acks=acks)
-
-        assert await site.states([job.descriptor]) == [2]
-        assert [job.body for job in await site.dequeue(5)] == [b"b"]
-
-    play(scenario)
+    message = await asyncio.wait_for(waiting.message, ANSWER_SECONDS)
+    result = cast("DequeueResult", codec.decode_reply(Method.DEQUEUE, message))
+    assert [job.body for job in result.jobs] == [b"kept"]
 
 
-def test_a_client_that_has_gone_leaves_its_jobs_to_others_at_no_cost(play):
-    async def scenario(site: Site) -> None:
-        await site.enqueue_on("1", Job(b"a"), Job(b"b"))
-        client = site.begin(Method.DEQUEUE, DequeueRequest(QUEUE, 2))
-        client.gone = True
+async def test_a_dequeue_is_granted_the_tokens_there_are_and_pays_for_what_it_gets(
+    site: Site,
+) -> None:
+    await site.enqueue_on("1", *[Job(b"x") for _ in range(4)])
+    site.fill(10)
 
-        jobs: Sequence[ClaimedJob] = []
-        while len(jobs) < 2:
-            jobs = [*jobs, *await site.dequeue(2)]
-
-        assert sorted((job.body, job.attempts_remaining) for job in jobs) == [(b"a", 2), (b"b", 2)]
-
-    play(scenario, shards=1)
-
-
-def test_a_waiting_dequeue_is_woken_by_a_job_on_any_shard(play):
-    async def scenario(site: Site) -> None:
-        waiting = site.begin(Method.DEQUEUE, DequeueRequest(QUEUE, 1, max_wait_ms=30_000))
-        await site.dequeue(1)  # by now the first has found nothing
-        assert not waiting.message.done()
-
-        await site.enqueue_on("3", Job(b"news"))
-
-        message = await asyncio.wait_for(waiting.message, ANSWER_SECONDS)
-        result = cast("DequeueResult", codec.decode_reply(Method.DEQUEUE, message))
-        assert [job.body for job in result.jobs] == [b"news"]
-
-    play(scenario)
-
-
-def test_a_waiting_dequeue_asks_a_shard_that_joins_and_has_not_counted_the_queue_yet(play):
-    async def scenario(site: Site) -> None:
-        await site.enqueue_on("3", Job(b"kept"))
-        away = site.shard("3")
-        away.serves(serves=False)
-        away.ready = {}
-        waiting = site.begin(Method.DEQUEUE, DequeueRequest(QUEUE, 1, max_wait_ms=30_000))
+    assert len(await site.dequeue(3)) == 3
+    assert len(await site.dequeue(100)) == 1  # that was all: seven less one are left
+    await site.enqueue_on("2", *[Job(b"x") for _ in range(20)])
+    assert len(await site.dequeue(100)) == 6
+    with pytest.raises(DequeueRateLimited, match=QUEUE):
         await site.dequeue(1)
-        assert not waiting.message.done()
-
-        away.serves()
-        site.shards.welcomed(away, site.services["3"].facts()._replace(counts=()))
-
-        message = await asyncio.wait_for(waiting.message, ANSWER_SECONDS)
-        result = cast("DequeueResult", codec.decode_reply(Method.DEQUEUE, message))
-        assert [job.body for job in result.jobs] == [b"kept"]
-
-    play(scenario)
 
 
-def test_a_dequeue_is_granted_the_tokens_there_are_and_pays_for_what_it_gets(play):
-    async def scenario(site: Site) -> None:
-        await site.enqueue_on("1", *[Job(b"x") for _ in range(4)])
-        site.fill(10)
+async def test_dry_runs_are_free(site: Site) -> None:
+    await site.enqueue_on("1", *[Job(b"x") for _ in range(5)])
+    await site.enqueue_on("2", *[Job(b"x") for _ in range(5)])
+    for tokens in (0, 2):
+        site.fill(tokens)
+        assert len(await site.dequeue(8, dry_run=True)) == 8
 
-        assert len(await site.dequeue(3)) == 3
-        assert len(await site.dequeue(100)) == 1  # that was all: seven less one are left
-        await site.enqueue_on("2", *[Job(b"x") for _ in range(20)])
-        assert len(await site.dequeue(100)) == 6
-        with pytest.raises(DequeueRateLimited, match=QUEUE):
-            await site.dequeue(1)
-
-    play(scenario)
-
-
-def test_dry_runs_are_free(play):
-    async def scenario(site: Site) -> None:
-        await site.enqueue_on("1", *[Job(b"x") for _ in range(5)])
-        await site.enqueue_on("2", *[Job(b"x") for _ in range(5)])
-        for tokens in (0, 2):
-            site.fill(tokens)
-            assert len(await site.dequeue(8, dry_run=True)) == 8
-
-        assert len(await site.dequeue(8)) == 2
-
-    play(scenario)
+    assert len(await site.dequeue(8)) == 2
 
 
 @pytest.mark.parametrize("shards_of_acks", [["1"], ["1", "2"]])
-def test_acks_are_carried_out_also_when_the_rate_allows_no_job(play, shards_of_acks):
-    async def scenario(site: Site) -> None:
-        for name in shards_of_acks:
-            await site.enqueue_on(name, Job(b"x"))
-        done = await site.dequeue(5)
-        await site.enqueue_on("3", Job(b"y"))
-        site.fill(0)
-        acks = AckRequest(QUEUE, [AckInfo(job.descriptor) for job in done])
+async def test_acks_are_carried_out_also_when_the_rate_allows_no_job(
+    site: Site, shards_of_acks
+) -> None:
+    for name in shards_of_acks:
+        await site.enqueue_on(name, Job(b"x"))
+    done = await site.dequeue(5)
+    await site.enqueue_on("3", Job(b"y"))
+    site.fill(0)
+    acks = AckRequest(QUEUE, [AckInfo(job.descriptor) for job in done])
 
-        with pytest.raises(DequeueRateLimited):
-            await site.dequeue(1, acks=acks)
+    with pytest.raises(DequeueRateLimited):
+        await site.dequeue(1, acks=acks)
 
-        states = await site.states([job.descriptor for job in done])
-        assert states == [JobState.SUCCEEDED] * len(done)
-        bad = acks._replace(succeeded=[AckInfo("nonsense")])
-        with pytest.raises(InvalidRequest, match="nonsense"):
-            await site.dequeue(1, acks=bad)
-
-    play(scenario)
-
-
-def test_a_dequeue_waits_for_a_token_and_then_for_a_job(play):
-    async def scenario(site: Site) -> None:
-        site.fill(0)
-        waiting = site.begin(Method.DEQUEUE, DequeueRequest(QUEUE, 1, max_wait_ms=30_000))
-        with pytest.raises(DequeueRateLimited):
-            await site.dequeue(1)
-        site.fill(1)
-        assert len(await site.dequeue(1, dry_run=True)) == 0
-        assert not waiting.message.done()
-
-        await site.enqueue_on("3", Job(b"news"))
-
-        message = await asyncio.wait_for(waiting.message, ANSWER_SECONDS)
-        result = cast("DequeueResult", codec.decode_reply(Method.DEQUEUE, message))
-        assert [job.body for job in result.jobs] == [b"news"]
-
-    play(scenario)
+    states = await site.states([job.descriptor for job in done])
+    assert states == [JobState.SUCCEEDED] * len(done)
+    bad = acks._replace(succeeded=[AckInfo("nonsense")])
+    with pytest.raises(InvalidRequest, match="nonsense"):
+        await site.dequeue(1, acks=bad)
 
 
-def test_what_comes_while_a_dequeue_waits_for_its_token_is_found(play):
-    async def scenario(site: Site) -> None:
-        site.fill(0)
-        waiting = site.begin(Method.DEQUEUE, DequeueRequest(QUEUE, 1, max_wait_ms=30_000))
-        with pytest.raises(DequeueRateLimited):
-            await site.dequeue(1)
-        await site.enqueue_on("1", Job(b"news"))
+async def test_a_dequeue_waits_for_a_token_and_then_for_a_job(site: Site) -> None:
+    site.fill(0)
+    waiting = site.begin(Method.DEQUEUE, DequeueRequest(QUEUE, 1, max_wait_ms=30_000))
+    with pytest.raises(DequeueRateLimited):
+        await site.dequeue(1)
+    site.fill(1)
+    assert len(await site.dequeue(1, dry_run=True)) == 0
+    assert not waiting.message.done()
 
-        site.fill(1)
+    await site.enqueue_on("3", Job(b"news"))
 
-        message = await asyncio.wait_for(waiting.message, ANSWER_SECONDS)
-        result = cast("DequeueResult", codec.decode_reply(Method.DEQUEUE, message))
-        assert [job.body for job in result.jobs] == [b"news"]
-
-    play(scenario)
+    message = await asyncio.wait_for(waiting.message, ANSWER_SECONDS)
+    result = cast("DequeueResult", codec.decode_reply(Method.DEQUEUE, message))
+    assert [job.body for job in result.jobs] == [b"news"]
 
 
-def test_one_job_wakes_one_of_those_who_wait(play):
-    async def scenario(site: Site) -> None:
-        request = DequeueRequest(QUEUE, 1, max_wait_ms=30_000)
-        waiting = [site.begin(Method.DEQUEUE, request) for _ in range(3)]
+async def test_what_comes_while_a_dequeue_waits_for_its_token_is_found(site: Site) -> None:
+    site.fill(0)
+    waiting = site.begin(Method.DEQUEUE, DequeueRequest(QUEUE, 1, max_wait_ms=30_000))
+    with pytest.raises(DequeueRateLimited):
+        await site.dequeue(1)
+    await site.enqueue_on("1", Job(b"news"))
+
+    site.fill(1)
+
+    message = await asyncio.wait_for(waiting.message, ANSWER_SECONDS)
+    result = cast("DequeueResult", codec.decode_reply(Method.DEQUEUE, message))
+    assert [job.body for job in result.jobs] == [b"news"]
+
+
+@pytest.mark.site(max_waiting_dequeues=1)
+async def test_so_many_may_wait_and_one_whose_client_goes_makes_room(site: Site) -> None:
+    wait = DequeueRequest(QUEUE, 1, max_wait_ms=30_000)
+    waiting = site.begin(Method.DEQUEUE, wait)
+    await site.dequeue(1)  # by now the first has found nothing
+    with pytest.raises(PinLaterError, match="overloaded: 1 dequeues wait"):
+        await site.call(Method.DEQUEUE, wait)
+    assert (site.router.admission.waiting, site.router.admission.in_flight) == (1, 0)
+
+    waiting.gone = True
+    assert waiting.on_gone is not None
+    waiting.on_gone()
+    await site.dequeue(1)  # by now the first has ended
+    assert (site.router.admission.waiting, site.router.admission.in_flight) == (0, 0)
+
+    other = site.begin(Method.DEQUEUE, wait)
+    await site.dequeue(1)
+    await site.enqueue(Job(b"x"))
+    await asyncio.wait_for(other.message, ANSWER_SECONDS)
+
+
+async def test_a_wait_does_not_begin_once_the_client_has_gone(site: Site) -> None:
+    site.fill(0)
+    wait = DequeueRequest(QUEUE, 1, max_wait_ms=30_000)
+    site.begin(Method.DEQUEUE, wait)
+    gone = site.begin(Method.DEQUEUE, wait)
+    gone.gone = True  # before it has found that it has to wait for a token
+
+    with pytest.raises(DequeueRateLimited):
         await site.dequeue(1)
 
-        await site.enqueue_on("1", Job(b"one"))
-        done, _ = await asyncio.wait(
-            [client.message for client in waiting], return_when=asyncio.FIRST_COMPLETED
-        )
-
-        assert len(done) == 1
-        site.router.stop_waiting()  # the others are answered at the end
-        await site.router.finish_calls(ANSWER_SECONDS)
-        assert all(client.message.done() for client in waiting)
-
-    play(scenario)
+    assert (site.router.admission.waiting, site.router.admission.in_flight) == (1, 0)
 
 
-def test_so_many_may_wait_and_one_whose_client_goes_makes_room(play):
-    async def scenario(site: Site) -> None:
-        wait = DequeueRequest(QUEUE, 1, max_wait_ms=30_000)
-        waiting = site.begin(Method.DEQUEUE, wait)
-        await site.dequeue(1)  # by now the first has found nothing
-        with pytest.raises(PinLaterError, match="overloaded: 1 dequeues wait"):
-            await site.call(Method.DEQUEUE, wait)
-        assert (site.router.admission.waiting, site.router.admission.in_flight) == (1, 0)
+async def test_a_oneway_dequeue_does_not_wait(site: Site) -> None:
+    wait = DequeueRequest(QUEUE, 1, max_wait_ms=30_000)
+    site.begin(Method.DEQUEUE, wait, oneway=True)
 
-        waiting.gone = True
-        assert waiting.on_gone is not None
-        waiting.on_gone()
-        await site.dequeue(1)  # by now the first has ended
-        assert (site.router.admission.waiting, site.router.admission.in_flight) == (0, 0)
+    await site.dequeue(1)
 
-        other = site.begin(Method.DEQUEUE, wait)
-        await site.dequeue(1)
-        await site.enqueue(Job(b"x"))
-        await asyncio.wait_for(other.message, ANSWER_SECONDS)
-
-    play(scenario, max_waiting_dequeues=1)
-
-
-def test_a_wait_does_not_begin_once_the_client_has_gone(play):
-    async def scenario(site: Site) -> None:
-        site.fill(0)
-        wait = DequeueRequest(QUEUE, 1, max_wait_ms=30_000)
-        site.begin(Method.DEQUEUE, wait)
-        gone = site.begin(Method.DEQUEUE, wait)
-        gone.gone = True  # before it has found that it has to wait for a token
-
-        with pytest.raises(DequeueRateLimited):
-            await site.dequeue(1)
-
-        assert (site.router.admission.waiting, site.router.admission.in_flight) == (1, 0)
-
-    play(scenario)
-
-
-def test_a_oneway_dequeue_does_not_wait(play):
-    async def scenario(site: Site) -> None:
-        wait = DequeueRequest(QUEUE, 1, max_wait_ms=30_000)
-        site.begin(Method.DEQUEUE, wait, oneway=True)
-
-        await site.dequeue(1)
-
-        assert (site.router.admission.waiting, site.router.admission.in_flight) == (0, 0)
-
-    play(scenario)
+    assert (site.router.admission.waiting, site.router.admission.in_flight) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -548,64 +410,54 @@ def test_a_oneway_dequeue_does_not_wait(play):
         (Method.SCAN, ScanRequest(QUEUE, JobState.PENDING)),
     ],
 )
-def test_a_search_whose_client_goes_before_it_has_begun_is_ended(play, method, search):
-    async def scenario(site: Site) -> None:
-        before = [len(shard.calls) for shard in site.locals()]
-        client = site.begin(method, search)
-        client.gone = True
-        assert client.on_gone is not None
-        client.on_gone()
+async def test_a_search_whose_client_goes_before_it_has_begun_is_ended(
+    site: Site, method, search
+) -> None:
+    before = [len(shard.calls) for shard in site.locals()]
+    client = site.begin(method, search)
+    client.gone = True
+    assert client.on_gone is not None
+    client.on_gone()
 
-        await site.router.finish_calls(ANSWER_SECONDS)
+    await site.router.finish_calls(ANSWER_SECONDS)
 
-        assert site.router.admission.in_flight == 0
-        assert [len(shard.calls) for shard in site.locals()] == before
-
-    play(scenario)
-
-
-def test_a_degraded_shard_gets_no_new_work_but_its_acks(play):
-    async def scenario(site: Site) -> None:
-        [descriptor] = await site.enqueue_on("2", Job(b"a"))
-        [job] = await site.dequeue(1)
-        await site.enqueue_on("2", Job(b"b"))
-        site.shard("2").says(degraded=True)
-        calls_before = len(site.shard("2").calls)
-
-        placed = {shard_of(d) for _ in range(30) for d in await site.enqueue(Job(b"x"))}
-        assert placed == {"1", "3"}
-        assert len(await site.dequeue(100)) == 30
-        assert len(site.shard("2").calls) == calls_before
-
-        ack = AckInfo(job.descriptor, claim_descriptor=job.claim_descriptor)
-        await site.call(Method.ACK, AckRequest(QUEUE, [ack]))
-        assert await site.states([descriptor]) == [JobState.SUCCEEDED]
-
-    play(scenario)
+    assert site.router.admission.in_flight == 0
+    assert [len(shard.calls) for shard in site.locals()] == before
 
 
-def test_where_all_are_degraded_they_are_used_all_the_same(play):
-    async def scenario(site: Site) -> None:
-        for shard in site.locals():
-            shard.says(degraded=True)
+async def test_a_degraded_shard_gets_no_new_work_but_its_acks(site: Site) -> None:
+    [descriptor] = await site.enqueue_on("2", Job(b"a"))
+    [job] = await site.dequeue(1)
+    await site.enqueue_on("2", Job(b"b"))
+    site.shard("2").says(degraded=True)
+    calls_before = len(site.shard("2").calls)
 
-        await site.enqueue(Job(b"a"))
+    placed = {shard_of(d) for _ in range(30) for d in await site.enqueue(Job(b"x"))}
+    assert placed == {"1", "3"}
+    assert len(await site.dequeue(100)) == 30
+    assert len(site.shard("2").calls) == calls_before
 
-        assert [job.body for job in await site.dequeue(5)] == [b"a"]
+    ack = AckInfo(job.descriptor, claim_descriptor=job.claim_descriptor)
+    await site.call(Method.ACK, AckRequest(QUEUE, [ack]))
+    assert await site.states([descriptor]) == [JobState.SUCCEEDED]
 
-    play(scenario)
+
+async def test_where_all_are_degraded_they_are_used_all_the_same(site: Site) -> None:
+    for shard in site.locals():
+        shard.says(degraded=True)
+
+    await site.enqueue(Job(b"a"))
+
+    assert [job.body for job in await site.dequeue(5)] == [b"a"]
 
 
-def test_an_enqueue_that_a_shard_refuses_goes_to_another(play):
-    async def scenario(site: Site) -> None:
-        site.services["1"].close()
-        site.services["2"].close()
+async def test_an_enqueue_that_a_shard_refuses_goes_to_another(site: Site) -> None:
+    site.services["1"].close()
+    site.services["2"].close()
 
-        descriptors = [*await site.enqueue(Job(b"a")), *await site.enqueue(Job(b"b"))]
+    descriptors = [*await site.enqueue(Job(b"a")), *await site.enqueue(Job(b"b"))]
 
-        assert {shard_of(descriptor) for descriptor in descriptors} == {"3"}
-
-    play(scenario)
+    assert {shard_of(descriptor) for descriptor in descriptors} == {"3"}
 
 
 def fill(site: Site, *names: str) -> None:
@@ -615,155 +467,64 @@ def fill(site: Site, *names: str) -> None:
         engine.db.execute("PRAGMA max_page_count = 1")
 
 
-def test_an_enqueue_goes_past_a_store_that_is_full(play):
-    async def scenario(site: Site) -> None:
-        fill(site, "1", "2")
+async def test_an_enqueue_goes_past_a_store_that_is_full(site: Site) -> None:
+    fill(site, "1", "2")
 
-        for _ in range(5):
-            [descriptor] = await site.enqueue(Job(b"x" * 100_000))
-            assert shard_of(descriptor) == "3"
-
-    play(scenario)
+    for _ in range(5):
+        [descriptor] = await site.enqueue(Job(b"x" * 100_000))
+        assert shard_of(descriptor) == "3"
 
 
 @pytest.mark.parametrize("jobs", [1, 1500])
-def test_where_all_stores_are_full_the_caller_is_told_which_and_the_cure(play, jobs):
-    async def scenario(site: Site) -> None:
-        fill(site, "1", "2")
+@pytest.mark.site(shards=2)
+async def test_where_all_stores_are_full_the_caller_is_told_which_and_the_cure(
+    site: Site, jobs
+) -> None:
+    fill(site, "1", "2")
 
-        with pytest.raises(Overloaded) as caught:
-            await site.enqueue(*[Job(b"x" * 10_000)] * jobs)
+    with pytest.raises(Overloaded) as caught:
+        await site.enqueue(*[Job(b"x" * 10_000)] * jobs)
 
-        told = caught.value.message
-        for name in ("1", "2"):
-            assert f"shard {name}: the store is full: " in told
-        assert told.count("make room") == 2
-        assert "; nothing was stored; try later" in told
-        assert "of the jobs" not in told
-
-    play(scenario, shards=2)
-
-
-def test_of_shards_that_refuse_for_another_reason_that_is_told_too(play):
-    async def scenario(site: Site) -> None:
-        fill(site, "1")
-        site.services["2"].close()
-
-        with pytest.raises(
-            Overloaded, match=r"shard 1: the store is full.*shard 2: can't reach its store"
-        ):
-            await site.enqueue(Job(b"x" * 100_000))
-
-    play(scenario, shards=2)
+    told = caught.value.message
+    for name in ("1", "2"):
+        assert f"shard {name}: the store is full: " in told
+    assert told.count("make room") == 2
+    assert "; nothing was stored; try later" in told
+    assert "of the jobs" not in told
 
 
-def test_an_ack_is_told_that_the_store_is_full(play):
-    async def scenario(site: Site) -> None:
-        [descriptor] = await site.enqueue(Job(b"a"))
-        [job] = await site.dequeue(1)
-        fill(site, "1")
-        acks = AckRequest(QUEUE, succeeded=[AckInfo(job.descriptor, "x" * 5_000)])
+@pytest.mark.site(shards=2)
+async def test_of_shards_that_refuse_for_another_reason_that_is_told_too(site: Site) -> None:
+    fill(site, "1")
+    site.services["2"].close()
 
-        with pytest.raises(ShardConnectionFailed, match=r"shard 1: the store is full.*nothing was"):
-            await site.call(Method.ACK, acks)
-
-        assert await site.states([descriptor]) == [JobState.IN_PROGRESS]
-
-    play(scenario, shards=1)
+    with pytest.raises(
+        Overloaded, match=r"shard 1: the store is full.*shard 2: can't reach its store"
+    ):
+        await site.enqueue(Job(b"x" * 100_000))
 
 
-def test_a_large_enqueue_is_split_and_answered_in_order(play):
-    async def scenario(site: Site) -> None:
-        jobs = [Job(str(number).encode()) for number in range(2500)]
+@pytest.mark.site(shards=1)
+async def test_an_ack_is_told_that_the_store_is_full(site: Site) -> None:
+    [descriptor] = await site.enqueue(Job(b"a"))
+    [job] = await site.dequeue(1)
+    fill(site, "1")
+    acks = AckRequest(QUEUE, succeeded=[AckInfo(job.descriptor, "x" * 5_000)])
 
-        descriptors = await site.enqueue(*jobs)
+    with pytest.raises(ShardConnectionFailed, match=r"shard 1: the store is full.*nothing was"):
+        await site.call(Method.ACK, acks)
 
-        assert len(set(descriptors)) == 2500
-        assert {shard_of(descriptor) for descriptor in descriptors} == {"1", "2", "3"}
-        found = await site.lookup(descriptors)
-        assert [record.body for record in found] == [job.body for job in jobs]
-
-    play(scenario)
-
-
-def test_of_a_large_enqueue_with_one_bad_job_nothing_is_stored(play):
-    async def scenario(site: Site) -> None:
-        jobs = [Job(b"x") for _ in range(2499)] + [Job(b"x", attempts_allowed=0)]
-
-        with pytest.raises(EnqueueRejected, match=r"invalid request: jobs\[2499\]"):
-            await site.enqueue(*jobs)
-
-        assert await site.dequeue(10) == []
-
-    play(scenario)
+    assert await site.states([descriptor]) == [JobState.IN_PROGRESS]
 
 
-def test_more_jobs_than_one_call_may_carry_are_refused(play):
-    async def scenario(site: Site) -> None:
-        with pytest.raises(EnqueueRejected, match="at most 10000"):
-            await site.enqueue(*[Job(b"") for _ in range(10_001)])
+async def test_a_shard_that_joins_gets_the_queues_of_the_others(site: Site) -> None:
+    site.services["1"].create_queues(["only_here"])
+    facts = site.services["1"].facts()
 
-    play(scenario, shards=1)
+    site.shards.welcomed(site.shard("1"), facts)
+    last = site.shard("2").calls[-1]
 
-
-def test_a_shard_that_is_down_costs_only_what_needs_it(play):
-    async def scenario(site: Site) -> None:
-        (lost,) = await site.enqueue_on("1", Job(b"a"))
-        (kept,) = await site.enqueue_on("2", Job(b"b"))
-        site.shard("1").serves(serves=False)
-
-        assert [job.body for job in await site.dequeue(5)] == [b"b"]
-        with pytest.raises(ShardConnectionFailed, match="shard 1"):
-            await site.call(Method.ACK, AckRequest(QUEUE, [AckInfo(lost), AckInfo(kept)]))
-        assert await site.states([kept]) == [2]
-        with pytest.raises(ShardConnectionFailed, match="shard 1"):
-            await site.states([lost])
-
-    play(scenario)
-
-
-def test_without_shards_there_is_a_clear_error(play):
-    async def scenario(site: Site) -> None:
-        for shard in site.locals():
-            shard.serves(serves=False)
-
-        with pytest.raises(NoHealthyShards):
-            await site.enqueue(Job(b"a"))
-        with pytest.raises(NoHealthyShards):
-            await site.dequeue(1)
-
-    play(scenario)
-
-
-def test_dequeue_only_shards_take_no_jobs_and_give_theirs(play):
-    async def scenario(site: Site) -> None:
-        await site.enqueue_on("1", Job(b"old"))
-        site.shards.follow(
-            [ShardEntry("1", dequeue_only=True), ShardEntry("2", dequeue_only=False)]
-        )
-
-        descriptors = [*await site.enqueue(Job(b"new")), *await site.enqueue(Job(b"new"))]
-
-        assert {shard_of(descriptor) for descriptor in descriptors} == {"2"}
-        assert len(await site.dequeue(5)) == 3
-        site.shards.follow([ShardEntry("1", dequeue_only=True), ShardEntry("2", dequeue_only=True)])
-        with pytest.raises(EnqueueRejected, match="dequeue-only"):
-            await site.enqueue(Job(b"new"))
-
-    play(scenario)
-
-
-def test_a_shard_that_joins_gets_the_queues_of_the_others(play):
-    async def scenario(site: Site) -> None:
-        site.services["1"].create_queues(["only_here"])
-        facts = site.services["1"].facts()
-
-        site.shards.welcomed(site.shard("1"), facts)
-        last = site.shard("2").calls[-1]
-
-        assert (last.op, last.message) == (Op.ENSURE_QUEUES, b'["only_here"]')
-
-    play(scenario)
+    assert (last.op, last.message) == (Op.ENSURE_QUEUES, b'["only_here"]')
 
 
 def on_call(shard: LocalShard, method: Method, act: Callable[[OnReply], bool]) -> None:
@@ -794,96 +555,87 @@ def on_nth_call(
     return asked
 
 
-def test_a_shard_that_is_welcomed_while_a_queue_is_created_gets_it_too(play):
-    async def scenario(site: Site) -> None:
-        late = site.shard("3")
-        late.serves(serves=False)
+async def test_a_shard_that_is_welcomed_while_a_queue_is_created_gets_it_too(site: Site) -> None:
+    late = site.shard("3")
+    late.serves(serves=False)
 
-        def welcome(_: OnReply) -> bool:
-            late.serves()
+    def welcome(_: OnReply) -> bool:
+        late.serves()
+        return False
+
+    on_call(site.shard("1"), Method.CREATE_QUEUE, welcome)
+    await site.call(Method.CREATE_QUEUE, CreateQueueRequest("new"))
+
+    assert all("new" in service.facts().queues for service in site.services.values())
+
+
+async def test_a_shard_that_refused_to_create_a_queue_is_asked_again(site: Site) -> None:
+    site.services["1"].create_queues(["new"])  # as another router had it done
+    site.shard("2").refuses = 1
+
+    site.shards.welcomed(site.shard("1"), site.services["1"].facts())
+
+    assert site.shard("2").refuses == 0
+    async with asyncio.timeout(ANSWER_SECONDS):
+        while "new" not in site.services["2"].facts().queues:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.01)
+
+
+async def test_a_queue_that_a_returning_shard_brought_back_is_deleted_all_the_same(
+    site: Site,
+) -> None:
+    site.router.follow(ServerSettings(admin_password_hash=hash_password("open")))
+    went: list[bool] = []
+
+    def go_and_come_back(on_reply: OnReply) -> bool:
+        if went:
             return False
+        went.append(True)
+        on_reply(ReplyEntry(0, Status.REFUSED, b"is down"))
+        return True
 
-        on_call(site.shard("1"), Method.CREATE_QUEUE, welcome)
-        await site.call(Method.CREATE_QUEUE, CreateQueueRequest("new"))
+    on_call(site.shard("2"), Method.DELETE_QUEUE, go_and_come_back)
+    await site.call(Method.DELETE_QUEUE, DeleteQueueRequest(QUEUE, "open"))
 
-        assert all("new" in service.facts().queues for service in site.services.values())
-
-    play(scenario)
-
-
-def test_a_shard_that_refused_to_create_a_queue_is_asked_again(play):
-    async def scenario(site: Site) -> None:
-        site.services["1"].create_queues(["new"])  # as another router had it done
-        site.shard("2").refuses = 1
-
-        site.shards.welcomed(site.shard("1"), site.services["1"].facts())
-
-        assert site.shard("2").refuses == 0
-        async with asyncio.timeout(ANSWER_SECONDS):
-            while "new" not in site.services["2"].facts().queues:  # noqa: ASYNC110 - nobody tells
-                await asyncio.sleep(0.01)
-
-    play(scenario)
-
-
-def test_a_queue_that_a_returning_shard_brought_back_is_deleted_all_the_same(play):
-    async def scenario(site: Site) -> None:
-        site.router.follow(ServerSettings(admin_password_hash=hash_password("open")))
-        went: list[bool] = []
-
-        def go_and_come_back(on_reply: OnReply) -> bool:
-            if went:
-                return False
-            went.append(True)
-            on_reply(ReplyEntry(0, Status.REFUSED, b"is down"))
-            return True
-
-        on_call(site.shard("2"), Method.DELETE_QUEUE, go_and_come_back)
-        await site.call(Method.DELETE_QUEUE, DeleteQueueRequest(QUEUE, "open"))
-
-        assert went
-        assert site.services["2"].facts().queues == ()
-        deletes = [c for c in site.shard("1").calls if is_method(c.message, Method.DELETE_QUEUE)]
-        assert len(deletes) == 2
-
-    play(scenario)
+    assert went
+    assert site.services["2"].facts().queues == ()
+    deletes = [c for c in site.shard("1").calls if is_method(c.message, Method.DELETE_QUEUE)]
+    assert len(deletes) == 2
 
 
 def is_method(message: bytes, method: Method) -> bool:
     return codec.peek(message).method is method
 
 
-def test_a_queue_that_was_deleted_while_a_shard_was_away_is_known_no_more(play):
-    async def scenario(site: Site) -> None:
-        here, away = site.shard("1"), site.shard("2")
-        for shard in (here, away):
-            site.shards.counted(shard, [ReadyCounts("old", (0,))])
-        site.shards.counted(here, [ReadyCounts("old", ())])
-        assert site.deleted == []
+@pytest.mark.site(shards=2)
+async def test_a_queue_that_was_deleted_while_a_shard_was_away_is_known_no_more(site: Site) -> None:
+    here, away = site.shard("1"), site.shard("2")
+    for shard in (here, away):
+        site.shards.counted(shard, [ReadyCounts("old", (0,))])
+    site.shards.counted(here, [ReadyCounts("old", ())])
+    assert site.deleted == []
 
-        site.shards.welcomed(away, site.services["2"].facts())
+    site.shards.welcomed(away, site.services["2"].facts())
 
-        assert site.deleted == ["old"]
-        assert not site.shards.knows_queue("old")
-
-    play(scenario, shards=2)
+    assert site.deleted == ["old"]
+    assert not site.shards.knows_queue("old")
 
 
-def test_a_shard_that_joins_gets_the_queues_of_one_that_is_away_for_a_moment(play):
-    async def scenario(site: Site) -> None:
-        joining, away = site.shard("1"), site.shard("2")
-        site.services["2"].create_queues(["new"])  # while the other one was restarted
-        site.shards.counted(away, [ReadyCounts("new", (0,))])
-        away.serves(serves=False)
-        away.is_returning = True
+@pytest.mark.site(shards=2)
+async def test_a_shard_that_joins_gets_the_queues_of_one_that_is_away_for_a_moment(
+    site: Site,
+) -> None:
+    joining, away = site.shard("1"), site.shard("2")
+    site.services["2"].create_queues(["new"])  # while the other one was restarted
+    site.shards.counted(away, [ReadyCounts("new", (0,))])
+    away.serves(serves=False)
+    away.is_returning = True
 
-        site.shards.welcomed(joining, site.services["1"].facts())
+    site.shards.welcomed(joining, site.services["1"].facts())
 
-        async with asyncio.timeout(ANSWER_SECONDS):
-            while "new" not in site.services["1"].facts().queues:  # noqa: ASYNC110 - nobody tells
-                await asyncio.sleep(0.01)
-
-    play(scenario, shards=2)
+    async with asyncio.timeout(ANSWER_SECONDS):
+        while "new" not in site.services["1"].facts().queues:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.01)
 
 
 def remove_on(site: Site, name: str, method: Method) -> None:
@@ -902,106 +654,87 @@ def remove_on(site: Site, name: str, method: Method) -> None:
     on_call(site.shard(name), method, remove)
 
 
-def test_a_shard_may_be_removed_while_jobs_are_deleted(play):
-    async def scenario(site: Site) -> None:
-        await site.enqueue_on("1", *[Job(b"x")] * 3)
-        await site.enqueue_on("2", *[Job(b"x")] * 10)
-        remove_on(site, "2", Method.DELETE_JOBS)
+@pytest.mark.site(shards=2)
+async def test_a_shard_may_be_removed_while_jobs_are_deleted(site: Site) -> None:
+    await site.enqueue_on("1", *[Job(b"x")] * 3)
+    await site.enqueue_on("2", *[Job(b"x")] * 10)
+    remove_on(site, "2", Method.DELETE_JOBS)
 
-        delete = DeleteJobsRequest(QUEUE, JobState.PENDING, limit=10)
-        assert await site.call(Method.DELETE_JOBS, delete) == 3 + 5
-
-    play(scenario, shards=2)
+    delete = DeleteJobsRequest(QUEUE, JobState.PENDING, limit=10)
+    assert await site.call(Method.DELETE_JOBS, delete) == 3 + 5
 
 
-def test_a_shard_may_be_removed_while_jobs_are_retried(play):
-    async def scenario(site: Site) -> None:
-        for name in ("1", "2"):
-            await site.enqueue_on(name, *[Job(b"x", attempts_allowed=1)] * 3)
-        failed = [AckInfo(job.descriptor) for job in await site.dequeue(6)]
-        await site.call(Method.ACK, AckRequest(QUEUE, [], failed))
-        remove_on(site, "2", Method.RETRY_FAILED)
+@pytest.mark.site(shards=2)
+async def test_a_shard_may_be_removed_while_jobs_are_retried(site: Site) -> None:
+    for name in ("1", "2"):
+        await site.enqueue_on(name, *[Job(b"x", attempts_allowed=1)] * 3)
+    failed = [AckInfo(job.descriptor) for job in await site.dequeue(6)]
+    await site.call(Method.ACK, AckRequest(QUEUE, [], failed))
+    remove_on(site, "2", Method.RETRY_FAILED)
 
-        assert await site.call(Method.RETRY_FAILED, RetryFailedRequest(QUEUE)) == 3
-
-    play(scenario, shards=2)
+    assert await site.call(Method.RETRY_FAILED, RetryFailedRequest(QUEUE)) == 3
 
 
-def test_an_answer_of_several_shards_has_the_size_that_it_may_have(play):
-    async def scenario(site: Site) -> None:
-        found = [
-            descriptor
-            for name in ("1", "2")
-            for descriptor in await site.enqueue_on(name, Job(b"x" * 60_000))
-        ]
-        assert len(await site.lookup(found[:1])) == 1
+@pytest.mark.site(shards=2, max_frame_bytes=100_000)
+async def test_an_answer_of_several_shards_has_the_size_that_it_may_have(site: Site) -> None:
+    found = [
+        descriptor
+        for name in ("1", "2")
+        for descriptor in await site.enqueue_on(name, Job(b"x" * 60_000))
+    ]
+    assert len(await site.lookup(found[:1])) == 1
 
-        with pytest.raises(InvalidRequest, match="more than 100000 bytes; look up fewer"):
-            await site.lookup(found)
-
-    play(scenario, shards=2, max_frame_bytes=100_000)
+    with pytest.raises(InvalidRequest, match="more than 100000 bytes; look up fewer"):
+        await site.lookup(found)
 
 
-def test_a_dequeue_whose_time_ran_out_names_the_shard_that_took_it(play):
+@pytest.mark.site(request_timeout_ms=200)
+async def test_a_dequeue_whose_time_ran_out_names_the_shard_that_took_it(site: Site) -> None:
     """The others are asked after the deadline, and refuse: they are not to blame."""
+    await site.enqueue_on("1", Job(b"x"))
+    # The first call is the whole one, which is then divided.
+    on_nth_call(site.shard("1"), Method.DEQUEUE, 2, ReplyEntry(0, Status.LATE), seconds=0.3)
+    with pytest.raises(ShardConnectionFailed, match="shard 1: did not answer in time") as caught:
+        await site.dequeue(1, coverage=0.99)
 
-    async def scenario(site: Site) -> None:
-        await site.enqueue_on("1", Job(b"x"))
-        # The first call is the whole one, which is then divided.
-        on_nth_call(site.shard("1"), Method.DEQUEUE, 2, ReplyEntry(0, Status.LATE), seconds=0.3)
-        with pytest.raises(
-            ShardConnectionFailed, match="shard 1: did not answer in time"
-        ) as caught:
-            await site.dequeue(1, coverage=0.99)
-
-        assert "shard 2: got the call after its deadline" in caught.value.message
-
-    play(scenario, request_timeout_ms=200)
+    assert "shard 2: got the call after its deadline" in caught.value.message
 
 
-def test_nonsense_never_takes_a_call_out_of_hand(play):
-    async def scenario(site: Site) -> None:
-        for coverage, limit in ((0.0, 1), (2.0, 1), (float("nan"), 1), (1.0, 0), (1.0, -5)):
-            with pytest.raises(PinLaterError, match="invalid request"):
-                await site.dequeue(limit, coverage=coverage)
+async def test_nonsense_never_takes_a_call_out_of_hand(site: Site) -> None:
+    for coverage, limit in ((0.0, 1), (2.0, 1), (float("nan"), 1), (1.0, 0), (1.0, -5)):
+        with pytest.raises(PinLaterError, match="invalid request"):
+            await site.dequeue(limit, coverage=coverage)
 
-        assert site.router.admission.in_flight == 0
-
-    play(scenario)
+    assert site.router.admission.in_flight == 0
 
 
-def test_of_an_enqueue_that_is_stored_in_part_it_is_told_which(play):
+@pytest.mark.site(shards=1)
+async def test_of_an_enqueue_that_is_stored_in_part_it_is_told_which(site: Site) -> None:
     """More than the shards' stores hold, of which every part finds room or does not."""
+    site.shard("1").refuses_after = 4  # calls: three validations, and one part
+    with pytest.raises(EnqueuedInPart) as caught:
+        await site.enqueue(*[Job(b"x")] * 2500)
 
-    async def scenario(site: Site) -> None:
-        site.shard("1").refuses_after = 4  # calls: three validations, and one part
-        with pytest.raises(EnqueuedInPart) as caught:
-            await site.enqueue(*[Job(b"x")] * 2500)
-
-        descriptors = caught.value.descriptors
-        stored = [descriptor for descriptor in descriptors if descriptor]
-        site.shard("1").refuses_after = -1
-        assert len(descriptors) == 2500
-        assert 0 < len(stored) < 2500
-        assert await site.states(stored) == [JobState.PENDING] * len(stored)
-        assert f"{len(stored)} of the 2500 jobs are stored" in caught.value.message
-
-    play(scenario, shards=1)
+    descriptors = caught.value.descriptors
+    stored = [descriptor for descriptor in descriptors if descriptor]
+    site.shard("1").refuses_after = -1
+    assert len(descriptors) == 2500
+    assert 0 < len(stored) < 2500
+    assert await site.states(stored) == [JobState.PENDING] * len(stored)
+    assert f"{len(stored)} of the 2500 jobs are stored" in caught.value.message
 
 
 @pytest.mark.parametrize("others", [0, 1])
-def test_no_shard_is_tried_with_a_long_list_that_names_others_too(play, others: int):
-    async def scenario(site: Site) -> None:
-        descriptors = [f"{QUEUE}:s1:p1:{number}" for number in range(1, 2000)]
-        await site.call(
-            Method.LOOKUP, LookupRequest([*descriptors, *[f"{QUEUE}:s2:p1:1"] * others])
-        )
+@pytest.mark.site(shards=2)
+async def test_no_shard_is_tried_with_a_long_list_that_names_others_too(
+    site: Site, others: int
+) -> None:
+    descriptors = [f"{QUEUE}:s1:p1:{number}" for number in range(1, 2000)]
+    await site.call(Method.LOOKUP, LookupRequest([*descriptors, *[f"{QUEUE}:s2:p1:1"] * others]))
 
-        message = b"lookupJobs"
-        calls = [c for shard in site.locals() for c in shard.calls if message in c.message]
-        assert [call.whole for call in calls] == [not others] * (1 + others)
-
-    play(scenario, shards=2)
+    message = b"lookupJobs"
+    calls = [c for shard in site.locals() for c in shard.calls if message in c.message]
+    assert [call.whole for call in calls] == [not others] * (1 + others)
 
 
 LONG_ACKS = AckRequest(QUEUE, (), [AckInfo(f"{QUEUE}:s1:p1:9", "m", i) for i in range(10_000)])
@@ -1018,7 +751,10 @@ LONG_LISTS: dict[str, tuple[Method, Request]] = {
 
 
 @pytest.mark.parametrize("name", LONG_LISTS)
-def test_other_calls_come_in_between_the_parts_of_a_long_list(play, monkeypatch, name):
+@pytest.mark.site(shards=2)
+async def test_other_calls_come_in_between_the_parts_of_a_long_list(
+    site: Site, monkeypatch, name
+) -> None:
     """Router and shards share one loop here: between two of its turns each may read one part."""
     read: list[int] = []
 
@@ -1031,183 +767,162 @@ def test_other_calls_come_in_between_the_parts_of_a_long_list(play, monkeypatch,
 
         monkeypatch.setattr(tuned, reader, count)
 
-    async def scenario(site: Site) -> None:
-        calling = asyncio.ensure_future(site.call(*LONG_LISTS[name]))
-        in_a_turn, in_flight = 0, 0
-        while not calling.done():
-            await asyncio.sleep(0)
-            in_a_turn = max(in_a_turn, sum(read))
-            in_flight = max(in_flight, *[shard.calls_in_flight for shard in site.locals()])
-            read.clear()
-        await calling
-
-        assert 0 < in_a_turn <= 3_000
-        assert in_flight == 1
-
     count_elements("read_jobs")
     count_elements("read_acks")
-    play(scenario, shards=2)
+    calling = asyncio.ensure_future(site.call(*LONG_LISTS[name]))
+    in_a_turn, in_flight = 0, 0
+    while not calling.done():
+        await asyncio.sleep(0)
+        in_a_turn = max(in_a_turn, sum(read))
+        in_flight = max(in_flight, *[shard.calls_in_flight for shard in site.locals()])
+        read.clear()
+    await calling
+
+    assert 0 < in_a_turn <= 3_000
+    assert in_flight == 1
 
 
-def test_a_long_list_of_acks_in_an_unusual_order_is_carried_out(play):
+@pytest.mark.site(shards=2)
+async def test_a_long_list_of_acks_in_an_unusual_order_is_carried_out(site: Site) -> None:
     """Thrift lets a client write the failed ones first."""
+    stored = await site.enqueue(*[Job(b"x", attempts_allowed=1)] * 3_000)
+    assert len(await site.dequeue(3_000)) == 3_000
+    acks = [AckInfo(descriptor) for descriptor in stored]
+    succeeded, failed = acks[:1_500], acks[1_500:]
+    message = codec.encode_call(
+        Method.ACK, 7, CallContext("web:h1"), AckRequest(QUEUE, succeeded, failed)
+    )
+    first, second = [message.index(b"\x0f\x00" + number) for number in (b"\2", b"\3")]
+    client = Client()
 
-    async def scenario(site: Site) -> None:
-        stored = await site.enqueue(*[Job(b"x", attempts_allowed=1)] * 3_000)
-        assert len(await site.dequeue(3_000)) == 3_000
-        acks = [AckInfo(descriptor) for descriptor in stored]
-        succeeded, failed = acks[:1_500], acks[1_500:]
-        message = codec.encode_call(
-            Method.ACK, 7, CallContext("web:h1"), AckRequest(QUEUE, succeeded, failed)
-        )
-        first, second = [message.index(b"\x0f\x00" + number) for number in (b"\2", b"\3")]
-        client = Client()
+    swapped = message[second:-2] + message[first:second]
+    site.handle(message[:first] + swapped + message[-2:], client)
+    answer = await asyncio.wait_for(client.message, ANSWER_SECONDS)
 
-        swapped = message[second:-2] + message[first:second]
-        site.handle(message[:first] + swapped + message[-2:], client)
-        answer = await asyncio.wait_for(client.message, ANSWER_SECONDS)
-
-        assert codec.decode_reply(Method.ACK, answer) is None
-        states = await site.states(stored)
-        assert states == [JobState.SUCCEEDED] * 1_500 + [JobState.FAILED] * 1_500
-
-    play(scenario, shards=2)
+    assert codec.decode_reply(Method.ACK, answer) is None
+    states = await site.states(stored)
+    assert states == [JobState.SUCCEEDED] * 1_500 + [JobState.FAILED] * 1_500
 
 
-def test_a_large_enqueue_in_an_unusual_layout_is_carried_out(play):
+@pytest.mark.site(shards=2)
+async def test_a_large_enqueue_in_an_unusual_layout_is_carried_out(site: Site) -> None:
     """A field that nobody knows, behind the jobs."""
+    jobs = [Job(b"%d" % number) for number in range(2_500)]
+    request = EnqueueRequest(QUEUE, jobs)
+    message = codec.encode_call(Method.ENQUEUE, 7, CallContext("web:h1"), request)
+    client = Client()
 
-    async def scenario(site: Site) -> None:
-        jobs = [Job(b"%d" % number) for number in range(2_500)]
-        request = EnqueueRequest(QUEUE, jobs)
-        message = codec.encode_call(Method.ENQUEUE, 7, CallContext("web:h1"), request)
-        client = Client()
+    site.handle(message[:-2] + b"\x03\x00\x77\x01" + message[-2:], client)
+    answer = await asyncio.wait_for(client.message, ANSWER_SECONDS)
 
-        site.handle(message[:-2] + b"\x03\x00\x77\x01" + message[-2:], client)
-        answer = await asyncio.wait_for(client.message, ANSWER_SECONDS)
-
-        stored = cast("Sequence[str]", codec.decode_reply(Method.ENQUEUE, answer))
-        assert len(set(stored)) == len(jobs)
-        assert await site.states(stored) == [JobState.PENDING] * len(jobs)
-
-    play(scenario, shards=2)
+    stored = cast("Sequence[str]", codec.decode_reply(Method.ENQUEUE, answer))
+    assert len(set(stored)) == len(jobs)
+    assert await site.states(stored) == [JobState.PENDING] * len(jobs)
 
 
 @pytest.mark.parametrize("change", [lambda m: m[:-9], lambda m: m + b"more"], ids=["short", "long"])
-def test_a_long_list_that_is_malformed_is_the_callers_to_mend(play, caplog, change):
-    async def scenario(site: Site) -> None:
-        message = codec.encode_call(Method.ACK, 7, CallContext("w"), LONG_ACKS)
-        client = Client()
+@pytest.mark.site(shards=2)
+async def test_a_long_list_that_is_malformed_is_the_callers_to_mend(
+    site: Site, caplog, change
+) -> None:
+    message = codec.encode_call(Method.ACK, 7, CallContext("w"), LONG_ACKS)
+    client = Client()
 
-        site.handle(change(message), client)
-        answer = await asyncio.wait_for(client.message, ANSWER_SECONDS)
+    site.handle(change(message), client)
+    answer = await asyncio.wait_for(client.message, ANSWER_SECONDS)
 
-        with pytest.raises(InvalidRequest):
-            codec.decode_reply(Method.ACK, answer)
-        assert not caplog.records
-
-    play(scenario, shards=2)
-
-
-def test_an_enqueue_that_no_shard_can_look_at_first_is_not_begun(play):
-    async def scenario(site: Site) -> None:
-        # The second part that is to be looked at.
-        on_nth_call(site.shard("1"), Method.ENQUEUE, 2, ReplyEntry(0, Status.REFUSED, b"is busy"))
-        jobs = [Job(b"x")] * 2_499 + [Job(b"x", attempts_allowed=0)]
-
-        with pytest.raises(Overloaded, match="is busy; nothing was stored"):
-            await site.enqueue(*jobs)
-
-        assert await site.dequeue(10) == []
-
-    play(scenario, shards=1)
+    with pytest.raises(InvalidRequest):
+        codec.decode_reply(Method.ACK, answer)
+    assert not caplog.records
 
 
-def test_an_empty_answer_at_the_deadline_proves_nothing(play):
-    async def scenario(site: Site) -> None:
-        await site.enqueue_on("1", Job(b"x"))
-        # As one that had no time to look; then it refuses late calls.
-        on_nth_call(site.shard("1"), Method.DEQUEUE, 2, ReplyEntry(0, Status.DONE), seconds=0.3)
-        with pytest.raises(ShardConnectionFailed):
-            await site.dequeue(1, coverage=0.99)
+@pytest.mark.site(shards=1)
+async def test_an_enqueue_that_no_shard_can_look_at_first_is_not_begun(site: Site) -> None:
+    # The second part that is to be looked at.
+    on_nth_call(site.shard("1"), Method.ENQUEUE, 2, ReplyEntry(0, Status.REFUSED, b"is busy"))
+    jobs = [Job(b"x")] * 2_499 + [Job(b"x", attempts_allowed=0)]
 
-    play(scenario, shards=1, request_timeout_ms=200)
+    with pytest.raises(Overloaded, match="is busy; nothing was stored"):
+        await site.enqueue(*jobs)
 
-
-def test_once_the_time_of_an_enqueue_is_up_no_more_of_its_parts_are_stored(play):
-    async def scenario(site: Site) -> None:
-        # Three calls validate; of the second part that is stored nothing is heard in time.
-        late = ReplyEntry(0, Status.LATE)
-        asked = on_nth_call(site.shard("1"), Method.ENQUEUE, 5, late, seconds=0.6)
-        with pytest.raises(EnqueuedInPart, match="the time of the call was over") as caught:
-            await site.enqueue(*[Job(b"x")] * 2500)
-
-        assert len(asked) == 5
-        assert caught.value.descriptors.count(EnqueuedInPart.MAY_BE_STORED) == 833
-        assert caught.value.descriptors.count(EnqueuedInPart.NOT_STORED) == 833
-
-    play(scenario, shards=1, request_timeout_ms=500)
+    assert await site.dequeue(10) == []
 
 
-def test_of_an_enqueue_whose_parts_may_be_stored_it_is_told_which(play):
-    async def scenario(site: Site) -> None:
-        site.shard("1").loses_after = 4
-        with pytest.raises(EnqueuedInPart) as caught:
-            await site.enqueue(*[Job(b"x")] * 2500)
-
-        assert set(caught.value.descriptors[-800:]) == {EnqueuedInPart.MAY_BE_STORED}
-
-    play(scenario, shards=1)
+@pytest.mark.site(shards=1, request_timeout_ms=200)
+async def test_an_empty_answer_at_the_deadline_proves_nothing(site: Site) -> None:
+    await site.enqueue_on("1", Job(b"x"))
+    # As one that had no time to look; then it refuses late calls.
+    on_nth_call(site.shard("1"), Method.DEQUEUE, 2, ReplyEntry(0, Status.DONE), seconds=0.3)
+    with pytest.raises(ShardConnectionFailed):
+        await site.dequeue(1, coverage=0.99)
 
 
-def test_a_call_that_has_retried_all_does_not_look_for_more(play):
+@pytest.mark.site(shards=1, request_timeout_ms=500)
+async def test_once_the_time_of_an_enqueue_is_up_no_more_of_its_parts_are_stored(
+    site: Site,
+) -> None:
+    # Three calls validate; of the second part that is stored nothing is heard in time.
+    late = ReplyEntry(0, Status.LATE)
+    asked = on_nth_call(site.shard("1"), Method.ENQUEUE, 5, late, seconds=0.6)
+    with pytest.raises(EnqueuedInPart, match="the time of the call was over") as caught:
+        await site.enqueue(*[Job(b"x")] * 2500)
+
+    assert len(asked) == 5
+    assert caught.value.descriptors.count(EnqueuedInPart.MAY_BE_STORED) == 833
+    assert caught.value.descriptors.count(EnqueuedInPart.NOT_STORED) == 833
+
+
+@pytest.mark.site(shards=1)
+async def test_of_an_enqueue_whose_parts_may_be_stored_it_is_told_which(site: Site) -> None:
+    site.shard("1").loses_after = 4
+    with pytest.raises(EnqueuedInPart) as caught:
+        await site.enqueue(*[Job(b"x")] * 2500)
+
+    assert set(caught.value.descriptors[-800:]) == {EnqueuedInPart.MAY_BE_STORED}
+
+
+@pytest.mark.site(shards=2)
+async def test_a_call_that_has_retried_all_does_not_look_for_more(site: Site) -> None:
     """It would find those of its own jobs that have failed again by then."""
+    for name in ("1", "2"):
+        await site.enqueue_on(name, *[Job(b"poison", attempts_allowed=1)] * 5)
+    acks = [AckInfo(job.descriptor) for job in await site.dequeue(10)]
+    await site.call(Method.ACK, AckRequest(QUEUE, [], acks))
 
-    async def scenario(site: Site) -> None:
+    assert await site.call(Method.RETRY_FAILED, RetryFailedRequest(QUEUE)) == 10
+
+    for shard in site.locals():
+        assert [call.op for call in shard.calls].count(Op.OLDEST_FAILED) == 1
+
+
+@pytest.mark.site(shards=2)
+async def test_thousands_of_jobs_are_retried_oldest_first_and_deleted_to_the_limit(
+    site: Site,
+) -> None:
+    for _ in range(3):
         for name in ("1", "2"):
-            await site.enqueue_on(name, *[Job(b"poison", attempts_allowed=1)] * 5)
-        acks = [AckInfo(job.descriptor) for job in await site.dequeue(10)]
+            await site.enqueue_on(name, *[Job(b"x", attempts_allowed=1)] * 1000)
+    failed = [job.descriptor for _ in range(6) for job in await site.dequeue(1000)]
+    for at in range(0, 6000, 1000):
+        acks = [AckInfo(descriptor) for descriptor in failed[at : at + 1000]]
         await site.call(Method.ACK, AckRequest(QUEUE, [], acks))
 
-        assert await site.call(Method.RETRY_FAILED, RetryFailedRequest(QUEUE)) == 10
+    request = RetryFailedRequest(QUEUE, limit=5000)
+    assert await site.call(Method.RETRY_FAILED, request) == 5000
+    assert set(await site.states(failed[:3000])) == {JobState.PENDING}
+    assert await site.call(Method.RETRY_FAILED, request) == 1000
+    assert await site.call(Method.RETRY_FAILED, request) == 0
 
-        for shard in site.locals():
-            assert [call.op for call in shard.calls].count(Op.OLDEST_FAILED) == 1
-
-    play(scenario, shards=2)
-
-
-def test_thousands_of_jobs_are_retried_oldest_first_and_deleted_to_the_limit(play):
-    async def scenario(site: Site) -> None:
-        for _ in range(3):
-            for name in ("1", "2"):
-                await site.enqueue_on(name, *[Job(b"x", attempts_allowed=1)] * 1000)
-        failed = [job.descriptor for _ in range(6) for job in await site.dequeue(1000)]
-        for at in range(0, 6000, 1000):
-            acks = [AckInfo(descriptor) for descriptor in failed[at : at + 1000]]
-            await site.call(Method.ACK, AckRequest(QUEUE, [], acks))
-
-        request = RetryFailedRequest(QUEUE, limit=5000)
-        assert await site.call(Method.RETRY_FAILED, request) == 5000
-        assert set(await site.states(failed[:3000])) == {JobState.PENDING}
-        assert await site.call(Method.RETRY_FAILED, request) == 1000
-        assert await site.call(Method.RETRY_FAILED, request) == 0
-
-        delete = DeleteJobsRequest(QUEUE, JobState.PENDING, limit=3001)
-        assert await site.call(Method.DELETE_JOBS, delete) == 3001
-        assert await site.call(Method.DELETE_JOBS, delete) == 2999
-        assert await site.call(Method.DELETE_JOBS, delete) == 0
-
-    play(scenario, shards=2)
+    delete = DeleteJobsRequest(QUEUE, JobState.PENDING, limit=3001)
+    assert await site.call(Method.DELETE_JOBS, delete) == 3001
+    assert await site.call(Method.DELETE_JOBS, delete) == 2999
+    assert await site.call(Method.DELETE_JOBS, delete) == 0
 
 
-def test_no_look_up_is_answered_before_the_shards_are_known(play):
+@pytest.mark.site(shards=1)
+async def test_no_look_up_is_answered_before_the_shards_are_known(site: Site) -> None:
     """As in a router that began before the coordinator: "there is no such job" would be untrue."""
+    site.shards.follow([])
 
-    async def scenario(site: Site) -> None:
-        site.shards.follow([])
-
-        with pytest.raises(NoHealthyShards):
-            await site.call(Method.LOOKUP, LookupRequest([f"{QUEUE}:s1:p1:1"], include_body=False))
-
-    play(scenario, shards=1)
+    with pytest.raises(NoHealthyShards):
+        await site.call(Method.LOOKUP, LookupRequest([f"{QUEUE}:s1:p1:1"], include_body=False))
