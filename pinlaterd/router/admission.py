@@ -100,7 +100,8 @@ class Admission:
             return True
         size = self._grantable(call)
         if size if call.claims else size <= _LARGE_BYTES:
-            self._grant(call, size)
+            call.granted_bytes = size
+            self._free_bytes[call.claims] -= size
             return True
         self._lacking[call] = False
         if self._looking is None:

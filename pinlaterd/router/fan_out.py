@@ -52,7 +52,7 @@ from pinlaterd.model import (
     ScanResult,
 )
 from pinlaterd.router import routing
-from pinlaterd.router.call import LARGE_BYTES, Call, Query, let_others_go_on, results_of
+from pinlaterd.router.call import Call, Query, let_others_go_on, results_of
 from pinlaterd.router.shards import ShardSet
 from pinlaterd.router.split_enqueue import SplitEnqueue
 from pinlaterd.rpc import codec
@@ -81,35 +81,33 @@ class FanOut:
         self._clock = clock
         self._rng = rng
         self._creating: set[str] = set()
-        self._by_request: dict[type[Request], _CarryOut] = {
-            CreateQueueRequest: self._create_queue,
-            DeleteQueueRequest: self._delete_queue,
-            AckRequest: self.ack,
-            CheckpointRequest: self._checkpoint,
-            LookupRequest: self._lookup,
-            CountRequest: self._count,
-            QueueNamesRequest: self._queue_names,
-            ScanRequest: self._scan,
-            RetryFailedRequest: self._retry_failed,
-            DeleteJobsRequest: self._delete_jobs,
+        self._by_method: dict[Method, _CarryOut] = {
+            Method.CREATE_QUEUE: self._create_queue,
+            Method.DELETE_QUEUE: self._delete_queue,
+            Method.CHECKPOINT: self._checkpoint,
+            Method.LOOKUP: self._lookup,
+            Method.COUNT: self._count,
+            Method.QUEUE_NAMES: self._queue_names,
+            Method.SCAN: self._scan,
+            Method.RETRY_FAILED: self._retry_failed,
+            Method.DELETE_JOBS: self._delete_jobs,
         }
 
     async def run(self, call: Call) -> None:
         """Decode `call`, carry it out and answer it."""
-        answer: Result
-        assert call.peek.method is not None
-        if call.peek.method is Method.ENQUEUE:
+        answer: Result = None
+        method = call.peek.method
+        assert method is not None
+        if method is Method.ENQUEUE:
             enqueue = SplitEnqueue(call, self._shards, self.settings, self._clock)
             answer = await enqueue.carry_out(self._rng)
-        elif call.peek.method is Method.ACK and len(call.message) > LARGE_BYTES:
+        elif method is Method.ACK:
             await self._ack_in_slices(call)
-            answer = None
         else:
-            decoded = call.decode(self.settings.max_jobs_per_call)
+            _, context, request = call.decode(self.settings.max_jobs_per_call)
             await let_others_go_on(len(call.message))
-            carry_out = self._by_request[type(decoded.request)]
-            query = Query(call.peek.method, decoded.context, call.deadline)
-            answer = await carry_out(query, decoded.request)
+            carry_out = self._by_method[method]
+            answer = await carry_out(Query(method, context, call.deadline), request)
         call.reply(codec.encode_reply(call.peek.head, answer))
 
     # --- queues ------------------------------------------------------------------------------
@@ -206,9 +204,10 @@ class FanOut:
                 await let_others_go_on(len(call.message))
         except UNUSUAL:
             _, context, whole = call.decode(most)
-            await self.ack(Query(Method.ACK, context, call.deadline), cast("AckRequest", whole))
-        else:
-            await self._send_acks(Query(Method.ACK, context, call.deadline), acks)
+            request = cast("AckRequest", whole)
+            acks = routing.AcksByShard(request.queue, self._shards.by_name)
+            acks.add(request)
+        await self._send_acks(Query(Method.ACK, context, call.deadline), acks)
 
     async def ack(self, query: Query, request: AckRequest) -> None:
         acks = routing.AcksByShard(request.queue, self._shards.by_name)

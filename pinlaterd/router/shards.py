@@ -40,7 +40,7 @@ class ShardSet:
         self,
         connect: Connect,
         monotonic: Callable[[], float],
-        on_deleted: Callable[[str], None] = lambda _queue: None,
+        on_deleted: Callable[[str], None],
     ) -> None:
         """`on_deleted(queue)` is called when no shard has the queue any more."""
         self._connect = connect
@@ -52,7 +52,6 @@ class ShardSet:
         self.by_name: dict[str, ShardLink] = {}
         self._enqueueable: list[ShardLink] = []
         self._queues: dict[str, set[str]] = {}  # by shard name, of those that are welcomed
-        self._removed: list[ShardLink] = []  # whose calls may still be answered
 
     # --- what there is -------------------------------------------------------------------
 
@@ -79,20 +78,17 @@ class ShardSet:
 
     def enqueueable(self) -> list[ShardLink]:
         """Those to give jobs to."""
-        shards = self._enqueueable
-        return [shard for shard in shards if shard.preferred] or _best(shards)
+        return _best(self._enqueueable)
 
     def ready_jobs(self, queue: str) -> int:
         """That can be had: what a shard holds that is not asked wakes nobody. A shard that has not
         counted the queue yet may hold some: to ask it makes it count."""
-        return sum(
-            sum(shard.ready_counts(queue)) or self._is_uncounted(shard, queue)
-            for shard in self.preferred()
-        )
-
-    def _is_uncounted(self, shard: ShardLink, queue: str) -> bool:
-        queues = self._queues.get(shard.name, ())
-        return shard.healthy and queue in queues and not shard.ready_counts(queue)
+        ready = 0
+        for shard in self.preferred():
+            counts = shard.ready_counts(queue)
+            uncounted = not counts and shard.healthy and queue in self._queues.get(shard.name, ())
+            ready += sum(counts) or uncounted
+        return ready
 
     def longest_queue_name(self) -> int:
         """Characters, by the store that allows least."""
@@ -111,7 +107,9 @@ class ShardSet:
         wanted = {entry.name: entry for entry in entries}
         for name in [name for name in self.by_name if name not in wanted]:
             self._queues.pop(name, None)
-            self._remove(self.by_name.pop(name))
+            # Calls that it has in flight may still be answered.
+            removed = self.by_name.pop(name)
+            asyncio.get_running_loop().call_later(_REMOVAL_SECONDS, removed.close)
         for name in wanted:
             if name not in self.by_name:
                 self.by_name[name] = self._connect(name, self)
@@ -119,23 +117,11 @@ class ShardSet:
             shard for name, shard in self.by_name.items() if not wanted[name].dequeue_only
         ]
 
-    def _remove(self, shard: ShardLink) -> None:
-        """Calls that it has in flight may still be answered."""
-
-        def close() -> None:
-            if shard in self._removed:
-                self._removed.remove(shard)
-                shard.close()
-
-        self._removed.append(shard)
-        asyncio.get_running_loop().call_later(_REMOVAL_SECONDS, close)
-
     def close(self) -> None:
-        for shard in (*self.by_name.values(), *self._removed):
+        for shard in self.by_name.values():
             shard.close()
         self.by_name.clear()
         self._enqueueable.clear()
-        self._removed.clear()
 
     # --- what links hear (LinkListener) ---------------------------------------------------
 
