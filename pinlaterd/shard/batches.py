@@ -184,7 +184,7 @@ class Batches:
         if jobs := dequeue.rows:
             batch.dequeues.append(dequeue)
             batch.jobs += jobs
-            batch.claims_left -= dequeue.claimed
+            batch.claims_left -= dequeue.chosen
         else:
             self._conclude(dequeue, now_ms)
 

@@ -46,7 +46,7 @@ class Dequeue(Acking):
         "_lowest_priority",
         "_source",
         "_taken",
-        "claimed",
+        "chosen",
         "dry_run",
         "remaining",
     )
@@ -71,7 +71,7 @@ class Dequeue(Acking):
         limit = request.limit if entry.max_jobs < 0 else min(request.limit, entry.max_jobs)
         self.remaining = 0 if self.problem is not None else limit
         self.dry_run = request.dry_run
-        self.claimed = 0  # jobs in `_taken`
+        self.chosen = 0  # jobs in `_taken`
         self._taken: list[Claims] = []  # from the index, for the commit in the making
         self._leads = False  # whether they are the first of that commit
         self._found = DequeueAnswer()
@@ -88,7 +88,7 @@ class Dequeue(Acking):
 
     @property
     def rows(self) -> int:
-        return self.parts[0].jobs + self.claimed if self.parts else self.claimed
+        return self.parts[0].jobs + self.chosen if self.parts else self.chosen
 
     def choose(self, most_jobs: int, now_ms: int) -> None:
         """Take at most `most_jobs` from the index for the next commit. If the store can't be read,
@@ -102,22 +102,25 @@ class Dequeue(Acking):
         ):
             descriptors = state.claim_descriptors.take(self._source, len(keys))
             self._taken.append(Claims(priority, keys, descriptors, payloads))
-            self.claimed += len(keys)
+            self.chosen += len(keys)
 
     def add_to(self, commit: Commit) -> None:
-        super().add_to(commit)
+        if self.parts:
+            super().add_to(commit)
         if self._taken:
-            self._leads = not commit.claims
-            # A job too large for any answer is handed out alone.
-            op = ClaimOp(self.queue, self._taken, self._bytes_left, not self._found)
-            commit.claims.append((op, self._take_over))
+            commit.claims.append(self)
 
-    def _take_over(self, payloads: Sequence[Payload | None], now_ms: int) -> None:
+    def claim_op(self, *, first: bool) -> ClaimOp:
+        self._leads = first
+        # A job too large for any answer is handed out alone.
+        return ClaimOp(self.queue, self._taken, self._bytes_left, not self._found)
+
+    def claimed(self, payloads: Sequence[Payload | None], now_ms: int) -> None:
         """The claims were committed, the first of them, as many as fitted. None stands for a job
         that was not PENDING in the store: a foreign writer's doing."""
         self.begun = True
-        had_jobs, asked = bool(self._found), self.claimed
-        taken, self._taken, self.claimed = self._taken, [], 0
+        had_jobs, asked = bool(self._found), self.chosen
+        taken, self._taken, self.chosen = self._taken, [], 0
         at = handed_out = 0
         for priority, keys, claims, known in taken:
             found = payloads[at : at + len(keys)]
@@ -158,7 +161,7 @@ class Dequeue(Acking):
         return held
 
     def give_up(self, now_ms: int) -> None:
-        taken, self._taken, self.claimed = self._taken, [], 0
+        taken, self._taken, self.chosen = self._taken, [], 0
         self._requeue(taken, now_ms)
 
     def _requeue(self, taken: Iterable[Claims], now_ms: int) -> None:

@@ -10,23 +10,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from pinlaterd.engines.base import (
     AckOp,
-    AckResult,
     Acks,
     Batch,
     BatchResult,
     Checkpoint,
     CheckpointOp,
-    CheckpointResult,
     ClaimOp,
     ClaimRoom,
     EnqueueOp,
     Release,
     ReleaseOp,
-    Requeued,
 )
 from pinlaterd.errors import InvalidRequest, PinLaterError, RequestError
 from pinlaterd.model import (
@@ -44,6 +41,7 @@ from pinlaterd.model import (
 )
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.codec import Call, Head
+from pinlaterd.rpc.tuned import SLICE, ack_parts
 from pinlaterd.shard.state import STORE_FAILED, QueueFacts, ShardState, is_local_id
 from pinlaterd.wire.envelope import CallEntry, Status
 
@@ -52,18 +50,12 @@ from pinlaterd.wire.envelope import CallEntry, Status
 BATCH_JOBS = 2_000
 # What one call's acks, checkpoints or releases may take of a batch; more of them go through several
 # commits, and leave room for other calls in each.
-PART_JOBS = BATCH_JOBS // 2
+PART_JOBS = SLICE
 _MOST_NAMED = 10  # bad descriptors that an error message shows
 
 _new = tuple.__new__  # half the cost of calling a NamedTuple, for each job of a batch
-_Op = TypeVar("_Op")
 _Result = TypeVar("_Result")
 _Item = TypeVar("_Item")
-# An operation of the store, and what takes its result. Times are the batch's, in ms.
-_Added = list[tuple[_Op, Callable[[_Result, int], None]]]
-
-
-_NO_PARTS: deque[Any] = deque(maxlen=0)
 
 
 class ForeignError(Exception):
@@ -71,62 +63,69 @@ class ForeignError(Exception):
 
 
 class Commit:
-    """One commit of the store in the making. Enqueues into one queue are one operation of it."""
+    """One commit of the store in the making: the operations of which it carries out a part."""
 
     __slots__ = ("acks", "checkpoints", "claims", "enqueues", "releases")
 
     def __init__(self, operations: Iterable[Operation]) -> None:
-        self.acks: _Added[AckOp, AckResult] = []
-        self.checkpoints: _Added[CheckpointOp, CheckpointResult] = []
-        self.releases: _Added[ReleaseOp, Sequence[Requeued]] = []
-        self.enqueues: dict[str, list[Enqueue]] = {}
-        self.claims: _Added[ClaimOp, Sequence[Payload | None]] = []
+        self.acks: list[Operation] = []
+        self.checkpoints: list[Operation] = []
+        self.releases: list[Operation] = []
+        self.enqueues: dict[str, list[Enqueue]] = {}  # by queue
+        self.claims: list[Claiming] = []
         for operation in operations:
             operation.add_to(self)
 
     def batch(self, room: ClaimRoom) -> Batch:
+        """Enqueues into one queue are one operation of it."""
         return Batch(
-            [op for op, _ in self.acks],
-            [op for op, _ in self.checkpoints],
-            [op for op, _ in self.releases],
+            [operation.parts[0] for operation in self.acks],
+            [operation.parts[0] for operation in self.checkpoints],
+            [operation.parts[0] for operation in self.releases],
             [
                 EnqueueOp(queue, calls[0].jobs if len(calls) == 1 else _all_jobs(calls))
                 for queue, calls in self.enqueues.items()
             ],
-            [op for op, _ in self.claims],
+            [dequeue.claim_op(first=dequeue is self.claims[0]) for dequeue in self.claims],
             room,
         )
 
     def hand_over(self, batch: Batch, result: BatchResult, state: ShardState, now_ms: int) -> None:
         """It is durable: give each result to whom it belongs."""
-        for (_, acked), ack_result in zip(self.acks, result.acks, strict=True):
-            acked(ack_result, now_ms)
-        for (_, checkpointed), done in zip(self.checkpoints, result.checkpoints, strict=True):
-            checkpointed(done, now_ms)
-        for (_, released), requeued in zip(self.releases, result.releases, strict=True):
-            released(requeued, now_ms)
+        _hand_over_parts(self.acks, result.acks, state.acked, now_ms)
+        _hand_over_parts(self.checkpoints, result.checkpoints, state.checkpointed, now_ms)
+        _hand_over_parts(self.releases, result.releases, state.released, now_ms)
         for (queue, jobs), local_ids in zip(batch.enqueues, result.enqueues, strict=True):
             at = 0
             for enqueue in self.enqueues[queue]:
                 enqueue.local_ids = local_ids[at : at + enqueue.rows]
                 at += enqueue.rows
             state.stored(queue, jobs, local_ids, now_ms)
-        for (_, claimed), payloads in zip(self.claims, result.claims, strict=True):
-            claimed(payloads, now_ms)
+        for dequeue, payloads in zip(self.claims, result.claims, strict=True):
+            dequeue.claimed(payloads, now_ms)
 
 
 def _all_jobs(calls: Sequence[Enqueue]) -> list[Job]:
     return list(chain.from_iterable([call.jobs for call in calls]))
 
 
-class Operation:
-    """One call. `rows`: how many jobs it puts into its next commit; `begun`: whether a commit has
-    carried out any of it; `problem`: what is wrong with a part of it, told once the rest is done.
+def _hand_over_parts(
+    operations: Sequence[Operation],
+    results: Sequence[_Result],
+    note: Callable[[str, _Result, int], None],
+    now_ms: int,
+) -> None:
+    for operation, result in zip(operations, results, strict=True):
+        operation.begun = True
+        note(operation.parts.popleft().queue, result, now_ms)
 
-    Of any number of acks, checkpoints or releases each commit carries out one of `parts`."""
+
+class Operation:
+    """One call. Of any number of acks, checkpoints or releases each commit carries out one of
+    `parts`. `begun`: whether a commit has carried out any of it; `problem`: what is wrong with some
+    of it, told once the rest is done."""
 
     __slots__ = ("begun", "call", "head", "parts", "problem", "queue", "state")
-    parts: deque[Any]
 
     def __init__(self, call: CallEntry, head: Head, queue: str, state: ShardState) -> None:
         self.call = call
@@ -134,7 +133,7 @@ class Operation:
         self.queue = queue
         self.state = state
         self.begun = False
-        self.parts = _NO_PARTS
+        self.parts: deque[Any] = _NO_PARTS
         self.problem: RequestError | None = None
 
     @property
@@ -144,7 +143,8 @@ class Operation:
 
     @property
     def rows(self) -> int:
-        raise NotImplementedError
+        """How many jobs it puts into its next commit; if none, it needs none."""
+        return self.parts[0].jobs if self.parts else 0
 
     def add_to(self, commit: Commit) -> None:
         raise NotImplementedError
@@ -166,6 +166,17 @@ class Operation:
     def fail(self, error: PinLaterError) -> None:
         """It ends here."""
         self.state.replies.fail(self.call, self.head, error)
+
+
+class Claiming(Protocol):
+    """A dequeue, as a commit sees it."""
+
+    def claim_op(self, *, first: bool) -> ClaimOp: ...
+
+    def claimed(self, payloads: Sequence[Payload | None], now_ms: int) -> None: ...
+
+
+_NO_PARTS: deque[Any] = deque(maxlen=0)
 
 
 # --- enqueue --------------------------------------------------------------------------------
@@ -209,38 +220,35 @@ class Acking(Operation):
     """A call that ends jobs, alone or before it dequeues."""
 
     __slots__ = ()
-    parts: deque[AckOp]
 
     def take_acks(self, request: AckRequest, now_ms: int) -> None:
         """Have commits carry out what is right of them, and tell what is wrong with the others.
         Raises QueueNotFound, and ForeignError if the router has not fanned them out yet."""
-        state = self.state
-        facts, rules = state.queue(request.queue), state.rules
+        facts = self.state.queue(request.queue)
         bad: list[str] = []
-        succeeded = _acks(facts, request.succeeded, bad) if request.succeeded else []
-        failed: list[Acks] = []
-        for acks in _acks(facts, request.failed, bad) if request.failed else ():
-            wrong = rules.retry_delay(request.queue, acks, now_ms)
-            if wrong is None:
-                failed.append(acks)
-            else:
-                name = f"{facts.prefix}{acks.priority}:{acks.local_ids[0]}"
-                self.problem = self.problem or InvalidRequest(
-                    f"retryDelayMillis of {name!r} is {wrong}"
-                )
-        if bad and self.call.whole:
-            raise ForeignError
-        self.problem = _bad_descriptors(bad, facts) or self.problem
-        if succeeded or failed:
-            self.parts = _split_acks(AckOp(request.queue, succeeded, failed))
+        parts: deque[AckOp] = deque()
+        for part in ack_parts(request):
+            succeeded = _acks(facts, part.succeeded, bad) if part.succeeded else ()
+            failed = _acks(facts, part.failed, bad) if part.failed else ()
+            if failed:
+                failed = [acks for acks in failed if self._may_retry(facts, acks, now_ms)]
+            if succeeded or failed:
+                parts.append(_new(AckOp, (request.queue, succeeded, failed)))
+        if bad:
+            if self.call.whole:
+                raise ForeignError
+            self.problem = _bad_descriptors(bad, facts)
+        self.parts = parts
+
+    def _may_retry(self, facts: QueueFacts, acks: Acks, now_ms: int) -> bool:
+        wrong = self.state.rules.retry_delay(facts.queue, acks, now_ms)
+        if wrong is not None and self.problem is None:
+            name = f"{facts.prefix}{acks.priority}:{acks.local_ids[0]}"
+            self.problem = InvalidRequest(f"retryDelayMillis of {name!r} is {wrong}")
+        return wrong is None
 
     def add_to(self, commit: Commit) -> None:
-        if self.parts:
-            commit.acks.append((self.parts[0], self._acked))
-
-    def _acked(self, result: AckResult, now_ms: int) -> None:
-        self.begun = True
-        self.state.acked(self.parts.popleft().queue, result, now_ms)
+        commit.acks.append(self)
 
 
 class Ack(Acking):
@@ -251,10 +259,6 @@ class Ack(Acking):
         request = cast("AckRequest", call.request)
         super().__init__(entry, call.head, request.queue, state)
         self.take_acks(request, now_ms)
-
-    @property
-    def rows(self) -> int:
-        return self.parts[0].jobs if self.parts else 0
 
 
 def _acks(facts: QueueFacts, infos: Sequence[AckInfo], bad: list[str]) -> list[Acks]:
@@ -287,34 +291,7 @@ def _acks(facts: QueueFacts, infos: Sequence[AckInfo], bad: list[str]) -> list[A
     return acks
 
 
-def _split_acks(op: AckOp) -> deque[AckOp]:
-    """The same acks in the same order, at most PART_JOBS at a time."""
-    if op.jobs <= PART_JOBS:
-        return deque((op,))
-    parts = deque(AckOp(op.queue, part, ()) for part in _parts_of(op.succeeded))
-    parts.extend(AckOp(op.queue, (), part) for part in _parts_of(op.failed))
-    return parts
-
-
-def _parts_of(acks: Sequence[Acks]) -> list[list[Acks]]:
-    parts: list[list[Acks]] = []
-    room = 0
-    for alike in acks:
-        local_ids = alike.local_ids
-        while local_ids:
-            if not room:
-                parts.append([])
-                room = PART_JOBS
-            part = local_ids[:room]
-            parts[-1].append(alike._replace(local_ids=part))
-            room -= len(part)
-            local_ids = local_ids[len(part) :]
-    return parts
-
-
-def _bad_descriptors(bad: Sequence[str], facts: QueueFacts) -> RequestError | None:
-    if not bad:
-        return None
+def _bad_descriptors(bad: Sequence[str], facts: QueueFacts) -> RequestError:
     shown = ", ".join(repr(descriptor[:200]) for descriptor in bad[:_MOST_NAMED])
     more = f" and {len(bad) - _MOST_NAMED} more" if len(bad) > _MOST_NAMED else ""
     return InvalidRequest(
@@ -328,7 +305,6 @@ def _bad_descriptors(bad: Sequence[str], facts: QueueFacts) -> RequestError | No
 
 class CheckpointJobs(Operation):
     __slots__ = ()
-    parts: deque[CheckpointOp]
 
     def __init__(self, entry: CallEntry, call: Call, state: ShardState, _now_ms: int) -> None:
         """Raises RequestError, ForeignError."""
@@ -355,26 +331,17 @@ class CheckpointJobs(Operation):
             if wrong is None:
                 checkpoints.append(checkpoint)
             self.problem = self.problem or wrong
-        if bad and entry.whole:
-            raise ForeignError
-        self.problem = _bad_descriptors(bad, facts) or self.problem
+        if bad:
+            if entry.whole:
+                raise ForeignError
+            self.problem = _bad_descriptors(bad, facts)
         self.parts = deque(
             CheckpointOp(request.queue, call.context.source, part)
             for part in chunks(checkpoints, PART_JOBS)
         )
 
-    @property
-    def rows(self) -> int:
-        return len(self.parts[0].checkpoints) if self.parts else 0
-
     def add_to(self, commit: Commit) -> None:
-        if self.parts:
-            commit.checkpoints.append((self.parts[0], self._checkpointed))
-
-    def _checkpointed(self, result: CheckpointResult, now_ms: int) -> None:
-        self.begun = True
-        self.parts.popleft()
-        self.state.checkpointed(self.queue, result, now_ms)
+        commit.checkpoints.append(self)
 
 
 class ReleaseClaims(Operation):
@@ -382,7 +349,6 @@ class ReleaseClaims(Operation):
     to; what can't be released ends by its time-out."""
 
     __slots__ = ()
-    parts: deque[ReleaseOp]
 
     def __init__(self, entry: CallEntry, state: ShardState) -> None:
         """Raises ProtocolError."""
@@ -404,18 +370,8 @@ class ReleaseClaims(Operation):
     def queues(self) -> Collection[str]:
         return (self.parts[0].queue,) if self.parts else ()
 
-    @property
-    def rows(self) -> int:
-        return len(self.parts[0].releases) if self.parts else 0
-
     def add_to(self, commit: Commit) -> None:
-        if self.parts:
-            commit.releases.append((self.parts[0], self._released))
-
-    def _released(self, requeued: Sequence[Requeued], now_ms: int) -> None:
-        self.begun = True
-        self.state.stats.count("shard_claims_released", len(requeued))
-        self.state.requeue(self.parts.popleft().queue, requeued, now_ms)
+        commit.releases.append(self)
 
     def reply(self, now_ms: int) -> bool:
         if not self.parts:

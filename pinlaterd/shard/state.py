@@ -271,6 +271,10 @@ class ShardState:
             self.stats.count(f"{queue}_checkpoint_noop", result.noop)
         self.requeue(queue, result.requeued, now_ms)
 
+    def released(self, queue: str, requeued: Sequence[Requeued], now_ms: int) -> None:
+        self.stats.count("shard_claims_released", len(requeued))
+        self.requeue(queue, requeued, now_ms)
+
     def dequeued(self, queue: str, delays_ms: Sequence[int], payloads: Sequence[Payload]) -> None:
         """Jobs were claimed so long after each was due; told at the end of the batch."""
         delays = self._delays_ms.get(queue)
