@@ -20,7 +20,6 @@ from collections.abc import Set as AbstractSet
 from itertools import islice
 from random import Random
 
-from pinlaterd.config.schema import Config
 from pinlaterd.errors import StorageLocked
 from pinlaterd.model import JobState
 from pinlaterd.shard.state import ShardState
@@ -38,7 +37,8 @@ _REREAD_SECONDS, _QUEUES_IN_TURN = 60.0, 100
 # How late ended jobs may be deleted, as a part of their time to live: so that a round need not look
 # at all of them.
 _LATE_PART = 0.01
-_STATES = frozenset({JobState.IN_PROGRESS, JobState.SUCCEEDED, JobState.FAILED})
+# What maintenance ends: claims by time-out, jobs when their time to live has.
+_ENDING = (JobState.IN_PROGRESS, JobState.SUCCEEDED, JobState.FAILED)
 _STATE_NAMES = {
     JobState.PENDING: "pending",
     JobState.IN_PROGRESS: "in_progress",
@@ -55,27 +55,22 @@ class QueueGauges:
 
     Each time, the queues with changes are looked at, up to a bound, and some of the others in turn:
     ages grow without a change, and another program's writes to the store show in nothing that a
-    shard does. The gauges of a queue that is locked stay as they are until it can be read again."""
+    shard does. A queue that is locked waits until it can be read again."""
 
     def __init__(self, state: ShardState) -> None:
+        self.holding: dict[str, AbstractSet[JobState]] = {}  # states of jobs that are not PENDING
         self._state = state
         self._stats = state.stats
         self._in_turn: deque[str] = deque()
         self._waiting: dict[str, None] = {}  # queues to look at, the first to change first
-        self._holding: dict[str, AbstractSet[JobState]] = {}
         self._counting: set[str] = set()
-
-    def holding(self) -> Mapping[str, AbstractSet[JobState]]:
-        """Queues that hold jobs in progress, succeeded or failed, as of the last refresh."""
-        return self._holding
 
     def refresh(self, now_ms: int) -> None:
         state = self._state
         if not self._in_turn:
             self._in_turn.extend(state.ready.queues())
-        turns = min(_QUEUES_IN_TURN, len(self._in_turn))
         self._waiting |= dict.fromkeys(state.changed)
-        self._waiting |= dict.fromkeys([self._in_turn.popleft() for _ in range(turns)])
+        self._waiting |= dict.fromkeys(_next(self._in_turn))
         state.changed.clear()
         queues = list(islice(self._waiting, _MOST_QUEUES))
         depths = state.engine.depths(queues)
@@ -90,45 +85,44 @@ class QueueGauges:
                 except StorageLocked:
                     continue
             else:
-                self._holding.pop(queue, None)
+                self.holding.pop(queue, None)
                 self._stats.drop_queue(queue)
             del self._waiting[queue]
         self._waiting |= dict.fromkeys(self._counting)  # they are looked at until they are known
         self._stats.gauge("shard_queues_counting", len(self._counting))
+        self._stats.gauge("shard_buffer_bytes", state.ready.held_bytes)
 
     def _show(
         self, queue: str, depths: Mapping[tuple[int, JobState], int] | None, now_ms: int
     ) -> None:
-        oldest_ms = self._state.ready.oldest_ms(queue)
-        age_ms = 0 if oldest_ms is None else now_ms - oldest_ms
-        self._stats.peak(f"{queue}_oldest_ready_age_ms", age_ms)
-        if depths is not None:
-            self._show_depths(queue, depths, now_ms)
-            return
-        self._counting.add(queue)
-        self._holding[queue] = frozenset(JobState)
-        for name in (*_STATE_NAMES.values(), "scheduled"):
-            self._stats.drop_gauge(f"{queue}_{name}")
-
-    def _show_depths(
-        self, queue: str, depths: Mapping[tuple[int, JobState], int], now_ms: int
-    ) -> None:
-        """Jobs that are scheduled are among the pending ones."""
+        """Jobs that are scheduled are among the pending ones. `depths` None: they are counted."""
         ready, stats = self._state.ready, self._stats
+        oldest_ms = ready.oldest_ms(queue)
+        stats.peak(f"{queue}_oldest_ready_age_ms", 0 if oldest_ms is None else now_ms - oldest_ms)
+        if depths is None:
+            self._counting.add(queue)
+            self.holding[queue] = frozenset(JobState)
+            for name in (*_STATE_NAMES.values(), "scheduled"):
+                stats.drop_gauge(f"{queue}_{name}")
+            return
         totals = dict.fromkeys(JobState, 0)
-        pending: dict[int, int] = {}
-        for (priority, state), jobs in depths.items():
-            totals[state] += jobs
-            if state is JobState.PENDING and jobs:
-                pending[priority] = jobs
-        for state, jobs in totals.items():
-            stats.gauge(f"{queue}_{_STATE_NAMES[state]}", jobs)
-        held = {state for state, jobs in totals.items() if jobs and state is not JobState.PENDING}
-        if held:
-            self._holding[queue] = held
-        else:
-            self._holding.pop(queue, None)
+        for (_, job_state), jobs in depths.items():
+            totals[job_state] += jobs
+        for job_state, jobs in totals.items():
+            stats.gauge(f"{queue}_{_STATE_NAMES[job_state]}", jobs)
+        self.holding[queue] = {held for held in _ENDING if totals[held]}
+        if not self.holding[queue]:
+            del self.holding[queue]
+        pending = {
+            priority: jobs
+            for (priority, job_state), jobs in depths.items()
+            if job_state is JobState.PENDING and jobs
+        }
         stats.gauge(f"{queue}_scheduled", ready.scheduled(queue, pending, now_ms))
+
+
+def _next(in_turn: deque[str]) -> list[str]:
+    return [in_turn.popleft() for _ in range(min(_QUEUES_IN_TURN, len(in_turn)))]
 
 
 class Maintenance:
@@ -142,26 +136,22 @@ class Maintenance:
         self._time = timekeeper
         self._with_later_claims: set[str] = set()  # queues that may have some
         self._pace = pace
-        self._interval_seconds = state.config.server.monitor_interval_seconds
         self._round: Steps | None = None
         # Shards that start together do not all begin at the same moment.
-        self.due = clock.monotonic() + rng.random() * self._interval_seconds
+        self.due = clock.monotonic() + rng.random() * self._interval_seconds()
         self._in_turn: deque[str] = deque()
         self._reread_due = clock.monotonic() + _REREAD_SECONDS  # of those that were not yet
         self._rereads_due: dict[str, float] = {}
         self._collect_due: dict[tuple[str, JobState], float] = {}
-        self._parts = {
-            JobState.IN_PROGRESS: self._release_expired,
-            JobState.SUCCEEDED: self._collect_succeeded,
-            JobState.FAILED: self._collect_failed,
-        }
         self._look_due = 0.0
 
-    def follow(self, config: Config) -> None:
-        """`config` is in the state from now on."""
+    def follow_state(self) -> None:
+        """The state follows another configuration."""
         self._collect_due.clear()  # times to live may be shorter now
-        self._interval_seconds = config.server.monitor_interval_seconds
-        self.due = min(self.due, self._clock.monotonic() + self._interval_seconds)
+        self.due = min(self.due, self._clock.monotonic() + self._interval_seconds())
+
+    def _interval_seconds(self) -> float:
+        return self._state.config.server.monitor_interval_seconds
 
     def due_round(self) -> Steps | None:
         """A round, if one is due and the one before has ended."""
@@ -170,7 +160,7 @@ class Maintenance:
             self._round is not None and inspect.getgeneratorstate(self._round) != inspect.GEN_CLOSED
         ):
             return None
-        self.due = now + self._interval_seconds
+        self.due = now + self._interval_seconds()
         self._round = self._all_queues()
         return self._round
 
@@ -240,7 +230,6 @@ class Maintenance:
 
     def gauge(self) -> None:
         self._gauges.refresh(self._clock.now_ms())
-        self._state.stats.gauge("shard_buffer_bytes", self._state.ready.held_bytes)
 
     # --- rounds --------------------------------------------------------------------------------
 
@@ -251,14 +240,14 @@ class Maintenance:
             self._state.ready.reread(queue)
 
     def _all_queues(self) -> Steps:
-        holding = self._gauges.holding()
+        holding = self._gauges.holding
         for number, (queue, states) in enumerate(sorted(holding.items())):
             looked = yield from self._queue(queue, states)
             if looked or number % _QUEUES_IN_TURN == 0:
                 yield None
         for queue in self._next_in_turn():
             # Another program may have left jobs there in any state.
-            yield from self._queue(queue, _STATES - holding.get(queue, frozenset()))
+            yield from self._queue(queue, frozenset(_ENDING) - holding.get(queue, frozenset()))
             now = self._clock.monotonic()
             if now >= self._rereads_due.get(queue, self._reread_due):
                 self._rereads_due[queue] = now + _REREAD_SECONDS
@@ -280,35 +269,41 @@ class Maintenance:
             self._collect_due = {
                 place: due for place, due in self._collect_due.items() if place[0] in queues
             }
-        turns = min(_QUEUES_IN_TURN, len(self._in_turn))
-        return [self._in_turn.popleft() for _ in range(turns)]
+        return _next(self._in_turn)
 
     def _queue(self, queue: str, states: AbstractSet[JobState]) -> Generator[None, None, bool]:
         """Each part goes on while slices come back full. The queue may be dropped or locked between
         two. Returns whether the store was asked."""
         asked = False
-        for state, part in self._parts.items():
-            if state not in states or self._clock.monotonic() < self._collect_due.get(
-                (queue, state), 0.0
-            ):
+        for state in _ENDING:
+            due = self._collect_due.get((queue, state), 0.0)
+            if state not in states or self._clock.monotonic() < due:
                 continue
             while queue in self._state.ready and not self._state.locks.holding((queue,)):
                 limit, asked = self._pace.jobs, True
                 try:
                     with self._pace:
-                        changed = part(queue, limit)
+                        changed = self._end(queue, state, limit)
                 except StorageLocked as error:
-                    log.warning(
-                        "maintenance leaves queue %s to the next round: %s", queue, error.message
-                    )
+                    told = "maintenance leaves queue %s to the next round: %s"
+                    log.warning(told, queue, error.message)
                     return asked
                 if changed < limit:
                     break
                 yield None
         return asked
 
-    def _release_expired(self, queue: str, limit: int) -> int:
-        timeout_ms = round(self._state.config.queue(queue).job_claimed_timeout_seconds * 1000)
+    def _end(self, queue: str, state: JobState, limit: int) -> int:
+        """Returns how many jobs were changed."""
+        settings = self._state.config.queue(queue)
+        if state is JobState.IN_PROGRESS:
+            return self._release_expired(queue, settings.job_claimed_timeout_seconds, limit)
+        if state is JobState.SUCCEEDED:
+            return self._collect(queue, state, settings.job_succeeded_ttl_hours, limit)
+        return self._collect(queue, state, settings.job_failed_ttl_hours, limit)
+
+    def _release_expired(self, queue: str, timeout_seconds: float, limit: int) -> int:
+        timeout_ms = round(timeout_seconds * 1000)
         before_ms = self._time.claimed_before_ms(timeout_ms)
         ended = self._end_claims(queue, limit, claimed_before_ms=before_ms)
         if ended < limit and queue in self._with_later_claims and self._time.known_for(timeout_ms):
@@ -337,14 +332,6 @@ class Maintenance:
         self._state.changed.add(queue)
         self._state.requeue(queue, result.retried, now_ms)
         return len(result.retried) + result.failed
-
-    def _collect_succeeded(self, queue: str, limit: int) -> int:
-        hours = self._state.config.queue(queue).job_succeeded_ttl_hours
-        return self._collect(queue, JobState.SUCCEEDED, hours, limit)
-
-    def _collect_failed(self, queue: str, limit: int) -> int:
-        hours = self._state.config.queue(queue).job_failed_ttl_hours
-        return self._collect(queue, JobState.FAILED, hours, limit)
 
     def _collect(self, queue: str, state: JobState, ttl_hours: float, limit: int) -> int:
         before_ms = self._clock.now_ms() - round(ttl_hours * _MS_AN_HOUR)

@@ -43,6 +43,7 @@ from pinlaterd.rpc import codec
 from pinlaterd.rpc.codec import Call, Head
 from pinlaterd.rpc.tuned import SLICE, ack_parts
 from pinlaterd.shard.state import STORE_FAILED, QueueFacts, ShardState, is_local_id
+from pinlaterd.shard.validation import check_source
 from pinlaterd.wire.envelope import CallEntry, Status
 
 # Jobs in a batch: those who come while it is committed wait for all of it, and beyond this a
@@ -241,11 +242,13 @@ class Acking(Operation):
         self.parts = parts
 
     def _may_retry(self, facts: QueueFacts, acks: Acks, now_ms: int) -> bool:
-        wrong = self.state.rules.retry_delay(facts.queue, acks, now_ms)
-        if wrong is not None and self.problem is None:
-            name = f"{facts.prefix}{acks.priority}:{acks.local_ids[0]}"
-            self.problem = InvalidRequest(f"retryDelayMillis of {name!r} is {wrong}")
-        return wrong is None
+        name = f"{facts.prefix}{acks.priority}:{acks.local_ids[0]}"
+        try:
+            self.state.rules.retry_delay(facts.queue, acks, name, now_ms)
+        except InvalidRequest as error:
+            self.problem = self.problem or error
+            return False
+        return True
 
     def add_to(self, commit: Commit) -> None:
         commit.acks.append(self)
@@ -311,7 +314,7 @@ class CheckpointJobs(Operation):
         request = cast("CheckpointRequest", call.request)
         super().__init__(entry, call.head, request.queue, state)
         facts = state.queue(request.queue)
-        state.rules.source(call.context)
+        check_source(call.context)
         checkpoints, bad = [], []
         for (
             descriptor,
@@ -327,10 +330,11 @@ class CheckpointJobs(Operation):
                 bad.append(descriptor)
                 continue
             checkpoint = Checkpoint(key, run_after_ms, body, to_pending, attempts, text, claim)
-            wrong = state.rules.checkpoint(request.queue, descriptor, checkpoint)
-            if wrong is None:
+            try:
+                state.rules.checkpoint(request.queue, descriptor, checkpoint)
                 checkpoints.append(checkpoint)
-            self.problem = self.problem or wrong
+            except InvalidRequest as error:
+                self.problem = self.problem or error
         if bad:
             if entry.whole:
                 raise ForeignError

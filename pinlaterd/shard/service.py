@@ -78,7 +78,7 @@ class ShardService:
     def follow(self, config: Config) -> None:
         """Go by `config` from the next call on, as far as it can change live."""
         self._state.follow(config)
-        self._maintenance.follow(config)
+        self._maintenance.follow_state()
 
     # --- ownership ---------------------------------------------------------------------------
 

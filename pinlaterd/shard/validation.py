@@ -56,8 +56,6 @@ class Rules:
         self._levels = server.num_priority_levels
         self._body_bytes = min(server.max_job_body_bytes, limits.body_bytes)
 
-    # --- names -----------------------------------------------------------------------------
-
     def queue_name(self, queue: str) -> None:
         """Of a queue that is to be created or deleted."""
         if QUEUE_NAME.match(queue) is None:
@@ -65,8 +63,8 @@ class Rules:
         if len(queue) > self._limits.queue_name_chars:
             raise QueueNameTooLong(queue, self._limits.queue_name_chars)
 
-    def priority(self, priority: int) -> None:
-        if not 1 <= priority <= self._levels:
+    def _priority(self, priority: int | None) -> None:
+        if priority is not None and not 1 <= priority <= self._levels:
             raise PriorityNotSupported(priority, self._levels)
 
     # --- enqueue ---------------------------------------------------------------------------
@@ -74,7 +72,7 @@ class Rules:
     def enqueue(self, context: CallContext, request: EnqueueRequest, now_ms: int) -> Sequence[Job]:
         """The jobs as they are to be stored: custom statuses and times cut to what the store
         holds, so that the order in memory is that of the store."""
-        _check_source(context.source, InvalidEnqueue)
+        check_source(context, InvalidEnqueue)
         most_body, levels = self._body_bytes, self._levels
         latest, most_status = self._limits.run_after_ms, self._limits.custom_status_chars
         too_long = False
@@ -85,7 +83,7 @@ class Rules:
                 or not 0 < attempts <= _LARGEST_I32
                 or (run_after_ms is not None and not 0 <= run_after_ms <= latest)
             ):
-                self._explain(index, request.jobs[index])
+                self._explain(f"jobs[{index}]", request.jobs[index])
             if status and len(status) > most_status:
                 too_long = True
         jobs = request.jobs
@@ -94,84 +92,62 @@ class Rules:
         narrower = self._narrower(request.queue)
         if narrower:
             jobs = [
-                _fitted(index, job, narrower.get(job.priority), now_ms)
+                _fitted(f"jobs[{index}]", job, narrower.get(job.priority), now_ms)
                 for index, job in enumerate(jobs)
             ]
         return jobs
 
-    def _explain(self, index: int, job: Job) -> None:
+    def _explain(self, where: str, job: Job) -> None:
         """Raise what is wrong with a job of an enqueue."""
-        if not 1 <= job.priority <= self._levels:
-            raise PriorityNotSupported(job.priority, self._levels)
+        self._priority(job.priority)
         if len(job.body) > self._body_bytes:
             raise InvalidEnqueue(
-                f"jobs[{index}].body has {len(job.body)} bytes; at most {self._body_bytes} are kept"
+                f"{where}.body has {len(job.body)} bytes; at most {self._body_bytes} are kept"
             )
-        if not 1 <= job.attempts_allowed <= _LARGEST_I32:
-            raise InvalidEnqueue(
-                f"jobs[{index}].numAttemptsAllowed is {job.attempts_allowed}; "
-                f"it must be 1 to {_LARGEST_I32}"
-            )
-        raise InvalidEnqueue(
-            f"jobs[{index}].runAfterTimestampMillis is {job.run_after_ms}; "
-            f"it must be 0 to {self._limits.run_after_ms}"
-        )
+        attempts, latest = job.attempts_allowed, self._limits.run_after_ms
+        _check_range(f"{where}.numAttemptsAllowed", attempts, 1, _LARGEST_I32, InvalidEnqueue)
+        run_after = f"{where}.runAfterTimestampMillis"
+        _check_range(run_after, job.run_after_ms, 0, latest, InvalidEnqueue)
 
     # --- dequeue, ack, checkpoint ------------------------------------------------------------
 
     def dequeue(self, context: CallContext, request: DequeueRequest) -> None:
-        _check_source(context.source, InvalidRequest)
-        if request.limit < 1:
-            raise InvalidRequest(f"limit is {request.limit}; it must be at least 1")
+        check_source(context)
+        _check_least("limit", request.limit, 1)
         if not 0 < request.coverage <= 1:
             raise InvalidRequest(
                 f"coverage is {request.coverage}; it must be above 0 and at most 1"
             )
-        if request.max_wait_ms < 0:
-            raise InvalidRequest(f"maxWaitMillis is {request.max_wait_ms}; it must be at least 0")
+        _check_least("maxWaitMillis", request.max_wait_ms, 0)
 
-    def retry_delay(self, queue: str, acks: Acks, now_ms: int) -> str | None:
-        """What is wrong with the delay of failed jobs' acks."""
-        most_ms = self._latest(queue, acks.priority) - now_ms
-        delay_ms = acks.retry_delay_ms
-        return None if 0 <= delay_ms <= most_ms else f"{delay_ms}; it must be 0 to {most_ms}"
+    def retry_delay(self, queue: str, acks: Acks, descriptor: str, now_ms: int) -> None:
+        """Of failed jobs; `descriptor`: of one of them."""
+        latest_ms = self._latest(queue, acks.priority) - now_ms
+        _check_range(f"retryDelayMillis of {descriptor!r}", acks.retry_delay_ms, 0, latest_ms)
 
-    def source(self, context: CallContext) -> None:
-        _check_source(context.source, InvalidRequest)
-
-    def checkpoint(self, queue: str, descriptor: str, info: Checkpoint) -> InvalidRequest | None:
-        """What is wrong with one checkpoint, of a job of that queue."""
+    def checkpoint(self, queue: str, descriptor: str, info: Checkpoint) -> None:
         where, priority = f"of the checkpoint of {descriptor[:200]!r}", info.key.priority
         if info.new_body is not None:
             most_body, cure = self._most_body(queue, priority)
             if len(info.new_body) > most_body:
-                return InvalidRequest(
+                raise InvalidRequest(
                     f"newBody {where} has {len(info.new_body)} bytes; at most {most_body} are kept"
                     + cure
                 )
-        if info.attempts is not None and not 1 <= info.attempts <= _LARGEST_I32:
-            return InvalidRequest(
-                f"numOfAttemptsAllowed {where} is {info.attempts}; it must be 1 to {_LARGEST_I32}"
-            )
-        latest = self._latest(queue, priority)
-        if info.run_after_ms is not None and not 0 <= info.run_after_ms <= latest:
-            return InvalidRequest(
-                f"runAfterTimestampMillis {where} is {info.run_after_ms}; it must be 0 to {latest}"
-            )
-        return None
+        _check_range(f"numOfAttemptsAllowed {where}", info.attempts, 1, _LARGEST_I32)
+        latest_ms = self._latest(queue, priority)
+        _check_range(f"runAfterTimestampMillis {where}", info.run_after_ms, 0, latest_ms)
 
     # --- jobs by state -----------------------------------------------------------------------
 
     def count(self, request: CountRequest) -> None:
-        if request.priority is not None:
-            self.priority(request.priority)
+        self._priority(request.priority)
         _check_regex(request.body_regex)
 
     def scan(self, request: ScanRequest) -> ScanKey | None:
         """Where the scan goes on; None: it starts."""
-        if request.priority is not None:
-            self.priority(request.priority)
-        _check_limit(request.limit)
+        self._priority(request.priority)
+        _check_least("limit", request.limit, 1)
         _check_regex(request.body_regex)
         if request.continuation == CONTINUATION_START:
             return None
@@ -181,21 +157,15 @@ class Rules:
         return key
 
     def retry_failed(self, request: RetryFailedRequest) -> None:
-        self.priority(request.priority)
-        _check_limit(request.limit)
-        if not 1 <= request.attempts_to_allow <= _LARGEST_I32:
-            raise InvalidRequest(
-                f"attemptsToAllow is {request.attempts_to_allow}; it must be 1 to {_LARGEST_I32}"
-            )
-        run_after_ms, latest = request.run_after_ms, self._latest(request.queue, request.priority)
-        if run_after_ms is not None and not 0 <= run_after_ms <= latest:
-            raise InvalidRequest(
-                f"runAfterTimestampMillis is {run_after_ms}; it must be 0 to {latest}"
-            )
+        self._priority(request.priority)
+        _check_least("limit", request.limit, 1)
+        _check_range("attemptsToAllow", request.attempts_to_allow, 1, _LARGEST_I32)
+        latest_ms = self._latest(request.queue, request.priority)
+        _check_range("runAfterTimestampMillis", request.run_after_ms, 0, latest_ms)
 
     def delete_jobs(self, request: DeleteJobsRequest) -> None:
-        self.priority(request.priority)
-        _check_limit(request.limit)
+        self._priority(request.priority)
+        _check_least("limit", request.limit, 1)
         _check_regex(request.body_regex)
 
     # --- what the tables of a queue hold -----------------------------------------------------
@@ -212,21 +182,20 @@ class Rules:
         return self._limits.run_after_ms if table is None else table.run_after.latest_ms
 
 
-def _fitted(index: int, job: Job, table: TableLimits | None, now_ms: int) -> Job:
+def _fitted(where: str, job: Job, table: TableLimits | None, now_ms: int) -> Job:
     """A job, valid otherwise, as its table holds it. Raises InvalidEnqueue if it can't."""
     if table is None:
         return job
+    its_table = f"the table of priority {job.priority} of this queue holds"
     if len(job.body) > table.body_bytes:
         raise InvalidEnqueue(
-            f"jobs[{index}].body has {len(job.body)} bytes; the table of priority {job.priority} "
-            f"of this queue holds {table.body_bytes}{_cure(table)}"
+            f"{where}.body has {len(job.body)} bytes; {its_table} {table.body_bytes}{_cure(table)}"
         )
     run_after_ms = now_ms if job.run_after_ms is None else job.run_after_ms
     latest = table.run_after.latest_ms
     if run_after_ms > latest:
         raise InvalidEnqueue(
-            f"jobs[{index}].runAfterTimestampMillis is {run_after_ms}; the table of priority "
-            f"{job.priority} of this queue holds times up to {latest}"
+            f"{where}.runAfterTimestampMillis is {run_after_ms}; {its_table} times up to {latest}"
         )
     return job._replace(run_after_ms=table.run_after.floor(run_after_ms))
 
@@ -235,7 +204,10 @@ def _cure(table: TableLimits) -> str:
     return f"; {table.body_cure}" if table.body_cure else ""
 
 
-def _check_source(source: str, error: Callable[[str], RequestError]) -> None:
+def check_source(
+    context: CallContext, error: Callable[[str], RequestError] = InvalidRequest
+) -> None:
+    source = context.source
     if source.isascii() and len(source) <= SOURCE_BYTES and source.isprintable():
         return
     size = len(source.encode())
@@ -245,9 +217,20 @@ def _check_source(source: str, error: Callable[[str], RequestError]) -> None:
         raise error(f"the context's source {source!r} holds control characters; use printable text")
 
 
-def _check_limit(limit: int) -> None:
-    if limit < 1:
-        raise InvalidRequest(f"limit is {limit}; it must be at least 1")
+def _check_range(
+    what: str,
+    value: int | None,
+    first: int,
+    last: int,
+    error: Callable[[str], RequestError] = InvalidRequest,
+) -> None:
+    if value is not None and not first <= value <= last:
+        raise error(f"{what} is {value}; it must be {first} to {last}")
+
+
+def _check_least(what: str, value: int, least: int) -> None:
+    if value < least:
+        raise InvalidRequest(f"{what} is {value}; it must be at least {least}")
 
 
 def _check_regex(pattern: str | None) -> None:

@@ -8,7 +8,6 @@ import struct
 import pytest
 
 from pinlaterd.errors import (
-    ContinuationInvalid,
     InvalidRequest,
     Overloaded,
     PinLaterError,
@@ -106,25 +105,6 @@ def test_a_queue_deleted_in_the_midst_of_calls_on_it(shard):
 # --- look-ups -------------------------------------------------------------------------------
 
 
-def test_lookups_leave_out_what_is_not_there(shard):
-    (descriptor,) = shard.enqueue(b"a")
-    strange = [
-        "nonsense",
-        "mail:s2:p1:1",
-        "post:ss1:p1:1",
-        "mail:ss1:p2:1",
-        "mail:ss1:p1:2",
-        "mail:ss1:p0:1",
-        "mail:ss1:p200:1",
-        "mail:ss1:p1:9999999999999999999",
-    ]
-
-    found = shard.call(LookupRequest([descriptor, *strange]), whole=False)
-
-    assert list(found) == [descriptor]
-    assert found[descriptor].body is None
-
-
 def test_lookups_over_shards_are_the_routers_to_divide(shard):
     (descriptor,) = shard.enqueue(b"a")
 
@@ -178,14 +158,6 @@ def test_of_equal_times_the_shards_come_in_the_order_of_their_names(shard):
     assert found_after(ScanKey(1_000, "s1", 1, 0)) == [descriptor]
     assert found_after(ScanKey(1_000, "s1", 1, 10**17)) == []
     assert found_after(ScanKey(1_001, "z", 1, 0)) == [descriptor]
-
-
-@pytest.mark.parametrize(
-    "token", ["", "1", "-1", "v1:1:a:1", f"v1:1:a:1:{10**19 - 1}", "v1:x:a:1:1"]
-)
-def test_a_bad_continuation(shard, token):
-    with pytest.raises(ContinuationInvalid):
-        shard.call(ScanRequest("mail", PENDING, continuation=token))
 
 
 @pytest.mark.parametrize(
@@ -244,15 +216,6 @@ def test_many_jobs_are_deleted_in_slices_and_calls_go_on_between_them(make_shard
 
     assert shard.decode(replies[0]) == 950
     assert shard.count(PENDING) == 40
-
-
-def test_deleted_jobs_are_not_handed_out(shard):
-    shard.enqueue(Job(b"a"), Job(b"b", priority=2))
-
-    assert shard.call(DeleteJobsRequest("mail", PENDING)) == 1
-
-    assert shard.counts() == (0, 1, 0)
-    assert [job.body for job in shard.dequeue()] == [b"b"]
 
 
 def test_what_takes_too_long_answers_with_the_count_so_far(make_shard):

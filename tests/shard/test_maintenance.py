@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from pinlaterd.config.schema import Config, QueueSettings, ServerSettings
 from pinlaterd.engines.sqlite.engine import SqliteEngine
-from pinlaterd.model import CheckpointInfo, CheckpointRequest, Job, JobState
+from pinlaterd.model import Job, JobState
 from pinlaterd.shard.service import ShardService
 from pinlaterd.stats import Stats
 from tests.shard.conftest import SHARD, AlwaysAwake
@@ -37,34 +37,6 @@ def test_claims_that_time_out_are_retried_and_at_last_fail(shard):
     assert shard.state(descriptor) is JobState.FAILED
     counters = shard.counters()
     assert (counters["mail_timeout_retry"], counters["mail_timeout_done"]) == (1, 1)
-
-
-def test_a_checkpoint_renews_a_claim(shard):
-    (descriptor,) = shard.enqueue(b"a")
-    shard.dequeue()
-    shard.clock.advance(400)
-    shard.call(CheckpointRequest("mail", [CheckpointInfo(descriptor)]))
-    shard.clock.advance(400)
-
-    upkeep(shard)
-
-    assert shard.state(descriptor) is JobState.IN_PROGRESS
-
-
-def test_ended_jobs_are_deleted_when_their_time_has_come(shard):
-    done, failed = shard.enqueue(Job(b"a"), Job(b"b", attempts_allowed=1))
-    shard.dequeue()
-    shard.ack([done], [failed])
-
-    shard.clock.advance(24 * 3600)
-    upkeep(shard)
-    assert (shard.state(done), shard.state(failed)) == (None, JobState.FAILED)
-    shard.clock.advance(6 * 24 * 3600)
-    upkeep(shard)
-
-    assert shard.state(failed) is None
-    counters = shard.counters()
-    assert (counters["mail_succeeded_gc"], counters["mail_failed_gc"]) == (1, 1)
 
 
 def test_a_round_is_done_in_slices_and_calls_go_on_between_them(make_shard):

@@ -177,15 +177,6 @@ def router(deployment: Deployment) -> Router:
     return made
 
 
-def test_calls_are_answered(router):
-    (descriptor,) = router.enqueue(b"a")
-
-    assert descriptor.startswith("mail:ss1:p1:")
-    assert router.counts["mail"] == (1, 0, 0)
-    assert router.dequeue() == [b"a"]
-    assert router.counts["mail"] == (0, 0, 0)
-
-
 def test_a_router_that_greets_gets_its_queues_created_and_the_counts(deployment, router):
     router.enqueue(b"a")
     other = deployment.router()
