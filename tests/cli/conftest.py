@@ -1,59 +1,50 @@
-"""A deployment folder, and `pinlaterd` run on it as an operator would."""
+"""The programs on the service that the tests share, and a deployment of an operator's own."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
-from pinlaterd.config.layout import STATS_SOCKET
 from pinlaterd.deployment import orphans
-from tests.cli.program import run
+from tests.cli.program import Done, Program
 from tests.deployment import unused_port
 
-__all__ = ["run"]
 
-ROOT = Path(__file__).parents[2]
-COMMAND_SECONDS = 100.0
+@pytest.fixture
+def pinlater(service):
+    return Program("pinlater", "--port", service.port)
+
+
+@pytest.fixture
+def admin(service):
+    return Program("admin", "--dir", service.folder)
 
 
 class Operator:
-    """Runs commands on a deployment in `folder`, from another folder."""
+    """Runs `pinlaterd` on a deployment in `folder`, from another folder."""
 
-    def __init__(self, folder: Path, port: int, stats_port: int):
+    def __init__(self, folder: Path):
         self.folder = folder
-        self.port = port
-        self.stats_port = stats_port
-        self.socket = folder / STATS_SOCKET
+        self.port = unused_port()
+        self.stats_port = unused_port()
+        self._pinlaterd = Program("pinlaterd")
 
-    def run(self, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "pinlaterd", *map(str, arguments)],
-            cwd=ROOT,
-            env=os.environ | environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=COMMAND_SECONDS,
-        )
+    def run(self, command: str, *arguments: object) -> Done:
+        return self._pinlaterd(command, self.folder, *arguments)
 
-    def init(self, *arguments: object) -> subprocess.CompletedProcess[str]:
-        ports = ("--port", self.port, "--stats-port", self.stats_port)
-        return self.run("init", self.folder, *ports, *arguments)
+    def init(self, *arguments: object) -> Done:
+        return self.run("init", "--port", self.port, "--stats-port", self.stats_port, *arguments)
 
-    def up(self) -> subprocess.CompletedProcess[str]:
-        return self.run("up", self.folder)
+    def up(self) -> Done:
+        return self.run("up")
 
-    def down(self) -> subprocess.CompletedProcess[str]:
-        return self.run("down", self.folder)
+    def down(self) -> Done:
+        return self.run("down")
 
-    def status(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return self.run("status", self.folder, *arguments)
+    def status(self, *arguments: str) -> Done:
+        return self.run("status", *arguments)
 
     def pids(self) -> dict[str, int]:
         return {orphans.name_of(found): found.pid for found in orphans.processes_of(self.folder)}
@@ -66,11 +57,23 @@ class Operator:
             file.write(text)
 
 
-@pytest.fixture
-def operator():
+@pytest.fixture(scope="module")
+def operators():
+    """Makes operators; their processes end with the module."""
     # not pytest's own folder: the path of a Unix socket must be short
     with tempfile.TemporaryDirectory(prefix="pl", dir="/tmp") as folder:
-        made = Operator(Path(folder) / "deployment", unused_port(), unused_port())
-        yield made
-        for process in orphans.processes_of(made.folder):
-            process.kill()
+        made: list[Operator] = []
+
+        def make() -> Operator:
+            made.append(Operator(Path(folder) / f"d{len(made)}"))
+            return made[-1]
+
+        yield make
+        for operator in made:
+            for process in orphans.processes_of(operator.folder):
+                process.kill()
+
+
+@pytest.fixture
+def operator(operators):
+    return operators()

@@ -1,39 +1,137 @@
-"""`pinlater` as a program of its own, on the service that the tests share."""
+"""The three programs, as their users run them."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
+import select
+import shlex
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-import pytest
+ROOT = Path(__file__).parents[2]
+SECONDS = 100
 
-from tests.deployment import Deployment
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
-COMMAND = [sys.executable, "-m", "pinlaterd.cli.pinlater"]
+Done = subprocess.CompletedProcess[str]
+Run = Callable[..., Done]
 
 
-@pytest.fixture
-def run(service: Deployment) -> Run:
-    def run(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[str]:
+class Program:
+    """One of them, called with a command line and further arguments; `options` go with each."""
+
+    def __init__(self, name: str, *options: object, folder: Path = ROOT) -> None:
+        self._command = [sys.executable, "-m", f"pinlaterd.cli.{name}"]
+        self._options = options
+        self._folder = folder
+
+    def line(self, command: str, *arguments: object) -> list[str]:
+        given = (*shlex.split(command), *arguments, *self._options)
+        return [*self._command, *map(str, given)]
+
+    def __call__(
+        self, command: str, *arguments: object, stdin: bytes | str = b"", **environment: str
+    ) -> Done:
         done = subprocess.run(
-            [*COMMAND, *arguments, "--port", str(service.port)],
-            input=stdin,
+            self.line(command, *arguments),
+            input=stdin.encode() if isinstance(stdin, str) else stdin,
+            cwd=self._folder,
+            env=self._environment(environment),
             capture_output=True,
             check=False,
-            timeout=60,
+            timeout=SECONDS,
         )
-        return subprocess.CompletedProcess(
-            done.args, done.returncode, done.stdout.decode(), done.stderr.decode()
-        )
+        return Done(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 
-    return run
+    def facts(self, command: str, *arguments: object) -> Any:
+        """What it prints as JSON; AssertionError if it fails."""
+        done = self(command, *arguments, "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    @contextmanager
+    def started(
+        self, command: str, *arguments: object, stderr: Any = subprocess.PIPE
+    ) -> Iterator[subprocess.Popen[bytes]]:
+        """Its pipes have no buffers here: whatever it wrote is there to read."""
+        with subprocess.Popen(
+            self.line(command, *arguments),
+            cwd=self._folder,
+            env=self._environment({}),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            bufsize=0,
+        ) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
+    def _environment(self, more: dict[str, str]) -> dict[str, str]:
+        return os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "100"} | more
+
+    @contextmanager
+    def on_a_terminal(self, command: str, *arguments: object) -> Iterator[Terminal]:
+        pid, descriptor = pty.fork()
+        if pid == 0:
+            os.environ["TERM"] = "xterm"
+            line = self.line(command, *arguments)
+            os.execv(line[0], line)
+        terminal = Terminal(pid, descriptor)
+        try:
+            yield terminal
+        finally:
+            os.close(descriptor)  # which ends it if it runs still
+            terminal.reap()
 
 
-def facts(done: subprocess.CompletedProcess[str]) -> Any:
-    """What it printed as JSON; AssertionError if it failed."""
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+class Terminal:
+    """What a person sees of a program, and types."""
+
+    def __init__(self, pid: int, descriptor: int) -> None:
+        self._pid = pid
+        self._descriptor = descriptor
+        self._status: int | None = None
+        self.shown = b""
+
+    def wait_for(self, *words: bytes, times: int = 1) -> None:
+        """Until one of the words is shown."""
+        deadline = time.monotonic() + SECONDS
+        while all(self.shown.count(word) < times for word in words):
+            left = max(0.0, deadline - time.monotonic())
+            assert select.select([self._descriptor], [], [], left)[0], self.shown
+            self.shown += os.read(self._descriptor, 65536)
+
+    def types(self, text: str) -> None:
+        os.write(self._descriptor, text.encode())
+
+    def end(self) -> int:
+        """Its exit code, once it has ended by itself."""
+        with contextlib.suppress(OSError):  # which says that it has ended
+            while piece := os.read(self._descriptor, 65536):
+                self.shown += piece
+        return self.reap()
+
+    def reap(self) -> int:
+        if self._status is None:
+            _, self._status = os.waitpid(self._pid, 0)
+        return os.waitstatus_to_exitcode(self._status)
+
+
+def read_until(descriptor: int, word: bytes) -> bytes:
+    """What comes up to the word; AssertionError if it does not."""
+    shown = b""
+    until = time.monotonic() + SECONDS
+    while word not in shown:
+        assert select.select([descriptor], [], [], max(0, until - time.monotonic()))[0], shown
+        piece = os.read(descriptor, 4096)
+        assert piece, shown
+        shown += piece
+    return shown

@@ -11,12 +11,10 @@ import itertools
 import json
 import signal
 import statistics
-import subprocess
 import time
 
 import psutil
 import pytest
-from click.testing import CliRunner
 
 from pinlaterd.cli.bench import Plan, report_facts, report_lines
 from pinlaterd.cli.load import (
@@ -27,41 +25,31 @@ from pinlaterd.cli.load import (
     even_arrivals,
     poisson_arrivals,
 )
-from pinlaterd.cli.pinlater import cli
 from pinlaterd.client import JobState
 from pinlaterd.errors import ConnectionFailed
 from pinlaterd.lifecycle import ExitCode, StopSignal
-from tests.cli.program import COMMAND, facts
+from tests.cli.program import SECONDS, read_until
 
 FREEZE_SECONDS = 0.3
 SLOW_SECONDS = 0.1
 
 
 @pytest.fixture
-def start_bench(service):
+def start_bench(pinlater):
     """Starts `pinlater bench`, to be ended by SIGINT, and returns once it has run for a second."""
-    started = []
+    with contextlib.ExitStack() as stack:
 
-    def start(*arguments):
-        process = subprocess.Popen(
-            [
-                *(*COMMAND, "bench", *arguments, "--port", str(service.port)),
-                *("--seconds", "3600", "--slow-ms", str(1000 * SLOW_SECONDS), "--warm-up", "0"),
-                *("--progress", "--json"),
-            ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        started.append(process)
-        assert process.stderr is not None
-        assert "calls/s" in process.stderr.readline()
-        return process
+        def start(command):
+            process = stack.enter_context(
+                pinlater.started(
+                    f"bench {command} --seconds 3600 --slow-ms {1000 * SLOW_SECONDS} --warm-up 0 "
+                    "--progress --json"
+                )
+            )
+            read_until(process.stderr.fileno(), b"calls/s")
+            return process
 
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
+        yield start
 
 
 @pytest.fixture
@@ -83,7 +71,7 @@ def freeze_router(service, wait_until):
 
 def ended(process):
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=SECONDS)
     assert process.returncode == ExitCode.OK, (out, err)
     return json.loads(out)
 
@@ -93,11 +81,10 @@ def test_a_schedule_counts_every_call_that_a_pause_held_up_and_a_closed_loop_har
 ):
     rate = 500
     scheduled = start_bench(
-        *("enqueue", "--queue", queue, "--rate", str(rate), "--concurrency", "4"),
-        *("--arrivals", "even"),
+        f"enqueue --queue {queue} --rate {rate} --concurrency 4 --arrivals even"
     )
     closed_queue = f"{queue}_closed"
-    closed = start_bench("enqueue", "--queue", closed_queue, "--create")
+    closed = start_bench(f"enqueue --queue {closed_queue} --create")
 
     stood_still_seconds = freeze_router(FREEZE_SECONDS)
 
@@ -114,14 +101,12 @@ def test_a_schedule_counts_every_call_that_a_pause_held_up_and_a_closed_loop_har
     )
 
 
-def test_calls_that_never_started_have_waited_too(run, client, queue):
-    done = run(
-        *("bench", "enqueue", "--queue", queue, "--rate", "10000", "--seconds", "0.4"),
-        *("--batch-size", "50", "--slow-ms", "0.001", "--arrivals", "even", "--warm-up", "0"),
-        "--json",
+def test_calls_that_never_started_have_waited_too(pinlater, client, queue):
+    found = pinlater.facts(
+        f"bench enqueue --queue {queue} --rate 10000 --seconds 0.4 --batch-size 50 --slow-ms 0.001 "
+        "--arrivals even --warm-up 0"
     )
 
-    found = facts(done)
     schedule, enqueues = found["schedule"], found["kinds"]["enqueue"]
     assert schedule["due"] == 4000
     assert schedule["started"] == enqueues["calls"] < 4000
@@ -131,10 +116,10 @@ def test_calls_that_never_started_have_waited_too(run, client, queue):
     assert client.count(queue, JobState.PENDING) == enqueues["jobs"] == 50 * enqueues["calls"]
 
 
-def test_people_are_told_that_the_schedule_was_not_kept(run, queue):
-    done = run(
-        *("bench", "enqueue", "--queue", queue, "--rate", "10000", "--seconds", "0.4"),
-        *("--batch-size", "50", "--arrivals", "even", "--warm-up", "0"),
+def test_people_are_told_that_the_schedule_was_not_kept(pinlater, queue):
+    done = pinlater(
+        f"bench enqueue --queue {queue} --rate 10000 --seconds 0.4 --batch-size 50 --arrivals even "
+        "--warm-up 0"
     )
 
     assert done.returncode == ExitCode.OK, done.stderr
@@ -143,13 +128,10 @@ def test_people_are_told_that_the_schedule_was_not_kept(run, queue):
     assert "% of a CPU" in done.stdout
 
 
-def test_a_dequeue_by_schedule_fills_its_queue_with_what_it_can_take(run, client, queue):
-    found = facts(
-        run(
-            *("bench", "dequeue", "--queue", queue, "--rate", "50", "--seconds", "0.4"),
-            *("--batch-size", "2", "--concurrency", "2", "--warm-up", "0", "--json"),
-            *("--arrivals", "even"),
-        )
+def test_a_dequeue_by_schedule_fills_its_queue_with_what_it_can_take(pinlater, client, queue):
+    found = pinlater.facts(
+        f"bench dequeue --queue {queue} --rate 50 --seconds 0.4 --batch-size 2 --concurrency 2 "
+        "--warm-up 0 --arrivals even"
     )
 
     taken = found["kinds"]["dequeue"]["jobs"]
@@ -160,10 +142,9 @@ def test_a_dequeue_by_schedule_fills_its_queue_with_what_it_can_take(run, client
     assert found["schedule"]["due"] == 20
 
 
-def test_a_dequeue_that_runs_out_of_jobs_ends_and_says_so(run, client, queue):
-    done = run(
-        *("bench", "dequeue", "--queue", queue, "--fill", "30", "--batch-size", "10"),
-        *("--seconds", "50", "--warm-up", "0"),
+def test_a_dequeue_that_runs_out_of_jobs_ends_and_says_so(pinlater, client, queue):
+    done = pinlater(
+        f"bench dequeue --queue {queue} --fill 30 --batch-size 10 --seconds 50 --warm-up 0"
     )
 
     assert done.returncode == ExitCode.OK, done.stderr
@@ -172,12 +153,9 @@ def test_a_dequeue_that_runs_out_of_jobs_ends_and_says_so(run, client, queue):
     assert client.count(queue, JobState.SUCCEEDED) == 30
 
 
-def test_a_cycle_leaves_nothing_claimed_and_its_books_balance(run, client, queue):
-    found = facts(
-        run(
-            *("bench", "cycle", "--queue", queue, "--seconds", "0.5", "--batch-size", "3"),
-            *("--concurrency", "2", "--warm-up", "0", "--json"),
-        )
+def test_a_cycle_leaves_nothing_claimed_and_its_books_balance(pinlater, client, queue):
+    found = pinlater.facts(
+        f"bench cycle --queue {queue} --seconds 0.5 --batch-size 3 --concurrency 2 --warm-up 0"
     )
 
     enqueued, dequeued = (found["kinds"][kind]["jobs"] for kind in ("enqueue", "dequeue"))
@@ -186,12 +164,9 @@ def test_a_cycle_leaves_nothing_claimed_and_its_books_balance(run, client, queue
     assert client.count(queue, JobState.PENDING) == enqueued - dequeued
 
 
-def test_the_warm_up_is_not_counted(run, client, queue):
-    found = facts(
-        run(
-            *("bench", "enqueue", "--queue", queue, "--rate", "200", "--arrivals", "even"),
-            *("--warm-up", "0.1", "--num-queries", "5", "--json"),
-        )
+def test_the_warm_up_is_not_counted(pinlater, client, queue):
+    found = pinlater.facts(
+        f"bench enqueue --queue {queue} --rate 200 --arrivals even --warm-up 0.1 --num-queries 5"
     )
 
     assert found["warm_up_seconds"] == 0.1
@@ -199,21 +174,19 @@ def test_the_warm_up_is_not_counted(run, client, queue):
     assert client.count(queue, JobState.PENDING) == 20 + 5
 
 
-def test_a_run_that_ends_within_its_warm_up_says_that_nothing_was_measured(run, client, queue):
-    done = run(
-        *("bench", "dequeue", "--queue", queue, "--fill", "3", "--warm-up", "50"),
-    )
+def test_a_run_that_ends_within_its_warm_up_says_that_nothing_was_measured(pinlater, client, queue):
+    done = pinlater(f"bench dequeue --queue {queue} --fill 3 --warm-up 50")
 
     assert done.returncode == ExitCode.FAILURE
     assert "nothing was measured, as the warm-up of 50 s did not end: ran out" in done.stderr
     assert client.count(queue, JobState.SUCCEEDED) == 3
 
 
-@pytest.mark.parametrize("schedule", [[], ["--rate", "1000"]], ids=["closed", "open"])
-def test_it_ends_after_as_many_calls_as_it_is_told(run, client, queue, schedule):
-    done = run(
-        *("bench", "enqueue", "--queue", queue, "--num-queries", "7", "--concurrency", "2"),
-        *("--warm-up", "0", "--priority", "2", *schedule),
+@pytest.mark.parametrize("schedule", ["", "--rate 1000"], ids=["closed", "open"])
+def test_it_ends_after_as_many_calls_as_it_is_told(pinlater, client, queue, schedule):
+    done = pinlater(
+        f"bench enqueue --queue {queue} --num-queries 7 --concurrency 2 --warm-up 0 --priority 2 "
+        f"{schedule}"
     )
 
     assert done.returncode == ExitCode.OK, done.stderr
@@ -221,10 +194,10 @@ def test_it_ends_after_as_many_calls_as_it_is_told(run, client, queue, schedule)
     assert client.count(queue, JobState.PENDING, priority=2) == 7
 
 
-def test_some_jobs_fail_if_it_is_told_so(run, client, queue):
-    run(
-        *("bench", "dequeue", "--queue", queue, "--fill", "10", "--batch-size", "10"),
-        *("--num-queries", "1", "--warm-up", "0", "--dequeue-success-percent", "0"),
+def test_some_jobs_fail_if_it_is_told_so(pinlater, client, queue):
+    pinlater(
+        f"bench dequeue --queue {queue} --fill 10 --batch-size 10 --num-queries 1 --warm-up 0 "
+        "--dequeue-success-percent 0"
     )
 
     assert client.count(queue, JobState.SUCCEEDED) == 0
@@ -233,10 +206,10 @@ def test_some_jobs_fail_if_it_is_told_so(run, client, queue):
 
 
 @pytest.mark.parametrize("work", ["dequeue", "cycle"])
-def test_a_queue_with_jobs_of_others_is_refused_and_left_as_it_is(run, client, queue, work):
+def test_a_queue_with_jobs_of_others_is_refused_and_left_as_it_is(pinlater, client, queue, work):
     [descriptor] = client.enqueue(queue, [b"precious"])
 
-    done = run("bench", work, "--queue", queue)
+    done = pinlater(f"bench {work} --queue {queue}")
 
     assert done.returncode == ExitCode.FAILURE
     assert f"holds jobs that the bench did not make, as {descriptor}" in done.stderr
@@ -246,10 +219,10 @@ def test_a_queue_with_jobs_of_others_is_refused_and_left_as_it_is(run, client, q
     assert client.count(queue, JobState.SUCCEEDED) == 0
 
 
-def test_jobs_of_others_may_be_taken_if_that_is_asked_for(run, client, queue):
+def test_jobs_of_others_may_be_taken_if_that_is_asked_for(pinlater, client, queue):
     [descriptor] = client.enqueue(queue, [b"worthless"])
 
-    run("bench", "dequeue", "--queue", queue, "--fill", "0", "--warm-up", "0", "--all-jobs")
+    pinlater(f"bench dequeue --queue {queue} --fill 0 --warm-up 0 --all-jobs")
 
     assert client.lookup([descriptor])[descriptor].state is JobState.SUCCEEDED
 
@@ -257,17 +230,32 @@ def test_jobs_of_others_may_be_taken_if_that_is_asked_for(run, client, queue):
 def test_a_job_that_others_enqueue_during_a_run_is_given_back_and_ends_it(
     start_bench, client, queue
 ):
-    process = start_bench("cycle", "--queue", queue, "--concurrency", "2", "--batch-size", "3")
+    process = start_bench(f"cycle --queue {queue} --concurrency 2 --batch-size 3")
 
     [descriptor] = client.enqueue(queue, [b"precious"])
 
-    out, err = process.communicate(timeout=60)
-    assert (process.returncode, out) == (ExitCode.FAILURE, "")
-    assert descriptor in err
-    assert "given back, at no attempt's cost" in err
+    out, err = process.communicate(timeout=SECONDS)
+    assert (process.returncode, out) == (ExitCode.FAILURE, b"")
+    assert descriptor.encode() in err
+    assert b"given back, at no attempt's cost" in err
     record = client.lookup([descriptor])[descriptor]
     assert (record.state, record.attempts_remaining) == (JobState.PENDING, 2)
     assert client.count(queue, JobState.IN_PROGRESS) == 0
+
+
+def test_a_missing_queue_is_refused_with_the_cure(pinlater, client):
+    done = pinlater("bench enqueue --queue not_there")
+
+    assert done.returncode == ExitCode.FAILURE
+    assert "queue 'not_there' does not exist; --create makes it" in done.stderr
+    assert "not_there" not in client.queue_names()
+
+
+def test_a_call_that_the_service_refuses_ends_the_run(pinlater, queue):
+    done = pinlater(f"bench enqueue --queue {queue} --body-bytes {2 << 20}")
+
+    assert done.returncode == ExitCode.FAILURE
+    assert done.stderr.startswith("pinlater: ENQUEUE_REJECTED: invalid request: ")
 
 
 PLAN = Plan(
@@ -322,46 +310,3 @@ def test_poisson_arrivals_keep_the_rate_and_come_by_chance():
     # Gaps of chance are as far apart as they are long; even ones do not differ.
     assert 0.5 < statistics.stdev(gaps) / statistics.mean(gaps) < 2
     assert statistics.stdev(b - a for a, b in itertools.pairwise(even_arrivals(100, 1))) < 1e-9
-
-
-def test_a_missing_queue_is_refused_with_the_cure(run, client):
-    done = run("bench", "enqueue", "--queue", "not_there")
-
-    assert done.returncode == ExitCode.FAILURE
-    assert "queue 'not_there' does not exist; --create makes it" in done.stderr
-    assert "not_there" not in client.queue_names()
-
-
-def test_a_call_that_the_service_refuses_ends_the_run(run, queue):
-    done = run("bench", "enqueue", "--queue", queue, "--body-bytes", str(2 << 20))
-
-    assert done.returncode == ExitCode.FAILURE
-    assert done.stderr.startswith("pinlater: ENQUEUE_REJECTED: invalid request: ")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        ("enqueue", "--queue"),
-        ("enqueue --queue q --rate 0", "--rate"),
-        ("enqueue --queue q --rate nan", "--rate"),
-        ("enqueue --queue q --rate 10001", "--rate"),
-        ("enqueue --queue q --arrivals even", "--arrivals"),
-        ("enqueue --queue q --rate 10 --arrivals bursts", "--arrivals"),
-        ("enqueue --queue q --all-jobs", "--all-jobs"),
-        ("enqueue --queue q --num-queries -2", "--num-queries"),
-        ("enqueue --queue q --priority 0", "--priority"),
-        ("enqueue --queue q --seconds 0", "--seconds"),
-        ("enqueue --queue q --warm-up -1", "--warm-up"),
-        ("enqueue --queue q --warm-up nan", "--warm-up"),
-        ("enqueue --queue q --slow-ms inf", "--slow-ms"),
-        ("enqueue --queue q --fill 10", "--fill"),
-        ("dequeue --queue q --fill -1", "--fill"),
-        ("cycle --queue q --concurrency 0", "--concurrency"),
-    ],
-)
-def test_options_that_make_no_sense_are_refused(arguments, named):
-    done = CliRunner().invoke(cli, ["bench", *arguments.split()])
-
-    assert done.exit_code == ExitCode.USAGE, done.output
-    assert named in done.output.splitlines()[-1]

@@ -4,31 +4,25 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pinlaterd.deployment.files import Choices, write_deployment
 from pinlaterd.engines.base import Batch, EnqueueOp
 from pinlaterd.engines.sqlite.engine import SqliteEngine
 from pinlaterd.model import Job
+from tests.cli.program import Program
 
 NOW_MS = 1_700_000_000_000
 
 
-def run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", module, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-
-
 @pytest.fixture
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("d") / "d"  # short, for its sockets
-    done = run("pinlaterd", "init", str(made), "--shards", "1")
-    assert done.returncode == 0, done.stderr
+    made = tmp_path_factory.mktemp("d")  # short, for its sockets
+    write_deployment(made, Choices("sqlite", 1, {}))
     return made
 
 
@@ -46,36 +40,36 @@ def engine(folder: Path) -> SqliteEngine:
     return engine
 
 
-def check(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    arguments = ("shard", "check", "1", "--dir", str(folder), *options)
-    return run("pinlaterd.cli.admin", *arguments)
+@pytest.fixture
+def check(folder: Path) -> Program:
+    return Program("admin", "--dir", folder)
 
 
 def problems(found: Any) -> set[str]:
     return {one["problem"] for one in found["found"]}
 
 
-def test_what_disagrees_is_shown_and_repaired(folder: Path, engine: SqliteEngine):
-    shown = check(folder, "--json")
+def test_what_disagrees_is_shown_and_repaired(check: Program, engine: SqliteEngine):
+    shown = check("shard check 1 --json")
     assert shown.returncode == 1
     engine.open(NOW_MS)
     assert not engine.counts.sound  # it is searched, and warned of
     engine.close()
     assert "jobs in no state, which are never handed out" in problems(json.loads(shown.stdout))
 
-    repaired = check(folder, "--repair")
+    repaired = check("shard check 1 --repair")
     assert repaired.returncode == 0, repaired.stderr
     assert "(repaired)" in repaired.stdout
 
-    again = check(folder)
+    again = check("shard check 1")
     assert again.returncode == 0, again.stderr
     assert again.stdout == "shard 1 agrees with itself\n"
 
 
-def test_a_shard_that_runs_is_left_alone(folder: Path, engine: SqliteEngine):
+def test_a_shard_that_runs_is_left_alone(check: Program, engine: SqliteEngine):
     engine.open(NOW_MS)
 
-    refused = check(folder, "--repair")
+    refused = check("shard check 1 --repair")
 
     engine.close()
     assert refused.returncode == 1

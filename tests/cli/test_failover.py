@@ -11,12 +11,13 @@ from pinlaterd.cli.failover import FailoverBroken, FailoverRefused, ShardFailove
 from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import Address
 from pinlaterd.errors import ConfigError
-from tests.cli.test_pinlater_admin import admin
+from tests.cli.program import Program
 from tests.servers.redis import HOST
 from tests.servers.redis_replicas import RedisPair, redis_pair, redis_program, replication
 
 __all__ = ["redis_pair", "redis_program"]
 
+admin = Program("admin")
 WANTED = Wanted("1", None, False, None, None, 5.0)
 
 
@@ -39,7 +40,7 @@ def masters(deployment: Path) -> list[Address | None]:
 
 
 def test_without_a_service_servers_and_file_are_changed(deployment, redis_pair):
-    done = admin("shard", "failover", "2", "--yes", "--dir", str(deployment))
+    done = admin("shard failover 2 --yes --dir", deployment)
 
     assert done.returncode == 0, done.stderr
     assert "no service runs here" in done.stdout
@@ -49,7 +50,7 @@ def test_without_a_service_servers_and_file_are_changed(deployment, redis_pair):
 
 
 def test_nobody_is_asked_in_a_pipe(deployment, redis_pair):
-    done = admin("shard", "failover", "1", "--dir", str(deployment))
+    done = admin("shard failover 1 --dir", deployment)
 
     assert done.returncode == 2
     assert "--yes" in done.stderr
@@ -68,10 +69,9 @@ def test_what_is_broken_off_behind_the_promotion_is_gone_on_with(deployment, red
             broken.carry_out(lambda _: None)
         broken.close()
     shards_file.write_text(good)
-    elsewhere = ("--to", f"{HOST}:1")
-    other = admin("shard", "failover", "2", "--yes", "--dir", str(deployment), *elsewhere)
+    other = admin(f"shard failover 2 --yes --to {HOST}:1 --dir", deployment)
 
-    done = admin("shard", "failover", "2", "--yes", "--dir", str(deployment))
+    done = admin("shard failover 2 --yes --dir", deployment)
 
     assert other.returncode == 1
     assert "go on with that first" in other.stderr
@@ -96,25 +96,18 @@ def test_a_journal_that_can_t_be_read_is_not_passed_over(deployment, redis_pair)
     assert replication(redis_pair.master)["role"] == "master"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--to", "nowhere"), "'nowhere' is not HOST:PORT"),
-        (("--passwd-file", "/dev/null"), "Give --user, too"),
-    ],
-)
-def test_wrong_usage_is_told(deployment, arguments, words):
-    done = admin("shard", "failover", "1", "--dir", str(deployment), *arguments)
+def test_a_password_without_its_user_is_wrong_usage(deployment):
+    done = admin("shard failover 1 --passwd-file /dev/null --dir", deployment)
 
     assert done.returncode == 2
-    assert words in done.stderr
+    assert "Give --user, too" in done.stderr
 
 
 def test_a_file_has_no_replica(tmp_path):
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/shards.yaml").write_text("shards: {1: {}}")
 
-    done = admin("shard", "failover", "1", "--yes", "--dir", str(tmp_path))
+    done = admin("shard failover 1 --yes --dir", tmp_path)
 
     assert done.returncode == 1
     assert "has no replica" in done.stderr

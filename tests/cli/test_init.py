@@ -10,7 +10,7 @@ from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import ENGINES, ServerSettings
 from pinlaterd.deployment.files import Choices, queues_text, server_text, write_deployment
 from pinlaterd.errors import DeploymentError
-from tests.cli.conftest import ROOT
+from tests.cli.program import ROOT
 
 
 def test_what_it_writes_is_a_valid_configuration(operator):
@@ -52,15 +52,6 @@ def test_it_never_overwrites_and_leaves_nothing_half_written(operator):
     assert (operator.folder / "etc" / "queues.yaml").read_text() == "queues: {mail: }\n"
 
 
-def test_a_folder_that_can_not_be_made_is_told(operator):
-    operator.folder.write_text("a file")
-
-    done = operator.init()
-
-    assert done.returncode == 2
-    assert "is a file" in done.stderr
-
-
 def test_a_folder_too_deep_for_sockets_is_refused_at_once(tmp_path):
     deep = tmp_path / ("d" * 100)
 
@@ -68,11 +59,6 @@ def test_a_folder_too_deep_for_sockets_is_refused_at_once(tmp_path):
         write_deployment(deep, Choices("sqlite", 1, {}))
 
     assert not deep.exists()
-
-
-def test_a_wrong_option_is_a_usage_error(operator):
-    assert operator.init("--engine", "oracle").returncode == 2
-    assert operator.init("--shards", 0).returncode == 2
 
 
 def test_every_setting_is_explained_and_the_defaults_are_the_schemas(tmp_path):

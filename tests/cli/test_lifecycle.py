@@ -13,7 +13,7 @@ import time
 import pytest
 
 from pinlaterd.lifecycle import MIN_LIFE_SECONDS, StopSignal
-from tests.cli.conftest import ROOT
+from tests.cli.program import ROOT
 
 SECONDS = 20.0
 

@@ -2,85 +2,45 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import pty
-import select
 import signal
 import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from pinlaterd.client import Client, Job, JobState
-from tests.cli.program import COMMAND, facts
-from tests.conftest import WaitUntil
-from tests.deployment import Deployment, frozen
+from pinlaterd.client import Job, JobState
+from tests.cli.program import SECONDS, Program, read_until
+from tests.deployment import frozen
 from tests.servers.proxy import Cut, Proxy
-
-SECONDS = 30
-
-Start = Callable[..., subprocess.Popen[bytes]]
 
 
 @pytest.fixture
-def proxy(service: Deployment) -> Iterator[Proxy]:
+def proxy(service):
     proxy = Proxy(service.port)
     yield proxy
     proxy.close()
 
 
 @pytest.fixture
-def start() -> Iterator[Start]:
-    """Starts `pinlater`. Its pipes have no buffers here: whatever it wrote is there to read."""
-    with contextlib.ExitStack() as started:
-
-        def start(port: int, *arguments: str) -> subprocess.Popen[bytes]:
-            process = subprocess.Popen(
-                [*COMMAND, *arguments, "--port", str(port)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                bufsize=0,
-            )
-            started.enter_context(process)
-            started.callback(process.kill)
-            return process
-
-        yield start
+def by_proxy(proxy):
+    return Program("pinlater", "--port", proxy.port)
 
 
-def read_until(descriptor: int, word: bytes) -> bytes:
-    """What comes up to the word; AssertionError if it does not."""
-    shown = b""
-    until = time.monotonic() + SECONDS
-    while word not in shown:
-        assert select.select([descriptor], [], [], max(0, until - time.monotonic()))[0], shown
-        piece = os.read(descriptor, 4096)
-        assert piece, shown
-        shown += piece
-    return shown
-
-
-def test_create_and_get_queue_names(run, client):
-    assert facts(run("create", "--queue", "made_by_tool", "--json")) == {"created": "made_by_tool"}
-    assert run("create", "--queue", "made_by_tool").returncode == 0
+def test_create_and_get_queue_names(pinlater, client):
+    assert pinlater.facts("create --queue made_by_tool") == {"created": "made_by_tool"}
+    assert pinlater("create --queue made_by_tool").returncode == 0
 
     assert "made_by_tool" in client.queue_names()
-    assert "made_by_tool" in run("get-queue-names").stdout.splitlines()
-    assert "made_by_tool" in facts(run("get-queue-names", "--json"))
+    assert "made_by_tool" in pinlater("get-queue-names").stdout.splitlines()
+    assert "made_by_tool" in pinlater.facts("get-queue-names")
 
 
-def test_enqueue_makes_batches_over_all_connections(run, client, queue):
-    done = facts(
-        run(
-            *("enqueue", "--queue", queue, "--num-queries", "25", "--batch-size", "4"),
-            *("--concurrency", "3", "--priority", "2", "--body-bytes", "123", "--json"),
-        )
+def test_enqueue_makes_batches_over_all_connections(pinlater, client, queue):
+    done = pinlater.facts(
+        f"enqueue --queue {queue} --num-queries 25 --batch-size 4 --concurrency 3 --priority 2 "
+        "--body-bytes 123"
     )
 
     assert (done["calls"], done["jobs"], done["errors"]) == (25, 100, {})
@@ -91,11 +51,9 @@ def test_enqueue_makes_batches_over_all_connections(run, client, queue):
     assert {len(r.body or b"") for r in bodies} == {123}
 
 
-def test_what_was_enqueued_comes_out_checked(run, client, queue):
-    assert run("enqueue", "--queue", queue, "--num-queries", "20", "--batch-size", "10").stdout
-    done = facts(
-        run("check-dequeue", "--queue", queue, "--batch-size", "7", "--concurrency", "2", "--json")
-    )
+def test_what_was_enqueued_comes_out_checked(pinlater, client, queue):
+    assert pinlater(f"enqueue --queue {queue} --num-queries 20 --batch-size 10").stdout
+    done = pinlater.facts(f"check-dequeue --queue {queue} --batch-size 7 --concurrency 2")
 
     assert done["check"]["distinct"] == 200
     assert done["check"]["runs"] == 1
@@ -103,56 +61,41 @@ def test_what_was_enqueued_comes_out_checked(run, client, queue):
     assert client.count(queue, JobState.SUCCEEDED) == 200
 
 
-def test_check_dequeue_misses_a_lost_job(run, client, queue):
-    run("enqueue", "--queue", queue, "--num-queries", "1", "--batch-size", "10")
+def test_check_dequeue_misses_a_lost_job(pinlater, client, queue):
+    pinlater(f"enqueue --queue {queue} --batch-size 10")
     [stolen, *_] = client.dequeue(queue, limit=3)
     client.ack(queue, succeeded=[stolen])
 
-    done = run("check-dequeue", "--queue", queue, "--batch-size", "10")
+    done = pinlater(f"check-dequeue --queue {queue} --batch-size 10")
 
     assert done.returncode == 1
     assert "3 missing" in done.stdout
 
 
-def test_dequeue_fails_the_share_it_is_told_to(run, client, queue):
-    client.enqueue(queue, [Job(b"a", attempts_allowed=1)] * 60)
+def test_some_of_the_jobs_succeed_and_the_others_fail(pinlater, client, queue):
+    client.enqueue(queue, [Job(b"a", attempts_allowed=1)] * 260)
 
-    done = facts(
-        run(
-            *("dequeue", "--queue", queue, "--num-queries", "6", "--batch-size", "10"),
-            *("--dequeue-success-percent", "0", "--json"),
-        )
-    )
-
-    assert done["jobs"] == 60
-    assert client.count(queue, JobState.FAILED) == 60
-
-
-def test_some_of_the_jobs_succeed_and_the_others_fail(run, client, queue):
-    client.enqueue(queue, [Job(b"a", attempts_allowed=1)] * 200)
-
-    done = run(
-        *("dequeue", "--queue", queue, "--num-queries", "2", "--batch-size", "100"),
-        *("--dequeue-success-percent", "50"),
-    )
-
-    assert done.returncode == 0, done.stderr
+    dequeue = f"dequeue --queue {queue} --batch-size 100 --dequeue-success-percent"
+    assert pinlater.facts(f"{dequeue} 50 --num-queries 2")["jobs"] == 200
     failed = client.count(queue, JobState.FAILED)
+    assert pinlater.facts(f"{dequeue} 0 --num-queries 1")["jobs"] == 60
+
     assert 50 < failed < 150  # outside in one of 10 ** 12 runs
     assert client.count(queue, JobState.SUCCEEDED) == 200 - failed
+    assert client.count(queue, JobState.FAILED) == failed + 60
+
+
+# --- lines of a file --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("source", ["file", "-"])
-def test_lines_of_a_file_become_jobs(run, client, queue, tmp_path, source):
+def test_lines_of_a_file_become_jobs(pinlater, client, queue, tmp_path, source):
     content = b"to: ada\n\nto: gr\xffce"
     path = tmp_path / "lines"
     path.write_bytes(content)
 
-    done = run(
-        *("enqueue", "--queue", queue, "--batch-size", "2"),
-        *("--from-file", str(path) if source == "file" else "-"),
-        stdin=content,
-    )
+    file = path if source == "file" else "-"
+    done = pinlater(f"enqueue --queue {queue} --batch-size 2 --from-file", file, stdin=content)
 
     assert done.returncode == 0, done.stderr
     assert "enqueued 3 jobs in 2 calls" in done.stdout
@@ -160,111 +103,95 @@ def test_lines_of_a_file_become_jobs(run, client, queue, tmp_path, source):
     assert bodies == [b"", b"to: ada", b"to: gr\xffce"]
 
 
-def test_a_line_that_cannot_be_stored_stops_the_run_and_is_named(run, client, queue):
+def test_a_line_that_cannot_be_stored_stops_the_run_and_is_named(pinlater, client, queue):
     lines = b"short\n" * 4 + b"x" * (2 << 20) + b"\nshort\n"
 
-    done = run("enqueue", "--queue", queue, "--batch-size", "2", "--from-file", "-", stdin=lines)
+    done = pinlater(f"enqueue --queue {queue} --batch-size 2 --from-file -", stdin=lines)
 
     assert done.returncode == 1
     assert "stopped at lines 5 to 6, which were not stored: invalid request: " in done.stderr
     assert client.count(queue, JobState.PENDING) == 4
 
 
-def test_a_line_that_was_never_sent_is_known_not_to_be_stored(
-    start, proxy, client, queue, wait_until
-):
-    process = start(proxy.port, "enqueue", "--queue", queue, "--from-file", "-")
-    assert process.stdin is not None
-    process.stdin.write(b"one\n")
-    wait_until(lambda: b"enqueueJobs" in proxy.last_answer)
-    proxy.close()
+def test_a_line_that_was_never_sent_is_known_not_to_be_stored(by_proxy, proxy, queue, wait_until):
+    with by_proxy.started(f"enqueue --queue {queue} --from-file -") as process:
+        process.stdin.write(b"one\n")
+        wait_until(lambda: b"enqueueJobs" in proxy.last_answer)
+        proxy.close()
 
-    _, said = process.communicate(b"two\n", timeout=SECONDS)
+        _, said = process.communicate(b"two\n", timeout=SECONDS)
 
     assert process.returncode == 1
     assert b"stopped at line 2, which was not stored: " in said
     assert b"connection refused" in said
 
 
-def test_a_line_whose_answer_is_lost_is_not_said_to_be_missing(start, proxy, client, queue):
+def test_a_line_whose_answer_is_lost_is_not_said_to_be_missing(by_proxy, proxy, client, queue):
     proxy.cut_at(b"enqueueJobs", Cut.AFTER)
-    process = start(proxy.port, "enqueue", "--queue", queue, "--from-file", "-")
 
-    _, said = process.communicate(b"one\n", timeout=SECONDS)
+    done = by_proxy(f"enqueue --queue {queue} --from-file -", stdin=b"one\n")
 
-    assert process.returncode == 1
-    assert b"stopped at line 1, which was not stored for sure: " in said
+    assert done.returncode == 1
+    assert "stopped at line 1, which was not stored for sure: " in done.stderr
     assert client.count(queue, JobState.PENDING) == 1
 
 
-def test_get_job_count(run, client, queue):
+# --- single calls -----------------------------------------------------------------------------
+
+
+def test_get_job_count(pinlater, client, queue):
     client.enqueue(queue, [Job(b"a", priority=2), Job(b"b"), Job(b"c", run_after_ms=2**42)])
 
-    count = ("get-job-count", "--queue", queue)
-    assert run(*count).stdout == "2\n"
-    assert facts(run(*count, "--priority", "2", "--json")) == {"count": 1}
-    assert run(*count, "--count-future-jobs").stdout == "1\n"
-    assert run(*count, "--job-state", "FAILED").stdout == "0\n"
+    count = f"get-job-count --queue {queue}"
+    assert pinlater(count).stdout == "2\n"
+    assert pinlater.facts(f"{count} --priority 2") == {"count": 1}
+    assert pinlater(f"{count} --count-future-jobs").stdout == "1\n"
+    assert pinlater(f"{count} --job-state FAILED").stdout == "0\n"
 
 
-def test_lookup_shows_jobs_and_fails_for_unknown_ones(run, client, queue):
+def test_lookup_shows_jobs_and_fails_for_unknown_ones(pinlater, client, queue):
     [descriptor] = client.enqueue(queue, [b"\x1b[2J"])
 
-    shown = run("lookup", "--job-descriptor", descriptor)
+    shown = pinlater("lookup --job-descriptor", descriptor)
     assert shown.returncode == 0
     assert "PENDING" in shown.stdout
     assert "\\x1b[2J" in shown.stdout
-    found = facts(run("lookup", "--job-descriptor", descriptor, "--json"))
+    found = pinlater.facts("lookup --job-descriptor", descriptor)
     assert found[descriptor]["body"] == "\x1b[2J"
 
-    unknown = run("lookup", "--job-descriptor", f"{queue}:s1:p1:99999999")
+    unknown = pinlater(f"lookup --job-descriptor {queue}:s1:p1:99999999")
     assert unknown.returncode == 1
     assert "unknown" in unknown.stderr
 
 
-def test_an_endless_load_shows_a_line_a_second_and_ends_in_order(service, queue, client):
-    process = subprocess.Popen(
-        [
-            *COMMAND,
-            "enqueue",
-            "--queue",
-            queue,
-            "--num-queries",
-            "-1",
-            "--progress",
-            "--port",
-            str(service.port),
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stderr is not None
-    line = process.stderr.readline()
-    process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=30)
+# --- progress, interrupts, failures -----------------------------------------------------------
 
-    for word in ("calls/s", "jobs/s", "p50", "p99", "errors 0"):
+
+def test_an_endless_load_shows_a_line_a_second_and_ends_in_order(pinlater, queue, client):
+    with pinlater.started(f"enqueue --queue {queue} --num-queries -1 --progress") as process:
+        line = read_until(process.stderr.fileno(), b"\n")
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=SECONDS)
+
+    for word in (b"calls/s", b"jobs/s", b"p50", b"p99", b"errors 0"):
         assert word in line
     assert process.returncode == 0
-    assert f"enqueued {client.count(queue, JobState.PENDING):,} jobs" in out
+    assert f"enqueued {client.count(queue, JobState.PENDING):,} jobs".encode() in out
 
 
 def test_a_second_interrupt_ends_a_load_whose_service_hangs(
-    start, proxy, queue, client, wait_until
+    by_proxy, proxy, queue, client, wait_until
 ):
     client.enqueue(queue, [b"a"] * 5)
-    process = start(
-        *(proxy.port, "dequeue", "--queue", queue, "--num-queries", "-1", "--progress", "--json")
-    )
-    assert process.stderr is not None
-    wait_until(lambda: client.count(queue, JobState.SUCCEEDED) == 5)
-    proxy.hold()
+    dequeue = f"dequeue --queue {queue} --num-queries -1 --progress --json"
+    with by_proxy.started(dequeue) as process:
+        wait_until(lambda: client.count(queue, JobState.SUCCEEDED) == 5)
+        proxy.hold()
 
-    process.send_signal(signal.SIGINT)
-    read_until(process.stderr.fileno(), b"interrupt it again")
-    process.send_signal(signal.SIGINT)
-    out, said = process.communicate(timeout=SECONDS)
+        process.send_signal(signal.SIGINT)
+        read_until(process.stderr.fileno(), b"interrupt it again")
+        process.send_signal(signal.SIGINT)
+        out, said = process.communicate(timeout=SECONDS)
 
     assert process.returncode == 1, said
     done = json.loads(out)
@@ -273,42 +200,36 @@ def test_a_second_interrupt_ends_a_load_whose_service_hangs(
 
 
 @pytest.mark.parametrize("command", ["dequeue", "check-dequeue"])
-def test_a_last_ack_that_fails_costs_no_figures(start, proxy, run, queue, client, command):
-    run("enqueue", "--queue", queue, "--batch-size", "5")
+def test_a_last_ack_that_fails_costs_no_figures(by_proxy, proxy, pinlater, queue, client, command):
+    pinlater(f"enqueue --queue {queue} --batch-size 5")
     proxy.cut_at(b"ackDequeuedJobs", Cut.BEFORE, times=2)  # it is sent once more
 
-    process = start(
-        *(proxy.port, command, "--queue", queue, "--num-queries", "1", "--batch-size", "5"),
-        "--json",
-    )
-    out, said = process.communicate(timeout=SECONDS)
+    ended = by_proxy(f"{command} --queue {queue} --num-queries 1 --batch-size 5 --json")
 
-    assert process.returncode == 1, said
-    done = json.loads(out)
+    assert ended.returncode == 1, ended.stderr
+    done = json.loads(ended.stdout)
     assert (done["calls"], done["jobs"], done["errors"]) == (1, 5, {"OutcomeUnknown": 1})
     assert command == "dequeue" or done["check"]["distinct"] == 5
     assert client.count(queue, JobState.IN_PROGRESS) == 5
 
 
 def test_a_load_outlives_the_router_and_counts_its_errors(
-    start: Start, service: Deployment, client: Client, queue: str, wait_until: WaitUntil
+    pinlater, service, client, queue, wait_until
 ):
     """Nothing starts the router again until the load has met its absence."""
-    process = start(
-        *(service.port, "enqueue", "--queue", queue, "--num-queries", "-1", "--progress", "--json")
-    )
-    assert process.stderr is not None
-    wait_until(lambda: client.count(queue, JobState.PENDING) > 0)
-    router, supervisord = service.pid_of("router"), service.supervisord_pid()
-    with frozen(supervisord):
-        os.kill(router, signal.SIGKILL)
-        read_until(process.stderr.fileno(), b"CannotConnect")
-    service.wait_until_serving()
-    stored = client.count(queue, JobState.PENDING)
-    wait_until(lambda: client.count(queue, JobState.PENDING) > stored)
+    enqueue = f"enqueue --queue {queue} --num-queries -1 --progress --json"
+    with pinlater.started(enqueue) as process:
+        wait_until(lambda: client.count(queue, JobState.PENDING) > 0)
+        router, supervisord = service.pid_of("router"), service.supervisord_pid()
+        with frozen(supervisord):
+            os.kill(router, signal.SIGKILL)
+            read_until(process.stderr.fileno(), b"CannotConnect")
+        service.wait_until_serving()
+        stored = client.count(queue, JobState.PENDING)
+        wait_until(lambda: client.count(queue, JobState.PENDING) > stored)
 
-    process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=SECONDS)
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=SECONDS)
 
     assert process.returncode == 1
     done = json.loads(out)
@@ -317,41 +238,28 @@ def test_a_load_outlives_the_router_and_counts_its_errors(
     assert 0 <= client.count(queue, JobState.PENDING) - done["jobs"] <= unknown
 
 
-def test_a_terminal_gets_a_line_a_second_by_itself(service, queue):
-    pid, terminal = pty.fork()
-    if pid == 0:
-        command = [*COMMAND, "enqueue", "--queue", queue, "--num-queries", "-1"]
-        os.execv(sys.executable, [*command, "--port", str(service.port)])
-    try:
-        read_until(terminal, b"calls/s")
-        os.write(terminal, b"\x03")  # Ctrl-C
-        read_until(terminal, b"enqueued ")
-        _, status = os.waitpid(pid, 0)
-    finally:
-        os.close(terminal)  # which ends it if it runs still
+def test_a_terminal_gets_a_line_a_second_by_itself(pinlater, queue):
+    with pinlater.on_a_terminal(f"enqueue --queue {queue} --num-queries -1") as terminal:
+        terminal.wait_for(b"calls/s")
+        terminal.types("\x03")  # Ctrl-C
 
-    assert os.waitstatus_to_exitcode(status) == 0
+        assert terminal.end() == 0
+    assert b"enqueued " in terminal.shown
 
 
-def test_a_pipe_gets_the_summary_only(run, queue):
-    done = run("enqueue", "--queue", queue)
+def test_a_pipe_gets_the_summary_only(pinlater, client, queue):
+    done = pinlater(f"enqueue --queue {queue} --batch-size 2 --body", "grüße\n")
 
     assert done.stderr == ""
-    assert done.stdout.startswith("enqueued 1 job in 1 call\n")
-
-
-def test_a_body_of_the_command_line_is_that_of_each_job(run, client, queue):
-    done = run("enqueue", "--queue", queue, "--body", "grüße\n", "--batch-size", "2")
-
-    assert done.stdout.startswith("enqueued 2 jobs in 1 call")
+    assert done.stdout.startswith("enqueued 2 jobs in 1 call\n")
     assert [job.body for job in client.dequeue(queue, limit=3)] == ["grüße\n".encode()] * 2
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_a_full_disk_is_one_line(service, unbuffered):
+def test_a_full_disk_is_one_line(pinlater, unbuffered):
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
-            [*COMMAND, "get-queue-names", "--json", "--port", str(service.port)],
+            pinlater.line("get-queue-names --json"),
             env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
             stdout=full,
             stderr=subprocess.PIPE,
@@ -364,58 +272,16 @@ def test_a_full_disk_is_one_line(service, unbuffered):
     assert done.stderr == "pinlater: input or output failed: no space left on device\n"
 
 
-def test_an_unknown_queue_is_said_at_once(run):
-    done = run("dequeue", "--queue", "nowhere", "--num-queries", "-1")
+def test_an_unknown_queue_is_said_at_once(pinlater):
+    done = pinlater("dequeue --queue nowhere --num-queries -1")
 
     assert done.returncode == 1
     assert done.stderr.startswith("pinlater: QUEUE_NOT_FOUND: queue 'nowhere' does not exist")
 
 
 def test_no_service_is_said_with_the_cure(free_port):
-    done = subprocess.run(
-        [*COMMAND, "get-queue-names", "--port", str(free_port())],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = Program("pinlater", "--port", free_port())("get-queue-names")
 
     assert done.returncode == 1
     assert "connection refused" in done.stderr
     assert "`pinlaterd up`" in done.stderr
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["enqueue"],
-        ["dequeue", "--queue", "q", "--batch-size", "0"],
-        ["enqueue", "--queue", "q", "--priority", "128"],
-        ["enqueue", "--queue", "q", "--body", "a", "--from-file", "-"],
-        ["dequeue", "--queue", "q", "--batch-size", str(2**31)],
-        ["fly"],
-    ],
-)
-def test_wrong_usage_exits_2(run, arguments):
-    assert run(*arguments).returncode == 2
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        *("create", "enqueue", "dequeue", "check-dequeue", "lookup", "get-queue-names"),
-        *("get-job-count", "bench"),
-    ],
-)
-def test_every_command_has_help_with_an_example(command):
-    environment = {**os.environ, "COLUMNS": "100"}
-    done = subprocess.run(
-        [*COMMAND, command, "--help"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment,
-    )
-
-    assert done.returncode == 0
-    assert "Example" in done.stdout
-    assert f"pinlater {command}" in done.stdout

