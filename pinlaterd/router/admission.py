@@ -15,12 +15,10 @@ import asyncio
 import re
 from collections.abc import Callable
 
-from pinlaterd.clock import Clock
-from pinlaterd.config.schema import KIB, MIB, ServerSettings
+from pinlaterd.config.schema import KIB, MIB
 from pinlaterd.errors import EnqueueRejected, ErrorCode, Overloaded
 from pinlaterd.model import Method, ScanRequest
-from pinlaterd.router.call import Call
-from pinlaterd.stats import Stats
+from pinlaterd.router.call import Call, Shared
 from pinlaterd.wire.envelope import SCAN_BYTES
 
 # Smaller ones are bounded well enough by how many calls a connection may have in flight.
@@ -55,22 +53,13 @@ class Admission:
     """Counts calls until they end, and grants memory to those whose answers may be large, in the
     order in which they come."""
 
-    def __init__(
-        self,
-        settings: ServerSettings,
-        clock: Clock,
-        stats: Stats,
-        begin: Callable[[Call], None],
-        count_shards: Callable[[], int],
-    ) -> None:
+    def __init__(self, shared: Shared, begin: Callable[[Call], None]) -> None:
         """`begin` is called with a call that was not admitted at once, when it may begin."""
-        self.settings = settings  # replaced when settings change live
+        settings = shared.settings
         self.in_flight = 0
         self.waiting = 0  # dequeues that wait for jobs or tokens; not in flight meanwhile
-        self._clock = clock
-        self._stats = stats
+        self._shared = shared
         self._begin = begin
-        self._count_shards = count_shards
         self._most_in_flight = settings.max_calls_in_flight
         self._most_waiting = settings.max_waiting_dequeues
         self._most_bytes = settings.max_buffered_bytes // _OTHERS_PART
@@ -131,11 +120,12 @@ class Admission:
             self._release(call)
         method = call.peek.method
         assert method is not None
-        self._stats.record(_MSEC_NAMES[method], (self._clock.monotonic() - call.started) * 1000)
+        stats = self._shared.stats
+        stats.record(_MSEC_NAMES[method], (self._shared.clock.monotonic() - call.started) * 1000)
         if error is not None:
-            self._stats.count(f"PinLater.{method}.errors.{error.name}")
+            stats.count(f"PinLater.{method}.errors.{error.name}")
             if error is ErrorCode.DEQUEUE_RATE_LIMITED:
-                self._stats.count(f"{call.peek.queue}_dequeue_requests_rate_limited")
+                stats.count(f"{call.peek.queue}_dequeue_requests_rate_limited")
 
     # --- memory --------------------------------------------------------------------------------
 
@@ -161,7 +151,7 @@ class Admission:
 
     def _size(self, call: Call) -> int:
         """The most bytes that its answer may have."""
-        peek, settings = call.peek, self.settings
+        peek, settings = call.peek, self._shared.settings
         if peek.method is Method.DEQUEUE:
             jobs = max(1, peek.limit) if peek.canonical else settings.max_jobs_per_call
             of_a_job = settings.max_job_body_bytes + _CLAIM_BYTES
@@ -172,14 +162,14 @@ class Admission:
             size = min(jobs * (body + _RECORD_BYTES), settings.max_frame_bytes)
         else:
             jobs = min(_scan_limit(call.message), settings.scan_limit)
-            statuses = min(jobs * _STATUS_BYTES, self._count_shards() * SCAN_BYTES)
+            statuses = min(jobs * _STATUS_BYTES, len(self._shared.shards.by_name) * SCAN_BYTES)
             size = statuses + jobs * (_RECORD_BYTES - _STATUS_BYTES)
         return min(size, self._most_bytes)
 
     def _look(self) -> None:
         """Begin what may be begun; look again soon while others wait."""
         self._looking = None
-        now = self._clock.monotonic()
+        now = self._shared.clock.monotonic()
         full = False  # those behind one that lacks room wait, too
         for call, was_next in list(self._lacking.items()):
             if call.answer.gone:
@@ -191,7 +181,7 @@ class Admission:
             ready = size > 0
             if ready and not was_next:
                 # It could not be begun while the client had not taken the answers before it.
-                call.deadline = now + self.settings.request_timeout_ms / 1000
+                call.deadline = now + self._shared.settings.request_timeout_ms / 1000
                 self._lacking[call] = True
             if ready and not call.claims:
                 full |= size > min(self._free_bytes[False], call.answer.room())

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
 from typing import NamedTuple
 
-from pinlaterd.config.schema import KIB
+from pinlaterd.clock import Clock
+from pinlaterd.config.schema import KIB, ServerSettings
 from pinlaterd.errors import (
     EnqueueRejected,
     ErrorCode,
@@ -20,9 +23,12 @@ from pinlaterd.errors import (
     ShardConnectionFailed,
 )
 from pinlaterd.model import CallContext, Method, Request, Result
+from pinlaterd.router.rate_limits import RateLimits
+from pinlaterd.router.shards import ShardSet
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.codec import Peek
 from pinlaterd.rpc.server import Answer
+from pinlaterd.stats import Stats
 from pinlaterd.wire.envelope import Op, ReplyEntry, ShardCall, Status
 from pinlaterd.wire.link import ShardLink
 
@@ -30,6 +36,18 @@ from pinlaterd.wire.link import ShardLink
 LARGE_BYTES = 64 * KIB
 
 Replies = Sequence[tuple[ShardLink, ReplyEntry]]
+
+
+@dataclass(slots=True)
+class Shared:
+    """What all parts of a router share."""
+
+    shards: ShardSet
+    limits: RateLimits
+    clock: Clock
+    stats: Stats
+    rng: Random
+    settings: ServerSettings  # replaced when they change live
 
 
 class Call(ShardCall):

@@ -18,11 +18,9 @@ import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from random import Random
 from typing import TypeVar, cast
 
 from pinlaterd.clock import Clock
-from pinlaterd.config.schema import ServerSettings
 from pinlaterd.errors import DequeueRateLimited, InvalidRequest, NoHealthyShards, PinLaterError
 from pinlaterd.model import (
     CallContext,
@@ -34,10 +32,8 @@ from pinlaterd.model import (
 )
 from pinlaterd.router import routing
 from pinlaterd.router.admission import Admission
-from pinlaterd.router.call import Call, Query, ask_all, failure, results_of
+from pinlaterd.router.call import Call, Query, Shared, ask_all, failure, results_of
 from pinlaterd.router.fan_out import FanOut
-from pinlaterd.router.rate_limits import RateLimits
-from pinlaterd.router.shards import ShardSet
 from pinlaterd.rpc import codec
 from pinlaterd.wire.envelope import GiveUp, ReplyEntry, ShardCall, Status
 from pinlaterd.wire.link import ShardLink
@@ -48,21 +44,9 @@ T = TypeVar("T")
 class Dequeuer:
     """Dequeues over several shards."""
 
-    def __init__(
-        self,
-        shards: ShardSet,
-        settings: ServerSettings,
-        limits: RateLimits,
-        clock: Clock,
-        rng: Random,
-        fan_out: FanOut,
-        admission: Admission,
-    ) -> None:
-        self.settings = settings  # replaced when settings change live
-        self._shards = shards
-        self._limits = limits
-        self._clock = clock
-        self._rng = rng
+    def __init__(self, shared: Shared, fan_out: FanOut, admission: Admission) -> None:
+        self._shared = shared
+        self._shards = shards = shared.shards
         self._fan_out = fan_out
         self._admission = admission
         self._waiting = WaitingRoom()
@@ -76,7 +60,7 @@ class Dequeuer:
     def stop_waiting(self) -> None:
         """The server stops: those who wait are answered now, and nobody waits any more."""
         self._stopping = True
-        self._limits.stop_waiting()
+        self._shared.limits.stop_waiting()
         self._waiting.wake_all()
 
     def choose(self, queue: str) -> ShardLink | None:
@@ -87,7 +71,7 @@ class Dequeuer:
         levels = [routing.best_level(shard.ready_counts(queue)) for shard in shards]
         best = min(levels)
         candidates = [shard for shard, level in zip(shards, levels, strict=True) if level == best]
-        return candidates[int(self._rng.random() * len(candidates))]
+        return candidates[int(self._shared.rng.random() * len(candidates))]
 
     async def run(self, call: Call) -> None:
         """Serve a dequeue whose acks, coverage or rate take more than passing it through."""
@@ -96,30 +80,30 @@ class Dequeuer:
             # Carried out whatever becomes of the dequeue; if one fails, its error is the answer.
             await self._fan_out.ack(Query(Method.ACK, context, call.deadline), request.acks)
         _check(request)
-        await self._serve(_Gathering(call, context, request, self._clock))
+        await self._serve(_Gathering(call, context, request, self._shared.clock))
 
     async def go_on(self, call: Call, first: ShardLink, reply: ReplyEntry) -> None:
         """Serve a dequeue of which `first` gave a part (and has carried out the acks)."""
-        gathering = _Gathering(call, *self._decode(call), self._clock)
+        gathering = _Gathering(call, *self._decode(call), self._shared.clock)
         gathering.cover(self._covered(gathering.request))
         if not gathering.request.dry_run:
             gathering.take(first, reply)
         await self._serve(gathering)
 
     def _decode(self, call: Call) -> tuple[CallContext, DequeueRequest]:
-        _, context, request = call.decode(self.settings.max_jobs_per_call)
+        _, context, request = call.decode(self._shared.settings.max_jobs_per_call)
         return context, cast("DequeueRequest", request)
 
     def _covered(self, request: DequeueRequest) -> list[ShardLink]:
         shards = self._shards.preferred()
         if not shards:
             raise NoHealthyShards
-        return routing.cover(shards, request.coverage, self._rng)
+        return routing.cover(shards, request.coverage, self._shared.rng)
 
     async def _serve(self, gathering: _Gathering) -> None:
         """Gather, wait while there is nothing, answer; what can't be delivered goes back."""
         call, request = gathering.call, gathering.request
-        wait_ms = min(request.max_wait_ms, self.settings.max_dequeue_wait_ms)
+        wait_ms = min(request.max_wait_ms, self._shared.settings.max_dequeue_wait_ms)
         if call.peek.head.oneway:
             wait_ms = 0  # no answer delivers what it would claim
         wait_until = call.started + wait_ms / 1000
@@ -128,7 +112,7 @@ class Dequeuer:
         try:
             while True:
                 refused = await self._gather(gathering, wait_until)
-                seconds = wait_until - self._clock.monotonic()
+                seconds = wait_until - self._shared.clock.monotonic()
                 if gathering.jobs or refused or seconds <= 0 or call.answer.gone or self._stopping:
                     break
                 await self._wait_for_jobs(gathering, seconds)
@@ -167,11 +151,11 @@ class Dequeuer:
             return False
         before = len(gathering.jobs)
         wanted = request.limit - before
-        limited = self._limits.queues.get(request.queue)
+        limited = self._shared.limits.queues.get(request.queue)
         taken = wanted if limited is None else limited.take(wanted)
         # Only a dequeue that has no job yet waits for a token.
         if limited is not None and not (taken or before):
-            seconds = 0.0 if self._stopping else wait_until - self._clock.monotonic()
+            seconds = 0.0 if self._stopping else wait_until - self._shared.clock.monotonic()
             waiting = partial(limited.wait, wanted, seconds)
             taken = await self._wait(gathering.call, waiting) or 0
             gathering.cover([])  # what shards confirmed before is of no use after a wait
@@ -211,7 +195,7 @@ class Dequeuer:
         """Claim level by level, until `wanted` jobs are there or all levels are confirmed empty.
 
         Each round brings a job, a confirmation, or hints by which the next one does."""
-        queue, levels = gathering.request.queue, self.settings.num_priority_levels
+        queue, levels = gathering.request.queue, self._shared.settings.num_priority_levels
         level = 1
         while len(gathering.jobs) < wanted and not gathering.full and level <= levels:
             asked = gathering.unconfirmed(level)

@@ -15,12 +15,9 @@ import struct
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from itertools import repeat
-from random import Random
 from typing import Any, cast
 
-from pinlaterd.clock import Clock
 from pinlaterd.config.password import verify_password
-from pinlaterd.config.schema import ServerSettings
 from pinlaterd.errors import (
     ContinuationInvalid,
     InvalidRequest,
@@ -52,8 +49,7 @@ from pinlaterd.model import (
     ScanResult,
 )
 from pinlaterd.router import routing
-from pinlaterd.router.call import Call, Query, let_others_go_on, results_of
-from pinlaterd.router.shards import ShardSet
+from pinlaterd.router.call import Call, Query, Shared, let_others_go_on, results_of
 from pinlaterd.router.split_enqueue import SplitEnqueue
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.peek import UNUSUAL
@@ -73,13 +69,9 @@ _USABLE_TIME = 0.5
 class FanOut:
     """The methods that take several shards, each as a coroutine that returns its result."""
 
-    def __init__(
-        self, shards: ShardSet, settings: ServerSettings, clock: Clock, rng: Random
-    ) -> None:
-        self._shards = shards
-        self.settings = settings  # replaced when settings change live
-        self._clock = clock
-        self._rng = rng
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._shards = shared.shards
         self._creating: set[str] = set()
         self._by_method: dict[Method, _CarryOut] = {
             Method.CREATE_QUEUE: self._create_queue,
@@ -99,12 +91,12 @@ class FanOut:
         method = call.peek.method
         assert method is not None
         if method is Method.ENQUEUE:
-            enqueue = SplitEnqueue(call, self._shards, self.settings, self._clock)
-            answer = await enqueue.carry_out(self._rng)
+            enqueue = SplitEnqueue(call, self._shared)
+            answer = await enqueue.carry_out()
         elif method is Method.ACK:
             await self._ack_in_slices(call)
         else:
-            _, context, request = call.decode(self.settings.max_jobs_per_call)
+            _, context, request = call.decode(self._shared.settings.max_jobs_per_call)
             await let_others_go_on(len(call.message))
             carry_out = self._by_method[method]
             answer = await carry_out(Query(method, context, call.deadline), request)
@@ -128,7 +120,7 @@ class FanOut:
     def _check_room_for(self, queue: str) -> None:
         """Before any shard creates it, with the creations that are under way here. Several routers
         at once may exceed the limit by one queue each."""
-        most = self.settings.max_queues
+        most = self._shared.settings.max_queues
         shards = self._shards
         if shards.knows_queue(queue):
             return
@@ -150,7 +142,7 @@ class FanOut:
 
     async def _delete_queue(self, query: Query, request: DeleteQueueRequest) -> None:
         """On all shards or on none: a shard that is down would bring the queue back."""
-        stored = self.settings.admin_password_hash
+        stored = self._shared.settings.admin_password_hash
         if not stored:
             raise PasswordInvalid(
                 "deleteQueue is refused: no admin password is set; make one with "
@@ -194,7 +186,7 @@ class FanOut:
     # --- jobs by descriptor --------------------------------------------------------------------
 
     async def _ack_in_slices(self, call: Call) -> None:
-        most = self.settings.max_jobs_per_call
+        most = self._shared.settings.max_jobs_per_call
         slices = ack_slices(call.message, most)
         try:
             context, request = next(slices)
@@ -247,7 +239,7 @@ class FanOut:
             (shard, LookupRequest(descriptors, request.include_body))
             for shard, descriptors in by_shard.items()
         )
-        most_bytes = self.settings.max_frame_bytes  # each shard sees to its own part only
+        most_bytes = self._shared.settings.max_frame_bytes  # each shard sees to its own part only
         if sum(len(reply.payload) for _, reply in replies) > most_bytes:
             raise LookupTooLarge(most_bytes)
         found: dict[str, JobRecord] = {}
@@ -267,7 +259,7 @@ class FanOut:
             and ScanKey.parse_token(request.continuation) is None
         ):
             raise ContinuationInvalid(request.continuation)
-        limit = min(request.limit, self.settings.scan_limit)
+        limit = min(request.limit, self._shared.settings.scan_limit)
         results = await query.ask(zip(self._every(), repeat(request._replace(limit=limit))))
         return routing.merge_scans(cast("list[ScanResult]", results), limit)
 
@@ -284,7 +276,7 @@ class FanOut:
             retried += sum(cast("list[int]", done))
             # After the last of them come those that have been retried by this call, and failed.
             were_all = sum(shares.values()) < wanted
-            if were_all or retried >= request.limit or self._clock.monotonic() >= until:
+            if were_all or retried >= request.limit or self._shared.clock.monotonic() >= until:
                 return retried
 
     async def _oldest_failed(
@@ -307,7 +299,7 @@ class FanOut:
         than the limit; then those that may have more, until all is done."""
         until = self._usable_until(query.deadline)
         shards = self._every()
-        self._rng.shuffle(shards)
+        self._shared.rng.shuffle(shards)
         deleted = 0
         while True:
             each, more = divmod(request.limit - deleted, len(shards))
@@ -329,7 +321,7 @@ class FanOut:
             shards = [shard for shard in shards if self._is_known(shard)]
             if not shards or deleted >= request.limit:
                 return deleted
-            if deleted and self._clock.monotonic() >= until:
+            if deleted and self._shared.clock.monotonic() >= until:
                 return deleted
 
     def _is_known(self, shard: ShardLink) -> bool:
@@ -338,7 +330,7 @@ class FanOut:
 
     def _usable_until(self, deadline: float) -> float:
         """When a call that changes many jobs begins nothing more, to be answered in time."""
-        now = self._clock.monotonic()
+        now = self._shared.clock.monotonic()
         return now + (deadline - now) * _USABLE_TIME
 
     # --- asking --------------------------------------------------------------------------------
@@ -359,7 +351,7 @@ class FanOut:
         return list(self._shards.by_name.values())
 
     async def _ask_one(self, query: Query, request: Request) -> None:
-        await query.ask([(self._rng.choice(self._present()), request)])
+        await query.ask([(self._shared.rng.choice(self._present()), request)])
 
 
 def _ask_to_ack(shard: ShardLink, query: Query, request: AckRequest) -> Awaitable[ReplyEntry]:

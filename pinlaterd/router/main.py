@@ -29,6 +29,7 @@ from pinlaterd.lifecycle import (
     set_title,
 )
 from pinlaterd.router import listeners
+from pinlaterd.router.call import Shared
 from pinlaterd.router.rate_limits import RateLimits, RateReporter, shares_at_start
 from pinlaterd.router.service import RouterService
 from pinlaterd.router.shards import ShardSet
@@ -103,16 +104,15 @@ class Router:
 
     def __init__(self, name: str, active: ActiveConfig, clock: Clock, stats: Stats) -> None:
         self._name = name
-        self._settings = settings = active.config.server
         self._clock = clock
         self._stats = stats
         self._state = ProcessState.STARTING
         self._context = new_context()
-        self._rng = Random()
         self._shards_planned = 1
         self._shards = ShardSet(self._connect, clock.monotonic, stats.drop_queue)
-        limits = RateLimits(clock)
-        self._service = RouterService(self._shards, settings, limits, clock, stats, self._rng)
+        limits, settings = RateLimits(clock), active.config.server
+        self._shared = Shared(self._shards, limits, clock, stats, Random(), settings)
+        self._service = RouterService(self._shared)
         self._server = ThriftServer(self._service.handle, settings, stats)
         started_at_ms = clock.now_ms()
         self._control = ControlClient(name, "router", stats, started_at_ms, context=self._context)
@@ -139,7 +139,8 @@ class Router:
         if snapshot is not None:
             self._follow(snapshot)
         await self._wait_for_shards()
-        address = f"{self._settings.host}:{self._settings.port}"
+        settings = self._shared.settings
+        address = f"{settings.host}:{settings.port}"
         taken = listeners.take(self._peer, address)
         await self._server.start(taken)
         self._offer = listeners.Offer(
@@ -170,7 +171,7 @@ class Router:
         if self._reporting is not None:
             self._reporting.cancel()
         self._control.report(self._state, self._facts())
-        until = self._clock.monotonic() + self._settings.request_timeout_ms / 1000
+        until = self._clock.monotonic() + self._shared.settings.request_timeout_ms / 1000
         self._service.stop_waiting()
         await self._server.stop(
             retire_seconds=_HANDOVER_RETIRE_SECONDS if has_peer else RETIRE_SECONDS
@@ -184,7 +185,7 @@ class Router:
         self._context.destroy(linger=0)
 
     def _connect(self, name: str, listener: LinkListener) -> ShardLink:
-        settings = self._settings
+        settings = self._shared.settings
         share = settings.max_buffered_bytes // self._shards_planned
         return ShardLink(
             name,
@@ -226,9 +227,8 @@ class Router:
         if active is None:
             log.error("%s can't be read; keeping the last configuration", layout.CONFIG_FILE)
             return
-        self._settings = active.config.server
-        logs.set_up(self._name, self._settings.log_level)
-        self._service.follow(self._settings)
+        self._shared.settings = active.config.server
+        logs.set_up(self._name, active.config.server.log_level)
         self._control.config_version = active.version
 
     def _report(self) -> None:

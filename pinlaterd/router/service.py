@@ -12,22 +12,18 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from functools import partial
-from random import Random
 
-from pinlaterd.clock import Clock
-from pinlaterd.config.schema import ServerSettings
 from pinlaterd.errors import PinLaterError
 from pinlaterd.model import Method
 from pinlaterd.router.admission import Admission
-from pinlaterd.router.call import LARGE_BYTES, Call, reason_of
+from pinlaterd.router.call import LARGE_BYTES, Call, Shared, reason_of
 from pinlaterd.router.dequeue import Dequeuer
 from pinlaterd.router.fan_out import FanOut
-from pinlaterd.router.rate_limits import LimitedQueue, RateLimits
-from pinlaterd.router.shards import ShardSet, less_loaded
+from pinlaterd.router.rate_limits import LimitedQueue
+from pinlaterd.router.shards import less_loaded
 from pinlaterd.router.split_enqueue import no_place_to_enqueue
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.server import Answer
-from pinlaterd.stats import Stats
 from pinlaterd.wire.envelope import GiveUp, ReplyEntry, Status
 from pinlaterd.wire.link import ShardLink
 
@@ -45,29 +41,16 @@ _LOOK_SECONDS = 0.01
 class RouterService:
     """Takes each call off the wire and sees to it that it is answered exactly once, in time."""
 
-    def __init__(
-        self,
-        shards: ShardSet,
-        settings: ServerSettings,
-        limits: RateLimits,
-        clock: Clock,
-        stats: Stats,
-        rng: Random,
-    ) -> None:
-        self._shards = shards
-        self._settings = settings
-        self._limits = limits
-        self._clock = clock
-        self._stats = stats
-        self._rng = rng
-        self._timeout_seconds = settings.request_timeout_ms / 1000
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._shards = shared.shards
+        self._clock = shared.clock
+        self._timeout_seconds = shared.settings.request_timeout_ms / 1000
         self._last_enqueued: ShardLink | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self.admission = Admission(settings, clock, stats, self._begin, lambda: len(shards.by_name))
-        self._fan_out = FanOut(shards, settings, clock, rng)
-        self._dequeuer = Dequeuer(
-            shards, settings, limits, clock, rng, self._fan_out, self.admission
-        )
+        self.admission = Admission(shared, self._begin)
+        self._fan_out = FanOut(shared)
+        self._dequeuer = Dequeuer(shared, self._fan_out, self.admission)
         self._pass_through: dict[Method, Callable[[Call], None]] = {
             Method.ENQUEUE: self._enqueue,
             Method.DEQUEUE: self._dequeue,
@@ -76,19 +59,12 @@ class RouterService:
             Method.LOOKUP: self._to_first_descriptor,
         }
 
-    def follow(self, settings: ServerSettings) -> None:
-        """Go by `settings` from the next call on, as far as they can change live."""
-        self._settings = settings
-        self._fan_out.settings = settings
-        self._dequeuer.settings = settings
-        self.admission.settings = settings
-
     def handle(self, message: bytes, answer: Answer) -> None:
         """Take one call. Raises ProtocolError if `message` is no Thrift message."""
         peek = codec.peek(message)
         method = peek.method
         if method is None:
-            self._stats.count("PinLater.unknown_method")
+            self._shared.stats.count("PinLater.unknown_method")
             answer.send(codec.encode_unknown_method(peek.head))
             return
         started = self._clock.monotonic()
@@ -103,7 +79,11 @@ class RouterService:
         peek = call.peek
         assert peek.method is not None
         begin = self._pass_through.get(peek.method)
-        if begin is not None and peek.canonical and peek.items <= self._settings.max_jobs_per_call:
+        if (
+            begin is not None
+            and peek.canonical
+            and peek.items <= self._shared.settings.max_jobs_per_call
+        ):
             begin(call)
         else:
             self._serve_whole(call)
@@ -127,7 +107,7 @@ class RouterService:
 
     def _enqueue(self, call: Call) -> None:
         last = self._last_enqueued
-        if call.peek.items > self._settings.enqueue_split_jobs:
+        if call.peek.items > self._shared.settings.enqueue_split_jobs:
             self._serve_whole(call)
         elif (
             last is not None
@@ -145,7 +125,7 @@ class RouterService:
         if not shards:
             call.fail(no_place_to_enqueue(self._shards, call.refusals))
             return
-        shard = self._last_enqueued = less_loaded(shards, self._rng)
+        shard = self._last_enqueued = less_loaded(shards, self._shared.rng)
         self._enqueue_on(shard, call)
 
     def _enqueue_on(self, shard: ShardLink, call: Call) -> None:
@@ -175,7 +155,7 @@ class RouterService:
         if shard is None or limit <= 0:
             self._serve_whole(call)
             return
-        limited = self._limits.queues.get(queue)
+        limited = self._shared.limits.queues.get(queue)
         call.max_jobs = limit if limited is None else limited.take(limit)
         if not call.max_jobs:
             self._serve_whole(call)

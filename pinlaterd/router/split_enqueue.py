@@ -11,11 +11,8 @@ import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from random import Random
 from typing import TypeVar, cast
 
-from pinlaterd.clock import Clock
-from pinlaterd.config.schema import ServerSettings
 from pinlaterd.errors import (
     EnqueuedInPart,
     EnqueueRejected,
@@ -29,6 +26,7 @@ from pinlaterd.router import routing
 from pinlaterd.router.call import (
     AllRefused,
     Call,
+    Shared,
     ask_all,
     let_others_go_on,
     reason_of,
@@ -47,24 +45,23 @@ _Part = TypeVar("_Part")
 class SplitEnqueue:
     """One enqueue that goes to several shards."""
 
-    def __init__(
-        self, call: Call, shards: ShardSet, settings: ServerSettings, clock: Clock
-    ) -> None:
+    def __init__(self, call: Call, shared: Shared) -> None:
+        settings = shared.settings
         self._call = call
-        self._clock = clock
+        self._shared = shared
         self._most_elements = settings.max_jobs_per_call
         self._sizes_of = partial(routing.split_evenly, most=settings.enqueue_split_jobs)
         # Parts that together have about as many jobs as a shard may have at a time.
         self._parts_at_a_time = max(1, SLICE // settings.enqueue_split_jobs)
-        self._shards: Sequence[ShardLink] = shards.enqueueable()
+        self._shards: Sequence[ShardLink] = shared.shards.enqueueable()
         if not self._shards:
-            raise no_place_to_enqueue(shards, {})
+            raise no_place_to_enqueue(shared.shards, {})
 
-    async def carry_out(self, rng: Random) -> Sequence[str]:
+    async def carry_out(self) -> Sequence[str]:
         shards = self._shards
         parts = await self._parts()
         stored: list[Sequence[str] | PinLaterError] = [()] * len(parts)
-        first = int(rng.random() * len(shards))
+        first = int(self._shared.rng.random() * len(shards))
 
         async def store(number: int, shards: Sequence[ShardLink]) -> None:
             try:
@@ -126,7 +123,7 @@ class SplitEnqueue:
     async def _store(self, part: EnqueuePart, shards: Sequence[ShardLink]) -> Sequence[str]:
         """On the first of `shards` that takes it."""
         deadline = self._call.deadline
-        if self._clock.monotonic() >= deadline:
+        if self._shared.clock.monotonic() >= deadline:
             raise Overloaded("the time of the call was over")
         refusals: dict[str, str] = {}
         for patient in (False, True):

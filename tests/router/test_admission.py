@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from random import Random
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
@@ -21,7 +23,9 @@ from pinlaterd.model import (
     ScanRequest,
 )
 from pinlaterd.router.admission import Admission
-from pinlaterd.router.call import Call
+from pinlaterd.router.call import Call, Shared
+from pinlaterd.router.rate_limits import RateLimits
+from pinlaterd.router.shards import ShardSet
 from pinlaterd.rpc import codec
 from pinlaterd.stats import Stats
 from pinlaterd.wire.envelope import SCAN_BYTES
@@ -55,7 +59,10 @@ class Scene:
     def __init__(self) -> None:
         self.clock = FakeClock()
         self.begun: list[Call] = []
-        self.admission = Admission(SETTINGS, self.clock, Stats(), self.begun.append, lambda: SHARDS)
+        shards = cast("ShardSet", Mock(by_name=dict.fromkeys(range(SHARDS))))
+        limits = RateLimits(self.clock)
+        shared = Shared(shards, limits, self.clock, Stats(), Random(1), SETTINGS)
+        self.admission = Admission(shared, self.begun.append)
 
     def admit(self, *calls: Call) -> None:
         self.begun += [call for call in calls if self.admission.admit(call)]

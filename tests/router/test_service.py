@@ -50,6 +50,7 @@ from pinlaterd.model import (
     RetryFailedRequest,
     ScanRequest,
 )
+from pinlaterd.router.call import Shared
 from pinlaterd.router.rate_limits import RateLimits
 from pinlaterd.router.service import RouterService
 from pinlaterd.router.shards import ShardSet
@@ -130,10 +131,8 @@ class Site:
             assert shard.facts is not None
             self.shards.welcomed(shard, shard.facts)
         self.limits = RateLimits(FakeClock())  # whose tokens `fill` gives
-        self.stats = Stats()
-        self.router = RouterService(
-            self.shards, settings, self.limits, self.clock, self.stats, Random(1)
-        )
+        self.shared = Shared(self.shards, self.limits, self.clock, Stats(), Random(1), settings)
+        self.router = RouterService(self.shared)
 
     def fill(self, tokens: float) -> None:
         """From now on the queue has a limit, and so many tokens; no others come."""
@@ -555,7 +554,7 @@ async def test_a_shard_that_refused_to_create_a_queue_is_asked_again(site: Site)
 async def test_a_queue_that_a_returning_shard_brought_back_is_deleted_all_the_same(
     site: Site,
 ) -> None:
-    site.router.follow(ServerSettings(admin_password_hash=hash_password("open")))
+    site.shared.settings = ServerSettings(admin_password_hash=hash_password("open"))
     went: list[bool] = []
 
     def go_and_come_back(on_reply: OnReply) -> bool:
