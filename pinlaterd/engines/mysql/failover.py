@@ -236,7 +236,7 @@ class MysqlFailover(PairFailover[ReplicationServer]):
             status = self._status()
             if status is None or not status.applies:
                 return f"{self._new()} applies nothing: it stays as it is"
-            if status.applied_all_received:
+            if status.applied == status.received:
                 return f"{self._new()} has applied all that it received"
             if not in_time:
                 break

@@ -24,15 +24,15 @@ from pinlaterd.errors import StorageError, StorageFull, StorageNotCommitted
 FAULTS = (err.MySQLError, OSError, MemoryError, OverflowError, UnicodeError, struct.error)
 
 _ACCESS_DENIED, _NO_PRIVILEGE = 1045, 1044
-_DUPLICATE_KEY = 1062
-_LOCK_WAIT, _DEADLOCK = 1205, 1213
+DUPLICATE_KEY, DEADLOCK = 1062, 1213
+_LOCK_WAIT = 1205
 _WITHIN_COMMIT = 1180
 # 1053 shutdown, 1080 and 1152 aborted, 1927 killed, 2006 gone, 2013 lost, 2014 out of step,
 # 2055 lost in the system, 4031 closed for idleness
 _LOST = frozenset({0, 1053, 1080, 1152, 1158, 1159, 1160, 1161, 1927, 2006, 2013, 2014, 2055, 4031})
 # 1008 and 1049 unknown database, 1051 and 1146 unknown table, 1054 unknown column, 1932 damaged
 _GONE = frozenset({1008, 1049, 1051, 1054, 1146, 1932})
-_READ_ONLY = frozenset({1290, 1836})
+READ_ONLY = frozenset({1290, 1836})
 # In whichever language: Unknown database 'a', Table 'a.b' doesn't exist.
 _NAMED_DATABASE = re.compile(r"'([^'.]+)[.']")
 _DISK_FULL, _TABLE_FULL = 1021, 1114
@@ -94,23 +94,9 @@ def gone_database(fault: BaseException) -> str:
     return named[1] if named else ""
 
 
-def is_read_only(fault: BaseException) -> bool:
-    """Whether the server takes no writes, as replicas do."""
-    return code_of(fault) in _READ_ONLY
-
-
-def is_retryable(fault: BaseException) -> bool:
-    """Whether the same transaction may well succeed when it is begun again."""
-    return code_of(fault) == _DEADLOCK
-
-
 def is_locked(fault: BaseException) -> bool:
     """Whether another connection holds a lock that the statement needs."""
     return code_of(fault) == _LOCK_WAIT
-
-
-def is_duplicate(fault: BaseException) -> bool:
-    return code_of(fault) == _DUPLICATE_KEY
 
 
 def is_timeout(fault: BaseException) -> bool:

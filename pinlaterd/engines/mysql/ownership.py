@@ -50,18 +50,20 @@ class OwnerLock:
         has not heard of its end or is at work for it, is ended. The driver's faults are passed on.
 
         Raises ShardOwned while another process holds it; StorageError if it can't be had yet."""
-        holder = self._holder(db)
-        if holder is not None and holder == self._last_holder:
-            with contextlib.suppress(*FAULTS):  # it may have ended by now
-                db.execute(b"KILL CONNECTION %d" % holder)
-        for _ in range(_ATTEMPTS):
-            locked = self._gets_it(db)
-            holder = self._holder(db)
-            if locked and holder is not None:
-                self._last_holder = holder
+        name = quote_text(self._name)
+        for attempt in range(1 + _ATTEMPTS):
+            with db.patiently(_WAIT_SECONDS):
+                wait = b"SELECT GET_LOCK(%b, %d)" % (name, _WAIT_SECONDS if attempt else 0)
+                [[locked]] = db.rows(wait)
+            [[holder]] = db.rows(b"SELECT IS_USED_LOCK(%b)" % name)
+            if locked == 1 and holder is not None:
+                self._last_holder = int(holder)
                 return
-            if holder is not None:
-                raise self._held_by(holder)
+            if holder is not None and attempt:
+                raise self._held_by(int(holder))
+            if holder is not None and holder == self._last_holder:
+                with contextlib.suppress(*FAULTS):  # it may have ended by now
+                    db.execute(b"KILL CONNECTION %d" % holder)
         raise StorageError(
             f"{self._where}: the lock {self._name!r} is free and can't be had; it is tried again. "
             "If a proxy is between, it must not multiplex connections"
@@ -81,17 +83,6 @@ class OwnerLock:
     def release(self, db: Connection) -> None:
         """A server that is busy may see much later that a connection has been closed."""
         db.execute(b"DO RELEASE_LOCK(" + quote_text(self._name) + b")")
-
-    def _gets_it(self, db: Connection) -> bool:
-        name = quote_text(self._name)
-        with db.patiently(_WAIT_SECONDS):
-            [[locked]] = db.rows(b"SELECT GET_LOCK(%s, %d)" % (name, _WAIT_SECONDS))
-        return bool(locked == 1)
-
-    def _holder(self, db: Connection) -> int | None:
-        """The connection that holds it, as the server numbers them; None: nobody."""
-        [[holder]] = db.rows(b"SELECT IS_USED_LOCK(%s)" % quote_text(self._name))
-        return None if holder is None else int(holder)
 
 
 # --- commits in doubt -----------------------------------------------------------------------

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager
 from typing import NoReturn, TypeVar
 
@@ -26,15 +26,16 @@ from pinlaterd.engines.base import Ownership, first_local_id
 from pinlaterd.engines.counts import Counts
 from pinlaterd.engines.mysql.connection import Connection, Server
 from pinlaterd.engines.mysql.faults import (
+    DEADLOCK,
+    DUPLICATE_KEY,
     FAULTS,
+    READ_ONLY,
+    code_of,
     describe,
     gone_database,
-    is_duplicate,
     is_gone,
     is_locked,
     is_lost,
-    is_read_only,
-    is_retryable,
     leaves_doubt,
     storage_error,
 )
@@ -49,7 +50,7 @@ from pinlaterd.engines.mysql.tables import (
     ShardTables,
     TableSnapshot,
     create_database,
-    create_owner_table,
+    create_table,
 )
 from pinlaterd.engines.mysql.transaction import Transaction, UnexpectedRows
 from pinlaterd.errors import (
@@ -161,7 +162,7 @@ class Store:
 
     def _take_over(self, db: Connection, now_ms: int) -> Ownership:
         db.execute(create_database(self._owner_database))
-        db.execute(create_owner_table(self._owner_database))
+        db.execute(create_table("owner.sql", self._owner_database, "owner"))
         known: dict[str, int] = dict(db.rows(b"SELECT name, value FROM " + self._owner_table))
         self._start_ms = start_ms = max(now_ms, known.get("start_ms", 0) + 1)
         # What is found may be older than what we left, or nothing: a replica, a restored copy.
@@ -177,7 +178,7 @@ class Store:
         self._ended_badly = True
         return Ownership(start_ms, clean)
 
-    def pass_used_ids(self, db: Connection, queues: Iterable[str]) -> None:
+    def pass_used_ids(self, db: Connection, queues: Collection[str]) -> None:
         """Go on above every id that their tables have given out to others."""
         self._next_local_id = max(self._next_local_id, self.tables.last_local_id(db, queues) + 1)
 
@@ -290,13 +291,14 @@ class Store:
     def _prepare_to_repeat(self, db: Connection, fault: BaseException, attempts_left: int) -> None:
         """After a fault of a transaction that is rolled back. Raises what stands for it, unless
         that was an accident with foreign writers: their locks, or ids that they have used."""
-        if is_duplicate(fault) and (queue := self._named_queue(db)):
+        code = code_of(fault)
+        if code == DUPLICATE_KEY and (queue := self._named_queue(db)):
             self.counts.suspects.add(queue)
-        if attempts_left > 0 and is_duplicate(fault):
+        if attempts_left > 0 and code == DUPLICATE_KEY:
             with self.reading():
                 self.pass_used_ids(db, self.tables.by_queue)
-        elif attempts_left <= 0 or not is_retryable(fault):
-            if is_gone(fault) or is_read_only(fault):
+        elif attempts_left <= 0 or code != DEADLOCK:
+            if is_gone(fault) or code in READ_ONLY:
                 self._lose(fault, undone=True)
             raise self._not_committed(db, fault) from fault
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib import resources
 from typing import Any, NamedTuple
 
@@ -105,18 +105,6 @@ class Table(NamedTuple):
         """In which jobs are found by an index, if there is any."""
         return self.ready if state is JobState.PENDING or not self.aged.forced else self.aged
 
-    @property
-    def limits(self) -> TableLimits:
-        """What it holds."""
-        return TableLimits(min(self.body_bytes, BODY_BYTES), self.run_after)
-
-    @property
-    def narrower(self) -> TableLimits | None:
-        """What it holds, if something within the engine's limits may not fit, or not exactly."""
-        if self.body_bytes >= BODY_BYTES and self.run_after == (1, *_DATETIME_MS):
-            return None
-        return self.limits
-
     def claim(self, claim_descriptor: str) -> str:
         """A claim descriptor as the table holds it."""
         if self.plain_claims and not claim_descriptor.isascii():
@@ -146,43 +134,38 @@ class _Column(NamedTuple):
     extra: str
 
 
+_TableKey = tuple[str, str]  # database and table
+
+
 def load_tables(db: Connection, databases: Sequence[str]) -> dict[str, dict[int, Table]]:
     """The job tables of queues' databases, by database and priority; none of a database that is
     not there. It takes as many statements for many as for one.
 
     Raises StorageCorrupt for one that is not laid out as a job table."""
     found: dict[str, dict[int, Table]] = {database: {} for database in databases}
-    columns: defaultdict[tuple[str, str], dict[str, _Column]] = defaultdict(dict)
-    rows = _of_job_tables(
+    columns: defaultdict[_TableKey, dict[str, _Column]] = defaultdict(dict)
+    for database, table, column, kind, whole_kind, chars, precision, charset, extra in _described(
         db,
         b"column_name, data_type, column_type, character_maximum_length, datetime_precision,"
         b" character_set_name, extra FROM information_schema.columns",
         databases,
-    )
-    for database, table, column, kind, whole_kind, chars, precision, charset, extra in rows:
+    ):
         columns[database, table][column.lower()] = _Column(
             kind, whole_kind, int(chars or 0), int(precision or 0), charset or "", extra
         )
     if not columns:
         return found
-    engines = {
-        (database, table): engine
-        for database, table, engine in _of_job_tables(
-            db, b"COALESCE(engine, '?') FROM information_schema.tables", databases
-        )
-    }
-    indexes: defaultdict[tuple[str, str], defaultdict[str, list[str]]]
+    indexes: defaultdict[_TableKey, defaultdict[str, list[str]]]
     indexes = defaultdict(lambda: defaultdict(list))
     statistics = b"index_name, seq_in_index, column_name FROM information_schema.statistics"
-    for database, table, index, _, column in sorted(_of_job_tables(db, statistics, databases)):
+    for database, table, index, _, column in sorted(_described(db, statistics, databases)):
         indexes[database, table][index].append(column.lower())
-    for (database, name), facts_of in columns.items():
-        match = _TABLE_NAME.match(name)
-        if match is not None and (database, name) in engines:  # or it was dropped meanwhile
-            priority, key = int(match[1]), (database, name)
-            found[database][priority] = _table(
-                database, name, priority, engines[key], facts_of, indexes[key]
-            )
+    engines = b"COALESCE(engine, '?') FROM information_schema.tables"
+    for database, table, engine in _described(db, engines, databases):
+        key, match = (database, table), _TABLE_NAME.match(table)
+        if match is not None and key in columns:
+            priority = int(match[1])
+            found[database][priority] = _table(*key, priority, engine, columns[key], indexes[key])
     return found
 
 
@@ -191,25 +174,11 @@ def tables_of(db: Connection, database: str) -> dict[int, Table]:
     return load_tables(db, [database])[database]
 
 
-def last_local_id(db: Connection, queues: Mapping[str, Iterable[Table]]) -> int:
-    """The highest that any of them holds, or has given out to anybody; 0 if there is none.
-    `queues`: tables by database."""
-    held = b" UNION ALL ".join(
-        b"SELECT MAX(local_id) FROM " + table.name for tables in queues.values() for table in tables
-    )
-    given_out = (
-        b"SELECT MAX(auto_increment) - 1 FROM information_schema.tables WHERE table_schema "
-        + _among(list(queues))
-    )
-    rows = [*db.rows(held), *db.rows(given_out)]
-    return max(int(last or 0) for (last,) in rows)
-
-
-def _of_job_tables(
+def _described(
     db: Connection, columns_from: bytes, databases: Sequence[str]
 ) -> list[tuple[Any, ...]]:
-    """Rows of information_schema, behind the names of database and table. Where databases are
-    found whatever their case, one has the name that it was asked for by."""
+    """Rows of information_schema about job tables, behind the names of database and table. Where
+    databases are found whatever their case, one has the name that it was asked for by."""
     name = quote_text(databases[0]) if len(databases) == 1 else b"table_schema"
     rows = db.rows(
         b"SELECT " + name + b", table_name, " + columns_from + b" WHERE table_schema "
@@ -316,23 +285,11 @@ def create_database(name: str) -> bytes:
     )
 
 
-def create_tables(database: str, priorities: Iterable[int]) -> list[bytes]:
-    script = _script("jobs.sql")
-    return [
-        script.replace(b"{table}", quote_name(database, f"jobs_p{priority}"))
-        for priority in priorities
-    ]
-
-
-def create_owner_table(database: str) -> bytes:
-    return _script("owner.sql").replace(b"{table}", quote_name(database, "owner"))
-
-
-def _script(name: str) -> bytes:
-    """A statement of a file beside this module, without the explanations on top of it."""
-    text = resources.files(__package__).joinpath(name).read_text("utf-8")
+def create_table(script: str, database: str, name: str) -> bytes:
+    """The statement of a file beside this module, without the explanations on top of it."""
+    text = resources.files(__package__).joinpath(script).read_text("utf-8")
     lines = [line for line in text.splitlines() if not line.startswith("--")]
-    return "\n".join(lines).encode()
+    return "\n".join(lines).encode().replace(b"{table}", quote_name(database, name))
 
 
 # --- the tables of a shard ------------------------------------------------------------------
@@ -383,39 +340,49 @@ class ShardTables:
             tables = tables_of(db, database)
         had_tables = bool(tables)
         missing = set(range(1, self._levels + 1)) - tables.keys()
-        if missing:  # it was made for fewer priorities, or never finished
-            for statement in create_tables(database, sorted(missing)):
-                db.execute(statement)
+        for priority in sorted(missing):  # it was made for fewer priorities, or never finished
+            db.execute(create_table("jobs.sql", database, f"jobs_p{priority}"))
+        if missing:
             tables = tables_of(db, database)
         self.by_queue[queue] = dict(tables)
-        self.narrower[queue] = {
-            priority: narrower
-            for priority, table in tables.items()
-            if (narrower := self._narrower(db, table)) is not None
-        }
+        limits = {priority: self._narrower(db, table) for priority, table in tables.items()}
+        self.narrower[queue] = {at: narrower for at, narrower in limits.items() if narrower}
         return had_tables
 
     def _narrower(self, db: Connection, table: Table) -> TableLimits | None:
-        """What a table holds, and its server takes, where less than may be asked for."""
-        if db.value_bytes >= min(self._most_body_bytes, table.limits.body_bytes):
-            return table.narrower
-        return table.limits._replace(body_bytes=db.value_bytes, body_cure=PACKET_CURE)
+        """What a table holds, and its server takes, where something within the engine's limits may
+        not fit, or not exactly."""
+        body_bytes = min(table.body_bytes, BODY_BYTES)
+        if db.value_bytes < min(self._most_body_bytes, body_bytes):
+            return TableLimits(db.value_bytes, table.run_after, PACKET_CURE)
+        if body_bytes == BODY_BYTES and table.run_after == (1, *_DATETIME_MS):
+            return None
+        return TableLimits(body_bytes, table.run_after)
 
     def drop(self, queue: str) -> None:
         del self.by_queue[queue], self.narrower[queue]
 
-    def last_local_id(self, db: Connection, queues: Iterable[str]) -> int:
-        """The highest that their tables hold, or have given out to anybody else."""
+    def last_local_id(self, db: Connection, queues: Collection[str]) -> int:
+        """The highest that their tables hold, or have given out to anybody; 0 if there is none."""
         last = 0
-        tables = {self.prefix + queue: self.by_queue[queue].values() for queue in queues}
-        for some in pieces(list(tables), max(1, _TABLES_READ // self._levels)):
+        for some in pieces(list(queues), max(1, _TABLES_READ // self._levels)):
+            held = [
+                b"SELECT MAX(local_id) FROM " + table.name
+                for queue in some
+                for table in self.by_queue[queue].values()
+            ]
+            given_out = (
+                b"SELECT MAX(auto_increment) - 1 FROM information_schema.tables WHERE table_schema "
+                + _among([self.prefix + queue for queue in some])
+            )
             try:
-                last = max(last, last_local_id(db, {name: tables[name] for name in some}))
+                rows = [*db.rows(b" UNION ALL ".join(held)), *db.rows(given_out)]
             except FAULTS as fault:
-                if not is_locked(fault):
+                if not is_locked(fault) or len(some) == 1:
                     raise
                 # One by one: the last statement has to name the queue that is locked.
-                last = max(last, *[last_local_id(db, {name: tables[name]}) for name in some])
+                rows = [(self.last_local_id(db, [queue]),) for queue in some]
+            last = max(last, *[int(found or 0) for (found,) in rows])
         return last
 
 
@@ -430,7 +397,7 @@ class TableSnapshot:
     altered, until it is closed."""
 
     def __init__(
-        self, server: Server, tables: Mapping[str, Iterable[Table]], owner: Connection
+        self, server: Server, tables: Mapping[str, Sequence[Table]], owner: Connection
     ) -> None:
         """`owner`: ends the connection if the count is cancelled."""
         self._server = server

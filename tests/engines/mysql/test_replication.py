@@ -8,7 +8,7 @@ from pinlaterd.engines.failover import Place
 from pinlaterd.engines.mysql.replication import (
     is_included,
     replica_status,
-    statements_for,
+    words_of,
 )
 
 # As MySQL 8.4 documents SHOW REPLICA STATUS; MariaDB's is read from a real one (test_failover.py).
@@ -80,9 +80,9 @@ def test_what_a_replica_of_mysql_leaves_out_is_seen():
     ],
 )
 def test_each_server_is_spoken_to_in_its_words(version, is_mariadb, status, position):
-    statements = statements_for(version, is_mariadb=is_mariadb)
+    words = words_of(version, is_mariadb=is_mariadb)
 
-    assert (statements.replica_status, statements.binlog_status) == (status, position)
+    assert (words.replica_status, words.binlog_status) == (status, position)
 
 
 @pytest.mark.parametrize(
