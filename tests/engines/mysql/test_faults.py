@@ -23,7 +23,7 @@ from pinlaterd.errors import (
 )
 from pinlaterd.model import CheckpointInfo, CheckpointRequest, Job, JobKey, JobState
 from tests.conformance.engine.engines import LEASE_SECONDS
-from tests.conformance.engine.harness import QUEUE, Ack, EngineHarness, claim_op, counted
+from tests.conformance.engine.harness import QUEUE, Ack, EngineHarness, counted
 from tests.conftest import ProgramPath, WaitUntil
 from tests.engines.mysql.conftest import NewEngine
 from tests.servers.mariadb import HOST, MariaDB, start_mariadb
@@ -54,18 +54,6 @@ STORAGE_CALLS: dict[str, Call] = {
     ),
     "durability": lambda engine: engine.durability(),
 }
-# These answer from memory, or have tests of their own.
-OTHER_CALLS = {
-    *("open", "close", "heartbeat", "queues", "narrower", "depths", "address", "vacuum"),
-    *("searcher", "suspects", "recount", "check"),
-}
-
-
-def test_every_call_is_looked_at():
-    methods = {
-        name for name, value in vars(StorageEngine).items() if callable(value) and name[0] != "_"
-    }
-    assert STORAGE_CALLS.keys() | OTHER_CALLS == methods
 
 
 # --- the connection is lost ---------------------------------------------------------------------
@@ -90,33 +78,22 @@ def test_after_a_lost_connection_nothing_goes_on_until_it_is_opened_anew(
     assert behind_proxy.states([claimed.key]) in ([JobState.IN_PROGRESS], [])
 
 
-def test_cut_before_its_commit_an_ack_can_be_repeated(behind_proxy: EngineHarness, proxy: Proxy):
-    [claimed] = behind_proxy.in_progress(b"a")
-    proxy.cut_at(b"UPDATE", Cut.BEFORE)
-
-    with pytest.raises(StorageNotCommitted, match=r"(?i)lost"):
-        behind_proxy.succeed(claimed.key)
-
-    assert behind_proxy.engine.trouble
-    behind_proxy.reopen()
-    ack = Ack(claimed.key, claim_descriptor=claimed.claim_descriptor)
-    assert behind_proxy.succeed(ack).succeeded == 1
-
-
-def test_a_read_that_loses_the_connection_has_changed_nothing(
-    behind_proxy: EngineHarness, proxy: Proxy
+@pytest.mark.parametrize("said", [b"UPDATE", b"SELECT"])
+def test_what_is_cut_before_its_commit_has_changed_nothing(
+    behind_proxy: EngineHarness, proxy: Proxy, said: bytes
 ):
-    """Who enqueued in the same batch can be served elsewhere: nothing had begun."""
-    [key] = behind_proxy.enqueue(b"a")
-    proxy.cut_at(b"SELECT", Cut.BEFORE)
+    """Who enqueued in the same batch can be served elsewhere, and the ack repeated."""
+    [claimed] = behind_proxy.in_progress(b"a")
+    ack = Ack(claimed.key, claim_descriptor=claimed.claim_descriptor)
+    proxy.cut_at(said, Cut.BEFORE)
 
     with pytest.raises(StorageNotCommitted, match=r"(?i)lost"):
-        behind_proxy.engine.payloads(QUEUE, 1, [key.local_id], most_bytes=1)
+        behind_proxy.fail(ack) if said == b"SELECT" else behind_proxy.succeed(ack)
     with pytest.raises(StorageNotCommitted, match="must be reopened"):
         behind_proxy.engine.apply(ONE_JOB, 1)
 
     behind_proxy.reopen()
-    assert behind_proxy.ready() == [key]
+    assert behind_proxy.succeed(ack).succeeded == 1
 
 
 def test_a_network_that_swallows_everything_costs_the_lease_at_most(
@@ -365,15 +342,6 @@ def become_read_only(stranger: Any) -> Iterator[Callable[[], None]]:
     stranger.execute("SET GLOBAL read_only = 0")
 
 
-def test_a_read_only_server_is_refused(
-    become_read_only: Callable[[], None], new_engine: NewEngine, clock: FakeClock
-):
-    become_read_only()
-
-    with pytest.raises(StorageError, match=r"read-only.*primary"):
-        new_engine().open(clock.now_ms())
-
-
 @pytest.mark.parametrize("writes", [True, False], ids=["that writes", "that is idle"])
 def test_an_owner_whose_server_becomes_read_only_steps_back(
     become_read_only: Callable[[], None],
@@ -456,50 +424,7 @@ def test_a_user_who_may_not(mariadb: MariaDB, stranger: Any, new_engine: NewEngi
         new_engine(user="reader", passwd="r").open(1)
 
 
-def test_an_owner_is_named(store: EngineHarness, new_engine: NewEngine):
-    with pytest.raises(ShardOwned, match=r"connection \d+ .*another process owns"):
-        new_engine().open(1)
-
-
 # --- strangers ----------------------------------------------------------------------------------
-
-
-def test_a_strangers_lock_costs_that_batch_alone(
-    mariadb: MariaDB, new_engine: NewEngine, clock: FakeClock, table: str
-):
-    store = EngineHarness(lambda: new_engine(lease_seconds=2), clock)
-    store.engine.create_queue(QUEUE, clock.now_ms())
-    [claimed] = store.in_progress(b"a")
-
-    with mariadb.connect() as other, other.cursor() as cursor:
-        cursor.execute("BEGIN")
-        cursor.execute(f"UPDATE {table} SET custom_status = 'mine'")
-        with pytest.raises(StorageNotCommitted, match="end that transaction"):
-            store.succeed(claimed.key)
-        cursor.execute("ROLLBACK")
-
-    assert store.succeed(claimed.key).succeeded == 1
-    store.engine.close()
-
-
-def test_jobs_that_a_stranger_took_are_not_claimed(store: EngineHarness, stranger: Any, table: str):
-    mine, theirs, gone = store.enqueue(b"mine", b"theirs", b"gone")
-    claims = store.wanted()
-    stranger.execute(
-        f"UPDATE {table} SET state = 1, claim_descriptor = 'x' WHERE local_id = {theirs.local_id}"
-    )
-    stranger.execute(f"DELETE FROM {table} WHERE local_id = {gone.local_id}")
-
-    store.engine.read_pending(QUEUE, 1, after=None, until_ms=store.now_ms, limit=9)
-    claimed = _claim(store, claims)
-
-    assert claimed == [mine]
-    assert store.job(theirs).claim_descriptor == "x"
-
-
-def _claim(store: EngineHarness, claims: Any) -> list[JobKey]:
-    [payloads] = store.engine.apply(Batch(claims=[claim_op(QUEUE, claims)]), store.now_ms).claims
-    return [claim.key for claim, got in zip(claims, payloads, strict=True) if got is not None]
 
 
 def test_ids_that_a_stranger_has_used_are_passed(store: EngineHarness, stranger: Any, table: str):
@@ -518,35 +443,6 @@ def test_ids_that_a_stranger_has_used_are_passed(store: EngineHarness, stranger:
     theirs = [local_id for (local_id,) in stranger.fetchall()]
     assert len({first.local_id, *theirs, *[key.local_id for key in keys]}) == 6
     assert [store.job(key).body for key in keys] == [b"a", b"b"]
-
-
-@pytest.mark.parametrize("lock_mode", [0, 2])
-def test_no_id_is_used_twice_however_the_server_counts_its_own(
-    own_server: MariaDB, new_engine: NewEngine, clock: FakeClock, table: str, lock_mode: int
-):
-    """Ours are numbered one by one; a stranger's as servers do whose masters take turns."""
-    own_server.stop()
-    own_server.start(
-        "--auto-increment-increment=3",
-        "--auto-increment-offset=2",
-        f"--innodb-autoinc-lock-mode={lock_mode}",
-    )
-    store = EngineHarness(lambda: new_engine(port=own_server.port), clock)
-    store.engine.create_queue(QUEUE, clock.now_ms())
-    ours: list[JobKey] = []
-    with own_server.connect() as connection, connection.cursor() as theirs:
-        for _ in range(3):
-            ours += store.enqueue(b"ours", b"ours")
-            theirs.execute(
-                f"INSERT INTO {table} (state, attempts_allowed, attempts_remaining, custom_status,"
-                " created_at, run_after, body) SELECT 0, 2, 2, '', NOW(), NOW(), 'theirs'"
-                f" FROM {table.split('.', maxsplit=1)[0]}.seq_1_to_5"
-            )
-        ours += store.enqueue(b"ours")
-        store.engine.close()
-        theirs.execute(f"SELECT local_id FROM {table} WHERE body = 'ours'")
-        assert sorted(theirs.fetchall()) == [(key.local_id,) for key in ours]
-        assert theirs.execute(f"SELECT local_id FROM {table}") == 7 + 15
 
 
 @pytest.mark.parametrize("call", STORAGE_CALLS.values(), ids=STORAGE_CALLS)
@@ -641,14 +537,6 @@ def test_which_errors_say_that_there_is_no_room(code: int, said: str, is_full: b
 
     assert isinstance(error, StorageFull) == is_full
     assert ("make room" in error.message) == is_full
-
-
-def test_many_large_bodies_go_in_several_statements(store: EngineHarness):
-    bodies = [bytes([number]) * (3 << 20) for number in range(4)]
-
-    keys = store.enqueue(*bodies)
-
-    assert [store.job(key).body for key in keys] == bodies
 
 
 def test_ids_and_times_are_whole_numbers(store: EngineHarness):

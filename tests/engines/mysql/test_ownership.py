@@ -66,7 +66,7 @@ def test_a_frozen_owner_loses_its_shard_and_cannot_write_afterwards(
 ):
     process, talk = owner
     engine = new_engine(lease_seconds=LEASE_SECONDS)
-    with pytest.raises(ShardOwned):
+    with pytest.raises(ShardOwned, match=r"connection \d+ .*another process owns"):
         engine.open(clock.now_ms())
     os.kill(process.pid, signal.SIGSTOP)
 

@@ -154,19 +154,6 @@ def test_a_claim_given_back_is_pending_again(old: EngineHarness):
     assert old.job(PENDING).claim_descriptor is None
 
 
-def test_new_ids_are_above_all_that_pinlater_gave(
-    old: EngineHarness, stranger: Any, table: str, new_engine: NewEngine
-):
-    old.engine.close()
-    stranger.execute(f"ALTER TABLE {table} AUTO_INCREMENT = 5000")  # 4999 was deleted
-
-    store = EngineHarness(new_engine, old.clock)
-    [key] = store.enqueue(b"new")
-    store.engine.close()
-
-    assert key.local_id >= 5000
-
-
 def test_texts_that_the_charset_lacks_are_stored_with_question_marks(
     old: EngineHarness, charset: str
 ):

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from pinlaterd.client import AckInfo, Client, Job, JobState
-from pinlaterd.errors import EnqueueRejected
+from pinlaterd.client import AckInfo, Client, JobState
 from tests.deployment import Deployment
 from tests.engines.mysql.pinlater import make_tables
 from tests.servers.mariadb import HOST, PASSWD, USER, MariaDB
@@ -101,7 +100,6 @@ def test_pinlaters_jobs_are_served_with_pinlaters_configuration(service: Deploym
         new = [client.enqueue(QUEUE, [b"new"])[0] for _ in range(20)]
         assert {name.split(":")[1] for name in new} == {f"s{shard}" for shard in SHARDS}
         assert all(int(name.rpartition(":")[2]) > LAST_OLD_ID for name in new)
-        _refuse_what_does_not_fit(client)
 
 
 def _finish(client: Client, ready: list[str], running: list[str]) -> None:
@@ -116,15 +114,3 @@ def _finish(client: Client, ready: list[str], running: list[str]) -> None:
     found = client.lookup([*ready, *running])
     assert {job.state for job in found.values()} == {JobState.SUCCEEDED}
     assert {found[name].custom_status for name in running} == {"began;ended"}
-
-
-def _refuse_what_does_not_fit(client: Client) -> None:
-    """Nothing of the call is stored, whichever shard it went to, and however many jobs it has."""
-    pending = client.count(QUEUE, JobState.PENDING)
-    large, late = Job(b"x" * 65_536), Job(b"x", run_after_ms=2**31 * 1000)
-    for jobs in ([Job(b"a"), large], [Job(b"a"), late], [*[Job(b"a")] * 2_000, late]):
-        with pytest.raises(EnqueueRejected, match=rf"jobs\[{len(jobs) - 1}\].* holds"):
-            client.enqueue(QUEUE, jobs)
-
-    assert client.count(QUEUE, JobState.PENDING) == pending
-    assert client.enqueue(QUEUE, [Job(b"x" * 65_535, run_after_ms=(2**31 - 1) * 1000)])
