@@ -53,7 +53,7 @@ class Batches:
         self._dispatch = dispatch
         self._tasks = tasks
         self._in_flight: dict[Operation, None] = {}  # neither answered nor in the backlog
-        self._unfinished: list[Operation] = []  # those that go on with the next batch
+        self.unfinished: list[Operation] = []  # those that go on with the next batch
         # Of the bodies that one commit may bring, and of the replies that wait.
         self._most_bytes = state.config.server.shard_buffer_bytes // _BATCH_PART
         self._room = ClaimRoom(self._most_bytes, JOB_OVERHEAD_BYTES)
@@ -61,10 +61,6 @@ class Batches:
         # large, is taken from the index for nothing: then the next batch asks for twice of what
         # did fit, and those after it for more and more.
         self._most_claims = BATCH_JOBS
-
-    @property
-    def waiting(self) -> bool:
-        return bool(self.backlog or self._unfinished)
 
     def refuse_all(self, reason: str) -> None:
         """All that has arrived and is in no batch yet."""
@@ -77,7 +73,7 @@ class Batches:
         for operation in self._in_flight:
             operation.fail(told)
         self._in_flight.clear()
-        self._unfinished.clear()
+        self.unfinished.clear()
         self.backlog.extendleft(reversed(self._locks.clear()))
 
     def leave_dry_runs(self) -> None:
@@ -102,12 +98,12 @@ class Batches:
     def run(self) -> None:
         """One commit of what has arrived, as much as fits."""
         batch = _Batch(self._clock.now_ms(), self._clock.monotonic(), self._most_claims)
-        unfinished, self._unfinished = self._unfinished, []
+        unfinished, self.unfinished = self.unfinished, []
         for operation in unfinished:
             if batch.jobs < PART_JOBS or operation.call.deadline <= batch.now:
                 self._add(batch, operation)
             else:
-                self._unfinished.append(operation)
+                self.unfinished.append(operation)
         self._fill(batch)
         operations = [*batch.writes, *batch.dequeues]
         if not operations:
@@ -133,7 +129,7 @@ class Batches:
                 # Nothing was done; the router can forget it.
                 replies.refuse(call, _TOO_LATE)
                 continue
-            if (batch.writes or batch.dequeues or self._unfinished) and changes_queues(call):
+            if (batch.writes or batch.dequeues or self.unfinished) and changes_queues(call):
                 # These rely on the queues as they are.
                 backlog.appendleft(call)
                 break
@@ -151,7 +147,7 @@ class Batches:
             operation.fail(ShardConnectionFailed([self._state.name], told))
             del self._in_flight[operation]
             return
-        locked = self._locks.holding(operation.queues) if self._locks else None
+        locked = self._locks.holding(operation.queues) if self._locks.known else None
         if locked is not None:
             self._put_off([operation], locked, batch.now_ms)
         elif isinstance(operation, Dequeue):
@@ -226,7 +222,7 @@ class Batches:
         self._state.health.succeeded(now - started, now)
         stats.record("shard_batch_jobs", sum([operation.rows for operation in operations]))
         stats.record("shard_commit_ms", (now - started) * 1000)
-        if self._locks:
+        if self._locks.known:
             self._locks.passed(queue for operation in operations for queue in operation.queues)
         if batch.claims:
             asked = sum([len(claims[1]) for op in batch.claims for claims in op.claims])
@@ -271,7 +267,7 @@ class Batches:
         if operation.reply(now_ms):
             del self._in_flight[operation]
         else:
-            self._unfinished.append(operation)
+            self.unfinished.append(operation)
 
     def _put_off(self, operations: Sequence[Operation], error: StorageLocked, now_ms: int) -> None:
         """A queue of theirs is locked: they wait for the next try, or are refused."""

@@ -40,6 +40,7 @@ class Dequeue(Acking):
 
     __slots__ = (
         "_bytes_left",
+        "_facts",
         "_found",
         "_full",
         "_leads",
@@ -59,7 +60,7 @@ class Dequeue(Acking):
         try:
             if request.acks is not None:  # they may be of another queue
                 self.take_acks(request.acks, now_ms)
-            state.queue(request.queue)
+            self._facts = state.queue(request.queue)
             state.rules.dequeue(call.context, request)
         except RequestError as error:
             self.problem = self.problem or error
@@ -94,8 +95,6 @@ class Dequeue(Acking):
         """Take at most `most_jobs` from the index for the next commit. If the store can't be read,
         StorageError is raised, and nothing has changed."""
         state, queue = self.state, self.queue
-        if queue not in state.ready:
-            return
         limit = min(self.remaining, most_jobs)
         for priority, keys, payloads in state.ready.take(
             queue, limit, self._lowest_priority, now_ms
@@ -154,10 +153,9 @@ class Dequeue(Acking):
         self._bytes_left -= sum([len(payload[0]) for payload in held])
         self._bytes_left -= JOB_OVERHEAD_BYTES * len(held)
         self.remaining -= len(held)
-        facts = self.state.queue(self.queue)
-        prefix = f"{facts.prefix}{priority}:"
+        prefix = f"{self._facts.prefix}{priority}:"
         descriptors = [f"{prefix}{key[1]}" for key in keys]
-        self._found.add(descriptors, held, claims, facts.claim_timeout_seconds)
+        self._found.add(descriptors, held, claims, self._facts.claim_timeout_seconds)
         return held
 
     def give_up(self, now_ms: int) -> None:
@@ -185,7 +183,6 @@ class Dequeue(Acking):
         if (
             self.remaining > 0
             and not self._full
-            and self.queue in state.ready
             and state.ready.has_ready(self.queue, self._lowest_priority, now_ms)
         ):
             return False

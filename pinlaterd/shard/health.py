@@ -64,7 +64,7 @@ class StoreHealth:
         part = max(_RECENT_PART, (now - self._last_use) / _RECENT_SECONDS)
         self._recent += min(part, _MOST_RECENT_PART) * (seconds - self._recent)
         self._last_use = now
-        if self.degraded:
+        if self.reason:
             self._good_in_row = 0 if self._is_slow(seconds) else self._good_in_row + 1
             if self._good_in_row >= GOOD_IN_A_ROW:
                 self._recover()
@@ -86,7 +86,7 @@ class StoreHealth:
         second = self._this_second(now)
         second.uses += 1
         second.failures += 1
-        if self.degraded:
+        if self.reason:
             return
         settings = self._settings
         uses = sum(second.uses for second in self._window)

@@ -44,10 +44,7 @@ class QueueLocks:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._locks: dict[str, _Lock] = {}
-
-    def __len__(self) -> int:
-        return len(self._locks)
+        self.known: dict[str, _Lock] = {}  # by queue; to be looked at before a lock is asked for
 
     @contextmanager
     def trying(self, queue: str) -> Iterator[None]:
@@ -66,19 +63,19 @@ class QueueLocks:
     def met(self, error: StorageLocked, started: float) -> None:
         """A try that began at `started` met a lock."""
         now = self._clock.monotonic()
-        lock = self._locks.get(error.queue)
+        lock = self.known.get(error.queue)
         if lock is None:
             log.warning("waits for a lock: %s", error.message)
-            lock = self._locks[error.queue] = _Lock(started)
+            lock = self.known[error.queue] = _Lock(started)
         lock.error, lock.waits = error, True
         lock.retry_at = now + max(_RETRY_SECONDS, (now - started) * _SHARE_OF_TRIES)
 
     def holding(self, queues: Iterable[str]) -> StorageLocked | None:
         """Why calls that touch any of `queues` must not be tried now; None if they may."""
-        if not self._locks:
+        if not self.known:
             return None
         for queue in (WHOLE_STORE, *queues):
-            lock = self._locks.get(queue)
+            lock = self.known.get(queue)
             if lock is not None and lock.waits:
                 return lock.error
         return None
@@ -86,13 +83,13 @@ class QueueLocks:
     def passed(self, queues: Iterable[str]) -> None:
         """A try that touched `queues` met no lock. A lock that is met later is another one."""
         for queue in (WHOLE_STORE, *queues):
-            lock = self._locks.get(queue)
+            lock = self.known.get(queue)
             if lock is not None and not lock.waits:
-                del self._locks[queue]
+                del self.known[queue]
 
     def keep(self, error: StorageLocked, call: CallEntry) -> bool:
         """Keep a call until the next try; False if it is to be refused."""
-        lock = self._locks[error.queue]
+        lock = self.known[error.queue]
         patience_ends = lock.since + PATIENCE_SECONDS
         if self._clock.monotonic() >= patience_ends or len(lock.calls) >= _MOST_CALLS:
             return False
@@ -101,7 +98,7 @@ class QueueLocks:
 
     def next_try(self) -> float:
         """When `due` has something to say next."""
-        return min((lock.retry_at for lock in self._locks.values() if lock.waits), default=math.inf)
+        return min((lock.retry_at for lock in self.known.values() if lock.waits), default=math.inf)
 
     def due(self) -> tuple[list[str], list[CallEntry]]:
         """The queues that may be tried again, and the calls that waited for that. A lock that was
@@ -109,7 +106,7 @@ class QueueLocks:
         now = self._clock.monotonic()
         queues: list[str] = []
         calls: list[CallEntry] = []
-        for queue, lock in list(self._locks.items()):
+        for queue, lock in list(self.known.items()):
             if now < lock.retry_at:
                 continue
             if lock.waits:
@@ -117,11 +114,11 @@ class QueueLocks:
                 calls += lock.calls
                 lock.calls, lock.waits = [], False
             elif now - lock.retry_at >= PATIENCE_SECONDS:
-                del self._locks[queue]
+                del self.known[queue]
         return queues, calls
 
     def clear(self) -> list[CallEntry]:
         """Forget all locks; returns the calls that waited."""
-        calls = [call for lock in self._locks.values() for call in lock.calls]
-        self._locks.clear()
+        calls = [call for lock in self.known.values() for call in lock.calls]
+        self.known.clear()
         return calls

@@ -37,7 +37,6 @@ from pinlaterd.wire.envelope import (
     Pulse,
     ReadyCounts,
     Replies,
-    ReplyEntry,
     Welcome,
     pack,
     unpack,
@@ -132,7 +131,8 @@ class ShardLoop:
 
     def _turn(self) -> None:
         service = self._service
-        self._watch_searcher()
+        if service.searches.fileno != self._searcher_fileno:
+            self._watch_searcher()
         readable = self._end.wait(self._wait_seconds)
         received: Sequence[Received] = ()
         if service.backlog < _MOST_BACKLOG:
@@ -163,13 +163,12 @@ class ShardLoop:
         return max(0.0, min(until_pulse, self._service.idle_seconds()))
 
     def _watch_searcher(self) -> None:
-        fileno = self._service.searches.fileno()
-        if fileno != self._searcher_fileno:
-            if self._searcher_fileno is not None:
-                self._end.forget(self._searcher_fileno)
-            if fileno is not None:
-                self._end.watch(fileno)
-            self._searcher_fileno = fileno
+        fileno = self._service.searches.fileno
+        if self._searcher_fileno is not None:
+            self._end.forget(self._searcher_fileno)
+        if fileno is not None:
+            self._end.watch(fileno)
+        self._searcher_fileno = fileno
 
     def _finish(self) -> None:
         """Answer what has arrived; what comes later is for a successor."""
@@ -270,24 +269,18 @@ class ShardLoop:
 
     def _publish(self) -> None:
         """Send all answers, with the counts of what they touched; others learn what is urgent."""
-        counts = self._service.take_counts()
-        replies = self._service.take_replies()
+        service = self._service
+        counts, replies = service.take_counts(), service.replies.take()
         if not (counts or replies) or not self._incarnation:
             return
         urgent = self._note(counts)
         for router, entries in replies.items():
-            self._answer(router, entries, counts)
+            if not self._send(router, pack(Replies(self._incarnation, entries, counts))):
+                service.undelivered(router, entries)
         if urgent:
             frame = pack(Pulse(self._incarnation, urgent, self._told_degraded))
             for router in self._routers - replies.keys():
                 self._send(router, frame)
-
-    def _answer(
-        self, router: bytes, entries: Sequence[ReplyEntry], counts: Sequence[ReadyCounts]
-    ) -> None:
-        frame = pack(Replies(self._incarnation, entries, counts))
-        if not self._send(router, frame):
-            self._service.undelivered(router, entries)
 
     def _note(self, counts: Sequence[ReadyCounts]) -> list[ReadyCounts]:
         """Remember these for the next pulse; returns what cannot wait for it."""

@@ -93,9 +93,12 @@ class Commit:
 
     def hand_over(self, batch: Batch, result: BatchResult, state: ShardState, now_ms: int) -> None:
         """It is durable: give each result to whom it belongs."""
-        _hand_over_parts(self.acks, result.acks, state.acked, now_ms)
-        _hand_over_parts(self.checkpoints, result.checkpoints, state.checkpointed, now_ms)
-        _hand_over_parts(self.releases, result.releases, state.released, now_ms)
+        if self.acks:
+            _hand_over_parts(self.acks, result.acks, state.acked, now_ms)
+        if self.checkpoints:
+            _hand_over_parts(self.checkpoints, result.checkpoints, state.checkpointed, now_ms)
+        if self.releases:
+            _hand_over_parts(self.releases, result.releases, state.released, now_ms)
         for (queue, jobs), local_ids in zip(batch.enqueues, result.enqueues, strict=True):
             at = 0
             for enqueue in self.enqueues[queue]:

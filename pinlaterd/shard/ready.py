@@ -283,7 +283,8 @@ class ReadyIndex:
         None of a priority below `lowest_priority`; 0: any."""
         taken: list[Taken] = []
         try:
-            for priority, line in enumerate(self._queues[queue][: lowest_priority or None], 1):
+            lines = self._queues.get(queue, ())[: lowest_priority or None]
+            for priority, line in enumerate(lines, 1):
                 while limit > 0 and (line.keys or self._read(queue, priority, line, now_ms)):
                     count = min(limit, len(line.keys))
                     keys, payloads = line.take(count)
@@ -292,7 +293,8 @@ class ReadyIndex:
                     self._held -= count
                     if self._payload_bytes:
                         self._payload_bytes -= _size(payloads)
-                self._watch(queue, line)
+                if not line.keys:
+                    self._watch(queue, line)
                 if limit <= 0:
                     break
         except BaseException:
@@ -318,18 +320,23 @@ class ReadyIndex:
     # --- what is ready -------------------------------------------------------------------
 
     def counts(self, queue: str, now_ms: int) -> tuple[int, ...]:
-        """Ready jobs in memory, by priority; 0 only if none is ready in the store either."""
-        lines = self._queues[queue]
+        """Ready jobs in memory, by priority; 0 only if none is ready in the store either. Empty if
+        there is no such queue."""
+        lines = self._queues.get(queue, ())
         for priority, line in enumerate(lines, 1):
             if not line.keys and line.next_due_ms <= now_ms:
                 self._read(queue, priority, line, now_ms)
         return tuple([len(line.keys) for line in lines])
 
+    def no_counts(self, queue: str) -> tuple[int, ...]:
+        """As if nothing were ready."""
+        return (0,) * len(self._queues.get(queue, ()))
+
     def has_ready(self, queue: str, lowest_priority: int, now_ms: int) -> bool:
         """Whether `take` would find anything (or has to look in the store)."""
         return any(
             line.keys or line.next_due_ms <= now_ms
-            for line in self._queues[queue][: lowest_priority or None]
+            for line in self._queues.get(queue, ())[: lowest_priority or None]
         )
 
     def oldest_ms(self, queue: str) -> int | None:

@@ -90,7 +90,7 @@ class _Running(NamedTuple):
 
 
 class SearchClient(Generic[_Task]):
-    """The shard's end. `receive` has to be called when `fileno()` is readable, `tick` once a
+    """The shard's end. `receive` has to be called when `fileno` is readable, `tick` once a
     second; neither blocks. `deliver` gets each task and its result, or the exception instead."""
 
     def __init__(
@@ -108,15 +108,12 @@ class SearchClient(Generic[_Task]):
         self._running: dict[int, _Running] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
+        self.fileno: int | None = None  # what to poll; None while no searcher runs
         self._received = bytearray()
         self._last_used = 0.0
 
     def __len__(self) -> int:
         return len(self._running)
-
-    def fileno(self) -> int | None:
-        """What to poll; None while no searcher runs."""
-        return None if self._socket is None else self._socket.fileno()
 
     def begin(self, call: SearchCall, task: _Task) -> None:
         of_source = sum(running.call.source == call.source for running in self._running.values())
@@ -224,7 +221,7 @@ class SearchClient(Generic[_Task]):
             raise
         finally:
             theirs.close()
-        self._socket = ours
+        self._socket, self.fileno = ours, ours.fileno()
         self._received.clear()
         ours.settimeout(_SEND_SECONDS)
         ours.sendall(framed(self._factory()))
@@ -233,7 +230,7 @@ class SearchClient(Generic[_Task]):
     def _end(self) -> None:
         if self._socket is not None:
             self._socket.close()
-            self._socket = None
+            self._socket = self.fileno = None
         if self._process is not None:
             # It only reads: nothing is lost, and nothing has to be waited for.
             self._process.kill()

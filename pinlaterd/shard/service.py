@@ -1,7 +1,7 @@
 """A whole shard but for its sockets: calls in, answers out, one durable commit for many calls.
 
 The loop hands over what arrived (`submit`), lets a batch be made and committed (`run_batch`), gives
-other work a slice (`run_slice`), and sends what has become of it (`take_replies`, `take_counts`).
+other work a slice (`run_slice`), and sends what has become of it (`replies`, `take_counts`).
 
 A store that is lost, or whose last commit is in doubt, is closed and opened again, with nothing
 left in memory, as a new incarnation; calls in flight are told what is known. While it can't be
@@ -11,7 +11,7 @@ opened, calls are REFUSED: other shards may serve.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from random import Random
 
 from pinlaterd.clock import Clock
@@ -68,6 +68,7 @@ class ShardService:
         pace = Pace(clock, config.server.monitor_batch_size)
         self._tasks = tasks = Tasks(clock, engine.searcher, f"shard-{name}")
         self.searches = tasks.searches
+        self.replies = state.replies  # which the loop sends
         self._bulk = BulkCalls(state, tasks, pace)
         self._batches = Batches(state, Dispatch(state, self._bulk), tasks)
         self._maintenance = Maintenance(state, self.time, pace, rng or Random())
@@ -190,7 +191,8 @@ class ShardService:
     @property
     def busy(self) -> bool:
         """Whether there is work that waits for nothing."""
-        return self._batches.waiting or self._tasks.runnable
+        batches = self._batches
+        return bool(batches.backlog or batches.unfinished or self._tasks.ready)
 
     @property
     def degraded(self) -> str:
@@ -204,7 +206,7 @@ class ShardService:
 
     @property
     def calls_wait(self) -> bool:
-        return self._batches.waiting
+        return bool(self._batches.backlog or self._batches.unfinished)
 
     def idle_seconds(self) -> float:
         """How long nothing will have to be done, if nothing arrives."""
@@ -214,7 +216,9 @@ class ShardService:
         if not self.serving:
             return max(0.0, self._reopen_at - now)
         until_due_ms = self._state.ready.wake_ms() - self._clock.now_ms()
-        due = min(self._maintenance.due, self._state.locks.next_try())
+        due, locks = self._maintenance.due, self._state.locks
+        if locks.known:
+            due = min(due, locks.next_try())
         return max(0.0, min(until_due_ms / 1000, due - now))
 
     def facts(self) -> ShardFacts:
@@ -223,10 +227,6 @@ class ShardService:
         queues = tuple(ready.queues())
         counts = self._counts([queue for queue in queues if ready.is_counted(queue, now_ms)])
         return ShardFacts(self._engine.limits.queue_name_chars, queues, tuple(counts))
-
-    def take_replies(self) -> Mapping[bytes, list[ReplyEntry]]:
-        """The answers since the last time, by router."""
-        return self._state.replies.take()
 
     def take_counts(self) -> Sequence[ReadyCounts]:
         """Ready jobs of the queues that were touched since the last time."""
@@ -237,25 +237,23 @@ class ShardService:
         return self._counts(touched)
 
     def _counts(self, queues: Iterable[str]) -> list[ReadyCounts]:
-        now_ms = self._clock.now_ms()
+        """Of a queue that is locked: nothing, so that nobody is sent here in vain."""
+        state, now_ms = self._state, self._clock.now_ms()
+        counts = []
         try:
-            return [ReadyCounts(queue, self._ready_counts(queue, now_ms)) for queue in queues]
+            for queue in queues:
+                try:
+                    if state.locks.known and state.locks.holding((queue,)):
+                        numbers = state.ready.no_counts(queue)
+                    else:
+                        numbers = state.ready.counts(queue, now_ms)
+                except StorageLocked:
+                    numbers = state.ready.no_counts(queue)
+                counts.append(ReadyCounts(queue, numbers))
         except StorageError as error:
             self._break(error)
             return self._counts(queues)  # of what is in memory now: nothing
-
-    def _ready_counts(self, queue: str, now_ms: int) -> tuple[int, ...]:
-        """Of a queue that is locked: nothing, so that nobody is sent here in vain."""
-        ready = self._state.ready
-        if queue not in ready:
-            return ()
-        locks = self._state.locks
-        try:
-            if not locks or locks.holding((queue,)) is None:
-                return ready.counts(queue, now_ms)
-        except StorageLocked:
-            pass
-        return (0,) * self._state.config.server.num_priority_levels
+        return counts
 
     def create_queues(self, names: Iterable[str]) -> None:
         """Those that are missing: another shard has them."""
@@ -287,9 +285,9 @@ class ShardService:
         if not self.serving:
             batches.refuse_all(_STORE_CLOSED)
             return
-        if self._state.locks:
+        if self._state.locks.known:
             batches.try_locked_again()
-        if batches.waiting:
+        if batches.backlog or batches.unfinished:
             self._guarded(batches.run)
 
     def run_slice(self, *, calls_wait: bool) -> None:
@@ -304,7 +302,7 @@ class ShardService:
         if due_round is not None:
             self._guarded(self._maintenance.gauge, can_wait=True)  # it goes by what queues hold
             self._tasks.start(due_round)
-        if self._tasks.runnable:
+        if self._tasks.ready:
             self._guarded(lambda: self._run_task(calls_wait=calls_wait))
 
     def _run_task(self, *, calls_wait: bool) -> None:

@@ -262,7 +262,8 @@ class ShardState:
             self.stats.count(f"{queue}_ack_failed", failed)
         if noop:
             self.stats.count(f"{queue}_ack_noop", noop)
-        self.requeue(queue, requeued, now_ms)
+        if requeued:
+            self.requeue(queue, requeued, now_ms)
 
     def checkpointed(self, queue: str, result: CheckpointResult, now_ms: int) -> None:
         if result.done:

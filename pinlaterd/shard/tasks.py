@@ -61,16 +61,11 @@ class Tasks:
     def __init__(self, clock: Clock, factory: Callable[[], SearcherFactory], title: str) -> None:
         self.searches: SearchClient[Steps] = SearchClient(factory, clock, title, self._resume)
         self._clock = clock
-        self._ready: deque[tuple[Steps, Any]] = deque()
+        self.ready: deque[tuple[Steps, Any]] = deque()  # to go on, each with what it is sent
         self._not_before = 0.0  # monotonic seconds; holds while calls wait
 
     def __len__(self) -> int:
-        return len(self._ready) + len(self.searches)
-
-    @property
-    def runnable(self) -> bool:
-        """Whether `run_slice` would find anything to do."""
-        return bool(self._ready)
+        return len(self.ready) + len(self.searches)
 
     def check_room(self, shard: str) -> None:
         """Raises Overloaded if no more calls may be answered in slices."""
@@ -82,20 +77,20 @@ class Tasks:
         if at_once:
             self._step(steps, None)
         else:
-            self._ready.append((steps, None))
+            self.ready.append((steps, None))
 
     def _resume(self, steps: Steps, result: object) -> None:
         """Its search has ended so."""
-        self._ready.append((steps, result))
+        self.ready.append((steps, result))
 
     def run_slice(self, *, calls_wait: bool) -> None:
         """One slice of the task whose turn it is, unless those who wait come first.
 
         Raises what a task raised; that task is over."""
         started = self._clock.monotonic()
-        if not self._ready or (calls_wait and started < self._not_before):
+        if not self.ready or (calls_wait and started < self._not_before):
             return
-        self._step(*self._ready.popleft())
+        self._step(*self.ready.popleft())
         took = self._clock.monotonic() - started
         self._not_before = started + took * _SHARE_WHEN_BUSY
 
@@ -116,8 +111,8 @@ class Tasks:
                 steps.throw(ShardStops())
 
     def _take_all(self) -> list[Steps]:
-        taken = [steps for steps, _ in self._ready] + self.searches.close()
-        self._ready.clear()
+        taken = [steps for steps, _ in self.ready] + self.searches.close()
+        self.ready.clear()
         return taken
 
     def _step(self, steps: Steps, value: Any) -> None:
@@ -126,6 +121,6 @@ class Tasks:
         except StopIteration:
             return
         if wanted is None:
-            self._ready.append((steps, None))
+            self.ready.append((steps, None))
         else:
             self.searches.begin(wanted, steps)

@@ -113,12 +113,13 @@ class Rules:
 
     def dequeue(self, context: CallContext, request: DequeueRequest) -> None:
         check_source(context)
-        _check_least("limit", request.limit, 1)
+        if request.limit < 1 or request.max_wait_ms < 0:
+            _check_least("limit", request.limit, 1)
+            _check_least("maxWaitMillis", request.max_wait_ms, 0)
         if not 0 < request.coverage <= 1:
             raise InvalidRequest(
                 f"coverage is {request.coverage}; it must be above 0 and at most 1"
             )
-        _check_least("maxWaitMillis", request.max_wait_ms, 0)
 
     def retry_delay(self, queue: str, acks: Acks, descriptor: str, now_ms: int) -> None:
         """Of failed jobs; `descriptor`: of one of them."""

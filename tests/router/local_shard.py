@@ -103,7 +103,7 @@ class LocalShard(ShardLink):
         self._service.run_batch()
         self._service.run_slice(calls_wait=False)
         counts = self._service.take_counts()
-        replies = self._service.take_replies().get(ROUTER, [])
+        replies = self._service.replies.take().get(ROUTER, [])
         if replies or not self.hints_lie_still:
             self._learn(counts)
         for reply in replies:

@@ -93,11 +93,11 @@ class Shard:
         self.service.run_batch()
         self.service.run_slice(calls_wait=False)
         searches = self.service.searches
-        fileno = searches.fileno()
+        fileno = searches.fileno
         if fileno is not None:
             select.select([fileno], [], [], 0 if self.service.busy else 0.1)
             searches.receive()
-        return list(self.service.take_replies().get(ROUTER, ()))
+        return list(self.service.replies.take().get(ROUTER, ()))
 
     def replies(self, *entries: CallEntry) -> list[ReplyEntry]:
         """All of them in one batch; their answers, in their order."""

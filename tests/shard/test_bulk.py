@@ -243,7 +243,7 @@ def test_a_delete_that_a_stop_cuts_short_answers_with_the_count_so_far(make_shar
 
     shard.service.close()
 
-    [reply] = shard.service.take_replies()[b"router"]
+    [reply] = shard.service.replies.take()[b"router"]
     assert 0 < shard.decode(reply) < 100
 
 
@@ -255,8 +255,8 @@ def test_what_has_changed_nothing_when_the_shard_stops_is_left_to_its_successor(
     )
     shard.service.run_batch()
     shard.service.run_slice(calls_wait=False)
-    assert shard.service.take_replies() == {}  # the searcher has them; it is not heard
+    assert shard.service.replies.take() == {}  # the searcher has them; it is not heard
 
     shard.service.close()
 
-    assert shard.service.take_replies() == {}
+    assert shard.service.replies.take() == {}

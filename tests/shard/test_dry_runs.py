@@ -149,7 +149,7 @@ def test_a_shard_that_stops_leaves_them_to_its_successor(shard, bodies):
 
     shard.service.close()
 
-    assert shard.service.take_replies() == {}
+    assert shard.service.replies.take() == {}
 
 
 def test_a_shard_that_stops_answers_one_whose_acks_were_carried_out(shard, bodies):
@@ -159,6 +159,6 @@ def test_a_shard_that_stops_answers_one_whose_acks_were_carried_out(shard, bodie
 
     shard.service.close()
 
-    [reply] = shard.service.take_replies()[b"router"]
+    [reply] = shard.service.replies.take()[b"router"]
     assert reply.call_id == entry.call_id
     assert reply.status is Status.FAILED

@@ -115,7 +115,7 @@ def test_calls_that_wait_for_a_lock_are_refused_when_the_shard_stops(
 
     shard.service.close()
 
-    replies = [reply for replies in shard.service.take_replies().values() for reply in replies]
+    replies = [reply for replies in shard.service.replies.take().values() for reply in replies]
     assert [(reply.call_id, reply.status) for reply in replies] == [(entry.call_id, Status.REFUSED)]
 
 
