@@ -134,10 +134,6 @@ class CheckpointOp(NamedTuple):
     source: str
     checkpoints: Sequence[Checkpoint]
 
-    @property
-    def jobs(self) -> int:
-        return len(self.checkpoints)
-
 
 class Release(NamedTuple):
     """A claim that was never delivered: back to PENDING as it was, if that claim still holds."""
@@ -149,10 +145,6 @@ class Release(NamedTuple):
 class ReleaseOp(NamedTuple):
     queue: str
     releases: Sequence[Release]
-
-    @property
-    def jobs(self) -> int:
-        return len(self.releases)
 
 
 class EnqueueOp(NamedTuple):

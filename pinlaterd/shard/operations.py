@@ -148,7 +148,7 @@ class Operation:
     @property
     def rows(self) -> int:
         """How many jobs it puts into its next commit; if none, it needs none."""
-        return self.parts[0].jobs if self.parts else 0
+        return len(self.parts[0][-1]) if self.parts else 0
 
     def add_to(self, commit: Commit) -> None:
         raise NotImplementedError
@@ -243,6 +243,10 @@ class Acking(Operation):
                 raise ForeignError
             self.problem = _bad_descriptors(bad, facts)
         self.parts = parts
+
+    @property
+    def rows(self) -> int:
+        return self.parts[0].jobs if self.parts else 0
 
     def _may_retry(self, facts: QueueFacts, acks: Acks, now_ms: int) -> bool:
         name = f"{facts.prefix}{acks.priority}:{acks.local_ids[0]}"

@@ -43,8 +43,8 @@ def run(name: str, etc: Path, make: MakeEngine = make_engine) -> int:
     prefer_throughput()
     etc = layout.enter(etc)
     try:
-        in_force = load_active(etc)
-        config = in_force.config
+        active = load_active(etc)
+        config = active.config
         settings = config.shards.get(name)
         if settings is None:
             names = ", ".join(config.shards) or "none"
@@ -60,7 +60,7 @@ def run(name: str, etc: Path, make: MakeEngine = make_engine) -> int:
     logs.set_up(process, config.server.log_level)
     stop = StopSignal()
     stop.catch()
-    return _Shard(settings, in_force, engine, stop).run()
+    return _Shard(settings, active, engine, stop).run()
 
 
 class _Shard:
@@ -69,11 +69,10 @@ class _Shard:
     def __init__(
         self,
         settings: ShardSettings,
-        in_force: ActiveConfig,
+        active: ActiveConfig,
         engine: StorageEngine,
         stop: StopSignal,
     ) -> None:
-        config = in_force.config
         self._settings = settings
         self._engine = engine
         self._stop = stop
@@ -81,9 +80,8 @@ class _Shard:
         self._stats = Stats()
         timekeeper = Timekeeper(self._clock, layout.clock_file(settings.name))
         self._service = ShardService(
-            settings.name, engine, config, self._clock, self._stats, timekeeper=timekeeper
+            settings.name, engine, active.config, self._clock, self._stats, timekeeper=timekeeper
         )
-        self._service.follow(config)
         self._context = new_context()
         self._control = ControlClient(
             layout.shard_program(settings.name),
@@ -92,43 +90,48 @@ class _Shard:
             self._clock.now_ms(),
             context=self._context,
         )
-        self._control.config_version = in_force.version
+        self._control.config_version = active.version
 
     def run(self) -> int:
         try:
-            return self._serve() if self._take_ownership() else ExitCode.OK
+            if self._take_ownership():
+                self._serve()
         except StorageCorrupt as error:
             log.error("can't serve: %s", error.message)
+            return ExitCode.FAILURE
+        except ShardOwned as error:
+            log.error("has lost its store: %s", error.message)
             return ExitCode.FAILURE
         finally:
             self._control.close()
             self._context.term()
+        return ExitCode.OK
 
     def _take_ownership(self) -> bool:
         """Wait until the store is ours; False if told to stop before."""
-        state, said = ProcessState.STARTING, ""
-        coordinator = ConfigUpdates(self._control, self._service)
+        told = ""
+        updates = ConfigUpdates(self._control, self._service)
         while not self._stop.requested:
             try:
                 self._service.open()
             except ShardOwned as error:
-                state, reason = ProcessState.STANDBY, {"owner": error.message}
+                state, key, text = ProcessState.STANDBY, "owner", error.message
             except StorageCorrupt:
                 raise
             except StorageError as error:
-                state, reason = ProcessState.STARTING, {"store warning": error.message}
+                state, key, text = ProcessState.STARTING, "store warning", error.message
             else:
                 return True
-            (text,) = reason.values()
-            if text != said:
+            if text != told:
                 log.warning("waits for its store: %s", text)
-                said = text
-            self._control.report(state, {**self._facts(), **reason})
-            coordinator.hear()
+                told = text
+            self._control.report(state, {**self._facts(), key: text})
+            updates.hear()
             select.select([self._stop], [], [], _RETRY_SECONDS)
         return False
 
-    def _serve(self) -> int:
+    def _serve(self) -> None:
+        """Raises ShardOwned."""
         endpoint = layout.shard_endpoint(self._settings.name)
         end = ShardEnd(self._context)
         try:
@@ -147,24 +150,20 @@ class _Shard:
                 self._stats,
                 self._facts_of_owner,
             ).run()
-        except ShardOwned as error:
-            log.error("has lost its store: %s", error.message)
-            return ExitCode.FAILURE
         finally:
             end.close()
         log.info("stopped")
-        return ExitCode.OK
 
     def _facts_of_owner(self) -> Mapping[str, str]:
-        durability = self._service.durability
-        kept = {"durability": durability.setting, "durability warning": durability.warning}
-        damage = self._engine.damage
+        durability, damage = self._service.durability, self._engine.damage
+        facts = self._facts()
+        facts |= {"durability": durability.setting, "durability warning": durability.warning}
         if damage:
             cure = f"stop it, then pinlater-admin shard check {self._settings.name} --repair"
-            kept["damage warning"] = f"its store disagrees with itself: {damage}; {cure}"
-        return {**self._facts(), **kept}
+            facts["damage warning"] = f"its store disagrees with itself: {damage}; {cure}"
+        return facts
 
-    def _facts(self) -> Mapping[str, str]:
+    def _facts(self) -> dict[str, str]:
         settings = self._settings
         return {
             "engine": settings.engine,

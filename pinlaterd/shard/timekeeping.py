@@ -96,8 +96,8 @@ class Timekeeper:
         self._note()
 
     def awake(self) -> None:
-        """In each turn of the loop, while the shard serves, and before ages are computed: the
-        process may have stood still in the middle of a turn."""
+        """Once a second while the shard serves, and before ages are computed: the process may have
+        stood still."""
         elapsed, now_ms = self._clock.elapsed(), self._clock.now_ms()
         if self._alive is not None and elapsed - self._alive[0] > _ABSENT_SECONDS:
             log.warning("did not run for %.1f s; claims get that time", elapsed - self._alive[0])

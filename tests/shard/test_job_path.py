@@ -307,9 +307,9 @@ def test_released_claims_are_pending_again_at_no_attempts_cost(shard):
 def test_a_release_that_means_nothing_is_harmless(shard):
     job = ClaimedJob("nonsense", b"", 1, 1, "claim", 1)
     other = job._replace(descriptor="gone:ss1:p1:1")
-    strange = [b"", b"\0\0", codec.encode_reply(HEAD, DequeueResult([job, other]))]
+    meaningless = [b"", b"\0\0", codec.encode_reply(HEAD, DequeueResult([job, other]))]
 
-    replies = shard.replies(*[shard.raw(message, Op.RELEASE) for message in strange])
+    replies = shard.replies(*[shard.raw(message, Op.RELEASE) for message in meaningless])
 
     assert {reply.status for reply in replies} == {Status.DONE}
 

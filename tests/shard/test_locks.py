@@ -17,7 +17,7 @@ from pinlaterd.wire.envelope import Status
 from tests.shard.conftest import MakeShard, Shard
 
 RETRY_SECONDS = 0.1
-UPKEEP_SECONDS = 10.0
+ROUND_SECONDS = 10.0
 OTHERS = [f"other{number}" for number in range(5)]
 LOCKED = [f"locked{number}" for number in range(5)]
 SMALL_BUFFER = 100_000  # holds the keys of some 90 jobs
@@ -164,10 +164,10 @@ def test_gauges_of_queues_that_are_locked_wait_and_the_others_do_not(
     assert all(f"{queue}_scheduled" in gauges for queue in LOCKED)
 
 
-def test_upkeep_does_not_try_a_queue_that_is_locked(shard: Shard, engine: Lockable):
+def test_maintenance_does_not_try_a_queue_that_is_locked(shard: Shard, engine: Lockable):
     shard.enqueue(b"a")
     shard.dequeue()
-    shard.clock.advance(UPKEEP_SECONDS)
+    shard.clock.advance(ROUND_SECONDS)
     engine.locked = {"mail"}
     shard.submit(shard.entry(EnqueueRequest("mail", [Job(b"b")])))
 

@@ -16,7 +16,7 @@ INTERVAL = 10.0
 REREAD_SECONDS = 60.0
 
 
-def upkeep(shard) -> None:
+def maintain(shard) -> None:
     """A whole round, and what it leads to."""
     shard.clock.advance(INTERVAL)
     shard.turn()
@@ -29,10 +29,10 @@ def test_claims_that_time_out_are_retried_and_at_last_fail(shard):
     shard.dequeue()
 
     shard.clock.advance(595)
-    upkeep(shard)
+    maintain(shard)
     assert shard.dequeue()[0].attempts_remaining == 1
     shard.clock.advance(595)
-    upkeep(shard)
+    maintain(shard)
 
     assert shard.state(descriptor) is JobState.FAILED
     counters = shard.counters()
@@ -51,7 +51,7 @@ def test_a_round_is_done_in_slices_and_calls_go_on_between_them(make_shard):
     retried = shard.counters()["mail_timeout_retry"]
     assert 0 < retried < 1_000
     assert len(shard.dequeue(10)) == 10
-    upkeep(shard)
+    maintain(shard)
 
     assert shard.counters()["mail_timeout_retry"] == 1_000
 
@@ -75,7 +75,7 @@ def test_a_queues_own_settings_hold_for_it(tmp_path, clock, make_shard):
     assert shard.dequeue(queue="mail")[0].claim_timeout_seconds == 2
     assert shard.dequeue(queue="post")[0].claim_timeout_seconds == 600
 
-    upkeep(shard)
+    maintain(shard)
 
     assert shard.counts("mail") == (1, 0, 0)
     assert shard.counts("post") == (0, 0, 0)
@@ -88,13 +88,13 @@ def test_jobs_that_come_back_are_told_to_routers(shard):
     shard.service.take_counts()
 
     shard.clock.advance(600)
-    upkeep(shard)
+    maintain(shard)
 
     assert list(shard.service.take_counts()) == [("mail", (1, 0, 0))]
 
 
 def test_an_idle_shard_sleeps_until_something_is_due(shard):
-    upkeep(shard)
+    maintain(shard)
     assert 0 < shard.service.idle_seconds() <= INTERVAL
     shard.enqueue(Job(b"a", run_after_ms=shard.clock.now_ms() + 2_000))
     assert 0 < shard.service.idle_seconds() <= 2.0
@@ -114,13 +114,13 @@ def test_a_gauge_that_is_wrong_after_a_stray_insert_rights_itself(shard, tmp_pat
     shard.enqueue(b"a")
     [descriptor] = shard.enqueue(b"b")
     local_id = descriptor.rpartition(":")[2]
-    with sqlite3.connect(tmp_path / f"{SHARD}.sqlite") as stranger:
-        stranger.execute("DELETE FROM jobs WHERE local_id = ?", (local_id,))
-        stranger.execute("DELETE FROM runs WHERE first_id = ?", (local_id,))
-        stranger.execute("INSERT OR REPLACE INTO depths VALUES (1, 1, 0, 7)")
+    with sqlite3.connect(tmp_path / f"{SHARD}.sqlite") as foreign:
+        foreign.execute("DELETE FROM jobs WHERE local_id = ?", (local_id,))
+        foreign.execute("DELETE FROM runs WHERE first_id = ?", (local_id,))
+        foreign.execute("INSERT OR REPLACE INTO depths VALUES (1, 1, 0, 7)")
     assert gauge() == 2
 
     shard.clock.advance(REREAD_SECONDS)
-    upkeep(shard)
+    maintain(shard)
 
     wait_until(lambda: gauge() == 1)

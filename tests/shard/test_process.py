@@ -198,11 +198,6 @@ def test_other_routers_learn_at_once_that_there_are_jobs(deployment, router):
         assert other.hear(SECONDS)
 
 
-def test_routers_hear_a_pulse_every_second(router):
-    assert router.hear(SECONDS)
-    assert router.hear(SECONDS)
-
-
 def test_pulses_are_rare_while_no_router_sends_anything_and_then_frequent_again(router):
     def seconds_to_next_pulse() -> float:
         assert router.hear(SECONDS)
@@ -218,22 +213,6 @@ def test_pulses_are_rare_while_no_router_sends_anything_and_then_frequent_again(
 
     while seconds_to_next_pulse() > 0.5:
         assert time.monotonic() < end
-
-
-def test_what_was_answered_survives_a_kill_and_the_successor_serves(deployment, router):
-    descriptors = router.enqueue(b"a", b"b", b"c")
-    assert router.dequeue(1) == [b"a"]
-    before = router.incarnation
-    deployment.processes[0].kill()
-    deployment.processes[0].wait()
-
-    deployment.start()
-    router.hello()
-
-    assert router.incarnation > before
-    assert router.dequeue() == [b"b", b"c"]
-    (again,) = router.enqueue(b"d")
-    assert again not in descriptors
 
 
 def test_calls_meant_for_a_predecessor_are_discarded(deployment, router):

@@ -44,7 +44,7 @@ class Failing(SqliteEngine):
         self.after_apply: Callable[[Batch], None] = lambda _batch: None
         self.on_open: Callable[[], None] = lambda: None
         self.on_read: Callable[[str], None] = lambda _call: None
-        self.lost = ""  # why it has to be opened anew
+        self.lost = ""  # why it has to be opened again
         self.applied = 0
         self.opened = 0
 
@@ -213,7 +213,7 @@ def test_a_store_that_refuses_what_is_due_each_second_stays_open(shard, engine):
     assert shard.state(descriptor) is JobState.SUCCEEDED
 
 
-def test_an_owner_that_cannot_prove_that_it_still_is_one_opens_its_store_anew(shard, engine):
+def test_an_owner_that_cannot_prove_that_it_still_is_one_opens_its_store_again(shard, engine):
     incarnation = shard.service.incarnation
 
     def lost(call: str) -> None:
@@ -232,7 +232,7 @@ def test_an_owner_that_cannot_prove_that_it_still_is_one_opens_its_store_anew(sh
 # --- a store that is lost while the outcome is known --------------------------------------------
 
 
-def test_what_was_committed_is_told_before_the_store_is_opened_anew(shard, engine):
+def test_what_was_committed_is_told_before_the_store_is_opened_again(shard, engine):
     shard.enqueue(b"before")
     incarnation = shard.service.incarnation
 

@@ -130,11 +130,11 @@ def test_to_its_routers_it_is_down_until_its_store_is_open_again(
     ShardLoop(shard.service, end, control, stop, shard.clock, Stats(), dict).run()
 
     calling.join()
-    reply, farewell, welcome = [frame for frame in heard if not isinstance(frame, Pulse)]
+    reply, goodbye, welcome = [frame for frame in heard if not isinstance(frame, Pulse)]
     assert isinstance(reply, Replies)
     [entry] = reply.entries
     assert entry.status is Status.FAILED
-    assert farewell == Goodbye(reply.incarnation)
+    assert goodbye == Goodbye(reply.incarnation)
     assert isinstance(welcome, Welcome)
     assert welcome.incarnation > reply.incarnation
     end.close()
