@@ -69,8 +69,9 @@ def of_redis(server: RedisServer, shards: Sequence[str]) -> Iterator[Record]:
                         continue
                     for local_id, score in client.zrange(key, 0, -1, withscores=True):
                         held = _held_in_redis(client, f"{shard}_{stored}", local_id)
+                        since_ms = int(score) // 32 if stored != queue else round(score * 1000)
                         descriptor = f"{queue}:s{shard}:p{priority}:{local_id.decode()}"
-                        yield _record(shard, descriptor, _redis_row(int(state), score, held))
+                        yield _record(shard, descriptor, _redis_row(int(state), since_ms, held))
 
 
 def _held_in_redis(client: redis.Redis, place: str, local_id: bytes) -> dict[bytes, bytes]:
@@ -85,19 +86,23 @@ def _held_in_redis(client: redis.Redis, place: str, local_id: bytes) -> dict[byt
     if record is None:
         return {}
     head, _, rest = record.partition(b";")
-    allowed, created_ms, status_bytes = head.split(b" ")
-    lean = {b"bd": rest[int(status_bytes) :], b"al": allowed, b"ar": allowed}
-    lean |= {b"ca": b"%f" % (int(created_ms) / 1000), b"ua": b"%f" % (int(created_ms) / 1000)}
-    if claim is not None:
-        lean[b"ra"], _, lean[b"cd"] = claim.partition(b" ")
+    allowed, updated_ms, run_after_ms, status_bytes = head.split(b" ")
+    created_ms, remaining = updated_ms, allowed
     if update is not None:
-        lean[b"al"], lean[b"ar"], updated_ms = update.partition(b";")[0].split(b" ")
-        lean[b"ua"] = b"%f" % (int(updated_ms) / 1000)
-    return lean
+        fields = update.partition(b";")[0].split(b" ")
+        allowed, remaining, updated_ms, run_after_ms = fields
+    return {
+        **({} if claim is None else {b"cd": claim}),
+        b"bd": rest[int(status_bytes) :],
+        b"al": allowed,
+        b"ar": remaining,
+        b"ca": b"%f" % (int(created_ms) / 1000),
+        b"ua": b"%f" % (int(updated_ms) / 1000),
+        b"ra": run_after_ms,
+    }
 
 
-def _redis_row(state: int, score: float, held: dict[bytes, bytes]) -> list[Any]:
-    score_ms = round(score * 1000)
+def _redis_row(state: int, since_ms: int, held: dict[bytes, bytes]) -> list[Any]:
     return [
         state,
         held.get(b"bd", b""),
@@ -105,8 +110,8 @@ def _redis_row(state: int, score: float, held: dict[bytes, bytes]) -> list[Any]:
         int(held.get(b"ar", 0)),
         held[b"cd"].decode() if state and b"cd" in held else None,
         round(float(held.get(b"ca", 0)) * 1000),
-        score_ms if state == 0 else round(float(held.get(b"ra", score_ms))),
-        score_ms if state else round(float(held.get(b"ua", 0)) * 1000),
+        since_ms if state == 0 else round(float(held.get(b"ra", since_ms))),
+        since_ms if state else round(float(held.get(b"ua", 0)) * 1000),
     ]
 
 

@@ -2,7 +2,11 @@
 Redis server.
 
     common.lua       every key, what is in it and why; what all scripts begin with
-    *.lua            one script each; those that write see first that the caller owns the shard
+    jobs.lua         jobs of either layout, as scripts reach them
+    apply.lua        one batch
+    owner.lua, reads.lua, slices.lua
+                     the other scripts, by what they are for; those that write see first that the
+                     caller owns the shard
     scripts.py       the scripts as the server runs them
     connection.py    one connection that is never silently made again; what a server or the way to
                      it may answer, in words
@@ -10,7 +14,7 @@ Redis server.
     server_facts.py  what the server says of itself: part of a cluster, a replica, how durable
     store.py         Store: ownership, by a lease and its token; queue names
     batch.py         a Batch as the arguments of apply.lua, and its answer as a BatchResult
-    records.py       jobs as scripts answer them
+    records.py       jobs and scores as scripts answer them
     engine.py        RedisEngine: the StorageEngine contract
     failover.py      RedisFailover: a replica takes its master's place; SentinelFailover: the same
                      where Sentinels choose it

@@ -1,5 +1,4 @@
--- One batch: acks, checkpoints, releases, enqueues, claims, in this order, each in its turn, by the
--- files apply_*.lua that follow this one (scripts.py).
+-- One batch: acks, checkpoints, releases, enqueues, claims, in this order. Follows jobs.lua.
 --
 -- The batch is atomic. Redis runs a script alone, with nothing in between, and writes what it
 -- changed to the append-only file as one transaction, of which a restart takes all or nothing. What
@@ -7,21 +6,29 @@
 -- the commands after it are such as cannot fail, unless a foreign writer put something else under
 -- our keys.
 --
--- Arguments: the shard, token, lease in ms, '1' if there are enqueues, now_ms, the latest run-after
--- in ms, most characters of a status; then of each kind how many ops, and of each op its queue and
--- what batch.py writes there. In front of the time: how many queues and priorities the batch has to
--- do with, and these, and how many queues it enqueues to, and these. Returns OK and, of each kind,
--- the ops' results; or DAMAGED, and then it has written nothing.
+-- Arguments: token, lease in ms, '1' if there are enqueues; how many queues and priorities the
+-- batch has to do with, and of each which keys: states of sets, and b, c or u for a lean queue's
+-- hashes; how many queues it enqueues to, and these; now_ms, most characters of a status; then of
+-- each kind how many, and each as it is read below. Returns OK and of each kind a table of results;
+-- or DAMAGED, and then it has written nothing. Positions count from 1.
 
-local problem = begin_write(ARGV[4] == '1')
+local problem = begin_write(ARGV[5] == '1')
 if problem then
   return problem
 end
-take()
+taken = taken + 1
 for _ = 1, take_number() do
-  problem = damaged_set(take(), take())
-  if problem then
-    return problem
+  local queue, priority, kinds = take(), take(), take()
+  for at = 1, #kinds do
+    local kind = string.sub(kinds, at, at)
+    if kind <= FAILED then
+      problem = damage(set_key(queue, priority, kind), 'zset')
+    else
+      problem = damage('pl' .. kind .. '_' .. SHARD .. '_' .. queue, 'hash')
+    end
+    if problem then
+      return problem
+    end
   end
 end
 for _ = 1, take_number() do
@@ -34,30 +41,304 @@ for _ = 1, take_number() do
     return { 'DAMAGED', counter, 'what is no id', 'the last id given' }
   end
 end
-local now, latest_ms, status_chars = take_number(), take_number(), take_number()
-local now_seconds = seconds(now)
-local score_now = scorer(now)
+local now, status_chars = take_number(), take_number()
+local acks, checkpoints, releases, enqueues, claims = {}, {}, {}, {}, {}
+local jobs -- made when something needs it
 
--- The next `count` arguments.
-local function take_all(count)
-  local values = {}
+-- Acks of a queue and priority, alike but in their ids, none of which is there twice: when those
+-- that failed are due again, or '' if they succeeded; a text that takes the old status' place, as
+-- PinLater's does here; whether each names its claim; how many, their ids, their claims. Results:
+-- the positions of those that did not apply and, negative, of those that failed for good.
+local count = take_number()
+if count > 0 then
+  -- Which of `ids` end as succeeded, held by their claims if these are named, and not evicted; the
+  -- others' positions are added to `missed`.
+  local function ending_lean(queue, running, ids, names, text, missed)
+    if redis.call('EXISTS', jobs_key(queue)) == 0 then
+      redis.call('ZREM', running, unpack(ids)) -- evicted
+    end
+    local held = redis.call('ZMSCORE', running, unpack(ids))
+    local noted = names and redis.call('HMGET', claims_key(queue), unpack(ids))
+    local ended = {}
+    for at = 1, #ids do
+      local id = ids[at]
+      local ends = held[at] and (not names or noted[at] == names[at])
+      if ends and text ~= '' then
+        local job = jobs.read(queue, id, false)
+        if job then
+          jobs.change(queue, id, job, { ua = now, cs = text })
+        else
+          redis.call('ZREM', running, id) -- removed by a hand
+          ends = false
+        end
+      end
+      if ends then
+        ended[#ended + 1] = id
+      else
+        missed[#missed + 1] = at
+      end
+    end
+    return ended
+  end
+
+  local function ending_plain(queue, running, ids, names, text, missed)
+    local held = redis.call('ZMSCORE', running, unpack(ids))
+    local prefix, now_seconds = job_key(queue, ''), string.format('%.3f', now / 1000)
+    local ended, ours = {}, {}
+
+    -- Note the end of a job in its hash; false if there is none, or it is not held by `name`.
+    local function note(key, name)
+      if name and redis.pcall('HGET', key, 'cd') ~= name then
+        return false
+      end
+      local added = redis.pcall('HSET', key, 'ua', now_seconds)
+      if type(added) == 'table' then
+        return false -- no hash
+      end
+      if added == 1 and redis.call('HLEN', key) == 1 then
+        redis.call('DEL', key) -- it was evicted: all of ours have that field
+        return false
+      end
+      if text ~= '' then
+        redis.call('HSET', key, 'cs', text)
+      end
+      return true
+    end
+
+    for at = 1, #ids do
+      local id, score = ids[at], held[at]
+      local key = prefix .. id
+      if score and note(key, names and names[at]) then
+        if ours[score] == nil then
+          ours[score] = score_of(queue, ms_of(queue, score), #id) == tonumber(score)
+        end
+        if not ours[score] then
+          -- A job that PinLater claimed gets the run-after that its score stood for.
+          redis.call('HSETNX', key, 'ra', ms_of(queue, score))
+        end
+        ended[#ended + 1] = id
+      else
+        missed[#missed + 1] = at
+        if score and redis.call('TYPE', key).ok ~= 'hash' then
+          redis.call('ZREM', running, id) -- evicted
+        end
+      end
+    end
+    return ended
+  end
+
+  local function succeed(queue, priority, ids, names, text, missed)
+    local running = set_key(queue, priority, IN_PROGRESS)
+    local ending = is_lean(queue) and ending_lean or ending_plain
+    local ended = ending(queue, running, ids, names, text, missed)
+    if #ended > 0 then
+      redis.call('ZREM', running, unpack(ended))
+      add_all(set_key(queue, priority, SUCCEEDED), queue, now, ended)
+    end
+  end
+
+  local function fail(queue, priority, ids, names, text, missed, retry_ms)
+    for at, id in ipairs(ids) do
+      local job = jobs.held(queue, priority, id, names and names[at])
+      local status = job and (text == '' and job.cs or text)
+      if not job then
+        missed[#missed + 1] = at
+      elseif not jobs.fail(queue, priority, id, job, retry_ms, status, now) then
+        missed[#missed + 1] = -at
+      end
+    end
+  end
+
+  for run = 1, count do
+    local queue, priority, retry_ms = take(), take(), take_number()
+    local text, named, size = take(), take() == '1', take_number()
+    local ids, missed = take_all(size), {}
+    local names = named and take_all(size) or nil
+    if retry_ms or text ~= '' then
+      jobs = jobs or open_jobs()
+    end
+    local finish = retry_ms and fail or succeed
+    finish(queue, priority, ids, names, text, missed, retry_ms)
+    acks[run] = missed
+  end
+end
+
+-- A checkpoint: queue, priority, id, source, run-after in ms, body or none, '1' if it goes back to
+-- PENDING, attempts or none, text, claim or none. Result: 1 if it applied, else 0.
+count = take_number()
+if count > 0 then
+  jobs = jobs or open_jobs()
+
+  local function cut(text)
+    local chars = 0
+    for at = 1, #text > status_chars and #text or 0 do
+      local byte = string.byte(text, at)
+      if byte < 128 or byte > 191 then -- the first byte of a character in UTF-8
+        chars = chars + 1
+        if chars > status_chars then
+          return string.sub(text, 1, at - 1)
+        end
+      end
+    end
+    return text
+  end
+
+  -- nil for '-', else what follows '='
+  local function take_optional()
+    local value = take()
+    return value ~= '-' and string.sub(value, 2) or nil
+  end
+
+  -- The source in HOST:PORT:STARTMILLIS:SOURCE:COUNTER; nil if it is not of that form.
+  local function claim_source(claim)
+    return string.match(claim, '^[^:]*:[^:]*:[^:]*:(.*):[^:]*$')
+  end
+
   for at = 1, count do
-    values[at] = ARGV[taken + at]
+    local queue, priority, id, source = take(), take(), take(), take()
+    local run_after, body, to_pending = take_number(), take_optional(), take() == '1'
+    local attempts, text, claim = take_optional(), take(), take_optional()
+    local job = jobs.held(queue, priority, id, claim)
+    if not job or (claim == nil and claim_source(job.cd) ~= source) then
+      checkpoints[at] = 0
+    else
+      checkpoints[at] = 1
+      local changes = { ra = run_after, ua = now, bd = body, al = attempts, ar = attempts }
+      if text ~= '' then
+        changes.cs = cut(text .. job.cs)
+      end
+      jobs.change(queue, id, job, changes)
+      if to_pending then
+        jobs.unclaim(queue, id)
+        jobs.move(queue, priority, id, IN_PROGRESS, PENDING, run_after)
+      else
+        add_all(set_key(queue, priority, IN_PROGRESS), queue, now, { id })
+      end
+    end
   end
-  taken = taken + count
-  return values
 end
 
-local function each_op(apply_one)
-  local results = {}
-  for at = 1, take_number() do
-    results[at] = apply_one(take())
+-- A release: queue, priority, id, claim. Result: the run-after that the job has again, or false.
+for at = 1, take_number() do
+  jobs = jobs or open_jobs()
+  local queue, priority, id, claim = take(), take(), take(), take()
+  local job = jobs.held(queue, priority, id, claim)
+  if job then
+    jobs.unclaim(queue, id)
+    jobs.move(queue, priority, id, IN_PROGRESS, PENDING, job.ra)
   end
-  return results
+  releases[at] = job and job.ra or false
 end
 
-local function requeue(results, priority, id, run_after)
-  results[#results + 1] = priority
-  results[#results + 1] = id
-  results[#results + 1] = run_after
+-- Enqueues to a queue: how many jobs, how many runs. A run: how many, priority, run-after in ms,
+-- attempts, status; then bodies, in a lean queue what plb_ holds. Result: the id of the first job;
+-- the others follow.
+for at = 1, take_number() do
+  local queue, total = take(), take_number()
+  local counter, lean = counter_key(queue), is_lean(queue)
+  local last = redis.call('INCRBY', counter, total) - total
+  if last == 0 then -- it was evicted
+    last = unused_id(now)
+    redis.call('SET', counter, string.format('%d', last + total))
+  end
+  enqueues[at] = last + 1
+  for _ = 1, take_number() do
+    local size, priority, run_after = take_number(), take(), take()
+    local attempts, status = take(), take()
+    local ids, records = {}, {}
+    for nth = 1, size do
+      ids[nth] = string.format('%d', last + nth)
+      if lean then
+        records[2 * nth - 1], records[2 * nth] = ids[nth], ARGV[taken + nth]
+      end
+    end
+    if lean then
+      redis.call('HSET', jobs_key(queue), unpack(records))
+    else
+      local prefix, now_seconds = job_key(queue, ''), string.format('%.3f', now / 1000)
+      for nth = 1, size do
+        redis.call(
+          'HSET', prefix .. ids[nth], 'bd', ARGV[taken + nth], 'cs', status, 'ca', now_seconds,
+          'ua', now_seconds, 'al', attempts, 'ar', attempts, 'ra', run_after
+        )
+      end
+    end
+    add_all(set_key(queue, priority, PENDING), queue, tonumber(run_after), ids)
+    taken, last = taken + size, last + size
+  end
 end
+
+-- Claims of a queue and priority: '1' if there may be jobs of PinLater's among them; how many, ids,
+-- claims. Result: the positions of those that were not made, as the job is not PENDING.
+count = take_number()
+if count > 0 then
+  -- Whether these ids are the first of a set, in its order. They mostly are: the ready index has
+  -- the same order.
+  local function are_first(set, ids)
+    local first = redis.call('ZRANGE', set, 0, #ids - 1)
+    for at = 1, #ids do
+      if first[at] ~= ids[at] then
+        return false
+      end
+    end
+    return true
+  end
+
+  -- Note the claims of jobs that are PENDING; false, and no job is claimed, if one is not there.
+  local function note_lean(queue, ids, names)
+    if redis.call('EXISTS', jobs_key(queue)) == 0 then
+      return false
+    end
+    local fields = {}
+    for at = 1, #ids do
+      fields[2 * at - 1], fields[2 * at] = ids[at], names[at]
+    end
+    redis.call('HSET', claims_key(queue), unpack(fields))
+    return true
+  end
+
+  local function note_plain(queue, ids, names, pending, pinlaters)
+    local prefix, keys = job_key(queue, ''), {}
+    for at = 1, #ids do
+      keys[at] = prefix .. ids[at]
+    end
+    if redis.call('EXISTS', unpack(keys)) < #keys then
+      return false
+    end
+    for at = 1, #ids do
+      if type(redis.pcall('HSET', keys[at], 'cd', names[at])) == 'table' then
+        return false -- no job, but a hand's doing
+      end
+      if pinlaters and redis.call('HEXISTS', keys[at], 'ra') == 0 then
+        redis.call('HSET', keys[at], 'ra', ms_of(queue, redis.call('ZSCORE', pending, ids[at])))
+      end
+    end
+    return true
+  end
+
+  for run = 1, count do
+    local queue, priority, pinlaters, size = take(), take(), take() == '1', take_number()
+    local ids, names, missed = take_all(size), take_all(size), {}
+    local pending = set_key(queue, priority, PENDING)
+    local running = set_key(queue, priority, IN_PROGRESS)
+    local note = is_lean(queue) and note_lean or note_plain
+    if are_first(pending, ids) and note(queue, ids, names, pending, pinlaters) then
+      redis.call('ZREMRANGEBYRANK', pending, 0, size - 1)
+      add_all(running, queue, now, ids)
+    else
+      for at, id in ipairs(ids) do
+        local made = redis.call('ZSCORE', pending, id)
+          and note(queue, { id }, { names[at] }, pending, pinlaters)
+        redis.call('ZREM', pending, id)
+        if made then
+          add_all(running, queue, now, { id })
+        else
+          missed[#missed + 1] = at
+        end
+      end
+    end
+    claims[run] = missed
+  end
+end
+
+return { 'OK', acks, checkpoints, releases, enqueues, claims }

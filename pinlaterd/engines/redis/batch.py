@@ -1,77 +1,294 @@
 """A Batch as the arguments of apply.lua, and its answer as a BatchResult.
 
-Jobs that have much in common follow one another in a request, so what they have in common is sent
-once for a run of them.
+Jobs that have much in common go as one run, which few commands carry out: acks and claims of all
+ops of a queue and priority, and jobs that are enqueued one after the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from itertools import groupby
-from typing import Any, TypeVar
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from itertools import compress, groupby
+from typing import Any
 
-from pinlaterd.engines.base import (
-    AckResult,
-    Acks,
-    Batch,
-    BatchResult,
-    CheckpointOp,
-    CheckpointResult,
-    ClaimOp,
-    Claims,
-    Requeued,
-)
+from pinlaterd.engines.base import AckResult, Batch, BatchResult, CheckpointResult, Requeued
+from pinlaterd.engines.batches import first_claims
 from pinlaterd.engines.redis.connection import Argument
-from pinlaterd.engines.redis.records import LIMITS, is_lean, lean_head, lean_payload, stored_payload
-from pinlaterd.model import Job, Payload, PendingKey
+from pinlaterd.engines.redis.records import LIMITS, is_lean, lean_head
+from pinlaterd.engines.redis.scripts import RUN_JOBS
+from pinlaterd.model import Job, JobKey, Payload, PendingKey
 
-T = TypeVar("T")
-
-Places = set[tuple[str, int]]  # queues and priorities
-
-
-def apply_arguments(batch: Batch, stored: Mapping[str, str], now_ms: int) -> list[Argument]:
-    """`stored`: the names of queues as they are in keys."""
-    places: Places = set()
-    ops: list[Argument] = [len(batch.acks)]
-    for op in batch.acks:
-        queue = stored[op.queue]
-        ops.append(queue)
-        _add_acks(ops, places, queue, op.succeeded)
-        _add_acks(ops, places, queue, op.failed)
-    ops.append(len(batch.checkpoints))
-    for checkpoints in batch.checkpoints:
-        _add_checkpoints(ops, places, stored[checkpoints.queue], checkpoints, now_ms)
-    ops.append(len(batch.releases))
-    for releases in batch.releases:
-        queue = stored[releases.queue]
-        ops += (queue, len(releases.releases))
-        for (priority, local_id), claim in releases.releases:
-            places.add((queue, priority))
-            ops += (priority, str(local_id), claim)
-    jobs = {stored[queue]: enqueued for queue, enqueued in _jobs_by_queue(batch).items()}
-    ops.append(len(jobs))
-    for queue, enqueued in jobs.items():
-        ops += (queue, len(enqueued))
-        _add_jobs(ops, places, queue, enqueued, now_ms)
-    ops += (*batch.claim_room, len(batch.claims))
-    for claims in batch.claims:
-        _add_claims(ops, places, stored[claims.queue], claims, batch.claim_room.job_bytes)
-    return [
-        "1" if jobs else "0",
-        len(places),
-        *[part for place in places for part in place],
-        len(jobs),
-        *jobs,
-        now_ms,
-        LIMITS.run_after_ms,
-        LIMITS.custom_status_chars,
-        *ops,
-    ]
+# Keys that a script writes to, or that have to be sound for it to write, by apply.lua's letters.
+_ENQUEUE, _CLAIM, _SUCCESS, _NAMED_SUCCESS, _ALL = "0b", "01bc", "12", "12c", "0123bcu"
+_TEXT_CHARS = LIMITS.custom_status_chars
 
 
-def _runs(items: Iterable[T], alike: Callable[[T], Hashable]) -> list[tuple[Any, list[T]]]:
-    return [(head, list(run)) for head, run in groupby(items, alike)]
+class _Run:
+    """Jobs whose acks or claims have `head` in common, which begins with queue and priority. `ops`,
+    `places`: of each, the op that it is of, and where it is there; `names`: of claims."""
+
+    __slots__ = ("head", "ids", "names", "ops", "places")
+
+    def __init__(self, head: tuple[Any, ...]) -> None:
+        self.head = head
+        self.ids: list[str] = []
+        self.names: list[str] = []
+        self.ops: list[int] = []
+        self.places: list[int] = []
+
+    def add(
+        self,
+        op: int,
+        local_ids: Sequence[int],
+        names: Iterable[str],
+        places: Iterable[int] = (),
+    ) -> None:
+        self.ids += map(str, local_ids)
+        self.names += names
+        self.ops += [op] * len(local_ids)
+        self.places += places
+
+
+class Application:
+    """One batch on its way into the store and back."""
+
+    def __init__(
+        self,
+        batch: Batch,
+        stored: Mapping[str, str],
+        now_ms: int,
+        payloads: Sequence[Sequence[Payload | None]],
+        pinlaters: AbstractSet[tuple[str, int]],
+    ) -> None:
+        """`stored`: the names of queues as they are in keys. `payloads`: of each op that claims,
+        those of its first jobs, as many as fit; None: there is no such job. `pinlaters`: queues and
+        priorities with jobs of PinLater's among them."""
+        self._batch = batch
+        self._stored = stored
+        self._now_ms = now_ms
+        self._payloads = payloads
+        self._keys: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
+        self._acks = self._ack_runs() if batch.acks else ()
+        self._claims = self._claim_runs(pinlaters) if batch.claims else ()
+        self._jobs = self._jobs_by_queue() if batch.enqueues else {}
+
+    # --- arguments ---------------------------------------------------------------------------
+
+    def arguments(self) -> list[Argument]:
+        operations = [
+            *_arguments(self._acks),
+            *self._checkpoints(),
+            *self._releases(),
+            *self._enqueues(),
+            *_arguments(self._claims),
+        ]
+        keys: list[Argument] = [len(self._keys)]
+        for (queue, priority), all_kinds in self._keys.items():
+            kinds = set("".join(all_kinds))
+            keys += (queue, priority, "".join(kinds if is_lean(queue) else kinds - {*"bcu"}))
+        grows = "1" if self._jobs else "0"
+        times = (self._now_ms, _TEXT_CHARS)
+        return [grows, *keys, len(self._jobs), *self._jobs, *times, *operations]
+
+    def _ack_runs(self) -> Collection[_Run]:
+        """Acks commute, unless a job is named twice: then each goes in its turn."""
+        runs: dict[object, _Run] = {}
+        commute = self._names_no_job_twice()
+        for at, op in enumerate(self._batch.acks):
+            queue = self._stored[op.queue]
+            for failed, acks in ((False, op.succeeded), (True, op.failed)):
+                for priority, local_ids, status, delay_ms, claim in acks:
+                    retry_ms = min(self._now_ms + delay_ms, LIMITS.run_after_ms) if failed else ""
+                    named = "0" if claim is None else "1"
+                    head = (queue, priority, retry_ms, status[:_TEXT_CHARS], named)
+                    if failed or status:
+                        self._keys[queue, priority].add(_ALL)
+                    else:
+                        self._keys[queue, priority].add(
+                            _SUCCESS if claim is None else _NAMED_SUCCESS
+                        )
+                    for ids in [local_ids] if commute else [[each] for each in local_ids]:
+                        key = head if commute else len(runs)
+                        run = runs.get(key)
+                        if run is None:
+                            run = runs[key] = _Run(head)
+                        run.add(at, ids, () if claim is None else [claim] * len(ids))
+        return runs.values()
+
+    def _names_no_job_twice(self) -> bool:
+        named: dict[tuple[str, int], list[int]] = {}
+        for queue, *ended in self._batch.acks:
+            for of_op in ended:
+                for priority, local_ids, *_ in of_op:
+                    named.setdefault((queue, priority), []).extend(local_ids)
+        return all(len(set(local_ids)) == len(local_ids) for local_ids in named.values())
+
+    def _checkpoints(self) -> list[Argument]:
+        arguments: list[Argument] = [sum([len(op.checkpoints) for op in self._batch.checkpoints])]
+        for op in self._batch.checkpoints:
+            queue = self._stored[op.queue]
+            for each in op.checkpoints:
+                priority, local_id = each.key
+                self._keys[queue, priority].add(_ALL)
+                arguments += (
+                    *(queue, priority, str(local_id), op.source, str(self._due(each.run_after_ms))),
+                    _optional(each.new_body),
+                    "1" if each.move_to_pending else "0",
+                    _optional(each.attempts),
+                    each.prepend_custom_status or "",
+                    _optional(each.claim_descriptor),
+                )
+        return arguments
+
+    def _due(self, run_after_ms: int | None) -> int:
+        return self._now_ms if run_after_ms is None else run_after_ms
+
+    def _releases(self) -> list[Argument]:
+        arguments: list[Argument] = [sum([len(op.releases) for op in self._batch.releases])]
+        for op in self._batch.releases:
+            queue = self._stored[op.queue]
+            for (priority, local_id), claim in op.releases:
+                self._keys[queue, priority].add(_ALL)
+                arguments += (queue, priority, str(local_id), claim)
+        return arguments
+
+    def _jobs_by_queue(self) -> Mapping[str, Sequence[Job]]:
+        """Of all ops, in their order: each gets the ids that follow those of the ones before it."""
+        jobs: dict[str, list[Job]] = {}
+        for op in self._batch.enqueues:
+            if op.jobs:
+                jobs.setdefault(self._stored[op.queue], []).extend(op.jobs)
+        return jobs
+
+    def _enqueues(self) -> list[Argument]:
+        arguments: list[Argument] = [len(self._jobs)]
+        for queue, jobs in self._jobs.items():
+            runs = [
+                (alike, whole[begin : begin + RUN_JOBS])
+                for alike, whole in [(alike, list(run)) for alike, run in groupby(jobs, _alike)]
+                for begin in range(0, len(whole), RUN_JOBS)
+            ]
+            arguments += (queue, len(jobs), len(runs))
+            for (priority, run_after_ms, attempts, status), run in runs:
+                self._keys[queue, priority].add(_ENQUEUE)
+                due_ms, text, head = self._due(run_after_ms), status[:_TEXT_CHARS], b""
+                if is_lean(queue):
+                    head = lean_head(attempts, self._now_ms, due_ms, text)
+                arguments += (len(run), priority, str(due_ms), str(attempts), text)
+                arguments += [head + job[0] for job in run]
+        return arguments
+
+    def _claim_runs(self, pinlaters: AbstractSet[tuple[str, int]]) -> Collection[_Run]:
+        runs: dict[object, _Run] = {}
+        for at, (op, payloads) in enumerate(zip(self._batch.claims, self._payloads, strict=True)):
+            queue, begin = self._stored[op.queue], 0
+            for priority, keys, names, _ in first_claims(op, len(payloads)):
+                head = (queue, priority, "1" if (op.queue, priority) in pinlaters else "0")
+                run = runs.get(head)
+                if run is None:
+                    run = runs[head] = _Run(head)
+                    self._keys[queue, priority].add(_CLAIM)
+                ids, places = [key[1] for key in keys], range(begin, begin + len(keys))
+                begin = places.stop
+                held = payloads[places.start : places.stop]
+                if None in held:
+                    run.add(
+                        at, list(compress(ids, held)), compress(names, held), compress(places, held)
+                    )
+                else:
+                    run.add(at, ids, names, places)
+        return runs.values()
+
+    # --- results -----------------------------------------------------------------------------
+
+    def result(self, answer: Sequence[Sequence[Any]]) -> BatchResult:
+        acks, checkpoints, releases, first_ids, claims = answer
+        applied, run_after_ms = iter(checkpoints), iter(releases)
+        return BatchResult(
+            acks=self._ack_results(acks) if self._batch.acks else (),
+            checkpoints=[
+                CheckpointResult(len(done), len(op.checkpoints) - len(done), requeued)
+                for op in self._batch.checkpoints
+                for done in [[each for each in op.checkpoints if next(applied)]]
+                for requeued in [
+                    [_requeued(each.key, self._due(each.run_after_ms)) for each in done if each[3]]
+                ]
+            ],
+            releases=[
+                [
+                    _requeued(each.key, due_ms)
+                    for each in op.releases
+                    if (due_ms := next(run_after_ms)) is not None
+                ]
+                for op in self._batch.releases
+            ],
+            enqueues=self._given_ids(first_ids) if self._batch.enqueues else (),
+            claims=self._claimed(claims) if any(claims) else self._payloads,
+        )
+
+    def _ack_results(self, answer: Sequence[Sequence[int]]) -> list[AckResult]:
+        ops = self._batch.acks
+        failed, noop, requeued = [0] * len(ops), [0] * len(ops), [list[Requeued]() for _ in ops]
+        for run, said in _answers(self._acks, answer):
+            _, priority, retry_ms, *_ = run.head
+            missed, ended = {at for at in said if at > 0}, {-at for at in said if at < 0}
+            for at in missed:
+                noop[run.ops[at - 1]] += 1
+            for at, (op, local_id) in enumerate(
+                zip(run.ops, run.ids, strict=True) if retry_ms != "" else (), 1
+            ):
+                failed[op] += at not in missed
+                if at not in missed and at not in ended:
+                    requeued[op].append(_requeued(JobKey(priority, int(local_id)), retry_ms))
+        return [
+            AckResult(op.jobs - noop[at] - failed[at], failed[at], noop[at], requeued[at])
+            for at, op in enumerate(ops)
+        ]
+
+    def _given_ids(self, first_ids: Sequence[int]) -> list[range]:
+        following = dict(zip(self._jobs, first_ids, strict=True))
+        given = []
+        for queue, jobs in self._batch.enqueues:
+            stored = self._stored[queue]
+            first = following.get(stored, 0)
+            following[stored] = first + len(jobs)
+            given.append(range(first, first + len(jobs)))
+        return given
+
+    def _claimed(self, answer: Sequence[Sequence[int]]) -> list[list[Payload | None]]:
+        payloads = [list(of_op) for of_op in self._payloads]
+        for run, missed in _answers(self._claims, answer):
+            for at in missed:
+                payloads[run.ops[at - 1]][run.places[at - 1]] = None
+        return payloads
+
+
+def _arguments(runs: Collection[_Run]) -> list[Argument]:
+    """In pieces, so that one command is enough for each."""
+    arguments: list[Argument] = [sum([-(-len(run.ids) // RUN_JOBS) for run in runs])]
+    for run in runs:
+        for begin in range(0, len(run.ids), RUN_JOBS):
+            piece = slice(begin, begin + RUN_JOBS)
+            ids = run.ids[piece]
+            arguments += (*run.head, len(ids), *ids, *run.names[piece])
+    return arguments
+
+
+def _answers(
+    runs: Collection[_Run], answer: Iterable[Sequence[int]]
+) -> Iterator[tuple[_Run, list[int]]]:
+    """Positions in pieces as positions in runs."""
+    answers = iter(answer)
+    for run in runs:
+        said: list[int] = []
+        for begin in range(0, len(run.ids), RUN_JOBS):
+            said += [at + begin if at > 0 else at - begin for at in next(answers)]
+        yield run, said
+
+
+def _alike(job: Job) -> tuple[int, int | None, int, str]:
+    return job[1:]
 
 
 def _optional(value: bytes | str | int | None) -> bytes:
@@ -80,156 +297,5 @@ def _optional(value: bytes | str | int | None) -> bytes:
     return b"=" + (value if isinstance(value, bytes) else str(value).encode())
 
 
-def _alike_acks(acks: Acks) -> tuple[int, str, int, bool]:
-    priority, _, text, delay_ms, claim = acks
-    return (priority, text, delay_ms, claim is not None)
-
-
-def _add_acks(arguments: list[Argument], places: Places, queue: str, acks: Sequence[Acks]) -> None:
-    """Those that name their claims come one by one, and go as one run."""
-    runs = _runs(acks, _alike_acks)
-    arguments.append(len(runs))
-    for (priority, text, delay_ms, named), run in runs:
-        places.add((queue, priority))
-        ids = [str(local_id) for each in run for local_id in each[1]]
-        arguments += (len(ids), priority, text, str(delay_ms), "1" if named else "0", *ids)
-        if named:
-            arguments += [each[4] or "" for each in run for _ in each[1]]
-
-
-def _add_checkpoints(
-    arguments: list[Argument], places: Places, queue: str, op: CheckpointOp, now_ms: int
-) -> None:
-    arguments += (queue, op.source, len(op.checkpoints))
-    for key, run_after_ms, body, to_pending, attempts, text, claim in op.checkpoints:
-        places.add((queue, key.priority))
-        arguments += (
-            key.priority,
-            str(key.local_id),
-            str(now_ms if run_after_ms is None else run_after_ms),
-            _optional(body),
-            "1" if to_pending else "0",
-            _optional(attempts),
-            text or "",
-            _optional(claim),
-        )
-
-
-def _jobs_by_queue(batch: Batch) -> dict[str, Sequence[Job]]:
-    """Of all ops, in their order: each gets the ids that follow those of the ones before it."""
-    if len(batch.enqueues) == 1 and batch.enqueues[0].jobs:
-        return dict(batch.enqueues)
-    found: dict[str, list[Job]] = {}
-    for queue, jobs in batch.enqueues:
-        if jobs:
-            found.setdefault(queue, []).extend(jobs)
-    return dict(found)
-
-
-def _alike_jobs(job: Job) -> tuple[int, int | None, int, str]:
-    return job[1:]
-
-
-def _add_jobs(
-    arguments: list[Argument], places: Places, queue: str, jobs: Sequence[Job], now_ms: int
-) -> None:
-    runs = _runs(jobs, _alike_jobs)
-    arguments.append(len(runs))
-    for (priority, run_after_ms, attempts, status), run in runs:
-        places.add((queue, priority))
-        run_after = now_ms if run_after_ms is None else run_after_ms
-        arguments += (len(run), priority, str(run_after), str(attempts))
-        text = status[: LIMITS.custom_status_chars]
-        arguments.append(text)
-        if is_lean(queue):
-            head = lean_head(attempts, text, now_ms)
-            arguments += [head + job[0] for job in run]
-        else:
-            arguments += [job[0] for job in run]
-
-
-def _claim_runs(op: ClaimOp) -> list[Claims]:
-    """Of one priority each, with payloads that all are known, or none is."""
-    return [run for claims in op.claims for run in _parted_by_payload(claims)]
-
-
-def _parted_by_payload(claims: Claims) -> Iterable[Claims]:
-    priority, keys, descriptors, payloads = claims
-    if None not in payloads:
-        return (claims,)
-    runs, begin = [], 0
-    for _, alike in groupby(payloads, lambda payload: payload is None):
-        part = slice(begin, begin := begin + len(list(alike)))
-        runs.append(Claims(priority, keys[part], descriptors[part], payloads[part]))
-    return runs
-
-
-def _add_claims(
-    arguments: list[Argument], places: Places, queue: str, op: ClaimOp, job_bytes: int
-) -> None:
-    runs = _claim_runs(op)
-    arguments += (queue, op.most_bytes, "1" if op.at_least_one else "0", len(runs))
-    for priority, keys, descriptors, payloads in runs:
-        places.add((queue, priority))
-        known = [len(payload[0]) for payload in payloads if payload is not None]
-        known_bytes = str(sum(known) + len(known) * job_bytes) if known else ""
-        arguments += (len(keys), priority, known_bytes)
-        arguments += [str(key[1]) for key in keys]
-        if is_lean(queue):
-            arguments += [f"{key[0]} {claim}" for key, claim in zip(keys, descriptors, strict=True)]
-        else:
-            arguments += descriptors
-
-
-# --- the answer -----------------------------------------------------------------------------
-
-
-def batch_result(
-    batch: Batch, stored: Mapping[str, str], answer: Sequence[Sequence[Any]]
-) -> BatchResult:
-    acks, checkpoints, releases, enqueues, claims = answer
-    return BatchResult(
-        acks=[
-            AckResult(succeeded, failed, noop, _requeued(requeued))
-            for succeeded, failed, noop, *requeued in acks
-        ],
-        checkpoints=[
-            CheckpointResult(done, noop, _requeued(requeued))
-            for done, noop, *requeued in checkpoints
-        ],
-        releases=[_requeued(result) for result in releases],
-        enqueues=_given_ids(batch, enqueues),
-        claims=[
-            _payloads(op, stored[op.queue], results)
-            for op, results in zip(batch.claims, claims, strict=True)
-        ],
-    )
-
-
-def _requeued(flat: Sequence[Any]) -> list[Requeued]:
-    """Of priority, id, run-after in ms, and so on."""
-    return [
-        Requeued(int(priority), PendingKey(run_after_ms, int(local_id)))
-        for priority, local_id, run_after_ms in zip(flat[::3], flat[1::3], flat[2::3], strict=True)
-    ]
-
-
-def _given_ids(batch: Batch, first_ids: Sequence[int]) -> list[range]:
-    following = dict(zip(_jobs_by_queue(batch), first_ids, strict=True))
-    given = []
-    for queue, jobs in batch.enqueues:
-        first = following.get(queue, 0)
-        following[queue] = first + len(jobs)
-        given.append(range(first, first + len(jobs)))
-    return given
-
-
-def _payloads(op: ClaimOp, queue: str, results: Sequence[int | list[Any]]) -> list[Payload | None]:
-    payloads: list[Payload | None] = []
-    read = lean_payload if is_lean(queue) else stored_payload
-    for run, result in zip(_claim_runs(op), results, strict=True):
-        if isinstance(result, int):
-            payloads += run.payloads[:result]
-        else:
-            payloads += map(read, result[::3], result[1::3], result[2::3])
-    return payloads
+def _requeued(key: JobKey, run_after_ms: int) -> Requeued:
+    return Requeued(key.priority, PendingKey(run_after_ms, key.local_id))

@@ -160,10 +160,12 @@ class Connection:
     def run(self, script: Script, arguments: Sequence[Argument]) -> Any:
         """What a script returns. Raises StorageNotCommitted where it has changed nothing."""
         try:
-            return self._call(("EVALSHA", script.sha, 0, *arguments), writes=script.writes)
+            return self._call(
+                ("EVALSHA", script.sha, 0, script.name, *arguments), writes=script.writes
+            )
         except _UnknownScript:
             self._call(("SCRIPT", "LOAD", script.text), writes=False)
-        return self._call(("EVALSHA", script.sha, 0, *arguments), writes=script.writes)
+        return self._call(("EVALSHA", script.sha, 0, script.name, *arguments), writes=script.writes)
 
     def read(self, *command: Argument) -> Any:
         """What a command that changes nothing answers."""

@@ -1,7 +1,7 @@
-"""RedisEngine: the StorageEngine contract on a Redis server, in PinLater's layout.
+"""RedisEngine: the StorageEngine contract on a Redis server, in PinLater's layout and our own.
 
 What is acknowledged is kept as well as the server's `appendfsync` promises. See common.lua for the
-layout.
+layouts.
 """
 
 from __future__ import annotations
@@ -9,10 +9,13 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import compress
 from typing import Any
 
 from pinlaterd.config.schema import ServerSettings, ShardSettings
 from pinlaterd.engines.base import (
+    NO_BOUND,
     NO_TIME_MS,
     Batch,
     BatchResult,
@@ -24,14 +27,21 @@ from pinlaterd.engines.base import (
     StoredJob,
     TableLimits,
 )
+from pinlaterd.engines.batches import fitting_payloads
 from pinlaterd.engines.redis import scripts
-from pinlaterd.engines.redis.batch import apply_arguments, batch_result
+from pinlaterd.engines.redis.batch import Application
 from pinlaterd.engines.redis.connection import Argument, Server
-from pinlaterd.engines.redis.records import LIMITS, stored_job, stored_payload, to_ms
+from pinlaterd.engines.redis.records import (
+    LIMITS,
+    is_lean,
+    lean_payloads,
+    plain_payloads,
+    stored_job,
+)
 from pinlaterd.engines.redis.searcher import RedisSearcherFactory
 from pinlaterd.engines.redis.sentinel import Locator, sentinels_of
 from pinlaterd.engines.redis.store import DamagedKey, Store
-from pinlaterd.errors import StorageNotCommitted
+from pinlaterd.errors import StorageError, StorageNotCommitted
 from pinlaterd.model import JobKey, JobState, Payload, PendingKey
 
 log = logging.getLogger(__name__)
@@ -73,9 +83,39 @@ class RedisEngine(Store, StorageEngine):
         for ops in (batch.acks, batch.checkpoints, batch.releases, batch.enqueues, batch.claims):
             for op in ops:
                 self.known(op.queue)
-        stored = self.stored
-        answer = self.write(scripts.APPLY, apply_arguments(batch, stored, now_ms))
-        return batch_result(batch, stored, answer)
+        pinlaters: set[tuple[str, int]] = set()
+        payloads = fitting_payloads(
+            batch.claims, batch.claim_room, partial(self._read_payloads, pinlaters=pinlaters)
+        )
+        application = Application(batch, self.stored, now_ms, payloads, pinlaters)
+        result = application.result(self.write(scripts.APPLY, application.arguments()))
+        return self._read_again(batch, result) if batch.claims else result
+
+    def _read_again(self, batch: Batch, result: BatchResult) -> BatchResult:
+        """Payloads that were read before the batch changed them: of jobs that went back to PENDING
+        in it and were claimed."""
+        changed = {
+            (op.queue, acks.priority, local_id)
+            for op in batch.acks
+            for acks in op.failed
+            for local_id in acks.local_ids
+        }
+        changed |= {(op.queue, *each.key) for op in batch.checkpoints for each in op.checkpoints}
+        if not changed:
+            return result
+        claims = [list(payloads) for payloads in result.claims]
+        for op, payloads in zip(batch.claims, claims, strict=True):
+            jobs = [(op.queue, of.priority, key.local_id) for of in op.claims for key in of.keys]
+            for at, (job, given) in enumerate(zip(jobs, op.payloads, strict=True)):
+                if job in changed and given is None and at < len(payloads) and payloads[at]:
+                    [payloads[at]] = self._read_claimed(*job)
+        return result._replace(claims=claims)
+
+    def _read_claimed(self, queue: str, priority: int, local_id: int) -> Sequence[Payload | None]:
+        try:
+            return self._read_payloads(queue, priority, [local_id], most_bytes=NO_BOUND)
+        except StorageNotCommitted as error:  # but the batch is
+            raise StorageError(error.message) from error
 
     # --- queues ------------------------------------------------------------------------------
 
@@ -120,22 +160,31 @@ class RedisEngine(Store, StorageEngine):
     def payloads(
         self, queue: str, priority: int, local_ids: Sequence[int], *, most_bytes: int
     ) -> Sequence[Payload | None]:
-        rows = self.read(
-            scripts.PAYLOADS,
-            self.known(queue),
-            priority,
-            most_bytes,
-            *[str(local_id) for local_id in local_ids],
-        )
-        self._forget(
-            queue,
-            (
-                JobKey(priority, i)
-                for i, row in zip(local_ids, rows, strict=False)
-                if row == _EVICTED
-            ),
-        )
-        return [stored_payload(*row) if isinstance(row, list) else None for row in rows]
+        return self._read_payloads(queue, priority, local_ids, most_bytes=most_bytes, mixed=True)
+
+    def _read_payloads(
+        self,
+        queue: str,
+        priority: int,
+        local_ids: Sequence[int],
+        *,
+        most_bytes: int,
+        mixed: bool = False,
+        pinlaters: set[tuple[str, int]] | None = None,
+    ) -> Sequence[Payload | None]:
+        """`mixed`: jobs of other priorities may be among them, and are none then. To `pinlaters`
+        queue and priority are added, if jobs of PinLater's are among them."""
+        stored = self.known(queue)
+        ids = [str(local_id) for local_id in local_ids]
+        arguments = (stored, priority, most_bytes, "1" if mixed else "0", *ids)
+        *columns, has_pinlaters = self.read(scripts.PAYLOADS, *arguments)
+        payloads = (lean_payloads if is_lean(stored) else plain_payloads)(*columns)
+        if has_pinlaters and pinlaters is not None:
+            pinlaters.add((queue, priority))
+        if None in payloads:
+            gone = compress(local_ids, [payload is None for payload in payloads])
+            self._forget(queue, [JobKey(priority, local_id) for local_id in gone])
+        return payloads
 
     def lookup(
         self, queue: str, keys: Sequence[JobKey], *, include_body: bool
@@ -200,10 +249,10 @@ class RedisEngine(Store, StorageEngine):
                 return gone
 
     def oldest_failed(self, queue: str, priority: int, *, limit: int) -> Sequence[int]:
-        [rows] = self.read(
-            scripts.PAGE, self.known(queue), priority, int(JobState.FAILED), "", "", limit
-        )
-        return [to_ms(score) for score in rows[1::2]]
+        state = int(JobState.FAILED)
+        [rows] = self.read(scripts.PAGE, self.known(queue), priority, state, "", "", limit)
+        times_ms: list[int] = rows[2::3]
+        return times_ms
 
     # --- writes in slices --------------------------------------------------------------------
 

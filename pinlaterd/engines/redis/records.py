@@ -1,16 +1,16 @@
-"""A whole job as lookup.lua answers it, as a StoredJob.
+"""Jobs and scores as scripts answer them and as commands hold them (common.lua).
 
-PinLater's own jobs may lack fields; texts of theirs may be no UTF-8. Whatever a hand put
-in place of a number counts as missing (common.lua).
+PinLater's own jobs may lack fields; texts of theirs may be no UTF-8.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from typing import Any
 
-from pinlaterd.engines.base import Limits, StoredJob
+from pinlaterd.engines.base import EARLIEST_MS, LATEST_MS, Limits, StoredJob
 from pinlaterd.model import JobKey, JobState, Payload
 
 LIMITS = Limits(
@@ -21,105 +21,112 @@ LIMITS = Limits(
     custom_status_chars=3000,
     acks_replace_status=True,
 )
-
-# As ms_of in common.lua.
-_EARLIEST_MS, _LATEST_MS = -(2**36) * 1000, 2**63 - 1024
-_FEW: dict[bytes | None, int] = {str(number).encode(): number for number in range(100)}
+# In front of the name of a queue whose layout is ours.
+LEAN_MARK = "+"
+_LARGEST_I32 = 2**31 - 1
+_HEAD_FIELDS = 4
 _new = tuple.__new__  # half the cost of calling a NamedTuple, for each job of a batch
 _LOCAL_ID = re.compile(rb"[1-9][0-9]{0,18}\Z")
-
-
-_NO_HEAD = (b"", b"", b"0")
-# In front of the name of a queue whose layout is ours (common.lua).
-LEAN_MARK = "+"
 
 
 def is_lean(stored_queue: str) -> bool:
     return stored_queue.startswith(LEAN_MARK)
 
 
-def lean_head(attempts: int, status: str, now_ms: int) -> bytes:
+def lean_head(attempts: int, now_ms: int, run_after_ms: int, status: str) -> bytes:
     """What comes before the body of a job in a lean queue."""
     text = status.encode()
-    return b"%d %d %d;%b" % (attempts, now_ms, len(text), text)
+    return b"%d %d %d %d;%b" % (attempts, now_ms, run_after_ms, len(text), text)
 
 
-def lean_payload(record: bytes | None, update: bytes | None, _none: None = None) -> Payload | None:
-    """Of what a lean queue holds of a job as it was enqueued, and of what has changed. What a hand
-    has damaged counts as missing."""
-    if record is None:
-        return None
-    head, _separator, rest = record.partition(b";")
-    fields = head.split(b" ")
-    allowed, _created, status_bytes = fields if len(fields) == 3 else _NO_HEAD
-    remaining = allowed
-    if update is not None and update.count(b" ") > 1:
-        allowed, remaining, _rest = update.split(b" ", 2)
-    body = rest if status_bytes == b"0" else rest[_whole(status_bytes, 0, len(rest), 0) :]
-    return _new(Payload, (body, attempts_in(allowed, 1), attempts_in(remaining, 1)))
+def lean_payloads(
+    records: Sequence[bytes | None], updates: Sequence[bytes | None]
+) -> list[Payload | None]:
+    """Of what a lean queue holds of jobs as they were enqueued, and of what has changed. What a
+    hand has damaged counts as missing."""
+    payloads: list[Payload | None] = []
+    known_head: bytes | None = None
+    for record, update in zip(records, updates, strict=True):
+        if record is None:
+            payloads.append(None)
+            continue
+        head, _separator, body = record.partition(b";")
+        if head != known_head:  # jobs that were enqueued together have the same
+            known_head, fields = head, head.split(b" ")
+            is_sound = len(fields) == _HEAD_FIELDS
+            allowed = remaining = _attempts(fields[0] if is_sound else b"")
+            status_bytes = _whole(fields[-1], _LARGEST_I32, 0) if is_sound else 0
+        if not is_sound:
+            body = record
+        elif status_bytes:
+            body = body[status_bytes:]
+        if update is not None and update.count(b" ") > 2:
+            first, second, _rest = update.split(b" ", 2)
+            payloads.append(Payload(body, _attempts(first), _attempts(second)))
+        else:
+            payloads.append(_new(Payload, (body, allowed, remaining)))
+    return payloads
 
 
-def stored_payload(
-    body: bytes | None, allowed: bytes | None, remaining: bytes | None
-) -> Payload | None:
-    """None without a body. PinLater's jobs may lack the numbers."""
-    if body is None:
-        return None
-    return _new(Payload, (body, attempts_in(allowed, 1), attempts_in(remaining, 1)))
+def plain_payloads(
+    bodies: Sequence[bytes | None], allowed: Sequence[int], remaining: Sequence[int]
+) -> list[Payload | None]:
+    return [
+        None if row[0] is None else _new(Payload, row)
+        for row in zip(bodies, allowed, remaining, strict=True)
+    ]
+
+
+def _attempts(field: bytes) -> int:
+    return _whole(field, _LARGEST_I32, 1)
+
+
+def _whole(field: bytes, most: int, otherwise: int) -> int:
+    try:
+        number = int(field)
+    except ValueError:
+        return otherwise
+    return number if 0 <= number <= most else otherwise
 
 
 def stored_job(key: JobKey, row: list[Any], *, with_body: bool) -> StoredJob:
-    state, score, allowed, remaining, status, created, run_after, updated, claim, body = row
-    job_state = JobState(int(state))
-    since_ms = to_ms(score)
-    if job_state is JobState.PENDING:
-        # The score is where the ready index finds it.
-        run_after_ms = since_ms
-        updated_ms = _time_ms(updated, since_ms)
-    else:
-        run_after_ms = _whole(run_after, _EARLIEST_MS, _LATEST_MS, since_ms)
-        updated_ms = since_ms
+    number, since_ms, allowed, remaining, status, created_ms, run_after_ms, updated_ms, *rest = row
+    state, (claim, body) = JobState(number), rest
+    pending = state is JobState.PENDING
     return StoredJob(
         key,
-        job_state,
-        attempts_in(allowed, 1),
-        attempts_in(remaining, 0),
-        (status or b"").decode(errors="replace"),
-        _time_ms(created, since_ms),
-        run_after_ms,
-        updated_ms,
-        claim.decode(errors="replace") if claim and job_state is not JobState.PENDING else None,
+        state,
+        allowed,
+        remaining,
+        status.decode(errors="replace"),
+        created_ms,
+        since_ms if pending else run_after_ms,  # where the ready index finds it
+        updated_ms if pending else since_ms,
+        claim.decode(errors="replace") if claim and not pending else None,
         (body or b"") if with_body else None,
     )
-
-
-def attempts_in(field: bytes | None, otherwise: int) -> int:
-    """A number of attempts; `otherwise` if there is none in its field."""
-    few = _FEW.get(field)
-    return few if few is not None else _whole(field, 0, 2**31 - 1, otherwise)
-
-
-def _whole(field: bytes | None, least: int, most: int, otherwise: int) -> int:
-    try:
-        number = int(field or b"")
-    except ValueError:
-        return otherwise
-    return number if least <= number <= most else otherwise
-
-
-def _time_ms(seconds: bytes | None, otherwise: int) -> int:
-    try:
-        ms = float(seconds or b"nan") * 1000
-    except ValueError:
-        return otherwise
-    return math.floor(ms + 0.5) if _EARLIEST_MS <= ms <= _LATEST_MS else otherwise
-
-
-def to_ms(seconds: bytes) -> int:
-    """Of a score: a time in seconds with fraction. As common.lua rounds it."""
-    return math.floor(max(_EARLIEST_MS, min(_LATEST_MS, float(seconds) * 1000 + 0.5)))
 
 
 def local_id(member: bytes) -> int | None:
     """The job whose number a member of a set is; None: a hand put it there."""
     return int(member) if _LOCAL_ID.match(member) else None
+
+
+# --- scores of a queue ------------------------------------------------------------------------
+
+
+def first_score(stored_queue: str, ms: int) -> str:
+    """The least score that stands for `ms`, as a bound."""
+    if ms <= EARLIEST_MS:
+        return "-inf"
+    return str(32 * ms) if is_lean(stored_queue) else repr((ms - 0.5) / 1000)
+
+
+def score_behind(stored_queue: str, ms: int) -> str:
+    """A bound above all scores that stand for `ms`, and below others."""
+    return "+inf" if ms >= LATEST_MS else f"({first_score(stored_queue, ms + 1)}"
+
+
+def to_ms(stored_queue: str, score: bytes) -> int:
+    number = float(score) / 32 if is_lean(stored_queue) else float(score) * 1000 + 0.5
+    return math.floor(max(-LIMITS.run_after_ms, min(2**63 - 1024, number)))

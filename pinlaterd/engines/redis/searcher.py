@@ -16,10 +16,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from pinlaterd.clock import Clock, SystemClock
-from pinlaterd.engines.base import EARLIEST_MS, LATEST_MS, Search, StoredJob, no_pause
+from pinlaterd.engines.base import Search, StoredJob, no_pause
 from pinlaterd.engines.redis import scripts
 from pinlaterd.engines.redis.connection import Connection
-from pinlaterd.engines.redis.records import LEAN_MARK, local_id, stored_job, to_ms
+from pinlaterd.engines.redis.records import (
+    LEAN_MARK,
+    first_score,
+    local_id,
+    score_behind,
+    stored_job,
+    to_ms,
+)
 from pinlaterd.engines.redis.server_facts import evicts
 from pinlaterd.engines.redis.store import ShardKeys
 from pinlaterd.engines.searching import WalkingSearcher, scan_order
@@ -67,7 +74,9 @@ class RedisSearcher(WalkingSearcher):
             return None
         first, last = search.run_after_ms
         key = self._set_key(search, priority)
-        jobs: int = self._connection.read("ZCOUNT", key, _from(first), _to(last))
+        jobs: int = self._connection.read(
+            "ZCOUNT", key, first_score(self._queue, first), score_behind(self._queue, last)
+        )
         return jobs
 
     def _set_key(self, search: Search, priority: int) -> str:
@@ -86,14 +95,17 @@ class RedisSearcher(WalkingSearcher):
         """Ids, of whole milliseconds, the latest first. The set runs the other way within
         one, so that a millisecond that is cut short by the page is left to the next page, and one
         that is larger than a page is read apart."""
-        low, high = _from(search.run_after_ms[0]), _to(search.run_after_ms[1])
+        low, high = (
+            first_score(self._queue, search.run_after_ms[0]),
+            score_behind(self._queue, search.run_after_ms[1]),
+        )
         key = self._set_key(search, priority)
         while True:
             self._next_slice(search)
             rows = self._connection.read(
                 *("ZREVRANGEBYSCORE", key, high, low, "WITHSCORES", "LIMIT", 0, _PAGE_JOBS)
             )
-            times = [to_ms(score) for score in rows[1::2]]
+            times = [to_ms(self._queue, score) for score in rows[1::2]]
             jobs = [
                 (ms, number)
                 for ms, member in zip(times, rows[::2], strict=True)
@@ -106,24 +118,26 @@ class RedisSearcher(WalkingSearcher):
             whole = [number for ms, number in jobs if ms != cut_ms]
             if times[0] != cut_ms:
                 yield whole
-                high = _to(cut_ms)
+                high = score_behind(self._queue, cut_ms)
             else:
                 same_time = sorted(self._ids_at(search, priority, cut_ms))
                 for begin in range(0, len(same_time), _PAGE_JOBS):
                     yield same_time[begin : begin + _PAGE_JOBS]
-                high = _to(cut_ms - 1)
+                high = score_behind(self._queue, cut_ms - 1)
 
     def _ids_at(self, search: Search, priority: int, ms: int) -> Iterator[int]:
-        for local_ids, scores in self._pages(search, priority, place=(repr((ms - 0.5) / 1000), "")):
-            at_ms = [i for i, score in zip(local_ids, scores, strict=True) if to_ms(score) == ms]
+        begin = first_score(self._queue, ms)
+        for page in self._pages(search, priority, place=(begin, "")):
+            at_ms = [number for number, _, job_ms in page if job_ms == ms]
             yield from at_ms
-            if len(at_ms) < len(local_ids):
+            if len(at_ms) < len(page):
                 return
 
     def _running_pages(self, search: Search, priority: int) -> Iterator[list[int]]:
         """A checkpoint moves a job to the end, where it is met again."""
         met: set[int] = set()
-        for local_ids, _ in self._pages(search, priority):
+        for page in self._pages(search, priority):
+            local_ids = [number for number, *_ in page]
             yield [number for number in local_ids if number not in met]
             met.update(local_ids)
 
@@ -132,19 +146,18 @@ class RedisSearcher(WalkingSearcher):
         newest = self._connection.read(
             "ZREVRANGE", self._set_key(search, priority), 0, 0, "WITHSCORES"
         )
-        for local_ids, scores in self._pages(search, priority):
+        for page in self._pages(search, priority):
             yield [
-                number
-                for number, score in zip(local_ids, scores, strict=True)
-                if newest and float(score) <= float(newest[1])
+                number for number, score, _ in page if newest and float(score) <= float(newest[1])
             ]
-            if not newest or float(scores[-1]) > float(newest[1]):
+            if not newest or float(page[-1][1]) > float(newest[1]):
                 return
 
     def _pages(
         self, search: Search, priority: int, place: tuple[bytes | str, bytes | str] = ("", "")
-    ) -> Iterator[tuple[list[int], list[bytes]]]:
-        """Ids and scores behind `place`, in the order of the set."""
+    ) -> Iterator[list[tuple[int, bytes, int]]]:
+        """Ids, scores and the times that these stand for, behind `place`, in the order of the
+        set."""
         while True:
             self._next_slice(search)
             _, rows = self._connection.run(
@@ -152,15 +165,15 @@ class RedisSearcher(WalkingSearcher):
                 (self._shard.name, self._queue, priority, int(search.state), *place, _PAGE_JOBS),
             )
             found = [
-                (number, score)
-                for member, score in zip(rows[::2], rows[1::2], strict=True)
+                (number, score, ms)
+                for member, score, ms in zip(rows[::3], rows[1::3], rows[2::3], strict=True)
                 if (number := local_id(member)) is not None
             ]
             if found:
-                yield [number for number, _ in found], [score for _, score in found]
-            if len(rows) < 2 * _PAGE_JOBS:
+                yield found
+            if len(rows) < 3 * _PAGE_JOBS:
                 return
-            place = (rows[-1], rows[-2])
+            place = (rows[-2], rows[-3])
 
     def _read(self, search: Search, priority: int, local_ids: Sequence[int]) -> Iterator[StoredJob]:
         """Those of `local_ids` that are wanted, and in their state still."""
@@ -193,12 +206,3 @@ class RedisSearcherFactory:
 
     def __call__(self, between_slices: Callable[[], None] = no_pause) -> RedisSearcher:
         return RedisSearcher(self.shard, SystemClock(), between_slices)
-
-
-def _from(ms: int) -> str:
-    """The least score that stands for `ms`, as a bound (common.lua)."""
-    return "-inf" if ms <= EARLIEST_MS else repr((ms - 0.5) / 1000)
-
-
-def _to(ms: int) -> str:
-    return "+inf" if ms >= LATEST_MS else f"({(ms + 0.5) / 1000!r}"

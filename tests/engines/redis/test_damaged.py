@@ -157,16 +157,17 @@ def test_what_is_no_set_costs_its_own_priority_only(
     with caplog.at_level(logging.ERROR):
         store.ready()
     assert (name in caplog.text) == (state is JobState.PENDING)
-    for op in (
-        Batch(enqueues=[EnqueueOp(QUEUE, [Job(b"3", priority=2), Job(b"4")])]),
-        Batch(acks=[ack_op(QUEUE, [Ack(running.key)], ())]),
-        Batch(
-            claims=[claim_op(QUEUE, store.wanted(priority=2))],
-            acks=[ack_op(QUEUE, (), [Ack(running.key)])],
-        ),
-    ):
-        with pytest.raises(StorageNotCommitted, match=f"key {name} holds string, expected zset"):
-            store.engine.apply(op, store.now_ms)
+    batch = Batch(  # both priorities, and what needs that set
+        acks=[
+            ack_op(QUEUE, [Ack(running.key)], ())
+            if state is JobState.SUCCEEDED
+            else ack_op(QUEUE, (), [Ack(running.key)])
+        ],
+        enqueues=[EnqueueOp(QUEUE, [Job(b"3", priority=2), Job(b"4")])],
+        claims=[claim_op(QUEUE, store.wanted(priority=2))],
+    )
+    with pytest.raises(StorageNotCommitted, match=f"key {name} holds string, expected zset"):
+        store.engine.apply(batch, store.now_ms)
     assert store.ready(priority=2) == [elsewhere]
     assert [claimed.key for claimed in store.claim(priority=2)] == [elsewhere]
     assert store.succeed(elsewhere).succeeded == 1

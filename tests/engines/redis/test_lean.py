@@ -11,11 +11,11 @@ import pytest
 import redis
 
 from pinlaterd.clock import FakeClock
-from pinlaterd.engines.base import Batch, Checkpoint, Finding, StorageEngine
+from pinlaterd.engines.base import Batch, Checkpoint, EnqueueOp, Finding, StorageEngine
 from pinlaterd.errors import StorageNotCommitted
 from pinlaterd.model import Job, JobKey, JobState, Payload
 from tests.conformance.engine.calls import STORAGE_CALLS
-from tests.conformance.engine.harness import QUEUE, Ack, EngineHarness, claim_op
+from tests.conformance.engine.harness import QUEUE, Ack, EngineHarness, ack_op, claim_op
 from tests.servers.redis import RedisServer, redis_engine
 
 
@@ -167,13 +167,22 @@ def test_a_check_finds_and_removes_one(lean: EngineHarness, stranger: redis.Redi
 def test_what_is_no_hash_is_told_of_and_nothing_is_written(
     lean: EngineHarness, stranger: redis.Redis, shard: str, kind: str
 ):
-    lean.enqueue(b"x")
+    [running] = lean.in_progress(b"x")
+    lean.enqueue(b"y")
+    before = lean.depths()
+    claims = [claim._replace(payload=Payload(b"y", 2, 2)) for claim in lean.wanted()]
     name = f"{kind}_{shard}_+{QUEUE}"
     stranger.delete(name)
     stranger.set(name, "no such thing")
 
+    needing = {
+        "plb": Batch(enqueues=[EnqueueOp(QUEUE, [Job(b"z")])]),
+        "plc": Batch(claims=[claim_op(QUEUE, claims)]),
+        "plu": Batch(acks=[ack_op(QUEUE, (), [running.key])]),
+    }
     with pytest.raises(StorageNotCommitted, match="holds string, expected hash"):
-        lean.enqueue(b"y")
+        lean.engine.apply(needing[kind], lean.now_ms)
+    assert lean.depths() == before
     for call in sorted(STORAGE_CALLS, key=lambda name: name == "delete_queue"):  # that is last
         with contextlib.suppress(StorageNotCommitted):
             STORAGE_CALLS[call](lean.engine)

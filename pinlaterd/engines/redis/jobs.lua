@@ -1,0 +1,188 @@
+-- Jobs of either layout, one at a time: what scripts share that read whole jobs, end attempts or
+-- remove jobs. Follows common.lua.
+
+local function open_jobs()
+  local MOST_DIGITS = 19
+  local LAST_ID = '9223372036854775807'
+  local LARGEST_I32 = 2 ^ 31 - 1
+  local MOST_GONE_AT_ONCE = 10000
+  local jobs = {}
+
+  -- Whether a member of a set can be a job's number.
+  function jobs.is_id(member)
+    return string.find(member, '^[1-9][0-9]*$') ~= nil
+      and (#member < MOST_DIGITS or (#member == MOST_DIGITS and member <= LAST_ID))
+  end
+
+  -- The text under an id in a hash of a lean queue, or nil; nil also in what is no hash.
+  local function text_in(hash, id)
+    local text = redis.pcall('HGET', hash, id)
+    return type(text) == 'string' and text or nil
+  end
+
+  local function ms_in(seconds)
+    local number = tonumber(seconds or nil)
+    return number_in(number and number * 1000 + 0.5, -LATEST_ORDERED_MS, LATEST_MS)
+  end
+
+  local function read_plain(queue, id, body)
+    local key = job_key(queue, id)
+    local f = redis.pcall('HMGET', key, 'al', 'ar', 'ca', 'ua', 'ra', 'cd', 'cs', body and 'bd' or 'cs')
+    if f.err then
+      return nil
+    end
+    if not (f[1] or f[7]) and redis.call('EXISTS', key) == 0 then
+      return nil
+    end
+    return {
+      al = f[1], ar = f[2], ca = ms_in(f[3]), ua = ms_in(f[4]), ra = f[5], cd = f[6],
+      cs = f[7] or '', bd = body and (f[8] or ''),
+    }
+  end
+
+  local function read_lean(queue, id, body)
+    local record = text_in(jobs_key(queue), id)
+    if not record then
+      return nil
+    end
+    local allowed, created, run_after, bytes, at =
+      string.match(record, '^(%d+) (%-?%d+) (%-?%d+) (%d+);()')
+    local begin = (at or 1) + (bytes or 0)
+    local job = {
+      al = allowed, ar = allowed, ca = tonumber(created), ua = tonumber(created), ra = run_after,
+      cs = at and string.sub(record, at, begin - 1) or '',
+      bd = body and string.sub(record, begin),
+      cd = text_in(claims_key(queue), id),
+    }
+    local al, ar, ua, ra, text =
+      string.match(text_in(updates_key(queue), id) or '', '^(%d+) (%d+) (%-?%d+) (%-?%d+);(.*)$')
+    if al then
+      job.al, job.ar, job.ua, job.ra, job.cs = al, ar, tonumber(ua), ra, text
+    end
+    return job
+  end
+
+  -- A job by the names of fields that PinLater's have, but times in ms; nil if it was evicted.
+  -- What is damaged is missing. `body`: whether that is wanted, too.
+  function jobs.read(queue, id, body)
+    local job = (is_lean(queue) and read_lean or read_plain)(queue, id, body)
+    if job then
+      job.al = number_in(job.al, 0, LARGEST_I32)
+      job.ar = number_in(job.ar, 0, LARGEST_I32)
+      job.ra = number_in(job.ra, -LATEST_ORDERED_MS, LATEST_MS)
+    end
+    return job
+  end
+
+  function jobs.exists(queue, id)
+    if is_lean(queue) then
+      return redis.pcall('HEXISTS', jobs_key(queue), id) == 1
+    end
+    return redis.call('TYPE', job_key(queue, id)).ok == 'hash'
+  end
+
+  -- It is held by nobody now.
+  function jobs.unclaim(queue, id)
+    if is_lean(queue) then
+      redis.call('HDEL', claims_key(queue), id)
+    else
+      redis.call('HDEL', job_key(queue, id), 'cd')
+    end
+  end
+
+  -- Set fields of a job that was read; with the body, if that changes.
+  function jobs.change(queue, id, job, changes)
+    if not is_lean(queue) then
+      local fields = {}
+      changes.ua = string.format('%.3f', changes.ua / 1000)
+      for field, value in pairs(changes) do
+        fields[#fields + 1] = field
+        fields[#fields + 1] = value
+      end
+      redis.call('HSET', job_key(queue, id), unpack(fields))
+      return
+    end
+    local allowed, run_after = job.al or 1, job.ra or changes.ua
+    if changes.bd then
+      local head = string.format('%.0f %.0f %.0f %d;', allowed, job.ca or 0, run_after, #job.cs)
+      redis.call('HSET', jobs_key(queue), id, head .. job.cs .. changes.bd)
+    end
+    local update = string.format(
+      '%.0f %.0f %.0f %.0f;', changes.al or allowed, changes.ar or job.ar or allowed, changes.ua,
+      changes.ra or run_after
+    )
+    redis.call('HSET', updates_key(queue), id, update .. (changes.cs or job.cs))
+  end
+
+  -- Whether it was there.
+  function jobs.remove(queue, id)
+    if not is_lean(queue) then
+      return redis.call('UNLINK', job_key(queue, id)) == 1
+    end
+    redis.pcall('HDEL', claims_key(queue), id)
+    redis.pcall('HDEL', updates_key(queue), id)
+    return redis.pcall('HDEL', jobs_key(queue), id) == 1
+  end
+
+  function jobs.move(queue, priority, id, from, to, ms)
+    redis.call('ZREM', set_key(queue, priority, from), id)
+    add_all(set_key(queue, priority, to), queue, ms, { id })
+  end
+
+  -- A job that is IN_PROGRESS, held by `claim` if that is given, or nil.
+  function jobs.held(queue, priority, id, claim)
+    local running = set_key(queue, priority, IN_PROGRESS)
+    local score = redis.call('ZSCORE', running, id)
+    if not score then
+      return nil
+    end
+    local job = jobs.read(queue, id)
+    if not job then
+      redis.call('ZREM', running, id) -- evicted
+      return nil
+    end
+    job.cd = job.cd or ''
+    job.ra = job.ra or ms_of(queue, score)
+    return (claim == nil or job.cd == claim) and job or nil
+  end
+
+  -- A held job is PENDING with one attempt less, or FAILED with none; true if PENDING.
+  function jobs.fail(queue, priority, id, job, retry_ms, status, now)
+    local remaining = job.ar or 1
+    local changes = { ar = math.max(0, remaining - 1), ra = job.ra, ua = now, cs = status }
+    if remaining > 1 then
+      changes.ra = retry_ms
+      jobs.unclaim(queue, id)
+      jobs.move(queue, priority, id, IN_PROGRESS, PENDING, retry_ms)
+    else
+      jobs.move(queue, priority, id, IN_PROGRESS, FAILED, now)
+    end
+    jobs.change(queue, id, job, changes)
+    return remaining > 1
+  end
+
+  -- Give `visit` the first jobs of a set with scores from `least` to `most`, `limit` at most; it
+  -- has to remove what it is given. What is no job, or was evicted, is removed on the way, so many
+  -- at once and no more.
+  function jobs.visit_first(set, queue, least, most, limit, visit)
+    local visited, gone = 0, 0
+    while visited < limit and gone < MOST_GONE_AT_ONCE do
+      local ids = redis.call('ZRANGEBYSCORE', set, least, most, 'LIMIT', 0, limit - visited)
+      if #ids == 0 then
+        break
+      end
+      for _, id in ipairs(ids) do
+        if jobs.is_id(id) and jobs.exists(queue, id) then
+          visit(id)
+          visited = visited + 1
+        else
+          redis.call('ZREM', set, id)
+          gone = gone + 1
+        end
+      end
+    end
+    return visited
+  end
+
+  return jobs
+end

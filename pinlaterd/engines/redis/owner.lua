@@ -1,0 +1,188 @@
+-- Scripts about who owns a shard, and its queues. Follows jobs.lua; each by its name.
+
+local QUEUES, LEAN_QUEUES, DROPPED = 'pln_' .. SHARD, 'plr_' .. SHARD, 'plt_' .. SHARD
+local scripts = {}
+
+-- The names of the queues of the same layout.
+local function queues_key(queue)
+  return is_lean(queue) and LEAN_QUEUES or QUEUES
+end
+
+-- What is no number is left as it is: the first enqueue reports it.
+local function raise_counter(queue, now_ms)
+  local counter, least = counter_key(queue), unused_id(now_ms)
+  local last = redis.pcall('GET', counter)
+  local number = type(last) == 'string' and string.find(last, '^[0-9]+$') and tonumber(last)
+  if last == false or (number and number < least) then
+    redis.call('SET', counter, string.format('%.0f', least))
+  end
+end
+
+-- Take ownership. Arguments: now_ms, lease in ms, who asks, the token of an owner that is known to
+-- have ended or '', 1 if who asks was an owner before and did not end in order: a replica that has
+-- taken the server's place may not know of that. The lease of an owner that has ended need not be
+-- waited for, nor need who asks again, having lost its connection, wait for the end of its own.
+-- Returns OK, the token, start_ms, clean, names of queues; or OWNED, the owner's token, what is
+-- left of its lease in ms; or REFUSED and why; or DAMAGED.
+function scripts.open()
+  local now, lease_ms, who, ended = take_number(), take(), take(), take()
+  local ended_badly = take() == '1'
+  local problem = damage(LEASE, 'string')
+    or damage(RECORD, 'hash')
+    or damage(QUEUES, 'zset')
+    or damage(LEAN_QUEUES, 'zset')
+    or damage(DROPPED, 'list')
+  if problem then
+    return problem
+  end
+  local owner = redis.call('GET', LEASE)
+  if owner and owner ~= ended and string.match(owner, '^[^:]*:[^:]*:(.*)$') ~= who then
+    return { 'OWNED', owner, redis.call('PTTL', LEASE) }
+  end
+  -- The first write is one that a full Redis takes, so that a shard can be opened on it.
+  local freed = redis.pcall('DEL', LEASE)
+  if type(freed) == 'table' and freed.err then
+    return { 'REFUSED', freed.err }
+  end
+  local record = redis.call('HMGET', RECORD, 'start_ms', 'clean', 'fence')
+  local start = math.max(now, (number_in(record[1], 0, LATEST_ORDERED_MS) or -1) + 1)
+  local clean = record[2] ~= '0' and not ended_badly
+  local fence = string.format('%.0f', (number_in(record[3], 0, MOST_EXACT / 2) or 0) + 1)
+  local token = string.format('%s:%.0f:%s', fence, start, who)
+  redis.call(
+    'HSET', RECORD, 'owner', token, 'start_ms', string.format('%.0f', start), 'clean', 0,
+    'fence', fence
+  )
+  redis.call('SET', LEASE, token, 'PX', lease_ms)
+  local queues = redis.call('ZRANGE', QUEUES, 0, -1)
+  for _, queue in ipairs(redis.call('ZRANGE', LEAN_QUEUES, 0, -1)) do
+    if is_lean(queue) then -- and no foreign writer's
+      queues[#queues + 1] = queue
+    end
+  end
+  for _, queue in ipairs(queues) do
+    raise_counter(queue, now)
+  end
+  return { 'OK', token, start, clean and 1 or 0, queues }
+end
+
+-- Give up ownership, and note that the end was clean. Argument: the token. If the shard has another
+-- owner by now, nothing changes.
+function scripts.close()
+  local token = take()
+  if redis.call('HGET', RECORD, 'owner') == token then
+    redis.call('DEL', LEASE)
+    redis.call('HSET', RECORD, 'owner', '', 'clean', 1)
+  end
+  return { 'OK' }
+end
+
+-- Renew the lease. Arguments: token, lease in ms.
+function scripts.heartbeat()
+  return begin_write(false) or { 'OK' }
+end
+
+-- Take a shard from its owner without becoming one, and keep others from it for a time: its server
+-- is about to be replaced. Arguments: a token that names us, for how many ms. The owner finds with
+-- its next write that it was deposed. What is held is free after that time.
+function scripts.hold()
+  local token, held_ms = take(), take()
+  if redis.call('EXISTS', RECORD) == 1 then
+    redis.call('HSET', RECORD, 'owner', token)
+  end
+  redis.call('SET', LEASE, token, 'PX', held_ms)
+  return { 'OK' }
+end
+
+-- End whatever lease there is, and note an unclean end: the shard's server has taken another's
+-- place, and may lack the last of what an owner did there. No owner is harmed: its token stays in
+-- the record, and with its next write it has a lease again.
+function scripts.release_lease()
+  redis.call('DEL', LEASE)
+  if redis.call('EXISTS', RECORD) == 1 then
+    redis.call('HSET', RECORD, 'clean', 0)
+  end
+  return { 'OK' }
+end
+
+-- Arguments: token, lease in ms, queue, now_ms.
+function scripts.create_queue()
+  local problem = begin_write(false)
+  local queue, now = take(), take_number()
+  problem = problem or damage(queues_key(queue), 'zset')
+  if problem then
+    return problem
+  end
+  if redis.call('ZADD', queues_key(queue), 'NX', now / 1000, queue) == 1 then
+    raise_counter(queue, now)
+  end
+  return { 'OK' }
+end
+
+-- Arguments: token, lease in ms, queue, the most priorities there may be. The queue's sets are
+-- renamed, so that its jobs are in no state from now on; `vacuum` removes them. A lean queue goes
+-- at once.
+function scripts.delete_queue()
+  local problem = begin_write(false)
+  local queue, most_priorities = take(), take_number()
+  problem = problem or damage(queues_key(queue), 'zset')
+  if problem then
+    return problem
+  end
+  redis.call('ZREM', queues_key(queue), queue)
+  if is_lean(queue) then
+    -- Redis frees them beside its work.
+    redis.call('UNLINK', jobs_key(queue), claims_key(queue), updates_key(queue))
+  end
+  for priority = 1, most_priorities do
+    for _, state in ipairs({ PENDING, IN_PROGRESS, SUCCEEDED, FAILED }) do
+      local set = set_key(queue, priority, state)
+      if is_lean(queue) then
+        redis.call('UNLINK', set)
+      elseif redis.call('EXISTS', set) == 1 then
+        -- The record may have been evicted: a set that is not emptied yet keeps its key.
+        local number = number_in(redis.call('HGET', RECORD, 'dropped'), 0, MOST_EXACT / 2) or 0
+        local dropped
+        repeat
+          number = number + 1
+          dropped = string.format('%s_%s.%.0f', DROPPED, queue, number)
+        until redis.call('EXISTS', dropped) == 0
+        redis.call('HSET', RECORD, 'dropped', string.format('%.0f', number))
+        redis.call('RENAME', set, dropped)
+        redis.call('RPUSH', DROPPED, dropped)
+      end
+    end
+  end
+  return { 'OK' }
+end
+
+-- Remove up to `limit` jobs of deleted queues. Arguments: token, lease in ms, limit. Returns OK, how
+-- many sets are left.
+function scripts.vacuum()
+  local problem = begin_write(false)
+  if problem then
+    return problem
+  end
+  local limit = take_number()
+  while limit > 0 do
+    local set = redis.call('LINDEX', DROPPED, 0)
+    if not set then
+      break
+    end
+    local queue = string.match(string.sub(set, #DROPPED + 2), '^([^.]*)')
+    if damage(set, 'zset') then
+      redis.call('UNLINK', set) -- what lay in place of a set when its queue was deleted
+    end
+    local popped = redis.call('ZPOPMIN', set, limit)
+    for at = 1, #popped, 2 do
+      redis.call('UNLINK', job_key(queue, popped[at]))
+    end
+    limit = limit - #popped / 2
+    if redis.call('EXISTS', set) == 0 then
+      redis.call('LPOP', DROPPED)
+    end
+  end
+  return { 'OK', redis.call('LLEN', DROPPED) }
+end
+
+return scripts[ARGV[1]]()

@@ -1,0 +1,142 @@
+-- Scripts that change or remove jobs in slices. Follows jobs.lua; each by its name. Arguments begin
+-- with token, lease in ms and queue, and results with OK.
+
+local jobs = open_jobs()
+local scripts = {}
+local queue
+
+-- A bound below all scores that stand for `ms` or a later time.
+local function before(ms)
+  return '(' .. bound(is_lean(queue) and 32 * ms or (ms - 0.5) / 1000)
+end
+
+-- Give jobs that PinLater made scores that order them by id within a millisecond (common.lua), and
+-- remove what is no job's number. Arguments: priority, lowest and highest score, offset, limit.
+-- Returns how many were looked at.
+function scripts.rescore()
+  local priority, low, high, offset, limit = take(), take(), take(), take(), take()
+  local set = set_key(queue, priority, PENDING)
+  local problem = damage(set, 'zset')
+  if problem then
+    return problem
+  end
+  local rows = redis.call('ZRANGEBYSCORE', set, low, high, 'WITHSCORES', 'LIMIT', offset, limit)
+  for at = 1, #rows, 2 do
+    local id, ms = rows[at], ms_of(queue, rows[at + 1])
+    if not jobs.is_id(id) then
+      redis.call('ZREM', set, id)
+    elseif score_of(queue, ms, #id) ~= tonumber(rows[at + 1]) and ms <= LATEST_ORDERED_MS then
+      redis.call('ZADD', set, 'XX', score_of(queue, ms, #id), id)
+    end
+  end
+  return { 'OK', #rows / 2 }
+end
+
+-- Remove jobs that a read found evicted. Arguments: of each priority and id.
+function scripts.forget()
+  while taken < #ARGV do
+    local priority, id = take(), take()
+    if not jobs.exists(queue, id) then
+      for _, state in ipairs({ PENDING, IN_PROGRESS, SUCCEEDED, FAILED }) do
+        redis.pcall('ZREM', set_key(queue, priority, state), id)
+      end
+    end
+  end
+  return { 'OK' }
+end
+
+-- FAILED to PENDING, the longest failed first. Arguments: priority, attempts, run-after in ms,
+-- limit, now_ms. Returns ids.
+function scripts.retry_failed()
+  local priority, attempts = take(), take_number()
+  local run_after, limit, now = take_number(), take_number(), take_number()
+  local problem = damaged_place(queue, priority)
+  if problem then
+    return problem
+  end
+  local retried = { 'OK' }
+  jobs.visit_first(set_key(queue, priority, FAILED), queue, '-inf', '+inf', limit, function(id)
+    local job = jobs.read(queue, id, false)
+    local allowed = math.max(job.al or 0, attempts)
+    jobs.change(queue, id, job, { al = allowed, ar = attempts, ra = run_after, ua = now })
+    jobs.unclaim(queue, id)
+    jobs.move(queue, priority, id, FAILED, PENDING, run_after)
+    retried[#retried + 1] = id
+  end)
+  return retried
+end
+
+-- Delete the first jobs of a state: the first to be handed out, or the oldest. Arguments: state,
+-- limit, the time in ms that they have to be before (or ''), priorities. Returns priority and id of
+-- each.
+function scripts.delete_first()
+  local state, limit, before_ms = take(), take_number(), take_number()
+  local deleted = { 'OK' }
+  while taken < #ARGV and limit > 0 do
+    local priority = take()
+    local set = set_key(queue, priority, state)
+    if not damage(set, 'zset') then
+      local most = before_ms and before(before_ms) or '+inf'
+      limit = limit - jobs.visit_first(set, queue, '-inf', most, limit, function(id)
+        redis.call('ZREM', set, id)
+        jobs.remove(queue, id)
+        deleted[#deleted + 1] = priority
+        deleted[#deleted + 1] = id
+      end)
+    end
+  end
+  return deleted
+end
+
+-- Delete jobs that are in a state still. Arguments: state, then of each priority and id. Returns
+-- priority and id of those deleted.
+function scripts.delete_keys()
+  local state = take()
+  local deleted = { 'OK' }
+  while taken < #ARGV do
+    local priority, id = take(), take()
+    local was_there = redis.pcall('ZREM', set_key(queue, priority, state), id) == 1
+    if was_there and jobs.remove(queue, id) then
+      deleted[#deleted + 1] = priority
+      deleted[#deleted + 1] = id
+    end
+  end
+  return deleted
+end
+
+-- End claims last renewed between two times. Arguments: those times in ms, limit, now_ms,
+-- priorities. Returns how many failed for good, then priority and id of the others.
+function scripts.release_expired()
+  local after, before_ms, limit, now = take_number(), take_number(), take_number(), take_number()
+  -- A foreign writer's score may be of no time.
+  local least = '-inf'
+  if after >= -LATEST_ORDERED_MS then
+    least = string.sub(before(after + 1), 2)
+  end
+  local failed, result = 0, { 'OK', 0 }
+  while taken < #ARGV and limit > 0 do
+    local priority = take()
+    if not damaged_place(queue, priority) then
+      local running = set_key(queue, priority, IN_PROGRESS)
+      local most = before(before_ms)
+      limit = limit - jobs.visit_first(running, queue, least, most, limit, function(id)
+        local job = jobs.held(queue, priority, id)
+        if jobs.fail(queue, priority, id, job, now, job.cs, now) then
+          result[#result + 1] = priority
+          result[#result + 1] = id
+        else
+          failed = failed + 1
+        end
+      end)
+    end
+  end
+  result[2] = failed
+  return result
+end
+
+local problem = begin_write(false)
+if problem then
+  return problem
+end
+queue = take()
+return scripts[ARGV[1]]()
