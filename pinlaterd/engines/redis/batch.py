@@ -32,7 +32,7 @@ class _Run:
 
     def __init__(self, head: tuple[Any, ...]) -> None:
         self.head = head
-        self.ids: list[str] = []
+        self.ids: list[int] = []
         self.names: list[str] = []
         self.ops: list[int] = []
         self.places: list[int] = []
@@ -44,7 +44,7 @@ class _Run:
         names: Iterable[str],
         places: Iterable[int] = (),
     ) -> None:
-        self.ids += map(str, local_ids)
+        self.ids += local_ids
         self.names += names
         self.ops += [op] * len(local_ids)
         self.places += places
@@ -132,7 +132,7 @@ class Application:
                 priority, local_id = each.key
                 self._keys[queue, priority].add(_ALL)
                 arguments += (
-                    *(queue, priority, str(local_id), op.source, str(self._due(each.run_after_ms))),
+                    *(queue, priority, local_id, op.source, self._due(each.run_after_ms)),
                     _optional(each.new_body),
                     "1" if each.move_to_pending else "0",
                     _optional(each.attempts),
@@ -150,7 +150,7 @@ class Application:
             queue = self._stored[op.queue]
             for (priority, local_id), claim in op.releases:
                 self._keys[queue, priority].add(_ALL)
-                arguments += (queue, priority, str(local_id), claim)
+                arguments += (queue, priority, local_id, claim)
         return arguments
 
     def _jobs_by_queue(self) -> Mapping[str, Sequence[Job]]:
@@ -175,7 +175,7 @@ class Application:
                 due_ms, text, head = self._due(run_after_ms), status[:_TEXT_CHARS], b""
                 if is_lean(queue):
                     head = lean_head(attempts, self._now_ms, due_ms, text)
-                arguments += (len(run), priority, str(due_ms), str(attempts), text)
+                arguments += (len(run), priority, due_ms, attempts, text)
                 arguments += [head + job[0] for job in run]
         return arguments
 
@@ -240,7 +240,7 @@ class Application:
             ):
                 failed[op] += at not in missed
                 if at not in missed and at not in ended:
-                    requeued[op].append(_requeued(JobKey(priority, int(local_id)), retry_ms))
+                    requeued[op].append(_requeued(JobKey(priority, local_id), retry_ms))
         return [
             AckResult(op.jobs - noop[at] - failed[at], failed[at], noop[at], requeued[at])
             for at, op in enumerate(ops)

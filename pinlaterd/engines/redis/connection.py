@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hiredis import pack_command
 from redis.backoff import NoBackoff
 from redis.connection import Connection as DriverConnection
 from redis.connection import DefaultParser
@@ -39,7 +40,7 @@ class _Parser(DefaultParser):  # type: ignore[misc, valid-type]  # chosen when i
 
 
 CONNECTION_FAULTS = (Answer, RedisError, OSError)
-PACKING_FAULTS = (UnicodeError, OverflowError, RedisError)
+PACKING_FAULTS = (UnicodeError, OverflowError)
 
 CLUSTER_WORDS = (
     "is part of a Redis Cluster, which can't hold a shard; name a server that stands alone as"
@@ -137,7 +138,7 @@ class Connection:
     def _log_in(self) -> None:
         user = (self.server.user,) if self.server.user else ()
         try:
-            self._exchange(self._driver.pack_command("AUTH", *user, self.server.passwd))
+            self._exchange(pack_command(("AUTH", *user, self.server.passwd)))
         except CONNECTION_FAULTS as fault:
             self.close()
             if isinstance(fault, Answer) and not is_refusal(fault):  # of many wordings
@@ -181,11 +182,11 @@ class Connection:
                 raise StorageError(error.message) from error
             raise
 
-    def _call(self, command: Sequence[Argument], *, writes: bool) -> Any:
+    def _call(self, command: tuple[Argument, ...], *, writes: bool) -> Any:
         if self.failure:
             raise StorageNotCommitted(f"{self.server} must be reopened: {self.failure}")
         try:
-            packed = self._driver.pack_command(*command)
+            packed = pack_command(command)  # type: ignore[arg-type]
         except PACKING_FAULTS as fault:
             raise StorageNotCommitted(f"{self.server} can't be sent a value: {fault}") from fault
         try:
@@ -196,9 +197,9 @@ class Connection:
             self.fail("a call was broken off")  # its answer may come yet
             raise
 
-    def _exchange(self, packed: list[bytes]) -> Any:
+    def _exchange(self, packed: bytes) -> Any:
         """The server's answer. Raises CONNECTION_FAULTS, also for an answer that is an error."""
-        self._driver.send_packed_command(packed, check_health=False)
+        self._driver.send_packed_command([packed], check_health=False)
         answer = self._driver.read_response()
         if isinstance(answer, Answer):
             raise answer

@@ -127,9 +127,8 @@ class RedisEngine(Store, StorageEngine):
     def read_pending(
         self, queue: str, priority: int, *, after: PendingKey | None, until_ms: int, limit: int
     ) -> Sequence[PendingKey]:
-        place = ("", "") if after is None else (str(after.run_after_ms), str(after.local_id))
         stored = self.known(queue)
-        arguments = (stored, priority, *place, str(until_ms), limit)
+        arguments = (stored, priority, *(after or ("", "")), until_ms, limit)
         while True:
             try:
                 answer = self.read(scripts.PENDING, *arguments)
@@ -175,8 +174,7 @@ class RedisEngine(Store, StorageEngine):
         """`mixed`: jobs of other priorities may be among them, and are none then. To `pinlaters`
         queue and priority are added, if jobs of PinLater's are among them."""
         stored = self.known(queue)
-        ids = [str(local_id) for local_id in local_ids]
-        arguments = (stored, priority, most_bytes, "1" if mixed else "0", *ids)
+        arguments = (stored, priority, most_bytes, "1" if mixed else "0", *local_ids)
         *columns, has_pinlaters = self.read(scripts.PAYLOADS, *arguments)
         payloads = (lean_payloads if is_lean(stored) else plain_payloads)(*columns)
         if has_pinlaters and pinlaters is not None:
@@ -291,7 +289,7 @@ class RedisEngine(Store, StorageEngine):
         now_ms: int,
         claimed_after_ms: int = NO_TIME_MS,
     ) -> Expired:
-        claimed_ms = (str(claimed_after_ms), str(claimed_before_ms))
+        claimed_ms = (claimed_after_ms, claimed_before_ms)
         failed, *retried = self.write(
             scripts.RELEASE_EXPIRED,
             (self.known(queue), *claimed_ms, limit, now_ms, *self._priorities),
@@ -319,8 +317,7 @@ class RedisEngine(Store, StorageEngine):
 
 
 def _flat(keys: Iterable[JobKey]) -> list[Argument]:
-    """As scripts take them; an id may have more than 64 bits."""
-    return [part for priority, local_id in keys for part in (priority, str(local_id))]
+    return [part for key in keys for part in key]
 
 
 def _keys(flat: Sequence[Any]) -> list[JobKey]:

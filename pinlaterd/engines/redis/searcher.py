@@ -187,7 +187,7 @@ class RedisSearcher(WalkingSearcher):
                 (
                     *(self._shard.name, self._queue, int(search.state)),
                     "1" if with_body else "0",
-                    *[part for key in keys for part in (priority, str(key.local_id))],
+                    *[part for key in keys for part in key],
                 ),
             )
             jobs = [
