@@ -1,16 +1,5 @@
 """SPEC section 3: ackDequeuedJobs.
 
-    succeeded: IN_PROGRESS becomes SUCCEEDED                test_succeeded
-    failed: PENDING with one attempt less, run-after later  test_failed_with_attempts_left
-    failed at the last attempt: FAILED with 0 remaining     test_failed_for_good
-    the last claim descriptor is kept, or cleared           the three above
-    the custom status is appended to, cut at its limit      test_custom_status_…
-    no-op unless IN_PROGRESS; repeatable; counted           test_repeated_acks…, test_acks_of_jobs_…
-    no-op unless the given claim holds; counted             test_given_claim_…
-    jobs of several shards in one call                      test_several_shards
-    malformed, of another queue, of an unknown shard: fails alone, is named
-                                                            test_bad_descriptors_fail_alone
-
 Unknown queue: test_api_queues.py; acks of a shard that is down: test_api_shard_down.py.
 """
 
@@ -53,7 +42,7 @@ def test_succeeded(client: Client, queue, descriptor):
     info = client.info(descriptor)
     assert info.jobState == SUCCEEDED
     assert info.claimDescriptor == claim
-    assert (info.attemptsAllowed, info.attemptsRemaining) == (2, 2)
+    assert (info.attemptsAllowed, info.attemptsRemaining, info.customStatus) == (2, 2, "new")
     assert info.updatedAtTimestampMillis >= info.createdAtTimestampMillis
 
 
@@ -69,12 +58,6 @@ def test_failed_with_attempts_left(client: Client, queue, descriptor):
     assert info.claimDescriptor is None
     assert before + 100_000 <= info.runAfterTimestampMillis <= after + 100_000
     assert client.dequeue(queue) == {}
-
-
-def test_failed_without_delay_may_run_at_once(client: Client, queue, descriptor):
-    client.ack(queue, failed=[descriptor])
-
-    assert client.dequeue(queue)[descriptor].remaining == 1
 
 
 def test_failed_for_good(client: Client, queue, descriptor):
@@ -100,12 +83,6 @@ def test_custom_status_is_appended_to(client: Client, queue, descriptor, backend
 
     expected = (" once", " done") if backend.ack_replaces_status else ("new once", "new once done")
     assert (once, done) == expected
-
-
-def test_custom_status_stays_without_an_addition(client: Client, queue, descriptor):
-    client.ack(queue, succeeded=[descriptor])
-
-    assert client.info(descriptor).customStatus == "new"
 
 
 @pytest.mark.parametrize("character", ["x", "é", "字", "🚀"])

@@ -1,12 +1,4 @@
-"""SPEC section 3: bodyRegexToMatch, in getJobCount, scanJobs and deleteJobs.
-
-RE2 syntax, searched anywhere in the body                test_pattern
-a body may be any bytes                                  test_pattern
-a bad pattern: UNKNOWN, `invalid request: `              test_bad_pattern
-linear time                                              test_pattern_that_others_choke_on
-never code to the database                               test_pattern_is_never_code
-with state, priority, limit, continuation                test_scan_…, test_delete_…
-"""
+"""SPEC section 3: bodyRegexToMatch, in getJobCount, scanJobs and deleteJobs."""
 
 from __future__ import annotations
 

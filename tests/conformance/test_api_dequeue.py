@@ -1,20 +1,5 @@
 """SPEC sections 1 and 3: dequeueJobs, and what a claim is.
 
-    up to limit, at least 1; IN_PROGRESS, with metadata    test_claimed_jobs, test_limit…
-    the claim descriptor, and that no two are the same     test_claim_descriptors
-    nobody else gets a claimed job                         test_workers_never_share_a_job
-    pending jobs whose run-after has come                  test_scheduled_job_waits_for_its_time
-    higher priorities first over all shards                test_higher_priorities_first, test_one_…
-    earliest run-after first per shard                     test_earliest_run_after_first
-    coverage                                               test_coverage…
-    dryRun                                                 test_dry_run…
-    jobAckRequest: first, whatever becomes of the dequeue  test_acks_go_first, test_acks_of_…
-    jobAckRequest of another queue                         test_acks_may_be_of_another_queue
-    if an ack fails nothing is claimed                     test_failed_ack_claims_nothing
-    short or empty only when every shard confirmed it      test_the_last_job_is_always_found
-    the answer stops growing at max_response_bytes         test_answer_stops_growing
-    mistakes                                               test_mistakes
-
 Rate limits are section 5. Unknown queues: test_api_queues.py; maxWaitMillis, and claims that can't
 be delivered: test_api_waiting.py; with a shard down: test_api_shard_down.py.
 """
@@ -306,27 +291,6 @@ def test_answer_stops_growing(client: Client, queue):
     assert sorted(taken.values()) == sorted(bodies * 2)
 
 
-@pytest.mark.parametrize(
-    ("limit", "fields", "says"),
-    [
-        (0, {}, "limit"),
-        (-1, {}, "limit"),
-        (0, {"dryRun": True}, "limit"),
-        (1, {"coverage": 0.0}, "coverage"),
-        (1, {"coverage": -0.5}, "coverage"),
-        (1, {"coverage": 1.01}, "coverage"),
-        (1, {"coverage": math.nan}, "coverage"),
-    ],
-)
-def test_mistakes(client: Client, queue, limit, fields, says):
-    (descriptor,) = client.enqueue(queue, b"job")
-
-    with pytest.raises(Refused, match=f"^UNKNOWN: invalid request: .*{says}"):
-        client.dequeue(queue, limit, **fields)
-
-    assert client.info(descriptor).jobState == PENDING
-
-
 def claimed_jobs(client: Client, queue: str, shards: int) -> list[str]:
     by_shard = client.enqueue_on_every_shard(queue)
     client.dequeue(queue, 1000)
@@ -344,18 +308,20 @@ def test_acks_may_be_of_another_queue(client: Client, queue, new_queue, shards):
     assert {info.jobState for info in client.lookup(*acked).values()} == {SUCCEEDED}
 
 
-@pytest.mark.parametrize("shards", [1, SHARDS])
+@pytest.mark.parametrize("shards", [0, 1, SHARDS])
 @pytest.mark.parametrize(
     ("limit", "fields", "says"),
     [
         (0, {}, "limit"),
         (-1, {"dryRun": True}, "limit"),
+        (1, {"coverage": -0.5}, "coverage"),
+        (1, {"coverage": 1.01}, "coverage"),
         (1, {"coverage": math.nan}, "coverage"),
         (1, {"coverage": 0.0, "dryRun": True}, "coverage"),
         (1, {"maxWaitMillis": -1}, "maxWaitMillis"),
     ],
 )
-def test_acks_of_an_invalid_dequeue_are_carried_out(
+def test_an_invalid_dequeue_claims_nothing_and_its_acks_are_carried_out(
     client: Client, queue, shards, limit, fields, says
 ):
     acked = claimed_jobs(client, queue, shards)
@@ -364,7 +330,7 @@ def test_acks_of_an_invalid_dequeue_are_carried_out(
     with pytest.raises(Refused, match=f"^UNKNOWN: invalid request: .*{says}"):
         client.dequeue(queue, limit, jobAckRequest=client.ack_request(queue, acked), **fields)
 
-    assert {info.jobState for info in client.lookup(*acked).values()} == {SUCCEEDED}
+    assert all(info.jobState == SUCCEEDED for info in client.lookup(*acked).values())
     assert client.info(waiting).jobState == PENDING
 
 

@@ -1,21 +1,5 @@
 """SPEC sections 1 and 3: enqueueJobs.
 
-    descriptors: QUEUE:sSHARD:pPRIORITY:LOCALID, unique   test_descriptors
-    they come back in the order of the jobs               test_descriptors, test_large_request_…
-    up to enqueue_split_jobs go into one shard            test_request_goes_into_one_shard
-    a larger request is split over shards                 test_large_request_is_split
-    shards share the load evenly                          test_shards_share_the_load_evenly
-    all are stored or none is                             test_rejected…, test_nothing_of_a_large_…
-    a priority outside the levels                         test_priority_outside_the_levels
-    attempts below 1, body or source too long, run-after  test_rejected
-    what is just allowed                                  test_largest_and_smallest
-    found before the batch: no other call suffers         test_bad_calls_do_not_disturb_good_ones
-    empty list: empty answer                              test_empty_list
-    defaults of optional fields                           test_defaults
-    a body is opaque                                      test_bodies_are_kept_as_they_are
-    custom status: cut at the end, by characters          test_custom_status_is_cut_…
-    a call that begins after an answer sees its effect    test_visible_on_every_connection
-
 Durability of what was answered, and shards that fail: test_api_shard_down.py; ENQUEUE_REJECTED
 because all are dequeue-only: test_api_shards_changed.py.
 """

@@ -1,12 +1,5 @@
 """SPEC section 3: lookupJobs and getJobCount.
 
-    lookup: over queues and shards                   test_lookup_over_queues_and_shards
-    unknown jobs, shards, queues are left out        test_lookup_leaves_out_…
-    bodies only if asked for                         test_lookup_with_and_without_body
-    count: a state; one priority or all              test_count_by_state, test_count_by_priority
-    run-after <= now, or > now with countFutureJobs  test_count_of_future_jobs
-    capped at count_limit per shard and priority     test_count_is_capped
-
 Counts by body: test_api_body_search.py.
 """
 

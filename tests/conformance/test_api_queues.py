@@ -1,16 +1,5 @@
 """SPEC sections 1 and 3: queues.
 
-    a queue exists on every shard                            test_queue_exists_on_every_shard
-    createQueue is idempotent                                test_create_is_idempotent
-    names: [A-Za-z0-9_]+, else QUEUE_NAME_INVALID            test_name_of_other_characters
-    names too long: QUEUE_NAME_TOO_LONG, by how much         test_name_too_long
-    nothing is created of a name that some shard refuses     both of the above
-    deleteQueue: password, drops queue and jobs, everywhere  test_delete_…
-    deleteQueue: no queue of that name is no error           test_delete_of_no_queue
-    a local id is never used twice, over deletes             test_new_queue_of_an_old_name_…
-    getQueueNames                                            test_create_…, test_delete_…
-    unknown queue: QUEUE_NOT_FOUND                           test_unknown_queue
-
 deleteQueue without a password set, and a shard that joins later: test_api_shards_changed.py. With a
 shard down: test_api_shard_down.py.
 """

@@ -1,15 +1,5 @@
 """SPEC section 3: retryFailedJobs and deleteJobs.
 
-    retry: FAILED to PENDING with attemptsToAllow, claim cleared  test_retried_jobs
-    attempts allowed raised to match if lower         test_attempts_allowed_…
-    run-after given, or now                           test_retried_jobs, test_retry_for_later
-    up to limit over all shards, oldest first         test_oldest_are_retried_first
-    of one priority, 1 by default; returns how many   test_retry_of_a_priority
-    delete: up to limit, of a state and a priority    test_delete_…
-    calls that begin after the answer see the effect  test_effects_are_visible_…
-    a claim ends by deletion (section 10)             test_delete_ends_a_claim
-    mistakes                                          test_mistakes
-
 Deletes by body: test_api_body_search.py.
 """
 

@@ -1,15 +1,5 @@
 """SPEC section 3: scanJobs.
 
-    most recent run-after first, merged over shards    test_order
-    without bodies                                     test_what_is_shown
-    by state, priority, present or future              test_by_state, test_by_priority, …
-    the continuation resumes right after the last job  test_continuation
-    also among jobs of equal run-after                 test_continuation_among_equal_times
-    stable while jobs come and go                      test_continuation_while_jobs_come_and_go
-    CONTINUATION_END                                   test_end
-    a bad token: CONTINUATION_INVALID                  test_bad_continuation
-    mistakes                                           test_mistakes
-
 Scans by body: test_api_body_search.py.
 """
 

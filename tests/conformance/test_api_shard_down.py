@@ -1,19 +1,5 @@
 """SPEC sections 1 to 4 and 10: shards that are stopped, killed, frozen, or doubled.
 
-    createQueue succeeds on the healthy ones, the others catch up  test_shard_catches_up
-    deleteQueue drops nothing                             test_what_needs_every_shard
-    count, scan, retry, delete over all shards            test_what_needs_every_shard
-    look-ups and acks of its own jobs; the others' go on  test_what_names_its_jobs
-    such acks may be repeated                             test_shard_catches_up
-    enqueue and dequeue go round it                       test_enqueue_…, test_dequeue_goes_round_it
-    NO_HEALTHY_SHARDS                                     test_no_healthy_shard
-    descriptors come back when the jobs are durable       test_killed_shard_keeps_what_was_answered
-    local ids only grow, over an unclean end too; claims bear a later START  the same
-    an outcome that is unknown: SHARD_CONNECTION_FAILED, no job twice  test_frozen_shard_…
-    a call is answered within request_timeout_ms          test_frozen_shard_…
-    claims of a late answer go back to PENDING at once    test_late_answer_gives_its_claims_back
-    two servers on one store never act twice              test_second_process_stands_by
-
 Each test leaves all shards running, whatever became of it.
 """
 

@@ -1,14 +1,4 @@
-"""SPEC sections 1 and 3: dequeue-only shards, shards that join later, and no admin password.
-
-enqueues avoid a dequeue-only shard                      test_enqueues_avoid_it
-dequeues, acks and look-ups serve it                     test_its_jobs_are_served
-createQueue: on dequeue-only shards too                  test_new_queue_exists_there_too
-a shard that joins later gets every queue                test_shard_that_joins_later_…
-jobs and states outlive an orderly restart               test_its_jobs_are_served
-all are dequeue-only: ENQUEUE_REJECTED                   test_all_dequeue_only
-deleteQueue without an admin password set                test_delete_without_a_password_set
-the server's claim time-out, and a queue's over it       test_time_out_of_the_server
-"""
+"""SPEC sections 1 and 3: dequeue-only shards, shards that join later, and no admin password."""
 
 from __future__ import annotations
 

@@ -1,14 +1,5 @@
 """SPEC section 4: what each shard does to its own jobs.
 
-    claims older than the time-out: PENDING, one attempt less, run-after now  test_claim_times_out
-    or FAILED at the last attempt                           test_claim_times_out_at_the_last_attempt
-    age counts from the claim or the last checkpoint        test_checkpoint_renews_a_claim
-    in batches, until all is done                           test_more_than_a_batch
-    a worker whose claim timed out can end nothing          test_late_worker_…
-    SUCCEEDED and FAILED jobs are deleted after their time  test_old_jobs_are_deleted
-    per-queue settings override the server's                all of these: test_other_queues_…
-    counted                                                 all of these
-
 Nothing here waits for a time to pass: conditions are waited for, on queues of short times. Two
 processes on one store: test_api_shard_down.py.
 """

@@ -1,14 +1,5 @@
 """SPEC sections 2 and 3: dequeues that wait, and claims that nobody can be given.
 
-    maxWaitMillis: with no job ready, the answer waits      every test below
-    it is woken by an enqueue on any connection, any shard  test_woken_by_an_enqueue, test_one_job_…
-    by a job becoming due                                   test_woken_by_a_job_becoming_due
-    by a time-out, a failed ack, a checkpoint, a retry      test_woken_by_…
-    bounded by maxWaitMillis and max_dequeue_wait_ms        test_answers_empty_…
-    with jobs ready it does not wait                        test_ready_job_does_not_wait
-    claims whose client has gone go back to PENDING at once, at no attempt's cost, also of an answer
-    that it has read in part                                test_client_gone_…
-
 Answers that come too late: test_api_shard_down.py.
 """
 

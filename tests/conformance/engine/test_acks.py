@@ -2,63 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
-from pinlaterd.clock import FakeClock
 from pinlaterd.engines.base import Batch
-from pinlaterd.model import Job, JobKey, JobState, PendingKey
+from pinlaterd.model import Job, JobKey, JobState
 from tests.conformance.engine.harness import Ack, EngineHarness, ack_op
-
-
-def test_success_ends_a_job_and_keeps_its_claim_as_a_record(store: EngineHarness, clock: FakeClock):
-    [claimed] = store.in_progress(Job(b"a", attempts_allowed=3))
-    clock.advance(2)
-
-    result = store.succeed(claimed.key)
-
-    assert result == (1, 0, 0, [])
-    job = store.job(claimed.key)
-    assert job.state is JobState.SUCCEEDED
-    assert job.claim_descriptor == claimed.claim_descriptor
-    assert (job.attempts_allowed, job.attempts_remaining) == (3, 3)
-    assert job.updated_at_ms == store.now_ms
-    assert job.body == b"a"
-    assert store.depths() == {(1, JobState.SUCCEEDED): 1}
-
-
-def test_failure_with_attempts_left_is_tried_again_after_the_delay(
-    store: EngineHarness, clock: FakeClock
-):
-    [claimed] = store.in_progress(Job(b"a", attempts_allowed=3))
-    clock.advance(2)
-
-    result = store.fail(Ack(claimed.key, retry_delay_ms=5_000))
-
-    retry_at_ms = store.now_ms + 5_000
-    requeued = [(1, PendingKey(retry_at_ms, claimed.key.local_id))]
-    assert result == (0, 1, 0, requeued)
-    job = store.job(claimed.key)
-    assert job.state is JobState.PENDING
-    assert (job.attempts_allowed, job.attempts_remaining) == (3, 2)
-    assert job.run_after_ms == retry_at_ms
-    assert job.claim_descriptor is None
-    assert job.updated_at_ms == store.now_ms
-    assert store.ready() == []
-    clock.advance(5)
-    assert store.ready() == [claimed.key]
-
-
-def test_the_last_failure_is_for_good(store: EngineHarness):
-    [claimed] = store.in_progress(Job(b"a", attempts_allowed=1))
-
-    result = store.fail(Ack(claimed.key, retry_delay_ms=5_000))
-
-    assert result == (0, 1, 0, [])
-    job = store.job(claimed.key)
-    assert job.state is JobState.FAILED
-    assert (job.attempts_allowed, job.attempts_remaining) == (1, 0)
-    assert job.claim_descriptor == claimed.claim_descriptor
-    assert store.depths() == {(1, JobState.FAILED): 1}
 
 
 def test_a_retry_delay_beyond_all_times_ends_at_the_limit(store: EngineHarness):
@@ -67,19 +13,6 @@ def test_a_retry_delay_beyond_all_times_ends_at_the_limit(store: EngineHarness):
     store.fail(Ack(claimed.key, retry_delay_ms=2**63 - 1))
 
     assert store.job(claimed.key).run_after_ms == store.engine.limits.run_after_ms
-
-
-@pytest.mark.parametrize("first", ["succeed", "fail"])
-@pytest.mark.parametrize("again", ["succeed", "fail"])
-def test_an_ack_repeated_changes_nothing(store: EngineHarness, first: str, again: str):
-    [claimed] = store.in_progress(Job(b"a", attempts_allowed=1))
-    getattr(store, first)(claimed.key)
-    before = store.job(claimed.key)
-
-    result = getattr(store, again)(Ack(claimed.key, append_custom_status="again"))
-
-    assert result == (0, 0, 1, [])
-    assert store.job(claimed.key) == before
 
 
 def test_only_jobs_in_progress_can_be_acked(store: EngineHarness):
@@ -128,18 +61,6 @@ def test_those_that_apply_are_carried_out_beside_those_that_do_not(store: Engine
     }
 
 
-def test_within_an_op_success_goes_before_failure(store: EngineHarness):
-    [claimed] = store.in_progress(b"a")
-    ack = Ack(claimed.key)
-
-    [result] = store.engine.apply(
-        Batch(acks=[ack_op("mail", [ack, ack], [ack])]), store.now_ms
-    ).acks
-
-    assert (result.succeeded, result.failed, result.noop) == (1, 0, 2)
-    assert store.states([claimed.key]) == [JobState.SUCCEEDED]
-
-
 def test_ops_that_name_the_same_jobs_end_as_if_one_came_after_the_other(store: EngineHarness):
     a, b = (claimed.key for claimed in store.in_progress(b"a", b"b"))
 
@@ -151,20 +72,6 @@ def test_ops_that_name_the_same_jobs_end_as_if_one_came_after_the_other(store: E
     outcome = [(ack.succeeded, ack.failed, ack.noop) for ack in results]
     assert outcome in ([(1, 1, 0), (0, 0, 2)], [(0, 0, 2), (1, 1, 0)])
     assert set(store.states([a, b])) == {JobState.PENDING, JobState.SUCCEEDED}
-
-
-def test_a_given_claim_must_still_hold(store: EngineHarness):
-    [first] = store.in_progress(Job(b"a", attempts_allowed=5))
-    store.fail(first.key)
-    [second] = store.claim()
-
-    for ack in (store.succeed, store.fail):
-        late = Ack(first.key, claim_descriptor=first.claim_descriptor)
-        assert ack(late) == (0, 0, 1, [])
-    assert store.job(first.key).claim_descriptor == second.claim_descriptor
-
-    result = store.succeed(Ack(first.key, claim_descriptor=second.claim_descriptor))
-    assert result.succeeded == 1
 
 
 def test_acks_with_and_without_claims_go_together(store: EngineHarness):
@@ -194,32 +101,6 @@ def test_a_status_is_appended_to(store: EngineHarness):
 
     replaces = store.engine.limits.acks_replace_status
     assert store.job(claimed.key).custom_status == ("🦆" if replaces else "start;naïve\0;🦆")
-
-
-@pytest.mark.parametrize("attempts", [1, 2])
-def test_the_status_of_a_failure_is_kept(store: EngineHarness, attempts: int):
-    [claimed] = store.in_progress(Job(b"a", attempts_allowed=attempts))
-
-    store.fail(Ack(claimed.key, "why"))
-
-    assert store.job(claimed.key).custom_status == "why"
-
-
-def test_an_appended_status_is_cut_at_the_end(store: EngineHarness):
-    limit = store.engine.limits.custom_status_chars
-    first, second = store.in_progress(
-        Job(b"a", custom_status="é" * (limit - 2)), Job(b"b", custom_status="é" * limit)
-    )
-
-    replaces = store.engine.limits.acks_replace_status
-    text = "ñ" * (limit + 1) if replaces else "xyz"
-
-    store.succeed(Ack(first.key, text), Ack(second.key, text))
-
-    assert store.job(first.key).custom_status == (
-        text[:limit] if replaces else "é" * (limit - 2) + "xy"
-    )
-    assert store.job(second.key).custom_status == (text[:limit] if replaces else "é" * limit)
 
 
 def test_acks_of_many_queues_and_priorities_in_one_batch(store: EngineHarness):

@@ -14,23 +14,6 @@ from pinlaterd.model import Job, JobKey, JobState, Payload, PendingKey
 from tests.conformance.engine.harness import Ack, Claim, EngineHarness, ack_op, claim_op
 
 
-def test_a_claim_makes_a_job_in_progress(store: EngineHarness, clock: FakeClock):
-    [key] = store.enqueue(Job(b"a", attempts_allowed=3))
-    enqueued_ms = store.now_ms
-    clock.advance(1)
-
-    [claimed] = store.claim()
-
-    assert claimed.payload == (b"a", 3, 3)
-    job = store.job(key)
-    assert job.state is JobState.IN_PROGRESS
-    assert job.claim_descriptor == claimed.claim_descriptor
-    assert job.attempts_remaining == 3
-    assert (job.created_at_ms, job.run_after_ms) == (enqueued_ms, enqueued_ms)
-    assert job.updated_at_ms == store.now_ms
-    assert store.depths() == {(1, JobState.IN_PROGRESS): 1}
-
-
 def test_two_claimants_never_share_a_job(store: EngineHarness):
     keys = store.enqueue(b"a", b"b")
     first, second = store.wanted(source="w1"), store.wanted(source="w2")
@@ -270,23 +253,4 @@ def test_a_claim_that_was_not_delivered_goes_back_at_no_cost(
     assert requeued == [(1, PendingKey(before.run_after_ms, key.local_id))]
     assert store.job(key) == before
     assert store.ready() == [key]
-    assert store.depths() == {(1, JobState.PENDING): 1}
-
-
-def test_a_release_needs_the_very_claim(store: EngineHarness):
-    [first] = store.in_progress(b"a")
-    store.release(Release(first.key, first.claim_descriptor))
-    [second] = store.claim()
-
-    stale = store.release(Release(first.key, first.claim_descriptor))
-
-    assert list(stale) == []
-    assert store.job(first.key).claim_descriptor == second.claim_descriptor
-
-
-def test_a_release_repeated_within_one_op_counts_once(store: EngineHarness):
-    [claimed] = store.in_progress(b"a")
-    release = Release(claimed.key, claimed.claim_descriptor)
-
-    assert len(store.release(release, release)) == 1
     assert store.depths() == {(1, JobState.PENDING): 1}

@@ -4,33 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pinlaterd.clock import FakeClock
 from pinlaterd.engines.base import Batch, EnqueueOp
 from pinlaterd.model import Job, JobKey, JobState, PendingKey
-from tests.conformance.engine.harness import END_OF_TIME_MS, EngineHarness
-
-
-def test_a_job_is_stored_as_it_was_enqueued(store: EngineHarness):
-    [key] = store.enqueue(Job(b"body", 2, store.now_ms + 5_000, 7, "from cron"))
-
-    job = store.job(key)
-
-    assert job.key == key
-    assert job.state is JobState.PENDING
-    assert job.body == b"body"
-    assert job.key.priority == 2
-    assert job.run_after_ms == store.now_ms + 5_000
-    assert (job.attempts_allowed, job.attempts_remaining) == (7, 7)
-    assert job.custom_status == "from cron"
-    assert job.created_at_ms == job.updated_at_ms == store.now_ms
-    assert job.claim_descriptor is None
-
-
-def test_without_a_run_after_a_job_is_due_now(store: EngineHarness):
-    [key] = store.enqueue(b"a")
-
-    assert store.job(key).run_after_ms == store.now_ms
-    assert store.ready() == [key]
+from tests.conformance.engine.harness import EngineHarness
 
 
 def test_ids_come_in_the_order_of_the_jobs_of_each_op(store: EngineHarness):
@@ -55,32 +31,6 @@ def test_ids_come_in_the_order_of_the_jobs_of_each_op(store: EngineHarness):
     assert bodies == [b"0", b"1", b"2", b"3"]
 
 
-def test_the_earliest_run_after_comes_first_then_the_lower_id(store: EngineHarness):
-    now_ms = store.now_ms
-    late, early, same = store.enqueue(
-        Job(b"late", run_after_ms=now_ms - 1),
-        Job(b"early", run_after_ms=now_ms - 9),
-        Job(b"same", run_after_ms=now_ms - 9),
-    )
-
-    assert store.ready() == [early, same, late]
-
-
-def test_a_job_is_not_ready_before_its_run_after(store: EngineHarness, clock: FakeClock):
-    [key] = store.enqueue(Job(b"a", run_after_ms=store.now_ms + 1_000))
-
-    assert store.ready() == []
-    clock.advance(1)
-    assert store.ready() == [key]
-
-
-def test_priorities_are_read_apart(store: EngineHarness):
-    low, high = store.enqueue(Job(b"low", priority=2), Job(b"high", priority=1))
-
-    assert store.ready(priority=1) == [high]
-    assert store.ready(priority=2) == [low]
-
-
 def test_reading_goes_on_strictly_behind_a_key(store: EngineHarness):
     now_ms = store.now_ms
     keys = store.enqueue(*[Job(b"x", run_after_ms=now_ms - 10 + i // 3) for i in range(10)])
@@ -96,17 +46,6 @@ def test_reading_goes_on_strictly_behind_a_key(store: EngineHarness):
     assert read == sorted(read)
 
 
-def test_jobs_that_are_claimed_or_done_are_not_read(store: EngineHarness):
-    store.enqueue(b"a", b"b", b"c")
-    first, second = store.claim(limit=2)
-    store.succeed(first.key)
-
-    pending = store.engine.read_pending("mail", 1, after=None, until_ms=END_OF_TIME_MS, limit=10)
-
-    assert len(pending) == 1
-    assert pending[0].local_id not in (first.key.local_id, second.key.local_id)
-
-
 @pytest.mark.parametrize("size", [0, 1, 64 * 1024, 1 << 20])
 def test_bodies_of_every_size_come_back_as_they_were(store: EngineHarness, size: int):
     body = bytes(i * 7 % 256 for i in range(256)) * (size // 256) + bytes(size % 256)
@@ -115,23 +54,6 @@ def test_bodies_of_every_size_come_back_as_they_were(store: EngineHarness, size:
 
     assert claimed.body == body
     assert store.job(claimed.key).body == body
-
-
-@pytest.mark.parametrize("body", [b"\0", b"a\0b", b"\xff\xfe\x80", b"'; DROP TABLE jobs; --"])
-def test_bodies_are_bytes_of_any_kind(store: EngineHarness, body: bytes):
-    [claimed] = store.in_progress(body)
-
-    assert claimed.body == body
-
-
-def test_times_reach_beyond_2038(store: EngineHarness, clock: FakeClock):
-    in_2100_ms = 4_102_444_800_123
-    [key] = store.enqueue(Job(b"a", run_after_ms=in_2100_ms))
-
-    assert store.job(key).run_after_ms == in_2100_ms
-    assert store.ready() == []
-    clock.advance((in_2100_ms - store.now_ms) / 1000)
-    assert store.ready() == [key]
 
 
 def test_the_latest_run_after_is_within_the_limits(store: EngineHarness):
@@ -148,13 +70,6 @@ def test_a_status_is_any_text(store: EngineHarness, status: str):
     [key] = store.enqueue(Job(b"a", custom_status=status))
 
     assert store.job(key).custom_status == status
-
-
-def test_a_status_is_cut_at_the_end_by_characters(store: EngineHarness):
-    limit = store.engine.limits.custom_status_chars
-    [key] = store.enqueue(Job(b"a", custom_status="🦆" * (limit + 1)))
-
-    assert store.job(key).custom_status == "🦆" * limit
 
 
 def test_payloads_show_what_a_claim_would_hand_out(store: EngineHarness):

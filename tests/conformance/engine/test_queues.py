@@ -7,15 +7,6 @@ from pinlaterd.model import JobState
 from tests.conformance.engine.harness import EngineHarness
 
 
-def test_creating_a_queue_again_changes_nothing(store: EngineHarness):
-    [key] = store.enqueue(b"a")
-
-    store.engine.create_queue("mail", store.now_ms)
-
-    assert store.engine.queues() == {"mail"}
-    assert store.states([key]) == [JobState.PENDING]
-
-
 def test_names_differ_by_case_and_may_be_as_long_as_the_limit(store: EngineHarness):
     longest = "q" * store.engine.limits.queue_name_chars
 
@@ -48,12 +39,6 @@ def test_a_deleted_queue_is_gone_at_once_for_every_reader(store: EngineHarness, 
     assert store.engine.queues() == frozenset()
     assert store.engine.depths() == {}
     assert searcher.count(Search("mail", JobState.PENDING)) == 0
-
-
-def test_deleting_a_queue_that_is_not_there_is_no_error(store: EngineHarness):
-    store.engine.delete_queue("nothing")
-
-    assert store.engine.queues() == {"mail"}
 
 
 def test_a_queue_made_anew_is_empty_and_gives_no_old_ids(store: EngineHarness):

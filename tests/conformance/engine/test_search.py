@@ -124,24 +124,6 @@ def test_counts_are_by_state_priority_and_time(
 
 
 @pytest.mark.parametrize("state", list(JobState))
-def test_a_count_stops_at_its_limit(store: EngineHarness, search: Searching, state: JobState):
-    _bring_to(store, state, _jobs(*[store.now_ms] * 7))
-
-    assert search.count(state, limit=5) == 5
-    assert search.count(state, limit=5, regex="body") == 5
-
-
-def test_a_search_sees_what_was_committed_before_it_began(store: EngineHarness, search: Searching):
-    for expected in (1, 2, 3):
-        store.enqueue(b"x")
-        assert search.count() == expected
-    [claimed, *_] = store.claim()
-    assert (search.count(), search.count(JobState.IN_PROGRESS)) == (0, 3)
-    store.succeed(claimed.key)
-    assert search.count(JobState.SUCCEEDED) == 1
-
-
-@pytest.mark.parametrize("state", list(JobState))
 def test_a_scan_shows_whole_jobs_without_bodies(
     store: EngineHarness, search: Searching, state: JobState
 ):
@@ -190,23 +172,6 @@ def test_a_scan_goes_on_strictly_after_a_job(
 
     assert pages == search.scan(state)
     assert {job.key for job in pages} == set(keys)
-
-
-def test_a_scan_goes_on_where_it_was_while_jobs_come_and_go(
-    store: EngineHarness, search: Searching
-):
-    now_ms = store.now_ms
-    store.enqueue(*_jobs(now_ms - 1, now_ms - 2, now_ms - 3, now_ms - 4))
-    first_page = search.scan(limit=2)
-    last = first_page[-1]
-
-    store.engine.delete_keys("mail", JobState.PENDING, [last.key])
-    store.enqueue(*_jobs(now_ms))
-    second_page = search.scan(
-        after=ScanAfter(last.run_after_ms, last.key.priority, last.key.local_id)
-    )
-
-    assert [job.run_after_ms for job in second_page] == [now_ms - 3, now_ms - 4]
 
 
 @pytest.mark.parametrize("state", list(JobState))
@@ -267,21 +232,6 @@ def test_a_find_takes_jobs_whatever_their_time(store: EngineHarness, search: Sea
     assert list(search.find("body", priority=2)) == []
 
 
-def test_what_was_found_can_be_deleted(store: EngineHarness, search: Searching):
-    keep, drop = store.enqueue(b"keep", b"drop")
-
-    store.engine.delete_keys("mail", JobState.PENDING, search.find("dr.p"))
-
-    assert store.states([keep, drop]) == [JobState.PENDING, None]
-
-
-@pytest.mark.parametrize("pattern", ["(a*)*b", "(a|a)*b", "a{0,500}a{0,500}b"])
-def test_no_pattern_makes_a_search_endless(store: EngineHarness, search: Searching, pattern: str):
-    store.enqueue(b"a" * 20_000)
-
-    assert search.count(regex=pattern, deadline=time.monotonic() + 30) == 0
-
-
 # --- the searcher itself --------------------------------------------------------------------
 
 
@@ -298,14 +248,6 @@ def test_past_its_deadline_a_search_is_given_up(store: EngineHarness, search: Se
     assert search.count() == 1
 
 
-def test_an_unknown_queue_holds_nothing(store: EngineHarness, search: Searching):
-    store.engine.delete_queue("mail")
-
-    assert search.count() == 0
-    assert list(search.scan()) == []
-    assert list(search.find("x")) == []
-
-
 def test_its_factory_can_be_sent_to_another_process(store: EngineHarness):
     store.enqueue(b"x")
     factory = pickle.loads(pickle.dumps(store.engine.searcher()))
@@ -313,11 +255,3 @@ def test_its_factory_can_be_sent_to_another_process(store: EngineHarness):
 
     assert Searching(searcher, store.clock).count() == 1
     searcher.close()
-
-
-def test_it_closes_while_the_owner_goes_on(store: EngineHarness):
-    searcher = store.engine.searcher()()
-    Searching(searcher, store.clock).count()
-    searcher.close()
-
-    assert store.states(store.enqueue(b"x")) == [JobState.PENDING]

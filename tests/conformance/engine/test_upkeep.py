@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pinlaterd.clock import FakeClock
-from pinlaterd.engines.base import Batch, Checkpoint
-from pinlaterd.model import Job, JobKey, JobState, PendingKey
+from pinlaterd.engines.base import Batch
+from pinlaterd.model import Job, JobState, PendingKey
 from tests.conformance.engine.harness import EngineHarness, claim_op
 
 
@@ -17,21 +17,6 @@ def _expire(store: EngineHarness, *, older_than_seconds: float, limit: int = 100
         limit=limit,
         now_ms=store.now_ms,
     )
-
-
-def test_a_claim_that_timed_out_costs_an_attempt(store: EngineHarness, clock: FakeClock):
-    [claimed] = store.in_progress(Job(b"a", attempts_allowed=3, custom_status="s"))
-    clock.advance(601)
-
-    expired = _expire(store, older_than_seconds=600)
-
-    assert expired == ([(1, PendingKey(store.now_ms, claimed.key.local_id))], 0)
-    job = store.job(claimed.key)
-    assert job.state is JobState.PENDING
-    assert (job.attempts_allowed, job.attempts_remaining) == (3, 2)
-    assert job.run_after_ms == job.updated_at_ms == store.now_ms
-    assert job.claim_descriptor is None
-    assert job.custom_status == "s"
 
 
 def test_claims_that_bear_times_still_to_come(store: EngineHarness, clock: FakeClock):
@@ -55,48 +40,12 @@ def test_claims_that_bear_times_still_to_come(store: EngineHarness, clock: FakeC
     assert store.states(keys) == [running, JobState.PENDING, running]
 
 
-def test_at_the_last_attempt_a_time_out_is_a_failure(store: EngineHarness, clock: FakeClock):
-    [claimed] = store.in_progress(Job(b"a", attempts_allowed=1))
-    clock.advance(601)
-
-    expired = _expire(store, older_than_seconds=600)
-
-    assert expired == ([], 1)
-    job = store.job(claimed.key)
-    assert job.state is JobState.FAILED
-    assert job.attempts_remaining == 0
-    assert job.claim_descriptor == claimed.claim_descriptor
-    assert job.updated_at_ms == store.now_ms
-
-
-def test_a_worker_whose_claim_timed_out_can_no_longer_finish(
-    store: EngineHarness, clock: FakeClock
-):
-    [claimed] = store.in_progress(b"a")
-    clock.advance(601)
-    _expire(store, older_than_seconds=600)
-
-    assert store.succeed(claimed.key).noop == 1
-    assert store.states([claimed.key]) == [JobState.PENDING]
-
-
 def test_a_claim_of_exactly_that_age_holds(store: EngineHarness, clock: FakeClock):
     [claimed] = store.in_progress(b"a")
     clock.advance(600)
 
     assert _expire(store, older_than_seconds=600) == ([], 0)
     assert store.states([claimed.key]) == [JobState.IN_PROGRESS]
-
-
-def test_age_counts_from_the_last_checkpoint(store: EngineHarness, clock: FakeClock):
-    kept, lost = store.in_progress(b"a", b"b")
-    clock.advance(400)
-    store.checkpoint(Checkpoint(kept.key, None))
-    clock.advance(400)
-
-    _expire(store, older_than_seconds=600)
-
-    assert store.states([kept.key, lost.key]) == [JobState.IN_PROGRESS, JobState.PENDING]
 
 
 def test_time_outs_come_in_slices(store: EngineHarness, clock: FakeClock):
@@ -139,21 +88,6 @@ def test_old_garbage_is_deleted_by_the_time_of_its_end(
     assert store.depths() == {(1, state): 1}
 
 
-def test_garbage_of_one_state_leaves_the_others(store: EngineHarness, clock: FakeClock):
-    [failed] = store.failed(b"a")
-    [done] = store.in_progress(b"b")
-    store.succeed(done.key)
-    [pending] = store.enqueue(b"c")
-    clock.advance(1)
-
-    deleted = store.engine.collect_garbage(
-        "mail", JobState.SUCCEEDED, updated_before_ms=store.now_ms, limit=10
-    )
-
-    assert deleted == 1
-    assert store.states([failed, done.key, pending]) == [JobState.FAILED, None, JobState.PENDING]
-
-
 def test_garbage_goes_in_slices_over_all_priorities(store: EngineHarness, clock: FakeClock):
     store.enqueue(*[Job(b"x", priority=1 + i % 3) for i in range(9)])
     for priority in (1, 2, 3):
@@ -169,18 +103,3 @@ def test_garbage_goes_in_slices_over_all_priorities(store: EngineHarness, clock:
 
     assert sizes == [4, 4, 1, 0]
     assert store.depths() == {}
-
-
-def test_a_job_retried_after_its_end_is_no_garbage(store: EngineHarness, clock: FakeClock):
-    [key] = store.failed(b"a")
-    store.engine.retry_failed(
-        "mail", 1, attempts=1, run_after_ms=store.now_ms, limit=10, now_ms=store.now_ms
-    )
-    clock.advance(1)
-
-    for state in (JobState.SUCCEEDED, JobState.FAILED):
-        assert (
-            store.engine.collect_garbage("mail", state, updated_before_ms=store.now_ms, limit=9)
-            == 0
-        )
-    assert store.states([key, JobKey(1, 1 << 40)]) == [JobState.PENDING, None]
