@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from itertools import takewhile
+from itertools import dropwhile
 from typing import NamedTuple, Protocol
 
 from pinlaterd.engines.base import AckOp, AckResult, Acks, ClaimOp, ClaimRoom, Claims, Requeued
@@ -43,41 +43,68 @@ def local_ids_of(acks: Iterable[Acks]) -> list[int]:
 
 
 def apply_acks(ops: Sequence[AckOp], actions: AckActions) -> list[AckResult]:
-    """Ops that name no job twice commute, and are carried out together: successes, then failures.
-    Otherwise each goes in its turn, and within it each ack where that makes a difference."""
-    acks = _Grouped(ops)
-    if acks.name_no_job_twice():
-        return _together(ops, acks, actions)
-    return [_alone(op, actions) for op in ops]
+    """Acks that name no job twice commute, and are carried out together: successes, then failures.
+    Where jobs are named again, it takes more rounds."""
+    if _name_no_job_twice(ops):
+        return _together(ops, actions)
+    rounds = [_together(part, actions) for part in _rounds(ops)]
+    return [_sum(op, results) for op, results in zip(ops, zip(*rounds, strict=True), strict=True)]
 
 
-class _Grouped:
-    """The acks of ops, by queue and priority."""
-
-    def __init__(self, ops: Sequence[AckOp]) -> None:
-        self.succeeded: defaultdict[_Place, list[Acks]] = defaultdict(list)
-        self.failed: defaultdict[_Place, list[Acks]] = defaultdict(list)
-        for queue, succeeded, failed in ops:
-            for alike in succeeded:
-                self.succeeded[queue, alike[0]].append(alike)
-            for alike in failed:
-                self.failed[queue, alike[0]].append(alike)
-
-    def name_no_job_twice(self) -> bool:
-        for place in self.succeeded.keys() | self.failed.keys():
-            local_ids = local_ids_of((*self.succeeded.get(place, ()), *self.failed.get(place, ())))
-            if len(set(local_ids)) != len(local_ids):
-                return False
-        return True
+def _by_place(queues_and_acks: Iterable[tuple[str, Sequence[Acks]]]) -> dict[_Place, list[Acks]]:
+    found: defaultdict[_Place, list[Acks]] = defaultdict(list)
+    for queue, acks in queues_and_acks:
+        for alike in acks:
+            found[queue, alike[0]].append(alike)
+    return found
 
 
-def _together(ops: Sequence[AckOp], grouped: _Grouped, actions: AckActions) -> list[AckResult]:
+def _name_no_job_twice(ops: Sequence[AckOp]) -> bool:
+    for acks in _by_place((op[0], which) for op in ops for which in op[1:]).values():
+        local_ids = local_ids_of(acks)
+        if len(set(local_ids)) != len(local_ids):
+            return False
+    return True
+
+
+def _rounds(ops: Sequence[AckOp]) -> list[list[AckOp]]:
+    """Each with every op, of whose acks it has those that name a job for the first time, for the
+    second, and so on. Of the acks of one job under one claim only the first can apply: either it
+    ends the claim, or that is not held. The others are in no round."""
+    seen: defaultdict[tuple[str, int, int], list[str | None]] = defaultdict(list)
+    rounds: list[list[tuple[list[Acks], list[Acks]]]] = []
+    for number, op in enumerate(ops):
+        for which, acks in enumerate((op.succeeded, op.failed)):
+            for alike in acks:
+                for local_id in alike.local_ids:
+                    claims = seen[op.queue, alike.priority, local_id]
+                    if alike.claim_descriptor in claims:
+                        continue
+                    if len(claims) == len(rounds):
+                        rounds.append([([], []) for _ in ops])
+                    part = rounds[len(claims)][number][which]
+                    part.append(alike._replace(local_ids=(local_id,)))
+                    claims.append(alike.claim_descriptor)
+    return [
+        [AckOp(op.queue, *part) for op, part in zip(ops, of_round, strict=True)]
+        for of_round in rounds
+    ]
+
+
+def _sum(op: AckOp, results: Sequence[AckResult]) -> AckResult:
+    succeeded = sum(result.succeeded for result in results)
+    failed = sum(result.failed for result in results)
+    requeued = [job for result in results for job in result.requeued]
+    return AckResult(succeeded, failed, op.jobs - succeeded - failed, requeued)
+
+
+def _together(ops: Sequence[AckOp], actions: AckActions) -> list[AckResult]:
     missed: dict[_Place, AbstractSet[int]] = {}
-    for place, acks in grouped.succeeded.items():
+    for place, acks in _by_place((op[0], op[1]) for op in ops).items():
         if lost := actions.succeed(*place, acks):
             missed[place] = lost
     requeued: dict[_Place, Mapping[int, Requeued]] = {}
-    for place, acks in grouped.failed.items():
+    for place, acks in _by_place((op[0], op[2]) for op in ops).items():
         done = actions.fail(*place, acks)
         if done.missed:
             missed[place] = missed.get(place, _NOBODY) | done.missed
@@ -110,53 +137,6 @@ def _result(
     return AckResult(succeeded, failed, op.jobs - succeeded - failed, again)
 
 
-def _alone(op: AckOp, actions: AckActions) -> AckResult:
-    once = _without_repetitions(op)
-    grouped = _Grouped([once])
-    if grouped.name_no_job_twice():
-        [result] = _together([once], grouped, actions)
-    else:
-        result = _ack_by_ack(once, actions)
-    return result._replace(noop=result.noop + op.jobs - once.jobs)
-
-
-def _without_repetitions(op: AckOp) -> AckOp:
-    """Of the acks of one job under one claim only the first can apply: either it ends the claim, or
-    that is not held."""
-    seen: set[tuple[int, int, str | None]] = set()
-
-    def first_of(acks: Sequence[Acks]) -> list[Acks]:
-        firsts = []
-        for alike in acks:
-            local_ids = []
-            for local_id in alike.local_ids:
-                which = (alike.priority, local_id, alike.claim_descriptor)
-                if which not in seen:
-                    seen.add(which)
-                    local_ids.append(local_id)
-            if local_ids:
-                firsts.append(alike._replace(local_ids=local_ids))
-        return firsts
-
-    return AckOp(op.queue, first_of(op.succeeded), first_of(op.failed))
-
-
-def _ack_by_ack(op: AckOp, actions: AckActions) -> AckResult:
-    singles = [AckOp(op.queue, [ack], ()) for ack in _one_by_one(op.succeeded)]
-    singles += [AckOp(op.queue, (), [ack]) for ack in _one_by_one(op.failed)]
-    results = [_together([single], _Grouped([single]), actions)[0] for single in singles]
-    return AckResult(
-        succeeded=sum(result.succeeded for result in results),
-        failed=sum(result.failed for result in results),
-        noop=sum(result.noop for result in results),
-        requeued=[requeued for result in results for requeued in result.requeued],
-    )
-
-
-def _one_by_one(acks: Sequence[Acks]) -> list[Acks]:
-    return [alike._replace(local_ids=(local_id,)) for alike in acks for local_id in alike.local_ids]
-
-
 # --- claims ---------------------------------------------------------------------------------
 
 # More than so much is not read before it is known to fit.
@@ -177,56 +157,69 @@ def fitting_payloads(
     """Of each op, the payloads of the first claims, as many as fit; None: there is no such job.
 
     A job that exists counts, be it PENDING or not."""
+    stored = _Stored(ops, read)
     left, first_of_batch = room.most_bytes, True
-    read = _reading_ahead(ops, min(room.most_bytes, _MOST_AHEAD_BYTES), read)
     found: list[Sequence[Payload | None]] = []
     for op in ops:
         if left <= 0 and not first_of_batch:
             found.append(())
             continue
         payloads: Sequence[Payload | None] = op.payloads
-        if None in payloads:
-            payloads = _with_missing(op, min(left, op.most_bytes), read)
-        held = [payload for payload in payloads if payload]
-        used = sum([len(payload[0]) for payload in held]) + room.job_bytes * len(held)
-        if used > min(left, op.most_bytes):
-            sizes = [len(payload[0]) + room.job_bytes if payload else None for payload in payloads]
-            fitting, used = _fitting(sizes, op, left, first_of_batch=first_of_batch)
-            payloads = payloads[:fitting]
+        used = room.job_bytes * len(payloads) + sum([len(p[0]) for p in payloads if p])
+        if None in payloads or used > min(left, op.most_bytes):
+            payloads, used = _first_fitting(op, room.job_bytes, left, stored, alone=first_of_batch)
         left -= used
         first_of_batch = first_of_batch and not any(payloads)
         found.append(payloads)
     return found
 
 
-def _reading_ahead(ops: Sequence[ClaimOp], most_bytes: int, read: ReadPayloads) -> ReadPayloads:
-    """`read` as it is, but that what several ops lack was read at once, as far as it is small."""
-    missing: defaultdict[_Place, list[Sequence[int]]] = defaultdict(list)
-    for op in ops:
-        for priority, keys, _, given in op.claims:
-            if None in given:
-                pairs = zip(keys, given, strict=True)
-                missing[op.queue, priority].append(
-                    [key[1] for key, payload in pairs if not payload]
-                )
-    known: dict[_Place, dict[int, Payload | None]] = {}
-    for place, of_ops in missing.items():
-        if len(of_ops) > 1:
-            local_ids = [local_id for of_op in of_ops for local_id in of_op]
-            rows = read(*place, local_ids, most_bytes=most_bytes)
-            known[place] = dict(zip(local_ids, rows, strict=False))
+def _first_fitting(
+    op: ClaimOp, job_bytes: int, left: int, stored: _Stored, *, alone: bool
+) -> tuple[list[Payload | None], int]:
+    """The first payloads of `op` that fit, and what they take. `left`: of the batch's room, which
+    has place for the first job if it is `alone` there."""
+    payloads: list[Payload | None] = []
+    used, first = 0, True
+    for priority, keys, _, given in op.claims:
+        for (_, local_id), held in zip(keys, given, strict=True):
+            room = min(left, op.most_bytes) - used
+            payload = held or stored.get((op.queue, priority), local_id, max(0, room))
+            if payload is not None:
+                size = len(payload[0]) + job_bytes
+                if used + size > op.most_bytes and not (first and op.at_least_one):
+                    return payloads, used
+                if used + size > left and not (first and alone):
+                    return payloads, used
+                used += size
+                first = False
+            payloads.append(payload)
+    return payloads, used
 
-    def read_rest(
-        queue: str, priority: int, local_ids: Sequence[int], *, most_bytes: int
-    ) -> Sequence[Payload | None]:
-        of_place = known.get((queue, priority), {})
-        rows = [of_place[local_id] for local_id in takewhile(of_place.__contains__, local_ids)]
-        most_bytes -= sum([len(payload[0]) for payload in rows if payload])
-        if len(rows) < len(local_ids) and (most_bytes > 0 or not any(rows)):
-            rows += read(queue, priority, local_ids[len(rows) :], most_bytes=max(0, most_bytes))
-        return rows
 
-    return read_rest if known else read
+class _Stored:
+    """Payloads that ops lack, read as they are asked for, and those of the next jobs along with
+    them."""
+
+    def __init__(self, ops: Sequence[ClaimOp], read: ReadPayloads) -> None:
+        self._read = read
+        self._known: dict[tuple[_Place, int], Payload | None] = {}
+        self._missing: defaultdict[_Place, dict[int, None]] = defaultdict(dict)  # in order
+        for op in ops:
+            for priority, keys, _, given in op.claims:
+                if None in given:
+                    pairs = zip(keys, given, strict=True)
+                    missing = {key[1]: None for key, payload in pairs if payload is None}
+                    self._missing[op.queue, priority] |= missing
+
+    def get(self, place: _Place, local_id: int, most_bytes: int) -> Payload | None:
+        """They are asked for in the order of the ops; some may be left out."""
+        if (place, local_id) not in self._known:
+            local_ids = list(dropwhile(local_id.__ne__, self._missing[place]))
+            rows = self._read(*place, local_ids, most_bytes=min(most_bytes, _MOST_AHEAD_BYTES))
+            for known, payload in zip(local_ids, rows, strict=False):
+                self._known[place, known] = payload
+        return self._known[place, local_id]
 
 
 def first_claims(op: ClaimOp, count: int) -> Sequence[Claims]:
@@ -243,47 +236,3 @@ def first_claims(op: ClaimOp, count: int) -> Sequence[Claims]:
         first.append(claims)
         count -= jobs
     return first
-
-
-def _fitting(
-    sizes: Sequence[int | None], op: ClaimOp, left: int, *, first_of_batch: bool
-) -> tuple[int, int]:
-    """How many of the first `sizes` fit, and what they take; None: there is no such job.
-
-    `left`: of the batch's room."""
-    used, first = 0, True
-    for at, size in enumerate(sizes):
-        if size is None:
-            continue
-        if used + size > op.most_bytes and not (first and op.at_least_one):
-            return at, used
-        if used + size > left and not (first and first_of_batch):
-            return at, used
-        used += size
-        first = False
-    return len(sizes), used
-
-
-def _with_missing(op: ClaimOp, most_bytes: int, read: ReadPayloads) -> list[Payload | None]:
-    """The payloads of the first claims of `op`: those given, and between them those read, up to
-    about `most_bytes` of bodies, or one."""
-    payloads: list[Payload | None] = []
-    for priority, keys, _, given in op.claims:
-        missing = [
-            key.local_id for key, payload in zip(keys, given, strict=True) if payload is None
-        ]
-        if not missing:
-            payloads += given
-            continue
-        rows = read(op.queue, priority, missing, most_bytes=max(0, most_bytes))
-        stored = iter(rows)
-        for payload in given:
-            if payload is not None:
-                payloads.append(payload)
-                continue
-            try:
-                payloads.append(next(stored))
-            except StopIteration:
-                return payloads
-        most_bytes -= sum([len(row[0]) for row in rows if row is not None])
-    return payloads

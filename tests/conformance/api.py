@@ -3,8 +3,8 @@
 `Deployment` is what an operator would start: `pinlaterd init`, `up` and `down`, real processes
 under supervisord, on free ports in a temporary folder. `Client` speaks to it through Apache
 Thrift's own Python library with code that the Thrift compiler generated from the interface
-file; `Wire` sends what no well-behaved library can be made to send. Nothing here relies on
-pinlaterd's own code, so that a mistake there cannot hide itself.
+file; `Wire` sends what no well-behaved library can be made to send. Neither relies on pinlaterd's
+own code, so that a mistake there cannot hide itself.
 
 The suite runs once for every engine in BACKENDS; a line joins one.
 """
@@ -20,7 +20,6 @@ import struct
 import subprocess
 import sys
 import time
-import urllib.request
 import xmlrpc.client
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -33,7 +32,7 @@ from thrift.protocol.TCompactProtocol import TCompactProtocol
 from thrift.Thrift import TApplicationException, TMessageType
 from thrift.transport import TSocket, TTransport
 
-from tests.deployment import unused_port
+from tests import deployment
 
 REPOSITORY = Path(__file__).parents[2]
 INTERFACE_FILE = REPOSITORY / "thrift" / "pinlater.thrift"
@@ -42,7 +41,6 @@ ADMIN_PASSWORD = "correct horse"
 SOURCE = "conformance:host1"
 HOST = "127.0.0.1"
 SHARDS = 3
-COMMAND_SECONDS = 60.0
 ANSWER_SECONDS = 30.0
 KIB = 1024
 MIB = 1024 * KIB
@@ -418,7 +416,7 @@ class Wire:
         return data
 
 
-class Deployment:
+class Deployment(deployment.Deployment):
     """One service in a folder of its own. `store`: the settings of a shard that say where it
     keeps its jobs, beside its engine."""
 
@@ -429,11 +427,10 @@ class Deployment:
         folder: Path,
         store: Mapping[str, object],
     ) -> None:
+        super().__init__(folder)
         self.api = api
-        self.folder = folder
         self.shard_settings = {"engine": backend.engine, **store}
-        self.port, self.stats_port = unused_port(), unused_port()
-        _run(
+        self.command(
             "init", str(folder), "--engine", backend.engine, "--shards", str(SHARDS),
             "--port", str(self.port), "--stats-port", str(self.stats_port),
         )  # fmt: skip
@@ -460,13 +457,7 @@ class Deployment:
             wanted.setdefault(name, {}).update(settings)
         path.write_text(json.dumps({"shards": wanted}))
 
-    def up(self) -> None:
-        _run("up", str(self.folder))
-
-    def down(self) -> None:
-        _run("down", str(self.folder))
-
-    def client(self, **options: Any) -> Client:
+    def client(self, **options: Any) -> Client:  # type: ignore[override]
         return Client(self.api, self.port, **options)
 
     def wire(self) -> Wire:
@@ -474,19 +465,12 @@ class Deployment:
 
     def counter(self, name: str) -> int:
         """Of the whole server; processes report once a second."""
-        url = f"http://{HOST}:{self.stats_port}/stats.json"
-        with urllib.request.urlopen(url, timeout=ANSWER_SECONDS) as answer:
-            return int(json.load(answer)["counters"].get(name, 0))
+        return int(self.stats()["counters"].get(name, 0))
 
     def logs(self) -> str:
         """What the processes have logged so far."""
         paths = (self.folder / "run" / "log").glob("*.log")
         return "".join(path.read_text(errors="replace") for path in paths)
-
-    def pids(self) -> dict[str, int]:
-        """By program, of those that run."""
-        infos = self._supervisor.getAllProcessInfo()
-        return {info["name"]: info["pid"] for info in infos if info["pid"]}
 
     def stop(self, program: str) -> None:
         self._supervisor.stopProcess(program)
@@ -501,8 +485,9 @@ def running(deployment: Deployment) -> Iterator[Deployment]:
     try:
         deployment.up()
         yield deployment
-    finally:
         deployment.down()
+    finally:
+        deployment.destroy()
 
 
 def shard_of(descriptor: str) -> str:
@@ -531,17 +516,3 @@ def claimed(response: Any) -> dict[str, Claimed]:
         )
         for descriptor, body in jobs.items()
     }
-
-
-def _run(*arguments: str) -> None:
-    done = subprocess.run(
-        [*PINLATERD, *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=COMMAND_SECONDS,
-        check=False,
-        cwd=REPOSITORY,
-    )
-    assert done.returncode == 0, f"pinlaterd {' '.join(arguments)}: {done.stdout}"

@@ -97,33 +97,31 @@ def test_woken_by_a_timed_out_claim(client: Client, waiter):
     assert waiting.result()[descriptor].remaining == 1
 
 
-def test_woken_by_a_failed_ack(client: Client, queue, waiter):
-    (descriptor,) = client.enqueue(queue, b"job")
-    client.dequeue(queue)
-    waiting = waiter(queue)
-
+def fail(client: Client, queue: str, descriptor: str) -> None:
     client.ack(queue, failed=[descriptor])
 
-    assert waiting.result()[descriptor].remaining == 1
+
+def send_back(client: Client, queue: str, descriptor: str) -> None:
+    client.checkpoint(queue, client.checkpoint_of(descriptor, moveToPending=True))
 
 
-def test_woken_by_a_checkpoint(client: Client, queue, waiter):
+def fail_for_good_and_retry(client: Client, queue: str, descriptor: str) -> None:
+    client.checkpoint(queue, client.checkpoint_of(descriptor, numOfAttemptsAllowed=1))
+    client.ack(queue, failed=[descriptor])
+    assert client.retry_failed(queue) == 1
+
+
+@pytest.mark.parametrize(
+    ("wake", "remaining"), [(fail, 1), (send_back, 2), (fail_for_good_and_retry, 1)]
+)
+def test_woken_by_a_job_that_is_pending_again(client: Client, queue, waiter, wake, remaining):
     (descriptor,) = client.enqueue(queue, b"job")
     client.dequeue(queue)
     waiting = waiter(queue)
 
-    client.checkpoint(queue, client.checkpoint_of(descriptor, moveToPending=True))
+    wake(client, queue, descriptor)
 
-    assert waiting.result()[descriptor].remaining == 2
-
-
-def test_woken_by_a_retry(client: Client, queue, waiter):
-    (descriptor,) = client.fail_for_good(queue, client.job(b"job", numAttemptsAllowed=1))
-    waiting = waiter(queue)
-
-    client.retry_failed(queue)
-
-    assert waiting.result().keys() == {descriptor}
+    assert waiting.result()[descriptor].remaining == remaining
 
 
 @pytest.mark.parametrize("max_wait_ms", [300, LONG_MS])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import pickle
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -14,67 +14,28 @@ from pinlaterd.engines.base import ScanAfter, Search, Searcher, StoredJob
 from pinlaterd.model import Job, JobKey, JobState
 from tests.conformance.engine.harness import EngineHarness
 
-NEVER = math.inf
-
 
 class Searching:
-    """A searcher with the arguments that most tests do not care for."""
+    """Searches in the queue of the tests, at priority 1 unless others are named."""
 
     def __init__(self, searcher: Searcher, clock: FakeClock) -> None:
-        self.searcher = searcher
-        self.clock = clock
+        self._searcher = searcher
+        self._clock = clock
 
-    def count(
-        self,
-        state: JobState = JobState.PENDING,
-        *,
-        priority: int = 1,
-        future: bool = False,
-        limit: int = 100_000,
-        regex: str | None = None,
-        deadline: float = NEVER,
-    ) -> int:
-        search = self._search(state, future, limit, regex, deadline)
-        return self.searcher.count(search._replace(priorities=[priority]))
+    def _search(self, state: JobState, regex: str | None = None, **fields: Any) -> Search:
+        return Search("mail", state, now_ms=self._clock.now_ms(), body_regex=regex, **fields)
 
-    def scan(
-        self,
-        state: JobState = JobState.PENDING,
-        *,
-        priorities: Sequence[int] = (1, 2, 3),
-        future: bool = False,
-        after: ScanAfter | None = None,
-        limit: int = 100,
-        regex: str | None = None,
-        deadline: float = NEVER,
-    ) -> Sequence[StoredJob]:
-        search = self._search(state, future, limit, regex, deadline)
-        return self.searcher.scan(search._replace(priorities=priorities, after=after))
+    def count(self, state: JobState = JobState.PENDING, **fields: Any) -> int:
+        return self._searcher.count(self._search(state, **{"future": False, **fields}))
+
+    def scan(self, state: JobState = JobState.PENDING, **fields: Any) -> Sequence[StoredJob]:
+        defaults = {"future": False, "priorities": (1, 2, 3), "limit": 100}
+        return self._searcher.scan(self._search(state, **{**defaults, **fields}))
 
     def find(
-        self,
-        regex: str,
-        state: JobState = JobState.PENDING,
-        *,
-        priority: int = 1,
-        limit: int = 100,
-        deadline: float = NEVER,
+        self, regex: str, state: JobState = JobState.PENDING, **fields: Any
     ) -> Sequence[JobKey]:
-        search = self._search(state, None, limit, regex, deadline)
-        return self.searcher.find(search._replace(priorities=[priority]))
-
-    def _search(
-        self, state: JobState, future: bool | None, limit: int, regex: str | None, deadline: float
-    ) -> Search:
-        return Search(
-            "mail",
-            state,
-            limit=limit,
-            future=future,
-            now_ms=self.clock.now_ms(),
-            body_regex=regex,
-            deadline=deadline,
-        )
+        return self._searcher.find(self._search(state, regex, **{"limit": 100, **fields}))
 
 
 @pytest.fixture
@@ -118,8 +79,8 @@ def test_counts_are_by_state_priority_and_time(
 
     assert search.count(state) == 2
     assert search.count(state, future=True) == 3
-    assert search.count(state, priority=2) == 1
-    assert search.count(state, priority=3) == 0
+    assert search.count(state, priorities=[2]) == 1
+    assert search.count(state, priorities=[3]) == 0
     assert [search.count(each) for each in JobState if each is not state] == [0, 0, 0]
 
 
@@ -229,7 +190,7 @@ def test_a_find_takes_jobs_whatever_their_time(store: EngineHarness, search: Sea
 
     assert set(search.find("body")) == set(keys)
     assert len(search.find("body", limit=1)) == 1
-    assert list(search.find("body", priority=2)) == []
+    assert list(search.find("body", priorities=[2])) == []
 
 
 # --- the searcher itself --------------------------------------------------------------------
