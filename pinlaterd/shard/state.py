@@ -80,18 +80,20 @@ class QueueFacts:
         return JobKey(parsed.priority, parsed.local_id)
 
 
+_CLAIMS_OF_A_SHARD = 10**12  # three years of 10,000 a second, within one ownership
+
+
 class ClaimDescriptors:
     """`HOST:PORT:STARTMILLIS:SOURCE:COUNTER`, no two of them alike.
 
     START differs from every other ownership of this shard. Other shards of this server may begin
-    in the same millisecond: each counts through numbers of its own, `position` modulo `shards`.
+    in the same millisecond: each has numbers of its own, by its `position` among them. They count
+    up without gaps, so that a store may keep those of many jobs as one.
     """
 
-    def __init__(
-        self, server: ServerSettings, start_ms: int, *, position: int, shards: int
-    ) -> None:
+    def __init__(self, server: ServerSettings, start_ms: int, *, position: int) -> None:
         self._head = f"{server.advertised_host}:{server.port}:{start_ms}:"
-        self.counter = count(position, max(1, shards))
+        self.counter = count(position * _CLAIMS_OF_A_SHARD)
 
     def take(self, source: str, number: int) -> list[str]:
         """So many for claims of `source`."""
@@ -146,7 +148,7 @@ class ShardState:
             max_run_after_ms=engine.limits.run_after_ms,
         )
         self.replies = Replies()
-        self.claim_descriptors = ClaimDescriptors(server, 0, position=0, shards=1)
+        self.claim_descriptors = ClaimDescriptors(server, 0, position=0)
         self.changed: set[str] = set()  # queues whose depths or figures may have changed
         self.touched: set[str] = set()  # queues whose ready counts may have changed, or are gone
         self.suspects: set[str] = set()  # queues that a foreign writer seems to change
@@ -166,10 +168,7 @@ class ShardState:
         self.clear()
         shards = sorted({*self.config.shards, self.name})
         self.claim_descriptors = ClaimDescriptors(
-            self.config.server,
-            incarnation,
-            position=shards.index(self.name),
-            shards=len(shards),
+            self.config.server, incarnation, position=shards.index(self.name)
         )
 
     def clear(self) -> None:
