@@ -6,9 +6,9 @@
     connection.py  one connection: its session's settings, its patience
     faults.py      the driver's exceptions as pinlaterd's own
     tables.py      what the tables of a queue can hold, ours and PinLater's; making, counting them
-    statements.py  UPDATE, DELETE and SELECT of many jobs at once, by primary key
-    ownership.py   the server's lock that makes an owner; how a COMMIT ended that was cut off
-    store.py       the owning connection: ownership, transactions, ids
+    statements.py  UPDATE and SELECT of many jobs at once, by primary key
+    transaction.py one transaction: its statements in packets; how a COMMIT ended that was cut off
+    store.py       the owning connection: the server's lock that makes an owner, ids, transactions
     batch.py       what `apply` does within its one transaction
     engine.py      MysqlEngine: the StorageEngine contract
     searcher.py    MysqlSearcher: counts and scans on a read-only connection in another process

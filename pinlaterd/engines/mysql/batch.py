@@ -35,7 +35,6 @@ from pinlaterd.engines.batches import (
     local_ids_of,
 )
 from pinlaterd.engines.mysql.literals import LATEST_MS, STATUS_CHARS, escaped, pieces, quote_bytes
-from pinlaterd.engines.mysql.ownership import claimed_job
 from pinlaterd.engines.mysql.statements import (
     LISTED_IDS,
     RUN_AFTER_MS,
@@ -47,7 +46,7 @@ from pinlaterd.engines.mysql.statements import (
 )
 from pinlaterd.engines.mysql.store import Store
 from pinlaterd.engines.mysql.tables import Table
-from pinlaterd.engines.mysql.transaction import Transaction
+from pinlaterd.engines.mysql.transaction import Transaction, claimed_job
 from pinlaterd.model import Job, JobKey, JobState, Payload, PendingKey, claim_source
 
 

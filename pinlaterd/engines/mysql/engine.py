@@ -143,9 +143,7 @@ class MysqlEngine(Store, StorageEngine):
     def read_pending(
         self, queue: str, priority: int, *, after: PendingKey | None, until_ms: int, limit: int
     ) -> Sequence[PendingKey]:
-        table = self._table(queue, priority)
-        if table is None:
-            return []
+        table = self.tables.of(queue)[priority]
         at, run_after = table.ready.column, table.run_after
         head = b"SELECT %b, local_id FROM %b%b WHERE state = 0 AND " % (
             in_ms(at),
@@ -174,9 +172,7 @@ class MysqlEngine(Store, StorageEngine):
     def payloads(
         self, queue: str, priority: int, local_ids: Sequence[int], *, most_bytes: int
     ) -> Sequence[Payload | None]:
-        table = self._table(queue, priority)
-        if table is None:
-            return [None] * len(local_ids)
+        table = self.tables.of(queue)[priority]
         with self.reading():
             return read_payloads(self.db.rows, table, local_ids, most_bytes=most_bytes)
 
@@ -218,23 +214,15 @@ class MysqlEngine(Store, StorageEngine):
                 if jobs:
                     found.append(Finding(queue, "jobs in a state that does not exist", jobs))
                     if repair:
-                        statement = b"UPDATE " + table.name + b" SET state = 0" + where
-                        self._run(statement)
+                        with self.guarded():
+                            self.db.execute(b"UPDATE " + table.name + b" SET state = 0" + where)
         return found
 
-    def _run(self, statement: bytes) -> None:
-        self.transact(0, lambda tx: tx.run(statement))
-
     def oldest_failed(self, queue: str, priority: int, *, limit: int) -> Sequence[int]:
-        table = self._table(queue, priority)
-        if table is None:
-            return []
+        table = self.tables.of(queue)[priority]
         with self.reading():
             rows = self.db.rows(_oldest_failed(table, UPDATED_AT_MS, limit))
         return [updated_at_ms for (updated_at_ms,) in rows]
-
-    def _table(self, queue: str, priority: int) -> Table | None:
-        return self.tables.of(queue).get(priority)
 
     # --- writes in slices --------------------------------------------------------------------
 
@@ -248,9 +236,7 @@ class MysqlEngine(Store, StorageEngine):
         limit: int,
         now_ms: int,
     ) -> Sequence[Requeued]:
-        table = self._table(queue, priority)
-        if table is None:
-            return []
+        table = self.tables.of(queue)[priority]
 
         def retry(tx: Transaction) -> list[int]:
             statement = _oldest_failed(table, b"local_id", limit) + b" FOR UPDATE"
@@ -271,9 +257,7 @@ class MysqlEngine(Store, StorageEngine):
     def delete_jobs(
         self, queue: str, state: JobState, priority: int, *, limit: int
     ) -> Sequence[JobKey]:
-        table = self._table(queue, priority)
-        if table is None:
-            return []
+        table = self.tables.of(queue)[priority]
         at, index = table.order(state)
         statement = b"SELECT local_id FROM %b%b WHERE state = %d ORDER BY %b, local_id LIMIT %d" % (
             table.name,
@@ -293,11 +277,10 @@ class MysqlEngine(Store, StorageEngine):
         def delete_those(tx: Transaction) -> set[JobKey]:
             found: set[JobKey] = set()
             for priority, local_ids in by_priority.items():
-                table = self._table(queue, priority)
-                if table is not None:
-                    statements = select(table, b"local_id", local_ids, state)
-                    deleted = _delete(tx, queue, table, state, statements)
-                    found.update(JobKey(priority, local_id) for local_id in deleted)
+                table = self.tables.of(queue)[priority]
+                statements = select(table, b"local_id", local_ids, state)
+                deleted = _delete(tx, queue, table, state, statements)
+                found.update(JobKey(priority, local_id) for local_id in deleted)
             return found
 
         found = self.transact(0, delete_those)

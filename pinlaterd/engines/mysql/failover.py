@@ -29,8 +29,7 @@ from pinlaterd.engines.failover import (
     ServerFacts,
     Step,
 )
-from pinlaterd.engines.mysql.literals import owner_database, quote_name
-from pinlaterd.engines.mysql.ownership import lock_name
+from pinlaterd.engines.mysql.literals import lock_name, owner_database, quote_name
 from pinlaterd.engines.mysql.replication import (
     Position,
     ReplicaStatus,

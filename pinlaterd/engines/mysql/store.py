@@ -1,16 +1,21 @@
 """The owning connection and what the engine keeps in memory about its shard.
 
-The lock that makes an owner (ownership.py) belongs to the connection that writes; the server ends
-both when it has heard nothing for `lease_seconds`. So a process that was frozen or cut off has lost
-the power to write together with the lock, and finds out with its next statement: a lost connection
-is lost ownership. It is never replaced silently; the store refuses everything until it is opened
-again, and looks then who owns the shard now.
+The server's lock `pinlaterd:<shard>` makes an owner: the connection that holds it, and writes,
+owns the shard. The server ends both when it has heard nothing for `lease_seconds`, and with them
+whatever transaction was under way. So a process that was frozen or cut off has lost the power to
+write together with the lock, and finds out with its next statement; and whoever gets the lock next
+knows that nothing of its predecessor is under way. A lost connection is never replaced silently:
+the store refuses everything until it is opened again, and looks then who owns the shard now.
+
+All of this takes for granted that a connection of ours is one connection of the server, from its
+beginning to its end. A proxy that passes bytes on keeps to that; one that multiplexes (hands each
+transaction to any connection that it has) does not, and no shard may be behind it.
 
 `Store.transact` is the only way to write jobs: one durable transaction. What is mirrored in memory
 (queues, depths, the mark of local ids) changes only once it has been committed. Of a transaction
 whose connection is lost before its COMMIT nothing is kept. If it is lost within the COMMIT, another
 connection takes the lock: then the transaction has ended, nobody has written since, and what it
-changed last (ownership.py) tells how it ended.
+changed last (`CommitProbe`) tells how it ended.
 """
 
 from __future__ import annotations
@@ -39,12 +44,12 @@ from pinlaterd.engines.mysql.faults import (
     leaves_doubt,
     storage_error,
 )
-from pinlaterd.engines.mysql.literals import limits_of, owner_database, quote_name, quote_text
-from pinlaterd.engines.mysql.ownership import (
-    CommitProbe,
-    OwnerLock,
-    remembered,
-    was_committed,
+from pinlaterd.engines.mysql.literals import (
+    limits_of,
+    lock_name,
+    owner_database,
+    quote_name,
+    quote_text,
 )
 from pinlaterd.engines.mysql.tables import (
     ShardTables,
@@ -52,9 +57,16 @@ from pinlaterd.engines.mysql.tables import (
     create_database,
     create_table,
 )
-from pinlaterd.engines.mysql.transaction import Transaction, UnexpectedRows
+from pinlaterd.engines.mysql.transaction import (
+    CommitProbe,
+    Transaction,
+    UnexpectedRows,
+    remembered,
+    was_committed,
+)
 from pinlaterd.errors import (
     QueueGone,
+    ShardOwned,
     StorageError,
     StorageLocked,
     StorageNotCommitted,
@@ -65,6 +77,10 @@ T = TypeVar("T")
 
 # Local ids are marked as used ahead in blocks, so that a commit seldom writes the mark.
 _RESERVED_IDS = 10_000
+# A server takes a moment to notice that a process that was killed has gone.
+_WAIT_SECONDS = 1
+# How often the owner's lock is found taken, and then free, before that counts as a failure.
+_LOCK_ATTEMPTS = 3
 # An answer to how a lost COMMIT ended may take this part of what others may take: together they end
 # before the callers' time does, which is twice that of one answer.
 _LOOK_UP_PART = 0.5
@@ -73,6 +89,54 @@ _ATTEMPTS = 4
 # After one in which jobs were not as expected, so many look first: where claims time out often, a
 # late ack would make every batch be done twice.
 _CAREFUL_TRANSACTIONS = 20
+
+
+class OwnerLock:
+    """One shard's lock, and which connection of this process had it last."""
+
+    def __init__(self, shard: str, server: Server) -> None:
+        self._name = lock_name(shard)
+        self._where = f"shard {shard} in {server}"
+        self._last_holder = 0  # as the server numbers connections
+
+    def take(self, db: Connection) -> None:
+        """Make `db` the owner. A connection of ours that holds the lock still, because the server
+        has not heard of its end or is at work for it, is ended. The driver's faults are passed on.
+
+        Raises ShardOwned while another process holds it; StorageError if it can't be had yet."""
+        name = quote_text(self._name)
+        for attempt in range(1 + _LOCK_ATTEMPTS):
+            with db.patiently(_WAIT_SECONDS):
+                wait = b"SELECT GET_LOCK(%b, %d)" % (name, _WAIT_SECONDS if attempt else 0)
+                [[locked]] = db.rows(wait)
+            [[holder]] = db.rows(b"SELECT IS_USED_LOCK(%b)" % name)
+            if locked == 1 and holder is not None:
+                self._last_holder = int(holder)
+                return
+            if holder is not None and attempt:
+                raise self._held_by(int(holder))
+            if holder is not None and holder == self._last_holder:
+                with contextlib.suppress(*FAULTS):  # it may have ended by now
+                    db.execute(b"KILL CONNECTION %d" % holder)
+        raise StorageError(
+            f"{self._where}: the lock {self._name!r} is free and can't be had; it is tried again. "
+            "If a proxy is between, it must not multiplex connections"
+        )
+
+    def _held_by(self, holder: int) -> StorageError:
+        if holder == self._last_holder:
+            return StorageError(
+                f"{self._where}: connection {holder} of that server, which was ours, still holds "
+                f"the lock {self._name!r}; it is waited for"
+            )
+        return ShardOwned(
+            f"{self._where}: connection {holder} of that server holds the lock {self._name!r}: "
+            "another process owns this shard"
+        )
+
+    def release(self, db: Connection) -> None:
+        """A server that is busy may see much later that a connection has been closed."""
+        db.execute(b"DO RELEASE_LOCK(" + quote_text(self._name) + b")")
 
 
 class Store:

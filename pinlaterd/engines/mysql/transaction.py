@@ -4,14 +4,64 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from pinlaterd.engines.mysql.connection import Connection
-from pinlaterd.engines.mysql.literals import pieces
-from pinlaterd.engines.mysql.ownership import CommitProbe, moved_job
+from pinlaterd.engines.mysql.literals import pieces, quote_text
 from pinlaterd.engines.mysql.statements import LISTED_IDS, Each, by_ids, select, update
 from pinlaterd.engines.mysql.tables import Table
+from pinlaterd.errors import StorageError
 from pinlaterd.model import JobState
+
+
+class CommitProbe(NamedTuple):
+    """What tells whether a transaction was committed whose connection was lost: the last thing that
+    it changed. It was committed as a whole or not at all, and nobody but the owner writes.
+
+    `statement` reads one number: `after` once it was committed, else `before`. None: no row."""
+
+    statement: bytes
+    before: int | None
+    after: int | None
+
+
+def moved_job(
+    table: Table, local_id: int, before: JobState | None, after: JobState | None
+) -> CommitProbe:
+    """A job that changed from one state to another; None: not there."""
+    statement = b"SELECT state FROM %b WHERE local_id = %d" % (table.name, local_id)
+    return CommitProbe(statement, before, after)
+
+
+def claimed_job(table: Table, local_id: int, claim_descriptor: str) -> CommitProbe:
+    """A claim. No two are alike, so it is told from one that ended within the same transaction."""
+    statement = b"SELECT state = 1 AND claim_descriptor <=> %b FROM %b WHERE local_id = %d" % (
+        quote_text(table.claim(claim_descriptor)),
+        table.name,
+        local_id,
+    )
+    return CommitProbe(statement, 0, 1)
+
+
+def remembered(table: bytes, name: str, value: int) -> CommitProbe:
+    """A value that the owner's table did not have before."""
+    statement = b"SELECT COUNT(*) FROM %b WHERE name = %b AND value = %d" % (
+        table,
+        quote_text(name),
+        value,
+    )
+    return CommitProbe(statement, 0, 1)
+
+
+def was_committed(db: Connection, probe: CommitProbe) -> bool:
+    """To be asked by the owner once the transaction has ended. The driver's faults are passed on.
+
+    Raises StorageError if somebody else has changed what would tell."""
+    rows = db.rows(probe.statement)
+    found = int(rows[0][0]) if rows else None
+    if found not in (probe.before, probe.after):
+        raise StorageError("somebody else has changed the job that would tell")
+    return found == probe.after
 
 
 class UnexpectedRows(Exception):

@@ -26,6 +26,11 @@ def _enqueue(store: EngineHarness, _running: Claimed) -> object:
     return [key.priority for key in store.enqueue(b"new", Job(b"low", priority=2))]
 
 
+def _enqueue_alone(store: EngineHarness, _running: Claimed) -> object:
+    """One statement, which is its own commit."""
+    return len(store.enqueue(b"new"))
+
+
 def _claim(store: EngineHarness, _running: Claimed) -> object:
     return [claimed.body for claimed in store.claim()]
 
@@ -78,6 +83,7 @@ def _delete(store: EngineHarness, _running: Claimed) -> object:
 
 WRITES: dict[Write, object] = {
     _enqueue: [1, 2],
+    _enqueue_alone: 1,
     _claim: [b"pending"],
     _succeed: 1,
     _fail: 1,
@@ -118,7 +124,8 @@ def test_what_was_kept_is_told_as_done_and_what_was_not_as_not_done(
     result: object,
 ):
     before = _all_jobs(stranger, shard)
-    proxy.cut_at(COMMIT, Cut.BEFORE)
+    commit = b"INSERT" if write is _enqueue_alone else COMMIT
+    proxy.cut_at(commit, Cut.BEFORE)
     with pytest.raises(StorageNotCommitted, match="was not kept"):
         write(behind_proxy, running)
     assert proxy.cuts == 1
@@ -126,7 +133,7 @@ def test_what_was_kept_is_told_as_done_and_what_was_not_as_not_done(
     assert _all_jobs(stranger, shard) == before
     behind_proxy.reopen()
 
-    proxy.cut_at(COMMIT, Cut.AFTER)
+    proxy.cut_at(commit, Cut.AFTER)
     assert write(behind_proxy, running) == result
     wait_until(lambda: proxy.cuts == 2)
     assert behind_proxy.engine.trouble
@@ -152,7 +159,7 @@ def test_an_owner_that_is_cut_off_while_it_takes_over_does_so_the_next_time(
     keys = behind_proxy.enqueue(b"a")
     behind_proxy.engine.close()
     engine = behind_proxy.engine = behind_proxy.make()
-    proxy.cut_at(COMMIT, Cut.BEFORE)
+    proxy.cut_at(b"REPLACE", Cut.BEFORE)
 
     with pytest.raises(StorageError):
         engine.open(clock.now_ms())
@@ -185,7 +192,7 @@ def test_a_network_that_swallows_the_commit_is_asked_around(
         lambda: new_engine(port=proxy.port, lease_seconds=3600, answer_seconds=1), clock
     )
     store.engine.create_queue(QUEUE, store.now_ms)
-    proxy.cut_at(COMMIT, Cut.SILENCE)
+    proxy.cut_at(b"INSERT", Cut.SILENCE)
     began = time.monotonic()
 
     with pytest.raises(StorageNotCommitted, match=r"timed out.*was not kept"):
