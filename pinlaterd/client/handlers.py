@@ -99,12 +99,8 @@ class QueueHandler:
         """What becomes of a job whose handler raised `error`; `text` as for `outcomes.raised`."""
         if job.lost:
             return LOST
-        becomes = partial(
-            raised,
-            attempt=job.attempt,
-            is_last=job.attempts_remaining <= 1,
-            retries=self.retries,
-        )
+        is_last = job.attempts_remaining <= 1
+        becomes = partial(raised, attempt=job.attempt, is_last=is_last, retries=self.retries)
         try:
             outcome = becomes(error, text=text)
         except Exception as mistake:  # as in a subclass of Retry that forgets its base
@@ -191,49 +187,38 @@ def _check(handler: QueueHandler) -> None:
         raise ValueError(f"{what}: a queue's name holds letters, digits and underscores only")
     if handler.concurrency is not None and handler.concurrency < 1:
         raise ValueError(f"{what}: concurrency must be at least 1, got {handler.concurrency}")
-    _check_run_in(what, handler)
-    _check_time_limit(what, handler)
-    _check_retries(what, handler.retries)
-
-
-def _check_run_in(what: str, handler: QueueHandler) -> None:
-    if handler.run_in not in get_args(RunIn):
-        allowed = ", ".join(map(repr, get_args(RunIn)))
-        raise ValueError(f"{what}: run_in={handler.run_in!r}: expected one of {allowed}")
-    if _is_async(handler.function) and handler.run_in != "tasks":
-        raise ValueError(
-            f"{what}: run_in={handler.run_in!r}: an `async def` runs in tasks; what is to run in "
-            f"{handler.run_in} is a plain function, which may call asyncio.run"
-        )
-    if handler.run_in == "tasks" and not _is_async(handler.function):
-        raise ValueError(
-            f"{what}: run_in='tasks': a plain function would hold up all the others; "
-            "make it `async def`"
-        )
-
-
-def _check_time_limit(what: str, handler: QueueHandler) -> None:
-    if handler.time_limit_seconds is None:
-        return
-    if not handler.time_limit_seconds > 0:
-        raise ValueError(
-            f"{what}: time_limit_seconds must be above 0, got {handler.time_limit_seconds}"
-        )
-    if handler.run_in == "threads":
+    _check_run_in(f"{what}: run_in={handler.run_in!r}", handler)
+    limit_seconds = handler.time_limit_seconds
+    if limit_seconds is not None and not limit_seconds > 0:
+        raise ValueError(f"{what}: time_limit_seconds must be above 0, got {limit_seconds}")
+    if limit_seconds is not None and handler.run_in == "threads":
         raise ValueError(
             f"{what}: time_limit_seconds: a thread can't be ended; make the function `async def`, "
             'or run it with run_in="processes"'
         )
-
-
-def _check_retries(what: str, retries: Retries) -> None:
-    policies = retries.values() if isinstance(retries, Mapping) else [retries]
-    for policy in policies:
+    retries = handler.retries
+    for policy in retries.values() if isinstance(retries, Mapping) else [retries]:
         if not callable(policy):
             raise TypeError(
                 f"{what}: retry: {policy!r} is no policy; expected one like exponential(1), or "
                 "{ExceptionClass: policy}"
             )
+
+
+def _check_run_in(what: str, handler: QueueHandler) -> None:
+    if handler.run_in not in get_args(RunIn):
+        allowed = ", ".join(map(repr, get_args(RunIn)))
+        raise ValueError(f"{what}: expected one of {allowed}")
+    is_async = _is_async(handler.function)
+    if is_async and handler.run_in != "tasks":
+        raise ValueError(
+            f"{what}: an `async def` runs in tasks; what is to run in {handler.run_in} is a plain "
+            "function, which may call asyncio.run"
+        )
+    if handler.run_in == "tasks" and not is_async:
+        raise ValueError(
+            f"{what}: a plain function would hold up all the others; make it `async def`"
+        )
 
 
 def _is_async(function: Callable[[RunningJob], object]) -> bool:

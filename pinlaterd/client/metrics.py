@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from wsgiref.simple_server import WSGIRequestHandler
 
@@ -35,29 +35,15 @@ _SILENCE_SECONDS = 10.0
 
 log = logging.getLogger(__name__)
 
-_Family = type[GaugeMetricFamily] | type[CounterMetricFamily]
-_FIGURES: Sequence[tuple[_Family, str, str, Callable[[LaneFacts], float]]] = (
-    (GaugeMetricFamily, "concurrency", "Jobs that may run at a time.", lambda f: f.concurrency),
-    (GaugeMetricFamily, "jobs_running", "Jobs that run now.", lambda f: f.running),
-    (
-        GaugeMetricFamily,
-        "jobs_waiting",
-        "Jobs that are claimed and not begun.",
-        lambda f: f.waiting,
-    ),
-    (CounterMetricFamily, "dequeues", "Dequeues.", lambda f: f.dequeues),
-    (
-        CounterMetricFamily,
-        "dequeue_errors",
-        "Dequeues that failed, and were repeated.",
-        lambda f: f.dequeue_errors,
-    ),
-    (
-        CounterMetricFamily,
-        "claims_lost",
-        "Claims that ended before their jobs did.",
-        lambda f: f.claims_lost,
-    ),
+_GAUGE, _COUNTER = GaugeMetricFamily, CounterMetricFamily
+# Each is a field of LaneFacts.
+_FIGURES = (
+    (_GAUGE, "concurrency", "concurrency", "Jobs that may run at a time."),
+    (_GAUGE, "jobs_running", "running", "Jobs that run now."),
+    (_GAUGE, "jobs_waiting", "waiting", "Jobs that are claimed and not begun."),
+    (_COUNTER, "dequeues", "dequeues", "Dequeues."),
+    (_COUNTER, "dequeue_errors", "dequeue_errors", "Dequeues that failed, and were repeated."),
+    (_COUNTER, "claims_lost", "claims_lost", "Claims that ended before their jobs did."),
 )
 
 
@@ -93,10 +79,10 @@ class WorkerMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         lanes = self._worker.lanes()
-        for family, name, about, value in _FIGURES:
+        for family, name, field, about in _FIGURES:
             metric = family(_PREFIX + name, about, labels=["queue"])
             for facts in lanes:
-                metric.add_metric([facts.queue], value(facts))
+                metric.add_metric([facts.queue], getattr(facts, field))
             yield metric
         yield _endings(lanes)
         yield _run_seconds(lanes)

@@ -229,24 +229,19 @@ def never(_attempt: int, _error: BaseException) -> None:
 DEFAULT_POLICY = exponential(1, most=300)
 
 
-def policy_for(error: BaseException, retries: Retries) -> RetryPolicy:
-    """The policy of the error's class, or of the nearest base class that has one."""
-    if not isinstance(retries, Mapping):
-        return retries
-    for kind in type(error).__mro__:
-        if kind in retries:
-            return retries[kind]
-    return DEFAULT_POLICY
-
-
 def delay_after(error: BaseException, attempt: int, retries: Retries) -> float | None:
-    """Seconds until the next attempt, or None for no further one.
+    """Seconds until the next attempt, or None for no further one, by the policy of the error's
+    class, or of the nearest base class that has one.
 
     A policy that fails, or returns what is no delay, is logged, and the default takes its place:
     the error that it was asked about must not be hidden by one of its own.
     """
     try:
-        seconds = policy_for(error, retries)(attempt, error)
+        policy = retries
+        if isinstance(policy, Mapping):
+            kinds = (kind for kind in type(error).__mro__ if kind in policy)
+            policy = policy.get(next(kinds, BaseException), DEFAULT_POLICY)
+        seconds = policy(attempt, error)
         if seconds is None:
             return None
         _check("delay", seconds)
@@ -269,8 +264,7 @@ class Retry(Exception):
 
     def __init__(self, delay_seconds: float | None = None, status: str = "") -> None:
         super().__init__(delay_seconds, status)
-        if delay_seconds is not None:
-            _check_delay(delay_seconds)
+        _check_delay(delay_seconds)
         _check_type("status", status, str)
         self.delay_seconds = delay_seconds
         self.status = status
@@ -308,17 +302,13 @@ class Later(Exception):
         super().__init__(delay_seconds, run_after_ms, body, status, attempts)
         if (delay_seconds is None) == (run_after_ms is None):
             raise ValueError("Later: expected either delay_seconds or run_after_ms")
-        if delay_seconds is not None:
-            _check_delay(delay_seconds)
-        if run_after_ms is not None:
-            _check_type("run_after_ms", run_after_ms, int)
-        if body is not None:
-            _check_type("body", body, bytes)
+        _check_delay(delay_seconds)
+        _check_type("run_after_ms", run_after_ms, int, optional=True)
+        _check_type("body", body, bytes, optional=True)
         _check_type("status", status, str)
-        if attempts is not None:
-            _check_type("attempts", attempts, int)
-            if attempts < 1:
-                raise ValueError(f"attempts: expected at least 1, got {attempts}")
+        _check_type("attempts", attempts, int, optional=True)
+        if attempts is not None and attempts < 1:
+            raise ValueError(f"attempts: expected at least 1, got {attempts}")
         self.delay_seconds = delay_seconds
         self.run_after_ms = run_after_ms
         self.body = body
@@ -411,7 +401,12 @@ def raised(
         case _:
             if text is None:
                 text = error_text(error)
-            return _failed(error, text, delay_after(error, attempt, retries), is_last=is_last)
+            delay_seconds = delay_after(error, attempt, retries)
+            if delay_seconds is None:
+                return Outcome(Ending.DISCARDED, text, error=error)
+            if not is_last:  # what the next attempt has to say is appended to it
+                text = text[: MAX_ERROR_CHARS - 2] + "; "
+            return Outcome(Ending.RETRIED, text, delay_seconds, error=error)
 
 
 def sayable(text: str) -> str:
@@ -435,21 +430,15 @@ def error_text(error: BaseException) -> str:
     return sayable(message[: MAX_ERROR_CHARS - len(where)] + where)
 
 
-def _failed(error: BaseException, text: str, seconds: float | None, *, is_last: bool) -> Outcome:
-    if seconds is None:
-        return Outcome(Ending.DISCARDED, text, error=error)
-    if not is_last:  # what the next attempt has to say is appended to it
-        text = text[: MAX_ERROR_CHARS - 2] + "; "
-    return Outcome(Ending.RETRIED, text, seconds, error=error)
-
-
-def _check_type(name: str, value: object, expected: type) -> None:
-    """Where the handler says it, so that its own line is in the status: not when it is told."""
-    if not isinstance(value, expected):
+def _check_type(name: str, value: object, expected: type, *, optional: bool = False) -> None:
+    """Where the handler says it, so that its own line is in the status: not when it is reported."""
+    if not isinstance(value, expected) and not (optional and value is None):
         raise TypeError(f"{name}: expected {expected.__name__}, got {value!r}")
 
 
-def _check_delay(seconds: float) -> None:
+def _check_delay(seconds: float | None) -> None:
+    if seconds is None:
+        return
     if not isinstance(seconds, int | float):
         raise TypeError(f"delay_seconds: expected a number, got {seconds!r}")
     if not 0 <= seconds <= LONGEST_DELAY_SECONDS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any, Self
 
 import pytest
@@ -30,16 +30,9 @@ class BlockingAsyncClient:
         self._thread.join()
         self._loop.close()
 
-    def __getattr__(self, operation: str) -> Callable[..., Any]:
-        return lambda *a, **k: self._wait(getattr(self._client, operation)(*a, **k))
-
-    @property
-    def _idle(self) -> Any:
-        return self._client._idle
-
-    @property
-    def _servers(self) -> Any:
-        return self._client._servers
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._client, name)
+        return (lambda *a, **k: self._wait(found(*a, **k))) if callable(found) else found
 
     def scan(self, *arguments: Any, **options: Any) -> list[JobRecord]:
         async def collect() -> list[JobRecord]:

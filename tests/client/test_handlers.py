@@ -53,6 +53,8 @@ def test_a_queue_has_one_handler():
         ({"max_wait_ms": 0}, "max_wait_ms must be at least 1"),
         ({"grace_seconds": float("nan")}, "grace_seconds must be at least 0"),
         ({"queues": ["post"]}, "no handler for queue 'post'; there are: mail"),
+        ({"client": Client(max_connections=2)}, "1 queues need 3 connections, 3 each"),
+        ({"handlers": Handlers()}, "no handlers"),
     ],
 )
 def test_a_worker_refuses_nonsense(options, what):
@@ -60,9 +62,4 @@ def test_a_worker_refuses_nonsense(options, what):
     handlers.queue("mail")(plain)
 
     with pytest.raises(ValueError, match=what):
-        Worker(Client(), handlers, **options)
-
-
-def test_a_worker_without_handlers_is_refused():
-    with pytest.raises(ValueError, match="no handlers"):
-        Worker(Client(), Handlers())
+        Worker(**({"client": Client(), "handlers": handlers} | options))

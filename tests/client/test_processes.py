@@ -11,7 +11,6 @@ import resource
 import select
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -182,42 +181,6 @@ def test_what_it_started_ends_with_it(child, tmp_path, wait_until):
     assert not psutil.pid_exists(child.pid)
     sleeper_pid = int(pid_file.read_text())
     wait_until(lambda: is_gone(sleeper_pid))
-
-
-PARENT = """
-import sys, threading, time
-from pathlib import Path
-from tests.client.test_processes import PLAN, Child, apply, never
-
-def attend():
-    child = Child(PLAN, "test")
-    child.wait_until_ready(never)
-    print(child.pid, flush=True)
-    apply(child, f"hang_with_a_child {sys.argv[1]}")
-
-threading.Thread(target=attend, daemon=True).start()
-while not Path(sys.argv[1]).exists():
-    time.sleep(0.01)
-"""
-
-
-def test_it_ends_with_its_parent_though_a_daemon_thread_attends_it(tmp_path, wait_until):
-    """What ends with one that is killed is in `test_worker_processes`."""
-    pid_file = tmp_path / "pid"
-    with subprocess.Popen(
-        [sys.executable, "-c", PARENT, str(pid_file)],
-        cwd=Path(__file__).parents[2],
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as parent:
-        assert parent.stdout is not None
-        child_pid = int(parent.stdout.readline())
-        wait_until(pid_file.exists)
-        try:
-            wait_until(lambda: is_gone(child_pid), seconds=60)
-        finally:
-            parent.kill()
-    os.kill(int(pid_file.read_text()), signal.SIGKILL)
 
 
 # --- exceptions: class, text and a handler's word come along --------------------------------

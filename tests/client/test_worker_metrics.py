@@ -1,29 +1,28 @@
-"""The port of a worker's metrics: what it serves, and to whom. What the figures say is in
-`test_worker`."""
+"""The port of a worker's metrics: what it serves, and to whom."""
 
 from __future__ import annotations
 
 import logging
 import socket
 import struct
+import threading
+import time
 from collections.abc import Iterator
+from urllib.error import URLError
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
-from pinlaterd.client import Client, Handlers, RunningJob, Worker
+from pinlaterd.client import Client, Discard, Later, Retry, RunningJob, Worker
 from pinlaterd.client.metrics import WorkerMetrics
+from tests.client.working import handlers_of, have_ended, running
 
 
 @pytest.fixture
 def metrics() -> WorkerMetrics:
-    handlers = Handlers()
-
-    @handlers.queue("mail")
-    def work(job: RunningJob) -> None: ...
-
-    return WorkerMetrics(Worker(Client(port=1), handlers))
+    return WorkerMetrics(Worker(Client(port=1), handlers_of("mail", lambda job: None)))
 
 
 @pytest.fixture
@@ -37,6 +36,63 @@ def peer(url) -> Iterator[socket.socket]:
     place = urlsplit(url)
     with socket.create_connection((place.hostname, place.port), timeout=60) as peer:
         yield peer
+
+
+def test_figures_are_served_to_prometheus_and_exact(client, queue, wait_until):
+    other = f"{queue}_b"
+    client.create_queue(other)
+    release, hangs = threading.Event(), threading.Event()
+
+    def handle(job: RunningJob) -> None:
+        if job.attempt == 1 and job.body != b"fine":
+            raise {b"retry": Retry(0), b"discard": Discard(), b"later": Later(0, body=b"fine")}[
+                job.body
+            ]
+        time.sleep(0.002)
+
+    def hang(job: RunningJob) -> None:
+        hangs.set()
+        release.wait(60)
+
+    handlers = handlers_of(queue, handle, concurrency=3)
+    handlers.queue(other, concurrency=1)(hang)
+    worker = Worker(client, handlers, max_wait_ms=100)
+    with WorkerMetrics(worker).served(0) as url, running(worker):
+        jobs = client.enqueue(queue, [b"fine", b"fine", b"retry", b"discard", b"later"])
+        hanging = client.enqueue(other, [b"hang"])
+        wait_until(lambda: have_ended(client, jobs))
+        assert hangs.wait(20)
+        found = scraped(url)
+        release.set()
+        wait_until(lambda: have_ended(client, hanging))
+
+    endings = {"succeeded": 4, "retried": 1, "discarded": 1, "postponed": 1, "lost": 0}
+    for ending, count in endings.items():
+        assert found["jobs_total", queue, ending] == count
+        assert found["jobs_total", other, ending] == 0
+    assert found["run_seconds_count", queue] == 7
+    assert found["run_seconds_bucket", queue, "+Inf"] == 7
+    assert found["run_seconds_bucket", queue, "0.001"] <= 3
+    assert found["run_seconds_sum", queue] >= 4 * 0.002
+    assert (found["concurrency", queue], found["jobs_running", queue]) == (3, 0)
+    assert (found["concurrency", other], found["jobs_running", other]) == (1, 1)
+    assert found["jobs_waiting", queue] == found["jobs_waiting", other] == 0
+    assert found["dequeues_total", queue] >= 2
+    assert found["dequeue_errors_total", queue] == found["claims_lost_total", queue] == 0
+    with pytest.raises(URLError):
+        scraped(url)
+
+
+def scraped(url: str) -> dict[tuple[str, ...], float]:
+    """A worker's figures by name, without their prefix, by queue and by what other label it has."""
+    with urlopen(url) as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+    found = {}
+    for sample in (sample for family in families for sample in family.samples):
+        labels = dict(sample.labels)
+        queue = labels.pop("queue")
+        found[sample.name.removeprefix("pinlaterd_worker_"), queue, *labels.values()] = sample.value
+    return found
 
 
 def test_single_metrics_can_be_asked_for(url):

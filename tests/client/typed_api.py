@@ -36,9 +36,7 @@ from pinlaterd.client.metrics import WorkerMetrics
 
 def make_clients() -> None:
     assert_type(Client(), Client)
-    Client("queue.example.com", 9010, source="mailer:host7", timeout_seconds=20)
-    Client(["queue1.example.com", "queue2.example.com:9020"], connect_timeout_seconds=1.5)
-    Client(("queue1.example.com",), max_connections=4, ssl=ssl.create_default_context())
+    Client(("queue1.example.com",), 9010, max_connections=4, ssl=ssl.create_default_context())
     with Client() as client:
         assert_type(client, Client)
         assert_type(client.address, str)
@@ -99,7 +97,6 @@ def mend(client: Client) -> None:
 async def call_without_blocking() -> None:
     assert_type(AsyncClient(), AsyncClient)
     AsyncClient("queue.example.com", ssl=True)  # type: ignore[arg-type]
-    AsyncClient(["queue1.example.com", "queue2.example.com:9020"], connect_timeout_seconds=1.5)
     async with AsyncClient("queue.example.com", 9010, source="mailer:host7") as client:
         assert_type(client, AsyncClient)
         assert_type(await client.enqueue("mail", [b"now", Job(b"later")]), list[str])
@@ -107,10 +104,6 @@ async def call_without_blocking() -> None:
         assert_type(claimed, list[ClaimedJob])
         await client.ack("mail", succeeded=claimed)
         await client.ack("mail", claimed)  # type: ignore[call-arg]
-        await client.checkpoint("mail", [CheckpointInfo(claimed[0].descriptor)])
-        assert_type(await client.lookup(["mail:s1:p1:1"]), dict[str, JobRecord])
-        assert_type(await client.count("mail", JobState.PENDING), int)
-        assert_type(await client.queue_names(), frozenset[str])
         async for record in client.scan("mail", JobState.FAILED, page_size=10):
             assert_type(record, JobRecord)
         client.scan("mail", "FAILED")  # type: ignore[arg-type]
