@@ -233,36 +233,18 @@ class BulkCalls:
     # --- searches ------------------------------------------------------------------------------
 
     def _count(self, request: CountRequest, source: str, until: float) -> Answering:
-        """Raises TimeoutError if it takes most of its time: a number that is too
-        low would be wrong."""
+        """Raises TimeoutError if it takes most of its time: a number that is too low would be
+        wrong."""
         self._state.rules.count(request)
-        search = Search(
-            request.queue,
-            request.state,
-            self._priorities(request.priority),
-            self._state.config.server.count_limit,
-            future=request.future,
-            now_ms=self._clock.now_ms(),
-            body_regex=request.body_regex,
-            deadline=until,
-        )
+        search = self._jobs_of(request, self._state.config.server.count_limit, until)
         return (yield from _search(SearchCall("count", search, source)))
 
     def _scan(self, request: ScanRequest, source: str, until: float) -> Answering:
         """What was found after most of its time; its continuation goes on there."""
         after = self._state.rules.scan(request)
         limit = min(request.limit, self._state.config.server.scan_limit)
-        search = Search(
-            request.queue,
-            request.state,
-            self._priorities(request.priority),
-            limit + 1,  # one more tells whether there is more
-            future=request.future,
-            now_ms=self._clock.now_ms(),
-            after=self._after(after),
-            body_regex=request.body_regex,
-            deadline=until,
-        )
+        search = self._jobs_of(request, limit + 1, until)  # one more tells whether there is more
+        search = search._replace(after=self._after(after))
         part: ScanPart = yield from _search(SearchCall("scan", search, source))
         jobs = part.jobs[:limit]
         continuation = CONTINUATION_END
@@ -283,10 +265,18 @@ class BulkCalls:
             return ScanAfter(key.run_after_ms, LAST_PRIORITY + 1, 0)  # none of them
         return ScanAfter(key.run_after_ms, key.priority, key.local_id)
 
-    def _priorities(self, priority: int | None) -> Sequence[int]:
-        if priority is not None:
-            return (priority,)
-        return range(1, self._state.config.server.num_priority_levels + 1)
+    def _jobs_of(self, request: CountRequest | ScanRequest, limit: int, until: float) -> Search:
+        levels = range(1, self._state.config.server.num_priority_levels + 1)
+        return Search(
+            request.queue,
+            request.state,
+            levels if request.priority is None else (request.priority,),
+            limit,
+            future=request.future,
+            now_ms=self._clock.now_ms(),
+            body_regex=request.body_regex,
+            deadline=until,
+        )
 
     # --- changes of many jobs --------------------------------------------------------------------
 

@@ -49,9 +49,9 @@ _OTHERS_PART, _FREED_PART = 4, 8
 # Of the bytes in memory: keys take one part in so many, payloads one in so many.
 _KEYS_PART, _PAYLOADS_PART = 4, 2
 # A PendingKey with its two numbers and its places in two deques (CPython 3.11).
-_KEY_BYTES = 136
+KEY_BYTES = 128
 # A Payload, the header of its body and what allocators add (CPython 3.11).
-PAYLOAD_OVERHEAD_BYTES = 140
+PAYLOAD_OVERHEAD_BYTES = 120
 
 # StorageEngine.read_pending.
 ReadPending = Callable[..., Sequence[PendingKey]]
@@ -153,7 +153,7 @@ class ReadyIndex:
     ) -> None:
         self._read_pending = read_pending
         self._levels = levels
-        self._max_keys = max_keys = most_bytes // _KEYS_PART // _KEY_BYTES
+        self._max_keys = max_keys = most_bytes // _KEYS_PART // KEY_BYTES
         self._line_keys = max(1, max_keys - max_keys // _OTHERS_PART)
         self._read_keys = min(READ_KEYS, self._line_keys)
         self._least_read_keys = min(_LEAST_READ_KEYS, self._read_keys)
@@ -175,7 +175,7 @@ class ReadyIndex:
 
     @property
     def held_bytes(self) -> int:
-        return self._held * _KEY_BYTES + self._payload_bytes
+        return self._held * KEY_BYTES + self._payload_bytes
 
     def __contains__(self, queue: str) -> bool:
         return queue in self._queues

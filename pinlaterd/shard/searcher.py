@@ -52,40 +52,34 @@ _BUSY_SHARE = 1 / 50
 # --- turns --------------------------------------------------------------------------------------
 
 
-class _Seat:
-    """A search among those that take turns."""
-
-    def __init__(self, source: str) -> None:
-        self.source = source
-        self.turn = threading.Event()
-        self.since = 0.0  # when its turn began
-
-
 class _Turns:
-    """Who works. The holder of the turn is the first seat of the first source."""
+    """Who works: the first of the first source. Each waits for an event of its own."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._sources: OrderedDict[str, deque[_Seat]] = OrderedDict()
+        self._sources: OrderedDict[str, deque[threading.Event]] = OrderedDict()
+        self._since = 0.0  # when the turn began
 
-    def enter(self, seat: _Seat) -> None:
+    def enter(self, source: str, turn: threading.Event) -> None:
         """Returns when it has the turn."""
-        seat.turn.clear()
+        turn.clear()
         with self._lock:
-            self._sources.setdefault(seat.source, deque()).append(seat)
-            if len(self._sources) == 1 and len(self._sources[seat.source]) == 1:
+            is_first = not self._sources
+            self._sources.setdefault(source, deque()).append(turn)
+            if is_first:
                 self._give_turn()
-        seat.turn.wait()
+        turn.wait()
 
-    def pass_on(self, seat: _Seat) -> None:
-        """Once it has had it long enough. Returns when it has it again."""
-        if time.monotonic() - seat.since < _TURN_SECONDS:
+    def pass_on(self, turn: threading.Event) -> None:
+        """To be called by the holder of the turn; once it has had it long enough, it returns when
+        it has it again."""
+        if time.monotonic() - self._since < _TURN_SECONDS:
             return
-        seat.turn.clear()
+        turn.clear()
         with self._lock:
-            self._remove_first().append(seat)
+            self._remove_first().append(turn)
             self._give_turn()
-        seat.turn.wait()
+        turn.wait()
 
     def leave(self) -> None:
         """To be called by the holder of the turn."""
@@ -93,20 +87,19 @@ class _Turns:
             self._remove_first()
             self._give_turn()
 
-    def _remove_first(self) -> deque[_Seat]:
-        """Its source goes to the end; returns the seats of that source."""
-        source, seats = self._sources.popitem(last=False)
-        seats.popleft()
-        self._sources[source] = seats
-        return seats
+    def _remove_first(self) -> deque[threading.Event]:
+        """Its source goes to the end; returns those of that source."""
+        source, turns = self._sources.popitem(last=False)
+        turns.popleft()
+        self._sources[source] = turns
+        return turns
 
     def _give_turn(self) -> None:
-        for source in [source for source, seats in self._sources.items() if not seats]:
+        for source in [source for source, turns in self._sources.items() if not turns]:
             del self._sources[source]
-        for seats in self._sources.values():
-            seats[0].since = time.monotonic()
-            seats[0].turn.set()
-            return
+        if self._sources:
+            self._since = time.monotonic()
+            next(iter(self._sources.values()))[0].set()
 
 
 # --- searches -----------------------------------------------------------------------------------
@@ -125,14 +118,14 @@ class _Search:
         self.ended = False
         self.resumed = threading.Event()
         self._process = process
-        self._seat = _Seat(call.source)
+        self._turn = threading.Event()
         self._searcher: Searcher | None = None
         self._after = call.search.after  # of the call in progress
 
     def run(self) -> None:
         """Until it has its result, is given up, or fails."""
         turns = self._process.turns
-        turns.enter(self._seat)
+        turns.enter(self.call.source, self._turn)
         try:
             result: object = self._carry_out()
         except _SearchEnded:
@@ -161,7 +154,7 @@ class _Search:
             raise _SearchEnded
         if self.call.method == "scan" and time.monotonic() > self.call.search.deadline:
             self._pause()
-        self._process.turns.pass_on(self._seat)
+        self._process.turns.pass_on(self._turn)
 
     def _pause(self) -> None:
         """Answer with what is known, and wait for the call that asks for more."""
@@ -171,7 +164,7 @@ class _Search:
         process.send(number, part)
         self.resumed.wait(_KEEP_SECONDS)
         kept = process.unpause(self)
-        process.turns.enter(self._seat)
+        process.turns.enter(self.call.source, self._turn)
         if not kept or self.ended:
             raise _SearchEnded
 
@@ -193,7 +186,7 @@ class _Search:
         last = _place(found[-1]) if found else _place_of(mine.after)
         return (
             asked.after is not None
-            and call.source == self._seat.source
+            and call.source == self.call.source
             and _what_it_looks_for(asked) == _what_it_looks_for(mine)
             and _place_of(mine.after) <= _place_of(asked.after) <= last
         )
