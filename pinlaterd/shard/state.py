@@ -10,7 +10,6 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import compress, count, islice
-from operator import gt
 from typing import Any
 
 from pinlaterd.clock import Clock
@@ -222,13 +221,14 @@ class ShardState:
         self, queue: str, priority: int, jobs: Sequence[Job], local_ids: Sequence[int], now_ms: int
     ) -> None:
         new = _new
-        keys = [
-            new(PendingKey, (now_ms if job[2] is None else job[2], local_id))
-            for local_id, job in zip(local_ids, jobs, strict=True)
-        ]
-        if any(map(gt, keys, keys[1:])):
+        if {job[2] for job in jobs} == {None}:  # ids ascend
+            keys = [new(PendingKey, (now_ms, local_id)) for local_id in local_ids]
+        else:
             # Earliest first. Keys differ, so that the jobs beside them are never compared.
-            ordered = sorted(zip(keys, jobs, strict=True))
+            ordered = sorted(
+                (PendingKey(now_ms if job[2] is None else job[2], local_id), job)
+                for local_id, job in zip(local_ids, jobs, strict=True)
+            )
             keys = [key for key, _ in ordered]
             jobs = [job for _, job in ordered]
         payloads = [new(Payload, (job[0], job[3], job[3])) for job in jobs]
