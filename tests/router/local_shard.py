@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable
 from itertools import count
 
 from pinlaterd.clock import Clock
@@ -12,7 +12,6 @@ from pinlaterd.shard.service import ShardService
 from pinlaterd.wire.envelope import (
     CallEntry,
     OnReply,
-    ReadyCounts,
     ReplyEntry,
     ShardCall,
     ShardFacts,
@@ -21,13 +20,10 @@ from pinlaterd.wire.envelope import (
 from pinlaterd.wire.link import ShardLink
 
 ROUTER = b"router"
-_FULL = ReplyEntry(0, Status.REFUSED, b"has as many calls in flight as it may have")
 
 
 class LocalShard(ShardLink):
-    """`hints_lie_still`: the router learns of no counts but those that come with its own replies,
-    as if another router had enqueued. `refuses`: so many calls are refused, as by a shard that has
-    too many in flight."""
+    """`intercept` sees each call first; True: the shard does not get it."""
 
     def __init__(self, service: ShardService, listener: ShardSet, clock: Clock) -> None:
         self.name = service.name
@@ -39,10 +35,7 @@ class LocalShard(ShardLink):
         self.calls: list[CallEntry] = []  # all that were ever made
         self.ready = dict(facts.counts)
         self.unsent = []
-        self.hints_lie_still = False
-        self.refuses = 0
-        self.refuses_after = -1  # so many calls, it refuses all others
-        self.loses_after = -1  # the same: their outcome is unknown
+        self.intercept: Callable[[ShardCall, OnReply], bool] = lambda _call, _on_reply: False
         self._service = service
         self._listener = listener
         self._clock = clock
@@ -67,14 +60,7 @@ class LocalShard(ShardLink):
     def call(self, call: ShardCall, on_reply: OnReply) -> None:
         if not self.healthy:
             on_reply(ReplyEntry(0, Status.REFUSED, b"is down"))
-        elif len(self.calls) == self.loses_after:
-            on_reply(ReplyEntry(0, Status.LOST))
-        elif len(self.calls) == self.refuses_after:
-            on_reply(_FULL)
-        elif self.refuses:
-            self.refuses -= 1
-            on_reply(_FULL)
-        else:
+        elif not self.intercept(call, on_reply):
             self._carry_out(call, on_reply)
 
     def _carry_out(self, call: ShardCall, on_reply: OnReply) -> None:
@@ -102,19 +88,14 @@ class LocalShard(ShardLink):
         """What the loop of a shard's process does once."""
         self._service.run_batch()
         self._service.run_slice(calls_wait=False)
-        counts = self._service.take_counts()
+        counts = list(self._service.take_counts())
         replies = self._service.replies.take().get(ROUTER, [])
-        if replies or not self.hints_lie_still:
-            self._learn(counts)
+        if counts:
+            self.ready.update(counts)
+            self._listener.counted(self, counts)
         for reply in replies:
             call = self._in_flight.pop(reply.call_id, None)
             if call is not None and call.on_reply is not None:
                 call.on_reply(reply)
         if self._service.busy:
             self._loop.call_soon(self.turn)
-
-    def _learn(self, counts: Iterable[ReadyCounts]) -> None:
-        counts = list(counts)
-        self.ready.update(counts)
-        if counts:
-            self._listener.counted(self, counts)

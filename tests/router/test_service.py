@@ -7,7 +7,7 @@ at the worst moment, shards that refuse, and which calls a request takes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any, cast
@@ -499,27 +499,27 @@ async def test_a_shard_that_joins_gets_the_queues_of_the_others(site: Site) -> N
 
 def on_call(shard: LocalShard, method: Method, act: Callable[[OnReply], bool]) -> None:
     """Have `act` see each call of `method` to `shard` first; True: it needs no other answer."""
-    pass_on = shard.call
-
-    def call(given: ShardCall, on_reply: OnReply) -> None:
-        if not (is_method(given.message, method) and act(on_reply)):
-            pass_on(given, on_reply)
-
-    shard.call = call  # type: ignore[method-assign, assignment]
+    shard.intercept = lambda call, on_reply: is_method(call.message, method) and act(on_reply)
 
 
-def on_nth_call(
-    shard: LocalShard, method: Method, number: int, reply: ReplyEntry, *, seconds: float = 0.0
+def answer_with(
+    reply: ReplyEntry,
+    shard: LocalShard,
+    method: Method,
+    numbers: Container[int],
+    *,
+    seconds: float = 0.0,
 ) -> list[OnReply]:
-    """Have only the call of that number answered with `reply`, so much later. Returns who has
-    called."""
+    """Have the calls of those numbers, from 1 on, answered with `reply`, so much later. Returns who
+    has called."""
     asked: list[OnReply] = []
 
     def answer(on_reply: OnReply) -> bool:
         asked.append(on_reply)
-        if len(asked) == number:
-            asyncio.get_running_loop().call_later(seconds, on_reply, reply)
-        return len(asked) == number
+        if len(asked) not in numbers:
+            return False
+        asyncio.get_running_loop().call_later(seconds, on_reply, reply)
+        return True
 
     on_call(shard, method, answer)
     return asked
@@ -541,11 +541,17 @@ async def test_a_shard_that_is_welcomed_while_a_queue_is_created_gets_it_too(sit
 
 async def test_a_shard_that_refused_to_create_a_queue_is_asked_again(site: Site) -> None:
     site.services["1"].create_queues(["new"])  # as another router had it done
-    site.shard("2").refuses = 1
+    other = site.shard("2")
 
+    def refuse(_call: ShardCall, on_reply: OnReply) -> bool:
+        other.intercept = lambda _call, _on_reply: False
+        on_reply(ReplyEntry(0, Status.REFUSED, b"is busy"))
+        return True
+
+    other.intercept = refuse
     site.shards.welcomed(site.shard("1"), site.services["1"].facts())
 
-    assert site.shard("2").refuses == 0
+    assert other.intercept is not refuse
     async with asyncio.timeout(ANSWER_SECONDS):
         while "new" not in site.services["2"].facts().queues:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.01)
@@ -663,25 +669,34 @@ async def test_a_dequeue_whose_time_ran_out_names_the_shard_that_took_it(site: S
     """The others are asked after the deadline, and refuse: they are not to blame."""
     await site.enqueue_on("1", Job(b"x"))
     # The first call is the whole one, which is then divided.
-    on_nth_call(site.shard("1"), Method.DEQUEUE, 2, ReplyEntry(0, Status.LATE), seconds=0.3)
+    answer_with(ReplyEntry(0, Status.LATE), site.shard("1"), Method.DEQUEUE, [2], seconds=0.3)
     with pytest.raises(ShardConnectionFailed, match="shard 1: did not answer in time") as caught:
         await site.dequeue(1, coverage=0.99)
 
     assert "shard 2: got the call after its deadline" in caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("reply", "mark"),
+    [
+        (ReplyEntry(0, Status.REFUSED, b"is full"), EnqueuedInPart.NOT_STORED),
+        (ReplyEntry(0, Status.LOST), EnqueuedInPart.MAY_BE_STORED),
+    ],
+)
 @pytest.mark.site(shards=1)
-async def test_of_an_enqueue_that_is_stored_in_part_it_is_told_which(site: Site) -> None:
-    """More than the shards' stores hold, of which every part finds room or does not."""
-    site.shard("1").refuses_after = 4  # calls: three validations, and one part
+async def test_of_an_enqueue_that_is_stored_in_part_it_is_told_which(
+    site: Site, reply, mark
+) -> None:
+    # Three calls validate, then the first part is stored.
+    answer_with(reply, site.shard("1"), Method.ENQUEUE, range(5, 99))
     with pytest.raises(EnqueuedInPart) as caught:
         await site.enqueue(*[Job(b"x")] * 2500)
 
     descriptors = caught.value.descriptors
-    stored = [descriptor for descriptor in descriptors if descriptor]
-    site.shard("1").refuses_after = -1
+    stored = [descriptor for descriptor in descriptors if descriptor not in ("", "?")]
     assert len(descriptors) == 2500
-    assert 0 < len(stored) < 2500
+    assert 800 < len(stored) < 900
+    assert descriptors.count(mark) == 2500 - len(stored)
     assert await site.states(stored) == [JobState.PENDING] * len(stored)
     assert f"{len(stored)} of the 2500 jobs are stored" in caught.value.message
 
@@ -801,7 +816,7 @@ async def test_a_long_list_that_is_malformed_is_the_callers_to_mend(
 @pytest.mark.site(shards=1)
 async def test_an_enqueue_that_no_shard_can_look_at_first_is_not_begun(site: Site) -> None:
     # The second part that is to be looked at.
-    on_nth_call(site.shard("1"), Method.ENQUEUE, 2, ReplyEntry(0, Status.REFUSED, b"is busy"))
+    answer_with(ReplyEntry(0, Status.REFUSED, b"is busy"), site.shard("1"), Method.ENQUEUE, [2])
     jobs = [Job(b"x")] * 2_499 + [Job(b"x", attempts_allowed=0)]
 
     with pytest.raises(Overloaded, match="is busy; nothing was stored"):
@@ -814,7 +829,7 @@ async def test_an_enqueue_that_no_shard_can_look_at_first_is_not_begun(site: Sit
 async def test_an_empty_answer_at_the_deadline_proves_nothing(site: Site) -> None:
     await site.enqueue_on("1", Job(b"x"))
     # As one that had no time to look; then it refuses late calls.
-    on_nth_call(site.shard("1"), Method.DEQUEUE, 2, ReplyEntry(0, Status.DONE), seconds=0.3)
+    answer_with(ReplyEntry(0, Status.DONE), site.shard("1"), Method.DEQUEUE, [2], seconds=0.3)
     with pytest.raises(ShardConnectionFailed):
         await site.dequeue(1, coverage=0.99)
 
@@ -825,22 +840,13 @@ async def test_once_the_time_of_an_enqueue_is_up_no_more_of_its_parts_are_stored
 ) -> None:
     # Three calls validate; of the second part that is stored nothing is heard in time.
     late = ReplyEntry(0, Status.LATE)
-    asked = on_nth_call(site.shard("1"), Method.ENQUEUE, 5, late, seconds=0.6)
+    asked = answer_with(late, site.shard("1"), Method.ENQUEUE, [5], seconds=0.6)
     with pytest.raises(EnqueuedInPart, match="the time of the call was over") as caught:
         await site.enqueue(*[Job(b"x")] * 2500)
 
     assert len(asked) == 5
     assert caught.value.descriptors.count(EnqueuedInPart.MAY_BE_STORED) == 833
     assert caught.value.descriptors.count(EnqueuedInPart.NOT_STORED) == 833
-
-
-@pytest.mark.site(shards=1)
-async def test_of_an_enqueue_whose_parts_may_be_stored_it_is_told_which(site: Site) -> None:
-    site.shard("1").loses_after = 4
-    with pytest.raises(EnqueuedInPart) as caught:
-        await site.enqueue(*[Job(b"x")] * 2500)
-
-    assert set(caught.value.descriptors[-800:]) == {EnqueuedInPart.MAY_BE_STORED}
 
 
 @pytest.mark.site(shards=2)
