@@ -73,26 +73,22 @@ class Dequeuer:
         candidates = [shard for shard, level in zip(shards, levels, strict=True) if level == best]
         return candidates[int(self._shared.rng.random() * len(candidates))]
 
-    async def run(self, call: Call) -> None:
-        """Serve a dequeue whose acks, coverage or rate take more than passing it through."""
-        context, request = self._decode(call)
-        if request.acks is not None:
-            # Carried out whatever becomes of the dequeue; if one fails, its error is the answer.
-            await self._fan_out.ack(Query(Method.ACK, context, call.deadline), request.acks)
-        _check(request)
-        await self._serve(_Gathering(call, context, request, self._shared.clock))
-
-    async def go_on(self, call: Call, first: ShardLink, reply: ReplyEntry) -> None:
-        """Serve a dequeue of which `first` gave a part (and has carried out the acks)."""
-        gathering = _Gathering(call, *self._decode(call), self._shared.clock)
-        gathering.cover(self._covered(gathering.request))
-        if not gathering.request.dry_run:
-            gathering.take(first, reply)
+    async def run(self, call: Call, first: tuple[ShardLink, ReplyEntry] | None = None) -> None:
+        """Serve a dequeue whose acks, coverage or rate take more than passing it through; or of
+        which the `first` shard gave a part, and has carried out the acks."""
+        _, context, decoded = call.decode(self._shared.settings.max_jobs_per_call)
+        request = cast("DequeueRequest", decoded)
+        gathering = _Gathering(call, context, request, self._shared.clock)
+        if first is None:
+            if request.acks is not None:
+                # Carried out whatever becomes of the dequeue. If one fails, that is the answer.
+                await self._fan_out.ack(Query(Method.ACK, context, call.deadline), request.acks)
+            _check(request)
+        else:
+            gathering.cover(self._covered(request))
+            if not request.dry_run:
+                gathering.take(*first)
         await self._serve(gathering)
-
-    def _decode(self, call: Call) -> tuple[CallContext, DequeueRequest]:
-        _, context, request = call.decode(self._shared.settings.max_jobs_per_call)
-        return context, cast("DequeueRequest", request)
 
     def _covered(self, request: DequeueRequest) -> list[ShardLink]:
         shards = self._shards.preferred()

@@ -175,7 +175,7 @@ class RouterService:
             limited.settle(wanted=peek.limit, taken=call.max_jobs, used=reply.jobs)
         if status is Status.DONE:
             if reply.jobs < call.max_jobs and self._may_be_more(call, shard, reply):
-                self._run(call, self._dequeuer.go_on(call, shard, reply))
+                self._run(call, self._dequeuer.run(call, (shard, reply)))
             else:
                 call.finish(shard, reply)
         elif status in _TRY_OTHERS or (status is Status.SILENT and peek.first_descriptor is None):

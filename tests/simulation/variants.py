@@ -5,11 +5,10 @@ A variant replaces a part of the product in this process for good: each takes a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
-from pinlaterd.router.dequeue import Dequeuer
 from pinlaterd.router.rate_limits import LimitedQueue
+from pinlaterd.router.service import RouterService
 from pinlaterd.shard import loop
 from pinlaterd.shard.loop import ShardLoop
 from pinlaterd.wire import link
@@ -63,13 +62,9 @@ def no_releases() -> None:
 def first_answer_is_enough() -> None:
     """A router gives a short answer without having asked the other shards."""
 
-    def finish(_self: Any, call: Any, shard: Any, reply: Any) -> Coroutine[Any, Any, None]:
-        async def done() -> None:
-            call.finish(shard, reply)
-
-        return done()
-
-    Dequeuer.go_on = finish  # type: ignore[assignment, method-assign]
+    RouterService._may_be_more = (  # type: ignore[method-assign]
+        lambda self, call, shard, reply: False
+    )
 
 
 def no_rates() -> None:
