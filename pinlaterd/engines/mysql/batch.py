@@ -95,7 +95,7 @@ def _lock_held(tx: Transaction, table: Table, local_ids: Sequence[int]) -> dict[
 
 
 def fail_attempts(
-    tx: Transaction, queue: str, table: Table, attempts: Sequence[FailedAttempt]
+    tx: Transaction, table: Table, attempts: Sequence[FailedAttempt]
 ) -> list[Requeued]:
     """PENDING with one attempt less, or FAILED with none; returns those that are PENDING."""
     retried = [attempt for attempt in attempts if attempt.claim.attempts_remaining > 1]
@@ -104,11 +104,11 @@ def fail_attempts(
     if retried:
         common = table.to_pending(tx.now_ms) + b", attempts_remaining = attempts_remaining - 1"
         run_afters = Each(b"run_after = %b", [run_after.literal(a.retry_at_ms) for a in retried])
-        _end_attempts(tx, queue, table, retried, JobState.PENDING, common, run_afters)
+        _end_attempts(tx, table, retried, JobState.PENDING, common, run_afters)
     if failed:
         now = table.updated_at.literal(tx.now_ms)
         common = b"state = 3, attempts_remaining = 0, updated_at = " + now + table.pins
-        _end_attempts(tx, queue, table, failed, JobState.FAILED, common)
+        _end_attempts(tx, table, failed, JobState.FAILED, common)
     return [
         Requeued(table.priority, PendingKey(run_after.floor(a.retry_at_ms), a.claim.local_id))
         for a in retried
@@ -117,7 +117,6 @@ def fail_attempts(
 
 def _end_attempts(
     tx: Transaction,
-    queue: str,
     table: Table,
     attempts: Sequence[FailedAttempt],
     after: JobState,
@@ -126,8 +125,7 @@ def _end_attempts(
 ) -> None:
     local_ids = [attempt.claim.local_id for attempt in attempts]
     texts = _appended(table, [attempt.append_custom_status for attempt in attempts])
-    tx.update(table, local_ids, JobState.IN_PROGRESS, common, [*each, *texts])
-    tx.moved(queue, table, local_ids, JobState.IN_PROGRESS, after)
+    tx.update(table, local_ids, JobState.IN_PROGRESS, after, common, [*each, *texts])
 
 
 def _appended(table: Table, texts: Sequence[str]) -> list[Each]:
@@ -148,7 +146,7 @@ def _statuses(table: Table, whole: bytes, texts: Iterable[str]) -> Each:
 def _ack_actions(store: Store, tx: Transaction) -> AckActions:
     def succeed(queue: str, priority: int, acks: Sequence[Acks]) -> set[int]:
         table = store.tables.of(queue).get(priority)
-        return set(local_ids_of(acks)) if table is None else _succeed(tx, queue, table, acks)
+        return set(local_ids_of(acks)) if table is None else _succeed(tx, table, acks)
 
     def fail(queue: str, priority: int, acks: Sequence[Acks]) -> Failed:
         table, missed = store.tables.of(queue).get(priority), set(local_ids_of(acks))
@@ -165,12 +163,12 @@ def _ack_actions(store: Store, tx: Transaction) -> AckActions:
             for local_id in _held_by(alike, table, held)
         ]
         missed.difference_update([attempt.claim.local_id for attempt in attempts])
-        return Failed(missed, fail_attempts(tx, queue, table, attempts))
+        return Failed(missed, fail_attempts(tx, table, attempts))
 
     return AckActions(succeed, fail)
 
 
-def _succeed(tx: Transaction, queue: str, table: Table, acks: Sequence[Acks]) -> set[int]:
+def _succeed(tx: Transaction, table: Table, acks: Sequence[Acks]) -> set[int]:
     """IN_PROGRESS becomes SUCCEEDED; returns the local ids of acks that do not apply."""
     missed: set[int] = set()
     looks_first = tx.careful or table.plain_claims
@@ -193,8 +191,8 @@ def _succeed(tx: Transaction, queue: str, table: Table, acks: Sequence[Acks]) ->
                 claims += [claim_of(local_id, claim) for local_id in found]
         if local_ids:
             each = _appended(table, texts)
-            tx.update(table, local_ids, JobState.IN_PROGRESS, common, each, claims)
-            tx.moved(queue, table, local_ids, JobState.IN_PROGRESS, JobState.SUCCEEDED)
+            done = JobState.SUCCEEDED
+            tx.update(table, local_ids, JobState.IN_PROGRESS, done, common, each, claims)
     return missed
 
 
@@ -257,7 +255,7 @@ def _checkpoint(store: Store, tx: Transaction, op: CheckpointOp) -> CheckpointRe
         for to_pending in (False, True):
             alike = {i: one for i, one in of_priority.items() if one.to_pending is to_pending}
             if alike:
-                _change(tx, op.queue, tables[priority], alike, to_pending=to_pending)
+                _change(tx, tables[priority], alike, to_pending=to_pending)
     return CheckpointResult(done, len(op.checkpoints) - done, requeued)
 
 
@@ -284,7 +282,7 @@ def _is_claimers(checkpoint: Checkpoint, table: Table, claim: HeldClaim, source:
 
 
 def _change(
-    tx: Transaction, queue: str, table: Table, changes: dict[int, _Change], *, to_pending: bool
+    tx: Transaction, table: Table, changes: dict[int, _Change], *, to_pending: bool
 ) -> None:
     """Where some have no new value, they keep their old one."""
     values = list(changes.values())
@@ -306,9 +304,8 @@ def _change(
         now = table.updated_at.literal(tx.now_ms)
         since = b", pending_since = " + now if table.has_pending_since else b""
         common = b"updated_at = " + now + since
-    tx.update(table, list(changes), JobState.IN_PROGRESS, common, each)
-    if to_pending:
-        tx.moved(queue, table, list(changes), JobState.IN_PROGRESS, JobState.PENDING)
+    after = JobState.PENDING if to_pending else JobState.IN_PROGRESS
+    tx.update(table, list(changes), JobState.IN_PROGRESS, after, common, each)
 
 
 def _release(store: Store, tx: Transaction, op: ReleaseOp) -> list[Requeued]:
@@ -329,8 +326,7 @@ def _release(store: Store, tx: Transaction, op: ReleaseOp) -> list[Requeued]:
         # PinLater's tables do not tell since when it was PENDING: there it is since the claim.
         since = b"COALESCE(pending_since, updated_at)" if table.has_pending_since else b"updated_at"
         common = b"state = 0, claim_descriptor = NULL, updated_at = " + since + table.pins
-        tx.update(table, local_ids, JobState.IN_PROGRESS, common)
-        tx.moved(op.queue, table, local_ids, JobState.IN_PROGRESS, JobState.PENDING)
+        tx.update(table, local_ids, JobState.IN_PROGRESS, JobState.PENDING, common)
     return requeued
 
 
@@ -358,9 +354,7 @@ def _enqueue(store: Store, tx: Transaction, ops: Sequence[EnqueueOp]) -> list[ra
             add(b"(%d%b, _binary'%b')" % (local_id, between, escaped(job[0])))
             add_id(local_id)
     for (queue, priority), part in rows.items():
-        table = store.tables.of(queue)[priority]
-        tx.insert(b"INSERT INTO " + table.name + b" (" + _COLUMNS + b") VALUES ", part)
-        tx.moved(queue, table, ids[queue, priority], None, JobState.PENDING)
+        tx.insert(store.tables.of(queue)[priority], _COLUMNS, part, ids[queue, priority])
     return taken
 
 
@@ -405,7 +399,7 @@ def _claim(store: Store, tx: Transaction, batch: Batch) -> Sequence[Sequence[Pay
     for (queue, priority), by_id in wanted.items():
         table = store.tables.of(queue).get(priority)
         if table is not None:
-            made[queue, priority] = _claim_in(tx, queue, table, by_id)
+            made[queue, priority] = _claim_in(tx, table, by_id)
     if sum(map(len, made.values())) == sum(map(len, payloads)):
         return payloads
     return [_handed_out(op, of_op, made) for op, of_op in zip(batch.claims, payloads, strict=True)]
@@ -427,7 +421,7 @@ def _handed_out(
     return handed_out
 
 
-def _claim_in(tx: Transaction, queue: str, table: Table, wanted: dict[int, str]) -> dict[int, str]:
+def _claim_in(tx: Transaction, table: Table, wanted: dict[int, str]) -> dict[int, str]:
     """Claim the jobs that are PENDING; returns those."""
     if tx.careful:
         ready = dict.fromkeys(tx.lock(table, b"local_id", list(wanted), JobState.PENDING))
@@ -440,8 +434,7 @@ def _claim_in(tx: Transaction, queue: str, table: Table, wanted: dict[int, str])
     )
     for part in pieces(list(wanted), LISTED_IDS):
         claims = claims_of([(local_id, table.claim(wanted[local_id])) for local_id in part])
-        tx.update(table, part, JobState.PENDING, common + claims)
-    tx.moved(queue, table, list(wanted), JobState.PENDING, JobState.IN_PROGRESS)
+        tx.update(table, part, JobState.PENDING, JobState.IN_PROGRESS, common + claims)
     if wanted:
         # Not by its state: in this very transaction it may have come from there.
         tx.probe = claimed_job(table, *next(iter(wanted.items())))

@@ -246,8 +246,7 @@ class MysqlEngine(Store, StorageEngine):
                 b" attempts_remaining = %d, run_after = %b"
                 % (attempts, attempts, table.run_after.literal(run_after_ms))
             )
-            tx.update(table, local_ids, JobState.FAILED, common)
-            tx.moved(queue, table, local_ids, JobState.FAILED, JobState.PENDING)
+            tx.update(table, local_ids, JobState.FAILED, JobState.PENDING, common)
             return local_ids
 
         at_ms = table.run_after.floor(run_after_ms)
@@ -266,7 +265,7 @@ class MysqlEngine(Store, StorageEngine):
             at,
             limit,
         )
-        local_ids = self.transact(0, lambda tx: _delete(tx, queue, table, state, [statement]))
+        local_ids = self.transact(0, lambda tx: _delete(tx, table, state, [statement]))
         return [JobKey(priority, local_id) for local_id in local_ids]
 
     def delete_keys(self, queue: str, state: JobState, keys: Sequence[JobKey]) -> Sequence[JobKey]:
@@ -279,7 +278,7 @@ class MysqlEngine(Store, StorageEngine):
             for priority, local_ids in by_priority.items():
                 table = self.tables.of(queue)[priority]
                 statements = select(table, b"local_id", local_ids, state)
-                deleted = _delete(tx, queue, table, state, statements)
+                deleted = _delete(tx, table, state, statements)
                 found.update(JobKey(priority, local_id) for local_id in deleted)
             return found
 
@@ -306,7 +305,7 @@ class MysqlEngine(Store, StorageEngine):
                 statement = _oldest_claims(table, claimed_after_ms, claimed_before_ms, limit - done)
                 held = held_in(tx.read([statement]))
                 attempts = [FailedAttempt(claim, tx.now_ms) for claim in held.values()]
-                retried += fail_attempts(tx, queue, table, attempts)
+                retried += fail_attempts(tx, table, attempts)
                 done += len(attempts)
             return Expired(retried, failed=done - len(retried))
 
@@ -331,7 +330,7 @@ class MysqlEngine(Store, StorageEngine):
                     b"SELECT local_id FROM %b%b WHERE state = %d AND %b ORDER BY %b, local_id"
                     b" LIMIT %d" % (table.name, index, state, where, at, limit - deleted)
                 )
-                deleted += len(_delete(tx, queue, table, state, [statement]))
+                deleted += len(_delete(tx, table, state, [statement]))
             return deleted
 
         return self.transact(0, collect)
@@ -395,12 +394,9 @@ def _oldest_failed(table: Table, columns: bytes, limit: int) -> bytes:
     )
 
 
-def _delete(
-    tx: Transaction, queue: str, table: Table, state: JobState, selects: Iterable[bytes]
-) -> list[int]:
+def _delete(tx: Transaction, table: Table, state: JobState, selects: Iterable[bytes]) -> list[int]:
     """Delete the jobs in `state` that `selects` find; returns their local ids."""
     found = tx.read(statement + b" FOR UPDATE" for statement in selects)
     local_ids = [local_id for (local_id,) in found]
     tx.delete(table, local_ids, state)
-    tx.moved(queue, table, local_ids, state, None)
     return local_ids

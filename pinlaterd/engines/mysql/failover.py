@@ -30,11 +30,7 @@ from pinlaterd.engines.failover import (
     Step,
 )
 from pinlaterd.engines.mysql.literals import lock_name, owner_database, quote_name
-from pinlaterd.engines.mysql.replication import (
-    Position,
-    ReplicaStatus,
-    ReplicationServer,
-)
+from pinlaterd.engines.mysql.replication import Position, ReplicaStatus, ReplicationServer
 from pinlaterd.errors import StorageError, StorageNotCommitted
 
 _LOCK_SECONDS = 1.0
@@ -57,9 +53,6 @@ class MysqlFailover(PairFailover[ReplicationServer]):
     def _connect(self, place: Place) -> ReplicationServer:
         return ReplicationServer(place, self._handover.administrator)
 
-    def _status(self) -> ReplicaStatus | None:
-        return self._new().replica_status()
-
     # --- looking -----------------------------------------------------------------------------
 
     def examine(self) -> Examination:
@@ -67,37 +60,29 @@ class MysqlFailover(PairFailover[ReplicationServer]):
         master = ServerFacts(str(self._pair.master), self._unreachable)
         if old is not None:
             position = old.position()
-            master = master._replace(
-                writable=old.is_writable(), written="" if position is None else str(position)
-            )
+            written = "" if position is None else str(position)
+            master = master._replace(writable=old.is_writable(), written=written)
         replica = ServerFacts(str(self._pair.replica))
         try:
             new = self._new()
         except StorageError as error:
             return Examination(master, replica._replace(trouble=error.message), [error.message], [])
-        status = self._status()
         replica = replica._replace(writable=new.is_writable())
+        obstacles = []
+        if old is not None and old.identity == new.identity:
+            obstacles = [f"{old} and {new} are the same server, or share a server_id"]
+        status = new.replica_status()
         if status is None:
             lacking = f"{new} is no replica: nobody can say what it has"
-            return Examination(master, replica, self._mixed(old, new), [lacking])
+            return Examination(master, replica, obstacles, [lacking])
         replica = replica._replace(
             replicates_from=str(status.source),
             received=_place_in_log(status.received),
             applied=new.applied_gtids() if status.by_gtid else _place_in_log(status.applied),
             behind_seconds=status.behind_seconds,
         )
-        return Examination(
-            master,
-            replica,
-            self._mixed(old, new),
-            self._risks(old, new, status),
-            self._remarks(old, new),
-        )
-
-    def _mixed(self, old: ReplicationServer | None, new: ReplicationServer) -> list[str]:
-        if old is not None and old.identity == new.identity:
-            return [f"{old} and {new} are the same server, or share a server_id"]
-        return []
+        risks = self._risks(old, new, status)
+        return Examination(master, replica, obstacles, risks, self._remarks(old, new))
 
     def _risks(
         self, old: ReplicationServer | None, new: ReplicationServer, status: ReplicaStatus
@@ -105,11 +90,10 @@ class MysqlFailover(PairFailover[ReplicationServer]):
         risks = []
         if old is None:
             risks.append(f"the master does not answer ({self._unreachable}); {PROOF_WORDS}")
-            if not status.source.is_same_as(self._pair.master):
-                risks.append(f"{new} replicates from {status.source}, not from this master")
-        elif status.source_id and status.source_id != old.identity:
-            risks.append(f"{new} replicates from another server, {status.source}")
-        elif not status.source_id and not status.source.is_same_as(self._pair.master):
+        if old is not None and status.source_id:
+            if status.source_id != old.identity:
+                risks.append(f"{new} replicates from another server, {status.source}")
+        elif not status.source.is_same_as(self._pair.master):
             risks.append(f"{new} replicates from {status.source}, not from this master")
         if status.channels > 1:
             risks.append(f"{new} replicates from {status.channels} masters")
@@ -162,9 +146,8 @@ class MysqlFailover(PairFailover[ReplicationServer]):
         return [Step("follow", f"make {master} a replica of {replica}", self._follow)]
 
     def undo(self) -> None:
-        if self._notes.get(_BEFORE) != _WRITABLE:
-            return
-        self._answering_old().allow_writes()
+        if self._notes.get(_BEFORE) == _WRITABLE:
+            self._answering_old().allow_writes()
 
     def _stop_writes(self) -> str:
         old = self._answering_old()
@@ -198,18 +181,15 @@ class MysqlFailover(PairFailover[ReplicationServer]):
         if self._notes.get(_PROVEN) == str(position):
             return f"proven before: nothing was written since {position}"
         for in_time in self._polls(self._handover.catch_up_seconds):
-            status = self._status()
+            status = self._new().replica_status()
             if status is not None and self._new().has_applied(position, status):
-                return self._note_proof(position, status)
+                self._notes.put(_BY_GTID, _YES if status.by_gtid else "")
+                self._notes.put(_ENCRYPTED, _YES if status.encrypted else "")
+                self._notes.put(_PROVEN, str(position))
+                return f"{self._new()} has all up to {position}"
             if not self._may_wait(status, in_time=in_time):
                 break
         return f"given up: loss was accepted; the master had come to {position}"
-
-    def _note_proof(self, position: Position, status: ReplicaStatus) -> str:
-        self._notes.put(_BY_GTID, _YES if status.by_gtid else "")
-        self._notes.put(_ENCRYPTED, _YES if status.encrypted else "")
-        self._notes.put(_PROVEN, str(position))
-        return f"{self._new()} has all up to {position}"
 
     def _may_wait(self, status: ReplicaStatus | None, *, in_time: bool) -> bool:
         """Whether the replica may yet get there; False if it can't and loss was accepted."""
@@ -231,16 +211,17 @@ class MysqlFailover(PairFailover[ReplicationServer]):
     def _apply_the_rest(self) -> str:
         """Without the master: all that was received counts, as long as it can be applied."""
         self._go_on_without_master()
+        new = self._new()
         for in_time in self._polls(self._handover.catch_up_seconds):
-            status = self._status()
+            status = new.replica_status()
             if status is None or not status.applies:
-                return f"{self._new()} applies nothing: it stays as it is"
+                return f"{new} applies nothing: it stays as it is"
             if status.applied == status.received:
-                return f"{self._new()} has applied all that it received"
+                return f"{new} has applied all that it received"
             if not in_time:
                 break
         raise StorageError(
-            f"{self._new()} has not applied within {self._handover.catch_up_seconds:g} s"
+            f"{new} has not applied within {self._handover.catch_up_seconds:g} s"
             " what it received; allow it more with --catch-up-seconds"
         )
 

@@ -81,6 +81,7 @@ class Table(NamedTuple):
 
     name: bytes  # quoted, with its database
     label: str  # for messages
+    queue: str
     priority: int
     storage: str  # InnoDB, or else
     run_after: TimeColumn
@@ -223,6 +224,7 @@ def _table(
     return Table(
         name=quote_name(database, name),
         label=label,
+        queue=database.split("_", 2)[2],  # as `literals.database_prefix` makes it
         priority=priority,
         storage=storage,
         run_after=run_after,

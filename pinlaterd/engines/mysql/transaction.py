@@ -25,14 +25,6 @@ class CommitProbe(NamedTuple):
     after: int | None
 
 
-def moved_job(
-    table: Table, local_id: int, before: JobState | None, after: JobState | None
-) -> CommitProbe:
-    """A job that changed from one state to another; None: not there."""
-    statement = b"SELECT state FROM %b WHERE local_id = %d" % (table.name, local_id)
-    return CommitProbe(statement, before, after)
-
-
 def claimed_job(table: Table, local_id: int, claim_descriptor: str) -> CommitProbe:
     """A claim. No two are alike, so it is told from one that ended within the same transaction."""
     statement = b"SELECT state = 1 AND claim_descriptor <=> %b FROM %b WHERE local_id = %d" % (
@@ -88,8 +80,11 @@ class Transaction:
         """Change something, later."""
         self._unsent.append((statement, None))
 
-    def insert(self, head: bytes, rows: Sequence[bytes]) -> None:
-        """INSERT, in several statements where one would be too long."""
+    def insert(
+        self, table: Table, columns: bytes, rows: Sequence[bytes], local_ids: Sequence[int]
+    ) -> None:
+        """Jobs that are PENDING; in several statements where one would be too long."""
+        head = b"INSERT INTO " + table.name + b" (" + columns + b") VALUES "
         first, size = 0, len(head)
         for at, row in enumerate(rows):
             size += len(row) + 2
@@ -97,12 +92,14 @@ class Transaction:
                 self.run(head + b", ".join(rows[first:at]))
                 first, size = at, len(head) + len(row)
         self.run(head + b", ".join(rows[first:]))
+        self._moved(table, local_ids, None, JobState.PENDING)
 
     def update(
         self,
         table: Table,
         local_ids: Sequence[int],
-        state: JobState,
+        before: JobState,
+        after: JobState,
         common: bytes,
         each: Sequence[Each] = (),
         claims: Sequence[bytes] = (),
@@ -110,12 +107,15 @@ class Transaction:
         """As `statements.update`. Later UnexpectedRows is raised unless all of them are found."""
         most_bytes = self._db.statement_bytes
         self._unsent += update(
-            table, local_ids, state, common, each, claims=claims, most_bytes=most_bytes
+            table, local_ids, before, common, each, claims=claims, most_bytes=most_bytes
         )
+        if after is not before:
+            self._moved(table, local_ids, before, after)
 
     def delete(self, table: Table, local_ids: Sequence[int], state: JobState) -> None:
         for part in pieces(local_ids, LISTED_IDS):
             self._unsent.append((b"DELETE FROM " + table.name + by_ids(part, state), len(part)))
+        self._moved(table, local_ids, state, None)
 
     def read(self, statements: Iterable[bytes]) -> list[tuple[Any, ...]]:
         rows: list[tuple[Any, ...]] = []
@@ -170,11 +170,8 @@ class Transaction:
                 raise UnexpectedRows
         return rows
 
-    # --- what they change --------------------------------------------------------------------
-
-    def moved(
+    def _moved(
         self,
-        queue: str,
         table: Table,
         local_ids: Sequence[int],
         before: JobState | None,
@@ -183,9 +180,8 @@ class Transaction:
         """Note that jobs changed state; None: not there."""
         if not local_ids:
             return
-        priority, jobs = table.priority, len(local_ids)
-        if before is not None:
-            self.depth_changes[queue, priority, before] -= jobs
-        if after is not None:
-            self.depth_changes[queue, priority, after] += jobs
-        self.probe = moved_job(table, local_ids[0], before, after)
+        for state, jobs in ((before, -len(local_ids)), (after, len(local_ids))):
+            if state is not None:
+                self.depth_changes[table.queue, table.priority, state] += jobs
+        statement = b"SELECT state FROM %b WHERE local_id = %d" % (table.name, local_ids[0])
+        self.probe = CommitProbe(statement, before, after)
