@@ -234,11 +234,15 @@ class RedisEngine(Store, StorageEngine):
 
     def _gone(self, stored: str, priority: int, state: JobState, *, repair: bool) -> int:
         """How many jobs in a state are not there."""
-        key = f"plq_{self.shard.name}_{stored}.p{priority}_s{int(state)}"
+        key = self.shard.set_key(stored, priority, state)
         cursor, gone = b"0", 0
         while True:
             cursor, members = self.connection.read("ZSCAN", key, cursor, "COUNT", _CHECKED_AT_ONCE)
-            missing = self.read(scripts.MISSING, stored, *members[::2])
+            flat = [part for member in members[::2] for part in (priority, member)]
+            rows = self.read(scripts.LOOKUP, stored, int(state), "0", *flat)
+            missing = [
+                member for member, row in zip(members[::2], rows, strict=True) if row == _EVICTED
+            ]
             gone += len(missing)
             if missing and repair:
                 flat = [part for member in missing for part in (priority, member)]

@@ -231,19 +231,6 @@ function scripts.lookup()
   return found
 end
 
--- Which of some ids in a queue's sets are of no job. Arguments: queue, ids. Returns OK, then those.
-function scripts.missing()
-  local queue = take()
-  local missing = { 'OK' }
-  while taken < #ARGV do
-    local id = take()
-    if not jobs.exists(queue, id) then
-      missing[#missing + 1] = id
-    end
-  end
-  return missing
-end
-
 -- How many jobs there are. Arguments: levels of priority, queues. Returns OK, then of each queue a
 -- table of how many, by priority, then state.
 function scripts.depths()

@@ -41,6 +41,6 @@ RESCORE, FORGET, RETRY_FAILED, DELETE_FIRST, DELETE_KEYS, RELEASE_EXPIRED = _scr
     *("slices", "rescore", "forget", "retry_failed", "delete_first", "delete_keys"),
     "release_expired",
 )
-PENDING, PAGE, PAYLOADS, LOOKUP, MISSING, DEPTHS = _scripts(
-    "reads", "pending", "page", "payloads", "lookup", "missing", "depths", writes=False
+PENDING, PAGE, PAYLOADS, LOOKUP, DEPTHS = _scripts(
+    "reads", "pending", "page", "payloads", "lookup", "depths", writes=False
 )

@@ -14,11 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import compress
+from typing import Any
 
 from pinlaterd.clock import Clock, SystemClock
 from pinlaterd.engines.base import Search, StoredJob, no_pause
 from pinlaterd.engines.redis import scripts
-from pinlaterd.engines.redis.connection import Connection
+from pinlaterd.engines.redis.connection import Argument, Connection
 from pinlaterd.engines.redis.records import (
     LEAN_MARK,
     first_score,
@@ -72,100 +74,80 @@ class RedisSearcher(WalkingSearcher):
     def _quick_count(self, search: Search, priority: int) -> int | None:
         if search.state is not JobState.PENDING or evicts(self._connection):
             return None
-        first, last = search.run_after_ms
-        key = self._set_key(search, priority)
         jobs: int = self._connection.read(
-            "ZCOUNT", key, first_score(self._queue, first), score_behind(self._queue, last)
+            "ZCOUNT",
+            self._shard.set_key(self._queue, priority, search.state),
+            *self._bounds(search),
         )
         return jobs
 
-    def _set_key(self, search: Search, priority: int) -> str:
-        return f"plq_{self._shard.name}_{self._queue}.p{priority}_s{int(search.state)}"
+    def _bounds(self, search: Search) -> tuple[str, str]:
+        first, last = search.run_after_ms
+        return first_score(self._queue, first), score_behind(self._queue, last)
 
     def _walk(self, search: Search, priority: int) -> Iterator[StoredJob]:
         """All wanted jobs of one priority, without bodies; PENDING ones in the order of a scan."""
-        walk = {
-            JobState.PENDING: self._pending_pages,
-            JobState.IN_PROGRESS: self._running_pages,
-        }.get(search.state, self._ended_pages)
-        for local_ids in walk(search, priority):
+        pending = search.state is JobState.PENDING
+        for local_ids in (self._pending_pages if pending else self._pages)(search, priority):
             yield from sorted(self._read(search, priority, local_ids), key=scan_order)
 
     def _pending_pages(self, search: Search, priority: int) -> Iterator[list[int]]:
         """Ids, of whole milliseconds, the latest first. The set runs the other way within
         one, so that a millisecond that is cut short by the page is left to the next page, and one
         that is larger than a page is read apart."""
-        low, high = (
-            first_score(self._queue, search.run_after_ms[0]),
-            score_behind(self._queue, search.run_after_ms[1]),
-        )
-        key = self._set_key(search, priority)
+        low, high = self._bounds(search)
+        key = self._shard.set_key(self._queue, priority, search.state)
         while True:
             self._next_slice(search)
             rows = self._connection.read(
                 *("ZREVRANGEBYSCORE", key, high, low, "WITHSCORES", "LIMIT", 0, _PAGE_JOBS)
             )
             times = [to_ms(self._queue, score) for score in rows[1::2]]
-            jobs = [
-                (ms, number)
-                for ms, member in zip(times, rows[::2], strict=True)
-                if (number := local_id(member)) is not None
-            ]
-            if len(times) < _PAGE_JOBS:
-                yield [number for _, number in jobs]
-                return
-            cut_ms = times[-1]
-            whole = [number for ms, number in jobs if ms != cut_ms]
-            if times[0] != cut_ms:
-                yield whole
-                high = score_behind(self._queue, cut_ms)
-            else:
+            cut_ms = times[-1] if len(times) == _PAGE_JOBS else None
+            if cut_ms is not None and times[0] == cut_ms:
                 same_time = sorted(self._ids_at(search, priority, cut_ms))
                 for begin in range(0, len(same_time), _PAGE_JOBS):
                     yield same_time[begin : begin + _PAGE_JOBS]
                 high = score_behind(self._queue, cut_ms - 1)
+                continue
+            whole = [ms != cut_ms for ms in times]
+            yield [number for number in map(local_id, compress(rows[::2], whole)) if number]
+            if cut_ms is None:
+                return
+            high = score_behind(self._queue, cut_ms)
 
     def _ids_at(self, search: Search, priority: int, ms: int) -> Iterator[int]:
         begin = first_score(self._queue, ms)
-        for page in self._pages(search, priority, place=(begin, "")):
-            at_ms = [number for number, _, job_ms in page if job_ms == ms]
+        for rows in self._rows(search, priority, (begin, "")):
+            at_ms = [number for number, _, of_job in rows if of_job == ms]
             yield from at_ms
-            if len(at_ms) < len(page):
+            if len(at_ms) < len(rows):
                 return
 
-    def _running_pages(self, search: Search, priority: int) -> Iterator[list[int]]:
-        """A checkpoint moves a job to the end, where it is met again."""
-        met: set[int] = set()
-        for page in self._pages(search, priority):
-            local_ids = [number for number, *_ in page]
-            yield [number for number in local_ids if number not in met]
-            met.update(local_ids)
-
-    def _ended_pages(self, search: Search, priority: int) -> Iterator[list[int]]:
-        """Those that ended before the walk began, not what is retried and ends again."""
-        newest = self._connection.read(
-            "ZREVRANGE", self._set_key(search, priority), 0, 0, "WITHSCORES"
-        )
-        for page in self._pages(search, priority):
-            yield [
-                number for number, score, _ in page if newest and float(score) <= float(newest[1])
-            ]
-            if not newest or float(page[-1][1]) > float(newest[1]):
+    def _pages(self, search: Search, priority: int) -> Iterator[list[int]]:
+        """Ids, each once: a checkpoint moves a job to the end of those IN_PROGRESS. Of jobs that
+        have ended those that had when the walk began, not what is retried and ends again."""
+        key = self._shard.set_key(self._queue, priority, search.state)
+        newest = self._connection.read("ZREVRANGE", key, 0, 0, "WITHSCORES")
+        running, met = search.state is JobState.IN_PROGRESS, set[int]()
+        for rows in self._rows(search, priority):
+            if running:
+                yield [number for number, *_ in rows if number not in met]
+                met.update(number for number, *_ in rows)
+                continue
+            yield [number for number, score, _ in rows if newest and score <= float(newest[1])]
+            if not newest or rows[-1][1] > float(newest[1]):
                 return
 
-    def _pages(
-        self, search: Search, priority: int, place: tuple[bytes | str, bytes | str] = ("", "")
-    ) -> Iterator[list[tuple[int, bytes, int]]]:
-        """Ids, scores and the times that these stand for, behind `place`, in the order of the
-        set."""
+    def _rows(
+        self, search: Search, priority: int, place: tuple[Argument, Argument] = ("", "")
+    ) -> Iterator[list[tuple[int, float, int]]]:
+        """Id, score and its time in ms of jobs behind `place`, in the order of the set."""
         while True:
             self._next_slice(search)
-            _, rows = self._connection.run(
-                scripts.PAGE,
-                (self._shard.name, self._queue, priority, int(search.state), *place, _PAGE_JOBS),
-            )
+            rows = self._run(scripts.PAGE, priority, int(search.state), *place, _PAGE_JOBS)[0]
             found = [
-                (number, score, ms)
+                (number, float(score), ms)
                 for member, score, ms in zip(rows[::3], rows[1::3], rows[2::3], strict=True)
                 if (number := local_id(member)) is not None
             ]
@@ -175,6 +157,11 @@ class RedisSearcher(WalkingSearcher):
                 return
             place = (rows[-2], rows[-3])
 
+    def _run(self, script: scripts.Script, *arguments: Argument) -> list[Any]:
+        """What it returns, behind its OK."""
+        _, *answer = self._connection.run(script, (self._shard.name, self._queue, *arguments))
+        return list(answer)
+
     def _read(self, search: Search, priority: int, local_ids: Sequence[int]) -> Iterator[StoredJob]:
         """Those of `local_ids` that are wanted, and in their state still."""
         with_body = self._matches is not None
@@ -182,20 +169,16 @@ class RedisSearcher(WalkingSearcher):
         for begin in range(0, len(local_ids), at_once):
             self._next_slice(search)
             keys = [JobKey(priority, number) for number in local_ids[begin : begin + at_once]]
-            _, *rows = self._connection.run(
-                scripts.LOOKUP,
-                (
-                    *(self._shard.name, self._queue, int(search.state)),
-                    "1" if with_body else "0",
-                    *[part for key in keys for part in key],
-                ),
+            ids = [part for key in keys for part in key]
+            rows = self._run(scripts.LOOKUP, int(search.state), "1" if with_body else "0", *ids)
+            yield from self._matching(
+                search,
+                [
+                    stored_job(key, row, with_body=with_body)
+                    for key, row in zip(keys, rows, strict=True)
+                    if isinstance(row, list)
+                ],
             )
-            jobs = [
-                stored_job(key, row, with_body=with_body)
-                for key, row in zip(keys, rows, strict=True)
-                if isinstance(row, list)
-            ]
-            yield from self._matching(search, jobs)
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ from pinlaterd.errors import (
     StorageNotCommitted,
 )
 from pinlaterd.lifecycle import process_place
-from pinlaterd.model import QUEUE_NAME
+from pinlaterd.model import QUEUE_NAME, JobState
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +60,9 @@ class ShardKeys(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.server}, shard {self.name}"
+
+    def set_key(self, stored_queue: str, priority: int, state: JobState) -> str:
+        return f"plq_{self.name}_{stored_queue}.p{priority}_s{int(state)}"
 
 
 class DamagedKey(StorageNotCommitted):
