@@ -31,6 +31,7 @@ import os
 import socket
 import time
 from collections.abc import Sequence
+from contextlib import closing
 
 from pinlaterd.clock import Clock, SystemClock
 from pinlaterd.config.schema import ShardSettings
@@ -73,20 +74,14 @@ class RedisFailover(PairFailover[Connection]):
 
     def examine(self) -> Examination:
         old = self._old()
-        master = ServerFacts(str(self._pair.master), self._unreachable)
-        at_master: Link | None = None
-        if old is not None:
-            at_master = read_link(old)
-            master = _facts(master, at_master)
+        at_master = None if old is None else read_link(old)
+        master = _facts(ServerFacts(str(self._pair.master), self._unreachable), at_master)
         replica = ServerFacts(str(self._pair.replica))
         try:
             at_replica = read_link(self._new())
         except StorageError as error:
             return Examination(master, replica._replace(trouble=error.message), [error.message], [])
         replica = _facts(replica, at_replica)
-        if at_master is not None and at_master.run_id == at_replica.run_id:
-            same = f"{master.address} and {replica.address} are the same server"
-            return Examination(master, replica, [same], [])
         if at_master is None:
             return Examination(master, replica, [], self._risks_alone(at_replica))
         return Examination(master, replica, self._obstacles(at_master, at_replica), [])
@@ -103,6 +98,8 @@ class RedisFailover(PairFailover[Connection]):
     def _obstacles(self, at_master: Link, at_replica: Link) -> list[str]:
         """A master that answers hands over in order, or not at all."""
         master, replica = self._pair
+        if at_master.run_id == at_replica.run_id:
+            return [f"{master} and {replica} are the same server"]
         if at_master.source is not None:
             return [f"{master} is a replica itself, of {at_master.source}"]
         if at_replica.source is None:
@@ -118,10 +115,7 @@ class RedisFailover(PairFailover[Connection]):
 
     def _as_listed(self, at_master: Link) -> Place | None:
         """What the master calls the replica."""
-        for place in at_master.replicas:
-            if place.is_same_as(self._pair.replica):
-                return place
-        return None
+        return next((at for at in at_master.replicas if at.is_same_as(self._pair.replica)), None)
 
     # --- the steps ---------------------------------------------------------------------------
 
@@ -205,7 +199,9 @@ class RedisFailover(PairFailover[Connection]):
         return f"{master} replicates from {replica}"
 
 
-def _facts(facts: ServerFacts, link: Link) -> ServerFacts:
+def _facts(facts: ServerFacts, link: Link | None) -> ServerFacts:
+    if link is None:
+        return facts
     offset = str(link.offset)
     if link.source is None:
         return facts._replace(writable=True, written=offset)
@@ -238,10 +234,10 @@ class SentinelFailover(Failover):
             self._master = self._sentinels.find()
         return self._master
 
-    def _connect(self, server: Server) -> Connection:
+    def _connected(self, server: Server) -> closing[Connection]:
         """The shard's own account administers what Sentinels do not."""
         seconds = max(_ANSWER_SECONDS, self._handover.catch_up_seconds + 1)
-        return Connection(server, seconds)
+        return closing(Connection(server, seconds))
 
     def examine(self) -> Examination:
         replica = ServerFacts("whom Sentinels choose")
@@ -252,11 +248,8 @@ class SentinelFailover(Failover):
             return Examination(master, replica, [error.message], [])
         facts = ServerFacts(f"{old.host}:{old.port}")
         try:
-            connection = self._connect(old)
-            try:
+            with self._connected(old) as connection:
                 link = read_link(connection)
-            finally:
-                connection.close()
         except StorageError as error:
             left = f"{error.message}; Sentinels replace such a master by themselves"
             return Examination(facts._replace(trouble=error.message), replica, [left], [])
@@ -291,15 +284,12 @@ class SentinelFailover(Failover):
     def _hold(self) -> str:
         held_seconds = self._handover.catch_up_seconds + _SWITCH_SECONDS
         token = f"0:0:a failover by process {os.getpid()} on {socket.gethostname()}"
-        connection = self._connect(self._old())
-        try:
+        with self._connected(self._old()) as connection:
             for shard in self._handover.shards:
                 connection.run(scripts.HOLD, (shard, token, round(held_seconds * 1000)))
             wanted = len(read_link(connection).replicas)
             limit_ms = round(self._handover.catch_up_seconds * 1000)
             confirmed: int = connection.read("WAIT", wanted, limit_ms)
-        finally:
-            connection.close()
         if not wanted or confirmed < wanted:
             raise StorageError(
                 f"{confirmed} of {wanted} replicas of {self._old()} confirmed within"
@@ -326,11 +316,8 @@ class SentinelFailover(Failover):
 
     def _is_master(self, server: Server) -> bool:
         try:
-            connection = self._connect(server)
-            try:
+            with self._connected(server) as connection:
                 return read_link(connection).source is None
-            finally:
-                connection.close()
         except StorageError:
             return False
 
@@ -342,22 +329,16 @@ class SentinelFailover(Failover):
     def _follow(self) -> str:
         old, place = self._old(), self.successor()
         try:
-            connection = self._connect(old)
-            try:
+            with self._connected(old) as connection:
                 connection.administer("REPLICAOF", place.host, place.port)
-            finally:
-                connection.close()
         except StorageError as error:
             return f"{error.message}; Sentinels will see to it"
         return f"{old} replicates from {place}"
 
     def _free(self, server: Server) -> None:
-        connection = self._connect(server)
-        try:
+        with self._connected(server) as connection:
             for shard in self._handover.shards:
                 connection.run(scripts.RELEASE_LEASE, (shard,))
-        finally:
-            connection.close()
 
 
 def make_failover(

@@ -7,6 +7,7 @@ What they say is a hint, still: who connects sees to it that the server is a mas
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -46,47 +47,40 @@ class Sentinels:
         return f"Sentinels of {self.service!r}"
 
     def find(self) -> Server:
-        agreements, troubles = [], []
+        agreements, problems = [], []
         for sentinel in self.sentinels:
             try:
                 agreements.append(self._ask(sentinel))
             except StorageError as error:
-                troubles.append(error.message)
+                problems.append(error.message)
         if not agreements:
-            raise StorageError(f"no Sentinel knows the master: {'; '.join(troubles)}")
+            raise StorageError(f"no Sentinel knows the master: {'; '.join(problems)}")
         latest = max(agreements)
         return Server(latest.host, latest.port, self.account.user, self.account.passwd)
 
     def fail_over(self) -> str:
         """Have one of them begin; returns which. Raises StorageError, with what each said."""
-        troubles = []
+        problems = []
         for sentinel in self.sentinels:
             try:
-                connection = connect_to_sentinel(sentinel)
-                try:
+                with _connected(sentinel) as connection:
                     connection.administer("SENTINEL", "FAILOVER", self.service)
-                finally:
-                    connection.close()
-            except StorageError as error:
-                troubles.append(error.message)
-            else:
                 return str(sentinel)
-        raise StorageError(f"no Sentinel began a failover: {'; '.join(troubles)}")
+            except StorageError as error:
+                problems.append(error.message)
+        raise StorageError(f"no Sentinel began a failover: {'; '.join(problems)}")
 
     def _ask(self, sentinel: Server) -> Agreement:
-        connection = connect_to_sentinel(sentinel)
-        try:
+        with _connected(sentinel) as connection:
             flat = connection.read("SENTINEL", "MASTER", self.service)
             place = connection.read("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.service)
-        finally:
-            connection.close()
         facts = dict(zip(flat[::2], flat[1::2], strict=True))
         # The second answer is ahead of the first one while this Sentinel itself fails over.
         return Agreement(int(facts[b"config-epoch"]), place[0].decode(), int(place[1]))
 
 
-def connect_to_sentinel(sentinel: Server) -> Connection:
-    return Connection(sentinel, _ANSWER_SECONDS, connect_seconds=_CONNECT_SECONDS)
+def _connected(sentinel: Server) -> closing[Connection]:
+    return closing(Connection(sentinel, _ANSWER_SECONDS, connect_seconds=_CONNECT_SECONDS))
 
 
 def sentinels_of(settings: SentinelSettings, user: str, passwd: str) -> Sentinels:

@@ -3,7 +3,7 @@ part in replication."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from pinlaterd.engines.base import Durability
@@ -29,18 +29,18 @@ def read_durability(connection: Connection) -> Durability:
 
 def refuse_cluster(connection: Connection) -> None:
     """A script's keys have to be in one place."""
-    if b"cluster_enabled:1" in _info(connection, "cluster"):
+    if _told(connection, "cluster").get("cluster_enabled") == "1":
         raise StorageError(f"{connection.server} {CLUSTER_WORDS}")
 
 
 def evicts(connection: Connection) -> bool:
     """Whether jobs may vanish while their ids stay: to be counted, each has to be looked at."""
-    return b"maxmemory_policy:noeviction" not in _info(connection, "memory")
+    return _told(connection, "memory").get("maxmemory_policy") != "noeviction"
 
 
 def refuse_replica(connection: Connection) -> None:
     """Also one that takes writes: its master's would replace them."""
-    if b"role:slave" in _info(connection, "replication"):
+    if _told(connection, "replication").get("role") == "slave":
         raise StorageError(f"{connection.server} {REPLICA_WORDS}")
 
 
@@ -80,15 +80,20 @@ def _setting(connection: Connection, name: str) -> str:
     return answer[1].decode() if len(answer) == 2 else "?"
 
 
-def _info(connection: Connection, section: str) -> bytes:
+def _told(connection: Connection, section: str) -> Mapping[str, str]:
     """Nothing where it is refused to this user."""
     try:
-        info: bytes = connection.read("INFO", section)
+        return _info(connection, section)
     except StorageNotCommitted as error:
         if is_permission_denied(error.__cause__):
-            return b""
+            return {}
         raise
-    return info
+
+
+def _info(connection: Connection, section: str) -> Mapping[str, str]:
+    answer: bytes = connection.read("INFO", section)
+    lines = (line.partition(":") for line in answer.decode(errors="replace").splitlines())
+    return {key: value for key, colon, value in lines if colon}
 
 
 # --- replication -----------------------------------------------------------------------------
@@ -109,19 +114,12 @@ class Link(NamedTuple):
 
 def read_link(connection: Connection) -> Link:
     """Raises StorageError, also for a server that does not say."""
-    found = {**_facts(connection, "replication"), **_facts(connection, "server")}
     try:
-        return _link(found)
+        return _link({**_info(connection, "replication"), **_info(connection, "server")})
     except (KeyError, ValueError) as error:
         raise StorageError(
             f"{connection.server} does not say how it replicates (INFO replication): {error}"
         ) from error
-
-
-def _facts(connection: Connection, section: str) -> Mapping[str, str]:
-    answer: bytes = connection.read("INFO", section)
-    lines = (line.partition(":") for line in answer.decode(errors="replace").splitlines())
-    return {key: value for key, colon, value in lines if colon}
 
 
 def _link(info: Mapping[str, str]) -> Link:
@@ -141,12 +139,9 @@ def _link(info: Mapping[str, str]) -> Link:
     )
 
 
-def _online(info: Mapping[str, str]) -> list[Place]:
-    found = []
+def _online(info: Mapping[str, str]) -> Iterator[Place]:
     for number in range(int(info.get("connected_slaves", 0))):
-        facts = dict(
-            part.split("=", 1) for part in info.get(f"slave{number}", "").split(",") if part
-        )
+        text = info.get(f"slave{number}", "")
+        facts = dict(part.split("=", 1) for part in text.split(",") if part)
         if facts.get("state") == "online":
-            found.append(Place(facts["ip"], int(facts["port"])))
-    return found
+            yield Place(facts["ip"], int(facts["port"]))
