@@ -18,9 +18,9 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from pinlaterd.engines.base import StorageEngine
 from pinlaterd.engines.redis.connection import Server
 from pinlaterd.engines.redis.engine import RedisEngine
+from pinlaterd.engines.redis.sentinel import Locator
 from tests.conftest import POLL_SECONDS, FreePort, ProgramPath
 
 HOST = "127.0.0.1"
@@ -130,12 +130,14 @@ def new_shard() -> str:
     return f"t{next(_numbers)}"
 
 
-def redis_engine(server: Server, shard: str, *, lean: bool = False) -> StorageEngine:
+def redis_engine(
+    server: Locator, shard: str, *, lean: bool = False, lease_seconds: float = LEASE_SECONDS
+) -> RedisEngine:
     return RedisEngine(
         shard,
         server,
         priority_levels=PRIORITY_LEVELS,
-        lease_seconds=LEASE_SECONDS,
+        lease_seconds=lease_seconds,
         answer_seconds=LEASE_SECONDS / 2,
         lean=lean,
     )

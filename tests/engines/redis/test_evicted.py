@@ -48,25 +48,6 @@ def test_it_is_not_claimed(
     assert hashes() == 1
 
 
-def test_a_counter_that_was_evicted_gives_no_id_twice(
-    store: EngineHarness, stranger: redis.Redis, shard: str
-):
-    before = store.enqueue(b"a", b"b", b"c")
-    assert stranger.delete(f"plj_{shard}_{QUEUE}") == 1
-    store.clock.advance(1)
-
-    after = store.enqueue(b"d", b"e")
-    stranger.delete(f"plj_{shard}_{QUEUE}")
-    stranger.hset(f"plm_{shard}", "clean", 0)
-    store.clock.advance(1)
-    store.engine.close()
-    store.engine.open(store.now_ms)
-    after += store.enqueue(b"f")
-
-    assert len({*before, *after}) == 6
-    assert store.states(before + after) == [JobState.PENDING] * 6
-
-
 def test_a_read_of_payloads_removes_it(store: EngineHarness, evict: Evict):
     gone, left = store.enqueue(b"a", b"b")
     evict(gone)

@@ -15,7 +15,7 @@ from pinlaterd.engines.redis.failover import RedisFailover, SentinelFailover
 from pinlaterd.engines.redis.sentinel import Sentinels
 from pinlaterd.errors import StorageError
 from pinlaterd.model import Job
-from tests.servers.redis import HOST, LEASE_SECONDS, RedisServer, redis_engine
+from tests.servers.redis import HOST, RedisServer, redis_engine
 from tests.servers.redis_replicas import (
     SERVICE,
     RedisPair,
@@ -200,13 +200,7 @@ def sentinels_of(watched: Watched) -> Sentinels:
 
 
 def watched_engine(watched: Watched) -> RedisEngine:
-    return RedisEngine(
-        SHARD,
-        sentinels_of(watched),
-        priority_levels=3,
-        lease_seconds=LEASE_SECONDS,
-        answer_seconds=LEASE_SECONDS,
-    )
+    return redis_engine(sentinels_of(watched), SHARD)
 
 
 def test_an_engine_follows_what_sentinels_agree_on(watched, wait_until):
@@ -278,13 +272,7 @@ def test_what_was_held_is_given_back(watched):
 
 
 def test_without_any_sentinel_nobody_knows_the_master():
-    engine = RedisEngine(
-        SHARD,
-        Sentinels(SERVICE, (Server(HOST, 1),), Server("", 0)),
-        priority_levels=3,
-        lease_seconds=LEASE_SECONDS,
-        answer_seconds=LEASE_SECONDS,
-    )
+    engine = redis_engine(Sentinels(SERVICE, (Server(HOST, 1),), Server("", 0)), SHARD)
 
     with pytest.raises(StorageError, match="no Sentinel knows the master"):
         engine.open(NOW_MS)

@@ -129,16 +129,6 @@ def test_settings_that_may_not_be_read_are_a_warning(new_server: NewServer):
     engine.close()
 
 
-def test_it_is_a_replica(new_server: NewServer):
-    master = new_server()
-    replica = new_server("--replicaof", f"{HOST} {master.port}")
-
-    error = _opening_writer(replica)
-
-    assert "is a replica" in error.message
-    assert "name its master" in error.message
-
-
 def _opening_writer(server: RedisServer) -> StorageError:
     with pytest.raises(StorageError) as caught:
         redis_engine(server.address, "1").open(1)
@@ -277,18 +267,6 @@ def test_it_has_forgotten_the_scripts(store: EngineHarness, stranger: redis.Redi
     assert [claimed.key for claimed in store.claim()] == [key]
     stranger.script_flush()
     store.engine.heartbeat()
-
-
-def test_its_record_is_gone(store: EngineHarness, stranger: redis.Redis, shard: str):
-    keys = store.enqueue(b"x")
-    stranger.delete(f"plm_{shard}", f"plo_{shard}")
-
-    with pytest.raises(StorageError, match="owned by nobody"):
-        store.enqueue(b"y")
-
-    store.engine.close()
-    store.engine.open(store.now_ms)
-    assert store.ready() == keys
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import re
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
@@ -12,26 +13,18 @@ import pytest
 
 from pinlaterd.clock import FakeClock
 from pinlaterd.engines.redis.connection import Server
-from pinlaterd.engines.redis.engine import RedisEngine
 from pinlaterd.engines.redis.store import has_ended, own_name
 from pinlaterd.errors import ShardOwned, StorageError
 from tests.conformance.engine.harness import QUEUE
 from tests.conftest import WaitUntil
-from tests.servers.redis import PRIORITY_LEVELS, RedisServer
+from tests.servers.redis import RedisServer, redis_engine
 
 SPAWN = multiprocessing.get_context("spawn")
 # Far longer than a test may take.
 LEASE_SECONDS = 3600.0
 
 
-def _engine(server: Server, shard: str) -> RedisEngine:
-    return RedisEngine(
-        shard,
-        server,
-        priority_levels=PRIORITY_LEVELS,
-        lease_seconds=LEASE_SECONDS,
-        answer_seconds=5.0,
-    )
+_engine = partial(redis_engine, lease_seconds=LEASE_SECONDS)
 
 
 def _own(server: Server, shard: str, talk: Connection) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 
-from pinlaterd.client import AckInfo, Client, Job, JobState
+from pinlaterd.client import AckInfo, Client, JobState
 from tests.conftest import WaitUntil
 from tests.deployment import Deployment
 from tests.engines.redis.conftest import NewServer
@@ -76,32 +76,6 @@ def client(service: Deployment) -> Iterator[Client]:
         yield client
 
 
-class Acknowledged:
-    """Jobs, and the state that the service has answered for."""
-
-    def __init__(self) -> None:
-        self.states: dict[str, JobState] = {}
-
-    def work(self, client: Client, rounds: int) -> None:
-        """Enqueue, claim, and ack the half."""
-        for _ in range(rounds):
-            enqueued = client.enqueue(QUEUE, [Job(b"x" * 200, attempts_allowed=9)] * 10)
-            self.states |= dict.fromkeys(enqueued, JobState.PENDING)
-            claimed = client.dequeue(QUEUE, limit=6)
-            self.states |= {job.descriptor: JobState.IN_PROGRESS for job in claimed}
-            client.ack(QUEUE, succeeded=claimed[:3])
-            self.states |= {job.descriptor: JobState.SUCCEEDED for job in claimed[:3]}
-
-    def are_kept(self, client: Client) -> bool:
-        """A call that was not answered may have been carried out all the same, or its claims have
-        gone back: a job may be elsewhere than is known, but it is nowhere lost, nor undone."""
-        found = client.lookup(list(self.states))
-        ended = {d for d, state in self.states.items() if state is JobState.SUCCEEDED}
-        return found.keys() == self.states.keys() and all(
-            found[descriptor].state is JobState.SUCCEEDED for descriptor in ended
-        )
-
-
 def test_pinlaters_jobs_are_served_with_pinlaters_configuration(
     service: Deployment, client: Client
 ):
@@ -130,14 +104,18 @@ def test_pinlaters_jobs_are_served_with_pinlaters_configuration(
 def test_shards_that_are_killed_are_back_long_before_their_leases_end(
     service: Deployment, client: Client
 ):
-    jobs = Acknowledged()
-    jobs.work(client, rounds=10)
+    names = client.enqueue(QUEUE, [b"x"] * 10)
+    claimed = client.dequeue(QUEUE, limit=6)
+    client.ack(QUEUE, succeeded=claimed)
     for program in ("shard-1", "shard-2"):
         service.kill(program)
 
     service.wait_until_serving()
 
-    assert jobs.are_kept(client)
+    found = client.lookup(names)
+    assert found.keys() == set(names)
+    ended = {name for name, job in found.items() if job.state is JobState.SUCCEEDED}
+    assert ended == {job.descriptor for job in claimed}
 
 
 def test_its_durability_and_its_errors_are_in_status(
