@@ -107,14 +107,12 @@ class Dequeue(Acking):
         if self.parts:
             super().add_to(commit)
         if self._taken:
-            commit.claims.append(self)
+            self._leads = not commit.claims
+            # A job too large for any answer is handed out alone.
+            op = ClaimOp(self.queue, self._taken, self._bytes_left, not self._found)
+            commit.claims.append((op, self._claimed))
 
-    def claim_op(self, *, first: bool) -> ClaimOp:
-        self._leads = first
-        # A job too large for any answer is handed out alone.
-        return ClaimOp(self.queue, self._taken, self._bytes_left, not self._found)
-
-    def claimed(self, payloads: Sequence[Payload | None], now_ms: int) -> None:
+    def _claimed(self, payloads: Sequence[Payload | None], now_ms: int) -> None:
         """The claims were committed, the first of them, as many as fitted. None stands for a job
         that was not PENDING in the store: a foreign writer's doing."""
         self.begun = True

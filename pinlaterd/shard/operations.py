@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from pinlaterd.engines.base import (
     AckOp,
@@ -73,7 +73,8 @@ class Commit:
         self.checkpoints: list[Operation] = []
         self.releases: list[Operation] = []
         self.enqueues: dict[str, list[Enqueue]] = {}  # by queue
-        self.claims: list[Claiming] = []
+        # Claims, and what takes those that were made.
+        self.claims: list[tuple[ClaimOp, Callable[[Sequence[Payload | None], int], None]]] = []
         for operation in operations:
             operation.add_to(self)
 
@@ -87,7 +88,7 @@ class Commit:
                 EnqueueOp(queue, calls[0].jobs if len(calls) == 1 else _all_jobs(calls))
                 for queue, calls in self.enqueues.items()
             ],
-            [dequeue.claim_op(first=dequeue is self.claims[0]) for dequeue in self.claims],
+            [op for op, _ in self.claims],
             room,
         )
 
@@ -105,8 +106,8 @@ class Commit:
                 enqueue.local_ids = local_ids[at : at + enqueue.rows]
                 at += enqueue.rows
             state.stored(queue, jobs, local_ids, now_ms)
-        for dequeue, payloads in zip(self.claims, result.claims, strict=True):
-            dequeue.claimed(payloads, now_ms)
+        for (_, claimed), payloads in zip(self.claims, result.claims, strict=True):
+            claimed(payloads, now_ms)
 
 
 def _all_jobs(calls: Sequence[Enqueue]) -> list[Job]:
@@ -170,14 +171,6 @@ class Operation:
     def fail(self, error: PinLaterError) -> None:
         """It ends here."""
         self.state.replies.fail(self.call, self.head, error)
-
-
-class Claiming(Protocol):
-    """A dequeue, as a commit sees it."""
-
-    def claim_op(self, *, first: bool) -> ClaimOp: ...
-
-    def claimed(self, payloads: Sequence[Payload | None], now_ms: int) -> None: ...
 
 
 _NO_PARTS: deque[Any] = deque(maxlen=0)
