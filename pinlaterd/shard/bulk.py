@@ -32,6 +32,7 @@ from pinlaterd.model import (
     JobDescriptor,
     JobKey,
     JobRecord,
+    JobState,
     LookupRequest,
     QueueNamesRequest,
     Result,
@@ -374,8 +375,12 @@ class BulkCalls:
         return deleted
 
     def _deleted(self, request: DeleteJobsRequest, keys: Sequence[JobKey]) -> int:
-        """They leave the memory; returns how many they are."""
-        self._state.forget(request.queue, request.priority, [key.local_id for key in keys])
+        """PENDING ones leave the memory; returns how many they are."""
+        self._state.changed.add(request.queue)
+        if request.state is JobState.PENDING:
+            self._state.touched.add(request.queue)
+            local_ids = [key.local_id for key in keys]
+            self._state.ready.discard(request.queue, request.priority, local_ids)
         return len(keys)
 
 

@@ -26,6 +26,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import compress
+from operator import not_
 from typing import NamedTuple
 
 from pinlaterd.errors import StorageLocked
@@ -306,16 +307,20 @@ class ReadyIndex:
         """Jobs are PENDING no more (deleted)."""
         if priority > self._levels or queue not in self._queues:
             return
-        line = self._queues[queue][priority - 1]
-        gone = frozenset(local_ids)
-        kept = [key.local_id not in gone for key in line.keys]
-        if not all(kept):
-            before = _size(line.payloads)
-            line.keys = deque(compress(line.keys, kept))
-            line.payloads = deque(compress(line.payloads, kept))
-            self._held -= len(kept) - len(line.keys)
-            self._payload_bytes -= before - _size(line.payloads)
-            self._watch(queue, line)
+        line, gone = self._queues[queue][priority - 1], set(local_ids)
+        dropped: list[Payload | None] = []
+        while line.keys and line.keys[0].local_id in gone:  # mostly the first ones are deleted
+            gone.remove(line.keys.popleft().local_id)
+            dropped.append(line.payloads.popleft())
+        if gone:
+            kept = [key.local_id not in gone for key in line.keys]
+            if not all(kept):
+                dropped += compress(line.payloads, map(not_, kept))
+                line.keys = deque(compress(line.keys, kept))
+                line.payloads = deque(compress(line.payloads, kept))
+        self._held -= len(dropped)
+        self._payload_bytes -= _size(dropped)
+        self._watch(queue, line)
 
     # --- what is ready -------------------------------------------------------------------
 

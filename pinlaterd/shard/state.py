@@ -245,11 +245,6 @@ class ShardState:
         for priority, keys in by_priority.items():
             self.ready.add(queue, priority, sorted(keys), now_ms)
 
-    def forget(self, queue: str, priority: int, local_ids: Sequence[int]) -> None:
-        """Jobs were deleted."""
-        self.ready.discard(queue, priority, local_ids)
-        self.touched.add(queue)
-
     # --- what is counted: once a call or a batch, never once a job ------------------------------
 
     def acked(self, queue: str, result: AckResult, now_ms: int) -> None:
