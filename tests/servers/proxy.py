@@ -26,6 +26,7 @@ class Proxy:
         self._target_port = target_port
         self._plans: list[tuple[bytes, Cut]] = []
         self._open: set[socket.socket] = set()
+        self._muted: set[socket.socket] = set()  # servers whose answers are not passed on
         self._listener = socket.create_server((HOST, 0))
         self.port = int(self._listener.getsockname()[1])
         self.cuts = 0
@@ -92,6 +93,8 @@ class Proxy:
             while data := source.recv(_CHUNK):
                 time.sleep(self.delay_seconds)
                 flow.wait()
+                if source in self._muted:
+                    continue
                 if is_client and self._plans and self._plans[0][0] in data:
                     _, how = self._plans.pop(0)
                     if how is Cut.SILENCE:
@@ -113,14 +116,15 @@ class Proxy:
         self._open -= {source, to}
 
     def _cut(self, client: socket.socket, server: socket.socket, data: bytes, how: Cut) -> None:
-        # The client's end first, so that no answer slips through.
-        _end(client)
         if how is Cut.AFTER:
+            # Done before the client hears of it: it may have the server end this connection.
+            self._muted.add(server)
             server.sendall(data)
             with contextlib.suppress(OSError):
                 server.shutdown(socket.SHUT_WR)
                 while server.recv(_CHUNK):  # it has done what was said when it hangs up
                     pass
+        _end(client)
         self.cuts += 1
 
 
