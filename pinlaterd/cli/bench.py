@@ -17,7 +17,7 @@ from pinlaterd.cli.callers import (
     CycleCaller,
     DequeueCaller,
     EnqueueCaller,
-    Taking,
+    LoadPlan,
     alike_batches,
     bench_body,
     check_for_foreign_jobs,
@@ -44,7 +44,6 @@ from pinlaterd.cli.load import (
     Outcome,
 )
 from pinlaterd.cli.load_commands import (
-    LoadPlan,
     body_bytes_option,
     load_options,
     num_queries_option,
@@ -135,7 +134,6 @@ class Plan(LoadPlan):
     rate: float | None
     arrivals: str | None
     slow_ms: float
-    success_percent: int = 100
     all_jobs: bool = False
 
     def __post_init__(self) -> None:
@@ -154,11 +152,6 @@ class Plan(LoadPlan):
 
     def batches(self) -> Batches:
         return Batches(alike_batches(self.job, batch_size=self.batch_size))
-
-    def taking(self) -> Taking:
-        return Taking(
-            self.queue, self.batch_size, self.success_percent, AtEmpty.END_RUN, not self.all_jobs
-        )
 
     def pace(self) -> ClosedLoop:
         if self.rate is None:
@@ -236,12 +229,12 @@ def dequeue(*, fill_jobs: int | None, **options: Any) -> None:
       pinlater bench dequeue --queue bench --rate 500 --concurrency 16
     """
     plan = Plan(**options)
-    taking = plan.taking()
+    ours = not plan.all_jobs
     _measure(
         plan,
         [Kind.DEQUEUE],
-        lambda client: DequeueCaller(client, taking),
-        takes=True,
+        lambda client: DequeueCaller(client, plan, AtEmpty.END_RUN, bench_jobs_only=ours),
+        checks=ours,
         fill_jobs=plan.jobs_to_take() if fill_jobs is None else fill_jobs,
     )
 
@@ -261,8 +254,13 @@ def cycle(**options: Any) -> None:
       pinlater bench cycle --queue bench --rate 300 --concurrency 16 --seconds 60
     """
     plan = Plan(**options)
-    taking, batches = plan.taking(), plan.batches()
-    _measure(plan, list(Kind), lambda client: CycleCaller(client, taking, batches), takes=True)
+    batches, ours = plan.batches(), not plan.all_jobs
+    _measure(
+        plan,
+        list(Kind),
+        lambda client: CycleCaller(client, plan, batches, bench_jobs_only=ours),
+        checks=ours,
+    )
 
 
 # --- a run ------------------------------------------------------------------------------------
@@ -273,19 +271,17 @@ def _measure(
     kinds: Sequence[Kind],
     caller: Callable[[Client], Caller],
     *,
-    takes: bool = False,
+    checks: bool = False,
     fill_jobs: int = 0,
 ) -> None:
-    """`takes`: whether it dequeues."""
+    """`checks`: that the queue holds no jobs of others."""
     pace = plan.pace()
     outcome = run_load(
         plan,
         kinds,
         caller,
         pace,
-        prepare=functools.partial(
-            _prepare, plan, checks=takes and not plan.all_jobs, fill_jobs=fill_jobs
-        ),
+        prepare=functools.partial(_prepare, plan, checks=checks, fill_jobs=fill_jobs),
         slow_ms=plan.slow_ms,
         warm_up_seconds=plan.warm_up_seconds,
         seconds=plan.measured_seconds,

@@ -12,15 +12,19 @@ tells them from those of others: `pinlater-bench xxxx…`.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 import secrets
+import sys
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import NamedTuple
+
+import click
 
 from pinlaterd.cli.command_line import printable
 from pinlaterd.cli.load import Answered, Kind, LoadStopped, OutOfJobs
@@ -267,21 +271,32 @@ class AtEmpty(Enum):
     END_RUN = auto()  # the run ends when nothing is pending
 
 
-@dataclass(frozen=True)
-class Taking:
-    """What dequeues take, and how the jobs are acknowledged.
+@dataclass(frozen=True, kw_only=True)
+class LoadPlan:
+    """What the command line says of a load.
 
-    `success_percent` of the jobs, chosen at random, succeed; the others fail. `inspect` sees each.
-    With `bench_jobs_only`, jobs that the bench did not make are released, at no attempt's cost, and
-    end the run.
+    `success_percent` of the jobs, chosen at random, succeed; the others fail.
     """
 
     queue: str
+    num_queries: int | None
     batch_size: int
-    success_percent: int
-    at_empty: AtEmpty
-    bench_jobs_only: bool = False
-    inspect: Callable[[ClaimedJob], None] = lambda _job: None
+    concurrency: int
+    progress: bool | None
+    priority: int | None = None
+    body_bytes: int = MIN_BODY_BYTES
+    success_percent: int = 100
+
+    @property
+    def tell(self) -> Callable[[str], None] | None:
+        """Shows a line of progress, if that is wanted."""
+        wanted = self.progress if self.progress is not None else sys.stderr.isatty()
+        return functools.partial(click.echo, err=True) if wanted else None
+
+    @property
+    def calls(self) -> int | None:
+        """How many to measure; None: as many as the time allows."""
+        return None if self.num_queries in (None, -1) else self.num_queries
 
 
 class ForeignJobFound(LoadStopped):
@@ -303,12 +318,26 @@ def check_for_foreign_jobs(client: Client, queue: str) -> None:
 
 
 class DequeueCaller:
-    """Dequeues, and acknowledges the jobs of the call before in the same call."""
+    """Dequeues, and acknowledges the jobs of the call before in the same call. `inspect` sees each.
 
-    def __init__(self, client: Client, taking: Taking) -> None:
+    With `bench_jobs_only`, jobs that the bench did not make are released, at no attempt's cost, and
+    end the run."""
+
+    def __init__(
+        self,
+        client: Client,
+        plan: LoadPlan,
+        at_empty: AtEmpty,
+        *,
+        bench_jobs_only: bool = False,
+        inspect: Callable[[ClaimedJob], None] = lambda _job: None,
+    ) -> None:
         self.kind = Kind.DEQUEUE
         self._client = client
-        self._taking = taking
+        self._plan = plan
+        self._at_empty = at_empty
+        self._bench_jobs_only = bench_jobs_only
+        self._inspect = inspect
         self._was_empty = False
         # what is claimed and not yet acknowledged
         self._succeeded: list[ClaimedJob] = []
@@ -316,37 +345,35 @@ class DequeueCaller:
         self._foreign: list[ClaimedJob] = []
 
     def call(self) -> Answered | None:
-        at_empty = self._taking.at_empty
-        waits = self._was_empty and at_empty is not AtEmpty.END_RUN
+        waits = self._was_empty and self._at_empty is not AtEmpty.END_RUN
         claimed = self._dequeue(wait_ms=_EMPTY_QUEUE_WAIT_MS if waits else 0)
         self._was_empty = not claimed
         if not claimed:
-            if waits and at_empty is AtEmpty.WAIT_AND_END:
+            if waits and self._at_empty is AtEmpty.WAIT_AND_END:
                 return None
             # A dequeue may find none while the router has not yet heard of jobs just enqueued.
-            if at_empty is AtEmpty.END_RUN and not self._pending():
+            if self._at_empty is AtEmpty.END_RUN and not self._client.count(
+                self._plan.queue, JobState.PENDING
+            ):
                 raise OutOfJobs
         return Answered(claimed, waited=waits)
-
-    def _pending(self) -> int:
-        return self._client.count(self._taking.queue, JobState.PENDING)
 
     def _dequeue(self, *, wait_ms: int = 0) -> int:
         """Acknowledge, and claim the next jobs, in one call."""
         jobs = self._client.dequeue(
-            self._taking.queue,
-            limit=self._taking.batch_size,
+            self._plan.queue,
+            limit=self._plan.batch_size,
             succeeded=self._succeeded,
             failed=self._failed,
             max_wait_ms=wait_ms,
         )
         self._succeeded, self._failed = [], []
         for job in jobs:
-            self._taking.inspect(job)
+            self._inspect(job)
             self._end_of(job).append(job)
         if self._foreign:
             raise ForeignJobFound(
-                self._taking.queue,
+                self._plan.queue,
                 self._foreign[0].descriptor,
                 "what it had claimed of them is given back, at no attempt's cost "
                 "(by time-out, should the service be away by now)",
@@ -354,15 +381,15 @@ class DequeueCaller:
         return len(jobs)
 
     def _end_of(self, job: ClaimedJob) -> list[ClaimedJob]:
-        if self._taking.bench_jobs_only and not _is_bench_job(job):
+        if self._bench_jobs_only and not _is_bench_job(job):
             return self._foreign
-        succeeds = random.random() * 100 < self._taking.success_percent
+        succeeds = random.random() * 100 < self._plan.success_percent
         return self._succeeded if succeeds else self._failed
 
     def _acknowledge(self) -> int:
         acknowledged = len(self._succeeded) + len(self._failed)
         if acknowledged:
-            self._client.ack(self._taking.queue, succeeded=self._succeeded, failed=self._failed)
+            self._client.ack(self._plan.queue, succeeded=self._succeeded, failed=self._failed)
         self._succeeded, self._failed = [], []
         return acknowledged
 
@@ -376,16 +403,18 @@ class DequeueCaller:
             for job in self._foreign
         ]
         if released:
-            self._client.checkpoint(self._taking.queue, released)
+            self._client.checkpoint(self._plan.queue, released)
 
 
 class CycleCaller(DequeueCaller):
     """A job's whole life in three calls: enqueue, dequeue, ack. One that fails is made again."""
 
-    def __init__(self, client: Client, taking: Taking, batches: Batches) -> None:
-        super().__init__(client, taking)
+    def __init__(
+        self, client: Client, plan: LoadPlan, batches: Batches, *, bench_jobs_only: bool
+    ) -> None:
+        super().__init__(client, plan, AtEmpty.END_RUN, bench_jobs_only=bench_jobs_only)
         self.kind = Kind.ENQUEUE
-        self._enqueues = EnqueueCaller(client, taking.queue, batches)
+        self._enqueues = EnqueueCaller(client, plan.queue, batches)
 
     def call(self) -> Answered | None:
         if self.kind is Kind.ENQUEUE:

@@ -17,7 +17,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from pinlaterd.client import Client
 
+Facts = Mapping[str, Any]  # as they are in JSON
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 MAX_SECONDS = 86_400.0  # of what a command is told to wait

@@ -39,7 +39,7 @@ from pinlaterd.cli.command_line import (
     shown_time,
     yes_option,
 )
-from pinlaterd.cli.service_status import ShardJobs, find_shard, shards_of, take_sample
+from pinlaterd.cli.service_status import find_shard, shards_of, take_sample
 from pinlaterd.cli.shards import set_dequeue_only, shard
 from pinlaterd.client import calls
 from pinlaterd.client.calls import PreparedCall
@@ -110,7 +110,7 @@ def drain(*, name: str, wait: bool, move: bool, yes: bool) -> None:
     """
     if move:
         confirm(f"Give the scheduled jobs of shard {name} new descriptors, elsewhere?", yes=yes)
-    acts = set_dequeue_only(name, on=True, yes=yes).acts
+    acts = set_dequeue_only(name, on=True, yes=yes)
     enter()  # the paths of sockets have to be short
     with ShardCallers(shard_endpoint) as callers, _Bar(f"draining shard {name}") as bar:
         work = _Drain(name, callers, bar, moves=move)
@@ -128,7 +128,7 @@ def drain(*, name: str, wait: bool, move: bool, yes: bool) -> None:
     show(facts, lambda: _print(name, work, jobs, latest_ms))
 
 
-def _print(name: str, work: _Drain, jobs: ShardJobs | None, latest_ms: int | None) -> None:
+def _print(name: str, work: _Drain, jobs: Mapping[str, int] | None, latest_ms: int | None) -> None:
     if work.moved:
         click.echo(f"{work.moved:,} scheduled jobs were moved to other shards")
     for kept in work.kept[:_MOST_KEPT_SHOWN]:
@@ -198,7 +198,7 @@ class _Drain:
         self.moved = 0
         self.kept: Sequence[Kept] = ()
 
-    def run(self, *, wait: bool) -> ShardJobs | None:
+    def run(self, *, wait: bool) -> Mapping[str, int] | None:
         """What the shard holds in the end; None if that is not known."""
         found = self._look()
         if self._moves:
@@ -212,11 +212,11 @@ class _Drain:
                 self._move()
         return found
 
-    def _left(self, jobs: ShardJobs) -> bool:
+    def _left(self, jobs: Mapping[str, int]) -> bool:
         """Whether jobs wait there that are to go."""
         return bool(jobs["pending"]) or (self._moves and jobs["scheduled"] > len(self.kept))
 
-    def _look(self) -> ShardJobs | None:
+    def _look(self) -> Mapping[str, int] | None:
         found = find_shard(self._name)
         if found is None:
             fail(f"shard {self._name} is not part of the service any more")

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
 from pathlib import Path
-from typing import IO, Any, NamedTuple, NoReturn
+from typing import IO, Any, NoReturn
 
 import click
 import msgspec
@@ -64,24 +64,13 @@ class FailoverBroken(DeploymentError):
     """Why it ended half-way; the same command goes on with it."""
 
 
-class Wanted(NamedTuple):
-    """What somebody asked for. `to`, accounts: None for what shards.yaml says."""
-
-    shard: str
-    to: Place | None
-    accept_loss: bool
-    administrator: Account | None
-    replication: Account | None
-    catch_up_seconds: float
-
-
 # --- the journal ------------------------------------------------------------------------------
 
 
 class _Record(msgspec.Struct):
     shards: Sequence[str]
     pair: Pair | None
-    accept_loss: bool
+    accept_loss: bool = False
     done: list[str] = []  # the names of steps
     notes: dict[str, str] = {}
 
@@ -144,29 +133,39 @@ class Journal:
 class ShardFailover:
     """One failover of a deployment's shards. To be used in `alone`."""
 
-    def __init__(self, directory: Path, wanted: Wanted) -> None:
-        """Raises ConfigError, FailoverRefused."""
+    def __init__(
+        self,
+        directory: Path,
+        shard: str,
+        *,
+        to: Place | None = None,
+        accept_loss: bool = False,
+        catch_up_seconds: float,
+        administrator: Account | None = None,
+        replication: Account | None = None,
+    ) -> None:
+        """`to`, accounts: None for what shards.yaml says. Raises ConfigError, FailoverRefused."""
         self._etc = directory / ETC
         config = load_config(self._etc)
-        settings = config.shards.get(wanted.shard)
+        settings = config.shards.get(shard)
         if settings is None:
             names = ", ".join(config.shards)
-            raise FailoverRefused(f"there is no shard {wanted.shard!r}; there are: {names}")
-        journal = Journal.find(directory / RUN, wanted.shard)
+            raise FailoverRefused(f"there is no shard {shard!r}; there are: {names}")
+        journal = Journal.find(directory / RUN, shard)
         if journal is None:
-            journal = _new_journal(directory / RUN, config, settings, wanted)
+            journal = _new_journal(directory / RUN, config, settings, to)
         else:
-            _check_same(journal, wanted)
-            journal.record.accept_loss |= wanted.accept_loss
+            _check_same(journal, to)
+        journal.record.accept_loss |= accept_loss
         self._journal = journal
         self.shards = journal.record.shards
         own = Account(settings.user, settings.passwd)
         handover = Handover(
             shards=self.shards,
-            administrator=wanted.administrator or own,
-            replication=wanted.replication or own,
+            administrator=administrator or own,
+            replication=replication or own,
             accept_loss=journal.record.accept_loss,
-            catch_up_seconds=wanted.catch_up_seconds,
+            catch_up_seconds=catch_up_seconds,
         )
         self._failover = make_failover(settings, journal.record.pair, handover, journal)
         self._examination = self._failover.examine()
@@ -251,19 +250,19 @@ class ShardFailover:
         raise FailoverRefused(f"{why}. Everything is as it was before")
 
 
-def _new_journal(run: Path, config: Config, shard: ShardSettings, wanted: Wanted) -> Journal:
+def _new_journal(run: Path, config: Config, shard: ShardSettings, to: Place | None) -> Journal:
     """Raises FailoverRefused."""
     if not has_failover(shard):
         raise FailoverRefused(
             f"shard {shard.name} is a file ({shard.file}) and has no replica; restore a backup"
             " instead, see docs/operations.md"
         )
-    if shard.sentinel is not None and wanted.to is not None:
+    if shard.sentinel is not None and to is not None:
         raise FailoverRefused(f"Sentinels choose the master of shard {shard.name}; leave out --to")
     along = [other.name for other in config.shards.values() if _same_server(other, shard)]
-    pair = None if shard.sentinel is not None else _pair(shard, wanted.to)
+    pair = None if shard.sentinel is not None else _pair(shard, to)
     path = run / _JOURNALS.replace("*", along[0])
-    return Journal(path, _Record(along, pair, wanted.accept_loss), resumed=False)
+    return Journal(path, _Record(along, pair), resumed=False)
 
 
 def _pair(shard: ShardSettings, to: Place | None) -> Pair:
@@ -280,11 +279,11 @@ def _pair(shard: ShardSettings, to: Place | None) -> Pair:
     return pair
 
 
-def _check_same(journal: Journal, wanted: Wanted) -> None:
+def _check_same(journal: Journal, to: Place | None) -> None:
     """Raises FailoverRefused if another replica is wanted than the one that was begun with."""
     assert journal.record.pair is not None, "only such failovers are remembered"
     begun_with = journal.record.pair.replica
-    if wanted.to is not None and wanted.to != begun_with:
+    if to is not None and to != begun_with:
         raise FailoverRefused(
             f"a failover to {begun_with} was begun and broken off; go on with that first, without"
             " --to"
@@ -380,12 +379,13 @@ def _place(text: str) -> Place:
 def failover(
     *,
     name: str,
-    to: Place | None,
-    accept_loss: bool,
     check: bool,
     yes: bool,
-    catch_up_seconds: float,
-    **accounts: Any,
+    user: str | None,
+    passwd_file: IO[str] | None,
+    replication_user: str | None,
+    replication_passwd_file: IO[str] | None,
+    **wanted: Any,
 ) -> None:
     """Make the replica of shard NAME its master, and swap both in etc/shards.yaml.
 
@@ -400,12 +400,14 @@ def failover(
       pinlater-admin shard failover 1 --to db3.example.com:3306 --yes
       pinlater-admin shard failover 1 --accept-loss --yes
     """
-    administrator, replication = _account("", **accounts), _account("replication_", **accounts)
-    wanted = Wanted(name, to, accept_loss, administrator, replication, catch_up_seconds)
+    wanted["administrator"] = _account("--user", user, passwd_file)
+    wanted["replication"] = _account(
+        "--replication-user", replication_user, replication_passwd_file
+    )
     try:
         with (
             alone(directory()),
-            contextlib.closing(ShardFailover(directory(), wanted)) as one,
+            contextlib.closing(ShardFailover(directory(), name, **wanted)) as one,
         ):
             plan = one.plan()
             if check:
@@ -419,12 +421,9 @@ def failover(
         fail(f"refused: {error}")
 
 
-def _account(prefix: str, **options: Any) -> Account | None:
-    user: str | None = options[f"{prefix}user"]
-    passwd_file: IO[str] | None = options[f"{prefix}passwd_file"]
+def _account(option: str, user: str | None, passwd_file: IO[str] | None) -> Account | None:
     if user is None:
         if passwd_file is not None:
-            option = f"--{prefix}user".replace("_", "-")
             raise click.UsageError(f"whose password is it? Give {option}, too")
         return None
     return Account(user, "" if passwd_file is None else passwd_file.readline().rstrip("\r\n"))

@@ -8,7 +8,6 @@ import functools
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import IO, Any
 
 import click
@@ -20,7 +19,7 @@ from pinlaterd.cli.callers import (
     DeliveryAudit,
     DequeueCaller,
     EnqueueCaller,
-    Taking,
+    LoadPlan,
     Verdict,
     alike_batches,
     line_batches,
@@ -89,30 +88,6 @@ def num_queries_option(default: int | None, meaning: str) -> Callable[[Decorated
         default=default,
         help=f"Calls to make over all connections; -1: {meaning}",
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoadPlan:
-    """What the command line says of a load."""
-
-    queue: str
-    num_queries: int | None
-    batch_size: int
-    concurrency: int
-    progress: bool | None
-    priority: int | None = None
-    body_bytes: int = MIN_BODY_BYTES
-
-    @property
-    def tell(self) -> Callable[[str], None] | None:
-        """Shows a line of progress, if that is wanted."""
-        wanted = self.progress if self.progress is not None else sys.stderr.isatty()
-        return functools.partial(click.echo, err=True) if wanted else None
-
-    @property
-    def calls(self) -> int | None:
-        """How many to measure; None: as many as the time allows."""
-        return None if self.num_queries in (None, -1) else self.num_queries
 
 
 def run_load(
@@ -206,7 +181,7 @@ def enqueue(*, from_file: IO[bytes] | None, body: str | None, **options: Any) ->
 @load_options
 @success_option
 @service_options
-def dequeue(*, success_percent: int, **options: Any) -> None:
+def dequeue(**options: Any) -> None:
     """Dequeue jobs and acknowledge them: each call's jobs in the next call.
 
     Examples:
@@ -214,8 +189,8 @@ def dequeue(*, success_percent: int, **options: Any) -> None:
       pinlater dequeue --queue mail --num-queries -1 --dequeue-success-percent 95
     """
     plan = LoadPlan(**options)
-    taking = Taking(plan.queue, plan.batch_size, success_percent, AtEmpty.WAIT)
-    _report("dequeued", _run_dequeues(plan, taking))
+    callers = functools.partial(DequeueCaller, plan=plan, at_empty=AtEmpty.WAIT)
+    _report("dequeued", run_load(plan, [Kind.DEQUEUE], callers, ClosedLoop(plan.calls)))
 
 
 @click.command("check-dequeue", cls=Command)
@@ -224,7 +199,7 @@ def dequeue(*, success_percent: int, **options: Any) -> None:
 @load_options
 @success_option
 @service_options
-def check_dequeue(*, success_percent: int, **options: Any) -> None:
+def check_dequeue(**options: Any) -> None:
     """Dequeue, and check that what `pinlater enqueue` put in comes out.
 
     Verifies each body's checksum, reports what comes out twice, and at the end what is missing
@@ -235,20 +210,14 @@ def check_dequeue(*, success_percent: int, **options: Any) -> None:
       pinlater check-dequeue --queue check --batch-size 100 --concurrency 4
     """
     plan, audit = LoadPlan(**options), DeliveryAudit()
-    taking = Taking(
-        plan.queue, plan.batch_size, success_percent, AtEmpty.WAIT_AND_END, inspect=audit.enter
+    callers = functools.partial(
+        DequeueCaller, plan=plan, at_empty=AtEmpty.WAIT_AND_END, inspect=audit.enter
     )
-    outcome = _run_dequeues(plan, taking)
+    outcome = run_load(plan, [Kind.DEQUEUE], callers, ClosedLoop(plan.calls))
     verdict = audit.verdict()
     _report("dequeued", outcome, verdict)
     if verdict.faults:
         sys.exit(ExitCode.FAILURE)
-
-
-def _run_dequeues(plan: LoadPlan, taking: Taking) -> Outcome:
-    return run_load(
-        plan, [Kind.DEQUEUE], lambda client: DequeueCaller(client, taking), ClosedLoop(plan.calls)
-    )
 
 
 def _report(did: str, outcome: Outcome, verdict: Verdict | None = None) -> None:

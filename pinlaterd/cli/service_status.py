@@ -12,13 +12,14 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
-from typing import Any, NamedTuple, TypedDict, cast
+from typing import NamedTuple, cast
 
 import click
 
 from pinlaterd.cli.command_line import (
     MAX_LINE_CHARS,
     Column,
+    Facts,
     ask_coordinator,
     directory,
     fail,
@@ -40,27 +41,25 @@ _DOWN = ("stopped", "silent")  # a frozen router is held off by the shards, whic
 QUEUE_AGE = "_oldest_ready_age_ms"
 _COUNTING = "shard_queues_counting"  # every shard that has looked at its store has it
 
-Status = Mapping[str, Any]  # the body of /status.json
 
-
-def fetch() -> Status:
+def fetch() -> Facts:
     """Raises ConnectionFailed."""
     [found] = ask_coordinator("/status.json")
-    return cast("Status", found)
+    return cast("Facts", found)
 
 
-def report(status: Status) -> None:
+def report(status: Facts) -> None:
     """Print it, and end the program with exit 1 if a router or shard does not serve."""
     show(status, lambda: _print(status))
     if not status["healthy"]:
         sys.exit(ExitCode.FAILURE)
 
 
-def enqueues(shard: Mapping[str, Any]) -> str:
+def enqueues(shard: Facts) -> str:
     return "no (dequeue-only)" if shard["dequeue_only"] else "yes"
 
 
-def shown_state(shard: ListedShard) -> str:
+def shown_state(shard: Facts) -> str:
     return f"{shard['state']}, degraded" if shard["ailing"] else shard["state"]
 
 
@@ -81,7 +80,7 @@ _SHARD_COLUMNS: Sequence[Column] = (
 )
 
 
-def _print(status: Status) -> None:
+def _print(status: Facts) -> None:
     health = "healthy" if status["healthy"] else "NOT healthy"
     click.echo(
         f"pinlaterd {status['version']} in {printable(status['deployment'])}: {health}, "
@@ -128,30 +127,8 @@ class Sample(NamedTuple):
     """What the coordinator said at one moment; `at` in monotonic seconds."""
 
     at: float
-    status: Status
+    status: Facts
     stats: Mapping[str, StatsSnapshot]  # /snapshot.json: by process
-
-
-class ShardJobs(TypedDict):
-    """How many jobs a shard holds."""
-
-    pending: int  # whose run-after has come
-    scheduled: int
-    in_progress: int
-    succeeded: int
-    failed: int
-
-
-class ListedShard(TypedDict):
-    """A shard as `shard list` shows it."""
-
-    name: str
-    engine: str
-    where: str  # file or address
-    state: str
-    dequeue_only: bool
-    ailing: bool
-    jobs: ShardJobs | None  # None: it does not serve, or counts them
 
 
 def take_sample() -> Sample:
@@ -160,10 +137,11 @@ def take_sample() -> Sample:
     return Sample(time.monotonic(), status, stats)
 
 
-def shards_of(sample: Sample) -> list[ListedShard]:
+def shards_of(sample: Sample) -> list[Facts]:
+    """As `shard list` shows them."""
     processes = sample.status["processes"]
     facts = {process["name"]: process["facts"] for process in processes if process["facts"]}
-    found: list[ListedShard] = []
+    found: list[Facts] = []
     for shard in sample.status["shards"]:
         program = shard_program(shard["name"])
         about = facts.get(program, {})
@@ -182,7 +160,7 @@ def shards_of(sample: Sample) -> list[ListedShard]:
     return found
 
 
-def find_shard(name: str) -> ListedShard | None:
+def find_shard(name: str) -> Facts | None:
     """None if it is not part of the service. Raises ConnectionFailed."""
     return next((shard for shard in shards_of(take_sample()) if shard["name"] == name), None)
 
@@ -193,7 +171,8 @@ def queue_names(stats: StatsSnapshot) -> list[str]:
     )
 
 
-def _jobs_of(stats: StatsSnapshot) -> ShardJobs | None:
+def _jobs_of(stats: StatsSnapshot) -> Mapping[str, int] | None:
+    """How many jobs a shard holds; None if it does not serve, or counts them."""
     gauges = stats["gauges"]
     if gauges.get(_COUNTING, 1):
         return None
@@ -203,7 +182,7 @@ def _jobs_of(stats: StatsSnapshot) -> ShardJobs | None:
 
     scheduled = total("scheduled")
     return {
-        "pending": max(0, total("pending") - scheduled),
+        "pending": max(0, total("pending") - scheduled),  # due by now
         "scheduled": scheduled,
         "in_progress": total("in_progress"),
         "succeeded": total("succeeded"),

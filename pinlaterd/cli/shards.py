@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
@@ -31,7 +31,6 @@ from pinlaterd.cli.command_line import (
 )
 from pinlaterd.cli.service_status import (
     EditRefused,
-    ShardJobs,
     enqueues,
     find_shard,
     follow,
@@ -106,20 +105,13 @@ def dequeue_only(*, name: str, state: str, yes: bool) -> None:
       pinlater-admin shard dequeue-only 3 on
       pinlater-admin shard dequeue-only 3 off
     """
-    done = set_dequeue_only(name, on=state == "on", yes=yes)
-    show({"shards": done.shards, "dequeue_only": state == "on", "acts": done.acts})
+    concerned = edit.shards_alike(directory() / ETC, name)
+    acts = set_dequeue_only(name, on=state == "on", yes=yes)
+    show({"shards": concerned, "dequeue_only": state == "on", "acts": acts})
 
 
-class Written(NamedTuple):
-    """The shards that a change concerns. `acts`: all follow it; else they do when the coordinator
-    is back."""
-
-    shards: Sequence[str]
-    acts: bool
-
-
-def set_dequeue_only(name: str, *, on: bool, yes: bool) -> Written:
-    """Returns once all follow it, or none can; fails if it is refused."""
+def set_dequeue_only(name: str, *, on: bool, yes: bool) -> bool:
+    """Whether all follow it; else they do when the coordinator is back. Fails if it is refused."""
     etc = directory() / ETC
     concerned = edit.shards_alike(etc, name)
     if len(concerned) > 1:
@@ -130,8 +122,7 @@ def set_dequeue_only(name: str, *, on: bool, yes: bool) -> Written:
         confirm("No shard is left that takes jobs: every enqueue will be refused. Do it?", yes=yes)
     was_changed = edit.set_dequeue_only(etc, name, on=on)
     takes = "takes no new jobs" if on else "takes new jobs"
-    done = f"shard {', '.join(concerned)} {takes}"
-    return Written(concerned, follow(done, was_changed=was_changed))
+    return follow(f"shard {', '.join(concerned)} {takes}", was_changed=was_changed)
 
 
 # --- add ------------------------------------------------------------------------------------
@@ -252,7 +243,7 @@ def _remove(etc: Path, name: str, *, force: bool) -> bool:
         fail(str(refused) if refused.mistakes else f"{refused}. {_drain_first(name)}")
 
 
-def _jobs_of(name: str) -> ShardJobs | None:
+def _jobs_of(name: str) -> Mapping[str, int] | None:
     """What it holds; None if nobody knows."""
     try:
         found = find_shard(name)
@@ -268,7 +259,7 @@ def _drain_first(name: str) -> str:
     )
 
 
-def _shown(jobs: ShardJobs | None) -> str:
+def _shown(jobs: Mapping[str, int] | None) -> str:
     if jobs is None:
         return "all jobs (how many is not known: it does not serve, or counts them)"
     return (

@@ -16,13 +16,14 @@ import time
 import tty
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from pinlaterd.cli.command_line import (
     Column,
     Command,
+    Facts,
     files_options,
     make_table,
     print_table,
@@ -47,8 +48,6 @@ from pinlaterd.stats.registry import since
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
-
-Facts = Mapping[str, Any]  # as they are in JSON
 
 _SECONDS = 1.0  # between two samples; figures are no fresher
 _QUIT = (b"q", b"Q", b"\x04", b"")  # the last: the terminal has gone

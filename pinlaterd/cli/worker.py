@@ -44,7 +44,7 @@ from pinlaterd.client import (
 from pinlaterd.client.consumer import CONNECTIONS_A_QUEUE
 from pinlaterd.client.executors import CLEAN_UP_SECONDS, TO_THREAD
 from pinlaterd.config.schema import LOG_LEVELS
-from pinlaterd.errors import RequestError
+from pinlaterd.errors import DeploymentError, RequestError
 from pinlaterd.lifecycle import STOP_SIGNALS, ExitCode, StopSignal, end_with_parent
 
 _PAUSE_SECONDS = 1.0
@@ -116,10 +116,7 @@ def worker(  # noqa: PLR0913  one parameter for each option
     if reload_parent is not None:
         begin_as_child(reload_parent)
     log.set_up("worker", log_level)
-    try:
-        handlers = load_handlers(module, Path.cwd())
-    except ModuleUnfit as error:
-        fail(str(error))
+    handlers = load_handlers(module, Path.cwd())
     names = _chosen(handlers, queues)
     with connect(max_connections=_CONNECTIONS + CONNECTIONS_A_QUEUE * len(names)) as client:
         try:
@@ -233,7 +230,7 @@ _SPELLING = re.compile(r"(?P<module>\w+(\.\w+)*)(:(?P<name>\w+))?\Z")
 _SHOWN_FRAMES = 3
 
 
-class ModuleUnfit(Exception):
+class ModuleUnfit(DeploymentError):
     """What keeps the module from being run as a worker, and how to mend it."""
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pinlaterd.cli.failover import FailoverBroken, FailoverRefused, ShardFailover, Wanted, alone
+from pinlaterd.cli.failover import FailoverBroken, FailoverRefused, ShardFailover, alone
 from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import Address
 from pinlaterd.errors import ConfigError
@@ -18,7 +18,6 @@ from tests.servers.redis_replicas import RedisPair, redis_pair, redis_program, r
 __all__ = ["redis_pair", "redis_program"]
 
 admin = Program("admin")
-WANTED = Wanted("1", None, False, None, None, 5.0)
 
 
 @pytest.fixture
@@ -62,7 +61,7 @@ def test_what_is_broken_off_behind_the_promotion_is_gone_on_with(deployment, red
     shards_file = deployment / "etc/shards.yaml"
     good = shards_file.read_text()
     with alone(deployment):
-        broken = ShardFailover(deployment, WANTED)
+        broken = ShardFailover(deployment, "1", catch_up_seconds=5.0)
         broken.plan()
         shards_file.write_text("{")
         with pytest.raises(FailoverBroken, match="it goes on from there"):
@@ -91,7 +90,7 @@ def test_a_journal_that_can_t_be_read_is_not_passed_over(deployment, redis_pair)
     (deployment / "run/failover-1.json").write_text('{"shards": ["1"]}')
 
     with pytest.raises(ConfigError, match="put them in order by hand"):
-        ShardFailover(deployment, WANTED)
+        ShardFailover(deployment, "1", catch_up_seconds=5.0)
 
     assert replication(redis_pair.master)["role"] == "master"
 

@@ -7,7 +7,6 @@ import select
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 
 import pytest
@@ -20,7 +19,7 @@ SECONDS = 20.0
 
 def start(code: str, **environment: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-u", "-c", textwrap.dedent(code)],
+        [sys.executable, "-u", "-c", code],
         cwd=ROOT,
         env={"PATH": "", **environment},
         stdout=subprocess.PIPE,
@@ -29,19 +28,34 @@ def start(code: str, **environment: str) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_blocking_loop_wakes_up_for_a_signal(number):
-    process = start(
-        """
-        import select
-        from pinlaterd.lifecycle import StopSignal
-        stop = StopSignal()
-        stop.catch()
-        print("ready")
-        select.select([stop], [], [])
-        print("stopping", stop.requested)
-        """
-    )
+BLOCKING = """
+import select
+from pinlaterd.lifecycle import StopSignal
+stop = StopSignal()
+stop.catch()
+print("ready")
+select.select([stop], [], [])
+print("stopping", stop.requested)
+"""
+IN_AN_EVENT_LOOP = """
+import asyncio, uvloop
+from pinlaterd.lifecycle import StopSignal
+async def main():
+    stop = StopSignal()
+    stop.catch_in(asyncio.get_running_loop())
+    print("ready")
+    await stop.wait()
+    print("stopping", stop.requested)
+asyncio.Runner(loop_factory=uvloop.new_event_loop).run(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "number"),
+    [(BLOCKING, signal.SIGTERM), (BLOCKING, signal.SIGINT), (IN_AN_EVENT_LOOP, signal.SIGTERM)],
+)
+def test_a_loop_wakes_up_for_a_signal(code, number):
+    process = start(code)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
 
@@ -49,28 +63,6 @@ def test_a_blocking_loop_wakes_up_for_a_signal(number):
 
     assert process.communicate(timeout=SECONDS)[0] == "stopping True\n"
     assert process.returncode == 0
-
-
-def test_an_event_loop_wakes_up_for_a_signal():
-    process = start(
-        """
-        import asyncio, uvloop
-        from pinlaterd.lifecycle import StopSignal
-        async def main():
-            stop = StopSignal()
-            stop.catch_in(asyncio.get_running_loop())
-            print("ready")
-            await stop.wait()
-            print("stopping", stop.requested)
-        asyncio.Runner(loop_factory=uvloop.new_event_loop).run(main())
-        """
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-
-    process.send_signal(signal.SIGTERM)
-
-    assert process.communicate(timeout=SECONDS)[0] == "stopping True\n"
 
 
 def test_asking_twice_is_asking_once():
@@ -109,17 +101,18 @@ def test_who_fails_at_once_under_supervisord_stays_a_moment(code, environment, l
     assert not lingers or time.monotonic() - started >= MIN_LIFE_SECONDS
 
 
+LOGGING = """
+import logging
+from pinlaterd import log
+log.set_up("shard-1", "info")
+log.set_up("shard-1", "info")
+logging.getLogger("x").debug("unseen")
+logging.getLogger("x").warning("queue %s", "a\\n2026-01-01T00:00:00.000Z INFO forged")
+"""
+
+
 def test_a_record_is_one_line_with_time_level_and_process():
-    process = start(
-        """
-        import logging
-        from pinlaterd import log
-        log.set_up("shard-1", "info")
-        log.set_up("shard-1", "info")
-        logging.getLogger("x").debug("unseen")
-        logging.getLogger("x").warning("queue %s", "a\\n2026-01-01T00:00:00.000Z INFO forged")
-        """
-    )
+    process = start(LOGGING)
 
     said = process.communicate(timeout=SECONDS)[1]
 

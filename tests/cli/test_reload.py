@@ -100,20 +100,6 @@ def test_a_change_ends_the_program_in_order_and_starts_it_anew(reloaded, wait_un
     assert reloaded.lines()[-1] == "signal 2"
 
 
-def test_a_mistake_is_shown_and_waited_out(reloaded, wait_until):
-    reloaded.write("version.py", "VERSION = (")
-    parent = reloaded.start()
-    wait_until(reloaded.says("ended with 1; waiting for a source to change"))
-    assert reloaded.says("SyntaxError")()
-    assert psutil.Process(parent.pid).children() == []
-
-    reloaded.version(2)
-    wait_until(reloaded.says("began 2"))
-
-    parent.terminate()
-    assert parent.wait(20) == 0
-
-
 def test_the_program_ends_in_order_with_its_killed_parent(reloaded, wait_until):
     parent = reloaded.start()
     wait_until(reloaded.says("began 1"))

@@ -86,6 +86,7 @@ def test_from_nothing_to_serving_and_back(written):
     with Client(port=written.port) as client:
         assert client.queue_names() == frozenset()
     assert set(written.pids()) == ALL
+    assert orphans.processes_of(written.folder.parent) == []
 
     again = written.up()
     assert again.returncode == 0
@@ -364,11 +365,6 @@ def test_down_ends_its_own_processes_only_and_soon(serving, others, is_killed):
     harm()
     assert is_down_soon(serving, harm)
     assert [one for one in others if not one.is_running()] == []
-
-
-def test_processes_are_those_of_the_folder(serving, tmp_path):
-    assert {orphans.name_of(found) for found in orphans.processes_of(serving.folder)} == ALL
-    assert orphans.processes_of(tmp_path) == []
 
 
 def test_a_process_that_has_ended_is_not_waited_for_though_nobody_reaps_it():
