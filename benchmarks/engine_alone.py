@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import repeat
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Literal
 
 from benchmarks import frames
-from benchmarks.load import Window, percentile
+from benchmarks.load import Outcome, Window
 from benchmarks.pinlater_statements import PinLaterShard
 from pinlaterd.config.schema import ServerSettings, ShardSettings
 from pinlaterd.engines.base import AckOp, Acks, Batch, ClaimOp, Claims, EnqueueOp, StorageEngine
@@ -43,27 +44,11 @@ class EngineLoad:
     pinlater: bool = False  # with PinLater's statements, not with the engine
 
 
-@dataclass(frozen=True)
-class EngineOutcome:
-    batches: int
-    jobs: int
-    apply_seconds: float
-    cpu_seconds: float
-    p50_ms: float
-    p99_ms: float
-    durability: str
-
-    @property
-    def batches_per_second(self) -> float:
-        return self.batches / self.apply_seconds if self.apply_seconds else 0.0
-
-    @property
-    def jobs_per_second(self) -> float:
-        return self.jobs / self.apply_seconds if self.apply_seconds else 0.0
-
-
-def measure(loads: list[EngineLoad], seconds: float, warm_up_seconds: float) -> list[EngineOutcome]:
-    """All at the same time, each in a process of its own."""
+def measure(
+    loads: list[EngineLoad], seconds: float, warm_up_seconds: float
+) -> list[tuple[Outcome, str]]:
+    """All at the same time, each in a process of its own: what it did, and with which durability.
+    The seconds are those within steps."""
     context = get_context("spawn")
     pipes = []
     for load in loads:
@@ -82,32 +67,25 @@ def measure(loads: list[EngineLoad], seconds: float, warm_up_seconds: float) -> 
 def _main(load: EngineLoad, pipe: Connection) -> None:
     with _pinlater(load) if load.pinlater else _engine(load) as (steps, durability):
         pipe.send(None)
-        pipe.send(_time(steps, durability, pipe.recv()))
+        pipe.send((_time(steps, pipe.recv()), durability))
 
 
-def _time(steps: Iterator[Step], durability: str, window: Window) -> EngineOutcome:
+def _time(steps: Iterator[Step], window: Window) -> Outcome:
     time.sleep(max(0.0, window.begin - time.monotonic()))
-    durations: list[float] = []
-    jobs = 0
-    cpu_seconds = 0.0
+    outcome = Outcome()
     for do, size in steps:
         began, cpu_began = time.monotonic(), time.process_time()
         if began >= window.until:
             break
         do()
         if began >= window.measure_from:
-            durations.append(time.monotonic() - began)
-            cpu_seconds += time.process_time() - cpu_began
-            jobs += size
-    return EngineOutcome(
-        batches=len(durations),
-        jobs=jobs,
-        apply_seconds=sum(durations),
-        cpu_seconds=cpu_seconds,
-        p50_ms=percentile(durations, 50) * 1000.0,
-        p99_ms=percentile(durations, 99) * 1000.0,
-        durability=durability,
-    )
+            seconds = time.monotonic() - began
+            outcome.latencies.append(seconds)
+            outcome.seconds += seconds
+            outcome.cpu_seconds += time.process_time() - cpu_began
+            outcome.calls += 1
+            outcome.jobs += size
+    return outcome
 
 
 # --- the engine ---------------------------------------------------------------------------
@@ -125,71 +103,61 @@ def _engine(load: EngineLoad) -> Iterator[tuple[Iterator[Step], str]]:
 
 
 def _engine_steps(engine: StorageEngine, load: EngineLoad) -> Iterator[Step]:
+    """What they need is stored when this returns."""
+    size = load.jobs_per_batch
     if load.work == "full cycle":
-        return _cycles(engine, load)
-    if load.work == "enqueue":
-        batches = _enqueues(load)
-    else:
-        keys = _fill(engine, load.stored_jobs)
-        batches = _claims(keys, load, from_memory=load.work == "dequeue from memory")
-    return ((partial(_apply, engine, batch), size) for batch, size in batches)
+        return _cycles(engine, size)
+    batches: Iterator[Batch] = repeat(_enqueue(size))
+    if load.work != "enqueue":
+        keys: list[PendingKey] = []
+        while len(keys) < load.stored_jobs:
+            keys += _stored(engine, _enqueue(FILL_JOBS))
+        payload = None if load.work == "dequeue" else Payload(frames.body(), 2, 2)
+        batches = _claims(keys, size, payload)
+    return ((partial(_apply, engine, batch), size) for batch in batches)
 
 
 def _apply(engine: StorageEngine, batch: Batch) -> None:
     engine.apply(batch, _now_ms())
 
 
-def _cycles(engine: StorageEngine, load: EngineLoad) -> Iterator[Step]:
+def _claims(keys: list[PendingKey], size: int, payload: Payload | None) -> Iterator[Batch]:
+    """Of the next jobs, with acks of those before, until none are left."""
+    acks: list[Acks] = []
+    for at in range(0, len(keys), size):
+        part = keys[at : at + size]
+        yield _claim(part, acks, payload)
+        acks = [Acks(1, [key.local_id for key in part])]
+
+
+def _cycles(engine: StorageEngine, size: int) -> Iterator[Step]:
     """Enqueue, then claim with the acks of those before; what is fresh is in memory."""
-    enqueue = Batch(enqueues=[EnqueueOp(QUEUE, [Job(frames.body())] * load.jobs_per_batch)])
-    payload = Payload(frames.body(), 2, 2)
+    enqueue, payload = _enqueue(size), Payload(frames.body(), 2, 2)
     acks: list[Acks] = []
 
     def cycle() -> None:
-        now_ms = _now_ms()
-        ids = engine.apply(enqueue, now_ms).enqueues[0]
-        keys = [PendingKey(now_ms, local_id) for local_id in ids]
-        claim = f"localhost:9010:1700000000000:bench:load:{ids[0]}"
-        claims = Claims(1, keys, [claim] * len(keys), [payload] * len(keys))
-        engine.apply(
-            Batch(acks=[AckOp(QUEUE, acks, ())], claims=[ClaimOp(QUEUE, [claims])]), now_ms
-        )
-        acks[:] = [Acks(1, ids)]
+        keys = _stored(engine, enqueue)
+        engine.apply(_claim(keys, acks, payload), _now_ms())
+        acks[:] = [Acks(1, [key.local_id for key in keys])]
 
     while True:
-        yield cycle, load.jobs_per_batch
+        yield cycle, size
 
 
-def _enqueues(load: EngineLoad) -> Iterator[tuple[Batch, int]]:
-    job = Job(frames.body())
-    batch = Batch(enqueues=[EnqueueOp(QUEUE, [job] * load.jobs_per_batch)])
-    while True:
-        yield batch, load.jobs_per_batch
+def _enqueue(jobs: int) -> Batch:
+    return Batch(enqueues=[EnqueueOp(QUEUE, [Job(frames.body())] * jobs)])
 
 
-def _fill(engine: StorageEngine, jobs: int) -> list[PendingKey]:
-    """Store so many jobs; returns their keys, in order."""
-    keys: list[PendingKey] = []
-    batch = Batch(enqueues=[EnqueueOp(QUEUE, [Job(frames.body())] * FILL_JOBS)])
-    while len(keys) < jobs:
-        now_ms = _now_ms()
-        for local_id in engine.apply(batch, now_ms).enqueues[0]:
-            keys.append(PendingKey(now_ms, local_id))  # noqa: PERF401  (reads better in order)
-    return keys
+def _stored(engine: StorageEngine, enqueue: Batch) -> list[PendingKey]:
+    now_ms = _now_ms()
+    return [PendingKey(now_ms, local_id) for local_id in engine.apply(enqueue, now_ms).enqueues[0]]
 
 
-def _claims(
-    keys: list[PendingKey], load: EngineLoad, *, from_memory: bool
-) -> Iterator[tuple[Batch, int]]:
-    """Claims of the next jobs with acks of those before, until none are left."""
-    payload = Payload(frames.body(), 2, 2) if from_memory else None
-    acks: list[Acks] = []
-    for at in range(0, len(keys), load.jobs_per_batch):
-        part = keys[at : at + load.jobs_per_batch]
-        claim = f"localhost:9010:1700000000000:bench:load:{at}"
-        claims = Claims(1, part, [claim] * len(part), [payload] * len(part))
-        yield Batch(acks=[AckOp(QUEUE, acks, ())], claims=[ClaimOp(QUEUE, [claims])]), len(part)
-        acks = [Acks(1, [key.local_id for key in part])]
+def _claim(keys: list[PendingKey], acks: list[Acks], payload: Payload | None) -> Batch:
+    """Of these jobs, with acks of those before. Without `payload` bodies come from the store."""
+    claim = f"localhost:9010:1700000000000:bench:load:{keys[0].local_id}"
+    claims = Claims(1, keys, [claim] * len(keys), [payload] * len(keys))
+    return Batch(acks=[AckOp(QUEUE, acks, ())], claims=[ClaimOp(QUEUE, [claims])])
 
 
 # --- PinLater's statements ----------------------------------------------------------------

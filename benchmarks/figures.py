@@ -31,7 +31,6 @@ ENGINES = ("sqlite", "mysql", "redis")
 # The method and the ack rule whose spread over files stands for that of others.
 METHOD_NAME = re.compile("checkpoint", re.IGNORECASE)
 ACK_NAME = re.compile("^Ack(Info|Request|Op)?$")
-_DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 class Figure(NamedTuple):
@@ -84,25 +83,12 @@ class Module:
 
     def strings(self) -> Iterator[tuple[int, str]]:
         """Every constant text, docstrings left out."""
-        docstrings = {id(found) for found in map(_docstring, ast.walk(self.tree))}
-        for node in ast.walk(self.tree):
-            if not isinstance(node, ast.Constant) or id(node) in docstrings:
-                continue
-            if isinstance(node.value, str):
-                yield node.lineno, node.value
-
-
-def _docstring(node: ast.AST) -> ast.AST | None:
-    match node:
-        case ast.Module(body=[ast.Expr(value=ast.Constant() as text), *_]):
-            return text
-        case ast.ClassDef(body=[ast.Expr(value=ast.Constant() as text), *_]):
-            return text
-        case ast.FunctionDef(body=[ast.Expr(value=ast.Constant() as text), *_]):
-            return text
-        case ast.AsyncFunctionDef(body=[ast.Expr(value=ast.Constant() as text), *_]):
-            return text
-    return None
+        nodes = list(ast.walk(self.tree))
+        docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+        for node in nodes:
+            match node:
+                case ast.Constant(value=str(text)) if id(node) not in docstrings:
+                    yield node.lineno, text
 
 
 def modules_under(folder: str) -> list[Module]:

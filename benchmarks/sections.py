@@ -251,17 +251,18 @@ def _engine(
             )
             for _ in range(SHARDS)
         ]
-        outcomes = engine_alone.measure(loads, bench.seconds, bench.warm_up_seconds)
+        found = engine_alone.measure(loads, bench.seconds, bench.warm_up_seconds)
+    outcomes, durabilities = zip(*found, strict=True)
     if not pinlater:
-        bench.report.facts["durability"] = outcomes[0].durability
+        bench.report.facts["durability"] = durabilities[0]
     bench.report.add(
         Measurement(
             case=case,
             run=run,
-            calls_per_second=sum(o.batches_per_second for o in outcomes),
+            calls_per_second=sum(o.calls_per_second for o in outcomes),
             jobs_per_second=sum(o.jobs_per_second for o in outcomes),
-            p50_ms=fmean(o.p50_ms for o in outcomes),
-            p99_ms=max(o.p99_ms for o in outcomes),
+            p50_ms=fmean(o.percentile_ms(50) for o in outcomes),
+            p99_ms=max(o.percentile_ms(99) for o in outcomes),
             cpu_seconds_per_1000_jobs={
                 f"engine {number}": o.cpu_seconds / o.jobs * 1000.0
                 for number, o in enumerate(outcomes, 1)

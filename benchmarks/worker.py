@@ -20,7 +20,7 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -53,6 +53,7 @@ DELAY = Case(SECTION, "one job at a time", 1, "enqueue called to handler begun")
 DELAY_FROM_ANSWER = DELAY._replace(what="enqueue answered to handler begun")
 ROUTER_ROUND_TRIP = DELAY._replace(what="look-up of nothing")
 SHARD_ROUND_TRIP = DELAY._replace(what="getQueueNames")
+DELAYS = (DELAY, DELAY_FROM_ANSWER, ROUTER_ROUND_TRIP, SHARD_ROUND_TRIP)
 
 _MOMENT = struct.Struct("d")
 
@@ -193,16 +194,6 @@ def _pinlater_bench(*arguments: str) -> dict[str, Any]:
 # --- delay --------------------------------------------------------------------------------------
 
 
-@dataclass
-class Delays:
-    """Seconds, each job's."""
-
-    from_call: list[float] = field(default_factory=list)
-    from_answer: list[float] = field(default_factory=list)
-    router_round_trip: list[float] = field(default_factory=list)
-    shard_round_trip: list[float] = field(default_factory=list)
-
-
 def _delay(bench: Bench, run: int, service: Deployment, jobs: int) -> None:
     queue = "delay"
     with service.client() as client:
@@ -214,12 +205,7 @@ def _delay(bench: Bench, run: int, service: Deployment, jobs: int) -> None:
     worked = bench.generators.call(partial(report_begins, service.port, queue, report_to, count))
     delays = timed.result()
     worked.result()
-    for case, seconds in (
-        (DELAY, delays.from_call),
-        (DELAY_FROM_ANSWER, delays.from_answer),
-        (ROUTER_ROUND_TRIP, delays.router_round_trip),
-        (SHARD_ROUND_TRIP, delays.shard_round_trip),
-    ):
+    for case, seconds in zip(DELAYS, zip(*delays, strict=True), strict=True):
         p50_ms, p99_ms = (percentile(seconds, percent) * 1000 for percent in (50, 99))
         bench.report.add(
             Measurement(case, run, p50_ms=p50_ms, p99_ms=p99_ms, note=f"{len(seconds):,} jobs")
@@ -251,9 +237,12 @@ def report_begins(port: int, queue: str, report_to: Path, jobs: int) -> None:
         thread.join()
 
 
-def time_jobs(port: int, queue: str, report_to: Path, jobs: int) -> Delays:
-    """Enqueue one job after the other, each when the one before has begun."""
-    delays = Delays()
+def time_jobs(
+    port: int, queue: str, report_to: Path, jobs: int
+) -> list[tuple[float, float, float, float]]:
+    """Enqueue one job after the other, each when the one before has begun; seconds of each job, as
+    DELAYS has them."""
+    delays = []
     with (
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as reports,
         Client(port=port, source="bench:client") as client,
@@ -261,21 +250,17 @@ def time_jobs(port: int, queue: str, report_to: Path, jobs: int) -> Delays:
         reports.bind(str(report_to))
         reports.settimeout(ANSWER_SECONDS)
         time.sleep(START_SECONDS)
-        for number in range(WARM_UP_JOBS + jobs):
-            if number == WARM_UP_JOBS:
-                delays = Delays()
+        for _ in range(WARM_UP_JOBS + jobs):
             time.sleep(random.uniform(*PAUSE_SECONDS))
-            moments = [time.monotonic()]
+            start = time.monotonic()
             client.lookup([])
-            moments.append(time.monotonic())
+            looked_up = time.monotonic()
             client.queue_names()
-            moments.append(time.monotonic())
+            named = time.monotonic()
             client.enqueue(queue, [b"now"])
-            moments.append(time.monotonic())
+            answered = time.monotonic()
             [began_at] = _MOMENT.unpack(reports.recv(_MOMENT.size))
-            start, looked_up, named, answered = moments
-            delays.router_round_trip.append(looked_up - start)
-            delays.shard_round_trip.append(named - looked_up)
-            delays.from_call.append(began_at - named)
-            delays.from_answer.append(began_at - answered)
-    return delays
+            delays.append(
+                (began_at - named, began_at - answered, looked_up - start, named - looked_up)
+            )
+    return delays[WARM_UP_JOBS:]

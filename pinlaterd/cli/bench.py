@@ -38,7 +38,6 @@ from pinlaterd.cli.load import (
     LATE_AFTER_SECONDS,
     Caller,
     ClosedLoop,
-    Figures,
     Kind,
     OpenLoop,
     Outcome,
@@ -335,17 +334,15 @@ def report_facts(plan: Plan, outcome: Outcome, pace: ClosedLoop) -> dict[str, An
         "cpu_percent": round(100 * outcome.cpu_share, 1),
         "ran_out": outcome.ran_out,
         "left_claimed": str(outcome.left_claimed[0]) if outcome.left_claimed else None,
-        "kinds": {kind: _facts_of(found, outcome) for kind, found in outcome.kinds.items()},
+        "kinds": {
+            kind: {
+                **found.facts(outcome.seconds, _SHOWN_PERCENTILES),
+                "max_ms": found.max_ms,
+                "slow": found.slow,
+            }
+            for kind, found in outcome.kinds.items()
+        },
         "schedule": schedule,
-    }
-
-
-def _facts_of(figures: Figures, outcome: Outcome) -> dict[str, object]:
-    return {
-        **figures.facts(outcome.seconds, _SHOWN_PERCENTILES),
-        "max_ms": figures.max_ms,
-        "slow": figures.slow,
-        "errors": dict(figures.errors),
     }
 
 

@@ -205,16 +205,21 @@ class _Drain:
             self._move()
             time.sleep(_REPORT_SECONDS)
             found = self._look()
-        while wait and (found is None or found["in_progress"] or self._left(found)):
+        while wait and not self._is_empty(found):
             time.sleep(_POLL_SECONDS)
             found = self._look()
-            if self._moves and found is not None and found["scheduled"] > len(self.kept):
+            if found is not None and self._can_move(found):
                 self._move()
         return found
 
-    def _left(self, jobs: Mapping[str, int]) -> bool:
-        """Whether jobs wait there that are to go."""
-        return bool(jobs["pending"]) or (self._moves and jobs["scheduled"] > len(self.kept))
+    def _is_empty(self, jobs: Mapping[str, int] | None) -> bool:
+        """Of what is to go."""
+        return jobs is not None and not (
+            jobs["pending"] or jobs["in_progress"] or self._can_move(jobs)
+        )
+
+    def _can_move(self, jobs: Mapping[str, int]) -> bool:
+        return self._moves and jobs["scheduled"] > len(self.kept)
 
     def _look(self) -> Mapping[str, int] | None:
         found = find_shard(self._name)

@@ -154,8 +154,11 @@ class ShardFailover:
         journal = Journal.find(directory / RUN, shard)
         if journal is None:
             journal = _new_journal(directory / RUN, config, settings, to)
-        else:
-            _check_same(journal, to)
+        elif journal.record.pair is not None and to not in (None, journal.record.pair.replica):
+            raise FailoverRefused(
+                f"a failover to {journal.record.pair.replica} was begun and broken off; go on with"
+                " that first, without --to"
+            )
         journal.record.accept_loss |= accept_loss
         self._journal = journal
         self.shards = journal.record.shards
@@ -279,17 +282,6 @@ def _pair(shard: ShardSettings, to: Place | None) -> Pair:
     return pair
 
 
-def _check_same(journal: Journal, to: Place | None) -> None:
-    """Raises FailoverRefused if another replica is wanted than the one that was begun with."""
-    assert journal.record.pair is not None, "only such failovers are remembered"
-    begun_with = journal.record.pair.replica
-    if to is not None and to != begun_with:
-        raise FailoverRefused(
-            f"a failover to {begun_with} was begun and broken off; go on with that first, without"
-            " --to"
-        )
-
-
 def _same_server(one: ShardSettings, other: ShardSettings) -> bool:
     if one.sentinel is not None and other.sentinel is not None:
         return one.sentinel.service == other.sentinel.service and not set(
@@ -324,7 +316,13 @@ def _wait_until_served(shards: Sequence[str], master: Place) -> bool:
             processes = service_status.fetch()["processes"]
         except ConnectionFailed:
             return False
-        away = [shard for shard in shards if not _serves(processes, shard, master)]
+        serving = {
+            process["name"]
+            for process in processes
+            if process["state"] == ProcessState.SERVING
+            and process["facts"].get("master") == str(master)
+        }
+        away = [shard for shard in shards if shard_program(shard) not in serving]
         if not away:
             break
         if is_late:
@@ -333,15 +331,6 @@ def _wait_until_served(shards: Sequence[str], master: Place) -> bool:
                 f" there within {_SERVE_SECONDS:g} s; see `pinlater-admin status`"
             )
     return True
-
-
-def _serves(processes: Sequence[Mapping[str, Any]], shard: str, master: Place) -> bool:
-    return any(
-        process["name"] == shard_program(shard)
-        and process["state"] == ProcessState.SERVING
-        and process["facts"].get("master") == str(master)
-        for process in processes
-    )
 
 
 # --- the command ----------------------------------------------------------------------------

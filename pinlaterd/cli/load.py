@@ -255,6 +255,7 @@ class Figures:
             "calls_per_second": round(self.calls / seconds, 1),
             "jobs_per_second": round(self.jobs / seconds, 1),
             **{name: round(value, 3) for name, value in zip(shown, values, strict=True)},
+            "errors": dict(self.errors),
         }
 
     @property

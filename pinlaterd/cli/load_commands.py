@@ -226,7 +226,6 @@ def _report(did: str, outcome: Outcome, verdict: Verdict | None = None) -> None:
     facts = {
         "seconds": round(outcome.seconds, 3),
         **figures.facts(outcome.seconds, {"p50_ms": 0.5, "p99_ms": 0.99}),
-        "errors": dict(figures.errors),
     }
     lines = [
         f"{did} {how_many(figures.jobs, 'job')} in {how_many(figures.calls, 'call')}",
