@@ -1,7 +1,7 @@
 """The command lines `pinlaterd`, `pinlater-admin` and `pinlater`. Nothing else imports them.
 
 entry             the installed programs; Ctrl-C
-command_line      what all have in common: failures, questions, options; which service is meant;
+command           what all have in common: failures, questions, options; which service is meant;
                   jobs, times and tables as text
 
 pinlaterd         a deployment's life, and the processes that supervisord runs

@@ -11,19 +11,7 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from pinlaterd import __version__
-from pinlaterd.cli import service_status
-from pinlaterd.cli.command_line import (
-    MAX_LINE_CHARS,
-    WIDTH,
-    CommandLine,
-    admin_options,
-    directory,
-    printable,
-    read_password,
-    show,
-    target_options,
-    waiting,
-)
+from pinlaterd.cli import command, service_status
 from pinlaterd.config.layout import ETC
 from pinlaterd.config.load import load_config
 from pinlaterd.config.password import hash_password
@@ -43,7 +31,7 @@ _MODULES = {
 }
 
 
-class _AdminCommandLine(CommandLine):
+class _AdminCommandLine(command.CommandLine):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted([*super().list_commands(ctx), *_MODULES])
 
@@ -54,9 +42,9 @@ class _AdminCommandLine(CommandLine):
         return cast("click.Command", getattr(module, cmd_name))
 
 
-@click.group("pinlater-admin", cls=_AdminCommandLine, context_settings=WIDTH)
+@click.group("pinlater-admin", cls=_AdminCommandLine, context_settings=command.WIDTH)
 @click.version_option(__version__, prog_name="pinlater-admin")
-@target_options
+@command.target_options
 def cli() -> None:
     """Look at a pinlaterd service, and mend what is in it.
 
@@ -79,7 +67,7 @@ def config() -> None:
 
 @config.command()
 @click.argument("folder", metavar="[DIR]", required=False, type=click.Path(path_type=Path))
-@admin_options
+@command.admin_options
 def check(*, folder: Path | None) -> None:
     """Report every mistake in DIR/etc at once. Exit 1 if there is one.
 
@@ -88,18 +76,25 @@ def check(*, folder: Path | None) -> None:
 
     Example: pinlater-admin config check /srv/pinlaterd
     """
-    etc = (folder if folder is not None else directory()) / ETC
+    etc = (folder if folder is not None else command.directory()) / ETC
     try:
         found = load_config(etc)
     except ConfigError as error:
-        text = "\n".join(printable(problem, MAX_LINE_CHARS) for problem in error.problems)
-        show({"ok": False, "problems": error.problems, "warnings": []}, text)
+        text = "\n".join(
+            command.printable(problem, command.MAX_LINE_CHARS) for problem in error.problems
+        )
+        command.show({"ok": False, "problems": error.problems, "warnings": []}, text)
         sys.exit(ExitCode.FAILURE)
     facts = {"ok": True, "problems": [], "warnings": list(found.warnings)}
-    lines = [f"warning: {printable(warning, MAX_LINE_CHARS)}" for warning in found.warnings]
+    lines = [
+        f"warning: {command.printable(warning, command.MAX_LINE_CHARS)}"
+        for warning in found.warnings
+    ]
     settings = f"settings of {how_many(len(found.queues), 'queue')}"
     lines.append(f"{etc}: fine; shards {', '.join(found.shards)}; {settings}")
-    show({**facts, "shards": list(found.shards), "queues": list(found.queues)}, "\n".join(lines))
+    command.show(
+        {**facts, "shards": list(found.shards), "queues": list(found.queues)}, "\n".join(lines)
+    )
 
 
 @cli.command("hash-password")
@@ -113,11 +108,11 @@ def hash_password_command() -> None:
       pinlater-admin hash-password
       pinlater-admin hash-password < /run/secrets/pinlaterd
     """
-    click.echo(hash_password(read_password("Password", twice=True)))
+    click.echo(hash_password(command.read_password("Password", twice=True)))
 
 
 @cli.command()
-@admin_options
+@command.admin_options
 def status() -> None:
     """Show processes, shards, problems and warnings. Exit 1 if a router or shard does not serve.
 
@@ -140,7 +135,7 @@ def restart() -> None:
 
 
 @restart.command()
-@admin_options
+@command.admin_options
 def router() -> None:
     """Restart the routers, one after the other.
 
@@ -156,7 +151,7 @@ def router() -> None:
 
 @restart.command()
 @click.argument("name", metavar="NAME|all")
-@admin_options
+@command.admin_options
 def shard(*, name: str) -> None:
     """Restart a shard, or all shards, one after the other.
 
@@ -172,7 +167,7 @@ def shard(*, name: str) -> None:
 
 
 @restart.command()
-@admin_options
+@command.admin_options
 def coordinator() -> None:
     """Restart the coordinator. Calls go on without it.
 
@@ -184,10 +179,10 @@ def coordinator() -> None:
 
 
 def _carry_out(work: Callable[[Path, Callable[[str], None]], Sequence[Restarted]]) -> None:
-    with waiting("restarting") as shown:
-        done = work(directory(), lambda text: shown.update(f"{text} …"))
+    with command.waiting("restarting") as shown:
+        done = work(command.directory(), lambda text: shown.update(f"{text} …"))
     lines = [f"{one.program} is restarted, pid {one.pid}, in {one.seconds:.1f} s" for one in done]
-    show([one._asdict() for one in done], "\n".join(lines) if lines else None)
+    command.show([one._asdict() for one in done], "\n".join(lines) if lines else None)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from pinlaterd.cli import command, load_commands
 from pinlaterd.cli.callers import (
     AtEmpty,
     Batches,
@@ -22,17 +23,6 @@ from pinlaterd.cli.callers import (
     bench_body,
     check_for_foreign_jobs,
 )
-from pinlaterd.cli.command_line import (
-    MAX_SECONDS,
-    Amount,
-    Group,
-    fail,
-    option,
-    printable,
-    service_options,
-    show,
-    together,
-)
 from pinlaterd.cli.load import (
     ARRIVALS,
     LATE_AFTER_SECONDS,
@@ -41,15 +31,6 @@ from pinlaterd.cli.load import (
     Kind,
     OpenLoop,
     Outcome,
-)
-from pinlaterd.cli.load_commands import (
-    body_bytes_option,
-    load_options,
-    num_queries_option,
-    priority_option,
-    queue_option,
-    run_load,
-    success_option,
 )
 from pinlaterd.client import Client
 from pinlaterd.lifecycle import ExitCode, StopSignal
@@ -72,50 +53,52 @@ _BUSY_CPU_PERCENT = 80
 _RESERVE = 1.2
 _SHOWN_PERCENTILES = {"p50_ms": 0.5, "p90_ms": 0.9, "p99_ms": 0.99, "p99_9_ms": 0.999}
 
-_bench_options = together(
-    queue_option,
-    priority_option,
-    option(
+_bench_options = command.together(
+    load_commands.queue_option,
+    load_commands.priority_option,
+    command.option(
         "--warm-up",
         "warm_up_seconds",
-        type=Amount(MAX_SECONDS, least=0),
+        type=command.Amount(command.MAX_SECONDS, least=0),
         default=_DEFAULT_WARM_UP_SECONDS,
         metavar="SECONDS",
         help="Make calls for so long before measuring.",
     ),
-    option(
+    command.option(
         "--seconds",
-        type=Amount(MAX_SECONDS),
+        type=command.Amount(command.MAX_SECONDS),
         help="How long to measure. Ctrl-C ends it sooner  "
         f"[default: {_DEFAULT_SECONDS:g}, unless --num-queries says when to end]",
     ),
-    num_queries_option(None, "until stopped. Those of the warm-up are not among them"),
-    option(
+    load_commands.num_queries_option(
+        None, "until stopped. Those of the warm-up are not among them"
+    ),
+    command.option(
         "--rate",
-        type=Amount(_MAX_CALLS_PER_SECOND),
+        type=command.Amount(_MAX_CALLS_PER_SECOND),
         metavar="R",
         help="Open loop: R calls a second over all connections, by schedule  [default: closed "
         "loop, as fast as they are answered]",
     ),
-    option(
+    command.option(
         "--arrivals",
         type=click.Choice(list(ARRIVALS)),
         help="With --rate: calls are due at random, as those of callers who know nothing of each "
         f"other, or at even intervals  [default: {_DEFAULT_ARRIVALS}]",
     ),
-    load_options,
-    option("--create", is_flag=True, help="Make the queue if it does not exist."),
-    option(
+    load_commands.load_options,
+    command.option("--create", is_flag=True, help="Make the queue if it does not exist."),
+    command.option(
         "--slow-ms",
-        type=Amount(MAX_SECONDS * 1000),
+        type=command.Amount(command.MAX_SECONDS * 1000),
         default=100.0,
         help="Calls that take longer are counted as slow.",
     ),
-    service_options,
+    command.service_options,
 )
-_taking_options = together(
-    success_option,
-    option(
+_taking_options = command.together(
+    load_commands.success_option,
+    command.option(
         "--all-jobs",
         is_flag=True,
         help="Take and acknowledge jobs that the bench did not make, too.",
@@ -176,7 +159,7 @@ class Plan(LoadPlan):
         return by_default + (self.calls or 0) * self.batch_size
 
 
-@click.group(cls=Group)
+@click.group(cls=command.Group)
 def bench() -> None:
     """Measure calls: how many, and how long they take.
 
@@ -190,7 +173,7 @@ def bench() -> None:
 
 
 @bench.command()
-@body_bytes_option
+@load_commands.body_bytes_option
 @_bench_options
 def enqueue(**options: Any) -> None:
     """Measure enqueues. The jobs stay in the queue.
@@ -205,7 +188,7 @@ def enqueue(**options: Any) -> None:
 
 
 @bench.command()
-@option(
+@command.option(
     "--fill",
     "fill_jobs",
     type=click.IntRange(min=0),
@@ -214,7 +197,7 @@ def enqueue(**options: Any) -> None:
     f"the schedule can take, else enough for {_CLOSED_LOOP_FILL_CALLS:,} calls, up to "
     f"{_CLOSED_LOOP_FILL_JOBS_AT_MOST:,} jobs]",
 )
-@body_bytes_option
+@load_commands.body_bytes_option
 @_taking_options
 @_bench_options
 def dequeue(*, fill_jobs: int | None, **options: Any) -> None:
@@ -239,7 +222,7 @@ def dequeue(*, fill_jobs: int | None, **options: Any) -> None:
 
 
 @bench.command()
-@body_bytes_option
+@load_commands.body_bytes_option
 @_taking_options
 @_bench_options
 def cycle(**options: Any) -> None:
@@ -275,7 +258,7 @@ def _measure(
 ) -> None:
     """`checks`: that the queue holds no jobs of others."""
     pace = plan.pace()
-    outcome = run_load(
+    outcome = load_commands.run_load(
         plan,
         kinds,
         caller,
@@ -287,11 +270,11 @@ def _measure(
     )
     if not outcome.seconds:
         why = "ran out of jobs; --fill makes more" if outcome.ran_out else "stopped"
-        fail(
+        command.fail(
             f"nothing was measured, as the warm-up of {plan.warm_up_seconds:g} s did not end: {why}"
         )
     facts = report_facts(plan, outcome, pace)
-    show(facts, lambda: click.echo("\n".join(report_lines(facts, plan.measured_seconds))))
+    command.show(facts, lambda: click.echo("\n".join(report_lines(facts, plan.measured_seconds))))
     if outcome.has_errors:
         sys.exit(ExitCode.FAILURE)
 
@@ -300,11 +283,13 @@ def _prepare(plan: Plan, client: Client, stop: StopSignal, *, checks: bool, fill
     if plan.create:
         client.create_queue(plan.queue)
     elif plan.queue not in client.queue_names():
-        fail(f"queue {printable(plan.queue)!r} does not exist; --create makes it")
+        command.fail(f"queue {command.printable(plan.queue)!r} does not exist; --create makes it")
     if checks:
         check_for_foreign_jobs(client, plan.queue)
     if plan.tell is not None and fill_jobs:
-        plan.tell(f"filling queue {printable(plan.queue)} with {how_many(fill_jobs, 'job')}")
+        plan.tell(
+            f"filling queue {command.printable(plan.queue)} with {how_many(fill_jobs, 'job')}"
+        )
     at_once = max(1, min(_FILL_CALL_JOBS, _FILL_CALL_BYTES // plan.body_bytes))
     while fill_jobs > 0 and not stop.requested:
         client.enqueue(plan.queue, [plan.job] * min(fill_jobs, at_once))

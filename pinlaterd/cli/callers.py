@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import click
 
-from pinlaterd.cli.command_line import printable
+from pinlaterd.cli import command
 from pinlaterd.cli.load import Answered, Kind, LoadStopped, OutOfJobs
 from pinlaterd.client import Client
 from pinlaterd.config.schema import ServerSettings
@@ -304,7 +304,7 @@ class ForeignJobFound(LoadStopped):
 
     def __init__(self, queue: str, descriptor: str, taken_so_far: str) -> None:
         super().__init__(
-            f"queue {printable(queue)!r} holds jobs that the bench did not make, as "
+            f"queue {command.printable(queue)!r} holds jobs that the bench did not make, as "
             f"{descriptor}, and it would acknowledge them; {taken_so_far}. Give it a queue of its "
             "own (--create makes it), or --all-jobs if these may go"
         )

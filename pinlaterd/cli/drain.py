@@ -29,17 +29,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from pinlaterd.cli.command_line import (
-    confirm,
-    enter,
-    fail,
-    files_options,
-    printable,
-    show,
-    shown_time,
-    yes_option,
-)
-from pinlaterd.cli.service_status import find_shard, shards_of, take_sample
+from pinlaterd.cli import command, service_status
 from pinlaterd.cli.shards import set_dequeue_only, shard
 from pinlaterd.client import calls
 from pinlaterd.client.calls import PreparedCall
@@ -93,8 +83,8 @@ _CONTEXT = CallContext("pinlater-admin drain")
 @click.option(
     "--move", is_flag=True, help="Move jobs that are scheduled for later to other shards."
 )
-@yes_option
-@files_options
+@command.yes_option
+@command.files_options
 def drain(*, name: str, wait: bool, move: bool, yes: bool) -> None:
     """Have shard NAME take no new jobs, so that it becomes empty.
 
@@ -109,9 +99,11 @@ def drain(*, name: str, wait: bool, move: bool, yes: bool) -> None:
       pinlater-admin shard drain 3 --wait --move --yes && pinlater-admin shard remove 3
     """
     if move:
-        confirm(f"Give the scheduled jobs of shard {name} new descriptors, elsewhere?", yes=yes)
+        command.confirm(
+            f"Give the scheduled jobs of shard {name} new descriptors, elsewhere?", yes=yes
+        )
     acts = set_dequeue_only(name, on=True, yes=yes)
-    enter()  # the paths of sockets have to be short
+    command.enter()  # the paths of sockets have to be short
     with ShardCallers(shard_endpoint) as callers, _Bar(f"draining shard {name}") as bar:
         work = _Drain(name, callers, bar, moves=move)
         jobs = work.run(wait=wait)
@@ -125,14 +117,14 @@ def drain(*, name: str, wait: bool, move: bool, yes: bool) -> None:
         "moved": work.moved,
         "kept": [kept._asdict() for kept in work.kept],
     }
-    show(facts, lambda: _print(name, work, jobs, latest_ms))
+    command.show(facts, lambda: _print(name, work, jobs, latest_ms))
 
 
 def _print(name: str, work: _Drain, jobs: Mapping[str, int] | None, latest_ms: int | None) -> None:
     if work.moved:
         click.echo(f"{work.moved:,} scheduled jobs were moved to other shards")
     for kept in work.kept[:_MOST_KEPT_SHOWN]:
-        click.echo(f"  not moved: {kept.descriptor}: {printable(kept.reason)}")
+        click.echo(f"  not moved: {kept.descriptor}: {command.printable(kept.reason)}")
     if len(work.kept) > _MOST_KEPT_SHOWN:
         click.echo(f"  … and {len(work.kept) - _MOST_KEPT_SHOWN:,} more")
     if jobs is None:
@@ -142,7 +134,7 @@ def _print(name: str, work: _Drain, jobs: Mapping[str, int] | None, latest_ms: i
         f"shard {name} holds {jobs['pending']:,} pending and {jobs['in_progress']:,} running jobs"
     )
     if jobs["scheduled"]:
-        latest = "" if latest_ms is None else f", the last for {shown_time(latest_ms)}"
+        latest = "" if latest_ms is None else f", the last for {command.shown_time(latest_ms)}"
         click.echo(
             f"and {jobs['scheduled']:,} scheduled for later{latest}: wait for them, or have them "
             f"moved: `pinlater-admin shard drain {name} --wait --move`"
@@ -222,9 +214,9 @@ class _Drain:
         return self._moves and jobs["scheduled"] > len(self.kept)
 
     def _look(self) -> Mapping[str, int] | None:
-        found = find_shard(self._name)
+        found = service_status.find_shard(self._name)
         if found is None:
-            fail(f"shard {self._name} is not part of the service any more")
+            command.fail(f"shard {self._name} is not part of the service any more")
         jobs = found["jobs"] if found["state"] == "serving" else None
         if jobs is None:
             doing = "counting its jobs" if found["state"] == "serving" else found["state"]
@@ -238,7 +230,9 @@ class _Drain:
         try:
             sole = lock(move_lock(self._name), patient=False)
         except BlockingIOError:
-            fail(f"another command moves the jobs of shard {self._name}; wait until it has ended")
+            command.fail(
+                f"another command moves the jobs of shard {self._name}; wait until it has ended"
+            )
         with sole:
             move = Move(self._calls(self._name), self._takers, self._note_moved)
             move.run()
@@ -251,7 +245,7 @@ class _Drain:
     def _takers(self) -> list[ShardCalls]:
         return [
             self._calls(shard["name"])
-            for shard in shards_of(take_sample())
+            for shard in service_status.shards_of(service_status.take_sample())
             if shard["name"] != self._name
             and shard["state"] == "serving"
             and not shard["dequeue_only"]

@@ -22,23 +22,7 @@ from typing import IO, Any, NoReturn
 import click
 import msgspec
 
-from pinlaterd.cli import service_status
-from pinlaterd.cli.command_line import (
-    MAX_SECONDS,
-    Amount,
-    Column,
-    admin_options,
-    confirm,
-    directory,
-    fail,
-    option,
-    polls,
-    print_table,
-    show,
-    waiting,
-    wants_json,
-    yes_option,
-)
+from pinlaterd.cli import command, service_status
 from pinlaterd.cli.shards import shard
 from pinlaterd.config.edit import set_servers
 from pinlaterd.config.files import lock, replace_file
@@ -311,7 +295,7 @@ def _wait_until_served(shards: Sequence[str], master: Place) -> bool:
     """Until each shard serves from `master`. False if no service runs that could.
 
     Raises FailoverBroken if it takes too long."""
-    for is_late in polls(_SERVE_SECONDS):
+    for is_late in command.polls(_SERVE_SECONDS):
         try:
             processes = service_status.fetch()["processes"]
         except ConnectionFailed:
@@ -345,26 +329,30 @@ def _place(text: str) -> Place:
 
 @shard.command()
 @click.argument("name")
-@option("--to", type=_place, metavar="HOST:PORT", help="The replica  [default: the shard's slave]")
-@option("--accept-loss", is_flag=True, help="Also where jobs that were acknowledged could be lost.")
-@option("--check", is_flag=True, help="Only say what would be done, or why it is refused.")
-@yes_option
-@option(
+@command.option(
+    "--to", type=_place, metavar="HOST:PORT", help="The replica  [default: the shard's slave]"
+)
+@command.option(
+    "--accept-loss", is_flag=True, help="Also where jobs that were acknowledged could be lost."
+)
+@command.option("--check", is_flag=True, help="Only say what would be done, or why it is refused.")
+@command.yes_option
+@command.option(
     "--catch-up-seconds",
-    type=Amount(MAX_SECONDS, least=0.1),
+    type=command.Amount(command.MAX_SECONDS, least=0.1),
     default=60.0,
     help="The longest that the replica may take to catch up, with writes stopped.",
 )
-@option("--user", help="Who may administer both servers  [default: the shard's user]")
-@option(
+@command.option("--user", help="Who may administer both servers  [default: the shard's user]")
+@command.option(
     "--passwd-file", type=click.File("r"), metavar="F|-", help="Its first line is --user's password"
 )
-@option(
+@command.option(
     "--replication-user",
     help="As whom the old master replicates from the new one  [default: the shard's user]",
 )
-@option("--replication-passwd-file", type=click.File("r"), metavar="F|-")
-@admin_options
+@command.option("--replication-passwd-file", type=click.File("r"), metavar="F|-")
+@command.admin_options
 def failover(
     *,
     name: str,
@@ -395,19 +383,19 @@ def failover(
     )
     try:
         with (
-            alone(directory()),
-            contextlib.closing(ShardFailover(directory(), name, **wanted)) as one,
+            alone(command.directory()),
+            contextlib.closing(ShardFailover(command.directory(), name, **wanted)) as one,
         ):
             plan = one.plan()
             if check:
-                show(plan, lambda: _print_plan(plan))
+                command.show(plan, lambda: _print_plan(plan))
                 return
-            if not wants_json():
+            if not command.wants_json():
                 _print_plan(plan)
-            confirm("Do it?", yes=yes)
+            command.confirm("Do it?", yes=yes)
             _carry_out(one)
     except (FailoverRefused, StorageError) as error:
-        fail(f"refused: {error}")
+        command.fail(f"refused: {error}")
 
 
 def _account(option: str, user: str | None, passwd_file: IO[str] | None) -> Account | None:
@@ -423,15 +411,15 @@ def _carry_out(one: ShardFailover) -> None:
 
     def tell(text: str) -> None:
         done.append(text)
-        if not wants_json():
+        if not command.wants_json():
             click.echo(f"  {text}")
 
-    with waiting("failing over"):
+    with command.waiting("failing over"):
         one.carry_out(tell)
     master, names = one.successor(), ", ".join(one.shards)
-    with waiting(f"waiting until {master} serves"):
+    with command.waiting(f"waiting until {master} serves"):
         served = _wait_until_served(one.shards, master)
-    show(
+    command.show(
         {"shards": one.shards, "master": str(master), "done": done, "serves": served},
         f"shard {names} is served from {master}"
         if served
@@ -439,7 +427,7 @@ def _carry_out(one: ShardFailover) -> None:
     )
 
 
-_COLUMNS: Sequence[Column] = (
+_COLUMNS: Sequence[command.Column] = (
     ("server", itemgetter("server")),
     ("now", itemgetter("address")),
     ("answers", lambda server: "no" if server["trouble"] else "yes"),
@@ -460,7 +448,9 @@ def _print_plan(plan: Mapping[str, Any]) -> None:
     click.echo(f"Failover of shard {', '.join(plan['shards'])}")
     click.echo()
     old, new = plan["master"], plan["replica"]
-    print_table(_COLUMNS, [{"server": "old master", **old}, {"server": "new master", **new}])
+    command.print_table(
+        _COLUMNS, [{"server": "old master", **old}, {"server": "new master", **new}]
+    )
     click.echo()
     for risk in plan["accepted_risks"]:
         click.echo(f"accepted: {risk}")

@@ -12,6 +12,7 @@ from typing import IO, Any
 
 import click
 
+from pinlaterd.cli import command
 from pinlaterd.cli.callers import (
     MIN_BODY_BYTES,
     AtEmpty,
@@ -25,19 +26,6 @@ from pinlaterd.cli.callers import (
     line_batches,
     stamped_batches,
 )
-from pinlaterd.cli.command_line import (
-    COUNT,
-    PRIORITY,
-    Command,
-    Decorated,
-    connect,
-    fail,
-    option,
-    printable,
-    service_options,
-    show,
-    together,
-)
 from pinlaterd.cli.load import Caller, ClosedLoop, Kind, Load, LoadStopped, Outcome, name_of
 from pinlaterd.client import Client
 from pinlaterd.lifecycle import ExitCode, StopSignal
@@ -46,31 +34,31 @@ from pinlaterd.wording import how_many
 
 _MAX_CONCURRENCY = 1000
 
-queue_option = option("--queue", required=True, metavar="NAME", help="The queue.")
-priority_option = option(
-    "--priority", type=PRIORITY, help="Priority of the jobs; 1 is the highest."
+queue_option = command.option("--queue", required=True, metavar="NAME", help="The queue.")
+priority_option = command.option(
+    "--priority", type=command.PRIORITY, help="Priority of the jobs; 1 is the highest."
 )
-body_bytes_option = option(
+body_bytes_option = command.option(
     "--body-bytes",
     type=click.IntRange(min=MIN_BODY_BYTES),
     default=200,
     help="Size of a made-up body.",
 )
-load_options = together(
-    option("--batch-size", type=COUNT, default=1, help="Jobs in a call."),
-    option(
+load_options = command.together(
+    command.option("--batch-size", type=command.COUNT, default=1, help="Jobs in a call."),
+    command.option(
         "--concurrency",
         type=click.IntRange(1, _MAX_CONCURRENCY),
         default=1,
         help="Connections that make calls at the same time.",
     ),
-    option(
+    command.option(
         "--progress/--no-progress",
         default=None,
         help="A line a second on stderr  [default: if that is a terminal]",
     ),
 )
-success_option = option(
+success_option = command.option(
     "--dequeue-success-percent",
     "success_percent",
     type=click.IntRange(0, 100),
@@ -80,7 +68,9 @@ success_option = option(
 )
 
 
-def num_queries_option(default: int | None, meaning: str) -> Callable[[Decorated], Decorated]:
+def num_queries_option(
+    default: int | None, meaning: str
+) -> Callable[[command.Decorated], command.Decorated]:
     """`meaning`: of -1, and the default."""
     return click.option(
         "--num-queries",
@@ -106,7 +96,7 @@ def run_load(
     # Not before the figures are shown: one more signal shall not cost them.
     click.get_current_context().call_on_close(stop.close)
     with contextlib.ExitStack() as stack:
-        clients = [stack.enter_context(connect()) for _ in range(plan.concurrency)]
+        clients = [stack.enter_context(command.connect()) for _ in range(plan.concurrency)]
         clients[0].queue_names()  # fails at once if no service answers
         stop.catch()
         try:
@@ -118,26 +108,26 @@ def run_load(
                 warm_up_seconds=warm_up_seconds, seconds=seconds, stop=stop, show=plan.tell
             )
         except LoadStopped as error:
-            fail(str(error))
+            command.fail(str(error))
 
 
 # --- commands ---------------------------------------------------------------------------------
 
 
-@click.command(cls=Command)
+@click.command(cls=command.Command)
 @queue_option
 @num_queries_option(None, "until stopped  [default: 1; with --from-file: to its end]")
 @load_options
 @priority_option
-@option(
+@command.option(
     "--from-file",
     type=click.File("rb"),
     metavar="F|-",
     help="Make a job of each line of this file (-: standard input).",
 )
-@option("--body", metavar="TEXT", help="The body of each job.")
+@command.option("--body", metavar="TEXT", help="The body of each job.")
 @body_bytes_option
-@service_options
+@command.service_options
 def enqueue(*, from_file: IO[bytes] | None, body: str | None, **options: Any) -> None:
     """Enqueue jobs with a given body, one for each line of a file, or made-up ones.
 
@@ -175,12 +165,12 @@ def enqueue(*, from_file: IO[bytes] | None, body: str | None, **options: Any) ->
     _report("enqueued", outcome)
 
 
-@click.command(cls=Command)
+@click.command(cls=command.Command)
 @queue_option
 @num_queries_option(1, "until stopped  [default: 1]")
 @load_options
 @success_option
-@service_options
+@command.service_options
 def dequeue(**options: Any) -> None:
     """Dequeue jobs and acknowledge them: each call's jobs in the next call.
 
@@ -193,12 +183,12 @@ def dequeue(**options: Any) -> None:
     _report("dequeued", run_load(plan, [Kind.DEQUEUE], callers, ClosedLoop(plan.calls)))
 
 
-@click.command("check-dequeue", cls=Command)
+@click.command("check-dequeue", cls=command.Command)
 @queue_option
 @num_queries_option(-1, "until no job has come for a second  [default: -1]")
 @load_options
 @success_option
-@service_options
+@command.service_options
 def check_dequeue(**options: Any) -> None:
     """Dequeue, and check that what `pinlater enqueue` put in comes out.
 
@@ -234,7 +224,7 @@ def _report(did: str, outcome: Outcome, verdict: Verdict | None = None) -> None:
     if verdict is not None:
         facts["check"] = vars(verdict)
         lines += _verdict_lines(verdict)
-    show(facts, "\n".join(lines))
+    command.show(facts, "\n".join(lines))
     if figures.errors:
         sys.exit(ExitCode.FAILURE)
 
@@ -251,4 +241,4 @@ def _verdict_lines(verdict: Verdict) -> Iterator[str]:
     if verdict.unstamped:
         yield f"not made by `pinlater enqueue`: {how_many(verdict.unstamped, 'job')}"
     for example in verdict.examples:
-        yield f"  {printable(example)}"
+        yield f"  {command.printable(example)}"

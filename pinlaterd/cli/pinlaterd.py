@@ -16,7 +16,7 @@ from typing import NoReturn
 import click
 
 from pinlaterd import __version__
-from pinlaterd.cli.command_line import PORT, WIDTH, CommandLine, json_option, option, waiting
+from pinlaterd.cli import command
 from pinlaterd.config.layout import ETC
 from pinlaterd.config.schema import DEFAULT_ENGINE, ENGINES
 from pinlaterd.errors import ConfigError, ConnectionFailed
@@ -24,7 +24,7 @@ from pinlaterd.lifecycle import ExitCode, exit_process
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 _DIRECTORY = click.argument("directory", metavar="[DIR]", required=False, default=".", type=_FOLDER)
-_CONFIG = option(
+_CONFIG = command.option(
     "--config",
     "etc",
     metavar="DIR/etc",
@@ -34,7 +34,7 @@ _CONFIG = option(
 )
 
 
-class _CommandLine(CommandLine):
+class _CommandLine(command.CommandLine):
     def text_of(self, error: Exception) -> str:
         match error:
             case ConfigError():
@@ -46,7 +46,7 @@ class _CommandLine(CommandLine):
         return super().text_of(error)
 
 
-@click.group("pinlaterd", cls=_CommandLine, context_settings=WIDTH)
+@click.group("pinlaterd", cls=_CommandLine, context_settings=command.WIDTH)
 @click.version_option(__version__, prog_name="pinlaterd")
 def cli() -> None:
     """A durable job queue server, compatible with PinLater.
@@ -67,19 +67,23 @@ def cli() -> None:
 
 @cli.command()
 @click.argument("directory", metavar="DIR", type=_FOLDER)
-@option(
+@command.option(
     "--engine", type=click.Choice(ENGINES), default=DEFAULT_ENGINE, help="What stores the jobs."
 )
-@option(
+@command.option(
     "--shards",
     type=click.IntRange(1, 1024),
     default=3,
     help="How many shards, each a process of its own.",
 )
-@option("--port", type=PORT, help="Thrift port  [default: 9010]")
-@option("--stats-port", type=PORT, help="Port of statistics and health  [default: 9999]")
-@option(
-    "--web-port", type=PORT, help="Port kept for a dashboard, not in this release  [default: 9011]"
+@command.option("--port", type=command.PORT, help="Thrift port  [default: 9010]")
+@command.option(
+    "--stats-port", type=command.PORT, help="Port of statistics and health  [default: 9999]"
+)
+@command.option(
+    "--web-port",
+    type=command.PORT,
+    help="Port kept for a dashboard, not in this release  [default: 9011]",
 )
 def init(*, directory: Path, engine: str, shards: int, **ports: int | None) -> None:
     """Write a new deployment into DIR. Never overwrites a file.
@@ -138,7 +142,7 @@ def down(*, directory: Path) -> None:
 
 @cli.command()
 @_DIRECTORY
-@json_option
+@command.json_option
 def status(*, directory: Path) -> None:
     """Show processes, shards, problems and warnings. Exit 1 if a router or shard does not serve.
 
@@ -158,7 +162,7 @@ def status(*, directory: Path) -> None:
 @contextmanager
 def _progress(what: str) -> Iterator[Callable[[str], None]]:
     """Shows the last thing told on one line of a terminal; nothing in a pipe."""
-    with waiting(what) as shown:
+    with command.waiting(what) as shown:
         yield lambda text: shown.update(f"{text} …")
 
 

@@ -13,34 +13,7 @@ from typing import IO, Any
 
 import click
 
-from pinlaterd.cli.command_line import (
-    COUNT,
-    MAX_SECONDS,
-    PRIORITY,
-    STATE,
-    Amount,
-    Column,
-    Decorated,
-    Group,
-    admin_options,
-    ask_coordinator,
-    confirm,
-    connect,
-    directory,
-    files_options,
-    option,
-    print_table,
-    read_password,
-    record_facts,
-    show,
-    show_jobs,
-    show_queue_names,
-    shown_time,
-    state_of,
-    target_options,
-    waiting,
-    yes_option,
-)
+from pinlaterd.cli import command
 from pinlaterd.cli.service_status import follow
 from pinlaterd.config import edit
 from pinlaterd.config.layout import ETC
@@ -60,40 +33,40 @@ _RATES = {
 }
 
 
-@click.group(cls=Group)
+@click.group(cls=command.Group)
 def queue() -> None:
     """List, create, delete queues; see what is in them; limit and pause them."""
 
 
 @queue.command("list")
-@admin_options
+@command.admin_options
 def list_queues() -> None:
     """List the queues, a name a line.
 
     Example: pinlater-admin queue list
     """
-    show_queue_names()
+    command.show_queue_names()
 
 
 @queue.command()
 @click.argument("name")
-@target_options
+@command.target_options
 def create(*, name: str) -> None:
     """Create a queue. One that exists is left as it is.
 
     Example: pinlater-admin queue create mail
     """
-    with connect() as client:
+    with command.connect() as client:
         client.create_queue(name)
     click.echo(f"queue {name} is there")
 
 
 @queue.command()
 @click.argument("name")
-@option(
+@command.option(
     "--password-file", type=click.File("r"), metavar="F|-", help="Its first line is the password."
 )
-@target_options
+@command.target_options
 def delete(*, name: str, password_file: IO[str] | None) -> None:
     """Delete a queue with all its jobs.
 
@@ -109,21 +82,21 @@ def delete(*, name: str, password_file: IO[str] | None) -> None:
     elif PASSWORD_ENVIRONMENT in os.environ:
         password = os.environ[PASSWORD_ENVIRONMENT]
     else:
-        password = read_password("Admin password")
-    with connect() as client:
+        password = command.read_password("Admin password")
+    with command.connect() as client:
         client.delete_queue(name, password=password)
     click.echo(f"queue {name} is gone")
 
 
 @queue.command()
 @click.argument("name")
-@option(
+@command.option(
     "--seconds",
-    type=Amount(MAX_SECONDS, least=0.1),
+    type=command.Amount(command.MAX_SECONDS, least=0.1),
     default=3.0,
     help="Over how long rates are taken.",
 )
-@admin_options
+@command.admin_options
 def stats(*, name: str, seconds: float) -> None:
     """Show how many jobs are in each state, and how many come and go in a second.
 
@@ -132,19 +105,19 @@ def stats(*, name: str, seconds: float) -> None:
 
     Example: pinlater-admin queue stats mail --seconds 10
     """
-    with connect() as client:
+    with command.connect() as client:
         counts = {"SCHEDULED": client.count(name, JobState.PENDING, future=True)}
         counts |= {state.name: client.count(name, state) for state in JobState}
-    with waiting(f"measuring for {seconds:g} s"):
+    with command.waiting(f"measuring for {seconds:g} s"):
         rates = _rates(name, seconds)
 
     def print_tables() -> None:
-        print_table((("state", itemgetter(0)), ("#jobs", itemgetter(1))), counts.items())
+        command.print_table((("state", itemgetter(0)), ("#jobs", itemgetter(1))), counts.items())
         click.echo()
-        per_second: Column = ("#per second", lambda rate: f"{rate[1]:.1f}")
-        print_table((("jobs", itemgetter(0)), per_second), rates.items())
+        per_second: command.Column = ("#per second", lambda rate: f"{rate[1]:.1f}")
+        command.print_table((("jobs", itemgetter(0)), per_second), rates.items())
 
-    show({"queue": name, "jobs": counts, "per_second": rates}, print_tables)
+    command.show({"queue": name, "jobs": counts, "per_second": rates}, print_tables)
 
 
 def _rates(name: str, seconds: float) -> dict[str, float]:
@@ -160,7 +133,7 @@ def _rates(name: str, seconds: float) -> dict[str, float]:
 
 
 def _counters() -> dict[str, int]:
-    [page] = ask_coordinator("/stats.json")
+    [page] = command.ask_coordinator("/stats.json")
     counters: dict[str, int] = page["counters"]
     return counters
 
@@ -191,7 +164,7 @@ _name_argument = click.argument("name", type=_queue_name)
 @queue.command(context_settings={"ignore_unknown_options": True})
 @_name_argument
 @click.argument("rate", type=_rate, metavar="JOBS_PER_SECOND|none")
-@files_options
+@command.files_options
 def limit(*, name: str, rate: float) -> None:
     """Let no more jobs of queue NAME be dequeued in a second, over the whole cluster.
 
@@ -202,80 +175,84 @@ def limit(*, name: str, rate: float) -> None:
       pinlater-admin queue limit mail none
     """
     is_limited = math.isfinite(rate)
-    was_changed = edit.set_limit(directory() / ETC, name, rate if is_limited else None)
+    was_changed = edit.set_limit(command.directory() / ETC, name, rate if is_limited else None)
     shown = f"a limit of {rate:g} jobs/s" if is_limited else "no limit"
     _finish(name, f"queue {name} has {shown}", was_changed=was_changed)
 
 
 @queue.command()
 @_name_argument
-@files_options
+@command.files_options
 def pause(*, name: str) -> None:
     """Let no jobs of queue NAME be dequeued until it is resumed. Its limit is kept.
 
     Example: pinlater-admin queue pause mail
     """
-    was_changed = edit.set_paused(directory() / ETC, name, paused=True)
+    was_changed = edit.set_paused(command.directory() / ETC, name, paused=True)
     _finish(name, f"queue {name} is paused", was_changed=was_changed)
 
 
 @queue.command()
 @_name_argument
-@files_options
+@command.files_options
 def resume(*, name: str) -> None:
     """Let jobs of queue NAME be dequeued again, under the limit that it had.
 
     Example: pinlater-admin queue resume mail
     """
-    was_changed = edit.set_paused(directory() / ETC, name, paused=False)
+    was_changed = edit.set_paused(command.directory() / ETC, name, paused=False)
     _finish(name, f"queue {name} is resumed", was_changed=was_changed)
 
 
 def _finish(name: str, done: str, *, was_changed: bool) -> None:
     acts = follow(done, was_changed=was_changed)
     # Settings may come before their queue; mistyped ones look the same, and do nothing.
-    with contextlib.suppress(PinLaterError, ConnectionFailed), connect() as client:
+    with contextlib.suppress(PinLaterError, ConnectionFailed), command.connect() as client:
         if name not in client.queue_names():
             click.echo(
                 f"warning: there is no queue {name} yet; `pinlater-admin queue list` shows those "
                 "there are",
                 err=True,
             )
-    facts = edit.limit_settings(directory() / ETC, name)
-    show({"queue": name, **facts._asdict(), "acts": acts})
+    facts = edit.limit_settings(command.directory() / ETC, name)
+    command.show({"queue": name, **facts._asdict(), "acts": acts})
 
 
 # --- jobs -------------------------------------------------------------------------------------
 
-_priority_option = option(
-    "--priority", type=PRIORITY, default=1, help="Jobs of this priority only."
+_priority_option = command.option(
+    "--priority", type=command.PRIORITY, default=1, help="Jobs of this priority only."
 )
-_regex_option = option("--body-regex", metavar="RE2", help="Only jobs whose body this is found in.")
+_regex_option = command.option(
+    "--body-regex", metavar="RE2", help="Only jobs whose body this is found in."
+)
 
 
-def _limit_option(default: int) -> Callable[[Decorated], Decorated]:
-    return option("--limit", type=COUNT, default=default, help="At most so many jobs.")
+def _limit_option(default: int) -> Callable[[command.Decorated], command.Decorated]:
+    return command.option(
+        "--limit", type=command.COUNT, default=default, help="At most so many jobs."
+    )
 
 
-@click.group(cls=Group)
+@click.group(cls=command.Group)
 def job() -> None:
     """Look at jobs, retry them, delete them."""
 
 
 @job.command()
 @click.argument("descriptors", nargs=-1, required=True, metavar="DESCRIPTOR...")
-@admin_options
+@command.admin_options
 def lookup(*, descriptors: tuple[str, ...]) -> None:
     """Show all that is known of jobs. Exit 1 if one of them is unknown.
 
     Example: pinlater-admin job lookup mail:s1:p1:1 mail:s2:p1:7
     """
-    show_jobs(descriptors)
+    command.show_jobs(descriptors)
 
 
-_COLUMNS: Sequence[Column] = (
+_COLUMNS: Sequence[command.Column] = (
     ("descriptor", attrgetter("descriptor")),
-    ("run after", lambda job: shown_time(job.run_after_ms)),
+    ("run after", lambda job: command.shown_time(job.run_after_ms)),
     ("#attempts left", lambda job: f"{job.attempts_remaining} of {job.attempts_allowed}"),
     ("custom status", attrgetter("custom_status")),
 )
@@ -283,12 +260,14 @@ _COLUMNS: Sequence[Column] = (
 
 @job.command()
 @click.argument("queue")
-@click.argument("state", type=STATE)
-@option("--priority", type=PRIORITY, help="Jobs of this priority only  [default: all]")
-@option("--future", is_flag=True, help="Jobs whose run-after is still to come.")
+@click.argument("state", type=command.STATE)
+@command.option(
+    "--priority", type=command.PRIORITY, help="Jobs of this priority only  [default: all]"
+)
+@command.option("--future", is_flag=True, help="Jobs whose run-after is still to come.")
 @_regex_option
 @_limit_option(100)
-@admin_options
+@command.admin_options
 def scan(*, queue: str, state: str, limit: int, **which: Any) -> None:
     """List jobs of QUEUE in STATE, the latest run-after first.
 
@@ -296,24 +275,24 @@ def scan(*, queue: str, state: str, limit: int, **which: Any) -> None:
       pinlater-admin job scan mail failed --limit 20
       pinlater-admin job scan mail pending --future --body-regex '^to: ada'
     """
-    with connect() as client:
-        found = client.scan(queue, state_of(state), page_size=min(limit, 1000), **which)
+    with command.connect() as client:
+        found = client.scan(queue, command.state_of(state), page_size=min(limit, 1000), **which)
         records = list(itertools.islice(found, limit))
-    facts = [record_facts(record) for record in records]
-    show(facts, lambda: print_table(_COLUMNS, records))
+    facts = [command.record_facts(record) for record in records]
+    command.show(facts, lambda: command.print_table(_COLUMNS, records))
 
 
 @job.command()
 @click.argument("queue")
 @_priority_option
-@option("--attempts", type=COUNT, default=1, help="Attempts that each job gets.")
-@option(
+@command.option("--attempts", type=command.COUNT, default=1, help="Attempts that each job gets.")
+@command.option(
     "--delay-seconds",
-    type=Amount(_MAX_DELAY_SECONDS, least=0),
+    type=command.Amount(_MAX_DELAY_SECONDS, least=0),
     help="Run them so much later  [default: now]",
 )
 @_limit_option(1000)
-@admin_options
+@command.admin_options
 def retry(
     *, queue: str, priority: int, attempts: int, delay_seconds: float | None, limit: int
 ) -> None:
@@ -324,7 +303,7 @@ def retry(
     run_after_ms = None
     if delay_seconds:
         run_after_ms = round((time.time() + delay_seconds) * 1000)
-    with connect() as client:
+    with command.connect() as client:
         retried = client.retry_failed(
             queue,
             priority=priority,
@@ -332,17 +311,17 @@ def retry(
             run_after_ms=run_after_ms,
             limit=limit,
         )
-    show({"retried": retried}, f"{how_many(retried, 'job')} made pending again")
+    command.show({"retried": retried}, f"{how_many(retried, 'job')} made pending again")
 
 
 @job.command("delete")
 @click.argument("queue")
-@click.argument("state", type=STATE)
+@click.argument("state", type=command.STATE)
 @_priority_option
 @_regex_option
 @_limit_option(1000)
-@yes_option
-@admin_options
+@command.yes_option
+@command.admin_options
 def delete_jobs(
     *, queue: str, state: str, priority: int, body_regex: str | None, limit: int, yes: bool
 ) -> None:
@@ -353,13 +332,13 @@ def delete_jobs(
       pinlater-admin job delete mail pending --body-regex '@example[.]com' --yes
     """
     matching = f" whose body matches {body_regex!r}" if body_regex is not None else ""
-    confirm(
+    command.confirm(
         f"Delete up to {how_many(limit, 'job')} of {queue}, priority {priority}, in state "
-        f"{state_of(state).name}{matching}?",
+        f"{command.state_of(state).name}{matching}?",
         yes=yes,
     )
-    with connect() as client:
+    with command.connect() as client:
         deleted = client.delete_jobs(
-            queue, state_of(state), priority=priority, body_regex=body_regex, limit=limit
+            queue, command.state_of(state), priority=priority, body_regex=body_regex, limit=limit
         )
-    show({"deleted": deleted}, f"{how_many(deleted, 'job')} deleted")
+    command.show({"deleted": deleted}, f"{how_many(deleted, 'job')} deleted")

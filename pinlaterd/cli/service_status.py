@@ -16,19 +16,7 @@ from typing import NamedTuple, cast
 
 import click
 
-from pinlaterd.cli.command_line import (
-    MAX_LINE_CHARS,
-    Column,
-    Facts,
-    ask_coordinator,
-    directory,
-    fail,
-    polls,
-    print_table,
-    printable,
-    show,
-    waiting,
-)
+from pinlaterd.cli import command
 from pinlaterd.config.layout import ETC, shard_program
 from pinlaterd.errors import ConnectionFailed, DeploymentError
 from pinlaterd.lifecycle import ExitCode
@@ -42,28 +30,28 @@ QUEUE_AGE = "_oldest_ready_age_ms"
 _COUNTING = "shard_queues_counting"  # every shard that has looked at its store has it
 
 
-def fetch() -> Facts:
+def fetch() -> command.Facts:
     """Raises ConnectionFailed."""
-    [found] = ask_coordinator("/status.json")
-    return cast("Facts", found)
+    [found] = command.ask_coordinator("/status.json")
+    return cast("command.Facts", found)
 
 
-def report(status: Facts) -> None:
+def report(status: command.Facts) -> None:
     """Print it, and end the program with exit 1 if a router or shard does not serve."""
-    show(status, lambda: _print(status))
+    command.show(status, lambda: _print(status))
     if not status["healthy"]:
         sys.exit(ExitCode.FAILURE)
 
 
-def enqueues(shard: Facts) -> str:
+def enqueues(shard: command.Facts) -> str:
     return "no (dequeue-only)" if shard["dequeue_only"] else "yes"
 
 
-def shown_state(shard: Facts) -> str:
+def shown_state(shard: command.Facts) -> str:
     return f"{shard['state']}, degraded" if shard["ailing"] else shard["state"]
 
 
-_PROCESS_COLUMNS: Sequence[Column] = (
+_PROCESS_COLUMNS: Sequence[command.Column] = (
     ("process", itemgetter("name")),
     ("state", itemgetter("state")),
     ("#pid", lambda process: process["pid"] or "-"),
@@ -72,7 +60,7 @@ _PROCESS_COLUMNS: Sequence[Column] = (
     ("#rss MB", lambda process: f"{process['rss_bytes'] / 1_000_000:.0f}"),
     ("facts", lambda process: _facts(process["facts"])),
 )
-_SHARD_COLUMNS: Sequence[Column] = (
+_SHARD_COLUMNS: Sequence[command.Column] = (
     ("shard", itemgetter("name")),
     ("engine", itemgetter("engine")),
     ("state", itemgetter("state")),
@@ -80,16 +68,16 @@ _SHARD_COLUMNS: Sequence[Column] = (
 )
 
 
-def _print(status: Facts) -> None:
+def _print(status: command.Facts) -> None:
     health = "healthy" if status["healthy"] else "NOT healthy"
     click.echo(
-        f"pinlaterd {status['version']} in {printable(status['deployment'])}: {health}, "
+        f"pinlaterd {status['version']} in {command.printable(status['deployment'])}: {health}, "
         f"Thrift {status['thrift']}, statistics {status['stats']}"
     )
     click.echo()
-    print_table(_PROCESS_COLUMNS, status["processes"])
+    command.print_table(_PROCESS_COLUMNS, status["processes"])
     click.echo()
-    print_table(_SHARD_COLUMNS, status["shards"])
+    command.print_table(_SHARD_COLUMNS, status["shards"])
     for title, lines in (
         ("Problems", status["problems"]),
         ("Problems of the configuration", status["config_problems"]),
@@ -99,7 +87,7 @@ def _print(status: Facts) -> None:
         if lines:
             click.echo(f"\n{title}:")
         for line in lines:
-            click.echo(f"  {printable(line, MAX_LINE_CHARS)}")
+            click.echo(f"  {command.printable(line, command.MAX_LINE_CHARS)}")
 
 
 def _facts(facts: Mapping[str, str]) -> str:
@@ -127,21 +115,21 @@ class Sample(NamedTuple):
     """What the coordinator said at one moment; `at` in monotonic seconds."""
 
     at: float
-    status: Facts
+    status: command.Facts
     stats: Mapping[str, StatsSnapshot]  # /snapshot.json: by process
 
 
 def take_sample() -> Sample:
     """Raises ConnectionFailed."""
-    status, stats = ask_coordinator("/status.json", "/snapshot.json")
+    status, stats = command.ask_coordinator("/status.json", "/snapshot.json")
     return Sample(time.monotonic(), status, stats)
 
 
-def shards_of(sample: Sample) -> list[Facts]:
+def shards_of(sample: Sample) -> list[command.Facts]:
     """As `shard list` shows them."""
     processes = sample.status["processes"]
     facts = {process["name"]: process["facts"] for process in processes if process["facts"]}
-    found: list[Facts] = []
+    found: list[command.Facts] = []
     for shard in sample.status["shards"]:
         program = shard_program(shard["name"])
         about = facts.get(program, {})
@@ -160,7 +148,7 @@ def shards_of(sample: Sample) -> list[Facts]:
     return found
 
 
-def find_shard(name: str) -> Facts | None:
+def find_shard(name: str) -> command.Facts | None:
     """None if it is not part of the service. Raises ConnectionFailed."""
     return next((shard for shard in shards_of(take_sample()) if shard["name"] == name), None)
 
@@ -198,7 +186,9 @@ class EditRefused(DeploymentError):
     removal of a shard."""
 
     def __init__(self, problems: Mapping[str, str | None]) -> None:
-        super().__init__("; ".join(printable(text, MAX_LINE_CHARS) for text in problems))
+        super().__init__(
+            "; ".join(command.printable(text, command.MAX_LINE_CHARS) for text in problems)
+        )
         self.mistakes = None in problems.values()
 
 
@@ -209,7 +199,7 @@ def follow(done: str, *, was_changed: bool, removed: str | None = None) -> bool:
     unless all that the coordinator refuses is the removal of other shards than `removed`. Ends the
     program with a message if it takes too long."""
     try:
-        with waiting("waiting until the service follows"):
+        with command.waiting("waiting until the service follows"):
             problems = _wait_until_followed()
     except ConnectionFailed:
         click.echo(
@@ -231,17 +221,17 @@ def tell(
     if against:
         raise EditRefused(against)
     for text in problems:
-        click.echo(f"warning: {printable(text, MAX_LINE_CHARS)}", err=True)
+        click.echo(f"warning: {command.printable(text, command.MAX_LINE_CHARS)}", err=True)
     click.echo(f"{done}{'' if was_changed else ' already'}", err=True)
 
 
 def _wait_until_followed() -> Mapping[str, str | None]:
     from pinlaterd.config.load import ConfigFiles
 
-    for is_late in polls(_PATIENCE_SECONDS):
+    for is_late in command.polls(_PATIENCE_SECONDS):
         status = fetch()
         waits_for = "the coordinator has not carried it out"
-        if status["config_judged"] == ConfigFiles(directory() / ETC).digest:
+        if status["config_judged"] == ConfigFiles(command.directory() / ETC).digest:
             behind = [
                 process["name"]
                 for process in status["processes"]
@@ -254,7 +244,7 @@ def _wait_until_followed() -> Mapping[str, str | None]:
                 return {text: shards.get(text) for text in status["config_problems"]}
             waits_for = f"{', '.join(behind)} has not followed"
         if is_late:
-            fail(
+            command.fail(
                 f"what was written does not act after {_PATIENCE_SECONDS:.0f} s: {waits_for}; "
                 "see `pinlater-admin status` and run/log"
             )

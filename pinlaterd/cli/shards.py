@@ -13,31 +13,7 @@ from typing import Any
 
 import click
 
-from pinlaterd.cli.command_line import (
-    PORT,
-    Column,
-    Group,
-    confirm,
-    directory,
-    enter,
-    fail,
-    files_options,
-    option,
-    polls,
-    print_table,
-    show,
-    waiting,
-    yes_option,
-)
-from pinlaterd.cli.service_status import (
-    EditRefused,
-    enqueues,
-    find_shard,
-    follow,
-    shards_of,
-    shown_state,
-    take_sample,
-)
+from pinlaterd.cli import command, service_status
 from pinlaterd.clock import SystemClock
 from pinlaterd.config import edit
 from pinlaterd.config.active import load_active
@@ -51,12 +27,12 @@ from pinlaterd.lifecycle import ExitCode
 
 _SERVE_SECONDS = 60.0
 
-_COLUMNS: Sequence[Column] = (
+_COLUMNS: Sequence[command.Column] = (
     ("shard", itemgetter("name")),
     ("engine", itemgetter("engine")),
     ("where", lambda shard: shard["where"] or "-"),
-    ("state", shown_state),
-    ("enqueues", enqueues),
+    ("state", service_status.shown_state),
+    ("enqueues", service_status.enqueues),
     ("#pending", lambda shard: _held(shard, "pending")),
     ("#scheduled", lambda shard: _held(shard, "scheduled")),
     ("#in progress", lambda shard: _held(shard, "in_progress")),
@@ -69,13 +45,13 @@ def _held(shard: Mapping[str, Any], state: str) -> object:
     return "-" if shard["jobs"] is None else shard["jobs"][state]
 
 
-@click.group(cls=Group)
+@click.group(cls=command.Group)
 def shard() -> None:
     """Change the shards of the service."""
 
 
 @shard.command("list")
-@files_options
+@command.files_options
 def list_shards() -> None:
     """Show each shard: where its jobs lie, how it is, how many it holds in each state.
 
@@ -83,8 +59,8 @@ def list_shards() -> None:
 
     Example: pinlater-admin shard list
     """
-    found = shards_of(take_sample())
-    show(found, lambda: print_table(_COLUMNS, found))
+    found = service_status.shards_of(service_status.take_sample())
+    command.show(found, lambda: command.print_table(_COLUMNS, found))
 
 
 # --- dequeue-only ---------------------------------------------------------------------------
@@ -93,8 +69,8 @@ def list_shards() -> None:
 @shard.command("dequeue-only")
 @click.argument("name")
 @click.argument("state", type=click.Choice(["on", "off"]), metavar="on|off")
-@yes_option
-@files_options
+@command.yes_option
+@command.files_options
 def dequeue_only(*, name: str, state: str, yes: bool) -> None:
     """Have shard NAME take no new jobs (on), or take them again (off).
 
@@ -105,24 +81,28 @@ def dequeue_only(*, name: str, state: str, yes: bool) -> None:
       pinlater-admin shard dequeue-only 3 on
       pinlater-admin shard dequeue-only 3 off
     """
-    concerned = edit.shards_alike(directory() / ETC, name)
+    concerned = edit.shards_alike(command.directory() / ETC, name)
     acts = set_dequeue_only(name, on=state == "on", yes=yes)
-    show({"shards": concerned, "dequeue_only": state == "on", "acts": acts})
+    command.show({"shards": concerned, "dequeue_only": state == "on", "acts": acts})
 
 
 def set_dequeue_only(name: str, *, on: bool, yes: bool) -> bool:
     """Whether all follow it; else they do when the coordinator is back. Fails if it is refused."""
-    etc = directory() / ETC
+    etc = command.directory() / ETC
     concerned = edit.shards_alike(etc, name)
     if len(concerned) > 1:
-        confirm(f"Shards {', '.join(concerned)} are one entry, and go along. Do it?", yes=yes)
+        command.confirm(
+            f"Shards {', '.join(concerned)} are one entry, and go along. Do it?", yes=yes
+        )
     shards = load_config(etc).shards.values()
     left = [s.name for s in shards if not s.dequeue_only and s.name not in concerned]
     if on and not left:
-        confirm("No shard is left that takes jobs: every enqueue will be refused. Do it?", yes=yes)
+        command.confirm(
+            "No shard is left that takes jobs: every enqueue will be refused. Do it?", yes=yes
+        )
     was_changed = edit.set_dequeue_only(etc, name, on=on)
     takes = "takes no new jobs" if on else "takes new jobs"
-    return follow(f"shard {', '.join(concerned)} {takes}", was_changed=was_changed)
+    return service_status.follow(f"shard {', '.join(concerned)} {takes}", was_changed=was_changed)
 
 
 # --- add ------------------------------------------------------------------------------------
@@ -130,15 +110,15 @@ def set_dequeue_only(name: str, *, on: bool, yes: bool) -> bool:
 
 @shard.command()
 @click.argument("name")
-@option("--engine", type=click.Choice(ENGINES), default=DEFAULT_ENGINE)
-@option("--file", help="sqlite: the database  [default: data/shard-NAME.sqlite]")
-@option("--host", "master_host", help="mysql, redis: the server's host.")
-@option("--port", "master_port", type=PORT, help="mysql, redis.")
-@option("--user", help="mysql, redis.")
-@option("--passwd-env", metavar="NAME", help="The variable that has the password.")
-@option("--passwd-file", metavar="PATH", help="The file that has the password.")
-@option("--dequeue-only", is_flag=True, help="It takes no new jobs.")
-@files_options
+@command.option("--engine", type=click.Choice(ENGINES), default=DEFAULT_ENGINE)
+@command.option("--file", help="sqlite: the database  [default: data/shard-NAME.sqlite]")
+@command.option("--host", "master_host", help="mysql, redis: the server's host.")
+@command.option("--port", "master_port", type=command.PORT, help="mysql, redis.")
+@command.option("--user", help="mysql, redis.")
+@command.option("--passwd-env", metavar="NAME", help="The variable that has the password.")
+@command.option("--passwd-file", metavar="PATH", help="The file that has the password.")
+@command.option("--dequeue-only", is_flag=True, help="It takes no new jobs.")
+@command.files_options
 def add(
     *,
     name: str,
@@ -169,21 +149,21 @@ def add(
     settings: dict[str, Value] = {key: each for key, each in given.items() if each is not None}
     if dequeue_only:
         settings["dequeue_only"] = True
-    was_changed = edit.add_shard(directory() / ETC, name, settings)
-    followed = follow(f"shard {name} is added", was_changed=was_changed)
+    was_changed = edit.add_shard(command.directory() / ETC, name, settings)
+    followed = service_status.follow(f"shard {name} is added", was_changed=was_changed)
     if followed:
-        with waiting(f"waiting until shard {name} serves"):
+        with command.waiting(f"waiting until shard {name} serves"):
             _wait_until_serving(name)
-    show({"shard": name, "serves": followed})
+    command.show({"shard": name, "serves": followed})
 
 
 def _wait_until_serving(name: str) -> None:
-    for is_late in polls(_SERVE_SECONDS):
-        found = find_shard(name)
+    for is_late in command.polls(_SERVE_SECONDS):
+        found = service_status.find_shard(name)
         if found is not None and found["state"] == "serving":
             return
         if is_late:
-            fail(
+            command.fail(
                 f"shard {name} does not serve after {_SERVE_SECONDS:.0f} s; see "
                 f"run/log/shard-{name}.log. It is part of the service: mend that, or "
                 f"`pinlater-admin shard remove {name} --force`"
@@ -196,8 +176,8 @@ def _wait_until_serving(name: str) -> None:
 @shard.command()
 @click.argument("name")
 @click.option("--force", is_flag=True, help="Also with the jobs that it holds: they are given up.")
-@yes_option
-@files_options
+@command.yes_option
+@command.files_options
 def remove(*, name: str, force: bool, yes: bool) -> None:
     """Take shard NAME out of the service. Its store is left as it is.
 
@@ -209,20 +189,22 @@ def remove(*, name: str, force: bool, yes: bool) -> None:
       pinlater-admin shard remove 3
       pinlater-admin shard remove 3 --force --yes
     """
-    etc = directory() / ETC
+    etc = command.directory() / ETC
     if name in load_config(etc).shards:
         alike = edit.shards_alike(etc, name)
         if len(alike) > 1:
-            fail(f"shards {', '.join(alike)} are one entry of {SHARDS_FILE}; edit it by hand")
+            command.fail(
+                f"shards {', '.join(alike)} are one entry of {SHARDS_FILE}; edit it by hand"
+            )
     jobs = _jobs_of(name)
     if force:
-        confirm(f"Give up {_shown(jobs)} of shard {name}?", yes=yes)
+        command.confirm(f"Give up {_shown(jobs)} of shard {name}?", yes=yes)
     elif jobs is not None and jobs["pending"] + jobs["scheduled"] + jobs["in_progress"]:
-        fail(f"shard {name} holds {_shown(jobs)}; {_drain_first(name)}")
+        command.fail(f"shard {name} holds {_shown(jobs)}; {_drain_first(name)}")
     acts = _remove(etc, name, force=force)
     if force and acts:
         edit.forget_abandoned(etc, name)
-    show({"shard": name, "given_up": jobs if force else None, "acts": acts})
+    command.show({"shard": name, "given_up": jobs if force else None, "acts": acts})
 
 
 def _remove(etc: Path, name: str, *, force: bool) -> bool:
@@ -237,16 +219,18 @@ def _remove(etc: Path, name: str, *, force: bool) -> bool:
         return before if now == after else now
 
     try:
-        return follow(f"shard {name} is removed", was_changed=was_changed, removed=name)
-    except EditRefused as refused:
+        return service_status.follow(
+            f"shard {name} is removed", was_changed=was_changed, removed=name
+        )
+    except service_status.EditRefused as refused:
         edit.edit_file(etc, SHARDS_FILE, as_before)
-        fail(str(refused) if refused.mistakes else f"{refused}. {_drain_first(name)}")
+        command.fail(str(refused) if refused.mistakes else f"{refused}. {_drain_first(name)}")
 
 
 def _jobs_of(name: str) -> Mapping[str, int] | None:
     """What it holds; None if nobody knows."""
     try:
-        found = find_shard(name)
+        found = service_status.find_shard(name)
     except ConnectionFailed:
         return None
     return found["jobs"] if found is not None else None
@@ -274,7 +258,7 @@ def _shown(jobs: Mapping[str, int] | None) -> str:
 @shard.command("check")
 @click.argument("name")
 @click.option("--repair", is_flag=True, help="Mend what is found.")
-@files_options
+@command.files_options
 def check_shard(*, name: str, repair: bool) -> None:
     """Compare what the store of shard NAME holds in several places, over all its jobs.
 
@@ -286,11 +270,11 @@ def check_shard(*, name: str, repair: bool) -> None:
       pinlater-admin shard check 1 --repair
       supervisorctl -c etc/supervisord.conf start shard-1
     """
-    enter()
-    config = load_active(directory() / ETC).config
+    command.enter()
+    config = load_active(command.directory() / ETC).config
     settings = config.shards.get(name)
     if settings is None:
-        fail(f"no shard {name!r}; there are: {', '.join(config.shards) or 'none'}")
+        command.fail(f"no shard {name!r}; there are: {', '.join(config.shards) or 'none'}")
     engine = make_engine(settings, config.server)
     try:
         engine.open(SystemClock().now_ms())
@@ -300,12 +284,12 @@ def check_shard(*, name: str, repair: bool) -> None:
             engine.close()
     except ShardOwned as error:
         stop = f"supervisorctl -c etc/supervisord.conf stop shard-{name}"
-        fail(f"{error.message}; stop it first: {stop}")
+        command.fail(f"{error.message}; stop it first: {stop}")
     except StorageError as error:
-        fail(error.message)
+        command.fail(error.message)
     repaired = " (repaired)" if repair else ""
     lines = [f"queue {queue}: {jobs:,} {problem}{repaired}" for queue, problem, jobs in found]
     facts = {"shard": name, "repaired": repair, "found": [one._asdict() for one in found]}
-    show(facts, "\n".join(lines) or f"shard {name} agrees with itself")
+    command.show(facts, "\n".join(lines) or f"shard {name} agrees with itself")
     if found and not repair:
         sys.exit(ExitCode.FAILURE)

@@ -20,25 +20,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pinlaterd.cli.command_line import (
-    Column,
-    Command,
-    Facts,
-    files_options,
-    make_table,
-    print_table,
-    printable,
-    show,
-    wants_json,
-)
-from pinlaterd.cli.service_status import (
-    QUEUE_AGE,
-    Sample,
-    queue_names,
-    shards_of,
-    shown_state,
-    take_sample,
-)
+from pinlaterd.cli import command, service_status
 from pinlaterd.config.layout import shard_program
 from pinlaterd.errors import ConnectionFailed
 from pinlaterd.stats import HistogramData, StatsSnapshot, empty, merge
@@ -55,9 +37,9 @@ _MAX_NOTE_CHARS = 300
 _ENDED_BADLY = ("ack_failed", "timeout_retry", "timeout_done")
 
 
-@click.command(cls=Command)
+@click.command(cls=command.Command)
 @click.option("--once", is_flag=True, help="Print one frame and end, as in a pipe.")
-@files_options
+@command.files_options
 def top(*, once: bool) -> None:
     """Show what each queue, shard and process does, once a second, until q or Ctrl-C.
 
@@ -66,19 +48,19 @@ def top(*, once: bool) -> None:
       pinlater-admin top --once
       pinlater-admin top --json | jq '.queues[] | {name, pending}'
     """
-    if not (once or wants_json()) and sys.stdout.isatty():
+    if not (once or command.wants_json()) and sys.stdout.isatty():
         _show_live()
         return
-    before = take_sample()
+    before = service_status.take_sample()
     time.sleep(_SECONDS)
-    found = frame(before, take_sample())
-    show(found, lambda: _print(found))
+    found = frame(before, service_status.take_sample())
+    command.show(found, lambda: _print(found))
 
 
 # --- frames -----------------------------------------------------------------------------------
 
 
-def frame(before: Sample, now: Sample) -> Facts:
+def frame(before: service_status.Sample, now: service_status.Sample) -> command.Facts:
     seconds = max(now.at - before.at, 1e-3)
     recent = {name: since(before.stats.get(name, empty()), s) for name, s in now.stats.items()}
     figures = merge(recent.values())
@@ -88,16 +70,18 @@ def frame(before: Sample, now: Sample) -> Facts:
         "healthy": bool(now.status["healthy"]),
         "problems": now.status["problems"],
         "warnings": now.status["warnings"],
-        "queues": [_queue(queue, figures, seconds) for queue in queue_names(figures)],
+        "queues": [
+            _queue(queue, figures, seconds) for queue in service_status.queue_names(figures)
+        ],
         "shards": [
             {**shard, **_commits(recent.get(shard_program(shard["name"]), empty()), seconds)}
-            for shard in shards_of(now)
+            for shard in service_status.shards_of(now)
         ],
         "processes": [_process(process, used, seconds) for process in now.status["processes"]],
     }
 
 
-def _queue(queue: str, recent: StatsSnapshot, seconds: float) -> Facts:
+def _queue(queue: str, recent: StatsSnapshot, seconds: float) -> command.Facts:
     counters, gauges = recent["counters"], recent["gauges"]
     scheduled = round(gauges.get(f"{queue}_scheduled", 0))
 
@@ -115,12 +99,12 @@ def _queue(queue: str, recent: StatsSnapshot, seconds: float) -> Facts:
         "pending": max(0, round(gauges.get(f"{queue}_pending", 0)) - scheduled),  # due by now
         "scheduled": scheduled,
         "in_progress": round(gauges.get(f"{queue}_in_progress", 0)),
-        "oldest_ready_age_ms": recent["peaks"].get(f"{queue}{QUEUE_AGE}", 0),
+        "oldest_ready_age_ms": recent["peaks"].get(f"{queue}{service_status.QUEUE_AGE}", 0),
         "dequeue_delay_p99_ms": _p99(recent["histograms"].get(f"{queue}_dequeue_delay_ms")),
     }
 
 
-def _commits(recent: StatsSnapshot, seconds: float) -> Facts:
+def _commits(recent: StatsSnapshot, seconds: float) -> command.Facts:
     """Of a shard."""
     batches = recent["histograms"].get("shard_batch_jobs")
     commits = recent["histograms"].get("shard_commit_ms")
@@ -134,7 +118,7 @@ def _commits(recent: StatsSnapshot, seconds: float) -> Facts:
     }
 
 
-def _process(process: Facts, used: Mapping[int, float], seconds: float) -> Facts:
+def _process(process: command.Facts, used: Mapping[int, float], seconds: float) -> command.Facts:
     """`used`: CPU seconds before, by pid."""
     cpu_seconds = process["cpu_seconds"] - used.get(process["pid"], process["cpu_seconds"])
     return {
@@ -156,7 +140,7 @@ def _p99(data: HistogramData | None) -> float | None:
 # --- tables -----------------------------------------------------------------------------------
 
 
-def _rate(key: str) -> Callable[[Facts], str]:
+def _rate(key: str) -> Callable[[command.Facts], str]:
     return lambda row: _shown_rate(row[key])
 
 
@@ -164,7 +148,7 @@ def _shown_rate(per_second: float) -> str:
     return f"{per_second:,.0f}" if per_second >= 100 or per_second == 0 else f"{per_second:.1f}"
 
 
-def _age(key: str) -> Callable[[Facts], str]:
+def _age(key: str) -> Callable[[command.Facts], str]:
     return lambda row: _shown_age(row[key])
 
 
@@ -180,15 +164,15 @@ def _shown_age(ms: float | None) -> str:
     return f"{seconds:.1f} s" if ms >= 1000 else f"{ms:.1f} ms"
 
 
-def _number(key: str, form: str = ",") -> Callable[[Facts], str]:
+def _number(key: str, form: str = ",") -> Callable[[command.Facts], str]:
     return lambda row: "-" if row[key] is None else format(row[key], form)
 
 
-def _held(state: str) -> Callable[[Facts], str]:
+def _held(state: str) -> Callable[[command.Facts], str]:
     return lambda shard: "-" if shard["jobs"] is None else _number(state)(shard["jobs"])
 
 
-_QUEUE_COLUMNS: Sequence[Column] = (
+_QUEUE_COLUMNS: Sequence[command.Column] = (
     ("queue", itemgetter("name")),
     ("#enqueue/s", _rate("enqueues_per_second")),
     ("#dequeue/s", _rate("dequeues_per_second")),
@@ -202,9 +186,9 @@ _QUEUE_COLUMNS: Sequence[Column] = (
     ("#limit/s", _number("jobs_per_second_limit", "g")),
     ("#limited/s", _rate("limited_per_second")),
 )
-_SHARD_COLUMNS: Sequence[Column] = (
+_SHARD_COLUMNS: Sequence[command.Column] = (
     ("shard", itemgetter("name")),
-    ("state", shown_state),
+    ("state", service_status.shown_state),
     ("enqueues", lambda shard: "no" if shard["dequeue_only"] else "yes"),
     ("#jobs/s", _rate("jobs_per_second")),
     ("#commits/s", _rate("commits_per_second")),
@@ -214,7 +198,7 @@ _SHARD_COLUMNS: Sequence[Column] = (
     ("#scheduled", _held("scheduled")),
     ("#running", _held("in_progress")),
 )
-_PROCESS_COLUMNS: Sequence[Column] = (
+_PROCESS_COLUMNS: Sequence[command.Column] = (
     ("process", itemgetter("name")),
     ("state", itemgetter("state")),
     ("#pid", lambda process: process["pid"] or "-"),
@@ -223,21 +207,21 @@ _PROCESS_COLUMNS: Sequence[Column] = (
 )
 
 
-def _print(found: Facts) -> None:
+def _print(found: command.Facts) -> None:
     click.echo(_headline(found))
     for note in (*found["problems"], *found["warnings"]):
-        click.echo(f"  {printable(note, _MAX_NOTE_CHARS)}")
-    tables: Iterable[tuple[Sequence[Column], Sequence[object]]] = (
+        click.echo(f"  {command.printable(note, _MAX_NOTE_CHARS)}")
+    tables: Iterable[tuple[Sequence[command.Column], Sequence[object]]] = (
         (_QUEUE_COLUMNS, found["queues"]),
         (_SHARD_COLUMNS, found["shards"]),
         (_PROCESS_COLUMNS, found["processes"]),
     )
     for columns, rows in tables:
         click.echo()
-        print_table(columns, rows)
+        command.print_table(columns, rows)
 
 
-def _headline(found: Facts) -> str:
+def _headline(found: command.Facts) -> str:
     enqueued = sum(queue["enqueues_per_second"] for queue in found["queues"])
     dequeued = sum(queue["dequeues_per_second"] for queue in found["queues"])
     health = "healthy" if found["healthy"] else "NOT healthy"
@@ -255,7 +239,9 @@ def _show_live() -> None:
     from rich.live import Live
     from rich.text import Text
 
-    before = take_sample()  # who asks for a service that is not there is told on the plain screen
+    before = (
+        service_status.take_sample()
+    )  # who asks for a service that is not there is told on the plain screen
     console = Console(highlight=False)
     with (
         contextlib.suppress(KeyboardInterrupt),
@@ -266,9 +252,11 @@ def _show_live() -> None:
     ):
         while not quit_within(_SECONDS):
             try:
-                now = take_sample()
+                now = service_status.take_sample()
             except ConnectionFailed as error:
-                shown: RenderableType = Text(printable(str(error), _MAX_NOTE_CHARS), style="red")
+                shown: RenderableType = Text(
+                    command.printable(str(error), _MAX_NOTE_CHARS), style="red"
+                )
             else:
                 shown = _screen(frame(before, now), console.height)
                 before = now
@@ -304,7 +292,7 @@ def _pressed_within(terminal: int, seconds: float) -> bool:
     return False
 
 
-def _screen(found: Facts, height: int) -> RenderableType:
+def _screen(found: command.Facts, height: int) -> RenderableType:
     """As much of a frame as `height` lines hold: the busiest queues and shards first."""
     from rich.console import Group
     from rich.text import Text
@@ -319,7 +307,7 @@ def _screen(found: Facts, height: int) -> RenderableType:
     health = Text(_headline(found), style="green" if found["healthy"] else "bold red")
     return Group(
         health.append("   q ends", style="dim"),
-        *(Text(printable(note, _MAX_NOTE_CHARS), style="yellow") for note in notes),
+        *(Text(command.printable(note, _MAX_NOTE_CHARS), style="yellow") for note in notes),
         Text(),
         _part(_QUEUE_COLUMNS, queues, queue_room),
         Text(),
@@ -329,12 +317,12 @@ def _screen(found: Facts, height: int) -> RenderableType:
     )
 
 
-def _part(columns: Sequence[Column], rows: Sequence[object], room: int) -> Table:
+def _part(columns: Sequence[command.Column], rows: Sequence[object], room: int) -> Table:
     """A table of at most `room` rows; the last says how many are not shown."""
     shown = rows if len(rows) <= room else rows[: room - 1]
-    return make_table(columns, shown, wrap=False, left_out=len(rows) - len(shown))
+    return command.make_table(columns, shown, wrap=False, left_out=len(rows) - len(shown))
 
 
-def _queue_busyness(queue: Facts) -> tuple[float, int, str]:
+def _queue_busyness(queue: command.Facts) -> tuple[float, int, str]:
     moved = queue["enqueues_per_second"] + queue["dequeues_per_second"]
     return -moved, -queue["pending"], queue["name"]

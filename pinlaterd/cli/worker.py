@@ -24,15 +24,7 @@ from types import ModuleType
 import click
 
 from pinlaterd import log
-from pinlaterd.cli.command_line import (
-    MAX_SECONDS,
-    Amount,
-    Command,
-    connect,
-    fail,
-    option,
-    server_options,
-)
+from pinlaterd.cli import command
 from pinlaterd.client import (
     Client,
     ConnectionFailed,
@@ -53,39 +45,39 @@ _CONNECTIONS = 16  # for handlers, beside those that each queue needs
 logger = logging.getLogger(__name__)
 
 
-@click.command(cls=Command)
+@click.command(cls=command.Command)
 @click.argument("module", metavar="MODULE[:NAME]")
-@option(
+@command.option(
     "--queue",
     "queues",
     multiple=True,
     metavar="NAME",
     help="A queue to work on; may be given several times  [default: all that have a handler]",
 )
-@option("--create-queues", is_flag=True, help="Make the queues that do not exist.")
-@option(
+@command.option("--create-queues", is_flag=True, help="Make the queues that do not exist.")
+@command.option(
     "--concurrency",
     type=click.IntRange(min=1),
     default=8,
     help="Jobs of a queue that run at a time, where its handler does not say.",
 )
-@option(
+@command.option(
     "--grace-seconds",
-    type=Amount(MAX_SECONDS, least=0),
+    type=command.Amount(command.MAX_SECONDS, least=0),
     default=30.0,
     help="How long jobs may go on after SIGTERM or Ctrl-C before they are given back.",
 )
-@option("--reload", is_flag=True, help="Restart when a .py file below this folder changes.")
-@option("--reload-parent", type=int, hidden=True)
-@option(
+@command.option("--reload", is_flag=True, help="Restart when a .py file below this folder changes.")
+@command.option("--reload-parent", type=int, hidden=True)
+@command.option(
     "--metrics-port",
     type=click.IntRange(0, 65535),
     metavar="PORT",
     help="Serve Prometheus metrics on this port; 0: on any free one.",
 )
-@option("--metrics-host", default="127.0.0.1", help="Where --metrics-port listens.")
-@option("--log-level", type=click.Choice(LOG_LEVELS), default="info")
-@server_options
+@command.option("--metrics-host", default="127.0.0.1", help="Where --metrics-port listens.")
+@command.option("--log-level", type=click.Choice(LOG_LEVELS), default="info")
+@command.server_options
 def worker(  # noqa: PLR0913  one parameter for each option
     *,
     module: str,
@@ -118,7 +110,7 @@ def worker(  # noqa: PLR0913  one parameter for each option
     log.set_up("worker", log_level)
     handlers = load_handlers(module, Path.cwd())
     names = _chosen(handlers, queues)
-    with connect(max_connections=_CONNECTIONS + CONNECTIONS_A_QUEUE * len(names)) as client:
+    with command.connect(max_connections=_CONNECTIONS + CONNECTIONS_A_QUEUE * len(names)) as client:
         try:
             made = Worker(
                 client,
@@ -129,7 +121,7 @@ def worker(  # noqa: PLR0913  one parameter for each option
                 set_up_process=partial(log.set_up, "worker", log_level),
             )
         except ValueError as error:
-            fail(f"{module}: {error}")
+            command.fail(f"{module}: {error}")
         with _metrics_served(made, metrics_host, metrics_port):
             if not _queues_are_there(client, names, create=create_queues):
                 return  # stopped before there was a service
@@ -137,7 +129,7 @@ def worker(  # noqa: PLR0913  one parameter for each option
             try:
                 made.run()
             except ProcessNotStarted as error:
-                fail(str(error))
+                command.fail(str(error))
     logger.info("ended")
     _leave_threads_behind()
 
@@ -157,14 +149,12 @@ def _leave_threads_behind() -> None:
 
 def _run_reloaded(arguments: Sequence[str]) -> int:
     """The same command in a child that is started anew at each change."""
-    command = [
+    line = [
         *(sys.executable, "-B"),  # the stamps of .pyc files are too coarse for quick edits
         *("-m", "pinlaterd.cli.pinlater"),
         *(*arguments, "--reload-parent", str(os.getpid())),
     ]
-    return Reloader(
-        command, Path.cwd(), lambda text: click.echo(f"pinlater: {text}", err=True)
-    ).run()
+    return Reloader(line, Path.cwd(), lambda text: click.echo(f"pinlater: {text}", err=True)).run()
 
 
 @contextmanager
@@ -178,7 +168,7 @@ def _metrics_served(made: Worker, host: str, port: int | None) -> Iterator[None]
         try:
             url = stack.enter_context(WorkerMetrics(made).served(port, host=host))
         except OSError as error:
-            fail(
+            command.fail(
                 f"cannot serve metrics at {host}:{port}: {error.strerror}; "
                 "see --metrics-host and --metrics-port"
             )
@@ -204,7 +194,7 @@ def _queues_are_there(client: Client, names: Sequence[str], *, create: bool) -> 
             try:
                 missing = sorted({*names} - client.queue_names())
                 if missing and not create:
-                    fail(
+                    command.fail(
                         f"there is no queue {missing[0]} at {client.address}; make it with "
                         f"`pinlater create --queue {missing[0]}`, or give --create-queues"
                     )

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pinlaterd.cli.admin import cli as admin
-from pinlaterd.cli.command_line import printable, printable_body, record_facts, shown_time
+from pinlaterd.cli.command import printable, printable_body, record_facts, shown_time
 from pinlaterd.cli.pinlater import cli as pinlater
 from pinlaterd.cli.pinlaterd import cli as pinlaterd
 from pinlaterd.model import JobRecord, JobState
