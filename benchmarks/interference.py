@@ -1,4 +1,4 @@
-"""Dequeues while others ask for much: a slow reader, a search over all bodies, upkeep.
+"""Dequeues while others ask for much: a slow reader, a search over all bodies, maintenance.
 
 The load is paced well below what the service can do, as a service in use is: with every core
 busy, whatever else runs doubles the latency of everything, and nothing is learnt. Each

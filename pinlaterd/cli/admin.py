@@ -131,7 +131,7 @@ def status() -> None:
 
 @cli.group()
 def restart() -> None:
-    """Start processes anew, with what is installed now, at no client's cost."""
+    """Restart processes, with what is installed now, at no client's cost."""
 
 
 @restart.command()

@@ -375,7 +375,7 @@ class DequeueCaller:
             raise ForeignJobFound(
                 self._plan.queue,
                 self._foreign[0].descriptor,
-                "what it had claimed of them is given back, at no attempt's cost "
+                "what it had claimed of them is released, at no attempt's cost "
                 "(by time-out, should the service be away by now)",
             )
         return len(jobs)

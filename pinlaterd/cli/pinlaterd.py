@@ -127,7 +127,7 @@ def up(*, directory: Path) -> None:
 @cli.command()
 @_DIRECTORY
 def down(*, directory: Path) -> None:
-    """Finish the requests in hand, then stop everything.
+    """Finish the calls in flight, then stop everything.
 
     Also stops processes that a killed supervisord left behind; no others that run in DIR.
 

@@ -65,7 +65,7 @@ logger = logging.getLogger(__name__)
     "--grace-seconds",
     type=command.Amount(command.MAX_SECONDS, least=0),
     default=30.0,
-    help="How long jobs may go on after SIGTERM or Ctrl-C before they are given back.",
+    help="How long jobs may go on after SIGTERM or Ctrl-C before they are released.",
 )
 @command.option("--reload", is_flag=True, help="Restart when a .py file below this folder changes.")
 @command.option("--reload-parent", type=int, hidden=True)
@@ -94,8 +94,8 @@ def worker(  # noqa: PLR0913  one parameter for each option
     """Run the handlers of a module until SIGTERM or Ctrl-C.
 
     MODULE is imported from the current folder, or from what is installed; it has one Handlers, or
-    NAME says which. When stopped, jobs that run are finished, jobs that wait are given back; a
-    second signal gives back what still runs, too. A service that is away is waited for.
+    NAME says which. When stopped, jobs that run are finished, jobs that wait are released; a
+    second signal releases what still runs, too. A service that is away is waited for.
 
     Examples:
       pinlater worker tasks
@@ -148,7 +148,7 @@ def _leave_threads_behind() -> None:
 
 
 def _run_reloaded(arguments: Sequence[str]) -> int:
-    """The same command in a child that is started anew at each change."""
+    """The same command in a child that is started again at each change."""
     line = [
         *(sys.executable, "-B"),  # the stamps of .pyc files are too coarse for quick edits
         *("-m", "pinlaterd.cli.pinlater"),
@@ -352,7 +352,7 @@ def changes(before: Sources, after: Sources) -> list[str]:
 
 
 class Reloader:
-    """Runs a program as a child, ends it in order and starts it anew at each change.
+    """Runs a program as a child, ends it in order and starts it again at each change.
 
     The child is a process group of its own: Ctrl-C reaches the parent alone, which passes each
     signal on as SIGTERM, so that a second one hurries the child as it would without a parent. It

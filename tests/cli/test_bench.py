@@ -227,9 +227,7 @@ def test_jobs_of_others_may_be_taken_if_that_is_asked_for(pinlater, client, queu
     assert client.lookup([descriptor])[descriptor].state is JobState.SUCCEEDED
 
 
-def test_a_job_that_others_enqueue_during_a_run_is_given_back_and_ends_it(
-    start_bench, client, queue
-):
+def test_a_job_that_others_enqueue_during_a_run_is_released_and_ends_it(start_bench, client, queue):
     process = start_bench(f"cycle --queue {queue} --concurrency 2 --batch-size 3")
 
     [descriptor] = client.enqueue(queue, [b"precious"])
@@ -237,7 +235,7 @@ def test_a_job_that_others_enqueue_during_a_run_is_given_back_and_ends_it(
     out, err = process.communicate(timeout=SECONDS)
     assert (process.returncode, out) == (ExitCode.FAILURE, b"")
     assert descriptor.encode() in err
-    assert b"given back, at no attempt's cost" in err
+    assert b"released, at no attempt's cost" in err
     record = client.lookup([descriptor])[descriptor]
     assert (record.state, record.attempts_remaining) == (JobState.PENDING, 2)
     assert client.count(queue, JobState.IN_PROGRESS) == 0
