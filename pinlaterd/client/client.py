@@ -10,15 +10,10 @@
 
     print(client.lookup([descriptor])[descriptor].state.name)      # SUCCEEDED
 
-Errors. What the service answers is raised as the class of pinlaterd.errors for its code
-(QueueNotFound, EnqueueRejected, …, all of them PinLaterError). A service that can't be reached
-is ConnectionFailed: nothing was done. A connection that broke after the call was sent, or an
-answer that did not come in time, is OutcomeUnknown (a ConnectionFailed too): the call may have
-been carried out. A call is sent again by itself, to another address if there are several, only
-where that can't do anything twice: if it never left whole, or, once, for what only reads (lookup,
-count, queue_names, scan, dry runs) and for an ack that names the claim of each of its jobs. Of an
-enqueue that is stored in part, the jobs that are not are sent once more; EnqueuedInPart tells what
-became of each.
+Errors: a refusal of the service is raised as the class of pinlaterd.errors for its code, all of
+them PinLaterError; no answer is ConnectionFailed (nothing was done) or OutcomeUnknown, which is one
+(the call may have been carried out). A call is sent again by itself only where that can't do
+anything twice. docs/python.md is the guide.
 """
 
 from __future__ import annotations

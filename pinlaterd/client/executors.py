@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import cast
 
-from pinlaterd.client.handlers import AsyncFunction, Hooks, QueueHandler
+from pinlaterd.client.handlers import AsyncFunction, QueueHandler
 from pinlaterd.client.in_flight import InFlight
 from pinlaterd.client.running_job import RELEASED, Outcome, RunningJob
 
@@ -29,29 +29,29 @@ class Executor(ABC):
     """Runs the jobs of one queue, up to its concurrency at a time. Each that it begins it finishes
     exactly once, whatever becomes of its claim."""
 
+    def __init__(self, handler: QueueHandler, concurrency: int) -> None:
+        self._handler = handler
+        self._concurrency = concurrency
+
     @abstractmethod
     def start(self, work: InFlight, fail: Callable[[Exception], object]) -> None:
         """Begin to take jobs; returns at once. `fail` is called, from any thread, when jobs can't
         be run here: the worker ends with this error, in order."""
 
-    @abstractmethod
-    def abandon(self) -> None:
+    def abandon(self) -> None:  # noqa: B027 - there may be nothing to do
         """End what still runs, where that can be done: nobody waits for its outcome any more. Its
         claims are lost (`when_lost` was called) before. Returns at once; any thread may call it."""
 
-    @abstractmethod
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """Let go of threads and processes: nothing runs that is waited for. Blocks but shortly."""
 
 
 class ThreadExecutor(Executor):
-    """A thread for each job that may run at a time. It can't be ended: what is abandoned in it goes
-    on, as a daemon."""
+    """A thread for each job that may run at a time. It ends once `wait` gives it no more jobs, but
+    can't be ended: what is abandoned in it goes on, as a daemon."""
 
-    def __init__(self, handler: QueueHandler, concurrency: int, hooks: Hooks) -> None:
-        self._handler = handler
-        self._concurrency = concurrency
-        self._hooks = hooks
+    def __init__(self, handler: QueueHandler, concurrency: int) -> None:
+        super().__init__(handler, concurrency)
         self._threads: list[threading.Thread] = []
 
     def start(self, work: InFlight, fail: Callable[[Exception], object]) -> None:
@@ -67,12 +67,6 @@ class ThreadExecutor(Executor):
             self._threads.append(thread)
             thread.start()
 
-    def abandon(self) -> None:
-        pass
-
-    def close(self) -> None:
-        """Threads end by themselves: `wait` gives them no more jobs."""
-
     def _run_jobs(self, work: InFlight, name: str) -> None:
         """Called in each thread."""
         while (job := work.wait()) is not None:
@@ -82,25 +76,23 @@ class ThreadExecutor(Executor):
         self, work: InFlight, job: RunningJob, handler: Callable[[RunningJob], Outcome]
     ) -> None:
         """Whatever breaks, the job is finished: at worst it is released."""
-        outcome = RELEASED
-        if self._hooks:
-            self._hooks.begin(job)
+        outcome, hooks = RELEASED, self._handler.hooks
+        if hooks:
+            hooks.begin(job)
         try:
             outcome = handler(job)
         finally:
-            if self._hooks:
-                self._hooks.end(job, outcome)
+            if hooks:
+                hooks.end(job, outcome)
             work.finish(job, outcome, time.monotonic())
 
 
 class TaskExecutor(Executor):
     """Tasks of an event loop, in a thread of its own; one whose claim is lost is cancelled."""
 
-    def __init__(self, handler: QueueHandler, concurrency: int, hooks: Hooks) -> None:
-        self._handler = handler
+    def __init__(self, handler: QueueHandler, concurrency: int) -> None:
+        super().__init__(handler, concurrency)
         self._function = cast("AsyncFunction", handler.function)
-        self._concurrency = concurrency
-        self._hooks = hooks
         self._thread = threading.Thread(
             target=self._run_loop, name=f"{handler.queue}-loop", daemon=True
         )
@@ -113,9 +105,6 @@ class TaskExecutor(Executor):
         self._loop.set_default_executor(ThreadPoolExecutor(thread_name_prefix=TO_THREAD))
         self._thread.start()
         work.when_ready(lambda: self._tell(self._begin_jobs, work))
-
-    def abandon(self) -> None:
-        """Lost claims have cancelled their tasks already."""
 
     def close(self) -> None:
         """Handlers that were cancelled may clean up, but not for long."""
@@ -140,15 +129,15 @@ class TaskExecutor(Executor):
 
     async def _run_jobs(self, work: InFlight, first: RunningJob) -> None:
         """Run `first`, and what waits then: one task for many jobs costs less than one for each."""
-        task = asyncio.current_task()
+        task, hooks = asyncio.current_task(), self._handler.hooks
         assert task is not None
         job: RunningJob | None = first
         while job is not None:
-            if self._hooks:
-                self._hooks.begin(job)
+            if hooks:
+                hooks.begin(job)
             outcome = await self._run(task, job)
-            if self._hooks:
-                self._hooks.end(job, outcome)
+            if hooks:
+                hooks.end(job, outcome)
             work.finish(job, outcome, time.monotonic())
             await asyncio.sleep(0)  # a handler that never waits must not hold up the others
             job = work.begin()

@@ -80,9 +80,10 @@ class QueueHandler:
     queue: str
     function: Callable[[RunningJob], object]
     run_in: RunIn
-    concurrency: int | None = None
-    retries: Retries = DEFAULT_POLICY
-    time_limit_seconds: float | None = None
+    hooks: Hooks
+    concurrency: int | None
+    retries: Retries
+    time_limit_seconds: float | None
 
     def run(self, job: RunningJob) -> Outcome:
         """Call a plain function, and say how that ended."""
@@ -150,6 +151,7 @@ class Handlers:
                 name,
                 function,
                 run_in or ("tasks" if _is_async(function) else "threads"),
+                self.hooks,
                 concurrency,
                 retry,
                 time_limit_seconds,

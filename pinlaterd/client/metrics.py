@@ -4,7 +4,7 @@
         worker.run()
 
 It is a collector of prometheus_client, too: a program with metrics of its own registers it beside
-them. `pinlaterd.client` does not import this module: whoever needs no metrics loads no library.
+them. `pinlaterd.client` does not import this module: a program without metrics loads no library.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from typing import cast
 
 from pinlaterd.client.executors import ThreadExecutor
 from pinlaterd.client.handler_process import READY, Answer, ChildPlan, serve
-from pinlaterd.client.handlers import Hooks, QueueHandler
+from pinlaterd.client.handlers import QueueHandler
 from pinlaterd.client.in_flight import InFlight
 from pinlaterd.client.running_job import RELEASED, ClaimLost, Outcome, RunningJob
 from pinlaterd.lifecycle import STOP_SIGNALS
@@ -67,10 +67,8 @@ class ProcessNotStarted(RuntimeError):
 class ProcessExecutor(ThreadExecutor):
     """A child for each of the threads. What is abandoned ends with its child."""
 
-    def __init__(
-        self, handler: QueueHandler, concurrency: int, hooks: Hooks, plan: ChildPlan
-    ) -> None:
-        super().__init__(handler, concurrency, hooks)
+    def __init__(self, handler: QueueHandler, concurrency: int, plan: ChildPlan) -> None:
+        super().__init__(handler, concurrency)
         self._plan = plan
         self._is_abandoned = threading.Event()
 
@@ -181,8 +179,8 @@ class Child:
                 self._process = _spawn.Process(
                     target=serve, args=(plan, childs_end, self._told_lost, os.getpid()), name=name
                 )
+                _bound_stalls(self._connection)
                 self.pid, self._pidfd = _start(self._process)
-            _bound_stalls(self._connection)
         except OSError as error:
             raise ProcessNotStarted(str(error)) from error
         self._is_reaped = False

@@ -66,10 +66,10 @@ class Worker:
 
         `concurrency`: how many jobs of a queue run at a time where its handler does not say.
         `ack_interval_ms`: how long the end of a job waits at most for a dequeue to take it along.
-        `ahead_ms`: what is claimed ahead of free places is what begins within so long.
-        `max_wait_ms`: how long a dequeue waits for a first job, and so how long `stop` may take
-        with nothing to do. `grace_seconds`: how long jobs that run may go on after `stop`.
-        `set_up_process`: called first in each process that runs handlers, as to set up logging.
+        `ahead_ms`: jobs that begin within so long are claimed in advance. `max_wait_ms`: how long a
+        dequeue waits for a first job, and so how long `stop` may take with nothing to do.
+        `grace_seconds`: how long jobs that run may go on after `stop`. `set_up_process`: called
+        first in each process that runs handlers, as to set up logging.
 
         The client needs three connections for each queue, beside those that handlers use. Raises
         ValueError for what makes no sense.
@@ -84,7 +84,6 @@ class Worker:
             if not value >= least:
                 raise ValueError(f"{name} must be at least {least}, got {value}")
         self._client = client
-        self._handlers = handlers
         self._concurrency = concurrency
         self._ack_seconds = ack_interval_ms / 1000
         self._ahead_seconds = ahead_ms / 1000
@@ -138,31 +137,29 @@ class Worker:
 
     def _consumer(self, handler: QueueHandler) -> Consumer:
         concurrency = handler.concurrency or self._concurrency
-        in_flight = InFlight(
-            handler.queue,
-            self._client,
-            concurrency,
-            ahead_seconds=self._ahead_seconds,
-            ack_seconds=self._ack_seconds,
-        )
         return Consumer(
             handler.queue,
             self._client,
             self._executor(handler, concurrency),
-            in_flight,
+            InFlight(
+                handler.queue,
+                self._client,
+                concurrency,
+                ahead_seconds=self._ahead_seconds,
+                ack_seconds=self._ack_seconds,
+            ),
             max_wait_ms=self._max_wait_ms,
             tell=lambda error: self._inbox.put(_Message.CONSUMER_ENDED if error is None else error),
         )
 
     def _executor(self, handler: QueueHandler, concurrency: int) -> Executor:
         """Not started yet. Raises ValueError if the handler can't run where it is to run."""
-        hooks = self._handlers.hooks
         if handler.run_in == "tasks":
-            return TaskExecutor(handler, concurrency, hooks)
+            return TaskExecutor(handler, concurrency)
         if handler.run_in == "threads":
-            return ThreadExecutor(handler, concurrency, hooks)
+            return ThreadExecutor(handler, concurrency)
         plan = ChildPlan.of(handler, self._client, self._set_up_process)
-        return ProcessExecutor(handler, concurrency, hooks, plan)
+        return ProcessExecutor(handler, concurrency, plan)
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
