@@ -168,8 +168,7 @@ def test_it_can_go_back_and_forth(mariadb_pair, owner, new_failover):
 
 
 def test_a_step_that_fails_is_put_back(gtid_pair, owner, new_failover):
-    with cursor_of(gtid_pair.replica) as cursor:
-        cursor.execute("STOP SLAVE SQL_THREAD")
+    on_replica(gtid_pair, "STOP SLAVE SQL_THREAD")
     enqueue(owner, 1)
     failover = new_failover(gtid_pair)
 
@@ -188,55 +187,30 @@ def test_a_step_that_fails_is_put_back(gtid_pair, owner, new_failover):
 # --- what is refused --------------------------------------------------------------------------
 
 
-def _break_sql_thread(pair: MariaDBPair) -> None:
+STOP, START = "STOP SLAVE", "START SLAVE"
+DAMAGES = {
+    "does not apply what it receives": ["STOP SLAVE SQL_THREAD"],
+    "receives nothing from its master": [STOP],
+    "is no replica": [STOP, "RESET SLAVE ALL"],
+    # Itself, which the server does with an error.
+    "replicates from": [STOP, "CHANGE MASTER TO MASTER_PORT = {port}", START],
+    "does not replicate everything": [STOP, "SET GLOBAL replicate_do_db = 'other'", START],
+}
+
+
+def on_replica(pair: MariaDBPair, *statements: str) -> None:
     with cursor_of(pair.replica) as cursor:
-        cursor.execute("STOP SLAVE SQL_THREAD")
+        for statement in statements:
+            cursor.execute(statement.format(port=pair.replica.port))
 
 
-def _stop_replica(pair: MariaDBPair) -> None:
-    with cursor_of(pair.replica) as cursor:
-        cursor.execute("STOP SLAVE")
-
-
-def _forget_master(pair: MariaDBPair) -> None:
-    _stop_replica(pair)
-    with cursor_of(pair.replica) as cursor:
-        cursor.execute("RESET SLAVE ALL")
-
-
-def _follow_itself(pair: MariaDBPair) -> None:
-    """Which the server does, with an error."""
-    _stop_replica(pair)
-    with cursor_of(pair.replica) as cursor:
-        cursor.execute(f"CHANGE MASTER TO MASTER_PORT = {pair.replica.port}")
-        cursor.execute("START SLAVE")
-
-
-def _filter(pair: MariaDBPair) -> None:
-    _stop_replica(pair)
-    with cursor_of(pair.replica) as cursor:
-        cursor.execute("SET GLOBAL replicate_do_db = 'other'")
-        cursor.execute("START SLAVE")
-
-
-@pytest.mark.parametrize(
-    ("damage", "words"),
-    [
-        (_break_sql_thread, "does not apply what it receives"),
-        (_stop_replica, "receives nothing from its master"),
-        (_forget_master, "is no replica"),
-        (_follow_itself, "replicates from"),
-        (_filter, "does not replicate everything"),
-    ],
-)
-def test_a_replica_that_may_lack_jobs_is_a_risk(gtid_pair, owner, new_failover, damage, words):
-    damage(gtid_pair)
+@pytest.mark.parametrize(("words", "damage"), DAMAGES.items())
+def test_a_replica_that_may_lack_jobs_is_a_risk(gtid_pair, owner, new_failover, words, damage):
+    on_replica(gtid_pair, *damage)
     try:
         found = new_failover(gtid_pair).examine()
     finally:
-        _stop_replica(gtid_pair)
-        with cursor_of(gtid_pair.replica) as cursor:
-            cursor.execute("SET GLOBAL replicate_do_db = ''")
+        on_replica(gtid_pair, STOP, "SET GLOBAL replicate_do_db = ''")
 
     assert any(words in risk for risk in found.risks), found.risks
 
@@ -259,7 +233,7 @@ def test_loss_that_is_accepted_never_brings_ids_back(gtid_pair, owner, new_failo
     owner.close()
     wait_until(lambda: _count_jobs(gtid_pair.replica) == 100)
     wait_until(lambda: replica_status(gtid_pair.replica)["Seconds_Behind_Master"] == 0)
-    _stop_replica(gtid_pair)
+    on_replica(gtid_pair, STOP)
     owner.open(NOW_MS)
     lost = enqueue(owner, 5)
     gtid_pair.primary.kill()
@@ -315,9 +289,7 @@ def test_broken_off_in_the_midst_of_promoting_it_goes_on(gtid_pair, owner, new_f
     first = new_failover(gtid_pair, notes=notes)
     carry_out(first, until="catch-up")
     first.close()
-    with cursor_of(gtid_pair.replica) as cursor:
-        cursor.execute("STOP SLAVE")
-        cursor.execute(statement)
+    on_replica(gtid_pair, STOP, statement)
 
     carry_out(new_failover(gtid_pair, notes=notes))
 

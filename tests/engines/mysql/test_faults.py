@@ -217,31 +217,6 @@ def own_server(spare_server: MariaDB) -> Iterator[MariaDB]:
     spare_server.stop()
 
 
-def test_a_server_killed_between_commits_has_kept_them(
-    own_server: MariaDB, new_engine: NewEngine, clock: FakeClock
-):
-    store = EngineHarness(lambda: new_engine(port=own_server.port), clock)
-    store.engine.create_queue(QUEUE, clock.now_ms())
-    keys = store.enqueue(*[b"x" * 300] * 20)
-    claimed = store.claim(limit=10)
-    store.succeed(*[one.key for one in claimed[:5]])
-    before = [store.job(key) for key in keys]
-
-    own_server.kill()
-    with pytest.raises(StorageError):
-        store.enqueue(b"lost")
-    with pytest.raises(StorageError, match="nothing listens"):
-        store.reopen()
-    own_server.start()
-    ownership = store.reopen()
-
-    assert not ownership.clean
-    assert [store.job(key) for key in keys] == before
-    [new] = store.enqueue(b"after")
-    assert new.local_id > max(key.local_id for key in keys)
-    store.engine.close()
-
-
 @pytest.mark.parametrize("found", ["nothing", "an older copy"])
 def test_no_id_is_given_twice_where_the_same_process_finds_less_than_it_left(
     behind_proxy: EngineHarness, proxy: Proxy, stranger: Any, shard: str, found: str
@@ -342,58 +317,41 @@ def become_read_only(stranger: Any) -> Iterator[Callable[[], None]]:
     stranger.execute("SET GLOBAL read_only = 0")
 
 
-@pytest.mark.parametrize("writes", [True, False], ids=["that writes", "that is idle"])
+@pytest.mark.parametrize("who", ["one that writes", "an idle one", "an administrator"])
 def test_an_owner_whose_server_becomes_read_only_steps_back(
     become_read_only: Callable[[], None],
     plain_user: dict[str, str],
-    new_engine: NewEngine,
-    clock: FakeClock,
-    writes: bool,
-):
-    engine = new_engine(beats=clock, **plain_user)
-    engine.open(clock.now_ms())
-    engine.create_queue(QUEUE, clock.now_ms())
-    become_read_only()
-
-    if writes:
-        with pytest.raises(StorageNotCommitted, match="read-only; point"):
-            engine.apply(ONE_JOB, clock.now_ms())
-    else:
-        clock.advance(LEASE_SECONDS / 2)
-        with pytest.raises(StorageError, match="is read-only, as replicas are"):
-            engine.heartbeat()
-
-    assert "read-only" in engine.trouble
-    engine.close()
-    with pytest.raises(StorageError, match="is read-only, as replicas are"):
-        engine.open(clock.now_ms())
-
-
-def test_an_administrator_writes_nothing_more_to_a_server_that_has_become_read_only(
-    become_read_only: Callable[[], None],
     stranger: Any,
     new_engine: NewEngine,
     clock: FakeClock,
     shard: str,
+    who: str,
 ):
-    """A server lets such an account write all the same; it has no business on a replica."""
-    engine = new_engine(beats=clock)
+    """A server lets an administrator write all the same; he has no business on a replica."""
+    engine = new_engine(beats=clock, **({} if who == "an administrator" else plain_user))
     engine.open(clock.now_ms())
     engine.create_queue(QUEUE, clock.now_ms())
     become_read_only()
-    # Every third of the lease, however often the connection is used.
-    for _ in range(2):
-        clock.advance(LEASE_SECONDS / 4)
-        engine.read_pending(QUEUE, 1, after=None, until_ms=0, limit=1)
 
-    with pytest.raises(StorageError, match="is read-only"):
-        engine.heartbeat()
+    if who == "one that writes":
+        with pytest.raises(StorageNotCommitted, match="read-only; point"):
+            engine.apply(ONE_JOB, clock.now_ms())
+    else:
+        # Every third of the lease, however often the connection is used.
+        for _ in range(2):
+            clock.advance(LEASE_SECONDS / 4)
+            engine.read_pending(QUEUE, 1, after=None, until_ms=0, limit=1)
+        with pytest.raises(StorageError, match="is read-only, as replicas are"):
+            engine.heartbeat()
+
+    assert "read-only" in engine.trouble
     with pytest.raises(StorageNotCommitted, match="must be reopened"):
         engine.apply(ONE_JOB, clock.now_ms())
     engine.close()
-
     stranger.execute(f"SELECT value FROM `plm_{shard}`.owner WHERE name = 'clean'")
     assert stranger.fetchall() == ((0,),)
+    with pytest.raises(StorageError, match="is read-only, as replicas are"):
+        engine.open(clock.now_ms())
 
 
 # --- there is no connection to be had -----------------------------------------------------------
@@ -425,24 +383,6 @@ def test_a_user_who_may_not(mariadb: MariaDB, stranger: Any, new_engine: NewEngi
 
 
 # --- strangers ----------------------------------------------------------------------------------
-
-
-def test_ids_that_a_stranger_has_used_are_passed(store: EngineHarness, stranger: Any, table: str):
-    """A PinLater server that still runs: it inserts with ids of its own."""
-    [first] = store.enqueue(b"ours")
-    for _ in range(3):
-        stranger.execute(
-            f"INSERT INTO {table} (state, attempts_allowed, attempts_remaining, custom_status,"
-            " created_at, run_after, body)"
-            " VALUES (0, 2, 2, '', UTC_TIMESTAMP(), UTC_TIMESTAMP(), 'x')"
-        )
-
-    keys = store.enqueue(b"a", b"b")
-
-    stranger.execute(f"SELECT local_id FROM {table} WHERE body = 'x'")
-    theirs = [local_id for (local_id,) in stranger.fetchall()]
-    assert len({first.local_id, *theirs, *[key.local_id for key in keys]}) == 6
-    assert [store.job(key).body for key in keys] == [b"a", b"b"]
 
 
 @pytest.mark.parametrize("call", STORAGE_CALLS.values(), ids=STORAGE_CALLS)
