@@ -12,8 +12,8 @@ service_status    what the coordinator says of the service; waits until it follo
 drain             empties a shard; moves its scheduled jobs
 failover          a replica becomes the master
 
-pinlater          single calls
-load_commands, bench  enqueue, dequeue, check-dequeue; measurements
+pinlater          single calls; enqueue, dequeue, check-dequeue
+bench             measurements
 load, callers     the load generator: when calls are made and what they take; the calls
 worker            `pinlater worker`
 """

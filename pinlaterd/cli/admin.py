@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import click
 
@@ -22,27 +21,18 @@ from pinlaterd.wording import how_many
 if TYPE_CHECKING:
     from pinlaterd.deployment.restarts import Restarted
 
-# By name, the modules that are imported on first use: all of them take half a second.
-_MODULES = {
-    "job": ("queues",),
-    "queue": ("queues",),
-    "shard": ("shards", "drain", "failover"),  # the first one has the group
-    "top": ("top",),
-}
 
-
-class _AdminCommandLine(command.CommandLine):
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted([*super().list_commands(ctx), *_MODULES])
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _MODULES:
-            return super().get_command(ctx, cmd_name)
-        module, *_ = [import_module(f"pinlaterd.cli.{name}") for name in _MODULES[cmd_name]]
-        return cast("click.Command", getattr(module, cmd_name))
-
-
-@click.group("pinlater-admin", cls=_AdminCommandLine, context_settings=command.WIDTH)
+@click.group(
+    "pinlater-admin",
+    cls=command.CommandLine,
+    modules={
+        "job": ["queues"],
+        "queue": ["queues"],
+        "shard": ["shards", "drain", "failover"],
+        "top": ["top"],
+    },
+    context_settings=command.WIDTH,
+)
 @click.version_option(__version__, prog_name="pinlater-admin")
 @command.target_options
 def cli() -> None:

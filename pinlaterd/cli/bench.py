@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from pinlaterd.cli import command, load_commands
+from pinlaterd.cli import command, pinlater
 from pinlaterd.cli.callers import (
     AtEmpty,
     Batches,
@@ -54,8 +54,8 @@ _RESERVE = 1.2
 _SHOWN_PERCENTILES = {"p50_ms": 0.5, "p90_ms": 0.9, "p99_ms": 0.99, "p99_9_ms": 0.999}
 
 _bench_options = command.together(
-    load_commands.queue_option,
-    load_commands.priority_option,
+    pinlater.queue_option,
+    pinlater.priority_option,
     command.option(
         "--warm-up",
         "warm_up_seconds",
@@ -70,9 +70,7 @@ _bench_options = command.together(
         help="How long to measure. Ctrl-C ends it sooner  "
         f"[default: {_DEFAULT_SECONDS:g}, unless --num-queries says when to end]",
     ),
-    load_commands.num_queries_option(
-        None, "until stopped. Those of the warm-up are not among them"
-    ),
+    pinlater.num_queries_option(None, "until stopped. Those of the warm-up are not among them"),
     command.option(
         "--rate",
         type=command.Amount(_MAX_CALLS_PER_SECOND),
@@ -86,7 +84,7 @@ _bench_options = command.together(
         help="With --rate: calls are due at random, as those of callers who know nothing of each "
         f"other, or at even intervals  [default: {_DEFAULT_ARRIVALS}]",
     ),
-    load_commands.load_options,
+    pinlater.load_options,
     command.option("--create", is_flag=True, help="Make the queue if it does not exist."),
     command.option(
         "--slow-ms",
@@ -97,7 +95,7 @@ _bench_options = command.together(
     command.service_options,
 )
 _taking_options = command.together(
-    load_commands.success_option,
+    pinlater.success_option,
     command.option(
         "--all-jobs",
         is_flag=True,
@@ -173,7 +171,7 @@ def bench() -> None:
 
 
 @bench.command()
-@load_commands.body_bytes_option
+@pinlater.body_bytes_option
 @_bench_options
 def enqueue(**options: Any) -> None:
     """Measure enqueues. The jobs stay in the queue.
@@ -197,7 +195,7 @@ def enqueue(**options: Any) -> None:
     f"the schedule can take, else enough for {_CLOSED_LOOP_FILL_CALLS:,} calls, up to "
     f"{_CLOSED_LOOP_FILL_JOBS_AT_MOST:,} jobs]",
 )
-@load_commands.body_bytes_option
+@pinlater.body_bytes_option
 @_taking_options
 @_bench_options
 def dequeue(*, fill_jobs: int | None, **options: Any) -> None:
@@ -222,7 +220,7 @@ def dequeue(*, fill_jobs: int | None, **options: Any) -> None:
 
 
 @bench.command()
-@load_commands.body_bytes_option
+@pinlater.body_bytes_option
 @_taking_options
 @_bench_options
 def cycle(**options: Any) -> None:
@@ -258,7 +256,7 @@ def _measure(
 ) -> None:
     """`checks`: that the queue holds no jobs of others."""
     pace = plan.pace()
-    outcome = load_commands.run_load(
+    outcome = pinlater.run_load(
         plan,
         kinds,
         caller,

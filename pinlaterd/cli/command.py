@@ -20,8 +20,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 import click
 
@@ -73,9 +74,27 @@ class Group(Command, click.Group):
 
 
 class CommandLine(Group):
-    """A program. Its failures are one clear message on stderr and exit 1."""
+    """A program. Its failures are one clear message on stderr and exit 1.
+
+    `modules`: for some of its commands those that are imported on first use, as all of them take
+    half a second. The first one has the command."""
 
     group_class = Group
+
+    def __init__(
+        self, *args: Any, modules: Mapping[str, Sequence[str]] | None = None, **attributes: Any
+    ) -> None:
+        super().__init__(*args, **attributes)
+        self._modules = modules or {}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), *self._modules])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self._modules:
+            return super().get_command(ctx, cmd_name)
+        module, *_ = [import_module(f"{__package__}.{name}") for name in self._modules[cmd_name]]
+        return cast("click.Command", getattr(module, cmd_name))
 
     def invoke(self, ctx: click.Context) -> object:
         program = str(ctx.command.name)

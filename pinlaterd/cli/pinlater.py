@@ -1,16 +1,123 @@
-"""The command line `pinlater`."""
+"""The command line `pinlater`: single calls and loads; `bench` and `worker` are modules of their
+own."""
 
 from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO, Any
 
 import click
 
 from pinlaterd import __version__
-from pinlaterd.cli import command, load_commands
-from pinlaterd.cli.bench import bench
-from pinlaterd.cli.worker import worker
+from pinlaterd.cli import command
+from pinlaterd.cli.callers import (
+    MIN_BODY_BYTES,
+    AtEmpty,
+    Batches,
+    DeliveryAudit,
+    DequeueCaller,
+    EnqueueCaller,
+    LoadPlan,
+    Verdict,
+    alike_batches,
+    line_batches,
+    stamped_batches,
+)
+from pinlaterd.cli.load import Caller, ClosedLoop, Kind, Load, LoadStopped, Outcome, name_of
+from pinlaterd.client import Client
+from pinlaterd.lifecycle import ExitCode, StopSignal
+from pinlaterd.model import Job
+from pinlaterd.wording import how_many
+
+_MAX_CONCURRENCY = 1000
+
+queue_option = command.option("--queue", required=True, metavar="NAME", help="The queue.")
+priority_option = command.option(
+    "--priority", type=command.PRIORITY, help="Priority of the jobs; 1 is the highest."
+)
+body_bytes_option = command.option(
+    "--body-bytes",
+    type=click.IntRange(min=MIN_BODY_BYTES),
+    default=200,
+    help="Size of a made-up body.",
+)
+load_options = command.together(
+    command.option("--batch-size", type=command.COUNT, default=1, help="Jobs in a call."),
+    command.option(
+        "--concurrency",
+        type=click.IntRange(1, _MAX_CONCURRENCY),
+        default=1,
+        help="Connections that make calls at the same time.",
+    ),
+    command.option(
+        "--progress/--no-progress",
+        default=None,
+        help="A line a second on stderr  [default: if that is a terminal]",
+    ),
+)
+success_option = command.option(
+    "--dequeue-success-percent",
+    "success_percent",
+    type=click.IntRange(0, 100),
+    default=100,
+    help="So many of the jobs, chosen at random, are acknowledged as succeeded, the rest as "
+    "failed.",
+)
 
 
-@click.group("pinlater", cls=command.CommandLine, context_settings=command.WIDTH)
+def num_queries_option(
+    default: int | None, meaning: str
+) -> Callable[[command.Decorated], command.Decorated]:
+    """`meaning`: of -1, and the default."""
+    return click.option(
+        "--num-queries",
+        type=click.IntRange(min=-1),
+        default=default,
+        help=f"Calls to make over all connections; -1: {meaning}",
+    )
+
+
+def run_load(
+    plan: LoadPlan,
+    kinds: Sequence[Kind],
+    caller: Callable[[Client], Caller],
+    pace: ClosedLoop,
+    *,
+    prepare: Callable[[Client, StopSignal], None] = lambda _client, _stop: None,
+    slow_ms: float = math.inf,
+    warm_up_seconds: float = 0.0,
+    seconds: float = math.inf,
+) -> Outcome:
+    """`caller` makes that of one connection; `prepare` comes before the load."""
+    stop = StopSignal()
+    # Not before the figures are shown: one more signal shall not cost them.
+    click.get_current_context().call_on_close(stop.close)
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(command.connect()) for _ in range(plan.concurrency)]
+        clients[0].queue_names()  # fails at once if no service answers
+        stop.catch()
+        try:
+            prepare(clients[0], stop)
+            for client in clients:
+                client.queue_names()  # connects: a connection's set-up is no call's latency
+            load = Load([caller(client) for client in clients], kinds, pace, slow_ms=slow_ms)
+            return load.run(
+                warm_up_seconds=warm_up_seconds, seconds=seconds, stop=stop, show=plan.tell
+            )
+        except LoadStopped as error:
+            command.fail(str(error))
+
+
+@click.group(
+    "pinlater",
+    cls=command.CommandLine,
+    modules={"bench": ["bench"], "worker": ["worker"]},
+    context_settings=command.WIDTH,
+)
 @click.version_option(__version__, prog_name="pinlater")
 def cli() -> None:
     """Use and load a PinLater service from the command line.
@@ -23,18 +130,144 @@ def cli() -> None:
     """
 
 
-for each in (
-    load_commands.enqueue,
-    load_commands.dequeue,
-    load_commands.check_dequeue,
-    bench,
-    worker,
-):
-    cli.add_command(each)
+# --- loads ------------------------------------------------------------------------------------
 
 
 @cli.command()
-@load_commands.queue_option
+@queue_option
+@num_queries_option(None, "until stopped  [default: 1; with --from-file: to its end]")
+@load_options
+@priority_option
+@command.option(
+    "--from-file",
+    type=click.File("rb"),
+    metavar="F|-",
+    help="Make a job of each line of this file (-: standard input).",
+)
+@command.option("--body", metavar="TEXT", help="The body of each job.")
+@body_bytes_option
+@command.service_options
+def enqueue(*, from_file: IO[bytes] | None, body: str | None, **options: Any) -> None:
+    """Enqueue jobs with a given body, one for each line of a file, or made-up ones.
+
+    Made-up bodies are numbered and carry a checksum, for `pinlater check-dequeue`. A batch of
+    lines that can't be stored for sure stops the run, and is named; made-up ones are counted as
+    errors.
+
+    Examples:
+      pinlater enqueue --queue mail --body 'to: ada'
+      pinlater enqueue --queue mail --num-queries -1 --batch-size 100 --concurrency 16
+      pinlater enqueue --queue mail --from-file addresses.txt --batch-size 500
+    """
+    if from_file is not None and body is not None:
+        raise click.UsageError("--body and --from-file exclude each other; give one of them")
+    plan = LoadPlan(**options)
+    calls, priority, batch_size = plan.calls, plan.priority or 1, plan.batch_size
+    if plan.num_queries is None and from_file is None:
+        calls = 1
+    if from_file is not None:
+        batches = line_batches(from_file, batch_size=batch_size, priority=priority)
+    elif body is not None:
+        text = body.encode("utf-8", "surrogateescape")  # the very bytes of the command line
+        batches = alike_batches(Job(text, priority=priority), batch_size=batch_size)
+    else:
+        batches = stamped_batches(
+            batch_size=batch_size, body_bytes=plan.body_bytes, priority=priority
+        )
+    source, is_file = Batches(batches), from_file is not None
+    outcome = run_load(
+        plan,
+        [Kind.ENQUEUE],
+        lambda client: EnqueueCaller(client, plan.queue, source, all_or_stop=is_file),
+        ClosedLoop(calls),
+    )
+    _report("enqueued", outcome)
+
+
+@cli.command()
+@queue_option
+@num_queries_option(1, "until stopped  [default: 1]")
+@load_options
+@success_option
+@command.service_options
+def dequeue(**options: Any) -> None:
+    """Dequeue jobs and acknowledge them: each call's jobs in the next call.
+
+    Examples:
+      pinlater dequeue --queue mail --num-queries 10 --batch-size 100
+      pinlater dequeue --queue mail --num-queries -1 --dequeue-success-percent 95
+    """
+    plan = LoadPlan(**options)
+    callers = functools.partial(DequeueCaller, plan=plan, at_empty=AtEmpty.WAIT)
+    _report("dequeued", run_load(plan, [Kind.DEQUEUE], callers, ClosedLoop(plan.calls)))
+
+
+@cli.command("check-dequeue")
+@queue_option
+@num_queries_option(-1, "until no job has come for a second  [default: -1]")
+@load_options
+@success_option
+@command.service_options
+def check_dequeue(**options: Any) -> None:
+    """Dequeue, and check that what `pinlater enqueue` put in comes out.
+
+    Verifies each body's checksum, reports what comes out twice, and at the end what is missing
+    of each run of `enqueue`. Jobs are acknowledged as by `dequeue`. Exit 1 if anything is wrong.
+
+    Examples:
+      pinlater enqueue --queue check --num-queries 100 --batch-size 100
+      pinlater check-dequeue --queue check --batch-size 100 --concurrency 4
+    """
+    plan, audit = LoadPlan(**options), DeliveryAudit()
+    callers = functools.partial(
+        DequeueCaller, plan=plan, at_empty=AtEmpty.WAIT_AND_END, inspect=audit.enter
+    )
+    outcome = run_load(plan, [Kind.DEQUEUE], callers, ClosedLoop(plan.calls))
+    verdict = audit.verdict()
+    _report("dequeued", outcome, verdict)
+    if verdict.faults:
+        sys.exit(ExitCode.FAILURE)
+
+
+def _report(did: str, outcome: Outcome, verdict: Verdict | None = None) -> None:
+    [figures] = outcome.kinds.values()
+    figures.errors.update(map(name_of, outcome.left_claimed))
+    facts = {
+        "seconds": round(outcome.seconds, 3),
+        **figures.facts(outcome.seconds, {"p50_ms": 0.5, "p99_ms": 0.99}),
+    }
+    lines = [
+        f"{did} {how_many(figures.jobs, 'job')} in {how_many(figures.calls, 'call')}",
+        figures.line(outcome.seconds),
+    ]
+    if verdict is not None:
+        facts["check"] = vars(verdict)
+        lines += _verdict_lines(verdict)
+    command.show(facts, "\n".join(lines))
+    if figures.errors:
+        sys.exit(ExitCode.FAILURE)
+
+
+def _verdict_lines(verdict: Verdict) -> Iterator[str]:
+    yield (
+        f"checked {how_many(verdict.distinct, 'job')} of {how_many(verdict.runs, 'run')}: "
+        f"{how_many(verdict.duplicates, 'duplicate')}, {verdict.missing:,} missing, "
+        f"{verdict.damaged:,} damaged"
+    )
+    if verdict.redelivered:
+        again = how_many(verdict.redelivered, "time")
+        yield f"{again} a job came again after it had failed or timed out"
+    if verdict.unstamped:
+        yield f"not made by `pinlater enqueue`: {how_many(verdict.unstamped, 'job')}"
+    for example in verdict.examples:
+        yield f"  {command.printable(example)}"
+
+
+# --- single calls -----------------------------------------------------------------------------
+
+
+@cli.command()
+@queue_option
 @command.service_options
 def create(*, queue: str) -> None:
     """Create a queue. One that exists is left as it is.
@@ -75,9 +308,9 @@ def get_queue_names() -> None:
 
 
 @cli.command("get-job-count")
-@load_commands.queue_option
+@queue_option
 @command.option("--job-state", type=command.STATE, default="pending", help="The state.")
-@load_commands.priority_option
+@priority_option
 @command.option(
     "--count-future-jobs", is_flag=True, help="Count jobs whose run-after is still to come."
 )
