@@ -105,7 +105,7 @@ class Dequeue(Acking):
 
     def add_to(self, commit: Commit) -> None:
         if self.parts:
-            super().add_to(commit)
+            commit.acks.append(self)
         if self._taken:
             self._leads = not commit.claims
             # A job too large for any answer is handed out alone.

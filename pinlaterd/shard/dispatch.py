@@ -76,25 +76,8 @@ class Dispatch:
 
     def take(self, entry: CallEntry, now_ms: int) -> Operation | None:
         """The Operation that `entry` takes; None if it is answered here, now or later."""
-        if entry.op in _CALLS:
-            return self._take_call(entry, now_ms)
-        try:
-            if entry.op is Op.RELEASE:
-                return ReleaseClaims(entry, self._state)
-            if entry.op is Op.END_SEARCH:
-                self._bulk.end_search(entry.router, int(entry.message))
-            else:
-                self._bulk.create_queues(json.loads(entry.message))
-        except (ProtocolError, ValueError) as error:
-            log.error("a router sent a message that can't be read: %s", error)
-        except StorageNotCommitted as error:
-            log.warning("can't create queues that other shards have: %s", error.message)
-            self._replies.refuse(entry, STORE_FAILED)
-            return None
-        self._replies.add(entry, Status.DONE, b"")
-        return None
-
-    def _take_call(self, entry: CallEntry, now_ms: int) -> Operation | None:
+        if entry.op not in _CALLS:
+            return self._take_message(entry)
         state, replies = self._state, self._replies
         try:
             call = codec.decode_call(entry.message, state.config.server.max_jobs_per_call)
@@ -114,6 +97,24 @@ class Dispatch:
                 raise
         except PinLaterError as error:
             replies.fail(entry, call.head, error)
+        return None
+
+    def _take_message(self, entry: CallEntry) -> Operation | None:
+        """Something between router and shard, which is no call of a client."""
+        try:
+            if entry.op is Op.RELEASE:
+                return ReleaseClaims(entry, self._state)
+            if entry.op is Op.END_SEARCH:
+                self._bulk.end_search(entry.router, int(entry.message))
+            else:
+                self._bulk.create_queues(json.loads(entry.message))
+        except (ProtocolError, ValueError) as error:
+            log.error("a router sent a message that can't be read: %s", error)
+        except StorageNotCommitted as error:
+            log.warning("can't create queues that other shards have: %s", error.message)
+            self._replies.refuse(entry, STORE_FAILED)
+            return None
+        self._replies.add(entry, Status.DONE, b"")
         return None
 
     def _explain(self, entry: CallEntry, error: ProtocolError | PinLaterError) -> None:

@@ -135,7 +135,7 @@ class ShardLoop:
             self._watch_searcher()
         readable = self._end.wait(self._wait_seconds)
         received: Sequence[Received] = ()
-        if service.backlog < _MOST_BACKLOG:
+        if len(service.backlog) < _MOST_BACKLOG:
             received = self._end.receive(_MOST_FRAMES, _MOST_BYTES)
         if received and self._unused_pulses:
             self._pulse_often()
@@ -233,7 +233,8 @@ class ShardLoop:
                 # Meant for a predecessor: its router has given these calls up already.
                 self._stats.count("shard_calls_of_predecessors")
                 return
-            self._service.submit([_new(CallEntry, (*call[:-1], router)) for call in frame.calls])
+            entries = [_new(CallEntry, (*call[:-1], router)) for call in frame.calls]
+            self._service.backlog.extend(entries)
         elif isinstance(frame, Hello):
             self._missing_out.discard(router)
             self._routers.add(router)

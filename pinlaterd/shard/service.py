@@ -1,6 +1,6 @@
 """A whole shard but for its sockets: calls in, answers out, one durable commit for many calls.
 
-The loop hands over what arrived (`submit`), lets a batch be made and committed (`run_batch`), gives
+The loop adds what arrived to the `backlog`, lets a batch be made and committed (`run_batch`), gives
 other work a slice (`run_slice`), and sends what has become of it (`replies`, `take_counts`).
 
 A store that is lost, or whose last commit is in doubt, is closed and opened again, with nothing
@@ -71,6 +71,7 @@ class ShardService:
         self.replies = state.replies  # which the loop sends
         self._bulk = BulkCalls(state, tasks, pace)
         self._batches = Batches(state, Dispatch(state, self._bulk), tasks)
+        self.backlog = self._batches.backlog  # calls that have arrived, to which the loop adds
         self._maintenance = Maintenance(state, self.time, pace, rng or Random())
         self._reopen_at = 0.0
         self._reopen_seconds = 0.0  # how long the next attempt waits
@@ -192,7 +193,7 @@ class ShardService:
     def busy(self) -> bool:
         """Whether there is work that waits for nothing."""
         batches = self._batches
-        return bool(batches.backlog or batches.unfinished or self._tasks.ready)
+        return bool(self.backlog or batches.unfinished or self._tasks.ready)
 
     @property
     def degraded(self) -> str:
@@ -200,13 +201,8 @@ class ShardService:
         return self._state.health.reason or self.store_error
 
     @property
-    def backlog(self) -> int:
-        """Calls that have arrived and are in no batch yet."""
-        return len(self._batches.backlog)
-
-    @property
     def calls_wait(self) -> bool:
-        return bool(self._batches.backlog or self._batches.unfinished)
+        return bool(self.backlog or self._batches.unfinished)
 
     def idle_seconds(self) -> float:
         """How long nothing will have to be done, if nothing arrives."""
@@ -263,9 +259,8 @@ class ShardService:
         """A router could not be reached: the jobs in these answers go back."""
         for entry in entries:
             if entry.jobs:
-                self._batches.backlog.append(
-                    CallEntry(entry.call_id, _NEVER, entry.payload, Op.RELEASE, router=router)
-                )
+                release = CallEntry(entry.call_id, _NEVER, entry.payload, Op.RELEASE, router=router)
+                self.backlog.append(release)
 
     def tick(self) -> None:
         """What is due once a second: ownership is kept alive, and figures are looked at."""
@@ -276,9 +271,6 @@ class ShardService:
 
     # --- batches -------------------------------------------------------------------------------
 
-    def submit(self, calls: Iterable[CallEntry]) -> None:
-        self._batches.backlog.extend(calls)
-
     def run_batch(self) -> None:
         """One commit of what has arrived, as much as fits; its answers are taken afterwards."""
         batches = self._batches
@@ -287,7 +279,7 @@ class ShardService:
             return
         if self._state.locks.known:
             batches.try_locked_again()
-        if batches.backlog or batches.unfinished:
+        if self.backlog or batches.unfinished:
             self._guarded(batches.run)
 
     def run_slice(self, *, calls_wait: bool) -> None:

@@ -142,14 +142,19 @@ def _no_token_compare() -> None:
 
 def _no_deadline_drop() -> None:
     """A call is carried out however late it is."""
-    from pinlaterd.shard.service import ShardService
+    from pinlaterd.shard import loop
+    from pinlaterd.wire.envelope import Calls
 
-    submit = ShardService.submit
+    unpack = loop.unpack  # type: ignore[attr-defined]
 
-    def late(self: Any, calls: Any) -> None:
-        submit(self, [call._replace(deadline=float("inf")) for call in calls])
+    def late(frame: bytes) -> Any:
+        heard = unpack(frame)
+        if isinstance(heard, Calls):
+            calls = [call._replace(deadline=float("inf")) for call in heard.calls]
+            return Calls(heard.incarnation, calls)
+        return heard
 
-    _replace(ShardService, "submit", late)
+    _replace(loop, "unpack", late)
 
 
 def _lost_release() -> None:

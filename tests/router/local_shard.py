@@ -78,7 +78,7 @@ class LocalShard(ShardLink):
         )
         self.calls.append(entry)
         self._in_flight[entry.call_id] = call
-        self._service.submit([entry])
+        self._service.backlog.append(entry)
         self._loop.call_soon(self.turn)
 
     def close(self) -> None:

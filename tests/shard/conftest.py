@@ -86,7 +86,7 @@ class Shard:
         return CallEntry(self._next_id, deadline, message, op, router=ROUTER)
 
     def submit(self, *entries: CallEntry) -> None:
-        self.service.submit(entries)
+        self.service.backlog.extend(entries)
 
     def turn(self) -> list[ReplyEntry]:
         """One turn of the loop."""
