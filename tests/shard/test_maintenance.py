@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import sqlite3
-from types import MappingProxyType
 
-from pinlaterd.config.schema import Config, QueueSettings, ServerSettings
-from pinlaterd.engines.sqlite.engine import SqliteEngine
 from pinlaterd.model import Job, JobState
-from pinlaterd.shard.service import ShardService
-from pinlaterd.stats import Stats
-from tests.shard.conftest import SHARD, AlwaysAwake
+from tests.shard.conftest import SHARD
 
 INTERVAL = 10.0
 REREAD_SECONDS = 60.0
@@ -24,19 +19,20 @@ def maintain(shard) -> None:
         shard.turn()
 
 
-def test_claims_that_time_out_are_retried_and_at_last_fail(shard):
-    (descriptor,) = shard.enqueue(Job(b"a", attempts_allowed=2))
+def test_ended_jobs_are_deleted_when_their_time_has_come(shard):
+    done, failed = shard.enqueue(Job(b"a"), Job(b"b", attempts_allowed=1))
     shard.dequeue()
+    shard.ack([done], [failed])
 
-    shard.clock.advance(595)
+    shard.clock.advance(24 * 3600)
     maintain(shard)
-    assert shard.dequeue()[0].attempts_remaining == 1
-    shard.clock.advance(595)
+    assert (shard.state(done), shard.state(failed)) == (None, JobState.FAILED)
+    shard.clock.advance(6 * 24 * 3600)
     maintain(shard)
 
-    assert shard.state(descriptor) is JobState.FAILED
+    assert shard.state(failed) is None
     counters = shard.counters()
-    assert (counters["mail_timeout_retry"], counters["mail_timeout_done"]) == (1, 1)
+    assert (counters["mail_succeeded_gc"], counters["mail_failed_gc"]) == (1, 1)
 
 
 def test_a_round_is_done_in_slices_and_calls_go_on_between_them(make_shard):
@@ -54,32 +50,6 @@ def test_a_round_is_done_in_slices_and_calls_go_on_between_them(make_shard):
     maintain(shard)
 
     assert shard.counters()["mail_timeout_retry"] == 1_000
-
-
-def test_a_queues_own_settings_hold_for_it(tmp_path, clock, make_shard):
-    server = ServerSettings()
-    own = QueueSettings(
-        job_claimed_timeout_seconds=1.5, job_succeeded_ttl_hours=1, job_failed_ttl_hours=1
-    )
-    config = Config(server, queues=MappingProxyType({"mail": own}))
-    engine = SqliteEngine(tmp_path / "own.sqlite")
-    awake = AlwaysAwake(clock)
-    service = ShardService("own", engine, config, clock, Stats(), timekeeper=awake)
-    service.open()
-    shard = make_shard()
-    shard.service.close()
-    shard.service, shard.engine = service, engine
-    for queue in ("mail", "post"):
-        shard.create(queue)
-        shard.enqueue(b"a", queue=queue)
-    assert shard.dequeue(queue="mail")[0].claim_timeout_seconds == 2
-    assert shard.dequeue(queue="post")[0].claim_timeout_seconds == 600
-
-    maintain(shard)
-
-    assert shard.counts("mail") == (1, 0, 0)
-    assert shard.counts("post") == (0, 0, 0)
-    service.close()
 
 
 def test_jobs_that_come_back_are_told_to_routers(shard):

@@ -232,22 +232,7 @@ def test_bytes_that_mean_nothing_harm_nobody(deployment, router):
     assert len(router.enqueue(b"a")) == 1
 
 
-def test_a_second_process_stands_by_and_takes_over(deployment, router, wait_until):
-    router.enqueue(b"a")
-    standby = deployment.start()
-    wait_until(lambda: "waits for its store" in deployment.log(1))
-    assert str(deployment.processes[0].pid) in deployment.log(1)
-    assert router.dequeue() == [b"a"]
-    router.enqueue(b"b")
-
-    deployment.processes[0].kill()
-    router.hello()
-
-    assert router.dequeue() == [b"b"]
-    assert standby.poll() is None
-
-
-def test_sigterm_ends_it_in_order_with_what_is_in_hand_answered(deployment, router):
+def test_sigterm_ends_it_in_order_with_what_is_in_flight_answered(deployment, router):
     calls = [router.send(EnqueueRequest("mail", [Job(b"a")]), Method.ENQUEUE) for _ in range(50)]
     router.reply(calls[0])
     deployment.processes[0].send_signal(signal.SIGTERM)
@@ -275,16 +260,6 @@ def test_a_standby_can_be_stopped(deployment, router, wait_until):
 
 def searchers_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
     return psutil.Process(process.pid).children()
-
-
-def test_a_killed_shard_leaves_no_searcher_behind(deployment, router, wait_until):
-    router.enqueue(*[b"a" * 100] * 500)
-    assert router.call(CountRequest("mail", PENDING), Method.COUNT) == 500
-    (searcher,) = searchers_of(deployment.processes[0])
-
-    deployment.processes[0].kill()
-
-    wait_until(lambda: not searcher.is_running() or searcher.status() == psutil.STATUS_ZOMBIE)
 
 
 def test_a_searcher_that_dies_is_replaced(deployment, router):
