@@ -57,7 +57,7 @@ _NOT_READ = Payload(b"", 0, 0)  # so that the engine reads no body
 def changes_queues(entry: CallEntry) -> bool:
     """Whether it may drop a queue that others in the same batch rely on. A job's body that holds
     this name only ends a batch early."""
-    return entry.op is Op.CALL and _DELETE_QUEUE in entry.message[:40]
+    return entry.message.find(_DELETE_QUEUE, 0, 40) >= 0 and entry.op is Op.CALL
 
 
 class Dispatch:

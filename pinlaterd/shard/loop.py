@@ -57,34 +57,24 @@ _MOST_LAST_TURNS = 1_000
 _GOODBYE_SECONDS = 1.0
 
 
-class ConfigUpdates:
-    """Takes snapshots from `control` and has `service` follow the active configuration."""
-
-    def __init__(self, control: ControlClient, service: ShardService) -> None:
-        self._control = control
-        self._service = service
-
-    def hear(self) -> bool:
-        """Take what has come, which shows us to a new coordinator. Whether what is followed has
-        changed."""
-        snapshot = self._control.receive()
-        if snapshot is None or snapshot.config_version == self._control.config_version:
-            return False
-        return self._read()
-
-    def _read(self) -> bool:
-        try:
-            in_force = read_active()
-        except ConfigError as error:
-            log.error("%s", error)
-            return False
-        if in_force is None:
-            log.error("%s can't be read; keeping the last configuration", CONFIG_FILE)
-            return False
-        logs.set_up(shard_program(self._service.name), in_force.config.server.log_level)
-        self._service.follow(in_force.config)
-        self._control.config_version = in_force.version
-        return True
+def follow_updates(control: ControlClient, service: ShardService) -> bool:
+    """Take what the coordinator sent, which shows us to a new one, and have `service` follow the
+    active configuration. Whether that is another one now."""
+    snapshot = control.receive()
+    if snapshot is None or snapshot.config_version == control.config_version:
+        return False
+    try:
+        active = read_active()
+    except ConfigError as error:
+        log.error("%s", error)
+        return False
+    if active is None:
+        log.error("%s can't be read; keeping the last configuration", CONFIG_FILE)
+        return False
+    logs.set_up(shard_program(service.name), active.config.server.log_level)
+    service.follow(active.config)
+    control.config_version = active.version
+    return True
 
 
 class ShardLoop:
@@ -104,7 +94,6 @@ class ShardLoop:
         self._service = service
         self._end = end
         self._control = control
-        self._config_updates = ConfigUpdates(control, service)
         self._stop = stop
         self._clock = clock
         self._stats = stats
@@ -348,7 +337,7 @@ class ShardLoop:
         self._hear()
 
     def _hear(self) -> None:
-        if self._config_updates.hear():
+        if follow_updates(self._control, self._service):
             # tell at once what is followed now, and what is held by then
             self._next_pulse = self._next_report = 0.0
 

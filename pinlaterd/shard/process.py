@@ -20,7 +20,7 @@ from pinlaterd.engines.base import StorageEngine
 from pinlaterd.engines.registry import make_engine
 from pinlaterd.errors import ConfigError, ShardOwned, StorageCorrupt, StorageError
 from pinlaterd.lifecycle import ExitCode, StopSignal, prefer_throughput, set_title
-from pinlaterd.shard.loop import ConfigUpdates, ShardLoop
+from pinlaterd.shard.loop import ShardLoop, follow_updates
 from pinlaterd.shard.service import ShardService
 from pinlaterd.shard.timekeeping import Timekeeper
 from pinlaterd.stats import Stats
@@ -110,7 +110,6 @@ class _Shard:
     def _take_ownership(self) -> bool:
         """Wait until the store is ours; False if told to stop before."""
         told = ""
-        updates = ConfigUpdates(self._control, self._service)
         while not self._stop.requested:
             try:
                 self._service.open()
@@ -126,7 +125,7 @@ class _Shard:
                 log.warning("waits for its store: %s", text)
                 told = text
             self._control.report(state, {**self._facts(), key: text})
-            updates.hear()
+            follow_updates(self._control, self._service)
             select.select([self._stop], [], [], _RETRY_SECONDS)
         return False
 
