@@ -10,7 +10,7 @@ import sqlite3
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from functools import partial
-from itertools import groupby, repeat
+from itertools import accumulate, groupby, pairwise, repeat
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -300,12 +300,11 @@ def _release(store: Store, tx: Transaction, op: ReleaseOp) -> list[Requeued]:
 # --- enqueues -------------------------------------------------------------------------------
 
 
-def _enqueue(store: Store, tx: Transaction, ops: Sequence[EnqueueOp]) -> list[range]:
+def _enqueue(store: Store, tx: Transaction, ops: Sequence[EnqueueOp]) -> list[Sequence[int]]:
+    """Jobs of one queue, priority and run-after get consecutive ids, in their order: one run."""
     now_ms, most_chars = tx.now_ms, LIMITS.custom_status_chars
-    local_ids = [store.take_local_ids(len(op.jobs)) for op in ops]
-    rows = [
+    jobs = [
         (
-            local_id,
             queue_id,
             priority,
             now_ms if run_after_ms is None else run_after_ms,
@@ -316,26 +315,39 @@ def _enqueue(store: Store, tx: Transaction, ops: Sequence[EnqueueOp]) -> list[ra
             status[:most_chars],
             body,
         )
-        for (queue, jobs), ids in zip(ops, local_ids, strict=True)
+        for queue, of_op in ops
         for queue_id in (store.queue_id(queue),)
-        for local_id, (body, priority, run_after_ms, attempts, status) in zip(
-            ids, jobs, strict=True
-        )
+        for body, priority, run_after_ms, attempts, status in of_op
     ]
+    local_ids: Sequence[int] = store.take_local_ids(len(jobs))
+    runs = _pending_runs(jobs, local_ids)
+    if len(runs) > len({run[2:] for run in runs}):
+        order = sorted(range(len(jobs)), key=[job[:3] for job in jobs].__getitem__)
+        runs = _pending_runs([jobs[at] for at in order], local_ids)
+        given = dict(zip(order, local_ids, strict=True))
+        local_ids = [given[at] for at in range(len(jobs))]
     tx.db.executemany(
         "INSERT INTO jobs (local_id, queue, priority, run_after, attempts_allowed,"
         " attempts_remaining, created_at, updated_at, custom_status, body)"
         " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        rows,
+        [(local_id, *job) for local_id, job in zip(local_ids, jobs, strict=True)],
     )
+    tx.replace((), runs)
+    ends = list(accumulate([len(op[1]) for op in ops], initial=0))
+    return [local_ids[first:end] for first, end in pairwise(ends)]
+
+
+def _pending_runs(
+    jobs: Iterable[tuple[int, int, int, *tuple[object, ...]]], local_ids: Sequence[int]
+) -> list[Run]:
+    """`jobs`: in the order of these ids, which are consecutive."""
     runs = []
-    first_id = rows[0][0] if rows else 0  # ids are consecutive
-    for (queue_id, priority, run_after_ms), alike in groupby(rows, itemgetter(1, 2, 3)):
+    first_id = local_ids[0] if local_ids else 0
+    for (queue_id, priority, run_after_ms), alike in groupby(jobs, itemgetter(0, 1, 2)):
         last_id = first_id + sum([1 for _ in alike]) - 1
         runs.append(Run(first_id, last_id, queue_id, priority, PENDING, run_after_ms))
         first_id = last_id + 1
-    tx.replace((), runs)
-    return local_ids
+    return runs
 
 
 # --- claims ---------------------------------------------------------------------------------
@@ -429,16 +441,17 @@ def _one_run(
 ) -> Run | None:
     """None if one can't hold them."""
     first_id, jobs = local_ids[0], len(local_ids)
-    if local_ids[-1] != first_id + jobs - 1:
-        return None
     run = claimed(Run(first_id, local_ids[-1], *place), descriptors[0])
-    number = run.claim_number
     if jobs == 1:
         return run
-    if number is None or local_ids != list(range(first_id, first_id + jobs)):
+    number, next_number = run.claim_number, claimed(run, descriptors[1]).claim_number
+    if number is None or next_number is None or next_number <= number:
         return None
-    counted = [f"{run.claimer}{n}" for n in range(number, number + jobs)]
-    return run if descriptors == counted else None
+    step = next_number - number
+    counted = [f"{run.claimer}{n}" for n in range(number, number + step * jobs, step)]
+    if local_ids != list(range(first_id, first_id + jobs)) or descriptors != counted:
+        return None
+    return run._replace(claim_step=step)
 
 
 def read_payloads(
