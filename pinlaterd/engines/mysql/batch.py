@@ -34,7 +34,14 @@ from pinlaterd.engines.batches import (
     fitting_payloads,
     local_ids_of,
 )
-from pinlaterd.engines.mysql.literals import LATEST_MS, STATUS_CHARS, escaped, pieces, quote_bytes
+from pinlaterd.engines.mysql.literals import (
+    LATEST_MS,
+    STATUS_CHARS,
+    escaped,
+    pieces,
+    quote_bytes,
+    quote_text,
+)
 from pinlaterd.engines.mysql.statements import (
     LISTED_IDS,
     RUN_AFTER_MS,
@@ -46,7 +53,7 @@ from pinlaterd.engines.mysql.statements import (
 )
 from pinlaterd.engines.mysql.store import Store
 from pinlaterd.engines.mysql.tables import Table
-from pinlaterd.engines.mysql.transaction import Transaction, claimed_job
+from pinlaterd.engines.mysql.transaction import CommitProbe, Transaction
 from pinlaterd.model import Job, JobKey, JobState, Payload, PendingKey, claim_source
 
 
@@ -436,6 +443,12 @@ def _claim_in(tx: Transaction, table: Table, wanted: dict[int, str]) -> dict[int
         claims = claims_of([(local_id, table.claim(wanted[local_id])) for local_id in part])
         tx.update(table, part, JobState.PENDING, JobState.IN_PROGRESS, common + claims)
     if wanted:
-        # Not by its state: in this very transaction it may have come from there.
-        tx.probe = claimed_job(table, *next(iter(wanted.items())))
+        # By the claim: no two are alike, but the job may have been in that state before.
+        local_id, claim = next(iter(wanted.items()))
+        tx.probe = CommitProbe(
+            b"SELECT state = 1 AND claim_descriptor <=> %b FROM %b WHERE local_id = %d"
+            % (quote_text(table.claim(claim)), table.name, local_id),
+            before=0,
+            after=1,
+        )
     return wanted

@@ -88,10 +88,7 @@ class Connection:
             self._watch_socket()
             self.is_mariadb = "mariadb" in self._db.get_server_info().lower()
             self._configure(
-                patience_seconds,
-                idle_seconds,
-                read_only=read_only,
-                waits_for_locks=waits_for_locks,
+                patience_seconds, idle_seconds, read_only=read_only, waits_for_locks=waits_for_locks
             )
         except FAULTS as fault:
             raise connect_error(fault, str(server), server.user) from fault

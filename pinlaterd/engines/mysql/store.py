@@ -51,26 +51,9 @@ from pinlaterd.engines.mysql.literals import (
     quote_name,
     quote_text,
 )
-from pinlaterd.engines.mysql.tables import (
-    ShardTables,
-    TableSnapshot,
-    create_database,
-    create_table,
-)
-from pinlaterd.engines.mysql.transaction import (
-    CommitProbe,
-    Transaction,
-    UnexpectedRows,
-    remembered,
-    was_committed,
-)
-from pinlaterd.errors import (
-    QueueGone,
-    ShardOwned,
-    StorageError,
-    StorageLocked,
-    StorageNotCommitted,
-)
+from pinlaterd.engines.mysql.tables import ShardTables, TableSnapshot, create_database, create_table
+from pinlaterd.engines.mysql.transaction import CommitProbe, Transaction, UnexpectedRows
+from pinlaterd.errors import QueueGone, ShardOwned, StorageError, StorageLocked, StorageNotCommitted
 from pinlaterd.model import JobState
 
 T = TypeVar("T")
@@ -397,8 +380,11 @@ class Store:
             with closing(self._connect(self._answer_seconds * _LOOK_UP_PART)) as db:
                 self._lock.take(db)
                 self._check_writable(db)
-                self._check_still_ours(db)
-                committed = was_committed(db, last_change)
+                # Every owner writes when it took over: there may have been another meanwhile.
+                start = b"SELECT value FROM %b WHERE name = 'start_ms'" % self._owner_table
+                if db.rows(start) != ((self._start_ms,),):
+                    raise StorageError("another process has owned the shard meanwhile")
+                committed = last_change.was_committed(db)
                 with contextlib.suppress(*FAULTS):  # it ends with `db` in any case
                     self._lock.release(db)
                 return committed
@@ -408,13 +394,6 @@ class Store:
                 f"{self}: {describe(fault)}; whether the last commit was kept is not known, and "
                 f"can't be looked up: {why}"
             ) from fault
-
-    def _check_still_ours(self, db: Connection) -> None:
-        """Every owner writes when it took over. Between our connection's end and `db`'s lock there
-        may have been another."""
-        rows = db.rows(b"SELECT value FROM " + self._owner_table + b" WHERE name = 'start_ms'")
-        if rows != ((self._start_ms,),):
-            raise StorageError("another process has owned the shard meanwhile")
 
     def _lose(self, fault: BaseException, *, undone: bool = False) -> NoReturn:
         self._failure = describe(fault)
@@ -464,7 +443,12 @@ class Store:
         tx.run(b"REPLACE INTO " + self._owner_table + b" (name, value) VALUES " + rows)
         if tx.probe is None:
             name, value = next(iter(values.items()))
-            tx.probe = remembered(self._owner_table, name, value)
+            tx.probe = CommitProbe(
+                b"SELECT COUNT(*) FROM %b WHERE name = %b AND value = %d"
+                % (self._owner_table, quote_text(name), value),
+                before=0,
+                after=1,
+            )
 
     def take_local_ids(self, count: int) -> range:
         """Ids never given out before. To be called within `transact`, which marks them as used."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from pinlaterd.engines.mysql.connection import Connection
-from pinlaterd.engines.mysql.literals import pieces, quote_text
+from pinlaterd.engines.mysql.literals import pieces
 from pinlaterd.engines.mysql.statements import LISTED_IDS, Each, by_ids, select, update
 from pinlaterd.engines.mysql.tables import Table
 from pinlaterd.errors import StorageError
@@ -24,36 +24,14 @@ class CommitProbe(NamedTuple):
     before: int | None
     after: int | None
 
-
-def claimed_job(table: Table, local_id: int, claim_descriptor: str) -> CommitProbe:
-    """A claim. No two are alike, so it is told from one that ended within the same transaction."""
-    statement = b"SELECT state = 1 AND claim_descriptor <=> %b FROM %b WHERE local_id = %d" % (
-        quote_text(table.claim(claim_descriptor)),
-        table.name,
-        local_id,
-    )
-    return CommitProbe(statement, 0, 1)
-
-
-def remembered(table: bytes, name: str, value: int) -> CommitProbe:
-    """A value that the owner's table did not have before."""
-    statement = b"SELECT COUNT(*) FROM %b WHERE name = %b AND value = %d" % (
-        table,
-        quote_text(name),
-        value,
-    )
-    return CommitProbe(statement, 0, 1)
-
-
-def was_committed(db: Connection, probe: CommitProbe) -> bool:
-    """To be asked by the owner once the transaction has ended. The driver's faults are passed on.
-
-    Raises StorageError if somebody else has changed what would tell."""
-    rows = db.rows(probe.statement)
-    found = int(rows[0][0]) if rows else None
-    if found not in (probe.before, probe.after):
-        raise StorageError("somebody else has changed the job that would tell")
-    return found == probe.after
+    def was_committed(self, db: Connection) -> bool:
+        """To be asked by the owner once the transaction has ended. The driver's faults are passed
+        on. Raises StorageError if somebody else has changed what would tell."""
+        rows = db.rows(self.statement)
+        found = int(rows[0][0]) if rows else None
+        if found not in (self.before, self.after):
+            raise StorageError("somebody else has changed the job that would tell")
+        return found == self.after
 
 
 class UnexpectedRows(Exception):

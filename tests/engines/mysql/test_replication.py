@@ -5,11 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pinlaterd.engines.failover import Place
-from pinlaterd.engines.mysql.replication import (
-    is_included,
-    replica_status,
-    words_of,
-)
+from pinlaterd.engines.mysql.replication import is_included, replica_status, words_of
 
 # As MySQL 8.4 documents SHOW REPLICA STATUS; MariaDB's is read from a real one (test_failover.py).
 MYSQL_8 = {

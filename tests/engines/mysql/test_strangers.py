@@ -139,10 +139,7 @@ def test_a_stranger_who_takes_our_next_id_is_noticed_at_once(
 
 
 def test_a_job_that_a_stranger_claims_is_counted_and_ends_by_its_time_out(
-    service: Shard,
-    somebody: Stranger,
-    wait_until: WaitUntil,
-    caplog: pytest.LogCaptureFixture,
+    service: Shard, somebody: Stranger, wait_until: WaitUntil, caplog: pytest.LogCaptureFixture
 ):
     service.enqueue(b"a", b"b")
     somebody.claims("a")
