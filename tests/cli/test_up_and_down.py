@@ -170,12 +170,13 @@ def test_a_changed_configuration_restarts_only_whom_it_concerns(serving):
     assert moved["shard-2"] != before["shard-2"]
 
 
-def test_the_files_are_edited_while_it_starts(written, wait_until):
+def test_the_files_are_edited_while_it_starts(operator, wait_until):
     """As `pinlater-admin` does; what is found in the end is what counts."""
+    operator.init("--shards", 1)
     with ThreadPoolExecutor() as threads:
-        starts = threads.submit(written.up)
-        wait_until((written.folder / "run/command.lock").exists)
-        written.append("pinlaterd.yaml", "log_level: debug\n")
+        starts = threads.submit(operator.up)
+        wait_until((operator.folder / "run/command.lock").exists)
+        operator.append("pinlaterd.yaml", "log_level: debug\n")
 
         done = starts.result()
 
