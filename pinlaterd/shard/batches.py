@@ -27,7 +27,7 @@ from pinlaterd.shard.dispatch import Dispatch, changes_queues
 from pinlaterd.shard.locks import WHOLE_STORE
 from pinlaterd.shard.operations import BATCH_JOBS, PART_JOBS, Commit, Enqueue, Operation
 from pinlaterd.shard.state import STORE_FAILED, ShardState
-from pinlaterd.shard.tasks import Steps, Tasks
+from pinlaterd.shard.tasks import MOST_TASKS, Steps, Tasks
 from pinlaterd.wire.envelope import CallEntry
 
 log = logging.getLogger(__name__)
@@ -54,6 +54,7 @@ class Batches:
         self._tasks = tasks
         self._in_flight: dict[Operation, None] = {}  # neither answered nor in the backlog
         self.unfinished: list[Operation] = []  # those that go on with the next batch
+        self._dry_runs: deque[Dequeue] = deque()  # in turn
         # Of the bodies that one commit may bring, and of the replies that wait.
         self._most_bytes = state.config.server.shard_buffer_bytes // _BATCH_PART
         self._room = ClaimRoom(self._most_bytes, JOB_OVERHEAD_BYTES)
@@ -74,13 +75,14 @@ class Batches:
             operation.fail(told)
         self._in_flight.clear()
         self.unfinished.clear()
+        self._dry_runs.clear()
         self.backlog.extendleft(reversed(self._locks.clear()))
 
     def leave_dry_runs(self) -> None:
         """Those that have changed nothing stay unanswered."""
-        for operation in list(self._in_flight):
-            if isinstance(operation, Dequeue) and operation.dry_run and not operation.begun:
-                del self._in_flight[operation]
+        for dry_run in self._dry_runs:
+            if not dry_run.begun:
+                del self._in_flight[dry_run]
 
     def try_locked_again(self) -> None:
         queues, calls = self._locks.due()
@@ -166,7 +168,7 @@ class Batches:
             dequeue.remaining = 0  # what it has by now is its answer
         elif dequeue.dry_run:
             if not dequeue.parts and dequeue.remaining:
-                self._look_in_slices(dequeue)
+                self._look_later(dequeue)
                 return
         elif dequeue.remaining and most_jobs > 0 and len(dequeue.parts) < 2:  # acks go first
             try:
@@ -301,27 +303,30 @@ class Batches:
 
     # --- dry runs ----------------------------------------------------------------------------
 
-    def _look_in_slices(self, dequeue: Dequeue) -> None:
-        try:
-            self._tasks.check_room(self._state.name)
-        except Overloaded as error:
-            dequeue.fail(error)
+    def _look_later(self, dequeue: Dequeue) -> None:
+        if len(self._dry_runs) >= MOST_TASKS:
+            dequeue.fail(Overloaded(f"{MOST_TASKS} dry runs are in flight already"))
             del self._in_flight[dequeue]
-        else:
-            self._tasks.start(self._look(dequeue))
+            return
+        self._dry_runs.append(dequeue)
+        if len(self._dry_runs) == 1:
+            self._tasks.start(self._look_in_turn())
 
-    def _look(self, dequeue: Dequeue) -> Steps:
-        now_ms = self._clock.now_ms()
-        try:
-            for _ in dequeue.look(now_ms):
-                yield None
-                if dequeue.call.deadline <= self._clock.monotonic():
-                    break
-        except StorageNotCommitted as error:
-            self._refuse([dequeue], error, now_ms)
-        else:
-            dequeue.answer()
-            del self._in_flight[dequeue]
+    def _look_in_turn(self) -> Steps:
+        """In slices, one dry run after the other: the answer of only one takes memory."""
+        while self._dry_runs:
+            dequeue, now_ms = self._dry_runs[0], self._clock.now_ms()
+            try:
+                for _ in dequeue.look(now_ms):
+                    yield None
+                    if dequeue.call.deadline <= self._clock.monotonic():
+                        break
+            except StorageNotCommitted as error:
+                self._refuse([dequeue], error, now_ms)
+            else:
+                dequeue.answer()
+                del self._in_flight[dequeue]
+            self._dry_runs.popleft()
 
 
 class _Batch:

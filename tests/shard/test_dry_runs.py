@@ -84,7 +84,7 @@ def test_no_more_wait_than_can_be_done(shard, bodies):
 
     refused = [result for result in results if not isinstance(result, DequeueResult)]
     assert len(refused) == 5
-    assert "such calls in flight" in str(refused[0])
+    assert "dry runs are in flight" in str(refused[0])
 
 
 def test_one_whose_time_is_up_is_read_no_further(shard, bodies, clock):
