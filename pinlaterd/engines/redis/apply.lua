@@ -51,86 +51,63 @@ local jobs -- made when something needs it
 -- the positions of those that did not apply and, negative, of those that failed for good.
 local count = take_number()
 if count > 0 then
-  -- Which of `ids` end as succeeded, held by their claims if these are named, and not evicted; the
-  -- others' positions are added to `missed`.
-  local function ending_lean(queue, running, ids, names, text, missed)
-    if redis.call('EXISTS', jobs_key(queue)) == 0 then
-      redis.call('ZREM', running, unpack(ids)) -- evicted
-    end
-    local held = redis.call('ZMSCORE', running, unpack(ids))
-    local noted = names and redis.call('HMGET', claims_key(queue), unpack(ids))
-    local ended = {}
-    for at = 1, #ids do
-      local id = ids[at]
-      local ends = held[at] and (not names or noted[at] == names[at])
-      if ends and text ~= '' then
-        local job = jobs.read(queue, id, false)
-        if job then
-          jobs.change(queue, id, job, { ua = now, cs = text })
-        else
-          redis.call('ZREM', running, id) -- removed by a hand
-          ends = false
-        end
+  -- Note the end of a job that is IN_PROGRESS since `score`; false if it was evicted.
+  local function note_end(queue, id, text, score)
+    if is_lean(queue) then
+      local job = jobs.read(queue, id, false)
+      if job then
+        jobs.change(queue, id, job, { ua = now, cs = text })
       end
-      if ends then
-        ended[#ended + 1] = id
-      else
-        missed[#missed + 1] = at
-      end
+      return job
     end
-    return ended
+    local key, ms = job_key(queue, id), ms_of(queue, score)
+    local added = redis.pcall('HSET', key, 'ua', string.format('%.3f', now / 1000))
+    if type(added) == 'table' then
+      return false -- no hash
+    end
+    if added == 1 and redis.call('HLEN', key) == 1 then
+      redis.call('DEL', key) -- all of ours have that field: there was none
+      return false
+    end
+    if text ~= '' then
+      redis.call('HSET', key, 'cs', text)
+    end
+    if score_of(queue, ms, #id) ~= tonumber(score) then
+      -- A job that PinLater claimed gets the run-after that its score stood for.
+      redis.call('HSETNX', key, 'ra', ms)
+    end
+    return true
   end
 
-  local function ending_plain(queue, running, ids, names, text, missed)
-    local held = redis.call('ZMSCORE', running, unpack(ids))
-    local prefix, now_seconds = job_key(queue, ''), string.format('%.3f', now / 1000)
-    local ended, ours = {}, {}
-
-    -- Note the end of a job in its hash; false if there is none, or it is not held by `name`.
-    local function note(key, name)
-      if name and redis.pcall('HGET', key, 'cd') ~= name then
-        return false
-      end
-      local added = redis.pcall('HSET', key, 'ua', now_seconds)
-      if type(added) == 'table' then
-        return false -- no hash
-      end
-      if added == 1 and redis.call('HLEN', key) == 1 then
-        redis.call('DEL', key) -- it was evicted: all of ours have that field
-        return false
-      end
-      if text ~= '' then
-        redis.call('HSET', key, 'cs', text)
-      end
-      return true
+  local function claims_of(queue, ids)
+    if is_lean(queue) then
+      return redis.call('HMGET', claims_key(queue), unpack(ids))
     end
-
+    local found = {}
     for at = 1, #ids do
-      local id, score = ids[at], held[at]
-      local key = prefix .. id
-      if score and note(key, names and names[at]) then
-        if ours[score] == nil then
-          ours[score] = score_of(queue, ms_of(queue, score), #id) == tonumber(score)
-        end
-        if not ours[score] then
-          -- A job that PinLater claimed gets the run-after that its score stood for.
-          redis.call('HSETNX', key, 'ra', ms_of(queue, score))
-        end
-        ended[#ended + 1] = id
-      else
-        missed[#missed + 1] = at
-        if score and redis.call('TYPE', key).ok ~= 'hash' then
-          redis.call('ZREM', running, id) -- evicted
-        end
-      end
+      found[at] = redis.pcall('HGET', job_key(queue, ids[at]), 'cd')
     end
-    return ended
+    return found
   end
 
   local function succeed(queue, priority, ids, names, text, missed)
     local running = set_key(queue, priority, IN_PROGRESS)
-    local ending = is_lean(queue) and ending_lean or ending_plain
-    local ended = ending(queue, running, ids, names, text, missed)
+    local held, noted = redis.call('ZMSCORE', running, unpack(ids)), names and claims_of(queue, ids)
+    local evicted = is_lean(queue) and redis.call('EXISTS', jobs_key(queue)) == 0
+    local noteworthy, ended = text ~= '' or not is_lean(queue), {}
+    for at = 1, #ids do
+      local id, score = ids[at], held[at]
+      local applies = score and (not names or noted[at] == names[at])
+      local ends = applies and not evicted
+      if ends and (not noteworthy or note_end(queue, id, text, score)) then
+        ended[#ended + 1] = id
+      else
+        missed[#missed + 1] = at
+        if applies then
+          redis.call('ZREM', running, id) -- evicted
+        end
+      end
+    end
     if #ended > 0 then
       redis.call('ZREM', running, unpack(ended))
       add_all(set_key(queue, priority, SUCCEEDED), queue, now, ended)

@@ -132,6 +132,11 @@ local function score_of(queue, ms, digits)
   return ms / 1000 + (23 * digits + 0.5) / 1000000
 end
 
+-- The least score that stands for `ms`.
+local function first_score(queue, ms)
+  return is_lean(queue) and 32 * ms or (ms - 0.5) / 1000
+end
+
 -- A score as an argument, in full precision.
 local function bound(score)
   return string.format('%.17g', score)

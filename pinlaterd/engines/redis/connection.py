@@ -129,23 +129,15 @@ class Connection:
         )
         try:
             self._driver.connect()
+            if server.user or server.passwd:
+                user = (server.user,) if server.user else ()
+                self._exchange(pack_command(("AUTH", *user, server.passwd)))
         except CONNECTION_FAULTS as fault:
             self.close()
+            if isinstance(fault, Answer) and not is_refusal(fault):  # AUTH's, of many wordings
+                text = words(Answer(f"WRONGPASS {fault}"))
+                raise StorageError(f"{server} {text}") from fault
             raise StorageError(f"{server} {words(fault)}") from fault
-        if server.user or server.passwd:
-            self._log_in()
-
-    def _log_in(self) -> None:
-        user = (self.server.user,) if self.server.user else ()
-        try:
-            self._exchange(pack_command(("AUTH", *user, self.server.passwd)))
-        except CONNECTION_FAULTS as fault:
-            self.close()
-            if isinstance(fault, Answer) and not is_refusal(fault):  # of many wordings
-                raise StorageError(
-                    f"{self.server} {words(Answer(f'WRONGPASS {fault}'))}"
-                ) from fault
-            raise StorageError(f"{self.server} {words(fault)}") from fault
 
     def close(self) -> None:
         """Safe to repeat."""
@@ -206,7 +198,7 @@ class Connection:
         return answer
 
     def _error(self, fault: Exception, *, writes: bool) -> StorageError:
-        if is_unknown_script(fault):
+        if isinstance(fault, Answer) and str(fault).startswith("NOSCRIPT"):
             return _UnknownScript(str(fault))
         message = f"{self.server} {words(fault)}"
         if is_refusal(fault) and is_full(str(fault)):
@@ -226,10 +218,6 @@ class _UnknownScript(StorageNotCommitted):
 # --- faults in words ---------------------------------------------------------------------------
 
 
-def is_unknown_script(fault: BaseException) -> bool:
-    return isinstance(fault, Answer) and str(fault).startswith("NOSCRIPT")
-
-
 def is_permission_denied(fault: BaseException | None) -> bool:
     """Also where a hosted server has taken a command away, which is then unknown."""
     text = str(fault)
@@ -239,11 +227,8 @@ def is_permission_denied(fault: BaseException | None) -> bool:
 def is_refusal(fault: BaseException) -> bool:
     """Whether the server answered before it did anything: not from within a script."""
     text = str(fault)
-    return (
-        isinstance(fault, Answer)
-        and _code_in(text) in _TEXTS
-        and not any(mark in text for mark in _WITHIN_A_SCRIPT)
-    )
+    within_a_script = any(mark in text for mark in _WITHIN_A_SCRIPT)
+    return isinstance(fault, Answer) and _code_in(text) in _TEXTS and not within_a_script
 
 
 def is_full(text: str) -> bool:
@@ -254,13 +239,11 @@ def is_full(text: str) -> bool:
 def words(fault: BaseException) -> str:
     """What follows the server's name in a message."""
     text = str(fault)
+    if isinstance(fault, Answer):
+        return refusal_words(text)
     if isinstance(fault, TimeoutError | RedisTimeoutError):
         return f"did not answer in time ({text}); see whether it is overloaded or cut off"
-    if not isinstance(fault, Answer):
-        return (
-            f"can't be reached ({text}); start it, or correct `master` of the shard in shards.yaml"
-        )
-    return refusal_words(text)
+    return f"can't be reached ({text}); start it, or correct `master` of the shard in shards.yaml"
 
 
 def refusal_words(text: str) -> str:
@@ -273,5 +256,4 @@ def _code_in(text: str) -> str:
     """The code is the first word; releases before 7 put words of their own in front."""
     if _SCRIPT_NOT_PERMITTED in text:
         return "NOPERM"
-    words_ = text.replace("-", " ").split()
-    return next((word for word in words_ if word in _TEXTS), "")
+    return next((word for word in text.replace("-", " ").split() if word in _TEXTS), "")

@@ -39,21 +39,13 @@ function scripts.pending()
     return problem
   end
 
-  -- The scores that stand for `ms`: from the first on, below the second.
-  local function window(ms)
-    if is_lean(queue) then
-      return 32 * ms, 32 * ms + 32
-    end
-    return (ms - 0.5) / 1000, (ms + 0.5) / 1000
-  end
-
   -- Whether all scores that stand for a millisecond are of our making.
   local function in_order(ms)
     if ms > LATEST_ORDERED_MS then
       return true -- a PinLater's job that is not to be run; any order will do
     end
-    local low, high = window(ms)
-    local others = redis.call('ZCOUNT', set, bound(low), '(' .. bound(high))
+    local low, high = bound(first_score(queue, ms)), '(' .. bound(first_score(queue, ms + 1))
+    local others = redis.call('ZCOUNT', set, low, high)
     for digits = 19, 1, -1 do
       if others == 0 then
         break
@@ -66,8 +58,8 @@ function scripts.pending()
 
   -- All milliseconds from one score's to another's. Far in the future they have no width.
   local function out_of_order(from_score, to_score)
-    local low = window(ms_of(queue, from_score))
-    local _, high = window(ms_of(queue, to_score))
+    local low = first_score(queue, ms_of(queue, from_score))
+    local high = first_score(queue, ms_of(queue, to_score) + 1)
     return { 'OK', bound(math.min(low, from_score)), bound(math.max(high, to_score)) }
   end
 

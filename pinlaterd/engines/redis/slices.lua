@@ -7,7 +7,7 @@ local queue
 
 -- A bound below all scores that stand for `ms` or a later time.
 local function before(ms)
-  return '(' .. bound(is_lean(queue) and 32 * ms or (ms - 0.5) / 1000)
+  return '(' .. bound(first_score(queue, ms))
 end
 
 -- Give jobs that PinLater made scores that order them by id within a millisecond (common.lua), and
@@ -111,7 +111,7 @@ function scripts.release_expired()
   -- A foreign writer's score may be of no time.
   local least = '-inf'
   if after >= -LATEST_ORDERED_MS then
-    least = string.sub(before(after + 1), 2)
+    least = bound(first_score(queue, after + 1))
   end
   local failed, result = 0, { 'OK', 0 }
   while taken < #ARGV and limit > 0 do
