@@ -59,26 +59,6 @@ class RedisEngine(Store, StorageEngine):
 
     limits = LIMITS
 
-    def __init__(
-        self,
-        shard: str,
-        locator: Locator,
-        *,
-        priority_levels: int,
-        lease_seconds: float,
-        answer_seconds: float,
-        lean: bool = True,
-    ) -> None:
-        """As Store is made."""
-        super().__init__(
-            shard,
-            locator,
-            lean=lean,
-            lease_seconds=lease_seconds,
-            answer_seconds=answer_seconds,
-        )
-        self._priorities = range(1, priority_levels + 1)
-
     def apply(self, batch: Batch, now_ms: int) -> BatchResult:
         for ops in (batch.acks, batch.checkpoints, batch.releases, batch.enqueues, batch.claims):
             for op in ops:
@@ -88,7 +68,7 @@ class RedisEngine(Store, StorageEngine):
             batch.claims, batch.claim_room, partial(self._read_payloads, pinlaters=pinlaters)
         )
         application = Application(batch, self.stored, now_ms, payloads, pinlaters)
-        result = application.result(self.write(scripts.APPLY, application.arguments()))
+        result = application.result(self.write(scripts.APPLY, *application.arguments()))
         return self._read_again(batch, result) if batch.claims else result
 
     def _read_again(self, batch: Batch, result: BatchResult) -> BatchResult:
@@ -149,9 +129,8 @@ class RedisEngine(Store, StorageEngine):
         """Once for each job of PinLater's that is read; in slices, so that others are served."""
         offset = 0
         while True:
-            [looked_at] = self.write(
-                scripts.RESCORE, (stored, priority, low, high, offset, _MOST_RESCORED_AT_ONCE)
-            )
+            page = (offset, _MOST_RESCORED_AT_ONCE)
+            [looked_at] = self.write(scripts.RESCORE, stored, priority, low, high, *page)
             offset += looked_at
             if looked_at < _MOST_RESCORED_AT_ONCE:
                 return
@@ -188,13 +167,8 @@ class RedisEngine(Store, StorageEngine):
         self, queue: str, keys: Sequence[JobKey], *, include_body: bool
     ) -> Sequence[StoredJob]:
         wanted = list(dict.fromkeys(keys))
-        rows = self.read(
-            scripts.LOOKUP,
-            self.known(queue),
-            "",
-            "1" if include_body else "0",
-            *_flat(wanted),
-        )
+        with_body = "1" if include_body else "0"
+        rows = self.read(scripts.LOOKUP, self.known(queue), "", with_body, *_flat(wanted))
         self._forget(queue, (key for key, row in zip(wanted, rows, strict=True) if row == _EVICTED))
         return [
             stored_job(key, row, with_body=include_body)
@@ -208,7 +182,7 @@ class RedisEngine(Store, StorageEngine):
         evicted = _flat(keys)
         if evicted:
             with contextlib.suppress(StorageNotCommitted):
-                self.write(scripts.FORGET, (self.known(queue), *evicted))
+                self.write(scripts.FORGET, self.known(queue), *evicted)
 
     def depths(
         self, queues: Collection[str] | None = None
@@ -246,7 +220,7 @@ class RedisEngine(Store, StorageEngine):
             gone += len(missing)
             if missing and repair:
                 flat = [part for member in missing for part in (priority, member)]
-                self.write(scripts.FORGET, (stored, *flat))
+                self.write(scripts.FORGET, stored, *flat)
             if cursor == b"0":
                 return gone
 
@@ -268,21 +242,19 @@ class RedisEngine(Store, StorageEngine):
         limit: int,
         now_ms: int,
     ) -> Sequence[Requeued]:
-        local_ids = self.write(
-            scripts.RETRY_FAILED,
-            (self.known(queue), priority, attempts, run_after_ms, limit, now_ms),
-        )
+        arguments = (self.known(queue), priority, attempts, run_after_ms, limit, now_ms)
+        local_ids = self.write(scripts.RETRY_FAILED, *arguments)
         return [Requeued(priority, PendingKey(run_after_ms, int(i))) for i in local_ids]
 
     def delete_jobs(
         self, queue: str, state: JobState, priority: int, *, limit: int
     ) -> Sequence[JobKey]:
-        return _keys(
-            self.write(scripts.DELETE_FIRST, (self.known(queue), int(state), limit, "", priority))
-        )
+        arguments = (self.known(queue), int(state), limit, "", priority)
+        return _keys(self.write(scripts.DELETE_FIRST, *arguments))
 
     def delete_keys(self, queue: str, state: JobState, keys: Sequence[JobKey]) -> Sequence[JobKey]:
-        return _keys(self.write(scripts.DELETE_KEYS, (self.known(queue), int(state), *_flat(keys))))
+        flat = _flat(keys)
+        return _keys(self.write(scripts.DELETE_KEYS, self.known(queue), int(state), *flat))
 
     def release_expired(
         self,
@@ -293,27 +265,19 @@ class RedisEngine(Store, StorageEngine):
         now_ms: int,
         claimed_after_ms: int = NO_TIME_MS,
     ) -> Expired:
-        claimed_ms = (claimed_after_ms, claimed_before_ms)
-        failed, *retried = self.write(
-            scripts.RELEASE_EXPIRED,
-            (self.known(queue), *claimed_ms, limit, now_ms, *self._priorities),
-        )
-        return Expired(
-            [Requeued(key.priority, PendingKey(now_ms, key.local_id)) for key in _keys(retried)],
-            failed,
-        )
+        arguments = (self.known(queue), claimed_after_ms, claimed_before_ms, limit, now_ms)
+        failed, *flat = self.write(scripts.RELEASE_EXPIRED, *arguments, *self._priorities)
+        retried = _keys(flat)
+        return Expired([Requeued(p, PendingKey(now_ms, i)) for p, i in retried], failed)
 
     def collect_garbage(
         self, queue: str, state: JobState, *, updated_before_ms: int, limit: int
     ) -> int:
-        deleted = self.write(
-            scripts.DELETE_FIRST,
-            (self.known(queue), int(state), limit, updated_before_ms, *self._priorities),
-        )
-        return len(_keys(deleted))
+        arguments = (self.known(queue), int(state), limit, updated_before_ms)
+        return len(self.write(scripts.DELETE_FIRST, *arguments, *self._priorities)) // 2
 
     def vacuum(self, *, limit: int) -> bool:
-        [left] = self.write(scripts.VACUUM, (limit,))
+        [left] = self.write(scripts.VACUUM, limit)
         return bool(left)
 
     def searcher(self) -> SearcherFactory:

@@ -84,7 +84,8 @@ class Store:
         name: str,
         locator: Locator,
         *,
-        lean: bool,
+        priority_levels: int,
+        lean: bool = True,
         lease_seconds: float,
         answer_seconds: float,
     ) -> None:
@@ -92,6 +93,7 @@ class Store:
         longer for an answer is given up."""
         self._name = name
         self._locator = locator
+        self._priorities = range(1, priority_levels + 1)
         self._shard: ShardKeys | None = None  # where it was opened last
         self.stored: dict[str, str] = {}  # queues by name: theirs in keys, which tells the layout
         self._not_served: set[str] = set()  # queues that are there in the other layout, too
@@ -134,9 +136,16 @@ class Store:
         return ownership
 
     def _take_over(self, connection: Connection, now_ms: int) -> Ownership:
-        status, *answer = self._ask_for_ownership(connection, now_ms, instead_of=b"")
-        if status == b"OWNED" and has_ended(_name_in(answer[0])):
-            status, *answer = self._ask_for_ownership(connection, now_ms, instead_of=answer[0])
+        ended_badly = "1" if self._token else "0"
+        instead_of = b""  # the token of an owner whose lease need not be waited for
+        while True:
+            who = (self._who, instead_of, ended_badly)
+            status, *answer = connection.run(
+                scripts.OPEN, (self._name, now_ms, self._lease_ms, *who)
+            )
+            if status != b"OWNED" or instead_of or not has_ended(_name_in(answer[0])):
+                break
+            instead_of = answer[0]
         if status == b"REFUSED":
             raise StorageError(f"{self.shard.server} {refusal_words(answer[0].decode())}")
         if status == b"DAMAGED":
@@ -161,15 +170,6 @@ class Store:
                 "%s: somebody else created queue %s, too; ours is served", self.shard, queue
             )
         return plain | lean
-
-    def _ask_for_ownership(
-        self, connection: Connection, now_ms: int, *, instead_of: bytes
-    ) -> list[Any]:
-        """`instead_of`: the token of an owner whose lease need not be waited for."""
-        ended_badly = "1" if self._token else "0"
-        arguments = (now_ms, self._lease_ms, self._who, instead_of, ended_badly)
-        answer: list[Any] = connection.run(scripts.OPEN, (self._name, *arguments))
-        return answer
 
     def durability(self) -> Durability:
         return self._durability
@@ -204,12 +204,11 @@ class Store:
             raise DamagedKey(self.shard, *answer)
         return list(answer)
 
-    def write(self, script: Script, arguments: Sequence[Argument] = ()) -> list[Any]:
+    def write(self, script: Script, *arguments: Argument) -> list[Any]:
         """What a script that writes returns, behind its OK. All of it is done, or nothing."""
         connection = self.connection
-        status, *answer = connection.run(
-            script, (self._name, self._token, self._lease_ms, *arguments)
-        )
+        ours = (self._name, self._token, self._lease_ms)
+        status, *answer = connection.run(script, (*ours, *arguments))
         if status == b"REFUSED":
             text = answer[0].decode()
             kind = StorageFull if is_full(text) else StorageNotCommitted
@@ -245,16 +244,16 @@ class Store:
     def create_queue(self, queue: str, now_ms: int) -> None:
         if queue not in self.stored:
             stored = LEAN_MARK + queue if self._lean else queue
-            self.write(scripts.CREATE_QUEUE, (stored, now_ms))
+            self.write(scripts.CREATE_QUEUE, stored, now_ms)
             self.stored[queue] = stored
 
     def delete_queue(self, queue: str) -> None:
         """In both layouts, if another writer has created the one that is not served."""
         if queue in self.stored:
             if queue in self._not_served:  # first: cut short behind it, the queue is there still
-                self.write(scripts.DELETE_QUEUE, (queue, _MOST_PRIORITIES))
+                self.write(scripts.DELETE_QUEUE, queue, _MOST_PRIORITIES)
                 self._not_served.remove(queue)
-            self.write(scripts.DELETE_QUEUE, (self.stored[queue], _MOST_PRIORITIES))
+            self.write(scripts.DELETE_QUEUE, self.stored[queue], _MOST_PRIORITIES)
             del self.stored[queue]
 
 
