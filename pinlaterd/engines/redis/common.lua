@@ -204,22 +204,6 @@ local function damage(key, wanted)
   return { 'DAMAGED', key, redis.call('TYPE', key).ok, wanted }
 end
 
--- The same of the sets of a queue and priority, and of a lean queue's hashes.
-local function damaged_place(queue, priority)
-  local problem
-  if is_lean(queue) then
-    problem = damage(jobs_key(queue), 'hash')
-      or damage(claims_key(queue), 'hash')
-      or damage(updates_key(queue), 'hash')
-  end
-  local prefix = set_key(queue, priority, '')
-  return problem
-    or damage(prefix .. PENDING, 'zset')
-    or damage(prefix .. IN_PROGRESS, 'zset')
-    or damage(prefix .. SUCCEEDED, 'zset')
-    or damage(prefix .. FAILED, 'zset')
-end
-
 -- Begin a script that writes: nil if the caller owns the shard still, and then its lease is
 -- renewed; else what the script has to return, before it has written anything. A server that takes
 -- no writes says so here, too. Redis refuses commands that need memory when it is full, until a

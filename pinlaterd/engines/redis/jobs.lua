@@ -8,6 +8,27 @@ local function open_jobs()
   local MOST_GONE_AT_ONCE = 10000
   local jobs = {}
 
+  -- What a script returns where something else lies in place of a lean queue's hashes; else nil.
+  function jobs.damage(queue)
+    return is_lean(queue)
+        and (
+          damage(jobs_key(queue), 'hash')
+          or damage(claims_key(queue), 'hash')
+          or damage(updates_key(queue), 'hash')
+        )
+      or nil
+  end
+
+  -- The same of the sets of a queue and priority, too.
+  function jobs.damaged_place(queue, priority)
+    local prefix = set_key(queue, priority, '')
+    return jobs.damage(queue)
+      or damage(prefix .. PENDING, 'zset')
+      or damage(prefix .. IN_PROGRESS, 'zset')
+      or damage(prefix .. SUCCEEDED, 'zset')
+      or damage(prefix .. FAILED, 'zset')
+  end
+
   -- Whether a member of a set can be a job's number.
   function jobs.is_id(member)
     return string.find(member, '^[1-9][0-9]*$') ~= nil

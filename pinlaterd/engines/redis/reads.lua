@@ -182,10 +182,14 @@ end
 -- What claims would hand out. Arguments: queue, priority, most bytes, '1' if jobs of another
 -- priority may be among them, ids. Returns OK, columns as `lean_payloads` or `plain_payloads` say,
 -- with nothing in the first one where there is no such job, and 1 if there are jobs of PinLater's.
--- They end before the body with which all would have more than those bytes.
+-- They end before the body with which all would have more than those bytes. Or DAMAGED.
 function scripts.payloads()
   local queue, priority, most_bytes, mixed = take(), take(), take_number(), take() == '1'
   local ids = take_all(#ARGV - taken)
+  local problem = jobs.damage(queue)
+  if problem then
+    return problem
+  end
   for at = 1, mixed and #ids or 0 do
     local held = score_in(set_key(queue, priority, PENDING), ids[at])
     ids[at] = held and ids[at] or ''

@@ -34,6 +34,10 @@ end
 
 -- Remove jobs that a read found evicted. Arguments: of each priority and id.
 function scripts.forget()
+  local problem = jobs.damage(queue)
+  if problem then
+    return problem
+  end
   while taken < #ARGV do
     local priority, id = take(), take()
     if not jobs.exists(queue, id) then
@@ -50,7 +54,7 @@ end
 function scripts.retry_failed()
   local priority, attempts = take(), take_number()
   local run_after, limit, now = take_number(), take_number(), take_number()
-  local problem = damaged_place(queue, priority)
+  local problem = jobs.damaged_place(queue, priority)
   if problem then
     return problem
   end
@@ -75,7 +79,7 @@ function scripts.delete_first()
   while taken < #ARGV and limit > 0 do
     local priority = take()
     local set = set_key(queue, priority, state)
-    if not damage(set, 'zset') then
+    if not (jobs.damage(queue) or damage(set, 'zset')) then
       local most = before_ms and before(before_ms) or '+inf'
       limit = limit - jobs.visit_first(set, queue, '-inf', most, limit, function(id)
         redis.call('ZREM', set, id)
@@ -116,7 +120,7 @@ function scripts.release_expired()
   local failed, result = 0, { 'OK', 0 }
   while taken < #ARGV and limit > 0 do
     local priority = take()
-    if not damaged_place(queue, priority) then
+    if not jobs.damaged_place(queue, priority) then
       local running = set_key(queue, priority, IN_PROGRESS)
       local most = before(before_ms)
       limit = limit - jobs.visit_first(running, queue, least, most, limit, function(id)

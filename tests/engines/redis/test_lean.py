@@ -182,6 +182,9 @@ def test_what_is_no_hash_is_told_of_and_nothing_is_written(
     }
     with pytest.raises(StorageNotCommitted, match="holds string, expected hash"):
         lean.engine.apply(needing[kind], lean.now_ms)
+    lean.states([running.key])
+    with contextlib.suppress(StorageNotCommitted):
+        lean.claim()
     assert lean.depths() == before
     for call in sorted(STORAGE_CALLS, key=lambda name: name == "delete_queue"):  # that is last
         with contextlib.suppress(StorageNotCommitted):
