@@ -206,9 +206,11 @@ def _fail(store: Store, tx: Transaction, queue: str, priority: int, acks: Sequen
         retry_at_ms = min(tx.now_ms + retry_delay_ms, LIMITS.run_after_ms)
         for local_id in local_ids:
             claim = claims.get(JobKey(priority, local_id))
-            if claim is not None:
-                status = _cut_status(claim.custom_status + text)
-                attempts.append(FailedAttempt(claim, retry_at_ms, status))
+            if claim is None:
+                missed.add(local_id)
+                continue
+            status = _cut_status(claim.custom_status + text)
+            attempts.append(FailedAttempt(claim, retry_at_ms, status))
     return Failed(missed, fail_attempts(tx, held, attempts))
 
 

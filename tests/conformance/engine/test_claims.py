@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pinlaterd.clock import FakeClock
 from pinlaterd.engines.base import (
     Batch,
@@ -140,26 +142,56 @@ def fitted(
 
 
 A, B, C = b"a" * 10, b"b" * 10, b"c" * 10
+# Jobs by number, how many bytes their op may take, and whether it takes one in any case.
+Asked = tuple[list[int], int, bool]
+WHAT_FITS: dict[str, tuple[list[bytes], list[Asked], ClaimRoom, list[list[bytes]]]] = {
+    "an answer ends before the job with which it would be too large": (
+        [A, B, C, b""], [([0, 1, 2, 3], 29, True)], ClaimRoom(), [[A, B]],
+    ),
+    "each job takes some bytes beside its body": (
+        [A, b"", B], [([0, 1, 2], 20, True)], ClaimRoom(job_bytes=5), [[A, b""]],
+    ),
+    "an answer that is full leaves room to the others": (
+        [A, B, C], [([0, 1], 10, True), ([2], 99, True)], ClaimRoom(20), [[A], [C]],
+    ),
+    "the first job of a batch has room however large it is": (
+        [A, B, C], [([0, 1], 1, True), ([2], 99, True)], ClaimRoom(1), [[A], []],
+    ),
+    "the first job of an answer fits it unless there is something in it": (
+        [A, B, C], [([0], 1, False), ([1, 2], 1, True)], ClaimRoom(), [[], [B]],
+    ),
+}  # fmt: skip
 
 
-def test_claims_end_before_the_job_with_which_their_answer_would_be_too_large(
+@pytest.mark.parametrize("in_memory", [(), (1,), (0, 1, 2)])
+@pytest.mark.parametrize(("bodies", "asked", "room", "given"), WHAT_FITS.values(), ids=WHAT_FITS)
+def test_claims_end_before_what_does_not_fit(
     store: EngineHarness,
+    bodies: list[bytes],
+    asked: list[Asked],
+    room: ClaimRoom,
+    given: list[list[bytes]],
+    in_memory: tuple[int, ...],
 ):
-    keys = store.enqueue(A, B, C, b"")
+    keys = store.enqueue(*bodies)
     before = [store.job(key) for key in keys]
+    claims = store.wanted()
+    for number in in_memory:
+        claims[number] = claims[number]._replace(payload=Payload(bodies[number], 2, 2))
+    ops = [
+        claim_op("mail", [claims[number] for number in numbers], most_bytes, at_least_one=one)
+        for numbers, most_bytes, one in asked
+    ]
 
-    assert fitted(store, claim_op("mail", store.wanted(), most_bytes=29)) == [[A, B]]
+    assert fitted(store, *ops, room=room) == given
 
-    assert [store.job(key) for key in keys[2:]] == before[2:]
-    assert store.depths() == {(1, JobState.IN_PROGRESS): 2, (1, JobState.PENDING): 2}
-    assert fitted(store, claim_op("mail", store.wanted(), most_bytes=10)) == [[C, b""]]
-
-
-def test_each_job_takes_some_bytes_beside_its_body(store: EngineHarness):
-    store.enqueue(A, b"", B)
-    op = claim_op("mail", store.wanted(), most_bytes=20)
-
-    assert fitted(store, op, room=ClaimRoom(job_bytes=5)) == [[A, b""]]
+    claimed = [body for answer in given for body in answer]
+    left = [job for job in before if job.body not in claimed]
+    assert [store.job(job.key) for job in left] == left
+    assert store.depths() == {
+        (1, JobState.IN_PROGRESS): len(claimed),
+        (1, JobState.PENDING): len(left),
+    }
 
 
 def test_all_ops_of_a_batch_share_its_room(store: EngineHarness):
@@ -177,51 +209,12 @@ def test_all_ops_of_a_batch_share_its_room(store: EngineHarness):
     assert store.depths("other") == {(1, JobState.IN_PROGRESS): 1, (1, JobState.PENDING): 1}
 
 
-def test_an_answer_that_is_full_leaves_room_to_the_others(store: EngineHarness):
-    store.enqueue(A, B, C)
-    first, second, third = store.wanted()
-    ops = [claim_op("mail", [first, second], most_bytes=10), claim_op("mail", [third])]
-
-    assert fitted(store, *ops, room=ClaimRoom(20)) == [[A], [C]]
-
-
-def test_the_first_job_of_a_batch_has_room_however_large_it_is(store: EngineHarness):
-    store.enqueue(A, B, C)
-    first, second, third = store.wanted()
-    ops = [claim_op("mail", [first, second], most_bytes=1), claim_op("mail", [third])]
-
-    assert fitted(store, *ops, room=ClaimRoom(1)) == [[A], []]
-
-
-def test_the_first_job_of_an_answer_fits_it_unless_there_is_something_in_it_already(
-    store: EngineHarness,
-):
-    store.enqueue(A, B, C)
-    first, *others = store.wanted()
-    ops = [
-        claim_op("mail", [first], most_bytes=1, at_least_one=False),
-        claim_op("mail", others, most_bytes=1),
-    ]
-
-    assert fitted(store, *ops) == [[], [B]]
-
-
 def test_what_is_not_to_be_had_takes_no_room(store: EngineHarness):
     keys = store.enqueue(A, B, C)
     claims = store.wanted()
     store.engine.delete_keys("mail", JobState.PENDING, keys[:1])
 
     assert fitted(store, claim_op("mail", claims, most_bytes=1), room=ClaimRoom(1)) == [[None, B]]
-
-
-def test_payloads_in_memory_take_room_as_well(store: EngineHarness):
-    store.enqueue(A, B, C)
-    first, second, third = store.wanted()
-    second = second._replace(payload=Payload(B, 2, 2))
-    ops = [claim_op("mail", [first, second, third], most_bytes=20)]
-
-    assert fitted(store, *ops) == [[A, B]]
-    assert fitted(store, claim_op("mail", store.wanted(), most_bytes=9)) == [[C]]
 
 
 def test_no_lower_priority_is_claimed_behind_a_job_that_does_not_fit(store: EngineHarness):

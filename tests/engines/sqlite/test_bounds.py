@@ -8,11 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from pinlaterd.engines.base import Batch, StorageEngine
+from pinlaterd.engines.base import Batch, EnqueueOp, StorageEngine
 from pinlaterd.engines.sqlite.engine import SqliteEngine
 from pinlaterd.engines.sqlite.file import connect_owner
 from pinlaterd.model import Job, JobKey, JobState, PendingKey
-from tests.conformance.engine.harness import END_OF_TIME_MS, QUEUE, Ack, EngineHarness, ack_op
+from tests.conformance.engine.harness import (
+    END_OF_TIME_MS,
+    QUEUE,
+    Ack,
+    EngineHarness,
+    ack_op,
+    claim_op,
+)
 from tests.conftest import WaitUntil
 
 DEEP = 5_000
@@ -149,3 +156,29 @@ def test_the_rows_of_a_deleted_queue_need_several_slices(store: EngineHarness):
         slices += 1
 
     assert slices >= 3
+
+
+def test_jobs_that_go_together_are_one_row(store: EngineHarness, stranger: sqlite3.Connection):
+    def rows() -> list[tuple[int, int]]:
+        return stranger.execute(
+            "SELECT state, last_id - first_id + 1 FROM runs ORDER BY first_id"
+        ).fetchall()
+
+    jobs = [Job(b"x", priority=1 + n % 2) for n in range(20)]
+    store.engine.apply(Batch(enqueues=[EnqueueOp(QUEUE, [job]) for job in jobs]), store.now_ms)
+    assert rows() == [(0, 10), (0, 10)]
+
+    claims = [
+        claim._replace(claim_descriptor=f"host:9010:1:worker:{3 * n}")  # as one of three shards
+        for n, claim in enumerate(store.wanted(limit=8))
+    ]
+    store.engine.apply(
+        Batch(claims=[claim_op(QUEUE, claims[:4]), claim_op(QUEUE, claims[4:])]), store.now_ms
+    )
+    assert rows() == [(1, 8), (0, 2), (0, 10)]
+
+    store.succeed(*[claim.key for claim in claims[2:5]])
+    assert rows() == [(1, 2), (2, 3), (1, 3), (0, 2), (0, 10)]
+    assert [store.job(claim.key).claim_descriptor for claim in claims] == [
+        claim.claim_descriptor for claim in claims
+    ]
