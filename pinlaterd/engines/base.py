@@ -16,7 +16,7 @@ What an engine guarantees to the owner:
     StorageNotCommitted, nothing is; when it raises another StorageError, nobody knows yet;
   - it does not wait for locks of others, or as short as its server can: StorageLocked says which
     queue is locked, and the owner tries again;
-  - after a StorageError other than StorageNotCommitted, and whenever `trouble` says so, the owner
+  - after a StorageError other than StorageNotCommitted, and whenever `failure` says so, the owner
     must close and reopen the engine before going on. What a call has told holds all the same;
   - local ids are unique within a queue and priority, and never used twice, over deletes,
     restarts, unclean ends and restored copies (see `first_local_id`);
@@ -300,7 +300,7 @@ class StorageEngine(Protocol):
     limits: Limits
 
     @property
-    def trouble(self) -> str:
+    def failure(self) -> str:
         """Why it must be reopened, refusing everything until then; "" while it need not be.
 
         From memory: it is asked for after each step."""

@@ -111,7 +111,7 @@ class Batches:
         if not operations:
             return
         refusal = self._commit(operations, batch.now_ms)
-        if refusal and not isinstance(refusal, StorageFull) and not self._engine.trouble:
+        if refusal and not isinstance(refusal, StorageFull) and not self._engine.failure:
             # Once, however many calls it refused.
             self._state.health.failed(self._clock.monotonic())
 
@@ -205,7 +205,7 @@ class Batches:
                 operations = others if locked else ()
                 continue
             except StorageNotCommitted as error:
-                if len(operations) > 1 and not self._engine.trouble:
+                if len(operations) > 1 and not self._engine.failure:
                     return self._apart(operations, error, now_ms)
                 self._refuse(operations, error, now_ms)
                 return error
@@ -249,7 +249,7 @@ class Batches:
         not_tried: list[Operation] = []
         full_in_a_row = 0
         for at, group in enumerate(groups):
-            if self._engine.trouble:  # which it got into meanwhile
+            if self._engine.failure:  # which it got into meanwhile
                 not_tried += [operation for left in groups[at:] for operation in left]
                 break
             if full_in_a_row >= _REFUSALS_OF_A_FULL_STORE and isinstance(group[0], Enqueue):

@@ -317,5 +317,5 @@ class ShardService:
                 self._break(error)
                 return
             log.warning("its store refused what can wait: %s", error.message)
-        if self._engine.trouble:
-            self._break(StorageError(self._engine.trouble))
+        if self._engine.failure:
+            self._break(StorageError(self._engine.failure))

@@ -55,8 +55,8 @@ class Failing(SqliteEngine):
         return super().open(now_ms)
 
     @property
-    def trouble(self) -> str:
-        return self.lost or super().trouble
+    def failure(self) -> str:
+        return self.lost or super().failure
 
     def heartbeat(self) -> None:
         self.on_read("heartbeat")

@@ -113,7 +113,7 @@ class ModelStore:
     """Fulfils `StorageEngine`, for one process."""
 
     limits = LIMITS
-    trouble = ""
+    failure = ""
 
     def __init__(self, disk: Disk, process: Callable[[], Process]) -> None:
         self._disk = disk

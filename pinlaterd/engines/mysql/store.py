@@ -263,7 +263,7 @@ class Store:
     # --- reading and writing -----------------------------------------------------------------
 
     @property
-    def trouble(self) -> str:
+    def failure(self) -> str:
         return self._failure
 
     @property

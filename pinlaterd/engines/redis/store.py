@@ -187,7 +187,7 @@ class Store:
     # --- reading and writing -----------------------------------------------------------------
 
     @property
-    def trouble(self) -> str:
+    def failure(self) -> str:
         """Why it must be opened again; "" while it need not be."""
         return "" if self._connection is None else self._connection.failure
 

@@ -69,7 +69,7 @@ def test_after_a_lost_connection_nothing_goes_on_until_it_is_opened_anew(
 
     with pytest.raises(StorageError):
         call(behind_proxy.engine)
-    assert behind_proxy.engine.trouble
+    assert behind_proxy.engine.failure
     for _ in range(2):
         with pytest.raises(StorageError, match="must be reopened"):
             behind_proxy.engine.apply(ONE_JOB, 1)
@@ -109,7 +109,7 @@ def test_a_network_that_swallows_everything_costs_the_lease_at_most(
     with pytest.raises(StorageError, match="not known"):
         engine.apply(ONE_JOB, clock.now_ms())
 
-    assert engine.trouble
+    assert engine.failure
     assert time.monotonic() - began < 10  # nobody waits for the system's own time-outs
     engine.close()
     proxy.go_on()
@@ -344,7 +344,7 @@ def test_an_owner_whose_server_becomes_read_only_steps_back(
         with pytest.raises(StorageError, match="is read-only, as replicas are"):
             engine.heartbeat()
 
-    assert "read-only" in engine.trouble
+    assert "read-only" in engine.failure
     with pytest.raises(StorageNotCommitted, match="must be reopened"):
         engine.apply(ONE_JOB, clock.now_ms())
     engine.close()

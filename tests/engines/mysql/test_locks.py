@@ -97,7 +97,7 @@ def test_a_lock_on_one_queue_is_told_at_once_and_leaves_the_others_alone(
             assert time.monotonic() - began < AT_ONCE_SECONDS
             assert raised.value.queue == QUEUE
             assert len(store.enqueue(b"other", queue="other")) == 1
-        assert not store.engine.trouble
+        assert not store.engine.failure
 
     assert store.states([claimed.key]) == [JobState.IN_PROGRESS]
     assert store.succeed(claimed.key).succeeded == 1
@@ -168,7 +168,7 @@ def test_a_backup_that_blocks_commits_locks_the_whole_store(
     stored = store.enqueue(b"stored")
 
     assert raised.value.queue == ""
-    assert not store.engine.trouble
+    assert not store.engine.failure
     assert store.ready() == stored
 
 

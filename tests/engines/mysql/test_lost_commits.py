@@ -129,14 +129,14 @@ def test_what_was_kept_is_told_as_done_and_what_was_not_as_not_done(
     with pytest.raises(StorageNotCommitted, match="was not kept"):
         write(behind_proxy, running)
     assert proxy.cuts == 1
-    assert behind_proxy.engine.trouble
+    assert behind_proxy.engine.failure
     assert _all_jobs(stranger, shard) == before
     behind_proxy.reopen()
 
     proxy.cut_at(commit, Cut.AFTER)
     assert write(behind_proxy, running) == result
     wait_until(lambda: proxy.cuts == 2)
-    assert behind_proxy.engine.trouble
+    assert behind_proxy.engine.failure
     assert _all_jobs(stranger, shard) != before
     depths = behind_proxy.depths()
     behind_proxy.reopen()

@@ -50,13 +50,13 @@ def test_no_call_lets_a_lost_connection_through_or_makes_it_anew(
     with pytest.raises(StorageError, match="can't be reached") as caught:
         STORAGE_CALLS[name](store.engine)
     assert isinstance(caught.value, StorageNotCommitted) == (name in READS)
-    assert store.engine.trouble
+    assert store.engine.failure
     with pytest.raises(StorageError, match="must be reopened"):
         STORAGE_CALLS[name](store.engine)
 
     store.engine.close()
     assert not store.engine.open(store.now_ms).clean  # at once: the lease is its own
-    assert not store.engine.trouble
+    assert not store.engine.failure
     STORAGE_CALLS[name](store.engine)
 
 
@@ -404,7 +404,7 @@ def test_a_deposed_owner_can_write_nothing(store: EngineHarness, wait_until: Wai
     for _ in range(2):
         with pytest.raises(StorageError):
             store.enqueue(b"late")
-        assert store.engine.trouble
+        assert store.engine.failure
     with pytest.raises(StorageError, match="is not ours any more"):
         store.engine.heartbeat()
     store.engine.close()

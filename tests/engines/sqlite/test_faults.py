@@ -222,7 +222,7 @@ def test_after_a_failed_write_the_engine_goes_on_or_asks_to_be_opened_anew(
         kept, error = _fill(store, b"y" * 10_000)
 
     assert "SQLITE_IOERR" in error.message
-    assert bool(store.engine.trouble) != isinstance(error, StorageNotCommitted)
+    assert bool(store.engine.failure) != isinstance(error, StorageNotCommitted)
     if not isinstance(error, StorageNotCommitted):
         with pytest.raises(StorageError, match="must be reopened"):
             store.enqueue(b"z")
