@@ -53,6 +53,7 @@ class ShardEnd:
         self._endpoint = ""
         self._file: os.stat_result | None = None
         self._waits = 0
+        self._readable = False  # as `wait` has just seen
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
 
@@ -99,20 +100,25 @@ class ShardEnd:
         if self._waits % _WAITS_BETWEEN_LOOKS and (
             self._socket.getsockopt(zmq.EVENTS) & _READABLE  # type: ignore[operator]
         ):
+            self._readable = True
             return _NONE_READABLE
         seconds = until()
         events = self._poller.poll(round(seconds * 1000 + 0.5) if seconds > 0 else 0)
-        return frozenset([found for found, _ in events if isinstance(found, int)])
+        readable = frozenset([found for found, _ in events if isinstance(found, int)])
+        self._readable = len(events) > len(readable)
+        return readable
 
     def receive(self, most_frames: int, most_bytes: int) -> list[Received]:
         """What is there by now, without waiting; stops once either bound is reached."""
         received: list[Received] = []
         size = 0
         socket = self._socket
+        readable, self._readable = self._readable, False
         while len(received) < most_frames and size < most_bytes:
             # To ask costs less than the exception of a receive in vain.
-            if not socket.getsockopt(zmq.EVENTS) & _READABLE:  # type: ignore[operator]
+            if not readable and not socket.getsockopt(zmq.EVENTS) & _READABLE:  # type: ignore[operator]
                 break
+            readable = False
             router = socket.recv(_NOBLOCK)
             frame = socket.recv(_NOBLOCK)
             while socket.getsockopt(zmq.RCVMORE):  # nothing of ours has more parts
