@@ -1,10 +1,11 @@
-"""Valid calls of every method, and a writer of Thrift bytes that knows no rules."""
+"""Valid calls of every method, and others that know no rules."""
 
 from __future__ import annotations
 
 import random
 import struct
 from collections.abc import Sequence
+from typing import Any
 
 from pinlaterd.model import (
     AckInfo,
@@ -28,23 +29,42 @@ from pinlaterd.model import (
     ScanRequest,
 )
 from pinlaterd.rpc import codec
-
-# TBinaryProtocol's types.
-STOP, BOOL, BYTE, DOUBLE, I16, I32, I64, STRING, STRUCT, MAP, SET, LIST = (
-    *(0, 2, 3, 4, 6, 8, 10, 11),
-    *(12, 13, 14, 15),
+from tests.rpc.thrift_bytes import (
+    BOOL,
+    BYTE,
+    DOUBLE,
+    FORMATS,
+    I16,
+    I32,
+    I64,
+    LIST,
+    MAP,
+    SET,
+    STRING,
+    STRUCT,
+    Field,
+    write_message,
 )
-TYPES = (BOOL, BYTE, DOUBLE, I16, I32, I64, STRING, STRUCT, MAP, SET, LIST)
 
-_NUMBERS: dict[int, tuple[str, Sequence[float]]] = {
-    BOOL: (">B", (0, 1, 2, 255)),
-    BYTE: (">b", (0, 1, -1, 127, -128)),
-    I16: (">h", (0, 1, -1, 2**15 - 1, -(2**15))),
-    I32: (">i", (0, 1, -1, 1000, 2**31 - 1, -(2**31))),
-    I64: (">q", (0, 1, -1, 2**53, 2**63 - 1, -(2**63))),
-    DOUBLE: (">d", (0.0, 1.0, -1.0, 1e308, float("nan"), float("inf"))),
+_SCALARS = (*FORMATS, STRING)
+_TYPES = (*_SCALARS, STRUCT, MAP, SET, LIST)
+_VALUES: dict[int, Sequence[object]] = {
+    BOOL: (0, 1, 2, -1),
+    BYTE: (0, 1, -1, 127, -128),
+    I16: (0, 1, -1, 2**15 - 1, -(2**15)),
+    I32: (0, 1, -1, 1000, 2**31 - 1, -(2**31)),
+    I64: (0, 1, -1, 2**53, 2**63 - 1, -(2**63)),
+    DOUBLE: (0.0, 1.0, -1.0, 1e308, float("nan"), float("inf")),
+    STRING: (
+        b"",
+        b"q",
+        b"target",
+        b"target:s1:p1:1",
+        b"\xff\xfe",
+        b"\x00",
+        "é☃\U0001f600".encode(),
+    ),
 }
-_TEXTS = (b"", b"q", b"target", b"target:s1:p1:1", b"\xff\xfe", b"\x00", "é☃\U0001f600".encode())
 
 
 def valid_calls(queue: str) -> list[bytes]:
@@ -73,8 +93,7 @@ def valid_calls(queue: str) -> list[bytes]:
 
 def head(method: str, kind: int = 1, seqid: int = 7) -> bytes:
     """The head of a strict message; kind 1 is a call, 4 a oneway one."""
-    name = method.encode()
-    return struct.pack(">HBBi", 0x8001, 0, kind, len(name)) + name + struct.pack(">i", seqid)
+    return write_message(method, [], kind=kind, seqid=seqid)[:-1]
 
 
 def field(kind: int, number: int, value: bytes) -> bytes:
@@ -85,37 +104,31 @@ def text(value: bytes) -> bytes:
     return struct.pack(">i", len(value)) + value
 
 
-def random_value(kind: int, chance: random.Random, depth: int = 0) -> bytes:
-    """A well-formed value of that type, of no particular meaning."""
-    if kind in _NUMBERS:
-        form, choices = _NUMBERS[kind]
-        return struct.pack(form, chance.choice(choices))
-    if kind == STRING:
-        return text(chance.choice(_TEXTS))
-    if kind == STRUCT:
-        return random_struct(chance, depth + 1)
-    inner = chance.choice(TYPES if depth < 3 else TYPES[:7])
-    count = chance.choice((0, 1, 3))
-    if kind == MAP:
-        other = chance.choice(TYPES[:7])
-        pairs = (
-            random_value(other, chance, depth + 1) + random_value(inner, chance, depth + 1)
-            for _ in range(count)
-        )
-        return struct.pack(">bbi", other, inner, count) + b"".join(pairs)
-    items = (random_value(inner, chance, depth + 1) for _ in range(count))
-    return struct.pack(">bi", inner, count) + b"".join(items)
-
-
-def random_struct(chance: random.Random, depth: int = 0) -> bytes:
+def random_fields(chance: random.Random, depth: int = 0) -> list[Field]:
     """Fields of numbers that the interface uses, of types that it does not."""
-    kinds = TYPES if depth < 3 else TYPES[:7]
-    fields = []
-    for _ in range(chance.randrange(6)):
-        kind = chance.choice(kinds)
-        number = chance.choice((1, 2, 3, 4, 5, 6, 10, 100, 101, -1, 32767))
-        fields.append(field(kind, number, random_value(kind, chance, depth + 1)))
-    return b"".join(fields) + bytes(1)
+    kinds = [chance.choice(_types(depth)) for _ in range(chance.randrange(6))]
+    numbers = (1, 2, 3, 4, 5, 6, 10, 100, 101, -1, 32767)
+    return [
+        Field(chance.choice(numbers), kind, _random_value(kind, chance, depth + 1))
+        for kind in kinds
+    ]
+
+
+def _random_value(kind: int, chance: random.Random, depth: int) -> Any:
+    """A well-formed value of that type, of no particular meaning."""
+    if kind in _VALUES:
+        return chance.choice(_VALUES[kind])
+    if kind == STRUCT:
+        return random_fields(chance, depth + 1)
+    inner, key = chance.choice(_types(depth)), chance.choice(_SCALARS)
+    values = [_random_value(inner, chance, depth + 1) for _ in range(chance.choice((0, 1, 3)))]
+    if kind == MAP:
+        return key, inner, [(_random_value(key, chance, depth + 1), each) for each in values]
+    return inner, values
+
+
+def _types(depth: int) -> Sequence[int]:
+    return _TYPES if depth < 3 else _SCALARS
 
 
 def mutated(message: bytes, chance: random.Random) -> bytes:

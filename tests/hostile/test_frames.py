@@ -15,22 +15,20 @@ from pinlaterd.model import CallContext, LookupRequest, Method
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.compact import from_binary
 from tests.deployment import Deployment
-from tests.hostile.calls import (
+from tests.hostile.calls import field, head, mutated, random_fields, text, valid_calls
+from tests.hostile.conftest import GROWTH_BYTES, MIB, QUEUE, Bystander, peak_bytes
+from tests.hostile.wire import ANSWER_SECONDS, RawConnection
+from tests.rpc.thrift_bytes import (
     I64,
     LIST,
     MAP,
     SET,
     STRING,
     STRUCT,
-    field,
-    head,
-    mutated,
-    random_struct,
-    text,
-    valid_calls,
+    framed,
+    write_compact_message,
+    write_message,
 )
-from tests.hostile.conftest import GROWTH_BYTES, MIB, QUEUE, Bystander, peak_bytes
-from tests.hostile.wire import ANSWER_SECONDS, RawConnection, framed
 
 pytestmark = pytest.mark.service
 
@@ -95,7 +93,9 @@ def test_mutated_compact_calls(deployment: Deployment, seed):
 def test_compact_fields_of_any_type(deployment: Deployment):
     chance = random.Random(3)
     messages = [
-        from_binary(head(method) + random_struct(chance)) for method in Method for _ in range(20)
+        write_compact_message(method.value, random_fields(chance))
+        for method in Method
+        for _ in range(20)
     ]
     assert _exchange_all(deployment, messages, compact=True)
 
@@ -118,16 +118,10 @@ def test_compact_messages_that_would_be_dear(deployment: Deployment, body):
     _exchange_all(deployment, [start + body + bytes(1)] * 3, compact=True)
 
 
-def test_calls_cut_off_anywhere(deployment: Deployment):
-    """A frame whose length is right and whose message ends too early."""
-    cut = (call[:at] for call in CALLS for at in range(1, len(call), 3))
-    _exchange_all(deployment, cut)
-
-
 @pytest.mark.parametrize("method", list(Method))
 def test_fields_of_any_type(deployment: Deployment, method):
     chance = random.Random(method)
-    messages = [head(method) + random_struct(chance) for _ in range(60)]
+    messages = [write_message(method.value, random_fields(chance)) for _ in range(60)]
     answers = _exchange_all(deployment, messages)
     assert answers, "none was even understood: the test shows nothing"
 
@@ -147,24 +141,6 @@ def test_deep_nesting(deployment: Deployment, method, depth):
     unended = field(SET, 99, struct.pack(">bi", SET, 1) * depth)
     for body in (structs + bytes(1), lists + bytes(1), maps + bytes(1), unended):
         _exchange_all(deployment, [head(method) + body])
-
-
-@pytest.mark.parametrize("count", [2**31 - 1, 10**9, -1, -(2**31)])
-def test_sizes_that_lie(deployment: Deployment, count):
-    """Lists, maps and texts that claim more than there is, or less than nothing."""
-    size = struct.pack(">i", count)
-    context = field(STRUCT, 1, field(STRING, 1, text(b"hostile")) + bytes(1))
-    queue = field(STRING, 1, text(QUEUE.encode()))
-    bodies = [
-        field(STRING, 2, size + b"abc"),
-        field(STRUCT, 2, queue + field(LIST, 2, b"\x0c" + size + bytes(50))),
-        field(STRUCT, 2, queue + field(LIST, 2, b"\x02" + size + bytes(50))),
-        field(STRUCT, 2, queue + field(MAP, 99, b"\x03\x03" + size + bytes(50))),
-        field(STRUCT, 2, queue + field(SET, 99, b"\x00" + size + bytes(50))),
-        field(LIST, 99, b"\x0c" + size + bytes(50)),
-    ]
-    messages = [head(method) + context + body for method in Method for body in bodies]
-    _exchange_all(deployment, messages)
 
 
 def test_a_list_of_many_empty_jobs_is_one_error(deployment: Deployment):

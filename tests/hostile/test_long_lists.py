@@ -28,9 +28,10 @@ from pinlaterd.model import (
 from pinlaterd.rpc import codec
 from tests.conftest import WaitUntil
 from tests.deployment import Deployment
-from tests.hostile.calls import LIST, STRING, STRUCT, field, head, text
+from tests.hostile.calls import field, head, text
 from tests.hostile.conftest import MIB, QUEUE, SETTINGS, Bystander, peak_bytes, serving
 from tests.hostile.wire import RawConnection
+from tests.rpc.thrift_bytes import LIST, STRING, STRUCT
 from tests.servers.redis import RedisServer, new_shard, redis_program, redis_server
 
 __all__ = ["redis_program", "redis_server"]

@@ -20,7 +20,8 @@ from pinlaterd.model import (
 from pinlaterd.rpc import codec
 from tests.deployment import Deployment
 from tests.hostile.conftest import MIB, SLOWEST_SECONDS, Bystander, peak_bytes
-from tests.hostile.wire import RawConnection, framed
+from tests.hostile.wire import RawConnection
+from tests.rpc.thrift_bytes import framed
 
 PIPELINED = 40
 READ = 4

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import socket
-import struct
 from types import TracebackType
 from typing import Self
 
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.compact import from_binary, to_binary
 from tests.hostile.calls import head
+from tests.rpc.thrift_bytes import framed
 
 ANSWER_SECONDS = 10.0
 TRACE_METHOD = "__can__finagle__trace__v3__"  # unknown to us: answered, whatever came before
 _TRACE_SEQID = 0x51EED
 _MOST_BYTES = 64 << 20
-
-
-def framed(message: bytes) -> bytes:
-    return struct.pack(">I", len(message)) + message
 
 
 class RawConnection:
