@@ -65,7 +65,8 @@ class ThriftServer:
         # Time as it passes between looks: a pause of this process is not its clients' silence.
         self._looked_seconds = 0.0
         self._emptied = asyncio.Event()
-        self._log = _LimitedLog()
+        self._warnings = 0  # since `_warned_at`
+        self._warned_at = 0.0
 
     @property
     def port(self) -> int:
@@ -129,7 +130,7 @@ class ThriftServer:
             await self._wait_empty()
         if self._looking is not None:
             self._looking.cancel()
-        self._log.flush()
+        self._end_warnings()
         for server in servers:
             await server.wait_closed()
 
@@ -148,7 +149,7 @@ class ThriftServer:
     def opened(self, connection: Connection) -> bool:
         if len(self._connections) >= self._settings.max_connections:
             self._stats.count("connections_refused")
-            self._log.warning(
+            self._warn(
                 f"closed a connection from {connection.peer}: there are {len(self._connections)}; "
                 "max_connections in etc/pinlaterd.yaml allows no more"
             )
@@ -168,11 +169,11 @@ class ThriftServer:
 
     def refused(self, connection: Connection, reason: str) -> None:
         self._stats.count("connections_closed_on_error")
-        self._log.warning(f"closing the connection from {connection.peer}: {reason}")
+        self._warn(f"closing the connection from {connection.peer}: {reason}")
 
     def ended_within_message(self, connection: Connection) -> None:
         missing = how_many(connection.missing_bytes(), "byte")
-        self._log.warning(
+        self._warn(
             f"the connection from {connection.peer} ended within a message, of which at least "
             f"{missing} had yet to come"
         )
@@ -182,7 +183,8 @@ class ThriftServer:
     def _look(self) -> None:
         """Close connections that have ended or make no progress; the latter sooner while others
         wait for their memory."""
-        self._log.flush_if_over()
+        if self._warnings and time.monotonic() - self._warned_at >= _LOG_SECONDS:
+            self._end_warnings()
         self.budget.count()  # also what clients have read meanwhile
         crowded = self.budget.crowded
         patience = min(self._stall_seconds, _CROWDED_SECONDS) if crowded else self._stall_seconds
@@ -190,43 +192,25 @@ class ThriftServer:
             connection.look()
             reason = connection.stalled(self._looked_seconds, patience)
             if reason is not None:
-                cure = _CROWDED_CURE if crowded else ""
-                self._close(connection, f"{reason}{cure}")
+                self.refused(connection, f"{reason}{_CROWDED_CURE if crowded else ''}")
+                connection.abort()
         wait = min(patience / _LOOKS_PER_PATIENCE, _LOOK_SECONDS)
         self._looked_seconds += wait
         self._looking = asyncio.get_running_loop().call_later(wait, self._look)
 
-    def _close(self, connection: Connection, reason: str) -> None:
-        self.refused(connection, reason)
-        connection.abort()
-
-
-class _LimitedLog:
-    """At most _LOG_LINES warnings in _LOG_SECONDS, so that a flood of hostile connections cannot
-    fill the log; how many more there were is said afterwards."""
-
-    def __init__(self) -> None:
-        self._begun = 0.0
-        self._lines = 0
-
-    def warning(self, line: str) -> None:
-        self.flush_if_over()
-        if self._lines == 0:
-            self._begun = time.monotonic()
-        self._lines += 1
-        if self._lines <= _LOG_LINES:
+    def _warn(self, line: str) -> None:
+        """At most _LOG_LINES in _LOG_SECONDS, so that a flood of hostile connections cannot fill
+        the log; how many more there were is said afterwards."""
+        if self._warnings == 0:
+            self._warned_at = time.monotonic()
+        self._warnings += 1
+        if self._warnings <= _LOG_LINES:
             log.warning("%s", line)
 
-    def flush_if_over(self) -> None:
-        """To be called now and then: no other warning may ever come."""
-        if self._lines and time.monotonic() - self._begun >= _LOG_SECONDS:
-            self.flush()
-
-    def flush(self) -> None:
-        """Say how many were left out."""
-        if self._lines > _LOG_LINES:
-            log.warning("... and %d more lines like these", self._lines - _LOG_LINES)
-        self._lines = 0
+    def _end_warnings(self) -> None:
+        if self._warnings > _LOG_LINES:
+            log.warning("... and %d more lines like these", self._warnings - _LOG_LINES)
+        self._warnings = 0
 
 
 class BufferBudget:
