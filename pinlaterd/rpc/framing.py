@@ -154,8 +154,6 @@ class FrameReader:
 
     def _unframed_end(self, data: bytes | bytearray, at: int) -> int:
         """Where the message ends that begins there, or how far it must be there to go on."""
-        if not self._decided:
-            return 4
         try:
             if self._walk is not None and not at:
                 return self._walk.send(data)

@@ -10,11 +10,10 @@ deployment's.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sys
 from collections.abc import Callable, Iterable
-from types import TracebackType
-from typing import Self
 
 import zmq
 
@@ -39,34 +38,23 @@ _UNAVAILABLE = ReplyEntry(0, Status.REFUSED, b"is down")
 logging.getLogger("pinlaterd.wire.link").addHandler(logging.NullHandler())
 
 
-class ShardCallers:
+class ShardCallers(contextlib.ExitStack):
     """The shards that a command calls, each once it is asked for."""
 
     def __init__(self, endpoint_of: Callable[[str], str]) -> None:
+        super().__init__()
         self._endpoint_of = endpoint_of
-        self._context = new_context()
-        self._runner = asyncio.Runner()
         self._callers: dict[str, ShardCaller] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        for caller in self._callers.values():
-            caller.close()
-        self._runner.close()
-        self._context.destroy(linger=0)  # monitors, too
+        self._context = new_context()
+        self.callback(self._context.destroy, linger=0)  # monitors, too
+        self._runner = self.enter_context(asyncio.Runner())
 
     def __getitem__(self, shard: str) -> ShardCaller:
         caller = self._callers.get(shard)
         if caller is None:
             caller = ShardCaller(shard, self._endpoint_of(shard), self._context, self._runner)
             self._callers[shard] = caller
+            self.callback(caller.close)
         return caller
 
 

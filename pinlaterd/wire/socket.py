@@ -7,6 +7,7 @@ that what it would have delivered can be taken back.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Callable
@@ -114,17 +115,19 @@ class ShardEnd:
         size = 0
         socket = self._socket
         readable, self._readable = self._readable, False
-        while len(received) < most_frames and size < most_bytes:
-            # To ask costs less than the exception of a receive in vain.
-            if not readable and not socket.getsockopt(zmq.EVENTS) & _READABLE:  # type: ignore[operator]
-                break
-            readable = False
-            router = socket.recv(_NOBLOCK)
-            frame = socket.recv(_NOBLOCK)
-            while socket.getsockopt(zmq.RCVMORE):  # nothing of ours has more parts
-                socket.recv(_NOBLOCK)
-            received.append(Received(router, frame))
-            size += len(frame)
+        # What was there may go with the connection that it came from.
+        with contextlib.suppress(zmq.Again):
+            while len(received) < most_frames and size < most_bytes:
+                # To ask costs less than the exception of a receive in vain.
+                if not (readable or socket.getsockopt(zmq.EVENTS) & _READABLE):  # type: ignore[operator]
+                    break
+                readable = False
+                router = socket.recv(_NOBLOCK)
+                frame = socket.recv(_NOBLOCK)
+                while socket.getsockopt(zmq.RCVMORE):  # nothing of ours has more parts
+                    socket.recv(_NOBLOCK)
+                received.append(Received(router, frame))
+                size += len(frame)
         return received
 
     def send(self, router: bytes, frame: bytes) -> bool:

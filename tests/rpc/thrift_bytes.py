@@ -9,21 +9,8 @@ import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-BOOL, BYTE, DOUBLE, I16, I32, I64, STRING, STRUCT, MAP, SET, LIST = (
-    2,
-    3,
-    4,
-    6,
-    8,
-    10,
-    11,
-    12,
-    *(
-        13,
-        14,
-        15,
-    ),
-)
+BOOL, BYTE, DOUBLE, I16, I32, I64 = 2, 3, 4, 6, 8, 10
+STRING, STRUCT, MAP, SET, LIST = 11, 12, 13, 14, 15
 FORMATS = {BOOL: ">b", BYTE: ">b", DOUBLE: ">d", I16: ">h", I32: ">i", I64: ">q"}
 
 
@@ -76,19 +63,8 @@ def write_message(
 
 # --- TCompactProtocol -----------------------------------------------------------------------
 
-COMPACT_TYPES = {
-    BOOL: 1,
-    BYTE: 3,
-    I16: 4,
-    I32: 5,
-    I64: 6,
-    DOUBLE: 7,
-    STRING: 8,
-    LIST: 9,
-    SET: 10,
-    MAP: 11,
-    STRUCT: 12,
-}
+_TYPES = (BOOL, BYTE, I16, I32, I64, DOUBLE, STRING, LIST, SET, MAP, STRUCT)
+COMPACT_TYPES = dict(zip(_TYPES, (1, *range(3, 13)), strict=True))
 
 
 def varint(number: int) -> bytes:
