@@ -99,16 +99,22 @@ class Answer:
 
 
 class _Progress:
-    """Since when something has got no further."""
+    """How far something has got, and since when it has got no further."""
 
     def __init__(self) -> None:
+        self.finished = 0
+        self.bytes = 0
         self._since = 0.0
         self._reached: tuple[int, int] | None = None
 
-    def idle_seconds(self, now: float, finished: int, moved_bytes: int) -> float:
+    def idle_seconds(self, now: float) -> float:
         reached = self._reached
-        if reached is None or finished != reached[0] or moved_bytes - reached[1] >= _PROGRESS_BYTES:
-            self._since, self._reached = now, (finished, moved_bytes)
+        if (
+            reached is None
+            or self.finished != reached[0]
+            or self.bytes - reached[1] >= _PROGRESS_BYTES
+        ):
+            self._since, self._reached = now, (self.finished, self.bytes)
         return now - self._since
 
     def forget(self) -> None:
@@ -132,16 +138,12 @@ class Connection(asyncio.Protocol):
         self._ready_bytes = 0  # answers that came while pumping
         self._unsent_high = False
         self._answer_bytes = _FIRST_GUESS_BYTES  # what the next answers are expected to have
-        self._most_calls = min(server.max_calls, 1 + _AHEAD_BYTES // _FIRST_GUESS_BYTES)
         self._held = False  # has to wait until the server has memory for it
         self._retiring = False
         self._closing = False
-        self._received_bytes = 0
-        self._received_messages = 0
         self._written_bytes = 0
-        self._received = _Progress()  # of an unfinished message
-        self._read = _Progress()  # by the client, of unsent answers
-        self._counted = False
+        self._received = _Progress()  # from the client
+        self._read = _Progress()  # by the client, of answers
         self.gone = False
         self.peer = "?"
 
@@ -150,8 +152,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self.peer = _address(transport.get_extra_info("peername"))
-        self._counted = self.server.opened(self)
-        if not self._counted:
+        if not self.server.opened(self):
             self.abort()
             return
         connected: socket.socket = transport.get_extra_info("socket")
@@ -165,8 +166,8 @@ class Connection(asyncio.Protocol):
             return
         reader = self._reader
         messages = reader.feed(data)
-        self._received_bytes += len(data)
-        self._received_messages += len(messages)
+        self._received.bytes += len(data)
+        self._received.finished += len(messages)
         self._waiting.extend(messages)
         if messages:
             self._pump()
@@ -196,8 +197,7 @@ class Connection(asyncio.Protocol):
         self.gone = True
         slots, self._slots = self._slots, deque()
         self._waiting.clear()
-        if self._counted:
-            self.server.closed(self)
+        self.server.closed(self)
         for answer in (*undelivered, *slots):
             if answer.message is None:
                 if answer.on_gone is not None:
@@ -227,7 +227,6 @@ class Connection(asyncio.Protocol):
         # Few calls are begun whose answers are large, or a client that reads none could have
         # gigabytes of them made.
         self._answer_bytes = max(size, self._answer_bytes // 2)
-        self._most_calls = min(self.server.max_calls, 1 + _AHEAD_BYTES // (self._answer_bytes + 1))
         if self._pumping:
             self._ready_bytes += size
         elif self._slots[0] is answer:
@@ -273,7 +272,8 @@ class Connection(asyncio.Protocol):
         while (
             self._waiting
             and self._ready_bytes < _JOIN_BYTES
-            and len(self._slots) + self._oneway_calls < self._most_calls
+            and (calls := len(self._slots) + self._oneway_calls) < self.server.max_calls
+            and calls * self._answer_bytes < _AHEAD_BYTES
             and self.calls_that_may_wait < self.server.max_waiting
             and not self._unsent_high
             and not self.gone
@@ -428,14 +428,14 @@ class Connection(asyncio.Protocol):
     def stalled(self, now: float, seconds: float) -> str | None:
         """Why this connection should be closed: what has made no progress for so long."""
         if self._reader.buffer and self._reading:
-            messages, received = self._received_messages, self._received_bytes
-            if self._received.idle_seconds(now, messages, received) > seconds:
+            if self._received.idle_seconds(now) > seconds:
                 return f"an unfinished message, and no more of it for {seconds:g} s"
         else:
             self._received.forget()
         unsent = self._transport.get_write_buffer_size()
         if unsent:
-            if self._read.idle_seconds(now, 0, self._written_bytes - unsent) > seconds:
+            self._read.bytes = self._written_bytes - unsent
+            if self._read.idle_seconds(now) > seconds:
                 return f"{unsent} bytes of answers were not read for {seconds:g} s"
         else:
             self._read.forget()
