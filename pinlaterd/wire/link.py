@@ -128,7 +128,6 @@ class ShardLink:
         self._in_flight: dict[int, ShardCall] = {}
         self._next_call_id = 0
         self._silent_sweeps = 0
-        self._flush_scheduled = False
         self._loop = asyncio.get_running_loop()
         self._swept_at = clock.monotonic()
         self._sweep_seconds = PULSE_SECONDS
@@ -194,10 +193,9 @@ class ShardLink:
         self._next_call_id = (call_id + 1) & 0xFFFFFFFF
         self._bytes_in_flight += size
         self._in_flight[call_id] = call
-        self.unsent.append(call)
-        if not self._flush_scheduled:
-            self._flush_scheduled = True
+        if not self.unsent:
             self._loop.call_soon(self._flush)
+        self.unsent.append(call)
 
     def ask(self, call: ShardCall) -> asyncio.Future[ReplyEntry]:
         """`call`, to be awaited. A reply with claims that nobody awaits any more is released, and a
@@ -229,7 +227,6 @@ class ShardLink:
     # --- sending -----------------------------------------------------------------------
 
     def _flush(self) -> None:
-        self._flush_scheduled = False
         if self.incarnation == 0 or not self.unsent:
             return
         calls, self.unsent = self.unsent, []
