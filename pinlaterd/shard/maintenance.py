@@ -65,8 +65,8 @@ class QueueGauges:
         self._waiting: dict[str, None] = {}  # queues to look at, the first to change first
         self._counting: set[str] = set()
 
-    def refresh(self, now_ms: int) -> None:
-        state = self._state
+    def refresh(self) -> None:
+        state, now_ms = self._state, self._state.clock.now_ms()
         if not self._in_turn:
             self._in_turn.extend(state.ready.queues())
         self._waiting |= dict.fromkeys(state.changed)
@@ -132,7 +132,7 @@ class Maintenance:
         self._state = state
         self._engine = state.engine
         self._clock = clock = state.clock
-        self._gauges = QueueGauges(state)
+        self.gauges = QueueGauges(state)
         self._time = timekeeper
         self._with_later_claims: set[str] = set()  # queues that may have some
         self._pace = pace
@@ -182,7 +182,7 @@ class Maintenance:
             self._engine.heartbeat,
             self._probe,
             self._look_at_suspects,
-            self.gauge,
+            self.gauges.refresh,
         )
 
     def _look_at_clock(self) -> None:
@@ -228,9 +228,6 @@ class Maintenance:
             self._reread(queue)
         suspects.clear()
 
-    def gauge(self) -> None:
-        self._gauges.refresh(self._clock.now_ms())
-
     # --- rounds --------------------------------------------------------------------------------
 
     def _reread(self, queue: str) -> None:
@@ -240,7 +237,7 @@ class Maintenance:
             self._state.ready.reread(queue)
 
     def _all_queues(self) -> Steps:
-        holding = self._gauges.holding
+        holding = self.gauges.holding
         for number, (queue, states) in enumerate(sorted(holding.items())):
             looked = yield from self._queue(queue, states)
             if looked or number % _QUEUES_IN_TURN == 0:

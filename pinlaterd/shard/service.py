@@ -288,20 +288,12 @@ class ShardService:
             return
         if self._state.ready.wake_ms() <= self._clock.now_ms():
             self._guarded(self._look_for_due)
-        due_round = None
-        if self._maintenance.due <= self._clock.monotonic():
-            due_round = self._maintenance.due_round()
-        if due_round is not None:
-            self._guarded(self._maintenance.gauge, can_wait=True)  # it goes by what queues hold
-            self._tasks.start(due_round)
+        maintenance = self._maintenance
+        if maintenance.due <= self._clock.monotonic() and (due := maintenance.due_round()):
+            self._guarded(maintenance.gauges.refresh, can_wait=True)  # it goes by what queues hold
+            self._tasks.start(due)
         if self._tasks.ready:
-            self._guarded(lambda: self._run_task(calls_wait=calls_wait))
-
-    def _run_task(self, *, calls_wait: bool) -> None:
-        try:
-            self._tasks.run_slice(calls_wait=calls_wait)
-        except StorageNotCommitted as error:
-            log.warning("a slice of maintenance failed, and is left to the next round: %s", error)
+            self._guarded(lambda: self._tasks.run_slice(calls_wait=calls_wait), can_wait=True)
 
     def _look_for_due(self) -> None:
         self._state.touched.update(self._state.ready.look(self._clock.now_ms()))
