@@ -27,7 +27,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from heapq import heapify, heappop, heappush
 from itertools import compress
 from operator import not_
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pinlaterd.errors import StorageLocked
 from pinlaterd.model import Payload, PendingKey
@@ -66,14 +66,18 @@ class Taken(NamedTuple):
     payloads: Sequence[Payload | None]
 
 
+# Of lines without keys, as most are where there are many queues: never changed.
+_EMPTY: deque[Any] = deque()
+
+
 class _Line:
     """The ready jobs of one queue and priority."""
 
     __slots__ = ("horizon", "keys", "next_due_ms", "payloads")
 
     def __init__(self, next_due_ms: int) -> None:
-        self.keys: deque[PendingKey] = deque()  # taken from the left, appended on the right
-        self.payloads: deque[Payload | None] = deque()  # of the same jobs
+        self.keys: deque[PendingKey] = _EMPTY  # taken from the left, appended on the right
+        self.payloads: deque[Payload | None] = _EMPTY  # of the same jobs
         self.horizon = _FIRST
         self.next_due_ms = next_due_ms
 
@@ -93,33 +97,35 @@ class _Line:
             if last.run_after_ms >= self.next_due_ms or last.run_after_ms > now_ms:
                 return False
             self.horizon = last
-        held += keys
-        self.payloads += payloads
+        if held:
+            held += keys
+            self.payloads += payloads
+        else:
+            self.keys, self.payloads = deque(keys), deque(payloads)
         return True
 
     def insert(self, key: PendingKey, payload: Payload | None, now_ms: int, *, room: bool) -> bool:
         """Put a job where it belongs, in memory if it may be here."""
-        if key <= self.horizon:
-            at = bisect(self.keys, key)
-            self.keys.insert(at, key)
-            self.payloads.insert(at, payload)
-            return True
-        run_after_ms = key.run_after_ms
-        if run_after_ms < self.next_due_ms:
-            if room and run_after_ms <= now_ms:
-                self.keys.append(key)
-                self.payloads.append(payload)
-                self.horizon = key
-                return True
-            self.next_due_ms = run_after_ms
-        return False
+        if key > self.horizon:
+            run_after_ms = key.run_after_ms
+            if run_after_ms >= self.next_due_ms:
+                return False
+            if not room or run_after_ms > now_ms:
+                self.next_due_ms = run_after_ms
+                return False
+            self.horizon = key
+        if not self.keys:
+            self.keys, self.payloads = deque(), deque()
+        at = bisect(self.keys, key)
+        self.keys.insert(at, key)
+        self.payloads.insert(at, payload)
+        return True
 
     def take(self, count: int) -> tuple[list[PendingKey], list[Payload | None]]:
         """The first ones."""
         if count == len(self.keys):
             taken = list(self.keys), list(self.payloads)
-            self.keys.clear()
-            self.payloads.clear()
+            self.keys = self.payloads = _EMPTY
             return taken
         next_key, next_payload = self.keys.popleft, self.payloads.popleft
         times = range(count)
@@ -426,8 +432,8 @@ class ReadyIndex:
         self._make_room(self._least_read_keys)
         limit = max(1, min(self._read_keys, self._max_keys - self._held))
         keys = self._read_pending(queue, priority, after=after, until_ms=now_ms, limit=limit)
-        line.keys += keys
-        line.payloads += [None] * len(keys)
+        if keys:
+            line.keys, line.payloads = deque(keys), deque([None] * len(keys))
         self._held += len(keys)
         if len(keys) == limit:
             line.horizon = keys[-1]
