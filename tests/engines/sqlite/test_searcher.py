@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pinlaterd.clock import FakeClock
-from pinlaterd.engines.base import Search
+from pinlaterd.engines.base import Checkpoint, Search
 from pinlaterd.engines.sqlite.searcher import SqliteSearcher
 from pinlaterd.model import Job, JobState
 from tests.conformance.engine.harness import QUEUE, EngineHarness
@@ -67,6 +67,31 @@ def test_a_search_holds_no_snapshot_between_slices(
 
     assert (busy, in_log, moved) == (0, 0, 0)
     assert sum(1 for _ in walk) >= 19_999
+
+
+@pytest.mark.parametrize("state", list(JobState))
+def test_a_walk_meets_no_job_twice_and_none_that_has_gone(
+    store: EngineHarness, path: Path, state: JobState
+):
+    jobs = [Job(b"x", attempts_allowed=1)] * 2_500
+    keys = store.enqueue(*jobs)
+    if state is not JobState.PENDING:
+        store.claim(limit=len(jobs))
+    if state in (JobState.SUCCEEDED, JobState.FAILED):
+        (store.succeed if state is JobState.SUCCEEDED else store.fail)(*keys)
+    searcher = SqliteSearcher(path, FakeClock())
+    wanted = Search(QUEUE, state)
+    searcher._begin(wanted)
+    walk = searcher._walk(wanted, 1)
+
+    met = [next(walk).key]
+    store.clock.advance(1)
+    store.checkpoint(Checkpoint(keys[0], None), Checkpoint(keys[2_000], None))  # claims are renewed
+    store.engine.delete_keys(QUEUE, state, [keys[2_200]])
+    met += [job.key for job in walk]
+
+    assert met == [key for key in keys if key != keys[2_200]]
+    searcher.close()
 
 
 def test_a_searcher_cannot_write(searcher: SqliteSearcher):
