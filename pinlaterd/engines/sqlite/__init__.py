@@ -5,6 +5,7 @@
     file.py      opening such a file, its sole owner, faults as pinlaterd's own
     store.py     the owning connection: transactions, queue ids, local ids
     batch.py     what `apply` does to the tables within its one commit
+    claims.py    its claims
     engine.py    SqliteEngine: the StorageEngine contract
     check.py     counting jobs, and whether each is in exactly one run
     searcher.py  SqliteSearcher: counts and scans on a read-only connection in another process

@@ -31,8 +31,8 @@ from pinlaterd.engines.sqlite.batch import (
     apply_batch,
     fail_attempts,
     held_claims,
-    read_payloads,
 )
+from pinlaterd.engines.sqlite.claims import read_payloads
 from pinlaterd.engines.sqlite.file import LIMITS, reading
 from pinlaterd.engines.sqlite.runs import (
     COLUMNS,
