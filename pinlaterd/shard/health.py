@@ -12,8 +12,7 @@ Times are seconds, by any clock that only goes forward.
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass
+from collections import Counter
 
 from pinlaterd.config.schema import ServerSettings
 
@@ -29,15 +28,6 @@ _NORMAL_PART = 0.002
 _RECENT_PART, _RECENT_SECONDS, _MOST_RECENT_PART = 0.1, 4.0, 0.5
 
 
-@dataclass
-class _Second:
-    """What happened within one second."""
-
-    began: int
-    uses: int = 0
-    failures: int = 0
-
-
 class StoreHealth:
     """The verdict on one store. `reason` is "" while it is healthy."""
 
@@ -47,7 +37,8 @@ class StoreHealth:
         self.reason = ""
         self._failures_in_row = 0
         self._good_in_row = 0
-        self._window: deque[_Second] = deque()
+        self._used: Counter[int] = Counter()  # by second, within the window
+        self._failed: Counter[int] = Counter()
         self._uses = 0  # that went well while it was healthy, ever
         self._normal = 0.0
         self._recent = 0.0
@@ -60,7 +51,7 @@ class StoreHealth:
     def succeeded(self, seconds: float, now: float) -> None:
         """A use went well, and took so long."""
         self._failures_in_row = 0
-        self._this_second(now).uses += 1
+        self._note(int(now), failures=0)
         part = max(_RECENT_PART, (now - self._last_use) / _RECENT_SECONDS)
         self._recent += min(part, _MOST_RECENT_PART) * (seconds - self._recent)
         self._last_use = now
@@ -83,14 +74,11 @@ class StoreHealth:
         """A use failed."""
         self._failures_in_row += 1
         self._good_in_row = 0
-        second = self._this_second(now)
-        second.uses += 1
-        second.failures += 1
+        self._note(int(now), failures=1)
         if self.reason:
             return
         settings = self._settings
-        uses = sum(second.uses for second in self._window)
-        failures = sum(second.failures for second in self._window)
+        uses, failures = self._used.total(), self._failed.total()
         if self._failures_in_row >= settings.health_failures_in_row:
             self.reason = f"its store failed {self._failures_in_row} times in a row"
         elif uses >= LEAST_OUTCOMES and failures >= settings.health_failure_share * uses:
@@ -104,16 +92,17 @@ class StoreHealth:
         least = settings.health_slow_ms / 1000
         return seconds > max(least, settings.health_slow_factor * self._normal)
 
-    def _this_second(self, now: float) -> _Second:
-        window, began = self._window, int(now)
-        if not window or window[-1].began != began:
-            window.append(_Second(began))
-            while window[0].began < began - self._settings.health_window_seconds:
-                window.popleft()
-        return window[-1]
+    def _note(self, second: int, failures: int) -> None:
+        if second not in self._used:
+            before = second - self._settings.health_window_seconds
+            for past in [past for past in self._used if past < before]:
+                del self._used[past], self._failed[past]
+        self._used[second] += 1
+        self._failed[second] += failures
 
     def _recover(self) -> None:
         self.reason = ""
         self._good_in_row = 0
         self._recent = self._normal
-        self._window.clear()
+        self._used.clear()
+        self._failed.clear()
