@@ -75,53 +75,52 @@ class BulkCalls:
 
     def answer(self, entry: CallEntry, call: Call) -> None:
         """At once, or as a task. Raises what the call is to be answered with instead."""
-        request = call.request
+        request, source, state = call.request, call.context.source, self._state
+        now = self._clock.monotonic()
+        until = now + (entry.deadline - now) * _USABLE_TIME
         match request:
             case CreateQueueRequest():
-                self._state.rules.queue_name(request.queue)
+                state.rules.queue_name(request.queue)
                 self._create(request.queue)
                 self._done(entry, call.head, None)
             case DeleteQueueRequest():
+                state.rules.queue_name(request.queue)
                 self._delete_queue(request.queue)
                 self._done(entry, call.head, None)
             case QueueNamesRequest():
-                self._done(entry, call.head, frozenset(self._state.ready.queues()))
+                self._done(entry, call.head, frozenset(state.ready.queues()))
+            case LookupRequest():
+                if entry.whole and self._names_other_shards(request):
+                    raise ForeignError
+                self._start(entry, call, self._lookup(request))
+            case CountRequest():
+                self._start(entry, call, self._count(request, source, until))
+            case ScanRequest():
+                self._start(entry, call, self._scan(request, source, until))
             case RetryFailedRequest() if entry.op is Op.OLDEST_FAILED:
-                self._state.queue(request.queue)
-                self._state.replies.add(entry, Status.DONE, self._oldest_failed(request))
+                state.replies.add(entry, Status.DONE, self._oldest_failed(request))
+            case RetryFailedRequest():
+                self._start(entry, call, self._retry_failed(request, until), at_once=False)
+            case DeleteJobsRequest():
+                self._start(entry, call, self._delete_jobs(request, source, until), at_once=False)
             case _:
-                self._start(entry, call)
+                raise AssertionError(request)
 
     def _done(self, entry: CallEntry, head: Head, result: Result) -> None:
         self._state.replies.add(entry, Status.DONE, codec.encode_reply(head, result))
 
     # --- in slices ---------------------------------------------------------------------------
 
-    def _start(self, entry: CallEntry, call: Call) -> None:
+    def _start(
+        self, entry: CallEntry, call: Call, answering: Answering, *, at_once: bool = True
+    ) -> None:
+        """`at_once`: the first slice is small, or only a search."""
         self._tasks.check_room(self._state.name)
-        request, source, until = call.request, call.context.source, self._until(entry.deadline)
-        match request:
-            case LookupRequest():
-                if entry.whole and self._names_other_shards(request):
-                    raise ForeignError
-                answering = self._lookup(request)
-            case CountRequest() | ScanRequest():
-                self._state.queue(request.queue)
-                search = self._count if isinstance(request, CountRequest) else self._scan
-                answering = search(request, source, until)  # type: ignore[arg-type]
-            case RetryFailedRequest():
-                self._state.queue(request.queue)
-                answering = self._retry_failed(request, until)
-            case _:
-                assert isinstance(request, DeleteJobsRequest)
-                self._state.queue(request.queue)
-                answering = self._delete_jobs(request, source, until)
         steps = self._answering(entry, call.head, answering)
         next(steps)
-        if isinstance(request, CountRequest | ScanRequest):
+        if isinstance(call.request, CountRequest | ScanRequest):
             self._searches[entry.router, entry.call_id] = steps
-        changes = isinstance(request, RetryFailedRequest | DeleteJobsRequest)
-        self._tasks.start(steps, at_once=not changes)  # the first slice is small, or only a search
+        self._tasks.start(steps, at_once=at_once)
 
     def _answering(self, entry: CallEntry, head: Head, answering: Answering) -> Steps:
         """Run it, and see to it that it is answered exactly once, however it ends; or not at all,
@@ -158,11 +157,6 @@ class BulkCalls:
         if steps is not None:
             self._tasks.end_search(steps)
 
-    def _until(self, deadline: float) -> float:
-        """When most of the time is used."""
-        now = self._clock.monotonic()
-        return now + (deadline - now) * _USABLE_TIME
-
     # --- queues ------------------------------------------------------------------------------
 
     def create_queues(self, names: Iterable[object]) -> None:
@@ -183,7 +177,6 @@ class BulkCalls:
 
     def _delete_queue(self, queue: str) -> None:
         """The router has checked the password."""
-        self._state.rules.queue_name(queue)
         if queue in self._state.ready:
             self._engine.delete_queue(queue)
             self._state.drop_queue(queue)
@@ -236,12 +229,14 @@ class BulkCalls:
     def _count(self, request: CountRequest, source: str, until: float) -> Answering:
         """Raises TimeoutError if it takes most of its time: a number that is too low would be
         wrong."""
+        self._state.queue(request.queue)
         self._state.rules.count(request)
         search = self._jobs_of(request, self._state.config.server.count_limit, until)
         return (yield from _search(SearchCall("count", search, source)))
 
     def _scan(self, request: ScanRequest, source: str, until: float) -> Answering:
         """What was found after most of its time; its continuation goes on there."""
+        self._state.queue(request.queue)
         after = self._state.rules.scan(request)
         limit = min(request.limit, self._state.config.server.scan_limit)
         search = self._jobs_of(request, limit + 1, until)  # one more tells whether there is more
@@ -282,11 +277,13 @@ class BulkCalls:
     # --- changes of many jobs --------------------------------------------------------------------
 
     def _oldest_failed(self, request: RetryFailedRequest) -> bytes:
+        self._state.queue(request.queue)
         self._state.rules.retry_failed(request)
         ages = self._engine.oldest_failed(request.queue, request.priority, limit=request.limit)
         return b"".join(map(_MILLIS.pack, ages))
 
     def _retry_failed(self, request: RetryFailedRequest, until: float) -> Answering:
+        self._state.queue(request.queue)
         self._state.rules.retry_failed(request)
         queue = request.queue
 
@@ -306,6 +303,7 @@ class BulkCalls:
         return (yield from self._in_slices(queue, request.limit, until, retry))
 
     def _delete_jobs(self, request: DeleteJobsRequest, source: str, until: float) -> Answering:
+        self._state.queue(request.queue)
         self._state.rules.delete_jobs(request)
         if request.body_regex is not None:
             return (yield from self._delete_matching(request, request.body_regex, source, until))
