@@ -20,13 +20,13 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from benchmarks.deployment import BenchmarkFailed, Deployment, cpu_seconds_between
-from benchmarks.load import START_SECONDS, Window, percentile
+from benchmarks.deployment import BenchmarkFailed, Deployment
+from benchmarks.load import START_SECONDS, Outcome, Window, percentile
 from benchmarks.report import Case, Measurement
 from benchmarks.sections import Bench, sleep_until
 from pinlaterd.client import Client, Handlers, RunningJob, Worker
@@ -73,16 +73,6 @@ def worker(bench: Bench, run: int) -> None:
 # --- throughput ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Worked:
-    """What a worker did within a window."""
-
-    seconds: float
-    jobs: int
-    dequeues: int
-    cpu_seconds: float
-
-
 def _throughput_of_worker(bench: Bench, run: int, service: Deployment) -> int:
     """Returns how many jobs a dequeue had."""
     queue = "noop"
@@ -92,22 +82,9 @@ def _throughput_of_worker(bench: Bench, run: int, service: Deployment) -> int:
     sleep_until(window.measure_from)
     before = service.usage()
     worked = future.result()
-    cpu_seconds = cpu_seconds_between(before, service.usage())
-    jobs_a_dequeue = max(1, round(worked.jobs / max(1, worked.dequeues)))
-    bench.report.add(
-        Measurement(
-            WORKER,
-            run,
-            calls_per_second=worked.dequeues / worked.seconds,
-            jobs_per_second=worked.jobs / worked.seconds,
-            cpu_seconds_per_1000_jobs={
-                name: seconds / worked.jobs * 1000 for name, seconds in cpu_seconds.items()
-            },
-            rss_mb=service.rss_mb(),
-            generator_cpu_share=worked.cpu_seconds / worked.seconds,
-            figures={JOBS_A_DEQUEUE: jobs_a_dequeue},
-        )
-    )
+    jobs_a_dequeue = max(1, round(worked.jobs / max(1, worked.calls)))
+    measured = Measurement.of(WORKER, run, worked, before, service.usage())
+    bench.report.add(replace(measured, figures={JOBS_A_DEQUEUE: jobs_a_dequeue}))
     return jobs_a_dequeue
 
 
@@ -122,8 +99,8 @@ class CountingClient(Client):
         return result
 
 
-def work_through(port: int, queue: str, window: Window) -> Worked:
-    """Run a worker in this process, and count what it does within the window."""
+def work_through(port: int, queue: str, window: Window) -> Outcome:
+    """Run a worker in this process, and count its dequeues and jobs within the window."""
     handlers = Handlers()
     begun = itertools.count()
 
@@ -147,7 +124,7 @@ def work_through(port: int, queue: str, window: Window) -> Worked:
         running.stop()
         thread.join()
     seconds, jobs, dequeues, cpu_seconds = (b - a for a, b in zip(before, after, strict=True))
-    return Worked(seconds, int(jobs), int(dequeues), cpu_seconds)
+    return Outcome(seconds, int(dequeues), int(jobs), cpu_seconds=cpu_seconds)
 
 
 def _throughput_by_hand(
