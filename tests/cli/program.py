@@ -101,13 +101,9 @@ class Terminal:
         self._status: int | None = None
         self.shown = b""
 
-    def wait_for(self, *words: bytes, times: int = 1) -> None:
-        """Until one of the words is shown."""
-        deadline = time.monotonic() + SECONDS
-        while all(self.shown.count(word) < times for word in words):
-            left = max(0.0, deadline - time.monotonic())
-            assert select.select([self._descriptor], [], [], left)[0], self.shown
-            self.shown += os.read(self._descriptor, 65536)
+    def wait_for(self, word: bytes, *, times: int = 1) -> None:
+        while self.shown.count(word) < times:
+            self.shown += read_until(self._descriptor, word)
 
     def types(self, text: str) -> None:
         os.write(self._descriptor, text.encode())
