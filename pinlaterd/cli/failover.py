@@ -3,7 +3,7 @@ new one.
 
 Which steps there are is the engine's (engines/failover.py). What is here is the same for all:
 which shards are concerned, what is refused, the order, the change of shards.yaml, and the journal
-by which a command that was broken off is gone on with.
+by which an interrupted command is resumed.
 
     look -> refuse, or ask -> steps -> shards.yaml -> the old master -> wait for the shards
 
@@ -45,7 +45,7 @@ class FailoverRefused(DeploymentError):
 
 
 class FailoverBroken(DeploymentError):
-    """Why it ended half-way; the same command goes on with it."""
+    """Why it ended half-way; the same command resumes it."""
 
 
 # --- the journal ------------------------------------------------------------------------------
@@ -60,7 +60,7 @@ class _Record(msgspec.Struct):
 
 
 class Journal:
-    """How far a failover has come: a command that is broken off is gone on with by the next.
+    """How far a failover has come, so that the next command resumes one that was interrupted.
 
     On disk from before the first change to a server until after the last; what `put` (of Notes) and
     `note_done` were given is there when they return. It holds no secrets. Without a `pair`
@@ -107,7 +107,7 @@ class Journal:
             self.write()
 
     def end(self) -> None:
-        """Nothing is left to go on with."""
+        """Nothing is left to resume."""
         self._path.unlink(missing_ok=True)
 
 
@@ -163,7 +163,7 @@ class ShardFailover:
         """What would be done. Raises FailoverRefused if it can't be done, or not without loss that
         nobody accepted.
 
-        One that was begun is gone on with: its steps prove once more what has to be proven."""
+        One that was begun is resumed: its steps prove once more what has to be proven."""
         found, journal = self._examination, self._journal
         accepts_loss = journal.record.accept_loss
         if found.obstacles and not journal.resumed:
