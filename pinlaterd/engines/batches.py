@@ -180,17 +180,19 @@ def _first_fitting(
     """The first payloads of `op` that fit, and what they take. `left`: of the batch's room, which
     has place for the first job if it is `alone` there."""
     payloads: list[Payload | None] = []
-    used, first = 0, True
+    used, first, room = 0, True, min(left, op.most_bytes)
     for priority, keys, _, given in op.claims:
+        known = stored.known[op.queue, priority]
         for (_, local_id), held in zip(keys, given, strict=True):
-            room = min(left, op.most_bytes) - used
-            payload = held or stored.get((op.queue, priority), local_id, max(0, room))
+            if held is None and local_id not in known:
+                stored.read(op.queue, priority, local_id, most_bytes=room - used)
+            payload = held or known[local_id]
             if payload is not None:
                 size = len(payload[0]) + job_bytes
-                if used + size > op.most_bytes and not (first and op.at_least_one):
-                    return payloads, used
-                if used + size > left and not (first and alone):
-                    return payloads, used
+                if used + size > room:
+                    fits_op = used + size <= op.most_bytes or (first and op.at_least_one)
+                    if not fits_op or (used + size > left and not (first and alone)):
+                        return payloads, used
                 used += size
                 first = False
             payloads.append(payload)
@@ -198,12 +200,11 @@ def _first_fitting(
 
 
 class _Stored:
-    """Payloads that ops lack, read as they are asked for, and those of the next jobs along with
-    them."""
+    """Payloads that ops lack, `known` once they are read: each along with those of the next."""
 
     def __init__(self, ops: Sequence[ClaimOp], read: ReadPayloads) -> None:
+        self.known: defaultdict[_Place, dict[int, Payload | None]] = defaultdict(dict)
         self._read = read
-        self._known: dict[tuple[_Place, int], Payload | None] = {}
         self._missing: defaultdict[_Place, dict[int, None]] = defaultdict(dict)  # in order
         for op in ops:
             for priority, keys, _, given in op.claims:
@@ -212,14 +213,13 @@ class _Stored:
                     missing = {key[1]: None for key, payload in pairs if payload is None}
                     self._missing[op.queue, priority] |= missing
 
-    def get(self, place: _Place, local_id: int, most_bytes: int) -> Payload | None:
-        """They are asked for in the order of the ops; some may be left out."""
-        if (place, local_id) not in self._known:
-            local_ids = list(dropwhile(local_id.__ne__, self._missing[place]))
-            rows = self._read(*place, local_ids, most_bytes=min(most_bytes, _MOST_AHEAD_BYTES))
-            for known, payload in zip(local_ids, rows, strict=False):
-                self._known[place, known] = payload
-        return self._known[place, local_id]
+    def read(self, queue: str, priority: int, local_id: int, *, most_bytes: int) -> None:
+        """From this one on."""
+        place = (queue, priority)
+        local_ids = list(dropwhile(local_id.__ne__, self._missing[place]))
+        most_bytes = max(0, min(most_bytes, _MOST_AHEAD_BYTES))
+        rows = self._read(queue, priority, local_ids, most_bytes=most_bytes)
+        self.known[place].update(zip(local_ids, rows, strict=False))
 
 
 def first_claims(op: ClaimOp, count: int) -> Sequence[Claims]:
