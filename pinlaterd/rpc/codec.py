@@ -81,24 +81,7 @@ from pinlaterd.rpc.peek import (
 from pinlaterd.rpc.reader import UNLIMITED, Mismatch, read_struct
 from pinlaterd.rpc.writer import UNFIT, problem, struct_writer, texts_writer
 
-__all__ = [
-    "Call",
-    "DequeueAnswer",
-    "Head",
-    "Peek",
-    "decode_call",
-    "decode_reply",
-    "encode_call",
-    "encode_dequeued",
-    "encode_error",
-    "encode_reply",
-    "encode_unknown_method",
-    "error_from_code",
-    "peek",
-    "peek_error",
-    "peek_jobs",
-    "peek_seqid",
-]
+__all__ = ["DequeueAnswer", "Head", "Peek", "peek"]  # of other modules, for users of this one
 
 
 class Call(NamedTuple):

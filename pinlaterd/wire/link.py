@@ -248,15 +248,21 @@ class ShardLink:
 
     def _readable(self) -> None:
         socket = self._socket
-        # To ask costs less than the exception of a receive in vain.
-        while not socket.closed and socket.getsockopt(zmq.EVENTS) & _READABLE:  # type: ignore[operator]
-            frame = socket.recv(_NOBLOCK)
+        # A call in vain is rare, so that the first receive needs no question before it. To ask
+        # costs less than the exception of another one.
+        while not socket.closed:
+            try:
+                frame = socket.recv(_NOBLOCK)
+            except zmq.Again:
+                return
             if self._silent_sweeps:
                 self._heard()
             try:
                 self._take(frame)
             except MalformedEnvelope:
                 log.error("shard-%s sent a message that cannot be read; ignored", self.name)
+            if socket.closed or not socket.getsockopt(zmq.EVENTS) & _READABLE:  # type: ignore[operator]
+                return
 
     def _heard(self) -> None:
         was_silent = self._silent_sweeps >= GiveUp.SILENT

@@ -127,16 +127,6 @@ def head_of(method: Method, *, strict: bool = True) -> codec.Head:
     return codec.Head(method.value, 7, oneway=False, strict=strict)
 
 
-@pytest.mark.parametrize("method", Method)
-def test_a_call_is_read_as_it_was_written(method):
-    message = codec.encode_call(method, 7, CONTEXT, REQUESTS[method])
-
-    call = codec.decode_call(message)
-
-    assert call == (head_of(method), CONTEXT, REQUESTS[method])
-    assert type(call.request) is type(REQUESTS[method])
-
-
 @pytest.mark.parametrize("method", RESULTS)
 @pytest.mark.parametrize("strict", [True, False])
 def test_a_result_is_read_as_it_was_written(method, strict):

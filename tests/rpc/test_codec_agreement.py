@@ -38,7 +38,7 @@ from pinlaterd.rpc.interface import (
 from pinlaterd.rpc.peek import UNUSUAL, read_call_head, read_message_head
 from pinlaterd.rpc.reader import UNLIMITED
 from tests.rpc.strategies import Shape, calls
-from tests.rpc.test_codec import CONTEXT, REQUESTS, RESULTS
+from tests.rpc.test_codec import CONTEXT, REQUESTS, RESULTS, head_of
 from tests.rpc.thrift_bytes import Field, write_message
 
 HOT = [Method.ENQUEUE, Method.DEQUEUE, Method.ACK]
@@ -286,7 +286,7 @@ def test_a_request_is_written_byte_for_byte_alike(context, request_):
 
 
 @pytest.mark.parametrize("method", Method)
-def test_every_request_is_written_as_the_interface_says(method):
+def test_every_request_is_written_as_the_interface_says_and_read_back(method):
     request: Any = REQUESTS[method]
     arguments = CallArguments(CONTEXT, request)
     if method in {Method.CREATE_QUEUE, Method.DELETE_QUEUE}:
@@ -296,6 +296,9 @@ def test_every_request_is_written_as_the_interface_says(method):
 
     declared = METHODS[method].arguments
     assert message == write_message(method.value, as_fields(declared, arguments))
+    call = codec.decode_call(message)
+    assert type(call.request) is type(request)
+    assert call == (head_of(method), CONTEXT, request)
 
 
 @pytest.mark.parametrize("method", sorted(RESULTS.keys() - {Method.ENQUEUE, Method.DEQUEUE}))
