@@ -10,7 +10,6 @@ from pinlaterd.clock import SystemClock
 from pinlaterd.engines.base import Batch, EnqueueOp, StorageEngine
 from pinlaterd.engines.failover import Account, Failover, Handover, Notes, Pair, Place
 from pinlaterd.engines.redis.connection import Server
-from pinlaterd.engines.redis.engine import RedisEngine
 from pinlaterd.engines.redis.failover import RedisFailover, SentinelFailover
 from pinlaterd.engines.redis.sentinel import Sentinels
 from pinlaterd.errors import StorageError
@@ -199,61 +198,8 @@ def sentinels_of(watched: Watched) -> Sentinels:
     return Sentinels(SERVICE, places, Server("", 0))
 
 
-def watched_engine(watched: Watched) -> RedisEngine:
-    return redis_engine(sentinels_of(watched), SHARD)
-
-
-def test_an_engine_follows_what_sentinels_agree_on(watched, wait_until):
-    engine = watched_engine(watched)
-    old_ids = begin(engine)
-    watched.pair.wait_until_in_step(wait_until)
-    watched.sentinels[0].stop()  # two are a majority
-    assert engine.address() == f"{HOST}:{watched.pair.master.port}"
-
-    watched.pair.master.kill()
-
-    with pytest.raises(StorageError):
-        enqueue(engine, 1)
-    engine.close()
-
-    def opens() -> bool:
-        try:
-            engine.open(NOW_MS)
-        except StorageError:
-            return False
-        return True
-
-    wait_until(opens)
-    assert engine.address() == f"{HOST}:{watched.pair.replica.port}"
-    assert pending(engine) == old_ids
-    assert min(enqueue(engine, 1)) > max(old_ids)
-    engine.close()
-
-
-def test_a_failover_that_sentinels_are_asked_for_loses_nothing(watched):
-    engine = watched_engine(watched)
-    begin(engine)
-    handover = Handover([SHARD], NOBODY, NOBODY, accept_loss=False, catch_up_seconds=5.0)
-    failover = SentinelFailover(sentinels_of(watched), handover, SystemClock())
-    assert failover.examine().obstacles == []
-    hold, *rest = failover.steps()
-    enqueue(engine, 100)
-
-    hold.run()
-    with pytest.raises(StorageError, match="a failover by process"):
-        enqueue(engine, 1)
-    engine.close()
-    for step in rest:
-        step.run()
-
-    assert failover.successor() == Place(HOST, watched.pair.replica.port)
-    engine.open(NOW_MS)
-    assert len(pending(engine)) == 200
-    engine.close()
-
-
 def test_what_was_held_is_given_back(watched):
-    engine = watched_engine(watched)
+    engine = redis_engine(sentinels_of(watched), SHARD)
     begin(engine)
     handover = Handover([SHARD], NOBODY, NOBODY, accept_loss=False, catch_up_seconds=0.3)
     failover = SentinelFailover(sentinels_of(watched), handover, SystemClock())

@@ -15,7 +15,7 @@ from pinlaterd.clock import FakeClock
 from pinlaterd.engines.base import Batch, Checkpoint, EnqueueOp, Search, Searcher, StorageEngine
 from pinlaterd.engines.redis.connection import Server, refusal_words
 from pinlaterd.errors import ShardOwned, StorageError, StorageFull, StorageNotCommitted
-from pinlaterd.model import Job, JobKey, JobState
+from pinlaterd.model import Job, JobState
 from tests.conformance.engine.calls import SEARCHES, STORAGE_CALLS
 from tests.conformance.engine.harness import QUEUE, EngineHarness
 from tests.conftest import FreePort, WaitUntil
@@ -320,36 +320,6 @@ def test_a_full_memory_refuses_new_jobs_and_goes_on_with_the_others(
 
 
 # --- kill -9 of the server, and of its owner ------------------------------------------------
-
-
-def test_a_server_that_is_killed_loses_nothing_acknowledged(
-    new_server: NewServer, new_store: NewStore
-):
-    server = new_server("--appendfsync", "always")
-    store = new_store(server)
-    known: dict[JobKey, JobState] = {}
-    for _ in range(4):
-        known |= dict.fromkeys(store.enqueue(*[b"x" * 300] * 20), JobState.PENDING)
-        claimed = [one.key for one in store.claim(limit=10)]
-        known |= dict.fromkeys(claimed, JobState.IN_PROGRESS)
-        store.succeed(*claimed[:5])
-        known |= dict.fromkeys(claimed[:5], JobState.SUCCEEDED)
-        server.kill()
-        with pytest.raises(StorageError, match="can't be reached"):
-            store.enqueue(b"lost")
-        server.start()
-
-        store.engine.close()
-        ownership = store.engine.open(store.now_ms)
-
-        assert not ownership.clean
-        assert ownership.start_ms > store.ownership.start_ms
-        store.ownership = ownership
-        assert store.states(known) == list(known.values())
-        assert sum(store.depths().values()) == len(known)
-        [key] = store.enqueue(b"next")
-        assert key.local_id > max(before.local_id for before in known)
-        known[key] = JobState.PENDING
 
 
 def test_a_server_that_comes_back_empty_is_given_no_id_twice(

@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from pinlaterd.clock import FakeClock
-from pinlaterd.engines.base import Batch, Checkpoint, EnqueueOp, Finding, StorageEngine
+from pinlaterd.engines.base import Batch, Checkpoint, EnqueueOp, StorageEngine
 from pinlaterd.errors import StorageNotCommitted
 from pinlaterd.model import Job, JobKey, JobState, Payload
 from tests.conformance.engine.calls import STORAGE_CALLS
@@ -149,18 +149,6 @@ def test_their_acks_checkpoints_and_releases_are_no_ops(
     assert lean.fail(second).noop == 1
     assert lean.checkpoint(Checkpoint(third, None, b"new")).noop == 1
     assert lean.depths() == {}
-
-
-def test_a_check_finds_and_removes_one(lean: EngineHarness, stranger: redis.Redis, shard: str):
-    gone, left = lean.enqueue(b"a", b"b")
-    stranger.hdel(f"plb_{shard}_+{QUEUE}", str(gone.local_id))
-    finding = Finding(QUEUE, "entries of jobs that are not there", 1)
-
-    assert lean.engine.check(repair=False) == [finding]
-    assert lean.engine.check(repair=True) == [finding]
-
-    assert lean.engine.check(repair=False) == []
-    assert lean.ready() == [left]
 
 
 @pytest.mark.parametrize("kind", ["plb", "plc", "plu"])

@@ -14,7 +14,7 @@ import pytest
 from pinlaterd.clock import FakeClock
 from pinlaterd.engines.redis.connection import Server
 from pinlaterd.engines.redis.store import has_ended, own_name
-from pinlaterd.errors import ShardOwned, StorageError
+from pinlaterd.errors import ShardOwned
 from tests.conformance.engine.harness import QUEUE
 from tests.conftest import WaitUntil
 from tests.servers.redis import RedisServer, redis_engine
@@ -102,19 +102,3 @@ def test_a_successor_of_a_killed_owner_does_not_wait_for_its_lease(
     assert engine.queues() == {QUEUE}
     engine.heartbeat()
     engine.close()
-
-
-def test_a_living_owner_of_this_machine_keeps_its_shard(
-    redis_server: RedisServer, shard: str, clock: FakeClock
-):
-    first, second = _engine(redis_server.address, shard), _engine(redis_server.address, shard)
-    first.open(clock.now_ms())
-
-    for _ in range(3):
-        with pytest.raises(ShardOwned):
-            second.open(clock.now_ms())
-
-    first.heartbeat()
-    with pytest.raises(StorageError, match="is not open"):
-        second.heartbeat()
-    first.close()

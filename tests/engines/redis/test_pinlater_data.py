@@ -199,29 +199,6 @@ def _read_in_pages(store: EngineHarness, limit: int) -> list[PendingKey]:
     return read
 
 
-@pytest.mark.parametrize("limit", [1, 3, 7, 1000])
-def test_of_one_millisecond_the_lower_number_comes_first_whatever_its_digits(
-    serve: EngineHarness, pinlater: PinLater, limit: int
-):
-    seconds = 1_421_450_000.5
-    ids = [1, 2, 9, 10, 11, 19, 20, 99, 100, 101, 110, 111, 1000, 12_345, 999_999, 1_000_000]
-    for local_id in reversed(ids):
-        pinlater.put(local_id, JobState.PENDING, seconds)
-    for offset, local_id in enumerate((7_000, 70, 700)):  # of the same millisecond, too
-        pinlater.put(local_id, JobState.PENDING, seconds + (offset - 1) * 0.0002)
-    pinlater.put(5, JobState.PENDING, seconds + 0.001)
-    pinlater.put(6_000, JobState.PENDING, seconds - 0.001)
-
-    read = _read_in_pages(serve, limit)
-
-    at_ms = 1_421_450_000_500
-    assert read == [
-        PendingKey(at_ms - 1, 6_000),
-        *[PendingKey(at_ms, local_id) for local_id in sorted([*ids, 70, 700, 7_000])],
-        PendingKey(at_ms + 1, 5),
-    ]
-
-
 def test_whatever_the_numbers_and_times_any_page_is_in_order(
     serve: EngineHarness, stranger: redis.Redis, shard: str
 ):
