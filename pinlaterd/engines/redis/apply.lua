@@ -94,13 +94,14 @@ if count > 0 then
     local running = set_key(queue, priority, IN_PROGRESS)
     local held, noted = redis.call('ZMSCORE', running, unpack(ids)), names and claims_of(queue, ids)
     local evicted = is_lean(queue) and redis.call('EXISTS', jobs_key(queue)) == 0
-    local noteworthy, ended = text ~= '' or not is_lean(queue), {}
+    local noteworthy, ended, count_ended = text ~= '' or not is_lean(queue), {}, 0
     for at = 1, #ids do
       local id, score = ids[at], held[at]
       local applies = score and (not names or noted[at] == names[at])
       local ends = applies and not evicted
       if ends and (not noteworthy or note_end(queue, id, text, score)) then
-        ended[#ended + 1] = id
+        count_ended = count_ended + 1
+        ended[count_ended] = id
       else
         missed[#missed + 1] = at
         if applies then

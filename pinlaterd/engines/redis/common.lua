@@ -161,7 +161,8 @@ local function add_all(set, queue, ms, ids)
     members[1], members[2] = '0', LONG_MEMBER
     at = 3
   end
-  for _, id in ipairs(ids) do
+  for nth = 1, #ids do
+    local id = ids[nth]
     if #id ~= digits then
       digits = #id
       -- Of whole numbers this is the fastest form.

@@ -49,6 +49,7 @@ log = logging.getLogger(__name__)
 _EVICTED = -1  # what scripts say of an id whose hash is gone
 _MOST_RESCORED_AT_ONCE = 5_000
 _CHECKED_AT_ONCE = 1_000
+_MOST_READ_AT_ONCE = 4_000  # Redis' Lua has room for twice as many on its stack
 _new = tuple.__new__  # half the cost of calling a NamedTuple, for each job of a batch
 
 
@@ -152,6 +153,7 @@ class RedisEngine(Store, StorageEngine):
     ) -> Sequence[Payload | None]:
         """`mixed`: jobs of other priorities may be among them, and are none then. To `pinlaters`
         queue and priority are added, if jobs of PinLater's are among them."""
+        local_ids = local_ids[:_MOST_READ_AT_ONCE]
         stored = self.known(queue)
         arguments = (stored, priority, most_bytes, "1" if mixed else "0", *local_ids)
         *columns, has_pinlaters = self.read(scripts.PAYLOADS, *arguments)
