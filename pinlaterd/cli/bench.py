@@ -11,27 +11,7 @@ from typing import Any
 
 import click
 
-from pinlaterd.cli import command, pinlater
-from pinlaterd.cli.callers import (
-    AtEmpty,
-    Batches,
-    CycleCaller,
-    DequeueCaller,
-    EnqueueCaller,
-    LoadPlan,
-    alike_batches,
-    bench_body,
-    check_for_foreign_jobs,
-)
-from pinlaterd.cli.load import (
-    ARRIVALS,
-    LATE_AFTER_SECONDS,
-    Caller,
-    ClosedLoop,
-    Kind,
-    OpenLoop,
-    Outcome,
-)
+from pinlaterd.cli import callers, command, load, pinlater
 from pinlaterd.client import Client
 from pinlaterd.lifecycle import ExitCode, StopSignal
 from pinlaterd.model import Job
@@ -80,7 +60,7 @@ _bench_options = command.together(
     ),
     command.option(
         "--arrivals",
-        type=click.Choice(list(ARRIVALS)),
+        type=click.Choice(list(load.ARRIVALS)),
         help="With --rate: calls are due at random, as those of callers who know nothing of each "
         f"other, or at even intervals  [default: {_DEFAULT_ARRIVALS}]",
     ),
@@ -105,7 +85,7 @@ _taking_options = command.together(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan(LoadPlan):
+class Plan(callers.LoadPlan):
     """What every bench is told on the command line."""
 
     create: bool
@@ -122,7 +102,7 @@ class Plan(LoadPlan):
 
     @property
     def job(self) -> Job:
-        return Job(bench_body(self.body_bytes), priority=self.priority or 1)
+        return Job(callers.bench_body(self.body_bytes), priority=self.priority or 1)
 
     @property
     def measured_seconds(self) -> float:
@@ -130,13 +110,13 @@ class Plan(LoadPlan):
             return self.seconds
         return _DEFAULT_SECONDS if self.num_queries is None else math.inf
 
-    def batches(self) -> Batches:
-        return Batches(alike_batches(self.job, batch_size=self.batch_size))
+    def batches(self) -> callers.Batches:
+        return callers.Batches(callers.alike_batches(self.job, batch_size=self.batch_size))
 
-    def pace(self) -> ClosedLoop:
+    def pace(self) -> load.ClosedLoop:
         if self.rate is None:
-            return ClosedLoop(self.calls)
-        return OpenLoop(
+            return load.ClosedLoop(self.calls)
+        return load.OpenLoop(
             self.arrivals or _DEFAULT_ARRIVALS,
             self.rate,
             warm_up_seconds=self.warm_up_seconds,
@@ -182,7 +162,9 @@ def enqueue(**options: Any) -> None:
     """
     plan = Plan(**options)
     batches = plan.batches()
-    _measure(plan, [Kind.ENQUEUE], lambda client: EnqueueCaller(client, plan.queue, batches))
+    _measure(
+        plan, [load.Kind.ENQUEUE], lambda client: callers.EnqueueCaller(client, plan.queue, batches)
+    )
 
 
 @bench.command()
@@ -209,12 +191,10 @@ def dequeue(*, fill_jobs: int | None, **options: Any) -> None:
       pinlater bench dequeue --queue bench --rate 500 --concurrency 16
     """
     plan = Plan(**options)
-    ours = not plan.all_jobs
     _measure(
         plan,
-        [Kind.DEQUEUE],
-        lambda client: DequeueCaller(client, plan, AtEmpty.END_RUN, bench_jobs_only=ours),
-        checks=ours,
+        [load.Kind.DEQUEUE],
+        lambda client: callers.DequeueCaller(client, plan, callers.AtEmpty.END_RUN),
         fill_jobs=plan.jobs_to_take() if fill_jobs is None else fill_jobs,
     )
 
@@ -234,13 +214,8 @@ def cycle(**options: Any) -> None:
       pinlater bench cycle --queue bench --rate 300 --concurrency 16 --seconds 60
     """
     plan = Plan(**options)
-    batches, ours = plan.batches(), not plan.all_jobs
-    _measure(
-        plan,
-        list(Kind),
-        lambda client: CycleCaller(client, plan, batches, bench_jobs_only=ours),
-        checks=ours,
-    )
+    batches = plan.batches()
+    _measure(plan, list(load.Kind), lambda client: callers.CycleCaller(client, plan, batches))
 
 
 # --- a run ------------------------------------------------------------------------------------
@@ -248,14 +223,13 @@ def cycle(**options: Any) -> None:
 
 def _measure(
     plan: Plan,
-    kinds: Sequence[Kind],
-    caller: Callable[[Client], Caller],
+    kinds: Sequence[load.Kind],
+    caller: Callable[[Client], load.Caller],
     *,
-    checks: bool = False,
     fill_jobs: int = 0,
 ) -> None:
-    """`checks`: that the queue holds no jobs of others."""
     pace = plan.pace()
+    checks = load.Kind.DEQUEUE in kinds and not plan.all_jobs
     outcome = pinlater.run_load(
         plan,
         kinds,
@@ -283,7 +257,7 @@ def _prepare(plan: Plan, client: Client, stop: StopSignal, *, checks: bool, fill
     elif plan.queue not in client.queue_names():
         command.fail(f"queue {command.printable(plan.queue)!r} does not exist; --create makes it")
     if checks:
-        check_for_foreign_jobs(client, plan.queue)
+        callers.check_for_foreign_jobs(client, plan.queue)
     if plan.tell is not None and fill_jobs:
         plan.tell(
             f"filling queue {command.printable(plan.queue)} with {how_many(fill_jobs, 'job')}"
@@ -297,10 +271,10 @@ def _prepare(plan: Plan, client: Client, stop: StopSignal, *, checks: bool, fill
 # --- its report -------------------------------------------------------------------------------
 
 
-def report_facts(plan: Plan, outcome: Outcome, pace: ClosedLoop) -> dict[str, Any]:
+def report_facts(plan: Plan, outcome: load.Outcome, pace: load.ClosedLoop) -> dict[str, Any]:
     """A run, for JSON."""
     schedule = None
-    if isinstance(pace, OpenLoop):
+    if isinstance(pace, load.OpenLoop):
         unstarted_seconds = pace.unstarted_seconds()
         schedule = pace.facts(unstarted_seconds)
         # Calls that were due and never started have waited, too: leaving them out would make an
@@ -365,7 +339,7 @@ def report_lines(facts: dict[str, Any], wanted_seconds: float) -> Iterator[str]:
 
 
 def _ran_out_line(facts: dict[str, Any], wanted_seconds: float) -> str:
-    jobs_per_second = facts["kinds"][Kind.DEQUEUE]["jobs_per_second"]
+    jobs_per_second = facts["kinds"][load.Kind.DEQUEUE]["jobs_per_second"]
     cure = "--fill makes some"
     if jobs_per_second and math.isfinite(wanted_seconds):
         whole_seconds = facts["warm_up_seconds"] + wanted_seconds
@@ -378,7 +352,7 @@ def _schedule_lines(schedule: dict[str, Any], cpu_percent: float) -> Iterator[st
     were = "was" if schedule["due"] == 1 else "were"
     yield (
         f"schedule: {how_many(schedule['due'], 'call')} {were} due, {schedule['started']:,} "
-        f"started. More than {1000 * LATE_AFTER_SECONDS:g} ms late: "
+        f"started. More than {1000 * load.LATE_AFTER_SECONDS:g} ms late: "
         f"{schedule['late_all_busy']:,} as all connections were busy, "
         f"{schedule['late_to_wake']:,} as this process woke up late; the latest by "
         f"{schedule['latest_ms']:,.1f} ms"

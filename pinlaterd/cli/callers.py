@@ -275,7 +275,8 @@ class AtEmpty(Enum):
 class LoadPlan:
     """What the command line says of a load.
 
-    `success_percent` of the jobs, chosen at random, succeed; the others fail.
+    `success_percent` of the jobs, chosen at random, succeed; the others fail. Without `all_jobs`,
+    jobs that the bench did not make are released, at no attempt's cost, and end the run.
     """
 
     queue: str
@@ -286,6 +287,7 @@ class LoadPlan:
     priority: int | None = None
     body_bytes: int = MIN_BODY_BYTES
     success_percent: int = 100
+    all_jobs: bool = True
 
     @property
     def tell(self) -> Callable[[str], None] | None:
@@ -318,25 +320,19 @@ def check_for_foreign_jobs(client: Client, queue: str) -> None:
 
 
 class DequeueCaller:
-    """Dequeues, and acknowledges the jobs of the call before in the same call. `inspect` sees each.
-
-    With `bench_jobs_only`, jobs that the bench did not make are released, at no attempt's cost, and
-    end the run."""
+    """Dequeues, and acknowledges the jobs of the call before with it. `inspect` sees each job."""
 
     def __init__(
         self,
         client: Client,
         plan: LoadPlan,
         at_empty: AtEmpty,
-        *,
-        bench_jobs_only: bool = False,
         inspect: Callable[[ClaimedJob], None] = lambda _job: None,
     ) -> None:
         self.kind = Kind.DEQUEUE
         self._client = client
         self._plan = plan
         self._at_empty = at_empty
-        self._bench_jobs_only = bench_jobs_only
         self._inspect = inspect
         self._was_empty = False
         # what is claimed and not yet acknowledged
@@ -381,7 +377,7 @@ class DequeueCaller:
         return len(jobs)
 
     def _end_of(self, job: ClaimedJob) -> list[ClaimedJob]:
-        if self._bench_jobs_only and not _is_bench_job(job):
+        if not self._plan.all_jobs and not _is_bench_job(job):
             return self._foreign
         succeeds = random.random() * 100 < self._plan.success_percent
         return self._succeeded if succeeds else self._failed
@@ -409,10 +405,8 @@ class DequeueCaller:
 class CycleCaller(DequeueCaller):
     """A job's whole life in three calls: enqueue, dequeue, ack. One that fails is made again."""
 
-    def __init__(
-        self, client: Client, plan: LoadPlan, batches: Batches, *, bench_jobs_only: bool
-    ) -> None:
-        super().__init__(client, plan, AtEmpty.END_RUN, bench_jobs_only=bench_jobs_only)
+    def __init__(self, client: Client, plan: LoadPlan, batches: Batches) -> None:
+        super().__init__(client, plan, AtEmpty.END_RUN)
         self.kind = Kind.ENQUEUE
         self._enqueues = EnqueueCaller(client, plan.queue, batches)
 

@@ -13,21 +13,7 @@ from typing import IO, Any
 import click
 
 from pinlaterd import __version__
-from pinlaterd.cli import command
-from pinlaterd.cli.callers import (
-    MIN_BODY_BYTES,
-    AtEmpty,
-    Batches,
-    DeliveryAudit,
-    DequeueCaller,
-    EnqueueCaller,
-    LoadPlan,
-    Verdict,
-    alike_batches,
-    line_batches,
-    stamped_batches,
-)
-from pinlaterd.cli.load import Caller, ClosedLoop, Kind, Load, LoadStopped, Outcome, name_of
+from pinlaterd.cli import callers, command, load
 from pinlaterd.client import Client
 from pinlaterd.lifecycle import ExitCode, StopSignal
 from pinlaterd.model import Job
@@ -41,7 +27,7 @@ priority_option = command.option(
 )
 body_bytes_option = command.option(
     "--body-bytes",
-    type=click.IntRange(min=MIN_BODY_BYTES),
+    type=click.IntRange(min=callers.MIN_BODY_BYTES),
     default=200,
     help="Size of a made-up body.",
 )
@@ -82,16 +68,16 @@ def num_queries_option(
 
 
 def run_load(
-    plan: LoadPlan,
-    kinds: Sequence[Kind],
-    caller: Callable[[Client], Caller],
-    pace: ClosedLoop,
+    plan: callers.LoadPlan,
+    kinds: Sequence[load.Kind],
+    caller: Callable[[Client], load.Caller],
+    pace: load.ClosedLoop,
     *,
     prepare: Callable[[Client, StopSignal], None] = lambda _client, _stop: None,
     slow_ms: float = math.inf,
     warm_up_seconds: float = 0.0,
     seconds: float = math.inf,
-) -> Outcome:
+) -> load.Outcome:
     """`caller` makes that of one connection; `prepare` comes before the load."""
     stop = StopSignal()
     # Not before the figures are shown: one more signal shall not cost them.
@@ -104,11 +90,11 @@ def run_load(
             prepare(clients[0], stop)
             for client in clients:
                 client.queue_names()  # connects: a connection's set-up is no call's latency
-            load = Load([caller(client) for client in clients], kinds, pace, slow_ms=slow_ms)
-            return load.run(
+            made = load.Load([caller(client) for client in clients], kinds, pace, slow_ms=slow_ms)
+            return made.run(
                 warm_up_seconds=warm_up_seconds, seconds=seconds, stop=stop, show=plan.tell
             )
-        except LoadStopped as error:
+        except load.LoadStopped as error:
             command.fail(str(error))
 
 
@@ -161,25 +147,25 @@ def enqueue(*, from_file: IO[bytes] | None, body: str | None, **options: Any) ->
     """
     if from_file is not None and body is not None:
         raise click.UsageError("--body and --from-file exclude each other; give one of them")
-    plan = LoadPlan(**options)
+    plan = callers.LoadPlan(**options)
     calls, priority, batch_size = plan.calls, plan.priority or 1, plan.batch_size
     if plan.num_queries is None and from_file is None:
         calls = 1
     if from_file is not None:
-        batches = line_batches(from_file, batch_size=batch_size, priority=priority)
+        batches = callers.line_batches(from_file, batch_size=batch_size, priority=priority)
     elif body is not None:
         text = body.encode("utf-8", "surrogateescape")  # the very bytes of the command line
-        batches = alike_batches(Job(text, priority=priority), batch_size=batch_size)
+        batches = callers.alike_batches(Job(text, priority=priority), batch_size=batch_size)
     else:
-        batches = stamped_batches(
+        batches = callers.stamped_batches(
             batch_size=batch_size, body_bytes=plan.body_bytes, priority=priority
         )
-    source, is_file = Batches(batches), from_file is not None
+    source, is_file = callers.Batches(batches), from_file is not None
     outcome = run_load(
         plan,
-        [Kind.ENQUEUE],
-        lambda client: EnqueueCaller(client, plan.queue, source, all_or_stop=is_file),
-        ClosedLoop(calls),
+        [load.Kind.ENQUEUE],
+        lambda client: callers.EnqueueCaller(client, plan.queue, source, all_or_stop=is_file),
+        load.ClosedLoop(calls),
     )
     _report("enqueued", outcome)
 
@@ -197,9 +183,9 @@ def dequeue(**options: Any) -> None:
       pinlater dequeue --queue mail --num-queries 10 --batch-size 100
       pinlater dequeue --queue mail --num-queries -1 --dequeue-success-percent 95
     """
-    plan = LoadPlan(**options)
-    callers = functools.partial(DequeueCaller, plan=plan, at_empty=AtEmpty.WAIT)
-    _report("dequeued", run_load(plan, [Kind.DEQUEUE], callers, ClosedLoop(plan.calls)))
+    plan = callers.LoadPlan(**options)
+    make = functools.partial(callers.DequeueCaller, plan=plan, at_empty=callers.AtEmpty.WAIT)
+    _report("dequeued", run_load(plan, [load.Kind.DEQUEUE], make, load.ClosedLoop(plan.calls)))
 
 
 @cli.command("check-dequeue")
@@ -218,20 +204,20 @@ def check_dequeue(**options: Any) -> None:
       pinlater enqueue --queue check --num-queries 100 --batch-size 100
       pinlater check-dequeue --queue check --batch-size 100 --concurrency 4
     """
-    plan, audit = LoadPlan(**options), DeliveryAudit()
-    callers = functools.partial(
-        DequeueCaller, plan=plan, at_empty=AtEmpty.WAIT_AND_END, inspect=audit.enter
+    plan, audit = callers.LoadPlan(**options), callers.DeliveryAudit()
+    make = functools.partial(
+        callers.DequeueCaller, plan=plan, at_empty=callers.AtEmpty.WAIT_AND_END, inspect=audit.enter
     )
-    outcome = run_load(plan, [Kind.DEQUEUE], callers, ClosedLoop(plan.calls))
+    outcome = run_load(plan, [load.Kind.DEQUEUE], make, load.ClosedLoop(plan.calls))
     verdict = audit.verdict()
     _report("dequeued", outcome, verdict)
     if verdict.faults:
         sys.exit(ExitCode.FAILURE)
 
 
-def _report(did: str, outcome: Outcome, verdict: Verdict | None = None) -> None:
+def _report(did: str, outcome: load.Outcome, verdict: callers.Verdict | None = None) -> None:
     [figures] = outcome.kinds.values()
-    figures.errors.update(map(name_of, outcome.left_claimed))
+    figures.errors.update(map(load.name_of, outcome.left_claimed))
     facts = {
         "seconds": round(outcome.seconds, 3),
         **figures.facts(outcome.seconds, {"p50_ms": 0.5, "p99_ms": 0.99}),
@@ -248,7 +234,7 @@ def _report(did: str, outcome: Outcome, verdict: Verdict | None = None) -> None:
         sys.exit(ExitCode.FAILURE)
 
 
-def _verdict_lines(verdict: Verdict) -> Iterator[str]:
+def _verdict_lines(verdict: callers.Verdict) -> Iterator[str]:
     yield (
         f"checked {how_many(verdict.distinct, 'job')} of {how_many(verdict.runs, 'run')}: "
         f"{how_many(verdict.duplicates, 'duplicate')}, {verdict.missing:,} missing, "
