@@ -143,9 +143,7 @@ WITHOUT_BODY = (
     + b", claim_descriptor, NULL"
 )  # fmt: skip
 WITH_BODY = WITHOUT_BODY.replace(b", NULL", b", COALESCE(body, '')")
-_PAYLOAD = (
-    b"local_id, COALESCE(body, ''), COALESCE(attempts_allowed, 1), COALESCE(attempts_remaining, 1)"
-)
+_ATTEMPTS = b"COALESCE(attempts_allowed, 1), COALESCE(attempts_remaining, 1)"
 _new = tuple.__new__  # half the cost of calling a NamedTuple, for each job of a batch
 
 
@@ -164,23 +162,30 @@ def read_payloads(
     """As StorageEngine.payloads. `rows`: what a statement reads."""
     if not local_ids:
         return []
+    ids = sorted(set(local_ids))
+
+    def read(columns: bytes, ids: Sequence[int]) -> list[tuple[Any, ...]]:
+        return [
+            row
+            for statement in select(table, columns, ids, None)
+            for row in rows(statement + b" ORDER BY local_id")
+        ]
+
     # So that all small bodies together are within the bound; of large ones the size is read.
-    small = max(most_bytes // len(local_ids), 256)
-    columns = (
-        b"local_id, IF(LENGTH(body) <= %d, body, NULL), COALESCE(attempts_allowed, 1),"
-        b" COALESCE(attempts_remaining, 1), COALESCE(LENGTH(body), 0)" % small
-    )
-    found = {
-        row[0]: row
-        for statement in select(table, columns, local_ids, None)
-        for row in rows(statement)
-    }
-    fitting = _fitting(local_ids, {i: row[4] for i, row in found.items()}, most_bytes)
-    ids = local_ids[:fitting]
-    large = [i for i in ids if i in found and found[i][1] is None]
-    for statement in select(table, _PAYLOAD, large, None):
-        found.update((row[0], row) for row in rows(statement))
-    return [_new(Payload, found[local_id][1:4]) if local_id in found else None for local_id in ids]
+    is_small = b"IF(LENGTH(body) <= %d, " % max(most_bytes // len(local_ids), 256)
+    size = b"NULL, COALESCE(LENGTH(body), 0))"
+    columns = is_small + b"body, NULL), " + _ATTEMPTS + b", " + is_small + size
+    found = read(columns, ids)  # their ids need not be read where none is missing
+    if len(found) < len(ids):
+        found = read(columns + b", local_id", ids)
+        ids = [row[4] for row in found]
+    by_id = dict(zip(ids, found, strict=True))
+    sizes = {i: row[3] if row[0] is None else len(row[0]) for i, row in by_id.items()}
+    fitting = local_ids[: _fitting(local_ids, sizes, most_bytes)]
+    large = [i for i in fitting if i in by_id and by_id[i][0] is None]
+    for *payload, local_id in read(b"COALESCE(body, ''), " + _ATTEMPTS + b", local_id", large):
+        by_id[local_id] = tuple(payload)
+    return [_new(Payload, by_id[i][:3]) if i in by_id else None for i in fitting]
 
 
 def _fitting(local_ids: Sequence[int], sizes: Mapping[int, int], most_bytes: int) -> int:

@@ -3,9 +3,9 @@
 The server's lock `pinlaterd:<shard>` makes an owner: the connection that holds it, and writes,
 owns the shard. The server ends both when it has heard nothing for `lease_seconds`, and with them
 whatever transaction was under way. So a process that was frozen or cut off has lost the power to
-write together with the lock, and finds out with its next statement; and whoever gets the lock next
-knows that nothing of its predecessor is under way. A lost connection is never replaced silently:
-the store refuses everything until it is opened again, and looks then who owns the shard now.
+write together with the lock, and finds out with its next statement; and the next owner knows that
+nothing of its predecessor is under way. A lost connection is never replaced silently: the store
+refuses everything until it is opened again, and looks then who owns the shard now.
 
 All of this takes for granted that a connection of ours is one connection of the server, from its
 beginning to its end. A proxy that passes bytes on keeps to that; one that multiplexes (hands each
