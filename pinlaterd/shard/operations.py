@@ -103,8 +103,9 @@ class Commit:
         for (queue, jobs), local_ids in zip(batch.enqueues, result.enqueues, strict=True):
             at = 0
             for enqueue in self.enqueues[queue]:
-                enqueue.local_ids = local_ids[at : at + enqueue.rows]
-                at += enqueue.rows
+                end = at + len(enqueue.jobs)
+                enqueue.local_ids = local_ids[at:end]
+                at = end
             state.stored(queue, jobs, local_ids, now_ms)
         for (_, claimed), payloads in zip(self.claims, result.claims, strict=True):
             claimed(payloads, now_ms)
