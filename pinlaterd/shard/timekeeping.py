@@ -14,14 +14,15 @@ clock: local ids begin with the time (engines.base.first_local_id), and must not
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
-import os
 from collections import deque
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from pinlaterd.clock import Clock
+from pinlaterd.config.files import replace_file
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +41,17 @@ class _Break(NamedTuple):
     served: float  # seconds
     before_ms: int
     after_ms: int
+
+
+class _Noted(msgspec.Struct):
+    """What the file holds. All but `boot` is as of when it was written."""
+
+    boot: str
+    elapsed: float
+    now_ms: int
+    latest_ms: int = 0
+    absent: float = 0.0
+    breaks: list[_Break] = []
 
 
 class Timekeeper:
@@ -61,22 +73,16 @@ class Timekeeper:
         """Before the store is opened: go on with the clock of a predecessor in this boot."""
         if self._begun or self._file is None:
             return
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            noted = json.loads(self._file.read_text())
-            elapsed, now_ms = float(noted["elapsed"]), int(noted["now_ms"])
-            latest_ms = int(noted.get("latest_ms", now_ms))
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            noted = msgspec.json.decode(self._file.read_bytes(), type=_Noted)
+            latest_ms = noted.latest_ms or noted.now_ms
             self._latest = (self._clock.elapsed(), latest_ms + _UNNOTED_MS)
-            absent = float(noted["absent"])
-            breaks = [
-                _Break(float(served), int(before_ms), int(after_ms))
-                for served, before_ms, after_ms in noted["breaks"]
-            ]
-            since = self._clock.elapsed() - elapsed
-            if noted["boot"] and noted["boot"] == _boot_id() and since >= 0:
-                self._clock.resume(now_ms + round(since * 1000))
-                self._latest = (elapsed, latest_ms)
-                self._alive = (elapsed, now_ms)
-                self._absent, self._breaks = absent, deque(breaks, _MOST_BREAKS)
+            since = self._clock.elapsed() - noted.elapsed
+            if noted.boot and noted.boot == _boot_id() and since >= 0:
+                self._clock.resume(noted.now_ms + round(since * 1000))
+                self._latest = (noted.elapsed, latest_ms)
+                self._alive = (noted.elapsed, noted.now_ms)
+                self._absent, self._breaks = noted.absent, deque(noted.breaks, _MOST_BREAKS)
 
     def latest_ms(self) -> int:
         """The time, or that of the owner that was furthest ahead, as if it served still."""
@@ -162,20 +168,10 @@ class Timekeeper:
             return
         elapsed, now_ms = self._clock.elapsed(), self._clock.now_ms()
         self._latest = (elapsed, self.latest_ms())
-        text = json.dumps(
-            {
-                "boot": _boot_id(),
-                "elapsed": elapsed,
-                "now_ms": now_ms,
-                "latest_ms": self._latest[1],
-                "absent": self._absent,
-                "breaks": list(self._breaks),
-            }
-        )
-        written = self._file.with_name(self._file.name + ".new")
+        breaks = list(self._breaks)
+        noted = _Noted(_boot_id(), elapsed, now_ms, self._latest[1], self._absent, breaks)
         try:
-            written.write_text(text + "\n")
-            os.replace(written, self._file)  # noqa: PTH105  (one system call)
+            replace_file(self._file, msgspec.json.encode(noted))
         except OSError as error:
             log.warning("can't note the time in %s: %s", self._file, error)
 
