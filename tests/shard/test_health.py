@@ -34,7 +34,7 @@ def fail(health: StoreHealth, times: int, *, at: float = 0.0) -> None:
         health.failed(at)
 
 
-def test_a_store_that_fails_several_times_in_a_row_ails(health):
+def test_a_store_that_fails_several_times_in_a_row_is_degraded(health):
     fail(health, 2)
     use(health, 1)
     fail(health, 2)
@@ -45,7 +45,7 @@ def test_a_store_that_fails_several_times_in_a_row_ails(health):
     assert health.reason == "its store failed 3 times in a row"
 
 
-def test_a_store_that_fails_half_of_the_time_ails(health):
+def test_a_store_that_fails_half_of_the_time_is_degraded(health):
     for _ in range(4):
         fail(health, 1)
         use(health, 1)
@@ -70,7 +70,7 @@ def test_failures_are_forgotten_once_the_window_has_passed(health):
     assert health.degraded
 
 
-def test_a_store_that_becomes_much_slower_than_it_was_ails(health):
+def test_a_store_that_becomes_much_slower_than_it_was_is_degraded(health):
     use(health, LEAST_USES)
     use(health, 100, seconds=PACE * 9)
     assert not health.degraded

@@ -399,7 +399,7 @@ def test_while_its_store_cannot_be_opened_all_is_refused(shard, engine):
     assert [job.body for job in shard.dequeue()] == [b"a"]
 
 
-def test_a_store_that_keeps_failing_ails_until_it_has_done_well_for_a_while(shard, engine):
+def test_a_store_that_keeps_failing_is_degraded_until_it_has_done_well_for_a_while(shard, engine):
     for failures in range(1, 6):
         engine.on_apply = break_down
         shard.results(EnqueueRequest("mail", [Job(b"bad")]))
@@ -432,7 +432,7 @@ def test_a_store_that_fails_as_soon_as_it_is_open_is_opened_less_and_less_often(
     assert shard.service.idle_seconds() == 0
 
 
-def test_a_store_that_is_full_does_not_ail(shard, engine):
+def test_a_store_that_is_full_is_not_degraded(shard, engine):
     """It refuses beyond doubt; its jobs have to be dequeued, so that there is room again."""
     engine.on_apply = refuse({b"more"}, StorageFull)
 
@@ -470,7 +470,7 @@ def test_a_call_that_does_not_fit_leaves_the_room_to_the_others(shard, engine):
     assert len(results[1]) == len(results[3]) == 1
 
 
-def test_a_store_that_refuses_every_batch_ails(shard, engine):
+def test_a_store_that_refuses_every_batch_is_degraded(shard, engine):
     def refuse_all(_batch: Batch) -> None:
         raise StorageNotCommitted("no statement goes well")
 
@@ -485,7 +485,7 @@ def test_a_store_that_refuses_every_batch_ails(shard, engine):
     assert shard.service.serving
 
 
-def test_a_call_that_fails_each_batch_it_is_in_does_not_make_the_store_ail(shard, engine):
+def test_a_call_that_fails_each_batch_it_is_in_does_not_degrade_the_store(shard, engine):
     engine.on_apply = refuse({b"poison"})
 
     for _ in range(20):
@@ -494,7 +494,7 @@ def test_a_call_that_fails_each_batch_it_is_in_does_not_make_the_store_ail(shard
     assert shard.service.degraded == ""
 
 
-def test_a_store_that_is_closed_ails_until_it_is_open(shard, engine):
+def test_a_store_that_is_closed_is_degraded_until_it_is_open(shard, engine):
     engine.on_apply = break_down
     shard.results(EnqueueRequest("mail", [Job(b"b")]))
     assert "the disk is gone" in shard.service.degraded
