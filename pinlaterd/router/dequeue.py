@@ -15,30 +15,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import TypeVar, cast
 
-from pinlaterd.clock import Clock
 from pinlaterd.errors import DequeueRateLimited, InvalidRequest, NoHealthyShards, PinLaterError
-from pinlaterd.model import (
-    CallContext,
-    ClaimedJob,
-    DequeueRequest,
-    DequeueResult,
-    JobDescriptor,
-    Method,
-)
+from pinlaterd.model import ClaimedJob, DequeueRequest, DequeueResult, JobDescriptor, Method
 from pinlaterd.router import routing
 from pinlaterd.router.admission import Admission
-from pinlaterd.router.call import Call, Query, Shared, ask_all, failure, results_of
+from pinlaterd.router.call import Call, Query, Replies, Shared, failure, results_of
 from pinlaterd.router.fan_out import FanOut
 from pinlaterd.rpc import codec
+from pinlaterd.rpc.peek import MAX_WAIT, UNUSUAL
+from pinlaterd.rpc.tuned import dequeue_without_acks
 from pinlaterd.wire.envelope import GiveUp, ReplyEntry, ShardCall, Status
 from pinlaterd.wire.link import ShardLink
 
 T = TypeVar("T")
+# Whether maxWaitMillis is given and not 0, or a text looks like it.
+_MAY_WAIT = re.compile(re.escape(MAX_WAIT) + rb"(?!\x00{4})").search
 
 
 class Dequeuer:
@@ -73,31 +70,56 @@ class Dequeuer:
         candidates = [shard for shard, level in zip(shards, levels, strict=True) if level == best]
         return candidates[int(self._shared.rng.random() * len(candidates))]
 
+    def join(self, call: Call, first: ShardLink, reply: ReplyEntry) -> bool:
+        """Complete what `first` gave as the other shards answer, without a task of its own. False:
+        it may have to wait, or is no plain dequeue."""
+        if not call.claims or (not reply.jobs and _MAY_WAIT(call.message)):
+            return False
+        try:
+            message = dequeue_without_acks(call.message)
+        except UNUSUAL:
+            return False
+        request = DequeueRequest(call.peek.queue or "", call.peek.limit)
+        gathering = Gathering(self._shared, call, request, message)
+
+        def joined(error: PinLaterError | None) -> None:
+            if error is None:
+                gathering.deliver()
+            else:
+                gathering.release()
+                call.fail(error)
+
+        try:
+            gathering.begin_with(first, reply)
+        except NoHealthyShards as error:
+            joined(error)
+        else:
+            gathering.claim(request.limit, joined)
+        return True
+
     async def run(self, call: Call, first: tuple[ShardLink, ReplyEntry] | None = None) -> None:
-        """Serve a dequeue whose acks, coverage or rate take more than passing it through; or of
-        which the `first` shard gave a part, and has carried out the acks."""
+        """Serve a dequeue whose acks, coverage or rate take more than passing it through, or that
+        may wait. The `first` shard has given a part of it, and has carried out the acks."""
         _, context, decoded = call.decode(self._shared.settings.max_jobs_per_call)
         request = cast("DequeueRequest", decoded)
-        gathering = _Gathering(call, context, request, self._shared.clock)
         if first is None:
             if request.acks is not None:
                 # Carried out whatever becomes of the dequeue. If one fails, that is the answer.
                 await self._fan_out.ack(Query(Method.ACK, context, call.deadline), request.acks)
             _check(request)
-        else:
-            gathering.cover(self._covered(request))
-            if not request.dry_run:
-                gathering.take(*first)
-        await self._serve(gathering)
+        own = request._replace(acks=None, coverage=1.0, max_wait_ms=0)
+        message = codec.encode_call(Method.DEQUEUE, call.peek.head.seqid, context, own)
+        gathering = Gathering(self._shared, call, request, message)
+        try:
+            if first is not None:
+                gathering.begin_with(*first)
+            await self._serve(gathering)
+        except BaseException:
+            gathering.release()
+            raise
 
-    def _covered(self, request: DequeueRequest) -> list[ShardLink]:
-        shards = self._shards.preferred()
-        if not shards:
-            raise NoHealthyShards
-        return routing.cover(shards, request.coverage, self._shared.rng)
-
-    async def _serve(self, gathering: _Gathering) -> None:
-        """Gather, wait while there is nothing, answer; what can't be delivered goes back."""
+    async def _serve(self, gathering: Gathering) -> None:
+        """Gather, wait while there is nothing, answer."""
         call, request = gathering.call, gathering.request
         wait_ms = min(request.max_wait_ms, self._shared.settings.max_dequeue_wait_ms)
         if call.peek.head.oneway:
@@ -105,28 +127,21 @@ class Dequeuer:
         wait_until = call.started + wait_ms / 1000
         # What a call takes comes on top of what it waits.
         gathering.deadline = call.deadline + wait_ms / 1000
-        try:
-            while True:
-                refused = await self._gather(gathering, wait_until)
-                seconds = wait_until - self._shared.clock.monotonic()
-                if gathering.jobs or refused or seconds <= 0 or call.answer.gone or self._stopping:
-                    break
-                await self._wait_for_jobs(gathering, seconds)
-                if not call.granted_bytes:
-                    break  # its client has not read the answers before: see admission
-        except BaseException:
-            gathering.release()
-            raise
-        if refused and not gathering.jobs:
+        while True:
+            refused = await self._gather(gathering, wait_until)
+            seconds = wait_until - self._shared.clock.monotonic()
+            if gathering.found or refused or seconds <= 0 or call.answer.gone or self._stopping:
+                break
+            await self._wait_for_jobs(gathering, seconds)
+            if not call.granted_bytes:
+                break  # its client has not read the answers before: see admission
+        if refused and not gathering.found:
             raise DequeueRateLimited(
                 f"queue {request.queue!r} has used up its rate; try again later"
             )
-        if gathering.jobs and not request.dry_run:
-            call.answer.on_undelivered = lambda _message: gathering.release()
-        if not call.reply(codec.encode_reply(call.peek.head, DequeueResult(gathering.jobs))):
-            gathering.release()
+        gathering.deliver()
 
-    async def _wait_for_jobs(self, gathering: _Gathering, seconds: float) -> None:
+    async def _wait_for_jobs(self, gathering: Gathering, seconds: float) -> None:
         call, queue = gathering.call, gathering.request.queue
         # Jobs that came after their shard confirmed that there is nothing have woken nobody.
         if not self._shards.ready_jobs(queue):
@@ -134,18 +149,17 @@ class Dequeuer:
             # It may have been woken in place of another one.
             if call.answer.gone or not call.granted_bytes:
                 self._wake(queue)
-        gathering.cover([])
+        gathering.covered = {}
 
-    async def _gather(self, gathering: _Gathering, wait_until: float) -> bool:
+    async def _gather(self, gathering: Gathering, wait_until: float) -> bool:
         """Take what there is, up to the request's limit. True if the rate allows nothing, not
         even until `wait_until` (monotonic seconds)."""
-        request = gathering.request
+        request, before = gathering.request, gathering.jobs
         if not gathering.covered:
-            gathering.cover(self._covered(request))
+            gathering.cover()
         if request.dry_run:
-            await gathering.look()
+            await gathering.claimed(0)
             return False
-        before = len(gathering.jobs)
         wanted = request.limit - before
         limited = self._shared.limits.queues.get(request.queue)
         taken = wanted if limited is None else limited.take(wanted)
@@ -154,16 +168,16 @@ class Dequeuer:
             seconds = 0.0 if self._stopping else wait_until - self._shared.clock.monotonic()
             waiting = partial(limited.wait, wanted, seconds)
             taken = await self._wait(gathering.call, waiting) or 0
-            gathering.cover([])  # what shards confirmed before is of no use after a wait
+            gathering.covered = {}  # what shards confirmed before is of no use after a wait
         if not taken:
-            return not gathering.jobs
+            return not before
         try:
             if not gathering.covered:
-                gathering.cover(self._covered(request))
-            await self._claim(gathering, before + taken)
+                gathering.cover()
+            await gathering.claimed(before + taken)
         finally:
             if limited is not None:
-                limited.settle(wanted=wanted, taken=taken, used=len(gathering.jobs) - before)
+                limited.settle(wanted=wanted, taken=taken, used=gathering.jobs - before)
         return False
 
     async def _wait(self, call: Call, begin: Callable[[], Coroutine[None, None, T]]) -> T | None:
@@ -187,157 +201,208 @@ class Dequeuer:
             answer.on_gone = None
             self._admission.resume(call)
 
-    async def _claim(self, gathering: _Gathering, wanted: int) -> None:
-        """Claim level by level, until `wanted` jobs are there or all levels are confirmed empty.
 
-        Each round brings a job, a confirmation, or hints by which the next one does."""
-        queue, levels = gathering.request.queue, self._shared.settings.num_priority_levels
-        level = 1
-        while len(gathering.jobs) < wanted and not gathering.full and level <= levels:
-            asked = gathering.unconfirmed(level)
-            if not asked:
-                level += 1
-                continue
-            if len(asked) == 1:
-                # Whatever it gives, the others hold nothing better.
-                level = min(levels, gathering.confirmed_beside(asked[0]))
-            ready = [routing.ready_through(shard.ready_counts(queue), level) for shard in asked]
-            portions = routing.plan_round(ready, wanted - len(gathering.jobs))
-            await gathering.ask([(asked[place], jobs) for place, jobs in portions], level)
-            if not gathering.covered and not gathering.jobs:
-                # Nobody confirmed that there is nothing.
-                if not gathering.only_silence:
-                    raise gathering.failure()
-                gathering.cover(self._covered(gathering.request))
-                level = 1
+class Gathering:
+    """The jobs of one dequeue as they come in from its shards, as the bytes that came.
 
+    It asks in rounds, and each round brings a job, a confirmation, or hints by which the next one
+    does. `message` is the call that shards get, without acks; each takes it for the whole one."""
 
-class _Gathering:
-    """The jobs of one dequeue as they come in from its shards."""
-
-    def __init__(
-        self, call: Call, context: CallContext, request: DequeueRequest, clock: Clock
-    ) -> None:
+    def __init__(self, shared: Shared, call: Call, request: DequeueRequest, message: bytes) -> None:
         self.call = call
         self.request = request
         self.deadline = call.deadline
-        self.jobs: list[ClaimedJob] = []
-        self.full = False  # whether the answer has reached the size that it may have
+        self.jobs = 0  # claims; a dry run has none
         # The shards to ask, and how many levels of each hold nothing ready, by its own word.
         self.covered: dict[ShardLink, int] = {}
-        self._clock = clock
+        self._shared = shared
+        self._message = message
+        self._parts: list[tuple[ShardLink, bytes]] = []  # answers with jobs
+        self._bytes = 0  # in those
+        self._empty_answer = b""
+        self._full = False  # whether the answer has reached the size that it may have
         self._failures: dict[ShardLink, ReplyEntry] = {}
-        self._from: dict[ShardLink, list[ClaimedJob]] = {}
-        self._bytes = 0
-        # Without acks: they have been carried out. Each shard takes it for the whole request.
-        own = request._replace(acks=None, coverage=1.0, max_wait_ms=0)
-        self._message = codec.encode_call(Method.DEQUEUE, call.peek.head.seqid, context, own)
+        self._wanted = 0
+        self._level = 1  # the lowest priority that may be claimed by now
+        self._awaited = 0
+        self._replies: list[tuple[ShardLink, ReplyEntry]] = []  # of this round
 
-    def cover(self, shards: Sequence[ShardLink]) -> None:
-        """Ask these from now on; nothing is confirmed yet."""
-        self.covered = dict.fromkeys(shards, 0)
+    @property
+    def found(self) -> bool:
+        return bool(self._parts)
 
-    def unconfirmed(self, level: int) -> list[ShardLink]:
-        """Those that may hold ready jobs of priorities 1 to `level`."""
-        return [shard for shard, confirmed in self.covered.items() if confirmed < level]
+    def cover(self) -> None:
+        """Choose the shards to ask from now on; nothing is confirmed yet."""
+        shards = self._shared.shards.preferred()
+        if not shards:
+            raise NoHealthyShards
+        covered = routing.cover(shards, self.request.coverage, self._shared.rng)
+        self.covered = dict.fromkeys(covered, 0)
 
-    def confirmed_beside(self, shard: ShardLink) -> int:
-        """How many levels hold nothing ready at all shards but this one."""
-        others = [confirmed for other, confirmed in self.covered.items() if other is not shard]
-        return min(others, default=routing.ALL_LEVELS)
+    def begin_with(self, shard: ShardLink, reply: ReplyEntry) -> None:
+        """This shard has answered already."""
+        if not self.request.dry_run:
+            self._take(shard, reply)
+        self.cover()
+        self._confirm(shard, 0)
 
-    async def look(self) -> None:
-        """A dry run: what each shard would give, the best of it."""
-        limit = self.request.limit
-        await self.ask([(shard, limit) for shard in self.covered], 0)
-        if not self.covered and not self.jobs:
-            raise self.failure()
-        self.jobs.sort(key=_priority)
-        del self.jobs[limit:]
+    async def claimed(self, wanted: int) -> None:
+        """`claim`, to be awaited. What comes in after that was cancelled is released."""
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    async def ask(self, portions: Sequence[tuple[ShardLink, int]], lowest_priority: int) -> None:
-        """Ask each shard for its portion at once, and take what they give."""
-        asked = [
-            (shard, self._part(jobs, lowest_priority, len(portions))) for shard, jobs in portions
-        ]
-        replies = await ask_all(asked)
-        # At its deadline a shard answers with what it has, whatever it might have found.
-        in_time = self._clock.monotonic() < self.deadline
-        for (shard, jobs), (_, reply) in zip(portions, replies, strict=True):
-            self.take(shard, reply, lowest_priority if jobs and in_time else 0)
-        failed = [(shard, reply) for shard, reply in replies if reply.status is Status.FAILED]
-        results_of(Method.DEQUEUE, failed)  # raises what the first said
+        def end(error: PinLaterError | None) -> None:
+            if ended.cancelled():
+                self.release()
+            elif error is not None:
+                ended.set_exception(error)
+            else:
+                ended.set_result(None)
 
-    def _part(self, jobs: int, lowest_priority: int, parts: int) -> ShardCall:
+        self.claim(wanted, end)
+        try:
+            await ended
+        except asyncio.CancelledError:
+            self._full = True
+            raise
+
+    def claim(self, wanted: int, end: Callable[[PinLaterError | None], None]) -> None:
+        """Claim level by level, until `wanted` jobs are there or all levels are confirmed empty;
+        then call `end`, with what went wrong if anything did. A dry run looks at all shards."""
+        self._wanted, self._level, self._end = wanted, 1, end
+        if self.request.dry_run:
+            self._level = 0
+            self._ask([(shard, self.request.limit) for shard in self.covered])
+        else:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        levels = self._shared.settings.num_priority_levels
+        while self.jobs < self._wanted and not self._full and self._level <= levels:
+            asked = [shard for shard, level in self.covered.items() if level < self._level]
+            if asked:
+                self._ask(self._portions(asked, levels))
+                return
+            self._level += 1
+        self._end(None)
+
+    def _portions(self, asked: Sequence[ShardLink], levels: int) -> list[tuple[ShardLink, int]]:
+        """How many jobs to ask of whom."""
+        wanted = self._wanted - self.jobs
+        if len(asked) == 1:
+            # Whatever it gives, the others hold nothing better.
+            others = [level for shard, level in self.covered.items() if shard is not asked[0]]
+            self._level = min([levels, *others])
+            return [(asked[0], wanted)]
+        counts = [shard.ready_counts(self.request.queue) for shard in asked]
+        ready = [routing.ready_through(numbers, self._level) for numbers in counts]
+        return [(asked[place], jobs) for place, jobs in routing.plan_round(ready, wanted)]
+
+    def _ask(self, portions: Sequence[tuple[ShardLink, int]]) -> None:
+        """Ask each shard for its portion at once."""
+        self._awaited = len(portions)
+        most_bytes = max(1, self._bytes_left // len(portions))
         # What the others give is not to wait for one that has gone.
         patient = len(self.covered) == 1
-        part = ShardCall(
-            self._message, self.deadline, whole=False, patient=patient, give_up=GiveUp.SILENT
-        )
-        part.max_jobs = jobs
-        part.lowest_priority = lowest_priority
-        part.most_bytes = max(1, self._bytes_left // parts)
-        return part
+        for shard, jobs in portions:
+            part = ShardCall(
+                self._message, self.deadline, whole=False, patient=patient, give_up=GiveUp.SILENT
+            )
+            part.max_jobs = jobs
+            part.lowest_priority = self._level
+            part.most_bytes = most_bytes
+            shard.call(part, partial(self._arrived, shard, jobs))
 
-    def take(self, shard: ShardLink, reply: ReplyEntry, lowest_priority: int = 0) -> None:
-        """Take a shard's jobs of priorities up to `lowest_priority` (0: not known), and its word on
-        what it has left. A shard that fails is left out: what it may have claimed in vain ends by
+    def _arrived(self, shard: ShardLink, jobs: int, reply: ReplyEntry) -> None:
+        self._take(shard, reply)
+        # At its deadline a shard answers with what it has, whatever it might have found.
+        in_time = self._shared.clock.monotonic() < self.deadline
+        self._confirm(shard, self._level if jobs and in_time and not reply.jobs else 0)
+        self._replies.append((shard, reply))
+        if len(self._replies) < self._awaited:
+            return
+        replies, self._replies = self._replies, []
+        try:
+            self._look_at_failures(replies)
+        except PinLaterError as error:
+            self._end(error)
+        else:
+            self._go_on()
+
+    def _look_at_failures(self, replies: Replies) -> None:
+        """Raises what ends the dequeue: what a shard has against it, or that nobody confirmed that
+        there is nothing."""
+        failed = [(shard, reply) for shard, reply in replies if reply.status is Status.FAILED]
+        results_of(Method.DEQUEUE, failed)
+        if self.covered or self._parts:
+            return
+        silent = all(reply.status is Status.SILENT for reply in self._failures.values())
+        if self.request.dry_run or not silent:
+            # All that failed, for it was the first that left the others no time.
+            raise failure(list(self._failures.items()))
+        self.cover()  # others can serve
+        self._level = 1
+
+    def _take(self, shard: ShardLink, reply: ReplyEntry) -> None:
+        """Take a shard's jobs. One that fails is left out: what it may have claimed in vain ends by
         its time-out."""
         if reply.status is not Status.DONE:
             self.covered.pop(shard, None)
             known = self._failures.get(shard)
             if known is None or known.status is Status.SILENT:
                 self._failures[shard] = reply
-            return
+        elif self._parts and len(reply.payload) > self._bytes_left:
+            self._full = True
+            if reply.jobs:
+                shard.release(reply.payload)
+        elif reply.jobs or (self.request.dry_run and codec.peek_jobs(reply.payload)):
+            self._parts.append((shard, reply.payload))
+            self._bytes += len(reply.payload)
+            self.jobs += reply.jobs
+            # Without room for one more like these, a shard would claim it in vain.
+            self._full |= self._bytes_left * self.jobs < self._bytes
+        else:
+            self._empty_answer = reply.payload
+
+    def _confirm(self, shard: ShardLink, level: int) -> None:
+        """It holds nothing ready of priorities 1 to `level`, and what it has published since it
+        answered is true: what comes later another call is about to take."""
         if shard in self.covered:
-            confirmed = routing.best_level(shard.ready_counts(self.request.queue))
-            # What has come since another call is about to take; so nothing is proof enough.
-            self.covered[shard] = max(confirmed, 0 if reply.jobs else lowest_priority)
-        # `jobs` counts claims: a dry run's answer has none, whatever it shows.
-        if reply.jobs or self.request.dry_run:
-            result = codec.decode_reply(Method.DEQUEUE, reply.payload)
-            self._add(shard, list(cast("DequeueResult", result).jobs))
-
-    @property
-    def only_silence(self) -> bool:
-        """Whether those left out did not answer, while others can serve."""
-        return all(reply.status is Status.SILENT for reply in self._failures.values())
-
-    def failure(self) -> PinLaterError:
-        """Of all that failed, for it was the first that left the others no time."""
-        return failure(list(self._failures.items())) if self._failures else NoHealthyShards()
+            published = routing.best_level(shard.ready_counts(self.request.queue))
+            self.covered[shard] = max(published, level)
 
     @property
     def _bytes_left(self) -> int:
         return self.call.granted_bytes - self._bytes
 
-    def _add(self, shard: ShardLink, jobs: list[ClaimedJob]) -> None:
-        fitting = 0
-        for job in jobs:
-            size = len(job.body) + len(job.descriptor) * 2 + len(job.claim_descriptor)
-            if self.full or (size > self._bytes_left and (self.jobs or fitting)):
-                self.full = True
-                break
-            self._bytes += size
-            fitting += 1
-        self.jobs += jobs[:fitting]
-        # Without room for one more like these, a shard would claim it in vain.
-        self.full |= self._bytes_left * len(self.jobs) < self._bytes
-        if not self.request.dry_run:
-            self._from.setdefault(shard, []).extend(jobs[:fitting])
-            if jobs[fitting:]:
-                self._release(shard, jobs[fitting:])
+    def deliver(self) -> None:
+        """Answer; what can't be delivered is released."""
+        call = self.call
+        if self.jobs:
+            call.answer.on_undelivered = lambda _message: self.release()
+        if not call.reply(self._answer()):
+            self.release()
+
+    def _answer(self) -> bytes:
+        head = self.call.peek.head
+        if head.strict and len(self._parts) < 2:  # as a shard would write it
+            payload = self._parts[0][1] if self._parts else self._empty_answer
+            if payload:
+                return payload
+        jobs: list[ClaimedJob] = []
+        for _, payload in self._parts:
+            jobs += cast("DequeueResult", codec.decode_reply(Method.DEQUEUE, payload)).jobs
+        if self.request.dry_run:
+            jobs.sort(key=_priority)
+            del jobs[self.request.limit :]
+        return codec.encode_reply(head, DequeueResult(jobs))
 
     def release(self) -> None:
         """Nobody will get these jobs: end their claims."""
-        for shard, jobs in self._from.items():
-            if jobs:
-                self._release(shard, jobs)
-        self._from = {}
-        self.jobs = []
-
-    def _release(self, shard: ShardLink, jobs: list[ClaimedJob]) -> None:
-        shard.release(codec.encode_reply(self.call.peek.head, DequeueResult(jobs)))
+        parts, self._parts = self._parts, []
+        if self.jobs:
+            for shard, payload in parts:
+                shard.release(payload)
+        self.jobs = 0
 
 
 class WaitingRoom:

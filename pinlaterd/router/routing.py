@@ -30,8 +30,12 @@ _ID_DIGITS = 19
 
 
 def cover(shards: Sequence[S], coverage: float, rng: Random) -> list[S]:
-    """max(1, round(coverage x shards)) of them, in random order."""
-    return rng.sample(list(shards), max(1, min(len(shards), round(coverage * len(shards)))))
+    """max(1, round(coverage x shards)) of them, of which a random one is the first."""
+    count = len(shards)
+    if coverage < 1:
+        return rng.sample(shards, max(1, round(coverage * count)))
+    at = int(rng.random() * count)
+    return [*shards[at:], *shards[:at]]
 
 
 ALL_LEVELS = 1 << 16  # more priorities than there can be
@@ -60,14 +64,14 @@ class Portion(NamedTuple):
 def plan_round(ready: Sequence[int], wanted: int) -> list[Portion]:
     """Whom to ask for `wanted` jobs of a level, given how many each shard may hold.
 
-    A shard that is alone, or may have as many by its hint, is asked for all; else the portions
-    follow the hints. Where no hint says anything, all are asked what they hold: those answers are
-    the hints of the next round, and if they all are zero, its end. Together never more than
-    `wanted` are asked for, so that nothing is claimed in vain.
+    One shard is asked for all if its hint says that it has as many; else the portions follow the
+    hints. Where no hint says anything, all are asked what they hold: those answers are the hints
+    of the next round, and if they all are zero, its end. Together never more than `wanted` are
+    asked for, so that nothing is claimed in vain.
     """
     enough = [index for index, count in enumerate(ready) if count >= wanted]
-    if enough or len(ready) == 1:
-        return [Portion(enough[0] if enough else 0, wanted)]
+    if enough:
+        return [Portion(enough[0], wanted)]
     portions = []
     remaining = wanted
     for index, count in enumerate(ready):

@@ -174,10 +174,10 @@ class RouterService:
         if limited is not None:
             limited.settle(wanted=peek.limit, taken=call.max_jobs, used=reply.jobs)
         if status is Status.DONE:
-            if reply.jobs < call.max_jobs and self._may_be_more(call, shard, reply):
-                self._run(call, self._dequeuer.run(call, (shard, reply)))
-            else:
+            if reply.jobs == call.max_jobs or not self._may_be_more(call, shard, reply):
                 call.finish(shard, reply)
+            elif limited is not None or not self._dequeuer.join(call, shard, reply):
+                self._run(call, self._dequeuer.run(call, (shard, reply)))
         elif status in _TRY_OTHERS or (status is Status.SILENT and peek.first_descriptor is None):
             self._serve_whole(call)
         else:

@@ -307,6 +307,7 @@ def _ack_rest(message: bytes, at: int) -> tuple[_AckRest, int, int]:
 # --- long lists, some elements at a time ----------------------------------------------------
 
 # Elements that are decoded at once, in one to five milliseconds: then other calls can go on.
+_LIMIT_BYTES: Final = 7
 SLICE: Final = 1_000
 
 
@@ -335,6 +336,13 @@ def enqueue_parts(
         begin = end
     if message[begin:] != _END_ALL:
         raise Unusual
+
+
+def dequeue_without_acks(message: bytes) -> bytes:
+    """A call in the usual layout, as far as its limit. Raises one of UNUSUAL."""
+    _, _, at = read_call_head(message)
+    _, _, at = _context_and_queue(message, at)
+    return message[: at + _LIMIT_BYTES] + _END_ALL
 
 
 def ack_slices(message: bytes, most_elements: int) -> Iterator[tuple[CallContext, AckRequest]]:

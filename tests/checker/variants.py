@@ -328,14 +328,15 @@ def _repeated_enqueue() -> None:
 
 def _short_dequeue() -> None:
     """The answer is what the first shards gave."""
-    from pinlaterd.router.dequeue import _Gathering
+    from pinlaterd.router.dequeue import Gathering
 
-    unconfirmed = _Gathering.unconfirmed
+    go_on = Gathering._go_on
 
-    def satisfied(self: Any, level: int) -> Any:
-        return [] if self.jobs else unconfirmed(self, level)
+    def satisfied(self: Any) -> None:
+        self._full |= self.jobs > 0
+        go_on(self)
 
-    _replace(_Gathering, "unconfirmed", satisfied)
+    _replace(Gathering, "_go_on", satisfied)
 
 
 def _unanswered_calls() -> None:
@@ -375,10 +376,16 @@ def _waits_for_the_silent() -> None:
 def _any_priority() -> None:
     """Each shard gives the best that it has, whatever the others hold."""
     from pinlaterd.router import routing
-    from pinlaterd.router.dequeue import _Gathering
+    from pinlaterd.router.dequeue import Gathering
 
-    ask = _Gathering.ask
-    _replace(_Gathering, "ask", lambda self, portions, _: ask(self, portions, 0))
+    ask = Gathering._ask
+
+    def ask_for_any(self: Any, portions: Any) -> None:
+        level, self._level = self._level, 0
+        ask(self, portions)
+        self._level = level
+
+    _replace(Gathering, "_ask", ask_for_any)
     _replace(routing, "ready_through", lambda counts, _: sum(counts))
 
 

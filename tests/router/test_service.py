@@ -182,6 +182,13 @@ class Site:
         request = DequeueRequest(QUEUE, limit)._replace(**options)  # type: ignore[arg-type]
         return cast("DequeueResult", await self.call(Method.DEQUEUE, request)).jobs
 
+    async def settle(self, *, waiting: int) -> None:
+        """Until all calls have ended but so many dequeues, which wait."""
+        admission = self.router.admission
+        async with asyncio.timeout(ANSWER_SECONDS):
+            while (admission.waiting, admission.in_flight) != (waiting, 0):  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0)
+
     async def lookup(self, descriptors: Sequence[str]) -> list[JobRecord]:
         request = LookupRequest(descriptors, include_body=True)
         found = cast("Mapping[str, JobRecord]", await self.call(Method.LOOKUP, request))
@@ -241,6 +248,20 @@ async def test_a_short_answer_is_given_only_after_all_shards_were_asked(site: Si
     assert sorted(job.body for job in jobs) == [b"1", b"1", b"2", b"2", b"3", b"3"]
 
 
+async def test_what_several_shards_gave_a_client_that_has_gone_is_there_for_others(
+    site: Site,
+) -> None:
+    for name in ("1", "2"):
+        await site.enqueue_on(name, Job(name.encode()))
+    client = site.begin(Method.DEQUEUE, DequeueRequest(QUEUE, 5))
+    client.gone = True
+    await site.settle(waiting=0)
+
+    jobs = await site.dequeue(5)
+
+    assert sorted((job.body, job.attempts_remaining) for job in jobs) == [(b"1", 2), (b"2", 2)]
+
+
 async def test_better_jobs_that_others_take_first_leave_no_answer_short(
     site: Site, monkeypatch
 ) -> None:
@@ -280,8 +301,7 @@ async def test_a_waiting_dequeue_asks_a_shard_that_joins_and_has_not_counted_the
     away.serves(serves=False)
     away.ready = {}
     waiting = site.begin(Method.DEQUEUE, DequeueRequest(QUEUE, 1, max_wait_ms=30_000))
-    await site.dequeue(1)
-    assert not waiting.message.done()
+    await site.settle(waiting=1)
 
     away.serves()
     site.shards.welcomed(away, site.services["3"].facts()._replace(counts=()))
@@ -343,19 +363,18 @@ async def test_what_comes_while_a_dequeue_waits_for_its_token_is_found(site: Sit
 async def test_so_many_may_wait_and_one_whose_client_goes_makes_room(site: Site) -> None:
     wait = DequeueRequest(QUEUE, 1, max_wait_ms=30_000)
     waiting = site.begin(Method.DEQUEUE, wait)
-    await site.dequeue(1)  # by now the first has found nothing
+    await site.settle(waiting=1)
     with pytest.raises(PinLaterError, match="overloaded: 1 dequeues wait"):
         await site.call(Method.DEQUEUE, wait)
-    assert (site.router.admission.waiting, site.router.admission.in_flight) == (1, 0)
+    await site.settle(waiting=1)
 
     waiting.gone = True
     assert waiting.on_gone is not None
     waiting.on_gone()
-    await site.dequeue(1)  # by now the first has ended
-    assert (site.router.admission.waiting, site.router.admission.in_flight) == (0, 0)
+    await site.settle(waiting=0)
 
     other = site.begin(Method.DEQUEUE, wait)
-    await site.dequeue(1)
+    await site.settle(waiting=1)
     await site.enqueue(Job(b"x"))
     await asyncio.wait_for(other.message, ANSWER_SECONDS)
 
@@ -367,19 +386,14 @@ async def test_a_wait_does_not_begin_once_the_client_has_gone(site: Site) -> Non
     gone = site.begin(Method.DEQUEUE, wait)
     gone.gone = True  # before it has found that it has to wait for a token
 
-    with pytest.raises(DequeueRateLimited):
-        await site.dequeue(1)
-
-    assert (site.router.admission.waiting, site.router.admission.in_flight) == (1, 0)
+    await site.settle(waiting=1)
 
 
 async def test_a_oneway_dequeue_does_not_wait(site: Site) -> None:
     wait = DequeueRequest(QUEUE, 1, max_wait_ms=30_000)
     site.begin(Method.DEQUEUE, wait, oneway=True)
 
-    await site.dequeue(1)
-
-    assert (site.router.admission.waiting, site.router.admission.in_flight) == (0, 0)
+    await site.settle(waiting=0)
 
 
 @pytest.mark.parametrize(
