@@ -57,6 +57,7 @@ from pinlaterd.rpc.tuned import ack_parts, ack_slices
 from pinlaterd.wire.envelope import Op, ReplyEntry, ShardCall, Status
 from pinlaterd.wire.link import ShardLink
 
+_DELETE_TRIES = 3
 _LARGEST_I32 = 2**31 - 1
 _CarryOut = Callable[[Query, Any], Coroutine[Any, Any, Result]]
 _MILLIS = struct.Struct(">q")
@@ -111,9 +112,14 @@ class FanOut:
         if len(request.queue) > longest:
             raise QueueNameTooLong(request.queue, longest)
         self._check_room_for(request.queue)
+        shards, asked = self._present(), set[ShardLink]()
         self._creating.add(request.queue)
         try:
-            await self._create_on_all(query, request)
+            while shards:
+                await query.ask(zip(shards, repeat(request)))
+                asked.update(shards)
+                # One that was welcomed meanwhile was greeted before its queue was known here.
+                shards = [shard for shard in self._shards.healthy() if shard not in asked]
         finally:
             self._creating.discard(request.queue)
 
@@ -131,15 +137,6 @@ class FanOut:
                 "max_queues in etc/pinlaterd.yaml allows; delete unused ones, or raise max_queues"
             )
 
-    async def _create_on_all(self, query: Query, request: CreateQueueRequest) -> None:
-        asked: set[str] = set()
-        shards = self._present()
-        while shards:
-            await query.ask(zip(shards, repeat(request)))
-            asked.update(shard.name for shard in shards)
-            # One that was welcomed meanwhile was greeted before its queue was known here.
-            shards = [shard for shard in self._shards.healthy() if shard.name not in asked]
-
     async def _delete_queue(self, query: Query, request: DeleteQueueRequest) -> None:
         """On all shards or on none: a shard that is down would bring the queue back."""
         stored = self._shared.settings.admin_password_hash
@@ -154,30 +151,21 @@ class FanOut:
         ):
             raise PasswordInvalid("the password is not the admin password")
         _check_queue_name(request.queue)
-        for is_last in (False, False, True):
+        for _ in range(_DELETE_TRIES):
             if self._shards.unhealthy():
                 # Some are returning, or this fails: see that all are there before any of them acts.
                 names = query._replace(method=Method.QUEUE_NAMES)
                 await names.ask(zip(self._every(), repeat(QueueNamesRequest())))
-            if await self._drop_queue(query, request, is_last=is_last):
-                return
-
-    async def _drop_queue(
-        self, query: Query, request: DeleteQueueRequest, *, is_last: bool
-    ) -> bool:
-        """False if a shard went in order before it heard of it, unless this `is_last`.
-
-        It must not hear of it after it has come back, as other calls would: with its welcome it has
-        brought the queue back to the others by then. So all of them are asked again."""
-        replies = await query.replies(zip(self._every(), repeat(request)), patient=False)
-        went = any(
-            reply.status is Status.REFUSED and (shard.returning or shard.healthy)
-            for shard, reply in replies
-        )
-        if went and not is_last:
-            return False
+            # A shard that goes in order before it hears of it must not hear of it after it has come
+            # back, as of other calls: with its welcome it has brought the queue back to the others
+            # by then. So all of them are asked again.
+            replies = await query.replies(zip(self._every(), repeat(request)), patient=False)
+            if not any(
+                reply.status is Status.REFUSED and (shard.returning or shard.healthy)
+                for shard, reply in replies
+            ):
+                break
         results_of(query.method, replies)
-        return True
 
     async def _queue_names(self, query: Query, request: QueueNamesRequest) -> frozenset[str]:
         names = await query.ask(zip(self._present(), repeat(request)))
@@ -196,10 +184,10 @@ class FanOut:
                 await let_others_go_on(len(call.message))
         except UNUSUAL:
             _, context, whole = call.decode(most)
-            request = cast("AckRequest", whole)
-            acks = routing.AcksByShard(request.queue, self._shards.by_name)
-            acks.add(request)
-        await self._send_acks(Query(Method.ACK, context, call.deadline), acks)
+            query = Query(Method.ACK, context, call.deadline)
+            await self.ack(query, cast("AckRequest", whole))
+        else:
+            await self._send_acks(Query(Method.ACK, context, call.deadline), acks)
 
     async def ack(self, query: Query, request: AckRequest) -> None:
         acks = routing.AcksByShard(request.queue, self._shards.by_name)

@@ -172,7 +172,7 @@ class Router:
             self._reporting.cancel()
         self._control.report(self._state, self._facts())
         until = self._clock.monotonic() + self._shared.settings.request_timeout_ms / 1000
-        self._service.stop_waiting()
+        self._service.dequeuer.stop_waiting()
         await self._server.stop(
             retire_seconds=_HANDOVER_RETIRE_SECONDS if has_peer else RETIRE_SECONDS
         )

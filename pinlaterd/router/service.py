@@ -50,7 +50,7 @@ class RouterService:
         self._tasks: set[asyncio.Task[None]] = set()
         self.admission = Admission(shared, self._begin)
         self._fan_out = FanOut(shared)
-        self._dequeuer = Dequeuer(shared, self._fan_out, self.admission)
+        self.dequeuer = Dequeuer(shared, self._fan_out, self.admission)
         self._pass_through: dict[Method, Callable[[Call], None]] = {
             Method.ENQUEUE: self._enqueue,
             Method.DEQUEUE: self._dequeue,
@@ -87,10 +87,6 @@ class RouterService:
             begin(call)
         else:
             self._serve_whole(call)
-
-    def stop_waiting(self) -> None:
-        """Dequeues that wait for jobs are answered now, and none waits any more."""
-        self._dequeuer.stop_waiting()
 
     async def finish_calls(self, seconds: float) -> None:
         """Wait until all calls are answered, at most so long; then give up the rest."""
@@ -151,7 +147,7 @@ class RouterService:
         A shard that finds another's acks among them, or a coverage below 1, answers FOREIGN."""
         queue, limit, first = call.peek.queue, call.peek.limit, call.peek.first_descriptor
         assert queue is not None
-        shard = self._dequeuer.choose(queue) if first is None else self._shard_named_in(first)
+        shard = self.dequeuer.choose(queue) if first is None else self._shard_named_in(first)
         if shard is None or limit <= 0:
             self._serve_whole(call)
             return
@@ -176,8 +172,8 @@ class RouterService:
         if status is Status.DONE:
             if reply.jobs == call.max_jobs or not self._may_be_more(call, shard, reply):
                 call.finish(shard, reply)
-            elif limited is not None or not self._dequeuer.join(call, shard, reply):
-                self._run(call, self._dequeuer.run(call, (shard, reply)))
+            elif limited is not None or not self.dequeuer.join(call, shard, reply):
+                self._run(call, self.dequeuer.run(call, (shard, reply)))
         elif status in _TRY_OTHERS or (status is Status.SILENT and peek.first_descriptor is None):
             self._serve_whole(call)
         else:
@@ -223,7 +219,7 @@ class RouterService:
     def _serve_whole(self, call: Call) -> None:
         """Decode the call, and let as many shards answer it as it takes."""
         if call.peek.method is Method.DEQUEUE:
-            self._run(call, self._dequeuer.run(call))
+            self._run(call, self.dequeuer.run(call))
             return
         task = self._run(call, self._fan_out.run(call))
         if call.peek.method in _SEARCHES:
