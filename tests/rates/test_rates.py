@@ -1,7 +1,7 @@
 """SPEC section 5 on real processes: what a queue gives in a window of time, over several routers.
 
     the whole cluster's rate, whatever the split of demand   test_the_rate_is_kept…
-    fractions; 0 stops; acks along are carried out           test_the_rate…, test_a_paused_queue…
+    fractions; 0 stops                                       test_the_rate…, test_a_paused_queue…
     never above it when processes are killed                 test_killed_processes…
     several servers share it                                 test_servers_of_a_set…
     a change of queues.yaml acts                             test_a_changed_limit…
@@ -20,7 +20,6 @@ from pathlib import Path
 
 import pytest
 
-from pinlaterd.client import JobState
 from pinlaterd.errors import DequeueRateLimited
 from tests.conftest import WaitUntil
 from tests.deployment import Deployment
@@ -104,16 +103,6 @@ def test_the_rate_is_kept_whatever_the_split_of_demand(deployment: Deployment, p
         assert total(second, begin, begin + 4) == pytest.approx(20, abs=6)
 
     in_a_window_without_stalls(look)
-
-
-def test_refused_dequeues_still_carry_out_their_acks(deployment: Deployment):
-    with deployment.client() as client:
-        (job,) = client.dequeue("slow", limit=1, max_wait_ms=10_000)
-
-        with pytest.raises(DequeueRateLimited, match="slow"):
-            client.dequeue("slow", limit=10, succeeded=[job])
-
-        assert client.lookup([job.descriptor])[job.descriptor].state == JobState.SUCCEEDED
 
 
 def test_a_paused_queue_gives_nothing_but_shows_what_it_has(deployment: Deployment, wait_until):
