@@ -40,7 +40,7 @@ _RECORD_BYTES = _STATUS_BYTES + 400
 _CLAIM_BYTES = 512
 # includeBody of a look-up is field 2, dryRun of a dequeue field 4; each a boolean, true if not 0.
 _INCLUDES_BODY = re.compile(rb"\x02\x00\x02[^\x00]", re.DOTALL).search
-_TRUE_DRY_RUN = re.compile(rb"\x02\x00\x04[^\x00]", re.DOTALL).search
+true_dry_run = re.compile(rb"\x02\x00\x04[^\x00]", re.DOTALL).search
 # Of a dequeue, from dryRun on: that, coverage, maxWaitMillis, and the ends of two structs.
 _DEQUEUE_END_BYTES = 4 + 11 + 7 + 2
 # The limit of a scan is field 6, an i32.
@@ -84,7 +84,7 @@ class Admission:
             return False
         if method is Method.DEQUEUE:
             at = len(call.message) - _DEQUEUE_END_BYTES if call.peek.canonical else 0
-            call.claims = _TRUE_DRY_RUN(call.message, at) is None
+            call.claims = true_dry_run(call.message, at) is None
         elif method is not Method.LOOKUP and method is not Method.SCAN:
             return True
         size = self._grantable(call)

@@ -24,7 +24,7 @@ from typing import TypeVar, cast
 from pinlaterd.errors import DequeueRateLimited, InvalidRequest, NoHealthyShards, PinLaterError
 from pinlaterd.model import ClaimedJob, DequeueRequest, DequeueResult, JobDescriptor, Method
 from pinlaterd.router import routing
-from pinlaterd.router.admission import Admission
+from pinlaterd.router.admission import Admission, true_dry_run
 from pinlaterd.router.call import Call, Query, Replies, Shared, failure, results_of
 from pinlaterd.router.fan_out import FanOut
 from pinlaterd.rpc import codec
@@ -73,7 +73,7 @@ class Dequeuer:
     def join(self, call: Call, first: ShardLink, reply: ReplyEntry) -> bool:
         """Complete what `first` gave as the other shards answer, without a task of its own. False:
         it may have to wait, or is no plain dequeue."""
-        if not call.claims or (not reply.jobs and _MAY_WAIT(call.message)):
+        if true_dry_run(call.message) or (not reply.jobs and _MAY_WAIT(call.message)):
             return False
         try:
             message = dequeue_without_acks(call.message)

@@ -908,3 +908,18 @@ async def test_no_look_up_is_answered_before_the_shards_are_known(site: Site) ->
 
     with pytest.raises(NoHealthyShards):
         await site.call(Method.LOOKUP, LookupRequest([f"{QUEUE}:s1:p1:1"], include_body=False))
+
+
+async def test_a_dry_run_in_an_unusual_layout_claims_nothing(site: Site) -> None:
+    """Fields that nobody knows stand behind dryRun."""
+    await site.enqueue_on("1", Job(b"a"))
+    await site.enqueue_on("2", Job(b"b"))
+    acks = AckRequest(QUEUE, [AckInfo(f"{QUEUE}:s1:p1:999")])
+    request = DequeueRequest(QUEUE, 5, acks, dry_run=True)
+    message = codec.encode_call(Method.DEQUEUE, 7, CallContext("web:h1"), request)
+    client = Client()
+
+    site.handle(message[:-2] + b"\x0b\x00\x77" + bytes([0, 0, 0, 30]) + bytes(32), client)
+
+    assert sorted(await client.bodies()) == [b"a", b"b"]
+    assert len(await site.dequeue(5)) == 2
