@@ -7,6 +7,7 @@ at the worst moment, shards that refuse, and which calls a request takes.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
@@ -93,6 +94,18 @@ class Client:
         return [job.body for job in result.jobs]
 
 
+class AdvancingClock(SystemClock):
+    """`advance` makes it later than it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ahead = 0.0
+        self.monotonic = lambda: time.monotonic() + self._ahead
+
+    def advance(self, seconds: float) -> None:
+        self._ahead += seconds
+
+
 class Site:
     """A router and its shards, on the loop of `runner`."""
 
@@ -100,7 +113,7 @@ class Site:
 
     def __init__(self, folder: Path, shards: int, settings: ServerSettings) -> None:
         names = [str(number) for number in range(1, shards + 1)]
-        self.clock = SystemClock()
+        self.clock = AdvancingClock()
         config = Config(
             server=settings,
             shards={
@@ -521,18 +534,19 @@ def answer_with(
     shard: LocalShard,
     method: Method,
     numbers: Container[int],
-    *,
-    seconds: float = 0.0,
+    late: AdvancingClock | None = None,
 ) -> list[OnReply]:
-    """Have the calls of those numbers, from 1 on, answered with `reply`, so much later. Returns who
-    has called."""
+    """Have the calls of those numbers, from 1 on, answered with `reply`; if a clock is given, once
+    the time of a call is over. Returns who has called."""
     asked: list[OnReply] = []
 
     def answer(on_reply: OnReply) -> bool:
         asked.append(on_reply)
         if len(asked) not in numbers:
             return False
-        asyncio.get_running_loop().call_later(seconds, on_reply, reply)
+        if late is not None:
+            late.advance(ServerSettings().request_timeout_ms / 1000)
+        asyncio.get_running_loop().call_soon(on_reply, reply)
         return True
 
     on_call(shard, method, answer)
@@ -678,12 +692,11 @@ async def test_an_answer_of_several_shards_has_the_size_that_it_may_have(site: S
         await site.lookup(found)
 
 
-@pytest.mark.site(request_timeout_ms=200)
 async def test_a_dequeue_whose_time_ran_out_names_the_shard_that_took_it(site: Site) -> None:
     """The others are asked after the deadline, and refuse: they are not to blame."""
     await site.enqueue_on("1", Job(b"x"))
     # The first call is the whole one, which is then divided.
-    answer_with(ReplyEntry(0, Status.LATE), site.shard("1"), Method.DEQUEUE, [2], seconds=0.3)
+    answer_with(ReplyEntry(0, Status.LATE), site.shard("1"), Method.DEQUEUE, [2], site.clock)
     with pytest.raises(ShardConnectionFailed, match="shard 1: did not answer in time") as caught:
         await site.dequeue(1, coverage=0.99)
 
@@ -839,22 +852,22 @@ async def test_an_enqueue_that_no_shard_can_look_at_first_is_not_begun(site: Sit
     assert await site.dequeue(10) == []
 
 
-@pytest.mark.site(shards=1, request_timeout_ms=200)
+@pytest.mark.site(shards=1)
 async def test_an_empty_answer_at_the_deadline_proves_nothing(site: Site) -> None:
     await site.enqueue_on("1", Job(b"x"))
     # As one that had no time to look; then it refuses late calls.
-    answer_with(ReplyEntry(0, Status.DONE), site.shard("1"), Method.DEQUEUE, [2], seconds=0.3)
+    answer_with(ReplyEntry(0, Status.DONE), site.shard("1"), Method.DEQUEUE, [2], site.clock)
     with pytest.raises(ShardConnectionFailed):
         await site.dequeue(1, coverage=0.99)
 
 
-@pytest.mark.site(shards=1, request_timeout_ms=500)
+@pytest.mark.site(shards=1)
 async def test_once_the_time_of_an_enqueue_is_up_no_more_of_its_parts_are_stored(
     site: Site,
 ) -> None:
     # Three calls validate; of the second part that is stored nothing is heard in time.
     late = ReplyEntry(0, Status.LATE)
-    asked = answer_with(late, site.shard("1"), Method.ENQUEUE, [5], seconds=0.6)
+    asked = answer_with(late, site.shard("1"), Method.ENQUEUE, [5], site.clock)
     with pytest.raises(EnqueuedInPart, match="the time of the call was over") as caught:
         await site.enqueue(*[Job(b"x")] * 2500)
 

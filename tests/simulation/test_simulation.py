@@ -20,7 +20,7 @@ SEEDS = 60
 SEED_BUDGET = 150
 # The faults that show what is missing.
 WHERE = {
-    "no-incarnation-check": ("--fault", "store"),
+    "no-incarnation-check": ("--fault", "store", "--first", "400"),
     "no-deadlines": ("--fault", "freeze"),
     "no-releases": ("--no-faults",),
     "lost-is-refused": ("--fault", "kill"),
