@@ -26,8 +26,9 @@ from pinlaterd.shard.dequeue import JOB_OVERHEAD_BYTES, Dequeue
 from pinlaterd.shard.dispatch import Dispatch, changes_queues
 from pinlaterd.shard.locks import WHOLE_STORE
 from pinlaterd.shard.operations import BATCH_JOBS, PART_JOBS, Commit, Enqueue, Operation
+from pinlaterd.shard.search import Steps
 from pinlaterd.shard.state import STORE_FAILED, ShardState
-from pinlaterd.shard.tasks import MOST_TASKS, Steps, Tasks
+from pinlaterd.shard.tasks import MOST_TASKS, Tasks
 from pinlaterd.wire.envelope import CallEntry
 
 log = logging.getLogger(__name__)

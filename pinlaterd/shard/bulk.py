@@ -9,9 +9,8 @@ when the shard stops.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
-from typing import Any
 
 from pinlaterd.engines.base import ScanAfter, Search, StoredJob
 from pinlaterd.errors import (
@@ -45,13 +44,10 @@ from pinlaterd.rpc import codec
 from pinlaterd.rpc.codec import Call, Head
 from pinlaterd.shard.dequeue import JOB_OVERHEAD_BYTES
 from pinlaterd.shard.operations import ForeignError, chunks
-from pinlaterd.shard.search import ScanPart, SearchCall
+from pinlaterd.shard.search import ScanPart, SearchCall, Steps
 from pinlaterd.shard.state import LAST_LOCAL_ID, LAST_PRIORITY, ShardState
-from pinlaterd.shard.tasks import Pace, ShardStops, Steps, Tasks
+from pinlaterd.shard.tasks import Pace, ShardStops, Tasks
 from pinlaterd.wire.envelope import CallEntry, Op, Status
-
-# Steps that return what the call is answered with.
-Answering = Generator[SearchCall | None, Any, Any]
 
 # The part of its time after which a call that changes many jobs answers with what it has done.
 _USABLE_TIME = 0.8
@@ -112,7 +108,7 @@ class BulkCalls:
     # --- in slices ---------------------------------------------------------------------------
 
     def _start(
-        self, entry: CallEntry, call: Call, answering: Answering, *, at_once: bool = True
+        self, entry: CallEntry, call: Call, answering: Steps, *, at_once: bool = True
     ) -> None:
         """`at_once`: the first slice is small, or only a search."""
         self._tasks.check_room(self._state.name)
@@ -122,7 +118,7 @@ class BulkCalls:
             self._searches[entry.router, entry.call_id] = steps
         self._tasks.start(steps, at_once=at_once)
 
-    def _answering(self, entry: CallEntry, head: Head, answering: Answering) -> Steps:
+    def _answering(self, entry: CallEntry, head: Head, answering: Steps) -> Steps:
         """Run it, and see to it that it is answered exactly once, however it ends; or not at all,
         if the shard stops before it has changed anything: then a successor carries it out.
 
@@ -187,7 +183,7 @@ class BulkCalls:
         parsed = map(JobDescriptor.parse, request.descriptors)
         return any(job is not None and job.shard != self._state.name for job in parsed)
 
-    def _lookup(self, request: LookupRequest) -> Answering:
+    def _lookup(self, request: LookupRequest) -> Steps:
         """What is not here, or malformed, is left out."""
         by_queue: dict[str, list[JobKey]] = {}
         for text in dict.fromkeys(request.descriptors):
@@ -226,7 +222,7 @@ class BulkCalls:
 
     # --- searches ------------------------------------------------------------------------------
 
-    def _count(self, request: CountRequest, source: str, until: float) -> Answering:
+    def _count(self, request: CountRequest, source: str, until: float) -> Steps:
         """Raises TimeoutError if it takes most of its time: a number that is too low would be
         wrong."""
         self._state.queue(request.queue)
@@ -234,7 +230,7 @@ class BulkCalls:
         search = self._jobs_of(request, self._state.config.server.count_limit, until)
         return (yield from _search(SearchCall("count", search, source)))
 
-    def _scan(self, request: ScanRequest, source: str, until: float) -> Answering:
+    def _scan(self, request: ScanRequest, source: str, until: float) -> Steps:
         """What was found after most of its time; its continuation goes on there."""
         self._state.queue(request.queue)
         after = self._state.rules.scan(request)
@@ -282,7 +278,7 @@ class BulkCalls:
         ages = self._engine.oldest_failed(request.queue, request.priority, limit=request.limit)
         return b"".join(map(_MILLIS.pack, ages))
 
-    def _retry_failed(self, request: RetryFailedRequest, until: float) -> Answering:
+    def _retry_failed(self, request: RetryFailedRequest, until: float) -> Steps:
         self._state.queue(request.queue)
         self._state.rules.retry_failed(request)
         queue = request.queue
@@ -302,7 +298,7 @@ class BulkCalls:
 
         return (yield from self._in_slices(queue, request.limit, until, retry))
 
-    def _delete_jobs(self, request: DeleteJobsRequest, source: str, until: float) -> Answering:
+    def _delete_jobs(self, request: DeleteJobsRequest, source: str, until: float) -> Steps:
         self._state.queue(request.queue)
         self._state.rules.delete_jobs(request)
         if request.body_regex is not None:
@@ -317,7 +313,7 @@ class BulkCalls:
 
     def _in_slices(
         self, queue: str, most: int, until: float, change: Callable[[int], int]
-    ) -> Answering:
+    ) -> Steps:
         """Have `change` change so many jobs at a time, until it finds no more, most of the time is
         used, or the shard stops; returns how many it has changed."""
         changed = 0
@@ -336,7 +332,7 @@ class BulkCalls:
 
     def _delete_matching(
         self, request: DeleteJobsRequest, body_regex: str, source: str, until: float
-    ) -> Answering:
+    ) -> Steps:
         """The searcher finds them, the loop deletes those that still are in that state."""
         deleted = 0
         while deleted < request.limit:
@@ -382,7 +378,7 @@ class BulkCalls:
         return len(keys)
 
 
-def _search(call: SearchCall) -> Answering:
+def _search(call: SearchCall) -> Steps:
     """Have the searcher do it. What it raises is raised here; its errors with the store say
     nothing about the owner's connection."""
     try:

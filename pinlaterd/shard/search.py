@@ -18,10 +18,10 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 from pinlaterd.clock import Clock
 from pinlaterd.engines.base import Search, SearcherFactory, StoredJob
@@ -41,7 +41,6 @@ _READ_BYTES = 1 << 18
 _PACKAGE_FOLDER = str(Path(__file__).resolve().parents[2])
 
 
-_Task = TypeVar("_Task")
 _LENGTH = struct.Struct(">I")
 
 
@@ -51,6 +50,10 @@ class SearchCall(NamedTuple):
     method: Literal["count", "scan", "find"]
     search: Search
     source: str  # who asks for it
+
+
+# A task (see `tasks`): what it yields, is sent, and returns.
+Steps = Generator[SearchCall | None, Any, Any]
 
 
 class ScanPart(NamedTuple):
@@ -85,11 +88,11 @@ def take_message(received: bytearray) -> Any:
 
 class _Running(NamedTuple):
     call: SearchCall
-    task: Any
+    task: Steps
     tried: bool = False
 
 
-class SearchClient(Generic[_Task]):
+class SearchClient:
     """The shard's end. `receive` has to be called when `fileno` is readable, `tick` once a
     second; neither blocks. `deliver` gets each task and its result, or the exception instead."""
 
@@ -98,7 +101,7 @@ class SearchClient(Generic[_Task]):
         factory: Callable[[], SearcherFactory],
         clock: Clock,
         title: str,
-        deliver: Callable[[_Task, object], None],
+        deliver: Callable[[Steps, object], None],
     ) -> None:
         self._factory = factory
         self._clock = clock
@@ -115,7 +118,7 @@ class SearchClient(Generic[_Task]):
     def __len__(self) -> int:
         return len(self._running)
 
-    def begin(self, call: SearchCall, task: _Task) -> None:
+    def begin(self, call: SearchCall, task: Steps) -> None:
         of_source = sum(running.call.source == call.source for running in self._running.values())
         if len(self._running) >= MOST_SEARCHES:
             self._deliver(task, Overloaded(f"{MOST_SEARCHES} searches run already"))
@@ -125,7 +128,7 @@ class SearchClient(Generic[_Task]):
         else:
             self._begin(next(self._numbers), _Running(call, task))
 
-    def end(self, task: _Task) -> bool:
+    def end(self, task: Steps) -> bool:
         """Nobody waits for its search; False if it waits for none."""
         for number, running in self._running.items():
             if running.task is task:
@@ -172,7 +175,7 @@ class SearchClient(Generic[_Task]):
         elif not self._running and now - self._last_used > _IDLE_SECONDS:
             self._end()
 
-    def close(self) -> list[_Task]:
+    def close(self) -> list[Steps]:
         """End the searcher; returns the tasks that wait for it."""
         waiting = [running.task for running in self._running.values()]
         self._running.clear()

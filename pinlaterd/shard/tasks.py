@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import Any
 
 from pinlaterd.clock import Clock
 from pinlaterd.engines.base import SearcherFactory
 from pinlaterd.errors import Overloaded
-from pinlaterd.shard.search import SearchCall, SearchClient
-
-# What a task yields, is sent, and returns.
-Steps = Generator[SearchCall | None, Any, Any]
+from pinlaterd.shard.search import SearchClient, Steps
 
 # More is more than would be done within the deadlines of calls.
 MOST_TASKS = 1_000
@@ -59,7 +56,7 @@ class Tasks:
     """The tasks in flight, in turn."""
 
     def __init__(self, clock: Clock, factory: Callable[[], SearcherFactory], title: str) -> None:
-        self.searches: SearchClient[Steps] = SearchClient(factory, clock, title, self._resume)
+        self.searches = SearchClient(factory, clock, title, self._resume)
         self._clock = clock
         self.ready: deque[tuple[Steps, Any]] = deque()  # to go on, each with what it is sent
         self._not_before = 0.0  # monotonic seconds; holds while calls wait
