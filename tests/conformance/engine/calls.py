@@ -8,9 +8,6 @@ from pinlaterd.engines.base import Batch, EnqueueOp, Search, Searcher, StorageEn
 from pinlaterd.model import Job, JobKey, JobState
 from tests.conformance.engine.harness import QUEUE
 
-ONE_JOB = Batch(enqueues=[EnqueueOp(QUEUE, [Job(b"x")])])
-KEY = JobKey(1, 1)
-
 Call = Callable[[StorageEngine], object]
 
 ONE_JOB = Batch(enqueues=[EnqueueOp(QUEUE, [Job(b"x")])])
