@@ -214,7 +214,8 @@ class Batches:
             commit.hand_over(batch, result, self._state, now_ms)
             for operation in operations:
                 self._conclude(operation, now_ms)
-            self._state.end_batch()
+            if batch.claims:
+                self._state.record_delays()
             return None
         return None
 

@@ -67,7 +67,7 @@ class Taken(NamedTuple):
 
 
 # Of lines without keys, as most are where there are many queues: never changed.
-_EMPTY: deque[Any] = deque()
+_EMPTY: deque[Any] = deque(maxlen=0)
 
 
 class _Line:

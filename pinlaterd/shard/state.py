@@ -271,7 +271,7 @@ class ShardState:
         self.requeue(queue, requeued, now_ms)
 
     def dequeued(self, queue: str, delays_ms: Sequence[int], payloads: Sequence[Payload]) -> None:
-        """Jobs were claimed so long after each was due; told at the end of the batch."""
+        """Jobs were claimed so long after each was due; recorded once for all of its batch."""
         delays = self._delays_ms.get(queue)
         if delays is None:
             delays = self._delays_ms[queue] = ([], [])
@@ -279,7 +279,8 @@ class ShardState:
         first_attempts = [payload[1] == payload[2] for payload in payloads]
         delays[1].extend(delays_ms if all(first_attempts) else compress(delays_ms, first_attempts))
 
-    def end_batch(self) -> None:
+    def record_delays(self) -> None:
+        """Those of the jobs that a batch has claimed."""
         for queue, (delays_ms, of_first_attempts) in self._delays_ms.items():
             self.stats.count(f"{queue}_dequeue", len(delays_ms))
             each, first = f"{queue}_dequeue_delay_ms", f"{queue}_first_dequeue_delay_ms"
