@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, get_args, get_type_hints
 
 import thriftpy2
+from thriftpy2.thrift import TApplicationException
 from thriftpy2.thrift import TType as ParserType
 
 from pinlaterd.model import REQUESTS, CallContext, JobRecord, Method, ScanResult
@@ -183,14 +184,15 @@ def _load_struct(parsed: Any, make: type[Any]) -> Struct:
 def _load_fields(
     name: str, make: type[Any], parsed: Any, annotations: Mapping[str, Any]
 ) -> list[Field]:
-    defaults = dict(parsed.default_spec)
+    defaults = dict(getattr(parsed, "default_spec", ()))
     fields = []
     for number, (code, field_name, *detail, required) in parsed.thrift_spec.items():
         key = _KEYS.get(field_name) or re.sub("([A-Z])", r"_\1", field_name).lower()
         model = _model_in(annotations[key])
         declared = _load_type((code, *detail), model, binary=(name, field_name) in _BINARY)
-        field = _field(make, number, field_name, key, declared, required=required)
-        fields.append(field._replace(default=defaults.get(field_name)))
+        place, default = make._fields.index(key), defaults.get(field_name)
+        header = bytes((declared.code,)) + number.to_bytes(2, "big")
+        fields.append(Field(number, field_name, key, place, declared, required, default, header))
     return fields
 
 
@@ -200,19 +202,6 @@ def _model_in(annotation: Any) -> type[Any] | None:
         return next(filter(None, map(_model_in, parts)), None)
     is_model = hasattr(annotation, "_fields") or isinstance(annotation, type(IntEnum))
     return annotation if is_model else None
-
-
-def _field(
-    make: type[Any],
-    number: int,
-    name: str,
-    key: str,
-    declared: Type,
-    *,
-    required: bool = False,
-) -> Field:
-    header = bytes((declared.code,)) + number.to_bytes(2, "big")
-    return Field(number, name, key, make._fields.index(key), declared, required, None, header)
 
 
 def _load_type(spec: Any, model: Any, *, binary: bool = False) -> Type:
@@ -256,11 +245,4 @@ def _load_method(method: Method) -> MethodStructs:
 
 
 METHODS: Final = {method: _load_method(method) for method in Method}
-APPLICATION_ERROR: Final = Struct(
-    "TApplicationException",
-    ApplicationErrorBody,
-    [
-        _field(ApplicationErrorBody, 1, "message", "message", Type(TType.STRING, "string")),
-        _field(ApplicationErrorBody, 2, "type", "type", Type(TType.I32, "i32")),
-    ],
-)
+APPLICATION_ERROR: Final = _load_struct(TApplicationException, ApplicationErrorBody)
