@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import deque
 
-from pinlaterd.engines.base import AckOp, Acks, Batch, ClaimOp, Claims
 from pinlaterd.errors import (
     InvalidRequest,
     PinLaterError,
@@ -23,11 +21,6 @@ from pinlaterd.model import (
     CheckpointRequest,
     DequeueRequest,
     EnqueueRequest,
-    JobKey,
-    JobState,
-    Payload,
-    PendingKey,
-    claim_source,
 )
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.codec import Call
@@ -35,6 +28,7 @@ from pinlaterd.shard.bulk import BulkCalls
 from pinlaterd.shard.dequeue import Dequeue
 from pinlaterd.shard.operations import (
     Ack,
+    AckScheduled,
     CheckpointJobs,
     Enqueue,
     ForeignError,
@@ -49,9 +43,6 @@ log = logging.getLogger(__name__)
 _DELETE_QUEUE = b"deleteQueue"
 _TAKES_NO_JOBS = "is dequeue-only"
 _CALLS = (Op.CALL, Op.VALIDATE, Op.OLDEST_FAILED, Op.ACK_SCHEDULED)
-# What is due so soon is no scheduled job any more: the ready index may know of it in a moment.
-_SOON_MS = 1_000
-_NOT_READ = Payload(b"", 0, 0)  # so that the engine reads no body
 
 
 def changes_queues(entry: CallEntry) -> bool:
@@ -145,43 +136,5 @@ class Dispatch:
         return None
 
     def _ack(self, entry: CallEntry, call: Call, state: ShardState, now_ms: int) -> Operation:
-        operation = Ack(entry, call, state, now_ms)
-        if entry.op is Op.ACK_SCHEDULED:
-            source = call.context.source
-            claimed = [_claim_scheduled(state, op, source, now_ms) for op in operation.parts]
-            operation.parts = deque(op for op in claimed if op.succeeded)
-        return operation
-
-
-def _claim_scheduled(state: ShardState, op: AckOp, source: str, now_ms: int) -> AckOp:
-    """Claim the jobs that `op` is to end as succeeded, in a commit of its own. Returns it with
-    these claims, and without the jobs that are not scheduled any more: what is due, or soon.
-
-    The ready index knows nothing of these jobs, since they are not due. The claims bear the
-    latest time there is, so that they never time out: after a crash before the ack, jobs would
-    run here before their time, beside their copies. A repeated call acks them. Raises
-    StorageError."""
-    engine = state.engine
-    named = {JobKey(acks.priority, i): acks for acks in op.succeeded for i in acks.local_ids}
-    held: dict[JobKey, str] = {}
-    claims: list[Claims] = []
-    for job in engine.lookup(op.queue, list(named), include_body=False):
-        if job.state is JobState.PENDING and job.run_after_ms > now_ms + _SOON_MS:
-            place = PendingKey(job.run_after_ms, job.key.local_id)
-            [descriptor] = state.claim_descriptors.take(source, 1)
-            claims.append(Claims(job.key.priority, [place], [descriptor], [_NOT_READ]))
-        elif job.state is JobState.IN_PROGRESS:
-            descriptor = job.claim_descriptor or ""
-            if claim_source(descriptor) == source:
-                held[job.key] = descriptor
-    if claims:
-        batch = Batch(claims=[ClaimOp(op.queue, claims)])
-        [found] = engine.apply(batch, engine.limits.run_after_ms).claims
-        for claim, payload in zip(claims, found, strict=True):
-            if payload is not None:
-                held[JobKey(claim.priority, claim.keys[0].local_id)] = claim.claim_descriptors[0]
-    acks = [
-        Acks(key.priority, [key.local_id], named[key].append_custom_status, 0, descriptor)
-        for key, descriptor in held.items()
-    ]
-    return AckOp(op.queue, acks, ())
+        kind = AckScheduled if entry.op is Op.ACK_SCHEDULED else Ack
+        return kind(entry, call, state, now_ms)

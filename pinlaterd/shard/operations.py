@@ -21,6 +21,7 @@ from pinlaterd.engines.base import (
     CheckpointOp,
     ClaimOp,
     ClaimRoom,
+    Claims,
     EnqueueOp,
     Release,
     ReleaseOp,
@@ -36,8 +37,11 @@ from pinlaterd.model import (
     Job,
     JobDescriptor,
     JobKey,
+    JobState,
     Method,
     Payload,
+    PendingKey,
+    claim_source,
 )
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.codec import Call, Head
@@ -52,6 +56,9 @@ BATCH_JOBS = 2_000
 # What one call's acks, checkpoints or releases may take of a batch; more of them go through several
 # commits, and leave room for other calls in each.
 PART_JOBS = SLICE
+# What is due so soon is no scheduled job any more: the ready index may know of it in a moment.
+_SOON_MS = 1_000
+_NOT_READ = Payload(b"", 0, 0)  # so that the engine reads no body
 _MOST_NAMED = 10  # bad descriptors that an error message shows
 
 _new = tuple.__new__  # half the cost of calling a NamedTuple, for each job of a batch
@@ -263,6 +270,54 @@ class Ack(Acking):
         request = cast("AckRequest", call.request)
         super().__init__(entry, call.head, request.queue, state)
         self.take_acks(request, now_ms)
+
+
+class AckScheduled(Ack):
+    """Of jobs that are not due, and were enqueued elsewhere: they are claimed first, in a commit of
+    their own."""
+
+    __slots__ = ()
+
+    def __init__(self, entry: CallEntry, call: Call, state: ShardState, now_ms: int) -> None:
+        """Raises RequestError, ForeignError, StorageError."""
+        super().__init__(entry, call, state, now_ms)
+        source = call.context.source
+        claimed = [_claim_scheduled(state, op, source, now_ms) for op in self.parts]
+        self.parts = deque(op for op in claimed if op.succeeded)
+
+
+def _claim_scheduled(state: ShardState, op: AckOp, source: str, now_ms: int) -> AckOp:
+    """Claim the jobs that `op` is to end as succeeded, in a commit of its own. Returns it with
+    these claims, and without the jobs that are not scheduled any more: what is due, or soon.
+
+    The ready index knows nothing of these jobs, since they are not due. The claims bear the
+    latest time there is, so that they never time out: after a crash before the ack, jobs would
+    run here before their time, beside their copies. A repeated call acks them. Raises
+    StorageError."""
+    engine = state.engine
+    named = {JobKey(acks.priority, i): acks for acks in op.succeeded for i in acks.local_ids}
+    held: dict[JobKey, str] = {}
+    claims: list[Claims] = []
+    for job in engine.lookup(op.queue, list(named), include_body=False):
+        if job.state is JobState.PENDING and job.run_after_ms > now_ms + _SOON_MS:
+            place = PendingKey(job.run_after_ms, job.key.local_id)
+            [descriptor] = state.claim_descriptors.take(source, 1)
+            claims.append(Claims(job.key.priority, [place], [descriptor], [_NOT_READ]))
+        elif job.state is JobState.IN_PROGRESS:
+            descriptor = job.claim_descriptor or ""
+            if claim_source(descriptor) == source:
+                held[job.key] = descriptor
+    if claims:
+        batch = Batch(claims=[ClaimOp(op.queue, claims)])
+        [found] = engine.apply(batch, engine.limits.run_after_ms).claims
+        for claim, payload in zip(claims, found, strict=True):
+            if payload is not None:
+                held[JobKey(claim.priority, claim.keys[0].local_id)] = claim.claim_descriptors[0]
+    acks = [
+        Acks(key.priority, [key.local_id], named[key].append_custom_status, 0, descriptor)
+        for key, descriptor in held.items()
+    ]
+    return AckOp(op.queue, acks, ())
 
 
 def _acks(facts: QueueFacts, infos: Sequence[AckInfo], bad: list[str]) -> list[Acks]:
