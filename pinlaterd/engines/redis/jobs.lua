@@ -90,7 +90,8 @@ local function open_jobs()
     if job then
       job.al = number_in(job.al, 0, LARGEST_I32)
       job.ar = number_in(job.ar, 0, LARGEST_I32)
-      job.ra = number_in(job.ra, -LATEST_ORDERED_MS, LATEST_MS)
+      local latest = is_lean(queue) and LATEST_ORDERED_MS or LATEST_MS
+      job.ra = number_in(job.ra, -LATEST_ORDERED_MS, latest)
     end
     return job
   end

@@ -193,7 +193,7 @@ def test_an_ack_with_a_text_of_a_job_that_a_hand_removed_is_a_no_op(
 
 
 @pytest.mark.parametrize("update", [None, "", "no"])
-@pytest.mark.parametrize("record", ["", "no head", "no numbers here;x", "1;x"])
+@pytest.mark.parametrize("record", ["", "no head", "no numbers here;x", "1 1 9999999999999999 0;x"])
 def test_a_record_that_is_damaged_counts_as_one_without_numbers(
     lean: EngineHarness, stranger: redis.Redis, shard: str, record: str, update: str | None
 ):
