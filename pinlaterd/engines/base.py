@@ -156,7 +156,8 @@ class Claims(NamedTuple):
     """Jobs of one priority to claim, in columns of the same length.
 
     `keys` are where the ready index found them, which helps to reach the rows. A payload is given
-    if it is in memory, else it is read with the claim."""
+    if it is in memory, else it is read, with the claim or before the batch: so it is given for a
+    job that the batch changes first."""
 
     priority: int
     keys: Sequence[PendingKey]

@@ -246,8 +246,8 @@ for at = 1, take_number() do
   end
 end
 
--- Claims of a queue and priority: '1' if there may be jobs of PinLater's among them; how many, ids,
--- claims. Result: the positions of those that were not made, as the job is not PENDING.
+-- Claims of a queue and priority: how many, ids, claims. Result: the positions of those that were
+-- not made, as the job is not PENDING.
 count = take_number()
 if count > 0 then
   -- Whether these ids are the first of a set, in its order. They mostly are: the ready index has
@@ -275,7 +275,7 @@ if count > 0 then
     return true
   end
 
-  local function note_plain(queue, ids, names, pending, pinlaters)
+  local function note_plain(queue, ids, names)
     local prefix, keys = job_key(queue, ''), {}
     for at = 1, #ids do
       keys[at] = prefix .. ids[at]
@@ -287,26 +287,22 @@ if count > 0 then
       if type(redis.pcall('HSET', keys[at], 'cd', names[at])) == 'table' then
         return false -- no job, but a hand's doing
       end
-      if pinlaters and redis.call('HEXISTS', keys[at], 'ra') == 0 then
-        redis.call('HSET', keys[at], 'ra', ms_of(queue, redis.call('ZSCORE', pending, ids[at])))
-      end
     end
     return true
   end
 
   for run = 1, count do
-    local queue, priority, pinlaters, size = take(), take(), take() == '1', take_number()
+    local queue, priority, size = take(), take(), take_number()
     local ids, names, missed = take_all(size), take_all(size), {}
     local pending = set_key(queue, priority, PENDING)
     local running = set_key(queue, priority, IN_PROGRESS)
     local note = is_lean(queue) and note_lean or note_plain
-    if are_first(pending, ids) and note(queue, ids, names, pending, pinlaters) then
+    if are_first(pending, ids) and note(queue, ids, names) then
       redis.call('ZREMRANGEBYRANK', pending, 0, size - 1)
       add_all(running, queue, now, ids)
     else
       for at, id in ipairs(ids) do
-        local made = redis.call('ZSCORE', pending, id)
-          and note(queue, { id }, { names[at] }, pending, pinlaters)
+        local made = redis.call('ZSCORE', pending, id) and note(queue, { id }, { names[at] })
         redis.call('ZREM', pending, id)
         if made then
           add_all(running, queue, now, { id })

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from itertools import compress, groupby
 from typing import Any
 
@@ -59,18 +58,16 @@ class Application:
         stored: Mapping[str, str],
         now_ms: int,
         payloads: Sequence[Sequence[Payload | None]],
-        pinlaters: AbstractSet[tuple[str, int]],
     ) -> None:
         """`stored`: the names of queues as they are in keys. `payloads`: of each op that claims,
-        those of its first jobs, as many as fit; None: there is no such job. `pinlaters`: queues and
-        priorities with jobs of PinLater's among them."""
+        those of its first jobs, as many as fit; None: there is no such job."""
         self._batch = batch
         self._stored = stored
         self._now_ms = now_ms
         self._payloads = payloads
         self._keys: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
         self._acks = self._ack_runs() if batch.acks else ()
-        self._claims = self._claim_runs(pinlaters) if batch.claims else ()
+        self._claims = self._claim_runs() if batch.claims else ()
         self._jobs = self._jobs_by_queue() if batch.enqueues else {}
 
     # --- arguments ---------------------------------------------------------------------------
@@ -179,12 +176,12 @@ class Application:
                 arguments += [head + job[0] for job in run]
         return arguments
 
-    def _claim_runs(self, pinlaters: AbstractSet[tuple[str, int]]) -> Collection[_Run]:
+    def _claim_runs(self) -> Collection[_Run]:
         runs: dict[object, _Run] = {}
         for at, (op, payloads) in enumerate(zip(self._batch.claims, self._payloads, strict=True)):
             queue, begin = self._stored[op.queue], 0
             for priority, keys, names, _ in first_claims(op, len(payloads)):
-                head = (queue, priority, "1" if (op.queue, priority) in pinlaters else "0")
+                head = (queue, priority)
                 run = runs.get(head)
                 if run is None:
                     run = runs[head] = _Run(head)

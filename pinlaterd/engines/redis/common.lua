@@ -13,7 +13,8 @@
 --                               cs  custom status         ar  attempts remaining
 --                               ca  created at            cd  claim descriptor, of the last claim
 --                               ua  updated at; a claim leaves it, so that a release finds it again
---                               ra  run-after in ms; a job of PinLater has none: its score counts
+--                               ra  run-after in ms; a job of PinLater has none before it is read
+--                                   as PENDING (rescore): its score counts
 --   plq_SHARD_QUEUE.pP_sS     sorted set: ids of the jobs of priority P in state S (0 PENDING,
 --                             1 IN_PROGRESS, 2 SUCCEEDED, 3 FAILED); its score is the run-after
 --                             where PENDING, else the time at which the job came to be in that

@@ -9,13 +9,11 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import partial
 from itertools import compress
 from typing import Any
 
 from pinlaterd.config.schema import ServerSettings, ShardSettings
 from pinlaterd.engines.base import (
-    NO_BOUND,
     NO_TIME_MS,
     Batch,
     BatchResult,
@@ -41,7 +39,7 @@ from pinlaterd.engines.redis.records import (
 from pinlaterd.engines.redis.searcher import RedisSearcherFactory
 from pinlaterd.engines.redis.sentinel import Locator, sentinels_of
 from pinlaterd.engines.redis.store import DamagedKey, Store
-from pinlaterd.errors import StorageError, StorageNotCommitted
+from pinlaterd.errors import StorageNotCommitted
 from pinlaterd.model import JobKey, JobState, Payload, PendingKey
 
 log = logging.getLogger(__name__)
@@ -64,39 +62,9 @@ class RedisEngine(Store, StorageEngine):
         for ops in (batch.acks, batch.checkpoints, batch.releases, batch.enqueues, batch.claims):
             for op in ops:
                 self.known(op.queue)
-        pinlaters: set[tuple[str, int]] = set()
-        payloads = fitting_payloads(
-            batch.claims, batch.claim_room, partial(self._read_payloads, pinlaters=pinlaters)
-        )
-        application = Application(batch, self.stored, now_ms, payloads, pinlaters)
-        result = application.result(self.write(scripts.APPLY, *application.arguments()))
-        return self._read_again(batch, result) if batch.claims else result
-
-    def _read_again(self, batch: Batch, result: BatchResult) -> BatchResult:
-        """Payloads that were read before the batch changed them: of jobs that went back to PENDING
-        in it and were claimed."""
-        changed = {
-            (op.queue, acks.priority, local_id)
-            for op in batch.acks
-            for acks in op.failed
-            for local_id in acks.local_ids
-        }
-        changed |= {(op.queue, *each.key) for op in batch.checkpoints for each in op.checkpoints}
-        if not changed:
-            return result
-        claims = [list(payloads) for payloads in result.claims]
-        for op, payloads in zip(batch.claims, claims, strict=True):
-            jobs = [(op.queue, of.priority, key.local_id) for of in op.claims for key in of.keys]
-            for at, (job, given) in enumerate(zip(jobs, op.payloads, strict=True)):
-                if job in changed and given is None and at < len(payloads) and payloads[at]:
-                    [payloads[at]] = self._read_claimed(*job)
-        return result._replace(claims=claims)
-
-    def _read_claimed(self, queue: str, priority: int, local_id: int) -> Sequence[Payload | None]:
-        try:
-            return self._read_payloads(queue, priority, [local_id], most_bytes=NO_BOUND)
-        except StorageNotCommitted as error:  # but the batch is
-            raise StorageError(error.message) from error
+        payloads = fitting_payloads(batch.claims, batch.claim_room, self.payloads)
+        application = Application(batch, self.stored, now_ms, payloads)
+        return application.result(self.write(scripts.APPLY, *application.arguments()))
 
     # --- queues ------------------------------------------------------------------------------
 
@@ -139,27 +107,10 @@ class RedisEngine(Store, StorageEngine):
     def payloads(
         self, queue: str, priority: int, local_ids: Sequence[int], *, most_bytes: int
     ) -> Sequence[Payload | None]:
-        return self._read_payloads(queue, priority, local_ids, most_bytes=most_bytes, mixed=True)
-
-    def _read_payloads(
-        self,
-        queue: str,
-        priority: int,
-        local_ids: Sequence[int],
-        *,
-        most_bytes: int,
-        mixed: bool = False,
-        pinlaters: set[tuple[str, int]] | None = None,
-    ) -> Sequence[Payload | None]:
-        """`mixed`: jobs of other priorities may be among them, and are none then. To `pinlaters`
-        queue and priority are added, if jobs of PinLater's are among them."""
         local_ids = local_ids[:_MOST_READ_AT_ONCE]
         stored = self.known(queue)
-        arguments = (stored, priority, most_bytes, "1" if mixed else "0", *local_ids)
-        *columns, has_pinlaters = self.read(scripts.PAYLOADS, *arguments)
+        columns = self.read(scripts.PAYLOADS, stored, most_bytes, *local_ids)
         payloads = (lean_payloads if is_lean(stored) else plain_payloads)(*columns)
-        if has_pinlaters and pinlaters is not None:
-            pinlaters.add((queue, priority))
         if None in payloads:
             gone = compress(local_ids, [payload is None for payload in payloads])
             self._forget(queue, [JobKey(priority, local_id) for local_id in gone])

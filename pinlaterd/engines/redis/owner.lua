@@ -130,15 +130,12 @@ function scripts.delete_queue()
     return problem
   end
   redis.call('ZREM', queues_key(queue), queue)
-  if is_lean(queue) then
-    -- Redis frees them beside its work.
-    redis.call('UNLINK', jobs_key(queue), claims_key(queue), updates_key(queue))
-  end
+  local gone = { jobs_key(queue), claims_key(queue), updates_key(queue) }
   for priority = 1, most_priorities do
     for _, state in ipairs({ PENDING, IN_PROGRESS, SUCCEEDED, FAILED }) do
       local set = set_key(queue, priority, state)
       if is_lean(queue) then
-        redis.call('UNLINK', set)
+        gone[#gone + 1] = set
       elseif redis.call('EXISTS', set) == 1 then
         -- The record may have been evicted: a set that is not emptied yet keeps its key.
         local number = number_in(redis.call('HGET', RECORD, 'dropped'), 0, MOST_EXACT / 2) or 0
@@ -152,6 +149,9 @@ function scripts.delete_queue()
         redis.call('RPUSH', DROPPED, dropped)
       end
     end
+  end
+  if is_lean(queue) then
+    redis.call('UNLINK', unpack(gone)) -- Redis frees them beside its work
   end
   return { 'OK' }
 end

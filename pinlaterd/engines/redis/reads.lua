@@ -145,7 +145,7 @@ local function lean_payloads(queue, ids, most_bytes)
           end
         end
         if left < 0 and any then
-          return { 'OK', records, updates, 0 }
+          return { 'OK', records, updates }
         end
         any, count = true, #record > LARGE_BYTES and 1 or count
       end
@@ -154,15 +154,15 @@ local function lean_payloads(queue, ids, most_bytes)
     end
     at = last + 1
   end
-  return { 'OK', records, updates, 0 }
+  return { 'OK', records, updates }
 end
 
 -- Tables of body, attempts allowed and remaining.
 local function plain_payloads(queue, ids, most_bytes)
-  local bodies, allowed, remaining, pinlaters = {}, {}, {}, 0
-  local prefix, any = job_key(queue, ''), false
+  local bodies, allowed, remaining, any = {}, {}, {}, false
+  local prefix = job_key(queue, '')
   for at, id in ipairs(ids) do
-    local f = redis.pcall('HMGET', prefix .. id, 'bd', 'al', 'ar', 'ra')
+    local f = redis.pcall('HMGET', prefix .. id, 'bd', 'al', 'ar')
     local is_there = not f.err and (f[1] or redis.call('EXISTS', prefix .. id) == 1)
     local body = is_there and (f[1] or '')
     if body then
@@ -170,31 +170,23 @@ local function plain_payloads(queue, ids, most_bytes)
       if most_bytes < 0 and any then
         break
       end
-      any, pinlaters = true, f[4] and pinlaters or 1
+      any = true
     end
     bodies[at] = body
     allowed[at] = body and number_in(f[2], 0, 2 ^ 31 - 1) or 1
     remaining[at] = body and number_in(f[3], 0, 2 ^ 31 - 1) or 1
   end
-  return { 'OK', bodies, allowed, remaining, pinlaters }
+  return { 'OK', bodies, allowed, remaining }
 end
 
--- What claims would hand out. Arguments: queue, priority, most bytes, '1' if jobs of another
--- priority may be among them, ids. Returns OK, columns as `lean_payloads` or `plain_payloads` say,
--- with nothing in the first one where there is no such job, and 1 if there are jobs of PinLater's.
+-- What claims would hand out. Arguments: queue, most bytes, ids. Returns OK, and columns as
+-- `lean_payloads` or `plain_payloads` say, with nothing in the first one where there is no such job.
 -- They end before the body with which all would have more than those bytes. Or DAMAGED.
 function scripts.payloads()
-  local queue, priority, most_bytes, mixed = take(), take(), take_number(), take() == '1'
+  local queue, most_bytes = take(), take_number()
   local ids = take_all(#ARGV - taken)
-  local problem = jobs.damage(queue)
-  if problem then
-    return problem
-  end
-  for at = 1, mixed and #ids or 0 do
-    local held = score_in(set_key(queue, priority, PENDING), ids[at])
-    ids[at] = held and ids[at] or ''
-  end
-  return (is_lean(queue) and lean_payloads or plain_payloads)(queue, ids, most_bytes)
+  local read = is_lean(queue) and lean_payloads or plain_payloads
+  return jobs.damage(queue) or read(queue, ids, most_bytes)
 end
 
 -- Whole jobs. Arguments: queue, the state they have to be in (or ''), whether with body ('1'), then

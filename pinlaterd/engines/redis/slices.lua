@@ -11,7 +11,7 @@ local function before(ms)
 end
 
 -- Give jobs that PinLater made scores that order them by id within a millisecond (common.lua), and
--- remove what is no job's number. Arguments: priority, lowest and highest score, offset, limit.
+-- a run-after, which a claim would lose; remove what is no job's number. Arguments: priority, lowest and highest score, offset, limit.
 -- Returns how many were looked at.
 function scripts.rescore()
   local priority, low, high, offset, limit = take(), take(), take(), take(), take()
@@ -26,7 +26,10 @@ function scripts.rescore()
     if not jobs.is_id(id) then
       redis.call('ZREM', set, id)
     elseif score_of(queue, ms, #id) ~= tonumber(rows[at + 1]) and ms <= LATEST_ORDERED_MS then
-      redis.call('ZADD', set, 'XX', score_of(queue, ms, #id), id)
+      redis.call('ZADD', set, 'XX', bound(score_of(queue, ms, #id)), id)
+      if not is_lean(queue) and jobs.exists(queue, id) then
+        redis.call('HSET', job_key(queue, id), 'ra', ms)
+      end
     end
   end
   return { 'OK', #rows / 2 }

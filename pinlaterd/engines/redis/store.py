@@ -96,7 +96,6 @@ class Store:
         self._priorities = range(1, priority_levels + 1)
         self._shard: ShardKeys | None = None  # where it was opened last
         self.stored: dict[str, str] = {}  # queues by name: theirs in keys, which tells the layout
-        self._not_served: set[str] = set()  # queues that are there in the other layout, too
         self._lean = lean  # the layout of queues that are created
         self._durability = Durability("not opened yet")
         self._lease_ms = round(lease_seconds * 1000)
@@ -164,8 +163,7 @@ class Store:
         """A queue that somebody else created beside a lean one of ours is not served."""
         plain = {name: name for name in stored if QUEUE_NAME.match(name)}
         lean = {name[1:]: name for name in stored if is_lean(name) and QUEUE_NAME.match(name[1:])}
-        self._not_served = plain.keys() & lean.keys()
-        for queue in self._not_served:
+        for queue in plain.keys() & lean.keys():
             log.warning(
                 "%s: somebody else created queue %s, too; ours is served", self.shard, queue
             )
@@ -248,12 +246,11 @@ class Store:
             self.stored[queue] = stored
 
     def delete_queue(self, queue: str) -> None:
-        """In both layouts, if another writer has created the one that is not served."""
+        """In both layouts: another writer may have created the one that is not served, which goes
+        first: cut short behind it, the queue is there still."""
         if queue in self.stored:
-            if queue in self._not_served:  # first: cut short behind it, the queue is there still
-                self.write(scripts.DELETE_QUEUE, queue, _MOST_PRIORITIES)
-                self._not_served.remove(queue)
-            self.write(scripts.DELETE_QUEUE, self.stored[queue], _MOST_PRIORITIES)
+            for stored in sorted({queue, LEAN_MARK + queue}, key=self.stored[queue].__eq__):
+                self.write(scripts.DELETE_QUEUE, stored, _MOST_PRIORITIES)
             del self.stored[queue]
 
 

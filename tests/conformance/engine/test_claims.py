@@ -94,7 +94,7 @@ def test_claims_of_many_queues_and_priorities_in_one_batch(store: EngineHarness)
 def test_a_batch_goes_from_acks_to_claims(store: EngineHarness):
     [claimed] = store.in_progress(b"old")
     retry_at = PendingKey(store.now_ms, claimed.key.local_id)
-    again = store.claim_on(claimed.key, retry_at)
+    again = store.claim_on(claimed.key, retry_at)._replace(payload=Payload(b"old", 2, 1))
     batch = Batch(
         acks=[ack_op("mail", (), [Ack(claimed.key)])],
         enqueues=[EnqueueOp("mail", [Job(b"new")])],
