@@ -14,7 +14,6 @@ import click
 from pinlaterd.cli import callers, command, load, pinlater
 from pinlaterd.client import Client
 from pinlaterd.lifecycle import ExitCode, StopSignal
-from pinlaterd.model import Job
 from pinlaterd.wording import how_many
 
 _MAX_CALLS_PER_SECOND = 10_000.0  # more than one Python process can make
@@ -101,17 +100,14 @@ class Plan(callers.LoadPlan):
             raise click.UsageError("--arrivals: a closed loop has no schedule; give --rate, too")
 
     @property
-    def job(self) -> Job:
-        return Job(callers.bench_body(self.body_bytes), priority=self.priority or 1)
-
-    @property
     def measured_seconds(self) -> float:
         if self.seconds is not None:
             return self.seconds
         return _DEFAULT_SECONDS if self.num_queries is None else math.inf
 
     def batches(self) -> callers.Batches:
-        return callers.Batches(callers.alike_batches(self.job, batch_size=self.batch_size))
+        body = callers.bench_body(self.body_bytes)
+        return callers.Batches(callers.alike_batches(self, body))
 
     def pace(self) -> load.ClosedLoop:
         if self.rate is None:
@@ -262,9 +258,10 @@ def _prepare(plan: Plan, client: Client, stop: StopSignal, *, checks: bool, fill
         plan.tell(
             f"filling queue {command.printable(plan.queue)} with {how_many(fill_jobs, 'job')}"
         )
+    job = plan.job(callers.bench_body(plan.body_bytes))
     at_once = max(1, min(_FILL_CALL_JOBS, _FILL_CALL_BYTES // plan.body_bytes))
     while fill_jobs > 0 and not stop.requested:
-        client.enqueue(plan.queue, [plan.job] * min(fill_jobs, at_once))
+        client.enqueue(plan.queue, [job] * min(fill_jobs, at_once))
         fill_jobs -= at_once
 
 

@@ -173,6 +173,42 @@ class DeliveryAudit:
             self._verdict.examples.append(fault)
 
 
+# --- what a load is told ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadPlan:
+    """What the command line says of a load.
+
+    `success_percent` of the jobs, chosen at random, succeed; the others fail. Without `all_jobs`,
+    jobs that the bench did not make are released, at no attempt's cost, and end the run.
+    """
+
+    queue: str
+    num_queries: int | None
+    batch_size: int
+    concurrency: int
+    progress: bool | None
+    priority: int | None = None
+    body_bytes: int = MIN_BODY_BYTES
+    success_percent: int = 100
+    all_jobs: bool = True
+
+    @property
+    def tell(self) -> Callable[[str], None] | None:
+        """Shows a line of progress, if that is wanted."""
+        wanted = self.progress if self.progress is not None else sys.stderr.isatty()
+        return functools.partial(click.echo, err=True) if wanted else None
+
+    @property
+    def calls(self) -> int | None:
+        """How many to measure; None: as many as the time allows."""
+        return None if self.num_queries in (None, -1) else self.num_queries
+
+    def job(self, body: bytes) -> Job:
+        return Job(body, priority=self.priority or 1)
+
+
 # --- enqueues -------------------------------------------------------------------------------
 
 
@@ -195,25 +231,24 @@ class Batches:
             return next(self._batches, None)
 
 
-def stamped_batches(*, batch_size: int, body_bytes: int, priority: int) -> Iterator[Batch]:
+def stamped_batches(plan: LoadPlan) -> Iterator[Batch]:
     """Batches without end whose bodies `check-dequeue` can check."""
     run = new_run()
-    for first in itertools.count(0, batch_size):
-        stamps = (Stamp(run, sequence) for sequence in range(first, first + batch_size))
-        yield Batch(first, [Job(stamped_body(s, body_bytes), priority=priority) for s in stamps])
+    for first in itertools.count(0, plan.batch_size):
+        stamps = (Stamp(run, sequence) for sequence in range(first, first + plan.batch_size))
+        yield Batch(first, [plan.job(stamped_body(stamp, plan.body_bytes)) for stamp in stamps])
 
 
-def alike_batches(job: Job, *, batch_size: int) -> Iterator[Batch]:
+def alike_batches(plan: LoadPlan, body: bytes) -> Iterator[Batch]:
     """The same jobs without end: making them up takes no time between calls."""
-    return itertools.repeat(Batch(0, [job] * batch_size))
+    return itertools.repeat(Batch(0, [plan.job(body)] * plan.batch_size))
 
 
-def line_batches(lines: Iterable[bytes], *, batch_size: int, priority: int) -> Iterator[Batch]:
+def line_batches(plan: LoadPlan, lines: Iterable[bytes]) -> Iterator[Batch]:
     """A job of each line, without its line end. Lines are counted from 1."""
     numbered = enumerate(lines, start=1)
-    while batch := list(itertools.islice(numbered, batch_size)):
-        jobs = [Job(line.removesuffix(b"\n"), priority=priority) for _, line in batch]
-        yield Batch(batch[0][0], jobs)
+    while batch := list(itertools.islice(numbered, plan.batch_size)):
+        yield Batch(batch[0][0], [plan.job(line.removesuffix(b"\n")) for _, line in batch])
 
 
 class EnqueueCaller:
@@ -269,36 +304,6 @@ class AtEmpty(Enum):
     WAIT = auto()
     WAIT_AND_END = auto()  # it has nothing left to do when a wait brought no job
     END_RUN = auto()  # the run ends when nothing is pending
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoadPlan:
-    """What the command line says of a load.
-
-    `success_percent` of the jobs, chosen at random, succeed; the others fail. Without `all_jobs`,
-    jobs that the bench did not make are released, at no attempt's cost, and end the run.
-    """
-
-    queue: str
-    num_queries: int | None
-    batch_size: int
-    concurrency: int
-    progress: bool | None
-    priority: int | None = None
-    body_bytes: int = MIN_BODY_BYTES
-    success_percent: int = 100
-    all_jobs: bool = True
-
-    @property
-    def tell(self) -> Callable[[str], None] | None:
-        """Shows a line of progress, if that is wanted."""
-        wanted = self.progress if self.progress is not None else sys.stderr.isatty()
-        return functools.partial(click.echo, err=True) if wanted else None
-
-    @property
-    def calls(self) -> int | None:
-        """How many to measure; None: as many as the time allows."""
-        return None if self.num_queries in (None, -1) else self.num_queries
 
 
 class ForeignJobFound(LoadStopped):

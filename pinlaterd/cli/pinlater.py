@@ -16,7 +16,6 @@ from pinlaterd import __version__
 from pinlaterd.cli import callers, command, load
 from pinlaterd.client import Client
 from pinlaterd.lifecycle import ExitCode, StopSignal
-from pinlaterd.model import Job
 from pinlaterd.wording import how_many
 
 _MAX_CONCURRENCY = 1000
@@ -148,18 +147,16 @@ def enqueue(*, from_file: IO[bytes] | None, body: str | None, **options: Any) ->
     if from_file is not None and body is not None:
         raise click.UsageError("--body and --from-file exclude each other; give one of them")
     plan = callers.LoadPlan(**options)
-    calls, priority, batch_size = plan.calls, plan.priority or 1, plan.batch_size
+    calls = plan.calls
     if plan.num_queries is None and from_file is None:
         calls = 1
     if from_file is not None:
-        batches = callers.line_batches(from_file, batch_size=batch_size, priority=priority)
+        batches = callers.line_batches(plan, from_file)
     elif body is not None:
-        text = body.encode("utf-8", "surrogateescape")  # the very bytes of the command line
-        batches = callers.alike_batches(Job(text, priority=priority), batch_size=batch_size)
+        # the very bytes of the command line
+        batches = callers.alike_batches(plan, body.encode("utf-8", "surrogateescape"))
     else:
-        batches = callers.stamped_batches(
-            batch_size=batch_size, body_bytes=plan.body_bytes, priority=priority
-        )
+        batches = callers.stamped_batches(plan)
     source, is_file = callers.Batches(batches), from_file is not None
     outcome = run_load(
         plan,
