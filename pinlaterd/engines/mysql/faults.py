@@ -75,9 +75,10 @@ def is_lost(fault: BaseException) -> bool:
 
 def leaves_doubt(fault: BaseException, statement: bytes) -> bool:
     """Whether a transaction may have been committed though `statement`, its last, has failed."""
-    if is_lost(fault) or code_of(fault) == _WITHIN_COMMIT:
+    code = code_of(fault)
+    if code is None or code in _LOST or code == _WITHIN_COMMIT:  # None: no answer of the server
         return True
-    return statement == b"COMMIT" and not is_locked(fault)
+    return statement == b"COMMIT" and code != _LOCK_WAIT
 
 
 def is_gone(fault: BaseException) -> bool:

@@ -12,7 +12,7 @@ from pymysql.err import OperationalError
 
 from pinlaterd.clock import FakeClock
 from pinlaterd.engines.base import Batch, Checkpoint, EnqueueOp, StorageEngine
-from pinlaterd.engines.mysql.faults import storage_error
+from pinlaterd.engines.mysql.faults import leaves_doubt, storage_error
 from pinlaterd.errors import (
     EnqueueRejected,
     InvalidRequest,
@@ -488,3 +488,20 @@ def test_ids_and_times_are_whole_numbers(store: EngineHarness):
     numbers = [*pending, job.run_after_ms, job.created_at_ms, job.updated_at_ms, *job.key]
     numbers += [*store.depths().values(), store.ownership.start_ms]
     assert {type(number) for number in numbers} == {int}
+
+
+@pytest.mark.parametrize(
+    ("fault", "statement", "doubtful"),
+    [
+        (OperationalError(2013, "Lost connection"), b"INSERT", True),
+        (OperationalError(1180, "Got error during COMMIT"), b"INSERT", True),
+        (MemoryError(), b"INSERT", True),  # no answer of the server
+        (OperationalError(1114, "The table is full"), b"INSERT", False),
+        (OperationalError(1026, "Error writing file"), b"COMMIT", True),
+        (OperationalError(1205, "Lock wait timeout exceeded"), b"COMMIT", False),
+    ],
+)
+def test_after_which_errors_a_commit_is_looked_up(
+    fault: Exception, statement: bytes, doubtful: bool
+):
+    assert leaves_doubt(fault, statement) == doubtful
