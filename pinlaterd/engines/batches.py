@@ -157,7 +157,7 @@ def fitting_payloads(
     """Of each op, the payloads of the first claims, as many as fit; None: there is no such job.
 
     A job that exists counts, be it PENDING or not."""
-    stored = _Stored(ops, read)
+    stored: _Stored | None = None
     left, first_of_batch = room.most_bytes, True
     found: list[Sequence[Payload | None]] = []
     for op in ops:
@@ -167,6 +167,7 @@ def fitting_payloads(
         payloads: Sequence[Payload | None] = op.payloads
         used = room.job_bytes * len(payloads) + sum([len(p[0]) for p in payloads if p])
         if None in payloads or used > min(left, op.most_bytes):
+            stored = stored or _Stored(ops, read)
             payloads, used = _first_fitting(op, room.job_bytes, left, stored, alone=first_of_batch)
         left -= used
         first_of_batch = first_of_batch and not any(payloads)

@@ -13,6 +13,8 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from pinlaterd.engines.base import (
+    AckOp,
+    AckResult,
     Acks,
     Batch,
     BatchResult,
@@ -38,6 +40,7 @@ from pinlaterd.engines.sqlite.runs import (
     SUCCEEDED,
     Run,
     holding,
+    merged,
     spans,
     split,
 )
@@ -52,9 +55,8 @@ _new = tuple.__new__  # half the cost of calling a NamedTuple, for each job of a
 
 
 def apply_batch(store: Store, tx: Transaction, batch: Batch) -> BatchResult:
-    ends = AckActions(partial(_succeed, store, tx), partial(_fail, store, tx))
     return BatchResult(
-        acks=apply_acks(batch.acks, ends) if batch.acks else (),
+        acks=_ack(store, tx, batch.acks) if batch.acks else (),
         checkpoints=[_checkpoint(store, tx, op) for op in batch.checkpoints],
         releases=[_release(store, tx, op) for op in batch.releases],
         enqueues=_enqueue(store, tx, batch.enqueues) if batch.enqueues else (),
@@ -130,14 +132,19 @@ def _requeued(run: Run, run_after_ms: int) -> Requeued:
 # --- acknowledgements -----------------------------------------------------------------------
 
 
+def _ack(store: Store, tx: Transaction, ops: Sequence[AckOp]) -> list[AckResult]:
+    return apply_acks(ops, AckActions(partial(_succeed, store, tx), partial(_fail, store, tx)))
+
+
 def _succeed(
     store: Store, tx: Transaction, queue: str, priority: int, acks: Sequence[Acks]
 ) -> set[int]:
     """IN_PROGRESS becomes SUCCEEDED; returns the local ids of acks that do not apply."""
     local_ids = local_ids_of(acks)
-    held, ended, missed = _held_by(store, tx, queue, priority, acks, local_ids)
-    if ended:
-        tx.move(held, ended, [run._replace(state=SUCCEEDED, at_ms=tx.now_ms) for run in ended])
+    held, inside, left, missed = _held_by(store, tx, queue, priority, acks, local_ids)
+    if inside:
+        ended = [run._replace(state=SUCCEEDED, at_ms=tx.now_ms) for run in inside]
+        tx.replace(held, [*left, *merged(ended)])
         _append_statuses(tx, [alike for alike in acks if alike.append_custom_status], missed)
     return missed
 
@@ -149,16 +156,16 @@ def _held_by(
     priority: int,
     acks: Sequence[Acks],
     local_ids: Sequence[int],
-) -> tuple[list[Run], list[Run], set[int]]:
-    """Of the jobs that are acked: the runs that hold them, the parts of those whose acks apply, and
-    the local ids of acks that don't."""
+) -> tuple[list[Run], list[Run], list[Run], set[int]]:
+    """Of the jobs that are acked: the runs that hold them, the parts of those whose acks apply, the
+    other parts, and the local ids of acks that don't apply."""
     wanted = spans(local_ids)
     found = holding(tx.db, store.queue_id(queue), IN_PROGRESS, wanted)
     held = [run for run in found if run.priority == priority]
-    inside, _ = split(held, wanted)
+    inside, left = split(held, wanted)
     named = any(alike.claim_descriptor is not None for alike in acks)
     if not named and sum([run.jobs for run in inside]) == len(local_ids):
-        return held, inside, set()
+        return held, inside, left, set()
     of_jobs = {local_id: run for run in inside for local_id in run.local_ids}
     missed = {
         local_id
@@ -168,8 +175,8 @@ def _held_by(
         or alike.claim_descriptor not in (None, of_jobs[local_id].claim_of(local_id))
     }
     if missed:
-        inside, _ = split(inside, spans(of_jobs.keys() - missed))
-    return held, inside, missed
+        inside, left = split(held, spans(of_jobs.keys() - missed))
+    return held, inside, left, missed
 
 
 def _append_statuses(tx: Transaction, acks: Sequence[Acks], missed: set[int]) -> None:
@@ -191,7 +198,7 @@ def _append_statuses(tx: Transaction, acks: Sequence[Acks], missed: set[int]) ->
 
 
 def _fail(store: Store, tx: Transaction, queue: str, priority: int, acks: Sequence[Acks]) -> Failed:
-    held, ended, missed = _held_by(store, tx, queue, priority, acks, local_ids_of(acks))
+    held, ended, _, missed = _held_by(store, tx, queue, priority, acks, local_ids_of(acks))
     claims = held_claims(tx, ended)
     attempts = []
     for _, local_ids, text, retry_delay_ms, _ in acks:
@@ -315,7 +322,7 @@ def _enqueue(store: Store, tx: Transaction, ops: Sequence[EnqueueOp]) -> list[Se
     ]
     local_ids: Sequence[int] = store.take_local_ids(len(jobs))
     runs = _pending_runs(jobs, local_ids)
-    if len(runs) > len({run[2:] for run in runs}):
+    if len(runs) > 1 and len(runs) > len({run[2:] for run in runs}):
         order = sorted(range(len(jobs)), key=[job[:3] for job in jobs].__getitem__)
         runs = _pending_runs([jobs[at] for at in order], local_ids)
         given = dict(zip(order, local_ids, strict=True))
@@ -327,6 +334,8 @@ def _enqueue(store: Store, tx: Transaction, ops: Sequence[EnqueueOp]) -> list[Se
         [(local_id, *job) for local_id, job in zip(local_ids, jobs, strict=True)],
     )
     tx.replace((), runs)
+    if len(ops) == 1:
+        return [local_ids]
     ends = list(accumulate([len(op[1]) for op in ops], initial=0))
     return [local_ids[first:end] for first, end in pairwise(ends)]
 

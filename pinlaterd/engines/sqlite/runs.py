@@ -15,6 +15,7 @@ from typing import NamedTuple
 from pinlaterd.engines.base import EARLIEST_MS, LATEST_MS
 from pinlaterd.model import JobState
 
+_new = tuple.__new__  # half the cost of calling a NamedTuple
 Span = tuple[int, int]  # local ids from and to, ends included
 
 # As plain integers, which sqlite3 binds quickly.
@@ -110,7 +111,7 @@ def holding(db: sqlite3.Connection, queue_id: int, state: int, wanted: Sequence[
     held: dict[int, Run] = {}  # one may hold several of `wanted`
     for first_id, last_id in wanted:
         for row in db.execute(_HOLDING, (first_id, last_id, queue_id, state)):
-            held[row[0]] = Run(*row)
+            held[row[0]] = _new(Run, row)
     return list(held.values())
 
 

@@ -59,8 +59,7 @@ class Transaction:
             changes[run[2], run[3], _STATES[run[4]]] -= run[1] - run[0] + 1
         for run in new:
             changes[run[2], run[3], _STATES[run[4]]] += run[1] - run[0] + 1
-        gone = {run[0] for run in old}.difference([run[0] for run in new])
-        if gone:
+        if gone := {run[0] for run in old}.difference([run[0] for run in new]):
             self.db.executemany(
                 "DELETE FROM runs WHERE first_id = ?", [(first_id,) for first_id in gone]
             )
