@@ -219,21 +219,6 @@ def test_claims_of_jobs_that_run_are_renewed_well_before_they_time_out(flight):
     assert flight.repeat_later(flight.take_acks(), T0 + 79) == []  # its claim holds until T0 + 80
 
 
-def test_what_comes_of_a_lost_claim_is_dropped_and_counted(flight):
-    job = begun(flight, claimed(1))
-    told: list[str] = []
-    job.when_lost(lambda: told.append("lost"))
-
-    job.lose()
-    flight.finish(job, SUCCEEDED, T0 + 1)
-
-    assert told == ["lost"]
-    assert flight.take_reports(T0 + 1000) == []
-    facts = flight.facts()
-    assert (facts.waiting, facts.running, facts.claims_lost) == (0, 0, 1)
-    assert facts.runs.endings[Ending.LOST] == 1
-
-
 def test_a_claim_that_was_lost_while_it_waited_is_not_begun(flight):
     flight.add([claimed(1), claimed(2)], T0, asked=0)
     [first] = [claim for claim in flight.take_renewals(T0 + 20) if claim.claimed == claimed(1)]

@@ -11,7 +11,6 @@ from collections.abc import Callable
 import pytest
 
 from pinlaterd.client import (
-    CheckpointInfo,
     ClaimLost,
     Discard,
     Ending,
@@ -27,7 +26,15 @@ from pinlaterd.client import (
     never,
 )
 from pinlaterd.errors import QueueNotFound
-from tests.client.working import books, handlers_of, have_ended, of_kind, records_of, running
+from tests.client.working import (
+    books,
+    handlers_of,
+    have_ended,
+    of_kind,
+    records_of,
+    running,
+    take_away,
+)
 from tests.shared_service import SHORT_CLAIM_SECONDS, SHORT_CLAIMS_QUEUE
 
 DONE = ("SUCCEEDED", 2)
@@ -230,10 +237,7 @@ def test_a_claim_that_is_lost_while_its_handler_saves_leaves_its_place_free(
         runs.append(job)
         if len(runs) > 1:
             return "second"
-        back = CheckpointInfo(
-            job.descriptor, move_to_pending=True, claim_descriptor=job.claim_descriptor
-        )
-        client.checkpoint(queue, [back])
+        take_away(client, job)
         with pytest.raises(ClaimLost):
             job.save(status="too late; ")
         return "first"
@@ -362,10 +366,7 @@ def test_a_claim_that_is_lost_is_told_to_the_handler_and_its_result_is_dropped(
     worker = Worker(client, handlers_of(SHORT_CLAIMS_QUEUE, function), max_wait_ms=100)
     with running(worker):
         wait_until(lambda: runs)
-        taken = CheckpointInfo(
-            descriptor, move_to_pending=True, claim_descriptor=runs[0].claim_descriptor
-        )
-        client.checkpoint(SHORT_CLAIMS_QUEUE, [taken])
+        take_away(client, runs[0])
         wait_until(lambda: have_ended(client, [descriptor]))
         assert told.wait(20)
         wait_until(lambda: worker.lanes()[0].claims_lost == 1)

@@ -49,13 +49,6 @@ def client(deployment: Deployment) -> Iterator[Client]:
         yield client
 
 
-@pytest.fixture
-def queue(client: Client, request: pytest.FixtureRequest) -> str:
-    name = "".join(c if c.isalnum() else "_" for c in request.node.name)[-40:]
-    client.create_queue(name)
-    return name
-
-
 class Program:
     """The worker program; what it began is in its log."""
 

@@ -21,7 +21,6 @@ import psutil
 import pytest
 
 from pinlaterd.client import (
-    CheckpointInfo,
     Client,
     Ending,
     Handlers,
@@ -37,7 +36,15 @@ from pinlaterd.client import (
 )
 from pinlaterd.client.processes import ProcessPlace
 from tests.client.process_handlers import Unpicklable, handle
-from tests.client.working import books, handlers_of, have_ended, is_gone, records_of, running
+from tests.client.working import (
+    books,
+    handlers_of,
+    have_ended,
+    is_gone,
+    records_of,
+    running,
+    take_away,
+)
 from tests.shared_service import SHORT_CLAIMS_QUEUE
 
 pytestmark = pytest.mark.service
@@ -217,10 +224,7 @@ def test_a_claim_that_is_lost_is_told_to_the_process_or_ends_it(
     with running(worker):
         wait_until(pid_file.exists, seconds=60)
         pid = int(pid_file.read_text())
-        taken = CheckpointInfo(
-            descriptors[0], move_to_pending=True, claim_descriptor=runs[0].claim_descriptor
-        )
-        client.checkpoint(SHORT_CLAIMS_QUEUE, [taken])
+        take_away(client, runs[0])
         wait_until(lambda: have_ended(client, descriptors), seconds=60)
         facts = worker.lanes()[0]
         assert (facts.claims_lost, facts.runs.endings[Ending.LOST]) == (1, 1)

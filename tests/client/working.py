@@ -9,7 +9,15 @@ from contextlib import contextmanager
 
 import psutil
 
-from pinlaterd.client import Client, Handlers, JobRecord, JobState, RunningJob, Worker
+from pinlaterd.client import (
+    CheckpointInfo,
+    Client,
+    Handlers,
+    JobRecord,
+    JobState,
+    RunningJob,
+    Worker,
+)
 
 WORKER_END_SECONDS = 40.0
 
@@ -57,6 +65,14 @@ def books(client: Client, descriptors: Sequence[str]) -> Counter[tuple[str, int]
 def have_ended(client: Client, descriptors: Sequence[str]) -> bool:
     states = {record.state for record in records_of(client, descriptors)}
     return states <= {JobState.SUCCEEDED, JobState.FAILED}
+
+
+def take_away(client: Client, job: RunningJob) -> None:
+    """As another hand does while it runs: it is PENDING again."""
+    back = CheckpointInfo(
+        job.descriptor, move_to_pending=True, claim_descriptor=job.claim_descriptor
+    )
+    client.checkpoint(job.queue, [back])
 
 
 def is_gone(pid: int) -> bool:
