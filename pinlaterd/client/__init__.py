@@ -15,8 +15,8 @@
 and `client` and `async_client` are its two ways to wait: docs/python.md. A `worker` runs
 `handlers`, with a `consumer` for each queue: docs/worker.md. It claims as many jobs ahead as its
 `executors` begin soon, and holds them `in_flight`; a handler gets a `running_job`, and may run in
-`processes`. `metrics`, imported by those who need it, is for Prometheus. May rely on `rpc` and
-below.
+`processes`, within which is a `handler_process`. `metrics`, which nothing here imports, is for
+Prometheus. May rely on `rpc` and below.
 """
 
 from importlib import import_module

@@ -1,4 +1,5 @@
-"""Retries and deletes of more jobs than the server's time for a call allows: the clients go on."""
+"""Operations that take several calls: retries and deletes of more jobs than the server's time for
+one allows, and enqueues that were stored in part."""
 
 from __future__ import annotations
 
@@ -9,12 +10,14 @@ from typing import cast
 
 import pytest
 
-from pinlaterd.client import JobState, calls
+from pinlaterd.client import EnqueuedInPart, JobState, calls
 from pinlaterd.engines.base import AckOp, Acks, Batch, ClaimOp, Claims, EnqueueOp
 from pinlaterd.engines.sqlite.engine import SqliteEngine
-from pinlaterd.model import Job, PendingKey, Result, RetryFailedRequest
+from pinlaterd.errors import EnqueueRejected, NoHealthyShards, PinLaterError
+from pinlaterd.model import EnqueueRequest, Job, PendingKey, Result, RetryFailedRequest
 from pinlaterd.rpc.codec import Call
 from tests.client.either_client import BlockingAsyncClient
+from tests.client.scripted_server import BreakOff
 from tests.deployment import Deployment
 
 # A process may stand still for most of the second half.
@@ -112,3 +115,47 @@ def test_a_limit_beyond_what_one_call_has_time_for_is_kept_to(deployment: Deploy
     with BlockingAsyncClient(port=deployment.port) as client:
         assert client.delete_jobs("pending", JobState.PENDING, limit=LIMIT) == LIMIT
         assert len(client.dequeue("pending", limit=1_000, dry_run=True)) == PENDING_JOBS - LIMIT
+
+
+# --- an enqueue that was stored in part: what certainly is not stored is sent once more ----
+
+BODIES = [b"stored", b"not", b"neither"]
+
+
+def bodies(call: Call) -> list[bytes]:
+    return [job.body for job in cast("EnqueueRequest", call.request).jobs]
+
+
+def test_the_rest_is_stored_at_the_second_time(server, connect):
+    in_part = EnqueuedInPart(["q:s1:p1:1", "", ""], "shard 2: the store is full")
+    answers = iter([in_part, ["q:s1:p1:2", "q:s1:p1:3"]])
+    server.reply = lambda _: next(answers)
+    with connect(port=server.port) as client:
+        assert client.enqueue("q", BODIES) == ["q:s1:p1:1", "q:s1:p1:2", "q:s1:p1:3"]
+    assert [bodies(call) for call in server.calls] == [BODIES, BODIES[1:]]
+
+
+@pytest.mark.parametrize(
+    ("again", "found"),
+    [
+        (EnqueueRejected("overloaded: full"), ["q:s1:p1:1", "", ""]),
+        (EnqueuedInPart(["", "q:s1:p1:3"], "full"), ["q:s1:p1:1", "", "q:s1:p1:3"]),
+        (NoHealthyShards(), ["q:s1:p1:1", "", ""]),
+        (PinLaterError("internal error; the server's log says more"), ["q:s1:p1:1", "?", "?"]),
+        (BreakOff(), ["q:s1:p1:1", "?", "?"]),
+    ],
+)
+def test_what_became_of_each_job_is_told(server, connect, again, found):
+    answers = iter([EnqueuedInPart(["q:s1:p1:1", "", ""], "full"), again])
+    server.reply = lambda _: next(answers)
+    with connect(port=server.port) as client, pytest.raises(EnqueuedInPart) as caught:
+        client.enqueue("q", BODIES)
+    assert caught.value.descriptors == found
+
+
+def test_jobs_that_may_be_stored_are_not_sent_again(server, connect):
+    why = "shard 2: did not answer in time"
+    server.reply = lambda _: EnqueuedInPart(["q:s1:p1:1", "?", "?"], why)
+    with connect(port=server.port) as client, pytest.raises(EnqueuedInPart, match="2 may be"):
+        client.enqueue("q", BODIES)
+    assert len(server.calls) == 1
