@@ -183,7 +183,7 @@ class Site:
         )
 
     async def enqueue_on(self, name: str, *jobs: Job) -> list[str]:
-        """As through another router: ours learns of it only if the shard's news reach it."""
+        """As through another router: ours learns of it only if the shard's counts reach it."""
         shard = self.shard(name)
         message = codec.encode_call(
             Method.ENQUEUE, 1, CallContext("web:h2"), EnqueueRequest(QUEUE, list(jobs))
@@ -355,9 +355,9 @@ async def test_a_dequeue_waits_for_a_token_and_then_for_a_job(site: Site) -> Non
     assert len(await site.dequeue(1, dry_run=True)) == 0
     assert not waiting.message.done()
 
-    await site.enqueue_on("3", Job(b"news"))
+    await site.enqueue_on("3", Job(b"new"))
 
-    assert await waiting.bodies() == [b"news"]
+    assert await waiting.bodies() == [b"new"]
 
 
 async def test_what_comes_while_a_dequeue_waits_for_its_token_is_found(site: Site) -> None:
@@ -365,11 +365,11 @@ async def test_what_comes_while_a_dequeue_waits_for_its_token_is_found(site: Sit
     waiting = site.begin(Method.DEQUEUE, DequeueRequest(QUEUE, 1, max_wait_ms=30_000))
     with pytest.raises(DequeueRateLimited):
         await site.dequeue(1)
-    await site.enqueue_on("1", Job(b"news"))
+    await site.enqueue_on("1", Job(b"new"))
 
     site.fill(1)
 
-    assert await waiting.bodies() == [b"news"]
+    assert await waiting.bodies() == [b"new"]
 
 
 @pytest.mark.site(max_waiting_dequeues=1)
