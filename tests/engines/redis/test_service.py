@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 
 from pinlaterd.client import AckInfo, Client, JobState
-from tests.conftest import WaitUntil
+from tests.conftest import FreePort, WaitUntil
 from tests.deployment import Deployment
-from tests.engines.redis.conftest import NewServer
 from tests.servers.redis import HOST, RedisServer
 
 pytestmark = pytest.mark.service
@@ -45,22 +43,24 @@ def _lay_down_pinlaters_jobs(client: redis.Redis) -> None:
     client.zadd(f"plq_1_{OLD_QUEUE}.p1_s1", {"8": time.time()})
 
 
-@pytest.fixture
-def server(new_server: NewServer) -> RedisServer:
-    server = new_server("--appendfsync", "always")
+@pytest.fixture(scope="module")
+def server(
+    redis_program: str, free_port: FreePort, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RedisServer]:
+    folder = tmp_path_factory.mktemp("r")
+    server = RedisServer(redis_program, folder, free_port(), "--appendfsync", "always")
+    server.start()
     with server.client() as client:
         _lay_down_pinlaters_jobs(client)
-    return server
+    yield server
+    server.stop()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def service(server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    folder: Path = tmp_path_factory.mktemp("service")
-    deployment = Deployment(folder)
-    deployment.init(
-        shards=2,
-        settings={"owner_lease_seconds": LEASE_SECONDS, "monitor_interval_seconds": 0.1},
-    )
+    deployment = Deployment(tmp_path_factory.mktemp("service"))
+    settings = {"owner_lease_seconds": LEASE_SECONDS, "monitor_interval_seconds": 0.1}
+    deployment.init(shards=2, settings=settings)
     (deployment.folder / "etc/shards.yaml").write_text(_pinlaters_json(server))
     try:
         deployment.up()
