@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import compress, groupby
 from typing import Any
 
-from pinlaterd.engines.base import AckResult, Batch, BatchResult, CheckpointResult, Requeued
+from pinlaterd.engines.base import AckResult, Acks, Batch, BatchResult, CheckpointResult, Requeued
 from pinlaterd.engines.batches import first_claims
 from pinlaterd.engines.redis.connection import Argument
 from pinlaterd.engines.redis.records import LIMITS, is_lean, lean_head
@@ -90,36 +90,38 @@ class Application:
 
     def _ack_runs(self) -> Collection[_Run]:
         """Acks commute, unless a job is named twice: then each goes in its turn."""
+        together = self._acks_in_runs(alone=False)
+        named: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
+        for run in together:
+            named[run.head[:2]] += run.ids
+        if all(len(set(local_ids)) == len(local_ids) for local_ids in named.values()):
+            return together
+        return self._acks_in_runs(alone=True)
+
+    def _acks_in_runs(self, *, alone: bool) -> Collection[_Run]:
         runs: dict[object, _Run] = {}
-        commute = self._names_no_job_twice()
         for at, op in enumerate(self._batch.acks):
-            queue = self._stored[op.queue]
-            for failed, acks in ((False, op.succeeded), (True, op.failed)):
-                for priority, local_ids, status, delay_ms, claim in acks:
-                    retry_ms = min(self._now_ms + delay_ms, LIMITS.run_after_ms) if failed else ""
-                    named = "0" if claim is None else "1"
-                    head = (queue, priority, retry_ms, status[:_TEXT_CHARS], named)
-                    if failed or status:
-                        self._keys[queue, priority].add(_ALL)
-                    else:
-                        self._keys[queue, priority].add(
-                            _SUCCESS if claim is None else _NAMED_SUCCESS
-                        )
-                    for ids in [local_ids] if commute else [[each] for each in local_ids]:
-                        key = head if commute else len(runs)
-                        run = runs.get(key)
-                        if run is None:
-                            run = runs[key] = _Run(head)
-                        run.add(at, ids, () if claim is None else [claim] * len(ids))
+            for failed, of_op in ((False, op.succeeded), (True, op.failed)):
+                for alike, group in groupby(of_op, _alike_acks):
+                    head = self._ack_head(op.queue, *alike, failed=failed)
+                    for _, local_ids, _, _, claim in group:
+                        for ids in ([each] for each in local_ids) if alone else (local_ids,):
+                            key = len(runs) if alone else head
+                            if key not in runs:
+                                runs[key] = _Run(head)
+                            runs[key].add(at, ids, () if claim is None else [claim] * len(ids))
         return runs.values()
 
-    def _names_no_job_twice(self) -> bool:
-        named: dict[tuple[str, int], list[int]] = {}
-        for queue, *ended in self._batch.acks:
-            for of_op in ended:
-                for priority, local_ids, *_ in of_op:
-                    named.setdefault((queue, priority), []).extend(local_ids)
-        return all(len(set(local_ids)) == len(local_ids) for local_ids in named.values())
+    def _ack_head(
+        self, queue: str, priority: int, status: str, delay_ms: int, named: str, *, failed: bool
+    ) -> tuple[Any, ...]:
+        place = (self._stored[queue], priority)
+        if failed or status:
+            self._keys[place].add(_ALL)
+        else:
+            self._keys[place].add(_NAMED_SUCCESS if named == "1" else _SUCCESS)
+        retry_ms = min(self._now_ms + delay_ms, LIMITS.run_after_ms) if failed else ""
+        return (*place, retry_ms, status[:_TEXT_CHARS], named)
 
     def _checkpoints(self) -> list[Argument]:
         arguments: list[Argument] = [sum([len(op.checkpoints) for op in self._batch.checkpoints])]
@@ -282,6 +284,11 @@ def _answers(
         for begin in range(0, len(run.ids), RUN_JOBS):
             said += [at + begin if at > 0 else at - begin for at in next(answers)]
         yield run, said
+
+
+def _alike_acks(acks: Acks) -> tuple[int, str, int, str]:
+    priority, _, status, delay_ms, claim = acks
+    return (priority, status, delay_ms, "0" if claim is None else "1")
 
 
 def _alike(job: Job) -> tuple[int, int | None, int, str]:
