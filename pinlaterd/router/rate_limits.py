@@ -98,6 +98,8 @@ class DemandMeter:
             slots.append((number, jobs))
 
     def per_second(self, now: float) -> float:
+        if not self._slots:  # as in most of thousands of queues, which are looked at all the time
+            return 0.0
         first = int(now / _SLOT_SECONDS) - _SLOTS + 1
         while self._slots and self._slots[0][0] < first:
             self._slots.popleft()
@@ -131,7 +133,7 @@ class LimitedQueue:
 
     def demand(self) -> float:
         """Jobs/s that clients took, or would have if they had been let."""
-        unmet = sum(waiter.wanted for waiter in self._line.values())
+        unmet = sum(waiter.wanted for waiter in self._line.values()) if self._line else 0
         return self._meter.per_second(self._clock.monotonic()) + unmet
 
     # --- for dequeues --------------------------------------------------------------------------
@@ -192,17 +194,13 @@ class LimitedQueue:
 
     def open(self) -> None:
         """The queue has no limit any more."""
-        self._empty_line(lambda waiter: waiter.wanted)
+        for granted, waiter in self._line.items():
+            _give(granted, waiter.wanted)
 
     def close(self) -> None:
         """Nobody gets anything any more."""
-        self._empty_line(lambda _waiter: 0)
-
-    def _empty_line(self, tokens: Callable[[_Waiter], int]) -> None:
-        while self._line:
-            granted, waiter = self._line.popitem(last=False)
-            _give(granted, tokens(waiter))
-        self._set_timer()
+        for granted in self._line:
+            _give(granted, 0)
 
     def _lend(self, wanted: int) -> int:
         taken = self._bucket.take(wanted, self._clock.monotonic())
