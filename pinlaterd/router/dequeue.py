@@ -35,7 +35,7 @@ from pinlaterd.wire.link import ShardLink
 
 T = TypeVar("T")
 # Whether maxWaitMillis is given and not 0, or a text looks like it.
-_MAY_WAIT = re.compile(re.escape(MAX_WAIT) + rb"(?!\x00{4})").search
+may_wait = re.compile(re.escape(MAX_WAIT) + rb"(?!\x00{4})").search
 
 
 class Dequeuer:
@@ -73,7 +73,7 @@ class Dequeuer:
     def join(self, call: Call, first: ShardLink, reply: ReplyEntry) -> bool:
         """Complete what `first` gave as the other shards answer, without a task of its own. False:
         it may have to wait, or is no plain dequeue."""
-        if true_dry_run(call.message) or (not reply.jobs and _MAY_WAIT(call.message)):
+        if true_dry_run(call.message) or (not reply.jobs and may_wait(call.message)):
             return False
         try:
             message = dequeue_without_acks(call.message)

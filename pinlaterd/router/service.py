@@ -17,7 +17,7 @@ from pinlaterd.errors import PinLaterError
 from pinlaterd.model import Method
 from pinlaterd.router.admission import Admission
 from pinlaterd.router.call import LARGE_BYTES, Call, Shared, reason_of
-from pinlaterd.router.dequeue import Dequeuer
+from pinlaterd.router.dequeue import Dequeuer, may_wait
 from pinlaterd.router.fan_out import FanOut
 from pinlaterd.router.rate_limits import LimitedQueue
 from pinlaterd.router.shards import less_loaded
@@ -186,11 +186,13 @@ class RouterService:
         granted = call.max_jobs
         if granted < call.peek.limit:
             return True
-        if not reply.jobs:
-            # A dry run claims nothing, and may be whole all the same; it needs no tokens.
-            return codec.peek_jobs(reply.payload) < granted
+        # A dry run claims nothing, and may be whole all the same.
+        if not reply.jobs and codec.peek_jobs(reply.payload) >= granted:
+            return False
+        if len(self._shards.by_name) > 1 or any(shard.ready_counts(call.peek.queue or "")):
+            return True
         # The counts that came with the answer of the only shard confirm that nothing is left.
-        return len(self._shards.by_name) > 1 or any(shard.ready_counts(call.peek.queue or ""))
+        return not reply.jobs and may_wait(call.message) is not None
 
     def _to_first_descriptor(self, call: Call) -> None:
         first = call.peek.first_descriptor
