@@ -80,6 +80,10 @@ def update(
             common += b", " + one.assignment % one.values[0]
     each = [one for one in each if len(set(one.values)) > 1]
     head = b"UPDATE " + table.name + b" FORCE INDEX (PRIMARY) SET " + common
+    if not each and not claims:  # as of most successes, and of all claims
+        for part in pieces(local_ids, LISTED_IDS):
+            yield head + by_ids(part, state), len(part)
+        return
     texts = [one.values for one in each] + ([claims] if claims else [])
     first = 0
     while first < len(local_ids):
