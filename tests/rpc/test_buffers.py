@@ -1,12 +1,16 @@
-"""Who has to wait when all connections together hold too much."""
+"""Who has to wait when all connections together hold too much, and who makes no progress."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection
 from typing import cast
 
+from pinlaterd.config.schema import ServerSettings
 from pinlaterd.rpc.connection import Connection
-from pinlaterd.rpc.server import BufferBudget
+from pinlaterd.rpc.server import BufferBudget, ThriftServer
+from pinlaterd.stats import Stats
+from tests.rpc.thrift_bytes import framed, queue_names
 
 MAX_BYTES = 64_000
 
@@ -105,3 +109,42 @@ def test_many_who_send_as_fast_as_they_may_all_finish_and_stay_within_the_limit(
         budget.count()
 
     assert MAX_BYTES // 2 < most <= MAX_BYTES + 4000
+
+
+class Transport:
+    """Of a client of whose answers so many bytes are unsent."""
+
+    unsent = 0
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
+
+
+def connected() -> Connection:
+    server = ThriftServer(lambda _message, _answer: None, ServerSettings(), Stats())
+    connection = Connection(server)
+    connection._transport = cast("asyncio.Transport", Transport())
+    return connection
+
+
+def test_a_message_that_comes_slowly_but_steadily_is_waited_for():
+    connection = connected()
+    connection.data_received((1 << 20).to_bytes(4, "big"))
+
+    for second in range(10):
+        assert connection.stalled(second, seconds=1.5) is None
+        connection.data_received(bytes(1024))
+    assert connection.stalled(10, seconds=1.5) is None
+    connection.data_received(bytes(10))
+
+    assert connection.stalled(12, seconds=1.5) is not None
+
+
+def test_whole_messages_are_progress_however_small():
+    connection = connected()
+    call = framed(queue_names())
+    connection.data_received(call[:9])
+
+    for second in range(10):
+        assert connection.stalled(second, seconds=1.5) is None
+        connection.data_received(call[9:] + call[:9])

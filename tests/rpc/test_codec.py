@@ -463,6 +463,14 @@ def test_a_claimed_length_is_not_believed(head, count):
         codec.decode_call(message)
 
 
+def test_a_list_may_have_as_many_elements_as_are_allowed_and_no_more():
+    message = codec.encode_call(Method.LOOKUP, 1, CONTEXT, LookupRequest(["a", "b"]))
+
+    assert codec.decode_call(message, 2).request == LookupRequest(["a", "b"])
+    with pytest.raises(InvalidRequest, match="has 2 elements; at most 1"):
+        codec.decode_call(message, 1)
+
+
 @pytest.mark.parametrize("count", [0x7FFF_FFFF, 0xFFFF_FFFF, 50])
 def test_a_claimed_number_of_jobs_is_not_believed(count):
     message = enqueue(job(b"x"))

@@ -159,6 +159,7 @@ def test_errors_as_an_apache_client_reads_them(apache):
 # --- hostile messages -----------------------------------------------------------------------
 
 HEAD = write_compact_message("getQueueNames", [])[:-1]
+JOB = b"\x18\x01x\x11\x11\0"  # three fields
 LIST_FIELD, MAP_FIELD, STRUCT_FIELD, STRING_FIELD = b"\x19", b"\x1b", b"\x1c", b"\x18"
 
 
@@ -207,6 +208,15 @@ def test_any_bytes_are_a_message_or_an_error_of_the_protocol(data):
         (HEAD + LIST_FIELD + b"\x19" * 1000 + b"\0\0", "more than 64 levels"),
         (HEAD + MAP_FIELD + b"\x01\x3b\0" * 1000 + b"\0\0", "more than 64 levels"),
         (HEAD + b"\x11" * 2000 + b"\0", "more than 1000 fields"),
+        (
+            HEAD
+            + LIST_FIELD
+            + b"\xfc"
+            + varint(400_000)
+            + b"\x18\x01x\x11\x11\0" * 400_000
+            + b"\0",
+            "more than 1000000 values; send fewer",
+        ),
         (
             HEAD + LIST_FIELD + b"\xfc" + varint(MAX_VALUES) + bytes(MAX_VALUES + 1),
             "more than 1000000 values; send fewer",

@@ -139,6 +139,16 @@ def test_a_failure_says_what_came_and_what_to_do(data, says):
     assert frames.feed(framed(queue_names())) == []
 
 
+def test_later_frames_are_bounded_and_nothing_follows_a_failure():
+    frame = framed(queue_names())
+    frames = FrameReader(len(frame) - 4)
+
+    assert frames.feed(frame) == [queue_names()]
+    assert frames.feed(framed(enqueue(job(b"x" * 100)))) == []
+    assert frames.failure is not None
+    assert frames.feed(frame) == []
+
+
 def test_letters_where_a_later_frame_begins_are_no_other_protocol():
     _, failure, _ = read_all([framed(queue_names()) + b"INFO"])
 

@@ -201,6 +201,19 @@ def test_what_was_not_carried_out_goes_to_the_successor(run):
     run(test)
 
 
+def test_what_a_predecessor_says_is_no_reply(run):
+    async def test(scene: Scene) -> None:
+        shard = await scene.serving()
+        asked = scene.link.ask(_call(b"mine"))
+        [call] = await shard.calls()
+        shard._send(Replies(99, [ReplyEntry(call.call_id, Status.DONE, b"not mine")], ()))
+        shard.answer(call)
+
+        assert (await _reply(asked)).payload == b"done mine"
+
+    run(test)
+
+
 def test_what_a_killed_shard_may_have_carried_out_is_lost_and_the_rest_waits(run):
     async def test(scene: Scene) -> None:
         await scene.killed()
