@@ -8,8 +8,8 @@
 --
 -- Arguments: token, lease in ms, '1' if there are enqueues; how many queues and priorities the
 -- batch has to do with, and of each which keys: states of sets, and b, c or u for a lean queue's
--- hashes; how many queues it enqueues to, and these; now_ms, most characters of a status; then of
--- each kind how many, and each as it is read below. Returns OK and of each kind a table of results;
+-- hashes; now_ms, most characters of a status; how many queues it enqueues to, and of each how many
+-- jobs; then of each kind how many, and each as it is read below. Returns OK and of each kind a table of results;
 -- or DAMAGED, and then it has written nothing. Positions count from 1.
 
 local problem = begin_write(ARGV[5] == '1')
@@ -31,17 +31,25 @@ for _ = 1, take_number() do
     end
   end
 end
+local now, status_chars = take_number(), take_number()
+-- The last ids given before, by queue. This may be the first write.
+local last_ids = {}
 for _ = 1, take_number() do
-  local counter = counter_key(take())
-  local last = redis.pcall('GET', counter)
-  if type(last) == 'table' then
-    return damage(counter, 'string')
+  local queue, total = take(), take_number()
+  local counter = counter_key(queue)
+  local last = redis.pcall('INCRBY', counter, total)
+  if type(last) == 'table' and not string.find(last.err, '^-?ERR') then
+    return damage(counter, 'string') or { 'REFUSED', last.err }
   end
-  if last and not (string.find(last, '^[0-9]+$') and number_in(last, 0, MOST_EXACT / 2)) then
+  if type(last) == 'table' or last < total or last > MOST_EXACT / 2 then
     return { 'DAMAGED', counter, 'what is no id', 'the last id given' }
   end
+  last_ids[queue] = last - total
+  if last == total then -- it was evicted
+    last_ids[queue] = unused_id(now)
+    redis.call('SET', counter, string.format('%d', last_ids[queue] + total))
+  end
 end
-local now, status_chars = take_number(), take_number()
 local acks, checkpoints, releases, enqueues, claims = {}, {}, {}, {}, {}
 local jobs -- made when something needs it
 
@@ -208,17 +216,11 @@ for at = 1, take_number() do
   releases[at] = job and job.ra or false
 end
 
--- Enqueues to a queue: how many jobs, how many runs. A run: how many, priority, run-after in ms,
--- attempts, status; then bodies, in a lean queue what plb_ holds. Result: the id of the first job;
--- the others follow.
+-- Enqueues to a queue: how many runs. A run: how many, priority, run-after in ms, attempts, status;
+-- then bodies, in a lean queue what plb_ holds. Result: the id of the first job; the others follow.
 for at = 1, take_number() do
-  local queue, total = take(), take_number()
-  local counter, lean = counter_key(queue), is_lean(queue)
-  local last = redis.call('INCRBY', counter, total) - total
-  if last == 0 then -- it was evicted
-    last = unused_id(now)
-    redis.call('SET', counter, string.format('%d', last + total))
-  end
+  local queue = take()
+  local lean, last = is_lean(queue), last_ids[queue]
   enqueues[at] = last + 1
   for _ = 1, take_number() do
     local size, priority, run_after = take_number(), take(), take()

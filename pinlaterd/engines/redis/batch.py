@@ -86,7 +86,8 @@ class Application:
             keys += (queue, priority, "".join(kinds if is_lean(queue) else kinds - {*"bcu"}))
         grows = "1" if self._jobs else "0"
         times = (self._now_ms, _TEXT_CHARS)
-        return [grows, *keys, len(self._jobs), *self._jobs, *times, *operations]
+        totals = [part for queue, jobs in self._jobs.items() for part in (queue, len(jobs))]
+        return [grows, *keys, *times, len(self._jobs), *totals, *operations]
 
     def _ack_runs(self) -> Collection[_Run]:
         """Acks commute, unless a job is named twice: then each goes in its turn."""
@@ -168,7 +169,7 @@ class Application:
                 for alike, whole in [(alike, list(run)) for alike, run in groupby(jobs, _alike)]
                 for begin in range(0, len(whole), RUN_JOBS)
             ]
-            arguments += (queue, len(jobs), len(runs))
+            arguments += (queue, len(runs))
             for (priority, run_after_ms, attempts, status), run in runs:
                 self._keys[queue, priority].add(_ENQUEUE)
                 due_ms, text, head = self._due(run_after_ms), status[:_TEXT_CHARS], b""

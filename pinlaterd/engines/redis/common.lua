@@ -206,26 +206,29 @@ local function damage(key, wanted)
   return { 'DAMAGED', key, redis.call('TYPE', key).ok, wanted }
 end
 
--- Begin a script that writes: nil if the caller owns the shard still, and then its lease is
--- renewed; else what the script has to return, before it has written anything. A server that takes
--- no writes says so here, too. Redis refuses commands that need memory when it is full, until a
--- script has made its first write: with `grows` that one is refused, so that nothing is stored by
--- halves; without it the first write is one that needs none, and acks and claims go on.
+-- Begin a script that writes: nil if the caller owns the shard still; else what the script has to
+-- return, before it has written anything. The lease is renewed once half of it is over. A server
+-- that takes no writes says so here, too. Redis refuses commands that need memory when it is full,
+-- until a script has made its first write: with `grows` that is one that needs some, here or by the
+-- caller, so that nothing is stored by halves; without it one that needs none, and acks and claims
+-- go on.
 local function begin_write(grows)
   local token, lease_ms = take(), take()
   local owner = redis.call('HGET', RECORD, 'owner')
   if owner ~= token then
     return { 'DEPOSED', owner or '' }
   end
-  local renewed = 0
-  if not grows then
-    renewed = redis.pcall('PEXPIRE', LEASE, lease_ms)
+  local written
+  if 2 * redis.call('PTTL', LEASE) < tonumber(lease_ms) then
+    written = not grows and redis.pcall('PEXPIRE', LEASE, lease_ms) or 0
+    if written == 0 then
+      written = redis.pcall('SET', LEASE, token, 'PX', lease_ms)
+    end
+  elseif not grows then
+    written = redis.pcall('DEL', 'pl') -- no key of ours: it changes nothing
   end
-  if renewed == 0 then
-    renewed = redis.pcall('SET', LEASE, token, 'PX', lease_ms)
-  end
-  if type(renewed) == 'table' and renewed.err then
-    return { 'REFUSED', renewed.err }
+  if type(written) == 'table' and written.err then
+    return { 'REFUSED', written.err }
   end
   return nil
 end

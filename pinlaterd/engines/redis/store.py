@@ -1,11 +1,11 @@
 """Ownership of a shard's keys, and the names of its queues.
 
 An owner holds a lease, which others respect, and a token, which is the proof: every script that
-writes compares it with the record of the last owner, and renews the lease. A successor takes over
-once the lease ran out, or if its holder is a process of this machine that has ended, and writes
-another token there; from then on the former owner can write nothing more, frozen or cut off for
-however long. After a fault of the connection the store refuses everything until it is opened
-again, where the shard's server is then.
+writes compares it with the record of the last owner, and renews the lease once half of it is over.
+A successor takes over once the lease ran out, or if its holder is a process of this machine that
+has ended, and writes another token there; from then on the former owner can write nothing more,
+frozen or cut off for however long. After a fault of the connection the store refuses everything
+until it is opened again, where the shard's server is then.
 
 The name of an owner is the last part of its token:
 
