@@ -2,15 +2,15 @@
 --
 -- The batch is atomic. Redis runs a script alone, with nothing in between, and writes what it
 -- changed to the append-only file as one transaction, of which a restart takes all or nothing. What
--- may be refused is refused by the script's first write (begin_write), before anything has changed;
--- the commands after it are such as cannot fail, unless a foreign writer put something else under
--- our keys.
+-- may be refused is refused by the script's first write (of begin_write, or of a counter), before
+-- any job has changed; the commands after it are such as cannot fail, as all keys that they need are
+-- what they should be.
 --
 -- Arguments: token, lease in ms, '1' if there are enqueues; how many queues and priorities the
 -- batch has to do with, and of each which keys: states of sets, and b, c or u for a lean queue's
 -- hashes; now_ms, most characters of a status; how many queues it enqueues to, and of each how many
 -- jobs; then of each kind how many, and each as it is read below. Returns OK and of each kind a table of results;
--- or DAMAGED, and then it has written nothing. Positions count from 1.
+-- or DAMAGED, and then no job has changed. Positions count from 1.
 
 local problem = begin_write(ARGV[5] == '1')
 if problem then
