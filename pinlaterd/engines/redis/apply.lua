@@ -9,8 +9,8 @@
 -- Arguments: token, lease in ms, '1' if there are enqueues; how many queues and priorities the
 -- batch has to do with, and of each which keys: states of sets, and b, c or u for a lean queue's
 -- hashes; now_ms, most characters of a status; how many queues it enqueues to, and of each how many
--- jobs; then of each kind how many, and each as it is read below. Returns OK and of each kind a table of results;
--- or DAMAGED, and then no job has changed. Positions count from 1.
+-- jobs; then of each kind how many, and each as it is read below. Returns OK and of each kind a
+-- table of results; or DAMAGED, and then no job has changed. Positions count from 1.
 
 local problem = begin_write(ARGV[5] == '1')
 if problem then
