@@ -119,8 +119,8 @@ class Proxy:
         if how is Cut.AFTER:
             # Done before the client hears of it: it may have the server end this connection.
             self._muted.add(server)
-            server.sendall(data)
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # it may have gone by now
+                server.sendall(data)
                 server.shutdown(socket.SHUT_WR)
                 while server.recv(_CHUNK):  # it has done what was said when it hangs up
                     pass
