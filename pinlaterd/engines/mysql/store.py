@@ -321,9 +321,11 @@ class Store:
         return marked
 
     def count_unmoved(self, tx: Transaction) -> None:
-        """Jobs that stay in their state may look as they did before: this tells of a commit."""
-        self._unmoved_commits += 1
-        self.remember(tx, {"unmoved_commits": self._unmoved_commits})
+        """Jobs that stay in their state may look as they did before: this tells of a commit, where
+        nothing else does."""
+        if tx.probe is None:
+            self._unmoved_commits += 1
+            self.remember(tx, {"unmoved_commits": self._unmoved_commits})
 
     def _roll_back(self, db: Connection, fault: BaseException) -> None:
         """Undo the transaction. One whose connection is lost the server undoes by itself, but we

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pinlaterd.clock import FakeClock
-from pinlaterd.engines.base import Batch, Checkpoint, EnqueueOp, Release
+from pinlaterd.engines.base import Batch, Checkpoint, CheckpointOp, EnqueueOp, Release
 from pinlaterd.engines.mysql.connection import Connection
 from pinlaterd.errors import StorageError, StorageNotCommitted
 from pinlaterd.model import Job, JobState, PendingKey
@@ -62,6 +62,12 @@ def _checkpoint(store: EngineHarness, running: Claimed) -> object:
     return store.checkpoint(Checkpoint(running.key, None, new_body=b"changed")).done
 
 
+def _checkpoints_of_two_calls(store: EngineHarness, running: Claimed) -> object:
+    op = CheckpointOp(QUEUE, "worker", [Checkpoint(running.key, None, new_body=b"changed")])
+    result = store.engine.apply(Batch(checkpoints=[op, op]), store.now_ms)
+    return [one.done for one in result.checkpoints]
+
+
 def _move_to_pending(store: EngineHarness, running: Claimed) -> object:
     return store.checkpoint(Checkpoint(running.key, None, move_to_pending=True)).done
 
@@ -89,6 +95,7 @@ WRITES: dict[Write, object] = {
     _fail: 1,
     _fail_and_claim_again: [b"running"],
     _checkpoint: 1,
+    _checkpoints_of_two_calls: [1, 1],
     _move_to_pending: 1,
     _release: 1,
     _time_out: 1,
