@@ -100,8 +100,8 @@ def _attempts_kept() -> None:
 
     fail_attempts = batch.fail_attempts
 
-    def fail(tx: Any, held: Any, failed: Any) -> Any:
-        requeued = fail_attempts(tx, held, failed)
+    def fail(tx: Any, held: Any, taken: Any, attempts: Any) -> Any:
+        requeued = fail_attempts(tx, held, taken, attempts)
         tx.db.executemany(
             "UPDATE jobs SET attempts_remaining = attempts_remaining + 1 WHERE local_id = ?",
             [(job.key.local_id,) for job in requeued],

@@ -104,10 +104,10 @@ def held_claims(tx: Transaction, runs: Iterable[Run]) -> dict[JobKey, HeldClaim]
 
 
 def fail_attempts(
-    tx: Transaction, held: Sequence[Run], attempts: Sequence[FailedAttempt]
+    tx: Transaction, held: Sequence[Run], taken: Sequence[Run], attempts: Sequence[FailedAttempt]
 ) -> list[Requeued]:
     """PENDING with one attempt less, or FAILED with none; returns those that are PENDING. The jobs
-    are in the runs `held`."""
+    are those of `taken`, parts of the runs `held`; what has no row there leaves its run."""
     retried = [attempt for attempt in attempts if attempt.claim.attempts_remaining > 1]
     failed = [attempt for attempt in attempts if attempt.claim.attempts_remaining <= 1]
     tx.db.executemany(
@@ -121,7 +121,7 @@ def fail_attempts(
     )
     ends = [a.claim.run._replace(state=FAILED, at_ms=tx.now_ms) for a in failed]
     ends += [a.claim.run.pending(a.retry_at_ms) for a in retried]
-    tx.move(held, sorted(a.claim.run for a in attempts), sorted(ends))
+    tx.move(held, taken, sorted(ends))
     return [_requeued(a.claim.run, a.retry_at_ms) for a in retried]
 
 
@@ -210,7 +210,7 @@ def _fail(store: Store, tx: Transaction, queue: str, priority: int, acks: Sequen
                 continue
             status = _cut_status(claim.custom_status + text)
             attempts.append(FailedAttempt(claim, retry_at_ms, status))
-    return Failed(missed, fail_attempts(tx, held, attempts))
+    return Failed(missed, fail_attempts(tx, held, ended, attempts))
 
 
 def _cut_status(text: str) -> str:

@@ -275,7 +275,7 @@ class SqliteEngine(Store, StorageEngine):
                 claims = held_claims(tx, expired).values()
                 ended += len(claims)
                 attempts = [FailedAttempt(one, now_ms, one.custom_status) for one in claims]
-                retried += fail_attempts(tx, held, attempts)
+                retried += fail_attempts(tx, held, sorted(expired), attempts)
         return Expired(retried, failed=ended - len(retried))
 
     def collect_garbage(

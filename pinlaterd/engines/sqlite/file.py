@@ -36,15 +36,17 @@ LIMITS = Limits(
 
 _APPLICATION_ID = 0x504C4A31  # "PLJ1": what `file` and others may know our files by
 _VERSION = 2  # of schema.sql
-# Version 1 had a row for each job in the table of its state. What damage put into several is for
-# check.py.
+# Version 1 had a row for each job in the table of its state. What damage put into several was in
+# the first of these there, too.
 _UPGRADE = (
     "SELECT local_id, local_id, queue, priority, 1, claimed_at, claim_descriptor"
     " FROM claims ORDER BY local_id;"
     "SELECT local_id, local_id, queue, priority, state, ended_at, claim_descriptor"
-    " FROM ended ORDER BY local_id;"
+    " FROM ended WHERE local_id NOT IN (SELECT local_id FROM claims) ORDER BY local_id;"
     "SELECT local_id, local_id, queue, priority, 0, run_after"
-    " FROM pending ORDER BY queue, priority, run_after, local_id"
+    " FROM pending WHERE local_id NOT IN (SELECT local_id FROM claims)"
+    " AND local_id NOT IN (SELECT local_id FROM ended)"
+    " ORDER BY queue, priority, run_after, local_id"
 )
 
 _CACHE_KIB = 8 * 1024

@@ -151,17 +151,20 @@ class SqliteSearcher(WalkingSearcher):
             to_ms = last_ms - 1
 
     def _claims(self, search: Search, priority: int) -> Iterator[_Run]:
-        behind_id = EARLIEST_MS
+        """What is renewed may be in one run with jobs of the last one then."""
+        from_id = EARLIEST_MS
         while True:
             rows = self._db.execute(
-                "SELECT NULL, first_id, last_id FROM runs INDEXED BY runs_claimed WHERE queue = ?"
-                " AND priority = ? AND state = 1 AND first_id > ? ORDER BY first_id LIMIT ?",
-                (self._queue_id, priority, behind_id, _RUNS_A_READ),
+                "SELECT NULL, max(first_id, ?3), last_id FROM runs INDEXED BY runs_claimed"
+                " WHERE queue = ?1 AND priority = ?2 AND state = 1 AND last_id >= ?3"
+                " AND first_id >= coalesce((SELECT max(first_id) FROM runs WHERE first_id <= ?3),"
+                " ?3) ORDER BY first_id LIMIT ?4",
+                (self._queue_id, priority, from_id, _RUNS_A_READ),
             ).fetchall()
             if not rows:
                 return
             yield from rows
-            behind_id = rows[-1][2]
+            from_id = rows[-1][2] + 1
 
     def _ended(self, search: Search, priority: int) -> Iterator[_Run]:
         """Those that ended before the walk began, not what is retried and ends again."""

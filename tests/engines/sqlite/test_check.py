@@ -213,3 +213,21 @@ def test_the_lock_is_given_up_whatever_becomes_of_the_counts(
     successor = SqliteEngine(path)
     successor.open(store.now_ms)
     successor.close()
+
+
+def test_claims_of_jobs_that_are_gone_do_not_keep_others_from_timing_out(
+    store: EngineHarness, stranger: sqlite3.Connection
+):
+    keys = [claimed.key for claimed in store.in_progress(b"gone", b"gone", b"running")]
+    stranger.execute("DELETE FROM jobs WHERE body = ?", (b"gone",))
+
+    retried = [
+        job.key.local_id
+        for _ in range(2)
+        for job in store.engine.release_expired(
+            QUEUE, claimed_before_ms=store.now_ms + 1, limit=2, now_ms=store.now_ms
+        ).retried
+    ]
+
+    assert retried == [keys[-1].local_id]
+    assert store.engine.check(repair=False) == []

@@ -10,6 +10,7 @@ import pytest
 
 from pinlaterd.clock import FakeClock
 from pinlaterd.engines.base import Checkpoint, Search
+from pinlaterd.engines.sqlite import searcher as searching
 from pinlaterd.engines.sqlite.searcher import SqliteSearcher
 from pinlaterd.model import Job, JobState
 from tests.conformance.engine.harness import QUEUE, EngineHarness
@@ -97,3 +98,25 @@ def test_a_walk_meets_no_job_twice_and_none_that_has_gone(
 def test_a_searcher_cannot_write(searcher: SqliteSearcher):
     with pytest.raises(sqlite3.OperationalError, match="readonly"):
         searcher._db.execute("DELETE FROM jobs")
+
+
+def test_claims_that_are_renewed_together_while_a_walk_goes_on_are_all_met(
+    store: EngineHarness, path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """They are in one run then, which began where the walk has been."""
+    monkeypatch.setattr(searching, "_RUNS_A_READ", 1)
+    monkeypatch.setattr(searching, "_SLICE_JOBS", 2)
+    keys = store.enqueue(b"a", b"b", b"c", b"d")
+    for _ in range(2):
+        store.claim(limit=2)
+        store.clock.advance(1)
+    searcher = SqliteSearcher(path, FakeClock())
+    wanted = Search(QUEUE, JobState.IN_PROGRESS)
+    searcher._begin(wanted)
+    walk = searcher._walk(wanted, 1)
+    met = [next(walk).key]
+
+    assert store.checkpoint(*[Checkpoint(key, None) for key in keys]).done == 4
+
+    assert met + [job.key for job in walk] == keys
+    searcher.close()

@@ -109,3 +109,21 @@ def test_an_upgrade_that_fails_changes_nothing(path: Path, monkeypatch: pytest.M
     with closing(sqlite3.connect(path)) as db:
         assert db.execute("PRAGMA user_version").fetchone() == (1,)
     SqliteEngine(path).open(1)
+
+
+def test_what_damage_put_into_several_states_is_in_the_one_that_counted(path: Path):
+    with closing(sqlite3.connect(path)) as db:
+        [before] = [row for row in records(path) if row[0] == FIRST_ID + 4]
+        for number in (2, 4):  # FAILED, claimed
+            db.execute("INSERT INTO pending VALUES (?, ?, ?, ?)", (1, 1, 0, FIRST_ID + number))
+        db.execute("INSERT INTO ended VALUES (?, 1, 1, 2, 5, 'x:1')", (FIRST_ID + 4,))
+        db.commit()
+    expected = records(path)
+    assert before in expected
+
+    engine = SqliteEngine(path)
+    engine.open(1)
+    assert engine.check(repair=False) == []
+    engine.close()
+
+    assert records(path) == expected
