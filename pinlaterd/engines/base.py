@@ -1,25 +1,24 @@
 """The StorageEngine contract: what a shard's store must do, and what it may count on.
 
 An engine stores one shard. It is blocking and used by one thread of one process, its owner; only
-the Searcher, which reads, may run in another process. It gets the time as an argument and
-never reads a clock. It knows queues, keys and rows, never Thrift, sockets or shards' names.
+the Searcher, which reads, may run in another process. It gets the time as an argument, and knows
+queues, keys and rows, never Thrift, sockets or shards' names.
 
-What the owner (`pinlaterd.shard`) guarantees to an engine:
+What the owner (`pinlaterd.shard`) guarantees:
   - requests are valid: names, priorities, sizes and times are within `limits`, and within what
     `narrower` says of the place where they go;
   - nobody else writes to the store between `open` and `close`. A foreign writer may all the same (a
     PinLater server that still runs, a hand in a table): no job is claimed twice by that, and the
     owner reads again what shows its traces.
 
-What an engine guarantees to the owner:
+What an engine guarantees:
   - `apply` is one durable commit: when it returns, all of the batch is kept; when it raises
     StorageNotCommitted, nothing is; when it raises another StorageError, nobody knows yet;
-  - it does not wait for locks of others, or as short as its server can: StorageLocked says which
-    queue is locked, and the owner tries again;
+  - it hardly waits for locks of others: StorageLocked says which queue is locked, and to try again;
   - after a StorageError other than StorageNotCommitted, and whenever `failure` says so, the owner
     must close and reopen the engine before going on. What a call has told holds all the same;
-  - local ids are unique within a queue and priority, and never used twice, over deletes,
-    restarts, unclean ends and restored copies (see `first_local_id`);
+  - local ids are never used twice within a queue and priority, over deletes, restarts, unclean
+    ends and restored copies (see `first_local_id`);
   - foreign exceptions (of drivers, of the operating system) leave it as StorageError only.
 """
 
@@ -224,9 +223,9 @@ class CheckpointResult(NamedTuple):
 
 
 class BatchResult(NamedTuple):
-    """The results, in the order of the ops; enqueues: local ids in the order of the jobs;
-    claims: a Payload for each job, or None where the job was not PENDING any more; fewer than
-    claims where the next one did not fit: those jobs stayed as they were."""
+    """In the order of the ops. Enqueues: local ids in the order of the jobs, ascending for jobs of
+    one queue, priority and run-after. Claims: a Payload for each job, None where it was not PENDING
+    any more; fewer than claims where the next did not fit: those jobs stayed as they were."""
 
     acks: Sequence[AckResult]
     checkpoints: Sequence[CheckpointResult]

@@ -201,7 +201,7 @@ def _fill(queue: int) -> str:
         {ids} INSERT INTO jobs
             SELECT id, {queue}, 1, 1, 1, {now_ms}, {now_ms}, {now_ms}, '', x'78' FROM ids;
         {ids} INSERT INTO runs
-            SELECT id, id, {queue}, 1, id % 3, {now_ms}, iif(id % 3, 'claim', NULL), NULL, NULL
+            SELECT id, id, {queue}, 1, id % 3, {now_ms}, iif(id % 3, 'claim', NULL), NULL
             FROM ids;
         INSERT INTO depths SELECT {queue}, 1, value, {DEEP_JOBS // 3} FROM json_each('[0, 1, 2]');
         COMMIT;

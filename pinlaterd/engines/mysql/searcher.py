@@ -25,7 +25,9 @@ from pinlaterd.engines.searching import WalkingSearcher, scan_order, too_late
 from pinlaterd.errors import QueueNotFound
 from pinlaterd.model import JobState, PendingKey
 
-_KEYS = 5_000
+# Of a page. In a new table only pending jobs have an index by run-after: the server sorts the
+# others for each page, so their pages grow.
+_KEYS, _MOST_KEYS = 5_000, 80_000
 # Read at a time: between jobs with bodies, others have their turns.
 _ROWS, _BODIES = 1_000, 50
 _LONGEST_SECONDS = 3600.0
@@ -121,22 +123,25 @@ class MysqlSearcher(WalkingSearcher):
         if search.after is not None and search.after.run_after_ms <= last_ms:
             place = _behind(search.after, priority)
         met: set[int] = set()
+        most = _KEYS
         while place is not None and table is not None:
             self._next_slice(search)
-            keys, place = self._page(search, table, place)
+            keys, place = self._page(search, table, place, most)
+            if search.state is not JobState.PENDING:
+                most = min(2 * most, _MOST_KEYS)
             if search.state is JobState.IN_PROGRESS:
                 # The only state in which a job's run-after may change while the walk goes on.
                 keys = [key for key in keys if key.local_id not in met]
                 met.update(key.local_id for key in keys)
-            columns, most = (WITHOUT_BODY, _ROWS) if self._matches is None else (WITH_BODY, _BODIES)
-            for part in pieces(keys, most):
+            columns, rows = (WITHOUT_BODY, _ROWS) if self._matches is None else (WITH_BODY, _BODIES)
+            for part in pieces(keys, rows):
                 self._next_slice(search)
                 yield from self._matching(search, self._read(search, table, columns, part))
 
     def _page(
-        self, search: Search, table: Table, place: PendingKey
+        self, search: Search, table: Table, place: PendingKey, most: int
     ) -> tuple[list[PendingKey], PendingKey | None]:
-        """The jobs from `place` on, and where the next page begins; None: nothing is left.
+        """`most` jobs from `place` on, or fewer, and where the next page begins; None: nowhere.
 
         The index runs both columns the same way, so jobs of the run-after at `place` are read
         apart, upwards; of those read downwards the last run-after may be cut short, and is left to
@@ -149,16 +154,16 @@ class MysqlSearcher(WalkingSearcher):
             rows = self._connection().rows(self._timed(search, statement))
             return [PendingKey(*row) for row in rows]
 
-        equal = keys(b"%b = %b AND local_id > %d" % (at, bound, place.local_id), b"local_id", _KEYS)
-        if len(equal) == _KEYS:
+        equal = keys(b"%b = %b AND local_id > %d" % (at, bound, place.local_id), b"local_id", most)
+        if len(equal) == most:
             return equal, equal[-1]
         below = keys(
             b"%b < %b AND %b" % (at, bound, _from(search, table)),
             b"%b DESC, local_id DESC" % at,
-            _KEYS - len(equal),
+            most - len(equal),
         )
         next_place = None
-        if len(equal) + len(below) == _KEYS:
+        if len(equal) + len(below) == most:
             next_place = PendingKey(below[-1].run_after_ms, 0)
             below = [key for key in below if key.run_after_ms != next_place.run_after_ms]
         return equal + sorted(below, key=lambda key: (-key.run_after_ms, key.local_id)), next_place

@@ -80,11 +80,10 @@ _REPAIRS = (
     "DELETE FROM runs WHERE first_id IN (SELECT first_id FROM wrong)",
     f"""INSERT OR IGNORE INTO runs
         SELECT local_id, local_id, runs.queue, runs.priority, runs.state, runs.at, runs.claimer,
-            runs.claim_number + runs.claim_step * (jobs.local_id - runs.first_id),
-            runs.claim_step
+            runs.claim_number + jobs.local_id - runs.first_id
         FROM wrong AS runs CROSS JOIN jobs ON {_JOBS_OF_RUN} ORDER BY state = 0, state""",  # noqa: S608
     f"""INSERT INTO runs
-        SELECT local_id, local_id, queue, priority, 0, run_after, NULL, NULL, NULL
+        SELECT local_id, local_id, queue, priority, 0, run_after, NULL, NULL
         FROM jobs WHERE {_LOST_JOB}""",  # noqa: S608
     "DROP TABLE wrong",
 )

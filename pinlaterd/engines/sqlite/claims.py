@@ -116,16 +116,13 @@ def _one_run(
     """None if one can't hold them."""
     first_id, jobs = local_ids[0], len(local_ids)
     run = claimed(Run(first_id, local_ids[-1], *place), descriptors[0])
+    number = run.claim_number
     if jobs == 1:
         return run
-    number, next_number = run.claim_number, claimed(run, descriptors[1]).claim_number
-    if number is None or next_number is None or next_number <= number:
+    if number is None or local_ids != list(range(first_id, first_id + jobs)):
         return None
-    step = next_number - number
-    counted = [f"{run.claimer}{n}" for n in range(number, number + step * jobs, step)]
-    if local_ids != list(range(first_id, first_id + jobs)) or descriptors != counted:
-        return None
-    return run._replace(claim_step=step)
+    counted = [f"{run.claimer}{n}" for n in range(number, number + jobs)]
+    return run if descriptors == counted else None
 
 
 def read_payloads(

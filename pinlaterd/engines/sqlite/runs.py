@@ -23,12 +23,11 @@ PENDING, IN_PROGRESS, SUCCEEDED, FAILED = map(int, JobState)
 _MOST_LOCAL_ID = 2**63 - 1
 _CLAIM = re.compile(r"(.*[^0-9])(0|[1-9][0-9]{0,17})", re.DOTALL | re.ASCII)
 
-COLUMNS = "first_id, last_id, queue, priority, state, at, claimer, claim_number, claim_step"
+COLUMNS = "first_id, last_id, queue, priority, state, at, claimer, claim_number"
 PUT_RUN = (
-    f"INSERT INTO runs ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"  # noqa: S608
+    f"INSERT INTO runs ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"  # noqa: S608
     " ON CONFLICT DO UPDATE SET last_id = excluded.last_id, state = excluded.state,"
-    " at = excluded.at, claimer = excluded.claimer, claim_number = excluded.claim_number,"
-    " claim_step = excluded.claim_step"
+    " at = excluded.at, claimer = excluded.claimer, claim_number = excluded.claim_number"
 )
 # The run that `first` lies in may begin before it.
 _HOLDING = (
@@ -54,7 +53,6 @@ class Run(NamedTuple):
     at_ms: int
     claimer: str | None = None
     claim_number: int | None = None
-    claim_step: int | None = None
 
     @property
     def jobs(self) -> int:
@@ -65,29 +63,28 @@ class Run(NamedTuple):
         return range(self.first_id, self.last_id + 1)
 
     def claim_of(self, local_id: int) -> str:
-        number = self._number(local_id)
-        return f"{self.claimer}{'' if number is None else number}"
-
-    def _number(self, local_id: int) -> int | None:
-        if self.claim_number is None or self.claim_step is None:
-            return None
-        return self.claim_number + self.claim_step * (local_id - self.first_id)
+        if self.claim_number is None:
+            return self.claimer or ""
+        return f"{self.claimer}{self.claim_number + local_id - self.first_id}"
 
     def cut(self, first_id: int, last_id: int) -> Run:
         """The part with these ids."""
-        return Run(first_id, last_id, *self[2:7], self._number(first_id), self.claim_step)
+        number = self.claim_number
+        if number is not None:
+            number += first_id - self.first_id
+        return Run(first_id, last_id, *self[2:7], number)
 
     def pending(self, run_after_ms: int) -> Run:
         """The same jobs without claim."""
         return Run(*self[:4], PENDING, run_after_ms)
 
 
-def claimed(run: Run, claim_descriptor: str, step: int = 1) -> Run:
+def claimed(run: Run, claim_descriptor: str) -> Run:
     """The same jobs, of which the first has this claim."""
     found = _CLAIM.fullmatch(claim_descriptor)
     if found is None:
         return Run(*run[:6], claim_descriptor)
-    return Run(*run[:6], found[1], int(found[2]), step)
+    return Run(*run[:6], found[1], int(found[2]))
 
 
 def spans(local_ids: Collection[int]) -> list[Span]:
@@ -178,24 +175,21 @@ def merged(runs: Iterable[Run]) -> Iterator[Run]:
     """The same jobs in fewer runs; `runs` are in order."""
     last: Run | None = None
     for run in runs:
-        joined = run if last is None else _joined(last, run)
-        if joined is None and last is not None:
+        if last is None:
+            last = run
+        elif _follows(last, run):
+            last = Run(last.first_id, run.last_id, *last[2:])
+        else:
             yield last
-        last = joined or run
+            last = run
     if last is not None:
         yield last
 
 
-def _joined(run: Run, other: Run) -> Run | None:
-    """One run with the jobs of both, if there can be."""
+def _follows(run: Run, other: Run) -> bool:
+    """Whether one run can hold the jobs of both."""
     if run.last_id + 1 != other.first_id or run[2:7] != other[2:7]:
-        return None
-    number, next_number = run.claim_number, other.claim_number
-    if number is None or next_number is None:
-        return None if run.claimer else Run(run.first_id, other.last_id, *run[2:])
-    step, others = run.claim_step or 1, other.claim_step or 1
-    if run.jobs == 1:
-        step = next_number - number
-    if next_number != number + step * run.jobs or (other.jobs > 1 and others != step):
-        return None
-    return Run(run.first_id, other.last_id, *run[2:8], step)
+        return False
+    if run.claim_number is None:
+        return not run.claimer
+    return other.claim_number == run.claim_number + run.jobs

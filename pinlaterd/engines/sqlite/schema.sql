@@ -52,8 +52,8 @@ CREATE TABLE IF NOT EXISTS jobs (
 --                 claimed or last checkpointed. SUCCEEDED, FAILED: when they ended
 --   claimer       NULL while PENDING; else the claim descriptor of the run's first job, the last
 --                 claim being kept as a record, up to its number
---   claim_number  the rest of that descriptor; that of each next job is `claim_step` greater. NULL:
---                 the descriptor ends in no number, and the run has one job
+--   claim_number  the rest of that descriptor; that of each next job is one greater. NULL: the
+--                 descriptor ends in no number, and the run has one job
 CREATE TABLE IF NOT EXISTS runs (
     first_id     INTEGER PRIMARY KEY,
     last_id      INTEGER NOT NULL,
@@ -62,8 +62,7 @@ CREATE TABLE IF NOT EXISTS runs (
     state        INTEGER NOT NULL,
     at           INTEGER NOT NULL,
     claimer      TEXT,
-    claim_number INTEGER,
-    claim_step   INTEGER
+    claim_number INTEGER
 );
 
 -- The order in which PENDING jobs are handed out, claims time out, garbage is collected and failed
@@ -99,7 +98,7 @@ SELECT
     CASE
         WHEN runs.claim_number IS NULL THEN runs.claimer
         ELSE runs.claimer
-            || (runs.claim_number + runs.claim_step * (jobs.local_id - runs.first_id))
+            || (runs.claim_number + jobs.local_id - runs.first_id)
     END AS claim_descriptor,
     jobs.body
 FROM jobs

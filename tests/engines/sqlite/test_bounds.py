@@ -169,7 +169,7 @@ def test_jobs_that_go_together_are_one_row(store: EngineHarness, stranger: sqlit
     assert rows() == [(0, 10), (0, 10)]
 
     claims = [
-        claim._replace(claim_descriptor=f"host:9010:1:worker:{3 * n}")  # as one of three shards
+        claim._replace(claim_descriptor=f"host:9010:1:worker:{n}")
         for n, claim in enumerate(store.wanted(limit=8))
     ]
     store.engine.apply(

@@ -171,7 +171,7 @@ def test_a_job_in_two_states_is_claimed_or_ended(
     first, second = (one.key.local_id for one in store.in_progress(b"a", b"b"))
     if state is not JobState.IN_PROGRESS:
         store.succeed(JobKey(1, first), JobKey(1, second))
-    put = "INSERT INTO runs SELECT ?, ?, queue, priority, ?, at, claimer, claim_number, 1 FROM runs"
+    put = "INSERT INTO runs SELECT ?, ?, queue, priority, ?, at, claimer, claim_number FROM runs"
     stranger.execute(put, (second, second + 5, int(state)))
 
     store.engine.check(repair=True)
