@@ -112,6 +112,8 @@ class Batches:
         if not operations:
             return
         refusal = self._commit(operations, batch.now_ms)
+        for dequeue in batch.left_out:
+            self._conclude(dequeue, batch.now_ms)
         if refusal and not isinstance(refusal, StorageFull) and not self._engine.failure:
             # Once, however many calls it refused.
             self._state.health.failed(self._clock.monotonic())
@@ -184,6 +186,8 @@ class Batches:
             batch.dequeues.append(dequeue)
             batch.jobs += jobs
             batch.claims_left -= dequeue.chosen
+        elif batch.dequeues:
+            batch.left_out.append(dequeue)
         else:
             self._conclude(dequeue, now_ms)
 
@@ -333,12 +337,14 @@ class Batches:
 
 class _Batch:
     """A batch in the making: `claims_left` is how many jobs its dequeues may still ask for.
-    Dequeues are last: what became ready in a commit is in the index when they reply."""
+    Dequeues are last: what became ready in a commit is in the index when they reply. `left_out` are
+    those that found nothing: what the others have taken may not fit, and then it is theirs."""
 
     def __init__(self, now_ms: int, now: float, most_claims: int) -> None:
         self.now_ms = now_ms
         self.now = now
         self.writes: list[Operation] = []
         self.dequeues: list[Dequeue] = []
+        self.left_out: list[Dequeue] = []
         self.jobs = 0
         self.claims_left = most_claims

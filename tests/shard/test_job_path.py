@@ -135,6 +135,16 @@ def test_dequeues_of_jobs_too_large_for_one_batch_are_answered_in_full(reopened)
     assert shard.counts()[0] == 0
 
 
+def test_what_does_not_fit_an_answer_can_be_had_by_others_of_the_same_batch(reopened):
+    shard = reopened(*[bytes(5_000)] * 4)
+    first = shard.entry(DequeueRequest("mail", 100), most_bytes=6_000)
+    others = [shard.entry(DequeueRequest("mail", limit)) for limit in (2, 2)]
+
+    replies = shard.replies(first, *others)
+
+    assert [reply.jobs for reply in replies] == [1, 2, 1]
+
+
 def test_jobs_without_room_in_a_batch_delay_no_acks_and_enqueues(reopened):
     shard = reopened(*[bytes(50_000)] * 3, shard_buffer_bytes=1 << 20)
     [held] = shard.dequeue(1)
