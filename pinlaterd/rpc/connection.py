@@ -208,8 +208,10 @@ class Connection(asyncio.Protocol):
     # --- calls and answers ----------------------------------------------------------------------
 
     def is_next(self, answer: Answer) -> bool:
-        """Of a oneway call nobody waits for an answer."""
-        return not self._unsent_high and (answer.oneway or self._slots[0] is answer)
+        """Of a oneway call nobody waits for an answer; once the client has gone, of none."""
+        if self.gone or self._unsent_high:
+            return False
+        return answer.oneway or self._slots[0] is answer
 
     def is_lost(self) -> bool:
         """Whether nothing written now could arrive."""

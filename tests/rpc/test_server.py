@@ -339,6 +339,7 @@ def test_an_answer_to_a_client_that_has_gone_is_not_sent(start, wait_until):
     wait_until(lambda: calls.calls[0][1].gone)
     assert not server.call(calls.answer, 0)
     wait_until(lambda: undelivered)
+    assert not calls.calls[0][1].is_next
     assert [codec.peek_seqid(message) for message in undelivered] == [2]
 
 
