@@ -132,7 +132,8 @@ class Dequeuer:
             seconds = wait_until - self._shared.clock.monotonic()
             if gathering.found or refused or seconds <= 0 or call.answer.gone or self._stopping:
                 break
-            await self._wait_for_jobs(gathering, seconds)
+            if call.granted_bytes:
+                await self._wait_for_jobs(gathering, seconds)
             if not call.granted_bytes:
                 break  # its client has not read the answers before: see admission
         if refused and not gathering.found:
@@ -174,7 +175,8 @@ class Dequeuer:
         try:
             if not gathering.covered:
                 gathering.cover()
-            await gathering.claimed(before + taken)
+            if gathering.call.granted_bytes:  # not if it lacks memory after a wait
+                await gathering.claimed(before + taken)
         finally:
             if limited is not None:
                 limited.settle(wanted=wanted, taken=taken, used=gathering.jobs - before)

@@ -402,6 +402,20 @@ async def test_what_comes_while_a_dequeue_waits_for_its_token_is_found(site: Sit
     assert await waiting.bodies() == [b"new"]
 
 
+async def test_no_token_is_spent_for_a_client_that_does_not_read(site: Site, monkeypatch) -> None:
+    await site.enqueue_on("1", Job(b"x"))
+    site.fill(0)
+    waiting = site.begin(Method.DEQUEUE, DequeueRequest(QUEUE, 1, max_wait_ms=30_000))
+    await site.settle(waiting=1)
+    monkeypatch.setattr(waiting, "room", lambda: 0)
+    waiting.is_next = False
+
+    site.fill(1)
+
+    assert await waiting.bodies() == []
+    assert len(await site.dequeue(1)) == 1
+
+
 @pytest.mark.site(max_waiting_dequeues=1)
 async def test_so_many_may_wait_and_one_whose_client_goes_makes_room(site: Site) -> None:
     wait = DequeueRequest(QUEUE, 1, max_wait_ms=30_000)
