@@ -7,6 +7,7 @@ exactly once, by `reply`, `finish` or `fail`.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -31,6 +32,8 @@ from pinlaterd.rpc.server import Answer
 from pinlaterd.stats import Stats
 from pinlaterd.wire.envelope import Op, ReplyEntry, ShardCall, Status
 from pinlaterd.wire.link import ShardLink
+
+log = logging.getLogger(__name__)
 
 # Each step of a larger call takes milliseconds.
 LARGE_BYTES = 64 * KIB
@@ -87,7 +90,10 @@ class Call(ShardCall):
         self._on_end(self, error)
         return sent
 
-    def fail(self, error: PinLaterError) -> None:
+    def fail(self, error: BaseException) -> None:
+        if not isinstance(error, PinLaterError):
+            log.error("%s failed", self.peek.method, exc_info=error)
+            error = PinLaterError("internal error; the server's log says more")
         self.reply(codec.encode_error(self.peek.head, error), error.code)
 
     def finish(self, shard: ShardLink, reply: ReplyEntry) -> None:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import TypeVar, cast
 
-from pinlaterd.errors import DequeueRateLimited, InvalidRequest, NoHealthyShards, PinLaterError
+from pinlaterd.errors import DequeueRateLimited, InvalidRequest, NoHealthyShards
 from pinlaterd.model import ClaimedJob, DequeueRequest, DequeueResult, JobDescriptor, Method
 from pinlaterd.router import routing
 from pinlaterd.router.admission import Admission, true_dry_run
@@ -82,12 +82,15 @@ class Dequeuer:
         request = DequeueRequest(call.peek.queue or "", call.peek.limit)
         gathering = Gathering(self._shared, call, request, message)
 
-        def joined(error: PinLaterError | None) -> None:
-            if error is None:
-                gathering.deliver()
-            else:
-                gathering.release()
-                call.fail(error)
+        def joined(error: Exception | None) -> None:
+            try:
+                if error is None:
+                    gathering.deliver()
+                    return
+            except Exception as unexpected:  # noqa: BLE001  (whatever it is, the call is answered)
+                error = unexpected
+            gathering.release()
+            call.fail(error)
 
         try:
             gathering.begin_with(first, reply)
@@ -252,7 +255,7 @@ class Gathering:
         """`claim`, to be awaited. What comes in after that was cancelled is released."""
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-        def end(error: PinLaterError | None) -> None:
+        def end(error: Exception | None) -> None:
             if ended.cancelled():
                 self.release()
             elif error is not None:
@@ -267,7 +270,7 @@ class Gathering:
             self._full = True
             raise
 
-    def claim(self, wanted: int, end: Callable[[PinLaterError | None], None]) -> None:
+    def claim(self, wanted: int, end: Callable[[Exception | None], None]) -> None:
         """Claim level by level, until `wanted` jobs are there or all levels are confirmed empty;
         then call `end`, with what went wrong if anything did. A dry run looks at all shards."""
         self._wanted, self._level, self._end = wanted, 1, end
@@ -285,7 +288,7 @@ class Gathering:
                 self._ask(self._portions(asked, levels))
                 return
             self._level += 1
-        self._end(None)
+        self._finish(None)
 
     def _portions(self, asked: Sequence[ShardLink], levels: int) -> list[tuple[ShardLink, int]]:
         """How many jobs to ask of whom."""
@@ -315,6 +318,17 @@ class Gathering:
             shard.call(part, partial(self._arrived, shard, jobs))
 
     def _arrived(self, shard: ShardLink, jobs: int, reply: ReplyEntry) -> None:
+        try:
+            self._take_answer(shard, jobs, reply)
+        except Exception as error:  # noqa: BLE001
+            self._finish(error)
+
+    def _finish(self, error: Exception | None) -> None:
+        """Call what awaits the end, once."""
+        end, self._end = self._end, _ignore
+        end(error)
+
+    def _take_answer(self, shard: ShardLink, jobs: int, reply: ReplyEntry) -> None:
         self._take(shard, reply)
         # At its deadline a shard answers with what it has, whatever it might have found.
         in_time = self._shared.clock.monotonic() < self.deadline
@@ -323,12 +337,8 @@ class Gathering:
         if len(self._replies) < self._awaited:
             return
         replies, self._replies = self._replies, []
-        try:
-            self._look_at_failures(replies)
-        except PinLaterError as error:
-            self._end(error)
-        else:
-            self._go_on()
+        self._look_at_failures(replies)
+        self._go_on()
 
     def _look_at_failures(self, replies: Replies) -> None:
         """Raises what ends the dequeue: what a shard has against it, or that nobody confirmed that
@@ -440,6 +450,10 @@ class WaitingRoom:
             if not woken.done():
                 woken.set_result(None)
                 ready -= 1
+
+
+def _ignore(_error: Exception | None) -> None:
+    """It has ended."""
 
 
 def _check(request: DequeueRequest) -> None:

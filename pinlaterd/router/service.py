@@ -9,7 +9,6 @@ All runs on one event loop; nothing here blocks it.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Coroutine
 from functools import partial
 
@@ -26,8 +25,6 @@ from pinlaterd.rpc import codec
 from pinlaterd.rpc.server import Answer
 from pinlaterd.wire.envelope import GiveUp, ReplyEntry, Status
 from pinlaterd.wire.link import ShardLink
-
-log = logging.getLogger(__name__)
 
 _SEARCHES = frozenset({Method.COUNT, Method.SCAN})
 # Small enqueues that arrive together go to one shard, so many at most.
@@ -255,8 +252,5 @@ def _end_unanswered(call: Call, task: asyncio.Task[None]) -> None:
         call.fail(PinLaterError("the server is stopping; try again"))
         return
     error = task.exception()
-    if isinstance(error, PinLaterError):
+    if error is not None:
         call.fail(error)
-    elif error is not None:
-        log.error("%s failed", call.peek.method, exc_info=error)
-        call.fail(PinLaterError("internal error; the server's log says more"))

@@ -308,7 +308,7 @@ class ShardLink:
         self._bytes_in_flight -= len(call.message)
         on_reply, call.on_reply = call.on_reply, None
         if on_reply is not None:
-            on_reply(reply)
+            _tell(on_reply, reply)
         elif reply.jobs:  # it was given up
             self.release(reply.payload)
 
@@ -428,7 +428,7 @@ class ShardLink:
         for call, _ in due:
             call.on_reply = None
         for _, on_reply in due:
-            on_reply(reply)
+            _tell(on_reply, reply)
 
     def _sweep_kept(self, now: float) -> None:
         """Refuse what has waited for a successor for too long."""
@@ -460,3 +460,11 @@ def _ignore(_reply: ReplyEntry) -> None:
 
 def _descriptor(socket: zmq.Socket[bytes]) -> int:
     return int(socket.getsockopt(zmq.FD))
+
+
+def _tell(on_reply: OnReply, reply: ReplyEntry) -> None:
+    """A caller's failure is its own: the others of this message get their replies."""
+    try:
+        on_reply(reply)
+    except Exception:
+        log.exception("a reply of a shard could not be used")

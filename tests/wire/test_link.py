@@ -89,9 +89,10 @@ class PlayedShard:
         assert frame.incarnation == self._incarnation
         return list(frame.calls)
 
-    def answer(self, call: CallEntry) -> None:
-        reply = ReplyEntry(call.call_id, Status.DONE, b"done " + call.message)
-        self._send(Replies(self._incarnation, [reply], ()))
+    def answer(self, *calls: CallEntry) -> None:
+        """In one message."""
+        replies = [ReplyEntry(one.call_id, Status.DONE, b"done " + one.message) for one in calls]
+        self._send(Replies(self._incarnation, replies, ()))
 
     async def end_in_order(self) -> None:
         self._send(Goodbye(self._incarnation))
@@ -197,6 +198,22 @@ def test_what_was_not_carried_out_goes_to_the_successor(run):
         assert (await _reply(unanswered)).payload == b"done unanswered"
         assert (await _reply(later)).payload == b"done later"
         assert not scene.link.returning
+
+    run(test)
+
+
+def test_a_caller_that_fails_keeps_no_reply_from_others(run):
+    def fail(_reply: ReplyEntry) -> None:
+        raise RuntimeError("meant to")
+
+    async def test(scene: Scene) -> None:
+        shard = await scene.serving()
+        scene.link.call(_call(b"failing"), fail)
+        other = scene.link.ask(_call(b"other"))
+
+        shard.answer(*await shard.calls())
+
+        assert (await _reply(other)).payload == b"done other"
 
     run(test)
 
