@@ -112,7 +112,11 @@ if count > 0 then
         ended[count_ended] = id
       else
         missed[#missed + 1] = at
-        if applies then
+        local gone = applies
+        if score and not applies and type(noted[at]) ~= 'string' then -- it may be for this
+          gone = evicted or (not is_lean(queue) and redis.call('EXISTS', job_key(queue, id)) == 0)
+        end
+        if gone then
           redis.call('ZREM', running, id) -- evicted
         end
       end

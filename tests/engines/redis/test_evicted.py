@@ -10,7 +10,7 @@ import redis
 from pinlaterd.clock import FakeClock
 from pinlaterd.engines.base import Batch, Checkpoint, Finding, Release, Search
 from pinlaterd.model import Job, JobKey, JobState, Payload
-from tests.conformance.engine.harness import END_OF_TIME_MS, QUEUE, EngineHarness, claim_op
+from tests.conformance.engine.harness import END_OF_TIME_MS, QUEUE, Ack, EngineHarness, claim_op
 from tests.engines.redis.conftest import NewServer
 from tests.servers.redis import RedisServer
 
@@ -70,11 +70,13 @@ def test_a_look_up_removes_it(store: EngineHarness, evict: Evict, state: JobStat
 def test_its_ack_checkpoint_and_release_are_no_ops(
     store: EngineHarness, evict: Evict, hashes: Callable[[], int]
 ):
-    claimed = store.in_progress(*[b"x"] * 4)
-    first, second, third, fourth = (one.key for one in claimed)
-    evict(first, second, third, fourth)
+    claimed = store.in_progress(*[b"x"] * 5)
+    first, second, third, fourth, fifth = (one.key for one in claimed)
+    evict(first, second, third, fourth, fifth)
 
     assert store.succeed(first).noop == 1
+    named = Ack(fifth, claim_descriptor=claimed[4].claim_descriptor)
+    assert store.succeed(named).noop == 1
     assert store.fail(second).noop == 1
     assert store.checkpoint(Checkpoint(third, None, b"new")).noop == 1
     assert list(store.release(Release(fourth, claimed[3].claim_descriptor))) == []
