@@ -42,6 +42,9 @@ for _ = 1, take_number() do
     return damage(counter, 'string') or { 'REFUSED', last.err }
   end
   if type(last) == 'table' or last < total or last > MOST_EXACT / 2 then
+    if type(last) == 'number' then
+      redis.call('DECRBY', counter, total) -- or it would come to ids that were given before
+    end
     return { 'DAMAGED', counter, 'what is no id', 'the last id given' }
   end
   last_ids[queue] = last - total

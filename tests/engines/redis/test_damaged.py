@@ -223,8 +223,10 @@ def test_a_counter_that_counts_nothing_stops_enqueues_alone(
         acks=[ack_op(QUEUE, [Ack(running.key)], ())], enqueues=[EnqueueOp(QUEUE, [Job(b"b")])]
     )
 
-    with pytest.raises(StorageNotCommitted, match=f"key {hand.counter} holds what is no id"):
-        store.engine.apply(both, store.now_ms)
+    for _ in range(3):
+        with pytest.raises(StorageNotCommitted, match=f"key {hand.counter} holds what is no id"):
+            store.engine.apply(both, store.now_ms)
+    assert hand.client.get(hand.counter) == damage.encode()
     assert store.states([running.key]) == [JobState.IN_PROGRESS]
     store.reopen()
     assert store.succeed(running.key).succeeded == 1
