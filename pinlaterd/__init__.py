@@ -20,7 +20,7 @@ Imports go downward only:
     client                                                    what applications import
     rpc | wire | engines                                      Thrift, ZeroMQ, storage
     config | stats | lifecycle | log
-    model, errors, clock, wording                             standard library only
+    model, errors, clock, text                                standard library only
 
 docs/architecture.md has the rest.
 """

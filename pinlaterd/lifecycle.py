@@ -37,7 +37,7 @@ class ExitCode(IntEnum):
 
 
 class StopSignal:
-    """SIGTERM or SIGINT, as a flag that wakes up whoever waits.
+    """SIGTERM or SIGINT, as a flag that wakes up what waits for it.
 
     A process catches the signals in one of two ways, once: `catch` for a blocking loop, which
     polls `fileno()` beside its other descriptors (readable once stopping, and for good), or
@@ -136,7 +136,7 @@ def allow_open_files(wanted: int, warn: Callable[[str], None]) -> None:
 
 def end_with_parent(parent_pid: int, number: signal.Signals) -> None:
     """Have the kernel send this process `number` when the thread that started it ends, be it by
-    kill -9. Whoever starts such a process has it outlive no thread that it should outlive."""
+    kill -9: that must be one that lives as long as this process may."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent_pid:  # it ended before we asked
         os.kill(os.getpid(), number)

@@ -32,7 +32,7 @@ from pinlaterd.config.layout import ETC, SHARDS_FILE, STATS_SOCKET
 from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import ServerSettings
 from pinlaterd.errors import ConfigError
-from pinlaterd.wording import how_many
+from pinlaterd.text import how_many
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 WORKER = REPOSITORY / "examples" / "wordcount_worker.py"

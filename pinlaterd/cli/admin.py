@@ -16,7 +16,7 @@ from pinlaterd.config.load import load_config
 from pinlaterd.config.password import hash_password
 from pinlaterd.errors import ConfigError
 from pinlaterd.lifecycle import ExitCode
-from pinlaterd.wording import how_many
+from pinlaterd.text import how_many
 
 if TYPE_CHECKING:
     from pinlaterd.deployment.restarts import Restarted

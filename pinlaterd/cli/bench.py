@@ -14,7 +14,7 @@ import click
 from pinlaterd.cli import callers, command, load, pinlater
 from pinlaterd.client import Client
 from pinlaterd.lifecycle import ExitCode, StopSignal
-from pinlaterd.wording import how_many
+from pinlaterd.text import how_many
 
 _MAX_CALLS_PER_SECOND = 10_000.0  # more than one Python process can make
 _DEFAULT_SECONDS = 10.0

@@ -32,7 +32,7 @@ from pinlaterd.client import Client
 from pinlaterd.config.schema import ServerSettings
 from pinlaterd.errors import ConnectionFailed, ErrorCode, OutcomeUnknown, PinLaterError
 from pinlaterd.model import CheckpointInfo, ClaimedJob, Job, JobState
-from pinlaterd.wording import how_many
+from pinlaterd.text import how_many
 
 MIN_BODY_BYTES = 64
 _MAGIC = b"pinlater-load"

@@ -430,7 +430,7 @@ def _carry_out(one: ShardFailover) -> None:
 _COLUMNS: Sequence[command.Column] = (
     ("server", itemgetter("server")),
     ("now", itemgetter("address")),
-    ("answers", lambda server: "no" if server["trouble"] else "yes"),
+    ("answers", lambda server: "no" if server["failure"] else "yes"),
     ("writable", lambda server: {None: "?", True: "yes", False: "no"}[server["writable"]]),
     ("replicates from", lambda server: server["replicates_from"] or "-"),
     ("position", lambda server: server["applied"] or server["written"] or "?"),

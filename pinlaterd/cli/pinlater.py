@@ -16,7 +16,7 @@ from pinlaterd import __version__
 from pinlaterd.cli import callers, command, load
 from pinlaterd.client import Client
 from pinlaterd.lifecycle import ExitCode, StopSignal
-from pinlaterd.wording import how_many
+from pinlaterd.text import how_many
 
 _MAX_CONCURRENCY = 1000
 

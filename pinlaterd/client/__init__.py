@@ -36,7 +36,7 @@ from pinlaterd.model import AckInfo, CheckpointInfo, ClaimedJob, Job, JobRecord,
 if TYPE_CHECKING:
     from pinlaterd.client.async_client import AsyncClient
     from pinlaterd.client.handlers import Handlers
-    from pinlaterd.client.in_flight import LaneFacts, RunFigures
+    from pinlaterd.client.in_flight import QueueFigures, RunFigures
     from pinlaterd.client.processes import ProcessDied, ProcessNotStarted
     from pinlaterd.client.running_job import (
         ClaimLost,
@@ -70,13 +70,13 @@ __all__ = [
     "Job",
     "JobRecord",
     "JobState",
-    "LaneFacts",
     "Later",
     "Outcome",
     "OutcomeUnknown",
     "PinLaterError",
     "ProcessDied",
     "ProcessNotStarted",
+    "QueueFigures",
     "RequestError",
     "Retry",
     "RetryPolicy",
@@ -95,7 +95,7 @@ _ON_FIRST_USE = {
     for module, names in {
         "async_client": ["AsyncClient"],
         "handlers": ["Handlers"],
-        "in_flight": ["LaneFacts", "RunFigures"],
+        "in_flight": ["QueueFigures", "RunFigures"],
         "processes": ["ProcessDied", "ProcessNotStarted"],
         "running_job": [
             *("ClaimLost", "Discard", "Ending", "Later", "Outcome", "Retry", "RetryPolicy"),

@@ -55,7 +55,7 @@ class RunFigures(NamedTuple):
         return sum(self.endings.values())
 
 
-class LaneFacts(NamedTuple):
+class QueueFigures(NamedTuple):
     """What a worker does for a queue at one moment; the last four count since it began."""
 
     queue: str
@@ -388,10 +388,10 @@ class InFlight:
             self._due.notify()
             return forgotten
 
-    def facts(self) -> LaneFacts:
+    def facts(self) -> QueueFigures:
         with self._lock:
             self._sort_ended()
-            return LaneFacts(
+            return QueueFigures(
                 self._queue,
                 self._concurrency,
                 len(self._waiting),

@@ -26,7 +26,7 @@ from prometheus_client.core import (
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
-from pinlaterd.client.in_flight import BOUNDS_SECONDS, LaneFacts
+from pinlaterd.client.in_flight import BOUNDS_SECONDS, QueueFigures
 from pinlaterd.client.worker import Worker
 
 _PREFIX = "pinlaterd_worker_"
@@ -36,7 +36,7 @@ _SILENCE_SECONDS = 10.0
 log = logging.getLogger(__name__)
 
 _GAUGE, _COUNTER = GaugeMetricFamily, CounterMetricFamily
-# Each is a field of LaneFacts.
+# Each is a field of QueueFigures.
 _FIGURES = (
     (_GAUGE, "concurrency", "concurrency", "Jobs that may run at a time."),
     (_GAUGE, "jobs_running", "running", "Jobs that run now."),
@@ -78,14 +78,14 @@ class WorkerMetrics(Collector):
             thread.join()
 
     def collect(self) -> Iterator[Metric]:
-        lanes = self._worker.lanes()
+        figures = self._worker.queue_figures()
         for family, name, field, about in _FIGURES:
             metric = family(_PREFIX + name, about, labels=["queue"])
-            for facts in lanes:
+            for facts in figures:
                 metric.add_metric([facts.queue], getattr(facts, field))
             yield metric
-        yield _endings(lanes)
-        yield _run_seconds(lanes)
+        yield _endings(figures)
+        yield _run_seconds(figures)
 
     def _registry(self) -> CollectorRegistry:
         registry = CollectorRegistry(auto_describe=True)  # for `?name[]=`
@@ -93,21 +93,21 @@ class WorkerMetrics(Collector):
         return registry
 
 
-def _endings(lanes: Sequence[LaneFacts]) -> Metric:
+def _endings(figures: Sequence[QueueFigures]) -> Metric:
     jobs = CounterMetricFamily(
         f"{_PREFIX}jobs", "Runs of handlers, by how they ended.", labels=["queue", "ending"]
     )
-    for facts in lanes:
+    for facts in figures:
         for ending, count in facts.runs.endings.items():
             jobs.add_metric([facts.queue, ending], count)
     return jobs
 
 
-def _run_seconds(lanes: Sequence[LaneFacts]) -> Metric:
+def _run_seconds(figures: Sequence[QueueFigures]) -> Metric:
     seconds = HistogramMetricFamily(
         f"{_PREFIX}run_seconds", "How long handlers ran.", labels=["queue"]
     )
-    for facts in lanes:
+    for facts in figures:
         runs = facts.runs
         buckets = [(str(b), float(n)) for b, n in zip(BOUNDS_SECONDS, runs.within, strict=True)]
         seconds.add_metric([facts.queue], [*buckets, ("+Inf", float(runs.total))], runs.seconds)

@@ -29,7 +29,7 @@ from pinlaterd.client.consumer import CONNECTIONS_A_QUEUE, Consumer
 from pinlaterd.client.executors import Executor, TaskExecutor, ThreadExecutor
 from pinlaterd.client.handler_process import ChildPlan
 from pinlaterd.client.handlers import Handlers, QueueHandler
-from pinlaterd.client.in_flight import InFlight, LaneFacts
+from pinlaterd.client.in_flight import InFlight, QueueFigures
 from pinlaterd.client.processes import ProcessExecutor
 from pinlaterd.lifecycle import STOP_SIGNALS
 
@@ -129,7 +129,7 @@ class Worker:
         """End `run` in order. Any thread may call it, and a signal handler; it may be repeated."""
         self._inbox.put(_Message.STOP)
 
-    def lanes(self) -> Sequence[LaneFacts]:
+    def queue_figures(self) -> Sequence[QueueFigures]:
         """What is done for each queue at this moment."""
         return [consumer.facts() for consumer in self._consumers]
 

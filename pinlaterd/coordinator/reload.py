@@ -27,7 +27,7 @@ from pinlaterd.config.layout import CONFIG_FILES, ETC, SHARDS_FILE
 from pinlaterd.config.load import ConfigFiles, load_config
 from pinlaterd.config.schema import Config, ShardSettings, follow
 from pinlaterd.errors import ConfigError
-from pinlaterd.wording import how_many
+from pinlaterd.text import how_many
 
 log = logging.getLogger(__name__)
 

@@ -94,7 +94,7 @@ class ServerFacts(NamedTuple):
     """One server as it was found. Positions are in the words of its kind; "" where unknown."""
 
     address: str
-    trouble: str = ""  # why it can't be asked; "" if it answers
+    failure: str = ""  # why it can't be asked; "" if it answers
     writable: bool | None = None
     replicates_from: str = ""  # HOST:PORT, "" if it replicates from nobody
     written: str = ""  # how far it has written, as a master

@@ -18,7 +18,7 @@ from typing import Final
 from pinlaterd.config.schema import ServerSettings
 from pinlaterd.rpc.connection import Answer, Connection
 from pinlaterd.stats import Stats
-from pinlaterd.wording import how_many
+from pinlaterd.text import how_many
 
 __all__ = ["RETIRE_SECONDS", "Answer", "ThriftServer"]
 

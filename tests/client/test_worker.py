@@ -369,7 +369,7 @@ def test_a_claim_that_is_lost_is_told_to_the_handler_and_its_result_is_dropped(
         take_away(client, runs[0])
         wait_until(lambda: have_ended(client, [descriptor]))
         assert told.wait(20)
-        wait_until(lambda: worker.lanes()[0].claims_lost == 1)
+        wait_until(lambda: worker.queue_figures()[0].claims_lost == 1)
 
     assert len(runs) == 2
     assert books(client, [descriptor]) == {DONE: 1}

@@ -22,9 +22,9 @@ from pinlaterd.client import (
     Job,
     JobRecord,
     JobState,
-    LaneFacts,
     Later,
     Outcome,
+    QueueFigures,
     RunningJob,
     Worker,
     constant,
@@ -143,8 +143,8 @@ def handle() -> Handlers:
 
 def run(client: Client, handlers: Handlers) -> None:
     worker = Worker(client, handlers, queues=["mail"], grace_seconds=5)
-    assert_type(worker.lanes(), Sequence[LaneFacts])
-    assert_type(worker.lanes()[0].runs.endings[Ending.SUCCEEDED], int)
+    assert_type(worker.queue_figures(), Sequence[QueueFigures])
+    assert_type(worker.queue_figures()[0].runs.endings[Ending.SUCCEEDED], int)
     Worker(client, handlers, set_up_process=logging.basicConfig)
     assert_type(WorkerMetrics(worker).text(), bytes)
     with WorkerMetrics(worker).served(9108, host="::") as url:

@@ -66,7 +66,7 @@ class MysqlFailover(PairFailover[ReplicationServer]):
         try:
             new = self._new()
         except StorageError as error:
-            return Examination(master, replica._replace(trouble=error.message), [error.message], [])
+            return Examination(master, replica._replace(failure=error.message), [error.message], [])
         replica = replica._replace(writable=new.is_writable())
         obstacles = []
         if old is not None and old.identity == new.identity:
@@ -118,7 +118,7 @@ class MysqlFailover(PairFailover[ReplicationServer]):
         if others:
             remarks.append(
                 f"{old} also has shard {', '.join(others)}, which etc/shards.yaml does not have"
-                " there: whoever owns them can't write any more"
+                " there: their owners can't write any more"
             )
         return remarks
 

@@ -80,7 +80,7 @@ class RedisFailover(PairFailover[Connection]):
         try:
             at_replica = read_link(self._new())
         except StorageError as error:
-            return Examination(master, replica._replace(trouble=error.message), [error.message], [])
+            return Examination(master, replica._replace(failure=error.message), [error.message], [])
         replica = _facts(replica, at_replica)
         if at_master is None:
             return Examination(master, replica, [], self._risks_alone(at_replica))
@@ -252,7 +252,7 @@ class SentinelFailover(Failover):
                 link = read_link(connection)
         except StorageError as error:
             left = f"{error.message}; Sentinels replace such a master by themselves"
-            return Examination(facts._replace(trouble=error.message), replica, [left], [])
+            return Examination(facts._replace(failure=error.message), replica, [left], [])
         facts = facts._replace(writable=link.source is None, written=str(link.offset))
         obstacles = []
         if link.source is not None:
