@@ -169,7 +169,8 @@ class ClaimOp(NamedTuple):
     op would take more than `most_bytes`, or all of the batch more than its ClaimRoom has.
 
     But the first job of a batch is always within that room, and with `at_least_one` the first of
-    an op within `most_bytes`: so one that asks first for what did not fit gets on."""
+    an op within `most_bytes`: so one that asks first for what did not fit gets on. Ops of the same
+    queue behind one that ends early claim nothing: what did not fit comes before theirs."""
 
     queue: str
     claims: Sequence[Claims]

@@ -160,8 +160,9 @@ def fitting_payloads(
     stored: _Stored | None = None
     left, first_of_batch = room.most_bytes, True
     found: list[Sequence[Payload | None]] = []
+    cut: set[str] = set()  # queues of ops that ended early
     for op in ops:
-        if left <= 0 and not first_of_batch:
+        if (left <= 0 and not first_of_batch) or op.queue in cut:
             found.append(())
             continue
         payloads: Sequence[Payload | None] = op.payloads
@@ -169,6 +170,8 @@ def fitting_payloads(
         if None in payloads or used > min(left, op.most_bytes):
             stored = stored or _Stored(ops, read)
             payloads, used = _first_fitting(op, room.job_bytes, left, stored, alone=first_of_batch)
+            if len(payloads) < len(op.payloads):
+                cut.add(op.queue)
         left -= used
         first_of_batch = first_of_batch and not any(payloads)
         found.append(payloads)

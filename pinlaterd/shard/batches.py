@@ -33,9 +33,6 @@ from pinlaterd.wire.envelope import CallEntry
 
 log = logging.getLogger(__name__)
 
-# Of shard_buffer_bytes: what the bodies of a batch may take, which are there three times while they
-# are decoded or encoded, and packed.
-_BATCH_PART = 16
 # After so many calls in a row for which a store had no room, the enqueues behind are not tried.
 _REFUSALS_OF_A_FULL_STORE = 10
 _TOO_LATE = "got the call after its deadline"
@@ -56,9 +53,7 @@ class Batches:
         self._in_flight: dict[Operation, None] = {}  # neither answered nor in the backlog
         self.unfinished: list[Operation] = []  # those that go on with the next batch
         self._dry_runs: deque[Dequeue] = deque()  # in turn
-        # Of the bodies that one commit may bring, and of the replies that wait.
-        self._most_bytes = state.config.server.shard_buffer_bytes // _BATCH_PART
-        self._room = ClaimRoom(self._most_bytes, JOB_OVERHEAD_BYTES)
+        self._room = ClaimRoom(state.batch_bytes, JOB_OVERHEAD_BYTES)
         # How many jobs the dequeues of a batch may ask for. What does not fit, because bodies are
         # large, is taken from the index for nothing: then the next batch asks for twice of what
         # did fit, and those after it for more and more.
@@ -126,7 +121,7 @@ class Batches:
             backlog
             and batch.jobs < BATCH_JOBS
             and batch.claims_left > 0
-            and replies.bytes < self._most_bytes
+            and replies.bytes < self._state.batch_bytes
         ):
             call = backlog.popleft()
             if call.deadline <= batch.now:

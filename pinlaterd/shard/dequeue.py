@@ -8,7 +8,7 @@ answer is as large as it may be, or at its deadline.
 Payloads that are not in memory are read by the engine as it claims: so nobody knows how large they
 are before, and the engine claims no more than fits the answer, and the batch. What did not fit goes
 back into the index, and the dequeue on with the next batch. Its answer is full once it comes first
-in a batch and gets nothing.
+in a batch and gets nothing, or less than it asked for though the batch has room for all of it.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Dequeue(Acking):
         """The claims were committed, the first of them, as many as fitted. None stands for a job
         that was not PENDING in the store: a foreign writer's doing."""
         self.begun = True
-        had_jobs, asked = bool(self._found), self.chosen
+        had_jobs, asked, had_room = bool(self._found), self.chosen, self._bytes_left
         taken, self._taken, self.chosen = self._taken, [], 0
         at = handed_out = 0
         for priority, keys, claims, known in taken:
@@ -130,8 +130,9 @@ class Dequeue(Acking):
                 delays_ms = [now_ms - key[0] for key in keys[:fit]]
                 self.state.dequeued(self.queue, delays_ms, held)
                 handed_out += len(held)
-        if at < asked:
-            self._full = self._leads and not handed_out and had_jobs
+        if at < asked and self._leads:
+            own_bound = had_room <= self.state.batch_bytes
+            self._full = own_bound if handed_out else had_jobs
         if handed_out < at:
             self.state.stats.count(f"{self.queue}_claim_mismatch", at - handed_out)
             self.state.suspects.add(self.queue)

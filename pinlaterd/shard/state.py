@@ -30,6 +30,10 @@ from pinlaterd.wire.envelope import CallEntry, ReplyEntry, Status
 # Why a shard refuses calls, when the store does not say it better.
 STORE_FAILED = "could not have its store carry it out"
 
+# Of shard_buffer_bytes: what the bodies of a batch may take, which are there three times while they
+# are decoded or encoded, and packed.
+_BATCH_PART = 16
+
 LAST_LOCAL_ID = (1 << 63) - 1
 LAST_PRIORITY = 127
 # What stands for descriptors that are well formed and whose job no store can hold: local ids
@@ -137,6 +141,8 @@ class ShardState:
         self.clock = clock
         self.stats = stats
         self.dequeue_only = False
+        # Of the bodies that one commit may bring, and of the replies that wait.
+        self.batch_bytes = server.shard_buffer_bytes // _BATCH_PART
         self.rules = Rules(engine.limits, engine.narrower, server)
         self.health = StoreHealth(server)
         self.locks = QueueLocks(clock)

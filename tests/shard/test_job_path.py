@@ -145,6 +145,20 @@ def test_what_does_not_fit_an_answer_can_be_had_by_others_of_the_same_batch(reop
     assert [reply.jobs for reply in replies] == [1, 2, 1]
 
 
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_no_worse_job_leaves_before_one_that_does_not_fit_an_answer(reopened, in_memory):
+    jobs = *[Job(bytes(5_000))] * 3, Job(b"low", priority=2)
+    shard = reopened(*([] if in_memory else jobs))
+    if in_memory:
+        shard.enqueue(*jobs)
+    first = shard.entry(DequeueRequest("mail", 3), most_bytes=6_000)
+    others = [shard.entry(DequeueRequest("mail", limit)) for limit in (1, 9)]
+
+    answers = [bodies(shard.decode(reply).jobs) for reply in shard.replies(first, *others)]
+
+    assert answers == [[bytes(5_000)], [bytes(5_000)], [bytes(5_000), b"low"]]
+
+
 def test_jobs_without_room_in_a_batch_delay_no_acks_and_enqueues(reopened):
     shard = reopened(*[bytes(50_000)] * 3, shard_buffer_bytes=1 << 20)
     [held] = shard.dequeue(1)

@@ -151,14 +151,14 @@ WHAT_FITS: dict[str, tuple[list[bytes], list[Asked], ClaimRoom, list[list[bytes]
     "each job takes some bytes beside its body": (
         [A, b"", B], [([0, 1, 2], 20, True)], ClaimRoom(job_bytes=5), [[A, b""]],
     ),
-    "an answer that is full leaves room to the others": (
-        [A, B, C], [([0, 1], 10, True), ([2], 99, True)], ClaimRoom(20), [[A], [C]],
+    "no other answer gets a job that comes behind one that did not fit": (
+        [A, B, C], [([0, 1], 10, True), ([2], 99, True)], ClaimRoom(20), [[A], []],
     ),
     "the first job of a batch has room however large it is": (
         [A, B, C], [([0, 1], 1, True), ([2], 99, True)], ClaimRoom(1), [[A], []],
     ),
     "the first job of an answer fits it unless there is something in it": (
-        [A, B, C], [([0], 1, False), ([1, 2], 1, True)], ClaimRoom(), [[], [B]],
+        [A, B, C], [([0], 1, True), ([1], 1, True), ([2], 1, False)], ClaimRoom(), [[A], [B], []],
     ),
 }  # fmt: skip
 
