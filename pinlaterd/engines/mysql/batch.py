@@ -69,6 +69,8 @@ def apply_batch(store: Store, tx: Transaction, batch: Batch) -> BatchResult:
 
 # --- claims that hold, and how they end -----------------------------------------------------
 
+# Texts that differ from job to job can't be put together with those of another character set.
+_OLD_STATUS = b"CONVERT(" + STATUS + b" USING utf8mb4)"
 HELD = b"local_id, claim_descriptor, COALESCE(attempts_remaining, 1), " + RUN_AFTER_MS
 
 
@@ -139,7 +141,7 @@ def _appended(table: Table, texts: Sequence[str]) -> list[Each]:
     """Texts to be put behind the jobs' custom statuses."""
     if not any(texts):
         return []
-    return [_statuses(table, b"CONCAT(" + STATUS + b", %b)", texts)]
+    return [_statuses(table, b"CONCAT(" + _OLD_STATUS + b", %b)", texts)]
 
 
 def _statuses(table: Table, whole: bytes, texts: Iterable[str]) -> Each:
@@ -300,7 +302,7 @@ def _change(
             each.append(Each(column + b" = %b", new))
     texts = [change.prepend_custom_status for change in values]
     if any(texts):
-        each.append(_statuses(table, b"CONCAT(%b, " + STATUS + b")", texts))
+        each.append(_statuses(table, b"CONCAT(%b, " + _OLD_STATUS + b")", texts))
     if any(change.body is not None for change in values):
         bodies = [b"body" if c.body is None else quote_bytes(c.body) for c in values]
         each.append(Each(b"body = %b", bodies))

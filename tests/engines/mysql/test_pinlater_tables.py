@@ -169,6 +169,24 @@ def test_texts_that_the_charset_lacks_are_stored_with_question_marks(
     assert old.job(key).custom_status == (whole if charset == "utf8mb4" else "ü?é??" + "?ñ")
 
 
+def test_texts_that_differ_from_job_to_job_are_put_to_those_that_are_there(old: EngineHarness):
+    keys = old.enqueue(*[Job(b"a", custom_status="ß") for _ in range(4)])
+    old.claim(source="w")
+    texts = ["é", "ñ", "x", "ü"]
+
+    done = old.checkpoint(
+        *[
+            Checkpoint(key, None, prepend_custom_status=text)
+            for key, text in zip(keys, texts, strict=True)
+        ],
+        source="w",
+    ).done
+    acks = [Ack(key, text) for key, text in zip(keys, texts, strict=True)]
+    assert (done, old.succeed(*acks[:2]).succeeded, old.fail(*acks[2:]).failed) == (4, 2, 2)
+
+    assert [old.job(key).custom_status for key in keys] == [f"{t}ß{t}" for t in texts]
+
+
 def test_searches_read_them(old: EngineHarness):
     searcher = old.engine.searcher()()
 
