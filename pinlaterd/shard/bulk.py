@@ -58,6 +58,10 @@ _FOUND_AT_A_TIME = 100_000
 _MILLIS = struct.Struct(">q")
 
 
+class AnsweredError(StorageError):
+    """The store failed in the first slice of a call, which has been told so."""
+
+
 class BulkCalls:
     """The calls of one shard that are not the job path's four."""
 
@@ -70,7 +74,8 @@ class BulkCalls:
         self._searches: dict[tuple[bytes, int], Steps] = {}  # by router and call id
 
     def answer(self, entry: CallEntry, call: Call) -> None:
-        """At once, or as a task. Raises what the call is to be answered with instead."""
+        """At once, or as a task. Raises what the call is to be answered with instead, or
+        AnsweredError."""
         request, source, state = call.request, call.context.source, self._state
         now = self._clock.monotonic()
         until = now + (entry.deadline - now) * _USABLE_TIME
@@ -116,7 +121,10 @@ class BulkCalls:
         next(steps)
         if isinstance(call.request, CountRequest | ScanRequest):
             self._searches[entry.router, entry.call_id] = steps
-        self._tasks.start(steps, at_once=at_once)
+        try:
+            self._tasks.start(steps, at_once=at_once)
+        except StorageError as error:
+            raise AnsweredError(error.message) from error
 
     def _answering(self, entry: CallEntry, head: Head, answering: Steps) -> Steps:
         """Run it, and see to it that it is answered exactly once, however it ends; or not at all,

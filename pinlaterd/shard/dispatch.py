@@ -24,7 +24,7 @@ from pinlaterd.model import (
 )
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.codec import Call
-from pinlaterd.shard.bulk import BulkCalls
+from pinlaterd.shard.bulk import AnsweredError, BulkCalls
 from pinlaterd.shard.dequeue import Dequeue
 from pinlaterd.shard.operations import (
     Ack,
@@ -82,6 +82,8 @@ class Dispatch:
             self._bulk.answer(entry, call)
         except ForeignError:
             replies.add(entry, Status.FOREIGN, b"")
+        except AnsweredError:
+            raise
         except StorageError as error:
             replies.fail(entry, call.head, state.unable(error))
             if not isinstance(error, StorageNotCommitted):

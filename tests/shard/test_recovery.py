@@ -27,6 +27,7 @@ from pinlaterd.model import (
     EnqueueRequest,
     Job,
     JobState,
+    LookupRequest,
     PendingKey,
     RetryFailedRequest,
 )
@@ -330,6 +331,21 @@ def test_callers_are_told_that_nothing_is_known(shard, engine):
     assert [type(result) for result in results[:2]] == [ShardConnectionFailed] * 2
     assert "not known" in results[0].message
     assert not shard.service.serving
+
+
+def test_a_look_up_in_which_the_store_fails_is_answered_once(shard, engine, monkeypatch):
+    [descriptor] = shard.enqueue(b"a")
+
+    def fail(*_args: object, **_options: object) -> None:
+        raise StorageError("the disk is gone")
+
+    monkeypatch.setattr(engine, "lookup", fail)
+    shard.submit(shard.entry(LookupRequest([descriptor])))
+
+    replies = [reply for _ in range(3) for reply in shard.turn()]
+
+    assert [reply.status for reply in replies] == [Status.FAILED]
+    assert shard.service.store_error == "the disk is gone"
 
 
 def test_an_ack_of_scheduled_jobs_that_was_cut_short_after_its_claims_can_be_repeated(
