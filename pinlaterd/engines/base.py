@@ -184,9 +184,8 @@ class ClaimOp(NamedTuple):
 
 
 class ClaimRoom(NamedTuple):
-    """What the jobs that a batch claims may take: each its body, and `job_bytes` beside it.
-
-    It bounds what is read, however large bodies are: nobody knows their sizes before."""
+    """What the jobs that a batch claims may take: each its body, whose size nobody knows before,
+    and `job_bytes` beside it. It bounds what is read."""
 
     most_bytes: int = NO_BOUND
     job_bytes: int = 0
