@@ -114,19 +114,17 @@ def choice(values: Sequence[tuple[int, bytes]]) -> bytes:
 
 
 def claims_of(descriptors: Iterable[tuple[int, str]]) -> bytes:
-    """The claim descriptor of each job. They end in numbers, which mostly grow as the ids do: the
-    server counts them up."""
+    """The claim descriptor of each job. They end in numbers, which mostly count up as the ids do:
+    then the server does that."""
     numbered = [(local_id, *_numbered(descriptor)) for local_id, descriptor in sorted(descriptors)]
-    step = 0
-    if len(numbered) > 1:
-        (first_id, _, first), (second_id, _, second) = numbered[:2]
-        step = max(0, (second - first) // (second_id - first_id))
     runs: list[tuple[int, bytes]] = []
-    for _, run in groupby(numbered, lambda one: (one[1], one[2] < 0, one[2] - step * one[0])):
+    for (_, is_text, _), run in groupby(
+        numbered, lambda one: (one[1], one[2] < 0, one[2] - one[0])
+    ):
         first_id, head, first = next(run)
         text = quote_text(head)
-        if first >= 0:
-            text = b"CONCAT(%b, %d + %d * (local_id - %d))" % (text, first, step, first_id)
+        if not is_text:
+            text = b"CONCAT(%b, %d + (local_id - %d))" % (text, first, first_id)
         runs.append((first_id, text))
     return runs[0][1] if len(runs) == 1 else choice(runs)
 
