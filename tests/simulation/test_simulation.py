@@ -17,10 +17,10 @@ from tests.simulation.variants import VARIANTS
 ROOT = Path(__file__).parents[2]
 SEEDS = 60
 # A variant that takes more seeds than this to be caught is as good as not caught.
-SEED_BUDGET = 150
+SEED_BUDGET = 100
 # The faults that show what is missing.
 WHERE = {
-    "no-incarnation-check": ("--fault", "store", "--first", "400"),
+    "no-incarnation-check": ("--fault", "store"),
     "no-deadlines": ("--fault", "freeze"),
     "no-releases": ("--no-faults",),
     "lost-is-refused": ("--fault", "kill"),

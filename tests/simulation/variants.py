@@ -14,10 +14,12 @@ from pinlaterd.shard.loop import ShardLoop
 from pinlaterd.wire import link
 from pinlaterd.wire.envelope import CallEntry, Calls, Frame, ReplyEntry, Status, pack, unpack
 from pinlaterd.wire.link import ShardLink
+from tests.simulation.network import Network
 
 
 def no_incarnation_check() -> None:
-    """A shard carries out what was sent to its predecessor."""
+    """A shard carries out what was sent to its predecessor. Messages are slow, so that many are
+    under way when a store is opened again."""
     take = ShardLoop._take
 
     def careless(self: ShardLoop, router: bytes, data: bytes) -> None:
@@ -27,6 +29,9 @@ def no_incarnation_check() -> None:
         take(self, router, data)
 
     ShardLoop._take = careless  # type: ignore[method-assign]
+    Network.delay = (  # type: ignore[method-assign]
+        lambda self: self.world.rng.random() * max(0.1, self.slowest_seconds)
+    )
 
 
 def _change_calls(change: Callable[[CallEntry], CallEntry]) -> None:
