@@ -21,14 +21,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pinlaterd.client import ClaimLost, Client, Later, Retry, RunningJob
-from pinlaterd.client.processes import (
-    CarriedError,
-    Child,
-    ChildPlan,
-    ProcessDied,
-    ProcessNotStarted,
-)
+from pinlaterd.client import Client, Later, Retry, RunningJob
+from pinlaterd.client.handler_process import CarriedError, ChildPlan
+from pinlaterd.client.processes import Child, ProcessDied, ProcessNotStarted
 from pinlaterd.model import ClaimedJob
 from tests.client.process_handlers import note_pid
 from tests.client.working import is_gone
@@ -81,20 +76,16 @@ def never() -> bool:
     return False
 
 
-def job_of(body: str) -> RunningJob:
+def apply(child: Child, body: str, is_abandoned: Callable[[], bool] = never) -> str:
     claimed = ClaimedJob("q:s1:p1:1", body.encode(), 2, 2, "h:1:1:me:1", 60)
-    return RunningJob("q", claimed, Client(), 0.0)
-
-
-def apply(child: Child, body: str, limit_seconds: float = math.inf) -> str:
-    answer = child.apply(job_of(body), limit_seconds)
+    answer = child.apply(RunningJob("q", claimed, Client(), 0.0), math.inf, is_abandoned)
     assert answer.error is None
     return answer.status
 
 
 @contextmanager
-def a_child(is_abandoned: Callable[[], bool] = never) -> Iterator[Child]:
-    child = Child(PLAN, "test", is_abandoned)
+def a_child() -> Iterator[Child]:
+    child = Child(PLAN, "test")
     try:
         yield child
     finally:
@@ -105,7 +96,7 @@ def a_child(is_abandoned: Callable[[], bool] = never) -> Iterator[Child]:
 @pytest.fixture
 def child() -> Iterator[Child]:
     with a_child() as child:
-        child.wait_until_ready()
+        child.wait_until_ready(never)
         yield child
 
 
@@ -133,26 +124,20 @@ def test_an_answer_that_can_not_be_read_costs_the_process_no_more(child, monkeyp
         apply(child, "echo too_late")
 
 
-def test_what_it_has_said_counts_though_its_time_is_over(tmp_path):
+def test_what_it_has_said_counts_though_its_time_is_over(child, tmp_path):
     """As where the machine stalls."""
-    children: list[Child] = []
 
-    def answer_first() -> bool:
-        if children:
-            (tmp_path / "go").touch()
-            assert select.select([children[0]._connection], [], [], 60)[0]
-        return False
+    def is_over() -> bool:
+        (tmp_path / "go").touch()
+        return bool(select.select([child._connection], [], [], 60)[0])
 
-    with a_child(answer_first) as child:
-        child.wait_until_ready()
-        children.append(child)
-        assert apply(child, f"wait_for {tmp_path / 'go'}", limit_seconds=0) == "not done"
+    assert apply(child, f"wait_for {tmp_path / 'go'}", is_over) == "not done"
 
 
 def test_a_child_that_is_stopped_while_it_is_given_something_long_is_gone(monkeypatch):
     monkeypatch.setattr("pinlaterd.client.processes._STALL_SECONDS", 1)
     with a_child() as child:
-        child.wait_until_ready()
+        child.wait_until_ready(never)
         os.kill(child.pid, signal.SIGSTOP)
         with pytest.raises(ProcessNotStarted):
             apply(child, "echo " + "x" * 10_000_000)
@@ -165,7 +150,7 @@ def test_without_a_descriptor_left_there_is_no_process(child):
     resource.setrlimit(resource.RLIMIT_NOFILE, (spare, hard))
     try:
         with pytest.raises(ProcessNotStarted, match="Too many open files"):
-            Child(PLAN, "test", never)
+            Child(PLAN, "test")
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert apply(child, "echo 1") == "1"
@@ -188,18 +173,10 @@ def test_one_that_nobody_waits_for_says_nothing_of_it(capfd):
     assert capfd.readouterr().err == ""
 
 
-def test_what_it_started_ends_with_it(child, tmp_path, wait_until, monkeypatch):
-    monkeypatch.setattr("pinlaterd.client.processes.LOST_GRACE_SECONDS", 0)
+def test_what_it_started_ends_with_it(child, tmp_path, wait_until):
     pid_file = tmp_path / "pid"
-    job = job_of(f"hang_with_a_child {pid_file}")
-
-    def lose() -> None:
-        wait_until(pid_file.exists, seconds=60)
-        job.lose()
-
-    threading.Thread(target=lose).start()
-    with pytest.raises(ClaimLost, match="its process was killed"):
-        child.apply(job)
+    with pytest.raises(TimeoutError, match="its process was killed"):
+        apply(child, f"hang_with_a_child {pid_file}", pid_file.exists)
 
     assert not psutil.pid_exists(child.pid)
     sleeper_pid = int(pid_file.read_text())
