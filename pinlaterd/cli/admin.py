@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         "job": ["queues"],
         "queue": ["queues"],
         "shard": ["shards", "drain", "failover"],
-        "top": ["top"],
+        "top": ["service_status"],
     },
     context_settings=command.WIDTH,
 )

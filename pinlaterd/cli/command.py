@@ -428,11 +428,11 @@ def shown_time(at_ms: int) -> str:
 
 # --- tables -------------------------------------------------------------------------------
 
-# A title, one that starts with # being of numbers, and what shows it of a row.
-Column = tuple[str, Callable[[Any], object]]
+# A title, one that starts with # being of numbers, and what shows it of a row, or its key there.
+Column = tuple[str, Callable[[Any], object] | str | int]
 
 
-def print_table(columns: Sequence[Column], rows: Iterable[object]) -> None:
+def print_table(columns: Sequence[Column], rows: Iterable[Any]) -> None:
     """Print rows as they come in a pipe, and as one table on a terminal."""
     from rich.console import Console  # loading it takes a while
 
@@ -446,10 +446,10 @@ def print_table(columns: Sequence[Column], rows: Iterable[object]) -> None:
 
 
 def make_table(
-    columns: Sequence[Column], rows: Iterable[object], *, wrap: bool = True, left_out: int = 0
+    columns: Sequence[Column], rows: Iterable[Any], *, wrap: bool = True, most: int | None = None
 ) -> Table:
-    """For a terminal. Without `wrap` a row is one line, cut where the terminal ends. The last says
-    how many rows were `left_out`."""
+    """For a terminal. Without `wrap` a row is one line, cut where the terminal ends. If there are
+    more than `most` rows, the last one says how many are not shown."""
     from rich.table import Table
     from rich.text import Text
 
@@ -461,12 +461,14 @@ def make_table(
             overflow="fold" if wrap else "ellipsis",
             no_wrap=not wrap,
         )
-    for row in rows:
+    every = list(rows)
+    shown = every if most is None or len(every) <= most else every[: most - 1]
+    for row in shown:
         table.add_row(*map(Text, _cells(columns, row)))
-    if left_out:
-        table.add_row(f"… {left_out} more")
+    if len(shown) < len(every):
+        table.add_row(f"… {len(every) - len(shown)} more")
     return table
 
 
-def _cells(columns: Sequence[Column], row: object) -> list[str]:
-    return [printable(str(cell(row))) for _, cell in columns]
+def _cells(columns: Sequence[Column], row: Any) -> list[str]:
+    return [printable(str(cell(row) if callable(cell) else row[cell])) for _, cell in columns]

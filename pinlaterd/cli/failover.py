@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from operator import itemgetter
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -428,8 +427,8 @@ def _carry_out(one: ShardFailover) -> None:
 
 
 _COLUMNS: Sequence[command.Column] = (
-    ("server", itemgetter("server")),
-    ("now", itemgetter("address")),
+    ("server", "server"),
+    ("now", "address"),
     ("answers", lambda server: "no" if server["failure"] else "yes"),
     ("writable", lambda server: {None: "?", True: "yes", False: "no"}[server["writable"]]),
     ("replicates from", lambda server: server["replicates_from"] or "-"),

@@ -8,13 +8,13 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import IO, Any
 
 import click
 
 from pinlaterd.cli import command
-from pinlaterd.cli.service_status import follow
+from pinlaterd.cli.shards import follow
 from pinlaterd.config import edit
 from pinlaterd.config.layout import ETC
 from pinlaterd.errors import ConnectionFailed, PinLaterError
@@ -112,10 +112,10 @@ def stats(*, name: str, seconds: float) -> None:
         rates = _rates(name, seconds)
 
     def print_tables() -> None:
-        command.print_table((("state", itemgetter(0)), ("#jobs", itemgetter(1))), counts.items())
+        command.print_table((("state", 0), ("#jobs", 1)), counts.items())
         click.echo()
         per_second: command.Column = ("#per second", lambda rate: f"{rate[1]:.1f}")
-        command.print_table((("jobs", itemgetter(0)), per_second), rates.items())
+        command.print_table((("jobs", 0), per_second), rates.items())
 
     command.show({"queue": name, "jobs": counts, "per_second": rates}, print_tables)
 

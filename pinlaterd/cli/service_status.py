@@ -1,33 +1,45 @@
-"""What the coordinator says of the service: shown on one screen, and waited for after an edit.
+"""What the coordinator says of the service: on one screen, in samples, and frame after frame.
 
-The coordinator names the files that it has carried out, or refused, by their digest; every process
-names the configuration that it follows. A process that is down follows once it starts. Of what the
-coordinator has against the files, a refused removal concerns that shard alone, and all else acts.
-Anything else is a mistake in them, and keeps all three files from acting.
+On a terminal `top` takes the alternate screen until q or Ctrl-C; a frame that is higher than the
+screen shows the busiest. In a pipe it is one frame of tables. Rates and percentiles are of the time
+between two samples of the figures of all processes; the rest is as the later one has it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import select
 import sys
+import termios
 import time
-from collections.abc import Mapping, Sequence
-from operator import itemgetter
-from typing import NamedTuple, cast
+import tty
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import click
 
 from pinlaterd.cli import command
-from pinlaterd.config.layout import ETC, shard_program
-from pinlaterd.errors import ConnectionFailed, DeploymentError
+from pinlaterd.config.layout import shard_program
+from pinlaterd.errors import ConnectionFailed
 from pinlaterd.lifecycle import ExitCode
-from pinlaterd.stats import StatsSnapshot, empty
+from pinlaterd.stats import HistogramData, StatsSnapshot, empty, merge
+from pinlaterd.stats.histogram import percentiles
+from pinlaterd.stats.registry import since
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 _WARNING = "warning"  # a fact whose name ends so is listed among the warnings
-_PATIENCE_SECONDS = 60.0
-_DOWN = ("stopped", "silent")  # a frozen router is held off by the shards, which refuse by then
 # Every queue that a shard has, and nothing else, has a peak whose name ends so.
-QUEUE_AGE = "_oldest_ready_age_ms"
+_QUEUE_AGE = "_oldest_ready_age_ms"
 _COUNTING = "shard_queues_counting"  # every shard that has looked at its store has it
+
+_SECONDS = 1.0  # between two samples of `top`; figures are no fresher
+_QUIT = (b"q", b"Q", b"\x04", b"")  # the last: the terminal has gone
+_MAX_NOTE_CHARS = 300
+_ENDED_BADLY = ("ack_failed", "timeout_retry", "timeout_done")
 
 
 def fetch() -> command.Facts:
@@ -38,7 +50,7 @@ def fetch() -> command.Facts:
 
 def report(status: command.Facts) -> None:
     """Print it, and end the program with exit 1 if a router or shard does not serve."""
-    command.show(status, lambda: _print(status))
+    command.show(status, lambda: _print_status(status))
     if not status["healthy"]:
         sys.exit(ExitCode.FAILURE)
 
@@ -51,33 +63,46 @@ def shown_state(shard: command.Facts) -> str:
     return f"{shard['state']}, degraded" if shard["ailing"] else shard["state"]
 
 
-_PROCESS_COLUMNS: Sequence[command.Column] = (
-    ("process", itemgetter("name")),
-    ("state", itemgetter("state")),
-    ("#pid", lambda process: process["pid"] or "-"),
+def _pid(process: command.Facts) -> object:
+    return process["pid"] or "-"
+
+
+def _rss_mb(process: command.Facts) -> str:
+    return f"{process['rss_bytes'] / 1_000_000:.0f}"
+
+
+def held(state: str, form: str = "") -> Callable[[command.Facts], str]:
+    """How many jobs in a state a shard has."""
+    return lambda shard: "-" if shard["jobs"] is None else format(shard["jobs"][state], form)
+
+
+_STATUS_COLUMNS: Sequence[command.Column] = (
+    ("process", "name"),
+    ("state", "state"),
+    ("#pid", _pid),
     ("#up", lambda process: _duration(process["uptime_seconds"])),
     ("#cpu s", lambda process: f"{process['cpu_seconds']:.1f}"),
-    ("#rss MB", lambda process: f"{process['rss_bytes'] / 1_000_000:.0f}"),
+    ("#rss MB", _rss_mb),
     ("facts", lambda process: _facts(process["facts"])),
 )
-_SHARD_COLUMNS: Sequence[command.Column] = (
-    ("shard", itemgetter("name")),
-    ("engine", itemgetter("engine")),
-    ("state", itemgetter("state")),
+_STATUS_SHARD_COLUMNS: Sequence[command.Column] = (
+    ("shard", "name"),
+    ("engine", "engine"),
+    ("state", "state"),
     ("enqueues", enqueues),
 )
 
 
-def _print(status: command.Facts) -> None:
+def _print_status(status: command.Facts) -> None:
     health = "healthy" if status["healthy"] else "NOT healthy"
     click.echo(
         f"pinlaterd {status['version']} in {command.printable(status['deployment'])}: {health}, "
         f"Thrift {status['thrift']}, statistics {status['stats']}"
     )
     click.echo()
-    command.print_table(_PROCESS_COLUMNS, status["processes"])
+    command.print_table(_STATUS_COLUMNS, status["processes"])
     click.echo()
-    command.print_table(_SHARD_COLUMNS, status["shards"])
+    command.print_table(_STATUS_SHARD_COLUMNS, status["shards"])
     for title, lines in (
         ("Problems", status["problems"]),
         ("Problems of the configuration", status["config_problems"]),
@@ -153,9 +178,9 @@ def find_shard(name: str) -> command.Facts | None:
     return next((shard for shard in shards_of(take_sample()) if shard["name"] == name), None)
 
 
-def queue_names(stats: StatsSnapshot) -> list[str]:
+def _queue_names(stats: StatsSnapshot) -> list[str]:
     return sorted(
-        name.removesuffix(QUEUE_AGE) for name in stats["peaks"] if name.endswith(QUEUE_AGE)
+        name.removesuffix(_QUEUE_AGE) for name in stats["peaks"] if name.endswith(_QUEUE_AGE)
     )
 
 
@@ -166,7 +191,7 @@ def _jobs_of(stats: StatsSnapshot) -> Mapping[str, int] | None:
         return None
 
     def total(state: str) -> int:
-        return round(sum(gauges.get(f"{queue}_{state}", 0) for queue in queue_names(stats)))
+        return round(sum(gauges.get(f"{queue}_{state}", 0) for queue in _queue_names(stats)))
 
     scheduled = total("scheduled")
     return {
@@ -178,74 +203,270 @@ def _jobs_of(stats: StatsSnapshot) -> Mapping[str, int] | None:
     }
 
 
-# --- after an edit --------------------------------------------------------------------------
+# --- top --------------------------------------------------------------------------------
 
 
-class EditRefused(DeploymentError):
-    """The coordinator has something against what was written. `mistakes`: not only against the
-    removal of a shard."""
+@click.command(cls=command.Command)
+@click.option("--once", is_flag=True, help="Print one frame and end, as in a pipe.")
+@command.files_options
+def top(*, once: bool) -> None:
+    """Show what each queue, shard and process does, once a second, until q or Ctrl-C.
 
-    def __init__(self, problems: Mapping[str, str | None]) -> None:
-        super().__init__(
-            "; ".join(command.printable(text, command.MAX_LINE_CHARS) for text in problems)
-        )
-        self.mistakes = None in problems.values()
+    Examples:
+      pinlater-admin top
+      pinlater-admin top --once
+      pinlater-admin top --json | jq '.queues[] | {name, pending}'
+    """
+    if not (once or command.wants_json()) and sys.stdout.isatty():
+        _show_live()
+        return
+    before = take_sample()
+    time.sleep(_SECONDS)
+    found = frame(before, take_sample())
+    command.show(found, lambda: _print_frame(found))
 
 
-def follow(done: str, *, was_changed: bool, removed: str | None = None) -> bool:
-    """Wait until every process follows etc/ as it is now, and tell that `done` is so.
+# --- frames -----------------------------------------------------------------------------------
 
-    False if the coordinator is away: then what was written acts when it is back. Raises EditRefused
-    unless all that the coordinator refuses is the removal of other shards than `removed`. Ends the
-    program with a message if it takes too long."""
+
+def frame(before: Sample, now: Sample) -> command.Facts:
+    seconds = max(now.at - before.at, 1e-3)
+    recent = {name: since(before.stats.get(name, empty()), s) for name, s in now.stats.items()}
+    figures = merge(recent.values())
+    used = {process["pid"]: process["cpu_seconds"] for process in before.status["processes"]}
+    return {
+        "seconds": round(seconds, 3),
+        "healthy": bool(now.status["healthy"]),
+        "problems": now.status["problems"],
+        "warnings": now.status["warnings"],
+        "queues": [_queue(queue, figures, seconds) for queue in _queue_names(figures)],
+        "shards": [
+            {**shard, **_commits(recent.get(shard_program(shard["name"]), empty()), seconds)}
+            for shard in shards_of(now)
+        ],
+        "processes": [_process(process, used, seconds) for process in now.status["processes"]],
+    }
+
+
+def _queue(queue: str, recent: StatsSnapshot, seconds: float) -> command.Facts:
+    counters, gauges = recent["counters"], recent["gauges"]
+    scheduled = round(gauges.get(f"{queue}_scheduled", 0))
+
+    def per_second(*names: str) -> float:
+        return round(sum(counters.get(f"{queue}_{name}", 0) for name in names) / seconds, 2)
+
+    return {
+        "name": queue,
+        "enqueues_per_second": per_second("enqueue"),
+        "dequeues_per_second": per_second("dequeue"),
+        "acks_per_second": per_second("ack_succeeded"),
+        "failures_per_second": per_second(*_ENDED_BADLY),  # attempts
+        "limited_per_second": per_second("dequeue_requests_rate_limited"),
+        "jobs_per_second_limit": gauges.get(f"{queue}_rate_limit"),
+        "pending": max(0, round(gauges.get(f"{queue}_pending", 0)) - scheduled),  # due by now
+        "scheduled": scheduled,
+        "in_progress": round(gauges.get(f"{queue}_in_progress", 0)),
+        "oldest_ready_age_ms": recent["peaks"].get(f"{queue}{_QUEUE_AGE}", 0),
+        "dequeue_delay_p99_ms": _p99(recent["histograms"].get(f"{queue}_dequeue_delay_ms")),
+    }
+
+
+def _commits(recent: StatsSnapshot, seconds: float) -> command.Facts:
+    """Of a shard."""
+    batches = recent["histograms"].get("shard_batch_jobs")
+    commits = recent["histograms"].get("shard_commit_ms")
+    jobs = batches["sum"] if batches is not None else 0.0
+    count = commits["count"] if commits is not None else 0
+    return {
+        "jobs_per_second": round(jobs / seconds, 2),
+        "commits_per_second": round(count / seconds, 2),
+        "jobs_per_commit": round(jobs / count, 2) if count else None,
+        "commit_p99_ms": _p99(commits),
+    }
+
+
+def _process(process: command.Facts, used: Mapping[int, float], seconds: float) -> command.Facts:
+    """`used`: CPU seconds before, by pid."""
+    cpu_seconds = process["cpu_seconds"] - used.get(process["pid"], process["cpu_seconds"])
+    return {
+        "name": process["name"],
+        "state": process["state"],
+        "pid": process["pid"],
+        "cpu_percent": round(max(0.0, cpu_seconds) / seconds * 100, 1),  # of one core
+        "rss_bytes": process["rss_bytes"],
+    }
+
+
+def _p99(data: HistogramData | None) -> float | None:
+    """None if nothing was measured."""
+    if data is None or not data["count"]:
+        return None
+    return round(percentiles(data, (0.99,))[0], 3)
+
+
+# --- tables -----------------------------------------------------------------------------------
+
+
+def _shown_rate(per_second: float) -> str:
+    return f"{per_second:,.0f}" if per_second >= 100 or per_second == 0 else f"{per_second:.1f}"
+
+
+def _shown_age(ms: float | None) -> str:
+    if ms is None:
+        return "-"
+    seconds = ms / 1000
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    if ms == 0 or ms >= 10_000:
+        return f"{seconds:.0f} s"
+    return f"{seconds:.1f} s" if ms >= 1000 else f"{ms:.1f} ms"
+
+
+def _shown(form: str, number: float | None) -> str:
+    return "-" if number is None else format(number, form)
+
+
+def _by(shown: Callable[[Any], str], key: str) -> Callable[[command.Facts], str]:
+    return lambda row: shown(row[key])
+
+
+_QUEUE_COLUMNS: Sequence[command.Column] = (
+    ("queue", "name"),
+    ("#enqueue/s", _by(_shown_rate, "enqueues_per_second")),
+    ("#dequeue/s", _by(_shown_rate, "dequeues_per_second")),
+    ("#ack/s", _by(_shown_rate, "acks_per_second")),
+    ("#failed/s", _by(_shown_rate, "failures_per_second")),
+    ("#pending", _by(partial(_shown, ","), "pending")),
+    ("#scheduled", _by(partial(_shown, ","), "scheduled")),
+    ("#running", _by(partial(_shown, ","), "in_progress")),
+    ("#oldest", _by(_shown_age, "oldest_ready_age_ms")),
+    ("#p99 delay", _by(_shown_age, "dequeue_delay_p99_ms")),
+    ("#limit/s", _by(partial(_shown, "g"), "jobs_per_second_limit")),
+    ("#limited/s", _by(_shown_rate, "limited_per_second")),
+)
+_SHARD_COLUMNS: Sequence[command.Column] = (
+    ("shard", "name"),
+    ("state", shown_state),
+    ("enqueues", lambda shard: "no" if shard["dequeue_only"] else "yes"),
+    ("#jobs/s", _by(_shown_rate, "jobs_per_second")),
+    ("#commits/s", _by(_shown_rate, "commits_per_second")),
+    ("#jobs/commit", _by(partial(_shown, ",.1f"), "jobs_per_commit")),
+    ("#p99 commit", _by(_shown_age, "commit_p99_ms")),
+    ("#pending", held("pending", ",")),
+    ("#scheduled", held("scheduled", ",")),
+    ("#running", held("in_progress", ",")),
+)
+_PROCESS_COLUMNS: Sequence[command.Column] = (
+    ("process", "name"),
+    ("state", "state"),
+    ("#pid", _pid),
+    ("#cpu %", _by(partial(_shown, ".1f"), "cpu_percent")),
+    ("#rss MB", _rss_mb),
+)
+
+
+def _print_frame(found: command.Facts) -> None:
+    click.echo(_headline(found))
+    for note in (*found["problems"], *found["warnings"]):
+        click.echo(f"  {command.printable(note, _MAX_NOTE_CHARS)}")
+    for columns, rows in (
+        (_QUEUE_COLUMNS, found["queues"]),
+        (_SHARD_COLUMNS, found["shards"]),
+        (_PROCESS_COLUMNS, found["processes"]),
+    ):
+        click.echo()
+        command.print_table(columns, rows)
+
+
+def _headline(found: command.Facts) -> str:
+    enqueued = sum(queue["enqueues_per_second"] for queue in found["queues"])
+    dequeued = sum(queue["dequeues_per_second"] for queue in found["queues"])
+    health = "healthy" if found["healthy"] else "NOT healthy"
+    return (
+        f"{health}; {_shown_rate(enqueued)} jobs/s in, {_shown_rate(dequeued)} jobs/s out, "
+        f"over {found['seconds']:.1f} s"
+    )
+
+
+# --- frame after frame ----------------------------------------------------------------------
+
+
+def _show_live() -> None:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    before = take_sample()  # a service that is away is told of on the plain screen
+    console = Console(highlight=False)
+    shown: RenderableType = Text("measuring for a second…")
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        _single_keys() as keys,
+        Live(shown, console=console, screen=True, auto_refresh=False) as live,
+    ):
+        while not _quits_within(_SECONDS, keys):
+            try:
+                now = take_sample()
+            except ConnectionFailed as error:
+                shown = Text(command.printable(str(error), _MAX_NOTE_CHARS), style="red")
+            else:
+                shown = _screen(frame(before, now), console.height)
+                before = now
+            live.update(shown, refresh=True)
+
+
+@contextlib.contextmanager
+def _single_keys() -> Iterator[Sequence[int]]:
+    """Have the terminal, if there is one, tell each key as it is pressed, unseen; yields it."""
+    if not sys.stdin.isatty():
+        yield ()
+        return
+    terminal = sys.stdin.fileno()
+    settings = termios.tcgetattr(terminal)
+    tty.setcbreak(terminal)  # Ctrl-C is a signal still
     try:
-        with command.waiting("waiting until the service follows"):
-            problems = _wait_until_followed()
-    except ConnectionFailed:
-        click.echo(
-            f"{done}: it is written, and acts when the coordinator is back; `pinlaterd status` "
-            "shows how the service is",
-            err=True,
-        )
-        return False
-    tell(done, problems, was_changed=was_changed, removed=removed)
-    return True
+        yield (terminal,)
+    finally:
+        termios.tcsetattr(terminal, termios.TCSADRAIN, settings)
 
 
-def tell(
-    done: str, problems: Mapping[str, str | None], *, was_changed: bool, removed: str | None = None
-) -> None:
-    """`problems`: what the coordinator has against the files, and the shard whose removal it
-    refuses by that; None for a mistake."""
-    against = {text: shard for text, shard in problems.items() if shard in (None, removed)}
-    if against:
-        raise EditRefused(against)
-    for text in problems:
-        click.echo(f"warning: {command.printable(text, command.MAX_LINE_CHARS)}", err=True)
-    click.echo(f"{done}{'' if was_changed else ' already'}", err=True)
+def _quits_within(seconds: float, keys: Sequence[int]) -> bool:
+    """Wait so long; whether a key that ends was pressed."""
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        readable, _, _ = select.select(keys, (), (), left)
+        if readable and os.read(readable[0], 1) in _QUIT:
+            return True
+    return False
 
 
-def _wait_until_followed() -> Mapping[str, str | None]:
-    from pinlaterd.config.load import ConfigFiles
+def _screen(found: command.Facts, height: int) -> RenderableType:
+    """As much of a frame as `height` lines hold: the busiest queues and shards first."""
+    from rich.console import Group
+    from rich.text import Text
 
-    for is_late in command.polls(_PATIENCE_SECONDS):
-        status = fetch()
-        waits_for = "the coordinator has not carried it out"
-        if status["config_judged"] == ConfigFiles(command.directory() / ETC).digest:
-            behind = [
-                process["name"]
-                for process in status["processes"]
-                if process["kind"] in ("router", "shard")
-                and process["state"] not in _DOWN
-                and process["config_version"] < status["config_version"]
-            ]
-            if not behind:
-                shards = {text: name for name, text in status["refused_removals"].items()}
-                return {text: shards.get(text) for text in status["config_problems"]}
-            waits_for = f"{', '.join(behind)} has not followed"
-        if is_late:
-            command.fail(
-                f"what was written does not act after {_PATIENCE_SECONDS:.0f} s: {waits_for}; "
-                "see `pinlater-admin status` and run/log"
-            )
-    raise AssertionError("polls without end")
+    notes = [*found["problems"], *found["warnings"]][: max(0, height // 6)]
+    shards = sorted(found["shards"], key=lambda shard: (-shard["jobs_per_second"], shard["name"]))
+    queues = sorted(found["queues"], key=_queue_busyness)
+    room = height - len(notes) - 8  # headline, keys, three lines of titles and three between
+    process_room = min(len(found["processes"]), max(2, room // 4))
+    shard_room = min(len(shards), max(2, (room - process_room) // 2))
+    shown: list[RenderableType] = [
+        Text(_headline(found), style="green" if found["healthy"] else "bold red").append(
+            "   q ends", style="dim"
+        ),
+        *(Text(command.printable(note, _MAX_NOTE_CHARS), style="yellow") for note in notes),
+    ]
+    for columns, rows, most in (
+        (_QUEUE_COLUMNS, queues, max(1, room - process_room - shard_room)),
+        (_SHARD_COLUMNS, shards, shard_room),
+        (_PROCESS_COLUMNS, found["processes"], process_room),
+    ):
+        shown += (Text(), command.make_table(columns, rows, wrap=False, most=most))
+    return Group(*shown)
+
+
+def _queue_busyness(queue: command.Facts) -> tuple[float, int, str]:
+    moved = queue["enqueues_per_second"] + queue["dequeues_per_second"]
+    return -moved, -queue["pending"], queue["name"]

@@ -1,15 +1,14 @@
 """`pinlater-admin shard …`: the shards, and the commands that change etc/shards.yaml.
 
-Each of those edits the file as a person would, and returns once all processes follow it.
+Each of those edits the file as a person would, and returns once all processes follow it: `follow`,
+which commands that change etc/queues.yaml use, too.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -22,27 +21,25 @@ from pinlaterd.config.layout import ETC, SHARDS_FILE
 from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import DEFAULT_ENGINE, ENGINES, Config
 from pinlaterd.engines.registry import make_engine
-from pinlaterd.errors import ConnectionFailed, ShardOwned, StorageError
+from pinlaterd.errors import ConnectionFailed, DeploymentError, ShardOwned, StorageError
 from pinlaterd.lifecycle import ExitCode
 
 _SERVE_SECONDS = 60.0
+_FOLLOW_SECONDS = 60.0
+_DOWN = ("stopped", "silent")  # a frozen router is held off by the shards, which refuse by then
 
 _COLUMNS: Sequence[command.Column] = (
-    ("shard", itemgetter("name")),
-    ("engine", itemgetter("engine")),
+    ("shard", "name"),
+    ("engine", "engine"),
     ("where", lambda shard: shard["where"] or "-"),
     ("state", service_status.shown_state),
     ("enqueues", service_status.enqueues),
-    ("#pending", lambda shard: _held(shard, "pending")),
-    ("#scheduled", lambda shard: _held(shard, "scheduled")),
-    ("#in progress", lambda shard: _held(shard, "in_progress")),
-    ("#succeeded", lambda shard: _held(shard, "succeeded")),
-    ("#failed", lambda shard: _held(shard, "failed")),
+    ("#pending", service_status.held("pending")),
+    ("#scheduled", service_status.held("scheduled")),
+    ("#in progress", service_status.held("in_progress")),
+    ("#succeeded", service_status.held("succeeded")),
+    ("#failed", service_status.held("failed")),
 )
-
-
-def _held(shard: Mapping[str, Any], state: str) -> object:
-    return "-" if shard["jobs"] is None else shard["jobs"][state]
 
 
 @click.group(cls=command.Group)
@@ -61,6 +58,83 @@ def list_shards() -> None:
     """
     found = service_status.shards_of(service_status.take_sample())
     command.show(found, lambda: command.print_table(_COLUMNS, found))
+
+
+# --- after an edit --------------------------------------------------------------------------
+# The coordinator names the files that it has carried out, or refused, by their digest; every
+# process names the configuration that it follows. A process that is down follows once it starts. Of
+# what the coordinator has against the files, a refused removal concerns that shard alone, and all
+# else acts. Anything else is a mistake in them, and keeps all three files from acting.
+
+
+class EditRefused(DeploymentError):
+    """The coordinator has something against what was written. `mistakes`: not only against the
+    removal of a shard."""
+
+    def __init__(self, problems: Mapping[str, str | None]) -> None:
+        super().__init__(
+            "; ".join(command.printable(text, command.MAX_LINE_CHARS) for text in problems)
+        )
+        self.mistakes = None in problems.values()
+
+
+def follow(done: str, *, was_changed: bool, removed: str | None = None) -> bool:
+    """Wait until every process follows etc/ as it is now, and tell that `done` is so.
+
+    False if the coordinator is away: then what was written acts when it is back. Raises EditRefused
+    unless all that the coordinator refuses is the removal of other shards than `removed`. Ends the
+    program with a message if it takes too long."""
+    try:
+        with command.waiting("waiting until the service follows"):
+            problems = _wait_until_followed()
+    except ConnectionFailed:
+        click.echo(
+            f"{done}: it is written, and acts when the coordinator is back; `pinlaterd status` "
+            "shows how the service is",
+            err=True,
+        )
+        return False
+    tell(done, problems, was_changed=was_changed, removed=removed)
+    return True
+
+
+def tell(
+    done: str, problems: Mapping[str, str | None], *, was_changed: bool, removed: str | None = None
+) -> None:
+    """`problems`: what the coordinator has against the files, and the shard whose removal it
+    refuses by that; None for a mistake."""
+    against = {text: shard for text, shard in problems.items() if shard in (None, removed)}
+    if against:
+        raise EditRefused(against)
+    for text in problems:
+        click.echo(f"warning: {command.printable(text, command.MAX_LINE_CHARS)}", err=True)
+    click.echo(f"{done}{'' if was_changed else ' already'}", err=True)
+
+
+def _wait_until_followed() -> Mapping[str, str | None]:
+    from pinlaterd.config.load import ConfigFiles
+
+    for is_late in command.polls(_FOLLOW_SECONDS):
+        status = service_status.fetch()
+        waits_for = "the coordinator has not carried it out"
+        if status["config_judged"] == ConfigFiles(command.directory() / ETC).digest:
+            behind = [
+                process["name"]
+                for process in status["processes"]
+                if process["kind"] in ("router", "shard")
+                and process["state"] not in _DOWN
+                and process["config_version"] < status["config_version"]
+            ]
+            if not behind:
+                shards = {text: name for name, text in status["refused_removals"].items()}
+                return {text: shards.get(text) for text in status["config_problems"]}
+            waits_for = f"{', '.join(behind)} has not followed"
+        if is_late:
+            command.fail(
+                f"what was written does not act after {_FOLLOW_SECONDS:.0f} s: {waits_for}; "
+                "see `pinlater-admin status` and run/log"
+            )
+    raise AssertionError("polls without end")
 
 
 # --- dequeue-only ---------------------------------------------------------------------------
@@ -102,7 +176,7 @@ def set_dequeue_only(name: str, *, on: bool, yes: bool) -> bool:
         )
     was_changed = edit.set_dequeue_only(etc, name, on=on)
     takes = "takes no new jobs" if on else "takes new jobs"
-    return service_status.follow(f"shard {', '.join(concerned)} {takes}", was_changed=was_changed)
+    return follow(f"shard {', '.join(concerned)} {takes}", was_changed=was_changed)
 
 
 # --- add ------------------------------------------------------------------------------------
@@ -150,7 +224,7 @@ def add(
     if dequeue_only:
         settings["dequeue_only"] = True
     was_changed = edit.add_shard(command.directory() / ETC, name, settings)
-    followed = service_status.follow(f"shard {name} is added", was_changed=was_changed)
+    followed = follow(f"shard {name} is added", was_changed=was_changed)
     if followed:
         with command.waiting(f"waiting until shard {name} serves"):
             _wait_until_serving(name)
@@ -219,10 +293,8 @@ def _remove(etc: Path, name: str, *, force: bool) -> bool:
         return before if now == after else now
 
     try:
-        return service_status.follow(
-            f"shard {name} is removed", was_changed=was_changed, removed=name
-        )
-    except service_status.EditRefused as refused:
+        return follow(f"shard {name} is removed", was_changed=was_changed, removed=name)
+    except EditRefused as refused:
         edit.edit_file(etc, SHARDS_FILE, as_before)
         command.fail(str(refused) if refused.mistakes else f"{refused}. {_drain_first(name)}")
 

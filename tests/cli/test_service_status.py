@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pinlaterd.cli.service_status import EditRefused, tell
+from pinlaterd.cli.shards import EditRefused, tell
 from pinlaterd.config.active import ActiveConfig
 from pinlaterd.config.schema import Config, ServerSettings, ShardSettings
 from pinlaterd.coordinator.reload import Holding, advance

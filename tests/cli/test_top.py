@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from pinlaterd.cli.service_status import Sample
-from pinlaterd.cli.top import frame
+from pinlaterd.cli.service_status import Sample, frame
 from pinlaterd.client import Job
 from pinlaterd.stats import Stats, empty
 
