@@ -169,8 +169,8 @@ def coordinator() -> None:
 
 
 def _carry_out(work: Callable[[Path, Callable[[str], None]], Sequence[Restarted]]) -> None:
-    with command.waiting("restarting") as shown:
-        done = work(command.directory(), lambda text: shown.update(f"{text} …"))
+    with command.waiting("restarting") as tell:
+        done = work(command.directory(), tell)
     lines = [f"{one.program} is restarted, pid {one.pid}, in {one.seconds:.1f} s" for one in done]
     command.show([one._asdict() for one in done], "\n".join(lines) if lines else None)
 

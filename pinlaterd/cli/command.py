@@ -18,6 +18,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from importlib import import_module
@@ -40,7 +41,6 @@ from pinlaterd.lifecycle import ExitCode
 from pinlaterd.model import JobRecord, JobState
 
 if TYPE_CHECKING:
-    from rich.status import Status
     from rich.table import Table
 
     from pinlaterd.client import Client
@@ -349,11 +349,14 @@ def show_queue_names() -> None:
     show(names, "\n".join(map(printable, names)) if names else None)
 
 
-def waiting(what: str) -> Status:
-    """A block of code that takes a while: on a terminal, `what` is shown meanwhile."""
+@contextmanager
+def waiting(what: str) -> Iterator[Callable[[str], None]]:
+    """A block of code that takes a while: on a terminal, `what` is shown meanwhile, and then the
+    last text that the block tells."""
     from rich.console import Console
 
-    return Console(stderr=True).status(what)
+    with Console(stderr=True).status(what) as shown:
+        yield lambda text: shown.update(f"{text} …")
 
 
 def polls(seconds: float) -> Iterator[bool]:

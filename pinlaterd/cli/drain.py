@@ -117,39 +117,38 @@ def drain(*, name: str, wait: bool, move: bool, yes: bool) -> None:
         "moved": work.moved,
         "kept": [kept._asdict() for kept in work.kept],
     }
-    command.show(facts, lambda: _print(name, work, jobs, latest_ms))
+    command.show(facts, "\n".join(_report(name, work, jobs, latest_ms)))
 
 
-def _print(name: str, work: _Drain, jobs: Mapping[str, int] | None, latest_ms: int | None) -> None:
+def _report(
+    name: str, work: _Drain, jobs: Mapping[str, int] | None, latest_ms: int | None
+) -> Iterator[str]:
     if work.moved:
-        click.echo(f"{work.moved:,} scheduled jobs were moved to other shards")
+        yield f"{work.moved:,} scheduled jobs were moved to other shards"
     for kept in work.kept[:_MOST_KEPT_SHOWN]:
-        click.echo(f"  not moved: {kept.descriptor}: {command.printable(kept.reason)}")
+        yield f"  not moved: {kept.descriptor}: {command.printable(kept.reason)}"
     if len(work.kept) > _MOST_KEPT_SHOWN:
-        click.echo(f"  … and {len(work.kept) - _MOST_KEPT_SHOWN:,} more")
+        yield f"  … and {len(work.kept) - _MOST_KEPT_SHOWN:,} more"
     if jobs is None:
-        click.echo(f"shard {name} does not serve, or counts its jobs: what it holds is not known")
+        yield f"shard {name} does not serve, or counts its jobs: what it holds is not known"
         return
-    click.echo(
-        f"shard {name} holds {jobs['pending']:,} pending and {jobs['in_progress']:,} running jobs"
-    )
+    yield f"shard {name} holds {jobs['pending']:,} pending and {jobs['in_progress']:,} running jobs"
     if jobs["scheduled"]:
         latest = "" if latest_ms is None else f", the last for {command.shown_time(latest_ms)}"
-        click.echo(
+        yield (
             f"and {jobs['scheduled']:,} scheduled for later{latest}: wait for them, or have them "
             f"moved: `pinlater-admin shard drain {name} --wait --move`"
         )
     elif not (jobs["pending"] or jobs["in_progress"]):
-        click.echo(f"`pinlater-admin shard remove {name}` takes it out of the service")
+        yield f"`pinlater-admin shard remove {name}` takes it out of the service"
 
 
-class _Bar(contextlib.ExitStack):
+class _Bar(Progress):
     """How far it is, on a terminal; silent elsewhere."""
 
     def __init__(self, what: str) -> None:
-        super().__init__()
         console = Console(stderr=True)
-        progress = Progress(
+        super().__init__(
             TextColumn("{task.description}"),
             BarColumn(),
             TextColumn("{task.completed:,.0f} of {task.total:,.0f} jobs"),
@@ -159,24 +158,23 @@ class _Bar(contextlib.ExitStack):
             speed_estimate_period=_RATE_SECONDS,
             disable=not console.is_terminal,
         )
-        self._progress = self.enter_context(progress)
         self._what = what
-        self._task = self._progress.add_task(what, total=0, rate="")
+        self._task = self.add_task(what, total=0, rate="")
 
     def left(self, jobs: int) -> None:
         """So many are to go. If there are more than before, the whole is more than it was."""
-        task = self._progress.tasks[0]
+        task = self.tasks[0]
         total = max(task.total or 0, task.completed + jobs)
         speed = f"{task.speed:,.0f}/s" if task.speed else ""
-        self._progress.update(
+        self.update(
             self._task, description=self._what, total=total, completed=total - jobs, rate=speed
         )
 
     def did(self, jobs: int) -> None:
-        self._progress.advance(self._task, jobs)
+        self.advance(self._task, jobs)
 
     def say(self, text: str) -> None:
-        self._progress.update(self._task, description=text)
+        self.update(self._task, description=text)
 
 
 class _Drain:
@@ -185,6 +183,7 @@ class _Drain:
     def __init__(self, name: str, callers: ShardCallers, bar: _Bar, *, moves: bool) -> None:
         self._name = name
         self._callers = callers
+        self._source = ShardCalls(callers[name])
         self._bar = bar
         self._moves = moves
         self.moved = 0
@@ -217,7 +216,7 @@ class _Drain:
         found = service_status.find_shard(self._name)
         if found is None:
             command.fail(f"shard {self._name} is not part of the service any more")
-        jobs = found["jobs"] if found["state"] == "serving" else None
+        jobs: Mapping[str, int] | None = found["jobs"] if found["state"] == "serving" else None
         if jobs is None:
             doing = "counting its jobs" if found["state"] == "serving" else found["state"]
             self._bar.say(f"shard {self._name} is {doing}")
@@ -234,7 +233,7 @@ class _Drain:
                 f"another command moves the jobs of shard {self._name}; wait until it has ended"
             )
         with sole:
-            move = Move(self._calls(self._name), self._takers, self._note_moved)
+            move = Move(self._source, self._takers, self._note_moved)
             move.run()
         self.kept = move.kept
 
@@ -244,24 +243,19 @@ class _Drain:
 
     def _takers(self) -> list[ShardCalls]:
         return [
-            self._calls(shard["name"])
+            ShardCalls(self._callers[shard["name"]])
             for shard in service_status.shards_of(service_status.take_sample())
             if shard["name"] != self._name
             and shard["state"] == "serving"
-            and not shard["dequeue_only"]
-            and not shard["ailing"]
+            and not (shard["dequeue_only"] or shard["ailing"])
         ]
-
-    def _calls(self, name: str) -> ShardCalls:
-        return ShardCalls(self._callers[name])
 
     def latest_ms(self) -> int | None:
         """The latest run-after of a scheduled job."""
-        source = self._calls(self._name)
         found: list[JobRecord] = []
-        for queue in source.queues():
+        for queue in self._source.queues():
             with contextlib.suppress(QueueNotFound):  # deleted meanwhile
-                found += islice(source.scan(queue, JobState.PENDING, future=True), 1)
+                found += islice(self._source.scan(queue, JobState.PENDING, future=True), 1)
         return max((record.run_after_ms for record in found), default=None)
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -36,7 +37,6 @@ from pinlaterd.wire.control import ProcessState
 _SERVE_SECONDS = 60.0
 _LOCK = "failover.lock"
 _JOURNALS = "failover-*.json"
-_SWAP = "swap"  # the step that is ours: shards.yaml
 
 
 class FailoverRefused(DeploymentError):
@@ -47,74 +47,26 @@ class FailoverBroken(DeploymentError):
     """Why it ended half-way; the same command resumes it."""
 
 
-# --- the journal ------------------------------------------------------------------------------
+# --- one failover -----------------------------------------------------------------------------
 
 
-class _Record(msgspec.Struct):
+class _Journal(msgspec.Struct):
+    """How far a failover has come. It holds no secrets."""
+
     shards: Sequence[str]
-    pair: Pair | None
+    pair: Pair | None  # None: Sentinels choose the servers
     accept_loss: bool = False
     done: list[str] = []  # the names of steps
     notes: dict[str, str] = {}
 
 
-class Journal:
-    """How far a failover has come, so that the next command resumes one that was interrupted.
-
-    On disk from before the first change to a server until after the last; what `put` (of Notes) and
-    `note_done` were given is there when they return. It holds no secrets. Without a `pair`
-    Sentinels choose the servers, and nothing is kept: a crash leaves nothing that they, or time, do
-    not bring to an end."""
-
-    def __init__(self, path: Path, record: _Record, *, resumed: bool) -> None:
-        self._path = path
-        self.record = record
-        self.resumed = resumed  # whether another command began it
-
-    @classmethod
-    def find(cls, run: Path, shard: str) -> Journal | None:
-        """That of a failover of `shard` that was begun and not ended. Raises ConfigError."""
-        for path in sorted(run.glob(_JOURNALS)):
-            try:
-                record = msgspec.json.decode(path.read_bytes(), type=_Record)
-                if record.pair is None:
-                    raise ValueError("it names no servers")
-            except (OSError, ValueError) as error:
-                problem = (
-                    f"{path}: can't be read ({error}); a failover was begun: see what both servers"
-                    " are, put them in order by hand, and delete this file"
-                )
-                raise ConfigError([problem]) from error
-            if shard in record.shards:
-                return cls(path, record, resumed=True)
-        return None
-
-    def write(self) -> None:
-        if self.record.pair is not None:
-            replace_file(self._path, msgspec.json.encode(self.record), durably=True)
-
-    def get(self, key: str) -> str:
-        return self.record.notes.get(key, "")
-
-    def put(self, key: str, text: str) -> None:
-        self.record.notes[key] = text
-        self.write()
-
-    def note_done(self, step: str) -> None:
-        if step not in self.record.done:
-            self.record.done.append(step)
-            self.write()
-
-    def end(self) -> None:
-        """Nothing is left to resume."""
-        self._path.unlink(missing_ok=True)
-
-
-# --- one failover -----------------------------------------------------------------------------
-
-
 class ShardFailover:
-    """One failover of a deployment's shards. To be used in `alone`."""
+    """One failover of a deployment's shards. To be used in `alone`.
+
+    Its journal is on disk from before the first change to a server until after the last, so that
+    the next command resumes one that was interrupted; what `put` (of Notes) was given is there when
+    it returns. Where Sentinels choose the servers nothing is kept: a crash leaves nothing that
+    they, or time, do not bring to an end."""
 
     def __init__(
         self,
@@ -134,40 +86,54 @@ class ShardFailover:
         if settings is None:
             names = ", ".join(config.shards)
             raise FailoverRefused(f"there is no shard {shard!r}; there are: {names}")
-        journal = Journal.find(directory / RUN, shard)
-        if journal is None:
-            journal = _new_journal(directory / RUN, config, settings, to)
-        elif journal.record.pair is not None and to not in (None, journal.record.pair.replica):
+        begun = _begun(directory / RUN, shard)
+        if begun is not None and begun.pair is not None and to not in (None, begun.pair.replica):
             raise FailoverRefused(
-                f"a failover to {journal.record.pair.replica} was begun and broken off; go on with"
-                " that first, without --to"
+                f"a failover to {begun.pair.replica} was begun and broken off; go on with that"
+                " first, without --to"
             )
-        journal.record.accept_loss |= accept_loss
-        self._journal = journal
-        self.shards = journal.record.shards
+        self._resumed = begun is not None
+        self._journal = journal = begun or _new_journal(config, settings, to)
+        journal.accept_loss |= accept_loss
+        self._path = directory / RUN / _JOURNALS.replace("*", journal.shards[0])
+        self.shards = journal.shards
         own = Account(settings.user, settings.passwd)
         handover = Handover(
             shards=self.shards,
             administrator=administrator or own,
             replication=replication or own,
-            accept_loss=journal.record.accept_loss,
+            accept_loss=journal.accept_loss,
             catch_up_seconds=catch_up_seconds,
         )
-        self._failover = make_failover(settings, journal.record.pair, handover, journal)
+        self._failover = make_failover(settings, journal.pair, handover, self)
         self._examination = self._failover.examine()
         self.successor = self._failover.successor
         self.close = self._failover.close
+
+    def get(self, key: str) -> str:
+        return self._journal.notes.get(key, "")
+
+    def put(self, key: str, text: str) -> None:
+        self._journal.notes[key] = text
+        self._write_journal()
+
+    def _write_journal(self) -> None:
+        if self._journal.pair is not None:
+            replace_file(self._path, msgspec.json.encode(self._journal), durably=True)
+
+    def _end_journal(self) -> None:
+        """Nothing is left to resume."""
+        self._path.unlink(missing_ok=True)
 
     def plan(self) -> dict[str, Any]:
         """What would be done. Raises FailoverRefused if it can't be done, or not without loss that
         nobody accepted.
 
         One that was begun is resumed: its steps prove once more what has to be proven."""
-        found, journal = self._examination, self._journal
-        accepts_loss = journal.record.accept_loss
-        if found.obstacles and not journal.resumed:
+        found, accepts_loss = self._examination, self._journal.accept_loss
+        if found.obstacles and not self._resumed:
             raise FailoverRefused("; ".join(found.obstacles))
-        if found.risks and not accepts_loss and not journal.resumed:
+        if found.risks and not accepts_loss and not self._resumed:
             raise FailoverRefused(
                 f"acknowledged jobs could be lost: {'; '.join(found.risks)}. Mend that, or give"
                 " --accept-loss if what is lost has to be lost"
@@ -179,27 +145,25 @@ class ShardFailover:
             "accepted_risks": found.risks if accepts_loss else (),
             "remarks": found.remarks,
             "steps": [step.words for step in self._all_steps()],
-            "resumed": journal.resumed,
+            "resumed": self._resumed,
         }
 
     def _all_steps(self) -> Sequence[Step]:
         steps = list(self._failover.steps())
-        if self._journal.record.pair is not None:
-            steps.append(Step(_SWAP, "swap master and slave in etc/shards.yaml", self._swap))
+        if self._journal.pair is not None:
+            swap = partial(self._swap, *self._journal.pair)
+            steps.append(Step("swap", "swap master and slave in etc/shards.yaml", swap))
         return [*steps, *self._failover.last_steps()]
 
-    def _swap(self) -> str:
-        assert self._journal.record.pair is not None
-        old, new = (Address(*place) for place in self._journal.record.pair)
-        set_servers(self._etc, self.shards, master=new, slave=old)
+    def _swap(self, old: Place, new: Place) -> str:
+        set_servers(self._etc, self.shards, master=Address(*new), slave=Address(*old))
         return f"etc/shards.yaml names {new} as the master"
 
     def carry_out(self, tell: Callable[[str], None]) -> None:
         """Until shards.yaml names the new master and the old one is seen to.
 
         Raises FailoverRefused if a step failed and all is as before, FailoverBroken if not."""
-        journal = self._journal
-        journal.write()
+        self._write_journal()
         for step in self._steps_to_do():
             try:
                 done = step.run()
@@ -211,16 +175,18 @@ class ShardFailover:
                     f"{why}. It stopped in the midst of: {step.words}. Give the same command again"
                     " once that is mended: it goes on from there"
                 ) from error
-            journal.note_done(step.name)
+            if step.name not in self._journal.done:
+                self._journal.done.append(step.name)
+                self._write_journal()
             tell(done)
-        journal.end()
+        self._end_journal()
 
     def _steps_to_do(self) -> Sequence[Step]:
         """Those behind the last one that was done for good: what can be revoked may have been."""
         steps = self._all_steps()
         for index in range(len(steps), 0, -1):
             step = steps[index - 1]
-            if step.name in self._journal.record.done and not step.revocable:
+            if step.name in self._journal.done and not step.revocable:
                 return steps[index:]
         return steps
 
@@ -232,11 +198,29 @@ class ShardFailover:
                 f"{why}; and putting things back failed: {error.message}. Give the same command"
                 " again, or allow writes on the old master by hand"
             ) from error
-        self._journal.end()
+        self._end_journal()
         raise FailoverRefused(f"{why}. Everything is as it was before")
 
 
-def _new_journal(run: Path, config: Config, shard: ShardSettings, to: Place | None) -> Journal:
+def _begun(run: Path, shard: str) -> _Journal | None:
+    """The journal of a failover of `shard` that was begun and not ended. Raises ConfigError."""
+    for path in sorted(run.glob(_JOURNALS)):
+        try:
+            found = msgspec.json.decode(path.read_bytes(), type=_Journal)
+            if found.pair is None:
+                raise ValueError("it names no servers")
+        except (OSError, ValueError) as error:
+            problem = (
+                f"{path}: can't be read ({error}); a failover was begun: see what both servers are,"
+                " put them in order by hand, and delete this file"
+            )
+            raise ConfigError([problem]) from error
+        if shard in found.shards:
+            return found
+    return None
+
+
+def _new_journal(config: Config, shard: ShardSettings, to: Place | None) -> _Journal:
     """Raises FailoverRefused."""
     if not has_failover(shard):
         raise FailoverRefused(
@@ -246,9 +230,7 @@ def _new_journal(run: Path, config: Config, shard: ShardSettings, to: Place | No
     if shard.sentinel is not None and to is not None:
         raise FailoverRefused(f"Sentinels choose the master of shard {shard.name}; leave out --to")
     along = [other.name for other in config.shards.values() if _same_server(other, shard)]
-    pair = None if shard.sentinel is not None else _pair(shard, to)
-    path = run / _JOURNALS.replace("*", along[0])
-    return Journal(path, _Record(along, pair), resumed=False)
+    return _Journal(along, None if shard.sentinel is not None else _pair(shard, to))
 
 
 def _pair(shard: ShardSettings, to: Place | None) -> Pair:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -114,7 +113,7 @@ def up(*, directory: Path) -> None:
     """
     from pinlaterd.deployment import service
 
-    with _progress("starting") as tell:
+    with command.waiting("starting") as tell:
         result = service.up(directory, tell)
     server = result.config.server
     state = "serving" if result.changed else "already serving"
@@ -135,7 +134,7 @@ def down(*, directory: Path) -> None:
     """
     from pinlaterd.deployment import service
 
-    with _progress("stopping") as tell:
+    with command.waiting("stopping") as tell:
         stopped = service.down(directory, tell)
     click.echo("stopped" if stopped else "was not running")
 
@@ -157,13 +156,6 @@ def status(*, directory: Path) -> None:
     from pinlaterd.deployment import stats_page
 
     service_status.report(stats_page.fetch_json("/status.json", directory=directory, url=None))
-
-
-@contextmanager
-def _progress(what: str) -> Iterator[Callable[[str], None]]:
-    """Shows the last thing told on one line of a terminal; nothing in a pipe."""
-    with command.waiting(what) as shown:
-        yield lambda text: shown.update(f"{text} …")
 
 
 # --- what supervisord runs ----------------------------------------------------------------
