@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import os
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
@@ -128,8 +128,11 @@ def queues_text() -> str:
 
 def shards_text(engine: str, shards: int) -> str:
     """shards.yaml with `shards` shards of `engine`, named 1, 2, …"""
-    blocks = [_SHARD_BLOCKS[engine](str(number)) for number in range(1, shards + 1)]
-    return resources_text("shards.yaml") + "shards:\n" + "".join(blocks)
+    text = resources_text("shards.yaml") + "shards:\n"
+    for name in map(str, range(1, shards + 1)):
+        lines = (f"engine: {engine}", *_SHARD_LINES[engine])
+        text += f"  {name}:\n" + "".join(f"    {line}\n" for line in lines).replace("NAME", name)
+    return text
 
 
 def supervisord_text() -> str:
@@ -148,29 +151,17 @@ def _explanation(setting: Setting) -> list[str]:
     return textwrap.wrap(text, _WIDTH - 4, initial_indent="# ", subsequent_indent="# ")
 
 
-def _sqlite_shard(name: str) -> str:
-    return f"  {name}:\n    engine: sqlite\n    file: {default_file(name)}\n"
-
-
-def _mysql_shard(name: str) -> str:
+def _on_server(port: int, *account: str) -> Sequence[str]:
     return (
-        f"  {name}:\n"
-        "    engine: mysql\n"
-        "    master: {host: 127.0.0.1, port: 3306}\n"
-        "    #slave: {host: 127.0.0.1, port: 3307}\n"
-        "    user: pinlater\n"
-        "    #passwd_env: PINLATERD_MYSQL_PASSWORD\n"
+        f"master: {{host: 127.0.0.1, port: {port}}}",
+        f"#slave: {{host: 127.0.0.1, port: {port + 1}}}",
+        *account,
     )
 
 
-def _redis_shard(name: str) -> str:
-    return (
-        f"  {name}:\n"
-        "    engine: redis\n"
-        "    master: {host: 127.0.0.1, port: 6379}\n"
-        "    #slave: {host: 127.0.0.1, port: 6380}\n"
-        "    #passwd_env: PINLATERD_REDIS_PASSWORD\n"
-    )
-
-
-_SHARD_BLOCKS = {"sqlite": _sqlite_shard, "mysql": _mysql_shard, "redis": _redis_shard}
+# The settings of a shard named NAME, by its engine.
+_SHARD_LINES: Mapping[str, Sequence[str]] = {
+    "sqlite": (f"file: {default_file('NAME')}",),
+    "mysql": _on_server(3306, "user: pinlater", "#passwd_env: PINLATERD_MYSQL_PASSWORD"),
+    "redis": _on_server(6379, "#passwd_env: PINLATERD_REDIS_PASSWORD"),
+}

@@ -81,12 +81,8 @@ def new_store(
         server.start()
         return {"master": {"host": server.address.host, "port": server.port}}
 
-    stores: Mapping[str, NewStore] = {
-        "mysql": start_mysql,
-        "redis": start_redis,
-        "sqlite": lambda _folder: {},
-    }
-    yield stores[backend.engine]
+    stores: Mapping[str, NewStore] = {"mysql": start_mysql, "redis": start_redis}
+    yield stores.get(backend.engine, lambda _folder: {})
     for server in servers:
         server.stop()
 
