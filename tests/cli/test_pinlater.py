@@ -150,14 +150,16 @@ def test_get_job_count(pinlater, client, queue):
 
 
 def test_lookup_shows_jobs_and_fails_for_unknown_ones(pinlater, client, queue):
-    [descriptor] = client.enqueue(queue, [b"\x1b[2J"])
+    """What anybody wrote is escaped for people, and exact for programs."""
+    [descriptor] = client.enqueue(queue, [Job(b"\x1b[2J\xff", custom_status="\x07\x1b]0;x\x07")])
 
     shown = pinlater("lookup --job-descriptor", descriptor)
     assert shown.returncode == 0
     assert "PENDING" in shown.stdout
-    assert "\\x1b[2J" in shown.stdout
-    found = pinlater.facts("lookup --job-descriptor", descriptor)
-    assert found[descriptor]["body"] == "\x1b[2J"
+    assert "\\x1b[2J\\xff" in shown.stdout
+    assert not {"\x1b", "\x07"} & {*shown.stdout}
+    found = pinlater.facts("lookup --job-descriptor", descriptor)[descriptor]
+    assert (found["body_base64"], found["custom_status"]) == ("G1sySv8=", "\x07\x1b]0;x\x07")
 
     unknown = pinlater(f"lookup --job-descriptor {queue}:s1:p1:99999999")
     assert unknown.returncode == 1

@@ -147,31 +147,11 @@ def test_settings_of_a_queue_that_is_not_there_come_with_a_warning(admin, queue)
 # --- jobs -------------------------------------------------------------------------------------
 
 
-def test_lookup_escapes_what_anybody_wrote(admin, client, queue):
-    [descriptor] = client.enqueue(queue, [Job(b"\x1b[2J\xff", custom_status="\x07\x1b]0;x\x07")])
-
-    shown = admin("job lookup", descriptor)
-    assert shown.returncode == 0
-    assert "\x1b" not in shown.stdout
-    assert "\x07" not in shown.stdout
-    assert "\\x1b[2J\\xff" in shown.stdout
-
-    found = admin.facts("job lookup", descriptor)
-    assert found[descriptor]["body_base64"] == "G1sySv8="
-    assert found[descriptor]["custom_status"] == "\x07\x1b]0;x\x07"
-
-
-def test_lookup_fails_for_unknown_jobs(admin, queue):
-    done = admin(f"job lookup {queue}:s1:p1:99999999")
-
-    assert done.returncode == 1
-    assert "unknown" in done.stderr
-
-
 def test_scan_lists_jobs_of_a_state(admin, client, queue):
     failed = fail_jobs(client, queue, 3)
 
     found = admin.facts(f"job scan {queue} FAILED")
+    assert admin.facts("job lookup", *failed).keys() == set(failed)
     shown = admin(f"job scan {queue} failed --limit 2").stdout.splitlines()
 
     assert {record["descriptor"] for record in found} == set(failed)

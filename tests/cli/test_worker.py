@@ -111,18 +111,6 @@ def test_a_queue_without_handler_is_refused(shell):
     assert "--queue mial: the module has no handler for it; it has mail" in refused.stderr
 
 
-HANGS = """
-import time
-from pinlaterd.client import Handlers
-
-handlers = Handlers()
-
-@handlers.queue("{queue}", concurrency=1)
-def hang(job):
-    time.sleep(600)
-"""
-
-
 HANGS_IN_A_THREAD_OF_ITS_OWN = """
 import asyncio
 import time
@@ -143,29 +131,15 @@ def block():
 
 def test_a_thread_that_a_task_waits_for_does_not_keep_it_alive(shell, client, queue, wait_until):
     shell.write("tasks.py", HANGS_IN_A_THREAD_OF_ITS_OWN.format(queue=queue))
-    client.enqueue(queue, [b"job"])
+    [descriptor] = client.enqueue(queue, [b"job"])
     process = shell.start("worker tasks --grace-seconds 0")
     wait_until((shell.folder / "begun").exists, seconds=60)
     process.send_signal(signal.SIGTERM)
 
     assert process.wait(60) == 0
-    assert client.count(queue, JobState.PENDING) == 1
-    assert "a handler's thread still runs; it ends with the process" in shell.errors()
-
-
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_a_job_that_hangs_is_not_lost(shell, client, queue, wait_until, how):
-    """SIGTERM gives it back; after SIGKILL it is the service's to take back, by its time-out."""
-    shell.write("tasks.py", HANGS.format(queue=queue))
-    [descriptor] = client.enqueue(queue, [b"job"])
-    process = shell.start("worker tasks --grace-seconds 0")
-    wait_until(lambda: client.count(queue, JobState.IN_PROGRESS) == 1, seconds=60)
-    process.send_signal(how)
-
-    assert process.wait(60) == (0 if how is signal.SIGTERM else -how)
     record = client.lookup([descriptor])[descriptor]
-    expected = JobState.PENDING if how is signal.SIGTERM else JobState.IN_PROGRESS
-    assert (record.state, record.attempts_remaining) == (expected, 2)
+    assert (record.state, record.attempts_remaining) == (JobState.PENDING, 2)
+    assert "a handler's thread still runs; it ends with the process" in shell.errors()
 
 
 IN_PROCESSES = """
