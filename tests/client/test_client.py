@@ -51,89 +51,61 @@ def client(server, connect):
         yield client
 
 
-@pytest.mark.parametrize(
-    ("call", "request_sent", "answer", "result"),
-    [
-        (lambda c: c.create_queue("mail"), CreateQueueRequest("mail"), None, None),
-        (
-            lambda c: c.delete_queue("mail", password="secret"),
-            DeleteQueueRequest("mail", "secret"),
-            None,
-            None,
-        ),
-        (
-            lambda c: c.enqueue("mail", [b"a", Job(b"b", 2, 1234, 5, "new")]),
-            EnqueueRequest("mail", [Job(b"a"), Job(b"b", 2, 1234, 5, "new")]),
-            ["mail:s1:p1:1", "mail:s1:p2:1"],
-            ["mail:s1:p1:1", "mail:s1:p2:1"],
-        ),
-        (
-            lambda c: c.dequeue("mail", limit=5, max_wait_ms=70, coverage=0.5, dry_run=True),
-            DequeueRequest("mail", 5, None, True, 0.5, 70),
-            DequeueResult([CLAIMED]),
-            [CLAIMED],
-        ),
-        (
-            lambda c: c.dequeue("mail", limit=5, succeeded=[CLAIMED]),
-            DequeueRequest(
-                "mail",
-                5,
-                AckRequest("mail", [AckInfo("mail:s1:p1:7", claim_descriptor="h:9:1:me:4")], []),
-            ),
-            DequeueResult([]),
-            [],
-        ),
-        (
-            lambda c: c.ack("mail", failed=[AckInfo("mail:s1:p1:7", "why", 50)]),
-            AckRequest("mail", [], [AckInfo("mail:s1:p1:7", "why", 50)]),
-            None,
-            None,
-        ),
-        (
-            lambda c: c.checkpoint("mail", [CheckpointInfo("mail:s1:p1:7", new_body=b"new")]),
-            CheckpointRequest("mail", [CheckpointInfo("mail:s1:p1:7", new_body=b"new")]),
-            None,
-            None,
-        ),
-        (
-            lambda c: c.lookup(["mail:s1:p1:7"], include_body=True),
-            LookupRequest(["mail:s1:p1:7"], include_body=True),
-            {"mail:s1:p1:7": RECORD},
-            {"mail:s1:p1:7": RECORD},
-        ),
-        (
-            lambda c: c.count("mail", JobState.PENDING, priority=2, future=True, body_regex="x"),
-            CountRequest("mail", JobState.PENDING, 2, True, "x"),
-            17,
-            17,
-        ),
-        (lambda c: c.queue_names(), QueueNamesRequest(), frozenset({"a"}), frozenset({"a"})),
-        (
-            lambda c: list(c.scan("mail", JobState.FAILED, page_size=7)),
-            ScanRequest("mail", JobState.FAILED, limit=7),
-            ScanResult([RECORD]),
-            [RECORD],
-        ),
-        (
-            lambda c: c.retry_failed("mail", attempts_to_allow=2, run_after_ms=9, limit=3),
-            RetryFailedRequest("mail", 1, 2, 9, 3),
-            3,
-            3,
-        ),
-        (
-            lambda c: c.delete_jobs("mail", JobState.FAILED, priority=2, limit=3),
-            DeleteJobsRequest("mail", JobState.FAILED, 2, None, 3),
-            0,
-            0,
-        ),
-    ],
-)
-def test_each_operation_is_one_call_and_its_result(
-    server, client, call, request_sent, answer, result
-):
+JOB = "mail:s1:p1:7"
+DELETE = DeleteJobsRequest("mail", JobState.FAILED, 2, None, 3)
+DRY_RUN = DequeueRequest("mail", 5, None, True, 0.5, 70)
+ACKS = AckRequest("mail", [AckInfo(JOB, claim_descriptor="h:9:1:me:4")], [])
+COUNT = CountRequest("mail", JobState.PENDING, 2, True, "x")
+NEW_BODY = CheckpointInfo(JOB, new_body=b"new")
+LATER = Job(b"b", 2, 1234, 5, "new")
+IDS = ["mail:s1:p1:1", "mail:s1:p2:1"]
+# Each with the request that it sends, and the answer to that.
+OPERATIONS = [
+    (lambda c: c.create_queue("mail"), CreateQueueRequest("mail"), None),
+    (lambda c: c.delete_queue("mail", password="no"), DeleteQueueRequest("mail", "no"), None),
+    (lambda c: c.enqueue("mail", [b"a", LATER]), EnqueueRequest("mail", [Job(b"a"), LATER]), IDS),
+    (
+        lambda c: c.dequeue("mail", limit=5, max_wait_ms=70, coverage=0.5, dry_run=True),
+        DRY_RUN,
+        DequeueResult([CLAIMED]),
+    ),
+    (
+        lambda c: c.dequeue("mail", limit=5, succeeded=[CLAIMED]),
+        DequeueRequest("mail", 5, ACKS),
+        DequeueResult([]),
+    ),
+    (
+        lambda c: c.ack("mail", failed=[AckInfo(JOB, "why", 50)]),
+        AckRequest("mail", [], [AckInfo(JOB, "why", 50)]),
+        None,
+    ),
+    (lambda c: c.checkpoint("mail", [NEW_BODY]), CheckpointRequest("mail", [NEW_BODY]), None),
+    (lambda c: c.lookup([JOB], include_body=True), LookupRequest([JOB], True), {JOB: RECORD}),
+    (
+        lambda c: c.count("mail", JobState.PENDING, priority=2, future=True, body_regex="x"),
+        COUNT,
+        17,
+    ),
+    (lambda c: c.queue_names(), QueueNamesRequest(), frozenset({"a"})),
+    (
+        lambda c: list(c.scan("mail", JobState.FAILED, page_size=7)),
+        ScanRequest("mail", JobState.FAILED, limit=7),
+        ScanResult([RECORD]),
+    ),
+    (
+        lambda c: c.retry_failed("mail", attempts_to_allow=2, run_after_ms=9, limit=3),
+        RetryFailedRequest("mail", 1, 2, 9, 3),
+        3,
+    ),
+    (lambda c: c.delete_jobs("mail", JobState.FAILED, priority=2, limit=3), DELETE, 0),
+]
+
+
+@pytest.mark.parametrize(("call", "request_sent", "answer"), OPERATIONS)
+def test_each_operation_is_one_call_and_its_result(server, client, call, request_sent, answer):
     server.reply = lambda _: answer
 
-    assert call(client) == result
+    assert call(client) == getattr(answer, "jobs", answer)
     [sent] = server.calls
     assert sent.request == request_sent
     assert sent.context.source == "test:here"
@@ -152,9 +124,8 @@ def test_defaults_are_those_of_the_requests(method, request_type, renamed):
     parameters = inspect.signature(method).parameters
     ours = {renamed.get(name, name): each.default for name, each in parameters.items()}
     theirs = request_type._field_defaults
-    assert {name: ours[name] for name in ours.keys() & theirs} == {
-        name: theirs[name] for name in ours.keys() & theirs
-    }
+    both = ours.keys() & theirs
+    assert {name: ours[name] for name in both} == {name: theirs[name] for name in both}
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])

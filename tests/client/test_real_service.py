@@ -1,4 +1,4 @@
-"""Both clients on the real service: a job's life, over TLS too, and servers that come and go."""
+"""Both clients on the real service: a long poll, TLS, and servers that come and go."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from functools import partial
 import pytest
 
 from pinlaterd.client import (
-    AckInfo,
     AsyncClient,
-    CheckpointInfo,
     ClaimedJob,
     Client,
     ConnectionFailed,
@@ -21,52 +19,18 @@ from pinlaterd.client import (
     Worker,
 )
 from pinlaterd.client.addresses import FIRST_PAUSE_SECONDS
-from pinlaterd.errors import QueueNotFound
 from pinlaterd.model import DequeueResult, Method
 from tests.client.either_client import BlockingAsyncClient
 from tests.client.process_handlers import handle
 from tests.client.working import handlers_of, have_ended, records_of, running
 from tests.deployment import frozen
 from tests.servers.tls_proxy import TlsProxy, write_certificate
-from tests.shared_service import ADMIN_PASSWORD
 
 pytestmark = pytest.mark.service
 
 # A router starts within a second, and pauses grow to twice what it took; machines are busy.
 BACK_SECONDS = 60
 HERE, THERE = "on_the_real_one", "on_the_scripted_one"
-
-
-def test_the_life_of_jobs(service, queue, connect):
-    with connect(port=service.port) as client:
-        done, postponed, refused = client.enqueue(queue, [b"done", b"postponed", b"refused"])
-        claimed = {job.descriptor: job for job in client.dequeue(queue, limit=3)}
-        later = CheckpointInfo(
-            postponed,
-            new_body=b"more",
-            move_to_pending=True,
-            claim_descriptor=claimed[postponed].claim_descriptor,
-        )
-        client.checkpoint(queue, [later])
-        client.ack(queue, succeeded=[claimed[done]], failed=[AckInfo(refused, "no", 3_600_000)])
-
-        [again] = client.dequeue(queue, limit=3, max_wait_ms=10_000)
-        assert (again.descriptor, again.body) == (postponed, b"more")
-        records = client.lookup([done, postponed, refused], include_body=True)
-        assert [record.state for record in records.values()] == [
-            JobState.SUCCEEDED,
-            JobState.IN_PROGRESS,
-            JobState.PENDING,
-        ]
-        assert client.count(queue, JobState.PENDING, future=True) == 1
-        assert [r.custom_status for r in client.scan(queue, JobState.PENDING, future=True)] == [
-            "no"
-        ]
-        assert client.delete_jobs(queue, JobState.SUCCEEDED) == 1
-        assert queue in client.queue_names()
-        client.delete_queue(queue, password=ADMIN_PASSWORD)
-        with pytest.raises(QueueNotFound):
-            client.enqueue(queue, [b"late"])
 
 
 def test_a_long_poll_that_is_cancelled_keeps_no_job(service, queue):

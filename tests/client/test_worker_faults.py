@@ -1,5 +1,5 @@
-"""Processes that are killed in the middle of work: each job's state and attempts are exactly what
-they must be.
+"""Killed and stopped in the middle of work: each job's state and attempts are exactly what they
+must be.
 
 Claims outlive all that happens here, but where the test shortens their time-out, so that no outcome
 depends on how fast this machine is.
@@ -7,18 +7,13 @@ depends on how fast this machine is.
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
 from pinlaterd.client import Client, ConnectionFailed, PinLaterError, RunningJob, Worker
 from pinlaterd.client.in_flight import FETCHERS
-from tests.client import worker_program
 from tests.client.working import books, handlers_of, have_ended, running
 from tests.deployment import Deployment
 
@@ -29,7 +24,6 @@ RUN_SECONDS = 0.002
 CONCURRENCY = 8
 # What the dequeues under way may ask for: what begins within ahead_ms (100), and free places.
 MOST_UNANSWERED = FETCHERS * round(CONCURRENCY * (0.1 / RUN_SECONDS + 1))
-PROGRAM_END_SECONDS = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -47,41 +41,6 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
 def client(deployment: Deployment) -> Iterator[Client]:
     with deployment.client() as client:
         yield client
-
-
-class Program:
-    """The worker program; what it began is in its log."""
-
-    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
-        self.process = process
-        self._log = log
-
-    def begun(self) -> list[bytes]:
-        return self._log.read_bytes().split() if self._log.exists() else []
-
-    def end(self, *signals: signal.Signals) -> int:
-        for number in signals:
-            self.process.send_signal(number)
-        return self.process.wait(PROGRAM_END_SECONDS)
-
-
-@pytest.fixture
-def program(
-    deployment: Deployment, queue: str, tmp_path: Path
-) -> Iterator[Callable[[float], Program]]:
-    started: list[Program] = []
-
-    def start(grace_seconds: float) -> Program:
-        log = tmp_path / "begun"
-        arguments = [str(deployment.port), queue, str(log), str(grace_seconds)]
-        process = subprocess.Popen([sys.executable, str(worker_program.__file__), *arguments])
-        started.append(Program(process, log))
-        return started[-1]
-
-    yield start
-    for one in started:
-        one.process.kill()
-        one.process.wait()
 
 
 def shorten_claims(deployment: Deployment, queue: str) -> None:
@@ -134,49 +93,22 @@ def test_a_process_of_the_service_is_killed_in_the_middle(
     )
 
 
-def test_a_worker_that_is_killed_loses_an_attempt_of_what_it_ran_and_nothing_else(
-    deployment, client, queue, program, wait_until
+def test_a_stop_in_the_middle_finishes_what_was_begun_and_leaves_the_rest_pending(
+    client, queue, wait_until
 ):
-    worker = program(60)
-    quick = client.enqueue(queue, [b"quick"] * 50)
-    wait_until(lambda: have_ended(client, quick))
-    hanging = client.enqueue(queue, [b"hang"] * 2)
-    wait_until(lambda: worker.begun().count(b"hang") == 2)
+    runs: list[bytes] = []
 
-    worker.process.kill()
-    worker.process.wait()
-    assert books(client, hanging) == {("IN_PROGRESS", 2): 2}
-    shorten_claims(deployment, queue)
+    def handle(job: RunningJob) -> None:
+        runs.append(job.body)
+        time.sleep(0.001)
 
-    wait_until(lambda: books(client, hanging) == {("PENDING", 1): 2})
-    assert books(client, quick) == {("SUCCEEDED", 2): 50}
+    descriptors = client.enqueue(queue, [b"%d" % n for n in range(5000)])
+    with running(Worker(client, handlers_of(queue, handle, concurrency=4), max_wait_ms=200)):
+        wait_until(lambda: len(runs) > 300)
 
-
-def test_sigterm_in_the_middle_finishes_what_was_begun_and_leaves_the_rest_pending(
-    client, queue, program, wait_until
-):
-    descriptors = client.enqueue(queue, [b"%d" % n for n in range(1000)] * 5)
-    worker = program(60)
-    wait_until(lambda: len(worker.begun()) > 300)
-
-    assert worker.end(signal.SIGTERM) == 0
-
-    begun = len(worker.begun())
     assert books(client, descriptors) == without_zeros(
-        {("SUCCEEDED", 2): begun, ("PENDING", 2): 5000 - begun}
+        {("SUCCEEDED", 2): len(runs), ("PENDING", 2): 5000 - len(runs)}
     )
-
-
-def test_a_second_signal_ends_the_grace_and_hands_back_what_hangs(
-    client, queue, program, wait_until
-):
-    worker = program(600)
-    descriptors = client.enqueue(queue, [b"hang"] * 6)
-    wait_until(lambda: len(worker.begun()) == 4)
-
-    assert worker.end(signal.SIGTERM, signal.SIGINT) == 0
-
-    assert books(client, descriptors) == {("PENDING", 2): 6}
 
 
 def without_zeros(facts: dict[tuple[str, int], int]) -> dict[tuple[str, int], int]:

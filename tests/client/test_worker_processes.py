@@ -10,7 +10,6 @@ import os
 import pickle
 import re
 import signal
-import ssl
 import subprocess
 import sys
 import threading
@@ -335,21 +334,30 @@ def test_ctrl_c_ends_a_script_in_order_and_what_runs_is_finished(
     assert books(client, waiting + unbegun) == {("SUCCEEDED", 2): 2, ("PENDING", 2): 3}
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_no_process_outlives_its_worker(client, queue, start_program, tmp_path, wait_until, number):
-    program = start_program(grace_seconds=0)
+@pytest.mark.parametrize(
+    ("grace_seconds", "signals", "state"),
+    [
+        pytest.param(0, [signal.SIGTERM], "PENDING", id="stopped"),
+        pytest.param(600, [signal.SIGTERM, signal.SIGINT], "PENDING", id="stopped by two signals"),
+        pytest.param(600, [signal.SIGKILL], "IN_PROGRESS", id="killed"),
+    ],
+)
+def test_no_process_outlives_its_worker(
+    client, queue, start_program, tmp_path, wait_until, grace_seconds, signals, state
+):
+    program = start_program(grace_seconds=grace_seconds)
     pid_files = [tmp_path / "a", tmp_path / "b"]
     descriptors = client.enqueue(queue, [b"hang %s" % os.fsencode(path) for path in pid_files])
     wait_until(lambda: all(path.exists() for path in pid_files), seconds=60)
     all_of_it = started_by(program)
     assert {int(path.read_text()) for path in pid_files} < {child.pid for child in all_of_it}
 
-    program.send_signal(number)
+    for number in signals:
+        program.send_signal(number)
 
     program.communicate(timeout=60)
     wait_until(lambda: all(is_gone(child.pid) for child in all_of_it))
-    was_stopped = number == signal.SIGTERM
-    state = "PENDING" if was_stopped else "IN_PROGRESS"
+    assert program.returncode == (-signal.SIGKILL if state == "IN_PROGRESS" else 0)
     assert books(client, descriptors) == {(state, 2): 2}
 
 
@@ -423,11 +431,8 @@ def test_a_worker_can_be_stopped_while_its_processes_hang_at_their_start(
     assert books(client, descriptors) == {("PENDING", 2): 1}
 
 
-def test_a_client_goes_along_but_for_its_tls():
+def test_a_client_goes_along():
     with Client(["a:1", "b"], 2, source="me", max_connections=3) as client:
         copy = pickle.loads(pickle.dumps(client))
     assert copy.address == client.address == "a:1, b:2"
-
-    secure = Client(ssl=ssl.create_default_context())
-    with pytest.raises(TypeError, match="a Client with ssl= can't be handed to another process"):
-        pickle.dumps(secure)
+    assert copy.max_connections == client.max_connections

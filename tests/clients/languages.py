@@ -52,7 +52,6 @@ class Workshop:
 
     def __init__(self, folder: Path, program_path: ProgramPath) -> None:
         self._folder = folder
-        self._generated: dict[str, Path] = {}
         self.program = program_path
 
     def folder(self, name: str) -> Path:
@@ -60,23 +59,16 @@ class Workshop:
         folder.mkdir()
         return folder
 
-    def generate(self, generator: str) -> Path:
-        """The folder with what the Thrift compiler makes of the interface."""
-        if generator not in self._generated:
-            name = f"gen-{generator.partition(':')[0]}"
-            self._generated[generator] = self._compile(INTERFACE.read_text(), generator, name)
-        return self._generated[generator]
-
-    def generate_pinlaters(self, generator: str) -> Path:
-        """The same of the interface as PinLater has it: without our fields."""
-        name = f"gen-pinlaters-{generator.partition(':')[0]}"
-        return self._compile(OUR_FIELD.sub("", INTERFACE.read_text()), generator, name)
-
-    def _compile(self, text: str, generator: str, name: str) -> Path:
+    def generate(self, generator: str, *, pinlaters: bool = False) -> Path:
+        """The folder with what the Thrift compiler makes of the interface, or of it as PinLater has
+        it: without our fields."""
         compiler = self.program("thrift", debian_package="thrift-compiler")
-        folder = self.folder(name)
+        folder = self.folder(
+            f"gen{'-pinlaters' if pinlaters else ''}-{generator.partition(':')[0]}"
+        )
         interface = folder / INTERFACE.name
-        interface.write_text(text)
+        text = INTERFACE.read_text()
+        interface.write_text(OUR_FIELD.sub("", text) if pinlaters else text)
         make(compiler, "--gen", generator, "-out", str(folder), str(interface))
         return folder
 

@@ -5,13 +5,15 @@ Each program is what a user of that language would write, and an example of docs
 
 from __future__ import annotations
 
+import functools
 import sys
+from collections.abc import Callable
 
 import pytest
 
 from pinlaterd.client import JobState
-from tests.clients.conftest import ProgramOf
-from tests.clients.languages import SOURCES, Program, Workshop
+from tests.clients.languages import LANGUAGES, SOURCES, Program, Workshop
+from tests.conftest import ProgramPath
 from tests.deployment import Deployment
 
 pytestmark = pytest.mark.service
@@ -42,6 +44,20 @@ SPOKEN = {
 }
 
 
+ProgramOf = Callable[[str], Program]
+
+
+@pytest.fixture(scope="module")
+def workshop(tmp_path_factory: pytest.TempPathFactory, program_path: ProgramPath) -> Workshop:
+    return Workshop(tmp_path_factory.mktemp("clients"), program_path)
+
+
+@pytest.fixture(scope="module")
+def program_of(workshop: Workshop) -> ProgramOf:
+    """The program of a language, made once."""
+    return functools.cache(lambda language: LANGUAGES[language](workshop))
+
+
 @pytest.mark.parametrize(
     ("language", "form"),
     [(language, form) for language, forms in SPOKEN.items() for form in forms],
@@ -67,7 +83,7 @@ def test_the_accelerated_protocols_are_compiled():
 
 def test_pinlaters_own_interface_works_unchanged(service: Deployment, workshop: Workshop):
     """Its clients know none of our fields, neither those they could send nor those they get."""
-    stubs = workshop.generate_pinlaters("py")
+    stubs = workshop.generate("py", pinlaters=True)
     program = Program(
         (sys.executable, str(SOURCES / "python/pinlaters.py")), {"PYTHONPATH": str(stubs)}
     )
