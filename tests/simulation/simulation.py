@@ -216,7 +216,7 @@ class Simulation:
                         row.run_after_ms,
                         row.updated_at_ms,
                     ]
-                    yield shard, f"{queue}:s{shard}:p{row.priority}:{row.local_id}", found
+                    yield shard, f"{queue}:s{shard}:p{row.key.priority}:{row.key.local_id}", found
 
 
 def _run(world: World, client: Client, until: float) -> None:
