@@ -49,10 +49,17 @@ from tests.engines.model import ModelEngine
 
 PRIORITIES = (1, 2)
 NO_CLAIM = "host:9010:1:web:0"
+# What no store holds, and no number of an engine.
+NO_JOBS = [
+    JobKey(3, 1),
+    JobKey(1, 1 << 40),
+    JobKey(1, 1 << 63),
+    JobKey(2, 9_999_999_999_999_999_999),
+]
 
 priorities = st.sampled_from(PRIORITIES)
 delays_ms = st.integers(-3_000, 1_000)
-texts = st.sampled_from(["", "", "x", "é🦆\0", "y" * 3_000])
+texts = st.sampled_from(["", "", "x", "é🦆\0", "quote ' \" \\ %s", "y" * 3_000])
 bodies = st.binary(max_size=40)
 limits = st.integers(1, 6)
 
@@ -110,8 +117,8 @@ class QueueMachine(RuleBasedStateMachine):
         self.gone += keys
 
     def draw_keys(self, data: st.DataObject) -> list[JobKey]:
-        """Keys of any kind: in any state, deleted, or of another priority; some twice."""
-        known = [*self.jobs, *self.gone[-3:]]
+        """Keys of any kind: in any state, deleted, of another priority or of none; some twice."""
+        known = [*self.jobs, *self.gone[-3:], data.draw(st.sampled_from(NO_JOBS))]
         known += [key._replace(priority=3 - key.priority) for key in known[:1]]
         return data.draw(st.lists(st.sampled_from(known), min_size=1, max_size=8))
 
@@ -153,10 +160,12 @@ class QueueMachine(RuleBasedStateMachine):
             job = self.model.jobs[QUEUE].get(key)
             at = PendingKey(self.now_ms if job is None else job.run_after_ms, key.local_id)
             claims.append(self.store.claim_on(key, at))
-        self.make(claims)
+        middle = data.draw(st.integers(0, len(claims)))
+        self.make(claims[:middle], claims[middle:])
 
-    def make(self, claims: list[Claim]) -> None:
-        self.apply(Batch(claims=[claim_op(QUEUE, claims)]))
+    def make(self, *ops: list[Claim]) -> None:
+        self.apply(Batch(claims=[claim_op(QUEUE, claims) for claims in ops]))
+        claims = [claim for of_op in ops for claim in of_op]
         held = {row.claim for row in self.model.rows(QUEUE, JobState.IN_PROGRESS)}
         made = [claim for claim in claims if claim.claim_descriptor in held]
         self.claims += [Release(claim.key, claim.claim_descriptor) for claim in made]
@@ -286,7 +295,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @invariant()
     def jobs_are_as_in_the_model(self) -> None:
-        keys = [*self.jobs, *self.gone]
+        keys = [*self.jobs, *self.gone, *NO_JOBS]
         found, expected = [
             {job.key: job for job in engine.lookup(QUEUE, keys, include_body=True)}
             for engine in (self.store.engine, self.model)

@@ -15,26 +15,6 @@ def test_a_retry_delay_beyond_all_times_ends_at_the_limit(store: EngineHarness):
     assert store.job(claimed.key).run_after_ms == store.engine.limits.run_after_ms
 
 
-def test_only_jobs_in_progress_can_be_acked(store: EngineHarness):
-    [pending] = store.enqueue(b"a")
-    unknown = JobKey(1, pending.local_id + 5_000)
-    beyond = JobKey(1, 9_999_999_999_999_999_999)
-
-    for ack in (store.succeed, store.fail):
-        assert ack(pending, unknown, beyond).noop == 3
-
-    assert store.states([pending, unknown]) == [JobState.PENDING, None]
-
-
-def test_an_ack_needs_the_right_priority(store: EngineHarness):
-    [claimed] = store.in_progress(b"a")
-    wrong = claimed.key._replace(priority=2)
-
-    assert store.succeed(wrong).noop == 1
-    assert store.fail(wrong).noop == 1
-    assert store.states([claimed.key]) == [JobState.IN_PROGRESS]
-
-
 def test_those_that_apply_are_carried_out_beside_those_that_do_not(store: EngineHarness):
     running = [claimed.key for claimed in store.in_progress(*[b"x"] * 6)]
     store.succeed(running[0])
@@ -72,35 +52,6 @@ def test_ops_that_name_the_same_jobs_end_as_if_one_came_after_the_other(store: E
     outcome = [(ack.succeeded, ack.failed, ack.noop) for ack in results]
     assert outcome in ([(1, 1, 0), (0, 0, 2)], [(0, 0, 2), (1, 1, 0)])
     assert set(store.states([a, b])) == {JobState.PENDING, JobState.SUCCEEDED}
-
-
-def test_acks_with_and_without_claims_go_together(store: EngineHarness):
-    first, second, third, fourth = store.in_progress(b"1", b"2", b"3", b"4")
-
-    result = store.succeed(
-        Ack(first.key),
-        Ack(second.key, claim_descriptor=second.claim_descriptor),
-        Ack(third.key, "not mine", claim_descriptor=second.claim_descriptor),
-        Ack(fourth.key, "done"),
-    )
-
-    assert (result.succeeded, result.noop) == (3, 1)
-    assert store.states([third.key]) == [JobState.IN_PROGRESS]
-    assert store.job(third.key).custom_status == ""
-    assert store.job(fourth.key).custom_status == "done"
-
-
-def test_a_status_is_appended_to(store: EngineHarness):
-    [claimed] = store.in_progress(Job(b"a", custom_status="start;", attempts_allowed=3))
-
-    store.fail(Ack(claimed.key, "naïve\0;"))
-    store.claim()
-    store.fail(Ack(claimed.key))
-    store.claim()
-    store.succeed(Ack(claimed.key, "🦆"))
-
-    replaces = store.engine.limits.acks_replace_status
-    assert store.job(claimed.key).custom_status == ("🦆" if replaces else "start;naïve\0;🦆")
 
 
 def test_acks_of_many_queues_and_priorities_in_one_batch(store: EngineHarness):

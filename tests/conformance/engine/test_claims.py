@@ -4,61 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from pinlaterd.clock import FakeClock
 from pinlaterd.engines.base import (
     Batch,
     ClaimOp,
     ClaimRoom,
     EnqueueOp,
-    Release,
 )
 from pinlaterd.model import Job, JobKey, JobState, Payload, PendingKey
 from tests.conformance.engine.harness import Ack, Claim, EngineHarness, ack_op, claim_op
-
-
-def test_two_claimants_never_share_a_job(store: EngineHarness):
-    keys = store.enqueue(b"a", b"b")
-    first, second = store.wanted(source="w1"), store.wanted(source="w2")
-
-    mine, others = store.engine.apply(
-        Batch(claims=[claim_op("mail", first), claim_op("mail", second)]), store.now_ms
-    ).claims
-
-    assert [payload.body for payload in mine if payload] == [b"a", b"b"]
-    assert list(others) == [None, None]
-    assert [store.job(key).claim_descriptor for key in keys] == [
-        claim.claim_descriptor for claim in first
-    ]
-
-
-def test_a_claim_on_a_job_that_is_not_pending_fails_alone(store: EngineHarness):
-    keys = store.enqueue(*[b"%d" % i for i in range(6)])
-    claims = store.wanted()
-    store.engine.delete_keys("mail", JobState.PENDING, [keys[0]])
-    store.claim(limit=1)  # takes keys[1]
-    store.claim(limit=1)  # takes keys[2]
-    store.succeed(keys[2])
-    unknown = claims[0]._replace(key=JobKey(1, 987_654_321))
-    other_priority = claims[4]._replace(key=keys[4]._replace(priority=2))
-    wanted = [*claims[:4], claims[3], other_priority, unknown, claims[5]]
-
-    [payloads] = store.engine.apply(Batch(claims=[claim_op("mail", wanted)]), store.now_ms).claims
-
-    bodies = [payload.body if payload else None for payload in payloads]
-    assert bodies == [None, None, None, b"3", None, None, None, b"5"]
-    assert store.states(keys) == [
-        None,
-        JobState.IN_PROGRESS,
-        JobState.SUCCEEDED,
-        JobState.IN_PROGRESS,
-        JobState.PENDING,
-        JobState.IN_PROGRESS,
-    ]
-    assert store.depths() == {
-        (1, JobState.PENDING): 1,
-        (1, JobState.IN_PROGRESS): 3,
-        (1, JobState.SUCCEEDED): 1,
-    }
 
 
 def test_a_payload_in_memory_is_handed_out_without_a_read(store: EngineHarness):
@@ -231,19 +184,3 @@ def test_no_lower_priority_is_claimed_behind_a_job_that_does_not_fit(store: Engi
 
 
 # --- releases -------------------------------------------------------------------------------
-
-
-def test_a_claim_that_was_not_delivered_goes_back_at_no_cost(
-    store: EngineHarness, clock: FakeClock
-):
-    [key] = store.enqueue(Job(b"a", run_after_ms=store.now_ms - 500))
-    before = store.job(key)
-    clock.advance(1)
-    [claimed] = store.claim()
-
-    requeued = store.release(Release(key, claimed.claim_descriptor))
-
-    assert requeued == [(1, PendingKey(before.run_after_ms, key.local_id))]
-    assert store.job(key) == before
-    assert store.ready() == [key]
-    assert store.depths() == {(1, JobState.PENDING): 1}

@@ -6,7 +6,7 @@ import pytest
 
 from pinlaterd.clock import FakeClock
 from pinlaterd.errors import ShardOwned
-from pinlaterd.model import Job, JobKey, JobState
+from pinlaterd.model import JobState
 from tests.conformance.engine.engines import EngineMaker
 from tests.conformance.engine.harness import EngineHarness
 
@@ -62,36 +62,6 @@ def test_a_start_is_greater_than_any_before_even_if_the_clock_went_back(
         starts.append(store.reopen().start_ms)
 
     assert starts == sorted(set(starts))
-
-
-def test_everything_is_there_after_a_restart(store: EngineHarness):
-    pending, running, done = store.enqueue(b"a", Job(b"b", priority=2), Job(b"c", priority=3))
-    [claimed] = store.claim(priority=2)
-    store.claim(priority=3)
-    store.succeed(done)
-    before = [store.job(key) for key in (pending, running, done)]
-    depths = store.depths()
-
-    ownership = store.reopen()
-
-    assert ownership.clean
-    assert [store.job(key) for key in (pending, running, done)] == before
-    assert store.depths() == depths
-    assert store.job(running).claim_descriptor == claimed.claim_descriptor
-    assert store.engine.queues() == {"mail"}
-
-
-def test_ids_are_not_used_twice_over_deletes_and_restarts(store: EngineHarness):
-    seen: list[JobKey] = []
-
-    for _ in range(3):
-        seen += store.enqueue(b"a", b"b")
-        store.engine.delete_jobs("mail", JobState.PENDING, 1, limit=100)
-        store.reopen()
-        seen += store.enqueue(b"c")
-        store.engine.delete_jobs("mail", JobState.PENDING, 1, limit=100)
-
-    assert len(set(seen)) == len(seen) == 9
 
 
 def test_the_durability_is_named(store: EngineHarness):

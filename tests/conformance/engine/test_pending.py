@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pinlaterd.engines.base import Batch, EnqueueOp
+from pinlaterd.engines.base import Batch, Checkpoint, EnqueueOp
 from pinlaterd.model import Job, JobKey, JobState, PendingKey
 from tests.conformance.engine.harness import EngineHarness
 
@@ -63,15 +63,6 @@ def test_the_latest_run_after_is_within_the_limits(store: EngineHarness):
     assert store.job(key).run_after_ms == latest_ms
 
 
-@pytest.mark.parametrize(
-    "status", ["zürich", "日本語", "🦆" * 10, "nul\0inside", "quote ' \" \\ %s"]
-)
-def test_a_status_is_any_text(store: EngineHarness, status: str):
-    [key] = store.enqueue(Job(b"a", custom_status=status))
-
-    assert store.job(key).custom_status == status
-
-
 def test_payloads_show_what_a_claim_would_hand_out(store: EngineHarness):
     keys = store.enqueue(Job(b"a", attempts_allowed=4), b"b", b"c")
     local_ids = [key.local_id for key in reversed(keys)]
@@ -92,16 +83,10 @@ def test_a_read_of_payloads_is_bounded_in_bytes_but_gives_one(store: EngineHarne
         assert len(payloads) == bodies
 
 
-def test_a_look_up_finds_by_the_whole_key_only(store: EngineHarness):
-    [key] = store.enqueue(Job(b"a", priority=2))
-    unknown = [
-        key._replace(priority=1),
-        key._replace(local_id=key.local_id + 1),
-        key._replace(local_id=2**63),
-        key._replace(local_id=9_999_999_999_999_999_999),
-    ]
+@pytest.mark.parametrize("size", [1, 1 << 20])
+def test_a_body_may_grow_and_shrink(store: EngineHarness, size: int):
+    [claimed] = store.in_progress(b"x" * (1 << 18))
 
-    assert store.states([key, *unknown]) == [JobState.PENDING, None, None, None, None]
-    [without_body] = store.engine.lookup("mail", [key], include_body=False)
-    assert without_body.body is None
-    assert without_body._replace(body=b"a") == store.job(key)
+    store.checkpoint(Checkpoint(claimed.key, None, new_body=b"y" * size))
+
+    assert store.job(claimed.key).body == b"y" * size

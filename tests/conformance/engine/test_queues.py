@@ -41,25 +41,6 @@ def test_a_deleted_queue_is_gone_at_once_for_every_reader(store: EngineHarness, 
     assert searcher.count(Search("mail", JobState.PENDING)) == 0
 
 
-def test_a_queue_made_anew_is_empty_and_gives_no_old_ids(store: EngineHarness):
-    old = store.enqueue(b"a", b"b", b"c")
-    store.claim(limit=1)
-    store.engine.delete_queue("mail")
-
-    store.engine.create_queue("mail", store.now_ms)
-
-    assert store.states(old) == [None, None, None]
-    assert store.claim() == []
-    assert store.succeed(*old).noop == 3
-    new = store.enqueue(b"d")
-    while store.engine.vacuum(limit=1):
-        pass
-    assert not set(new) & set(old)
-    assert store.states(new) == [JobState.PENDING]
-    store.reopen()
-    assert store.states(old + new) == [None, None, None, JobState.PENDING]
-
-
 def test_the_rows_of_a_deleted_queue_go_in_slices(store: EngineHarness):
     store.enqueue(*[b"x"] * 25)
     store.claim(limit=15)
