@@ -103,8 +103,7 @@ def worker(  # noqa: PLR0913  one parameter for each option
       pinlater worker shop.tasks:handlers --host queue.example.com --queue mail --concurrency 16
     """
     if reload:
-        arguments = [argument for argument in sys.argv[1:] if argument != "--reload"]
-        sys.exit(_run_reloaded(arguments))
+        sys.exit(_run_reloaded([each for each in sys.argv[1:] if each != "--reload"]))
     if reload_parent is not None:
         begin_as_child(reload_parent)
     log.set_up("worker", log_level)
@@ -229,24 +228,21 @@ def load_handlers(spelling: str, folder: Path) -> Handlers:
 
     Raises ModuleUnfit.
     """
+    if spelling.endswith(".py") or "/" in spelling:
+        name = spelling.removesuffix(".py").strip("./").replace("/", ".")
+        raise ModuleUnfit(f"{spelling!r} is a file; give the module's name: {name}")
     match = _SPELLING.match(spelling)
-    if match is None or spelling.endswith(".py"):
-        raise ModuleUnfit(_misspelt(spelling))
-    module = _import(match["module"], folder)
-    found = _handlers_of(module, match["name"])
+    if match is None:
+        raise ModuleUnfit(
+            f"{spelling!r} is not of the form MODULE or MODULE:NAME, as in tasks or shop.tasks:mail"
+        )
+    found = _handlers_of(_import(match["module"], folder), match["name"])
     if not found.by_queue:
         raise ModuleUnfit(
             f"the Handlers of {spelling} handle no queue; put "
             '@handlers.queue("NAME") before a function'
         )
     return found
-
-
-def _misspelt(spelling: str) -> str:
-    if spelling.endswith(".py") or "/" in spelling:
-        name = spelling.removesuffix(".py").strip("./").replace("/", ".")
-        return f"{spelling!r} is a file; give the module's name: {name}"
-    return f"{spelling!r} is not of the form MODULE or MODULE:NAME, as in tasks or shop.tasks:mail"
 
 
 def _import(name: str, folder: Path) -> ModuleType:
@@ -289,29 +285,26 @@ def _failed_import(name: str, error: BaseException) -> str:
 
 def _handlers_of(module: ModuleType, name: str | None) -> Handlers:
     held = {key: value for key, value in vars(module).items() if isinstance(value, Handlers)}
-    if name is not None:
-        if name not in held:
-            kind = (
-                f"is of type {type(vars(module)[name]).__name__}, no Handlers,"
-                if name in vars(module)
-                else "is not there"
-            )
-            others = f"; it has {', '.join(sorted(held))}" if held else ""
-            raise ModuleUnfit(f"{name} {kind} in {module.__name__}{others}")
+    names = sorted(held)
+    if name is None and len({*map(id, held.values())}) == 1:  # whatever names it has
+        return held[names[0]]
+    if name in held:
         return held[name]
-    different = {id(value): value for value in held.values()}
-    if not different:
+    if name is not None:
+        kind = "is not there"
+        if name in vars(module):
+            kind = f"is of type {type(vars(module)[name]).__name__}, no Handlers,"
+        others = f"; it has {', '.join(names)}" if names else ""
+        raise ModuleUnfit(f"{name} {kind} in {module.__name__}{others}")
+    if not held:
         raise ModuleUnfit(
             f"{module.__name__} has no Handlers; make one: handlers = Handlers(), from "
             "pinlaterd.client"
         )
-    if len(different) > 1:
-        names = sorted(held)
-        raise ModuleUnfit(
-            f"{module.__name__} has several Handlers ({', '.join(names)}); choose one: "
-            f"{module.__name__}:{names[0]}"
-        )
-    return next(iter(different.values()))
+    raise ModuleUnfit(
+        f"{module.__name__} has several Handlers ({', '.join(names)}); choose one: "
+        f"{module.__name__}:{names[0]}"
+    )
 
 
 # --- --reload ---------------------------------------------------------------------------------
@@ -323,6 +316,7 @@ def _handlers_of(module: ModuleType, name: str | None) -> Handlers:
 _LOOK_SECONDS = 0.25
 # Looking takes no more than this part of one processor, however many files there are.
 _MAX_LOOKING_SHARE = 0.1
+_MOST_SHOWN = 3  # of the files that have changed
 _NOT_SOURCES = frozenset({"__pycache__", "node_modules"})
 _AWAITED = frozenset({*STOP_SIGNALS, signal.SIGCHLD})
 
@@ -381,7 +375,10 @@ class Reloader:
                 code = self._end(child)
             if self._stopping:
                 return code if code >= 0 else ExitCode.FAILURE
-            self._tell(f"{self._shown(changed)} changed; restarting")
+            names = [os.path.relpath(path, self._folder) for path in changed[:_MOST_SHOWN]]
+            if len(changed) > _MOST_SHOWN:
+                names[-1] += f" and {len(changed) - _MOST_SHOWN} more"
+            self._tell(f"{', '.join(names)} changed; restarting")
 
     def _wait_for_change(self, seen: Sources, child: subprocess.Popen[bytes]) -> list[str]:
         """The paths that changed, once they stay as they are; none when asked to stop."""
@@ -415,11 +412,6 @@ class Reloader:
             return None
         self._stopping = self._stopping or got.si_signo in STOP_SIGNALS
         return got.si_signo
-
-    def _shown(self, paths: Sequence[str]) -> str:
-        names = [os.path.relpath(path, self._folder) for path in paths[:3]]
-        more = len(paths) - len(names)
-        return ", ".join(names) + (f" and {more} more" if more else "")
 
 
 def begin_as_child(parent_pid: int) -> None:
