@@ -1,4 +1,7 @@
-"""`pinlaterd up`, `down` and `status` on real processes, from any state they may find."""
+"""`pinlaterd up`, `down` and `status` on real processes, from any state they may find.
+
+After kills under load: tests/faults/test_kill.py and test_orphans.py.
+"""
 
 from __future__ import annotations
 
@@ -203,21 +206,6 @@ def test_several_routers(written):
     assert {"router-1", "router-2"} < set(written.pids())
 
 
-def test_after_supervisord_was_killed(serving):
-    before = serving.pids()
-    kill(before["supervisord"])
-
-    done = serving.up()
-    assert done.returncode == 0, done.stderr
-    after = serving.pids()
-    assert set(after) == ALL
-    assert set(after.values()).isdisjoint(before.values())
-
-    kill(after["supervisord"])
-    assert serving.down().stdout == "stopped\n"
-    assert serving.pids() == {}
-
-
 def test_with_a_supervisord_that_is_stopped(serving):
     pid = serving.pids()["supervisord"]
     os.kill(pid, signal.SIGSTOP)
@@ -252,18 +240,6 @@ def test_after_everything_was_killed(serving):
     assert serving.status().returncode == 1
     assert serving.down().stdout == "was not running\n"
     assert serving.up().returncode == 0
-
-
-def test_what_is_killed_comes_back_by_itself(serving, wait_until):
-    before = serving.pids()
-    kill(*(pid for name, pid in before.items() if name != "supervisord"))
-
-    wait_until(lambda: serving.status().returncode == 0, seconds=40)
-
-    after = serving.pids()
-    assert after.pop("supervisord") == before.pop("supervisord")
-    assert set(after) == set(before)
-    assert set(after.values()).isdisjoint(before.values())
 
 
 def test_a_port_in_use_is_told_before_anything_starts(written):
