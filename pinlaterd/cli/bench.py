@@ -5,13 +5,22 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 import click
 
-from pinlaterd.cli import callers, command, load, pinlater
+from pinlaterd.cli import command, load, pinlater
+from pinlaterd.cli.callers import (
+    AtEmpty,
+    Batches,
+    Caller,
+    Kind,
+    Plan,
+    alike_batches,
+    bench_body,
+    check_for_foreign_jobs,
+)
 from pinlaterd.client import Client
 from pinlaterd.lifecycle import ExitCode, StopSignal
 from pinlaterd.text import how_many
@@ -83,54 +92,32 @@ _taking_options = command.together(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan(callers.LoadPlan):
-    """What every bench is told on the command line."""
+def _plan(
+    *, seconds: float | None, arrivals: str | None, all_jobs: bool = False, **options: Any
+) -> Plan:
+    if arrivals is not None and options["rate"] is None:
+        raise click.UsageError("--arrivals: a closed loop has no schedule; give --rate, too")
+    if seconds is None:
+        seconds = _DEFAULT_SECONDS if options["num_queries"] is None else math.inf
+    return Plan(
+        seconds=seconds, arrivals=arrivals or _DEFAULT_ARRIVALS, all_jobs=all_jobs, **options
+    )
 
-    create: bool
-    warm_up_seconds: float
-    seconds: float | None
-    rate: float | None
-    arrivals: str | None
-    slow_ms: float
-    all_jobs: bool = False
 
-    def __post_init__(self) -> None:
-        if self.arrivals is not None and self.rate is None:
-            raise click.UsageError("--arrivals: a closed loop has no schedule; give --rate, too")
+def _jobs_to_take(plan: Plan) -> int:
+    """Jobs that dequeues find enough of, as far as that can be known."""
+    most_calls = math.inf if plan.calls is None else plan.calls
+    if plan.rate is not None:
+        calls = plan.rate * plan.warm_up_seconds + min(plan.rate * plan.seconds, most_calls)
+        if math.isfinite(calls):
+            # Five standard deviations of a Poisson count: more hardly ever come.
+            return math.ceil(calls + 5 * math.sqrt(calls)) * plan.batch_size
+    by_default = min(_CLOSED_LOOP_FILL_CALLS * plan.batch_size, _CLOSED_LOOP_FILL_JOBS_AT_MOST)
+    return by_default + (plan.calls or 0) * plan.batch_size
 
-    @property
-    def measured_seconds(self) -> float:
-        if self.seconds is not None:
-            return self.seconds
-        return _DEFAULT_SECONDS if self.num_queries is None else math.inf
 
-    def batches(self) -> callers.Batches:
-        body = callers.bench_body(self.body_bytes)
-        return callers.Batches(callers.alike_batches(self, body))
-
-    def pace(self) -> load.ClosedLoop:
-        if self.rate is None:
-            return load.ClosedLoop(self.calls)
-        return load.OpenLoop(
-            self.arrivals or _DEFAULT_ARRIVALS,
-            self.rate,
-            warm_up_seconds=self.warm_up_seconds,
-            seconds=self.measured_seconds,
-            calls=self.calls,
-        )
-
-    def jobs_to_take(self) -> int:
-        """Jobs that dequeues find enough of, as far as that can be known."""
-        most_calls = math.inf if self.calls is None else self.calls
-        if self.rate is not None:
-            measured = min(self.rate * self.measured_seconds, most_calls)
-            calls = self.rate * self.warm_up_seconds + measured
-            if math.isfinite(calls):
-                # Five standard deviations of a Poisson count: more hardly ever come.
-                return math.ceil(calls + 5 * math.sqrt(calls)) * self.batch_size
-        by_default = min(_CLOSED_LOOP_FILL_CALLS * self.batch_size, _CLOSED_LOOP_FILL_JOBS_AT_MOST)
-        return by_default + (self.calls or 0) * self.batch_size
+def _batches(plan: Plan) -> Batches:
+    return Batches(alike_batches(plan, bench_body(plan.body_bytes)))
 
 
 @click.group(cls=command.Group)
@@ -156,11 +143,8 @@ def enqueue(**options: Any) -> None:
       pinlater bench enqueue --queue bench --create --batch-size 100 --concurrency 8
       pinlater bench enqueue --queue bench --rate 500 --concurrency 16 --json
     """
-    plan = Plan(**options)
-    batches = plan.batches()
-    _measure(
-        plan, [load.Kind.ENQUEUE], lambda client: callers.EnqueueCaller(client, plan.queue, batches)
-    )
+    plan = _plan(**options)
+    _measure(plan, Kind.ENQUEUE, batches=_batches(plan))
 
 
 @bench.command()
@@ -186,13 +170,9 @@ def dequeue(*, fill_jobs: int | None, **options: Any) -> None:
       pinlater bench dequeue --queue bench --create --fill 200000 --batch-size 100
       pinlater bench dequeue --queue bench --rate 500 --concurrency 16
     """
-    plan = Plan(**options)
-    _measure(
-        plan,
-        [load.Kind.DEQUEUE],
-        lambda client: callers.DequeueCaller(client, plan, callers.AtEmpty.END_RUN),
-        fill_jobs=plan.jobs_to_take() if fill_jobs is None else fill_jobs,
-    )
+    plan = _plan(**options)
+    fill_jobs = _jobs_to_take(plan) if fill_jobs is None else fill_jobs
+    _measure(plan, Kind.DEQUEUE, fill_jobs=fill_jobs, at_empty=AtEmpty.END_RUN)
 
 
 @bench.command()
@@ -209,41 +189,29 @@ def cycle(**options: Any) -> None:
       pinlater bench cycle --queue bench --create --concurrency 8
       pinlater bench cycle --queue bench --rate 300 --concurrency 16 --seconds 60
     """
-    plan = Plan(**options)
-    batches = plan.batches()
-    _measure(plan, list(load.Kind), lambda client: callers.CycleCaller(client, plan, batches))
+    plan = _plan(**options)
+    _measure(plan, *Kind, batches=_batches(plan))
 
 
 # --- a run ------------------------------------------------------------------------------------
 
 
-def _measure(
-    plan: Plan,
-    kinds: Sequence[load.Kind],
-    caller: Callable[[Client], load.Caller],
-    *,
-    fill_jobs: int = 0,
-) -> None:
-    pace = plan.pace()
-    checks = load.Kind.DEQUEUE in kinds and not plan.all_jobs
-    outcome = pinlater.run_load(
+def _measure(plan: Plan, *kinds: Kind, fill_jobs: int = 0, **calls: Any) -> None:
+    """`calls`: what a Caller is told beside."""
+    checks = Kind.DEQUEUE in kinds and not plan.all_jobs
+    done = load.run_load(
         plan,
-        kinds,
-        caller,
-        pace,
-        prepare=functools.partial(_prepare, plan, checks=checks, fill_jobs=fill_jobs),
-        slow_ms=plan.slow_ms,
-        warm_up_seconds=plan.warm_up_seconds,
-        seconds=plan.measured_seconds,
+        functools.partial(Caller, plan=plan, kinds=kinds, **calls),
+        functools.partial(_prepare, plan, checks=checks, fill_jobs=fill_jobs),
     )
-    if not outcome.seconds:
-        why = "ran out of jobs; --fill makes more" if outcome.ran_out else "stopped"
+    if not done.seconds:
+        why = "ran out of jobs; --fill makes more" if done.ran_out else "stopped"
         command.fail(
             f"nothing was measured, as the warm-up of {plan.warm_up_seconds:g} s did not end: {why}"
         )
-    facts = report_facts(plan, outcome, pace)
-    command.show(facts, lambda: click.echo("\n".join(report_lines(facts, plan.measured_seconds))))
-    if outcome.has_errors:
+    facts = report_facts(plan, done)
+    command.show(facts, lambda: click.echo("\n".join(report_lines(facts, plan.seconds))))
+    if done.has_errors:
         sys.exit(ExitCode.FAILURE)
 
 
@@ -253,12 +221,12 @@ def _prepare(plan: Plan, client: Client, stop: StopSignal, *, checks: bool, fill
     elif plan.queue not in client.queue_names():
         command.fail(f"queue {command.printable(plan.queue)!r} does not exist; --create makes it")
     if checks:
-        callers.check_for_foreign_jobs(client, plan.queue)
+        check_for_foreign_jobs(client, plan.queue)
     if plan.tell is not None and fill_jobs:
         plan.tell(
             f"filling queue {command.printable(plan.queue)} with {how_many(fill_jobs, 'job')}"
         )
-    job = plan.job(callers.bench_body(plan.body_bytes))
+    job = plan.job(bench_body(plan.body_bytes))
     at_once = max(1, min(_FILL_CALL_JOBS, _FILL_CALL_BYTES // plan.body_bytes))
     while fill_jobs > 0 and not stop.requested:
         client.enqueue(plan.queue, [job] * min(fill_jobs, at_once))
@@ -268,35 +236,26 @@ def _prepare(plan: Plan, client: Client, stop: StopSignal, *, checks: bool, fill
 # --- its report -------------------------------------------------------------------------------
 
 
-def report_facts(plan: Plan, outcome: load.Outcome, pace: load.ClosedLoop) -> dict[str, Any]:
+def report_facts(plan: Plan, done: load.Load) -> dict[str, Any]:
     """A run, for JSON."""
-    schedule = None
-    if isinstance(pace, load.OpenLoop):
-        unstarted_seconds = pace.unstarted_seconds()
-        schedule = pace.facts(unstarted_seconds)
-        # Calls that were due and never started have waited, too: leaving them out would make an
-        # overloaded service look fast. The kinds take turns, so each gets its share of them.
-        kinds = list(outcome.kinds.values())
-        for number, seconds in enumerate(unstarted_seconds):
-            kinds[number % len(kinds)].took(seconds)
     return {
-        "seconds": round(outcome.seconds, 3),
+        "seconds": round(done.seconds, 3),
         "warm_up_seconds": plan.warm_up_seconds,
         "batch_size": plan.batch_size,
         "concurrency": plan.concurrency,
         "slow_ms": plan.slow_ms,
-        "cpu_percent": round(100 * outcome.cpu_share, 1),
-        "ran_out": outcome.ran_out,
-        "left_claimed": str(outcome.left_claimed[0]) if outcome.left_claimed else None,
+        "cpu_percent": round(100 * done.cpu_share, 1),
+        "ran_out": done.ran_out,
+        "left_claimed": str(done.left_claimed[0]) if done.left_claimed else None,
         "kinds": {
             kind: {
-                **found.facts(outcome.seconds, _SHOWN_PERCENTILES),
+                **found.facts(done.seconds, _SHOWN_PERCENTILES),
                 "max_ms": found.max_ms,
                 "slow": found.slow,
             }
-            for kind, found in outcome.kinds.items()
+            for kind, found in done.kinds.items()
         },
-        "schedule": schedule,
+        "schedule": done.pace.facts(),
     }
 
 
@@ -336,7 +295,7 @@ def report_lines(facts: dict[str, Any], wanted_seconds: float) -> Iterator[str]:
 
 
 def _ran_out_line(facts: dict[str, Any], wanted_seconds: float) -> str:
-    jobs_per_second = facts["kinds"][load.Kind.DEQUEUE]["jobs_per_second"]
+    jobs_per_second = facts["kinds"][Kind.DEQUEUE]["jobs_per_second"]
     cure = "--fill makes some"
     if jobs_per_second and math.isfinite(wanted_seconds):
         whole_seconds = facts["warm_up_seconds"] + wanted_seconds

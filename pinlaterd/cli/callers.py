@@ -1,5 +1,5 @@
 """The calls that `pinlater` loads a service with, and measures: enqueues, dequeues with acks, whole
-lives of jobs. A caller makes those of one connection.
+lives of jobs. A Caller makes those of one connection.
 
 Made-up bodies can be checked: who made them, in which order, and whether they are whole.
 
@@ -14,20 +14,20 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import random
 import secrets
 import sys
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, auto
+from enum import Enum, StrEnum, auto
 from typing import NamedTuple
 
 import click
 
 from pinlaterd.cli import command
-from pinlaterd.cli.load import Answered, Kind, LoadStopped, OutOfJobs
 from pinlaterd.client import Client
 from pinlaterd.config.schema import ServerSettings
 from pinlaterd.errors import ConnectionFailed, ErrorCode, OutcomeUnknown, PinLaterError
@@ -43,6 +43,46 @@ _EMPTY_QUEUE_WAIT_MS = 1000
 _LOOKED_AT_JOBS = 100
 _UNDIVIDED_JOBS = ServerSettings().enqueue_split_jobs
 _MAX_EXAMPLES = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What the command line says of a load; options that a command lacks have their defaults here.
+
+    `success_percent` of the jobs, chosen at random, succeed; the others fail. Without `all_jobs`,
+    jobs that the bench did not make are released, at no attempt's cost, and end the run. `rate`:
+    calls a second, in an open loop.
+    """
+
+    queue: str
+    num_queries: int | None
+    batch_size: int
+    concurrency: int
+    progress: bool | None
+    priority: int | None = None
+    body_bytes: int = MIN_BODY_BYTES
+    success_percent: int = 100
+    all_jobs: bool = True
+    create: bool = False
+    warm_up_seconds: float = 0.0
+    seconds: float = math.inf
+    rate: float | None = None
+    arrivals: str = ""
+    slow_ms: float = math.inf
+
+    @property
+    def tell(self) -> Callable[[str], None] | None:
+        """Shows a line of progress, if that is wanted."""
+        wanted = self.progress if self.progress is not None else sys.stderr.isatty()
+        return functools.partial(click.echo, err=True) if wanted else None
+
+    @property
+    def calls(self) -> int | None:
+        """How many to measure; None: as many as the time allows."""
+        return None if self.num_queries == -1 else self.num_queries
+
+    def job(self, body: bytes) -> Job:
+        return Job(body, priority=self.priority or 1)
 
 
 # --- bodies -----------------------------------------------------------------------------------
@@ -173,43 +213,7 @@ class DeliveryAudit:
             self._verdict.examples.append(fault)
 
 
-# --- what a load is told ----------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoadPlan:
-    """What the command line says of a load.
-
-    `success_percent` of the jobs, chosen at random, succeed; the others fail. Without `all_jobs`,
-    jobs that the bench did not make are released, at no attempt's cost, and end the run.
-    """
-
-    queue: str
-    num_queries: int | None
-    batch_size: int
-    concurrency: int
-    progress: bool | None
-    priority: int | None = None
-    body_bytes: int = MIN_BODY_BYTES
-    success_percent: int = 100
-    all_jobs: bool = True
-
-    @property
-    def tell(self) -> Callable[[str], None] | None:
-        """Shows a line of progress, if that is wanted."""
-        wanted = self.progress if self.progress is not None else sys.stderr.isatty()
-        return functools.partial(click.echo, err=True) if wanted else None
-
-    @property
-    def calls(self) -> int | None:
-        """How many to measure; None: as many as the time allows."""
-        return None if self.num_queries in (None, -1) else self.num_queries
-
-    def job(self, body: bytes) -> Job:
-        return Job(body, priority=self.priority or 1)
-
-
-# --- enqueues -------------------------------------------------------------------------------
+# --- what is enqueued -----------------------------------------------------------------------
 
 
 class Batch(NamedTuple):
@@ -231,7 +235,7 @@ class Batches:
             return next(self._batches, None)
 
 
-def stamped_batches(plan: LoadPlan) -> Iterator[Batch]:
+def stamped_batches(plan: Plan) -> Iterator[Batch]:
     """Batches without end whose bodies `check-dequeue` can check."""
     run = new_run()
     for first in itertools.count(0, plan.batch_size):
@@ -239,71 +243,51 @@ def stamped_batches(plan: LoadPlan) -> Iterator[Batch]:
         yield Batch(first, [plan.job(stamped_body(stamp, plan.body_bytes)) for stamp in stamps])
 
 
-def alike_batches(plan: LoadPlan, body: bytes) -> Iterator[Batch]:
+def alike_batches(plan: Plan, body: bytes) -> Iterator[Batch]:
     """The same jobs without end: making them up takes no time between calls."""
     return itertools.repeat(Batch(0, [plan.job(body)] * plan.batch_size))
 
 
-def line_batches(plan: LoadPlan, lines: Iterable[bytes]) -> Iterator[Batch]:
+def line_batches(plan: Plan, lines: Iterable[bytes]) -> Iterator[Batch]:
     """A job of each line, without its line end. Lines are counted from 1."""
     numbered = enumerate(lines, start=1)
     while batch := list(itertools.islice(numbered, plan.batch_size)):
         yield Batch(batch[0][0], [plan.job(line.removesuffix(b"\n")) for _, line in batch])
 
 
-class EnqueueCaller:
-    """Enqueues the next batch; with `all_or_stop`, a batch that fails ends the run."""
-
-    kind = Kind.ENQUEUE
-
-    def __init__(
-        self, client: Client, queue: str, batches: Batches, *, all_or_stop: bool = False
-    ) -> None:
-        self._client = client
-        self._queue = queue
-        self._batches = batches
-        self._all_or_stop = all_or_stop
-
-    def call(self) -> Answered | None:
-        batch = self._batches.take()
-        if batch is None:
-            return None
-        try:
-            self._client.enqueue(self._queue, batch.jobs)
-        except (PinLaterError, ConnectionFailed) as error:
-            if self._all_or_stop:
-                raise LoadStopped(_not_stored(batch, error)) from error
-            raise
-        return Answered(len(batch.jobs))
-
-    def finish(self) -> None:
-        pass
+# --- the calls ------------------------------------------------------------------------------
 
 
-def _not_stored(batch: Batch, cause: PinLaterError | ConnectionFailed) -> str:
-    """Of a batch of lines that failed; the lines before it may be among those stored."""
-    last = batch.first + len(batch.jobs) - 1
-    lines = f"line {last}, which was"
-    if last > batch.first:
-        lines = f"lines {batch.first} to {last}, which were"
-    # Of a call that is divided over shards one part may fail alone.
-    is_unsure = isinstance(cause, OutcomeUnknown) or (
-        isinstance(cause, PinLaterError)
-        and (cause.code is ErrorCode.SHARD_CONNECTION_FAILED or len(batch.jobs) > _UNDIVIDED_JOBS)
-    )
-    stored = "not stored for sure" if is_unsure else "not stored"
-    return f"stopped at {lines} {stored}: {cause}"
+class Kind(StrEnum):
+    """A kind of call that is measured by itself."""
 
-
-# --- dequeues and acks ----------------------------------------------------------------------
+    ENQUEUE = "enqueue"
+    DEQUEUE = "dequeue"
+    ACK = "ack"
 
 
 class AtEmpty(Enum):
     """What a caller does at an empty queue."""
 
+    GO_ON = auto()
     WAIT = auto()
     WAIT_AND_END = auto()  # it has nothing left to do when a wait brought no job
     END_RUN = auto()  # the run ends when nothing is pending
+
+
+class Answered(NamedTuple):
+    """One call's result: jobs moved, and whether it waited for them to come."""
+
+    jobs: int
+    waited: bool = False
+
+
+class LoadStopped(Exception):
+    """An error after which the load can't go on."""
+
+
+class OutOfJobs(Exception):
+    """A dequeue brought nothing, and nothing was pending."""
 
 
 class ForeignJobFound(LoadStopped):
@@ -324,19 +308,31 @@ def check_for_foreign_jobs(client: Client, queue: str) -> None:
             raise ForeignJobFound(queue, job.descriptor, "nothing was done")
 
 
-class DequeueCaller:
-    """Dequeues, and acknowledges the jobs of the call before with it. `inspect` sees each job."""
+class Caller:
+    """The calls of one connection, of each of `kinds` in turn. One that fails is made again, and
+    after one that moves no job, such as a dequeue that brings none, the turn begins once more.
+
+    Without an ACK among `kinds` each dequeue acknowledges the jobs of the one before. `batches`:
+    what is enqueued; with `all_or_stop` a batch that fails ends the run. `inspect` sees each job.
+    """
 
     def __init__(
         self,
         client: Client,
-        plan: LoadPlan,
-        at_empty: AtEmpty,
+        plan: Plan,
+        kinds: Sequence[Kind],
+        *,
+        batches: Batches | None = None,
+        all_or_stop: bool = False,
+        at_empty: AtEmpty = AtEmpty.GO_ON,
         inspect: Callable[[ClaimedJob], None] = lambda _job: None,
     ) -> None:
-        self.kind = Kind.DEQUEUE
+        self.kinds = kinds
+        self.kind = kinds[0]  # of the call that comes next
         self._client = client
         self._plan = plan
+        self._batches = batches
+        self._all_or_stop = all_or_stop
         self._at_empty = at_empty
         self._inspect = inspect
         self._was_empty = False
@@ -344,58 +340,21 @@ class DequeueCaller:
         self._succeeded: list[ClaimedJob] = []
         self._failed: list[ClaimedJob] = []
         self._foreign: list[ClaimedJob] = []
+        self._calls = {
+            Kind.ENQUEUE: self._enqueue,
+            Kind.DEQUEUE: self._dequeue,
+            Kind.ACK: self._acknowledge,
+        }
 
     def call(self) -> Answered | None:
-        waits = self._was_empty and self._at_empty is not AtEmpty.END_RUN
-        claimed = self._dequeue(wait_ms=_EMPTY_QUEUE_WAIT_MS if waits else 0)
-        self._was_empty = not claimed
-        if not claimed:
-            if waits and self._at_empty is AtEmpty.WAIT_AND_END:
-                return None
-            # A dequeue may find none while the router has not yet heard of jobs just enqueued.
-            if self._at_empty is AtEmpty.END_RUN and not self._client.count(
-                self._plan.queue, JobState.PENDING
-            ):
-                raise OutOfJobs
-        return Answered(claimed, waited=waits)
-
-    def _dequeue(self, *, wait_ms: int = 0) -> int:
-        """Acknowledge, and claim the next jobs, in one call."""
-        jobs = self._client.dequeue(
-            self._plan.queue,
-            limit=self._plan.batch_size,
-            succeeded=self._succeeded,
-            failed=self._failed,
-            max_wait_ms=wait_ms,
-        )
-        self._succeeded, self._failed = [], []
-        for job in jobs:
-            self._inspect(job)
-            self._end_of(job).append(job)
-        if self._foreign:
-            raise ForeignJobFound(
-                self._plan.queue,
-                self._foreign[0].descriptor,
-                "what it had claimed of them is released, at no attempt's cost "
-                "(by time-out, should the service be away by now)",
-            )
-        return len(jobs)
-
-    def _end_of(self, job: ClaimedJob) -> list[ClaimedJob]:
-        if not self._plan.all_jobs and not _is_bench_job(job):
-            return self._foreign
-        succeeds = random.random() * 100 < self._plan.success_percent
-        return self._succeeded if succeeds else self._failed
-
-    def _acknowledge(self) -> int:
-        acknowledged = len(self._succeeded) + len(self._failed)
-        if acknowledged:
-            self._client.ack(self._plan.queue, succeeded=self._succeeded, failed=self._failed)
-        self._succeeded, self._failed = [], []
-        return acknowledged
+        """Make it; None if nothing is left to do. Raises OutOfJobs, LoadStopped."""
+        answer = self._calls[self.kind]()
+        following = self.kinds.index(self.kind) + 1 if answer is not None and answer.jobs else 0
+        self.kind = self.kinds[following % len(self.kinds)]
+        return answer
 
     def finish(self) -> None:
-        """Acknowledge our jobs, release those of others."""
+        """Acknowledge our claims, release jobs of others; not measured."""
         self._acknowledge()
         released = [
             CheckpointInfo(
@@ -406,24 +365,77 @@ class DequeueCaller:
         if released:
             self._client.checkpoint(self._plan.queue, released)
 
+    def _enqueue(self) -> Answered | None:
+        assert self._batches is not None
+        batch = self._batches.take()
+        if batch is None:
+            return None
+        try:
+            self._client.enqueue(self._plan.queue, batch.jobs)
+        except (PinLaterError, ConnectionFailed) as error:
+            if self._all_or_stop:
+                raise LoadStopped(_not_stored(batch, error)) from error
+            raise
+        return Answered(len(batch.jobs))
 
-class CycleCaller(DequeueCaller):
-    """A job's whole life in three calls: enqueue, dequeue, ack. One that fails is made again."""
+    def _dequeue(self) -> Answered | None:
+        """Acknowledge, and claim the next jobs, in one call."""
+        waits = self._was_empty and self._at_empty in (AtEmpty.WAIT, AtEmpty.WAIT_AND_END)
+        jobs = self._client.dequeue(
+            self._plan.queue,
+            limit=self._plan.batch_size,
+            succeeded=self._succeeded,
+            failed=self._failed,
+            max_wait_ms=_EMPTY_QUEUE_WAIT_MS if waits else 0,
+        )
+        self._note(jobs)
+        self._was_empty = not jobs
+        if not jobs and waits and self._at_empty is AtEmpty.WAIT_AND_END:
+            return None
+        # A dequeue may find none while the router has not yet heard of jobs just enqueued.
+        if not jobs and self._at_empty is AtEmpty.END_RUN and not self._pending():
+            raise OutOfJobs
+        return Answered(len(jobs), waited=waits)
 
-    def __init__(self, client: Client, plan: LoadPlan, batches: Batches) -> None:
-        super().__init__(client, plan, AtEmpty.END_RUN)
-        self.kind = Kind.ENQUEUE
-        self._enqueues = EnqueueCaller(client, plan.queue, batches)
+    def _pending(self) -> int:
+        return self._client.count(self._plan.queue, JobState.PENDING)
 
-    def call(self) -> Answered | None:
-        if self.kind is Kind.ENQUEUE:
-            answer = self._enqueues.call()
-            self.kind = Kind.DEQUEUE
-            return answer
-        if self.kind is Kind.DEQUEUE:
-            claimed = self._dequeue()
-            self.kind = Kind.ACK if claimed else Kind.ENQUEUE
-            return Answered(claimed)
-        acknowledged = self._acknowledge()
-        self.kind = Kind.ENQUEUE
+    def _note(self, claimed: Sequence[ClaimedJob]) -> None:
+        self._succeeded, self._failed = [], []
+        for job in claimed:
+            self._inspect(job)
+            if not self._plan.all_jobs and not _is_bench_job(job):
+                self._foreign.append(job)
+            elif random.random() * 100 < self._plan.success_percent:
+                self._succeeded.append(job)
+            else:
+                self._failed.append(job)
+        if self._foreign:
+            raise ForeignJobFound(
+                self._plan.queue,
+                self._foreign[0].descriptor,
+                "what it had claimed of them is released, at no attempt's cost "
+                "(by time-out, should the service be away by now)",
+            )
+
+    def _acknowledge(self) -> Answered:
+        acknowledged = len(self._succeeded) + len(self._failed)
+        if acknowledged:
+            self._client.ack(self._plan.queue, succeeded=self._succeeded, failed=self._failed)
+        self._succeeded, self._failed = [], []
         return Answered(acknowledged)
+
+
+def _not_stored(batch: Batch, cause: PinLaterError | ConnectionFailed) -> str:
+    """Of a batch of lines that failed; the lines before it may be among those stored."""
+    last = batch.first + len(batch.jobs) - 1
+    lines = f"line {last}, which was"
+    if last > batch.first:
+        lines = f"lines {batch.first} to {last}, which were"
+    # Of a call that is divided over shards one part may fail alone.
+    is_unsure = isinstance(cause, OutcomeUnknown) or (
+        isinstance(cause, PinLaterError)
+        and (cause.code is ErrorCode.SHARD_CONNECTION_FAILED or len(batch.jobs) > _UNDIVIDED_JOBS)
+    )
+    stored = "not stored for sure" if is_unsure else "not stored"
+    return f"stopped at {lines} {stored}: {cause}"

@@ -1,6 +1,6 @@
 """The load generator: the calls of several connections, measured, each kind by itself.
 
-A connection is a thread with a caller. A pace says when it calls: in a closed loop once the last
+A connection is a thread with a Caller. A pace says when it calls: in a closed loop once the last
 call is answered, so that while the service stands still nothing is asked of it, and nothing is
 measured; in an open loop by a schedule, as users come who know nothing of each other. Latency
 counts from when a call was due, so that a call which found all connections busy has waited. Calls
@@ -14,17 +14,21 @@ second; times are monotonic seconds.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from random import Random
-from typing import Final, NamedTuple, Protocol
+from typing import Final
 
+import click
+
+from pinlaterd.cli import command
+from pinlaterd.cli.callers import Answered, Caller, LoadStopped, OutOfJobs, Plan
+from pinlaterd.client import Client
 from pinlaterd.errors import ConnectionFailed, DequeueRateLimited, PinLaterError, RequestError
 from pinlaterd.lifecycle import StopSignal
 from pinlaterd.stats.histogram import Histogram, percentiles
@@ -40,42 +44,31 @@ LATE_AFTER_SECONDS = 0.001
 # A run that ends further behind than this had no connection free when calls were due.
 _BEHIND_AFTER_SECONDS = 0.1
 
-
-class Kind(StrEnum):
-    """A kind of call that is measured by itself."""
-
-    ENQUEUE = "enqueue"
-    DEQUEUE = "dequeue"
-    ACK = "ack"
+Prepare = Callable[[Client, StopSignal], None]
 
 
-class LoadStopped(Exception):
-    """An error after which the load can't go on."""
-
-
-class OutOfJobs(Exception):
-    """A dequeue brought nothing, and nothing was pending."""
-
-
-class Answered(NamedTuple):
-    """One call's result: jobs moved, and whether it waited for them to come."""
-
-    jobs: int
-    waited: bool = False
-
-
-class Caller(Protocol):
-    """The calls of one connection."""
-
-    kind: Kind  # of the call that comes next
-
-    def call(self) -> Answered | None:
-        """Make it; None if nothing is left to do. Raises OutOfJobs, LoadStopped."""
-        ...
-
-    def finish(self) -> None:
-        """End the claims that there still are; not measured."""
-        ...
+def run_load(
+    plan: Plan,
+    make_caller: Callable[[Client], Caller],
+    prepare: Prepare = lambda _client, _stop: None,
+) -> Load:
+    """Make the load, from as many connections as wanted. `prepare` comes before."""
+    stop = StopSignal()
+    # Not before the figures are shown: one more signal shall not cost them.
+    click.get_current_context().call_on_close(stop.close)
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(command.connect()) for _ in range(plan.concurrency)]
+        clients[0].queue_names()  # fails at once if no service answers
+        stop.catch()
+        try:
+            prepare(clients[0], stop)
+            for client in clients:
+                client.queue_names()  # connects: a connection's set-up is no call's latency
+            load = Load(plan, [make_caller(client) for client in clients])
+            load.run(stop)
+        except LoadStopped as error:
+            command.fail(str(error))
+    return load
 
 
 # --- when calls are due -----------------------------------------------------------------------
@@ -133,28 +126,31 @@ class ClosedLoop:
         """The run ends now: `next_start` returns None from here on, also to those that wait."""
         self._ended.set()
 
+    def unstarted_seconds(self) -> Sequence[float]:
+        """How long each call has waited that was due and never started. Once, and once all threads
+        have ended."""
+        return ()
+
+    def facts(self) -> dict[str, object] | None:
+        """How well the schedule was kept, for JSON; None if there was none."""
+        return None
+
 
 class OpenLoop(ClosedLoop):
     """`rate` calls a second, for `seconds` after the warm-up, or until `calls` were measured."""
 
-    def __init__(
-        self,
-        arrivals: str,
-        rate: float,
-        *,
-        warm_up_seconds: float,
-        seconds: float,
-        calls: int | None = None,
-    ) -> None:
-        super().__init__(calls)
-        self._arrivals, self._rate = arrivals, rate
-        due = ARRIVALS[arrivals]
-        measured = (warm_up_seconds + at for at in due(rate, seconds))
-        self._due = itertools.chain(due(rate, warm_up_seconds), itertools.islice(measured, calls))
-        self._ends_with_schedule = calls is not None
+    def __init__(self, plan: Plan, rate: float) -> None:
+        super().__init__(plan.calls)
+        self._arrivals, self._rate = plan.arrivals, rate
+        due = ARRIVALS[plan.arrivals]
+        measured = (plan.warm_up_seconds + at for at in due(rate, plan.seconds))
+        self._due = itertools.chain(
+            due(rate, plan.warm_up_seconds), itertools.islice(measured, plan.calls)
+        )
+        self._ends_with_schedule = plan.calls is not None
         self._ended_at = math.inf
-        self._started = self._late_all_busy = self._late_to_wake = 0
-        self._latest_seconds = 0.0
+        self._started = self._unstarted = self._late_all_busy = self._late_to_wake = 0
+        self._latest_seconds = self._behind_seconds = 0.0
         self._not_started: list[float] = []  # when calls were due that threads waited for
 
     def next_start(self) -> float | None:
@@ -193,31 +189,29 @@ class OpenLoop(ClosedLoop):
             self._ended.set()
 
     def unstarted_seconds(self) -> Sequence[float]:
-        """How long each call has waited that was due and never started. Once, and once all threads
-        have ended."""
         never_taken = itertools.takewhile(
             lambda due_at: due_at <= self._ended_at, (self._began_at + at for at in self._due)
         )
-        return [
+        waited = [
             self._ended_at - due_at
             for due_at in itertools.chain(self._not_started, never_taken)
             if self._measured_from <= due_at <= self._ended_at
         ]
+        self._unstarted, self._behind_seconds = len(waited), max(waited, default=0.0)
+        return waited
 
-    def facts(self, unstarted_seconds: Sequence[float]) -> dict[str, object]:
-        """How well the schedule was kept, for JSON. `behind_ms`: how long the oldest call that
-        never started had been due."""
-        behind_seconds = max(unstarted_seconds, default=0.0)
+    def facts(self) -> dict[str, object]:
+        """`behind_ms`: how long the oldest call that never started had been due."""
         return {
             "rate": self._rate,
             "arrivals": self._arrivals,
-            "due": self._started + len(unstarted_seconds),
+            "due": self._started + self._unstarted,
             "started": self._started,
             "late_all_busy": self._late_all_busy,
             "late_to_wake": self._late_to_wake,
             "latest_ms": round(1000 * self._latest_seconds, 3),
-            "behind_ms": round(1000 * behind_seconds, 3),
-            "kept_up": behind_seconds <= _BEHIND_AFTER_SECONDS,
+            "behind_ms": round(1000 * self._behind_seconds, 3),
+            "kept_up": self._behind_seconds <= _BEHIND_AFTER_SECONDS,
         }
 
 
@@ -272,70 +266,48 @@ class Figures:
         )
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """A run's figures, of its measured part. `cpu_share`: of one CPU, taken by this process.
+# --- a run ------------------------------------------------------------------------------------
 
-    `left_claimed`: why claims could not be ended, of each connection where they could not.
+
+def _moment() -> tuple[float, float]:
+    """The time, and the CPU seconds that this process has taken."""
+    return time.monotonic(), time.process_time()
+
+
+class Load:
+    """One run, one thread a caller; once it has ended, its measured part in figures.
+
+    `cpu_share`: of one CPU, taken by this process. `left_claimed`: why claims could not be ended,
+    of each connection where they could not.
     """
 
-    seconds: float
-    cpu_share: float
-    ran_out: bool
-    left_claimed: Sequence[PinLaterError | ConnectionFailed]
-    kinds: dict[Kind, Figures]
+    def __init__(self, plan: Plan, callers: Sequence[Caller]) -> None:
+        self._plan = plan
+        self._callers = callers
+        self.pace = ClosedLoop(plan.calls) if plan.rate is None else OpenLoop(plan, plan.rate)
+        self.kinds = self._new_figures()
+        self.seconds = self.cpu_share = 0.0
+        self.ran_out = False
+        self.left_claimed: list[PinLaterError | ConnectionFailed] = []
+        self._lock = threading.Lock()
+        self._counted = self._new_figures()
+        self._last_second = Figures()
+        self._measured_from = math.inf
+        self._first_look: tuple[float, float] | None = None  # after the warm-up
+        self._last_call: tuple[float, float] | None = None
+        self._calling = len(callers)  # connections that may make another call
+        self._fatal: Exception | None = None
+
+    def _new_figures(self) -> dict[str, Figures]:
+        return {kind: Figures(self._plan.slow_ms) for kind in self._callers[0].kinds}
 
     @property
     def has_errors(self) -> bool:
         return bool(self.left_claimed) or any(figures.errors for figures in self.kinds.values())
 
-
-class _Moment(NamedTuple):
-    at: float
-    cpu_seconds: float  # of this process
-
-    @classmethod
-    def now(cls) -> _Moment:
-        return cls(time.monotonic(), time.process_time())
-
-
-# --- a run ------------------------------------------------------------------------------------
-
-
-class Load:
-    """One run, one thread a caller."""
-
-    def __init__(
-        self,
-        callers: Sequence[Caller],
-        kinds: Iterable[Kind],
-        pace: ClosedLoop,
-        *,
-        slow_ms: float = math.inf,
-    ) -> None:
-        self._callers = callers
-        self._pace = pace
-        self._lock = threading.Lock()
-        self._kinds = {kind: Figures(slow_ms) for kind in kinds}
-        self._last_second = Figures()
-        self._measured_from = math.inf
-        self._first_look: _Moment | None = None  # after the warm-up
-        self._last_call: _Moment | None = None
-        self._calling = len(callers)  # connections that may make another call
-        self._ran_out = False
-        self._left_claimed: list[PinLaterError | ConnectionFailed] = []
-        self._fatal: Exception | None = None
-
-    def run(
-        self,
-        *,
-        warm_up_seconds: float = 0.0,
-        seconds: float = math.inf,
-        stop: StopSignal,
-        show: Callable[[str], None] | None = None,
-    ) -> Outcome:
-        """Warm up, and measure for `seconds`, or until stopped or the pace ends. `show` gets a line
-        a second, of the warm-up too. Raises the first error after which there is no going on.
+    def run(self, stop: StopSignal) -> None:
+        """Warm up, and measure, until it is told to stop or the plan is carried out. Raises the
+        first error after which there is no going on.
 
         When asked to stop, the calls in flight and the last acks are waited for; when asked again,
         they are given up, and counted as errors."""
@@ -343,43 +315,46 @@ class Load:
             threading.Thread(target=self._run_connection, args=(caller,), daemon=True)
             for caller in self._callers
         ]
-        self._last_second = Figures()
         began_at = time.monotonic()
-        self._measured_from = began_at + warm_up_seconds
-        self._pace.begin(began_at, self._measured_from)
+        self._measured_from = began_at + self._plan.warm_up_seconds
+        self.pace.begin(began_at, self._measured_from)
         for thread in running:
             thread.start()
-        stopping = is_told = False
+        show, stopping, is_told = self._plan.tell, False, False
         while running and not stop.insisted:
             if self._first_look is None and time.monotonic() >= self._measured_from:
-                self._first_look = _Moment.now()
+                self._first_look = _moment()
             if stopping and show is not None and not is_told:
                 is_told = True
                 show("waits for the calls in flight; interrupt it again to abandon them")
             stopping = stop.requested
-            left_seconds = self._measured_from + seconds - time.monotonic()
+            left_seconds = self._measured_from + self._plan.seconds - time.monotonic()
             if left_seconds <= 0 or stopping:
-                self._pace.end()
+                self.pace.end()
             running[0].join(min(_TICK_SECONDS, left_seconds) if left_seconds > 0 else _TICK_SECONDS)
             running = [thread for thread in running if thread.is_alive()]
             if show is not None:
                 self._show_second(show)
         if self._fatal is not None:
             raise self._fatal
-        return self._outcome(given_up=len(running))
+        self._conclude(given_up=len(running))
 
-    def _outcome(self, *, given_up: int) -> Outcome:
+    def _conclude(self, *, given_up: int) -> None:
         """The figures as they are now, whatever a connection that was given up does later."""
-        end, cpu_share = self._last_call or _Moment.now(), 0.0
-        if self._first_look is not None and end.at > self._first_look.at:
-            used = end.cpu_seconds - self._first_look.cpu_seconds
-            cpu_share = used / (end.at - self._first_look.at)
+        ended_at, cpu_seconds = self._last_call or _moment()
+        self.seconds = max(0.0, ended_at - self._measured_from)
+        if self._first_look is not None and ended_at > self._first_look[0]:
+            looked_at, cpu_before = self._first_look
+            self.cpu_share = (cpu_seconds - cpu_before) / (ended_at - looked_at)
         with self._lock:
-            kinds, self._kinds = self._kinds, {kind: Figures() for kind in self._kinds}
+            self.kinds, self._counted = self._counted, self._new_figures()
+        kinds = list(self.kinds.values())
         if given_up:
-            next(iter(kinds.values())).errors[_GIVEN_UP] += given_up
-        seconds = max(0.0, end.at - self._measured_from)
-        return Outcome(seconds, cpu_share, self._ran_out, self._left_claimed, kinds)
+            kinds[0].errors[_GIVEN_UP] += given_up
+        # Calls that were due and never started have waited, too: leaving them out would make an
+        # overloaded service look fast. The kinds take turns, so each gets its share of them.
+        for number, seconds in enumerate(self.pace.unstarted_seconds()):
+            kinds[number % len(kinds)].took(seconds)
 
     def _show_second(self, show: Callable[[str], None]) -> None:
         seconds = time.monotonic() - self._last_second.began_at
@@ -393,23 +368,23 @@ class Load:
 
     def _run_connection(self, caller: Caller) -> None:
         try:
-            while (counts_from := self._pace.next_start()) is not None:
+            while (counts_from := self.pace.next_start()) is not None:
                 if not self._call_once(caller, counts_from):
                     break
         except OutOfJobs:
-            self._ran_out = True
-            self._pace.end()
+            self.ran_out = True
+            self.pace.end()
         except (LoadStopped, PinLaterError, ConnectionFailed, OSError) as error:
             self._fatal = self._fatal or error
-            self._pace.end()
+            self.pace.end()
         with self._lock:
             self._calling -= 1
             if not self._calling:
-                self._last_call = _Moment.now()
+                self._last_call = _moment()
         try:
             caller.finish()
         except (PinLaterError, ConnectionFailed) as error:
-            self._left_claimed.append(error)
+            self.left_claimed.append(error)
 
     def _call_once(self, caller: Caller, counts_from: float) -> bool:
         """Make a call and count it, or an error that the next call may not meet. False if nothing
@@ -424,7 +399,7 @@ class Load:
             with self._lock:
                 self._last_second.errors[name_of(error)] += 1
                 if is_measured:
-                    self._kinds[kind].errors[name_of(error)] += 1
+                    self._counted[kind].errors[name_of(error)] += 1
             time.sleep(_PAUSE_AFTER_ERROR_SECONDS)
             return True
         if answer is None:
@@ -433,7 +408,7 @@ class Load:
         with self._lock:
             self._last_second.answered(answer, seconds)
             if is_measured:
-                self._kinds[kind].answered(answer, seconds)
+                self._counted[kind].answered(answer, seconds)
         return True
 
 

@@ -3,19 +3,17 @@ own."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import IO, Any
 
 import click
 
 from pinlaterd import __version__
 from pinlaterd.cli import callers, command, load
-from pinlaterd.client import Client
-from pinlaterd.lifecycle import ExitCode, StopSignal
+from pinlaterd.cli.callers import AtEmpty, Kind, Plan
+from pinlaterd.lifecycle import ExitCode
 from pinlaterd.text import how_many
 
 _MAX_CONCURRENCY = 1000
@@ -64,37 +62,6 @@ def num_queries_option(
         default=default,
         help=f"Calls to make over all connections; -1: {meaning}",
     )
-
-
-def run_load(
-    plan: callers.LoadPlan,
-    kinds: Sequence[load.Kind],
-    caller: Callable[[Client], load.Caller],
-    pace: load.ClosedLoop,
-    *,
-    prepare: Callable[[Client, StopSignal], None] = lambda _client, _stop: None,
-    slow_ms: float = math.inf,
-    warm_up_seconds: float = 0.0,
-    seconds: float = math.inf,
-) -> load.Outcome:
-    """`caller` makes that of one connection; `prepare` comes before the load."""
-    stop = StopSignal()
-    # Not before the figures are shown: one more signal shall not cost them.
-    click.get_current_context().call_on_close(stop.close)
-    with contextlib.ExitStack() as stack:
-        clients = [stack.enter_context(command.connect()) for _ in range(plan.concurrency)]
-        clients[0].queue_names()  # fails at once if no service answers
-        stop.catch()
-        try:
-            prepare(clients[0], stop)
-            for client in clients:
-                client.queue_names()  # connects: a connection's set-up is no call's latency
-            made = load.Load([caller(client) for client in clients], kinds, pace, slow_ms=slow_ms)
-            return made.run(
-                warm_up_seconds=warm_up_seconds, seconds=seconds, stop=stop, show=plan.tell
-            )
-        except load.LoadStopped as error:
-            command.fail(str(error))
 
 
 @click.group(
@@ -146,10 +113,9 @@ def enqueue(*, from_file: IO[bytes] | None, body: str | None, **options: Any) ->
     """
     if from_file is not None and body is not None:
         raise click.UsageError("--body and --from-file exclude each other; give one of them")
-    plan = callers.LoadPlan(**options)
-    calls = plan.calls
-    if plan.num_queries is None and from_file is None:
-        calls = 1
+    if options["num_queries"] is None and from_file is None:
+        options["num_queries"] = 1
+    plan = Plan(**options)
     if from_file is not None:
         batches = callers.line_batches(plan, from_file)
     elif body is not None:
@@ -158,13 +124,7 @@ def enqueue(*, from_file: IO[bytes] | None, body: str | None, **options: Any) ->
     else:
         batches = callers.stamped_batches(plan)
     source, is_file = callers.Batches(batches), from_file is not None
-    outcome = run_load(
-        plan,
-        [load.Kind.ENQUEUE],
-        lambda client: callers.EnqueueCaller(client, plan.queue, source, all_or_stop=is_file),
-        load.ClosedLoop(calls),
-    )
-    _report("enqueued", outcome)
+    _report("enqueued", _run(plan, Kind.ENQUEUE, batches=source, all_or_stop=is_file))
 
 
 @cli.command()
@@ -180,9 +140,8 @@ def dequeue(**options: Any) -> None:
       pinlater dequeue --queue mail --num-queries 10 --batch-size 100
       pinlater dequeue --queue mail --num-queries -1 --dequeue-success-percent 95
     """
-    plan = callers.LoadPlan(**options)
-    make = functools.partial(callers.DequeueCaller, plan=plan, at_empty=callers.AtEmpty.WAIT)
-    _report("dequeued", run_load(plan, [load.Kind.DEQUEUE], make, load.ClosedLoop(plan.calls)))
+    done = _run(Plan(**options), Kind.DEQUEUE, at_empty=AtEmpty.WAIT)
+    _report("dequeued", done)
 
 
 @cli.command("check-dequeue")
@@ -201,27 +160,29 @@ def check_dequeue(**options: Any) -> None:
       pinlater enqueue --queue check --num-queries 100 --batch-size 100
       pinlater check-dequeue --queue check --batch-size 100 --concurrency 4
     """
-    plan, audit = callers.LoadPlan(**options), callers.DeliveryAudit()
-    make = functools.partial(
-        callers.DequeueCaller, plan=plan, at_empty=callers.AtEmpty.WAIT_AND_END, inspect=audit.enter
-    )
-    outcome = run_load(plan, [load.Kind.DEQUEUE], make, load.ClosedLoop(plan.calls))
+    audit = callers.DeliveryAudit()
+    done = _run(Plan(**options), Kind.DEQUEUE, at_empty=AtEmpty.WAIT_AND_END, inspect=audit.enter)
     verdict = audit.verdict()
-    _report("dequeued", outcome, verdict)
+    _report("dequeued", done, verdict)
     if verdict.faults:
         sys.exit(ExitCode.FAILURE)
 
 
-def _report(did: str, outcome: load.Outcome, verdict: callers.Verdict | None = None) -> None:
-    [figures] = outcome.kinds.values()
-    figures.errors.update(map(load.name_of, outcome.left_claimed))
+def _run(plan: Plan, kind: Kind, **calls: Any) -> load.Load:
+    make = functools.partial(callers.Caller, plan=plan, kinds=[kind], **calls)
+    return load.run_load(plan, make)
+
+
+def _report(did: str, done: load.Load, verdict: callers.Verdict | None = None) -> None:
+    [figures] = done.kinds.values()
+    figures.errors.update(map(load.name_of, done.left_claimed))
     facts = {
-        "seconds": round(outcome.seconds, 3),
-        **figures.facts(outcome.seconds, {"p50_ms": 0.5, "p99_ms": 0.99}),
+        "seconds": round(done.seconds, 3),
+        **figures.facts(done.seconds, {"p50_ms": 0.5, "p99_ms": 0.99}),
     }
     lines = [
         f"{did} {how_many(figures.jobs, 'job')} in {how_many(figures.calls, 'call')}",
-        figures.line(outcome.seconds),
+        figures.line(done.seconds),
     ]
     if verdict is not None:
         facts["check"] = vars(verdict)

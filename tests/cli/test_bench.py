@@ -16,15 +16,9 @@ import time
 import psutil
 import pytest
 
-from pinlaterd.cli.bench import Plan, report_facts, report_lines
-from pinlaterd.cli.load import (
-    Answered,
-    ClosedLoop,
-    Kind,
-    Load,
-    even_arrivals,
-    poisson_arrivals,
-)
+from pinlaterd.cli.bench import report_facts, report_lines
+from pinlaterd.cli.callers import Answered, Caller, Kind, Plan
+from pinlaterd.cli.load import Load, even_arrivals, poisson_arrivals
 from pinlaterd.client import JobState
 from pinlaterd.errors import ConnectionFailed
 from pinlaterd.lifecycle import ExitCode, StopSignal
@@ -248,25 +242,11 @@ def test_a_call_that_the_service_refuses_ends_the_run(pinlater, queue):
     assert done.stderr.startswith("pinlater: ENQUEUE_REJECTED: invalid request: ")
 
 
-PLAN = Plan(
-    queue="q",
-    num_queries=None,
-    batch_size=1,
-    concurrency=1,
-    progress=None,
-    create=False,
-    warm_up_seconds=0,
-    seconds=60,
-    rate=None,
-    arrivals=None,
-    slow_ms=100,
-)
+PLAN = Plan(queue="q", num_queries=3, batch_size=1, concurrency=1, progress=None)
 
 
-class Forgetful:
-    """A caller whose service is away when its claims are to be ended."""
-
-    kind = Kind.DEQUEUE
+class Forgetful(Caller):
+    """Its service is away when its claims are to be ended."""
 
     def call(self) -> Answered:
         return Answered(1)
@@ -275,16 +255,16 @@ class Forgetful:
         raise ConnectionFailed("the service is away")
 
 
-def test_claims_that_cannot_be_ended_are_said_beside_the_figures():
-    pace = ClosedLoop(calls=3)
+def test_claims_that_cannot_be_ended_are_said_beside_the_figures(client):
+    done = Load(PLAN, [Forgetful(client, PLAN, [Kind.DEQUEUE])])
     with contextlib.closing(StopSignal()) as stop:
-        outcome = Load([Forgetful()], [Kind.DEQUEUE], pace).run(seconds=60, stop=stop)
+        done.run(stop)
 
-    found = report_facts(PLAN, outcome, pace)
+    found = report_facts(PLAN, done)
 
-    assert outcome.has_errors
+    assert done.has_errors
     assert found["left_claimed"] == "the service is away"
-    assert outcome.kinds[Kind.DEQUEUE].jobs == 3
+    assert done.kinds[Kind.DEQUEUE].jobs == 3
     [line] = [line for line in report_lines(found, 60) if "the service is away" in line]
     assert "come out again when their claims time out" in line
 
