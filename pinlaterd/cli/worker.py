@@ -33,8 +33,8 @@ from pinlaterd.client import (
     ProcessNotStarted,
     Worker,
 )
-from pinlaterd.client.consumer import CONNECTIONS_A_QUEUE
 from pinlaterd.client.executors import CLEAN_UP_SECONDS, TO_THREAD
+from pinlaterd.client.worker import CONNECTIONS_A_QUEUE
 from pinlaterd.config.schema import LOG_LEVELS
 from pinlaterd.errors import DeploymentError, RequestError
 from pinlaterd.lifecycle import STOP_SIGNALS, ExitCode, StopSignal, end_with_parent

@@ -13,10 +13,9 @@
 
 `calls` has the twelve operations; a `pool` of connections makes them, to `addresses` that serve,
 and `client` and `async_client` are its two ways to wait: docs/python.md. A `worker` runs
-`handlers`, with a `consumer` for each queue: docs/worker.md. It claims as many jobs ahead as its
-`executors` begin soon, and holds them `in_flight`; a handler gets a `running_job`, and may run in
-`processes`, within which is a `handler_process`. `metrics`, which nothing here imports, is for
-Prometheus. May rely on `rpc` and below.
+`handlers`: docs/worker.md. For each queue it claims as many jobs ahead as its `executors` begin
+soon, and holds them `in_flight`; a handler gets a `running_job`, and may run in `processes`.
+`metrics`, which nothing here imports, is for Prometheus. May rely on `rpc` and below.
 """
 
 from importlib import import_module
@@ -89,28 +88,23 @@ __all__ = [
     "never",
 ]
 
-# Imported on first use: a worker's modules would double the time in which a command starts.
+# Imported on first use: a worker's modules would double the time in which a command starts. All
+# names that are not here are of `running_job`.
 _ON_FIRST_USE = {
-    name: module
-    for module, names in {
-        "async_client": ["AsyncClient"],
-        "handlers": ["Handlers"],
-        "in_flight": ["QueueFigures", "RunFigures"],
-        "processes": ["ProcessDied", "ProcessNotStarted"],
-        "running_job": [
-            *("ClaimLost", "Discard", "Ending", "Later", "Outcome", "Retry", "RetryPolicy"),
-            *("RunningJob", "constant", "exponential", "linear", "never"),
-        ],
-        "worker": ["Worker"],
-    }.items()
-    for name in names
+    "AsyncClient": "async_client",
+    "Handlers": "handlers",
+    "ProcessDied": "processes",
+    "ProcessNotStarted": "processes",
+    "QueueFigures": "in_flight",
+    "RunFigures": "in_flight",
+    "Worker": "worker",
 }
 
 
 def __getattr__(name: str) -> Any:
-    module = _ON_FIRST_USE.get(name)
-    if module is None:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = _ON_FIRST_USE.get(name, "running_job")
     return getattr(import_module(f"{__name__}.{module}"), name)
 
 

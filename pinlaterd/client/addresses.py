@@ -1,6 +1,5 @@
 """Which server a call goes to: the addresses a Client was given, which of them are healthy, and
-what DNS says that they stand for. Times are monotonic seconds.
-"""
+what DNS says that they stand for. Times are monotonic seconds."""
 
 from __future__ import annotations
 
@@ -76,11 +75,8 @@ def _parse_address(named: str, default_port: int) -> Address:
 
 @dataclass(slots=True)
 class _Failure:
-    """A server failed, and has answered no call since.
-
-    It is left alone until `pause_ends_at`, then probed. Once a probe was answered it gets calls
-    again; but if it fails the next one, too, it is left alone for longer than before.
-    """
+    """A server failed, and has answered no call since. It is left alone until `pause_ends_at`, then
+    probed. If it answers a probe, but fails the next call, it is left alone for longer."""
 
     pause_seconds: float
     pause_ends_at: float
@@ -102,8 +98,7 @@ class Servers:
          │                          │  └──── longer pause: no answer ───┘  │
          └────────── a call there, or a probe, was answered ───────────────┘
 
-    Calls go to one that is left alone only if no other is left to try: whether it is back is found
-    out beside them, so that none loses its time there. Pure, without lock or clock.
+    Calls go to one that is left alone only if no other is left to try. Pure, without lock or clock.
     """
 
     def __init__(self, addresses: Sequence[Address], *, rng: random.Random) -> None:
@@ -113,11 +108,8 @@ class Servers:
         self._failures: dict[Address, _Failure] = {}
 
     def order(self) -> list[Address]:
-        """All servers in the order in which a call should try them.
-
-        The healthy ones come first and take turns; those that are left alone come last, the one
-        whose pause ends soonest before the others.
-        """
+        """All servers in the order in which a call should try them: the healthy ones take turns;
+        those that are left alone come last, the one whose pause ends soonest before the others."""
         away = {a: f.pause_ends_at for a, f in self._failures.items() if f.is_away}
         healthy = [address for address in self._addresses if address not in away]
         if healthy:
@@ -127,10 +119,8 @@ class Servers:
         return healthy + sorted(away, key=away.__getitem__)
 
     def failed(self, address: Address, *, now: float) -> None:
-        """It can't be connected, or broke, or kept silent.
-
-        Many calls that break at the same time are one failure.
-        """
+        """It can't be connected, or broke, or kept silent. Many calls that break at the same time
+        are one failure."""
         failure = self._failures.get(address)
         if failure is None:
             pause_ends_at = now + FIRST_PAUSE_SECONDS
@@ -175,11 +165,9 @@ class Endpoint(NamedTuple):
 
 
 class Names:
-    """Asks DNS what the hosts of one client's servers stand for; any thread may use it.
-
-    The system's own look-up can't be bounded or cancelled, and often lasts longer than a call may.
-    So it runs in a daemon thread, one at a time for each server, that all callers share.
-    """
+    """Asks DNS what the hosts of one client's servers stand for. The system's own look-up can't be
+    bounded or cancelled, and often lasts longer than a call may: so it runs in a daemon thread, one
+    at a time for each server, that all callers share."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -187,19 +175,19 @@ class Names:
 
     def look_up(self, server: Address) -> Future[list[Endpoint]]:
         """Its endpoints, in the system's order of preference, or an OSError."""
-        if _is_numeric(server.host):
-            known: Future[list[Endpoint]] = Future()
-            _resolve(server, known)  # no name server is asked
-            return known
+        found: Future[list[Endpoint]] = Future()
+        if _is_numeric(server.host):  # no name server is asked
+            _resolve(server, found)
+            return found
         with self._lock:
-            if server not in self._under_way:
-                found: Future[list[Endpoint]] = Future()
-                found.set_running_or_notify_cancel()  # a caller that gives up does not end it
-                threading.Thread(
-                    target=self._ask, args=(server, found), name=f"dns-{server.host}", daemon=True
-                ).start()
-                self._under_way[server] = found
-            return self._under_way[server]
+            if server in self._under_way:
+                return self._under_way[server]
+            found.set_running_or_notify_cancel()  # a caller that gives up does not end it
+            threading.Thread(
+                target=self._ask, args=(server, found), name=f"dns-{server.host}", daemon=True
+            ).start()
+            self._under_way[server] = found
+            return found
 
     def _ask(self, server: Address, found: Future[list[Endpoint]]) -> None:
         _resolve(server, found)

@@ -1,13 +1,5 @@
 """The twelve operations as coroutines: the parameters, errors and promises of Client's methods.
 
-    async with AsyncClient("queue.example.com", source="mailer:host7") as client:
-        await client.enqueue("mail", [b"to: ada"])
-        for job in await client.dequeue("mail", limit=10, max_wait_ms=5000):
-            await send(job.body)
-            await client.ack("mail", succeeded=[job])
-        async for record in client.scan("mail", JobState.FAILED):
-            print(record.descriptor, record.custom_status)
-
 A call that is cancelled may have been carried out, like one that ends with OutcomeUnknown.
 """
 
@@ -161,19 +153,15 @@ class AsyncClient(BaseClient["_StreamConnection"]):
             raise
 
     def _start_probe(self, server: Address) -> None:
-        """In a task of its own, which ends with the probe."""
         probe = asyncio.create_task(self._probe(server), name=f"probe-{server}")
         self._probes.add(probe)
         probe.add_done_callback(self._probes.discard)
 
 
 class _StreamConnection(Connection):
-    """A connection whose calls are awaited.
-
-    What asyncio was given to send leaves later, and goes on leaving when nobody waits for it any
+    """What asyncio was given to send leaves later, and goes on leaving when nobody waits for it any
     more. So a call that failed or was cancelled must have its connection closed at once, which
-    drops what has not left.
-    """
+    drops what has not left."""
 
     def __init__(
         self, address: Address, reader: asyncio.StreamReader, writer: asyncio.StreamWriter

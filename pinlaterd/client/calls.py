@@ -1,6 +1,6 @@
 """The twelve operations as calls to be sent: what each asks for, and what its answer becomes.
 
-Both clients have a method for each, with its parameters and its docstring. Everything here is pure.
+Both clients have a method for each, with its parameters and docstring. Everything here is pure.
 """
 
 from __future__ import annotations
@@ -70,8 +70,7 @@ class PreparedCall(NamedTuple, Generic[T]):
     wait_ms: int = 0
 
     def encode(self, seqid: int, context: CallContext) -> bytes:
-        """The message. Raises InvalidRequest, or InvalidEnqueue, for what Thrift's types cannot
-        hold."""
+        """Raises InvalidRequest, or InvalidEnqueue, for what Thrift's types cannot hold."""
         return codec.encode_call(self.method, seqid, context, self.request)
 
     def decode(self, seqid: int, answer: bytes, *, server: Address) -> T:

@@ -1,26 +1,14 @@
-"""The twelve operations as methods that block: the plain way to use the service.
-
-    client = Client("queue.example.com", source="mailer:host7")
-    client.create_queue("mail")
-    [descriptor] = client.enqueue("mail", [Job(b"to: ada", priority=2, attempts_allowed=5)])
-
-    for job in client.dequeue("mail", limit=10, max_wait_ms=5000):
-        send(job.body)
-        client.ack("mail", succeeded=[job])
-
-    print(client.lookup([descriptor])[descriptor].state.name)      # SUCCEEDED
+"""The twelve operations as methods that block.
 
 Errors: a refusal of the service is raised as the class of pinlaterd.errors for its code, all of
 them PinLaterError; no answer is ConnectionFailed (nothing was done) or OutcomeUnknown, which is one
-(the call may have been carried out). A call is sent again by itself only where that can't do
-anything twice. docs/python.md is the guide.
+(the call may have been carried out). docs/python.md is the guide.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import os
 import select
 import socket
@@ -161,7 +149,6 @@ class Client(BaseClient["_BlockingConnection"]):
             raise
 
     def _start_probe(self, server: Address) -> None:
-        """In a thread of its own, which ends with the probe."""
         probe = threading.Thread(
             target=lambda: _finish(self._probe(server)), name=f"probe-{server}", daemon=True
         )
@@ -176,7 +163,7 @@ class Client(BaseClient["_BlockingConnection"]):
         Closing the child's copies tells the servers nothing. No lock is taken, for a thread that
         the child does not have may hold it.
         """
-        inherited = [*itertools.chain(*self._idle.values()), *self._lent]
+        inherited = list(self._connections)
         self._begin()
         for connection in inherited:
             connection.close()
@@ -204,8 +191,6 @@ def _finish(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 class _BlockingConnection(Connection):
-    """A connection whose calls block."""
-
     def __init__(self, address: Address, connected: socket.socket) -> None:
         self.address = address
         self._socket = connected
@@ -239,17 +224,15 @@ class _BlockingConnection(Connection):
             raise call_failed(self.address, error, may_have_left=has_left) from error
 
     def _receive(self, deadline: float) -> bytes:
-        received = bytearray()
-        end = 4
+        received, end = bytearray(), 4
         while len(received) < end:
             self._socket.settimeout(seconds_left(deadline))
             chunk = self._socket.recv(RECEIVE_BYTES)
             if not chunk:
                 raise ConnectionError("connection closed")
-            known_before = len(received) >= 4
             received += chunk
-            if not known_before and len(received) >= 4:
-                end = 4 + answer_length(received[:4])
+            if end == 4 and len(received) >= 4:
+                end += answer_length(received[:4])
         if len(received) > end:
             raise ConnectionError("more came back than one answer")
         return bytes(memoryview(received)[4:])

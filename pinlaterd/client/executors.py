@@ -1,4 +1,4 @@
-"""Where handlers run: threads, or tasks of an event loop; `processes` builds on the threads.
+"""Where handlers run: threads, tasks of an event loop, or processes, each with a thread.
 
 An executor takes jobs that are in flight, and hands in how each ended.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import math
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -14,15 +16,35 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import cast
 
+from pinlaterd.client.client import Client
 from pinlaterd.client.handlers import AsyncFunction, QueueHandler
 from pinlaterd.client.in_flight import InFlight
-from pinlaterd.client.running_job import RELEASED, Outcome, RunningJob
+from pinlaterd.client.processes import Answer, Child, ChildPlan, ProcessDied, ProcessNotStarted
+from pinlaterd.client.running_job import RELEASED, ClaimLost, Outcome, RunningJob
 
 # How long handlers that were cancelled may take to clean up.
 CLEAN_UP_SECONDS = 2.0
+# How long the ends of all processes are waited for.
+_CLOSE_SECONDS = 5.0
 # How the names of the threads begin that `asyncio.to_thread` takes for a handler. Python waits for
 # them when it exits.
 TO_THREAD = "handler-to-thread"
+
+log = logging.getLogger(__name__)
+
+
+def executor_of(
+    handler: QueueHandler,
+    concurrency: int,
+    client: Client,
+    set_up_process: Callable[[], object] | None,
+) -> Executor:
+    """Not started yet. Raises ValueError if the handler can't run where it is to run."""
+    if handler.run_in == "tasks":
+        return TaskExecutor(handler, concurrency)
+    if handler.run_in == "threads":
+        return ThreadExecutor(handler, concurrency)
+    return ProcessExecutor(handler, concurrency, ChildPlan.of(handler, client, set_up_process))
 
 
 class Executor(ABC):
@@ -38,17 +60,13 @@ class Executor(ABC):
         """Begin to take jobs; returns at once. `fail` is called, from any thread, when jobs can't
         be run here: the worker ends with this error, in order."""
 
-    def abandon(self) -> None:  # noqa: B027 - there may be nothing to do
-        """End what still runs, where that can be done: nobody waits for its outcome any more. Its
-        claims are lost (`when_lost` was called) before. Returns at once; any thread may call it."""
-
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:  # noqa: B027 - there may be nothing to do
         """Let go of threads and processes: nothing runs that is waited for. Blocks but shortly."""
 
 
 class ThreadExecutor(Executor):
-    """A thread for each job that may run at a time. It ends once `wait` gives it no more jobs, but
-    can't be ended: what is abandoned in it goes on, as a daemon."""
+    """A thread for each job that may run at a time. It can't be ended: what is abandoned in it goes
+    on, as a daemon."""
 
     def __init__(self, handler: QueueHandler, concurrency: int) -> None:
         super().__init__(handler, concurrency)
@@ -68,7 +86,6 @@ class ThreadExecutor(Executor):
             thread.start()
 
     def _run_jobs(self, work: InFlight, name: str) -> None:
-        """Called in each thread."""
         while (job := work.wait()) is not None:
             self._run(work, job, self._handler.run)
 
@@ -85,6 +102,100 @@ class ThreadExecutor(Executor):
             if hooks:
                 hooks.end(job, outcome)
             work.finish(job, outcome, time.monotonic())
+
+
+# --- processes --------------------------------------------------------------------------------
+
+
+class ProcessExecutor(ThreadExecutor):
+    """A child for each of the threads. What is abandoned ends with its child."""
+
+    def __init__(self, handler: QueueHandler, concurrency: int, plan: ChildPlan) -> None:
+        super().__init__(handler, concurrency)
+        self._plan = plan
+
+    def close(self) -> None:
+        deadline = time.monotonic() + _CLOSE_SECONDS
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _run_jobs(self, work: InFlight, name: str) -> None:
+        place = ProcessPlace(self._handler, self._plan, name, work)
+        try:
+            place.prepare()
+            while (job := work.wait()) is not None:
+                self._run(work, job, place.run)
+                place.prepare()
+        finally:
+            place.close()
+
+
+class ProcessPlace:
+    """Runs one job at a time in a child that it keeps; in one thread. A child that died over a job
+    is replaced before the place takes another one; one that died idle, when it is given a job."""
+
+    def __init__(self, handler: QueueHandler, plan: ChildPlan, name: str, work: InFlight) -> None:
+        self._handler = handler
+        self._plan = plan
+        self._name = name
+        self._work = work
+        self._child: Child | None = None
+
+    def prepare(self) -> None:
+        """Have a child that is ready, unless abandoned. Raises ProcessNotStarted."""
+        if self._child is not None or self._work.abandoned:
+            return
+        try:
+            self._child = Child(self._plan, self._name, lambda: self._work.abandoned)
+            self._child.wait_until_ready()
+        except ProcessNotStarted as error:
+            self.close()
+            if not self._work.abandoned:
+                raise ProcessNotStarted(
+                    f"no process can run the handler of queue {self._handler.queue!r}: {error}"
+                ) from error
+
+    def run(self, job: RunningJob) -> Outcome:
+        try:
+            answer = self._answer(job)
+        except ProcessNotStarted:  # released; `prepare` will say why
+            return RELEASED
+        except (ProcessDied, TimeoutError, ClaimLost) as error:
+            log.warning("job %s: %s", job.descriptor, error)
+            return self._handler.outcome_of(job, error.with_traceback(None))
+        job.body = answer.body
+        if answer.is_lost:
+            job.lose()
+        if answer.error is None:
+            return self._handler.outcome_of_value(job, answer.status or None)
+        return self._handler.outcome_of(job, answer.error.restored(), answer.error.summary)
+
+    def close(self) -> None:
+        if self._child is not None:
+            self._child.end()
+            self._child = None
+
+    def _answer(self, job: RunningJob) -> Answer:
+        """Raises ProcessNotStarted, ProcessDied, TimeoutError and ClaimLost: there is no child any
+        more."""
+        try:
+            try:
+                return self._apply(job)
+            except ProcessNotStarted:  # it died while it had nothing to do
+                self.close()
+                return self._apply(job)
+        except BaseException:
+            self.close()
+            raise
+
+    def _apply(self, job: RunningJob) -> Answer:
+        self.prepare()
+        if self._child is None:
+            raise ProcessNotStarted("the worker ends")
+        return self._child.apply(job, self._handler.time_limit_seconds or math.inf)
+
+
+# --- tasks ------------------------------------------------------------------------------------
 
 
 class TaskExecutor(Executor):

@@ -1,14 +1,5 @@
 """Handlers: which function works on which queue, how many at a time, and what to do when it fails.
 
-    handlers = Handlers()
-
-    @handlers.queue("images", concurrency=4, retry={ConnectionError: exponential(1, most=300)})
-    def resize(job: RunningJob) -> str | None:
-        return f"{shrink(job.body)} bytes"                 # appended to the job's custom status
-
-    @handlers.before
-    def note(job: RunningJob) -> None: ...
-
 A decorated function stays what it is: it can be called, and pickled by its name. Nothing here
 does I/O.
 """
@@ -19,7 +10,6 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Literal, TypeVar, cast, get_args
 
 from pinlaterd.client.running_job import (
@@ -97,16 +87,14 @@ class QueueHandler:
         return LOST if job.lost else returned(value)
 
     def outcome_of(self, job: RunningJob, error: BaseException, text: str | None = None) -> Outcome:
-        """What becomes of a job whose handler raised `error`; `text` as for `outcomes.raised`."""
+        """What becomes of a job whose handler raised `error`; `text` as for `raised`."""
         if job.lost:
             return LOST
-        is_last = job.attempts_remaining <= 1
-        becomes = partial(raised, attempt=job.attempt, is_last=is_last, retries=self.retries)
         try:
-            outcome = becomes(error, text=text)
+            outcome = raised(error, job, self.retries, text)
         except Exception as mistake:  # as in a subclass of Retry that forgets its base
             log.exception("job %s: what its handler raised makes no outcome", job.descriptor)
-            outcome = becomes(mistake)
+            outcome = raised(mistake, job, self.retries)
         if outcome.error is not None:
             log.info("job %s failed", job.descriptor, exc_info=error)
         return outcome
@@ -147,14 +135,9 @@ class Handlers:
         """
 
         def register(function: _Function) -> _Function:
+            place = run_in or ("tasks" if _is_async(function) else "threads")
             handler = QueueHandler(
-                name,
-                function,
-                run_in or ("tasks" if _is_async(function) else "threads"),
-                self.hooks,
-                concurrency,
-                retry,
-                time_limit_seconds,
+                name, function, place, self.hooks, concurrency, retry, time_limit_seconds
             )
             _check(handler)
             if name in self._of_queues:
@@ -209,8 +192,7 @@ def _check(handler: QueueHandler) -> None:
 
 def _check_run_in(what: str, handler: QueueHandler) -> None:
     if handler.run_in not in get_args(RunIn):
-        allowed = ", ".join(map(repr, get_args(RunIn)))
-        raise ValueError(f"{what}: expected one of {allowed}")
+        raise ValueError(f"{what}: expected one of {', '.join(map(repr, get_args(RunIn)))}")
     is_async = _is_async(handler.function)
     if is_async and handler.run_in != "tasks":
         raise ValueError(

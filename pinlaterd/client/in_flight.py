@@ -1,7 +1,7 @@
 """What a worker holds of one queue: jobs that wait, jobs that run, and ends yet to be reported.
 
-Threads meet here and nowhere else: fetchers add jobs and take acks along, handlers begin and finish
-jobs, the reporter takes what it has to report. Nothing here does I/O; times are monotonic seconds.
+Threads meet here alone: fetchers add jobs and take acks along, handlers begin and finish jobs, the
+reporter takes what it has to report. Nothing here does I/O; times are monotonic seconds.
 
 Beginning and finishing a job takes no lock while jobs wait: handlers use two deques, whose `append`
 and `popleft` are atomic. A thread that is about to sleep notes that *before* it looks once more,
@@ -30,8 +30,7 @@ FETCHERS = 2
 REPEAT_SECONDS = 1.0
 # Jobs that have waited for so long are released: handlers are slower than they were.
 HOARD_SECONDS = 1.0
-# The most jobs that one dequeue claims; twice that wait at most, so that handlers are busy with
-# one answer while the next one comes.
+# The most jobs that one dequeue claims; twice that wait at most: one answer while the next comes.
 LARGEST_CLAIM = 1000
 # Upper bounds of the histogram of run times, in seconds.
 BOUNDS_SECONDS = (
@@ -70,11 +69,8 @@ class QueueFigures(NamedTuple):
 
 class Runs:
     """Counts runs, and knows how many jobs `concurrency` places will begin within `ahead_seconds`,
-    by how long jobs took so far. Not thread-safe.
-
-    Jobs that run for minutes are claimed only when a place is free for them, so that other workers
-    can have the rest; jobs that run for microseconds by the thousand.
-    """
+    by how long jobs took so far: jobs that run for minutes are claimed only when a place is free
+    for them, so that other workers can have the rest. Not thread-safe."""
 
     def __init__(self, concurrency: int, ahead_seconds: float) -> None:
         self._concurrency = concurrency
@@ -98,19 +94,16 @@ class Runs:
         self._mean_seconds = max(seconds, self._mean_seconds or 0.0)
 
     def figures(self) -> RunFigures:
-        within = [*accumulate(self._buckets[:-1])]
-        return RunFigures(dict(self._endings), self._seconds, within)
+        return RunFigures(dict(self._endings), self._seconds, [*accumulate(self._buckets[:-1])])
 
     @property
     def ahead(self) -> int:
         """How many jobs may wait. None before the first has run: nothing is known of them yet."""
         if self._mean_seconds is None or not self._ahead_seconds:
             return 0
-        most = 2 * LARGEST_CLAIM
         run_seconds = self._ahead_seconds * self._concurrency
-        if self._mean_seconds * most <= run_seconds:
-            return most
-        return int(run_seconds / self._mean_seconds)
+        # A mean of 0 is nearly so.
+        return int(min(2 * LARGEST_CLAIM, run_seconds / max(self._mean_seconds, 1e-9)))
 
     @property
     def claim_below(self) -> int:
@@ -119,10 +112,11 @@ class Runs:
 
     def claimable(self, *, running: int, waiting: int) -> int:
         """How many jobs to claim now; 0: none yet."""
-        if waiting > self.claim_below:
+        ahead = self.ahead
+        if waiting > ahead // 2:
             return 0
         free = max(0, self._concurrency - running)
-        return max(0, min(LARGEST_CLAIM, free + self.ahead - waiting))
+        return max(0, min(LARGEST_CLAIM, free + ahead - waiting))
 
 
 def takes_checkpoint(job: RunningJob, outcome: Outcome) -> bool:
@@ -143,14 +137,14 @@ class InFlight:
         *,
         ahead_seconds: float,
         ack_seconds: float,
-        fetchers: int = FETCHERS,
     ) -> None:
         """`ack_seconds`: how long the end of a job waits for a dequeue to take it along."""
-        self._queue = queue
-        self._client = client
+        self.queue = queue
+        self.client = client
         self._concurrency = concurrency
         self._ack_seconds = ack_seconds
         self.stopping = threading.Event()
+        self.abandoned = False
         self._tell_ready: Callable[[], None] | None = None
         self._waiting: deque[RunningJob] = deque()
         # With the outcome, or None if the claim was lost before it began.
@@ -159,8 +153,8 @@ class InFlight:
         self._lock = threading.Lock()
         self._held: set[RunningJob] = set()  # waiting, running, or ended and not sorted yet
         self._acks: list[RunningJob] = []  # ended, and never reported yet
-        self._checkpoints: list[RunningJob] = []  # ended, and an ack can't say how
-        self._repeats: list[tuple[float, RunningJob]] = []  # when to report again what failed
+        # When to report what the reporter alone does: checkpoints, and what failed before.
+        self._reports: list[tuple[float, RunningJob]] = []
         self._reporting = 0  # so many ends the reporter reports now
         self._renewal_at = math.inf  # no claim is to be renewed before
         self._dequeues = 0
@@ -173,7 +167,7 @@ class InFlight:
         self._waking = False  # one was woken and is on its way
         self._room = threading.Condition(self._lock)  # fetchers wait for it
         self._fetch_at = _NEVER  # with so few jobs waiting
-        self._fetchers = fetchers
+        self._fetchers = FETCHERS
         self._asked = 0  # so many jobs are asked for by dequeues under way
         self._plenty = False  # the last dequeue brought all that it asked for
         self._due = threading.Condition(self._lock)  # the reporter waits for it
@@ -183,11 +177,9 @@ class InFlight:
     # --- fetchers -------------------------------------------------------------------------
 
     def wait_for_room(self) -> int:
-        """Block until it is time for a dequeue; return for how many jobs, 0 once stopped.
-
-        What it brings must be handed to `add`. While one is under way there is a second one only if
-        the queue had plenty: all that the last one asked for.
-        """
+        """Block until it is time for a dequeue; return for how many jobs, 0 once stopped. What it
+        brings must be handed to `add`. While one is under way there is a second one only if the
+        last one brought all that it asked for."""
         with self._lock:
             while not self.stopping.is_set():
                 self._watch_room()
@@ -203,7 +195,7 @@ class InFlight:
         self, jobs: Iterable[ClaimedJob], now: float, *, asked: int, failed: bool = False
     ) -> None:
         """Take what a dequeue for `asked` jobs has claimed; once stopped, release it at once."""
-        claimed = [RunningJob(self._queue, job, self._client, now) for job in jobs]
+        claimed = [RunningJob(self.queue, job, self.client, now) for job in jobs]
         with self._lock:
             self._dequeue_errors += failed
             self._asked -= asked
@@ -299,7 +291,7 @@ class InFlight:
             self._reporting = 0
             self._reporter_sleeps_until = math.inf
             self._sort_ended()
-            is_empty = not (self._fetchers or self._held or self._unreported())
+            is_empty = not (self._fetchers or self._held or self._acks or self._reports)
             if self._given_up or (self.stopping.is_set() and is_empty):
                 return False
             due_at = self._next_due()
@@ -316,14 +308,13 @@ class InFlight:
             if self._oldest_waiting_at() + HOARD_SECONDS <= now:
                 self._runs.stalled(HOARD_SECONDS)
                 self._release_waiting()
-            reports, self._checkpoints = self._checkpoints, []
-            reports += [job for at, job in self._repeats if at <= now]
-            self._repeats = [(at, job) for at, job in self._repeats if at > now]
+            due = [job for at, job in self._reports if at <= now]
+            self._reports = [(at, job) for at, job in self._reports if at > now]
             if self._acks_due_at() <= now:
-                reports += self._acks
+                due += self._acks
                 self._acks = []
-            self._reporting = len(reports)
-            return reports
+            self._reporting = len(due)
+            return due
 
     def repeat_later(self, jobs: Sequence[RunningJob], now: float) -> list[RunningJob]:
         """Keep what could not be reported for another try; return those that it is too late for."""
@@ -332,7 +323,7 @@ class InFlight:
                 return []
             late = [job for job in jobs if job.expires_at <= now]
             at = now + REPEAT_SECONDS
-            self._repeats += [(at, job) for job in jobs if job.expires_at > now]
+            self._reports += [(at, job) for job in jobs if job.expires_at > now]
             self._wake_reporter(at)
             return late
 
@@ -351,10 +342,7 @@ class InFlight:
         """Note that these claims were renewed at `now`, or that it did not work."""
         with self._lock:
             for job in jobs:
-                if done:
-                    job.renewed(now)
-                else:
-                    job.not_renewed(now)
+                (job.renewed if done else job.not_renewed)(now)
                 self._renewal_at = min(self._renewal_at, job.renew_at)
 
     # --- the end --------------------------------------------------------------------------
@@ -375,6 +363,7 @@ class InFlight:
             self._sort_ended()
             running, self._held = self._held, set()
             self._release(job for job in running if not job.lost)
+        self.abandoned = True  # before `lose`, which wakes up those who look at this
         for job in running:
             job.lose()
 
@@ -383,8 +372,8 @@ class InFlight:
         with self._lock:
             self._sort_ended()
             self._given_up = True
-            forgotten = self._reporting + self._unreported()
-            self._acks, self._checkpoints, self._repeats = [], [], []
+            forgotten = self._reporting + len(self._acks) + len(self._reports)
+            self._acks, self._reports = [], []
             self._due.notify()
             return forgotten
 
@@ -392,7 +381,7 @@ class InFlight:
         with self._lock:
             self._sort_ended()
             return QueueFigures(
-                self._queue,
+                self.queue,
                 self._concurrency,
                 len(self._waiting),
                 self._running(),
@@ -449,8 +438,10 @@ class InFlight:
 
     def _to_report(self, job: RunningJob, outcome: Outcome) -> None:
         job.outcome = outcome
-        is_ack = outcome is SUCCEEDED or not takes_checkpoint(job, outcome)
-        (self._acks if is_ack else self._checkpoints).append(job)
+        if outcome is SUCCEEDED or not takes_checkpoint(job, outcome):
+            self._acks.append(job)
+        else:
+            self._reports.append((-math.inf, job))
 
     def _release_waiting(self) -> None:
         waiting = [*iter(self._take, None)]
@@ -473,12 +464,8 @@ class InFlight:
 
     def _next_due(self) -> float:
         return min(
-            -math.inf if self._checkpoints else math.inf,
+            min((at for at, _ in self._reports), default=math.inf),
             self._acks_due_at(),
-            min((at for at, _ in self._repeats), default=math.inf),
             self._renewal_at,
             self._oldest_waiting_at() + HOARD_SECONDS,
         )
-
-    def _unreported(self) -> int:
-        return len(self._acks) + len(self._checkpoints) + len(self._repeats)

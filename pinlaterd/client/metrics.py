@@ -1,18 +1,12 @@
-"""A worker's figures for Prometheus, by queue.
-
-    with WorkerMetrics(worker).served(9108):       # http://127.0.0.1:9108/metrics
-        worker.run()
-
-It is a collector of prometheus_client, too: a program with metrics of its own registers it beside
-them. `pinlaterd.client` does not import this module: a program without metrics loads no library.
-"""
+"""A worker's figures for Prometheus, by queue: a collector of prometheus_client, and a server of
+its own. Nothing imports this module: a program without metrics loads no library."""
 
 from __future__ import annotations
 
 import errno
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from wsgiref.simple_server import WSGIRequestHandler
 
@@ -26,17 +20,15 @@ from prometheus_client.core import (
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
-from pinlaterd.client.in_flight import BOUNDS_SECONDS, QueueFigures
+from pinlaterd.client.in_flight import BOUNDS_SECONDS
 from pinlaterd.client.worker import Worker
 
 _PREFIX = "pinlaterd_worker_"
-# How long a connection may keep silent.
-_SILENCE_SECONDS = 10.0
 
 log = logging.getLogger(__name__)
 
 _GAUGE, _COUNTER = GaugeMetricFamily, CounterMetricFamily
-# Each is a field of QueueFigures.
+# Name, field of QueueFigures.
 _FIGURES = (
     (_GAUGE, "concurrency", "concurrency", "Jobs that may run at a time."),
     (_GAUGE, "jobs_running", "running", "Jobs that run now."),
@@ -84,8 +76,18 @@ class WorkerMetrics(Collector):
             for facts in figures:
                 metric.add_metric([facts.queue], getattr(facts, field))
             yield metric
-        yield _endings(figures)
-        yield _run_seconds(figures)
+        about = "Runs of handlers, by how they ended."
+        jobs = CounterMetricFamily(f"{_PREFIX}jobs", about, labels=["queue", "ending"])
+        about = "How long handlers ran."
+        seconds = HistogramMetricFamily(f"{_PREFIX}run_seconds", about, labels=["queue"])
+        for facts in figures:
+            runs = facts.runs
+            for ending, count in runs.endings.items():
+                jobs.add_metric([facts.queue, ending], count)
+            buckets = [(str(b), float(n)) for b, n in zip(BOUNDS_SECONDS, runs.within, strict=True)]
+            seconds.add_metric([facts.queue], [*buckets, ("+Inf", float(runs.total))], runs.seconds)
+        yield jobs
+        yield seconds
 
     def _registry(self) -> CollectorRegistry:
         registry = CollectorRegistry(auto_describe=True)  # for `?name[]=`
@@ -93,31 +95,8 @@ class WorkerMetrics(Collector):
         return registry
 
 
-def _endings(figures: Sequence[QueueFigures]) -> Metric:
-    jobs = CounterMetricFamily(
-        f"{_PREFIX}jobs", "Runs of handlers, by how they ended.", labels=["queue", "ending"]
-    )
-    for facts in figures:
-        for ending, count in facts.runs.endings.items():
-            jobs.add_metric([facts.queue, ending], count)
-    return jobs
-
-
-def _run_seconds(figures: Sequence[QueueFigures]) -> Metric:
-    seconds = HistogramMetricFamily(
-        f"{_PREFIX}run_seconds", "How long handlers ran.", labels=["queue"]
-    )
-    for facts in figures:
-        runs = facts.runs
-        buckets = [(str(b), float(n)) for b, n in zip(BOUNDS_SECONDS, runs.within, strict=True)]
-        seconds.add_metric([facts.queue], [*buckets, ("+Inf", float(runs.total))], runs.seconds)
-    return seconds
-
-
 class _Handler(WSGIRequestHandler):
-    """A request; its connection may not keep silent for ever."""
-
-    timeout = _SILENCE_SECONDS
+    timeout = 10.0  # seconds that a connection may keep silent
 
     def log_message(self, *_: object) -> None:
         """Say nothing: scrapes come again and again."""

@@ -1,9 +1,9 @@
 """What Client and AsyncClient share: servers, connections, and which calls are sent again.
 
 They differ in how they wait, which a subclass of BaseClient says: its coroutines run in an event
-loop, or block the thread that runs them. A connection carries framed messages, over TCP or TLS, one
-call at a time. A call is sent again where that can't do anything twice: as long as it has not left
-whole, and, if it is repeatable, once after it did. Times are monotonic seconds.
+loop, or block the thread that runs them. A connection carries framed messages, one call at a time.
+A call is sent again where that can't do anything twice: as long as it has not left whole, and, if
+it is repeatable, once after it did. Times are monotonic seconds.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import ssl as tls
 import sys
 import threading
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections import defaultdict, deque
 from collections.abc import Sequence
@@ -28,17 +29,12 @@ from pinlaterd.client.addresses import Address, Endpoint, Names, Servers, parse_
 from pinlaterd.client.calls import PreparedCall
 from pinlaterd.config.schema import ServerSettings
 from pinlaterd.errors import ConnectionFailed, EnqueuedInPart, OutcomeUnknown, PinLaterError
-from pinlaterd.model import CallContext, JobRecord, Method
+from pinlaterd.model import CallContext, Method
 
 if TYPE_CHECKING:
     import asyncio
 
 _SERVER_DEFAULTS = ServerSettings()
-# More than the server takes at most, request_timeout_ms: less makes outcomes unknown needlessly.
-_DEFAULT_TIMEOUT_SECONDS = 15.0
-_DEFAULT_CONNECT_TIMEOUT_SECONDS = 5.0
-_DEFAULT_MAX_CONNECTIONS = 16
-
 # Longer ones are mistakes; the operating system's time-outs end at 24 days.
 _LONGEST_SECONDS = 7 * 86_400.0
 _MAX_SOURCE_BYTES = 120
@@ -76,9 +72,9 @@ class BaseClient(ABC, Generic[C]):
         port: int = _SERVER_DEFAULTS.port,
         *,
         source: str | None = None,
-        timeout_seconds: float = _DEFAULT_TIMEOUT_SECONDS,
-        connect_timeout_seconds: float = _DEFAULT_CONNECT_TIMEOUT_SECONDS,
-        max_connections: int = _DEFAULT_MAX_CONNECTIONS,
+        timeout_seconds: float = 15.0,
+        connect_timeout_seconds: float = 5.0,
+        max_connections: int = 16,
         ssl: tls.SSLContext | None = None,
     ) -> None:
         """Nothing is connected yet: the first call does that. (All others of an AsyncClient must
@@ -95,8 +91,14 @@ class BaseClient(ABC, Generic[C]):
         """
         if max_connections < 1:
             raise ValueError(f"max_connections must be at least 1, not {max_connections}")
-        _check_seconds("timeout_seconds", timeout_seconds)
-        _check_seconds("connect_timeout_seconds", connect_timeout_seconds)
+        for name, seconds in (
+            ("timeout_seconds", timeout_seconds),
+            ("connect_timeout_seconds", connect_timeout_seconds),
+        ):
+            if not 0 < seconds <= _LONGEST_SECONDS:
+                raise ValueError(
+                    f"{name} must be above 0 and at most {_LONGEST_SECONDS:.0f}, not {seconds}"
+                )
         self._addresses = parse_addresses(host, port)
         self._source = _default_source() if source is None else source
         self._timeout_seconds = timeout_seconds
@@ -109,12 +111,12 @@ class BaseClient(ABC, Generic[C]):
 
     def _begin(self) -> None:
         """Without any connection."""
+        self._connections: weakref.WeakSet[C] = weakref.WeakSet()
         self._seqids = itertools.count(1)
         self._names = Names()
         self._lock = threading.Lock()  # of the rest
         self._servers = Servers(self._addresses, rng=random.Random())
         self._idle: defaultdict[Address, list[C]] = defaultdict(list)
-        self._lent: set[C] = set()
 
     @property
     def max_connections(self) -> int:
@@ -199,17 +201,16 @@ class BaseClient(ABC, Generic[C]):
                 failures.append(error)
                 break
             except ConnectionFailed as error:
-                failures.append(error)
-                self._failed(server)
-            if not isinstance(failures[-1], CannotConnect) and server not in failed_at:
+                failure = error
+            failures.append(failure)
+            self._failed(server)
+            if not isinstance(failure, _CannotConnect) and server not in failed_at:
                 untried.append(server)
             failed_at.add(server)
-            if isinstance(failures[-1], OutcomeUnknown):
-                if not may_repeat:
-                    break
-                may_repeat = False
-            if time.monotonic() >= call.deadline:
+            is_unknown = isinstance(failure, OutcomeUnknown)
+            if (is_unknown and not may_repeat) or time.monotonic() >= call.deadline:
                 break
+            may_repeat = may_repeat and not is_unknown
         raise _all_failed(failures)
 
     async def _send(
@@ -227,7 +228,7 @@ class BaseClient(ABC, Generic[C]):
             self._return(connection, is_probe=is_probe)
             raise
         except BaseException:
-            self._discard(connection)
+            connection.close()
             raise
         self._return(connection, is_probe=is_probe)
         return result
@@ -236,15 +237,15 @@ class BaseClient(ABC, Generic[C]):
 
     async def _connect(self, server: Address, deadline: float, share: float) -> C:
         """To the first of the endpoints that the server's name stands for which can be connected,
-        within a share of the time that is left. Raises CannotConnect."""
+        within a share of the time that is left. Raises _CannotConnect."""
         now = time.monotonic()
         deadline = now + min(self._connect_timeout_seconds, (deadline - now) * share)
         try:
             endpoints = await self._result_of(self._names.look_up(server), deadline)
         except TimeoutError as error:
-            raise CannotConnect(server, "DNS has not answered in time") from error
+            raise _CannotConnect(server, "DNS has not answered in time") from error
         except OSError as error:
-            raise CannotConnect(server, reason_of(error)) from error
+            raise _CannotConnect(server, _reason_of(error)) from error
         failures: list[OSError] = []
         for tried, endpoint in enumerate(endpoints):
             now = time.monotonic()
@@ -255,10 +256,10 @@ class BaseClient(ABC, Generic[C]):
                 failures.append(error)
             else:
                 with self._lock:
-                    self._lent.add(connection)
+                    self._connections.add(connection)
                 return connection
-        reasons = ", ".join(dict.fromkeys(map(reason_of, failures)))
-        raise CannotConnect(server, reasons) from failures[-1]
+        reasons = ", ".join(dict.fromkeys(map(_reason_of, failures)))
+        raise _CannotConnect(server, reasons) from failures[-1]
 
     def _failed(self, server: Address) -> None:
         """A call failed there. Connections that lie idle are likely to be as dead."""
@@ -269,10 +270,9 @@ class BaseClient(ABC, Generic[C]):
     async def _probe(self, server: Address) -> None:
         """Find out whether a server is back, by a look-up of no jobs at all, which changes nothing
         and waits for nothing. It takes no place of those who call."""
-        nothing: PreparedCall[dict[str, JobRecord]] = calls.lookup([])
+        call = self._encoded(calls.lookup([]), self._connect_timeout_seconds)
         is_back = False
         try:
-            call = self._encoded(nothing, self._connect_timeout_seconds)
             await self._send(call, server, connect_share=1, is_probe=True)
             is_back = True
         except PinLaterError:
@@ -289,7 +289,7 @@ class BaseClient(ABC, Generic[C]):
     # --- connections ----------------------------------------------------------------------
 
     def _take_idle(self, server: Address) -> C | None:
-        """Raises ClientClosed."""
+        """Raises _ClientClosed."""
         while True:
             with self._lock:
                 if self._is_closed:
@@ -297,24 +297,17 @@ class BaseClient(ABC, Generic[C]):
                 if not self._idle[server]:
                     return None
                 connection = self._idle[server].pop()
-                self._lent.add(connection)
             if not connection.is_stale():
                 return connection
-            self._discard(connection)
+            connection.close()
 
     def _return(self, connection: C, *, is_probe: bool) -> None:
         with self._lock:
             if not is_probe:
                 self._servers.answered(connection.address)
-            self._lent.discard(connection)
             if not self._is_closed:
                 self._idle[connection.address].append(connection)
                 return
-        connection.close()
-
-    def _discard(self, connection: C) -> None:
-        with self._lock:
-            self._lent.discard(connection)
         connection.close()
 
     def _close(self) -> None:
@@ -329,13 +322,6 @@ class BaseClient(ABC, Generic[C]):
             connection.close()
 
 
-def _check_seconds(name: str, seconds: float) -> None:
-    if not 0 < seconds <= _LONGEST_SECONDS:
-        raise ValueError(
-            f"{name} must be above 0 and at most {_LONGEST_SECONDS:.0f}, not {seconds}"
-        )
-
-
 def _default_source() -> str:
     program = Path(sys.argv[0]).stem or "python"
     source = f"{program}:{socket.gethostname()}"
@@ -346,8 +332,7 @@ def _default_source() -> str:
 
 
 class Connection(ABC):
-    """A connection to `address`. After any failure of a call it must be closed: an answer may still
-    be on its way."""
+    """After any failure of a call it must be closed: an answer may still be on its way."""
 
     address: Address
 
@@ -365,7 +350,7 @@ class Connection(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End it at once."""
+        """End it at once. May be repeated."""
 
 
 def new_socket(endpoint: Endpoint) -> socket.socket:
@@ -400,7 +385,7 @@ def answer_length(head: bytes | bytearray) -> int:
 # --- failures -----------------------------------------------------------------------------
 
 
-class CannotConnect(ConnectionFailed):
+class _CannotConnect(ConnectionFailed):
     """No connection came about."""
 
     def __init__(self, server: Address, reason: str) -> None:
@@ -417,7 +402,7 @@ class _ClientClosed(ConnectionFailed):
 def call_failed(
     server: Address, error: OSError | EOFError, *, may_have_left: bool
 ) -> ConnectionFailed:
-    reason = reason_of(error)
+    reason = _reason_of(error)
     if may_have_left:
         return OutcomeUnknown(
             f"no answer from pinlaterd at {server}: {reason}; the call may have been carried out"
@@ -437,7 +422,7 @@ def _all_failed(failures: Sequence[ConnectionFailed]) -> ConnectionFailed:
     return kind("; ".join(dict.fromkeys(map(str, failures))))
 
 
-def reason_of(error: OSError | EOFError) -> str:
+def _reason_of(error: OSError | EOFError) -> str:
     """The error in words: the operating system's, whatever asyncio made of it, or TLS's."""
     if isinstance(error, EOFError):
         return "connection closed"

@@ -1,8 +1,7 @@
 """Handlers in processes of their own, `run_in="processes"`: each thread has a child.
 
-    thread                           its child
-      RunningJob ──claimed job────▶    handler(RunningJob of its own)
-      Outcome    ◀──answer─────────    what was returned or raised, what was saved
+    thread ──claimed job──▶ its child: handler(RunningJob of its own)
+           ◀───answer──────            what was returned or raised, what was saved
 
 Policies and hooks stay with the worker: the child knows the handler's function alone. It is
 spawned, never forked from a program with threads, and has none of its parent's sockets. It heads a
@@ -15,45 +14,45 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import logging
 import math
 import multiprocessing
 import os
+import pickle
 import select
 import signal
 import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from functools import partial
 from multiprocessing import process, resource_tracker
 from multiprocessing.connection import Connection, wait
-from typing import cast
+from multiprocessing.pool import RemoteTraceback  # type: ignore[attr-defined]
+from typing import Any, NamedTuple, cast
 
-from pinlaterd.client.executors import ThreadExecutor
-from pinlaterd.client.handler_process import READY, Answer, ChildPlan, serve
+from pinlaterd.client.client import Client
 from pinlaterd.client.handlers import QueueHandler
-from pinlaterd.client.in_flight import InFlight
-from pinlaterd.client.running_job import RELEASED, ClaimLost, Outcome, RunningJob
-from pinlaterd.lifecycle import STOP_SIGNALS
+from pinlaterd.client.running_job import ClaimLost, RunningJob, error_text, returned
+from pinlaterd.lifecycle import STOP_SIGNALS, end_with_parent, set_title
+from pinlaterd.model import ClaimedJob
 
 # How long a handler may go on after it could see that its claim is lost.
 LOST_GRACE_SECONDS = 5.0
 # How long an idle child may take to end in order, as for its atexit functions.
 _END_SECONDS = 3.0
-# How long the ends of all children are waited for.
-_CLOSE_SECONDS = 5.0
-# How often a thread that waits for its child looks whether it still should.
+# How often a thread looks whether the child that it starts is still wanted.
 _LOOK_SECONDS = 0.1
 # How long a child may stand still in the middle of a message, as when it was stopped.
 _STALL_SECONDS = 10
+_LONGEST_POLL_SECONDS = 3600.0
+_READY = ""
 
 _spawn = multiprocessing.get_context("spawn")
 # Starting a child reaps what multiprocessing looks after: that must not be one that another thread
 # has started and not taken away yet.
 _starting = threading.Lock()
-
-log = logging.getLogger(__name__)
 
 
 class ProcessDied(Exception):
@@ -64,120 +63,76 @@ class ProcessNotStarted(RuntimeError):
     """No process can be had for a handler, or it was gone before it was given anything."""
 
 
-class ProcessExecutor(ThreadExecutor):
-    """A child for each of the threads. What is abandoned ends with its child."""
+class ChildPlan(NamedTuple):
+    """What a child is made from, each part pickled: what fails with one in the child is reported as
+    any other failure to begin. A handler may do without a client; `no_client` is why it has to."""
 
-    def __init__(self, handler: QueueHandler, concurrency: int, plan: ChildPlan) -> None:
-        super().__init__(handler, concurrency)
-        self._plan = plan
-        self._is_abandoned = threading.Event()
+    queue: str
+    function: bytes
+    set_up: bytes
+    client: bytes | None = None
+    no_client: str = ""
 
-    def abandon(self) -> None:
-        self._is_abandoned.set()
-
-    def close(self) -> None:
-        """What is left in a child then, such as one that is just starting, runs for nobody."""
-        self.abandon()
-        deadline = time.monotonic() + _CLOSE_SECONDS
-        for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
-
-    def _run_jobs(self, work: InFlight, name: str) -> None:
-        place = ProcessPlace(self._handler, self._plan, name, self._is_abandoned.is_set)
+    @classmethod
+    def of(
+        cls, handler: QueueHandler, client: Client, set_up: Callable[[], object] | None
+    ) -> ChildPlan:
+        """Raises ValueError for a function that a child could not find: it imports it by name.
+        RuntimeError if this is a child, which imports the program."""
+        if getattr(multiprocessing.current_process(), "_inheriting", False):  # as it tells itself
+            raise RuntimeError(
+                "the program makes a Worker as it is imported, which processes of handlers do; "
+                'put that under `if __name__ == "__main__":`'
+            )
+        plan = cls(
+            handler.queue,
+            _pickled(handler.function, f"the handler of queue {handler.queue!r}"),
+            _pickled(set_up, "set_up_process"),
+        )
         try:
-            place.prepare()
-            while (job := work.wait()) is not None:
-                self._run(work, job, place.run)
-                place.prepare()
-        finally:
-            place.close()
+            return plan._replace(client=pickle.dumps(client))
+        except Exception as error:  # noqa: BLE001 - it has an SSLContext, or is a user's subclass
+            return plan._replace(no_client=str(error))
 
 
-class ProcessPlace:
-    """Runs one job at a time in a child that it keeps; in one thread.
+def _pickled(function: Callable[..., object] | None, what: str) -> bytes:
+    try:
+        return pickle.dumps(function)
+    except Exception as error:
+        raise ValueError(
+            f"{what} can't be found by a process of its own ({error}); it must be defined at the "
+            "top level of a module, and be what the module has by its name, decorators included"
+        ) from error
 
-    A child that died over a job is replaced before the place takes another one; one that died idle,
-    which nobody looks at, when it is given a job.
-    """
 
-    def __init__(
-        self, handler: QueueHandler, plan: ChildPlan, name: str, is_abandoned: Callable[[], bool]
-    ) -> None:
-        self._handler = handler
-        self._plan = plan
-        self._name = name
-        self._is_abandoned = is_abandoned
-        self._child: Child | None = None
+class Answer(NamedTuple):
+    """What came of a job. `status` is what was returned, unless there is an `error`."""
 
-    def prepare(self) -> None:
-        """Have a child that is ready, unless abandoned. Raises ProcessNotStarted."""
-        if self._child is not None or self._is_abandoned():
-            return
-        try:
-            self._child = Child(self._plan, self._name)
-            self._child.wait_until_ready(self._is_abandoned)
-        except ProcessNotStarted as error:
-            self.close()
-            if not self._is_abandoned():
-                raise ProcessNotStarted(
-                    f"no process can run the handler of queue {self._handler.queue!r}: {error}"
-                ) from error
+    claim_descriptor: str
+    status: str
+    error: CarriedError | None
+    body: bytes  # the job's, as it was saved last
+    is_lost: bool  # the child has found out that the claim has ended
 
-    def run(self, job: RunningJob) -> Outcome:
-        try:
-            answer = self._answer(job)
-        except ProcessNotStarted:  # released; `prepare` will say why
-            return RELEASED
-        except (ProcessDied, TimeoutError, ClaimLost) as error:
-            log.warning("job %s: %s", job.descriptor, error)
-            return self._handler.outcome_of(job, error.with_traceback(None))
-        job.body = answer.body
-        if answer.is_lost:
-            job.lose()
-        if answer.error is None:
-            return self._handler.outcome_of_value(job, answer.status or None)
-        return self._handler.outcome_of(job, answer.error.restored(), answer.error.summary)
 
-    def close(self) -> None:
-        if self._child is not None:
-            self._child.end()
-            self._child = None
-
-    def _answer(self, job: RunningJob) -> Answer:
-        """Raises ProcessNotStarted, ProcessDied, TimeoutError and ClaimLost: there is no child any
-        more."""
-        try:
-            try:
-                return self._apply(job)
-            except ProcessNotStarted:  # it died while it had nothing to do
-                self.close()
-                return self._apply(job)
-        except BaseException:
-            self.close()
-            raise
-
-    def _apply(self, job: RunningJob) -> Answer:
-        self.prepare()
-        if self._child is None:
-            raise ProcessNotStarted("the worker ends")
-        limit_seconds = self._handler.time_limit_seconds or math.inf
-        answer = self._child.apply(job, limit_seconds, self._is_abandoned)
-        if answer.claim_descriptor != job.claim_descriptor:  # as of a copy that C code made
-            raise ProcessDied("the handler's process answered for another job, and was killed")
-        return answer
+# --- the parent's side ------------------------------------------------------------------------
 
 
 class Child:
     """One child. The thread that makes it attends it for all its life, and alone calls it."""
 
-    def __init__(self, plan: ChildPlan, name: str) -> None:
-        """Start it; `name` is what `ps` shows. Raises ProcessNotStarted."""
+    def __init__(self, plan: ChildPlan, name: str, is_abandoned: Callable[[], bool]) -> None:
+        """Start it; `name` is what `ps` shows. Once `is_abandoned` it is not waited for any more.
+        Raises ProcessNotStarted."""
+        self._is_abandoned = is_abandoned
         try:
             self._told_lost = _spawn.RawValue(ctypes.c_bool, False)
+            # Not closed before all of this is gone: `_wake` may be called late.
+            self._woken, self._waker = _spawn.Pipe(duplex=False)
             self._connection, childs_end = _spawn.Pipe()
             with childs_end:
                 self._process = _spawn.Process(
-                    target=serve, args=(plan, childs_end, self._told_lost, os.getpid()), name=name
+                    target=_serve, args=(plan, childs_end, self._told_lost, os.getpid()), name=name
                 )
                 _bound_stalls(self._connection)
                 self.pid, self._pidfd = _start(self._process)
@@ -185,54 +140,65 @@ class Child:
             raise ProcessNotStarted(str(error)) from error
         self._is_reaped = False
         self._poll = select.poll()
-        for descriptor in (self._connection, self._pidfd):
+        for descriptor in (self._connection, self._pidfd, self._woken):
             self._poll.register(descriptor, select.POLLIN)
 
-    def wait_until_ready(self, is_abandoned: Callable[[], bool]) -> None:
+    def wait_until_ready(self) -> None:
         """Raises ProcessNotStarted: it is of no use then."""
         try:
             while not self._has_answered(_LOOK_SECONDS):
-                if is_abandoned():
+                if self._is_abandoned():
                     self._kill()
                     raise ProcessNotStarted("the worker ends")
             problem = self._receive()
         except ProcessDied as error:
             raise ProcessNotStarted(f"{error}; what it printed to stderr tells why") from error
-        if problem != READY:
+        if problem != _READY:
             raise ProcessNotStarted(f"it could not begin:\n{problem}")
 
-    def apply(
-        self, job: RunningJob, limit_seconds: float, is_abandoned: Callable[[], bool]
-    ) -> Answer:
-        """Have the job run.
-
-        Raises ProcessNotStarted if the child was gone before, ProcessDied if it dies over this,
-        TimeoutError, and ClaimLost once the job's claim is lost for too long, or the job abandoned.
-        In all of these cases the child is of no further use.
-        """
+    def apply(self, job: RunningJob, limit_seconds: float = math.inf) -> Answer:
+        """Have the job run. Raises ProcessNotStarted if the child was gone before, ProcessDied if
+        it dies over this, TimeoutError, and ClaimLost once the job's claim is lost for too long, or
+        the job abandoned. In all of these cases the child is of no further use."""
         self._told_lost.value = False
         try:
             self._connection.send(job.claimed)
         except OSError as error:
             raise ProcessNotStarted("the handler's process was gone") from error
+        job.when_lost(self._wake)
+        try:
+            self._wait_for_answer(job, limit_seconds)
+        finally:
+            job.when_lost(None)
+        answer = cast("Answer", self._receive())
+        if answer.claim_descriptor != job.claim_descriptor:  # as of a copy that C code made
+            self._kill()
+            raise ProcessDied("the handler's process answered for another job, and was killed")
+        return answer
+
+    def _wait_for_answer(self, job: RunningJob, limit_seconds: float) -> None:
         ends_at = time.monotonic() + limit_seconds
-        while not self._has_answered(min(_LOOK_SECONDS, ends_at - time.monotonic())):
+        while not self._has_answered(ends_at - time.monotonic()):
             if job.lost and not self._told_lost.value:
                 self._told_lost.value = True
                 ends_at = min(ends_at, time.monotonic() + LOST_GRACE_SECONDS)
-            if not is_abandoned() and time.monotonic() < ends_at:
+            is_abandoned = self._is_abandoned()
+            if not is_abandoned and time.monotonic() < ends_at:
                 continue
             if self._has_answered(0):
-                break
+                return
             self._kill()
-            if job.lost:
+            if job.lost or is_abandoned:
                 raise ClaimLost(
                     "its claim has ended, and its handler goes on; its process was killed"
                 )
             raise TimeoutError(
                 f"the handler took longer than {limit_seconds:g} s; its process was killed"
             )
-        return cast("Answer", self._receive())
+
+    def _wake(self) -> None:
+        """Have `_has_answered` return; any thread may call it."""
+        self._waker.send_bytes(b"lost")
 
     def end(self) -> None:
         """End an idle child in order, and any other one at once; nothing is left of it."""
@@ -243,11 +209,15 @@ class Child:
         os.close(self._pidfd)
 
     def _has_answered(self, seconds: float) -> bool:
-        """Wait so long for something to receive. Raises ProcessDied."""
-        ready = dict(self._poll.poll(max(0.0, seconds) * 1000))
-        if self._pidfd in ready and self._connection.fileno() not in ready:
+        """Wait so long for something to receive, or until a claim is lost. Raises ProcessDied."""
+        ready = dict(self._poll.poll(min(max(0.0, seconds), _LONGEST_POLL_SECONDS) * 1000))
+        if self._woken.fileno() in ready:
+            self._woken.recv_bytes()
+        if self._connection.fileno() in ready:
+            return True
+        if self._pidfd in ready:
             raise ProcessDied(self._death())
-        return bool(ready)
+        return False
 
     def _receive(self) -> object:
         try:
@@ -316,3 +286,156 @@ def _bound_stalls(connection: Connection) -> None:
         for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
             end.setsockopt(socket.SOL_SOCKET, option, limit)
         end.setblocking(True)  # whatever `socket.setdefaulttimeout` has made of it
+
+
+# --- in the child -----------------------------------------------------------------------------
+
+
+def _serve(
+    plan: ChildPlan, connection: Connection, is_lost: ctypes.c_bool, parent_pid: int
+) -> None:
+    end_with_parent(parent_pid, signal.SIGKILL)
+    set_title(f"worker {multiprocessing.current_process().name}")
+    _leave_signals_to_parent()
+    os.register_at_fork(after_in_child=partial(_leave_child, connection))
+    try:
+        run = _handler_of(plan, is_lost)
+    except BaseException:  # noqa: BLE001 - the parent is told, and raises
+        connection.send(traceback.format_exc().rstrip())
+        return
+    with contextlib.suppress(EOFError, OSError):  # the parent wants no more of us
+        connection.send(_READY)
+        while True:
+            connection.send(run(connection.recv()))
+
+
+def _leave_signals_to_parent() -> None:
+    """The parent ends its jobs in order. Stop signals are caught, not ignored, so that programs
+    that a handler starts have them as usual."""
+    os.setpgid(0, 0)
+    for number in STOP_SIGNALS:
+        signal.signal(number, lambda _number, _frame: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+
+
+def _leave_child(connection: Connection) -> None:
+    """In a copy that a handler made by `os.fork`: it is none of the parent's children, answers
+    nothing, and heeds signals."""
+    connection.close()
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+
+
+def _handler_of(plan: ChildPlan, is_lost: ctypes.c_bool) -> Callable[[ClaimedJob], Answer]:
+    """What runs a job, once the process was set up."""
+    set_up: Callable[[], object] | None = pickle.loads(plan.set_up)  # noqa: S301 - this program's
+    if set_up is not None:
+        set_up()
+    function: Callable[[RunningJob], object] = pickle.loads(plan.function)  # noqa: S301
+    client: Client | None = pickle.loads(plan.client) if plan.client else None  # noqa: S301
+
+    def run(claimed: ClaimedJob) -> Answer:
+        job = _ChildJob(plan, claimed, client, is_lost)
+        status, failure = "", None
+        try:
+            status = returned(function(job)).status
+        except BaseException as error:  # noqa: BLE001 - it is the job's outcome, whatever it is
+            failure = CarriedError.of(error)
+        return Answer(job.claim_descriptor, status, failure, job.body, job.lost)
+
+    return run
+
+
+class _ChildJob(RunningJob):
+    """A job whose claim the worker renews; it notes the loss of that in `told_lost`."""
+
+    __slots__ = ("_found_lost", "_no_client", "_told_lost")
+
+    def __init__(
+        self, plan: ChildPlan, claimed: ClaimedJob, client: Client | None, told_lost: ctypes.c_bool
+    ) -> None:
+        self._no_client = plan.no_client
+        self._told_lost = told_lost
+        super().__init__(plan.queue, claimed, cast("Client", client), time.monotonic())
+
+    @property
+    def lost(self) -> bool:
+        return self._found_lost or self._told_lost.value
+
+    @lost.setter
+    def lost(self, value: bool) -> None:
+        self._found_lost = value
+
+    @property
+    def client(self) -> Client:
+        if self._no_client:
+            raise RuntimeError(
+                f"job.client and job.save can't be had in a process: {self._no_client}"
+            )
+        return self._client
+
+
+# --- exceptions on their way to the worker --------------------------------------------------
+
+
+class CarriedError(NamedTuple):
+    """An exception as bytes, and what can be said of it without its class. Retry policies and hooks
+    go by the class, so that comes along if anything does: the nearest base class that the worker
+    can import. State is taken along where it can be pickled."""
+
+    pickled: bytes
+    summary: str  # its `error_text`
+    traceback_text: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> CarriedError:
+        text = "".join(traceback.format_exception(error))
+        for candidate in _candidates(error):
+            with contextlib.suppress(Exception):  # a user's class may do anything when pickled
+                pickled = pickle.dumps(candidate)
+                _unpickled(pickled)
+                return cls(pickled, error_text(error), text)
+        raise AssertionError("unreachable: the last candidate is of the standard library")
+
+    def restored(self) -> BaseException:
+        """The exception, with a RemoteTraceback as its cause."""
+        try:
+            error = _unpickled(self.pickled)
+        except Exception as unknown:  # noqa: BLE001 - its module can't be imported here
+            error = RuntimeError(f"an error whose class is unknown in this process: {unknown}")
+        error.__cause__ = RemoteTraceback(f'\n"""\n{self.traceback_text}"""')
+        return error
+
+
+def _candidates(error: BaseException) -> Iterator[object]:
+    """What to send for `error`, the best first: itself, or what to make it of where its constructor
+    can't: its class or a base, arguments, state."""
+    yield error
+    try:
+        message = str(error)
+    except Exception:  # noqa: BLE001 - a user's code
+        message = ""
+    state = {name: value for name, value in vars(error).items() if _can_be_pickled(value)}
+    for kind in type(error).__mro__:
+        if issubclass(kind, BaseException):
+            yield kind, (message,), state
+
+
+def _unpickled(pickled: bytes) -> BaseException:
+    found: Any = pickle.loads(pickled)  # noqa: S301 - made by this program, in this process or a child
+    if isinstance(found, tuple):
+        kind, arguments, state = found
+        found = kind.__new__(kind, *arguments)
+        found.args = arguments
+        vars(found).update(state)
+    if not isinstance(found, BaseException):
+        raise TypeError(f"pickled as an exception, it came back as {type(found).__name__}")
+    return found
+
+
+def _can_be_pickled(value: object) -> bool:
+    try:
+        pickle.dumps(value)
+    except Exception:  # noqa: BLE001 - a user's class
+        return False
+    return True

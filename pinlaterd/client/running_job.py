@@ -1,21 +1,8 @@
 """A job as its handler sees it, how a run may end, and when a failed one is tried again.
 
-    return                SUCCEEDED; a text is appended to the job's custom status
-    raise Retry(…)        this attempt failed; try again, if an attempt is left
-    raise Discard(…)      failed for good
-    raise Later(…)        PENDING again for later, at no attempt's cost
-    any other exception   this attempt failed; when to try again is the retry policy's to say
-
-A policy is any function of the attempt that failed (1 is the first) and the error, which returns
-the seconds until the next attempt, or None: the job has failed for good, whatever attempts remain.
-
-    constant(30)                       30 s each time
-    linear(10, most=60)                10, 20, … 60 s
-    exponential(1, most=300)           about 1, 2, 4, … 300 s
-    never                              no further attempt
-    {ConnectionError: exponential(1), ValueError: never}      by the class of the error
-
-Nothing here does I/O but what a handler asks of its job.
+A retry policy is any function of the attempt that failed (1 is the first) and the error, which
+returns the seconds until the next attempt, or None: the job has failed for good, whatever attempts
+remain. Nothing here does I/O but what a handler asks of its job.
 """
 
 from __future__ import annotations
@@ -57,18 +44,8 @@ class RunningJob:
     """
 
     __slots__ = (
-        "_client",
-        "_tell",
-        "began_at",
-        "body",
-        "claimed",
-        "claimed_at",
-        "ended_at",
-        "expires_at",
-        "lost",
-        "outcome",
-        "queue",
-        "renew_at",
+        *("_client", "_tell", "began_at", "body", "claimed", "claimed_at", "ended_at"),
+        *("expires_at", "lost", "outcome", "queue", "renew_at"),
     )
 
     def __init__(self, queue: str, claimed: ClaimedJob, client: Client, now: float) -> None:
@@ -109,7 +86,7 @@ class RunningJob:
 
     @property
     def client(self) -> Client:
-        """The worker's Client, to enqueue what is to be done next, for one."""
+        """The worker's Client, as to enqueue what is to be done next."""
         return self._client
 
     def raise_if_lost(self) -> None:
@@ -126,13 +103,13 @@ class RunningJob:
         """
         self.raise_if_lost()
         asked_at = time.monotonic()
-        progress = CheckpointInfo(
+        info = CheckpointInfo(
             self.descriptor,
             new_body=body,
             prepend_custom_status=None if status is None else sayable(status),
             claim_descriptor=self.claim_descriptor,
         )
-        self.client.checkpoint(self.queue, [progress])
+        self.client.checkpoint(self.queue, [info])
         # A checkpoint whose claim has ended changes nothing and is no error.
         if not self.is_held(self.client.lookup([self.descriptor]).get(self.descriptor)):
             self.lose()
@@ -154,11 +131,11 @@ class RunningJob:
     def renewed(self, now: float) -> None:
         """The server counts the claim's time-out from `now` on."""
         timeout_seconds = self.claimed.claim_timeout_seconds
-        if timeout_seconds > 0:
-            self.expires_at = now + timeout_seconds
-            self.renew_at = now + timeout_seconds * _RENEW_AFTER
-        else:
+        if timeout_seconds <= 0:  # it never ends
             self.expires_at = self.renew_at = math.inf
+            return
+        self.expires_at = now + timeout_seconds
+        self.renew_at = now + timeout_seconds * _RENEW_AFTER
 
     def not_renewed(self, now: float) -> None:
         """A renewal failed: try again soon."""
@@ -233,8 +210,8 @@ def delay_after(error: BaseException, attempt: int, retries: Retries) -> float |
     """Seconds until the next attempt, or None for no further one, by the policy of the error's
     class, or of the nearest base class that has one.
 
-    A policy that fails, or returns what is no delay, is logged, and the default takes its place:
-    the error that it was asked about must not be hidden by one of its own.
+    If a policy fails, or returns what is no delay, the default takes its place: the error that it
+    was asked about must not be hidden by one of its own.
     """
     try:
         policy = retries
@@ -256,11 +233,9 @@ def delay_after(error: BaseException, attempt: int, retries: Retries) -> float |
 
 
 class Retry(Exception):
-    """Raised by a handler: this attempt failed; try again, if an attempt is left.
-
-    `delay_seconds`: when; None: as the queue's retry policy says. `status` is appended to the
-    job's custom status.
-    """
+    """Raised by a handler: this attempt failed; try again, if an attempt is left, after
+    `delay_seconds` (None: as the queue's retry policy says). `status` is appended to the job's
+    custom status."""
 
     def __init__(self, delay_seconds: float | None = None, status: str = "") -> None:
         super().__init__(delay_seconds, status)
@@ -271,10 +246,8 @@ class Retry(Exception):
 
 
 class Discard(Exception):
-    """Raised by a handler: the job has FAILED for good, whatever attempts remain.
-
-    `reason` is appended to the job's custom status.
-    """
+    """Raised by a handler: the job has FAILED for good, whatever attempts remain. `reason` is
+    appended to its custom status."""
 
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason)
@@ -285,9 +258,9 @@ class Discard(Exception):
 class Later(Exception):
     """Raised by a handler: go on at another time, at no attempt's cost.
 
-    Either after `delay_seconds`, or at `run_after_ms` (milliseconds since the epoch). `body`
-    replaces the job's, `status` is put in front of its custom status, and `attempts` becomes both
-    the attempts allowed and the attempts remaining; None leaves them as they are.
+    Either after `delay_seconds`, or at `run_after_ms` (since the epoch). `body` replaces the job's,
+    `status` is put in front of its custom status, and `attempts` becomes both the attempts allowed
+    and the attempts remaining; None leaves them as they are.
     """
 
     def __init__(
@@ -317,10 +290,8 @@ class Later(Exception):
 
 
 class ClaimLost(Exception):
-    """The claim on a job has ended while its handler ran: another worker may run the job now.
-
-    What the handler returns or raises will change nothing about the job any more.
-    """
+    """The claim on a job has ended while its handler ran: another worker may run the job now, and
+    what the handler returns or raises will change nothing about it any more."""
 
 
 # --- outcomes ------------------------------------------------------------------------------------
@@ -367,24 +338,16 @@ def returned(value: object) -> Outcome:
 
 
 def raised(
-    error: BaseException,
-    *,
-    attempt: int,
-    is_last: bool,
-    retries: Retries,
-    text: str | None = None,
+    error: BaseException, job: RunningJob, retries: Retries, text: str | None = None
 ) -> Outcome:
-    """The outcome of a handler that raised `error` at its `attempt`-th attempt.
-
-    `text`: its `error_text`, where that was found out by who still had its traceback.
-    """
+    """The outcome of a handler that raised `error`. `text`: its `error_text`, where that was found
+    out in the process that has its traceback."""
     match error:
         case Retry():
             seconds = error.delay_seconds
             if seconds is None:
-                seconds = delay_after(error, attempt, retries) or 0.0
-            status = sayable(error.status)
-            return Outcome(Ending.RETRIED, status, seconds)
+                seconds = delay_after(error, job.attempt, retries) or 0.0
+            return Outcome(Ending.RETRIED, sayable(error.status), seconds)
         case Discard():
             return Outcome(Ending.DISCARDED, sayable(error.reason))
         case Later():
@@ -398,15 +361,14 @@ def raised(
             )
         case ClaimLost():
             return LOST
-        case _:
-            if text is None:
-                text = error_text(error)
-            delay_seconds = delay_after(error, attempt, retries)
-            if delay_seconds is None:
-                return Outcome(Ending.DISCARDED, text, error=error)
-            if not is_last:  # what the next attempt has to say is appended to it
-                text = text[: MAX_ERROR_CHARS - 2] + "; "
-            return Outcome(Ending.RETRIED, text, delay_seconds, error=error)
+    if text is None:
+        text = error_text(error)
+    delay_seconds = delay_after(error, job.attempt, retries)
+    if delay_seconds is None:
+        return Outcome(Ending.DISCARDED, text, error=error)
+    if job.attempts_remaining > 1:  # what the next attempt has to say is appended to it
+        text = text[: MAX_ERROR_CHARS - 2] + "; "
+    return Outcome(Ending.RETRIED, text, delay_seconds, error=error)
 
 
 def sayable(text: str) -> str:

@@ -10,6 +10,7 @@ import pytest
 from pinlaterd.client import Client
 from pinlaterd.client.in_flight import (
     BOUNDS_SECONDS,
+    FETCHERS,
     HOARD_SECONDS,
     LARGEST_CLAIM,
     REPEAT_SECONDS,
@@ -66,7 +67,7 @@ def in_thread(results: list[object], function: Callable[[], object]) -> threadin
 
 @pytest.fixture
 def flight() -> InFlight:
-    return InFlight("q", Client(), 2, fetchers=1, ahead_seconds=0.1, ack_seconds=ACK_SECONDS)
+    return InFlight("q", Client(), 2, ahead_seconds=0.1, ack_seconds=ACK_SECONDS)
 
 
 # --- fetchers -------------------------------------------------------------------------------
@@ -192,7 +193,8 @@ def test_the_reporter_wakes_for_the_first_end_and_is_done_when_all_was_told(flig
     assert woken == [True]
 
     flight.stop()
-    flight.end_of_fetching()
+    for _ in range(FETCHERS):
+        flight.end_of_fetching()
     assert flight.wait_until_due(T0) is True
     assert flight.take_reports(T0) == [job]
     assert flight.wait_until_due(T0) is False

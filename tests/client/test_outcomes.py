@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pinlaterd.client import constant, exponential, linear, never
+from pinlaterd.client import ClaimedJob, Client, RunningJob, constant, exponential, linear, never
 from pinlaterd.client.running_job import (
     LONGEST_DELAY_SECONDS,
     MAX_ERROR_CHARS,
@@ -19,10 +19,11 @@ from pinlaterd.client.running_job import (
 )
 
 SEVEN = constant(7)
+JOB = RunningJob("q", ClaimedJob("q:s1:p1:1", b"", 2, 2, "h:1:1:me:1", 60), Client(), now=0.0)
 
 
 def outcome_of(error: BaseException, retries: Retries = SEVEN) -> Outcome:
-    return raised(error, attempt=1, is_last=False, retries=retries)
+    return raised(error, JOB, retries)
 
 
 def delays(retries: Retries, attempts: int = 4) -> list[float | None]:

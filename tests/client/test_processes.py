@@ -21,9 +21,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pinlaterd.client import Client, Later, Retry, RunningJob
-from pinlaterd.client.handler_process import CarriedError, ChildPlan
-from pinlaterd.client.processes import Child, ProcessDied, ProcessNotStarted
+from pinlaterd.client import ClaimLost, Client, Later, Retry, RunningJob
+from pinlaterd.client.processes import (
+    CarriedError,
+    Child,
+    ChildPlan,
+    ProcessDied,
+    ProcessNotStarted,
+)
 from pinlaterd.model import ClaimedJob
 from tests.client.process_handlers import note_pid
 from tests.client.working import is_gone
@@ -76,16 +81,20 @@ def never() -> bool:
     return False
 
 
-def apply(child: Child, body: str, is_abandoned: Callable[[], bool] = never) -> str:
+def job_of(body: str) -> RunningJob:
     claimed = ClaimedJob("q:s1:p1:1", body.encode(), 2, 2, "h:1:1:me:1", 60)
-    answer = child.apply(RunningJob("q", claimed, Client(), 0.0), math.inf, is_abandoned)
+    return RunningJob("q", claimed, Client(), 0.0)
+
+
+def apply(child: Child, body: str, limit_seconds: float = math.inf) -> str:
+    answer = child.apply(job_of(body), limit_seconds)
     assert answer.error is None
     return answer.status
 
 
 @contextmanager
-def a_child() -> Iterator[Child]:
-    child = Child(PLAN, "test")
+def a_child(is_abandoned: Callable[[], bool] = never) -> Iterator[Child]:
+    child = Child(PLAN, "test", is_abandoned)
     try:
         yield child
     finally:
@@ -96,7 +105,7 @@ def a_child() -> Iterator[Child]:
 @pytest.fixture
 def child() -> Iterator[Child]:
     with a_child() as child:
-        child.wait_until_ready(never)
+        child.wait_until_ready()
         yield child
 
 
@@ -124,20 +133,26 @@ def test_an_answer_that_can_not_be_read_costs_the_process_no_more(child, monkeyp
         apply(child, "echo too_late")
 
 
-def test_what_it_has_said_counts_though_its_time_is_over(child, tmp_path):
+def test_what_it_has_said_counts_though_its_time_is_over(tmp_path):
     """As where the machine stalls."""
+    children: list[Child] = []
 
-    def is_over() -> bool:
-        (tmp_path / "go").touch()
-        return bool(select.select([child._connection], [], [], 60)[0])
+    def answer_first() -> bool:
+        if children:
+            (tmp_path / "go").touch()
+            assert select.select([children[0]._connection], [], [], 60)[0]
+        return False
 
-    assert apply(child, f"wait_for {tmp_path / 'go'}", is_over) == "not done"
+    with a_child(answer_first) as child:
+        child.wait_until_ready()
+        children.append(child)
+        assert apply(child, f"wait_for {tmp_path / 'go'}", limit_seconds=0) == "not done"
 
 
 def test_a_child_that_is_stopped_while_it_is_given_something_long_is_gone(monkeypatch):
     monkeypatch.setattr("pinlaterd.client.processes._STALL_SECONDS", 1)
     with a_child() as child:
-        child.wait_until_ready(never)
+        child.wait_until_ready()
         os.kill(child.pid, signal.SIGSTOP)
         with pytest.raises(ProcessNotStarted):
             apply(child, "echo " + "x" * 10_000_000)
@@ -150,7 +165,7 @@ def test_without_a_descriptor_left_there_is_no_process(child):
     resource.setrlimit(resource.RLIMIT_NOFILE, (spare, hard))
     try:
         with pytest.raises(ProcessNotStarted, match="Too many open files"):
-            Child(PLAN, "test")
+            Child(PLAN, "test", never)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert apply(child, "echo 1") == "1"
@@ -173,10 +188,18 @@ def test_one_that_nobody_waits_for_says_nothing_of_it(capfd):
     assert capfd.readouterr().err == ""
 
 
-def test_what_it_started_ends_with_it(child, tmp_path, wait_until):
+def test_what_it_started_ends_with_it(child, tmp_path, wait_until, monkeypatch):
+    monkeypatch.setattr("pinlaterd.client.processes.LOST_GRACE_SECONDS", 0)
     pid_file = tmp_path / "pid"
-    with pytest.raises(TimeoutError, match="its process was killed"):
-        apply(child, f"hang_with_a_child {pid_file}", pid_file.exists)
+    job = job_of(f"hang_with_a_child {pid_file}")
+
+    def lose() -> None:
+        wait_until(pid_file.exists, seconds=60)
+        job.lose()
+
+    threading.Thread(target=lose).start()
+    with pytest.raises(ClaimLost, match="its process was killed"):
+        child.apply(job)
 
     assert not psutil.pid_exists(child.pid)
     sleeper_pid = int(pid_file.read_text())
