@@ -57,11 +57,9 @@ _LEAST_USED_SECONDS = 0.05
 
 
 class PreparedCall(NamedTuple, Generic[T]):
-    """A call whose answer is a T: `result` makes it of what the codec decodes.
-
-    `repeatable`: carried out twice, it has done what it does once, so that it may be sent again
-    when no answer came. `wait_ms`: how long it asks the server to wait, beside what calls take.
-    """
+    """A call whose answer is a T: `result` makes it of what the codec decodes. `repeatable`: it may
+    be sent again when no answer came, as carried out twice it does no more than once. `wait_ms`:
+    how long it asks the server to wait, beside what calls take."""
 
     method: Method
     request: Request
@@ -74,10 +72,8 @@ class PreparedCall(NamedTuple, Generic[T]):
         return codec.encode_call(self.method, seqid, context, self.request)
 
     def decode(self, seqid: int, answer: bytes, *, server: Address) -> T:
-        """What the answer of that server says: a result, or an error of the service, raised.
-
-        Raises OutcomeUnknown if it is no answer to this call.
-        """
+        """The result; raises an error of the service, or OutcomeUnknown if this is no answer to
+        this call."""
         try:
             if codec.peek_seqid(answer) != seqid:
                 raise ProtocolError("it belongs to another call")
@@ -309,9 +305,8 @@ async def change_all(
     """Make a call that changes up to `limit` jobs, and make it again for the rest if the server
     answered because the time for it was used up. Return how many jobs were changed.
 
-    The server does not say so, and how much time it gives a call is not known here. But it uses at
-    least half of that: a call that was short, by itself or beside the first one, has left nothing.
-    So jobs that come to be there meanwhile don't keep this going.
+    The server does not say so. But it uses at least half of its time: a call that was short, by
+    itself or beside the first one, has left nothing. So new jobs don't keep this going.
     """
     request = cast("RetryFailedRequest | DeleteJobsRequest", call.request)
     done = 0

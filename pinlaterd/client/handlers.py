@@ -127,11 +127,8 @@ class Handlers:
         `async def`, and with `run_in="processes"`, for plain functions at the top level of a
         module, in processes of their own. `concurrency`: how many at a time (default: the
         Worker's). `retry`: a policy (`exponential(1)`), or policies by class of error.
-        `time_limit_seconds`: how long a run may take, in tasks and processes: a thread can't be
-        ended.
-
-        Raises ValueError (TypeError) for what makes no sense, and for a queue that has a handler
-        already.
+        `time_limit_seconds`: how long a run may take, in tasks and processes. Raises ValueError
+        (TypeError) for what makes no sense, and for a queue that has a handler already.
         """
 
         def register(function: _Function) -> _Function:

@@ -81,13 +81,12 @@ class BaseClient(ABC, Generic[C]):
         come on its event loop, else they raise RuntimeError.)
 
         `host` is HOST, HOST:PORT or [IPV6]:PORT (else AddressInvalid, a ValueError), or several of
-        them, which lead to the same shards: in this release, addresses of one server. Calls take
-        turns over the healthy ones, and skip those that are not.
-        `port` is that of those named without one. `source` is who calls, as the server's claims
-        name it (default: PROGRAM:HOST). `timeout_seconds` bounds every call, connecting included;
-        the server answers within its request_timeout_ms (10 s), so less makes outcomes unknown
-        that need not be. `connect_timeout_seconds` bounds the connecting to one address. `ssl` is
-        for servers behind a TLS proxy. Numbers that make no sense are a ValueError.
+        them, which lead to the same shards; calls take turns over the healthy ones. `port` is that
+        of those named without one. `source` is who calls, as the server's claims name it (default:
+        PROGRAM:HOST). `timeout_seconds` bounds every call, connecting included; the server answers
+        within its request_timeout_ms (10 s), so less makes outcomes unknown that need not be.
+        `connect_timeout_seconds` bounds the connecting to one address. `ssl` is for servers behind
+        a TLS proxy. Numbers that make no sense are a ValueError.
         """
         if max_connections < 1:
             raise ValueError(f"max_connections must be at least 1, not {max_connections}")
@@ -203,7 +202,9 @@ class BaseClient(ABC, Generic[C]):
             except ConnectionFailed as error:
                 failure = error
             failures.append(failure)
-            self._failed(server)
+            with self._lock:
+                self._servers.failed(server, now=time.monotonic())
+                self._close_idle(server)  # they are likely to be as dead
             if not isinstance(failure, _CannotConnect) and server not in failed_at:
                 untried.append(server)
             failed_at.add(server)
@@ -260,12 +261,6 @@ class BaseClient(ABC, Generic[C]):
                 return connection
         reasons = ", ".join(dict.fromkeys(map(_reason_of, failures)))
         raise _CannotConnect(server, reasons) from failures[-1]
-
-    def _failed(self, server: Address) -> None:
-        """A call failed there. Connections that lie idle are likely to be as dead."""
-        with self._lock:
-            self._servers.failed(server, now=time.monotonic())
-            self._close_idle(server)
 
     async def _probe(self, server: Address) -> None:
         """Find out whether a server is back, by a look-up of no jobs at all, which changes nothing
@@ -332,8 +327,6 @@ def _default_source() -> str:
 
 
 class Connection(ABC):
-    """After any failure of a call it must be closed: an answer may still be on its way."""
-
     address: Address
 
     @abstractmethod
@@ -386,8 +379,6 @@ def answer_length(head: bytes | bytearray) -> int:
 
 
 class _CannotConnect(ConnectionFailed):
-    """No connection came about."""
-
     def __init__(self, server: Address, reason: str) -> None:
         super().__init__(f"cannot connect to pinlaterd at {server}: {reason}")
 

@@ -37,11 +37,8 @@ log = logging.getLogger(__name__)
 
 
 class RunningJob:
-    """A job in the hands of its handler. Any thread may use it while the handler runs.
-
-    The attributes are the worker's, but for `queue`, `body` and `lost`; times are monotonic
-    seconds. Once the claim is lost nothing is reported about the job any more.
-    """
+    """A job in the hands of its handler. Any thread may use it while the handler runs. The
+    attributes are the worker's, but for `queue`, `body` and `lost`; times are monotonic seconds."""
 
     __slots__ = (
         *("_client", "_tell", "began_at", "body", "claimed", "claimed_at", "ended_at"),
@@ -180,10 +177,8 @@ def exponential(
     first: float = 1.0, *, factor: float = 2.0, most: float = 3600.0, jitter: bool = True
 ) -> RetryPolicy:
     """`first` seconds after the first attempt, then `factor` times as long each time, up to `most`.
-
-    With `jitter` the delay is a random one between a half and the whole of that, so that jobs that
-    failed together do not come back together.
-    """
+    With `jitter` a random time between half and all of that, so that jobs that failed together do
+    not come back together."""
     _check("first", first)
     _check("most", most)
     if not 1 <= factor < math.inf:
@@ -309,11 +304,9 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended, as hooks see it and as it is acknowledged.
-
-    `delay_seconds` counts from when the service is told (RETRIED, POSTPONED). `error` is what was
-    raised, unless that was one of Retry, Discard, Later and ClaimLost.
-    """
+    """How a run ended, as hooks see it and as it is acknowledged. `delay_seconds` counts from when
+    the service is told (RETRIED, POSTPONED). `error` is what was raised, unless that was one of
+    Retry, Discard, Later and ClaimLost."""
 
     ending: Ending
     status: str = ""
@@ -331,7 +324,7 @@ RELEASED = Outcome(Ending.POSTPONED)
 
 
 def returned(value: object) -> Outcome:
-    """The outcome of a handler that returned: a status, or nothing."""
+    """The outcome of a handler that returned `value`."""
     if value is None:
         return SUCCEEDED
     return Outcome(Ending.SUCCEEDED, sayable(str(value)))
@@ -377,10 +370,8 @@ def sayable(text: str) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """The type, the message and where it was raised, in at most MAX_ERROR_CHARS characters.
-
-    ValueError: no such address (smtp.py:30 in lookup < mail.py:12 in send)
-    """
+    """`ValueError: no such address (smtp.py:30 in lookup < mail.py:12 in send)`, in at most
+    MAX_ERROR_CHARS characters."""
     frames = traceback.extract_tb(error.__traceback__)[1:]  # without the worker's own
     places = [f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}" for frame in frames]
     where = f" ({' < '.join(reversed(places[-_MAX_PLACES:]))})" if places else ""

@@ -1,13 +1,5 @@
 """A worker: claims jobs, hands them to functions, and tells the service how they ended.
 
-    handlers = Handlers()
-
-    @handlers.queue("images", concurrency=4)
-    def resize(job: RunningJob) -> str | None:
-        ...
-
-    Worker(Client("queue.example.com"), handlers).run()       # SIGTERM and SIGINT stop it in order
-
 It has a consumer for each queue:
 
     fetchers ──dequeues, with acks along──▶ service ◀──acks, renewals, releases── reporter
@@ -90,17 +82,14 @@ class Worker:
         queues: Iterable[str] | None = None,
         set_up_process: Callable[[], object] | None = None,
     ) -> None:
-        """`queues`: those to work on, of the handlers' (default: all).
-
-        `concurrency`: how many jobs of a queue run at a time where its handler does not say.
-        `ack_interval_ms`: how long the end of a job waits at most for a dequeue to take it along.
-        `ahead_ms`: jobs that begin within so long are claimed in advance. `max_wait_ms`: how long a
-        dequeue waits for a first job, and so how long `stop` may take with nothing to do.
-        `grace_seconds`: how long jobs that run may go on after `stop`. `set_up_process`: called
-        first in each process that runs handlers, as to set up logging.
-
-        The client needs three connections for each queue, beside those that handlers use. Raises
-        ValueError for what makes no sense.
+        """`queues`: those to work on (default: all that have handlers). `concurrency`: how many
+        jobs of a queue run at a time where its handler does not say. `ack_interval_ms`: how long
+        the end of a job waits at most for a dequeue to take it along. `ahead_ms`: jobs that begin
+        within so long are claimed in advance. `max_wait_ms`: how long a dequeue waits for a first
+        job, and so how long `stop` may take with nothing to do. `grace_seconds`: how long jobs that
+        run may go on after `stop`. `set_up_process`: called first in each process that runs
+        handlers, as to set up logging. The client needs three connections for each queue, beside
+        those that handlers use. Raises ValueError for what makes no sense.
         """
         for name, value, least in (
             ("concurrency", concurrency, 1),
@@ -362,10 +351,8 @@ class Consumer:
         jobs: Sequence[RunningJob],
         call: Callable[[Sequence[RunningJob]], list[RunningJob]],
     ) -> list[RunningJob]:
-        """Make a call about all these jobs; return what it returns: those to be acked next.
-
-        What the service finds wrong with one of them is that one's alone.
-        """
+        """Make a call about all these jobs; return what it returns: those to be acked next. What
+        the service finds wrong with one of them is that one's alone."""
         if not jobs:
             return []
         self._renew_due()  # before each call: any of them may take as long as the client lets it
