@@ -59,7 +59,7 @@ def of_redis(server: RedisServer, shards: Sequence[str]) -> Iterator[Record]:
     with server.client() as client:
         for shard in shards:
             for name in [
-                name for kind in ("pln", "plr") for name in client.zrange(f"{kind}_{shard}", 0, -1)
+                name for kind in ("pln", "pls") for name in client.zrange(f"{kind}_{shard}", 0, -1)
             ]:
                 stored = name.decode()
                 queue = stored.removeprefix("+")  # a queue of the lean layout
@@ -67,11 +67,31 @@ def of_redis(server: RedisServer, shards: Sequence[str]) -> Iterator[Record]:
                     priority, _, state = key.decode().rpartition(".p")[2].partition("_s")
                     if not state.isdigit():
                         continue
+                    if stored != queue and state != "0":
+                        continue  # their runs have it all
                     for local_id, score in client.zrange(key, 0, -1, withscores=True):
                         held = _held_in_redis(client, f"{shard}_{stored}", local_id)
                         since_ms = int(score) // 32 if stored != queue else round(score * 1000)
                         descriptor = f"{queue}:s{shard}:p{priority}:{local_id.decode()}"
                         yield _record(shard, descriptor, _redis_row(int(state), since_ms, held))
+                for key in client.scan_iter(f"plx_{shard}_{stored}.p*"):
+                    priority = key.decode().rpartition(".p")[2]
+                    for local_id, state, since_ms, claim in _in_runs(client, key):
+                        held = _held_in_redis(client, f"{shard}_{stored}", local_id)
+                        held[b"cd"] = claim
+                        descriptor = f"{queue}:s{shard}:p{priority}:{local_id.decode()}"
+                        yield _record(shard, descriptor, _redis_row(state, since_ms, held))
+
+
+def _in_runs(client: redis.Redis, key: bytes) -> Iterator[tuple[bytes, int, int, bytes]]:
+    """Id, state, the time since which it is in that state, and claim of jobs (common.lua)."""
+    for run in cast("list[bytes]", client.zrange(key, 0, -1)):
+        if b" " not in run:
+            continue
+        state, first, last, since_ms, number, claimer = run.split(b" ", 5)
+        for at, local_id in enumerate(range(int(first), int(last) + 1)):
+            claim = claimer + b"%d" % (int(number) + at) if number else claimer
+            yield b"%d" % local_id, int(state), int(since_ms), claim
 
 
 def _held_in_redis(client: redis.Redis, place: str, local_id: bytes) -> dict[bytes, bytes]:
@@ -79,9 +99,9 @@ def _held_in_redis(client: redis.Redis, place: str, local_id: bytes) -> dict[byt
     if "_+" not in place:
         held = client.hgetall(f"plh_{place}.".encode() + local_id)
         return cast("dict[bytes, bytes]", held)
-    record, claim, update = (
+    record, update = (
         cast("bytes | None", client.hget(f"{key}_{place}", local_id.decode()))
-        for key in ("plb", "plc", "plu")
+        for key in ("plb", "plu")
     )
     if record is None:
         return {}
@@ -92,7 +112,6 @@ def _held_in_redis(client: redis.Redis, place: str, local_id: bytes) -> dict[byt
         fields = update.partition(b";")[0].split(b" ")
         allowed, remaining, updated_ms, run_after_ms = fields
     return {
-        **({} if claim is None else {b"cd": claim}),
         b"bd": rest[int(status_bytes) :],
         b"al": allowed,
         b"ar": remaining,

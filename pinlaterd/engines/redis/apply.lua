@@ -7,8 +7,8 @@
 -- what they should be.
 --
 -- Arguments: token, lease in ms, '1' if there are enqueues; how many queues and priorities the
--- batch has to do with, and of each which keys: states of sets, and b, c or u for a lean queue's
--- hashes; now_ms, most characters of a status; how many queues it enqueues to, and of each how many
+-- batch has to do with, and of each which keys: states of sets, b or u for a lean queue's hashes and
+-- x for its runs; now_ms, most characters of a status; how many queues it enqueues to, and of each how many
 -- jobs; then of each kind how many, and each as it is read below. Returns OK and of each kind a
 -- table of results; or DAMAGED, and then no job has changed. Positions count from 1.
 
@@ -23,6 +23,8 @@ for _ = 1, take_number() do
     local kind = string.sub(kinds, at, at)
     if kind <= FAILED then
       problem = damage(set_key(queue, priority, kind), 'zset')
+    elseif kind == 'x' then
+      problem = damage(runs_key(queue, priority), 'zset')
     else
       problem = damage('pl' .. kind .. '_' .. SHARD .. '_' .. queue, 'hash')
     end
@@ -58,19 +60,57 @@ local jobs -- made when something needs it
 
 -- Acks of a queue and priority, alike but in their ids, none of which is there twice: when those
 -- that failed are due again, or '' if they succeeded; a text that takes the old status' place, as
--- PinLater's does here; whether each names its claim; how many, their ids, their claims. Results:
+-- PinLater's does here; whether each names its claim; ranges of jobs, whose ids count up. Results:
 -- the positions of those that did not apply and, negative, of those that failed for good.
 local count = take_number()
 if count > 0 then
-  -- Note the end of a job that is IN_PROGRESS since `score`; false if it was evicted.
-  local function note_end(queue, id, text, score)
-    if is_lean(queue) then
-      local job = jobs.read(queue, id, false)
-      if job then
-        jobs.change(queue, id, job, { ua = now, cs = text })
+  -- Jobs of a lean queue.
+  local function succeed_runs(queue, priority, ranges, named, text, missed)
+    local runs = open_runs(queue, priority)
+    local evicted = redis.call('EXISTS', jobs_key(queue)) == 0
+
+    -- Note the texts of a piece; pieces of it without jobs that were evicted.
+    local function with_text(piece)
+      local noted = {}
+      for id = piece.first, piece.last do
+        local name = string.format('%d', id)
+        local job = jobs.read(queue, name, false)
+        if job then
+          jobs.change(queue, name, job, { ua = now, cs = text })
+          noted[#noted + 1] = part(piece, id, id)
+        end
       end
-      return job
+      return noted
     end
+
+    for _, range in ipairs(ranges) do
+      local behind = range.first -- the last one that applied
+      local function miss(first, last)
+        for nth = first - range.first + 1, last - range.first + 1 do
+          missed[#missed + 1] = range.before + nth
+        end
+      end
+      for _, piece in ipairs(runs.cut(range.first, range.last, IN_PROGRESS)) do
+        local number = range.number and range.number + piece.first - range.first
+        if named and not (piece.claimer == range.claimer and piece.number == number) then
+          runs.put(piece)
+        elseif not evicted then
+          for _, ended in ipairs(text ~= '' and with_text(piece) or { piece }) do
+            miss(behind, ended.first - 1)
+            ended.state, ended.ms = SUCCEEDED, now
+            runs.put(ended)
+            behind = ended.last + 1
+          end
+        end
+      end
+      miss(behind, range.last)
+    end
+    runs.flush()
+  end
+
+  -- Note the end of a job of PinLater's layout that is IN_PROGRESS since `score`; false if it was
+  -- evicted.
+  local function note_end(queue, id, text, score)
     local key, ms = job_key(queue, id), ms_of(queue, score)
     local added = redis.pcall('HSET', key, 'ua', string.format('%.3f', now / 1000))
     if type(added) == 'table' then
@@ -90,36 +130,22 @@ if count > 0 then
     return true
   end
 
-  local function claims_of(queue, ids)
-    if is_lean(queue) then
-      return redis.call('HMGET', claims_key(queue), unpack(ids))
-    end
-    local found = {}
-    for at = 1, #ids do
-      found[at] = redis.pcall('HGET', job_key(queue, ids[at]), 'cd')
-    end
-    return found
-  end
-
-  local function succeed(queue, priority, ids, names, text, missed)
+  local function succeed(queue, priority, ranges, named, text, missed)
+    local ids, names = spell_out(ranges, named)
     local running = set_key(queue, priority, IN_PROGRESS)
-    local held, noted = redis.call('ZMSCORE', running, unpack(ids)), names and claims_of(queue, ids)
-    local evicted = is_lean(queue) and redis.call('EXISTS', jobs_key(queue)) == 0
-    local noteworthy, ended, count_ended = text ~= '' or not is_lean(queue), {}, 0
+    local held, ended = redis.call('ZMSCORE', running, unpack(ids)), {}
     for at = 1, #ids do
       local id, score = ids[at], held[at]
-      local applies = score and (not names or noted[at] == names[at])
-      local ends = applies and not evicted
-      if ends and (not noteworthy or note_end(queue, id, text, score)) then
-        count_ended = count_ended + 1
-        ended[count_ended] = id
+      local noted = score and named and redis.pcall('HGET', job_key(queue, id), 'cd')
+      local applies = score and (not named or noted == names[at])
+      if applies and note_end(queue, id, text, score) then
+        ended[#ended + 1] = id
       else
         missed[#missed + 1] = at
-        local gone = applies
-        if score and not applies and type(noted[at]) ~= 'string' then -- it may be for this
-          gone = evicted or (not is_lean(queue) and redis.call('EXISTS', job_key(queue, id)) == 0)
-        end
-        if gone then
+        if
+          applies
+          or (score and type(noted) ~= 'string' and redis.call('EXISTS', job_key(queue, id)) == 0)
+        then
           redis.call('ZREM', running, id) -- evicted
         end
       end
@@ -130,28 +156,31 @@ if count > 0 then
     end
   end
 
-  local function fail(queue, priority, ids, names, text, missed, retry_ms)
+  local function fail(queue, priority, ranges, named, text, missed, retry_ms)
+    local ids, names = spell_out(ranges, named)
     for at, id in ipairs(ids) do
-      local job = jobs.held(queue, priority, id, names and names[at])
+      local job = jobs.held(queue, priority, id, names[at])
       local status = job and (text == '' and job.cs or text)
       if not job then
         missed[#missed + 1] = at
-      elseif not jobs.fail(queue, priority, id, job, retry_ms, status, now) then
-        missed[#missed + 1] = -at
+      else
+        jobs.leave(queue, priority, id, IN_PROGRESS)
+        if not jobs.fail(queue, priority, id, job, retry_ms, status, now) then
+          missed[#missed + 1] = -at
+        end
       end
     end
   end
 
   for run = 1, count do
     local queue, priority, retry_ms = take(), take(), take_number()
-    local text, named, size = take(), take() == '1', take_number()
-    local ids, missed = take_all(size), {}
-    local names = named and take_all(size) or nil
+    local text, named = take(), take() == '1'
+    local ranges, missed = take_ranges(named), {}
     if retry_ms or text ~= '' then
       jobs = jobs or open_jobs()
     end
-    local finish = retry_ms and fail or succeed
-    finish(queue, priority, ids, names, text, missed, retry_ms)
+    local finish = retry_ms and fail or (is_lean(queue) and succeed_runs or succeed)
+    finish(queue, priority, ranges, named, text, missed, retry_ms)
     acks[run] = missed
   end
 end
@@ -201,11 +230,11 @@ if count > 0 then
         changes.cs = cut(text .. job.cs)
       end
       jobs.change(queue, id, job, changes)
+      jobs.leave(queue, priority, id, IN_PROGRESS)
       if to_pending then
-        jobs.unclaim(queue, id)
-        jobs.move(queue, priority, id, IN_PROGRESS, PENDING, run_after)
+        jobs.enter(queue, priority, id, PENDING, run_after)
       else
-        add_all(set_key(queue, priority, IN_PROGRESS), queue, now, { id })
+        jobs.enter(queue, priority, id, IN_PROGRESS, now, job.cd)
       end
     end
   end
@@ -217,8 +246,8 @@ for at = 1, take_number() do
   local queue, priority, id, claim = take(), take(), take(), take()
   local job = jobs.held(queue, priority, id, claim)
   if job then
-    jobs.unclaim(queue, id)
-    jobs.move(queue, priority, id, IN_PROGRESS, PENDING, job.ra)
+    jobs.leave(queue, priority, id, IN_PROGRESS)
+    jobs.enter(queue, priority, id, PENDING, job.ra)
   end
   releases[at] = job and job.ra or false
 end
@@ -255,36 +284,50 @@ for at = 1, take_number() do
   end
 end
 
--- Claims of a queue and priority: how many, ids, claims. Result: the positions of those that were
--- not made, as the job is not PENDING.
+-- Claims of a queue and priority: ranges of jobs, and their claims. Result: the positions of those
+-- that were not made, as the job is not PENDING.
 count = take_number()
 if count > 0 then
-  -- Whether these ids are the first of a set, in its order. They mostly are: the ready index has
+  -- Whether these jobs are the first of a set, in its order. They mostly are: the ready index has
   -- the same order.
-  local function are_first(set, ids)
-    local first = redis.call('ZRANGE', set, 0, #ids - 1)
-    for at = 1, #ids do
-      if first[at] ~= ids[at] then
+  local function are_first(set, ranges, size)
+    local first = redis.call('ZRANGE', set, 0, size - 1)
+    if #first < size then
+      return false
+    end
+    for _, range in ipairs(ranges) do
+      local at, digits = range.before + 1, #range.id
+      local longer = 10 ^ digits
+      if first[at] ~= range.id then
         return false
+      end
+      for nth = 1, range.size - 1 do
+        local member, id = first[at + nth], range.first + nth
+        digits = id == longer and digits + 1 or digits
+        if tonumber(member) ~= id or #member ~= digits then
+          return false
+        end
       end
     end
     return true
   end
 
   -- Note the claims of jobs that are PENDING; false, and no job is claimed, if one is not there.
-  local function note_lean(queue, ids, names)
+  local function note_lean(queue, priority, ranges)
     if redis.call('EXISTS', jobs_key(queue)) == 0 then
       return false
     end
-    local fields = {}
-    for at = 1, #ids do
-      fields[2 * at - 1], fields[2 * at] = ids[at], names[at]
+    local runs = open_runs(queue, priority)
+    for _, range in ipairs(ranges) do
+      range.state, range.ms = IN_PROGRESS, now
+      runs.put(range)
     end
-    redis.call('HSET', claims_key(queue), unpack(fields))
+    runs.flush()
     return true
   end
 
-  local function note_plain(queue, ids, names)
+  local function note_plain(queue, priority, ranges)
+    local ids, names = spell_out(ranges, true)
     local prefix, keys = job_key(queue, ''), {}
     for at = 1, #ids do
       keys[at] = prefix .. ids[at]
@@ -297,26 +340,28 @@ if count > 0 then
         return false -- no job, but a hand's doing
       end
     end
+    add_all(set_key(queue, priority, IN_PROGRESS), queue, now, ids)
     return true
   end
 
   for run = 1, count do
-    local queue, priority, size = take(), take(), take_number()
-    local ids, names, missed = take_all(size), take_all(size), {}
-    local pending = set_key(queue, priority, PENDING)
-    local running = set_key(queue, priority, IN_PROGRESS)
+    local queue, priority = take(), take()
+    local ranges, size = take_ranges(true)
+    local pending, missed = set_key(queue, priority, PENDING), {}
     local note = is_lean(queue) and note_lean or note_plain
-    if are_first(pending, ids) and note(queue, ids, names) then
+    if are_first(pending, ranges, size) and note(queue, priority, ranges) then
       redis.call('ZREMRANGEBYRANK', pending, 0, size - 1)
-      add_all(running, queue, now, ids)
     else
-      for at, id in ipairs(ids) do
-        local made = redis.call('ZSCORE', pending, id) and note(queue, { id }, { names[at] })
-        redis.call('ZREM', pending, id)
-        if made then
-          add_all(running, queue, now, { id })
-        else
-          missed[#missed + 1] = at
+      for _, range in ipairs(ranges) do
+        local ids = spell_out({ range })
+        for nth, id in ipairs(ids) do
+          local alone = part(range, range.first + nth - 1, range.first + nth - 1)
+          alone.id, alone.size = id, 1
+          if
+            redis.call('ZREM', pending, id) == 0 or not note(queue, priority, { alone })
+          then
+            missed[#missed + 1] = range.before + nth
+          end
         end
       end
     end

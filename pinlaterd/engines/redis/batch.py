@@ -6,6 +6,7 @@ ops of a queue and priority, and jobs that are enqueued one after the other.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import compress, groupby
@@ -19,13 +20,17 @@ from pinlaterd.engines.redis.scripts import RUN_JOBS
 from pinlaterd.model import Job, JobKey, Payload, PendingKey
 
 # Keys that a script writes to, or that have to be sound for it to write, by apply.lua's letters.
-_ENQUEUE, _CLAIM, _SUCCESS, _NAMED_SUCCESS, _ALL = "0b", "01bc", "12", "12c", "0123bcu"
+_ENQUEUE, _CLAIM, _SUCCESS, _ALL = "0b", "01bx", "12x", "0123bux"
+_OF_LEAN_QUEUES = frozenset("bux")
 _TEXT_CHARS = LIMITS.custom_status_chars
+_MOST_EXACT = 2**53  # whole numbers up to here are such in Lua
+_NUMBER = re.compile(r"(0|[1-9][0-9]{0,14})\Z")
 
 
 class _Run:
     """Jobs whose acks or claims have `head` in common, which begins with queue and priority. `ops`,
-    `places`: of each, the op that it is of, and where it is there; `names`: of claims."""
+    `places`: of each, the op that it is of, and where it is there; `names`: their claims, if any.
+    """
 
     __slots__ = ("head", "ids", "names", "ops", "places")
 
@@ -47,6 +52,54 @@ class _Run:
         self.names += names
         self.ops += [op] * len(local_ids)
         self.places += places
+
+    def sort(self) -> None:
+        """By id; none is there twice."""
+        ids = self.ids
+        if ids != sorted(ids):
+            order = sorted(range(len(ids)), key=ids.__getitem__)
+            self.ids = [ids[at] for at in order]
+            self.ops = [self.ops[at] for at in order]
+            self.names = [self.names[at] for at in order] if self.names else []
+
+    def ranges(self, begin: int) -> list[Argument]:
+        """Of the jobs of one command, from `begin` on, as `take_ranges` reads them."""
+        ids, names = self.ids[begin : begin + RUN_JOBS], self.names[begin : begin + RUN_JOBS]
+        jobs = len(ids)
+        if ids == list(range(ids[0], ids[0] + jobs)) and ids[-1] < _MOST_EXACT:
+            if not names:
+                return [1, ids[0], jobs]
+            claimer, number = _numbered(names[0])
+            if number >= 0 and names == [f"{claimer}{n}" for n in range(number, number + jobs)]:
+                return [1, ids[0], jobs, number, claimer]
+        claims = [_numbered(name) for name in names]
+        begins = [0, *_breaks(ids, claims)]
+        arguments: list[Argument] = [len(begins)]
+        for first, end in zip(begins, [*begins[1:], jobs], strict=True):
+            arguments += (ids[first], end - first)
+            if claims:
+                claimer, number = claims[first]
+                arguments += ("" if number < 0 else number, claimer)
+        return arguments
+
+
+def _breaks(ids: Sequence[int], claims: Sequence[tuple[str, int]]) -> Iterable[int]:
+    """Where ids or claims don't count up by one."""
+    later = range(1, len(ids))
+    if max(ids) >= _MOST_EXACT:
+        return later
+    if not claims:
+        return [at for at in later if ids[at] != ids[at - 1] + 1]
+    following = [(claimer, number + 1) for claimer, number in claims]
+    return [at for at in later if ids[at] != ids[at - 1] + 1 or claims[at] != following[at - 1]]
+
+
+def _numbered(claim: str) -> tuple[str, int]:
+    """What stands before its number, and that; all of it and -2, if it does not end in one."""
+    head, colon, digits = claim.rpartition(":")
+    if colon and _NUMBER.match(digits):
+        return head + colon, int(digits)
+    return claim, -2
 
 
 class Application:
@@ -83,7 +136,7 @@ class Application:
         keys: list[Argument] = [len(self._keys)]
         for (queue, priority), all_kinds in self._keys.items():
             kinds = set("".join(all_kinds))
-            keys += (queue, priority, "".join(kinds if is_lean(queue) else kinds - {*"bcu"}))
+            keys += (queue, priority, "".join(kinds if is_lean(queue) else kinds - _OF_LEAN_QUEUES))
         grows = "1" if self._jobs else "0"
         times = (self._now_ms, _TEXT_CHARS)
         totals = [part for queue, jobs in self._jobs.items() for part in (queue, len(jobs))]
@@ -92,6 +145,8 @@ class Application:
     def _ack_runs(self) -> Collection[_Run]:
         """Acks commute, unless a job is named twice: then each goes in its turn."""
         together = self._acks_in_runs(alone=False)
+        for run in together:
+            run.sort()
         named: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
         for run in together:
             named[run.head[:2]] += run.ids
@@ -117,10 +172,7 @@ class Application:
         self, queue: str, priority: int, status: str, delay_ms: int, named: str, *, failed: bool
     ) -> tuple[Any, ...]:
         place = (self._stored[queue], priority)
-        if failed or status:
-            self._keys[place].add(_ALL)
-        else:
-            self._keys[place].add(_NAMED_SUCCESS if named == "1" else _SUCCESS)
+        self._keys[place].add(_ALL if failed or status else _SUCCESS)
         retry_ms = min(self._now_ms + delay_ms, LIMITS.run_after_ms) if failed else ""
         return (*place, retry_ms, status[:_TEXT_CHARS], named)
 
@@ -269,9 +321,7 @@ def _arguments(runs: Collection[_Run]) -> list[Argument]:
     arguments: list[Argument] = [sum([-(-len(run.ids) // RUN_JOBS) for run in runs])]
     for run in runs:
         for begin in range(0, len(run.ids), RUN_JOBS):
-            piece = slice(begin, begin + RUN_JOBS)
-            ids = run.ids[piece]
-            arguments += (*run.head, len(ids), *ids, *run.names[piece])
+            arguments += (*run.head, *run.ranges(begin))
     return arguments
 
 

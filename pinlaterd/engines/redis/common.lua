@@ -20,17 +20,29 @@
 --                             where PENDING, else the time at which the job came to be in that
 --                             state (IN_PROGRESS: was claimed, or last checkpointed)
 --
--- A queue that we create has a leaner layout, by default (redis_layout): two commands store a
--- thousand jobs, not a thousand and one. Its name in keys, but that of its counter, begins with
--- '+', as no client's can, and is not in pln_SHARD: PinLater, and releases that don't know it,
--- leave it alone. Its sets have the same names, with other scores; its jobs, by their ids, are in
--- three hashes, and times there in ms:
+-- A queue that we create has a leaner layout, by default (redis_layout): few commands store, claim or
+-- end a thousand jobs. Its name in keys, but that of its counter, begins with '+', as no client's can,
+-- and is not in pln_SHARD: PinLater, and releases that don't know it, leave it alone. Times there are
+-- in ms:
 --
---   plr_SHARD                 sorted set: the names of lean queues, by when they were created
---   plb_SHARD_+QUEUE          a job as it was enqueued: 'AL CA RA N;', N bytes of status, body.
---                             What decides whether there is such a job
---   plc_SHARD_+QUEUE          the descriptor of its last claim; none while PENDING
---   plu_SHARD_+QUEUE          what has changed since, if anything has: 'AL AR UA RA;', status
+--   pls_SHARD                 sorted set: the names of lean queues, by when they were created
+--   plb_SHARD_+QUEUE          hash, jobs by their ids, as they were enqueued: 'AL CA RA N;', N bytes
+--                             of status, body. What decides whether there is such a job
+--   plu_SHARD_+QUEUE          hash: what has changed since, if anything has: 'AL AR UA RA;', status
+--   plq_SHARD_+QUEUE.pP_s0    sorted set: PENDING jobs as in PinLater's layout, with other scores
+--   plx_SHARD_+QUEUE.pP       sorted set: the jobs that are not PENDING, in runs: jobs with
+--                             consecutive ids, in one state since one time, whose claims count up.
+--                             The member 'S FIRST LAST MS NUMBER CLAIMER' has LAST as its score;
+--                             CLAIMER and NUMBER are the first one's claim (without NUMBER all of
+--                             it, and the run is of one job). The member '1', '2' or '3' has as its
+--                             score how many jobs of that state there are beside one a run, negated
+--   plq_SHARD_+QUEUE.pP_sS    sorted set: LAST of the runs of that state, by the time
+--
+-- Before that, lean queues were listed in plr_SHARD, all their sets held ids of jobs, and the claims
+-- were in a hash, plc_SHARD_+QUEUE. Such a queue is converted when its shard is opened:
+--
+--   plv_SHARD                 list: keys that are to be converted yet: sets, and the hash of claims
+--   plv_SHARD_+QUEUE.pP_sS    such a set
 --
 -- and what is ours:
 --
@@ -44,8 +56,8 @@
 --   plt_SHARD                 list: keys of deleted queues' sets, whose jobs are yet to be removed
 --   plt_SHARD_QUEUE.N         such a set
 --
--- A job is in the state whose set holds its id, and in none if no set does: then its hash is a
--- deleted queue's. An id whose hash is gone was evicted: such an id is removed when it is met. So
+-- A job is in the state whose set or run holds its id, and in none if none does: then its hash is
+-- a deleted queue's. An id whose hash is gone was evicted: such an id is removed when it is met. So
 -- is one where something else than a hash lies, and a member that can be no job's number. A field
 -- that should be a number and is none counts as missing.
 --
@@ -95,6 +107,40 @@ local function take_all(count)
   return { unpack(ARGV, first, taken) }
 end
 
+-- Jobs, in ranges of consecutive ids: how many ranges; of each its first id, how many jobs and, if
+-- they are `named`, number and claimer of the first one's claim (see plx_). Returns them, and how
+-- many jobs that are.
+local function take_ranges(named)
+  local ranges, jobs = {}, 0
+  for nth = 1, take_number() do
+    local range = { id = take(), size = take_number(), before = jobs }
+    range.first = tonumber(range.id)
+    range.last = range.first + range.size - 1
+    if named then
+      range.number, range.claimer = take_number(), take()
+    end
+    ranges[nth] = range
+    jobs = jobs + range.size
+  end
+  return ranges, jobs
+end
+
+-- The ids and claims of ranges, each by itself.
+local function spell_out(ranges, named)
+  local ids, names = {}, {}
+  for _, range in ipairs(ranges) do
+    ids[#ids + 1] = range.id -- it may be more than Lua's numbers hold
+    for nth = 1, range.size - 1 do
+      ids[#ids + 1] = string.format('%d', range.first + nth)
+    end
+    for nth = 0, named and range.size - 1 or -1 do
+      local number = range.number and string.format('%d', range.number + nth) or ''
+      names[#names + 1] = range.claimer .. number
+    end
+  end
+  return ids, names
+end
+
 local function is_lean(queue)
   return string.byte(queue) == 43 -- '+'
 end
@@ -108,13 +154,9 @@ local function job_key(queue, id)
   return 'plh_' .. SHARD .. '_' .. queue .. '.' .. id
 end
 
--- Of a lean queue: one of its three hashes.
+-- Of a lean queue: its hashes.
 local function jobs_key(queue)
   return 'plb_' .. SHARD .. '_' .. queue
-end
-
-local function claims_key(queue)
-  return 'plc_' .. SHARD .. '_' .. queue
 end
 
 local function updates_key(queue)

@@ -161,26 +161,28 @@ class RedisEngine(Store, StorageEngine):
 
     def _gone(self, stored: str, priority: int, state: JobState, *, repair: bool) -> int:
         """How many jobs in a state are not there."""
-        key = self.shard.set_key(stored, priority, state)
-        cursor, gone = b"0", 0
+        place: tuple[Argument, Argument] = ("", "")
+        gone = 0
         while True:
-            cursor, members = self.connection.read("ZSCAN", key, cursor, "COUNT", _CHECKED_AT_ONCE)
-            flat = [part for member in members[::2] for part in (priority, member)]
+            where = (stored, priority, int(state), *place, _CHECKED_AT_ONCE)
+            [page] = self.read(scripts.PAGE, *where)
+            flat = [part for member in page[::3] for part in (priority, member)]
             rows = self.read(scripts.LOOKUP, stored, int(state), "0", *flat)
             missing = [
-                member for member, row in zip(members[::2], rows, strict=True) if row == _EVICTED
+                member for member, row in zip(page[::3], rows, strict=True) if row == _EVICTED
             ]
             gone += len(missing)
             if missing and repair:
                 flat = [part for member in missing for part in (priority, member)]
                 self.write(scripts.FORGET, stored, *flat)
-            if cursor == b"0":
+            if len(page) < 3 * _CHECKED_AT_ONCE:
                 return gone
+            place = (page[-2], page[-3])
 
     def oldest_failed(self, queue: str, priority: int, *, limit: int) -> Sequence[int]:
         state = int(JobState.FAILED)
         [rows] = self.read(scripts.PAGE, self.known(queue), priority, state, "", "", limit)
-        times_ms: list[int] = rows[2::3]
+        times_ms: list[int] = rows[2 : 3 * limit : 3]
         return times_ms
 
     # --- writes in slices --------------------------------------------------------------------

@@ -1,20 +1,22 @@
 -- Jobs of either layout, one at a time: what scripts share that read whole jobs, end attempts or
--- remove jobs. Follows common.lua.
+-- remove jobs. Follows runs.lua.
 
 local function open_jobs()
   local MOST_DIGITS = 19
   local LAST_ID = '9223372036854775807'
   local LARGEST_I32 = 2 ^ 31 - 1
   local MOST_GONE_AT_ONCE = 10000
+  local MOST_AT_ONCE = 1000
   local jobs = {}
 
-  -- What a script returns where something else lies in place of a lean queue's hashes; else nil.
-  function jobs.damage(queue)
+  -- What a script returns where something else lies in place of a lean queue's hashes, or of the
+  -- runs of a priority, if one is given; else nil.
+  function jobs.damage(queue, priority)
     return is_lean(queue)
         and (
           damage(jobs_key(queue), 'hash')
-          or damage(claims_key(queue), 'hash')
           or damage(updates_key(queue), 'hash')
+          or (priority and damage(runs_key(queue, priority), 'zset'))
         )
       or nil
   end
@@ -22,7 +24,7 @@ local function open_jobs()
   -- The same of the sets of a queue and priority, too.
   function jobs.damaged_place(queue, priority)
     local prefix = set_key(queue, priority, '')
-    return jobs.damage(queue)
+    return jobs.damage(queue, priority)
       or damage(prefix .. PENDING, 'zset')
       or damage(prefix .. IN_PROGRESS, 'zset')
       or damage(prefix .. SUCCEEDED, 'zset')
@@ -73,7 +75,6 @@ local function open_jobs()
       al = allowed, ar = allowed, ca = tonumber(created), ua = tonumber(created), ra = run_after,
       cs = at and string.sub(record, at, begin - 1) or '',
       bd = body and string.sub(record, begin),
-      cd = text_in(claims_key(queue), id),
     }
     local al, ar, ua, ra, text =
       string.match(text_in(updates_key(queue), id) or '', '^(%d+) (%d+) (%-?%d+) (%-?%d+);(.*)$')
@@ -84,7 +85,8 @@ local function open_jobs()
   end
 
   -- A job by the names of fields that PinLater's have, but times in ms; nil if it was evicted.
-  -- What is damaged is missing. `body`: whether that is wanted, too.
+  -- What is damaged is missing, and so is the claim (cd) in a lean queue. `body`: whether that is
+  -- wanted, too.
   function jobs.read(queue, id, body)
     local job = (is_lean(queue) and read_lean or read_plain)(queue, id, body)
     if job then
@@ -101,15 +103,6 @@ local function open_jobs()
       return redis.pcall('HEXISTS', jobs_key(queue), id) == 1
     end
     return redis.call('TYPE', job_key(queue, id)).ok == 'hash'
-  end
-
-  -- It is held by nobody now.
-  function jobs.unclaim(queue, id)
-    if is_lean(queue) then
-      redis.call('HDEL', claims_key(queue), id)
-    else
-      redis.call('HDEL', job_key(queue, id), 'cd')
-    end
   end
 
   -- Set fields of a job that was read; with the body, if that changes.
@@ -141,67 +134,137 @@ local function open_jobs()
     if not is_lean(queue) then
       return redis.call('UNLINK', job_key(queue, id)) == 1
     end
-    redis.pcall('HDEL', claims_key(queue), id)
     redis.pcall('HDEL', updates_key(queue), id)
     return redis.pcall('HDEL', jobs_key(queue), id) == 1
   end
 
-  function jobs.move(queue, priority, id, from, to, ms)
-    redis.call('ZREM', set_key(queue, priority, from), id)
-    add_all(set_key(queue, priority, to), queue, ms, { id })
+  -- Take a job out of a state; whether it was in it.
+  function jobs.leave(queue, priority, id, state)
+    if not has_runs(queue, state) then
+      return redis.pcall('ZREM', set_key(queue, priority, state), id) == 1
+    end
+    local runs, number = open_runs(queue, priority), tonumber(id)
+    local pieces = runs.cut(number, number, state)
+    runs.flush()
+    return #pieces > 0
+  end
+
+  -- Put a job that is in none into a state; PENDING, it is held by nobody.
+  function jobs.enter(queue, priority, id, state, ms, claim)
+    if has_runs(queue, state) then
+      local runs, number = open_runs(queue, priority), tonumber(id)
+      local run = { state = state, first = number, last = number, ms = ms }
+      run.claimer, run.number = split_claim(claim)
+      runs.put(run)
+      runs.flush()
+      return
+    end
+    if state == PENDING and not is_lean(queue) then
+      redis.call('HDEL', job_key(queue, id), 'cd')
+    end
+    add_all(set_key(queue, priority, state), queue, ms, { id })
+  end
+
+  -- Since when a job is in a state, and its claim if it is in a run; nil if it is not in it.
+  function jobs.since(queue, priority, id, state)
+    if has_runs(queue, state) then
+      local run = open_runs(queue, priority).holding(tonumber(id))
+      if run and run.state == state then
+        return run.ms, claim_in(run, tonumber(id))
+      end
+      return nil
+    end
+    local score = redis.pcall('ZSCORE', set_key(queue, priority, state), id)
+    return type(score) == 'string' and ms_of(queue, score) or nil
   end
 
   -- A job that is IN_PROGRESS, held by `claim` if that is given, or nil.
   function jobs.held(queue, priority, id, claim)
-    local running = set_key(queue, priority, IN_PROGRESS)
-    local score = redis.call('ZSCORE', running, id)
-    if not score then
+    local since, noted = jobs.since(queue, priority, id, IN_PROGRESS)
+    if not since then
       return nil
     end
     local job = jobs.read(queue, id)
     if not job then
-      redis.call('ZREM', running, id) -- evicted
+      jobs.leave(queue, priority, id, IN_PROGRESS) -- evicted
       return nil
     end
-    job.cd = job.cd or ''
-    job.ra = job.ra or ms_of(queue, score)
+    job.cd = noted or job.cd or ''
+    job.ra = job.ra or since
     return (claim == nil or job.cd == claim) and job or nil
   end
 
-  -- A held job is PENDING with one attempt less, or FAILED with none; true if PENDING.
+  -- A held job, which has left its state, is PENDING with one attempt less, or FAILED with none;
+  -- true if PENDING.
   function jobs.fail(queue, priority, id, job, retry_ms, status, now)
     local remaining = job.ar or 1
     local changes = { ar = math.max(0, remaining - 1), ra = job.ra, ua = now, cs = status }
     if remaining > 1 then
       changes.ra = retry_ms
-      jobs.unclaim(queue, id)
-      jobs.move(queue, priority, id, IN_PROGRESS, PENDING, retry_ms)
+      jobs.enter(queue, priority, id, PENDING, retry_ms)
     else
-      jobs.move(queue, priority, id, IN_PROGRESS, FAILED, now)
+      jobs.enter(queue, priority, id, FAILED, now, job.cd)
     end
     jobs.change(queue, id, job, changes)
     return remaining > 1
   end
 
-  -- Give `visit` the first jobs of a set with scores from `least` to `most`, `limit` at most; it
-  -- has to remove what it is given. What is no job, or was evicted, is removed on the way, so many
-  -- at once and no more.
-  function jobs.visit_first(set, queue, least, most, limit, visit)
-    local visited, gone = 0, 0
-    while visited < limit and gone < MOST_GONE_AT_ONCE do
-      local ids = redis.call('ZRANGEBYSCORE', set, least, most, 'LIMIT', 0, limit - visited)
-      if #ids == 0 then
-        break
+  -- Take the first jobs of a state out of it, `limit` at most, with scores from `least` to `most`.
+  -- Returns those that there still are (id, the time since which it was in that state, and its claim
+  -- if it was in a run), and how many others there were.
+  local function pop(queue, priority, state, least, most, limit)
+    local set, popped, gone = set_key(queue, priority, state), {}, 0
+    local rows =
+      redis.call('ZRANGEBYSCORE', set, least, most, 'WITHSCORES', 'LIMIT', 0, limit)
+
+    local function add(id, since, claim)
+      if jobs.is_id(id) and jobs.exists(queue, id) then
+        popped[#popped + 1] = { id = id, since = since, claim = claim }
+      else
+        gone = gone + 1
       end
-      for _, id in ipairs(ids) do
-        if jobs.is_id(id) and jobs.exists(queue, id) then
-          visit(id)
-          visited = visited + 1
-        else
-          redis.call('ZREM', set, id)
-          gone = gone + 1
+    end
+
+    local runs = has_runs(queue, state) and open_runs(queue, priority)
+    for at = 1, #rows, 2 do
+      local member, left = rows[at], limit - #popped - gone
+      local run = runs and runs.holding(tonumber(member) or 0)
+      if not runs then
+        redis.call('ZREM', set, member)
+        add(member, ms_of(queue, rows[at + 1]))
+      elseif not run or run.state ~= state or run.last ~= tonumber(member) then
+        redis.call('ZREM', set, member)
+        gone = gone + 1
+      elseif left > 0 then
+        for _, piece in
+          ipairs(runs.cut(run.first, math.min(run.last, run.first + left - 1), state))
+        do
+          for id = piece.first, piece.last do
+            add(string.format('%d', id), piece.ms, claim_in(piece, id))
+          end
         end
       end
+    end
+    if runs then
+      runs.flush()
+    end
+    return popped, gone
+  end
+
+  -- Take the first jobs of a state out of it, `limit` at most, and give `visit` each. What is no
+  -- job, or was evicted, goes on the way, so many at once and no more.
+  function jobs.visit_first(queue, priority, state, least, most, limit, visit)
+    local visited, all_gone = 0, 0
+    while visited < limit and all_gone < MOST_GONE_AT_ONCE do
+      local at_once = math.min(limit - visited, MOST_AT_ONCE)
+      local popped, gone = pop(queue, priority, state, least, most, at_once)
+      if #popped + gone == 0 then
+        break
+      end
+      for _, job in ipairs(popped) do
+        visit(job.id, job.since, job.claim)
+      end
+      visited, all_gone = visited + #popped, all_gone + gone
     end
     return visited
   end

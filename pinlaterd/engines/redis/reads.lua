@@ -4,12 +4,6 @@
 local jobs = open_jobs()
 local scripts = {}
 
--- The score of a member, or nil; nil also in what is no set.
-local function score_in(set, member)
-  local score = redis.pcall('ZSCORE', set, member)
-  return type(score) == 'string' and score or nil
-end
-
 -- The rank of the first member behind (score, id). Within one score, members of one length are in
 -- the order of their numbers.
 local function rank_behind(set, score, id)
@@ -95,8 +89,9 @@ function scripts.pending()
   return { 'OK', found }
 end
 
--- A page of one set. Arguments: queue, priority, state, score and id to begin behind (or '' and
--- ''), limit. Returns OK and a table of id, score and the ms that it stands for.
+-- A page of the jobs of one state. Arguments: queue, priority, state, score and id to begin behind
+-- (or '' and ''), limit. Returns OK and a table of id, score and the ms that it stands for: fewer
+-- than `limit` at the end only, and more where they are in runs, of which the last one is whole.
 function scripts.page()
   local queue, priority, state = take(), take(), take()
   local score, id, limit = take_number(), take(), take_number()
@@ -104,10 +99,22 @@ function scripts.page()
   if not damage(set, 'zset') then
     local first = score and rank_behind(set, score, id) or 0
     local rows = redis.call('ZRANGE', set, first, first + limit - 1, 'WITHSCORES')
-    for at = 1, #rows, 2 do
+    local runs = has_runs(queue, state) and open_runs(queue, priority)
+
+    local function add(job, at)
+      found[#found + 1] = job
       found[#found + 1] = rows[at]
-      found[#found + 1] = rows[at + 1]
-      found[#found + 1] = ms_of(queue, rows[at + 1])
+      found[#found + 1] = ms_of(queue, rows[at])
+    end
+
+    for at = 1, #rows, 2 do
+      if #found < 3 * limit then
+        local run = runs and runs.holding(tonumber(rows[at]) or 0)
+        for other = run and run.first or 1, run and run.last - 1 or 0 do
+          add(string.format('%d', other), at + 1)
+        end
+        add(rows[at], at + 1)
+      end
     end
   end
   return { 'OK', found }
@@ -204,14 +211,16 @@ function scripts.lookup()
     local priority, id = take(), take()
     local row = 0
     for _, state in ipairs(states) do
-      local score = score_in(set_key(queue, priority, state), id)
-      if score then
-        local since, job = ms_of(queue, score), jobs.read(queue, id, with_body)
+      local since, claim = jobs.since(queue, priority, id, state)
+      if since then
+        local job = jobs.read(queue, id, with_body)
         row = job and {
           tonumber(state), since, job.al or 1, job.ar or 0, job.cs, job.ca or since,
-          job.ra or since, job.ua or since, job.cd or false, job.bd or false,
+          job.ra or since, job.ua or since, claim or job.cd or false, job.bd or false,
         } or -1
         break
+      elseif redis.pcall('ZSCORE', set_key(queue, priority, state), id) and has_runs(queue, state) then
+        row = -1 -- the end of a run that is gone
       end
     end
     found[#found + 1] = row
@@ -230,7 +239,12 @@ function scripts.depths()
     for priority = 1, levels do
       for _, state in ipairs({ PENDING, IN_PROGRESS, SUCCEEDED, FAILED }) do
         local held = redis.pcall('ZCARD', set_key(queue, priority, state))
-        depths[#depths + 1] = type(held) == 'number' and held or 0
+        held = type(held) == 'number' and held or 0
+        if held > 0 and has_runs(queue, state) then
+          local others = redis.pcall('ZSCORE', runs_key(queue, priority), state)
+          held = held - (type(others) == 'string' and tonumber(others) or 0)
+        end
+        depths[#depths + 1] = held
       end
     end
     found[#found + 1] = depths

@@ -62,7 +62,7 @@ class RedisSearcher(WalkingSearcher):
         self._next_slice(search)
         if self._connection.failure:
             self._connection = Connection(self._shard.server, _ANSWER_SECONDS)
-        for names, stored in (("plr", LEAN_MARK + search.queue), ("pln", search.queue)):
+        for names, stored in (("pls", LEAN_MARK + search.queue), ("pln", search.queue)):
             if self._connection.read("ZSCORE", f"{names}_{self._shard.name}", stored) is not None:
                 self._queue = stored
                 return

@@ -37,15 +37,15 @@ end
 
 -- Remove jobs that a read found evicted. Arguments: of each priority and id.
 function scripts.forget()
-  local problem = jobs.damage(queue)
-  if problem then
-    return problem
-  end
   while taken < #ARGV do
     local priority, id = take(), take()
-    if not jobs.exists(queue, id) then
-      for _, state in ipairs({ PENDING, IN_PROGRESS, SUCCEEDED, FAILED }) do
-        redis.pcall('ZREM', set_key(queue, priority, state), id)
+    local is_damaged, is_there = jobs.damage(queue, priority), jobs.exists(queue, id)
+    for _, state in ipairs(is_damaged and {} or { PENDING, IN_PROGRESS, SUCCEEDED, FAILED }) do
+      if not is_there then
+        jobs.leave(queue, priority, id, state)
+      end
+      if has_runs(queue, state) and not jobs.since(queue, priority, id, state) then
+        redis.pcall('ZREM', set_key(queue, priority, state), id) -- the end of a run that is gone
       end
     end
   end
@@ -62,12 +62,11 @@ function scripts.retry_failed()
     return problem
   end
   local retried = { 'OK' }
-  jobs.visit_first(set_key(queue, priority, FAILED), queue, '-inf', '+inf', limit, function(id)
+  jobs.visit_first(queue, priority, FAILED, '-inf', '+inf', limit, function(id)
     local job = jobs.read(queue, id, false)
     local allowed = math.max(job.al or 0, attempts)
     jobs.change(queue, id, job, { al = allowed, ar = attempts, ra = run_after, ua = now })
-    jobs.unclaim(queue, id)
-    jobs.move(queue, priority, id, FAILED, PENDING, run_after)
+    jobs.enter(queue, priority, id, PENDING, run_after)
     retried[#retried + 1] = id
   end)
   return retried
@@ -82,10 +81,9 @@ function scripts.delete_first()
   while taken < #ARGV and limit > 0 do
     local priority = take()
     local set = set_key(queue, priority, state)
-    if not (jobs.damage(queue) or damage(set, 'zset')) then
+    if not (jobs.damage(queue, priority) or damage(set, 'zset')) then
       local most = before_ms and before(before_ms) or '+inf'
-      limit = limit - jobs.visit_first(set, queue, '-inf', most, limit, function(id)
-        redis.call('ZREM', set, id)
+      limit = limit - jobs.visit_first(queue, priority, state, '-inf', most, limit, function(id)
         jobs.remove(queue, id)
         deleted[#deleted + 1] = priority
         deleted[#deleted + 1] = id
@@ -102,8 +100,7 @@ function scripts.delete_keys()
   local deleted = { 'OK' }
   while taken < #ARGV do
     local priority, id = take(), take()
-    local was_there = redis.pcall('ZREM', set_key(queue, priority, state), id) == 1
-    if was_there and jobs.remove(queue, id) then
+    if jobs.leave(queue, priority, id, state) and jobs.remove(queue, id) then
       deleted[#deleted + 1] = priority
       deleted[#deleted + 1] = id
     end
@@ -124,17 +121,19 @@ function scripts.release_expired()
   while taken < #ARGV and limit > 0 do
     local priority = take()
     if not jobs.damaged_place(queue, priority) then
-      local running = set_key(queue, priority, IN_PROGRESS)
       local most = before(before_ms)
-      limit = limit - jobs.visit_first(running, queue, least, most, limit, function(id)
-        local job = jobs.held(queue, priority, id)
+      local function expire(id, since, claim)
+        local job = jobs.read(queue, id, false)
+        job.cd, job.ra = claim or job.cd, job.ra or since
         if jobs.fail(queue, priority, id, job, now, job.cs, now) then
           result[#result + 1] = priority
           result[#result + 1] = id
         else
           failed = failed + 1
         end
-      end)
+      end
+      limit = limit
+        - jobs.visit_first(queue, priority, IN_PROGRESS, least, most, limit, expire)
     end
   end
   result[2] = failed

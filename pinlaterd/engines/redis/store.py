@@ -49,7 +49,7 @@ from pinlaterd.model import QUEUE_NAME, JobState
 
 log = logging.getLogger(__name__)
 
-_MOST_PRIORITIES = 127  # that any configuration may have had
+_CONVERTED_AT_ONCE = 1_000
 
 
 class ShardKeys(NamedTuple):
@@ -132,6 +132,13 @@ class Store:
             connection.close()
             raise
         self._connection = connection
+        try:
+            while self.write(scripts.CONVERT, _CONVERTED_AT_ONCE) != [0]:
+                pass
+        except BaseException:
+            self._connection = None
+            connection.close()
+            raise
         return ownership
 
     def _take_over(self, connection: Connection, now_ms: int) -> Ownership:
@@ -250,7 +257,7 @@ class Store:
         first: cut short behind it, the queue is there still."""
         if queue in self.stored:
             for stored in sorted({queue, LEAN_MARK + queue}, key=self.stored[queue].__eq__):
-                self.write(scripts.DELETE_QUEUE, stored, _MOST_PRIORITIES)
+                self.write(scripts.DELETE_QUEUE, stored)
             del self.stored[queue]
 
 

@@ -4,6 +4,8 @@ that queues of PinLater's layout stay as they are. Its behaviour is the conforma
 from __future__ import annotations
 
 import contextlib
+import random
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 
@@ -11,7 +13,16 @@ import pytest
 import redis
 
 from pinlaterd.clock import FakeClock
-from pinlaterd.engines.base import Batch, Checkpoint, EnqueueOp, StorageEngine
+from pinlaterd.engines.base import (
+    Batch,
+    Checkpoint,
+    CheckpointOp,
+    EnqueueOp,
+    Release,
+    ReleaseOp,
+    Search,
+    StorageEngine,
+)
 from pinlaterd.errors import StorageNotCommitted
 from pinlaterd.model import Job, JobKey, JobState, Payload
 from tests.conformance.engine.calls import STORAGE_CALLS
@@ -38,14 +49,14 @@ def test_jobs_lie_in_few_keys_that_go_with_the_queue(
     lean.claim(limit=10)
     lean.fail(first)
 
-    assert stranger.zrange(f"plr_{shard}", 0, -1) == [f"+{QUEUE}".encode()]
-    hashes = {f"{kind}_{shard}_+{QUEUE}" for kind in ("plb", "plc", "plu")}
-    sets = {f"plq_{shard}_+{QUEUE}.p1_s{state}" for state in (0, 1)}
-    others = {f"plr_{shard}", f"plj_{shard}_{QUEUE}", f"plm_{shard}", f"plo_{shard}"}
+    assert stranger.zrange(f"pls_{shard}", 0, -1) == [f"+{QUEUE}".encode()]
+    hashes = {f"{kind}_{shard}_+{QUEUE}" for kind in ("plb", "plu")}
+    sets = {f"plq_{shard}_+{QUEUE}.p1_s{state}" for state in (0, 1)} | {f"plx_{shard}_+{QUEUE}.p1"}
+    others = {f"pls_{shard}", f"plj_{shard}_{QUEUE}", f"plm_{shard}", f"plo_{shard}"}
     assert _keys(stranger, shard) == hashes | sets | others
 
     lean.engine.delete_queue(QUEUE)
-    assert _keys(stranger, shard) == others - {f"plr_{shard}"}
+    assert _keys(stranger, shard) == others - {f"pls_{shard}"}
 
 
 def test_a_job_that_is_deleted_leaves_nothing(
@@ -65,7 +76,151 @@ def test_a_job_that_is_deleted_leaves_nothing(
     )
 
     assert stranger.hkeys(f"plb_{shard}_+{QUEUE}") == [str(left.local_id).encode()]
-    assert not stranger.exists(f"plc_{shard}_+{QUEUE}", f"plu_{shard}_+{QUEUE}")
+    assert not stranger.exists(f"plx_{shard}_+{QUEUE}.p1", f"plu_{shard}_+{QUEUE}")
+
+
+def test_jobs_that_are_claimed_and_acked_together_are_one_run(
+    lean: EngineHarness, stranger: redis.Redis, shard: str
+):
+    keys = lean.enqueue(*[b"x"] * 50)
+    lean.claim(limit=50)
+    running = f"plq_{shard}_+{QUEUE}.p1_s1"
+    assert stranger.zcard(running) == 1
+
+    lean.succeed(*keys[10:20])
+    assert stranger.zcard(running) == 2
+    lean.succeed(*reversed(keys[20:]), *keys[:10])
+
+    assert not stranger.exists(running)
+    assert stranger.zcard(f"plq_{shard}_+{QUEUE}.p1_s2") == 3
+    assert lean.depths() == {(1, JobState.SUCCEEDED): 50}
+
+
+def test_layouts_do_the_same(
+    lean: EngineHarness, redis_server: RedisServer, shard: str, clock: FakeClock
+):
+    """Random batches, in both: runs are split, joined and taken apart in many ways."""
+    plain = EngineHarness(partial(redis_engine, redis_server.address, f"{shard}plain"), clock)
+    plain.engine.create_queue(QUEUE, clock.now_ms())
+    rng = random.Random(7)
+    claims: dict[JobKey, str] = {}
+    keys: list[JobKey] = []
+    counter = 0
+    for _ in range(100):
+        clock.advance(rng.choice((0, 0.001, 0.05)))
+        both = [lean, plain]
+        wanted = [
+            store.wanted(limit=rng_limit) for rng_limit in [rng.randrange(30)] for store in both
+        ]
+        assert wanted[0] == wanted[1]
+        source = rng.choice(("a", "b", "odd: 07"))
+        renamed = [
+            claim._replace(claim_descriptor=f"h:1:2:{source}:{counter + at}")
+            for at, claim in enumerate(wanted[0])
+        ]
+        counter += len(renamed) + rng.choice((0, 0, 1))
+        held = sorted(rng.sample(sorted(claims), rng.randrange(len(claims) + 1)))
+        strangers = rng.sample(keys, min(len(keys), 2))
+        acked = [
+            Ack(
+                key,
+                rng.choice(("", "", "", "text")),
+                claim_descriptor=rng.choice((None, None, claims.get(key, "h:1:2:a:0"))),
+            )
+            for key in [*held, *strangers]
+            if rng.random() < 0.7
+        ]
+        rng.shuffle(acked)
+        at = rng.randrange(len(acked) + 1)
+        batch = Batch(
+            acks=[ack_op(QUEUE, acked[at:], acked[:at])],
+            checkpoints=[
+                CheckpointOp(
+                    QUEUE,
+                    source,
+                    [
+                        Checkpoint(key, None, move_to_pending=rng.random() < 0.3)
+                        for key in rng.sample(held, len(held) // 4)
+                    ],
+                )
+            ],
+            releases=[
+                ReleaseOp(
+                    QUEUE, [Release(key, claims[key]) for key in rng.sample(held, len(held) // 5)]
+                )
+            ],
+            enqueues=[EnqueueOp(QUEUE, [Job(b"x", attempts_allowed=2)] * rng.randrange(40))],
+            claims=[claim_op(QUEUE, renamed)],
+        )
+        results = [store.engine.apply(batch, clock.now_ms()) for store in both]
+        assert results[0] == results[1]
+        keys += [JobKey(1, number) for ids in results[0].enqueues for number in ids]
+        slices = [
+            (
+                store.engine.release_expired(
+                    QUEUE, claimed_before_ms=store.now_ms - 500, limit=7, now_ms=store.now_ms
+                ),
+                store.engine.collect_garbage(
+                    QUEUE, JobState.SUCCEEDED, updated_before_ms=store.now_ms - 900, limit=11
+                ),
+                store.engine.retry_failed(
+                    QUEUE, 1, attempts=1, run_after_ms=store.now_ms, limit=3, now_ms=store.now_ms
+                ),
+            )
+            for store in both
+        ]
+        assert slices[0] == slices[1]
+        found = [store.engine.lookup(QUEUE, keys, include_body=True) for store in both]
+        assert found[0] == found[1]
+        assert lean.depths() == plain.depths() == Counter((1, job.state) for job in found[0])
+        claims = {
+            job.key: job.claim_descriptor or ""
+            for job in found[0]
+            if job.state is JobState.IN_PROGRESS
+        }
+    searchers = [store.engine.searcher()() for store in both]
+    for state in JobState:
+        search = Search(QUEUE, state, limit=10**6, future=False, now_ms=clock.now_ms())
+        scans = [searcher.scan(search) for searcher in searchers]
+        assert len(scans[0]) == lean.depths().get((1, state), 0)
+        assert scans[0] == scans[1]
+    for searcher in searchers:
+        searcher.close()
+    assert not lean.engine.check(repair=False)
+    plain.engine.close()
+
+
+def test_a_queue_of_a_release_before_runs_is_converted(
+    lean: EngineHarness, stranger: redis.Redis, shard: str
+):
+    keys = lean.enqueue(*[Job(b"x", attempts_allowed=2)] * 8)
+    lean.claim(limit=6)
+    lean.succeed(*keys[:2])
+    lean.fail(keys[2])
+    before = lean.engine.lookup(QUEUE, keys, include_body=True)
+    depths = lean.depths()
+    lean.engine.close()
+    lean_name = f"+{QUEUE}"
+    stranger.rename(f"pls_{shard}", f"plr_{shard}")
+    stranger.delete(f"plx_{shard}_{lean_name}.p1")
+    for state in (1, 2, 3):
+        name = f"plq_{shard}_{lean_name}.p1_s{state}"
+        stranger.delete(name)
+        for job in before:
+            digits = len(str(job.key.local_id))
+            if job.state == state:
+                stranger.zadd(name, {str(job.key.local_id): 32 * job.updated_at_ms + digits})
+                stranger.hset(
+                    f"plc_{shard}_{lean_name}", str(job.key.local_id), job.claim_descriptor or ""
+                )
+    stranger.zadd(f"plq_{shard}_{lean_name}.p1_s2", {"no job": 5})
+
+    lean.engine.open(lean.now_ms)
+
+    assert lean.engine.lookup(QUEUE, keys, include_body=True) == before
+    assert lean.depths() == depths
+    assert not stranger.keys(f"plc_{shard}*") + stranger.keys(f"pl[rv]_{shard}*")
+    assert lean.succeed(keys[3]).succeeded == 1
 
 
 def test_queues_of_both_layouts_are_served_side_by_side_whatever_is_created(
@@ -151,24 +306,24 @@ def test_their_acks_checkpoints_and_releases_are_no_ops(
     assert lean.depths() == {}
 
 
-@pytest.mark.parametrize("kind", ["plb", "plc", "plu"])
-def test_what_is_no_hash_is_told_of_and_nothing_is_written(
+@pytest.mark.parametrize("kind", ["plb", "plx", "plu"])
+def test_what_is_something_else_is_told_of_and_nothing_is_written(
     lean: EngineHarness, stranger: redis.Redis, shard: str, kind: str
 ):
     [running] = lean.in_progress(b"x")
     lean.enqueue(b"y")
     before = lean.depths()
     claims = [claim._replace(payload=Payload(b"y", 2, 2)) for claim in lean.wanted()]
-    name = f"{kind}_{shard}_+{QUEUE}"
+    name = f"{kind}_{shard}_+{QUEUE}" + (".p1" if kind == "plx" else "")
     stranger.delete(name)
     stranger.set(name, "no such thing")
 
     needing = {
         "plb": Batch(enqueues=[EnqueueOp(QUEUE, [Job(b"z")])]),
-        "plc": Batch(claims=[claim_op(QUEUE, claims)]),
+        "plx": Batch(claims=[claim_op(QUEUE, claims)]),
         "plu": Batch(acks=[ack_op(QUEUE, (), [running.key])]),
     }
-    with pytest.raises(StorageNotCommitted, match="holds string, expected hash"):
+    with pytest.raises(StorageNotCommitted, match="holds string, expected"):
         lean.engine.apply(needing[kind], lean.now_ms)
     lean.states([running.key])
     with contextlib.suppress(StorageNotCommitted):
@@ -180,6 +335,43 @@ def test_what_is_no_hash_is_told_of_and_nothing_is_written(
     lean.engine.heartbeat()  # and not: must be opened again
     lean.engine.create_queue(QUEUE, lean.now_ms)
     assert lean.states(lean.enqueue(b"z")) == [JobState.PENDING]
+
+
+@pytest.mark.parametrize("state", [JobState.IN_PROGRESS, JobState.SUCCEEDED])
+def test_runs_that_were_evicted_leave_nothing_behind(
+    lean: EngineHarness, stranger: redis.Redis, shard: str, state: JobState
+):
+    keys = [one.key for one in lean.in_progress(*[b"x"] * 5)]
+    if state is JobState.SUCCEEDED:
+        lean.succeed(*keys)
+    stranger.delete(f"plx_{shard}_+{QUEUE}.p1")
+
+    assert lean.states(keys) == [None] * 5
+    if state is JobState.IN_PROGRESS:
+        assert lean.succeed(keys[0]).noop == 1
+        lean.engine.release_expired(
+            QUEUE, claimed_before_ms=lean.now_ms + 1, limit=9, now_ms=lean.now_ms
+        )
+    lean.engine.check(repair=True)
+    assert lean.depths() == {}
+
+
+@pytest.mark.parametrize(
+    "member",
+    ["", "x", "1 2 1 5 6 h:", "1 1 9 5 6 h:", "1 1 900000 5 6 h:", "4 1 2 5 6 h:", "1 a 2 5 6 h:"],
+)
+def test_a_member_that_is_no_run_is_passed_over(
+    lean: EngineHarness, stranger: redis.Redis, shard: str, member: str
+):
+    keys = [one.key for one in lean.in_progress(*[b"x"] * 5)]
+    runs = f"plx_{shard}_+{QUEUE}.p1"
+    score = float(member.split(" ")[2]) if member in ("1 2 1 5 6 h:", "1 1 900000 5 6 h:") else 7.0
+    stranger.zadd(runs, {member: score, f"{member}{member}": keys[2].local_id})
+
+    assert lean.succeed(JobKey(1, 1), *keys[:2]).noop == 1
+    assert lean.succeed(*keys[2:]).succeeded == 3
+    assert lean.states([JobKey(1, 1), *keys]) == [None, *[JobState.SUCCEEDED] * 5]
+    assert len(stranger.zrange(runs, 0, -1)) <= 4
 
 
 def test_an_ack_with_a_text_of_a_job_that_a_hand_removed_is_a_no_op(

@@ -1,0 +1,179 @@
+-- Runs of a lean queue (common.lua). Follows common.lua.
+
+local MOST_JOBS_OF_A_RUN = 1000 -- as RUN_JOBS in scripts.py
+
+local function runs_key(queue, priority)
+  return 'plx_' .. SHARD .. '_' .. queue .. '.p' .. priority
+end
+
+-- Whether jobs of a state are in runs.
+local function has_runs(queue, state)
+  return state ~= PENDING and is_lean(queue)
+end
+
+-- A claim as what stands before its number, and that; all of it and nil, if it does not end in one.
+local function split_claim(claim)
+  local claimer, number = string.match(claim, '^(.*:)(%d+)$')
+  if claimer and #number < 16 and (number == '0' or string.byte(number) ~= 48) then
+    return claimer, tonumber(number)
+  end
+  return claim, nil
+end
+
+local function claim_in(run, id)
+  if run.number then
+    return run.claimer .. string.format('%d', run.number + id - run.first)
+  end
+  return run.claimer
+end
+
+-- A part of a run, or all of it.
+local function part(run, first, last)
+  return {
+    state = run.state, first = first, last = last, ms = run.ms, claimer = run.claimer,
+    number = run.number and run.number + first - run.first,
+  }
+end
+
+-- What a member of plx_ says; nil if a hand put it there.
+local function read_run(member, score)
+  local state, first, last, ms, number, claimer =
+    string.match(member, '^([123]) (%d+) (%d+) (%-?%d+) (%d*) (.*)$')
+  if not state or last ~= score then
+    return nil
+  end
+  local run = {
+    state = state, first = tonumber(first), last = tonumber(last), ms = tonumber(ms),
+    number = tonumber(number), claimer = claimer, text = member,
+  }
+  local others = run.last - run.first
+  return others >= 0 and others < MOST_JOBS_OF_A_RUN and run or nil
+end
+
+-- The runs of a priority. What is changed is written by `flush`, before anything else reads it.
+local function open_runs(queue, priority)
+  local key = runs_key(queue, priority)
+  local gone, new, changes = {}, {}, {}
+  local rest -- of the run that was cut last: what is behind the piece
+  local runs = {}
+
+  local function changes_of(state)
+    changes[state] = changes[state] or { gone = {}, new = {}, others = 0 }
+    return changes[state]
+  end
+
+  -- The first run with a job from this one on, or nil.
+  function runs.from(id)
+    local passed = 0
+    while id < MOST_EXACT do
+      local begin = string.format('%d', id)
+      local row =
+        redis.pcall('ZRANGEBYSCORE', key, begin, '+inf', 'WITHSCORES', 'LIMIT', passed, 1)
+      if not row[1] then
+        return nil
+      end
+      local run = read_run(row[1], row[2])
+      if run then
+        return run
+      end
+      gone[#gone + 1] = row[1]
+      passed = passed + 1
+    end
+    return nil
+  end
+
+  -- The run that a job is in, or nil.
+  function runs.holding(id)
+    local run = runs.from(id)
+    return run and run.first <= id and run or nil
+  end
+
+  function runs.put(run)
+    local last, others = string.format('%d', run.last), run.last - run.first
+    local number = run.number and string.format('%d', run.number) or ''
+    new[#new + 1] = last
+    new[#new + 1] =
+      string.format('%s %d %s %d %s ', run.state, run.first, last, run.ms, number) .. run.claimer
+    local by_time = changes_of(run.state)
+    by_time.new[#by_time.new + 1] = string.format('%d', score_of(queue, run.ms, #last))
+    by_time.new[#by_time.new + 1] = last
+    by_time.others = by_time.others + others
+  end
+
+  local function remove(run)
+    local by_time = changes_of(run.state)
+    gone[#gone + 1] = run.text
+    by_time.gone[#by_time.gone + 1] = string.format('%d', run.last)
+    by_time.others = by_time.others - (run.last - run.first)
+  end
+
+  -- Take jobs out of the runs of a state: all that are in it, from one id to another. Returns parts
+  -- of runs, in order. Until the next flush, ids must count up from call to call.
+  function runs.cut(first, last, state)
+    local pieces = {}
+    while first <= last do
+      local run = rest
+      rest = nil
+      if run and run.last < first then
+        runs.put(run)
+        run = nil
+      end
+      local is_stored = not run
+      run = run or runs.from(first)
+      if not run then
+        break
+      end
+      if run.first > last or run.state ~= state then
+        rest = not is_stored and run or nil
+        if run.first > last then
+          break
+        end
+      else
+        if is_stored then
+          remove(run)
+        end
+        local from, to = math.max(first, run.first), math.min(last, run.last)
+        if from > run.first then
+          runs.put(part(run, run.first, from - 1))
+        end
+        pieces[#pieces + 1] = part(run, from, to)
+        if to < run.last then
+          rest = part(run, to + 1, run.last)
+        end
+      end
+      first = run.last + 1
+    end
+    return pieces
+  end
+
+  function runs.flush()
+    if rest then
+      runs.put(rest)
+      rest = nil
+    end
+    if #gone > 0 then
+      redis.call('ZREM', key, unpack(gone))
+    end
+    if #new > 0 then
+      redis.call('ZADD', key, unpack(new))
+    end
+    for state, by_time in pairs(changes) do
+      local set = set_key(queue, priority, state)
+      if #by_time.gone > 0 then
+        redis.call('ZREM', set, unpack(by_time.gone))
+      end
+      if #by_time.new > 0 then
+        redis.call('ZADD', set, unpack(by_time.new))
+      end
+      if by_time.others ~= 0 then
+        local others = redis.call('ZINCRBY', key, string.format('%d', -by_time.others), state)
+        if tonumber(others) >= 0 then
+          redis.call('ZREM', key, state)
+        end
+      end
+    end
+    gone, new, changes = {}, {}, {}
+  end
+
+  return runs
+end
