@@ -436,13 +436,14 @@ def _claim_in(tx: Transaction, table: Table, wanted: dict[int, str]) -> dict[int
         ready = dict.fromkeys(tx.lock(table, b"local_id", list(wanted), JobState.PENDING))
         wanted = {i: claim for i, claim in wanted.items() if (i,) in ready}
     since = b"pending_since = updated_at, " if table.has_pending_since else b""  # its old value
-    common = b"state = 1, %supdated_at = %b%b, claim_descriptor = " % (
+    common = b"state = 1, %b%bupdated_at = %b%b, claim_descriptor = " % (
         since,
+        b"claim_room = NULL, " if table.has_room else b"",
         table.updated_at.literal(tx.now_ms),
         table.pins,
     )
-    for part in pieces(list(wanted), LISTED_IDS):
-        claims = claims_of([(local_id, table.claim(wanted[local_id])) for local_id in part])
+    for part in pieces(sorted(wanted), LISTED_IDS):
+        claims = claims_of(part, [table.claim(wanted[local_id]) for local_id in part])
         tx.update(table, part, JobState.PENDING, JobState.IN_PROGRESS, common + claims)
     if wanted:
         # By the claim: no two are alike, but the job may have been in that state before.

@@ -92,6 +92,7 @@ class Table(NamedTuple):
     status_codec: str  # "" if it has every character
     plain_claims: bool  # claims are stored in ASCII, other characters as ?
     has_pending_since: bool
+    has_room: bool  # for what a claim adds to a row
     ready: Order  # jobs that are PENDING, by run-after
     aged: Order  # others, by their last change
     pins: bytes  # assignments that keep the server from changing times by itself
@@ -235,6 +236,7 @@ def _table(
         status_codec="" if charset in _WHOLE_CHARSETS else _CODECS.get(charset, "ascii"),
         plain_claims=columns["claim_descriptor"].charset not in _WHOLE_CHARSETS,
         has_pending_since="pending_since" in columns,
+        has_room="claim_room" in columns,
         ready=_order(columns, indexes, "run_after"),
         aged=_order(columns, indexes, "updated_at"),
         pins=b"".join(

@@ -115,7 +115,9 @@ def test_each_job_gets_its_own_claim(db: Connection, claims: dict[int, str], ste
     db.execute(b"INSERT INTO literals.kept (local_id) VALUES " + ids)
 
     for wanted in (claims, even, {**even, **dict(list(claims.items())[:2])}):
-        statement = b"SELECT local_id, %b FROM literals.kept" % claims_of(wanted.items())
+        statement = b"SELECT local_id, %b FROM literals.kept" % claims_of(
+            *zip(*sorted(wanted.items()), strict=True)
+        )
         assert dict(db.rows(statement)) == wanted
 
 
