@@ -453,5 +453,6 @@ def _claim_in(tx: Transaction, table: Table, wanted: dict[int, str]) -> dict[int
             % (quote_text(table.claim(claim)), table.name, local_id),
             before=0,
             after=1,
+            is_unique=True,
         )
     return wanted

@@ -161,9 +161,9 @@ class Connection:
         """From now on an answer may take so long. The driver has no public way to say so."""
         self._db._read_timeout = seconds  # noqa: SLF001
 
-    def run(self, statements: Sequence[bytes]) -> tuple[list[int], tuple[tuple[Any, ...], ...]]:
+    def run(self, statements: Sequence[bytes]) -> tuple[tuple[Any, ...], ...]:
         """In one packet, one after the other, up to the first that fails: `last_statement` is that
-        one. Returns how many rows each found, and those that the last one read."""
+        one. Returns the rows that the last one read."""
         packet = b"; ".join(statements)
         self.last_statement = statements[-1]
         # The server would not only refuse such a packet but hang up, and its locks go with that.
@@ -173,21 +173,22 @@ class Connection:
                 f"a statement has {len(packet)} bytes, and max_allowed_packet is "
                 f"{self._packet_bytes}",
             )
-        found: list[int] = []
+        done = 0
         try:
-            found.append(self._cursor.execute(packet))
+            self._cursor.execute(packet)
+            done += 1
             while self._cursor.nextset():
-                found.append(self._cursor.rowcount)
-            return found, self._cursor.fetchall()
+                done += 1
+            rows: tuple[tuple[Any, ...], ...] = self._cursor.fetchall()
+            return rows
         finally:
-            self.last_statement = statements[min(len(found), len(statements) - 1)]
+            self.last_statement = statements[min(done, len(statements) - 1)]
 
-    def execute(self, statement: bytes) -> int:
-        """Returns how many rows it found."""
-        return self.run([statement])[0][0]
+    def execute(self, statement: bytes) -> None:
+        self.run([statement])
 
     def rows(self, statement: bytes) -> tuple[tuple[Any, ...], ...]:
-        return self.run([statement])[1]
+        return self.run([statement])
 
     def check_open(self) -> None:
         """Raises what a statement would if the server has hung up: before that is sent."""

@@ -450,6 +450,7 @@ class Store:
                 % (self._owner_table, quote_text(name), value),
                 before=0,
                 after=1,
+                is_unique=True,
             )
 
     def take_local_ids(self, count: int) -> range:

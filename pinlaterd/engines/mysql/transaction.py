@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from pinlaterd.engines.mysql.connection import Connection
+from pinlaterd.engines.mysql.faults import FAULTS, code_of
 from pinlaterd.engines.mysql.literals import pieces
 from pinlaterd.engines.mysql.statements import LISTED_IDS, Each, by_ids, select, update
 from pinlaterd.engines.mysql.tables import Table
@@ -23,6 +24,7 @@ class CommitProbe(NamedTuple):
     statement: bytes
     before: int | None
     after: int | None
+    is_unique: bool  # whether nothing but this transaction can have made it `after`
 
     def was_committed(self, db: Connection) -> bool:
         """To be asked by the owner once the transaction has ended. The driver's faults are passed
@@ -34,13 +36,19 @@ class CommitProbe(NamedTuple):
         return found == self.after
 
 
+# Has the server end a packet, before the COMMIT in it, unless the statement before has found so
+# many rows. SET fails where DO would not; a number out of range is an error in every sql_mode.
+_EXPECT = b"SET @unexpected = 9223372036854775807 + (ROW_COUNT() <> %d)"
+_OUT_OF_RANGE = 1690
+
+
 class UnexpectedRows(Exception):
     """Jobs were not in the state that a statement relied on: to be done again, looking first."""
 
 
 class Transaction:
-    """Statements are sent several in a packet: with the next one that reads, or at the end. One
-    that is alone is a transaction by itself."""
+    """Statements are sent several in a packet: with the next one that reads, or with the COMMIT.
+    One that is alone is a transaction by itself."""
 
     def __init__(self, db: Connection, now_ms: int, *, careful: bool) -> None:
         self.now_ms = now_ms
@@ -50,13 +58,13 @@ class Transaction:
         self.depth_changes: defaultdict[tuple[str, int, JobState], int] = defaultdict(int)
         self._db = db
         self._begun = False
-        self._unsent: list[tuple[bytes, int | None]] = []  # and how many rows they have to find
+        self._unsent: list[bytes] = []
 
     # --- statements --------------------------------------------------------------------------
 
     def run(self, statement: bytes) -> None:
         """Change something, later."""
-        self._unsent.append((statement, None))
+        self._unsent.append(statement)
 
     def insert(
         self, table: Table, columns: bytes, rows: Sequence[bytes], local_ids: Sequence[int]
@@ -82,17 +90,19 @@ class Transaction:
         each: Sequence[Each] = (),
         claims: Sequence[bytes] = (),
     ) -> None:
-        """As `statements.update`. Later UnexpectedRows is raised unless all of them are found."""
+        """As `statements.update`. Unless all of them are found, UnexpectedRows is raised later."""
         most_bytes = self._db.statement_bytes
-        self._unsent += update(
+        for statement, jobs in update(
             table, local_ids, before, common, each, claims=claims, most_bytes=most_bytes
-        )
+        ):
+            self._unsent += (statement, _EXPECT % jobs)
         if after is not before:
             self._moved(table, local_ids, before, after)
 
     def delete(self, table: Table, local_ids: Sequence[int], state: JobState) -> None:
         for part in pieces(local_ids, LISTED_IDS):
-            self._unsent.append((b"DELETE FROM " + table.name + by_ids(part, state), len(part)))
+            statement = b"DELETE FROM " + table.name + by_ids(part, state)
+            self._unsent += (statement, _EXPECT % len(part))
         self._moved(table, local_ids, state, None)
 
     def read(self, statements: Iterable[bytes]) -> list[tuple[Any, ...]]:
@@ -112,8 +122,11 @@ class Transaction:
         )
 
     def commit(self) -> None:
-        """Send what has not been sent. `committing` tells whether an error is that of a commit."""
-        if any(expected is not None for _, expected in self._unsent):
+        """Send what has not been sent. `committing` tells whether an error is that of a commit.
+
+        Jobs that were in their new state before would look like a commit: that they are not is
+        known before COMMIT is sent."""
+        if self.probe is not None and not self.probe.is_unique:
             self._send()
         if self._begun or len(self._unsent) > 1:
             self.run(b"COMMIT")
@@ -129,9 +142,9 @@ class Transaction:
             return ()
         if not (self._begun or (commits and len(unsent) == 1)):
             self._begun = True
-            unsent.insert(0, (b"BEGIN", None))
+            unsent.insert(0, b"BEGIN")
         first = size = 0
-        for at, (statement, _) in enumerate(unsent):
+        for at, statement in enumerate(unsent):
             size += len(statement) + 2
             if size > self._db.statement_bytes and at > first:
                 self._send_packet(unsent[first:at])
@@ -139,14 +152,13 @@ class Transaction:
         self.committing = commits
         return self._send_packet(unsent[first:])
 
-    def _send_packet(
-        self, packet: Sequence[tuple[bytes, int | None]]
-    ) -> tuple[tuple[Any, ...], ...]:
-        counts, rows = self._db.run([statement for statement, _ in packet])
-        for (_, expected), found in zip(packet, counts, strict=True):
-            if expected not in (None, found):
-                raise UnexpectedRows
-        return rows
+    def _send_packet(self, packet: Sequence[bytes]) -> tuple[tuple[Any, ...], ...]:
+        try:
+            return self._db.run(packet)
+        except FAULTS as fault:
+            if code_of(fault) == _OUT_OF_RANGE and self._db.last_statement.startswith(b"SET"):
+                raise UnexpectedRows from fault
+            raise
 
     def _moved(
         self,
@@ -162,4 +174,4 @@ class Transaction:
             if state is not None:
                 self.depth_changes[table.queue, table.priority, state] += jobs
         statement = b"SELECT state FROM %b WHERE local_id = %d" % (table.name, local_ids[0])
-        self.probe = CommitProbe(statement, before, after)
+        self.probe = CommitProbe(statement, before, after, is_unique=before is None)

@@ -12,7 +12,7 @@ from pinlaterd.clock import FakeClock
 from pinlaterd.engines.base import Batch, Checkpoint, CheckpointOp, EnqueueOp, Release
 from pinlaterd.engines.mysql.connection import Connection
 from pinlaterd.errors import StorageError, StorageNotCommitted
-from pinlaterd.model import Job, JobState, PendingKey
+from pinlaterd.model import Job, JobState, Payload, PendingKey
 from tests.conformance.engine.harness import QUEUE, Ack, Claimed, EngineHarness, ack_op, claim_op
 from tests.conftest import WaitUntil
 from tests.engines.mysql.conftest import NewEngine
@@ -158,6 +158,25 @@ def test_what_changes_nothing_is_done_in_any_case(
         proxy.cut_at(COMMIT, how)
         assert behind_proxy.succeed(running.key).noop == 1
         behind_proxy.reopen()
+
+
+def test_a_batch_that_the_server_has_refused_is_told_as_not_done(
+    behind_proxy: EngineHarness, running: Claimed, proxy: Proxy
+):
+    """A repeated ack ends it, which goes along with the claim and the COMMIT."""
+    behind_proxy.succeed(running.key)
+    [wanted] = behind_proxy.wanted(limit=1)
+    claim = wanted._replace(payload=Payload(b"pending", 2, 2))  # so nothing is read before
+    proxy.cut_at(COMMIT, Cut.AFTER)
+
+    with pytest.raises(StorageNotCommitted, match="was not kept"):
+        behind_proxy.engine.apply(
+            Batch(acks=[ack_op(QUEUE, [Ack(running.key)], [])], claims=[claim_op(QUEUE, [claim])]),
+            behind_proxy.now_ms,
+        )
+
+    behind_proxy.reopen()
+    assert behind_proxy.states([claim.key]) == [JobState.PENDING]
 
 
 def test_an_owner_that_is_cut_off_while_it_takes_over_does_so_the_next_time(
