@@ -86,6 +86,23 @@ def test_short_locks_that_recur_fail_no_call(shard: Shard, engine: Lockable):
         shard.clock.advance(2 * RETRY_SECONDS)
 
 
+def test_a_lock_delays_the_calls_of_its_queue_alone_and_in_order(shard: Shard, engine: Lockable):
+    shard.create("post")
+    first, free, second = (
+        shard.entry(EnqueueRequest(queue, [Job(body)]))
+        for queue, body in (("mail", b"1"), ("post", b"free"), ("mail", b"2"))
+    )
+    engine.locked = {"mail"}
+    shard.submit(first, free, second)
+    assert [reply.call_id for reply in shard.turn()] == [free.call_id]
+    engine.locked = set()
+    shard.clock.advance(RETRY_SECONDS)
+
+    assert statuses(shard) == [Status.DONE] * 2
+
+    assert [job.body for job in shard.dequeue()] == [b"1", b"2"]
+
+
 def test_all_queues_are_announced_after_a_lock_on_the_whole_store(shard: Shard, engine: Lockable):
     shard.create("post")
     for queue in ("mail", "post"):
