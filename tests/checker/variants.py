@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +23,6 @@ class Variant(NamedTuple):
     role: str = "shard"
     faults: tuple[str, ...] = ("none",)
     seconds: float = 2.0
-    large: bool = False  # whether a client is cut off within large answers
     drained: bool = False  # whether it shows only at the end
     engine: str = "sqlite"
 
@@ -138,31 +135,6 @@ def _no_token_compare() -> None:
 
 
 # --- the shard ------------------------------------------------------------------------------
-
-
-def _no_deadline_drop() -> None:
-    """A call is carried out however late it is."""
-    from pinlaterd.shard import loop
-    from pinlaterd.wire.envelope import Calls
-
-    unpack = loop.unpack  # type: ignore[attr-defined]
-
-    def late(frame: bytes) -> Any:
-        heard = unpack(frame)
-        if isinstance(heard, Calls):
-            calls = [call._replace(deadline=float("inf")) for call in heard.calls]
-            return Calls(heard.incarnation, calls)
-        return heard
-
-    _replace(loop, "unpack", late)
-
-
-def _lost_release() -> None:
-    """Claims that could not be delivered are not released."""
-    from pinlaterd.model import DequeueResult
-    from pinlaterd.shard import operations
-
-    _replace(operations, "_claimed_jobs", lambda _reply: DequeueResult(()))
 
 
 def _early_time_out() -> None:
@@ -290,40 +262,7 @@ def _refused_but_stored() -> None:
     _replace(Enqueue, "reply", refusing)
 
 
-def _dies_before_answers() -> None:
-    """Not broken by itself: it ends between a commit and its answers."""
-    from pinlaterd.shard.loop import ShardLoop
-    from pinlaterd.shard.operations import Enqueue
-
-    reply = Enqueue.reply
-    publish = ShardLoop._publish
-    numbers = itertools.count(1)
-    stored: list[int] = []
-
-    def counting(self: Any, *arguments: Any) -> Any:
-        stored.append(next(numbers))
-        return reply(self, *arguments)
-
-    def dying(self: Any) -> None:
-        if stored and stored[-1] > 30:
-            os.kill(os.getpid(), signal.SIGKILL)
-        publish(self)
-
-    _replace(Enqueue, "reply", counting)
-    _replace(ShardLoop, "_publish", dying)
-
-
 # --- the router -----------------------------------------------------------------------------
-
-
-def _repeated_enqueue() -> None:
-    """An enqueue of unknown outcome is given to another shard."""
-    if "shard" in sys.orig_argv:
-        _dies_before_answers()
-    else:
-        from pinlaterd.wire import link
-
-        _replace(link, "_LOST", link._DOWN)
 
 
 def _short_dequeue() -> None:
@@ -402,10 +341,6 @@ VARIANTS = {
     "answer-without-commit": Variant(_answer_without_commit, (_EXPLAINED,)),
     "ids-from-the-count": Variant(_ids_from_the_count, ("no errors without faults",), seconds=4),
     "attempts-kept": Variant(_attempts_kept, (_EXPLAINED,)),
-    "no-deadline-drop": Variant(
-        _no_deadline_drop, ("unknown calls end in their time",), faults=("stop shard",), seconds=4
-    ),
-    "lost-release": Variant(_lost_release, ("lost claims are released",), large=True),
     "early-time-out": Variant(_early_time_out, (_EXPLAINED,), seconds=6),
     "claims-never-end": Variant(_claims_never_end, ("claims end",), drained=True),
     "steps-followed-at-once": Variant(
@@ -419,9 +354,6 @@ VARIANTS = {
     "swapped-bodies": Variant(_swapped_bodies, ("a descriptor names one job for ever",)),
     "one-claim-for-all": Variant(_one_claim_for_all, ("claims are unique",)),
     "refused-but-stored": Variant(_refused_but_stored, ("one row a body",)),
-    "repeated-enqueue": Variant(
-        _repeated_enqueue, ("one row a body",), role="pinlaterd", faults=("kill shard",), seconds=4
-    ),
     "unanswered-calls": Variant(_unanswered_calls, ("answers come in time",), role="router"),
     "waits-for-the-silent": Variant(
         _waits_for_the_silent,

@@ -19,7 +19,6 @@ from tests.conformance.api import (
     MAX_CALLS_PER_CONNECTION,
     MAX_FRAME_BYTES,
     MIB,
-    PENDING,
     Client,
     Deployment,
     Interface,
@@ -321,61 +320,3 @@ def test_bodies_are_raw_bytes(client: Client, queue):
 
     assert claimed.body == ALL_BYTES + NOT_UTF8
     assert client.info(descriptor, body=True).body == NOT_UTF8 + ALL_BYTES
-
-
-def nested_structs(depth: int) -> bytes:
-    return (
-        write_call("createQueue", lambda protocol: protocol.trans.write(b"\x0c\x00\x09" * depth))
-        + b"\x00" * depth
-    )
-
-
-def framed(message: bytes) -> bytes:
-    return struct.pack(">i", len(message)) + message
-
-
-@pytest.mark.parametrize(
-    "nonsense",
-    [
-        pytest.param(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", id="another protocol"),
-        pytest.param(struct.pack(">i", -2) + b"\xff" * 64, id="negative length"),
-        pytest.param(struct.pack(">i", 0) * 3, id="empty frames"),
-        pytest.param(framed(b"\xff" * 100), id="no message"),
-        pytest.param(framed(b"\x80\x01\x00\x01\x7f\xff\xff\xffcreateQueue"), id="endless name"),
-        pytest.param(framed(nested_structs(100_000)), id="deeply nested"),
-        pytest.param(
-            framed(write_call("lookupJobs", write_context)[:-5]), id="cut off in the middle"
-        ),
-        pytest.param(
-            framed(
-                write_call(
-                    "enqueueJobs", lambda p: p.trans.write(b"\x0f\x00\x09\x0c\x7f\xff\xff\xff")
-                )
-            ),
-            id="list longer than the frame",
-        ),
-        pytest.param(
-            framed(
-                write_call(
-                    "enqueueJobs", lambda p: p.trans.write(b"\x0f\x00\x09\x01\x7f\xff\xff\xff")
-                )
-            ),
-            id="long list of nothings",
-        ),
-        pytest.param(
-            framed(write_call("createQueue", lambda p: p.trans.write(b"\x63\x00\x01"))),
-            id="unknown type",
-        ),
-    ],
-)
-def test_nonsense_disturbs_nobody(service: Deployment, client: Client, queue, nonsense):
-    before = service.pids()
-    (descriptor,) = client.enqueue(queue, b"before")
-
-    with service.wire() as wire:
-        wire.send_bytes(nonsense)
-        wire.finish_sending()
-        wire.read_to_end()
-
-    assert client.info(descriptor).jobState == PENDING
-    assert service.pids() == before

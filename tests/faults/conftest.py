@@ -7,14 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from pinlaterd.config.password import hash_password
 from tests.deployment import PATIENT, Deployment
 from tests.faults.load import Load
 from tests.faults.small_disk import small_disk
 
 __all__ = ["small_disk"]
 
-PASSWORD = "open sesame"
 QUEUE_NAME_CHARS = 40
 # Short, so that what a frozen process costs is seen soon; claims outlive every test.
 SETTINGS = {
@@ -74,6 +72,5 @@ def load(deployment: Deployment, queue: str) -> Load:
 
 def make_deployment(folder: Path, *, shards: int, **settings: object) -> Deployment:
     deployment = Deployment(folder)
-    password = {"admin_password_hash": f'"{hash_password(PASSWORD)}"'}
-    deployment.init(shards=shards, settings=SETTINGS | password | settings)
+    deployment.init(shards=shards, settings=SETTINGS | settings)
     return deployment

@@ -14,6 +14,7 @@ import pytest
 
 from pinlaterd.client import ConnectionFailed, JobState, PinLaterError
 from pinlaterd.config.layout import handover_program
+from pinlaterd.errors import OutcomeUnknown
 from tests.conftest import WaitUntil
 from tests.deployment import Deployment
 from tests.faults.callers import Callers
@@ -233,3 +234,22 @@ def test_without_a_coordinator_nothing_is_stopped(pair: Deployment):
 def test_a_shard_that_there_is_not(pair: Deployment):
     with pytest.raises(AssertionError, match="no shard '7'; there are: 1"):
         pair.admin("restart", "shard", "7")
+
+
+def test_a_router_restarted_by_supervisorctl_finishes_what_is_in_hand(
+    deployment: Deployment, load: Load, wait_until
+):
+    with load.running():
+        wait_until(partial(load.has_progressed, since=0))
+
+        deployment.supervisorctl("restart", "router")
+
+        deployment.wait_until_serving()
+        wait_until(partial(load.has_progressed, since=load.progress()))
+
+    load.check()
+    # A clean end leaves no call half done, nor a claim that nobody got.
+    unknown = [e for e in load.errors if isinstance(e, OutcomeUnknown) or "not known" in str(e)]
+    assert unknown == []
+    with deployment.client() as client:
+        assert client.count(load.queue, JobState.IN_PROGRESS) == 0

@@ -42,9 +42,11 @@ def first_slice(shard, *requests):
 
 @pytest.mark.parametrize("limit", [1, 199, 200, 201, JOBS, 1000])
 def test_it_shows_what_a_dequeue_would_give_and_claims_nothing(shard, bodies, limit):
-    shown = shard.call(dry_run(limit)).jobs
+    [reply] = shard.replies(shard.entry(dry_run(limit)))
 
+    shown = shard.decode(reply).jobs
     assert [job.body for job in shown] == bodies[:limit]
+    assert reply.jobs == 0  # by which a router counts claims
     assert {job.claim_descriptor for job in shown} == {""}
     assert shard.count(JobState.PENDING) == JOBS
     assert [job.body for job in shard.dequeue(limit)] == bodies[:limit]
@@ -56,6 +58,14 @@ def test_it_ends_where_its_answer_would_be_too_large(make_shard):
     shard.enqueue(*[b"x" * 10_000] * 30)
 
     assert len(shard.call(dry_run()).jobs) == len(shard.dequeue(100)) == 9
+
+
+def test_it_shows_a_job_too_large_for_any_answer_alone(make_shard):
+    shard = make_shard(max_response_bytes=100_000)
+    shard.create()
+    shard.enqueue(b"x" * 200_000, b"y")
+
+    assert len(shard.call(dry_run()).jobs) == len(shard.dequeue(100)) == 1
 
 
 def test_batches_go_on_between_its_slices(shard, bodies):

@@ -28,6 +28,7 @@ from pinlaterd.model import (
 )
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.codec import Head
+from pinlaterd.shard.dequeue import JOB_OVERHEAD_BYTES
 from pinlaterd.wire.envelope import Op, Status
 
 HEAD = Head("dequeueJobs", 1, oneway=False, strict=True)
@@ -95,6 +96,15 @@ def reopened(make_shard):
         return make_shard(**settings)
 
     return reopen
+
+
+def test_an_answer_from_several_commits_is_within_its_bound(make_shard):
+    shard = make_shard(max_response_bytes=1_500 * JOB_OVERHEAD_BYTES)
+    shard.create()
+    for _ in range(3):
+        shard.enqueue(*[b""] * 1_000)
+
+    assert len(shard.dequeue(3_000)) == 1_500
 
 
 def test_what_does_not_fit_an_answer_can_be_had_by_the_next(reopened):
@@ -182,6 +192,11 @@ def test_acks_of_jobs_that_no_store_can_hold_change_nothing(shard):
     shard.ack([f"mail:ss1:{job}" for job in ("p1:9999999999999999999", "p1:0", "p0:1", "p200:1")])
 
     assert shard.counters()["mail_ack_noop"] == 4
+    [claimed] = shard.enqueue(b"a")
+    shard.dequeue()
+    number = claimed.rpartition(":")[2]
+    shard.ack([f"mail:ss1:p200:{number[:-1]}", f"mail:ss1:p200:{number}"])
+    assert shard.state(claimed) is JobState.IN_PROGRESS
 
 
 def test_scheduled_jobs_are_acked_without_a_dequeue_unless_they_are_due(shard):
