@@ -99,12 +99,12 @@ def reopened(make_shard):
 
 
 def test_an_answer_from_several_commits_is_within_its_bound(make_shard):
-    shard = make_shard(max_response_bytes=1_500 * JOB_OVERHEAD_BYTES)
+    shard = make_shard(max_response_bytes=3_000 * JOB_OVERHEAD_BYTES)
     shard.create()
-    for _ in range(3):
+    for _ in range(4):
         shard.enqueue(*[b""] * 1_000)
 
-    assert len(shard.dequeue(3_000)) == 1_500
+    assert len(shard.dequeue(4_000)) == 3_000
 
 
 def test_what_does_not_fit_an_answer_can_be_had_by_the_next(reopened):
