@@ -167,7 +167,6 @@ class InFlight:
         self._waking = False  # one was woken and is on its way
         self._room = threading.Condition(self._lock)  # fetchers wait for it
         self._fetch_at = _NEVER  # with so few jobs waiting
-        self._fetchers = FETCHERS
         self._asked = 0  # so many jobs are asked for by dequeues under way
         self._plenty = False  # the last dequeue brought all that it asked for
         self._due = threading.Condition(self._lock)  # the reporter waits for it
@@ -221,12 +220,6 @@ class InFlight:
             self._sort_ended()
             acks, self._acks = self._acks, []
             return acks
-
-    def end_of_fetching(self) -> None:
-        """No more jobs come from one of the fetchers."""
-        with self._lock:
-            self._fetchers -= 1
-            self._due.notify()
 
     # --- handlers -------------------------------------------------------------------------
 
@@ -291,7 +284,7 @@ class InFlight:
             self._reporting = 0
             self._reporter_sleeps_until = math.inf
             self._sort_ended()
-            is_empty = not (self._fetchers or self._held or self._acks or self._reports)
+            is_empty = not (self._asked or self._held or self._acks or self._reports)
             if self._given_up or (self.stopping.is_set() and is_empty):
                 return False
             due_at = self._next_due()

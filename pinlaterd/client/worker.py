@@ -251,8 +251,8 @@ class Consumer:
     def start(self) -> None:
         self._executor.start(self._in_flight, self._tell)
         for number in range(1, FETCHERS + 1):
-            self._start_thread(f"fetcher-{number}", self._fetch, self._in_flight.end_of_fetching)
-        self._start_thread("reporter", self._report_all, self._end)
+            self._start_thread(f"fetcher-{number}", self._fetch)
+        self._start_thread("reporter", self._report_all)
 
     def give_up(self) -> None:
         """Wait no longer for a service that does not answer."""
@@ -264,23 +264,14 @@ class Consumer:
                 self._queue,
             )
 
-    def _start_thread(
-        self, name: str, work: Callable[[], None], at_its_end: Callable[[], None]
-    ) -> None:
+    def _start_thread(self, name: str, work: Callable[[], None]) -> None:
         def run() -> None:
             try:
                 work()
             except Exception as error:  # noqa: BLE001 - the worker raises it in the thread of `run`
                 self._tell(error)
-            finally:
-                at_its_end()
 
         threading.Thread(target=run, name=f"{self._queue}-{name}", daemon=True).start()
-
-    def _end(self) -> None:
-        self.abandon()  # nothing is left but processes that are just starting
-        self._executor.close()
-        self._tell(_Message.CONSUMER_ENDED)
 
     # --- fetchers -------------------------------------------------------------------------
 
@@ -332,7 +323,7 @@ class Consumer:
     # --- the reporter: how jobs ended -----------------------------------------------------
 
     def _report_all(self) -> None:
-        """Until no job is in flight."""
+        """Until no job is in flight, which is the end of this consumer."""
         while self._in_flight.wait_until_due(time.monotonic()):
             try:
                 self._renew_due()
@@ -345,6 +336,9 @@ class Consumer:
             except Exception:  # claims of jobs that run have to be renewed whatever happens
                 log.exception("telling how jobs of %s ended failed; going on", self._queue)
                 time.sleep(REPEAT_SECONDS)
+        self.abandon()  # nothing is left but processes that are just starting
+        self._executor.close()
+        self._tell(_Message.CONSUMER_ENDED)
 
     def _report(
         self,

@@ -10,7 +10,6 @@ import pytest
 from pinlaterd.client import Client
 from pinlaterd.client.in_flight import (
     BOUNDS_SECONDS,
-    FETCHERS,
     HOARD_SECONDS,
     LARGEST_CLAIM,
     REPEAT_SECONDS,
@@ -193,10 +192,22 @@ def test_the_reporter_wakes_for_the_first_end_and_is_done_when_all_was_told(flig
     assert woken == [True]
 
     flight.stop()
-    for _ in range(FETCHERS):
-        flight.end_of_fetching()
     assert flight.wait_until_due(T0) is True
     assert flight.take_reports(T0) == [job]
+    assert flight.wait_until_due(T0) is False
+
+
+def test_the_reporter_is_not_done_while_a_dequeue_may_bring_jobs(flight, wait_until):
+    room = flight.wait_for_room()
+    flight.stop()
+    woken: list[object] = []
+    reporter = in_thread(woken, lambda: flight.wait_until_due(T0))
+    wait_until(lambda: woken or flight._due._waiters)
+    flight.add([claimed(1)], T0, asked=room)
+    reporter.join(20)
+
+    assert woken == [True]
+    assert claims_of(flight.take_reports(T0)) == [claimed(1)]
     assert flight.wait_until_due(T0) is False
 
 
