@@ -57,7 +57,7 @@ def interference(bench: Bench, run: int) -> None:
                 client.enqueue(LARGE, [frames.body(SLOW_BODY_BYTES)] * SLOW_JOBS)
         _slow_reader(bench, run, service)
         _search(bench, run, service, round(SEARCHED_JOBS * bench.scale))
-        _upkeep(bench, run, service, round(EXPIRING_JOBS * bench.scale))
+        _maintenance(bench, run, service, round(EXPIRING_JOBS * bench.scale))
 
 
 def quiet(name: str) -> Case:
@@ -68,7 +68,7 @@ def disturbed(name: str) -> Case:
     return Case(SECTION, name, CONNECTIONS, WHOLE)
 
 
-DISTURBANCES = ("slow reader", "body search", "upkeep")
+DISTURBANCES = ("slow reader", "body search", "maintenance")
 
 
 def _slow_reader(bench: Bench, run: int, service: Deployment) -> None:
@@ -118,9 +118,9 @@ def _search(bench: Bench, run: int, service: Deployment, jobs: int) -> None:
     )
 
 
-def _upkeep(bench: Bench, run: int, service: Deployment, jobs: int) -> None:
+def _maintenance(bench: Bench, run: int, service: Deployment, jobs: int) -> None:
     bench.fill(service, EXPIRING, jobs)
-    _measure(bench, run, quiet("upkeep"), service)
+    _measure(bench, run, quiet("maintenance"), service)
     request = DequeueRequest(EXPIRING, CLAIM_LIMIT)
     script = partial(frames.SameCall, Method.DEQUEUE, request, CLAIM_LIMIT)
     expiry = time.monotonic() + START_SECONDS + CLAIM_SECONDS
@@ -129,9 +129,10 @@ def _upkeep(bench: Bench, run: int, service: Deployment, jobs: int) -> None:
         claimed = client.count(EXPIRING, JobState.IN_PROGRESS)
         begin = expiry - bench.warm_up_seconds
         window = Window(begin, expiry, expiry + bench.seconds)
-        _measure(bench, run, disturbed("upkeep"), service, window)
+        _measure(bench, run, disturbed("maintenance"), service, window)
         left = client.count(EXPIRING, JobState.IN_PROGRESS)
-    bench.report.facts["upkeep"] = f"{claimed - left:,} of {claimed:,} claims expired meanwhile"
+    expired = f"{claimed - left:,} of {claimed:,} claims expired meanwhile"
+    bench.report.facts["maintenance"] = expired
 
 
 def _measure(

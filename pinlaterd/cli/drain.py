@@ -33,8 +33,7 @@ from pinlaterd.cli import command, service_status
 from pinlaterd.cli.shards import set_dequeue_only, shard
 from pinlaterd.client import calls
 from pinlaterd.client.calls import PreparedCall
-from pinlaterd.config.files import lock
-from pinlaterd.config.layout import move_lock, shard_endpoint
+from pinlaterd.config.layout import lock, move_lock, shard_endpoint
 from pinlaterd.errors import (
     ConnectionFailed,
     InvalidRequest,

@@ -25,8 +25,7 @@ import msgspec
 from pinlaterd.cli import command, service_status
 from pinlaterd.cli.shards import shard
 from pinlaterd.config.edit import set_servers
-from pinlaterd.config.files import lock, replace_file
-from pinlaterd.config.layout import ETC, RUN, shard_program
+from pinlaterd.config.layout import ETC, RUN, lock, replace_file, shard_program
 from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import Address, Config, ShardSettings
 from pinlaterd.engines.failover import Account, Handover, Pair, Place, Step

@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from pinlaterd.config.files import lock, replace_file
-from pinlaterd.config.layout import CONFIG_FILE, CONFIG_LOCK
+from pinlaterd.config.layout import CONFIG_FILE, CONFIG_LOCK, lock, replace_file
 from pinlaterd.config.schema import (
     HASH_ENVIRONMENT,
     Config,
@@ -28,6 +27,8 @@ from pinlaterd.config.schema import (
     ShardSettings,
 )
 from pinlaterd.errors import ConfigError
+
+T = TypeVar("T")
 
 NO_VERSION = 0
 
@@ -52,11 +53,11 @@ class _File(msgspec.Struct):
 
 
 class _Version(msgspec.Struct):
-    version: int
+    version: int = NO_VERSION
 
 
 class _Files(msgspec.Struct):
-    files: tuple[str, ...]
+    files: tuple[str, ...] = ()
 
 
 def load_active(etc: Path) -> ActiveConfig:
@@ -79,7 +80,7 @@ def activate(config: Config, *, after: int | None = None) -> ActiveConfig:
 
     `after`: only if that version is still active, else Superseded."""
     with lock(CONFIG_LOCK, patient=True):
-        before = _version()
+        before = (_decode(CONFIG_FILE, _Version) or _Version()).version
         if after is not None and before not in (NO_VERSION, after):
             raise Superseded
         active = ActiveConfig(max(time.time_ns() // 1_000_000, before + 1), config)
@@ -91,14 +92,13 @@ def read_active() -> ActiveConfig | None:
     """None if there is none that this version can read.
 
     Raises ConfigError if a password's environment variable is not there."""
-    try:
-        found = msgspec.json.decode(CONFIG_FILE.read_bytes(), type=_File)
-    except (OSError, ValueError):
+    found = _decode(CONFIG_FILE, _File)
+    if found is None:
         return None
     server = found.server
     if HASH_ENVIRONMENT in os.environ:
         server = replace(server, admin_password_hash=os.environ[HASH_ENVIRONMENT])
-    shards = {name: _with_passwords(shard) for name, shard in found.shards.items()}
+    shards = _with_passwords(found.shards, _from_environment)
     config = Config(server, shards, found.queues, found.abandon, found.files)
     return ActiveConfig(found.version, config)
 
@@ -106,17 +106,14 @@ def read_active() -> ActiveConfig | None:
 def active_files(deployment: Path) -> Sequence[str]:
     """The files of etc/ that said something when they were validated last; none if that can't be
     read. Unlike `read_active` it needs no password, and may be asked from any folder."""
-    try:
-        return msgspec.json.decode((deployment / CONFIG_FILE).read_bytes(), type=_Files).files
-    except (OSError, ValueError):
-        return ()
+    return (_decode(deployment / CONFIG_FILE, _Files) or _Files()).files
 
 
-def _version() -> int:
+def _decode(path: Path, kind: type[T]) -> T | None:
     try:
-        return msgspec.json.decode(CONFIG_FILE.read_bytes(), type=_Version).version
+        return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, ValueError):
-        return NO_VERSION
+        return None
 
 
 def _pack(active: ActiveConfig) -> bytes:
@@ -124,28 +121,23 @@ def _pack(active: ActiveConfig) -> bytes:
     server = config.server
     if server.admin_password_hash == os.environ.get(HASH_ENVIRONMENT):
         server = replace(server, admin_password_hash="")
-    shards = {name: _without_passwords(shard) for name, shard in config.shards.items()}
+    shards = _with_passwords(config.shards, lambda _: "")
     found = _File(active.version, server, shards, config.queues, config.abandon, config.files)
     return msgspec.json.format(msgspec.json.encode(found), indent=1)
 
 
-def _without_passwords(shard: ShardSettings) -> ShardSettings:
-    """Without those that come from the environment."""
-    if shard.passwd_env:
-        shard = replace(shard, passwd="")
-    if shard.sentinel is not None and shard.sentinel.passwd_env:
-        shard = replace(shard, sentinel=shard.sentinel._replace(passwd=""))
-    return shard
-
-
-def _with_passwords(shard: ShardSettings) -> ShardSettings:
-    if shard.passwd_env:
-        shard = replace(shard, passwd=_from_environment(shard.passwd_env))
-    sentinel = shard.sentinel
-    if sentinel is not None and sentinel.passwd_env:
-        password = _from_environment(sentinel.passwd_env)
-        shard = replace(shard, sentinel=sentinel._replace(passwd=password))
-    return shard
+def _with_passwords(
+    shards: Mapping[str, ShardSettings], value: Callable[[str], str]
+) -> Mapping[str, ShardSettings]:
+    """`value`: of an environment variable that a password comes from."""
+    found = {}
+    for name, shard in shards.items():
+        sentinel = shard.sentinel
+        if sentinel is not None and sentinel.passwd_env:
+            sentinel = sentinel._replace(passwd=value(sentinel.passwd_env))
+        passwd = value(shard.passwd_env) if shard.passwd_env else shard.passwd
+        found[name] = replace(shard, passwd=passwd, sentinel=sentinel)
+    return found
 
 
 def _from_environment(variable: str) -> str:

@@ -1,15 +1,16 @@
 """Text to nodes that know their place: YAML or JSON, and nothing dangerous.
 
-JSON is tried first, so that PinLater's files are read exactly as JSON. In YAML, scalars mean what
-YAML's core types say (numbers, booleans, null, text); aliases and tags are refused. Keys are
-text as written: a shard named 001 stays 001. Duplicate keys are kept, for `load` to report.
+PyYAML finds the places; in text that is valid JSON all scalars are read as JSON. In YAML, scalars
+mean what YAML's core types say (numbers, booleans, null, text); aliases and tags are refused. Keys
+are text as written: a shard named 001 stays 001. Duplicate keys are kept, for `load` to report.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import yaml
@@ -94,22 +95,32 @@ def parse(data: bytes) -> Node | None:
         raise DocumentError(1, f"the file has {len(data)} bytes; at most {MAX_FILE_BYTES} are read")
     try:
         text = data.decode("utf-8-sig")
+        if not is_json(text):
+            return _compose(_Loader, text, lambda node: (_yaml_scalar(node), node.value))
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise DocumentError(line, "not valid UTF-8; save the file as UTF-8") from error
+    except RecursionError as error:
+        raise DocumentError(1, "nested too deeply") from error
+
+    def json_scalar(node: yaml.Node) -> tuple[Scalar, str]:
+        written = text[node.start_mark.index : node.end_mark.index]
+        scalar: Scalar = json.loads(written)
+        return scalar, scalar if isinstance(scalar, str) else written
+
+    # YAML knows no tabs between values; what else is not ASCII is within strings.
+    return _compose(_JsonLoader, re.sub(r"[^\n -~]", " ", text), json_scalar)
+
+
+def is_json(text: str) -> bool:
     try:
         json.loads(text)
     except ValueError:
-        return _parse_yaml(text)
-    except RecursionError as error:
-        raise DocumentError(1, "nested too deeply") from error
-    return _JsonReader(text).read()
+        return False
+    return True
 
 
-# --- YAML ---------------------------------------------------------------------------------
-
-_BOOLEANS = {"yes": True, "true": True, "on": True, "no": False, "false": False, "off": False}
-_INTEGER = re.compile(r"[-+]?[0-9][0-9_]*\Z")
+_ReadScalar = Callable[[yaml.Node], tuple[Scalar, str]]  # what it means, and how it is written
 
 
 class _Loader(yaml.SafeLoader):
@@ -117,24 +128,25 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.events.AliasEvent):
-            event = self.peek_event()  # type: ignore[no-untyped-call]
-            raise yaml.composer.ComposerError(
-                None,
-                None,
-                "aliases (*name) are not accepted; write the value out",
-                event.start_mark,
-            )
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            problem = "aliases (*name) are not accepted; write the value out"
+            raise yaml.composer.ComposerError(None, None, problem, mark)
         return super().compose_node(parent, index)
 
 
-def _parse_yaml(text: str) -> Node | None:
+class _JsonLoader(_Loader):
+    def stale_possible_simple_keys(self) -> None:
+        """Keys may be longer than YAML allows, and their colons may stand on another line."""
+
+
+def _compose(loader_of: type[_Loader], text: str, read_scalar: _ReadScalar) -> Node | None:
     try:
-        loader = _Loader(text)
+        loader = loader_of(text)
         try:
             root = loader.get_single_node()
         finally:
             loader.dispose()
-        return None if root is None else _from_yaml(root, text, 0)
+        return None if root is None else _node(root, text, read_scalar, 0)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         problem = " ".join(part for part in (error.context, error.problem) if part)
@@ -145,92 +157,47 @@ def _parse_yaml(text: str) -> Node | None:
         raise DocumentError(1, "nested too deeply") from error
 
 
-def _from_yaml(node: yaml.Node, text: str, depth: int) -> Node:
+def _node(node: yaml.Node, text: str, read_scalar: _ReadScalar, depth: int) -> Node:
     line, start, end = node.start_mark.line + 1, node.start_mark.index, node.end_mark.index
     if depth > MAX_DEPTH:
         raise DocumentError(line, "nested too deeply")
-    if isinstance(node, yaml.MappingNode):
-        entries = []
-        for key, value in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                raise DocumentError(key.start_mark.line + 1, "a key has to be text")
-            found, mark = _from_yaml(value, text, depth + 1), key.start_mark
-            entries.append(Entry(key.value, mark.line + 1, found, mark.index))
-        flow = bool(node.flow_style)
-        end = end if flow else entries[-1].end  # not where the next token begins
-        return Node(line, entries=entries, start=start, end=end, flow=flow)
+    if isinstance(node, yaml.ScalarNode):
+        scalar, written = read_scalar(node)
+        end = start + len(text[start:end].rstrip())
+        return Node(line, scalar=scalar, text=written, start=start, end=end)
+    assert isinstance(node, yaml.CollectionNode)
+    flow = bool(node.flow_style)
     if isinstance(node, yaml.SequenceNode):
-        items = [_from_yaml(item, text, depth + 1) for item in node.value]
-        flow = bool(node.flow_style)
-        end = end if flow else items[-1].end
+        items = [_node(item, text, read_scalar, depth + 1) for item in node.value]
+        end = end if flow else items[-1].end  # not where the next token begins
         return Node(line, items=items, start=start, end=end, flow=flow)
-    end = start + len(text[start:end].rstrip())
-    return Node(line, scalar=_yaml_scalar(node, line), text=node.value, start=start, end=end)
+    entries = []
+    for key, value in node.value:
+        mark = key.start_mark
+        if not isinstance(key, yaml.ScalarNode):
+            raise DocumentError(mark.line + 1, "a key has to be text")
+        found = _node(value, text, read_scalar, depth + 1)
+        entries.append(Entry(read_scalar(key)[1], mark.line + 1, found, mark.index))
+    end = end if flow else entries[-1].end
+    return Node(line, entries=entries, start=start, end=end, flow=flow)
 
 
-def _yaml_scalar(node: yaml.Node, line: int) -> Scalar:
+_BOOLEANS = {"yes": True, "true": True, "on": True, "no": False, "false": False, "off": False}
+_INTEGER = re.compile(r"[-+]?[0-9][0-9_]*\Z")
+
+
+def _yaml_scalar(node: yaml.Node) -> Scalar:
     text = str(node.value)
     kind = node.tag.removeprefix("tag:yaml.org,2002:")
     if kind == "null":
         return None
     if kind == "bool":
         return _BOOLEANS[text.lower()]
-    if kind == "int" and _INTEGER.match(text):
-        return int(text.replace("_", ""))
-    if kind == "float":
-        try:
+    with contextlib.suppress(ValueError):  # 1:30.5 in YAML 1.1; thousands of digits
+        if kind == "int" and _INTEGER.match(text):
+            return int(text.replace("_", ""))
+        if kind == "float":
             return float(text.replace("_", "").replace(".inf", "inf").replace(".nan", "nan"))
-        except ValueError:
-            return text  # 1:30.5, which YAML 1.1 takes for sixty-fold
-    if kind in ("str", "int", "timestamp", "merge", "value"):
+    if kind in ("str", "int", "float", "timestamp", "merge", "value"):
         return text  # not what YAML 1.1 sees in 0x1F, 1:30, 2026-01-01 or =
-    raise DocumentError(line, f"tag {node.tag} is not accepted")
-
-
-# --- JSON ---------------------------------------------------------------------------------
-
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}:,]|[^\s\[\]{}:,"]+')
-
-
-class _JsonReader:
-    """Nodes from text that `json.loads` has found valid: only lines are added here."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._tokens = _TOKEN.finditer(text)
-        self._line = 1
-        self._counted_to = 0
-
-    def read(self) -> Node:
-        return self._value(self._next(), 0)
-
-    def _next(self) -> re.Match[str]:
-        part = next(self._tokens)
-        self._line += self._text.count("\n", self._counted_to, part.start())
-        self._counted_to = part.start()
-        return part
-
-    def _value(self, part: re.Match[str], depth: int) -> Node:
-        line, start, text = self._line, part.start(), part.group()
-        if depth > MAX_DEPTH:
-            raise DocumentError(line, "nested too deeply")
-        if text == "{":
-            entries = list(self._entries(depth))
-            return Node(line, entries=entries, start=start, end=self._counted_to + 1, flow=True)
-        if text == "[":
-            items = []
-            while (part := self._next()).group() != "]":
-                if part.group() != ",":
-                    items.append(self._value(part, depth + 1))
-            return Node(line, items=items, start=start, end=part.end(), flow=True)
-        scalar = json.loads(text)
-        shown = scalar if isinstance(scalar, str) else text
-        return Node(line, scalar=scalar, text=shown, start=start, end=part.end())
-
-    def _entries(self, depth: int) -> Iterator[Entry]:
-        while (part := self._next()).group() != "}":
-            if part.group() == ",":
-                continue
-            key, line = json.loads(part.group()), self._line
-            self._next()  # the colon
-            yield Entry(key, line, self._value(self._next(), depth + 1), part.start())
+    raise DocumentError(node.start_mark.line + 1, f"tag {node.tag} is not accepted")

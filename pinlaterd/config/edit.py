@@ -8,10 +8,8 @@ mistakes already, or where the file was changed by others meanwhile. All edits a
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
-import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,13 +18,10 @@ from typing import NamedTuple
 from pinlaterd.config.active import active_files
 from pinlaterd.config.document import Entry, Node, parse
 from pinlaterd.config.edit_text import Text, Value
-from pinlaterd.config.layout import QUEUES_FILE, SHARDS_FILE
-from pinlaterd.config.load import load_config
+from pinlaterd.config.layout import QUEUES_FILE, SHARDS_FILE, write_beside
+from pinlaterd.config.load import ABANDON, Form, form_of, load_config, pinlater_mysql_shards
 from pinlaterd.config.schema import Address, Config
-from pinlaterd.config.shards_file import ABANDON, Form, form_of, pinlater_mysql_shards
 from pinlaterd.errors import ConfigError
-
-_NEW_FILE_MODE = 0o600
 
 
 def edit_file(etc: Path, name: str, change: Callable[[bytes, Config], bytes]) -> bool:
@@ -37,7 +32,8 @@ def edit_file(etc: Path, name: str, change: Callable[[bytes, Config], bytes]) ->
     after, or if the file can't be written. An optional file that is missing holds b""; one that
     said something, and has gone or is empty by now, is not written."""
     path = etc / name
-    with _alone(etc):
+    with _open_folder(etc) as folder:
+        fcntl.flock(folder, fcntl.LOCK_EX)  # keeps other commands that edit out of it
         config = load_config(etc)
         before = _read(path) if name in config.files else _read_if_there(path)
         if not before.strip() and name in active_files(etc.parent):
@@ -114,7 +110,7 @@ def set_dequeue_only(etc: Path, shard: str, *, on: bool) -> bool:
         if found is not None:
             text.replace(found, on)
         elif on:
-            text.add_first(entry.settings, entry.dequeue_only, on)
+            text.add(entry.settings, entry.dequeue_only, on, first=True)
 
     return _edit_entries(etc, [shard], change)
 
@@ -145,7 +141,7 @@ def _set_address(text: Text, settings: Entry, key: str, address: Address) -> Non
     elif found is not None:
         text.replace(found, address._asdict())
     else:
-        text.add_last(settings, key, address._asdict())
+        text.add(settings, key, address._asdict())
 
 
 def add_shard(etc: Path, shard: str, settings: Mapping[str, Value]) -> bool:
@@ -162,7 +158,7 @@ def add_shard(etc: Path, shard: str, settings: Mapping[str, Value]) -> bool:
                 [f"{path}: shard {shard!r} is there already; change it there, or choose another"]
             )
         _forget_abandoned(text, shard)
-        text.add_last(shards, shard, settings)
+        text.add(shards, shard, settings)
         return text.render()
 
     return edit_file(etc, SHARDS_FILE, changed)
@@ -224,7 +220,7 @@ def _abandoned(text: Text) -> tuple[Entry | None, list[str]]:
 def _abandon(text: Text, shard: str) -> None:
     entry, names = _abandoned(text)
     if entry is None:
-        text.add_last(None, ABANDON, [shard])
+        text.add(None, ABANDON, [shard])
     elif shard not in names:
         text.append(entry, shard)
 
@@ -318,13 +314,13 @@ class _Queues:
         if found is not None:
             self._text.replace(found, value)
         elif settings is not None:
-            self._text.add_first(settings, name, value)
+            self._text.add(settings, name, value, first=True)
         elif self._listed is None:
-            self._text.add_last(None, "queues", {queue: {name: value}})
+            self._text.add(None, "queues", {queue: {name: value}})
         elif self._items is None:
-            self._text.add_last(self._listed, queue, {name: value})
+            self._text.add(self._listed, queue, {name: value})
         elif (index := self._index(queue)) is not None:
-            self._text.add_last(_whole(self._items[index]), "queueConfig", {name: value})
+            self._text.add(_whole(self._items[index]), "queueConfig", {name: value})
         else:
             self._text.append(self._listed, {"name": queue, "queueConfig": {name: value}})
 
@@ -358,15 +354,13 @@ def _whole(node: Node) -> Entry:
 
 
 @contextmanager
-def _alone(etc: Path) -> Iterator[None]:
-    """Keep other commands that edit out of the folder meanwhile."""
+def _open_folder(path: Path) -> Iterator[int]:
     try:
-        descriptor = os.open(etc, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
-        raise ConfigError([f"{etc}: {error.strerror}"]) from error
+        raise ConfigError([f"{path}: {error.strerror}"]) from error
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
+        yield descriptor
     finally:
         os.close(descriptor)
 
@@ -388,34 +382,14 @@ def _replace(path: Path, before: bytes, after: bytes) -> None:
     target = path.resolve()
     try:
         status = target.stat() if target.exists() else None
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        temporary = write_beside(target, after, durably=True, like=status)
         try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(after)
-                mode = _NEW_FILE_MODE if status is None else status.st_mode & 0o7777
-                os.fchmod(descriptor, mode)
-                if status is not None and not _is_ours(status):
-                    os.fchown(descriptor, status.st_uid, status.st_gid)
-                file.flush()
-                os.fsync(descriptor)
             if _read_if_there(target) != before:
                 raise ConfigError([f"{path}: was changed by somebody else meanwhile; try again"])
-            Path(temporary).rename(target)
+            temporary.rename(target)
         finally:
-            with contextlib.suppress(FileNotFoundError):
-                Path(temporary).unlink()
-        _sync_folder(target.parent)
+            temporary.unlink(missing_ok=True)
+        with _open_folder(target.parent) as folder:
+            os.fsync(folder)
     except OSError as error:
         raise ConfigError([f"{path}: can't be written: {error.strerror}"]) from error
-
-
-def _is_ours(status: os.stat_result) -> bool:
-    return (status.st_uid, status.st_gid) == (os.geteuid(), os.getegid())
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

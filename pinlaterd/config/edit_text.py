@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 
-from pinlaterd.config.document import DocumentError, Entry, Node, parse
+from pinlaterd.config.document import DocumentError, Entry, Node, is_json, parse
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _STEP = 2  # blanks by which a block is indented where nothing else shows how many
@@ -26,7 +26,7 @@ class Text:
         self.root = parse(data)
         self._mark = _BYTE_ORDER_MARK if data.startswith(_BYTE_ORDER_MARK) else b""
         self._text = data.removeprefix(_BYTE_ORDER_MARK).decode()
-        self._is_json = _is_json(self._text)
+        self._is_json = is_json(self._text)
         self._newline = "\r\n" if "\r\n" in self._text else "\n"
         self._changes: list[tuple[int, int, str]] = []  # from, to, what comes in between
 
@@ -49,35 +49,20 @@ class Text:
             new = self._quoted(value)
         self._change(node.start, node.end, new if before else f" {new}")
 
-    def add_first(self, owner: Entry, key: str, value: Value) -> None:
-        """A new key before all others of the mapping that is the value of `owner`."""
-        mapping = owner.value
-        if not mapping.entries:
-            self.replace(mapping, {key: value})
-            return
-        first = mapping.entries[0]
-        if mapping.flow:
-            new = f"{self._key(key)}: {self._flow(value)},{self._gap(mapping, first.start)}"
-            self._change(first.start, first.start, new)
-        else:
-            line = f"{' ' * self._column(first.start)}{self._key(key)}: {self._flow(value)}"
-            self._add_line(owner.start, line)
-
-    def add_last(self, owner: Entry | None, key: str, value: Value) -> None:
-        """A new key behind all others of the mapping that is the value of `owner`; None: of the
-        document."""
+    def add(self, owner: Entry | None, key: str, value: Value, *, first: bool = False) -> None:
+        """A new key behind all others of the mapping that is the value of `owner` (None: of the
+        document), or before them."""
         mapping = owner.value if owner is not None else self.root
         if mapping is None:  # a file without anything but comments
             self._add_line(len(self._text), *self._block(0, key, value))
         elif mapping.entries and mapping.flow:
-            last = mapping.entries[-1]
-            gap = self._gap(mapping, mapping.entries[0].start)
-            self._change(last.end, last.end, f",{gap}{self._key(key)}: {self._flow(value)}")
+            new = f"{self._key(key)}: {self._flow(value)}"
+            self._add_in_brackets(mapping, mapping.entries, new, first=first)
         elif mapping.entries:
             lines = self._block(self._column(mapping.entries[0].start), key, value, mapping)
-            self._add_line(mapping.end, *lines)
-        elif owner is None or self._is_in_brackets():
-            self._change(mapping.start, mapping.end, self._flow({key: value}))
+            self._add_line(owner.start if first and owner is not None else mapping.end, *lines)
+        elif first or owner is None or (self.root is not None and self.root.flow):
+            self.replace(mapping, {key: value})
         else:
             self._begin(owner, self._block(self._column(owner.start) + _STEP, key, value))
 
@@ -87,12 +72,22 @@ class Text:
         if not listed.items:
             self._change(listed.start, listed.end, self._flow([value]))
         elif listed.flow:
-            end, gap = listed.items[-1].end, self._gap(listed, listed.items[0].start)
-            self._change(end, end, f",{gap}{self._flow(value)}")
+            self._add_in_brackets(listed, listed.items, self._flow(value))
         else:
             start = self._line_start(listed.items[0].start)
             dash = self._text.index("-", start)
             self._add_line(listed.end, f"{self._text[start:dash]}- {self._flow(value)}")
+
+    def _add_in_brackets(
+        self, node: Node, parts: Sequence[Entry | Node], new: str, *, first: bool = False
+    ) -> None:
+        start = parts[0].start
+        _, line_break, indent = self._text[node.start + 1 : start].rpartition("\n")
+        gap = f"{self._newline}{indent}" if line_break else " "
+        if first:
+            self._change(start, start, f"{new},{gap}")
+        else:
+            self._change(parts[-1].end, parts[-1].end, f",{gap}{new}")
 
     def remove(self, owner: Entry | None, index: int) -> None:
         """That entry or item of the value of `owner` (None: of the document)."""
@@ -144,14 +139,6 @@ class Text:
     def _column(self, place: int) -> int:
         return place - self._line_start(place)
 
-    def _gap(self, node: Node, first: int) -> str:
-        """What stands between two parts of `node`, which has brackets and whose first is there."""
-        _, line_break, indent = self._text[node.start + 1 : first].rpartition("\n")
-        return f"{self._newline}{indent}" if line_break else " "
-
-    def _is_in_brackets(self) -> bool:
-        return self.root is not None and self.root.flow
-
     # --- values -------------------------------------------------------------------------------
 
     def _block(
@@ -189,14 +176,6 @@ class Text:
     def _quoted(self, text: str) -> str:
         is_ascii = self._is_json and self._text.isascii()
         return json.dumps(text, ensure_ascii=is_ascii or not text.isprintable())
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _is_address(value: Mapping[str, Value]) -> bool:

@@ -1,13 +1,17 @@
-"""Where everything of a deployment lies, relative to its folder DIR.
+"""Where everything of a deployment lies, relative to its folder DIR, and how its files are shared.
 
 Every process makes DIR its current folder first (`enter`), so that the paths of Unix sockets
-stay short: the kernel allows them 107 bytes.
+stay short: the kernel allows them 107 bytes. Files in run/ that several processes use are locked,
+or replaced at once. The kernel releases a lock (flock) when its holder ends, however that happens;
+lock files stay where they are, or two processes could lock two files of one name.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
+from typing import BinaryIO
 
 ETC = Path("etc")
 RUN = Path("run")
@@ -87,3 +91,60 @@ def enter(etc: Path) -> Path:
     for folder in (RUN, DATA):
         folder.mkdir(mode=0o700, exist_ok=True)
     return Path(etc.name)
+
+
+# --- files ------------------------------------------------------------------------------------
+
+
+def lock(path: Path, *, patient: bool) -> BinaryIO:
+    """Lock the file `path`, which is made if need be, until what this returns is closed.
+
+    Raises BlockingIOError if another process has it and this is not `patient`; OSError, with the
+    file's name, if it can't be had at all."""
+    file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), "wb")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX if patient else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def replace_file(path: Path, data: bytes, *, durably: bool = False) -> None:
+    """Replace the file at once, for its owner only: readers see the old or the new one.
+
+    `durably`: a machine that loses its power leaves no empty file behind."""
+    write_beside(path, data, durably=durably).replace(path)
+
+
+def write_beside(
+    path: Path, data: bytes, *, durably: bool = False, like: os.stat_result | None = None
+) -> Path:
+    """A file in the same folder, to be renamed; of the mode and owner of `like`."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
+    temporary.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        with os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:
+            file.write(data)
+            if like is not None:
+                os.fchmod(file.fileno(), like.st_mode & 0o7777)
+                if (like.st_uid, like.st_gid) != (os.geteuid(), os.getegid()):
+                    os.fchown(file.fileno(), like.st_uid, like.st_gid)
+            if durably:
+                file.flush()
+                os.fsync(file.fileno())
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    return temporary
+
+
+def file_mark(path: Path) -> tuple[int, ...]:
+    """What changes with a file's content, and what no tool can set back: the time of change."""
+    try:
+        found = os.stat(path)  # noqa: PTH116  (the cheapest, several times a second)
+    except OSError as error:
+        return (error.errno or 0,)
+    times = (found.st_mtime_ns, found.st_ctime_ns)
+    return (found.st_dev, found.st_ino, found.st_size, *times)

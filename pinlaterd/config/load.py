@@ -1,43 +1,54 @@
 """The configuration files to a Config, or all that is wrong with all of them at once.
 
 etc/pinlaterd.yaml    optional: the server's settings
-etc/shards.yaml       required: the shards
 etc/queues.yaml       optional: settings of single queues; PinLater's JSON is accepted
+etc/shards.yaml       required: the shards, in one of three forms
+
+    ours     shards: {NAME: {engine: sqlite, dequeue_only: false, file: …}}
+             a redis shard has `master`, or `sentinel: {service, addresses: [{host, port}, …]}`
+    MySQL    {"<prefix>001": {"master": {"host", "port"}, "slave", "user", "passwd", "dequeueOnly"}}
+             shard 001 is named 1; with mysql_num_db_per_queue n there are also 1d1 … 1d(n-1)
+    Redis    {"shards": [{"name", "shardConfig": {"master", "slave", "dequeueOnly"}}]}
+
+The last two are PinLater's. In each, `abandon: [NAME, ...]` names shards that may be removed with
+the jobs that they hold.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
-from dataclasses import fields, replace
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from enum import Enum
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import NamedTuple, get_type_hints
 
+from pinlaterd.config.document import Node
 from pinlaterd.config.layout import CONFIG_FILES
 from pinlaterd.config.password import is_hash
-from pinlaterd.config.reading import FileReader, ReadBytes, Section
+from pinlaterd.config.reading import FileReader, ReadBytes, Section, secret_keys
 from pinlaterd.config.schema import (
+    DEFAULT_ENGINE,
+    ENGINES,
     HASH_ENVIRONMENT,
+    Address,
+    Between,
+    Characters,
     Config,
+    OneOf,
     QueueSettings,
+    SentinelSettings,
     ServerSettings,
+    Setting,
+    ShardSettings,
+    default_file,
     default_queue_settings,
     settings_of,
 )
-from pinlaterd.config.shards_file import read_shards
 from pinlaterd.errors import ConfigError
-from pinlaterd.model import QUEUE_NAME
-
-_HASH = "admin_password_hash"
-_HASH_FILE = f"{_HASH}_file"
-
-_SERVER_SETTINGS, _SERVER_TYPES = settings_of(ServerSettings), get_type_hints(ServerSettings)
-_QUEUE_SETTINGS = {**_SERVER_SETTINGS, **settings_of(QueueSettings)}
-
-# What a queue's settings may hold, and what it is called here; in PinLater's form `paused` is ours.
-_OUR_KEYS = {field.name: field.name for field in fields(QueueSettings)}
-_PINLATER_KEYS = {"maxJobsPerSecond": "max_jobs_per_second", "paused": "paused"}
+from pinlaterd.model import QUEUE_NAME, SHARD_NAME
 
 
 def load_config(etc: Path, read: ReadBytes = Path.read_bytes) -> Config:
@@ -47,14 +58,14 @@ def load_config(etc: Path, read: ReadBytes = Path.read_bytes) -> Config:
         raise ConfigError([f"{etc}: no such folder; `pinlaterd init DIR` writes a new deployment"])
     server_file, shards_file, queues_file = files
     server = _read_server(server_file)
-    shards = read_shards(shards_file, server)
+    shards, abandon = _read_shards(shards_file, server)
     queues = _read_queues(queues_file, server)
     problems = [problem for file in files for problem in file.problems]
     if problems:
         raise ConfigError(problems)
     held = tuple(file.path.name for file in files if not file.blank)
     warnings = tuple(warning for file in files for warning in file.warnings)
-    return Config(server, dict(shards.by_name), queues, shards.abandon, held, warnings)
+    return Config(server, shards, queues, abandon, held, warnings)
 
 
 class ConfigFiles:
@@ -88,35 +99,45 @@ class ConfigFiles:
 
 # --- pinlaterd.yaml ---------------------------------------------------------------------------
 
+_HASH = "admin_password_hash"
+_HASH_FILE = f"{_HASH}_file"
+_SERVER_SETTINGS = settings_of(ServerSettings)
+_SERVER_KINDS = {
+    name: kind
+    for name, kind in get_type_hints(ServerSettings).items()
+    if name in _SERVER_SETTINGS and name != _HASH
+}
+
 
 def _read_server(file: FileReader) -> ServerSettings:
     root = file.read()
-    given: dict[str, Any] = {}
-    section = None
-    if root is not None:
-        section = Section(file, root)
-        section.check_known((*_SERVER_SETTINGS, _HASH_FILE))
-        for name in section.values:
-            if name in _SERVER_SETTINGS and name != _HASH:
-                given[name] = section.get(name, _SERVER_TYPES[name], _SERVER_SETTINGS[name])
-    given[_HASH] = _read_hash(file, section)
-    return ServerSettings(**{name: value for name, value in given.items() if value is not None})
+    section = Section(file, root if root is not None else Node(0))
+    section.allow((*_SERVER_SETTINGS, _HASH_FILE))
+    given = section.get_all(_SERVER_KINDS, _SERVER_SETTINGS)
+    return ServerSettings(**given, admin_password_hash=_read_hash(section))
 
 
-def _read_hash(file: FileReader, section: Section | None) -> str:
+def _read_hash(section: Section) -> str:
     """The environment's hash, else the file's; a malformed one is a problem, never shown."""
     text, line, key = os.environ.get(HASH_ENVIRONMENT, ""), 0, f"environment {HASH_ENVIRONMENT}"
-    if not text and section is not None:
-        text = section.secret(_HASH)
-        key = next((name for name in section.values if name in (_HASH, _HASH_FILE)), key)
+    if not text:
+        text = section.secret(_HASH).value
+        key = _HASH if _HASH in section else _HASH_FILE
         line = section.values[key].line if key in section else 0
     if text and not is_hash(text):
-        file.problem(line, key, "not a hash; make one with `pinlater-admin hash-password`")
+        problem = "not a hash; make one with `pinlater-admin hash-password`"
+        section.file.problem(line, key, problem)
         return ""
     return text
 
 
 # --- queues.yaml ------------------------------------------------------------------------------
+
+_QUEUE_SETTINGS = {**_SERVER_SETTINGS, **settings_of(QueueSettings)}
+_QUEUE_KINDS = {name: bool if name == "paused" else float for name in get_type_hints(QueueSettings)}
+# What PinLater's form may hold; `paused` is ours.
+_LIMIT, _PINLATERS_LIMIT = "max_jobs_per_second", "maxJobsPerSecond"
+_PINLATER_QUEUE_KINDS = {_PINLATERS_LIMIT: float, "paused": bool}
 
 
 def _read_queues(file: FileReader, server: ServerSettings) -> dict[str, QueueSettings]:
@@ -124,7 +145,7 @@ def _read_queues(file: FileReader, server: ServerSettings) -> dict[str, QueueSet
     if root is None:
         return {}
     section = Section(file, root)
-    section.check_known(("queues",))
+    section.allow(("queues",))
     if "queues" not in section:
         return {}
     defaults = default_queue_settings(server)
@@ -133,7 +154,7 @@ def _read_queues(file: FileReader, server: ServerSettings) -> dict[str, QueueSet
         return _read_pinlater_queues(section, defaults)
     queues = section.section("queues")
     return {
-        name: _read_queue(queues.section(name), defaults, _OUR_KEYS)
+        name: _read_queue(queues.section(name), defaults, _QUEUE_KINDS)
         for name in queues.values
         if _is_queue(queues, name, name)
     }
@@ -142,7 +163,7 @@ def _read_queues(file: FileReader, server: ServerSettings) -> dict[str, QueueSet
 def _read_pinlater_queues(section: Section, defaults: QueueSettings) -> dict[str, QueueSettings]:
     queues: dict[str, QueueSettings] = {}
     for item in section.sections("queues"):
-        item.check_known(("name", "queueConfig"))
+        item.allow(("name", "queueConfig"))
         if not item.require("name"):
             continue
         name = item.values["name"].text
@@ -150,23 +171,23 @@ def _read_pinlater_queues(section: Section, defaults: QueueSettings) -> dict[str
             continue
         if name in queues:
             item.problem("name", f"a second queue {name!r}")
-        queues[name] = _read_queue(item.section("queueConfig"), defaults, _PINLATER_KEYS)
+        queues[name] = _read_queue(item.section("queueConfig"), defaults, _PINLATER_QUEUE_KINDS)
     return queues
 
 
 def _read_queue(
-    section: Section, defaults: QueueSettings, keys: Mapping[str, str]
+    section: Section, defaults: QueueSettings, kinds: Mapping[str, type]
 ) -> QueueSettings:
-    section.check_known(keys)
-    given: dict[str, Any] = {}
-    for key, name in keys.items():
-        # `max_jobs_per_second:` and nothing means no limit
-        if key in section and not section.values[key].is_nothing:
-            kind = bool if name == "paused" else float
-            given[name] = section.get(key, kind, _QUEUE_SETTINGS[name])
+    section.allow(kinds)
+    # `max_jobs_per_second:` and nothing means no limit
+    section.values = {name: one for name, one in section.values.items() if not one.is_nothing}
+    settings = {**_QUEUE_SETTINGS, _PINLATERS_LIMIT: _QUEUE_SETTINGS[_LIMIT]}
+    given = section.get_all(kinds, settings)
+    if _PINLATERS_LIMIT in given:
+        given[_LIMIT] = given.pop(_PINLATERS_LIMIT)
     if given.get("paused"):
-        given["max_jobs_per_second"] = 0.0
-    return replace(defaults, **{name: value for name, value in given.items() if value is not None})
+        given[_LIMIT] = 0.0
+    return replace(defaults, **given)
 
 
 def _is_queue(section: Section, key: str, name: str) -> bool:
@@ -175,3 +196,238 @@ def _is_queue(section: Section, key: str, name: str) -> bool:
         return True
     section.problem(key, f"{name[:80]!r} is no queue name; use letters, digits and underscores")
     return False
+
+
+# --- shards.yaml ------------------------------------------------------------------------------
+
+ABANDON = "abandon"
+MAX_SHARDS = 1024
+_NAME_RULE = "use 1 to 16 letters, digits and hyphens"
+_ENGINE = Setting("", OneOf(ENGINES, "engine"))
+_HOST = Setting("", Characters(1, 255))
+_PORT = Setting("", Between(1, 65535))
+_PINLATER_MYSQL_NAME = re.compile(r".*?([0-9]+)\Z", re.DOTALL)
+
+
+class Form(Enum):
+    """How shards are written down."""
+
+    OURS = "ours"
+    PINLATER_MYSQL = "PinLater's for MySQL"
+    PINLATER_REDIS = "PinLater's for Redis"
+
+
+def form_of(root: Node) -> Form:
+    listed = root.get("shards")
+    if listed is not None and listed.items is not None:
+        return Form.PINLATER_REDIS
+    if listed is None and any(entry.value.get("master") for entry in root.entries or ()):
+        return Form.PINLATER_MYSQL
+    return Form.OURS
+
+
+def pinlater_mysql_shards(key: str, databases: int) -> Sequence[str]:
+    """The shards that an entry of PinLater's for MySQL stands for; none if `key` names none."""
+    match = _PINLATER_MYSQL_NAME.match(key)
+    if match is None:
+        return []
+    number = match[1].lstrip("0") or "0"
+    return [f"{number}d{index}" if index else number for index in range(databases)]
+
+
+class _Keys(NamedTuple):
+    """The keys of a shard's settings in one form of the file."""
+
+    engine: str
+    known: tuple[str, ...]
+    required: tuple[str, ...] = ()
+    reason: str = ""  # why those are
+
+
+_DEQUEUE_ONLY = ("dequeue_only", "dequeueOnly")  # ours, PinLater's
+_PASSWORD = secret_keys("passwd")
+_MYSQL = ("master", "user", "slave", *_PASSWORD)
+_REDIS = ("master", "slave", "sentinel", "user", *_PASSWORD)
+_NEEDED = ("master", "user")
+_OURS = {
+    "sqlite": _Keys("sqlite", ("engine", "dequeue_only", "file")),
+    "mysql": _Keys("mysql", ("engine", "dequeue_only", *_MYSQL), _NEEDED, "; mysql shards need it"),
+    "redis": _Keys("redis", ("engine", "dequeue_only", *_REDIS)),
+}
+_PINLATER_MYSQL = _Keys("mysql", ("dequeueOnly", *_MYSQL), _NEEDED)
+_PINLATER_REDIS = _Keys("redis", ("dequeueOnly", "master", "slave", *_PASSWORD), ("master",))
+assert set(_OURS) == set(ENGINES)
+
+
+class _Entry(NamedTuple):
+    """One entry of shards.yaml, which stands for the shards `names`: they are named at `key`."""
+
+    names: Sequence[str]
+    owner: Section
+    key: str
+    settings: Section
+    keys: _Keys
+
+
+def _read_shards(
+    file: FileReader, server: ServerSettings
+) -> tuple[Mapping[str, ShardSettings], tuple[str, ...]]:
+    """The shards, in the order of the file, and the abandoned ones."""
+    root = file.read(required=True)
+    if root is None:
+        if not file.problems:
+            file.problem(1, "shards", "the file is empty; name at least one shard")
+        return {}, ()
+    abandoned = root.get(ABANDON)
+    if root.entries is not None:  # no form of the file has a place for it
+        root = replace(root, entries=[entry for entry in root.entries if entry.key != ABANDON])
+    shards: dict[str, ShardSettings] = {}
+    owners: dict[str, str] = {}  # of SQLite's files
+    for entry in _entries(file, root, server.mysql_num_db_per_queue):
+        shard = _shard(entry, owners)
+        for name in entry.names:
+            if not SHARD_NAME.match(name):
+                entry.owner.problem(entry.key, f"{name[:40]!r} is no shard name; {_NAME_RULE}")
+                break
+            if name in shards:
+                entry.owner.problem(entry.key, f"a second shard {name!r}; rename one")
+            else:
+                shards[name] = replace(shard, name=name)
+    if not shards and not file.problems:
+        file.problem(root.line, "shards", "no shard is named; name at least one")
+    if len(shards) > MAX_SHARDS:
+        problem = f"{len(shards)} shards are too many; at most {MAX_SHARDS}"
+        file.problem(root.line, "shards", problem)
+    return shards, _read_abandon(file, abandoned, shards)
+
+
+def _entries(file: FileReader, root: Node, databases: int) -> Iterator[_Entry]:
+    form = form_of(root)
+    section = Section(file, root, refuse_unknown=form is Form.OURS)
+    if form is Form.PINLATER_MYSQL:
+        for key in section.values:
+            names = pinlater_mysql_shards(key, databases)
+            if names:
+                yield _Entry(names, section, key, section.section(key), _PINLATER_MYSQL)
+            else:
+                section.problem(key, "expected a name that ends in the shard's number")
+        return
+    section.allow(("shards",))
+    if form is Form.PINLATER_REDIS:
+        for item in section.sections("shards"):
+            item.allow(("name", "shardConfig"))
+            if item.require("name", "shardConfig"):
+                name, settings = item.values["name"].text, item.section("shardConfig")
+                yield _Entry([name], item, "name", settings, _PINLATER_REDIS)
+    elif "shards" in section:
+        shards = section.section("shards")
+        for name in shards.values:
+            settings = shards.section(name)
+            has_engine = "engine" in settings
+            engine = settings.get("engine", str, _ENGINE) if has_engine else DEFAULT_ENGINE
+            if engine is not None:
+                yield _Entry([name], shards, name, settings, _OURS[engine])
+    elif root.entries is not None:
+        section.problem("shards", "missing; write `shards:` and the shards below it")
+
+
+def _shard(entry: _Entry, owners: dict[str, str]) -> ShardSettings:
+    section, keys = entry.settings, entry.keys
+    section.allow(keys.known)
+    section.require(*keys.required, reason=keys.reason)
+    if keys is _OURS["redis"]:
+        _check_redis_master(section)
+    passwd = section.secret("passwd")
+    return ShardSettings(
+        name=entry.names[0],
+        engine=keys.engine,
+        dequeue_only=any(section.get(key, bool) for key in _DEQUEUE_ONLY),
+        file=_file(section, entry.names[0], owners) if keys.engine == "sqlite" else "",
+        master=_address(section, "master"),
+        slave=_address(section, "slave"),
+        sentinel=_sentinel(section.section("sentinel")) if "sentinel" in section else None,
+        user=section.text("user"),
+        passwd=passwd.value,
+        passwd_env=passwd.variable,
+    )
+
+
+def _file(section: Section, name: str, owners: dict[str, str]) -> str:
+    path = default_file(name)
+    if "file" in section:
+        given = section.get("file", str)
+        if given is None:
+            return path
+        if not given or "\0" in given:
+            section.problem("file", "expected a path")
+            return path
+        path = given
+    owner = owners.setdefault(str(Path(path)), name)
+    if owner != name:
+        section.problem("file", f"shard {owner!r} has the file {path!r} already")
+    return path
+
+
+def _check_redis_master(section: Section) -> None:
+    """It is named, or Sentinels name it."""
+    if "sentinel" not in section:
+        section.require("master", reason="; redis shards need it, or sentinel")
+        return
+    for key in ("master", "slave"):
+        if key in section:
+            section.problem(key, "Sentinels know it; keep only sentinel")
+
+
+def _sentinel(section: Section) -> SentinelSettings | None:
+    section.allow(("service", "addresses", "user", *_PASSWORD))
+    if not section.require("service", "addresses"):
+        return None
+    found = [_address_at(place) for place in section.sections("addresses")]
+    if not found:
+        section.problem("addresses", "name at least one Sentinel")
+    passwd = section.secret("passwd")
+    return SentinelSettings(
+        service=section.get("service", str, _HOST) or "",
+        addresses=tuple(address for address in found if address is not None),
+        user=section.text("user"),
+        passwd=passwd.value,
+        passwd_env=passwd.variable,
+    )
+
+
+def _address(section: Section, name: str) -> Address | None:
+    if name not in section or (section.values[name].is_nothing and name != "master"):
+        return None
+    return _address_at(section.section(name))
+
+
+def _address_at(section: Section) -> Address | None:
+    if section.node.is_nothing:
+        section.file.problem(section.node.line, section.path, "expected a mapping of host and port")
+    if section.node.entries is None:
+        return None
+    section.allow(("host", "port"))
+    if not section.require("host", "port"):
+        return None
+    host, port = section.get("host", str, _HOST), section.get("port", int, _PORT)
+    return None if host is None or port is None else Address(host, port)
+
+
+def _read_abandon(
+    file: FileReader, node: Node | None, shards: Mapping[str, ShardSettings]
+) -> tuple[str, ...]:
+    if node is None or node.is_nothing:
+        return ()
+    if node.items is None:
+        file.problem(node.line, ABANDON, f"expected a list, got {node.describe()}")
+    names = []
+    for index, item in enumerate(node.items or ()):
+        key = f"{ABANDON}.{index}"
+        if not item.is_scalar or not SHARD_NAME.match(item.text):
+            file.problem(item.line, key, f"expected a shard's name; {_NAME_RULE}")
+        elif item.text in shards:
+            problem = f"shard {item.text!r} is listed under shards too; keep one of them"
+            file.problem(item.line, key, problem)
+        else:
+            names.append(item.text)
+    return tuple(names)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import math
 import os
 import stat
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
-from pinlaterd.config.document import DocumentError, Node, Scalar, parse
-from pinlaterd.config.schema import Between, Characters, OneOf, Setting
+from pinlaterd.config.document import DocumentError, Node, parse
+from pinlaterd.config.schema import Setting
 
 ANYTHING = Setting("")
 
@@ -78,9 +77,8 @@ class FileReader:
             key = f"{prefix}{entry.key}"
             if entry.key in first_lines:
                 first = first_lines[entry.key]
-                self.problem(
-                    entry.line, key, f"given twice, first in line {first}; keep one of them"
-                )
+                text = f"given twice, first in line {first}; keep one of them"
+                self.problem(entry.line, key, text)
             first_lines.setdefault(entry.key, entry.line)
             self._report_duplicates(entry.value, f"{key}.")
         for index, item in enumerate(node.items or ()):
@@ -91,6 +89,11 @@ class FileReader:
         with contextlib.suppress(OSError):
             if path.stat().st_mode & stat.S_IROTH:
                 self._warn(f"{path}: holds a password, and others can read it; chmod 600 {path}")
+
+
+class Secret(NamedTuple):
+    value: str
+    variable: str = ""  # of the environment, if it comes from there
 
 
 class Section:
@@ -123,12 +126,13 @@ class Section:
         """Of a key that is there, or missing."""
         self.file.problem(self.values.get(name, self.node).line, self.key(name), text)
 
-    def check_known(self, names: Iterable[str]) -> None:
-        """Report keys that are not in `names`, and what may be meant."""
+    def allow(self, names: Iterable[str]) -> None:
+        """Report keys that are not in `names`, with what may be meant, and forget them."""
         names = list(names)
         for entry in self.node.entries or ():
             if entry.key in names:
                 continue
+            self.values.pop(entry.key, None)
             close = difflib.get_close_matches(entry.key, names, n=1)
             cure = f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(names)}"
             if self._refuse_unknown:
@@ -148,35 +152,32 @@ class Section:
 
     def sections(self, name: str) -> Sequence[Section]:
         """The items of a list of mappings."""
-        return [self._at(item, f"{self.key(name)}.{n}") for n, item in enumerate(self.items(name))]
+        node = self.values[name]
+        if node.items is None:
+            self.problem(name, f"expected a list, got {node.describe()}")
+        return [self._at(item, f"{self.key(name)}.{n}") for n, item in enumerate(node.items or ())]
 
     def _at(self, node: Node, path: str) -> Section:
         return Section(self.file, node, path, refuse_unknown=self._refuse_unknown)
 
-    def items(self, name: str) -> Sequence[Node]:
-        node = self.values[name]
-        if node.items is None:
-            self.problem(name, f"expected a list, got {node.describe()}")
-            return ()
-        return node.items
-
     def get(self, name: str, kind: type[Kind], setting: Setting = ANYTHING) -> Kind | None:
-        """The value of a key that is there; None after reporting what is wrong with it."""
+        """The value of a key; None without it, and after reporting what is wrong with it."""
         try:
-            return cast("Kind", _SCALARS[kind](self.values[name], setting))
+            return _scalar(self.values[name], kind, setting) if name in self.values else None
         except _Wrong as error:
             self.problem(name, str(error))
             return None
 
+    def get_all(self, kinds: Mapping[str, Any], settings: Mapping[str, Setting]) -> dict[str, Any]:
+        """The values of all keys of `kinds` that are there, and right."""
+        found = {name: self.get(name, kind, settings[name]) for name, kind in kinds.items()}
+        return {name: value for name, value in found.items() if value is not None}
+
     def text(self, name: str) -> str:
         """ "" without that key."""
-        return (self.get(name, str) or "") if name in self.values else ""
+        return self.get(name, str) or ""
 
-    def flag(self, name: str) -> bool:
-        """False without that key."""
-        return name in self.values and bool(self.get(name, bool))
-
-    def secret(self, name: str) -> str:
+    def secret(self, name: str) -> Secret:
         """What `name`, `name_file` or `name_env` gives; "" if none of them is there.
 
         A file's path is relative to the deployment. The value itself never gets into a message."""
@@ -184,18 +185,18 @@ class Section:
         for extra in ways[1:]:
             self.problem(extra, f"{self.key(ways[0])} is given too; keep one")
         if not ways:
-            return ""
+            return Secret("")
         way = ways[0]
         given = self.get(way, str, Setting("", secret=way == name))
         if way == name:
             self.file.warn_of_readers(self.file.path)
         if given is None or way == name:
-            return given or ""
-        if way.endswith("_env"):
-            if given not in os.environ:
-                self.problem(way, f"the environment has no {given}; set it, and start again")
-            return os.environ.get(given, "")
-        return self._secret_file(way, self.file.path.parent.parent / given)
+            return Secret(given or "")
+        if way.endswith("_file"):
+            return Secret(self._secret_file(way, self.file.path.parent.parent / given))
+        if given not in os.environ:
+            self.problem(way, f"the environment has no {given}; set it, and start again")
+        return Secret(os.environ.get(given, ""), given)
 
     def _secret_file(self, name: str, path: Path) -> str:
         try:
@@ -215,65 +216,25 @@ def secret_keys(name: str) -> tuple[str, str, str]:
 
 # --- scalars ------------------------------------------------------------------------------------
 
+_CALLED = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+
 
 class _Wrong(Exception):
     """What is wrong with a value."""
 
 
-def _boolean(node: Node, _setting: Setting) -> Scalar:
-    if not isinstance(node.scalar, bool):
-        raise _Wrong(f"expected true or false, got {node.describe()}")
-    return node.scalar
-
-
-def _integer(node: Node, setting: Setting) -> Scalar:
-    value = node.scalar
-    if isinstance(value, float) and value.is_integer():
+def _scalar(node: Node, kind: type[Kind], setting: Setting) -> Kind:
+    value, allowed = node.scalar, setting.allowed
+    if kind is int and isinstance(value, float) and value.is_integer():
         value = int(value)
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise _unexpected(node, "a whole number", setting)
-    _check_range(node, value, setting)
-    return value
-
-
-def _number(node: Node, setting: Setting) -> Scalar:
-    value = node.scalar
-    if not isinstance(value, int | float) or isinstance(value, bool) or math.isnan(value):
-        raise _unexpected(node, "a number", setting)
-    _check_range(node, value, setting)
-    return float(value)
-
-
-def _text(node: Node, setting: Setting) -> Scalar:
-    text, allowed = node.scalar, setting.allowed
-    if not isinstance(text, str):
+    is_number = kind is float and type(value) is int
+    if not (type(value) is kind or is_number) or value != value:  # noqa: PLR0124  (NaN)
         got = "something else" if setting.secret else node.describe()
-        quotes = "; put it in quotes" if node.is_scalar and node.text else ""
-        raise _Wrong(f"expected text, got {got}{quotes}")
-    if isinstance(allowed, OneOf) and text not in allowed.choices:
-        raise _Wrong(f"unknown {allowed.noun} {text[:60]!r}; {allowed}")
-    if isinstance(allowed, Characters) and not _fits(text, allowed):
-        raise _Wrong(f"{text[:60]!r} is not valid; {allowed}")
-    return text
-
-
-_SCALARS = {str: _text, int: _integer, float: _number, bool: _boolean}
-
-
-def _unexpected(node: Node, wanted: str, setting: Setting) -> _Wrong:
-    allowed = f"; {setting.allowed}" if setting.allowed else ""
-    return _Wrong(f"expected {wanted}, got {node.describe()}{allowed}")
-
-
-def _check_range(node: Node, value: float, setting: Setting) -> None:
-    allowed = setting.allowed
-    if isinstance(allowed, Between) and not allowed.low <= value <= allowed.high:
-        raise _Wrong(f"{node.text} is out of range; {allowed}")
-
-
-def _fits(text: str, allowed: Characters) -> bool:
-    return (
-        allowed.low <= len(text) <= allowed.high
-        and text.isprintable()
-        and not any(character in allowed.without or character.isspace() for character in text)
-    )
+        cure = f"; {allowed}" if allowed else ""
+        if kind is str:
+            cure = "; put it in quotes" if node.is_scalar and node.text else ""
+        raise _Wrong(f"expected {_CALLED[kind]}, got {got}{cure}")
+    problem = allowed.problem(value, node.text) if allowed is not None else ""
+    if problem:
+        raise _Wrong(f"{problem}; {allowed}")
+    return cast("Kind", float(cast("int", value)) if is_number else value)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pinlaterd.config.layout import DATA, ETC, SERVER_FILE
 
@@ -40,6 +40,10 @@ class Between(NamedTuple):
     def __str__(self) -> str:
         return f"choose from {self.low:,} to {self.high:,}".replace(",", "_")
 
+    def problem(self, value: Any, written: str) -> str:
+        """What is wrong with a value; "" if nothing is."""
+        return "" if self.low <= value <= self.high else f"{written} is out of range"
+
 
 class OneOf(NamedTuple):
     choices: tuple[str, ...]
@@ -47,6 +51,9 @@ class OneOf(NamedTuple):
 
     def __str__(self) -> str:
         return f"choose from {', '.join(self.choices)}"
+
+    def problem(self, value: Any, written: str) -> str:
+        return "" if value in self.choices else f"unknown {self.noun} {written[:60]!r}"
 
 
 class Characters(NamedTuple):
@@ -59,6 +66,12 @@ class Characters(NamedTuple):
     def __str__(self) -> str:
         without = f", no {' '.join(self.without)!r} in it" if self.without else ""
         return f"expected {self.low} to {self.high} characters without spaces{without}"
+
+    def problem(self, value: Any, written: str) -> str:
+        fits = self.low <= len(value) <= self.high and value.isprintable()
+        if fits and not any(one in self.without or one.isspace() for one in value):
+            return ""
+        return f"{written[:60]!r} is not valid"
 
 
 class Setting(NamedTuple):

@@ -24,7 +24,6 @@ from pinlaterd import log as logs
 from pinlaterd.clock import Clock, SystemClock
 from pinlaterd.config import layout
 from pinlaterd.config.active import NO_VERSION, ActiveConfig, Superseded, activate, load_active
-from pinlaterd.config.files import lock
 from pinlaterd.config.schema import Config
 from pinlaterd.coordinator.pages import make_application
 from pinlaterd.coordinator.rates import RateControl
@@ -104,7 +103,7 @@ async def _serve(etc: Path, active: ActiveConfig) -> int:
 def _sole_coordinator() -> Iterator[bool]:
     """Whether no other coordinator has this deployment; keeps others out meanwhile."""
     try:
-        file = lock(layout.COORDINATOR_LOCK, patient=False)
+        file = layout.lock(layout.COORDINATOR_LOCK, patient=False)
     except BlockingIOError:
         yield False
     else:

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pinlaterd.clock import Clock
-from pinlaterd.config.files import file_mark, replace_file
-from pinlaterd.config.layout import SERVER_SET_COPY
+from pinlaterd.config.layout import SERVER_SET_COPY, file_mark, replace_file
 from pinlaterd.config.schema import Config, QueueSettings
 from pinlaterd.coordinator.allocator import RateAllocator
 from pinlaterd.coordinator.status import router_programs

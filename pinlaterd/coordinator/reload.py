@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pinlaterd.config.active import ActiveConfig
-from pinlaterd.config.files import file_mark
-from pinlaterd.config.layout import CONFIG_FILES, ETC, SHARDS_FILE
+from pinlaterd.config.layout import CONFIG_FILES, ETC, SHARDS_FILE, file_mark
 from pinlaterd.config.load import ConfigFiles, load_config
 from pinlaterd.config.schema import Config, ShardSettings, follow
 from pinlaterd.errors import ConfigError

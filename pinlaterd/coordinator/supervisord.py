@@ -19,8 +19,14 @@ from typing import BinaryIO, NamedTuple, cast
 
 from supervisor import xmlrpc as supervisor_xmlrpc
 
-from pinlaterd.config.files import lock, replace_file
-from pinlaterd.config.layout import PROGRAMS_DUE, PROGRAMS_LOCK, SHARD_PROGRAMS, SUPERVISOR_SOCKET
+from pinlaterd.config.layout import (
+    PROGRAMS_DUE,
+    PROGRAMS_LOCK,
+    SHARD_PROGRAMS,
+    SUPERVISOR_SOCKET,
+    lock,
+    replace_file,
+)
 from pinlaterd.config.schema import Config
 from pinlaterd.coordinator.programs import (
     Action,

@@ -28,7 +28,6 @@ from pinlaterd.config.active import (
     environment_of,
     read_active,
 )
-from pinlaterd.config.files import lock
 from pinlaterd.config.layout import (
     ETC,
     LOGS,
@@ -43,6 +42,7 @@ from pinlaterd.config.layout import (
     SUPERVISORD_FILE,
     enter,
     is_handover_peer,
+    lock,
     shard_program,
 )
 from pinlaterd.config.load import ConfigFiles, load_config
@@ -200,7 +200,7 @@ def _runs(supervisord: Supervisord) -> bool:
     return True
 
 
-def _put_in_force(config: Config) -> AbstractSet[str]:
+def _activate_beside_leaving(config: Config) -> AbstractSet[str]:
     """For processes that start from now on: `config`, and the shards that it does not name any
     more. Returns those: the coordinator lets them go, once they hold no jobs."""
     while True:
@@ -225,7 +225,7 @@ def _reconcile(config: Config, supervisord: Supervisord, tell: Tell) -> bool:
             _check_ports(config.server, {action.program.name for action in actions})
             _check_environment(config, supervisord)
             if actions:
-                kept = {shard_program(name) for name in _put_in_force(config)}
+                kept = {shard_program(name) for name in _activate_beside_leaving(config)}
                 actions = [action for action in actions if action.program.name not in kept]
             for action in actions:
                 tell(f"{action.step.value} {action.program.name}")

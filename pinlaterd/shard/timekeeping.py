@@ -22,7 +22,7 @@ from typing import NamedTuple
 import msgspec
 
 from pinlaterd.clock import Clock
-from pinlaterd.config.files import replace_file
+from pinlaterd.config.layout import replace_file
 
 log = logging.getLogger(__name__)
 

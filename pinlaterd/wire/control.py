@@ -29,8 +29,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 import zmq
 
-from pinlaterd.config.files import replace_file
-from pinlaterd.config.layout import COORDINATOR_ENDPOINT, RATES_FILE, SNAPSHOT_FILE
+from pinlaterd.config.layout import COORDINATOR_ENDPOINT, RATES_FILE, SNAPSHOT_FILE, replace_file
 from pinlaterd.lifecycle import process_place
 from pinlaterd.stats import Stats, StatsSnapshot
 from pinlaterd.stats.registry import Changes

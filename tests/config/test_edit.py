@@ -308,7 +308,7 @@ def test_a_change_of_any_text_changes_just_that(queues, listed, layout, key, val
         text.remove(items, len(listed) - 1)
         tree["listed"].pop()
     elif found is None:
-        text.add_last(entry, name, {key: value})
+        text.add(entry, name, {key: value})
         tree["queues"][name] = {key: value}
     elif how == "remove":
         text.remove_key(entry, name)
@@ -317,8 +317,7 @@ def test_a_change_of_any_text_changes_just_that(queues, listed, layout, key, val
         text.replace(old, value)
         tree["queues"][name][key] = value
     else:
-        add = text.add_first if how == "first" else text.add_last
-        add(found, key, value)
+        text.add(found, key, value, first=how == "first")
         tree["queues"][name] = (tree["queues"][name] or {}) | {key: value}
 
     assert plain(parse(text.render())) == tree

@@ -70,6 +70,7 @@ def test_every_mistake_of_every_file_is_told_at_once(etc):
         ("port: true", "expected a whole number, got the boolean true"),
         ("port:", "expected a whole number, got nothing"),
         ("port: 0", "0 is out of range"),
+        pytest.param(f"port: {'9' * 5_000}", "expected a whole number", id="digits"),
         ("max_frame_bytes: 1", "1 is out of range; choose from 1_024"),
         ("job_succeeded_ttl_hours: .nan", "expected a number"),
         ("job_succeeded_ttl_hours: .inf", ".inf is out of range"),
