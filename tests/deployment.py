@@ -24,7 +24,6 @@ from typing import Any
 import psutil
 
 from pinlaterd.client import Client, ConnectionFailed, JobState, PinLaterError
-from pinlaterd.config.layout import SUPERVISOR_SOCKET
 from pinlaterd.coordinator.supervisord import ProgramInfo, Supervisord, SupervisorError
 from pinlaterd.deployment.files import Choices, write_deployment
 
@@ -168,7 +167,7 @@ class Deployment:
         before = Path.cwd()
         os.chdir(self.folder)  # a Unix socket's path must be short
         try:
-            return {info.name: info for info in Supervisord(SUPERVISOR_SOCKET).programs()}
+            return {info.name: info for info in Supervisord().programs()}
         except SupervisorError:
             return {}
         finally:

@@ -242,7 +242,7 @@ class Figures:
     def facts(self, seconds: float, shown: dict[str, float]) -> dict[str, object]:
         """For JSON, in a run of `seconds`, with the `shown` percentiles by their names."""
         seconds = max(seconds, 1e-9)
-        values = percentiles(self._latency_ms.data(), tuple(shown.values()))
+        values = percentiles(self._latency_ms, tuple(shown.values()))
         return {
             "calls": self.calls,
             "jobs": self.jobs,
@@ -254,7 +254,7 @@ class Figures:
 
     @property
     def max_ms(self) -> float:
-        return round(self._latency_ms.data()["maximum"], 3)
+        return round(max(0.0, self._latency_ms.maximum), 3)
 
     def line(self, seconds: float) -> str:
         """For people."""

@@ -19,12 +19,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import click
+import msgspec
 
 from pinlaterd.cli import command
 from pinlaterd.config.layout import shard_program
 from pinlaterd.errors import ConnectionFailed
 from pinlaterd.lifecycle import ExitCode
-from pinlaterd.stats import HistogramData, StatsSnapshot, empty, merge
+from pinlaterd.stats import Histogram, StatsSnapshot, empty, merge
 from pinlaterd.stats.histogram import percentiles
 from pinlaterd.stats.registry import since
 
@@ -147,7 +148,8 @@ class Sample(NamedTuple):
 def take_sample() -> Sample:
     """Raises ConnectionFailed."""
     status, stats = command.ask_coordinator("/status.json", "/snapshot.json")
-    return Sample(time.monotonic(), status, stats)
+    figures = msgspec.convert(stats, Mapping[str, StatsSnapshot], str_keys=True)
+    return Sample(time.monotonic(), status, figures)
 
 
 def shards_of(sample: Sample) -> list[command.Facts]:
@@ -275,8 +277,8 @@ def _commits(recent: StatsSnapshot, seconds: float) -> command.Facts:
     """Of a shard."""
     batches = recent["histograms"].get("shard_batch_jobs")
     commits = recent["histograms"].get("shard_commit_ms")
-    jobs = batches["sum"] if batches is not None else 0.0
-    count = commits["count"] if commits is not None else 0
+    jobs = batches.sum if batches is not None else 0.0
+    count = commits.count if commits is not None else 0
     return {
         "jobs_per_second": round(jobs / seconds, 2),
         "commits_per_second": round(count / seconds, 2),
@@ -297,9 +299,9 @@ def _process(process: command.Facts, used: Mapping[int, float], seconds: float) 
     }
 
 
-def _p99(data: HistogramData | None) -> float | None:
+def _p99(data: Histogram | None) -> float | None:
     """None if nothing was measured."""
-    if data is None or not data["count"]:
+    if data is None or not data.count:
         return None
     return round(percentiles(data, (0.99,))[0], 3)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -40,6 +41,11 @@ SERVER_SET_COPY = RUN / "server_set"
 _HANDOVER = "-handover"
 
 COORDINATOR_ENDPOINT = f"ipc://{RUN}/coordinator.ipc"
+
+
+def router_programs(routers: int) -> Sequence[str]:
+    """What supervisord calls the routers."""
+    return ["router"] if routers == 1 else [f"router-{n}" for n in range(1, routers + 1)]
 
 
 def handover_program(router: str) -> str:

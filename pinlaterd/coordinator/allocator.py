@@ -36,7 +36,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from pinlaterd.clock import Clock
-from pinlaterd.coordinator.registry import SILENT_SECONDS
+from pinlaterd.coordinator.processes import SILENT_SECONDS
 from pinlaterd.wire.control import Holding, RateGrant, RateReport, RouterId
 
 Sharer = TypeVar("Sharer", bound=Hashable)

@@ -26,14 +26,13 @@ from pinlaterd.config import layout
 from pinlaterd.config.active import NO_VERSION, ActiveConfig, Superseded, activate, load_active
 from pinlaterd.config.schema import Config
 from pinlaterd.coordinator.pages import make_application
+from pinlaterd.coordinator.processes import About, ProcessView, Registry, Status, status, usage_of
 from pinlaterd.coordinator.rates import RateControl
-from pinlaterd.coordinator.registry import ProcessView, Registry
 from pinlaterd.coordinator.reload import LOOK_SECONDS, Holding, Reload
-from pinlaterd.coordinator.status import About, Status, status, usage_of
 from pinlaterd.coordinator.supervisord import ShardPrograms, changed_programs
 from pinlaterd.errors import ConfigError
 from pinlaterd.lifecycle import ExitCode, StopSignal, set_title
-from pinlaterd.stats import Stats, StatsSnapshot
+from pinlaterd.stats import Stats, StatsSnapshot, empty
 from pinlaterd.wire.control import (
     ControlServer,
     MalformedMessage,
@@ -231,25 +230,25 @@ class Coordinator:
     # --- what the pages ask --------------------------------------------------------------------
 
     def status(self) -> Status:
-        about = About(
-            str(Path.cwd()),
-            self._clock.monotonic() - self._started,
-            self._snapshot.version,
-            self._config_version,
-            config_problems=self._config_problems(),
-            refused_removals=self._reload.refusals,
-            needs_restart=self._reload.needs_restart,
-            config_judged=self._reload.validated if self._converged else "",
-            warnings=self._reload.warnings,
-        )
-        return status(self._config, [self._view(), *self._registry.views()], about)
+        about: About = {
+            "deployment": str(Path.cwd()),
+            "uptime_seconds": round(self._clock.monotonic() - self._started, 1),
+            "snapshot_version": self._snapshot.version,
+            "config_version": self._config_version,
+            "config_problems": self._config_problems(),
+            "refused_removals": self._reload.refusals,
+            "needs_restart": self._reload.needs_restart,
+            "config_judged": self._reload.validated if self._converged else "",
+            "warnings": self._reload.warnings,
+        }
+        return status(self._config, self._views(), about)
 
     def stats(self) -> Mapping[str, StatsSnapshot]:
         figures = {_NAME: self._stats.snapshot(), **self._registry.stats()}
         gauges: dict[str, defaultdict[str, float]] = {name: defaultdict(float) for name in figures}
-        for view in (self._view(), *self._registry.views()):
-            usage = None if view.gone else usage_of(view.pid)
-            found = gauges[view.process]
+        for view in self._views():
+            usage = None if view.gone else usage_of(view.report.pid)
+            found = gauges[view.report.process]
             found["process_up"] += not view.gone
             if usage is not None:
                 found["process_cpu_seconds"] += usage.cpu_seconds
@@ -259,19 +258,19 @@ class Coordinator:
             for name, snapshot in figures.items()
         }
 
-    def _view(self) -> ProcessView:
-        """The coordinator itself."""
-        serving = ProcessState.SERVING
-        return ProcessView(
+    def _views(self) -> Sequence[ProcessView]:
+        """The coordinator itself, and all that report."""
+        own = Report(
             _NAME,
             _NAME,
             os.getpid(),
             self._started_at_ms,
-            serving,
-            0.0,
-            {"server set warning": "; ".join(self._rates.problems())},
-            self._config_version,
+            ProcessState.SERVING,
+            facts={"server set warning": "; ".join(self._rates.problems())},
+            stats=empty(),
+            config_version=self._config_version,
         )
+        return [ProcessView(own, own.state), *self._registry.views()]
 
     # --- the control channel -------------------------------------------------------------------
 

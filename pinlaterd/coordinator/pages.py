@@ -12,9 +12,10 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from http import HTTPStatus
 
+import msgspec
 from aiohttp import web
 
-from pinlaterd.coordinator.status import Status
+from pinlaterd.coordinator.processes import Status
 from pinlaterd.stats import StatsSnapshot, merge
 from pinlaterd.stats.texts import CONTENT_TYPE, PrometheusText, figures, ostrich
 
@@ -85,7 +86,8 @@ class _Pages:
         return web.json_response(self._status())
 
     async def snapshot_json(self, request: web.Request) -> web.Response:
-        return web.json_response(self._chosen(request))
+        body = msgspec.json.encode(self._chosen(request))
+        return web.Response(body=body, content_type="application/json", charset="utf-8")
 
     def _chosen(self, request: web.Request) -> Mapping[str, StatsSnapshot]:
         stats = self._stats()

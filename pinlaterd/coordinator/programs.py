@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pinlaterd
-from pinlaterd.config.layout import ETC, LOGS, handover_program, shard_program
+from pinlaterd.config.layout import ETC, LOGS, handover_program, router_programs, shard_program
 from pinlaterd.config.schema import Config, ServerSettings, settings_at_start
-from pinlaterd.coordinator.status import router_programs
 
 COORDINATOR = "coordinator"
 PROGRAM_VARIABLE = "PINLATERD_PROGRAM"

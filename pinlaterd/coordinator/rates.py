@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pinlaterd.clock import Clock
-from pinlaterd.config.layout import SERVER_SET_COPY, file_mark, replace_file
+from pinlaterd.config.layout import SERVER_SET_COPY, file_mark, replace_file, router_programs
 from pinlaterd.config.schema import Config, QueueSettings
 from pinlaterd.coordinator.allocator import RateAllocator
-from pinlaterd.coordinator.status import router_programs
 from pinlaterd.stats import Stats
 from pinlaterd.wire.control import ControlServer, RateReport, read_holdings, write_holdings
 

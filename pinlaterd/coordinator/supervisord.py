@@ -8,6 +8,7 @@ supervisord that is restarted runs the same. Blocking: callers on an event loop 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import json
 import logging
@@ -61,8 +62,7 @@ class ProgramInfo(NamedTuple):
     state: str  # supervisord's own word: RUNNING, BACKOFF, …
     pid: int
     exit_status: int
-    started_at: int  # seconds since the epoch, 0: never
-    stopped_at: int
+    stopped_at: int  # seconds since the epoch, 0: never
 
 
 def carry_out(actions: Sequence[Action], supervisord: Supervisord) -> None:
@@ -85,44 +85,34 @@ def lock_programs(*, patient: bool = True) -> BinaryIO:
         raise SupervisorError("a command changes programs at this moment") from error
 
 
-def write_programs(wanted: Sequence[Program], folder: Path = SHARD_PROGRAMS) -> None:
-    """Make `folder` hold exactly `wanted`, for a supervisord that is about to start."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    names = {f"{program.name}.conf" for program in wanted}
-    for path in folder.glob("*.conf"):
-        if path.name not in names:
+def write_programs(wanted: Sequence[Program]) -> None:
+    """Make the programs' folder hold exactly `wanted`, for a supervisord that is about to start."""
+    SHARD_PROGRAMS.mkdir(mode=0o700, parents=True, exist_ok=True)
+    files = {_file(program.name) for program in wanted}
+    for path in SHARD_PROGRAMS.glob("*.conf"):
+        if path not in files:
             path.unlink()
     for program in wanted:
-        replace_file(folder / f"{program.name}.conf", program.definition.encode())
+        replace_file(_file(program.name), program.definition.encode())
+
+
+def _file(program: str) -> Path:
+    return SHARD_PROGRAMS / f"{program}.conf"
 
 
 class _Connection(http.client.HTTPConnection):
-    """HTTP over a Unix socket, with a time-out, which supervisor's own has not."""
-
-    def __init__(self, path: Path, seconds: float) -> None:
-        super().__init__("localhost", timeout=seconds)
-        self._path = path
+    """HTTP over supervisord's Unix socket, with a time-out, which supervisor's own has not."""
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
-        self.sock.connect(str(self._path))
-
-
-class _Transport(supervisor_xmlrpc.SupervisorTransport):  # type: ignore[misc]
-    def __init__(self, path: Path, seconds: float) -> None:
-        super().__init__(None, None, f"unix://{path}")
-        self._get_connection = lambda: _Connection(path, seconds)
+        self.sock.connect(str(SUPERVISOR_SOCKET))
 
 
 class Supervisord:
-    """supervisord, which keeps programs running. `path` is its socket's, from the current folder.
+    """The supervisord of the deployment that is the current folder.
 
     Every call may be repeated; all raise SupervisorError."""
-
-    def __init__(self, path: Path = SUPERVISOR_SOCKET, folder: Path = SHARD_PROGRAMS) -> None:
-        self._folder = folder
-        self._path = path
 
     def pid(self) -> int:
         """supervisord's own; SupervisorError if it does not run."""
@@ -140,7 +130,6 @@ class Supervisord:
                 state=str(info["statename"]),
                 pid=int(info["pid"]),
                 exit_status=int(info["exitstatus"]),
-                started_at=int(info["start"]),
                 stopped_at=int(info["stop"]),
             )
             for info in found
@@ -152,7 +141,7 @@ class Supervisord:
         return [
             Present(
                 info.name,
-                "" if info.name in stale else self._definition(info.name),
+                "" if info.name in stale else _definition(info.name),
                 info.state in _RUNNING_STATES,
             )
             for info in self.programs()
@@ -160,15 +149,14 @@ class Supervisord:
 
     def add(self, program: Program) -> None:
         """Make it known, now and after a restart, and start it; replace one of that name."""
-        path = self._folder / f"{program.name}.conf"
         self._forget(program.name)
-        replace_file(path, program.definition.encode())
+        replace_file(_file(program.name), program.definition.encode())
         self._reread()
         self._call("addProcessGroup", program.name)
 
     def remove(self, name: str) -> None:
         """Stop and forget it. None of that name is no error."""
-        (self._folder / f"{name}.conf").unlink(missing_ok=True)
+        _file(name).unlink(missing_ok=True)
         self._forget(name)
         self._reread()
 
@@ -189,16 +177,11 @@ class Supervisord:
         _added, changed, removed = answer[0]
         return frozenset((*changed, *removed))
 
-    def _definition(self, name: str) -> str:
-        try:
-            return (self._folder / f"{name}.conf").read_text(encoding="utf-8")
-        except OSError:
-            return ""
-
     def _call(self, method: str, *arguments: object, tolerate: int | None = None) -> object:
         # a connection each: after a failure the transport would go on with the broken one
         seconds = _STOP_SECONDS if method == "stopProcessGroup" else _ANSWER_SECONDS
-        transport = _Transport(self._path, seconds)
+        transport = supervisor_xmlrpc.SupervisorTransport(serverurl=f"unix://{SUPERVISOR_SOCKET}")
+        transport._get_connection = lambda: _Connection("localhost", timeout=seconds)  # noqa: SLF001
         server = xmlrpc.client.ServerProxy("http://127.0.0.1", transport=transport)
         try:
             with server:
@@ -211,6 +194,13 @@ class Supervisord:
             raise SupervisorSilent(f"supervisord runs, but does not answer {method}") from error
         except (OSError, http.client.HTTPException, xmlrpc.client.Error) as error:
             raise SupervisorError(f"supervisord does not answer: {error}") from error
+
+
+def _definition(program: str) -> str:
+    try:
+        return _file(program).read_text(encoding="utf-8")
+    except OSError:
+        return ""
 
 
 # --- live configuration ------------------------------------------------------------------------
@@ -231,11 +221,12 @@ class ShardPrograms:
     run/programs.due until it is done, so that a coordinator that was killed in between goes on
     with them. `problem`: why it could not be done, or ""."""
 
-    def __init__(self, monotonic: Callable[[], float], due_file: Path = PROGRAMS_DUE) -> None:
+    def __init__(self, monotonic: Callable[[], float]) -> None:
         self.problem = ""
         self._monotonic = monotonic
-        self._due_file = due_file
-        self._due = self._read()
+        self._due: frozenset[str] = frozenset()
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            self._due = frozenset(map(str, json.loads(PROGRAMS_DUE.read_bytes())))
         self._since: frozenset[str] = frozenset()  # of those, since that work began
         self._at_work: asyncio.Task[frozenset[str]] | None = None
         self._next_try = 0.0
@@ -280,17 +271,11 @@ class ShardPrograms:
         self._due -= done - self._since
         self._write()
 
-    def _read(self) -> frozenset[str]:
-        try:
-            return frozenset(map(str, json.loads(self._due_file.read_bytes())))
-        except (OSError, ValueError, TypeError):
-            return frozenset()
-
     def _write(self) -> None:
         if self._due:
-            replace_file(self._due_file, json.dumps(sorted(self._due)).encode())
+            replace_file(PROGRAMS_DUE, json.dumps(sorted(self._due)).encode())
         else:
-            self._due_file.unlink(missing_ok=True)
+            PROGRAMS_DUE.unlink(missing_ok=True)
 
 
 def _arrange(names: frozenset[str], config: Config) -> frozenset[str]:

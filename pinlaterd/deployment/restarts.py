@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pinlaterd.config.active import load_active
-from pinlaterd.config.layout import ETC, shard_program
+from pinlaterd.config.layout import ETC, router_programs, shard_program
 from pinlaterd.config.schema import Config
+from pinlaterd.coordinator.processes import Status
 from pinlaterd.coordinator.programs import (
     COORDINATOR,
     Program,
@@ -26,7 +27,6 @@ from pinlaterd.coordinator.programs import (
     stop_seconds,
     wanted_programs,
 )
-from pinlaterd.coordinator.status import Status, router_programs
 from pinlaterd.coordinator.supervisord import (
     ProgramInfo,
     Supervisord,
@@ -34,13 +34,7 @@ from pinlaterd.coordinator.supervisord import (
     lock_programs,
 )
 from pinlaterd.deployment import stats_page
-from pinlaterd.deployment.service import (
-    Startup,
-    Tell,
-    at_work_in,
-    failed,
-    log_sizes,
-)
+from pinlaterd.deployment.service import Startup, Tell, at_work_in
 from pinlaterd.errors import ConnectionFailed, DeploymentError
 from pinlaterd.wire.control import ProcessState
 
@@ -84,19 +78,11 @@ def _restart(
         try:
             if COORDINATOR not in names:
                 _fetch_status()  # It is asked what serves: fail before anything is stopped.
-            restarted = [_restart_one(name, tell) for name in names]
+            # Each by the configuration that is active when its turn comes.
+            restarted = [_Restarts(load_active(ETC).config, tell).restart(name) for name in names]
             return [found for found in restarted if found is not None]
         except SupervisorError as error:
             raise DeploymentError(f"{error}; `pinlaterd up` starts what does not run") from error
-
-
-def _restart_one(name: str, tell: Tell) -> Restarted | None:
-    """None if it was removed while others were restarted."""
-    work = _Restarts(load_active(ETC).config, tell)
-    if not work.wants(name):
-        tell(f"{name} is no more")
-        return None
-    return work.restart(name)
 
 
 class _Restarts:
@@ -108,12 +94,13 @@ class _Restarts:
         self._programs = {program.name: program for program in wanted_programs(config)}
         self._tell = tell
 
-    def wants(self, name: str) -> bool:
-        return name in self._programs
-
-    def restart(self, name: str) -> Restarted:
+    def restart(self, name: str) -> Restarted | None:
+        """None if it was removed while others were restarted."""
         began = time.monotonic()
-        program = self._programs[name]
+        program = self._programs.get(name)
+        if program is None:
+            self._tell(f"{name} is no more")
+            return None
         if name in router_programs(self._config.server.routers):
             pid = self._restart_with_handover(program)
         else:
@@ -125,7 +112,7 @@ class _Restarts:
         found = self._found().get(peer.name)
         if found is None or not self._serves(found):  # else a command before this one got so far
             self._tell(f"starting {peer.name}")
-            startup = self._startup()
+            startup = Startup(_SERVE_SECONDS)
             self._supervisord.add(peer)
             try:
                 self._wait_until_serving(peer.name, startup)
@@ -147,7 +134,7 @@ class _Restarts:
         """Returns the new pid."""
         name = program.name
         self._tell(f"stopping {name}")
-        startup = self._startup()
+        startup = Startup(_SERVE_SECONDS)
         with lock_programs():
             present = {found.name: found for found in self._supervisord.running()}.get(name)
             before = self._found()[name].pid if present is not None else 0
@@ -158,7 +145,8 @@ class _Restarts:
                 if not self._has_ended(name, before):
                     self._supervisord.add(program)  # it is stopped by force
         self._tell(f"starting {name}")
-        return self._wait_until_serving(name, startup._replace(started_at=time.time()))
+        startup.started_at = time.time()
+        return self._wait_until_serving(name, startup)
 
     def _has_ended(self, name: str, pid: int) -> bool:
         """Whether it did in the time that supervisord would give it, too."""
@@ -170,24 +158,13 @@ class _Restarts:
         return True
 
     def _wait_until_serving(self, name: str, startup: Startup) -> int:
-        crashes: set[int] = set()
         while True:
             found = self._found().get(name)  # None while it is being replaced
             if found is not None and self._serves(found):
                 return found.pid
-            late = time.monotonic() > startup.deadline
-            if late or (found is not None and failed(found, startup, crashes)):
+            if startup.is_late or (found is not None and startup.has_failed(found)):
                 raise DeploymentError(f"{name} does not serve. {startup.log_tail(name)}")
             time.sleep(_POLL_SECONDS)
-
-    def _startup(self) -> Startup:
-        return Startup(
-            self._config,
-            self._supervisord,
-            started_at=time.time(),
-            deadline=time.monotonic() + _SERVE_SECONDS,
-            log_sizes=log_sizes(),
-        )
 
     def _found(self) -> Mapping[str, ProgramInfo]:
         return {found.name: found for found in self._supervisord.programs()}

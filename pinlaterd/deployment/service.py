@@ -14,7 +14,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -43,12 +44,12 @@ from pinlaterd.config.layout import (
     enter,
     is_handover_peer,
     lock,
+    router_programs,
     shard_program,
 )
 from pinlaterd.config.load import ConfigFiles, load_config
 from pinlaterd.config.schema import Config, ServerSettings
 from pinlaterd.coordinator.programs import COORDINATOR, log_file, plan, wanted_programs
-from pinlaterd.coordinator.status import router_programs
 from pinlaterd.coordinator.supervisord import (
     ProgramInfo,
     Supervisord,
@@ -88,17 +89,15 @@ def up(directory: Path, tell: Tell, seconds: float = UP_SECONDS) -> UpResult:
     Raises ConfigError, DeploymentError. `tell` gets what is waited for, in short."""
     config = load_config(directory / ETC)
     with at_work_in(directory):
-        started_at = time.time()
-        logs = log_sizes()
+        startup = Startup()
         supervisord = Supervisord()
+        changed = True
         if _runs(supervisord):
             changed = _reconcile(config, supervisord, tell)
         else:
             _start(config, supervisord, tell)
-            changed = True
-        _wait_until_serving(
-            Startup(config, supervisord, started_at, time.monotonic() + seconds, logs), tell
-        )
+        startup.deadline = time.monotonic() + seconds
+        _wait_until_serving(config, supervisord, startup, tell)
         _remove_handover_peers(supervisord, tell)
     return UpResult(config, changed)
 
@@ -283,7 +282,7 @@ def _start(config: Config, supervisord: Supervisord, tell: Tell) -> None:
     deadline = time.monotonic() + UP_SECONDS
     while not _runs(supervisord):
         if time.monotonic() > deadline:
-            tail = _last_lines(LOGS / "supervisord.log", 0)
+            tail = _last_lines(LOGS / "supervisord.log")
             raise DeploymentError(f"supervisord did not start:\n{tail}")
         time.sleep(POLL_SECONDS)
 
@@ -334,42 +333,55 @@ def _holder(port: int) -> psutil.Process | None:
 # --- waiting ------------------------------------------------------------------------------
 
 
-class Startup(NamedTuple):
-    config: Config
-    supervisord: Supervisord
-    started_at: float  # seconds since the epoch
-    deadline: float  # monotonic seconds
-    log_sizes: Mapping[str, int]  # before the start, by program
+class Startup:
+    """Processes that were just started: whether there is still hope, and what they logged since."""
+
+    def __init__(self, seconds: float = UP_SECONDS) -> None:
+        self.started_at = time.time()
+        self.deadline = time.monotonic() + seconds
+        self._log_bytes = {path.stem: path.stat().st_size for path in LOGS.glob("*.log")}
+        self._crashes: defaultdict[str, set[int]] = defaultdict(set)  # when each program ended
+
+    @property
+    def is_late(self) -> bool:
+        return time.monotonic() > self.deadline
+
+    def has_failed(self, program: ProgramInfo) -> bool:
+        """Whether `program` ended in a way that no further try mends."""
+        crashes = self._crashes[program.name]
+        if program.stopped_at >= self.started_at:
+            crashes.add(program.stopped_at)
+            if program.exit_status == ExitCode.CONFIG:
+                return True
+        return program.state == "FATAL" or len(crashes) >= _CRASHES
 
     def log_tail(self, program: str) -> str:
         path = log_file(program)
-        return f"The last lines of {path}:\n{_last_lines(path, self.log_sizes.get(program, 0))}"
+        return f"The last lines of {path}:\n{_last_lines(path, self._log_bytes.get(program, 0))}"
 
 
-def _wait_until_serving(startup: Startup, tell: Tell) -> None:
+def _wait_until_serving(
+    config: Config, supervisord: Supervisord, startup: Startup, tell: Tell
+) -> None:
     """Raises DeploymentError as soon as a process has failed for good, or the deadline passed."""
-    crashes: dict[str, set[int]] = {}
-    while True:
-        missing = _missing(startup)
-        if not missing:
-            return
+    while missing := _missing(config):
         tell("waiting for " + ", ".join(missing))
         try:
-            programs = startup.supervisord.programs()
+            programs = supervisord.programs()
         except SupervisorError as error:
-            tail = _last_lines(LOGS / "supervisord.log", 0)
+            tail = _last_lines(LOGS / "supervisord.log")
             raise DeploymentError(f"supervisord has ended: {error}\n{tail}") from error
-        for program in programs:
-            if failed(program, startup, crashes.setdefault(program.name, set())):
-                raise DeploymentError(
-                    f"{program.name} does not start. {startup.log_tail(program.name)}"
-                )
-        if time.monotonic() > startup.deadline:
-            raise _late(missing, startup)
+        for program in filter(startup.has_failed, programs):
+            tail = startup.log_tail(program.name)
+            raise DeploymentError(f"{program.name} does not start. {tail}")
+        if startup.is_late:
+            text = f"gave up waiting for {', '.join(missing)}; `pinlaterd status` shows more"
+            tails = [startup.log_tail(name) for name in missing if log_file(name).exists()]
+            raise DeploymentError("\n".join([text, *tails]))
         time.sleep(POLL_SECONDS)
 
 
-def _missing(startup: Startup) -> Sequence[str]:
+def _missing(config: Config) -> Sequence[str]:
     """What does not serve yet; nothing once all do, and a call over Thrift is answered.
 
     Raises DeploymentError for what the coordinator refuses to carry out."""
@@ -385,7 +397,7 @@ def _missing(startup: Startup) -> Sequence[str]:
         return ["the coordinator, which carries out the configuration", *status["config_problems"]]
     if status["config_problems"]:
         raise DeploymentError("\n".join(status["config_problems"]))
-    server = startup.config.server
+    server = config.server
     serving = {p["name"] for p in status["processes"] if p["state"] == ProcessState.SERVING}
     missing = [name for name in router_programs(server.routers) if name not in serving]
     if missing:  # though a handover peer serves in its place
@@ -398,39 +410,14 @@ def _missing(startup: Startup) -> Sequence[str]:
     return []
 
 
-def failed(program: ProgramInfo, startup: Startup, crashes: set[int]) -> bool:
-    """Whether `program` ended in a way that no further try mends. `crashes`: when it ended."""
-    if program.state == "FATAL":
-        return True
-    if program.stopped_at >= startup.started_at:
-        crashes.add(program.stopped_at)
-        if program.exit_status == ExitCode.CONFIG:
-            return True
-    return len(crashes) >= _CRASHES
-
-
-def _late(missing: Sequence[str], startup: Startup) -> DeploymentError:
-    text = f"gave up waiting for {', '.join(missing)}; `pinlaterd status` shows more"
-    for name in missing:
-        if log_file(name).exists():
-            text += f"\n{startup.log_tail(name)}"
-    return DeploymentError(text)
-
-
-def log_sizes() -> Mapping[str, int]:
-    """How much each program has logged by now, in bytes."""
-    return {path.stem: path.stat().st_size for path in LOGS.glob("*.log")}
-
-
-def _last_lines(path: Path, since: int) -> str:
+def _last_lines(path: Path, since: int = 0) -> str:
     """The end of a log, from byte `since` on if there is anything behind it."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
-            start = since if since < size else 0
-            file.seek(max(start, size - _LOG_BYTES))
+            file.seek(max(since if since < size else 0, size - _LOG_BYTES))
             text = file.read().decode("utf-8", "replace")
     except OSError:
-        return "  (empty)"
+        text = ""
     lines = text.splitlines()[-_LOG_LINES:]
     return "\n".join(f"  {line}" for line in lines) or "  (empty)"

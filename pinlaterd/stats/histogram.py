@@ -1,7 +1,7 @@
 """A histogram in buckets that grow by 8 %: any percentile within 4 %, in bounded memory.
 
-Buckets are the same in every process, so histograms merge without loss. Count, sum, minimum and
-maximum are exact.
+Buckets are the same in every process, so histograms merge without loss, also as JSON. Count, sum,
+minimum and maximum are exact.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from math import log
-from typing import TypedDict
 
 GROWTH = 1.08
 _LOWEST, _HIGHEST = 1e-4, 1e13  # what is smaller or larger counts as this
@@ -42,27 +42,15 @@ class _Buckets(dict[int, int]):
         return bucket
 
 
-class HistogramData(TypedDict):
-    """A histogram as JSON: bucket number -> samples in it."""
-
-    count: int
-    sum: int | float  # whole numbers stay whole on their way through JSON
-    minimum: int | float
-    maximum: int | float
-    buckets: dict[str, int]
-
-
+@dataclass(slots=True)
 class Histogram:
-    """Samples since the process started."""
+    """Samples since the process started, or of some time."""
 
-    __slots__ = ("buckets", "count", "maximum", "minimum", "sum")
-
-    def __init__(self) -> None:
-        self.buckets: dict[int, int] = {}
-        self.count = 0
-        self.sum = 0.0
-        self.minimum = math.inf
-        self.maximum = -math.inf
+    count: int = 0
+    sum: int | float = 0.0  # whole numbers stay whole on their way through JSON
+    minimum: int | float = math.inf
+    maximum: int | float = -math.inf
+    buckets: dict[int, int] = field(default_factory=dict)
 
     def add(self, value: float) -> None:
         # on the path of every call: no function calls but these two, no min() and max()
@@ -84,12 +72,11 @@ class Histogram:
     def of(cls, values: Sequence[int]) -> Histogram:
         """One of `values`, which are not empty: on the path of every job, so without a line of
         Python for each."""
-        histogram = cls()
-        histogram.buckets = Counter(map(_BUCKETS.__getitem__, values))
-        histogram.count = len(values)
-        histogram.sum = float(sum(values))
-        histogram.minimum, histogram.maximum = min(values), max(values)
-        return histogram
+        buckets = Counter(map(_BUCKETS.__getitem__, values))
+        return cls(len(values), float(sum(values)), min(values), max(values), buckets)
+
+    def copy(self) -> Histogram:
+        return Histogram(self.count, self.sum, self.minimum, self.maximum, self.buckets.copy())
 
     def add_all(self, other: Histogram) -> None:
         buckets = self.buckets
@@ -100,73 +87,45 @@ class Histogram:
         self.minimum = min(self.minimum, other.minimum)
         self.maximum = max(self.maximum, other.maximum)
 
-    def merge(self, data: HistogramData) -> None:
-        if not data["count"]:
-            return
-        for bucket, times in data["buckets"].items():
-            self.buckets[int(bucket)] = self.buckets.get(int(bucket), 0) + times
-        self.count += data["count"]
-        self.sum += data["sum"]
-        self.minimum = min(self.minimum, data["minimum"])
-        self.maximum = max(self.maximum, data["maximum"])
-
-    def data(self) -> HistogramData:
-        empty = self.count == 0
-        return {
-            "count": self.count,
-            "sum": self.sum,
-            "minimum": 0.0 if empty else self.minimum,
-            "maximum": 0.0 if empty else self.maximum,
-            "buckets": {str(bucket): times for bucket, times in self.buckets.items()},
-        }
+    def since(self, before: Histogram | None) -> Histogram:
+        """The samples that this has and `before` had not. Minimum and maximum are those of all: of
+        these alone they are not known. `before` None, or more than this: all of them."""
+        if before is None or before.count > self.count:
+            return self
+        left = Counter(self.buckets)
+        left.subtract(before.buckets)
+        return Histogram(
+            self.count - before.count, self.sum - before.sum, self.minimum, self.maximum, +left
+        )
 
 
-def recorded_since(before: HistogramData | None, now: HistogramData) -> HistogramData:
-    """The samples that `now` has and `before` had not. Minimum and maximum are those of all: of
-    these alone they are not known. `before` None, or more than `now`: all of them."""
-    if before is None or before["count"] > now["count"]:
-        return now
-    return {
-        "count": now["count"] - before["count"],
-        "sum": now["sum"] - before["sum"],
-        "minimum": now["minimum"],
-        "maximum": now["maximum"],
-        "buckets": {
-            bucket: left
-            for bucket, times in now["buckets"].items()
-            if (left := times - before["buckets"].get(bucket, 0)) > 0
-        },
-    }
-
-
-def percentiles(data: HistogramData, fractions: Sequence[float]) -> list[float]:
+def percentiles(data: Histogram, fractions: Sequence[float]) -> list[float]:
     """The values that `fractions` (in rising order) of the samples do not exceed."""
     found: list[float] = []
-    buckets = sorted((int(bucket), times) for bucket, times in data["buckets"].items())
+    buckets = sorted(data.buckets.items())
     seen, at = 0, -1
     for fraction in fractions:
-        rank = max(1, math.ceil(fraction * data["count"]))
+        rank = max(1, math.ceil(fraction * data.count))
         while seen < rank and at + 1 < len(buckets):
             at += 1
             seen += buckets[at][1]
         if at < 0:
             found.append(0.0)
             continue
-        found.append(min(max(_middle(buckets[at][0]), data["minimum"]), data["maximum"]))
+        found.append(min(max(_middle(buckets[at][0]), data.minimum), data.maximum))
     return found
 
 
-def summary(data: HistogramData) -> Mapping[str, float]:
+def summary(data: Histogram) -> Mapping[str, float]:
     """What is shown of a histogram, by Ostrich's names."""
-    count = data["count"]
     values = percentiles(data, tuple(SHOWN_PERCENTILES.values()))
     return {
-        "average": data["sum"] / count if count else 0.0,
-        "count": count,
-        "maximum": data["maximum"],
-        "minimum": data["minimum"],
+        "average": data.sum / data.count if data.count else 0.0,
+        "count": data.count,
+        "maximum": data.maximum,
+        "minimum": data.minimum,
         **dict(zip(SHOWN_PERCENTILES, values, strict=True)),
-        "sum": data["sum"],
+        "sum": data.sum,
     }
 
 

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypedDict
 
-from pinlaterd.stats.histogram import Histogram, HistogramData, recorded_since
+from pinlaterd.stats.histogram import Histogram
 
 BODY_SIZE = "job_body_size_"
 STATES = ("pending", "in_progress", "succeeded", "failed")
@@ -45,7 +45,7 @@ class StatsSnapshot(TypedDict):
     counters: dict[str, int]
     gauges: dict[str, int | float]  # added up over processes
     peaks: dict[str, int | float]  # gauges too, but of several processes the highest counts
-    histograms: dict[str, HistogramData]
+    histograms: dict[str, Histogram]
 
 
 class Changes(NamedTuple):
@@ -123,7 +123,7 @@ class Stats:
             "counters": dict(self._counters),
             "gauges": dict(self._gauges),
             "peaks": dict(self._peaks),
-            "histograms": {name: found.data() for name, found in self._histograms.items()},
+            "histograms": {name: found.copy() for name, found in self._histograms.items()},
         }
 
     def take_changes(self) -> Changes:
@@ -136,7 +136,7 @@ class Stats:
             "counters": {name: counters[name] for name in changed if name in counters},
             "gauges": {name: gauges[name] for name in changed if name in gauges},
             "peaks": {name: peaks[name] for name in changed if name in peaks},
-            "histograms": {name: histograms[name].data() for name in changed if name in histograms},
+            "histograms": {name: histograms[name].copy() for name in changed if name in histograms},
         }
         return Changes(now, tuple(sorted(dropped)))
 
@@ -151,7 +151,6 @@ def empty() -> StatsSnapshot:
 def merge(snapshots: Iterable[StatsSnapshot]) -> StatsSnapshot:
     """One snapshot for all: counters, gauges and histograms add up, the highest peak counts."""
     merged = empty()
-    histograms: dict[str, Histogram] = {}
     for snapshot in snapshots:
         for name, count in snapshot["counters"].items():
             merged["counters"][name] = merged["counters"].get(name, 0) + count
@@ -160,8 +159,7 @@ def merge(snapshots: Iterable[StatsSnapshot]) -> StatsSnapshot:
         for name, value in snapshot["peaks"].items():
             merged["peaks"][name] = max(merged["peaks"].get(name, value), value)
         for name, data in snapshot["histograms"].items():
-            histograms.setdefault(name, Histogram()).merge(data)
-    merged["histograms"] = {name: histogram.data() for name, histogram in histograms.items()}
+            merged["histograms"].setdefault(name, Histogram()).add_all(data)
     return merged
 
 
@@ -215,7 +213,6 @@ def since(before: StatsSnapshot, now: StatsSnapshot) -> StatsSnapshot:
         for name, count in now["counters"].items()
     }
     histograms = {
-        name: recorded_since(before["histograms"].get(name), data)
-        for name, data in now["histograms"].items()
+        name: data.since(before["histograms"].get(name)) for name, data in now["histograms"].items()
     }
     return now | {"counters": counters, "histograms": histograms}

@@ -15,7 +15,7 @@ from itertools import compress, islice
 from operator import is_not
 from typing import TypedDict
 
-from pinlaterd.stats.histogram import SHOWN_PERCENTILES, HistogramData, percentiles, summary
+from pinlaterd.stats.histogram import SHOWN_PERCENTILES, Histogram, percentiles, summary
 from pinlaterd.stats.registry import (
     BODY_SIZE,
     COUNTERS,
@@ -87,7 +87,7 @@ def _one_line(text: str) -> str:
 
 # --- Prometheus ------------------------------------------------------------------------------
 
-Figure = float | HistogramData
+Figure = float | Histogram
 
 
 # Of every queue's figure: what its name ends with, its metric, and labels beside the queue.
@@ -189,7 +189,7 @@ class _Section:
     def _make_line(self, name: str, figure: Figure) -> None:
         metric, labels = _place(self._kind, name)
         full_name, all_labels = f"{PREFIX}{metric}{_SUFFIXES[self._kind]}", labels + self._label
-        if isinstance(figure, dict):
+        if isinstance(figure, Histogram):
             text = _summary(full_name, all_labels, figure)
         else:
             text = f"{full_name}{{{all_labels}}} {figure}\n"
@@ -230,12 +230,12 @@ def _place(kind: str, name: str) -> tuple[str, str]:
     return (_NOT_ALLOWED.sub("_", name), "")
 
 
-def _summary(name: str, labels: str, data: HistogramData) -> str:
+def _summary(name: str, labels: str, data: Histogram) -> str:
     shown = percentiles(data, tuple(SHOWN_PERCENTILES.values()))
     lines = [
         f'{name}{{{labels},quantile="{fraction}"}} {value}\n'
         for fraction, value in zip(SHOWN_PERCENTILES.values(), shown, strict=True)
     ]
-    lines.append(f"{name}_count{{{labels}}} {data['count']}\n")
-    lines.append(f"{name}_sum{{{labels}}} {data['sum']}\n")
+    lines.append(f"{name}_count{{{labels}}} {data.count}\n")
+    lines.append(f"{name}_sum{{{labels}}} {data.sum}\n")
     return "".join(lines)

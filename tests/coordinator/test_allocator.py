@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 
 from pinlaterd.clock import FakeClock
 from pinlaterd.coordinator.allocator import KEPT_SECONDS, SETTLE_SECONDS, RateAllocator
-from pinlaterd.coordinator.registry import SILENT_SECONDS
+from pinlaterd.coordinator.processes import SILENT_SECONDS
 from pinlaterd.router.rate_limits import shares_at_start
 from pinlaterd.wire.control import Holding, RateGrant, RateReport, RouterId
 

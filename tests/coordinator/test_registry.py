@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from pinlaterd.coordinator.registry import SILENT_SECONDS, Registry
+from pinlaterd.coordinator.processes import SILENT_SECONDS, Registry
 from pinlaterd.stats import Stats, merge
 from pinlaterd.wire.control import ProcessState, Report
 
@@ -39,7 +39,7 @@ def report(process="shard-1", pid=1, state=ProcessState.SERVING, enqueued=0, dep
 
 
 def states(registry):
-    return [(view.process, view.pid, view.state) for view in registry.views()]
+    return [(view.report.process, view.report.pid, view.state) for view in registry.views()]
 
 
 def enqueued(registry):
@@ -127,9 +127,9 @@ def test_totals_of_a_replaced_process_are_added_to_what_changes_alone(registry, 
 
     after = registry.stats()["shard-1"]
     assert after["counters"] == {"mail_enqueue": 11}
-    assert after["histograms"]["job_body_size_mail"]["count"] == 3
+    assert after["histograms"]["job_body_size_mail"].count == 3
     assert after["histograms"]["job_body_size_idle"] is before["job_body_size_idle"]
-    assert before["job_body_size_idle"]["count"] == 2
+    assert before["job_body_size_idle"].count == 2
 
     registry.heard(b"c", replace(report(pid=2), stats=stats.snapshot()))
     assert enqueued(registry) == 11

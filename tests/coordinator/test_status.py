@@ -9,14 +9,16 @@ from dataclasses import replace
 import pytest
 
 from pinlaterd.config.schema import Config, ServerSettings, ShardSettings
-from pinlaterd.coordinator.registry import ProcessView
-from pinlaterd.coordinator.status import About, status
+from pinlaterd.coordinator.processes import About, ProcessView, status
+from pinlaterd.stats import empty
+from pinlaterd.wire.control import ProcessState, Report
 
 ABOUT = About(
-    "/srv/pinlaterd",
-    12.0,
-    7,
-    5,
+    deployment="/srv/pinlaterd",
+    uptime_seconds=12.0,
+    snapshot_version=7,
+    config_version=5,
+    warnings=(),
     config_problems=(),
     refused_removals={},
     needs_restart=(),
@@ -33,7 +35,8 @@ CONFIG = Config(
 
 def view(process, state="serving", facts=(), pid=None):
     started_at_ms = int(time.time() * 1000) - 5000
-    return ProcessView(process, "x", pid or os.getpid(), started_at_ms, state, 0.0, dict(facts))
+    about = (process, "x", pid or os.getpid(), started_at_ms)
+    return ProcessView(Report(*about, ProcessState.SERVING, dict(facts), empty()), state)
 
 
 ALL = [view("router"), view("shard-1"), view("shard-2")]
@@ -127,7 +130,7 @@ def test_a_warning_that_several_shards_have_is_given_once():
 
 
 def test_a_broken_file_takes_nothing_out_of_service():
-    about = ABOUT._replace(config_problems=("etc/queues.yaml:1: …",), needs_restart=("port …",))
+    about = ABOUT | {"config_problems": ("etc/queues.yaml:1: …",), "needs_restart": ("port …",)}
     found = status(CONFIG, ALL, about)
 
     assert found["healthy"]

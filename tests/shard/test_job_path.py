@@ -278,7 +278,7 @@ def test_all_calls_that_are_there_go_into_one_commit(shard):
     shard.results(*[EnqueueRequest("mail", [Job(b"a")]) for _ in range(64)])
 
     committed = shard.stats.snapshot()["histograms"]["shard_commit_ms"]
-    assert committed["count"] == 1
+    assert committed.count == 1
     assert shard.counters()["mail_enqueue"] == 64
 
 

@@ -58,5 +58,5 @@ def test_a_batch_is_bounded_in_jobs(shard, calls):
     shard.results(*requests)
 
     batches = shard.stats.snapshot()["histograms"]["shard_batch_jobs"]
-    assert batches["maximum"] <= max(2_000 + per_call, per_call)
+    assert batches.maximum <= max(2_000 + per_call, per_call)
     assert shard.counters()["mail_enqueue"] == 8_000

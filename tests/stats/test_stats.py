@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from itertools import zip_longest
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from pinlaterd.stats import Stats, empty, merge, texts
+from pinlaterd.stats import Stats, StatsSnapshot, empty, merge, texts
 from pinlaterd.stats.histogram import Histogram, percentiles
 from pinlaterd.stats.registry import apply, since, totals
 from pinlaterd.stats.texts import PrometheusText, figures, ostrich
@@ -37,7 +37,7 @@ def test_a_percentile_is_within_five_percent(values, fraction):
     for value in values:
         histogram.add(value)
 
-    [found] = percentiles(histogram.data(), [fraction])
+    [found] = percentiles(histogram, [fraction])
 
     rank = max(1, -(-len(values) * fraction // 1))
     exact = sorted(values)[int(rank) - 1]
@@ -57,10 +57,10 @@ def test_merging_is_as_if_all_had_been_recorded_in_one(left, right):
     merged = merge([first.snapshot(), second.snapshot()])["histograms"]["x"]
 
     expected = both.snapshot()["histograms"]["x"]
-    assert merged["buckets"] == expected["buckets"]
-    assert merged["count"] == expected["count"]
-    assert merged["sum"] == pytest.approx(expected["sum"])
-    assert (merged["minimum"], merged["maximum"]) == (min(left + right), max(left + right))
+    assert merged.buckets == expected.buckets
+    assert merged.count == expected.count
+    assert merged.sum == pytest.approx(expected.sum)
+    assert (merged.minimum, merged.maximum) == (min(left + right), max(left + right))
 
 
 def test_buckets_are_bounded_whatever_is_recorded():
@@ -71,17 +71,17 @@ def test_buckets_are_bounded_whatever_is_recorded():
     stats.record("x", 0)
     stats.record("x", float("inf"))
 
-    assert len(stats.snapshot()["histograms"]["x"]["buckets"]) < 600
+    assert len(stats.snapshot()["histograms"]["x"].buckets) < 600
 
 
 def test_many_equal_samples_count_each():
     data = filled().snapshot()["histograms"]["PinLaterService.enqueueJobs_msec"]
 
-    assert (data["count"], data["sum"], data["minimum"], data["maximum"]) == (4, 80, 20, 20)
+    assert (data.count, data.sum, data.minimum, data.maximum) == (4, 80, 20, 20)
 
 
 def test_an_empty_histogram_has_no_samples():
-    assert percentiles(Histogram().data(), [0.5, 0.99]) == [0.0, 0.0]
+    assert percentiles(Histogram(), [0.5, 0.99]) == [0.0, 0.0]
 
 
 # --- snapshots ----------------------------------------------------------------------------
@@ -90,7 +90,7 @@ def test_an_empty_histogram_has_no_samples():
 def test_a_snapshot_survives_json():
     snapshot = filled().snapshot()
 
-    assert json.loads(json.dumps(snapshot)) == snapshot
+    assert msgspec.json.decode(msgspec.json.encode(snapshot), type=StatsSnapshot) == snapshot
 
 
 def test_merging_adds_counters_and_gauges_and_takes_the_highest_peak():
@@ -311,7 +311,7 @@ def test_since_has_what_was_counted_and_recorded_in_between():
     assert recent["counters"] == {"mail_enqueue": 4}
     assert recent["gauges"] == before["gauges"]
     found = recent["histograms"]["PinLaterService.enqueueJobs_msec"]
-    assert (found["count"], found["sum"]) == (10, 10_000)
+    assert (found.count, found.sum) == (10, 10_000)
     assert percentiles(found, (0.01, 0.99)) == pytest.approx([1000, 1000], rel=0.05)
 
 
@@ -324,4 +324,4 @@ def test_since_takes_totals_that_began_restarted_as_a_whole():
     recent = since(before, restarted.snapshot())
 
     assert recent["counters"] == {"mail_enqueue": 1}
-    assert recent["histograms"]["PinLaterService.enqueueJobs_msec"]["count"] == 1
+    assert recent["histograms"]["PinLaterService.enqueueJobs_msec"].count == 1

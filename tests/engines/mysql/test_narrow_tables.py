@@ -42,7 +42,7 @@ def old(
 
 
 def commits(shard: Shard) -> int:
-    return shard.stats.snapshot()["histograms"]["shard_commit_ms"]["count"]
+    return shard.stats.snapshot()["histograms"]["shard_commit_ms"].count
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,331 @@
+"""The processes that report: the state of each, all figures, and what `status` and /health say.
+
+Without sockets and timers: whether a process has ended or gone silent is determined when it is
+asked for, CPU and memory are the kernel's figures. Figures are totals: when a process is replaced
+by a new one of its name, its counters and histograms stay in that name's totals. A fact whose name
+ends in `warning` is a warning (a store that keeps commits less well than acknowledged, for one).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypedDict
+
+import psutil
+from msgspec.structs import replace
+
+from pinlaterd import __version__
+from pinlaterd.clock import Clock
+from pinlaterd.config.layout import (
+    counterpart,
+    is_handover_peer,
+    router_programs,
+    shard_program,
+)
+from pinlaterd.config.schema import Config, ShardSettings
+from pinlaterd.stats import StatsSnapshot, empty, merge
+from pinlaterd.stats.registry import apply, forget, raised, totals
+from pinlaterd.wire.control import ProcessState, Report
+
+SILENT_SECONDS = 3.0  # three reports missed
+
+SILENT = "silent"
+STOPPED = "stopped"
+_WARNING = "warning"
+_DURABILITY_WARNING = "durability warning"
+
+
+class ProcessView(NamedTuple):
+    """A process as others are told of it. `state`: as it reported, or silent, or stopped."""
+
+    report: Report  # the last one
+    state: str
+
+    @property
+    def gone(self) -> bool:
+        return self.state in (SILENT, STOPPED)
+
+
+@dataclass(slots=True)
+class _Member:
+    report: Report  # the last one, with all figures so far, `earlier` included
+    heard_at: float
+    earlier: StatsSnapshot | None = None  # totals of those that it has replaced
+
+
+class Registry:
+    """What processes reported, by the peers (connections) that they reported through."""
+
+    def __init__(self, clock: Clock, is_alive: Callable[[int], bool]) -> None:
+        """`is_alive`: whether a process of that pid exists."""
+        self._clock = clock
+        self._is_alive = is_alive
+        self._members: dict[bytes, _Member] = {}
+
+    def heard(self, peer: bytes, report: Report | None) -> bool:
+        """Note a report, or a heartbeat (None). False: `peer` has to tell all, since what it
+        sent says nothing without what went before."""
+        now = self._clock.monotonic()
+        member = self._members.get(peer)
+        if report is None:
+            if member is not None:
+                member.heard_at = now
+            return member is not None
+        if report.full:
+            earlier = self._end_earlier_connection(report)
+            if earlier is not None:
+                report = replace(report, stats=merge([earlier, report.stats]))
+            self._members[peer] = _Member(report, now, earlier)
+            return True
+        if member is None:
+            return False
+        self._forget_earlier(report)
+        changes = report.changes
+        if member.earlier is not None:
+            changes = changes._replace(now=raised(changes.now, member.earlier))
+        stats = member.report.stats
+        apply(stats, changes)
+        member.report = replace(report, stats=stats, full=True, dropped=())
+        member.heard_at = now
+        return True
+
+    def knows(self, peer: bytes) -> bool:
+        return peer in self._members
+
+    def peers(self) -> Sequence[bytes]:
+        """Those that a new snapshot has to be sent to."""
+        return list(self._members)
+
+    def serving(self, process: str) -> Report | None:
+        """What the process of that name that serves said last; None if there is none."""
+        for member in self._members.values():
+            if member.report.process == process and self._state(member) == ProcessState.SERVING:
+                return member.report
+        return None
+
+    def views(self) -> Sequence[ProcessView]:
+        """Every process that was heard of and not replaced, by name."""
+        self._retire_replaced()
+        found = [ProcessView(one.report, self._state(one)) for one in self._members.values()]
+        return sorted(found, key=lambda view: (view.report.process, view.report.started_at_ms))
+
+    def stats(self) -> Mapping[str, StatsSnapshot]:
+        """Figures by process name, not to be changed. Of processes that have gone only totals are
+        left."""
+        self._retire_replaced()
+        found: dict[str, list[StatsSnapshot]] = {}
+        for member in self._members.values():
+            stats = member.report.stats
+            kept = totals(stats) if self._has_gone(member) else stats
+            found.setdefault(member.report.process, []).append(kept)
+        return {
+            name: snapshots[0] if len(snapshots) == 1 else merge(snapshots)
+            for name, snapshots in sorted(found.items())
+        }
+
+    def _forget_earlier(self, report: Report) -> None:
+        """Figures of a deleted queue go from the totals of earlier processes, too."""
+        for member in self._members.values():
+            if member.report.process == report.process:
+                for name in report.dropped:
+                    forget(member.report.stats, name)
+                    if member.earlier is not None:
+                        forget(member.earlier, name)
+
+    def _end_earlier_connection(self, report: Report) -> StatsSnapshot | None:
+        """Of the process that reports all. Returns the totals of those that it has replaced."""
+        identity = (report.process, report.pid, report.started_at_ms)
+        for peer, member in self._members.items():
+            known = member.report
+            if (known.process, known.pid, known.started_at_ms) == identity:
+                del self._members[peer]
+                return member.earlier
+        return None
+
+    def _retire_replaced(self) -> None:
+        """Those that have gone make room for a live process of the same name. One that lives
+        stays beside it: a shard's owner and its standby bear one name."""
+        gone = {peer: one for peer, one in self._members.items() if self._has_gone(one)}
+        live = {one.report.process: one for peer, one in self._members.items() if peer not in gone}
+        for peer, old in gone.items():
+            heir = live.get(old.report.process)
+            if heir is not None:
+                del self._members[peer]
+                left = totals(old.report.stats)
+                heir.earlier = merge([heir.earlier or empty(), left])
+                heir.report = replace(heir.report, stats=merge([left, heir.report.stats]))
+
+    def _has_gone(self, member: _Member) -> bool:
+        return self._state(member) in (SILENT, STOPPED)
+
+    def _state(self, member: _Member) -> str:
+        if not self._is_alive(member.report.pid):
+            return STOPPED
+        if self._clock.monotonic() - member.heard_at > SILENT_SECONDS:
+            return SILENT
+        return member.report.state
+
+
+# --- status -----------------------------------------------------------------------------------
+
+
+class Usage(NamedTuple):
+    """What the kernel says of a process, without its children."""
+
+    cpu_seconds: float
+    rss_bytes: int
+
+
+class ProcessStatus(TypedDict):
+    name: str
+    kind: str
+    pid: int | None  # None: never heard of
+    state: str
+    uptime_seconds: float
+    config_version: int  # that it follows
+    facts: Mapping[str, str]
+    warnings: Sequence[str]
+    cpu_seconds: float
+    rss_bytes: int
+
+
+class ShardStatus(TypedDict):
+    name: str
+    engine: str
+    state: str
+    healthy: bool
+    dequeue_only: bool
+    warnings: Sequence[str]
+
+
+class About(TypedDict):
+    """What the coordinator knows of itself."""
+
+    deployment: str
+    uptime_seconds: float
+    snapshot_version: int
+    config_version: int
+    config_problems: Sequence[str]  # what the files say wrong; what is active stays so
+    refused_removals: Mapping[str, str]  # those of them that are about one shard, by its name
+    needs_restart: Sequence[str]
+    config_judged: str  # digest of the files that were carried out, or refused
+    warnings: Sequence[str]
+
+
+class Status(About):
+    """The body of /status.json."""
+
+    version: str
+    healthy: bool
+    problems: Sequence[str]
+    thrift: str
+    stats: str
+    processes: Sequence[ProcessStatus]
+    shards: Sequence[ShardStatus]
+
+
+def expected_processes(config: Config) -> Mapping[str, str]:
+    """The processes that should report, and of what kind each is."""
+    routers = dict.fromkeys(router_programs(config.server.routers), "router")
+    return routers | {shard_program(name): "shard" for name in config.shards}
+
+
+def status(config: Config, views: Sequence[ProcessView], about: About) -> Status:
+    processes = _processes(config, views)
+    shards = [_shard(shard, processes) for shard in config.shards.values()]
+    problems = _problems(config, processes)
+    return {
+        **about,
+        "version": __version__,
+        "healthy": not problems,
+        "problems": problems,
+        "warnings": [*_warnings(processes), *about["warnings"]],
+        "thrift": f"{config.server.host}:{config.server.port}",
+        "stats": f"{config.server.stats_host}:{config.server.stats_port}",
+        "processes": processes,
+        "shards": shards,
+    }
+
+
+def usage_of(pid: int) -> Usage | None:
+    """None if there is no such process (any more)."""
+    try:
+        process = psutil.Process(pid)
+        with process.oneshot():
+            times, memory = process.cpu_times(), process.memory_info()
+    except psutil.Error:
+        return None
+    return Usage(round(times.user + times.system, 2), memory.rss)
+
+
+def _processes(config: Config, views: Sequence[ProcessView]) -> list[ProcessStatus]:
+    """Those expected first, in their order; then any other that reported and has not ended."""
+    expected = expected_processes(config)
+    found = []
+    for name, kind in expected.items():
+        known = [view for view in views if view.report.process == name]
+        never_heard_of = Report(name, kind, 0, 0, ProcessState.STARTING, {}, empty())
+        found += known or [ProcessView(never_heard_of, STOPPED)]
+    others = (view for view in views if view.report.process not in expected)
+    found += [view for view in others if view.state != STOPPED]
+    return [_process(config, view) for view in found]
+
+
+def _process(config: Config, view: ProcessView) -> ProcessStatus:
+    report, has_ended = view.report, view.state == STOPPED
+    accepted = _DURABILITY_WARNING if config.server.accept_weak_durability else ""
+    warnings = [
+        text
+        for key, text in report.facts.items()
+        if key.endswith(_WARNING) and key != accepted and text
+    ]
+    usage = None if has_ended else usage_of(report.pid)
+    uptime = max(0.0, time.time() - report.started_at_ms / 1000)
+    return {
+        "name": report.process,
+        "kind": report.kind,
+        "pid": report.pid or None,
+        "state": view.state,
+        "uptime_seconds": 0.0 if has_ended else round(uptime, 1),
+        "config_version": report.config_version,
+        "facts": report.facts,
+        "warnings": warnings,
+        "cpu_seconds": usage.cpu_seconds if usage else 0.0,
+        "rss_bytes": usage.rss_bytes if usage else 0,
+    }
+
+
+def _shard(shard: ShardSettings, processes: Sequence[ProcessStatus]) -> ShardStatus:
+    mine = [process for process in processes if process["name"] == shard_program(shard.name)]
+    serving = [process for process in mine if process["state"] == ProcessState.SERVING]
+    return {
+        "name": shard.name,
+        "engine": shard.engine,
+        "state": (serving or mine)[0]["state"],
+        "healthy": bool(serving),
+        "dequeue_only": shard.dequeue_only,
+        "warnings": [text for process in mine for text in process["warnings"]],
+    }
+
+
+def _warnings(processes: Sequence[ProcessStatus]) -> list[str]:
+    """Each once: what one store lacks, the others on the same server lack too."""
+    names: dict[str, list[str]] = {}
+    for process in processes:
+        for text in process["warnings"]:
+            names.setdefault(text, []).append(process["name"])
+    return [f"{', '.join(of)}: {text}" for text, of in names.items()]
+
+
+def _problems(config: Config, processes: Sequence[ProcessStatus]) -> list[str]:
+    """Each expected process that does not serve, and that no handover peer serves for."""
+    serving = {p["name"] for p in processes if p["state"] == ProcessState.SERVING}
+    handed_over = {counterpart(name) for name in serving if is_handover_peer(name)}
+    problems = []
+    for name in expected_processes(config):
+        states = [process["state"] for process in processes if process["name"] == name]
+        if name not in serving | handed_over:
+            problems.append(f"{name} is {', '.join(states)}")
+    return problems
