@@ -6,7 +6,6 @@ May rely on the standard library only.
 from __future__ import annotations
 
 import time
-from typing import Protocol
 
 # A difference to the machine's wall clock up to which it is followed at once.
 STEP_MS = 1000.0
@@ -18,62 +17,32 @@ _READINGS = 5
 _READING_SECONDS = 0.0005
 
 
-class Clock(Protocol):
-    """Wall time for what is stored, monotonic time for deadlines."""
+class Clock:
+    """Wall time for what is stored, monotonic time for deadlines.
 
-    @property
-    def step_ms(self) -> float:
-        """How far the machine's wall clock was stepped, as far as this is not followed."""
-        ...
-
-    @property
-    def warning(self) -> str:
-        """The step of the machine's wall clock that is under way, or was not long ago; else ""."""
-        ...
-
-    def now_ms(self) -> int:
-        """Milliseconds since the epoch. Less than the call before only after `look`."""
-        ...
-
-    def monotonic(self) -> float:
-        """Seconds since the machine started: one scale for all processes of a machine."""
-        ...
-
-    def elapsed(self) -> float:
-        """The same, and the time for which the machine was suspended."""
-        ...
-
-    def look(self) -> bool:
-        """Compare with the machine's wall clock; once a second. True if a step was followed."""
-        ...
-
-    def resume(self, now_ms: int) -> None:
-        """Go on from this time, which a predecessor's clock would show now."""
-        ...
-
-
-class SystemClock:
-    """Wall time that runs with elapsed time, and follows steps of the machine's clock with care.
-
-    A difference of up to a second, as NTP makes it, is followed at once. A step is followed once it
-    has lasted for HOLD_SECONDS: a clock that jumps and comes back changes nothing.
-    """
+    Wall time runs with elapsed time, and follows steps of the machine's clock with care: a
+    difference of up to a second, as NTP makes it, at once; a step once it has lasted for
+    HOLD_SECONDS, so that a clock that jumps and comes back changes nothing."""
 
     def __init__(self) -> None:
+        # The step of the machine's wall clock that is under way, or was not long ago; else "".
         self.warning = ""
+        # How far the machine's wall clock was stepped, as far as this is not followed.
+        self.step_ms = 0.0
         self._offset_ms = time.time() * 1000 - self.elapsed() * 1000
         self._last_ms = 0.0  # what small corrections never go back behind
         self._step_since: float | None = None  # the one that is not followed yet
-        self.step_ms = 0.0
         self._told_until = 0.0
 
+    # Seconds since the machine started: one scale for all processes of a machine.
     monotonic = staticmethod(time.monotonic)
 
-    @staticmethod
-    def elapsed() -> float:
+    def elapsed(self) -> float:
+        """The same, and the time for which the machine was suspended."""
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
     def now_ms(self) -> int:
+        """Milliseconds since the epoch. Less than the call before only after `look`."""
         # `elapsed`, without the cost of a call: this is asked several times for each of a client's.
         now_ms = time.clock_gettime(time.CLOCK_BOOTTIME) * 1000 + self._offset_ms
         if now_ms < self._last_ms:
@@ -82,10 +51,12 @@ class SystemClock:
         return int(now_ms)
 
     def resume(self, now_ms: int) -> None:
+        """Go on from this time, which a predecessor's clock would show now."""
         self._offset_ms = now_ms - self.elapsed() * 1000
         self._last_ms = 0.0
 
     def look(self) -> bool:
+        """Compare with the machine's wall clock; once a second. True if a step was followed."""
         difference_ms, elapsed = self._difference()
         if abs(difference_ms) <= STEP_MS:
             self._offset_ms += difference_ms
@@ -94,16 +65,14 @@ class SystemClock:
         if self._step_since is None or abs(difference_ms - self.step_ms) > STEP_MS:
             self._step_since = elapsed
         self.step_ms = difference_ms
+        stepped = f"the machine's clock was stepped by {_seconds(difference_ms)} s"
         if elapsed - self._step_since < HOLD_SECONDS:
-            self.warning = (
-                f"the machine's clock was stepped by {_seconds(difference_ms)} s; this is followed "
-                f"if it lasts for {HOLD_SECONDS:.0f} s"
-            )
+            self.warning = f"{stepped}; this is followed if it lasts for {HOLD_SECONDS:.0f} s"
             return False
         self._offset_ms += difference_ms
         self._last_ms, self.step_ms = 0.0, 0.0
         self._step_since = None
-        self._tell(f"the machine's clock was stepped by {_seconds(difference_ms)} s", elapsed)
+        self._tell(stepped, elapsed)
         return True
 
     def _end_step(self, elapsed: float) -> None:
@@ -131,15 +100,13 @@ def _seconds(ms: float) -> str:
     return f"{ms / 1000:+.0f}"
 
 
-class FakeClock:
+class FakeClock(Clock):
     """A clock that moves only when it is told to."""
-
-    step_ms = 0.0
-    warning = ""
 
     def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
         self._now_ms = now_ms
         self._monotonic = 1000.0
+        super().__init__()
 
     def now_ms(self) -> int:
         return self._now_ms
@@ -147,7 +114,8 @@ class FakeClock:
     def monotonic(self) -> float:
         return self._monotonic
 
-    elapsed = monotonic
+    def elapsed(self) -> float:
+        return self.monotonic()
 
     def look(self) -> bool:
         return False

@@ -1,4 +1,4 @@
-"""SystemClock on clocks that the test moves."""
+"""Clock on clocks that the test moves."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 import pytest
 
 from pinlaterd import clock as clock_module
-from pinlaterd.clock import HOLD_SECONDS, SystemClock
+from pinlaterd.clock import HOLD_SECONDS, Clock
 
 HOUR = 3600.0
 
@@ -48,7 +48,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 @pytest.mark.parametrize("step", [HOUR, -HOUR])
 def test_a_step_that_comes_back_changes_nothing(machine, step):
-    clock = SystemClock()
+    clock = Clock()
     before = clock.now_ms()
     machine.wall += step
     assert not clock.look()
@@ -68,7 +68,7 @@ def test_a_step_that_comes_back_changes_nothing(machine, step):
 
 @pytest.mark.parametrize("step", [HOUR, -HOUR])
 def test_a_step_that_lasts_is_followed(machine, step):
-    clock = SystemClock()
+    clock = Clock()
     machine.wall += step
     clock.look()
     machine.advance(HOLD_SECONDS)
@@ -81,7 +81,7 @@ def test_a_step_that_lasts_is_followed(machine, step):
 
 
 def test_a_step_that_changes_has_to_last_from_then_on(machine):
-    clock = SystemClock()
+    clock = Clock()
     machine.wall += HOUR
     clock.look()
     machine.advance(HOLD_SECONDS - 1)
@@ -97,7 +97,7 @@ def test_a_step_that_changes_has_to_last_from_then_on(machine):
 
 @pytest.mark.parametrize("difference", [0.5, -0.5])
 def test_a_small_correction_is_followed_at_once_but_never_backwards(machine, difference):
-    clock = SystemClock()
+    clock = Clock()
     before = clock.now_ms()
     machine.wall += difference
 
@@ -110,7 +110,7 @@ def test_a_small_correction_is_followed_at_once_but_never_backwards(machine, dif
 
 
 def test_it_goes_on_with_a_predecessors_time(machine):
-    clock = SystemClock()
+    clock = Clock()
 
     clock.resume(1_600_000_000_000)
 
@@ -119,7 +119,7 @@ def test_it_goes_on_with_a_predecessors_time(machine):
 
 
 def test_a_process_held_up_between_two_readings_sees_no_step(machine):
-    clock = SystemClock()
+    clock = Clock()
     machine.held_up = 5.0
 
     assert not clock.look()

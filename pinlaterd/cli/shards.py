@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from pinlaterd.cli import command, service_status
-from pinlaterd.clock import SystemClock
+from pinlaterd.clock import Clock
 from pinlaterd.config import edit
 from pinlaterd.config.active import load_active
 from pinlaterd.config.edit_text import Value
@@ -349,7 +349,7 @@ def check_shard(*, name: str, repair: bool) -> None:
         command.fail(f"no shard {name!r}; there are: {', '.join(config.shards) or 'none'}")
     engine = make_engine(settings, config.server)
     try:
-        engine.open(SystemClock().now_ms())
+        engine.open(Clock().now_ms())
         try:
             found = engine.check(repair=repair)
         finally:

@@ -21,7 +21,7 @@ import uvloop
 from aiohttp import web
 
 from pinlaterd import log as logs
-from pinlaterd.clock import Clock, SystemClock
+from pinlaterd.clock import Clock
 from pinlaterd.config import layout
 from pinlaterd.config.active import NO_VERSION, ActiveConfig, Superseded, activate, load_active
 from pinlaterd.config.schema import Config
@@ -78,7 +78,7 @@ def run(etc: Path) -> int:
 async def _serve(etc: Path, active: ActiveConfig) -> int:
     stop = StopSignal()
     stop.catch_in(asyncio.get_running_loop())
-    coordinator = Coordinator(etc, active, SystemClock())
+    coordinator = Coordinator(etc, active, Clock())
     try:
         await coordinator.start()
     except OSError as error:

@@ -17,7 +17,7 @@ import psutil
 import uvloop
 
 from pinlaterd import log as logs
-from pinlaterd.clock import Clock, SystemClock
+from pinlaterd.clock import Clock
 from pinlaterd.config import layout
 from pinlaterd.config.active import ActiveConfig, load_active, read_active
 from pinlaterd.errors import ConfigError
@@ -80,7 +80,7 @@ def run(etc: Path) -> int:
 
 
 async def _serve(name: str, active: ActiveConfig) -> int:
-    clock, stats, stop = SystemClock(), Stats(), StopSignal()
+    clock, stats, stop = Clock(), Stats(), StopSignal()
     loop = asyncio.get_running_loop()
     stop.catch_in(loop)
     settings = active.config.server

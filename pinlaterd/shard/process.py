@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from pinlaterd import log as logs
-from pinlaterd.clock import Clock, SystemClock
+from pinlaterd.clock import Clock
 from pinlaterd.config import layout
 from pinlaterd.config.active import ActiveConfig, load_active
 from pinlaterd.config.schema import ServerSettings, ShardSettings
@@ -76,7 +76,7 @@ class _Shard:
         self._settings = settings
         self._engine = engine
         self._stop = stop
-        self._clock: Clock = SystemClock()
+        self._clock: Clock = Clock()
         self._stats = Stats()
         timekeeper = Timekeeper(self._clock, layout.clock_file(settings.name))
         self._service = ShardService(

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 
 import zmq
 
-from pinlaterd.clock import SystemClock
+from pinlaterd.clock import Clock
 from pinlaterd.wire.envelope import (
     GiveUp,
     Op,
@@ -71,7 +71,7 @@ class ShardCaller:
         self.name = name
         self._runner = runner
         self._is_welcome = asyncio.Event()
-        self._clock = SystemClock()
+        self._clock = Clock()
 
         async def connect() -> ShardLink:
             # No shard is expected back: `call` itself waits for it.

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from pinlaterd.clock import FakeClock, SystemClock
+from pinlaterd.clock import Clock, FakeClock
 from pinlaterd.router.rate_limits import LimitedQueue, RateLimits
 
 QUEUE = "mail"
@@ -200,7 +200,7 @@ def test_when_the_server_stops_nobody_waits(limits, queue):
 
 
 def test_those_in_line_are_woken_when_their_token_is_there_or_their_time_is_over():
-    limits = RateLimits(SystemClock())
+    limits = RateLimits(Clock())
     answered: list[float] = []
 
     async def wait(queue: LimitedQueue) -> None:

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import pytest
 
-from pinlaterd.clock import FakeClock, SystemClock
+from pinlaterd.clock import Clock, FakeClock
 from pinlaterd.config.password import hash_password
 from pinlaterd.config.schema import Config, ServerSettings, ShardSettings
 from pinlaterd.engines.sqlite.engine import SqliteEngine
@@ -94,7 +94,7 @@ class Client:
         return [job.body for job in result.jobs]
 
 
-class AdvancingClock(SystemClock):
+class AdvancingClock(Clock):
     """`advance` makes it later than it is."""
 
     def __init__(self) -> None:

@@ -19,6 +19,8 @@ from typing import Any
 
 from greenlet import greenlet
 
+from pinlaterd.clock import Clock
+
 _BASE_MS = 1_700_000_000_000
 
 
@@ -52,24 +54,22 @@ class World:
         self.now = until
 
 
-class WorldClock:
-    """A pinlaterd.clock.Clock on virtual time."""
-
-    step_ms = 0.0
-    warning = ""
+class WorldClock(Clock):
+    """A clock on virtual time."""
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._last_ms = 0
+        super().__init__()
 
     def now_ms(self) -> int:
         self._last_ms = max(self._last_ms, self._world.now_ms())
-        return self._last_ms
+        return int(self._last_ms)
 
     def monotonic(self) -> float:
         return self._world.now
 
-    elapsed = monotonic
+    def elapsed(self) -> float:
+        return self.monotonic()
 
     def look(self) -> bool:
         return False

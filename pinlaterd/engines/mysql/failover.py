@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pinlaterd.clock import SystemClock
+from pinlaterd.clock import Clock
 from pinlaterd.config.schema import ShardSettings
 from pinlaterd.engines.failover import (
     PROOF_WORDS,
@@ -308,7 +308,7 @@ def make_failover(
     _shard: ShardSettings, pair: Pair | None, handover: Handover, notes: Notes
 ) -> MysqlFailover:
     assert pair is not None
-    return MysqlFailover(pair, handover, notes, SystemClock())
+    return MysqlFailover(pair, handover, notes, Clock())
 
 
 def _place_in_log(place: tuple[str, int]) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from pinlaterd.clock import Clock, SystemClock
+from pinlaterd.clock import Clock
 from pinlaterd.engines.base import ScanAfter, Search, StoredJob, no_pause
 from pinlaterd.engines.mysql.connection import Connection, Server
 from pinlaterd.engines.mysql.faults import FAULTS, is_gone, is_timeout, storage_error
@@ -199,7 +199,7 @@ class MysqlSearcherFactory:
     server: Server
 
     def __call__(self, between_slices: Callable[[], None] = no_pause) -> MysqlSearcher:
-        return MysqlSearcher(self.shard, self.server, SystemClock(), between_slices)
+        return MysqlSearcher(self.shard, self.server, Clock(), between_slices)
 
 
 def _run_after(table: Table, search: Search) -> bytes:

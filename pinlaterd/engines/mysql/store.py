@@ -26,7 +26,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager
 from typing import NoReturn, TypeVar
 
-from pinlaterd.clock import Clock, SystemClock
+from pinlaterd.clock import Clock
 from pinlaterd.engines.base import Ownership, first_local_id
 from pinlaterd.engines.counts import Counts
 from pinlaterd.engines.mysql.connection import Connection, Server
@@ -144,7 +144,7 @@ class Store:
         self.shard = shard
         self.server = server
         self.tables = ShardTables(shard, levels=levels, most_body_bytes=most_body_bytes)
-        self.clock = clock or SystemClock()
+        self.clock = clock or Clock()
         self.counts = Counts(self._snapshot, self.clock, str)
         self.sweeps_due: dict[tuple[str, JobState], float] = {}  # monotonic seconds
         self._lease_seconds = lease_seconds

@@ -33,7 +33,7 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 
-from pinlaterd.clock import Clock, SystemClock
+from pinlaterd.clock import Clock
 from pinlaterd.config.schema import ShardSettings
 from pinlaterd.engines.failover import (
     PROOF_WORDS,
@@ -347,6 +347,6 @@ def make_failover(
     if shard.sentinel is not None:
         account = handover.administrator
         sentinels = sentinels_of(shard.sentinel, account.user, account.passwd)
-        return SentinelFailover(sentinels, handover, SystemClock())
+        return SentinelFailover(sentinels, handover, Clock())
     assert pair is not None, "only Sentinels know the servers themselves"
-    return RedisFailover(pair, handover, notes, SystemClock())
+    return RedisFailover(pair, handover, notes, Clock())

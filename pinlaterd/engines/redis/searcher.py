@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import compress
 from typing import Any
 
-from pinlaterd.clock import Clock, SystemClock
+from pinlaterd.clock import Clock
 from pinlaterd.engines.base import Search, StoredJob, no_pause
 from pinlaterd.engines.redis import scripts
 from pinlaterd.engines.redis.connection import Argument, Connection
@@ -188,4 +188,4 @@ class RedisSearcherFactory:
     shard: ShardKeys
 
     def __call__(self, between_slices: Callable[[], None] = no_pause) -> RedisSearcher:
-        return RedisSearcher(self.shard, SystemClock(), between_slices)
+        return RedisSearcher(self.shard, Clock(), between_slices)

@@ -20,7 +20,7 @@ from itertools import groupby, islice, repeat
 from operator import itemgetter
 from pathlib import Path
 
-from pinlaterd.clock import Clock, SystemClock
+from pinlaterd.clock import Clock
 from pinlaterd.engines.base import EARLIEST_MS, Search, StoredJob, no_pause
 from pinlaterd.engines.searching import WalkingSearcher, scan_order, too_late
 from pinlaterd.engines.sqlite.file import (
@@ -209,4 +209,4 @@ class SqliteSearcherFactory:
     path: Path
 
     def __call__(self, between_slices: Callable[[], None] = no_pause) -> SqliteSearcher:
-        return SqliteSearcher(self.path, SystemClock(), between_slices)
+        return SqliteSearcher(self.path, Clock(), between_slices)

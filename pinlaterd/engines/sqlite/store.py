@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from pinlaterd.clock import SystemClock
+from pinlaterd.clock import Clock
 from pinlaterd.engines.base import Ownership, first_local_id
 from pinlaterd.engines.counts import Counts
 from pinlaterd.engines.sqlite.check import FileSnapshot
@@ -72,7 +72,7 @@ class Store:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.queue_ids: dict[str, int] = {}
-        self.counts = Counts(lambda: FileSnapshot(path), SystemClock(), self.name_of)
+        self.counts = Counts(lambda: FileSnapshot(path), Clock(), self.name_of)
         self._lock = OwnerLock(path)
         self._db: sqlite3.Connection | None = None
         self._failure = ""  # why it must be reopened

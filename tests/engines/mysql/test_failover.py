@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from pinlaterd.clock import SystemClock
+from pinlaterd.clock import Clock
 from pinlaterd.engines.base import Batch, EnqueueOp
 from pinlaterd.engines.failover import Account, Failover, Handover, Notes, Pair, Place
 from pinlaterd.engines.mysql.connection import Server
@@ -63,7 +63,7 @@ def new_failover() -> Iterator[NewFailover]:
     ) -> Failover:
         servers = Pair(Place(HOST, pair.primary.port), Place(HOST, pair.replica.port))
         handover = Handover([SHARD], US, replication, accept_loss, catch_up_seconds)
-        made.append(MysqlFailover(servers, handover, notes or Remembered(), SystemClock()))
+        made.append(MysqlFailover(servers, handover, notes or Remembered(), Clock()))
         return made[-1]
 
     yield make
