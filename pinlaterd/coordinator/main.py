@@ -7,11 +7,10 @@ configuration has changed.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import NoReturn
@@ -25,7 +24,7 @@ from pinlaterd.clock import Clock
 from pinlaterd.config import layout
 from pinlaterd.config.active import NO_VERSION, ActiveConfig, Superseded, activate, load_active
 from pinlaterd.config.schema import Config
-from pinlaterd.coordinator.pages import make_application
+from pinlaterd.coordinator.pages import Pages
 from pinlaterd.coordinator.processes import About, ProcessView, Registry, Status, status, usage_of
 from pinlaterd.coordinator.rates import RateControl
 from pinlaterd.coordinator.reload import LOOK_SECONDS, Holding, Reload
@@ -65,10 +64,12 @@ def run(etc: Path) -> int:
             log.error("%s", problem)
         return ExitCode.CONFIG
     logs.set_up(_NAME, active.config.server.log_level)
-    with _sole_coordinator() as sole:
-        if not sole:
-            log.error("another coordinator runs in %s; only one may", Path.cwd())
-            return ExitCode.FAILURE
+    try:
+        sole = layout.lock(layout.COORDINATOR_LOCK, patient=False)
+    except BlockingIOError:
+        log.error("another coordinator runs in %s; only one may", Path.cwd())
+        return ExitCode.FAILURE
+    with sole:
         if active.version == NO_VERSION:
             active = activate(active.config)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -98,18 +99,6 @@ async def _serve(etc: Path, active: ActiveConfig) -> int:
         await coordinator.stop()
 
 
-@contextlib.contextmanager
-def _sole_coordinator() -> Iterator[bool]:
-    """Whether no other coordinator has this deployment; keeps others out meanwhile."""
-    try:
-        file = layout.lock(layout.COORDINATOR_LOCK, patient=False)
-    except BlockingIOError:
-        yield False
-    else:
-        with file:
-            yield True
-
-
 class Coordinator:
     """The coordinator's process: the control channel, the snapshot, the pages (a Service)."""
 
@@ -129,7 +118,7 @@ class Coordinator:
         self._rates = RateControl(self._config, clock, self._stats, psutil.pid_exists)
         self._snapshot = self._next_snapshot()
         self._control: ControlServer | None = None
-        self._web = web.AppRunner(make_application(self.status, self.stats), access_log=None)
+        self._web = web.AppRunner(Pages(self.status, self.stats).application(), access_log=None)
         self._loop = asyncio.get_running_loop()
 
     async def start(self) -> None:

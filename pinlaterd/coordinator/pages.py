@@ -22,49 +22,43 @@ from pinlaterd.stats.texts import CONTENT_TYPE, PrometheusText, figures, ostrich
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def make_application(
-    status: Callable[[], Status], stats: Callable[[], Mapping[str, StatsSnapshot]]
-) -> web.Application:
-    """`stats`: figures by process."""
-    pages = _Pages(status, stats)
-    handlers = {
-        "/stats.txt": pages.stats_text,
-        "/stats.json": pages.stats_json,
-        "/metrics": pages.metrics,
-        "/health": pages.health,
-        "/status.json": pages.status_json,
-        "/snapshot.json": pages.snapshot_json,
-    }
-
-    async def index(_request: web.Request) -> web.Response:
-        return web.Response(text="".join(f"{page}\n" for page in handlers))
-
-    application = web.Application(middlewares=[_plain_errors])
-    application.router.add_get("/", index)
-    for path, handler in handlers.items():
-        application.router.add_get(path, handler)
-    return application
-
-
-class _Pages:
+class Pages:
     def __init__(
         self, status: Callable[[], Status], stats: Callable[[], Mapping[str, StatsSnapshot]]
     ) -> None:
+        """`stats`: figures by process."""
         self._status = status
         self._stats = stats
         self._prometheus = PrometheusText()
+        self._handlers: Mapping[str, _Handler] = {
+            "/stats.txt": self._stats_text,
+            "/stats.json": self._stats_json,
+            "/metrics": self._metrics,
+            "/health": self._health,
+            "/status.json": self._status_json,
+            "/snapshot.json": self._snapshot_json,
+        }
 
-    async def stats_text(self, request: web.Request) -> web.Response:
+    def application(self) -> web.Application:
+        application = web.Application(middlewares=[_plain_errors])
+        for path, handler in {"/": self._index, **self._handlers}.items():
+            application.router.add_get(path, handler)
+        return application
+
+    async def _index(self, _request: web.Request) -> web.Response:
+        return web.Response(text="".join(f"{page}\n" for page in self._handlers))
+
+    async def _stats_text(self, request: web.Request) -> web.Response:
         return web.Response(text=ostrich(merge(self._chosen(request).values())))
 
-    async def stats_json(self, request: web.Request) -> web.Response:
+    async def _stats_json(self, request: web.Request) -> web.Response:
         chosen = self._chosen(request)
         body = figures(merge(chosen.values())) | {
             "processes": {name: figures(snapshot) for name, snapshot in chosen.items()}
         }
         return web.json_response(body)
 
-    async def metrics(self, request: web.Request) -> web.Response:
+    async def _metrics(self, request: web.Request) -> web.Response:
         parts = self._parts(self._chosen(request))
         return web.Response(body=parts, headers={"Content-Type": CONTENT_TYPE})
 
@@ -75,17 +69,17 @@ class _Pages:
                 yield part
             await asyncio.sleep(0)
 
-    async def health(self, _request: web.Request) -> web.Response:
+    async def _health(self, _request: web.Request) -> web.Response:
         found = self._status()
         return web.json_response(
             {"healthy": found["healthy"], "problems": found["problems"]},
             status=HTTPStatus.OK if found["healthy"] else HTTPStatus.SERVICE_UNAVAILABLE,
         )
 
-    async def status_json(self, _request: web.Request) -> web.Response:
+    async def _status_json(self, _request: web.Request) -> web.Response:
         return web.json_response(self._status())
 
-    async def snapshot_json(self, request: web.Request) -> web.Response:
+    async def _snapshot_json(self, request: web.Request) -> web.Response:
         body = msgspec.json.encode(self._chosen(request))
         return web.Response(body=body, content_type="application/json", charset="utf-8")
 

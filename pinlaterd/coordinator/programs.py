@@ -66,32 +66,28 @@ class Program(NamedTuple):
 def wanted_programs(config: Config) -> Sequence[Program]:
     """All programs of a deployment, in the order of their start."""
 
-    def program(name: str, arguments: Sequence[str], priority: int, *reads: object) -> Program:
-        return _program(name, arguments, priority, stop_seconds(config.server), _fingerprint(reads))
-
     server = settings_at_start(config.server)
+    seconds, own = stop_seconds(config.server), _fingerprint([server])
+    routers = router_programs(config.server.routers)
     return [
-        program(COORDINATOR, [COORDINATOR], _COORDINATOR_PRIORITY, server),
-        *(
-            program(
-                shard_program(name),
-                ["shard", name],
-                _SHARD_PRIORITY,
-                server,
-                asdict(replace(shard, dequeue_only=False)),
-            )
-            for name, shard in config.shards.items()
-        ),
-        *(
-            program(name, ["router"], _ROUTER_PRIORITY, server)
-            for name in router_programs(config.server.routers)
-        ),
+        _program(COORDINATOR, [COORDINATOR], _COORDINATOR_PRIORITY, seconds, own),
+        *shard_programs(config),
+        *(_program(name, ["router"], _ROUTER_PRIORITY, seconds, own) for name in routers),
     ]
 
 
 def shard_programs(config: Config) -> Sequence[Program]:
-    names = {shard_program(name) for name in config.shards}
-    return [program for program in wanted_programs(config) if program.name in names]
+    server, seconds = settings_at_start(config.server), stop_seconds(config.server)
+    return [
+        _program(
+            shard_program(name),
+            ["shard", name],
+            _SHARD_PRIORITY,
+            seconds,
+            _fingerprint([server, asdict(replace(shard, dequeue_only=False))]),
+        )
+        for name, shard in config.shards.items()
+    ]
 
 
 def handover_peer_of(router: Program) -> Program:
@@ -110,7 +106,7 @@ def log_file(program: str) -> Path:
     return LOGS / f"{program}.log"
 
 
-def _fingerprint(settings: object) -> str:
+def _fingerprint(settings: Sequence[object]) -> str:
     """Changes when `settings` do, secrets included, and gives none of them away: so `up` restarts
     those processes, and only those, whose configuration has changed."""
     # not pickled: that differs for equal settings, by which of their parts are one object

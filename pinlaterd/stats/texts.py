@@ -183,10 +183,7 @@ class _Section:
             yield
 
     def _show(self, name: str, figure: Figure) -> None:
-        self._make_line(name, figure)
         self._shown[name] = figure
-
-    def _make_line(self, name: str, figure: Figure) -> None:
         metric, labels = _place(self._kind, name)
         full_name, all_labels = f"{PREFIX}{metric}{_SUFFIXES[self._kind]}", labels + self._label
         if isinstance(figure, Histogram):
