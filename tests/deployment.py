@@ -24,7 +24,7 @@ from typing import Any
 import psutil
 
 from pinlaterd.client import Client, ConnectionFailed, JobState, PinLaterError
-from pinlaterd.coordinator.supervisord import ProgramInfo, Supervisord, SupervisorError
+from pinlaterd.coordinator.programs import ProgramInfo, Supervisord, SupervisorError
 from pinlaterd.deployment.files import Choices, write_deployment
 
 COMMAND_SECONDS = 90.0

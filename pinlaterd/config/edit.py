@@ -19,7 +19,15 @@ from pinlaterd.config.active import active_files
 from pinlaterd.config.document import Entry, Node, parse
 from pinlaterd.config.edit_text import Text, Value
 from pinlaterd.config.layout import QUEUES_FILE, SHARDS_FILE, write_beside
-from pinlaterd.config.load import ABANDON, Form, form_of, load_config, pinlater_mysql_shards
+from pinlaterd.config.load import (
+    ABANDON,
+    LIMIT,
+    PINLATERS_LIMIT,
+    Form,
+    form_of,
+    load_config,
+    pinlater_mysql_shards,
+)
 from pinlaterd.config.schema import Address, Config
 from pinlaterd.errors import ConfigError
 
@@ -243,23 +251,10 @@ class LimitSettings(NamedTuple):
     paused: bool
 
 
-class _Names(NamedTuple):
-    """What settings are called in the file's form."""
-
-    limit: str
-    paused: str
-
-
-_OURS, _PINLATERS = _Names("max_jobs_per_second", "paused"), _Names("maxJobsPerSecond", "paused")
-
-
 def limit_settings(etc: Path, queue: str) -> LimitSettings:
     """As the file has it: the limit is the one that holds when the queue is not paused."""
     queues = _Queues(Text(_read_if_there(etc / QUEUES_FILE)))
-    settings = queues.settings(queue)
-    if settings is None:
-        return LimitSettings(None, paused=False)
-    limit, paused = (settings.value.get(name) for name in queues.names)
+    limit, paused = queues.find(queue, LIMIT), queues.find(queue, "paused")
     rate = limit.scalar if limit is not None else None
     assert rate is None or isinstance(rate, int | float)
     return LimitSettings(rate, paused is not None and bool(paused.scalar))
@@ -270,84 +265,79 @@ def set_limit(etc: Path, queue: str, jobs_per_second: float | None) -> bool:
     value = jobs_per_second
     if value is not None and value.is_integer():
         value = int(value)
-    return _edit_queue(etc, queue, lambda names: names.limit, value)
+    return _edit_queue(etc, queue, LIMIT, value)
 
 
 def set_paused(etc: Path, queue: str, *, paused: bool) -> bool:
     """The limit stays in the file, and holds again when the queue is resumed."""
-    return _edit_queue(etc, queue, lambda names: names.paused, True if paused else None)
+    return _edit_queue(etc, queue, "paused", True if paused else None)
 
 
-def _edit_queue(
-    etc: Path, queue: str, name_of: Callable[[_Names], str], value: float | None
-) -> bool:
+def _edit_queue(etc: Path, queue: str, name: str, value: float | None) -> bool:
     def changed(before: bytes, _config: Config) -> bytes:
         text = Text(before)
-        queues = _Queues(text)
         if value is None:
-            queues.unset(queue, name_of(queues.names))
+            _Queues(text).unset(queue, name)
         else:
-            queues.set(queue, name_of(queues.names), value)
+            _Queues(text).set(queue, name, value)
         return text.render()
 
     return edit_file(etc, QUEUES_FILE, changed)
 
 
 class _Queues:
-    """queues.yaml in either form, to be changed."""
+    """queues.yaml in either form, to be changed. Settings have our names here."""
 
     def __init__(self, text: Text) -> None:
         self._text = text
         self._listed = text.root.entry("queues") if text.root is not None else None
         self._items = self._listed.value.items if self._listed is not None else None
-        self.names = _OURS if self._items is None else _PINLATERS
 
-    def settings(self, queue: str) -> Entry | None:
-        if self._items is not None:
-            index = self._index(queue)
-            return None if index is None else self._items[index].entry("queueConfig")
-        return self._listed.value.entry(queue) if self._listed is not None else None
+    def find(self, queue: str, name: str) -> Node | None:
+        settings = self._settings(queue)
+        return settings.value.get(self._key(name)) if settings is not None else None
 
     def set(self, queue: str, name: str, value: float) -> None:
-        settings = self.settings(queue)
-        found = settings.value.get(name) if settings is not None else None
+        key, found, settings = self._key(name), self.find(queue, name), self._settings(queue)
         if found is not None:
             self._text.replace(found, value)
         elif settings is not None:
-            self._text.add(settings, name, value, first=True)
+            self._text.add(settings, key, value, first=True)
         elif self._listed is None:
-            self._text.add(None, "queues", {queue: {name: value}})
+            self._text.add(None, "queues", {queue: {key: value}})
         elif self._items is None:
-            self._text.add(self._listed, queue, {name: value})
+            self._text.add(self._listed, queue, {key: value})
         elif (index := self._index(queue)) is not None:
-            self._text.add(_whole(self._items[index]), "queueConfig", {name: value})
+            item = self._items[index]
+            self._text.add(Entry("", item.line, item, item.start), "queueConfig", {key: value})
         else:
-            self._text.append(self._listed, {"name": queue, "queueConfig": {name: value}})
+            self._text.append(self._listed, {"name": queue, "queueConfig": {key: value}})
 
     def unset(self, queue: str, name: str) -> None:
         """And remove the queue if it has no other setting."""
-        settings = self.settings(queue)
-        if settings is None or settings.value.get(name) is None:
+        settings, index = self._settings(queue), self._index(queue)
+        if settings is None or self.find(queue, name) is None:
             return
-        index = self._index(queue)
         if len(settings.value.entries or ()) > 1:
-            self._text.remove_key(settings, name)
+            self._text.remove_key(settings, self._key(name))
         elif index is not None:
             self._text.remove(self._listed, index)
         else:
             self._text.remove_key(self._listed, queue)
 
+    def _key(self, name: str) -> str:
+        return PINLATERS_LIMIT if self._items is not None and name == LIMIT else name
+
+    def _settings(self, queue: str) -> Entry | None:
+        if self._items is None:
+            return self._listed.value.entry(queue) if self._listed is not None else None
+        index = self._index(queue)
+        return None if index is None else self._items[index].entry("queueConfig")
+
     def _index(self, queue: str) -> int | None:
-        for index, item in enumerate(self._items or ()):
-            name = item.get("name")
-            if name is not None and name.text == queue:
-                return index
-        return None
-
-
-def _whole(node: Node) -> Entry:
-    """For a mapping that is no key's value."""
-    return Entry("", node.line, node, node.start)
+        names = [item.get("name") for item in self._items or ()]
+        found = (n for n, name in enumerate(names) if name is not None and name.text == queue)
+        return next(found, None)
 
 
 # --- files ------------------------------------------------------------------------------------

@@ -136,8 +136,8 @@ def _read_hash(section: Section) -> str:
 _QUEUE_SETTINGS = {**_SERVER_SETTINGS, **settings_of(QueueSettings)}
 _QUEUE_KINDS = {name: bool if name == "paused" else float for name in get_type_hints(QueueSettings)}
 # What PinLater's form may hold; `paused` is ours.
-_LIMIT, _PINLATERS_LIMIT = "max_jobs_per_second", "maxJobsPerSecond"
-_PINLATER_QUEUE_KINDS = {_PINLATERS_LIMIT: float, "paused": bool}
+LIMIT, PINLATERS_LIMIT = "max_jobs_per_second", "maxJobsPerSecond"
+_PINLATER_QUEUE_KINDS = {PINLATERS_LIMIT: float, "paused": bool}
 
 
 def _read_queues(file: FileReader, server: ServerSettings) -> dict[str, QueueSettings]:
@@ -181,12 +181,12 @@ def _read_queue(
     section.allow(kinds)
     # `max_jobs_per_second:` and nothing means no limit
     section.values = {name: one for name, one in section.values.items() if not one.is_nothing}
-    settings = {**_QUEUE_SETTINGS, _PINLATERS_LIMIT: _QUEUE_SETTINGS[_LIMIT]}
+    settings = {**_QUEUE_SETTINGS, PINLATERS_LIMIT: _QUEUE_SETTINGS[LIMIT]}
     given = section.get_all(kinds, settings)
-    if _PINLATERS_LIMIT in given:
-        given[_LIMIT] = given.pop(_PINLATERS_LIMIT)
+    if PINLATERS_LIMIT in given:
+        given[LIMIT] = given.pop(PINLATERS_LIMIT)
     if given.get("paused"):
-        given[_LIMIT] = 0.0
+        given[LIMIT] = 0.0
     return replace(defaults, **given)
 
 

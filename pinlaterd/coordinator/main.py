@@ -26,9 +26,9 @@ from pinlaterd.config.active import NO_VERSION, ActiveConfig, Superseded, activa
 from pinlaterd.config.schema import Config
 from pinlaterd.coordinator.pages import Pages
 from pinlaterd.coordinator.processes import About, ProcessView, Registry, Status, status, usage_of
+from pinlaterd.coordinator.programs import ShardPrograms, changed_programs
 from pinlaterd.coordinator.rates import RateControl
 from pinlaterd.coordinator.reload import LOOK_SECONDS, Holding, Reload
-from pinlaterd.coordinator.supervisord import ShardPrograms, changed_programs
 from pinlaterd.errors import ConfigError
 from pinlaterd.lifecycle import ExitCode, StopSignal, set_title
 from pinlaterd.stats import Stats, StatsSnapshot, empty

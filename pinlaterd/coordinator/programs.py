@@ -1,27 +1,51 @@
-"""The configuration to the programs that supervisord runs, one for each process, and which of
-them to add, replace, start and remove. Pure.
+"""The programs that supervisord runs, one for each process: from the configuration to definitions,
+which of them to add, replace, start and remove (`plan`), and supervisord itself.
 
 A program's definition changes with what its process reads at its start only, never with what it
-follows while it runs: a comparison of definitions restarts just those that have to be.
+follows while it runs: a comparison of definitions restarts just those that have to be. Each
+program is one file in run/supervisord.d, written before supervisord is told by XML-RPC, so that a
+supervisord that is restarted runs the same. Blocking: callers on an event loop use a thread.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hashlib
+import http.client
 import json
+import logging
 import math
 import shlex
 import site
+import socket
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import xmlrpc.client
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from enum import Enum
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple, cast
+
+from supervisor import xmlrpc as supervisor_xmlrpc
 
 import pinlaterd
-from pinlaterd.config.layout import ETC, LOGS, handover_program, router_programs, shard_program
+from pinlaterd.config.layout import (
+    ETC,
+    LOGS,
+    PROGRAMS_DUE,
+    PROGRAMS_LOCK,
+    SHARD_PROGRAMS,
+    SUPERVISOR_SOCKET,
+    handover_program,
+    lock,
+    replace_file,
+    router_programs,
+    shard_program,
+)
 from pinlaterd.config.schema import Config, ServerSettings, settings_at_start
+
+log = logging.getLogger(__name__)
 
 COORDINATOR = "coordinator"
 PROGRAM_VARIABLE = "PINLATERD_PROGRAM"
@@ -186,3 +210,259 @@ def plan(wanted: Iterable[Program], present: Iterable[Present]) -> Sequence[Acti
         elif not found.running:
             actions.append(Action(Step.START, program))
     return actions
+
+
+# --- supervisord ------------------------------------------------------------------------------
+
+_RETRY_SECONDS = 1.0
+_ANSWER_SECONDS = 10.0
+_STOP_SECONDS = 120.0  # for a process to end, which may take its stopwaitsecs
+_RUNNING_STATES = ("STARTING", "RUNNING", "BACKOFF")  # those that need no start
+_Faults = supervisor_xmlrpc.Faults
+
+
+class SupervisorError(Exception):
+    """supervisord is not there, or refuses."""
+
+
+class SupervisorSilent(SupervisorError):
+    """supervisord runs and does not answer in time: it was stopped (SIGSTOP), or can't keep up."""
+
+
+class ProgramInfo(NamedTuple):
+    """A program as supervisord sees it."""
+
+    name: str
+    state: str  # supervisord's own word: RUNNING, BACKOFF, …
+    pid: int
+    exit_status: int
+    stopped_at: int  # seconds since the epoch, 0: never
+
+
+def carry_out(actions: Sequence[Action], supervisord: Supervisord) -> None:
+    for step, program in actions:
+        if step is Step.REMOVE:
+            supervisord.remove(program.name)
+        elif step is Step.START:
+            supervisord.start(program.name)
+        else:
+            supervisord.add(program)
+
+
+def lock_programs(*, patient: bool = True) -> BinaryIO:
+    """Keep other processes from changing several programs until this is closed.
+
+    Raises SupervisorError if one does at this moment, and this is not `patient`."""
+    try:
+        return lock(PROGRAMS_LOCK, patient=patient)
+    except BlockingIOError as error:
+        raise SupervisorError("a command changes programs at this moment") from error
+
+
+def write_programs(wanted: Sequence[Program]) -> None:
+    """Make the programs' folder hold exactly `wanted`, for a supervisord that is about to start."""
+    SHARD_PROGRAMS.mkdir(mode=0o700, parents=True, exist_ok=True)
+    files = {_file(program.name) for program in wanted}
+    for path in SHARD_PROGRAMS.glob("*.conf"):
+        if path not in files:
+            path.unlink()
+    for program in wanted:
+        replace_file(_file(program.name), program.definition.encode())
+
+
+def _file(program: str) -> Path:
+    return SHARD_PROGRAMS / f"{program}.conf"
+
+
+class _Connection(http.client.HTTPConnection):
+    """HTTP over supervisord's Unix socket, with a time-out, which supervisor's own has not."""
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(SUPERVISOR_SOCKET))
+
+
+class Supervisord:
+    """The supervisord of the deployment that is the current folder.
+
+    Every call may be repeated; all raise SupervisorError."""
+
+    def pid(self) -> int:
+        """supervisord's own; SupervisorError if it does not run."""
+        return cast("int", self._call("getPID"))
+
+    def shut_down(self) -> None:
+        """Stop every program, then supervisord; it goes on after this call returned."""
+        self._call("shutdown")
+
+    def programs(self) -> Sequence[ProgramInfo]:
+        found = cast("list[Mapping[str, str | int]]", self._call("getAllProcessInfo"))
+        return [
+            ProgramInfo(
+                name=str(info["name"]),
+                state=str(info["statename"]),
+                pid=int(info["pid"]),
+                exit_status=int(info["exitstatus"]),
+                stopped_at=int(info["stop"]),
+            )
+            for info in found
+        ]
+
+    def running(self) -> Sequence[Present]:
+        """The programs it knows, running or not."""
+        stale = self._reread()
+        return [
+            Present(
+                info.name,
+                "" if info.name in stale else _definition(info.name),
+                info.state in _RUNNING_STATES,
+            )
+            for info in self.programs()
+        ]
+
+    def add(self, program: Program) -> None:
+        """Make it known, now and after a restart, and start it; replace one of that name."""
+        self._forget(program.name)
+        replace_file(_file(program.name), program.definition.encode())
+        self._reread()
+        self._call("addProcessGroup", program.name)
+
+    def remove(self, name: str) -> None:
+        """Stop and forget it. None of that name is no error."""
+        _file(name).unlink(missing_ok=True)
+        self._forget(name)
+        self._reread()
+
+    def start(self, name: str) -> None:
+        self._call("startProcess", name, False, tolerate=_Faults.ALREADY_STARTED)
+
+    def end(self, name: str) -> None:
+        """Have the process end in order; supervisord starts it again by itself."""
+        self._call("signalProcess", name, "TERM", tolerate=_Faults.NOT_RUNNING)
+
+    def _forget(self, name: str) -> None:
+        self._call("stopProcessGroup", name, True, tolerate=_Faults.BAD_NAME)
+        self._call("removeProcessGroup", name, tolerate=_Faults.BAD_NAME)
+
+    def _reread(self) -> frozenset[str]:
+        """Names of programs that run by another definition than the files give now."""
+        answer = cast("list[tuple[list[str], list[str], list[str]]]", self._call("reloadConfig"))
+        _added, changed, removed = answer[0]
+        return frozenset((*changed, *removed))
+
+    def _call(self, method: str, *arguments: object, tolerate: int | None = None) -> object:
+        # a connection each: after a failure the transport would go on with the broken one
+        seconds = _STOP_SECONDS if method == "stopProcessGroup" else _ANSWER_SECONDS
+        transport = supervisor_xmlrpc.SupervisorTransport(serverurl=f"unix://{SUPERVISOR_SOCKET}")
+        transport._get_connection = lambda: _Connection("localhost", timeout=seconds)  # noqa: SLF001
+        server = xmlrpc.client.ServerProxy("http://127.0.0.1", transport=transport)
+        try:
+            with server:
+                return cast("object", getattr(server.supervisor, method)(*arguments))
+        except xmlrpc.client.Fault as fault:
+            if fault.faultCode == tolerate:
+                return None
+            raise SupervisorError(f"supervisord refuses {method}: {fault.faultString}") from fault
+        except TimeoutError as error:
+            raise SupervisorSilent(f"supervisord runs, but does not answer {method}") from error
+        except (OSError, http.client.HTTPException, xmlrpc.client.Error) as error:
+            raise SupervisorError(f"supervisord does not answer: {error}") from error
+
+
+def _definition(program: str) -> str:
+    try:
+        return _file(program).read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+# --- live configuration ------------------------------------------------------------------------
+
+
+def changed_programs(before: Config, after: Config) -> frozenset[str]:
+    """Names of shard programs to add, replace or remove on the way from one to the other."""
+    return frozenset(
+        program.name for program in {*shard_programs(before)} ^ {*shard_programs(after)}
+    )
+
+
+class ShardPrograms:
+    """Keeps shard programs in step with the active configuration, while all run.
+
+    Only programs that a change concerns are touched: not those that an operator stopped by hand,
+    nor those that a newer version of this software would write otherwise. Their names lie in
+    run/programs.due until it is done, so that a coordinator that was killed in between goes on
+    with them. `problem`: why it could not be done, or ""."""
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self.problem = ""
+        self._monotonic = monotonic
+        self._due: frozenset[str] = frozenset()
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            self._due = frozenset(map(str, json.loads(PROGRAMS_DUE.read_bytes())))
+        self._since: frozenset[str] = frozenset()  # of those, since that work began
+        self._at_work: asyncio.Task[frozenset[str]] | None = None
+        self._next_try = 0.0
+
+    @property
+    def converged(self) -> bool:
+        return not self._due
+
+    def want(self, names: Iterable[str]) -> None:
+        """To be called before the configuration that needs it is written. Raises OSError."""
+        self._since |= frozenset(names)
+        self._due |= self._since
+        self._write()
+
+    def step(self, config: Config) -> None:
+        """Take what is done off the list; start on what is due. Raises OSError."""
+        if self._at_work is not None:
+            if not self._at_work.done():
+                return
+            self._finish(self._at_work)
+            self._at_work = None
+        if self._due and self._monotonic() >= self._next_try:
+            self._since = frozenset()
+            self._at_work = asyncio.create_task(asyncio.to_thread(_arrange, self._due, config))
+
+    async def stop(self) -> None:
+        """A thread can't be ended: what it has begun it finishes, or `programs.due` says so."""
+        if self._at_work is not None:
+            await asyncio.wait({self._at_work})
+
+    def _finish(self, work: asyncio.Task[frozenset[str]]) -> None:
+        try:
+            done = work.result()
+        except (SupervisorError, OSError) as error:
+            problem = f"{', '.join(sorted(self._due))}: can't be brought up to date: {error}"
+            if problem != self.problem:
+                log.error("%s; trying again", problem)
+            self.problem = problem
+            self._next_try = self._monotonic() + _RETRY_SECONDS
+            return
+        self.problem = ""
+        self._due -= done - self._since
+        self._write()
+
+    def _write(self) -> None:
+        if self._due:
+            replace_file(PROGRAMS_DUE, json.dumps(sorted(self._due)).encode())
+        else:
+            PROGRAMS_DUE.unlink(missing_ok=True)
+
+
+def _arrange(names: frozenset[str], config: Config) -> frozenset[str]:
+    """Make supervisord run the programs of `names` as `config` wants them; returns `names`.
+
+    Raises SupervisorError, OSError."""
+    # The lock's holder may wait for this process to end, so this must not wait for the lock.
+    with lock_programs(patient=False):
+        supervisord = Supervisord()
+        wanted = [program for program in shard_programs(config) if program.name in names]
+        present = [program for program in supervisord.running() if program.name in names]
+        actions = [one for one in plan(wanted, present) if one.step is not Step.START]
+        for action in actions:
+            log.info("%s %s", action.step.value, action.program.name)
+        carry_out(actions, supervisord)
+    return names

@@ -23,15 +23,13 @@ from pinlaterd.coordinator.processes import Status
 from pinlaterd.coordinator.programs import (
     COORDINATOR,
     Program,
-    handover_peer_of,
-    stop_seconds,
-    wanted_programs,
-)
-from pinlaterd.coordinator.supervisord import (
     ProgramInfo,
     Supervisord,
     SupervisorError,
+    handover_peer_of,
     lock_programs,
+    stop_seconds,
+    wanted_programs,
 )
 from pinlaterd.deployment import stats_page
 from pinlaterd.deployment.service import Startup, Tell, at_work_in

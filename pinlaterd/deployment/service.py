@@ -49,14 +49,17 @@ from pinlaterd.config.layout import (
 )
 from pinlaterd.config.load import ConfigFiles, load_config
 from pinlaterd.config.schema import Config, ServerSettings
-from pinlaterd.coordinator.programs import COORDINATOR, log_file, plan, wanted_programs
-from pinlaterd.coordinator.supervisord import (
+from pinlaterd.coordinator.programs import (
+    COORDINATOR,
     ProgramInfo,
     Supervisord,
     SupervisorError,
     SupervisorSilent,
     carry_out,
     lock_programs,
+    log_file,
+    plan,
+    wanted_programs,
     write_programs,
 )
 from pinlaterd.deployment import orphans, stats_page

@@ -6,8 +6,7 @@ import pytest
 
 from pinlaterd.config.active import activate, read_active
 from pinlaterd.config.load import load_config
-from pinlaterd.coordinator.programs import wanted_programs
-from pinlaterd.coordinator.supervisord import changed_programs
+from pinlaterd.coordinator.programs import changed_programs, wanted_programs
 
 SHARDS = (
     "shards: {1: {}, 2: {engine: mysql, master: {host: h, port: 1}, user: h, passwd: sesame}}\n"
