@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,26 +26,26 @@ from pinlaterd.errors import ConfigError
 A, B = Address("db-a", 3306), Address("db-b", 3307)
 NOBODY = 65534
 
-OURS = """\
+_TEXT = """\
 # The shards.   Do not rename.
 shards:
     # the first
     001:
         engine: mysql   # ours
-        master: {host: "db-a", port: 3306}  # rack 1
-        slave:  {host: 'db-b', port: 3307}
+        master: {host: "MASTER", port: M_PORT}  # rack 1
+        slave:  {host: 'SLAVE', port: S_PORT}
         user: pinlater
         passwd:   "it's # secret"
 
     2:    # the second
         engine: mysql
         master:
-            host: db-a
-            port: 3306
+            host: MASTER
+            port: M_PORT
         # its slave
         slave:
-            host: db-b   # rack 2
-            port: 3307
+            host: SLAVE   # rack 2
+            port: S_PORT
         user: pinlater
         passwd: yes it is a long password that no line of eighty characters has any room for, is it
         dequeue_only: off
@@ -54,34 +55,13 @@ shards:
 # the end
 """
 
-OURS_SWAPPED = """\
-# The shards.   Do not rename.
-shards:
-    # the first
-    001:
-        engine: mysql   # ours
-        master: {host: "db-b", port: 3307}  # rack 1
-        slave:  {host: 'db-a', port: 3306}
-        user: pinlater
-        passwd:   "it's # secret"
 
-    2:    # the second
-        engine: mysql
-        master:
-            host: db-b
-            port: 3307
-        # its slave
-        slave:
-            host: db-a   # rack 2
-            port: 3306
-        user: pinlater
-        passwd: yes it is a long password that no line of eighty characters has any room for, is it
-        dequeue_only: off
+def _with_servers(**names: str) -> str:
+    return re.sub("|".join(names), lambda found: names[found[0]], _TEXT)
 
-    r-1: {engine: redis, master: {host: db-a, port: 3306}}
-    s:
-# the end
-"""
+
+OURS = _with_servers(MASTER="db-a", M_PORT="3306", SLAVE="db-b", S_PORT="3307")
+OURS_SWAPPED = _with_servers(MASTER="db-b", M_PORT="3307", SLAVE="db-a", S_PORT="3306")
 
 PINLATER_MYSQL = """\
 {

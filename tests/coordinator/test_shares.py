@@ -38,18 +38,6 @@ def test_who_gets_less_than_he_wants_gets_as_much_as_anybody(rate, wanted):
             assert shares[name] >= max(shares.values()) * 0.999999
 
 
-def test_equal_demands_get_equal_shares():
-    assert divide(90, {"a": 1000, "b": 1000, "c": 1000}) == pytest.approx(
-        {"a": 30, "b": 30, "c": 30}
-    )
-
-
-def test_who_wants_little_gets_it_and_the_others_the_rest():
-    shares = divide(100, {"router-1": 1000, "router-2": 10, "router-3": 1000})
-
-    assert shares == pytest.approx({"router-1": 45, "router-2": 10, "router-3": 45})
-
-
 def test_one_who_wants_all_gets_all_but_the_floors():
     shares = divide(100, {"router-1": 1000, "router-2": 0})
 
