@@ -85,16 +85,10 @@ class Setting(NamedTuple):
 
 
 def _setting(
-    default: T,
-    doc: str,
-    allowed: Between | OneOf | Characters | None = None,
-    *,
-    secret: bool = False,
-    local: bool = False,
-    live: bool = False,
+    default: T, doc: str, allowed: Between | OneOf | Characters | None = None, **flags: bool
 ) -> T:
-    setting = Setting(doc, allowed, secret, local, live)
-    return field(default=default, metadata={"setting": setting}, repr=not secret)
+    setting = Setting(doc, allowed, **flags)
+    return field(default=default, metadata={"setting": setting}, repr=not setting.secret)
 
 
 # A claim descriptor HOST:PORT:STARTMILLIS:SOURCE:COUNTER has to fit into PinLater's
@@ -368,21 +362,12 @@ class QueueSettings:
     job_claimed_timeout_seconds: float
     job_succeeded_ttl_hours: float
     job_failed_ttl_hours: float
-    max_jobs_per_second: float | None = field(
-        default=None,
-        metadata={
-            "setting": Setting(
-                "dequeues of the whole cluster, jobs/s (fractions allowed; 0 stops them)",
-                Between(0, 1_000_000_000),
-            )
-        },
+    max_jobs_per_second: float | None = _setting(
+        None,
+        "dequeues of the whole cluster, jobs/s (fractions allowed; 0 stops them)",
+        Between(0, 1_000_000_000),
     )
-    paused: bool = field(
-        default=False,
-        metadata={
-            "setting": Setting("no dequeues, whatever max_jobs_per_second says (true or false)")
-        },
-    )
+    paused: bool = _setting(False, "no dequeues, whatever max_jobs_per_second says (true or false)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -282,11 +282,11 @@ class Coordinator:
                 log.warning("a report that can't be read; is another version running here?")
                 continue
             if isinstance(message, RateReport):
-                self._rates.heard(peer, message)
+                self._rates.allocator.heard(peer, message)
                 continue
             report = message if isinstance(message, Report) else None
             self._stats.count("reports")
-            self._rates.heartbeat(peer)
+            self._rates.allocator.heartbeat(peer)
             newcomer = not self._registry.knows(peer)
             understood = self._registry.heard(peer, report)
             if newcomer and report is not None and understood:

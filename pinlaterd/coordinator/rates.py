@@ -20,7 +20,7 @@ from pinlaterd.config.layout import SERVER_SET_COPY, file_mark, replace_file, ro
 from pinlaterd.config.schema import Config, QueueSettings
 from pinlaterd.coordinator.allocator import RateAllocator
 from pinlaterd.stats import Stats
-from pinlaterd.wire.control import ControlServer, RateReport, read_holdings, write_holdings
+from pinlaterd.wire.control import ControlServer, read_holdings, write_holdings
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ _SERVER = re.compile(r"[A-Za-z0-9._-]{1,253}:[0-9]{1,5}|\[[0-9A-Fa-f:.]{2,45}\]:
 
 
 class RateControl:
-    """What the coordinator does about rates."""
+    """What the coordinator does about rates. `allocator` is told what is heard of routers."""
 
     def __init__(
         self, config: Config, clock: Clock, stats: Stats, is_running: Callable[[int], bool]
@@ -42,7 +42,7 @@ class RateControl:
         if server.server_set_file:
             self._server_set = ServerSetFile(Path(server.server_set_file), own, clock.monotonic)
         self._queues = config.queues
-        self._allocator = RateAllocator(
+        self.allocator = RateAllocator(
             clock, is_running, read_holdings(), router_programs(server.routers)
         )
         self._limited: frozenset[str] = frozenset()  # those that have gauges
@@ -53,23 +53,16 @@ class RateControl:
         self._queues = queues
         self._set_limits()
 
-    def heard(self, peer: bytes, report: RateReport) -> None:
-        self._allocator.heard(peer, report)
-
-    def heartbeat(self, peer: bytes) -> None:
-        """Something else was heard from `peer`."""
-        self._allocator.heartbeat(peer)
-
     def act(self, control: ControlServer) -> bool:
         """Send what follows from all that was heard; whether there was anything."""
         if self._server_set is not None and self._server_set.look():
             self._set_limits()
         self._stats.gauge("server_set_problems", len(self.problems()))
-        grants = self._allocator.due_grants()
-        if self._allocator.note_due:
+        grants = self.allocator.due_grants()
+        if self.allocator.note_due:
             # Before any router may spend it: a coordinator that comes after us has to know.
             try:
-                write_holdings(self._allocator.holdings())
+                write_holdings(self.allocator.holdings())
             except OSError as error:
                 # It will have to rely on what routers report.
                 log.error("what routers hold can't be noted: %s", error)
@@ -88,7 +81,7 @@ class RateControl:
             for queue, settings in self._queues.items()
             if settings.max_jobs_per_second is not None
         }
-        self._allocator.set_limits(limits)
+        self.allocator.set_limits(limits)
         for queue in self._limited - limits.keys():
             self._stats.drop_gauge(f"{queue}_rate_limit")
         for queue, limit in limits.items():
