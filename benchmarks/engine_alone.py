@@ -155,8 +155,8 @@ def _stored(engine: StorageEngine, enqueue: Batch) -> list[PendingKey]:
 
 def _claim(keys: list[PendingKey], acks: list[Acks], payload: Payload | None) -> Batch:
     """Of these jobs, with acks of those before. Without `payload` bodies come from the store."""
-    claim = f"localhost:9010:1700000000000:bench:load:{keys[0].local_id}"
-    claims = Claims(1, keys, [claim] * len(keys), [payload] * len(keys))
+    local_ids, claimer = [key.local_id for key in keys], "localhost:9010:1700000000000:bench:load:"
+    claims = Claims(1, local_ids, [payload] * len(keys), claimer, local_ids[0])
     return Batch(acks=[AckOp(QUEUE, acks, ())], claims=[ClaimOp(QUEUE, [claims])])
 
 

@@ -152,16 +152,20 @@ class EnqueueOp(NamedTuple):
 
 
 class Claims(NamedTuple):
-    """Jobs of one priority to claim, in columns of the same length.
-
-    `keys` are where the ready index found them, which helps to reach the rows. A payload is given
-    if it is in memory, else it is read, with the claim or before the batch: so it is given for a
-    job that the batch changes first."""
+    """Jobs of one priority to claim; a payload is given if it is in memory, else it is read, with
+    the claim or before the batch: so it is given for a job that the batch changes first. Claims are
+    named by `claimer`, which ends in a colon, and numbers that count up from `first_claim`."""
 
     priority: int
-    keys: Sequence[PendingKey]
-    claim_descriptors: Sequence[str]
+    local_ids: Sequence[int]
     payloads: Sequence[Payload | None]
+    claimer: str
+    first_claim: int
+
+    @property
+    def descriptors(self) -> list[str]:
+        numbers = range(self.first_claim, self.first_claim + len(self.local_ids))
+        return [f"{self.claimer}{number}" for number in numbers]
 
 
 class ClaimOp(NamedTuple):
@@ -180,7 +184,7 @@ class ClaimOp(NamedTuple):
     @property
     def payloads(self) -> list[Payload | None]:
         """Those that are given, of all jobs in order."""
-        return [payload for claims in self.claims for payload in claims[3]]
+        return [payload for claims in self.claims for payload in claims[2]]
 
 
 class ClaimRoom(NamedTuple):

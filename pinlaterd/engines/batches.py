@@ -185,9 +185,9 @@ def _first_fitting(
     has place for the first job if it is `alone` there."""
     payloads: list[Payload | None] = []
     used, first, room = 0, True, min(left, op.most_bytes)
-    for priority, keys, _, given in op.claims:
+    for priority, local_ids, given, *_ in op.claims:
         known = stored.known[op.queue, priority]
-        for (_, local_id), held in zip(keys, given, strict=True):
+        for local_id, held in zip(local_ids, given, strict=True):
             if held is None and local_id not in known:
                 stored.read(op.queue, priority, local_id, most_bytes=room - used)
             payload = held or known[local_id]
@@ -211,10 +211,10 @@ class _Stored:
         self._read = read
         self._missing: defaultdict[_Place, dict[int, None]] = defaultdict(dict)  # in order
         for op in ops:
-            for priority, keys, _, given in op.claims:
+            for priority, local_ids, given, *_ in op.claims:
                 if None in given:
-                    pairs = zip(keys, given, strict=True)
-                    missing = {key[1]: None for key, payload in pairs if payload is None}
+                    pairs = zip(local_ids, given, strict=True)
+                    missing = {local_id: None for local_id, payload in pairs if payload is None}
                     self._missing[op.queue, priority] |= missing
 
     def read(self, queue: str, priority: int, local_id: int, *, most_bytes: int) -> None:
@@ -230,12 +230,12 @@ def first_claims(op: ClaimOp, count: int) -> Sequence[Claims]:
     """The claims on the first `count` jobs of `op`."""
     first: list[Claims] = []
     for claims in op.claims:
-        priority, keys, descriptors, payloads = claims
-        jobs = len(keys)
+        priority, local_ids, payloads, claimer, number = claims
+        jobs = len(local_ids)
         if jobs > count:
             if count:
-                columns = keys[:count], descriptors[:count], payloads[:count]
-                first.append(Claims(priority, *columns))
+                columns = local_ids[:count], payloads[:count]
+                first.append(Claims(priority, *columns, claimer, number))
             return first
         first.append(claims)
         count -= jobs

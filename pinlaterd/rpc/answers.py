@@ -49,16 +49,8 @@ class DequeueAnswer:
     ) -> None:
         """Jobs that were claimed together; the columns are of the same length."""
         keys = _keys(descriptors)
-        bodies = [payload[0] for payload in payloads]
-        self._jobs += len(keys)
-        self._bodies += _interleave(keys, [pack_u32(len(body)) for body in bodies], bodies)
-        attempts = [payload[1:] for payload in payloads]
-        before = {
-            (allowed, remaining): _BEFORE_CLAIM.pack(
-                _ALLOWED, allowed, _REMAINING, remaining, _CLAIM
-            )
-            for allowed, remaining in set(attempts)
-        }
+        attempts = self._add_bodies(keys, payloads)
+        before = {each: _before_claim(each) for each in set(attempts)}
         self._metadata += _interleave(
             keys,
             [before[each] for each in attempts],
@@ -66,9 +58,61 @@ class DequeueAnswer:
             [_BEHIND_CLAIM.pack(_TIMEOUT, timeout_seconds, 0)] * len(keys),
         )
 
+    def add_counted(
+        self,
+        prefix: str,
+        local_ids: Sequence[int],
+        payloads: Sequence[Payload],
+        claimer: str,
+        first_claim: int,
+        timeout_seconds: int,
+    ) -> None:
+        """The same of jobs of one queue and priority: `prefix` begins their descriptors, `claimer`
+        those of their claims, whose numbers count up."""
+        claims = range(first_claim, first_claim + len(local_ids))
+        key, claim = counted_text(prefix, local_ids), counted_text(claimer, claims)
+        if key is None or claim is None:
+            descriptors = [f"{prefix}{local_id}" for local_id in local_ids]
+            named = [f"{claimer}{number}" for number in claims]
+            self.add(descriptors, payloads, named, timeout_seconds)
+            return
+        keys = [key % local_id for local_id in local_ids]
+        attempts = self._add_bodies(keys, payloads)
+        behind = _BEHIND_CLAIM.pack(_TIMEOUT, timeout_seconds, 0).replace(b"%", b"%%")
+        metadata = {
+            each: _before_claim(each).replace(b"%", b"%%") + claim + behind
+            for each in set(attempts)
+        }
+        pairs = zip(attempts, claims, strict=True)
+        self._metadata += _interleave(keys, [metadata[each] % number for each, number in pairs])
+
+    def _add_bodies(
+        self, keys: list[bytes], payloads: Sequence[Payload]
+    ) -> Sequence[tuple[int, int]]:
+        """Returns the attempts allowed and remaining of each."""
+        bodies, allowed, remaining = zip(*payloads, strict=True)
+        self._jobs += len(keys)
+        self._bodies += _interleave(keys, [pack_u32(len(body)) for body in bodies], bodies)
+        return list(zip(allowed, remaining, strict=True))
+
     def encode(self) -> bytes:
         count = pack_u32(self._jobs)
         return b"".join((_JOBS, count, *self._bodies, _METADATA, count, *self._metadata, _END_ALL))
+
+
+def _before_claim(attempts: tuple[int, int]) -> bytes:
+    allowed, remaining = attempts
+    return _BEFORE_CLAIM.pack(_ALLOWED, allowed, _REMAINING, remaining, _CLAIM)
+
+
+def counted_text(prefix: str, numbers: Sequence[int]) -> bytes | None:
+    """The format of texts of `prefix` and each of `numbers`, with their length in front; None if
+    these have not equally many digits."""
+    digits = len(str(min(numbers)))
+    if len(str(max(numbers))) != digits:
+        return None
+    text = prefix.encode()
+    return (pack_u32(len(text) + digits) + text).replace(b"%", b"%%") + b"%d"
 
 
 def _keys(texts: Sequence[str]) -> list[bytes]:

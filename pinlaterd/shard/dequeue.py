@@ -32,6 +32,7 @@ JOB_OVERHEAD_BYTES = 300
 # What a dry run reads at a time, about as much as a commit costs: those who wait don't feel it.
 _MOST_KEYS_A_READ = 200
 _MOST_BYTES_A_READ = 256 << 10
+_new = tuple.__new__  # half the cost of calling a NamedTuple, for each call of each client
 
 
 class Dequeue(Acking):
@@ -73,7 +74,7 @@ class Dequeue(Acking):
         self.remaining = 0 if self.problem is not None else limit
         self.dry_run = request.dry_run
         self.chosen = 0  # jobs in `_taken`
-        self._taken: list[Claims] = []  # from the index, for the commit in the making
+        self._taken: list[Taken] = []  # from the index, for the commit in the making
         self._leads = False  # whether they are the first of that commit
         self._found = DequeueAnswer()
         self._full = False  # whether the answer is as large as it may be
@@ -94,42 +95,46 @@ class Dequeue(Acking):
     def choose(self, most_jobs: int, now_ms: int) -> None:
         """Take at most `most_jobs` from the index for the next commit. If the store can't be read,
         StorageError is raised, and nothing has changed."""
-        state, queue = self.state, self.queue
-        limit = min(self.remaining, most_jobs)
-        for priority, keys, payloads in state.ready.take(
-            queue, limit, self._lowest_priority, now_ms
-        ):
-            descriptors = state.claim_descriptors.take(self._source, len(keys))
-            self._taken.append(Claims(priority, keys, descriptors, payloads))
-            self.chosen += len(keys)
+        self._taken = self.state.ready.take(
+            self.queue, min(self.remaining, most_jobs), self._lowest_priority, now_ms
+        )
+        self.chosen = sum([len(taken[1]) for taken in self._taken])
 
     def add_to(self, commit: Commit) -> None:
         if self.parts:
             commit.acks.append(self)
         if self._taken:
             self._leads = not commit.claims
+            claims = [
+                _new(
+                    Claims,
+                    (
+                        priority,
+                        [key[1] for key in keys],
+                        payloads,
+                        *self.state.claim_descriptors.take(self._source, len(keys)),
+                    ),
+                )
+                for priority, keys, payloads in self._taken
+            ]
             # A job too large for any answer is handed out alone.
-            op = ClaimOp(self.queue, self._taken, self._bytes_left, not self._found)
+            op = ClaimOp(self.queue, claims, self._bytes_left, not self._found)
             commit.claims.append((op, self._claimed))
 
-    def _claimed(self, payloads: Sequence[Payload | None], now_ms: int) -> None:
+    def _claimed(self, op: ClaimOp, payloads: Sequence[Payload | None], now_ms: int) -> None:
         """The claims were committed, the first of them, as many as fitted. None stands for a job
         that was not PENDING in the store: a foreign writer's doing."""
         self.begun = True
         had_jobs, asked, had_room = bool(self._found), self.chosen, self._bytes_left
         taken, self._taken, self.chosen = self._taken, [], 0
         at = handed_out = 0
-        for priority, keys, claims, known in taken:
+        for (priority, keys, known), claims in zip(taken, op.claims, strict=True):
             found = payloads[at : at + len(keys)]
             fit = len(found)
             at += fit
             if fit < len(keys):
-                self._requeue([Claims(priority, keys[fit:], claims[fit:], known[fit:])], now_ms)
-            held = self._hand_out(priority, keys[:fit], found, claims[:fit])
-            if held:
-                delays_ms = [now_ms - key[0] for key in keys[:fit]]
-                self.state.dequeued(self.queue, delays_ms, held)
-                handed_out += len(held)
+                self._requeue([Taken(priority, keys[fit:], known[fit:])], now_ms)
+            handed_out += self._hand_out(keys[:fit], claims, found, now_ms)
         if at < asked and self._leads:
             own_bound = had_room <= self.state.batch_bytes
             self._full = own_bound if handed_out else had_jobs
@@ -139,35 +144,42 @@ class Dequeue(Acking):
 
     def _hand_out(
         self,
-        priority: int,
         keys: Sequence[PendingKey],
+        claims: Claims,
         payloads: Sequence[Payload | None],
-        claims: Sequence[str],
-    ) -> list[Payload]:
-        """Put those of these jobs into the answer that exist; returns what they are."""
+        now_ms: int,
+    ) -> int:
+        """Put those of these jobs into the answer whose claims were made; returns how many."""
         held = [payload for payload in payloads if payload is not None]
-        if len(held) < len(keys):
+        if not held:
+            return 0
+        priority, local_ids, _, claimer, first_claim = claims
+        prefix, timeout = f"{self._facts.prefix}{priority}:", self._facts.claim_timeout_seconds
+        if len(held) == len(keys):
+            local_ids = local_ids[: len(keys)]
+            self._found.add_counted(prefix, local_ids, held, claimer, first_claim, timeout)
+        else:
             kept = [payload is not None for payload in payloads]
-            keys, claims = list(compress(keys, kept)), list(compress(claims, kept))
-        self._bytes_left -= sum([len(payload[0]) for payload in held])
-        self._bytes_left -= JOB_OVERHEAD_BYTES * len(held)
-        self.remaining -= len(held)
-        prefix = f"{self._facts.prefix}{priority}:"
-        descriptors = [f"{prefix}{key[1]}" for key in keys]
-        self._found.add(descriptors, held, claims, self._facts.claim_timeout_seconds)
-        return held
+            keys = list(compress(keys, kept))
+            named = list(compress(claims.descriptors, kept))
+            self._found.add([f"{prefix}{key[1]}" for key in keys], held, named, timeout)
+        self._account(held)
+        self.state.dequeued(self.queue, [now_ms - key[0] for key in keys], held)
+        return len(held)
+
+    def _account(self, payloads: Sequence[Payload]) -> None:
+        """These are in the answer."""
+        self._bytes_left -= sum([len(payload[0]) for payload in payloads])
+        self._bytes_left -= JOB_OVERHEAD_BYTES * len(payloads)
+        self.remaining -= len(payloads)
 
     def give_up(self, now_ms: int) -> None:
         taken, self._taken, self.chosen = self._taken, [], 0
         self._requeue(taken, now_ms)
 
-    def _requeue(self, taken: Iterable[Claims], now_ms: int) -> None:
+    def _requeue(self, taken: Iterable[Taken], now_ms: int) -> None:
         """These were not claimed: others may have them."""
-        self.state.ready.requeue(
-            self.queue,
-            [Taken(priority, keys, payloads) for priority, keys, _, payloads in taken],
-            now_ms,
-        )
+        self.state.ready.requeue(self.queue, taken, now_ms)
 
     # --- the answer --------------------------------------------------------------------------
 
@@ -221,10 +233,22 @@ class Dequeue(Acking):
                     queue, priority, local_ids, most_bytes=_MOST_BYTES_A_READ
                 )
                 fitting = self._fitting(payloads)
-                self._hand_out(priority, keys[:fitting], payloads[:fitting], [""] * fitting)
+                self._show(priority, local_ids, payloads[:fitting])
                 if fitting:
                     after = keys[fitting - 1]
                 yield None
+
+    def _show(
+        self, priority: int, local_ids: Sequence[int], payloads: Sequence[Payload | None]
+    ) -> None:
+        """Put those of these jobs into the answer that exist."""
+        pairs = zip(local_ids, payloads, strict=False)
+        found = {local_id: payload for local_id, payload in pairs if payload is not None}
+        held, prefix = list(found.values()), f"{self._facts.prefix}{priority}:"
+        if held:
+            descriptors = [f"{prefix}{local_id}" for local_id in found]
+            self._found.add(descriptors, held, [""] * len(held), self._facts.claim_timeout_seconds)
+            self._account(held)
 
     def _fitting(self, payloads: Sequence[Payload | None]) -> int:
         """How many of `payloads` fit into the answer, or notes that it is full. A job too large for

@@ -40,7 +40,6 @@ from pinlaterd.model import (
     JobState,
     Method,
     Payload,
-    PendingKey,
     claim_source,
 )
 from pinlaterd.rpc import codec
@@ -81,7 +80,9 @@ class Commit:
         self.releases: list[Operation] = []
         self.enqueues: dict[str, list[Enqueue]] = {}  # by queue
         # Claims, and what takes those that were made.
-        self.claims: list[tuple[ClaimOp, Callable[[Sequence[Payload | None], int], None]]] = []
+        self.claims: list[
+            tuple[ClaimOp, Callable[[ClaimOp, Sequence[Payload | None], int], None]]
+        ] = []
         for operation in operations:
             operation.add_to(self)
 
@@ -114,8 +115,8 @@ class Commit:
                 enqueue.local_ids = local_ids[at:end]
                 at = end
             state.stored(queue, jobs, local_ids, now_ms)
-        for (_, claimed), payloads in zip(self.claims, result.claims, strict=True):
-            claimed(payloads, now_ms)
+        for (op, claimed), payloads in zip(self.claims, result.claims, strict=True):
+            claimed(op, payloads, now_ms)
 
 
 def _all_jobs(calls: Sequence[Enqueue]) -> list[Job]:
@@ -300,9 +301,8 @@ def _claim_scheduled(state: ShardState, op: AckOp, source: str, now_ms: int) -> 
     claims: list[Claims] = []
     for job in engine.lookup(op.queue, list(named), include_body=False):
         if job.state is JobState.PENDING and job.run_after_ms > now_ms + _SOON_MS:
-            place = PendingKey(job.run_after_ms, job.key.local_id)
-            [descriptor] = state.claim_descriptors.take(source, 1)
-            claims.append(Claims(job.key.priority, [place], [descriptor], [_NOT_READ]))
+            claimer = state.claim_descriptors.take(source, 1)
+            claims.append(Claims(job.key.priority, [job.key.local_id], [_NOT_READ], *claimer))
         elif job.state is JobState.IN_PROGRESS:
             descriptor = job.claim_descriptor or ""
             if claim_source(descriptor) == source:
@@ -312,7 +312,7 @@ def _claim_scheduled(state: ShardState, op: AckOp, source: str, now_ms: int) -> 
         [found] = engine.apply(batch, engine.limits.run_after_ms).claims
         for claim, payload in zip(claims, found, strict=True):
             if payload is not None:
-                held[JobKey(claim.priority, claim.keys[0].local_id)] = claim.claim_descriptors[0]
+                held[JobKey(claim.priority, claim.local_ids[0])] = claim.descriptors[0]
     acks = [
         Acks(key.priority, [key.local_id], named[key].append_custom_status, 0, descriptor)
         for key, descriptor in held.items()

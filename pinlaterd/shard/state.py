@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from itertools import compress, count, islice
+from itertools import compress
 from typing import Any
 
 from pinlaterd.clock import Clock
@@ -87,7 +87,7 @@ _CLAIMS_OF_A_SHARD = 10**12  # three years of 10,000 a second, within one owners
 
 
 class ClaimDescriptors:
-    """`HOST:PORT:STARTMILLIS:SOURCE:COUNTER`, no two of them alike.
+    """`HOST:PORT:STARTMILLIS:SOURCE:` and a number, no two of them alike.
 
     START differs from every other ownership of this shard. Other shards of this server may begin
     in the same millisecond: each has numbers of its own, by its `position` among them. They count
@@ -96,12 +96,13 @@ class ClaimDescriptors:
 
     def __init__(self, server: ServerSettings, start_ms: int, *, position: int) -> None:
         self._head = f"{server.advertised_host}:{server.port}:{start_ms}:"
-        self.counter = count(position * _CLAIMS_OF_A_SHARD)
+        self.next_number = position * _CLAIMS_OF_A_SHARD
 
-    def take(self, source: str, number: int) -> list[str]:
-        """So many for claims of `source`."""
-        prefix = f"{self._head}{source}:"
-        return [f"{prefix}{count}" for count in islice(self.counter, number)]
+    def take(self, source: str, jobs: int) -> tuple[str, int]:
+        """What begins those of `source`, and the first of so many numbers."""
+        first = self.next_number
+        self.next_number += jobs
+        return f"{self._head}{source}:", first
 
 
 class Replies:
@@ -282,8 +283,8 @@ class ShardState:
         if delays is None:
             delays = self._delays_ms[queue] = ([], [])
         delays[0].extend(delays_ms)
-        first_attempts = [payload[1] == payload[2] for payload in payloads]
-        delays[1].extend(delays_ms if all(first_attempts) else compress(delays_ms, first_attempts))
+        first_attempts = [allowed == remaining for _, allowed, remaining in payloads]
+        delays[1].extend(compress(delays_ms, first_attempts))
 
     def record_delays(self) -> None:
         """Those of the jobs that a batch has claimed."""

@@ -14,7 +14,7 @@ from pinlaterd.client import EnqueuedInPart, JobState, calls
 from pinlaterd.engines.base import AckOp, Acks, Batch, ClaimOp, Claims, EnqueueOp
 from pinlaterd.engines.sqlite.engine import SqliteEngine
 from pinlaterd.errors import EnqueueRejected, NoHealthyShards, PinLaterError
-from pinlaterd.model import EnqueueRequest, Job, PendingKey, Result, RetryFailedRequest
+from pinlaterd.model import EnqueueRequest, Job, Result, RetryFailedRequest
 from pinlaterd.rpc.codec import Call
 from tests.client.either_client import BlockingAsyncClient
 from tests.client.scripted_server import BreakOff
@@ -97,8 +97,7 @@ def parts_of(jobs: int) -> list[int]:
 
 def fail(engine: SqliteEngine, jobs: list[Job], now_ms: int) -> None:
     [ids] = engine.apply(Batch(enqueues=[EnqueueOp("failed", jobs)]), now_ms).enqueues
-    keys = [PendingKey(now_ms, local_id) for local_id in ids]
-    claims = Claims(1, keys, ["test"] * len(keys), [None] * len(keys))
+    claims = Claims(1, ids, [None] * len(ids), "test:", 1)
     engine.apply(Batch(claims=[ClaimOp("failed", [claims])]), now_ms)
     engine.apply(Batch(acks=[AckOp("failed", [], [Acks(1, ids)])]), now_ms)
 

@@ -187,9 +187,9 @@ class ModelEngine:
 
     def _claim(self, op: ClaimOp, now_ms: int) -> list[Payload | None]:
         found: list[Payload | None] = []
-        for priority, keys, claims, _ in op.claims:
-            for at, claim in zip(keys, claims, strict=True):
-                row = self.jobs[op.queue].get(JobKey(priority, at.local_id))
+        for claims in op.claims:
+            for local_id, claim in zip(claims.local_ids, claims.descriptors, strict=True):
+                row = self.jobs[op.queue].get(JobKey(claims.priority, local_id))
                 is_pending = row is not None and row.state is JobState.PENDING
                 if row is not None and is_pending:
                     row.become(JobState.IN_PROGRESS, now_ms, claim)

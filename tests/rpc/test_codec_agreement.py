@@ -21,10 +21,11 @@ from pinlaterd.model import (
     EnqueueRequest,
     Job,
     Method,
+    Payload,
     Request,
 )
 from pinlaterd.rpc import codec, tuned
-from pinlaterd.rpc.answers import read_dequeue_result
+from pinlaterd.rpc.answers import DequeueAnswer, read_dequeue_result
 from pinlaterd.rpc.interface import (
     METHODS,
     CallArguments,
@@ -339,6 +340,25 @@ def test_claimed_jobs_are_written_and_read_alike(jobs):
     assert reply == write_message("dequeueJobs", body, kind=2, seqid=1)
     assert read_dequeue_result(reply, at) == result
     assert codec._decode_result(Method.DEQUEUE, reply, at) == result
+
+
+PREFIXES = st.sampled_from(["mail:s1:p1:", "50%:s1:p1:", "k\xf6nig:s1:p2:"])
+PAYLOADS = st.builds(Payload, st.binary(max_size=3), st.integers(1, 2), st.integers(0, 2))
+
+
+@given(PREFIXES, st.lists(PAYLOADS, min_size=1, max_size=5), st.integers(0, 12), st.integers(0, 12))
+def test_jobs_whose_numbers_count_up_are_written_alike(prefix, payloads, first_id, first_claim):
+    """Also where they do not have equally many digits."""
+    local_ids = range(first_id, first_id + len(payloads))
+    counted, plain = DequeueAnswer(), DequeueAnswer()
+
+    counted.add_counted(prefix, local_ids, payloads, "h:1:%d:", first_claim, 600)
+
+    descriptors = [f"{prefix}{local_id}" for local_id in local_ids]
+    claims = [f"h:1:%d:{first_claim + nth}" for nth in range(len(payloads))]
+    plain.add(descriptors, payloads, claims, 600)
+    assert counted.encode() == plain.encode()
+    assert len(counted) == len(plain)
 
 
 @given(st.lists(CLAIMED, max_size=3), st.data())

@@ -400,10 +400,10 @@ def _claim(store: Store, tx: Transaction, batch: Batch) -> Sequence[Sequence[Pay
     payloads = fitting_payloads(batch.claims, batch.claim_room, read)
     wanted: _ClaimsMade = defaultdict(dict)  # a job that is named twice is the first one's
     for op, fitting in zip(batch.claims, payloads, strict=True):
-        for priority, keys, claim_descriptors, _ in first_claims(op, len(fitting)):
-            by_id = wanted[op.queue, priority]
-            for (_, local_id), claim_descriptor in zip(keys, claim_descriptors, strict=True):
-                by_id.setdefault(local_id, claim_descriptor)
+        for claims in first_claims(op, len(fitting)):
+            by_id = wanted[op.queue, claims.priority]
+            for local_id, descriptor in zip(claims.local_ids, claims.descriptors, strict=True):
+                by_id.setdefault(local_id, descriptor)
     made: _ClaimsMade = {}
     for (queue, priority), by_id in wanted.items():
         table = store.tables.of(queue).get(priority)
@@ -420,13 +420,13 @@ def _handed_out(
     """`payloads` of the first jobs of `op`; None where its claim was not made. What is handed out
     leaves `made`: the same claim may come a second time."""
     handed_out: list[Payload | None] = []
-    for priority, keys, claim_descriptors, _ in first_claims(op, len(payloads)):
-        claims = made.get((op.queue, priority), {})
-        for (_, local_id), claim_descriptor in zip(keys, claim_descriptors, strict=True):
-            mine = claims.get(local_id) == claim_descriptor
+    for claims in first_claims(op, len(payloads)):
+        held = made.get((op.queue, claims.priority), {})
+        for local_id, descriptor in zip(claims.local_ids, claims.descriptors, strict=True):
+            mine = held.get(local_id) == descriptor
             handed_out.append(payloads[len(handed_out)] if mine else None)
             if mine:
-                del claims[local_id]
+                del held[local_id]
     return handed_out
 
 

@@ -235,13 +235,14 @@ class Application:
         runs: dict[object, _Run] = {}
         for at, (op, payloads) in enumerate(zip(self._batch.claims, self._payloads, strict=True)):
             queue, begin = self._stored[op.queue], 0
-            for priority, keys, names, _ in first_claims(op, len(payloads)):
+            for claims in first_claims(op, len(payloads)):
+                priority, ids, *_ = claims
                 head = (queue, priority)
                 run = runs.get(head)
                 if run is None:
                     run = runs[head] = _Run(head)
                     self._keys[queue, priority].add(_CLAIM)
-                ids, places = [key[1] for key in keys], range(begin, begin + len(keys))
+                names, places = claims.descriptors, range(begin, begin + len(ids))
                 begin = places.stop
                 held = payloads[places.start : places.stop]
                 if None in held:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import repeat
 
 from pinlaterd.engines.base import Batch, ClaimOp, Claims
@@ -14,7 +14,6 @@ from pinlaterd.engines.sqlite.runs import (
     IN_PROGRESS,
     PENDING,
     Run,
-    claimed,
     holding,
     merged,
     spans,
@@ -41,7 +40,7 @@ def claim_jobs(store: Store, tx: Transaction, batch: Batch) -> list[Sequence[Pay
             if claims[1]:
                 by_place[op.queue, claims[0]].append(claims)
         if None in fitting:
-            keys = [(claims[0], key[1]) for claims in op.claims for key in claims[1]]
+            keys = [(claims[0], local_id) for claims in op.claims for local_id in claims[1]]
             for (priority, local_id), payload in zip(keys, fitting, strict=False):
                 if payload is None:
                     absent[op.queue, priority].add(local_id)
@@ -70,59 +69,39 @@ def _claim_at(
 ) -> list[bool]:
     """Returns which of the jobs were PENDING, in order, or nothing if all were. If one is named
     twice, the first claim is made. Jobs that are `absent` have no row: they leave their run."""
-    local_ids = [key[1] for alike in claims for key in alike[1]]
+    local_ids = [local_id for alike in claims for local_id in alike[1]]
     wanted = spans(local_ids)
     held = [run for run in holding(tx.db, queue_id, PENDING, wanted) if run.priority == priority]
     taken, left = split(held, wanted)
     place = (queue_id, priority, IN_PROGRESS, tx.now_ms)
     if not absent and sum([run.jobs for run in taken]) == len(local_ids):
-        tx.replace(held, [*left, *_claim_runs(place, claims, local_ids)])
+        tx.replace(held, [*left, *_claim_runs(place, claims)])
         return []
     free = {local_id for run in taken for local_id in run.local_ids}
     made, flags = [], []
-    for _, keys, descriptors, _ in claims:
-        for (_, local_id), descriptor in zip(keys, descriptors, strict=True):
+    for _, ids, _, claimer, first_claim in claims:
+        for number, local_id in enumerate(ids, first_claim):
             flags.append(local_id in free and local_id not in absent)
             free.discard(local_id)
             if flags[-1]:
-                made.append(claimed(Run(local_id, local_id, *place), descriptor))
+                made.append(Run(local_id, local_id, *place, claimer, number))
     tx.replace(held, [*left, *merged(sorted(made))])
     return flags
 
 
-def _claim_runs(
-    place: tuple[int, int, int, int], claims: Sequence[Claims], local_ids: list[int]
-) -> Iterable[Run]:
-    """`local_ids` are those of all `claims`. Mostly both count up, all over or in each of them."""
-    all_descriptors = [descriptor for alike in claims for descriptor in alike[2]]
-    whole = _one_run(place, local_ids, all_descriptors)
-    if whole is not None:
-        return (whole,)
+def _claim_runs(place: tuple[int, int, int, int], claims: Sequence[Claims]) -> list[Run]:
+    """Mostly ids count up as claims do, within those of one op, and from one to the next."""
     runs = []
-    for _, keys, descriptors, _ in claims:
-        ids = [key[1] for key in keys]
-        one = _one_run(place, ids, list(descriptors))
-        if one is not None:
-            runs.append(one)
+    for _, ids, _, claimer, first_claim in claims:
+        first_id, last_id = ids[0], ids[-1]
+        if last_id - first_id == len(ids) - 1 and list(ids) == list(range(first_id, last_id + 1)):
+            runs.append(Run(first_id, last_id, *place, claimer, first_claim))
             continue
-        for local_id, descriptor in zip(ids, descriptors, strict=True):
-            runs.append(claimed(Run(local_id, local_id, *place), descriptor))
-    return merged(sorted(runs))
-
-
-def _one_run(
-    place: tuple[int, int, int, int], local_ids: list[int], descriptors: list[str]
-) -> Run | None:
-    """None if one can't hold them."""
-    first_id, jobs = local_ids[0], len(local_ids)
-    run = claimed(Run(first_id, local_ids[-1], *place), descriptors[0])
-    number = run.claim_number
-    if jobs == 1:
-        return run
-    if number is None or local_ids != list(range(first_id, first_id + jobs)):
-        return None
-    counted = [f"{run.claimer}{n}" for n in range(number, number + jobs)]
-    return run if descriptors == counted else None
+        runs += [
+            Run(local_id, local_id, *place, claimer, number)
+            for number, local_id in enumerate(ids, first_claim)
+        ]
+    return list(merged(sorted(runs))) if len(runs) > 1 else runs
 
 
 def read_payloads(

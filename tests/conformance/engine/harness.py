@@ -32,7 +32,7 @@ from pinlaterd.engines.base import (
     StoredJob,
 )
 from pinlaterd.errors import ShardOwned
-from pinlaterd.model import Job, JobKey, JobState, Payload, PendingKey
+from pinlaterd.model import Job, JobKey, JobState, Payload
 from tests.conformance.engine.engines import EngineMaker
 from tests.conftest import POLL_SECONDS
 
@@ -68,26 +68,30 @@ class Claim(NamedTuple):
     """Of one job."""
 
     key: JobKey
-    run_after_ms: int
     claim_descriptor: str
     payload: Payload | None = None
+
+    @property
+    def named(self) -> tuple[str, int]:
+        claimer, colon, number = self.claim_descriptor.rpartition(":")
+        return claimer + colon, int(number)
 
 
 def claim_op(
     queue: str, claims: Iterable[Claim], most_bytes: int = NO_BOUND, *, at_least_one: bool = True
 ) -> ClaimOp:
-    columns = [
-        Claims(
-            priority,
-            [PendingKey(claim.run_after_ms, claim.key.local_id) for claim in run],
-            [claim.claim_descriptor for claim in run],
-            [claim.payload for claim in run],
-        )
-        for priority, run in (
-            (priority, list(run)) for priority, run in groupby(claims, lambda c: c.key.priority)
-        )
-    ]
-    return ClaimOp(queue, columns, most_bytes, at_least_one)
+    """As a shard puts them together: in columns of those whose claims count up."""
+    columns: list[tuple[int, list[int], list[Payload | None], str, int]] = []
+    for claim in claims:
+        priority, (claimer, number) = claim.key.priority, claim.named
+        last = columns[-1] if columns else (0, [], [], "", 0)
+        if (priority, claimer, number) != (last[0], last[3], last[4] + len(last[1])):
+            last = (priority, [], [], claimer, number)
+            columns.append(last)
+        last[1].append(claim.key.local_id)
+        last[2].append(claim.payload)
+    made = [Claims(*column) for column in columns]
+    return ClaimOp(queue, made, most_bytes, at_least_one)
 
 
 class Claimed(NamedTuple):
@@ -169,12 +173,12 @@ class EngineHarness:
         keys = self.engine.read_pending(
             queue, priority, after=None, until_ms=self.now_ms, limit=limit
         )
-        return [self.claim_on(JobKey(priority, key.local_id), key, source=source) for key in keys]
+        return [self.claim_on(JobKey(priority, key.local_id), source=source) for key in keys]
 
-    def claim_on(self, key: JobKey, at: PendingKey, *, source: str = "worker") -> Claim:
+    def claim_on(self, key: JobKey, *, source: str = "worker") -> Claim:
         self._claims += 1
         start_ms = self.ownership.start_ms
-        return Claim(key, at.run_after_ms, f"host:9010:{start_ms}:{source}:{self._claims}")
+        return Claim(key, f"host:9010:{start_ms}:{source}:{self._claims}")
 
     def claim(
         self, *, queue: str = QUEUE, priority: int = 1, limit: int = 1000, source: str = "worker"

@@ -47,7 +47,7 @@ def test_claims_of_many_queues_and_priorities_in_one_batch(store: EngineHarness)
 def test_a_batch_goes_from_acks_to_claims(store: EngineHarness):
     [claimed] = store.in_progress(b"old")
     retry_at = PendingKey(store.now_ms, claimed.key.local_id)
-    again = store.claim_on(claimed.key, retry_at)._replace(payload=Payload(b"old", 2, 1))
+    again = store.claim_on(claimed.key)._replace(payload=Payload(b"old", 2, 1))
     batch = Batch(
         acks=[ack_op("mail", (), [Ack(claimed.key)])],
         enqueues=[EnqueueOp("mail", [Job(b"new")])],
@@ -65,7 +65,7 @@ def test_a_batch_goes_from_acks_to_claims(store: EngineHarness):
 def test_a_job_enqueued_and_claimed_in_one_batch(store: EngineHarness):
     [key] = store.enqueue(b"first")
     coming = JobKey(1, key.local_id + 1)
-    claim = Claim(coming, store.now_ms, "host:9010:1:worker:1", Payload(b"second", 2, 2))
+    claim = Claim(coming, "host:9010:1:worker:1", Payload(b"second", 2, 2))
 
     result = store.engine.apply(
         Batch(

@@ -22,7 +22,7 @@ def test_claims_that_bear_times_still_to_come(store: EngineHarness, clock: FakeC
     keys = store.enqueue(*[Job(b"", attempts_allowed=2)] * 3)
     latest_ms = store.engine.limits.run_after_ms
     for key, at_ms in zip(keys, (store.now_ms, store.now_ms + 3_600_000, latest_ms), strict=True):
-        claims = [store.claim_on(key, PendingKey(store.now_ms, key.local_id))]
+        claims = [store.claim_on(key)]
         store.engine.apply(Batch(claims=[claim_op("mail", claims)]), at_ms)
 
     expired = store.engine.release_expired(

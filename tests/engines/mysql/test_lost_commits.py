@@ -12,7 +12,7 @@ from pinlaterd.clock import FakeClock
 from pinlaterd.engines.base import Batch, Checkpoint, CheckpointOp, EnqueueOp, Release
 from pinlaterd.engines.mysql.connection import Connection
 from pinlaterd.errors import StorageError, StorageNotCommitted
-from pinlaterd.model import Job, JobState, Payload, PendingKey
+from pinlaterd.model import Job, JobState, Payload
 from tests.conformance.engine.harness import QUEUE, Ack, Claimed, EngineHarness, ack_op, claim_op
 from tests.conftest import WaitUntil
 from tests.engines.mysql.conftest import NewEngine
@@ -45,7 +45,7 @@ def _fail(store: EngineHarness, running: Claimed) -> object:
 
 def _fail_and_claim_again(store: EngineHarness, running: Claimed) -> object:
     """In one batch, after which the job is in the state in which it was before."""
-    claim = store.claim_on(running.key, PendingKey(store.now_ms, running.key.local_id))
+    claim = store.claim_on(running.key)
     result = store.engine.apply(
         Batch(
             acks=[ack_op(QUEUE, [], [Ack(running.key)])],
