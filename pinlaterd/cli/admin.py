@@ -70,21 +70,17 @@ def check(*, folder: Path | None) -> None:
     try:
         found = load_config(etc)
     except ConfigError as error:
-        text = "\n".join(
-            command.printable(problem, command.MAX_LINE_CHARS) for problem in error.problems
-        )
+        text = "\n".join(map(command.printable_line, error.problems))
         command.show({"ok": False, "problems": error.problems, "warnings": []}, text)
         sys.exit(ExitCode.FAILURE)
-    facts = {"ok": True, "problems": [], "warnings": list(found.warnings)}
-    lines = [
-        f"warning: {command.printable(warning, command.MAX_LINE_CHARS)}"
-        for warning in found.warnings
-    ]
     settings = f"settings of {how_many(len(found.queues), 'queue')}"
-    lines.append(f"{etc}: fine; shards {', '.join(found.shards)}; {settings}")
-    command.show(
-        {**facts, "shards": list(found.shards), "queues": list(found.queues)}, "\n".join(lines)
-    )
+    lines = [
+        *(f"warning: {command.printable_line(warning)}" for warning in found.warnings),
+        f"{etc}: fine; shards {', '.join(found.shards)}; {settings}",
+    ]
+    facts = {"ok": True, "problems": [], "warnings": list(found.warnings)}
+    facts |= {"shards": list(found.shards), "queues": list(found.queues)}
+    command.show(facts, "\n".join(lines))
 
 
 @cli.command("hash-password")

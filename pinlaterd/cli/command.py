@@ -119,7 +119,7 @@ class CommandLine(Group):
                 chosen = "is it running? `pinlaterd up` starts it, --host and --port choose it"
                 return f"{error}; {getattr(error, 'cure', chosen)}"
             case PinLaterError():
-                return f"{error.code.name}: {printable(str(error), MAX_LINE_CHARS)}"
+                return f"{error.code.name}: {printable_line(str(error))}"
             case OSError():
                 why = (error.strerror or str(error)).lower()
                 return f"{error.filename or 'input or output failed'}: {why}"
@@ -372,7 +372,7 @@ def polls(seconds: float) -> Iterator[bool]:
 # command it is escaped; in JSON they are exact.
 
 MAX_SHOWN_CHARS = 200
-MAX_LINE_CHARS = 2000  # of a message
+_MAX_LINE_CHARS = 2000
 
 
 def printable(text: str, max_chars: int = MAX_SHOWN_CHARS) -> str:
@@ -380,6 +380,11 @@ def printable(text: str, max_chars: int = MAX_SHOWN_CHARS) -> str:
     cut = text[:max_chars]
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut)
     return shown if len(text) <= max_chars else f"{shown}… ({len(text)} characters)"
+
+
+def printable_line(message: str) -> str:
+    """A message, which may be longer than what is shown of a job."""
+    return printable(message, _MAX_LINE_CHARS)
 
 
 def printable_body(body: bytes, max_chars: int = MAX_SHOWN_CHARS) -> str:

@@ -416,36 +416,34 @@ class ShardCalls:
 
     def enqueue(self, queue: str, jobs: Sequence[Job]) -> Enqueued:
         """All of them, or none. Not repeated: they would be stored twice."""
-        call = calls.enqueue(queue, jobs)
-        reply = self._caller.call(call.encode(0, _CONTEXT), seconds=_ENQUEUE_SECONDS)
-        if reply.status not in (Status.DONE, Status.FAILED):
-            return Enqueued()
         try:
-            return Enqueued(call.result(codec.decode_reply(call.method, reply.payload)))
+            stored = self._ask_once(calls.enqueue(queue, jobs), seconds=_ENQUEUE_SECONDS)
+            return Enqueued(stored)
         except (QueueNotFound, Overloaded):  # a shard that has just joined, or is busy
             return Enqueued()
         except RequestError as error:
             return Enqueued(reason=str(error))
-        except PinLaterError:
+        except (PinLaterError, ConnectionFailed):
             return Enqueued()
 
     def _ask(self, call: PreparedCall[T], op: Op = Op.CALL) -> T:
         until = time.monotonic() + _PATIENCE_SECONDS
-        message = call.encode(0, _CONTEXT)
         while True:
-            reply = self._caller.call(message, seconds=_CALL_SECONDS, op=op)
-            is_late = time.monotonic() >= until
-            if reply.status in (Status.DONE, Status.FAILED):
-                try:
-                    return call.result(codec.decode_reply(call.method, reply.payload))
-                except RequestError:
+            try:
+                return self._ask_once(call, seconds=_CALL_SECONDS, op=op)
+            except RequestError:
+                raise
+            # Its store is being opened again, say, or locked for a while.
+            except (PinLaterError, ConnectionFailed):
+                if time.monotonic() >= until:
                     raise
-                except PinLaterError:  # its store is being opened again, say, or locked for a while
-                    if is_late:
-                        raise
-            elif is_late:
-                raise ConnectionFailed(
-                    f"shard {self._caller.name} does not answer; nothing is lost: when it serves "
-                    "again, repeat the command"
-                )
             time.sleep(_RETRY_SECONDS)
+
+    def _ask_once(self, call: PreparedCall[T], *, seconds: float, op: Op = Op.CALL) -> T:
+        reply = self._caller.call(call.encode(0, _CONTEXT), seconds=seconds, op=op)
+        if reply.status not in (Status.DONE, Status.FAILED):
+            raise ConnectionFailed(
+                f"shard {self._caller.name} does not answer; nothing is lost: when it serves "
+                "again, repeat the command"
+            )
+        return call.result(codec.decode_reply(call.method, reply.payload))

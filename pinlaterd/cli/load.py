@@ -149,9 +149,10 @@ class OpenLoop(ClosedLoop):
         )
         self._ends_with_schedule = plan.calls is not None
         self._ended_at = math.inf
-        self._started = self._unstarted = self._late_all_busy = self._late_to_wake = 0
-        self._latest_seconds = self._behind_seconds = 0.0
+        self._started = self._late_all_busy = self._late_to_wake = 0
+        self._latest_seconds = 0.0
         self._not_started: list[float] = []  # when calls were due that threads waited for
+        self._unstarted_seconds: Sequence[float] = ()
 
     def next_start(self) -> float | None:
         with self._lock:
@@ -192,26 +193,26 @@ class OpenLoop(ClosedLoop):
         never_taken = itertools.takewhile(
             lambda due_at: due_at <= self._ended_at, (self._began_at + at for at in self._due)
         )
-        waited = [
+        self._unstarted_seconds = [
             self._ended_at - due_at
             for due_at in itertools.chain(self._not_started, never_taken)
             if self._measured_from <= due_at <= self._ended_at
         ]
-        self._unstarted, self._behind_seconds = len(waited), max(waited, default=0.0)
-        return waited
+        return self._unstarted_seconds
 
     def facts(self) -> dict[str, object]:
         """`behind_ms`: how long the oldest call that never started had been due."""
+        behind_seconds = max(self._unstarted_seconds, default=0.0)
         return {
             "rate": self._rate,
             "arrivals": self._arrivals,
-            "due": self._started + self._unstarted,
+            "due": self._started + len(self._unstarted_seconds),
             "started": self._started,
             "late_all_busy": self._late_all_busy,
             "late_to_wake": self._late_to_wake,
             "latest_ms": round(1000 * self._latest_seconds, 3),
-            "behind_ms": round(1000 * self._behind_seconds, 3),
-            "kept_up": self._behind_seconds <= _BEHIND_AFTER_SECONDS,
+            "behind_ms": round(1000 * behind_seconds, 3),
+            "kept_up": behind_seconds <= _BEHIND_AFTER_SECONDS,
         }
 
 

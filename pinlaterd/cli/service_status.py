@@ -113,7 +113,7 @@ def _print_status(status: command.Facts) -> None:
         if lines:
             click.echo(f"\n{title}:")
         for line in lines:
-            click.echo(f"  {command.printable(line, command.MAX_LINE_CHARS)}")
+            click.echo(f"  {command.printable_line(line)}")
 
 
 def _facts(facts: Mapping[str, str]) -> str:

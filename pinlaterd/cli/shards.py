@@ -72,9 +72,7 @@ class EditRefused(DeploymentError):
     removal of a shard."""
 
     def __init__(self, problems: Mapping[str, str | None]) -> None:
-        super().__init__(
-            "; ".join(command.printable(text, command.MAX_LINE_CHARS) for text in problems)
-        )
+        super().__init__("; ".join(map(command.printable_line, problems)))
         self.mistakes = None in problems.values()
 
 
@@ -107,7 +105,7 @@ def tell(
     if against:
         raise EditRefused(against)
     for text in problems:
-        click.echo(f"warning: {command.printable(text, command.MAX_LINE_CHARS)}", err=True)
+        click.echo(f"warning: {command.printable_line(text)}", err=True)
     click.echo(f"{done}{'' if was_changed else ' already'}", err=True)
 
 
