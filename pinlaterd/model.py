@@ -1,4 +1,4 @@
-"""The nouns of pinlaterd: jobs, their descriptors, and the twelve requests with their results.
+"""The nouns of pinlaterd: jobs, their descriptors, and the requests with their results.
 
 Everything here is frozen and does no I/O; it may rely on the standard library only. Times are
 milliseconds since the epoch (`_ms`) unless a name says otherwise. What is made for every single
@@ -38,7 +38,7 @@ class JobState(IntEnum):
 
 
 class Method(StrEnum):
-    """The twelve operations, named as on the wire."""
+    """The operations, named as on the wire."""
 
     CREATE_QUEUE = "createQueue"
     DELETE_QUEUE = "deleteQueue"

@@ -11,7 +11,7 @@
     client.enqueue("mail", [b"to: ada", b"to: grace"])
     Worker(client, handlers).run()
 
-`calls` has the twelve operations; a `pool` of connections makes them, to `addresses` that serve,
+`calls` has the operations; a `pool` of connections makes them, to `addresses` that serve,
 and `client` and `async_client` are its two ways to wait: docs/python.md. A `worker` runs
 `handlers`: docs/worker.md. For each queue it claims as many jobs ahead as its `executors` begin
 soon, and holds them `in_flight`; a handler gets a `running_job`, and may run in `processes`.

@@ -1,4 +1,4 @@
-"""The twelve operations as coroutines: the parameters, errors and promises of Client's methods.
+"""The operations as coroutines: the parameters, errors and promises of Client's methods.
 
 A call that is cancelled may have been carried out, like one that ends with OutcomeUnknown.
 """

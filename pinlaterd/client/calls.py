@@ -1,4 +1,4 @@
-"""The twelve operations as calls to be sent: what each asks for, and what its answer becomes.
+"""The operations as calls to be sent: what each asks for, and what its answer becomes.
 
 Both clients have a method for each, with its parameters and docstring. Everything here is pure.
 """

@@ -1,4 +1,4 @@
-"""The twelve operations as methods that block.
+"""The operations as methods that block.
 
 Errors: a refusal of the service is raised as the class of pinlaterd.errors for its code, all of
 them PinLaterError; no answer is ConnectionFailed (nothing was done) or OutcomeUnknown, which is one

@@ -1,4 +1,4 @@
-"""The twelve operations, as the router serves them: receive, route, transfer, reply.
+"""The operations of the interface, as the router serves them: receive, route, transfer, reply.
 
 The four of the job path (enqueue, dequeue, ack, checkpoint) and look-ups are passed through as
 bytes whenever one shard can answer; a dequeue from several is in `dequeue.py`, all else that

@@ -192,7 +192,7 @@ class Interface:
 
 
 class Client:
-    """One connection: the twelve methods, with fields named as in the interface."""
+    """One connection: the methods, with fields named as in the interface."""
 
     def __init__(
         self,
