@@ -33,19 +33,16 @@ T = TypeVar("T")
 def _operation(
     prepare: Callable[P, PreparedCall[T]],
 ) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
-    """The method that makes that call and returns its result."""
-
     async def operation(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self.run(prepare(*args, **kwargs))
 
-    calls.as_method_of("AsyncClient", operation, prepare)
-    return operation
+    return calls.as_operation(operation, prepare)
 
 
 def _paged_operation(
     prepare: Callable[P, PreparedCall[ScanResult]],
 ) -> Callable[Concatenate[AsyncClient, P], AsyncIterator[JobRecord]]:
-    """The method that makes a call for each page, as far as its caller reads."""
+    """With a call for each page, as far as its caller reads."""
 
     async def operation(
         self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs
@@ -57,8 +54,7 @@ def _paged_operation(
                 yield job
             call = calls.page_after(call, page)
 
-    calls.as_method_of("AsyncClient", operation, prepare, returns="AsyncIterator[JobRecord]")
-    return operation
+    return calls.as_operation(operation, prepare)
 
 
 class AsyncClient(BaseClient["_StreamConnection"]):

@@ -49,6 +49,7 @@ from pinlaterd.model import (
 from pinlaterd.rpc import codec
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., object])
 
 # The errors that are sure that an enqueue has stored nothing; but OutcomeUnknown is none of them.
 _NOT_STORED = (RequestError, Overloaded, NoHealthyShards, ConnectionFailed)
@@ -326,28 +327,20 @@ async def change_all(
 # --- for the clients ----------------------------------------------------------------------
 
 
-def as_method_of(
-    client: str,
-    method: Callable[..., object],
-    prepare: Callable[..., object],
-    *,
-    returns: str | None = None,
-) -> None:
-    """Let `help`, editors and tracebacks show a client's method as the operation that it is.
-
-    `returns` is the type of its result, if that is not the prepared call's.
-    """
+def as_operation(method: F, prepare: Callable[..., object]) -> F:
+    """Let `help`, editors and tracebacks show a client's method as the operation that it is."""
     signature = inspect.signature(prepare)
     itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
     prepared = str(signature.return_annotation).removeprefix("PreparedCall[").removesuffix("]")
-    described = signature.replace(
+    returns = method.__annotations__["return"]
+    vars(method)["__signature__"] = signature.replace(
         parameters=[itself, *signature.parameters.values()],
-        return_annotation=prepared if returns is None else returns,
+        return_annotation=prepared if returns == "T" else returns,
     )
     method.__name__ = prepare.__name__
-    method.__qualname__ = f"{client}.{prepare.__name__}"
+    method.__qualname__ = f"{method.__annotations__['self']}.{prepare.__name__}"
     method.__doc__ = prepare.__doc__
-    vars(method)["__signature__"] = described
+    return method
 
 
 def _listed(name: str, values: Iterable[T]) -> list[T]:

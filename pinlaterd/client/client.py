@@ -39,19 +39,16 @@ T = TypeVar("T")
 
 
 def _operation(prepare: Callable[P, PreparedCall[T]]) -> Callable[Concatenate[Client, P], T]:
-    """The method that makes that call and returns its result."""
-
     def operation(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self.run(prepare(*args, **kwargs))
 
-    calls.as_method_of("Client", operation, prepare)
-    return operation
+    return calls.as_operation(operation, prepare)
 
 
 def _paged_operation(
     prepare: Callable[P, PreparedCall[ScanResult]],
 ) -> Callable[Concatenate[Client, P], Iterator[JobRecord]]:
-    """The method that makes a call for each page, as far as its caller reads."""
+    """With a call for each page, as far as its caller reads."""
 
     def operation(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[JobRecord]:
         call: PreparedCall[ScanResult] | None = prepare(*args, **kwargs)
@@ -60,8 +57,7 @@ def _paged_operation(
             yield from page.jobs
             call = calls.page_after(call, page)
 
-    calls.as_method_of("Client", operation, prepare, returns="Iterator[JobRecord]")
-    return operation
+    return calls.as_operation(operation, prepare)
 
 
 class Client(BaseClient["_BlockingConnection"]):
