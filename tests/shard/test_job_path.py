@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pinlaterd.config.schema import ServerSettings
 from pinlaterd.errors import (
     EnqueueRejected,
     InvalidRequest,
@@ -29,6 +30,7 @@ from pinlaterd.model import (
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.codec import Head
 from pinlaterd.shard.dequeue import JOB_OVERHEAD_BYTES
+from pinlaterd.shard.state import ClaimDescriptors
 from pinlaterd.wire.envelope import Op, Status
 
 HEAD = Head("dequeueJobs", 1, oneway=False, strict=True)
@@ -197,6 +199,21 @@ def test_acks_of_jobs_that_no_store_can_hold_change_nothing(shard):
     number = claimed.rpartition(":")[2]
     shard.ack([f"mail:ss1:p200:{number[:-1]}", f"mail:ss1:p200:{number}"])
     assert shard.state(claimed) is JobState.IN_PROGRESS
+
+
+def test_failed_jobs_come_back_in_their_order(shard):
+    shard.enqueue(b"1", b"2", b"3")
+
+    shard.ack(failed=[job.descriptor for job in reversed(shard.dequeue())])
+
+    assert bodies(shard.dequeue()) == [b"1", b"2", b"3"]
+
+
+def test_shards_that_begin_in_the_same_millisecond_give_different_claims():
+    server = ServerSettings(advertised_host="box")
+    first, second = (ClaimDescriptors(server, 5, position=place).take("web", 3) for place in (0, 1))
+
+    assert not {*first} & {*second}
 
 
 def test_scheduled_jobs_are_acked_without_a_dequeue_unless_they_are_due(shard):
