@@ -100,6 +100,15 @@ def reopened(make_shard):
     return reopen
 
 
+def test_a_job_that_was_scheduled_before_a_restart_runs_when_it_is_due(reopened, clock):
+    shard = reopened(Job(b"a", run_after_ms=clock.now_ms() + 1_000))
+    assert shard.dequeue() == []
+
+    clock.advance(1)
+
+    assert bodies(shard.dequeue()) == [b"a"]
+
+
 def test_an_answer_from_several_commits_is_within_its_bound(make_shard):
     shard = make_shard(max_response_bytes=3_000 * JOB_OVERHEAD_BYTES)
     shard.create()

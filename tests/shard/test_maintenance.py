@@ -52,6 +52,23 @@ def test_a_round_is_done_in_slices_and_calls_go_on_between_them(make_shard):
     assert shard.counters()["mail_timeout_retry"] == 1_000
 
 
+def test_a_claim_that_bears_a_time_to_come_has_its_whole_time_out(make_shard, clock):
+    shard = make_shard()
+    shard.create()
+    [job] = shard.enqueue(b"a")
+    now_ms = clock.now_ms()
+    clock.resume(now_ms + 3_600_000)
+    shard.dequeue()
+    shard.service.close()
+    clock.resume(now_ms)  # set back
+
+    successor = make_shard()
+    for seconds, state in ((500, JobState.IN_PROGRESS), (100, JobState.PENDING)):
+        clock.advance(seconds)
+        maintain(successor)
+        assert successor.state(job) is state
+
+
 def test_jobs_that_come_back_are_told_to_routers(shard):
     shard.enqueue(b"a")
     shard.dequeue()
