@@ -83,3 +83,15 @@ def test_a_search_that_fails_is_told_of_and_tried_later(
     counts.poll()
     assert store.snapshots == 1
     assert not counts.sound
+
+
+def test_a_queue_with_fewer_jobs_than_none_is_suspect_until_it_is_counted(counts: Counts[str]):
+    counts.open_queue("post", {PENDING: 1})
+
+    counts.add({("post", *PENDING): -1})
+    assert counts.suspects == set()
+    counts.add({("post", *PENDING): -1})
+
+    assert counts.suspects == {"post"}
+    counts.recount("post")
+    assert counts.suspects == set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,6 +33,7 @@ from pinlaterd.wire.envelope import (
     unpack,
 )
 from pinlaterd.wire.socket import ShardEnd
+from tests.conftest import WaitUntil
 from tests.shard.conftest import Shard
 
 ENDPOINT = "ipc://s.ipc"
@@ -50,40 +52,87 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Context
         yield made
 
 
-def test_it_stays_until_its_routers_have_heard_of_it(shard: Shard, context: Context[Any]):
-    """The loop's clock stands still, so that it would wait for them for ever."""
-    stop, end, ended = StopSignal(), ShardEnd(context), threading.Event()
+def run_loop(
+    shard: Shard, context: Context[Any], talk: Callable[[StopSignal], None], end: ShardEnd
+) -> None:
+    """Until `talk`, which a thread of its own does, has set the signal to stop."""
+    stop, control = StopSignal(), ControlClient("shard-1", "shard", Stats(), 0, context=context)
     end.bind(ENDPOINT)
-    control = ControlClient("shard-1", "shard", Stats(), 0, context=context)
-    stayed: list[bool] = []
-
-    def hear_of_it() -> None:
-        routers = [context.socket(zmq.DEALER) for _ in range(2)]
-        for router in routers:
-            router.linger = MILLISECONDS
-            router.connect(ENDPOINT)
-            router.send(pack(Hello(frozenset())))
-        welcomes = [_hear(router, Welcome) for router in routers]
-        stop.set()
-        parted = pack(GoodbyeAck(welcomes[0].incarnation))
-        for router in routers:
-            _hear(router, Goodbye)
-            # As long as one of them has said nothing, it is there.
-            stayed.append(not ended.wait(0.1))
-            router.send(parted)
-            router.close()
-
-    hearing = threading.Thread(target=hear_of_it)
-    hearing.start()
-
-    ShardLoop(shard.service, end, control, stop, shard.clock, Stats(), dict).run()
-
-    ended.set()
-    hearing.join()
-    assert stayed == [True, True]
+    talking = threading.Thread(target=talk, args=(stop,))
+    talking.start()
+    ShardLoop(shard.service, end, control, stop, shard.clock, shard.stats, dict).run()
+    talking.join()
     end.close()
     control.close()
     stop.close()
+
+
+@contextmanager
+def router_of(context: Context[Any]) -> Iterator[zmq.Socket[bytes]]:
+    with context.socket(zmq.DEALER) as router:
+        router.linger = MILLISECONDS
+        router.connect(ENDPOINT)
+        router.send(pack(Hello(frozenset())))
+        yield router
+
+
+def end_in_order(router: zmq.Socket[bytes], stop: StopSignal) -> None:
+    stop.set()
+    router.send(pack(GoodbyeAck(_hear(router, Goodbye).incarnation)))
+
+
+def test_it_stays_until_its_routers_have_heard_of_it(shard: Shard, context: Context[Any]):
+    """The loop's clock stands still, so that it would wait for them for ever."""
+    ended = threading.Event()
+    stayed: list[bool] = []
+
+    def hear_of_it(stop: StopSignal) -> None:
+        with router_of(context) as one, router_of(context) as other:
+            welcomes = [_hear(router, Welcome) for router in (one, other)]
+            stop.set()
+            for router in (one, other):
+                _hear(router, Goodbye)
+                # As long as one of them has said nothing, it is there.
+                stayed.append(not ended.wait(0.1))
+                router.send(pack(GoodbyeAck(welcomes[0].incarnation)))
+
+    run_loop(shard, context, hear_of_it, ShardEnd(context))
+
+    ended.set()
+    assert stayed == [True, True]
+
+
+class MissesOnce(ShardEnd):
+    """The first answers reach no router."""
+
+    missed = False
+
+    def send(self, router: bytes, frame: bytes) -> bool:
+        if self.missed or not isinstance(unpack(frame), Replies):
+            return super().send(router, frame)
+        self.missed = True
+        return False
+
+
+def test_a_router_that_missed_a_message_is_welcomed_again(
+    shard: Shard, context: Context[Any], wait_until: WaitUntil
+):
+    welcomes: list[Welcome] = []
+
+    def call_twice(stop: StopSignal) -> None:
+        with router_of(context) as router:
+            for _ in range(2):
+                welcomes.append(_hear(router, Welcome))
+                call = shard.entry(EnqueueRequest("mail", [Job(b"a")]))
+                router.send(pack(Calls(welcomes[0].incarnation, [call])))
+                wait_until(lambda: shard.counters().get("shard_routers_lost"))
+                router.send(pack(Calls(welcomes[0].incarnation, [call])))
+            end_in_order(router, stop)
+
+    run_loop(shard, context, call_twice, MissesOnce(context))
+
+    assert welcomes[0].incarnation == welcomes[1].incarnation
+    assert shard.counters()["mail_enqueue"] == 3  # not the one by which it was noticed
 
 
 class BreaksOnce(SqliteEngine):
@@ -104,32 +153,20 @@ def test_to_its_routers_it_is_down_until_its_store_is_open_again(
 ):
     shard = make_shard(engine=BreaksOnce(tmp_path / "shard.sqlite"))
     shard.create()
-    stop, end = StopSignal(), ShardEnd(context)
-    end.bind(ENDPOINT)
-    control = ControlClient("shard-1", "shard", Stats(), 0, context=context)
     heard: list[Frame] = []
 
-    def call_it() -> None:
-        with context.socket(zmq.DEALER) as router:
-            router.linger = MILLISECONDS
-            router.connect(ENDPOINT)
-            router.send(pack(Hello(frozenset())))
+    def call_it(stop: StopSignal) -> None:
+        with router_of(context) as router:
             incarnation = _hear(router, Welcome).incarnation
             call = shard.entry(EnqueueRequest("mail", [Job(b"a")]))
             router.send(pack(Calls(incarnation, [call])))
             while not heard or not isinstance(heard[-1], Welcome):
                 assert router.poll(MILLISECONDS)
                 heard.append(unpack(router.recv()))
-            stop.set()
-            last = _hear(router, Goodbye)
-            router.send(pack(GoodbyeAck(last.incarnation)))
+            end_in_order(router, stop)
 
-    calling = threading.Thread(target=call_it)
-    calling.start()
+    run_loop(shard, context, call_it, ShardEnd(context))
 
-    ShardLoop(shard.service, end, control, stop, shard.clock, Stats(), dict).run()
-
-    calling.join()
     reply, goodbye, welcome = [frame for frame in heard if not isinstance(frame, Pulse)]
     assert isinstance(reply, Replies)
     [entry] = reply.entries
@@ -137,9 +174,6 @@ def test_to_its_routers_it_is_down_until_its_store_is_open_again(
     assert goodbye == Goodbye(reply.incarnation)
     assert isinstance(welcome, Welcome)
     assert welcome.incarnation > reply.incarnation
-    end.close()
-    control.close()
-    stop.close()
 
 
 def _hear(router: zmq.Socket[bytes], kind: type[_Frame]) -> _Frame:
