@@ -4,6 +4,7 @@
     decode_call     a call -> Call(head, context, request)
     encode_call     a request -> a call, for shards and servers
     encode_reply, encode_error, encode_unknown_method    the answer to a call, in the call's form
+    encode_enqueued    an enqueue's answer, of jobs whose descriptors differ in their numbers
     DequeueAnswer, encode_dequeued    a dequeue's answer, as its jobs come in
     decode_reply    an answer -> its result, or the error that it carries, raised
     peek_error      the code of the error that an answer carries, without decoding it
@@ -53,10 +54,11 @@ from pinlaterd.rpc.answers import (
     DESCRIPTORS,
     DequeueAnswer,
     count_dequeued,
+    counted_text,
     read_dequeue_result,
     read_descriptors,
 )
-from pinlaterd.rpc.binary import I32, MessageType, pack_i32
+from pinlaterd.rpc.binary import I32, MessageType, pack_i32, pack_u32
 from pinlaterd.rpc.interface import (
     APPLICATION_ERROR,
     METHODS,
@@ -218,6 +220,16 @@ def _dequeued(result: DequeueResult) -> DequeueAnswer:
         payloads = cast("list[Payload]", list(zip(bodies, allowed, remaining, strict=True)))
         answer.add(descriptors, payloads, claims, timeout_seconds)
     return answer
+
+
+def encode_enqueued(head: Head, prefix: str, local_ids: Sequence[int]) -> bytes:
+    """The answer to an enqueue of jobs of one priority: `prefix` begins their descriptors."""
+    text = counted_text(prefix, local_ids)
+    if text is None:
+        return encode_reply(head, [f"{prefix}{local_id}" for local_id in local_ids])
+    keys = [text % local_id for local_id in local_ids]
+    count = pack_u32(len(keys))
+    return b"".join((message_head(head, MessageType.REPLY), DESCRIPTORS, count, *keys, b"\0\0"))
 
 
 def encode_dequeued(head: Head, answer: DequeueAnswer) -> bytes:

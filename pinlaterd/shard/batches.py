@@ -153,6 +153,7 @@ class Batches:
         elif isinstance(operation, Dequeue):
             self._add_dequeue(batch, operation, late=late)
         elif jobs := operation.rows:
+            operation.in_commit = jobs
             batch.writes.append(operation)
             batch.jobs += jobs
         else:
@@ -178,6 +179,7 @@ class Batches:
                 self._refuse([dequeue], error, now_ms)
                 return
         if jobs := dequeue.rows:
+            dequeue.in_commit = jobs
             batch.dequeues.append(dequeue)
             batch.jobs += jobs
             batch.claims_left -= dequeue.chosen
@@ -192,8 +194,8 @@ class Batches:
         """Returns why none of them was carried out, if that says anything of the store; None if any
         was. Those whose queue is locked are put off, and the others go on without them."""
         while operations:
-            commit = Commit(operations)
-            batch = commit.batch(self._room)
+            commit = Commit(operations, self._room)
+            batch = commit.batch
             started = self._clock.monotonic()
             try:
                 result = self._engine.apply(batch, now_ms)
@@ -210,7 +212,7 @@ class Batches:
                 self._refuse(operations, error, now_ms)
                 return error
             self._measure(operations, batch, result, started)
-            commit.hand_over(batch, result, self._state, now_ms)
+            commit.hand_over(result, self._state, now_ms)
             for operation in operations:
                 self._conclude(operation, now_ms)
             if batch.claims:
@@ -223,7 +225,7 @@ class Batches:
     ) -> None:
         stats, now = self._state.stats, self._clock.monotonic()
         self._state.health.succeeded(now - started, now)
-        stats.record("shard_batch_jobs", sum([operation.rows for operation in operations]))
+        stats.record("shard_batch_jobs", sum([operation.in_commit for operation in operations]))
         stats.record("shard_commit_ms", (now - started) * 1000)
         if self._locks.known:
             self._locks.passed(queue for operation in operations for queue in operation.queues)

@@ -72,9 +72,10 @@ class ForeignError(Exception):
 class Commit:
     """One commit of the store in the making: the operations of which it carries out a part."""
 
-    __slots__ = ("acks", "checkpoints", "claims", "enqueues", "releases")
+    __slots__ = ("acks", "batch", "checkpoints", "claims", "enqueues", "releases")
 
-    def __init__(self, operations: Iterable[Operation]) -> None:
+    def __init__(self, operations: Iterable[Operation], room: ClaimRoom) -> None:
+        """Enqueues into one queue are one operation of it."""
         self.acks: list[Operation] = []
         self.checkpoints: list[Operation] = []
         self.releases: list[Operation] = []
@@ -85,10 +86,7 @@ class Commit:
         ] = []
         for operation in operations:
             operation.add_to(self)
-
-    def batch(self, room: ClaimRoom) -> Batch:
-        """Enqueues into one queue are one operation of it."""
-        return Batch(
+        self.batch = Batch(
             [operation.parts[0] for operation in self.acks],
             [operation.parts[0] for operation in self.checkpoints],
             [operation.parts[0] for operation in self.releases],
@@ -100,7 +98,7 @@ class Commit:
             room,
         )
 
-    def hand_over(self, batch: Batch, result: BatchResult, state: ShardState, now_ms: int) -> None:
+    def hand_over(self, result: BatchResult, state: ShardState, now_ms: int) -> None:
         """It is durable: give each result to whom it belongs."""
         if self.acks:
             _hand_over_parts(self.acks, result.acks, state.acked, now_ms)
@@ -108,7 +106,7 @@ class Commit:
             _hand_over_parts(self.checkpoints, result.checkpoints, state.checkpointed, now_ms)
         if self.releases:
             _hand_over_parts(self.releases, result.releases, state.released, now_ms)
-        for (queue, jobs), local_ids in zip(batch.enqueues, result.enqueues, strict=True):
+        for (queue, jobs), local_ids in zip(self.batch.enqueues, result.enqueues, strict=True):
             at = 0
             for enqueue in self.enqueues[queue]:
                 end = at + len(enqueue.jobs)
@@ -137,9 +135,9 @@ def _hand_over_parts(
 class Operation:
     """One call. Of any number of acks, checkpoints or releases each commit carries out one of
     `parts`. `begun`: whether a commit has carried out any of it; `problem`: what is wrong with some
-    of it, told once the rest is done."""
+    of it, told once the rest is done; `in_commit`: its jobs in the commit in the making."""
 
-    __slots__ = ("begun", "call", "head", "parts", "problem", "queue", "state")
+    __slots__ = ("begun", "call", "head", "in_commit", "parts", "problem", "queue", "state")
 
     def __init__(self, call: CallEntry, head: Head, queue: str, state: ShardState) -> None:
         self.call = call
@@ -147,6 +145,7 @@ class Operation:
         self.queue = queue
         self.state = state
         self.begun = False
+        self.in_commit = 0
         self.parts: deque[Any] = _NO_PARTS
         self.problem: RequestError | None = None
 
@@ -209,12 +208,14 @@ class Enqueue(Operation):
         commit.enqueues.setdefault(self.queue, []).append(self)
 
     def reply(self, now_ms: int) -> bool:
-        prefix = self._prefix
-        descriptors = [
-            f"{prefix}{job[1]}:{local_id}"
-            for local_id, job in zip(self.local_ids, self.jobs, strict=True)
-        ]
-        payload = codec.encode_reply(self.head, descriptors)
+        prefix, priorities = self._prefix, {job[1] for job in self.jobs}
+        if len(priorities) == 1:
+            prefix = f"{prefix}{priorities.pop()}:"
+            payload = codec.encode_enqueued(self.head, prefix, self.local_ids)
+        else:
+            pairs = zip(self.local_ids, self.jobs, strict=True)
+            descriptors = [f"{prefix}{job[1]}:{local_id}" for local_id, job in pairs]
+            payload = codec.encode_reply(self.head, descriptors)
         self.state.replies.add(self.call, Status.DONE, payload)
         return True
 
@@ -233,7 +234,8 @@ class Acking(Operation):
         facts = self.state.queue(request.queue)
         bad: list[str] = []
         parts: deque[AckOp] = deque()
-        for part in ack_parts(request):
+        short = len(request.succeeded) + len(request.failed) <= PART_JOBS
+        for part in (request,) if short else ack_parts(request):
             succeeded = _acks(facts, part.succeeded, bad) if part.succeeded else ()
             failed = _acks(facts, part.failed, bad) if part.failed else ()
             if failed:
@@ -328,20 +330,19 @@ def _acks(facts: QueueFacts, infos: Sequence[AckInfo], bad: list[str]) -> list[A
         if known_priority is not None and is_local_id(infos.digits[0].decode()):
             return [Acks(known_priority, list(map(int, infos.digits)), *infos.rest)]
     acks: list[Acks] = []
-    known_head = alike = None
-    priority = 0
+    known_head = known_priority = alike = None
     for descriptor, status, delay_ms, claim in infos:
         head, _, id_text = descriptor.rpartition(":")
-        plain = is_local_id(id_text)
-        if head == known_head and plain:
-            local_id = int(id_text)
+        if head != known_head:
+            known_head, known_priority = head, facts.priority_of(f"{head}:")
+        if known_priority is not None and is_local_id(id_text):
+            priority, local_id = known_priority, int(id_text)
         else:
             key = facts.key(descriptor)
             if key is None:
                 bad.append(descriptor)
                 continue
             priority, local_id = key
-            known_head = head if plain and local_id else None
         if (priority, status, delay_ms, claim) != alike:
             alike = (priority, status, delay_ms, claim)
             local_ids: list[int] = []
@@ -370,7 +371,7 @@ class CheckpointJobs(Operation):
         request = cast("CheckpointRequest", call.request)
         super().__init__(entry, call.head, request.queue, state)
         facts = state.queue(request.queue)
-        check_source(call.context)
+        check_source(call.context.source)
         checkpoints, bad = [], []
         for (
             descriptor,

@@ -292,6 +292,8 @@ class ReadyIndex:
         try:
             lines = self._queues.get(queue, ())[: lowest_priority or None]
             for priority, line in enumerate(lines, 1):
+                if not line.keys and line.next_due_ms > now_ms:
+                    continue
                 while limit > 0 and (line.keys or self._read(queue, priority, line, now_ms)):
                     count = min(limit, len(line.keys))
                     keys, payloads = line.take(count)

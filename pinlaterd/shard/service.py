@@ -29,6 +29,7 @@ from pinlaterd.shard.batches import Batches
 from pinlaterd.shard.bulk import BulkCalls
 from pinlaterd.shard.dispatch import Dispatch
 from pinlaterd.shard.maintenance import Maintenance
+from pinlaterd.shard.ready import NEVER_MS
 from pinlaterd.shard.state import ShardState
 from pinlaterd.shard.tasks import Pace, Tasks
 from pinlaterd.shard.timekeeping import Timekeeper
@@ -206,16 +207,18 @@ class ShardService:
 
     def idle_seconds(self) -> float:
         """How long nothing will have to be done, if nothing arrives."""
-        now = self._clock.monotonic()
-        if self.busy:
+        if self.backlog or self._batches.unfinished or self._tasks.ready:
             return 0.0
+        now = self._clock.monotonic()
         if not self.serving:
             return max(0.0, self._reopen_at - now)
-        until_due_ms = self._state.ready.wake_ms() - self._clock.now_ms()
         due, locks = self._maintenance.due, self._state.locks
         if locks.known:
             due = min(due, locks.next_try())
-        return max(0.0, min(until_due_ms / 1000, due - now))
+        seconds, wake_ms = due - now, self._state.ready.wake_ms()
+        if wake_ms < NEVER_MS:
+            seconds = min(seconds, (wake_ms - self._clock.now_ms()) / 1000)
+        return max(0.0, seconds)
 
     def facts(self) -> ShardFacts:
         """For a router that says hello. Queues that are not counted yet are told of as they are."""
@@ -286,7 +289,8 @@ class ShardService:
         """Work other than batches. `calls_wait`: whether it may only take a part of the time."""
         if not self.serving:
             return
-        if self._state.ready.wake_ms() <= self._clock.now_ms():
+        wake_ms = self._state.ready.wake_ms()
+        if wake_ms < NEVER_MS and wake_ms <= self._clock.now_ms():
             self._guarded(self._look_for_due)
         maintenance = self._maintenance
         if maintenance.due <= self._clock.monotonic() and (due := maintenance.due_round()):

@@ -7,6 +7,7 @@ where (the index of the job in its list) and what would be right.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 
 from pinlaterd.config.schema import ServerSettings
 from pinlaterd.engines.base import Acks, Checkpoint, Limits, TableLimits
@@ -72,7 +73,7 @@ class Rules:
     def enqueue(self, context: CallContext, request: EnqueueRequest, now_ms: int) -> Sequence[Job]:
         """The jobs as they are to be stored: custom statuses and times cut to what the store
         holds, so that the order in memory is that of the store."""
-        check_source(context, InvalidEnqueue)
+        check_source(context.source, InvalidEnqueue)
         most_body, levels = self._body_bytes, self._levels
         latest, most_status = self._limits.run_after_ms, self._limits.custom_status_chars
         too_long = False
@@ -112,7 +113,7 @@ class Rules:
     # --- dequeue, ack, checkpoint ------------------------------------------------------------
 
     def dequeue(self, context: CallContext, request: DequeueRequest) -> None:
-        check_source(context)
+        check_source(context.source)
         if request.limit < 1 or request.max_wait_ms < 0:
             _check_least("limit", request.limit, 1)
             _check_least("maxWaitMillis", request.max_wait_ms, 0)
@@ -205,10 +206,10 @@ def _cure(table: TableLimits) -> str:
     return f"; {table.body_cure}" if table.body_cure else ""
 
 
+@lru_cache(maxsize=256)  # a client has the same in all its calls
 def check_source(
-    context: CallContext, error: Callable[[str], RequestError] = InvalidRequest
+    source: str, error: Callable[[str], InvalidRequest | InvalidEnqueue] = InvalidRequest
 ) -> None:
-    source = context.source
     if source.isascii() and len(source) <= SOURCE_BYTES and source.isprintable():
         return
     size = len(source.encode())
