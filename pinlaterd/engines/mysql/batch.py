@@ -351,10 +351,13 @@ def _enqueue(store: Store, tx: Transaction, ops: Sequence[EnqueueOp]) -> list[ra
     taken = []
     rows: defaultdict[tuple[str, int], list[bytes]] = defaultdict(list)
     ids: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
+    like: tuple[object, ...] = ()
+    of_queue = ""
     for queue, jobs in ops:
+        if queue != of_queue:
+            like, of_queue = (), queue
         local_ids = store.take_local_ids(len(jobs))
         taken.append(local_ids)
-        like: tuple[object, ...] = ()
         for local_id, job in zip(local_ids, jobs, strict=True):
             if job[1:] != like:  # most jobs differ in their bodies alone
                 like, place = job[1:], (queue, job.priority)
