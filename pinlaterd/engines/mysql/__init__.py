@@ -3,11 +3,10 @@
     jobs.sql       the table of a queue's priority, the whole layout and why it is so
     owner.sql      what a shard remembers of itself
     literals.py    values as SQL literals: the only place where any becomes part of a statement
-    connection.py  one connection: its session's settings, its patience
-    faults.py      the driver's exceptions as pinlaterd's own
+    connection.py  one connection: its session's settings, its patience, its faults as our own
     tables.py      what the tables of a queue can hold, ours and PinLater's; making, counting them
-    statements.py  UPDATE and SELECT of many jobs at once, by primary key
-    transaction.py one transaction: its statements in packets; how a COMMIT ended that was cut off
+    statements.py  UPDATE and SELECT of many jobs at once, by primary key; one transaction of them;
+                   how a COMMIT ended that was cut off
     store.py       the owning connection: the server's lock that makes an owner, ids, transactions
     batch.py       what `apply` does within its one transaction
     engine.py      MysqlEngine: the StorageEngine contract

@@ -46,14 +46,15 @@ from pinlaterd.engines.mysql.statements import (
     LISTED_IDS,
     RUN_AFTER_MS,
     STATUS,
+    CommitProbe,
     Each,
+    Transaction,
     claim_of,
     claims_of,
     read_payloads,
 )
 from pinlaterd.engines.mysql.store import Store
 from pinlaterd.engines.mysql.tables import Table
-from pinlaterd.engines.mysql.transaction import CommitProbe, Transaction
 from pinlaterd.model import Job, JobKey, JobState, Payload, PendingKey, claim_source
 
 

@@ -35,6 +35,7 @@ from pinlaterd.engines.mysql.statements import (
     UPDATED_AT_MS,
     WITH_BODY,
     WITHOUT_BODY,
+    Transaction,
     in_ms,
     read_payloads,
     select,
@@ -42,7 +43,6 @@ from pinlaterd.engines.mysql.statements import (
 )
 from pinlaterd.engines.mysql.store import Store
 from pinlaterd.engines.mysql.tables import JOB_STATES, Table, create_database
-from pinlaterd.engines.mysql.transaction import Transaction
 from pinlaterd.model import JobKey, JobState, Payload, PendingKey
 
 _new = tuple.__new__  # half the cost of calling a NamedTuple, for each job of a batch

@@ -16,8 +16,14 @@ from dataclasses import dataclass
 
 from pinlaterd.clock import Clock
 from pinlaterd.engines.base import ScanAfter, Search, StoredJob, no_pause
-from pinlaterd.engines.mysql.connection import Connection, Server
-from pinlaterd.engines.mysql.faults import FAULTS, is_gone, is_timeout, storage_error
+from pinlaterd.engines.mysql.connection import (
+    FAULTS,
+    Connection,
+    Server,
+    is_gone,
+    is_timeout,
+    storage_error,
+)
 from pinlaterd.engines.mysql.literals import database_prefix, pieces
 from pinlaterd.engines.mysql.statements import WITH_BODY, WITHOUT_BODY, in_ms, select, stored_job
 from pinlaterd.engines.mysql.tables import Table, tables_of

@@ -29,12 +29,13 @@ from typing import NoReturn, TypeVar
 from pinlaterd.clock import Clock
 from pinlaterd.engines.base import Ownership, first_local_id
 from pinlaterd.engines.counts import Counts
-from pinlaterd.engines.mysql.connection import Connection, Server
-from pinlaterd.engines.mysql.faults import (
+from pinlaterd.engines.mysql.connection import (
     DEADLOCK,
     DUPLICATE_KEY,
     FAULTS,
     READ_ONLY,
+    Connection,
+    Server,
     code_of,
     describe,
     gone_database,
@@ -51,8 +52,8 @@ from pinlaterd.engines.mysql.literals import (
     quote_name,
     quote_text,
 )
+from pinlaterd.engines.mysql.statements import CommitProbe, Transaction, UnexpectedRows
 from pinlaterd.engines.mysql.tables import ShardTables, TableSnapshot, create_database, create_table
-from pinlaterd.engines.mysql.transaction import CommitProbe, Transaction, UnexpectedRows
 from pinlaterd.errors import QueueGone, ShardOwned, StorageError, StorageLocked, StorageNotCommitted
 from pinlaterd.model import JobState
 

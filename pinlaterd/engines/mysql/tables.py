@@ -17,8 +17,14 @@ from typing import Any, NamedTuple
 
 from pinlaterd.engines.base import TableLimits, Times
 from pinlaterd.engines.counts import Depths
-from pinlaterd.engines.mysql.connection import Connection, Server
-from pinlaterd.engines.mysql.faults import FAULTS, PACKET_CURE, is_locked, storage_error
+from pinlaterd.engines.mysql.connection import (
+    FAULTS,
+    PACKET_CURE,
+    Connection,
+    Server,
+    is_locked,
+    storage_error,
+)
 from pinlaterd.engines.mysql.literals import (
     BODY_BYTES,
     EARLIEST_MS,

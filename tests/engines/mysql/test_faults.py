@@ -12,7 +12,7 @@ from pymysql.err import OperationalError
 
 from pinlaterd.clock import FakeClock
 from pinlaterd.engines.base import Batch, Checkpoint, EnqueueOp, StorageEngine
-from pinlaterd.engines.mysql.faults import leaves_doubt, storage_error
+from pinlaterd.engines.mysql.connection import leaves_doubt, storage_error
 from pinlaterd.errors import (
     EnqueueRejected,
     InvalidRequest,
