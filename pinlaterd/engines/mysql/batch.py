@@ -10,8 +10,9 @@ carefully.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count, repeat
 from typing import NamedTuple
 
 from pinlaterd.engines.base import (
@@ -22,6 +23,7 @@ from pinlaterd.engines.base import (
     CheckpointOp,
     CheckpointResult,
     ClaimOp,
+    Claims,
     EnqueueOp,
     ReleaseOp,
     Requeued,
@@ -46,6 +48,7 @@ from pinlaterd.engines.mysql.statements import (
     LISTED_IDS,
     RUN_AFTER_MS,
     STATUS,
+    ClaimName,
     CommitProbe,
     Each,
     Transaction,
@@ -386,8 +389,12 @@ def _between(tx: Transaction, table: Table, job: Job) -> bytes:
 
 # --- claims ---------------------------------------------------------------------------------
 
-_ClaimsMade = dict[tuple[str, int], dict[int, str]]
-"""By queue and priority: job and claim descriptor."""
+_ClaimsMade = dict[tuple[str, int], dict[int, ClaimName]]
+"""By queue and priority: jobs, and their claims."""
+
+
+def _named(claims: Claims) -> Iterator[tuple[int, ClaimName]]:
+    return zip(claims[1], zip(repeat(claims.claimer), count(claims.first_claim)))  # noqa: B905
 
 
 def _claim(store: Store, tx: Transaction, batch: Batch) -> Sequence[Sequence[Payload | None]]:
@@ -406,8 +413,8 @@ def _claim(store: Store, tx: Transaction, batch: Batch) -> Sequence[Sequence[Pay
     for op, fitting in zip(batch.claims, payloads, strict=True):
         for claims in first_claims(op, len(fitting)):
             by_id = wanted[op.queue, claims.priority]
-            for local_id, descriptor in zip(claims.local_ids, claims.descriptors, strict=True):
-                by_id.setdefault(local_id, descriptor)
+            for local_id, name in _named(claims):
+                by_id.setdefault(local_id, name)
     made: _ClaimsMade = {}
     for (queue, priority), by_id in wanted.items():
         table = store.tables.of(queue).get(priority)
@@ -426,19 +433,19 @@ def _handed_out(
     handed_out: list[Payload | None] = []
     for claims in first_claims(op, len(payloads)):
         held = made.get((op.queue, claims.priority), {})
-        for local_id, descriptor in zip(claims.local_ids, claims.descriptors, strict=True):
-            mine = held.get(local_id) == descriptor
+        for local_id, name in _named(claims):
+            mine = held.get(local_id) == name
             handed_out.append(payloads[len(handed_out)] if mine else None)
             if mine:
                 del held[local_id]
     return handed_out
 
 
-def _claim_in(tx: Transaction, table: Table, wanted: dict[int, str]) -> dict[int, str]:
+def _claim_in(tx: Transaction, table: Table, wanted: dict[int, ClaimName]) -> dict[int, ClaimName]:
     """Claim the jobs that are PENDING; returns those."""
     if tx.careful:
         ready = dict.fromkeys(tx.lock(table, b"local_id", list(wanted), JobState.PENDING))
-        wanted = {i: claim for i, claim in wanted.items() if (i,) in ready}
+        wanted = {i: name for i, name in wanted.items() if (i,) in ready}
     since = b"pending_since = updated_at, " if table.has_pending_since else b""  # its old value
     common = b"state = 1, %b%bupdated_at = %b%b, claim_descriptor = " % (
         since,
@@ -447,14 +454,17 @@ def _claim_in(tx: Transaction, table: Table, wanted: dict[int, str]) -> dict[int
         table.pins,
     )
     for part in pieces(sorted(wanted), LISTED_IDS):
-        claims = claims_of(part, [table.claim(wanted[local_id]) for local_id in part])
+        names = wanted
+        if table.plain_claims:
+            names = {i: (table.claim(wanted[i][0]), wanted[i][1]) for i in part}
+        claims = claims_of(part, names)
         tx.update(table, part, JobState.PENDING, JobState.IN_PROGRESS, common + claims)
     if wanted:
         # By the claim: no two are alike, but the job may have been in that state before.
-        local_id, claim = next(iter(wanted.items()))
+        local_id, (claimer, number) = next(iter(wanted.items()))
         tx.probe = CommitProbe(
             b"SELECT state = 1 AND claim_descriptor <=> %b FROM %b WHERE local_id = %d"
-            % (quote_text(table.claim(claim)), table.name, local_id),
+            % (quote_text(table.claim(f"{claimer}{number}")), table.name, local_id),
             before=0,
             after=1,
             is_unique=True,

@@ -117,31 +117,30 @@ def _choice(values: Sequence[tuple[int, bytes]]) -> bytes:
     return b"ELT(INTERVAL(local_id, " + listed + b"), " + b", ".join(texts) + b")"
 
 
-def claims_of(local_ids: Sequence[int], descriptors: Sequence[str]) -> bytes:
-    """The claim descriptor of each job, whose ids are in order. They end in numbers, which mostly
-    count up as the ids do: then the server does that."""
-    runs: list[tuple[int, bytes]] = []
-    first = 0
-    while first < len(local_ids):
-        local_id, end = local_ids[first], first + 1
-        head, number = _numbered(descriptors[first])
-        text = quote_text(descriptors[first])
-        if number is not None:
-            text = b"CONCAT(%b, %d + (local_id - %d))" % (quote_text(head), number, local_id)
-            ahead = number - local_id
-            while end < len(local_ids) and descriptors[end] == f"{head}{ahead + local_ids[end]}":
-                end += 1
-        runs.append((local_id, text))
-        first = end
-    return runs[0][1] if len(runs) == 1 else _choice(runs)
+ClaimName = tuple[str, int]
+"""What stands before the number that a claim descriptor ends in, and that."""
 
 
-def _numbered(descriptor: str) -> tuple[str, int | None]:
-    """What stands before its number, and that; None if it does not end in one."""
-    head, colon, digits = descriptor.rpartition(":")
-    if digits.isdecimal() and digits.isascii() and (digits[0] != "0" or digits == "0"):
-        return head + colon, int(digits)
-    return descriptor, None
+def claims_of(local_ids: Sequence[int], names: Mapping[int, ClaimName]) -> bytes:
+    """The claim descriptor of each job, whose ids are in order. Numbers mostly count up as the ids
+    do: then the server does that."""
+    runs: list[list[int]] = []
+    before, ahead = "", 0
+    for local_id in local_ids:
+        claimer, number = names[local_id]
+        if number - local_id == ahead and claimer == before:
+            runs[-1].append(local_id)
+        else:
+            before, ahead = claimer, number - local_id
+            runs.append([local_id])
+    texts = [(run[0], _claims_of_run(*names[run[0]], run)) for run in runs]
+    return texts[0][1] if len(texts) == 1 else _choice(texts)
+
+
+def _claims_of_run(claimer: str, number: int, local_ids: Sequence[int]) -> bytes:
+    if len(local_ids) == 1:
+        return quote_text(f"{claimer}{number}")
+    return b"CONCAT(%b, %d + (local_id - %d))" % (quote_text(claimer), number, local_ids[0])
 
 
 # --- whole jobs, and payloads ---------------------------------------------------------------
