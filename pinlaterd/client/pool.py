@@ -205,7 +205,7 @@ class BaseClient(ABC, Generic[C]):
             with self._lock:
                 self._servers.failed(server, now=time.monotonic())
                 self._close_idle(server)  # they are likely to be as dead
-            if not isinstance(failure, _CannotConnect) and server not in failed_at:
+            if not isinstance(failure, CannotConnect) and server not in failed_at:
                 untried.append(server)
             failed_at.add(server)
             is_unknown = isinstance(failure, OutcomeUnknown)
@@ -238,15 +238,15 @@ class BaseClient(ABC, Generic[C]):
 
     async def _connect(self, server: Address, deadline: float, share: float) -> C:
         """To the first of the endpoints that the server's name stands for which can be connected,
-        within a share of the time that is left. Raises _CannotConnect."""
+        within a share of the time that is left. Raises CannotConnect."""
         now = time.monotonic()
         deadline = now + min(self._connect_timeout_seconds, (deadline - now) * share)
         try:
             endpoints = await self._result_of(self._names.look_up(server), deadline)
         except TimeoutError as error:
-            raise _CannotConnect(server, "DNS has not answered in time") from error
+            raise CannotConnect(server, "DNS has not answered in time") from error
         except OSError as error:
-            raise _CannotConnect(server, _reason_of(error)) from error
+            raise CannotConnect(server, _reason_of(error)) from error
         failures: list[OSError] = []
         for tried, endpoint in enumerate(endpoints):
             now = time.monotonic()
@@ -260,7 +260,7 @@ class BaseClient(ABC, Generic[C]):
                     self._connections.add(connection)
                 return connection
         reasons = ", ".join(dict.fromkeys(map(_reason_of, failures)))
-        raise _CannotConnect(server, reasons) from failures[-1]
+        raise CannotConnect(server, reasons) from failures[-1]
 
     async def _probe(self, server: Address) -> None:
         """Find out whether a server is back, by a look-up of no jobs at all, which changes nothing
@@ -378,7 +378,9 @@ def answer_length(head: bytes | bytearray) -> int:
 # --- failures -----------------------------------------------------------------------------
 
 
-class _CannotConnect(ConnectionFailed):
+class CannotConnect(ConnectionFailed):
+    """`pinlater` counts errors by this name."""
+
     def __init__(self, server: Address, reason: str) -> None:
         super().__init__(f"cannot connect to pinlaterd at {server}: {reason}")
 
