@@ -6,14 +6,9 @@
 What a shard says it holds was counted after it followed, so that nothing can be added to it but
 by its own jobs: those that become due, or fail and are to be retried later.
 
-Jobs are moved at least once, past the routers (wire/shard_caller.py):
-
-    enqueue    on another shard, with a status that names the old descriptor
-    ack        on the source, with a status that names the new one, unless it is due there by then
-
-In this order no job is lost wherever a move is cut short; one may be left in both places. An
-enqueue of unknown outcome is made again. A shard that is killed within an ack leaves its jobs
-claimed; the next move ends those.
+How scheduled jobs are moved, at least once, and in which order: docs/architecture.md. An enqueue of
+unknown outcome is made again. A shard that is killed within an ack leaves its jobs claimed; the
+next move ends those.
 """
 
 from __future__ import annotations

@@ -1,13 +1,8 @@
-"""`pinlater-admin shard failover`: from the look at both servers until the shards serve from the
-new one.
-
-Which steps there are is the engine's (engines/failover.py). What is here is the same for all:
-which shards are concerned, what is refused, the order, the change of shards.yaml, and the journal
-by which an interrupted command is resumed.
+"""`pinlater-admin shard failover`: which shards are concerned, what is refused, the order of the
+steps (which are the engine's), the change of shards.yaml, and the journal by which an interrupted
+command is resumed.
 
     look -> refuse, or ask -> steps -> shards.yaml -> the old master -> wait for the shards
-
-A server is failed over as a whole: all shards of shards.yaml that have it as their master go along.
 """
 
 from __future__ import annotations
@@ -60,7 +55,7 @@ class _Journal(msgspec.Struct):
 
 
 class ShardFailover:
-    """One failover of a deployment's shards. To be used in `alone`.
+    """One failover of a server: of all shards that have it as their master. To be used in `alone`.
 
     Its journal is on disk from before the first change to a server until after the last, so that
     the next command resumes one that was interrupted; what `put` (of Notes) was given is there when
