@@ -341,9 +341,7 @@ class Consumer:
         self._tell(_Message.CONSUMER_ENDED)
 
     def _report(
-        self,
-        jobs: Sequence[RunningJob],
-        call: Callable[[Sequence[RunningJob]], list[RunningJob]],
+        self, jobs: Sequence[RunningJob], call: Callable[[Sequence[RunningJob]], list[RunningJob]]
     ) -> list[RunningJob]:
         """Make a call about all these jobs; return what it returns: those to be acked next. What
         the service finds wrong with one of them is that one's alone."""

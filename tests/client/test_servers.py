@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pinlaterd.client import (
-    AckInfo,
-    ClaimedJob,
-    Client,
-    ConnectionFailed,
-    JobState,
-    OutcomeUnknown,
-)
+from pinlaterd.client import AckInfo, ClaimedJob, Client, ConnectionFailed, JobState, OutcomeUnknown
 from pinlaterd.errors import NoHealthyShards
 from pinlaterd.model import LookupRequest
 from tests.client.scripted_server import BreakOff, SayNothing

@@ -394,10 +394,7 @@ def fail_to_set_up() -> None:
 def test_a_process_that_can_not_begin_ends_the_worker_and_costs_no_attempt(client, queue):
     descriptors = client.enqueue(queue, [b"pid"] * 3)
     worker = Worker(
-        client,
-        in_processes(queue, concurrency=2),
-        max_wait_ms=100,
-        set_up_process=fail_to_set_up,
+        client, in_processes(queue, concurrency=2), max_wait_ms=100, set_up_process=fail_to_set_up
     )
 
     with pytest.raises(ProcessNotStarted, match=rf"(?s)queue '{queue}'.*OSError: no such device$"):
@@ -418,10 +415,7 @@ def test_a_worker_can_be_stopped_while_its_processes_hang_at_their_start(
     descriptors = client.enqueue(queue, [b"pid"])
     began = tmp_path / "began"
     worker = Worker(
-        client,
-        in_processes(queue),
-        max_wait_ms=100,
-        set_up_process=partial(hang_at_start, began),
+        client, in_processes(queue), max_wait_ms=100, set_up_process=partial(hang_at_start, began)
     )
     with running(worker):
         wait_until(began.exists, seconds=60)

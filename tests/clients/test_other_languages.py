@@ -59,8 +59,7 @@ def program_of(workshop: Workshop) -> ProgramOf:
 
 
 @pytest.mark.parametrize(
-    ("language", "form"),
-    [(language, form) for language, forms in SPOKEN.items() for form in forms],
+    ("language", "form"), [(language, form) for language, forms in SPOKEN.items() for form in forms]
 )
 def test_the_whole_life_of_a_job(service: Deployment, program_of: ProgramOf, language, form):
     queue = f"{language}_{form}".replace(" ", "_").replace("-", "_")
