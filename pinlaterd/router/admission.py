@@ -144,8 +144,8 @@ class Admission:
         to wait for room."""
         if not call.claims:
             return self._size(call)
-        room = min(self._free_bytes[True], call.answer.room())
-        if room < _LEAST_BYTES and not call.answer.is_next:
+        room = min(self._free_bytes[True], call.room())
+        if room < _LEAST_BYTES and not call.is_next:
             return 0
         return min(self._size(call), max(_LEAST_BYTES, room // _DEQUEUE_PART))
 
@@ -172,19 +172,19 @@ class Admission:
         now = self._shared.clock.monotonic()
         full = False  # those behind one that lacks room wait, too
         for call, was_next in list(self._lacking.items()):
-            if call.answer.gone:
+            if call.client_gone:
                 del self._lacking[call]
                 call.fail(Overloaded("the client has gone"))  # which nobody reads
                 continue
             # Thousands may wait: sizes are worked out for those only that may begin.
-            size = self._grantable(call) if call.claims or call.answer.is_next else 0
+            size = self._grantable(call) if call.claims or call.is_next else 0
             ready = size > 0
             if ready and not was_next:
                 # It could not be begun while the client had not taken the answers before it.
                 call.deadline = now + self._shared.settings.request_timeout_ms / 1000
                 self._lacking[call] = True
             if ready and not call.claims:
-                full |= size > min(self._free_bytes[False], call.answer.room())
+                full |= size > min(self._free_bytes[False], call.room())
                 ready = not full
             if ready:
                 del self._lacking[call]

@@ -24,11 +24,11 @@ from pinlaterd.errors import (
     ShardConnectionFailed,
 )
 from pinlaterd.model import CallContext, Method, Request, Result
-from pinlaterd.router.rate_limits import RateLimits
+from pinlaterd.router.rate_limits import LimitedQueue, RateLimits
 from pinlaterd.router.shards import ShardSet
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.codec import Peek
-from pinlaterd.rpc.server import Answer
+from pinlaterd.rpc.connection import Answer, Connection
 from pinlaterd.stats import Stats
 from pinlaterd.wire.envelope import Op, ReplyEntry, ShardCall, Status
 from pinlaterd.wire.link import ShardLink
@@ -53,26 +53,27 @@ class Shared:
     settings: ServerSettings  # replaced when they change live
 
 
-class Call(ShardCall):
-    """A Thrift call. While one shard can answer it, it goes there as it is."""
+class Call(Answer, ShardCall):
+    """A Thrift call, and its answer. While one shard can answer it, it goes there as it is."""
 
     refusals: Mapping[str, str] = {}  # why shards did nothing about it, by name
     claims: bool = False  # whether it is a dequeue that is no dry run
     granted_bytes: int = 0  # that its answer may have; of a look-up, scan or dequeue
+    limited: LimitedQueue | None = None  # which pays for the jobs of a dequeue
 
     def __init__(
         self,
         message: bytes,
         peek: Peek,
-        answer: Answer,
+        connection: Connection,
         started: float,
         deadline: float,
         on_end: Callable[[Call, ErrorCode | None], None],
     ) -> None:
         """Times are monotonic seconds. All that ShardCall has besides keeps its defaults."""
+        Answer.__init__(self, connection, oneway=peek.oneway)
         self.message = message
         self.peek = peek
-        self.answer = answer
         self.started = started
         self.deadline = deadline
         self._on_end = on_end
@@ -86,7 +87,7 @@ class Call(ShardCall):
 
     def reply(self, message: bytes, error: ErrorCode | None = None) -> bool:
         """Answer with a Thrift reply; False if nobody is there to read it."""
-        sent = self.answer.send(message)
+        sent = self.send(message)
         self._on_end(self, error)
         return sent
 
@@ -102,8 +103,8 @@ class Call(ShardCall):
         if status is Status.DONE:
             if jobs:
                 # Jobs that a dequeue claimed and nobody gets are released, for others to claim.
-                self.answer.on_undelivered = shard.release
-            if not self.answer.send(payload) and jobs:
+                self.on_undelivered = shard.release
+            if not self.send(payload) and jobs:
                 shard.release(payload)
             self._on_end(self, None)
         elif status is Status.FAILED:

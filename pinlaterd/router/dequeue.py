@@ -125,7 +125,7 @@ class Dequeuer:
         """Gather, wait while there is nothing, answer."""
         call, request = gathering.call, gathering.request
         wait_ms = min(request.max_wait_ms, self._shared.settings.max_dequeue_wait_ms)
-        if call.peek.head.oneway:
+        if call.oneway:
             wait_ms = 0  # no answer delivers what it would claim
         wait_until = call.started + wait_ms / 1000
         # What a call takes comes on top of what it waits.
@@ -133,7 +133,7 @@ class Dequeuer:
         while True:
             refused = await self._gather(gathering, wait_until)
             seconds = wait_until - self._shared.clock.monotonic()
-            if gathering.found or refused or seconds <= 0 or call.answer.gone or self._stopping:
+            if gathering.found or refused or seconds <= 0 or call.client_gone or self._stopping:
                 break
             if call.granted_bytes:
                 await self._wait_for_jobs(gathering, seconds)
@@ -151,7 +151,7 @@ class Dequeuer:
         if not self._shards.ready_jobs(queue):
             await self._wait(call, partial(self._waiting.wait, queue, seconds))
             # It may have been woken in place of another one.
-            if call.answer.gone or not call.granted_bytes:
+            if call.client_gone or not call.granted_bytes:
                 self._wake(queue)
         gathering.covered = {}
 
@@ -188,22 +188,21 @@ class Dequeuer:
     async def _wait(self, call: Call, begin: Callable[[], Coroutine[None, None, T]]) -> T | None:
         """What the wait that begins now results in, or None as soon as the client has gone. Raises
         Overloaded if too many wait."""
-        answer = call.answer
-        if answer.gone:
+        if call.client_gone:
             return None
         task = asyncio.current_task()
         assert task is not None
         self._admission.suspend(call)
-        answer.on_gone = task.cancel
+        call.on_gone = task.cancel
         try:
             return await begin()
         except asyncio.CancelledError:
-            if not call.answer.gone:
+            if not call.connection.is_lost():
                 raise
             task.uncancel()
             return None
         finally:
-            answer.on_gone = None
+            call.on_gone = None
             self._admission.resume(call)
 
 
@@ -315,11 +314,11 @@ class Gathering:
             part.max_jobs = jobs
             part.lowest_priority = self._level
             part.most_bytes = most_bytes
-            shard.call(part, partial(self._arrived, shard, jobs))
+            shard.call(part, self._arrived)
 
-    def _arrived(self, shard: ShardLink, jobs: int, reply: ReplyEntry) -> None:
+    def _arrived(self, part: ShardCall, shard: ShardLink, reply: ReplyEntry) -> None:
         try:
-            self._take_answer(shard, jobs, reply)
+            self._take_answer(shard, part.max_jobs, reply)
         except Exception as error:  # noqa: BLE001
             self._finish(error)
 
@@ -390,7 +389,7 @@ class Gathering:
         """Answer; what can't be delivered is released."""
         call = self.call
         if self.jobs:
-            call.answer.on_undelivered = lambda _message: self.release()
+            call.on_undelivered = lambda _message: self.release()
         if not call.reply(self._answer()):
             self.release()
 

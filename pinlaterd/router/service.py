@@ -18,11 +18,10 @@ from pinlaterd.router.admission import Admission
 from pinlaterd.router.call import LARGE_BYTES, Call, Shared, reason_of
 from pinlaterd.router.dequeue import Dequeuer, may_wait
 from pinlaterd.router.fan_out import FanOut
-from pinlaterd.router.rate_limits import LimitedQueue
 from pinlaterd.router.shards import less_loaded
 from pinlaterd.router.split_enqueue import no_place_to_enqueue
 from pinlaterd.rpc import codec
-from pinlaterd.rpc.server import Answer
+from pinlaterd.rpc.connection import Answer, Connection
 from pinlaterd.wire.envelope import GiveUp, ReplyEntry, Status
 from pinlaterd.wire.link import ShardLink
 
@@ -56,19 +55,20 @@ class RouterService:
             Method.LOOKUP: self._to_first_descriptor,
         }
 
-    def handle(self, message: bytes, answer: Answer) -> None:
+    def handle(self, message: bytes, connection: Connection) -> None:
         """Take one call. Raises ProtocolError if `message` is no Thrift message."""
         peek = codec.peek(message)
         method = peek.method
         if method is None:
             self._shared.stats.count("PinLater.unknown_method")
+            answer = Answer(connection, oneway=peek.oneway)
             answer.send(codec.encode_unknown_method(peek.head))
             return
         started = self._clock.monotonic()
         deadline = started + self._timeout_seconds
-        call = Call(message, peek, answer, started, deadline, self.admission.ended)
+        call = Call(message, peek, connection, started, deadline, self.admission.ended)
         if method is Method.DEQUEUE:
-            answer.expect_wait()
+            call.expect_wait()
         if self.admission.admit(call):
             self._begin(call)
 
@@ -125,7 +125,7 @@ class RouterService:
         # Others may take it if this one goes. One that has gone was chosen for want of another.
         call.patient = not shard.healthy and shard.returning
         call.give_up = GiveUp.NEVER
-        shard.call(call, partial(self._enqueued, call, shard))
+        shard.call(call, self._enqueued)
 
     def _enqueued(self, call: Call, shard: ShardLink, reply: ReplyEntry) -> None:
         if reply.status is not Status.REFUSED:
@@ -148,7 +148,7 @@ class RouterService:
         if shard is None or limit <= 0:
             self._serve_whole(call)
             return
-        limited = self._shared.limits.queues.get(queue)
+        limited = call.limited = self._shared.limits.queues.get(queue)
         call.max_jobs = limit if limited is None else limited.take(limit)
         if not call.max_jobs:
             self._serve_whole(call)
@@ -158,12 +158,10 @@ class RouterService:
         call.most_bytes = call.granted_bytes
         call.patient = False  # others may have jobs; if there are none, the whole call waits
         call.give_up = GiveUp.SILENT if first is None else GiveUp.STALLED
-        shard.call(call, partial(self._dequeued, call, shard, limited))
+        shard.call(call, self._dequeued)
 
-    def _dequeued(
-        self, call: Call, shard: ShardLink, limited: LimitedQueue | None, reply: ReplyEntry
-    ) -> None:
-        peek, status = call.peek, reply.status
+    def _dequeued(self, call: Call, shard: ShardLink, reply: ReplyEntry) -> None:
+        peek, status, limited = call.peek, reply.status, call.limited
         if limited is not None:
             limited.settle(wanted=peek.limit, taken=call.max_jobs, used=reply.jobs)
         if status is Status.DONE:
@@ -178,7 +176,7 @@ class RouterService:
 
     def _may_be_more(self, call: Call, shard: ShardLink, reply: ReplyEntry) -> bool:
         """Whether a shard's short answer to a dequeue may leave jobs that could be had."""
-        if call.answer.gone:
+        if call.client_gone:
             return False
         granted = call.max_jobs
         if granted < call.peek.limit:
@@ -197,7 +195,7 @@ class RouterService:
         if shard is None or _is_for_several(call):
             self._serve_whole(call)
         else:
-            shard.call(call, partial(self._carried_out, call, shard))
+            shard.call(call, self._carried_out)
 
     def _carried_out(self, call: Call, shard: ShardLink, reply: ReplyEntry) -> None:
         if reply.status in _TRY_OTHERS:
@@ -222,7 +220,7 @@ class RouterService:
             return
         task = self._run(call, self._fan_out.run(call))
         if call.peek.method in _SEARCHES:
-            call.answer.on_gone = task.cancel  # what changes jobs goes on
+            call.on_gone = task.cancel  # what changes jobs goes on
 
     def _run(self, call: Call, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)

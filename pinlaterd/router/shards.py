@@ -160,7 +160,7 @@ class ShardSet:
         if not missing:
             return
 
-        def replied(reply: ReplyEntry) -> None:
+        def replied(_call: ShardCall, _shard: ShardLink, reply: ReplyEntry) -> None:
             if reply.status is not Status.DONE:
                 log.warning("shard-%s did not create %d queues", shard.name, len(missing))
                 loop = asyncio.get_running_loop()

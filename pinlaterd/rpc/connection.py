@@ -16,10 +16,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from pinlaterd.errors import ProtocolError
-from pinlaterd.rpc.binary import STRICT_CALL, pack_u32
+from pinlaterd.rpc.binary import pack_u32
 from pinlaterd.rpc.compact import from_binary
 from pinlaterd.rpc.framing import FrameReader
-from pinlaterd.rpc.peek import is_oneway
 
 if TYPE_CHECKING:
     from pinlaterd.rpc.server import ThriftServer
@@ -32,6 +31,8 @@ _UNSENT_LOW_BYTES: Final = 64 * KIB
 # No more calls are begun at a time than would fill this, if their answers are as large as the last.
 _AHEAD_BYTES: Final = 8 * KIB * KIB
 _FIRST_GUESS_BYTES: Final = 256 * KIB
+# With so few, whether to read on is looked at as each begins.
+_FEW_CALLS: Final = 2
 # Answers up to this size are put together with others to be written at once.
 _JOIN_BYTES: Final = 16 * KIB
 # A dead peer is found out by TCP after about two minutes of silence.
@@ -55,47 +56,51 @@ _PROGRESS_BYTES: Final = KIB
 
 
 class Answer:
-    """Where the answer to one call goes: `send` once, at any later time."""
+    """The answer to one call: `send` it once, at any later time. It takes its place in the line of
+    its connection as it is made.
 
-    __slots__ = ("_connection", "may_wait", "message", "on_gone", "on_undelivered", "oneway")
+    Defaults belong to the class, so that a call costs only what it sets."""
+
+    oneway: bool = False
+    sent: bytes | None = None
+    may_wait: bool = False
+    # Called with the answer if the client goes before all of it has arrived.
+    on_undelivered: Callable[[bytes], None] | None = None
+    # Called if the client goes before there is an answer.
+    on_gone: Callable[[], object] | None = None
 
     def __init__(self, connection: Connection, *, oneway: bool) -> None:
-        self._connection = connection
-        self.oneway = oneway
-        self.message: bytes | None = None  # once it is sent
-        # Called with the message if the client goes before all of it has arrived.
-        self.on_undelivered: Callable[[bytes], None] | None = None
-        # Called if the client goes before there is an answer.
-        self.on_gone: Callable[[], object] | None = None
-        self.may_wait = False
+        self.connection = connection
+        if oneway:
+            self.oneway = True
+            connection.oneway_calls += 1
+        else:
+            connection.slots.append(self)
 
     def expect_wait(self) -> None:
         """The call may wait for long: its connection may have only so many of those."""
         if not self.oneway:
             self.may_wait = True
-            self._connection.calls_that_may_wait += 1
+            self.connection.calls_that_may_wait += 1
 
     @property
-    def gone(self) -> bool:
-        """Whether the client has gone, so that nobody would read an answer."""
-        return self._connection.is_lost()
+    def client_gone(self) -> bool:
+        """Whether nobody would read an answer."""
+        return self.connection.is_lost()
 
     @property
     def is_next(self) -> bool:
         """Whether the client has taken, but for little, all answers before it."""
-        return self._connection.is_next(self)
+        return self.connection.is_next(self)
 
     def room(self) -> int:
         """How many bytes more may be held back for clients that do not read."""
-        return self._connection.server.budget.room()
+        return self.connection.server.budget.room()
 
     def send(self, message: bytes) -> bool:
         """False if nobody will get it: the client has gone, or the call is oneway."""
-        if self.oneway:
-            self._connection.ended_oneway()
-            return False
-        assert self.message is None
-        return self._connection.answered(self, message)
+        assert self.sent is None
+        return self.connection.answered(self, message)
 
 
 class _Progress:
@@ -128,9 +133,9 @@ class Connection(asyncio.Protocol):
         self.server = server
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)
         self._reader = FrameReader(server.max_frame_bytes)
-        self._slots: deque[Answer] = deque()  # the calls in flight, oldest first
+        self.slots: deque[Answer] = deque()  # the calls in flight, oldest first
         self._waiting: deque[bytes] = deque()  # messages that are not begun yet
-        self._oneway_calls = 0  # that have not ended
+        self.oneway_calls = 0  # that have not ended
         self.calls_that_may_wait = 0  # for long, and have no answer yet
         self._deliveries: _Deliveries | None = None
         self._reading = True
@@ -166,8 +171,11 @@ class Connection(asyncio.Protocol):
             return
         reader = self._reader
         messages = reader.feed(data)
-        self._received.bytes += len(data)
         self._received.finished += len(messages)
+        if len(messages) == 1 and self._is_first(reader):
+            self._begin(messages[0])
+            return
+        self._received.bytes += len(data)
         self._waiting.extend(messages)
         if messages:
             self._pump()
@@ -195,15 +203,15 @@ class Connection(asyncio.Protocol):
                 undelivered = self._deliveries.undelivered()
             self._deliveries.detach()
         self.gone = True
-        slots, self._slots = self._slots, deque()
+        slots, self.slots = self.slots, deque()
         self._waiting.clear()
         self.server.closed(self)
         for answer in (*undelivered, *slots):
-            if answer.message is None:
+            if answer.sent is None:
                 if answer.on_gone is not None:
                     answer.on_gone()
             elif answer.on_undelivered is not None:
-                answer.on_undelivered(answer.message)
+                answer.on_undelivered(answer.sent)
 
     # --- calls and answers ----------------------------------------------------------------------
 
@@ -211,7 +219,7 @@ class Connection(asyncio.Protocol):
         """Of a oneway call nobody waits for an answer; once the client has gone, of none."""
         if self.gone or self._unsent_high:
             return False
-        return answer.oneway or self._slots[0] is answer
+        return answer.oneway or self.slots[0] is answer
 
     def is_lost(self) -> bool:
         """Whether nothing written now could arrive."""
@@ -220,29 +228,33 @@ class Connection(asyncio.Protocol):
     def answered(self, answer: Answer, message: bytes) -> bool:
         """`message` is the answer, which goes out once all earlier ones are. False if the client
         has gone."""
+        if answer.oneway:
+            self.oneway_calls -= 1
+            if self._waiting:
+                self._pump()
+            return False
         if self.gone or self._transport.is_closing():
             return False
-        answer.message = message
+        answer.sent = message
         size = len(message)
         if answer.may_wait:
             self.calls_that_may_wait -= 1
         # Few calls are begun whose answers are large, or a client that reads none could have
         # gigabytes of them made.
-        self._answer_bytes = max(size, self._answer_bytes // 2)
+        half = self._answer_bytes // 2
+        self._answer_bytes = size if size > half else half
         if self._pumping:
             self._ready_bytes += size
-        elif self._slots[0] is answer:
-            self._pump()
+        elif self.slots[0] is answer:
+            if self._waiting or self._retiring or self._closing or not self._reading:
+                self._pump()
+            else:
+                self._write_answers()
         else:
             self.server.budget.charge(size)
             if answer.may_wait and self._waiting:
                 self._pump()
         return True
-
-    def ended_oneway(self) -> None:
-        self._oneway_calls -= 1
-        if self._waiting:
-            self._pump()
 
     def _pump(self) -> None:
         """Write what can be written and begin what may be begun, until neither is left."""
@@ -252,7 +264,7 @@ class Connection(asyncio.Protocol):
         try:
             while True:
                 self._ready_bytes = 0
-                if self._slots and self._slots[0].message is not None:
+                if self.slots and self.slots[0].sent is not None:
                     self._write_answers()
                 if not self._waiting or not self._begin_calls():
                     break
@@ -262,11 +274,23 @@ class Connection(asyncio.Protocol):
             self._closing = True
         if self._closing:
             self._close_if_done()
-        elif self._waiting or not self._reading or len(self._slots) >= self.server.max_calls:
+        elif self._waiting or not self._reading or len(self.slots) >= self.server.max_calls:
             self._update_reading()
 
+    def _is_first(self, reader: FrameReader) -> bool:
+        """Whether a message that has just come, with nothing behind it, may be begun at once."""
+        return not (
+            self.slots
+            or self._waiting
+            or self.oneway_calls
+            or self._unsent_high
+            or reader.buffer
+            or reader.failure is not None
+            or self.server.max_calls < _FEW_CALLS
+        )
+
     def _is_idle(self) -> bool:
-        return not (self._slots or self._waiting or self._reader.buffer)
+        return not (self.slots or self._waiting or self._reader.buffer)
 
     def _begin_calls(self) -> bool:
         """Begin the calls that wait, as many as may be in flight; whether there were any."""
@@ -274,60 +298,44 @@ class Connection(asyncio.Protocol):
         while (
             self._waiting
             and self._ready_bytes < _JOIN_BYTES
-            and (calls := len(self._slots) + self._oneway_calls) < self.server.max_calls
+            and (calls := len(self.slots) + self.oneway_calls) < self.server.max_calls
             and calls * self._answer_bytes < _AHEAD_BYTES
             and self.calls_that_may_wait < self.server.max_waiting
             and not self._unsent_high
             and not self.gone
         ):
             begun = True
-            message = self._waiting.popleft()
-            oneway = not message.startswith(STRICT_CALL) and is_oneway(message)
-            answer = Answer(self, oneway=oneway)
-            if oneway:
-                self._oneway_calls += 1
-            else:
-                self._slots.append(answer)
-            try:
-                self.server.handler(message, answer)
-            except ProtocolError as error:
-                if oneway:
-                    self._oneway_calls -= 1
-                else:
-                    self._slots.pop()
-                self._refuse(str(error))
+            self._begin(self._waiting.popleft())
         return begun
 
+    def _begin(self, message: bytes) -> None:
+        try:
+            self.server.handler(message, self)
+        except ProtocolError as error:
+            self._refuse(str(error))
+
     def _write_answers(self) -> None:
-        """Write the answers that no earlier call keeps waiting."""
-        slots = self._slots
-        framed = self._reader.framed
-        compact = self._reader.compact
-        deliveries = self._deliveries
+        """Write the answers that no earlier call keeps waiting, of which there is one at least."""
+        slots, reader = self.slots, self._reader
+        written = self._written_bytes
         parts: list[bytes] = []
-        size = 0
-        while slots:
-            answer = slots[0]
-            message = answer.message
-            if message is None:
-                break
-            slots.popleft()
-            if compact:
+        while slots and (message := slots[0].sent) is not None:
+            answer = slots.popleft()
+            if reader.compact:
                 message = from_binary(message)
-            if framed:
+            if reader.framed:
                 parts.append(pack_u32(len(message)))
-                size += 4
+                written += 4
             parts.append(message)
-            size += len(message)
-            if answer.on_undelivered is not None and deliveries is not None:
-                deliveries.written(self._written_bytes + size, answer)
-        if not parts:
-            return
+            written += len(message)
+            if answer.on_undelivered is not None and self._deliveries is not None:
+                self._deliveries.written(written, answer)
         if self._retiring and self._is_idle():
             # This is the last answer: it leaves with the end of the connection, as one segment.
             connected: socket.socket = self._transport.get_extra_info("socket")
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
-        self._written_bytes += size
+        size = written - self._written_bytes
+        self._written_bytes = written
         if size <= _JOIN_BYTES:
             self._transport.write(b"".join(parts))
         else:
@@ -339,7 +347,7 @@ class Connection(asyncio.Protocol):
     def _update_reading(self) -> None:
         if self.gone or self._closing:
             return
-        calls = len(self._slots)
+        calls = len(self.slots)
         limit = self.server.max_calls
         # Once full, half of the calls have to be answered before more are read.
         full = bool(self._waiting) or calls >= (limit if self._reading else max(1, limit // 2))
@@ -362,7 +370,7 @@ class Connection(asyncio.Protocol):
 
     def held_bytes(self) -> int:
         """What this connection keeps in memory: unfinished, not begun, answered but not sent."""
-        answers = sum(len(answer.message or b"") for answer in self._slots)
+        answers = sum(len(answer.sent or b"") for answer in self.slots)
         waiting = sum(map(len, self._waiting))
         written = self._transport.get_write_buffer_size()
         if self._deliveries is not None:
@@ -405,7 +413,7 @@ class Connection(asyncio.Protocol):
             self._close_if_done()
 
     def _close_if_done(self) -> None:
-        if not self._slots and not self.gone:
+        if not self.slots and not self.gone:
             if self._retiring and self._transport.can_write_eof():
                 # Closing alone would throw away what is corked if a call has come in unread.
                 self._transport.write_eof()
@@ -471,7 +479,7 @@ class _Deliveries:
     def written(self, end: int, answer: Answer) -> None:
         """`answer` was written up to byte `end` of the connection."""
         self._answers.append((end, answer))
-        self.held_bytes += len(answer.message or b"")
+        self.held_bytes += len(answer.sent or b"")
         if len(self._answers) > _KEPT_ANSWERS or self.held_bytes > _KEPT_BYTES:
             self.forget_delivered()
 
@@ -482,7 +490,7 @@ class _Deliveries:
         acknowledged = _BYTES_ACKED(info)[0] if len(info) == _INFO_BYTES else sys.maxsize
         while self._answers and self._answers[0][0] <= acknowledged:
             _, answer = self._answers.popleft()
-            self.held_bytes -= len(answer.message or b"")
+            self.held_bytes -= len(answer.sent or b"")
 
     def undelivered(self) -> list[Answer]:
         """Those of which a part at least was never acknowledged."""

@@ -11,14 +11,14 @@ is peeked is what decoding would give, if decoding succeeds: a field given twice
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Final, NamedTuple
 
 from pinlaterd.errors import ProtocolError
 from pinlaterd.model import Method
 from pinlaterd.rpc.binary import I32, STRICT_CALL, U32, VERSION_1, MessageType, pack_i32, pack_u32
-from pinlaterd.rpc.interface import METHODS, headers
+from pinlaterd.rpc.interface import headers
 
 
 class Unusual(Exception):
@@ -33,7 +33,6 @@ UNUSUAL: Final = (Unusual, struct.error, IndexError, UnicodeDecodeError)
 CONTEXT_SOURCE: Final = b"\x0c\x00\x01\x0b\x00\x01"
 REQUEST_TEXT: Final = b"\x0c\x00\x02\x0b\x00\x01"
 _REQUEST_TEXTS: Final = b"\x0c\x00\x02\x0f\x00\x01\x0b"
-_ARGUMENT_TEXT: Final = b"\x0b\x00\x02"
 FIRST_TEXT: Final = b"\x0b\x00\x01"  # of a job, an ack, a checkpoint
 JOBS: Final = b"\x0f\x00\x02\x0c"  # of an enqueue; the checkpoints of a call
 SUCCEEDED: Final = b"\x0f\x00\x02\x0c"
@@ -121,14 +120,6 @@ def read_call_head(message: bytes) -> tuple[Head, Method | None, int]:
     return head, _METHODS.get(name), at
 
 
-def is_oneway(message: bytes) -> bool:
-    """Whether this is a call that expects no answer; False for what is no call at all."""
-    try:
-        return read_message_head(message).kind == MessageType.ONEWAY
-    except ProtocolError:
-        return False
-
-
 def message_head(head: Head, kind: MessageType) -> bytes:
     """The head of a message about the same call, in the same form."""
     usual = len(head.method_name) <= _USUAL_NAME_CHARS
@@ -150,32 +141,44 @@ _remembered_before_seqid = lru_cache(maxsize=256)(_before_seqid)
 
 
 class Peek(NamedTuple):
-    """The head of a call and the fields that choose its way.
+    """A call, and the fields that choose its way if one shard may answer it.
 
-    The fields behind `canonical` mean something only if it is True. `method` is None if there is
-    none of that name. `items`: how many jobs of an enqueue, checkpoints, descriptors of a look-up,
-    or acks, of which there may be a second list; else 0. `limit`: of a dequeue; else 0.
-    `first_descriptor`: of the acks (succeeded before failed), checkpoints or look-up; None if there
-    are none.
+    The fields behind `canonical` mean something only if it is True; of other calls it never is.
+    `method` is None if there is none of that name. `items`: how many jobs of an enqueue,
+    checkpoints, descriptors of a look-up, or acks, of which there may be a second list; else 0.
+    `limit`: of a dequeue; else 0. `first_descriptor`: of the acks (succeeded before failed),
+    checkpoints or look-up; None if there are none.
     """
 
-    head: Head
+    message: bytes
     method: Method | None
+    oneway: bool
     canonical: bool
     queue: str | None
     items: int
     limit: int
     first_descriptor: str | None
 
+    @property
+    def head(self) -> Head:
+        return read_call_head(self.message)[0]
 
-_Found = tuple[str | None, int, int, str | None]  # queue, items, limit, first descriptor
+
+_Found = tuple[int, int, str | None]  # items, limit, first descriptor
 
 
 def peek(message: bytes) -> Peek:
     """Raises ProtocolError if not even the head is that of a call."""
-    head, method, at = read_call_head(message)
-    if method is None:
-        return _new(Peek, (head, None, False, None, 0, 0, None))
+    at = 12 + message[7] if message.startswith(STRICT_CALL) and len(message) > 7 else 0
+    known = _KNOWN_NAMES.get(message[4 : at - 4]) if 0 < at <= len(message) else None
+    if known is None:
+        head, method, at = read_call_head(message)
+        oneway = head.oneway
+    else:
+        _, method = known
+        oneway = False
+    if method not in _FINDERS:
+        return Peek(message, method, oneway, False, None, 0, 0, None)
     try:
         tag, length = _TAG6_U32(message, at)
         at += 10 + length
@@ -186,67 +189,67 @@ def peek(message: bytes) -> Peek:
             at += 7 + length
             if tag != REQUEST_ID or message[at]:
                 raise Unusual
-        queue, items, limit, first = _FINDERS[method](message, at + 1)
-        return _new(Peek, (head, method, True, queue, items, limit, first))
+        at += 1
+        queue = None
+        if method is not Method.LOOKUP:
+            if not message.startswith(REQUEST_TEXT, at):
+                raise Unusual
+            begin = at + 10
+            at = begin + U32(message, at + 6)[0]
+            queue = message[begin:at].decode()
+        items, limit, first = _FINDERS[method](message, at)
+        return _new(Peek, (message, method, oneway, True, queue, items, limit, first))
     except UNUSUAL:
-        return _new(Peek, (head, method, False, None, 0, 0, None))
+        return Peek(message, method, oneway, False, None, 0, 0, None)
 
 
-def _text(message: bytes, at: int) -> str:
-    """The text whose length begins at `at`."""
-    begin = at + 4
-    end = begin + U32(message, at)[0]
-    if end > len(message):
-        raise Unusual
-    return message[begin:end].decode()
+# Each reads a request behind its queue, if it has one.
 
 
-def _no_request(message: bytes, at: int) -> _Found:
-    if message[at]:
-        raise Unusual
-    return None, 0, 0, None
-
-
-def _queue_argument(message: bytes, at: int) -> _Found:
-    if not message.startswith(_ARGUMENT_TEXT, at):
-        raise Unusual
-    return _text(message, at + 3), 0, 0, None
-
-
-def _queue(message: bytes, at: int) -> tuple[str, int]:
-    """The first field of a request."""
-    if not message.startswith(REQUEST_TEXT, at):
-        raise Unusual
-    begin = at + 10
-    end = begin + U32(message, at + 6)[0]
-    return message[begin:end].decode(), end
-
-
-def _queue_only(message: bytes, at: int) -> _Found:
-    queue, end = _queue(message, at)
-    if end >= len(message):
-        raise Unusual
-    return queue, 0, 0, None
-
-
-def _queue_and_bodies(message: bytes, at: int) -> _Found:
-    queue, at = _queue(message, at)
+def _jobs(message: bytes, at: int) -> _Found:
     tag, count = _TAG4_U32(message, at)
     if tag != JOBS:
         raise Unusual
-    return queue, count, 0, None
+    return count, 0, None
 
 
-def _queue_and_descriptors(message: bytes, at: int) -> _Found:
-    """The descriptor is the first field of each element of a list, or of one of two."""
-    queue, at = _queue(message, at)
+def _acks_or_checkpoints(message: bytes, at: int) -> _Found:
     first, items, _ = _first_descriptor(message, at)
-    return queue, items, 0, first
+    return items, 0, first
+
+
+def _dequeue(message: bytes, at: int) -> _Found:
+    tag, limit = _TAG3_I32(message, at)
+    if tag != LIMIT:
+        raise Unusual
+    at += 7
+    if message.startswith(ACKS, at):
+        end = at + 10 + U32(message, at + 6)[0]
+        first, items, at = _first_descriptor(message, end)
+        if first is not None:
+            return items, limit, first
+    # No acks so far: none may come later, out of order.
+    if message.startswith(DRY_RUN, at):
+        at += 4
+    if message.startswith(COVERAGE, at):
+        at += 11
+    if message.startswith(MAX_WAIT, at):
+        at += 7
+    if message[at]:
+        raise Unusual
+    return 0, limit, None
+
+
+def _descriptors(message: bytes, at: int) -> _Found:
+    if not message.startswith(_REQUEST_TEXTS, at):
+        raise Unusual
+    (count,) = U32(message, at + 7)
+    return count, 0, _text(message, at + 11) if count else None
 
 
 def _first_descriptor(message: bytes, at: int) -> tuple[str | None, int, int]:
-    """Of the lists that begin behind a queue's name, and how many elements its list has. If there
-    is none: where the request ends."""
+    """The first field of the first element of a list, or of one of two, and how many elements that
+    has. If there is none: where the request ends."""
     for tag in (SUCCEEDED, FAILED):
         if message.startswith(tag, at):
             (count,) = U32(message, at + 4)
@@ -260,56 +263,19 @@ def _first_descriptor(message: bytes, at: int) -> tuple[str | None, int, int]:
     return None, 0, at + 1
 
 
-def _dequeue(message: bytes, at: int) -> _Found:
-    queue, at = _queue(message, at)
-    tag, limit = _TAG3_I32(message, at)
-    if tag != LIMIT:
+def _text(message: bytes, at: int) -> str:
+    """The text whose length begins at `at`."""
+    begin = at + 4
+    end = begin + U32(message, at)[0]
+    if end > len(message):
         raise Unusual
-    at += 7
-    if message.startswith(ACKS, at):
-        end = at + 10 + U32(message, at + 6)[0]
-        first, items, at = _first_descriptor(message, end)
-        if first is not None:
-            return queue, items, limit, first
-    # No acks so far: none may come later, out of order.
-    if message.startswith(DRY_RUN, at):
-        at += 4
-    if message.startswith(COVERAGE, at):
-        at += 11
-    if message.startswith(MAX_WAIT, at):
-        at += 7
-    if message[at]:
-        raise Unusual
-    return queue, 0, limit, None
+    return message[begin:end].decode()
 
 
-def _descriptors(message: bytes, at: int) -> _Found:
-    if not message.startswith(_REQUEST_TEXTS, at):
-        raise Unusual
-    (count,) = U32(message, at + 7)
-    return None, count, 0, _text(message, at + 11) if count else None
-
-
-_Finder = Callable[[bytes, int], _Found]
-
-
-def _finder(method: Method) -> _Finder:
-    """What reads the request of a method behind the context, by the first fields that it has."""
-    if method is Method.DEQUEUE:
-        return _dequeue
-    _, *arguments = METHODS[method].arguments.fields
-    if not arguments:
-        return _no_request
-    request = arguments[0].type.struct
-    if request is None:
-        return _queue_argument
-    first, *others = (field.type for field in request.fields)
-    if first.element is not None:
-        return _descriptors
-    listed = others[0].element.struct if others and others[0].element is not None else None
-    if listed is None:
-        return _queue_only
-    return _queue_and_bodies if listed.fields[0].type.binary else _queue_and_descriptors
-
-
-_FINDERS: Final = {method: _finder(method) for method in Method}
+_FINDERS: Final[Mapping[Method | None, Callable[[bytes, int], _Found]]] = {
+    Method.ENQUEUE: _jobs,
+    Method.DEQUEUE: _dequeue,
+    Method.ACK: _acks_or_checkpoints,
+    Method.CHECKPOINT: _acks_or_checkpoints,
+    Method.LOOKUP: _descriptors,
+}

@@ -1,8 +1,9 @@
 """The Thrift port: accepts connections and gives each message to one handler.
 
 The handler is called on the event loop with the message (strict or non-strict TBinaryProtocol,
-without frames) and an Answer, and must not block; a ProtocolError from it means that the bytes
-are no call, and closes that connection. Relies on asyncio, and runs best on uvloop.
+without frames) and its connection, for which it makes one Answer, and must not block; a
+ProtocolError instead means that the bytes are no call, and closes that connection. Relies on
+asyncio, and runs best on uvloop.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ __all__ = ["RETIRE_SECONDS", "Answer", "ThriftServer"]
 
 log = logging.getLogger(__name__)
 
-Handler = Callable[[bytes, Answer], None]
+Handler = Callable[[bytes, Connection], object]
 
 # A connection that makes no progress is closed after so many times the time for one call.
 _STALL_TIMEOUTS: Final = 3

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
@@ -120,7 +120,7 @@ class ReplyEntry(NamedTuple):
     jobs: int = 0  # dequeue: how many it carries
 
 
-OnReply = Callable[[ReplyEntry], None]
+OnReply = Callable[[Any, Any, ReplyEntry], None]  # with the call, and the link that it was made on
 
 
 class ReadyCounts(NamedTuple):
@@ -210,9 +210,12 @@ def unpack(frame: bytes) -> Frame:
 
 
 def pack_calls(incarnation: int, calls: Iterable[ShardCall]) -> bytes:
-    # Plain tuples are packed alike, and a NamedTuple costs three times as much.
+    # Plain tuples are packed alike, and a NamedTuple costs three times as much. Of an entry the
+    # defaults at the end can be left out.
     entries = [
-        (
+        (call.call_id, call.deadline, call.message)
+        if call.whole and call.max_jobs < 0 and call.op is Op.CALL
+        else (
             call.call_id,
             call.deadline,
             call.message,

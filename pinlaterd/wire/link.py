@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -34,7 +34,6 @@ from pinlaterd.wire.envelope import (
     GoodbyeAck,
     Hello,
     MalformedEnvelope,
-    OnReply,
     Op,
     Pulse,
     ReadyCounts,
@@ -50,6 +49,8 @@ from pinlaterd.wire.envelope import (
 )
 
 log = logging.getLogger(__name__)
+
+C = TypeVar("C", bound=ShardCall)
 
 # Sweeps come as often as a shard's pulses. They get rare before the pulses do, so that a shard that
 # has become quiet is not taken for a silent one.
@@ -173,8 +174,9 @@ class ShardLink:
         """How many jobs are ready by priority: a hint; () if the shard has said nothing yet."""
         return self.ready.get(queue, ())
 
-    def call(self, call: ShardCall, on_reply: OnReply) -> None:
-        """Send `call` with all others of this turn; `on_reply` is called once, later or now.
+    def call(self, call: C, on_reply: Callable[[C, ShardLink, ReplyEntry], None]) -> None:
+        """Send `call` with all others of this turn; `on_reply` is called with it, this link and the
+        reply once, later or now.
 
         While the shard is returning, and if it goes without having carried out the call, a
         patient one waits for its successor; else the reply is REFUSED. If the shard falls silent
@@ -183,10 +185,10 @@ class ShardLink:
             self._sweep_often()
         size = len(call.message)
         if self._bytes_in_flight + size > self._max_bytes and self._bytes_in_flight:
-            on_reply(_FULL)
+            on_reply(call, self, _FULL)
             return
         if self.incarnation == 0 and not (call.patient and self.returning):
-            on_reply(_DOWN)
+            on_reply(call, self, _DOWN)
             return
         call.on_reply = on_reply
         call.call_id = call_id = self._next_call_id
@@ -202,7 +204,7 @@ class ShardLink:
         search is ended."""
         future: asyncio.Future[ReplyEntry] = self._loop.create_future()
 
-        def arrived(reply: ReplyEntry) -> None:
+        def arrived(_call: ShardCall, _link: ShardLink, reply: ReplyEntry) -> None:
             if not future.cancelled():
                 future.set_result(reply)
             elif reply.jobs:
@@ -232,7 +234,7 @@ class ShardLink:
         calls, self.unsent = self.unsent, []
         if not self._send(pack_calls(self.incarnation, calls)):
             for call in calls:
-                self._finish(call.call_id, _DOWN)
+                self._finish(call, _DOWN)
 
     def _send(self, frame: bytes) -> bool:
         try:
@@ -291,7 +293,10 @@ class ShardLink:
             if frame.counts:
                 self._count(frame.counts)
             for reply in frame.entries:
-                self._finish(reply.call_id, reply)
+                call = self._in_flight.pop(reply.call_id, None)
+                if call is not None:
+                    self._bytes_in_flight -= len(call.message)
+                    self._tell(call, reply)
         elif isinstance(frame, Pulse):
             self._follow_health(degraded=frame.degraded)
             if frame.counts:
@@ -301,16 +306,23 @@ class ShardLink:
             log.info("shard-%s does not serve for now; waiting for it to come back", self.name)
             self._leave(None)
 
-    def _finish(self, call_id: int, reply: ReplyEntry) -> None:
-        call = self._in_flight.pop(call_id, None)
-        if call is None:
-            return
-        self._bytes_in_flight -= len(call.message)
+    def _finish(self, call: ShardCall, reply: ReplyEntry) -> None:
+        """No answer to it is waited for any more."""
+        if self._in_flight.pop(call.call_id, None) is not None:
+            self._bytes_in_flight -= len(call.message)
+            self._tell(call, reply)
+
+    def _tell(self, call: ShardCall, reply: ReplyEntry) -> None:
+        """A caller's failure is its own: the others of this message get their replies."""
         on_reply, call.on_reply = call.on_reply, None
-        if on_reply is not None:
-            _tell(on_reply, reply)
-        elif reply.jobs:  # it was given up
-            self.release(reply.payload)
+        if on_reply is None:  # it was given up
+            if reply.jobs:
+                self.release(reply.payload)
+            return
+        try:
+            on_reply(call, self, reply)
+        except Exception:
+            log.exception("a reply of a shard could not be used")
 
     def _count(self, counts: Sequence[ReadyCounts]) -> None:
         for queue, numbers in counts:
@@ -354,13 +366,13 @@ class ShardLink:
         self.ready = {}
         unsent = {call.call_id for call in self.unsent}
         self.unsent = []
-        for call_id, call in list(self._in_flight.items()):
-            if reply is not None and call_id not in unsent:
-                self._finish(call_id, reply)
+        for call in list(self._in_flight.values()):
+            if reply is not None and call.call_id not in unsent:
+                self._finish(call, reply)
             elif call.patient and call.on_reply is not None and self.returning:
                 self.unsent.append(call)
             else:
-                self._finish(call_id, _DOWN)
+                self._finish(call, _DOWN)
 
     def _monitor_readable(self) -> None:
         while not self._socket.closed:
@@ -397,9 +409,9 @@ class ShardLink:
         self._sweeping = self._loop.call_later(self._sweep_seconds, self._sweep)
         if self.incarnation == 0:
             self._sweep_kept(now)
-        for call_id, call in list(self._in_flight.items()):
+        for call in list(self._in_flight.values()):
             if call.deadline + _FORGET_AFTER_SECONDS <= now:
-                self._finish(call_id, _LATE)
+                self._finish(call, _LATE)
         self._give_up(lambda call: call.deadline + call.grace_seconds <= judged_until, _LATE)
         self._silent_sweeps += 1 if waited == PULSE_SECONDS else _QUIET_SWEEP
         self._assess()
@@ -420,15 +432,9 @@ class ShardLink:
 
     def _give_up(self, is_due: Callable[[ShardCall], bool], reply: ReplyEntry) -> None:
         """Answer those calls with `reply`. The claims of late answers are released."""
-        due = [
-            (call, call.on_reply)
-            for call in self._in_flight.values()
-            if call.on_reply is not None and is_due(call)
-        ]
-        for call, _ in due:
-            call.on_reply = None
-        for _, on_reply in due:
-            _tell(on_reply, reply)
+        calls = self._in_flight.values()
+        for call in [call for call in calls if call.on_reply is not None and is_due(call)]:
+            self._tell(call, reply)
 
     def _sweep_kept(self, now: float) -> None:
         """Refuse what has waited for a successor for too long."""
@@ -439,7 +445,7 @@ class ShardLink:
             if self.returning and call.deadline > now:
                 self.unsent.append(call)
             else:
-                self._finish(call.call_id, _DOWN)
+                self._finish(call, _DOWN)
 
 
 def _new_dealer(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
@@ -454,17 +460,9 @@ def _new_dealer(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
     return dealer
 
 
-def _ignore(_reply: ReplyEntry) -> None:
+def _ignore(_call: ShardCall, _link: ShardLink, _reply: ReplyEntry) -> None:
     pass
 
 
 def _descriptor(socket: zmq.Socket[bytes]) -> int:
     return int(socket.getsockopt(zmq.FD))
-
-
-def _tell(on_reply: OnReply, reply: ReplyEntry) -> None:
-    """A caller's failure is its own: the others of this message get their replies."""
-    try:
-        on_reply(reply)
-    except Exception:
-        log.exception("a reply of a shard could not be used")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from itertools import count
+from typing import Any
 
 from pinlaterd.clock import Clock
 from pinlaterd.router.shards import ShardSet
@@ -20,6 +22,7 @@ from pinlaterd.wire.envelope import (
 from pinlaterd.wire.link import ShardLink
 
 ROUTER = b"router"
+Tell = Callable[[ReplyEntry], None]
 
 
 class LocalShard(ShardLink):
@@ -35,7 +38,7 @@ class LocalShard(ShardLink):
         self.calls: list[CallEntry] = []  # all that were ever made
         self.ready = dict(facts.counts)
         self.unsent = []
-        self.intercept: Callable[[ShardCall, OnReply], bool] = lambda _call, _on_reply: False
+        self.intercept: Callable[[ShardCall, Tell], bool] = lambda _call, _on_reply: False
         self._service = service
         self._listener = listener
         self._clock = clock
@@ -57,10 +60,10 @@ class LocalShard(ShardLink):
         self.degraded = degraded
         self._assess()
 
-    def call(self, call: ShardCall, on_reply: OnReply) -> None:
+    def call(self, call: Any, on_reply: OnReply) -> None:
         if not self.healthy:
-            on_reply(ReplyEntry(0, Status.REFUSED, b"is down"))
-        elif not self.intercept(call, on_reply):
+            on_reply(call, self, ReplyEntry(0, Status.REFUSED, b"is down"))
+        elif not self.intercept(call, partial(on_reply, call, self)):
             self._carry_out(call, on_reply)
 
     def _carry_out(self, call: ShardCall, on_reply: OnReply) -> None:
@@ -96,6 +99,6 @@ class LocalShard(ShardLink):
         for reply in replies:
             call = self._in_flight.pop(reply.call_id, None)
             if call is not None and call.on_reply is not None:
-                call.on_reply(reply)
+                call.on_reply(call, self, reply)
         if self._service.busy:
             self._loop.call_soon(self.turn)

@@ -27,6 +27,7 @@ from pinlaterd.router.call import Call, Shared
 from pinlaterd.router.rate_limits import RateLimits
 from pinlaterd.router.shards import ShardSet
 from pinlaterd.rpc import codec
+from pinlaterd.rpc.connection import Answer
 from pinlaterd.stats import Stats
 from pinlaterd.wire.envelope import SCAN_BYTES
 
@@ -37,18 +38,25 @@ REQUEST_SECONDS = SETTINGS.request_timeout_ms / 1000
 
 
 class Client:
-    """Where an answer goes."""
+    """Stands in for the connection of one call."""
 
     def __init__(self) -> None:
-        self.gone = False
-        self.is_next = True
+        self.slots: list[Call] = []
+        self.server = self.budget = self
+        self.reads = True
         self.room_bytes = SETTINGS.max_buffered_bytes
         self.error: str | None = None
 
     def room(self) -> int:
         return self.room_bytes
 
-    def send(self, message: bytes) -> bool:
+    def is_lost(self) -> bool:
+        return False
+
+    def is_next(self, _answer: Answer) -> bool:
+        return self.reads
+
+    def answered(self, _answer: Answer, message: bytes) -> bool:
         error = codec.peek_error(message)
         assert error is ErrorCode.UNKNOWN
         self.error = message.decode(errors="replace")
@@ -70,8 +78,8 @@ class Scene:
     def call(self, method: Method, request: Request) -> tuple[Call, Client]:
         message = codec.encode_call(method, 1, CallContext("test"), request)
         client = Client()
-        answer = cast("Any", client)
-        return Call(message, codec.peek(message), answer, 0.0, 0.0, self.admission.ended), client
+        place = cast("Any", client)
+        return Call(message, codec.peek(message), place, 0.0, 0.0, self.admission.ended), client
 
     def dequeue(self, limit: int = 1000) -> tuple[Call, Client]:
         return self.call(Method.DEQUEUE, DequeueRequest("mail", limit))
@@ -118,10 +126,10 @@ async def _until(condition: Callable[[], object]) -> None:
 def test_a_dequeue_without_room_waits_until_it_is_the_next(scene: Scene):
     async def check() -> None:
         call, client = scene.dequeue()
-        client.room_bytes, client.is_next = 0, False
+        client.room_bytes, client.reads = 0, False
         scene.admit(call)
         assert scene.begun == []
-        client.is_next = True
+        client.reads = True
         await _until(lambda: scene.begun == [call])
         assert call.granted_bytes == 256 * KIB
 
@@ -132,7 +140,7 @@ def test_a_dequeue_that_goes_on_without_room_is_granted_nothing(scene: Scene):
     call, client = scene.dequeue()
     scene.admit(call)
     scene.admission.suspend(call)
-    client.room_bytes, client.is_next = 0, False
+    client.room_bytes, client.reads = 0, False
     scene.admission.resume(call)
     assert call.granted_bytes == 0
 
@@ -164,10 +172,10 @@ def test_any_true_boolean_asks_for_bodies(scene: Scene, true: int):
 def test_a_long_scan_waits_until_it_is_the_next_and_a_short_one_does_not(scene: Scene):
     async def check() -> None:
         (long, client), (short, other) = scene.scan(10_000), scene.scan(100)
-        client.is_next = other.is_next = False
+        client.reads = other.reads = False
         scene.admit(long, short)
         assert scene.begun == [short]
-        client.is_next = True
+        client.reads = True
         await _until(lambda: long in scene.begun)
         assert 0 < long.granted_bytes - SHARDS * SCAN_BYTES < 5 * MIB
 

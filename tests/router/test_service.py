@@ -56,33 +56,45 @@ from pinlaterd.router.rate_limits import RateLimits
 from pinlaterd.router.service import RouterService
 from pinlaterd.router.shards import ShardSet
 from pinlaterd.rpc import codec, tuned
-from pinlaterd.rpc.server import Answer
+from pinlaterd.rpc.connection import Answer, Connection
 from pinlaterd.shard.service import ShardService
 from pinlaterd.stats import Stats
 from pinlaterd.wire.control import ShardEntry
-from pinlaterd.wire.envelope import OnReply, Op, ReadyCounts, ReplyEntry, ShardCall, Status
-from tests.router.local_shard import LocalShard
+from pinlaterd.wire.envelope import Op, ReadyCounts, ReplyEntry, ShardCall, Status
+from tests.router.local_shard import LocalShard, Tell
 
 QUEUE = "mail"
 ANSWER_SECONDS = 10.0
 
 
 class Client:
-    """Takes one answer; `gone` when told so."""
+    """Stands in for a connection with one call, and takes its answer; `gone` when told so."""
 
     def __init__(self) -> None:
         self.gone = False
-        self.is_next = True
-        self.on_undelivered: Callable[[bytes], None] | None = None
-        self.on_gone: Callable[[], object] | None = None
+        self.reads = True
+        self.slots: list[Answer] = []
+        self.oneway_calls = self.calls_that_may_wait = 0
+        self.server = self.budget = self
         self.message: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-
-    def expect_wait(self) -> None: ...
 
     def room(self) -> int:
         return 1 << 30
 
-    def send(self, message: bytes) -> bool:
+    def is_lost(self) -> bool:
+        return self.gone
+
+    def is_next(self, _answer: Answer) -> bool:
+        return self.reads
+
+    def end(self) -> None:
+        """It goes, and the call that it waits for hears of it."""
+        self.gone = True
+        [answer] = self.slots
+        assert answer.on_gone is not None
+        answer.on_gone()
+
+    def answered(self, _answer: Answer, message: bytes) -> bool:
         if not self.gone:
             self.message.set_result(message)
         return not self.gone
@@ -168,7 +180,7 @@ class Site:
         return client
 
     def handle(self, message: bytes, client: Client) -> None:
-        self.router.handle(message, cast("Answer", client))
+        self.router.handle(message, cast("Connection", client))
 
     async def call(self, method: Method, request: Request) -> Result:
         message = await asyncio.wait_for(self.begin(method, request).message, ANSWER_SECONDS)
@@ -284,9 +296,9 @@ async def test_whatever_the_hints_say_the_best_jobs_of_all_shards_leave_first(si
 async def test_what_several_shards_gave_a_client_that_has_gone_is_there_for_others(
     site: Site,
 ) -> None:
-    client, asked = Client(), list[OnReply]()
+    client, asked = Client(), list[Tell]()
 
-    def go_at_the_second(on_reply: OnReply) -> bool:
+    def go_at_the_second(on_reply: Tell) -> bool:
         asked.append(on_reply)
         client.gone |= len(asked) == 2
         return False
@@ -408,7 +420,7 @@ async def test_no_token_is_spent_for_a_client_that_does_not_read(site: Site, mon
     waiting = site.begin(Method.DEQUEUE, DequeueRequest(QUEUE, 1, max_wait_ms=30_000))
     await site.settle(waiting=1)
     monkeypatch.setattr(waiting, "room", lambda: 0)
-    waiting.is_next = False
+    waiting.reads = False
 
     site.fill(1)
 
@@ -425,9 +437,7 @@ async def test_so_many_may_wait_and_one_whose_client_goes_makes_room(site: Site)
         await site.call(Method.DEQUEUE, wait)
     await site.settle(waiting=1)
 
-    waiting.gone = True
-    assert waiting.on_gone is not None
-    waiting.on_gone()
+    waiting.end()
     await site.settle(waiting=0)
 
     other = site.begin(Method.DEQUEUE, wait)
@@ -465,9 +475,7 @@ async def test_a_search_whose_client_goes_before_it_has_begun_is_ended(
 ) -> None:
     before = [len(shard.calls) for shard in site.locals()]
     client = site.begin(method, search)
-    client.gone = True
-    assert client.on_gone is not None
-    client.on_gone()
+    client.end()
 
     await site.router.finish_calls(ANSWER_SECONDS)
 
@@ -568,7 +576,7 @@ async def test_a_shard_that_joins_gets_the_queues_of_the_others(site: Site) -> N
     assert (last.op, last.message) == (Op.ENSURE_QUEUES, b'["only_here"]')
 
 
-def on_call(shard: LocalShard, method: Method, act: Callable[[OnReply], bool]) -> None:
+def on_call(shard: LocalShard, method: Method, act: Callable[[Tell], bool]) -> None:
     """Have `act` see each call of `method` to `shard` first; True: it needs no other answer."""
     no_calls = (Op.RELEASE, Op.ENSURE_QUEUES, Op.END_SEARCH)
     shard.intercept = lambda call, on_reply: (
@@ -582,12 +590,12 @@ def answer_with(
     method: Method,
     numbers: Container[int],
     late: AdvancingClock | None = None,
-) -> list[OnReply]:
+) -> list[Tell]:
     """Have the calls of those numbers, from 1 on, answered with `reply`; if a clock is given, once
     the time of a call is over. Returns who has called."""
-    asked: list[OnReply] = []
+    asked: list[Tell] = []
 
-    def answer(on_reply: OnReply) -> bool:
+    def answer(on_reply: Tell) -> bool:
         asked.append(on_reply)
         if len(asked) not in numbers:
             return False
@@ -604,7 +612,7 @@ async def test_a_shard_that_is_welcomed_while_a_queue_is_created_gets_it_too(sit
     late = site.shard("3")
     late.serves(serves=False)
 
-    def welcome(_: OnReply) -> bool:
+    def welcome(_: Tell) -> bool:
         late.serves()
         return False
 
@@ -618,7 +626,7 @@ async def test_a_shard_that_refused_to_create_a_queue_is_asked_again(site: Site)
     site.services["1"].create_queues(["new"])  # as another router had it done
     other = site.shard("2")
 
-    def refuse(_call: ShardCall, on_reply: OnReply) -> bool:
+    def refuse(_call: ShardCall, on_reply: Tell) -> bool:
         other.intercept = lambda _call, _on_reply: False
         on_reply(ReplyEntry(0, Status.REFUSED, b"is busy"))
         return True
@@ -638,7 +646,7 @@ async def test_a_queue_that_a_returning_shard_brought_back_is_deleted_all_the_sa
     site.shared.settings = ServerSettings(admin_password_hash=hash_password("open"))
     went: list[bool] = []
 
-    def go_and_come_back(on_reply: OnReply) -> bool:
+    def go_and_come_back(on_reply: Tell) -> bool:
         if went:
             return False
         went.append(True)
@@ -692,7 +700,7 @@ async def test_a_shard_that_joins_gets_the_queues_of_one_that_is_away_for_a_mome
 def remove_on(site: Site, name: str, method: Method) -> None:
     """The shard is removed as soon as it has such a call."""
 
-    def remove(_: OnReply) -> bool:
+    def remove(_: Tell) -> bool:
         site.shards.follow(
             [
                 ShardEntry(other, dequeue_only=False)

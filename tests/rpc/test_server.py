@@ -20,7 +20,8 @@ import uvloop
 
 from pinlaterd.config.schema import ServerSettings
 from pinlaterd.rpc import codec, connection
-from pinlaterd.rpc.server import Answer, Handler, ThriftServer
+from pinlaterd.rpc.connection import Answer, Connection
+from pinlaterd.rpc.server import ThriftServer
 from pinlaterd.stats import Stats
 from tests.conftest import WaitUntil
 from tests.rpc.thrift_bytes import enqueue, framed, job, queue_names, write_message
@@ -30,6 +31,9 @@ SECONDS = 20.0
 # In which the calls of a connection that is gone end; on a busy machine, of so many tries.
 ENDED_SECONDS = 1.0
 TRIES = 3
+
+
+Handle = Callable[[bytes, Answer], None]
 
 
 def answer_at_once(message: bytes, answer: Answer) -> None:
@@ -61,7 +65,7 @@ def answer_each(server: RunningServer, calls: Collector, count: int, wait_until:
 class RunningServer:
     """A server on an event loop in a thread of its own."""
 
-    def __init__(self, handler: Handler, **settings: Any) -> None:
+    def __init__(self, handler: Handle, **settings: Any) -> None:
         self.stats = Stats()
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
@@ -69,8 +73,11 @@ class RunningServer:
         self._settings = ServerSettings(host=HOST, port=0, **settings)
         self.server = self.run(self._start(handler))
 
-    async def _start(self, handler: Handler) -> ThriftServer:
-        server = ThriftServer(handler, self._settings, self.stats)
+    async def _start(self, handler: Handle) -> ThriftServer:
+        def handle(message: bytes, connection: Connection) -> None:
+            handler(message, Answer(connection, oneway=codec.peek(message).oneway))
+
+        server = ThriftServer(handle, self._settings, self.stats)
         await server.start()
         return server
 
@@ -110,7 +117,7 @@ Start = Callable[..., RunningServer]
 def start() -> Iterator[Start]:
     running: list[RunningServer] = []
 
-    def start_server(handler: Handler = answer_at_once, **settings: Any) -> RunningServer:
+    def start_server(handler: Handle = answer_at_once, **settings: Any) -> RunningServer:
         running.append(RunningServer(handler, **settings))
         return running[-1]
 
@@ -329,14 +336,14 @@ def test_an_answer_to_a_client_that_has_gone_is_not_sent(start, wait_until):
     client = server.connect()
     client.sendall(framed(queue_names(seqid=1)) + framed(queue_names(seqid=2)))
     wait_until(lambda: len(calls.calls) == 2)
-    assert not calls.calls[0][1].gone
+    assert not calls.calls[0][1].client_gone
     undelivered: list[bytes] = []
     calls.calls[1][1].on_undelivered = undelivered.append
     assert server.call(calls.answer, 1)  # waits for the first one
 
     client.close()
 
-    wait_until(lambda: calls.calls[0][1].gone)
+    wait_until(lambda: calls.calls[0][1].client_gone)
     assert not server.call(calls.answer, 0)
     wait_until(lambda: undelivered)
     assert not calls.calls[0][1].is_next
@@ -643,7 +650,7 @@ def test_stopping_gives_up_calls_that_are_not_answered_in_time(start, wait_until
         server.run(server.server.stop(0.05))
 
         assert_closed(client)
-        assert calls.calls[0][1].gone
+        assert calls.calls[0][1].client_gone
         assert not server.call(calls.answer, 0)
 
 

@@ -11,6 +11,14 @@ from typing import Any, NamedTuple
 
 BOOL, BYTE, DOUBLE, I16, I32, I64 = 2, 3, 4, 6, 8, 10
 STRING, STRUCT, MAP, SET, LIST = 11, 12, 13, 14, 15
+# Calls that one shard may answer.
+PASSED_THROUGH = {
+    "enqueueJobs",
+    "dequeueJobs",
+    "ackDequeuedJobs",
+    "checkpointJobs",
+    "lookupJobs",
+}
 FORMATS = {BOOL: ">b", BYTE: ">b", DOUBLE: ">d", I16: ">h", I32: ">i", I64: ">q"}
 
 

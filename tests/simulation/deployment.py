@@ -25,7 +25,8 @@ from pinlaterd.coordinator.main import Coordinator
 from pinlaterd.errors import StorageError
 from pinlaterd.lifecycle import StopSignal
 from pinlaterd.router.main import Router
-from pinlaterd.rpc.server import Answer
+from pinlaterd.rpc.connection import Answer
+from pinlaterd.rpc.connection import Connection as ThriftConnection
 from pinlaterd.shard.loop import ShardLoop
 from pinlaterd.shard.service import ShardService
 from pinlaterd.stats import Stats
@@ -236,47 +237,46 @@ class _SimulatedRouter(Router):
         self._state = ProcessState.SERVING
         self._report()
 
-    def handle(self, message: bytes, answer: Answer) -> None:
-        self._service.handle(message, answer)
+    def handle(self, message: bytes, connection: ThriftConnection) -> None:
+        self._service.handle(message, connection)
 
 
-class _Answer:
-    """Stands in for `rpc.server.Answer`: reports what did not reach the client as undelivered."""
+class _ClientConnection:
+    """Stands in for `rpc.connection.Connection`, for one call: what did not reach the client is
+    undelivered."""
+
+    oneway_calls = calls_that_may_wait = 0
 
     def __init__(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> None:
-        self.on_undelivered: Callable[[bytes], None] | None = None
-        self.on_gone: Callable[[], object] | None = None
+        self.slots: list[Answer] = []
+        self.server = self.budget = self
         self._connection = connection
         self._loop = loop
-        self._sent = False
         connection.on_end.append(self._ended)
-
-    @property
-    def gone(self) -> bool:
-        return not self._connection.open
-
-    def expect_wait(self) -> None: ...
-
-    @property
-    def is_next(self) -> bool:
-        return True
 
     def room(self) -> int:
         return 1 << 30
 
-    def send(self, message: bytes) -> bool:
-        self._sent = True
+    def is_lost(self) -> bool:
+        return not self._connection.open
+
+    def is_next(self, _answer: Answer) -> bool:
+        return True
+
+    def answered(self, answer: Answer, message: bytes) -> bool:
+        answer.sent = message
         return self._connection.carry(
-            message, to_router=False, on_lost=lambda: self._undelivered(message)
+            message, to_router=False, on_lost=lambda: self._undelivered(answer, message)
         )
 
     def _ended(self) -> None:
-        if self.on_gone is not None and not self._sent:
-            self._loop.call_soon(self.on_gone)
+        for answer in self.slots:
+            if answer.on_gone is not None and answer.sent is None:
+                self._loop.call_soon(answer.on_gone)
 
-    def _undelivered(self, message: bytes) -> None:
-        if self.on_undelivered is not None:
-            self._loop.call_soon(self.on_undelivered, message)
+    def _undelivered(self, answer: Answer, message: bytes) -> None:
+        if answer.on_undelivered is not None:
+            self._loop.call_soon(answer.on_undelivered, message)
 
 
 class ClientPort:
@@ -287,7 +287,7 @@ class ClientPort:
         network: Network,
         process: AsyncProcess,
         name: str,
-        handle: Callable[[bytes, Answer], None],
+        handle: Callable[[bytes, ThriftConnection], None],
     ) -> None:
         self._loop = process.loop
         self._handle = handle
@@ -300,7 +300,8 @@ class ClientPort:
             identity, message = self._socket.recv_multipart()
             connection = self._socket.connections.get(identity)
             if connection is not None:
-                self._handle(message, cast("Answer", _Answer(connection, self._loop)))
+                place = _ClientConnection(connection, self._loop)
+                self._handle(message, cast("ThriftConnection", place))
 
 
 def thrift_endpoint(router: str) -> str:

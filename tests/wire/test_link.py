@@ -48,7 +48,7 @@ FACTS = ShardFacts(64, (), ())
 
 class Listener:
     def welcomed(self, link: ShardLink, facts: ShardFacts) -> None:
-        link.call(_call(b"[]", Op.ENSURE_QUEUES, patient=False), lambda _reply: None)
+        link.call(_call(b"[]", Op.ENSURE_QUEUES, patient=False), lambda *_: None)
 
     def counted(self, link: ShardLink, counts: Iterable[ReadyCounts]) -> None: ...
 
@@ -203,7 +203,7 @@ def test_what_was_not_carried_out_goes_to_the_successor(run):
 
 
 def test_a_caller_that_fails_keeps_no_reply_from_others(run):
-    def fail(_reply: ReplyEntry) -> None:
+    def fail(_call: ShardCall, _link: ShardLink, _reply: ReplyEntry) -> None:
         raise RuntimeError("meant to")
 
     async def test(scene: Scene) -> None:
