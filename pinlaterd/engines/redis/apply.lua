@@ -57,6 +57,20 @@ for _ = 1, take_number() do
 end
 local acks, checkpoints, releases, enqueues, claims = {}, {}, {}, {}, {}
 local jobs -- made when something needs it
+local all_runs = {} -- by queue and priority
+
+-- Those of a place; what others change there, too, is written before.
+local function runs_of(queue, priority)
+  local place = queue .. '.' .. priority
+  all_runs[place] = all_runs[place] or open_runs(queue, priority)
+  return all_runs[place]
+end
+
+local function flush_runs()
+  for _, runs in pairs(all_runs) do
+    runs.flush()
+  end
+end
 
 -- Acks of a queue and priority, alike but in their ids, none of which is there twice: when those
 -- that failed are due again, or '' if they succeeded; a text that takes the old status' place, as
@@ -66,7 +80,8 @@ local count = take_number()
 if count > 0 then
   -- Jobs of a lean queue.
   local function succeed_runs(queue, priority, ranges, named, text, missed)
-    local runs = open_runs(queue, priority)
+    local runs = runs_of(queue, priority)
+    runs.flush() -- ids may be those of other acks, or lower
     local evicted = redis.call('EXISTS', jobs_key(queue)) == 0
 
     -- Note the texts of a piece; pieces of it without jobs that were evicted.
@@ -105,14 +120,13 @@ if count > 0 then
       end
       miss(behind, range.last)
     end
-    runs.flush()
   end
 
-  -- Note the end of a job of PinLater's layout that is IN_PROGRESS since `score`; false if it was
-  -- evicted.
-  local function note_end(queue, id, text, score)
-    local key, ms = job_key(queue, id), ms_of(queue, score)
-    local added = redis.pcall('HSET', key, 'ua', string.format('%.3f', now / 1000))
+  local ended_at = string.format('%.3f', now / 1000)
+
+  -- Note the end of a job of PinLater's layout; false if it was evicted.
+  local function note_end(key, text)
+    local added = redis.pcall('HSET', key, 'ua', ended_at)
     if type(added) == 'table' then
       return false -- no hash
     end
@@ -123,10 +137,6 @@ if count > 0 then
     if text ~= '' then
       redis.call('HSET', key, 'cs', text)
     end
-    if score_of(queue, ms, #id) ~= tonumber(score) then
-      -- A job that PinLater claimed gets the run-after that its score stood for.
-      redis.call('HSETNX', key, 'ra', ms)
-    end
     return true
   end
 
@@ -134,17 +144,25 @@ if count > 0 then
     local ids, names = spell_out(ranges, named)
     local running = set_key(queue, priority, IN_PROGRESS)
     local held, ended = redis.call('ZMSCORE', running, unpack(ids)), {}
+    local prefix, known_score, digits, ms, is_ours = job_key(queue, ''), nil, nil, nil, nil
     for at = 1, #ids do
-      local id, score = ids[at], held[at]
-      local noted = score and named and redis.pcall('HGET', job_key(queue, id), 'cd')
+      local id, score, key = ids[at], held[at], prefix .. ids[at]
+      local noted = score and named and redis.pcall('HGET', key, 'cd')
       local applies = score and (not named or noted == names[at])
-      if applies and note_end(queue, id, text, score) then
+      if applies and note_end(key, text) then
         ended[#ended + 1] = id
+        if score ~= known_score or #id ~= digits then -- mostly many were claimed together
+          known_score, digits, ms = score, #id, ms_of(queue, score)
+          is_ours = score_of(queue, ms, digits) == tonumber(score)
+        end
+        if not is_ours then
+          -- A job that PinLater claimed gets the run-after that its score stood for.
+          redis.call('HSETNX', key, 'ra', ms)
+        end
       else
         missed[#missed + 1] = at
         if
-          applies
-          or (score and type(noted) ~= 'string' and redis.call('EXISTS', job_key(queue, id)) == 0)
+          applies or (score and type(noted) ~= 'string' and redis.call('EXISTS', key) == 0)
         then
           redis.call('ZREM', running, id) -- evicted
         end
@@ -158,6 +176,7 @@ if count > 0 then
 
   local function fail(queue, priority, ranges, named, text, missed, retry_ms)
     local ids, names = spell_out(ranges, named)
+    flush_runs()
     for at, id in ipairs(ids) do
       local job = jobs.held(queue, priority, id, names[at])
       local status = job and (text == '' and job.cs or text)
@@ -190,6 +209,7 @@ end
 count = take_number()
 if count > 0 then
   jobs = jobs or open_jobs()
+  flush_runs()
 
   local function cut(text)
     local chars = 0
@@ -243,6 +263,7 @@ end
 -- A release: queue, priority, id, claim. Result: the run-after that the job has again, or false.
 for at = 1, take_number() do
   jobs = jobs or open_jobs()
+  flush_runs()
   local queue, priority, id, claim = take(), take(), take(), take()
   local job = jobs.held(queue, priority, id, claim)
   if job then
@@ -317,12 +338,11 @@ if count > 0 then
     if redis.call('EXISTS', jobs_key(queue)) == 0 then
       return false
     end
-    local runs = open_runs(queue, priority)
+    local runs = runs_of(queue, priority)
     for _, range in ipairs(ranges) do
       range.state, range.ms = IN_PROGRESS, now
       runs.put(range)
     end
-    runs.flush()
     return true
   end
 
@@ -369,4 +389,5 @@ if count > 0 then
   end
 end
 
+flush_runs()
 return { 'OK', acks, checkpoints, releases, enqueues, claims }

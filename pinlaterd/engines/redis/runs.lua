@@ -36,10 +36,10 @@ local function part(run, first, last)
 end
 
 -- What a member of plx_ says; nil if a hand put it there.
-local function read_run(member, score)
+local function read_run(member)
   local state, first, last, ms, number, claimer =
     string.match(member, '^([123]) (%d+) (%d+) (%-?%d+) (%d*) (.*)$')
-  if not state or last ~= score then
+  if not state then
     return nil
   end
   local run = {
@@ -67,16 +67,12 @@ local function open_runs(queue, priority)
     local passed = 0
     while id < MOST_EXACT do
       local begin = string.format('%d', id)
-      local row =
-        redis.pcall('ZRANGEBYSCORE', key, begin, '+inf', 'WITHSCORES', 'LIMIT', passed, 1)
-      if not row[1] then
-        return nil
-      end
-      local run = read_run(row[1], row[2])
-      if run then
+      local member = redis.pcall('ZRANGEBYSCORE', key, begin, '+inf', 'LIMIT', passed, 1)[1]
+      local run = member and read_run(member)
+      if not member or (run and run.last >= id) then
         return run
       end
-      gone[#gone + 1] = row[1]
+      gone[#gone + 1] = member
       passed = passed + 1
     end
     return nil
@@ -97,13 +93,14 @@ local function open_runs(queue, priority)
     local by_time = changes_of(run.state)
     by_time.new[#by_time.new + 1] = string.format('%d', score_of(queue, run.ms, #last))
     by_time.new[#by_time.new + 1] = last
+    by_time.gone[last] = nil
     by_time.others = by_time.others + others
   end
 
   local function remove(run)
     local by_time = changes_of(run.state)
     gone[#gone + 1] = run.text
-    by_time.gone[#by_time.gone + 1] = string.format('%d', run.last)
+    by_time.gone[string.format('%d', run.last)] = true
     by_time.others = by_time.others - (run.last - run.first)
   end
 
@@ -151,26 +148,31 @@ local function open_runs(queue, priority)
       runs.put(rest)
       rest = nil
     end
-    if #gone > 0 then
-      redis.call('ZREM', key, unpack(gone))
-    end
-    if #new > 0 then
-      redis.call('ZADD', key, unpack(new))
-    end
     for state, by_time in pairs(changes) do
-      local set = set_key(queue, priority, state)
-      if #by_time.gone > 0 then
-        redis.call('ZREM', set, unpack(by_time.gone))
+      local set, last = set_key(queue, priority, state), {}
+      for member in pairs(by_time.gone) do
+        last[#last + 1] = member
+      end
+      if #last > 0 then
+        redis.call('ZREM', set, unpack(last))
       end
       if #by_time.new > 0 then
         redis.call('ZADD', set, unpack(by_time.new))
       end
       if by_time.others ~= 0 then
-        local others = redis.call('ZINCRBY', key, string.format('%d', -by_time.others), state)
-        if tonumber(others) >= 0 then
-          redis.call('ZREM', key, state)
+        local others = (redis.call('ZSCORE', key, state) or 0) - by_time.others
+        if others < 0 then
+          new[#new + 1], new[#new + 2] = string.format('%d', others), state
+        else
+          gone[#gone + 1] = state
         end
       end
+    end
+    if #gone > 0 then
+      redis.call('ZREM', key, unpack(gone))
+    end
+    if #new > 0 then
+      redis.call('ZADD', key, unpack(new))
     end
     gone, new, changes = {}, {}, {}
   end

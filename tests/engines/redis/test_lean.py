@@ -358,15 +358,14 @@ def test_runs_that_were_evicted_leave_nothing_behind(
 
 @pytest.mark.parametrize(
     "member",
-    ["", "x", "1 2 1 5 6 h:", "1 1 9 5 6 h:", "1 1 900000 5 6 h:", "4 1 2 5 6 h:", "1 a 2 5 6 h:"],
+    ["", "x", "1 2 1 5 6 h:", "1 1 9000 5 6 h:", "4 1 2 5 6 h:", "1 a 2 5 6 h:"],
 )
 def test_a_member_that_is_no_run_is_passed_over(
     lean: EngineHarness, stranger: redis.Redis, shard: str, member: str
 ):
     keys = [one.key for one in lean.in_progress(*[b"x"] * 5)]
     runs = f"plx_{shard}_+{QUEUE}.p1"
-    score = float(member.split(" ")[2]) if member in ("1 2 1 5 6 h:", "1 1 900000 5 6 h:") else 7.0
-    stranger.zadd(runs, {member: score, f"{member}{member}": keys[2].local_id})
+    stranger.zadd(runs, {member: 10.0, f"{member}{member}": keys[2].local_id})
 
     assert lean.succeed(JobKey(1, 1), *keys[:2]).noop == 1
     assert lean.succeed(*keys[2:]).succeeded == 3
