@@ -2,8 +2,8 @@
 
     jobs.sql       the table of a queue's priority, the whole layout and why it is so
     owner.sql      what a shard remembers of itself
-    literals.py    values as SQL literals: the only place where any becomes part of a statement
-    connection.py  one connection: its session's settings, its patience, its faults as our own
+    connection.py  one connection: its session's settings, its patience; values as SQL literals, the
+                   only place where any becomes part of a statement; faults as our own
     tables.py      what the tables of a queue can hold, ours and PinLater's; making, counting them
     statements.py  UPDATE and SELECT of many jobs at once, by primary key; one transaction of them;
                    how a COMMIT ended that was cut off

@@ -36,14 +36,7 @@ from pinlaterd.engines.batches import (
     fitting_payloads,
     local_ids_of,
 )
-from pinlaterd.engines.mysql.literals import (
-    LATEST_MS,
-    STATUS_CHARS,
-    escaped,
-    pieces,
-    quote_bytes,
-    quote_text,
-)
+from pinlaterd.engines.mysql.connection import LATEST_MS, escaped, pieces, quote_bytes, quote_text
 from pinlaterd.engines.mysql.statements import (
     LISTED_IDS,
     RUN_AFTER_MS,
@@ -57,7 +50,7 @@ from pinlaterd.engines.mysql.statements import (
     read_payloads,
 )
 from pinlaterd.engines.mysql.store import Store
-from pinlaterd.engines.mysql.tables import Table
+from pinlaterd.engines.mysql.tables import STATUS_CHARS, Table
 from pinlaterd.model import Job, JobKey, JobState, Payload, PendingKey, claim_source
 
 

@@ -28,8 +28,7 @@ from pinlaterd.engines.base import (
 )
 from pinlaterd.engines.counts import Depths
 from pinlaterd.engines.mysql.batch import HELD, FailedAttempt, apply_batch, fail_attempts, held_in
-from pinlaterd.engines.mysql.connection import Server
-from pinlaterd.engines.mysql.literals import quote_name
+from pinlaterd.engines.mysql.connection import Server, quote_name
 from pinlaterd.engines.mysql.searcher import MysqlSearcherFactory
 from pinlaterd.engines.mysql.statements import (
     UPDATED_AT_MS,

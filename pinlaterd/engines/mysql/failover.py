@@ -29,8 +29,9 @@ from pinlaterd.engines.failover import (
     ServerFacts,
     Step,
 )
-from pinlaterd.engines.mysql.literals import lock_name, owner_database, quote_name
+from pinlaterd.engines.mysql.connection import quote_name
 from pinlaterd.engines.mysql.replication import Position, ReplicaStatus, ReplicationServer
+from pinlaterd.engines.mysql.tables import lock_name, owner_database
 from pinlaterd.errors import StorageError, StorageNotCommitted
 
 _LOCK_SECONDS = 1.0

@@ -15,8 +15,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from pinlaterd.engines.failover import Account, Place
-from pinlaterd.engines.mysql.connection import FAULTS, Connection, Server, code_of, describe
-from pinlaterd.engines.mysql.literals import quote_text
+from pinlaterd.engines.mysql.connection import (
+    FAULTS,
+    Connection,
+    Server,
+    code_of,
+    describe,
+    quote_text,
+)
 from pinlaterd.errors import StorageError
 
 T = TypeVar("T")

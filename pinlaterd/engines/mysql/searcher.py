@@ -22,11 +22,11 @@ from pinlaterd.engines.mysql.connection import (
     Server,
     is_gone,
     is_timeout,
+    pieces,
     storage_error,
 )
-from pinlaterd.engines.mysql.literals import database_prefix, pieces
 from pinlaterd.engines.mysql.statements import WITH_BODY, WITHOUT_BODY, in_ms, select, stored_job
-from pinlaterd.engines.mysql.tables import Table, tables_of
+from pinlaterd.engines.mysql.tables import Table, database_prefix, tables_of
 from pinlaterd.engines.searching import WalkingSearcher, scan_order, too_late
 from pinlaterd.errors import QueueNotFound
 from pinlaterd.model import JobState, PendingKey

@@ -7,8 +7,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pinlaterd.engines.base import StoredJob
-from pinlaterd.engines.mysql.connection import FAULTS, Connection, code_of
-from pinlaterd.engines.mysql.literals import among, pieces, quote_bytes, quote_text
+from pinlaterd.engines.mysql.connection import (
+    FAULTS,
+    Connection,
+    among,
+    code_of,
+    pieces,
+    quote_bytes,
+    quote_text,
+)
 from pinlaterd.engines.mysql.tables import Table
 from pinlaterd.errors import StorageError
 from pinlaterd.model import JobKey, JobState, Payload

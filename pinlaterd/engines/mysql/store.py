@@ -43,17 +43,20 @@ from pinlaterd.engines.mysql.connection import (
     is_locked,
     is_lost,
     leaves_doubt,
+    quote_name,
+    quote_text,
     storage_error,
 )
-from pinlaterd.engines.mysql.literals import (
+from pinlaterd.engines.mysql.statements import CommitProbe, Transaction, UnexpectedRows
+from pinlaterd.engines.mysql.tables import (
+    ShardTables,
+    TableSnapshot,
+    create_database,
+    create_table,
     limits_of,
     lock_name,
     owner_database,
-    quote_name,
-    quote_text,
 )
-from pinlaterd.engines.mysql.statements import CommitProbe, Transaction, UnexpectedRows
-from pinlaterd.engines.mysql.tables import ShardTables, TableSnapshot, create_database, create_table
 from pinlaterd.errors import QueueGone, ShardOwned, StorageError, StorageLocked, StorageNotCommitted
 from pinlaterd.model import JobState
 

@@ -15,29 +15,53 @@ from collections.abc import Collection, Mapping, Sequence
 from importlib import resources
 from typing import Any, NamedTuple
 
-from pinlaterd.engines.base import TableLimits, Times
+from pinlaterd.engines.base import Limits, TableLimits, Times
 from pinlaterd.engines.counts import Depths
 from pinlaterd.engines.mysql.connection import (
+    EARLIEST_MS,
     FAULTS,
+    LATEST_MS,
     PACKET_CURE,
     Connection,
     Server,
     is_locked,
-    storage_error,
-)
-from pinlaterd.engines.mysql.literals import (
-    BODY_BYTES,
-    EARLIEST_MS,
-    LATEST_MS,
-    STATUS_CHARS,
-    database_prefix,
     pieces,
     quote_name,
     quote_text,
     quote_time,
+    storage_error,
 )
 from pinlaterd.errors import QueueNotFound, StorageCorrupt
 from pinlaterd.model import QUEUE_NAME, JobState
+
+# What a shard can hold; a table that PinLater made may hold less.
+_DATABASE_NAME_CHARS = 64
+STATUS_CHARS = 5000
+BODY_BYTES = 512 << 20  # as a literal at most twice that: the largest packet is 1 GiB
+
+
+def database_prefix(shard: str) -> str:
+    """Of the queues of a shard. A shard's name has no underscore, so it ends at the second one."""
+    return f"plq_{shard}_"
+
+
+def owner_database(shard: str) -> str:
+    return f"plm_{shard}"
+
+
+def lock_name(shard: str) -> str:
+    """Of the server's lock that the owner of a shard holds."""
+    return f"pinlaterd:{shard}"
+
+
+def limits_of(shard: str) -> Limits:
+    return Limits(
+        queue_name_chars=_DATABASE_NAME_CHARS - len(database_prefix(shard)),
+        body_bytes=BODY_BYTES,
+        run_after_ms=LATEST_MS,
+        custom_status_chars=STATUS_CHARS,
+    )
+
 
 # TIMESTAMP begins one second after the epoch, for 0 means no time, and ends where 31 bits do.
 _TIMESTAMP_MS = (1_000, (2**31 - 1) * 1000)
@@ -231,7 +255,7 @@ def _table(
     return Table(
         name=quote_name(database, name),
         label=label,
-        queue=database.split("_", 2)[2],  # as `literals.database_prefix` makes it
+        queue=database.split("_", 2)[2],  # as `database_prefix` makes it
         priority=priority,
         storage=storage,
         run_after=run_after,

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pinlaterd.engines.mysql.connection import Connection, Server
-from pinlaterd.engines.mysql.literals import (
+from pinlaterd.engines.mysql.connection import (
     EARLIEST_MS,
     LATEST_MS,
+    Connection,
+    Server,
     among,
     quote_bytes,
     quote_name,
