@@ -3,12 +3,12 @@
 process      wires the parts together and runs them
 loop         wait -> take what is there -> service -> send replies; slices of other work between
 service      calls in, answers out, one commit for many calls; no sockets
-dispatch     decodes a call, and finds out what it takes to answer it
 operations   enqueue, ack, checkpoint, release: each checks its call, builds its store operation,
              and turns the result into the answer;  dequeue: the same, by the ready index
-batches      what has arrived becomes batches, each one commit, and what becomes of its calls
-state        what all parts share;  ready: which jobs are ready;  locks: queues that others lock
+batches      what has arrived is decoded, and becomes batches, each one commit, and what becomes of
+             its calls
+state        what all parts share;  ready: which jobs are ready;  health: of its store, and locks
 bulk         the other calls: queues, look-ups, counts, scans, retries, deletes
-maintenance  time-outs, garbage, gauges;  tasks: work in slices between commits
-search       the searcher: a process beside the shard for reads of unbounded cost
+maintenance  time-outs, garbage, gauges;  tasks: work in slices between commits, and searches
+searcher     a process beside the shard for reads of unbounded cost
 """

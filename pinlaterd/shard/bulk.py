@@ -44,9 +44,8 @@ from pinlaterd.rpc import codec
 from pinlaterd.rpc.codec import Call, Head
 from pinlaterd.shard.dequeue import JOB_OVERHEAD_BYTES
 from pinlaterd.shard.operations import ForeignError, chunks
-from pinlaterd.shard.search import ScanPart, SearchCall, Steps
 from pinlaterd.shard.state import LAST_LOCAL_ID, LAST_PRIORITY, ShardState
-from pinlaterd.shard.tasks import Pace, ShardStops, Tasks
+from pinlaterd.shard.tasks import Pace, ScanPart, SearchCall, ShardStops, Steps, Tasks
 from pinlaterd.wire.envelope import CallEntry, Op, Status
 
 # The part of its time after which a call that changes many jobs answers with what it has done.

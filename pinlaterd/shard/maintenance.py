@@ -22,9 +22,8 @@ from random import Random
 
 from pinlaterd.errors import StorageLocked
 from pinlaterd.model import JobState
-from pinlaterd.shard.search import Steps
 from pinlaterd.shard.state import ShardState
-from pinlaterd.shard.tasks import Pace
+from pinlaterd.shard.tasks import Pace, Steps
 from pinlaterd.shard.timekeeping import Timekeeper
 
 log = logging.getLogger(__name__)

@@ -27,7 +27,7 @@ from pinlaterd.engines.base import ScanAfter, Search, Searcher, SearcherFactory,
 from pinlaterd.errors import PinLaterError, StorageError
 from pinlaterd.lifecycle import run_in_background, set_title
 from pinlaterd.model import SCAN_START
-from pinlaterd.shard.search import (
+from pinlaterd.shard.tasks import (
     MOST_SEARCHES,
     EndSearch,
     ScanPart,

@@ -27,7 +27,6 @@ from pinlaterd.errors import (
 from pinlaterd.model import JobState
 from pinlaterd.shard.batches import Batches
 from pinlaterd.shard.bulk import BulkCalls
-from pinlaterd.shard.dispatch import Dispatch
 from pinlaterd.shard.maintenance import Maintenance
 from pinlaterd.shard.ready import NEVER_MS
 from pinlaterd.shard.state import ShardState
@@ -71,7 +70,7 @@ class ShardService:
         self.searches = tasks.searches
         self.replies = state.replies  # which the loop sends
         self._bulk = BulkCalls(state, tasks, pace)
-        self._batches = Batches(state, Dispatch(state, self._bulk), tasks)
+        self._batches = Batches(state, self._bulk, tasks)
         self.backlog = self._batches.backlog  # calls that have arrived, to which the loop adds
         self._maintenance = Maintenance(state, self.time, pace, rng or Random())
         self._reopen_at = 0.0

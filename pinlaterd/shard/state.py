@@ -19,8 +19,7 @@ from pinlaterd.errors import PinLaterError, QueueNotFound, ShardConnectionFailed
 from pinlaterd.model import Job, JobDescriptor, JobKey, Payload, PendingKey
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.codec import Head
-from pinlaterd.shard.health import StoreHealth
-from pinlaterd.shard.locks import QueueLocks
+from pinlaterd.shard.health import QueueLocks, StoreHealth
 from pinlaterd.shard.ready import ReadyIndex
 from pinlaterd.shard.validation import Rules
 from pinlaterd.stats import Stats

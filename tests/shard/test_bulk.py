@@ -29,7 +29,7 @@ from pinlaterd.model import (
     ScanKey,
     ScanRequest,
 )
-from pinlaterd.shard.search import MOST_OF_A_SOURCE
+from pinlaterd.shard.tasks import MOST_OF_A_SOURCE
 from pinlaterd.wire.envelope import SCAN_BYTES, Op, Status
 
 PENDING, FAILED = JobState.PENDING, JobState.FAILED

@@ -12,7 +12,7 @@ from pinlaterd.engines.base import Batch, BatchResult, Expired
 from pinlaterd.engines.sqlite.engine import SqliteEngine
 from pinlaterd.errors import StorageError, StorageLocked
 from pinlaterd.model import EnqueueRequest, Job, PendingKey
-from pinlaterd.shard.locks import PATIENCE_SECONDS
+from pinlaterd.shard.health import PATIENCE_SECONDS
 from pinlaterd.wire.envelope import Status
 from tests.shard.conftest import MakeShard, Shard
 

@@ -12,8 +12,8 @@ import pytest
 
 from pinlaterd.engines.base import ScanAfter, Search, SearcherFactory, StoredJob
 from pinlaterd.model import JobState
-from pinlaterd.shard.search import ScanPart, SearchCall, take_message
 from pinlaterd.shard.searcher import _MOST_PAUSED, _Process, _Search
+from pinlaterd.shard.tasks import ScanPart, SearchCall, take_message
 from tests.conftest import WaitUntil
 
 NO_TIME, ALL_TIME = 0.0, float("inf")
