@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pinlaterd.clock import FakeClock
 from pinlaterd.engines.base import Batch
 from pinlaterd.model import Job, JobState, PendingKey
@@ -66,6 +68,24 @@ def test_upkeep_of_one_queue_leaves_the_others_alone(store: EngineHarness, clock
 
     assert _expire(store, older_than_seconds=600) == ([], 0)
     assert store.states([key], queue="other") == [JobState.IN_PROGRESS]
+
+
+@pytest.mark.parametrize("state", [JobState.SUCCEEDED, JobState.FAILED])
+def test_old_garbage_is_deleted_by_the_time_of_its_end(
+    store: EngineHarness, clock: FakeClock, state: JobState
+):
+    old, young = store.in_progress(Job(b"a", attempts_allowed=1), Job(b"b", attempts_allowed=1))
+    finish = store.succeed if state is JobState.SUCCEEDED else store.fail
+    clock.advance(100)
+    finish(old.key)
+    clock.advance(100)
+    finish(young.key)
+
+    deleted = store.engine.collect_garbage("mail", state, updated_before_ms=store.now_ms, limit=10)
+
+    assert deleted == 1
+    assert store.states([old.key, young.key]) == [None, state]
+    assert store.depths() == {(1, state): 1}
 
 
 def test_garbage_goes_in_slices_over_all_priorities(store: EngineHarness, clock: FakeClock):
