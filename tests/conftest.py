@@ -46,7 +46,7 @@ LONG_GROUPS = (
     "properties/test_engine_model_mysql.py",
     "simulation/test_simulation.py",
     "test_quickstart.py",
-    "admin/test_pinlater_admin.py",
+    "cli/test_pinlater_admin.py",
     "faults/test_failover.py",
     "faults/test_restarts.py",
     "faults/stores/test_network.py",
