@@ -340,6 +340,12 @@ if count > 0 then
     end
     local runs = runs_of(queue, priority)
     for _, range in ipairs(ranges) do
+      local other = runs.from(range.first)
+      if other and other.first <= range.last then -- a hand made jobs PENDING that were in a run
+        runs.flush()
+        runs.cut(range.first, range.last)
+        runs.flush()
+      end
       range.state, range.ms = IN_PROGRESS, now
       runs.put(range)
     end

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import compress, groupby
+from itertools import compress, groupby, repeat
 from typing import Any
 
 from pinlaterd.engines.base import AckResult, Acks, Batch, BatchResult, CheckpointResult, Requeued
@@ -29,15 +29,15 @@ _NUMBER = re.compile(r"(0|[1-9][0-9]{0,14})\Z")
 
 class _Run:
     """Jobs whose acks or claims have `head` in common, which begins with queue and priority. `ops`,
-    `places`: of each, the op that it is of, and where it is there; `names`: their claims, if any.
-    """
+    `places`: of each, the op that it is of, and where it is there; `claims`: theirs, if any, by
+    what stands before their number, and that."""
 
-    __slots__ = ("head", "ids", "names", "ops", "places")
+    __slots__ = ("claims", "head", "ids", "ops", "places")
 
     def __init__(self, head: tuple[Any, ...]) -> None:
         self.head = head
         self.ids: list[int] = []
-        self.names: list[str] = []
+        self.claims: list[tuple[str, int]] = []
         self.ops: list[int] = []
         self.places: list[int] = []
 
@@ -45,11 +45,11 @@ class _Run:
         self,
         op: int,
         local_ids: Sequence[int],
-        names: Iterable[str],
+        claims: Iterable[tuple[str, int]],
         places: Iterable[int] = (),
     ) -> None:
         self.ids += local_ids
-        self.names += names
+        self.claims += claims
         self.ops += [op] * len(local_ids)
         self.places += places
 
@@ -60,19 +60,18 @@ class _Run:
             order = sorted(range(len(ids)), key=ids.__getitem__)
             self.ids = [ids[at] for at in order]
             self.ops = [self.ops[at] for at in order]
-            self.names = [self.names[at] for at in order] if self.names else []
+            self.claims = [self.claims[at] for at in order] if self.claims else []
 
     def ranges(self, begin: int) -> list[Argument]:
         """Of the jobs of one command, from `begin` on, as `take_ranges` reads them."""
-        ids, names = self.ids[begin : begin + RUN_JOBS], self.names[begin : begin + RUN_JOBS]
+        ids, claims = self.ids[begin : begin + RUN_JOBS], self.claims[begin : begin + RUN_JOBS]
         jobs = len(ids)
         if ids == list(range(ids[0], ids[0] + jobs)) and ids[-1] < _MOST_EXACT:
-            if not names:
+            if not claims:
                 return [1, ids[0], jobs]
-            claimer, number = _numbered(names[0])
-            if number >= 0 and names == [f"{claimer}{n}" for n in range(number, number + jobs)]:
-                return [1, ids[0], jobs, number, claimer]
-        claims = [_numbered(name) for name in names]
+            claimer, number = claims[0]
+            if claims == list(zip(repeat(claimer), range(number, number + jobs), strict=False)):
+                return [1, ids[0], jobs, "" if number < 0 else number, claimer]
         begins = [0, *_breaks(ids, claims)]
         arguments: list[Argument] = [len(begins)]
         for first, end in zip(begins, [*begins[1:], jobs], strict=True):
@@ -165,7 +164,9 @@ class Application:
                             key = len(runs) if alone else head
                             if key not in runs:
                                 runs[key] = _Run(head)
-                            runs[key].add(at, ids, () if claim is None else [claim] * len(ids))
+                            runs[key].add(
+                                at, ids, () if claim is None else [_numbered(claim)] * len(ids)
+                            )
         return runs.values()
 
     def _ack_head(
@@ -236,21 +237,22 @@ class Application:
         for at, (op, payloads) in enumerate(zip(self._batch.claims, self._payloads, strict=True)):
             queue, begin = self._stored[op.queue], 0
             for claims in first_claims(op, len(payloads)):
-                priority, ids, *_ = claims
+                priority, ids, _, claimer, number = claims
                 head = (queue, priority)
                 run = runs.get(head)
                 if run is None:
                     run = runs[head] = _Run(head)
                     self._keys[queue, priority].add(_CLAIM)
-                names, places = claims.descriptors, range(begin, begin + len(ids))
+                named = zip(repeat(claimer), range(number, number + len(ids)), strict=False)
+                places = range(begin, begin + len(ids))
                 begin = places.stop
                 held = payloads[places.start : places.stop]
                 if None in held:
                     run.add(
-                        at, list(compress(ids, held)), compress(names, held), compress(places, held)
+                        at, list(compress(ids, held)), compress(named, held), compress(places, held)
                     )
                 else:
-                    run.add(at, ids, names, places)
+                    run.add(at, ids, named, places)
         return runs.values()
 
     # --- results -----------------------------------------------------------------------------

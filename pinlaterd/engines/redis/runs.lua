@@ -1,6 +1,7 @@
 -- Runs of a lean queue (common.lua). Follows common.lua.
 
 local MOST_JOBS_OF_A_RUN = 1000 -- as RUN_JOBS in scripts.py
+local MOST_VALUES = 4000
 
 local function runs_key(queue, priority)
   return 'plx_' .. SHARD .. '_' .. queue .. '.p' .. priority
@@ -48,6 +49,13 @@ local function read_run(member)
   }
   local others = run.last - run.first
   return others >= 0 and others < MOST_JOBS_OF_A_RUN and run or nil
+end
+
+-- A command for many members, or scores and members, as many at once as Lua can pass on.
+local function call_for_all(command, key, values)
+  for at = 1, #values, MOST_VALUES do
+    redis.call(command, key, unpack(values, at, math.min(#values, at + MOST_VALUES - 1)))
+  end
 end
 
 -- The runs of a priority. What is changed is written by `flush`, before anything else reads it.
@@ -104,8 +112,8 @@ local function open_runs(queue, priority)
     by_time.others = by_time.others - (run.last - run.first)
   end
 
-  -- Take jobs out of the runs of a state: all that are in it, from one id to another. Returns parts
-  -- of runs, in order. Until the next flush, ids must count up from call to call.
+  -- Take jobs out of the runs of a state (nil: of any): all that are there, from one id to another.
+  -- Returns parts of runs, in order. Until the next flush, ids must count up from call to call.
   function runs.cut(first, last, state)
     local pieces = {}
     while first <= last do
@@ -120,7 +128,7 @@ local function open_runs(queue, priority)
       if not run then
         break
       end
-      if run.first > last or run.state ~= state then
+      if run.first > last or run.state ~= (state or run.state) then
         rest = not is_stored and run or nil
         if run.first > last then
           break
@@ -153,12 +161,8 @@ local function open_runs(queue, priority)
       for member in pairs(by_time.gone) do
         last[#last + 1] = member
       end
-      if #last > 0 then
-        redis.call('ZREM', set, unpack(last))
-      end
-      if #by_time.new > 0 then
-        redis.call('ZADD', set, unpack(by_time.new))
-      end
+      call_for_all('ZREM', set, last)
+      call_for_all('ZADD', set, by_time.new)
       if by_time.others ~= 0 then
         local others = (redis.call('ZSCORE', key, state) or 0) - by_time.others
         if others < 0 then
@@ -168,12 +172,8 @@ local function open_runs(queue, priority)
         end
       end
     end
-    if #gone > 0 then
-      redis.call('ZREM', key, unpack(gone))
-    end
-    if #new > 0 then
-      redis.call('ZADD', key, unpack(new))
-    end
+    call_for_all('ZREM', key, gone)
+    call_for_all('ZADD', key, new)
     gone, new, changes = {}, {}, {}
   end
 

@@ -96,6 +96,41 @@ def test_jobs_that_are_claimed_and_acked_together_are_one_run(
     assert lean.depths() == {(1, JobState.SUCCEEDED): 50}
 
 
+def test_a_job_that_a_hand_made_pending_is_in_one_state_once_it_is_claimed(
+    lean: EngineHarness, stranger: redis.Redis, shard: str
+):
+    keys = lean.enqueue(*[b"x"] * 5)
+    lean.claim()
+    score = 32 * lean.now_ms + len(str(keys[2].local_id))
+    stranger.zadd(f"plq_{shard}_+{QUEUE}.p1_s0", {str(keys[2].local_id): score})
+
+    assert [claimed.key for claimed in lean.claim()] == [keys[2]]
+    assert lean.depths() == {(1, JobState.IN_PROGRESS): 5}
+    assert lean.succeed(keys[2]).succeeded == 1
+    assert lean.succeed(keys[2]).noop == 1
+
+
+def test_a_batch_of_jobs_that_make_no_runs(lean: EngineHarness):
+    keys = lean.enqueue(*[b"x"] * 5000)
+    wanted = [
+        claim._replace(claim_descriptor=f"odd {at}:0")
+        for at, claim in enumerate(lean.wanted(limit=5000))
+    ]
+    payloads = lean.engine.apply(Batch(claims=[claim_op(QUEUE, wanted)]), lean.now_ms).claims
+    assert None not in payloads[0]
+
+    more = lean.enqueue(*[b"x"] * 4000)
+    again = [
+        claim._replace(claim_descriptor=f"odd {at}:0")
+        for at, claim in enumerate(lean.wanted(limit=4000))
+    ]
+    batch = Batch(acks=[ack_op(QUEUE, keys[::2], keys[1::2])], claims=[claim_op(QUEUE, again)])
+    [acked], [claimed] = lean.engine.apply(batch, lean.now_ms)[0::4]
+
+    assert (acked.succeeded, acked.failed, None in claimed) == (2500, 2500, False)
+    assert lean.job(more[7]).claim_descriptor == "odd 7:0"
+
+
 def test_layouts_do_the_same(
     lean: EngineHarness, redis_server: RedisServer, shard: str, clock: FakeClock
 ):
