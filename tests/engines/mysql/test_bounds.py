@@ -205,6 +205,20 @@ def _asked(engine: MysqlEngine) -> int:
     return int(count)
 
 
+def test_a_claim_takes_its_space_from_what_its_row_kept_for_it(
+    store: EngineHarness, stranger: Any, table: str
+):
+    """In tables that have the column: older ones are served as they are."""
+    store.in_progress(b"claimed")
+    store.enqueue(b"pending")
+    stranger.execute(f"SELECT LENGTH(claim_room) FROM {table} ORDER BY local_id")
+    assert stranger.fetchall() == ((None,), (96,))
+
+    stranger.execute(f"ALTER TABLE {table} DROP COLUMN claim_room")
+    store.reopen()
+    assert [claimed.body for claimed in store.claim()] == [b"pending"]
+
+
 def test_a_queue_is_deleted_while_it_is_counted(deep: EngineHarness):
     engine = deep.engine
     engine.recount(QUEUE)
