@@ -59,6 +59,7 @@ class Admission:
         self.in_flight = 0
         self.waiting = 0  # dequeues that wait for jobs or tokens; not in flight meanwhile
         self._shared = shared
+        self._monotonic, self._record = shared.clock.monotonic, shared.stats.record
         self._begin = begin
         self._most_in_flight = settings.max_calls_in_flight
         self._most_waiting = settings.max_waiting_dequeues
@@ -120,9 +121,9 @@ class Admission:
             self._release(call)
         method = call.peek.method
         assert method is not None
-        stats = self._shared.stats
-        stats.record(_MSEC_NAMES[method], (self._shared.clock.monotonic() - call.started) * 1000)
+        self._record(_MSEC_NAMES[method], (self._monotonic() - call.started) * 1000)
         if error is not None:
+            stats = self._shared.stats
             stats.count(f"PinLater.{method}.errors.{error.name}")
             if error is ErrorCode.DEQUEUE_RATE_LIMITED:
                 stats.count(f"{call.peek.queue}_dequeue_requests_rate_limited")

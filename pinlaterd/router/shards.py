@@ -51,6 +51,9 @@ class ShardSet:
         self._on_deleted = on_deleted
         self.by_name: dict[str, ShardLink] = {}
         self._enqueueable: list[ShardLink] = []
+        # Of all, and of the enqueueable ones: those that are preferred by now.
+        self._all_preferred: list[ShardLink] = []
+        self._enqueueable_preferred: list[ShardLink] = []
         self._queues: dict[str, set[str]] = {}  # by shard name, of those that are welcomed
 
     # --- what there is -------------------------------------------------------------------
@@ -65,7 +68,7 @@ class ShardSet:
     def preferred(self) -> list[ShardLink]:
         """Those to ask for jobs: they answer, and their stores do well. Others only if there is
         none of those, and shards that are expected back only if there is no other at all."""
-        return _best(self.by_name.values())
+        return self._all_preferred or _best(self.by_name.values())
 
     def unhealthy(self) -> list[str]:
         return [name for name, shard in self.by_name.items() if not shard.healthy]
@@ -78,7 +81,7 @@ class ShardSet:
 
     def enqueueable(self) -> list[ShardLink]:
         """Those to give jobs to."""
-        return _best(self._enqueueable)
+        return self._enqueueable_preferred or _best(self._enqueueable)
 
     def ready_jobs(self, queue: str) -> int:
         """That can be had: what a shard holds that is not asked wakes nobody. A shard that has not
@@ -116,12 +119,14 @@ class ShardSet:
         self._enqueueable = [
             shard for name, shard in self.by_name.items() if not wanted[name].dequeue_only
         ]
+        self.assessed()
 
     def close(self) -> None:
         for shard in self.by_name.values():
             shard.close()
         self.by_name.clear()
         self._enqueueable.clear()
+        self.assessed()
 
     # --- what links hear (LinkListener) ---------------------------------------------------
 
@@ -177,6 +182,10 @@ class ShardSet:
         # Ahead of any call that follows on the same link, so no call misses a queue.
         shard.call(call, replied)
 
+    def assessed(self) -> None:
+        self._all_preferred = [shard for shard in self.by_name.values() if shard.preferred]
+        self._enqueueable_preferred = [shard for shard in self._enqueueable if shard.preferred]
+
     def others_can_serve(self, link: ShardLink) -> bool:
         return any(shard.answering for shard in self.by_name.values() if shard is not link)
 
@@ -200,9 +209,9 @@ class ShardSet:
 
 
 def _best(shards: Collection[ShardLink]) -> list[ShardLink]:
+    """Of shards of which none is preferred."""
     return (
-        [shard for shard in shards if shard.preferred]
-        or [shard for shard in shards if shard.answering]
+        [shard for shard in shards if shard.answering]
         or [shard for shard in shards if shard.healthy]
         or [shard for shard in shards if shard.returning]
     )

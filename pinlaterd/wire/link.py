@@ -84,6 +84,10 @@ class LinkListener(Protocol):
         """Hints have changed."""
         ...
 
+    def assessed(self) -> None:
+        """A link's `healthy`, `answering` or `preferred` may have changed."""
+        ...
+
     def others_can_serve(self, link: ShardLink) -> bool:
         """Whether calls that this link holds up may be given up."""
         ...
@@ -160,6 +164,7 @@ class ShardLink:
         self.healthy = self.incarnation != 0 and self._silent_sweeps < GiveUp.STALLED
         self.answering = self.incarnation != 0 and self._silent_sweeps < GiveUp.SILENT
         self.preferred = self.answering and not self.degraded
+        self._listener.assessed()
 
     @property
     def returning(self) -> bool:

@@ -112,6 +112,8 @@ class ShardCaller:
 
     def counted(self, link: ShardLink, counts: Iterable[ReadyCounts]) -> None: ...
 
+    def assessed(self) -> None: ...
+
     def others_can_serve(self, link: ShardLink) -> bool:
         return False
 

@@ -52,6 +52,8 @@ class Listener:
 
     def counted(self, link: ShardLink, counts: Iterable[ReadyCounts]) -> None: ...
 
+    def assessed(self) -> None: ...
+
     def queues_known(self) -> Iterable[str]:
         return ()
 
