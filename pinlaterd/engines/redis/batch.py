@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import compress, groupby, repeat
 from typing import Any
 
-from pinlaterd.engines.base import AckResult, Acks, Batch, BatchResult, CheckpointResult, Requeued
+from pinlaterd.engines.base import AckResult, Batch, BatchResult, CheckpointResult, Requeued
 from pinlaterd.engines.batches import first_claims
 from pinlaterd.engines.redis.connection import Argument
 from pinlaterd.engines.redis.records import LIMITS, is_lean, lean_head
@@ -155,26 +155,26 @@ class Application:
 
     def _acks_in_runs(self, *, alone: bool) -> Collection[_Run]:
         runs: dict[object, _Run] = {}
-        for at, op in enumerate(self._batch.acks):
-            for failed, of_op in ((False, op.succeeded), (True, op.failed)):
-                for alike, group in groupby(of_op, _alike_acks):
-                    head = self._ack_head(op.queue, *alike, failed=failed)
-                    for _, local_ids, _, _, claim in group:
-                        for ids in ([each] for each in local_ids) if alone else (local_ids,):
-                            key = len(runs) if alone else head
-                            if key not in runs:
-                                runs[key] = _Run(head)
-                            runs[key].add(
-                                at, ids, () if claim is None else [_numbered(claim)] * len(ids)
-                            )
+        for at, (queue, succeeded, failed) in enumerate(self._batch.acks):
+            for of_op in (succeeded, failed):
+                for priority, local_ids, status, delay_ms, claim in of_op:
+                    retry_ms = delay_ms if of_op is failed else None
+                    claims = () if claim is None else (_numbered(claim),) * len(local_ids)
+                    for ids in ([each] for each in local_ids) if alone else (local_ids,):
+                        alike = (queue, priority, retry_ms, status, "0" if claim is None else "1")
+                        key = len(runs) if alone else alike
+                        run = runs.get(key)
+                        if run is None:
+                            run = runs[key] = _Run(self._ack_head(*alike))
+                        run.add(at, ids, claims[: len(ids)])
         return runs.values()
 
     def _ack_head(
-        self, queue: str, priority: int, status: str, delay_ms: int, named: str, *, failed: bool
+        self, queue: str, priority: int, delay_ms: int | None, status: str, named: str
     ) -> tuple[Any, ...]:
-        place = (self._stored[queue], priority)
+        place, failed = (self._stored[queue], priority), delay_ms is not None
         self._keys[place].add(_ALL if failed or status else _SUCCESS)
-        retry_ms = min(self._now_ms + delay_ms, LIMITS.run_after_ms) if failed else ""
+        retry_ms = "" if delay_ms is None else min(self._now_ms + delay_ms, LIMITS.run_after_ms)
         return (*place, retry_ms, status[:_TEXT_CHARS], named)
 
     def _checkpoints(self) -> list[Argument]:
@@ -338,11 +338,6 @@ def _answers(
         for begin in range(0, len(run.ids), RUN_JOBS):
             said += [at + begin if at > 0 else at - begin for at in next(answers)]
         yield run, said
-
-
-def _alike_acks(acks: Acks) -> tuple[int, str, int, str]:
-    priority, _, status, delay_ms, claim = acks
-    return (priority, status, delay_ms, "0" if claim is None else "1")
 
 
 def _alike(job: Job) -> tuple[int, int | None, int, str]:
