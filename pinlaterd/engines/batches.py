@@ -42,29 +42,38 @@ def local_ids_of(acks: Iterable[Acks]) -> list[int]:
     return [local_id for alike in acks for local_id in alike[1]]
 
 
+class _Ends(NamedTuple):
+    """What the ops of a batch do in one place."""
+
+    succeeded: list[Acks]
+    failed: list[Acks]
+
+
 def apply_acks(ops: Sequence[AckOp], actions: AckActions) -> list[AckResult]:
     """Acks that name no job twice commute, and are carried out together: successes, then failures.
     Where jobs are named again, it takes more rounds."""
-    if _name_no_job_twice(ops):
-        return _together(ops, actions)
-    rounds = [_together(part, actions) for part in _rounds(ops)]
+    places = _by_place(ops)
+    for ends in places.values():
+        local_ids = local_ids_of(ends.succeeded + ends.failed)
+        if len(set(local_ids)) != len(local_ids):
+            break
+    else:
+        return _together(ops, places, actions)
+    rounds = [_together(part, _by_place(part), actions) for part in _rounds(ops)]
     return [_sum(op, results) for op, results in zip(ops, zip(*rounds, strict=True), strict=True)]
 
 
-def _by_place(queues_and_acks: Iterable[tuple[str, Sequence[Acks]]]) -> dict[_Place, list[Acks]]:
-    found: defaultdict[_Place, list[Acks]] = defaultdict(list)
-    for queue, acks in queues_and_acks:
-        for alike in acks:
-            found[queue, alike[0]].append(alike)
+def _by_place(ops: Sequence[AckOp]) -> dict[_Place, _Ends]:
+    found: dict[_Place, _Ends] = {}
+    for queue, *both in ops:
+        for which, acks in enumerate(both):
+            for alike in acks:
+                place = (queue, alike[0])
+                ends = found.get(place)
+                if ends is None:
+                    ends = found[place] = _Ends([], [])
+                ends[which].append(alike)
     return found
-
-
-def _name_no_job_twice(ops: Sequence[AckOp]) -> bool:
-    for acks in _by_place((op[0], which) for op in ops for which in op[1:]).values():
-        local_ids = local_ids_of(acks)
-        if len(set(local_ids)) != len(local_ids):
-            return False
-    return True
 
 
 def _rounds(ops: Sequence[AckOp]) -> list[list[AckOp]]:
@@ -98,18 +107,24 @@ def _sum(op: AckOp, results: Sequence[AckResult]) -> AckResult:
     return AckResult(succeeded, failed, op.jobs - succeeded - failed, requeued)
 
 
-def _together(ops: Sequence[AckOp], actions: AckActions) -> list[AckResult]:
+def _together(
+    ops: Sequence[AckOp], places: Mapping[_Place, _Ends], actions: AckActions
+) -> list[AckResult]:
     missed: dict[_Place, AbstractSet[int]] = {}
-    for place, acks in _by_place((op[0], op[1]) for op in ops).items():
-        if lost := actions.succeed(*place, acks):
+    for place, ends in places.items():
+        if ends.succeeded and (lost := actions.succeed(*place, ends.succeeded)):
             missed[place] = lost
     requeued: dict[_Place, Mapping[int, Requeued]] = {}
-    for place, acks in _by_place((op[0], op[2]) for op in ops).items():
-        done = actions.fail(*place, acks)
-        if done.missed:
-            missed[place] = missed.get(place, _NOBODY) | done.missed
-        requeued[place] = {job.key.local_id: job for job in done.requeued}
-    return [_result(op, missed, requeued) for op in ops]
+    for place, ends in places.items():
+        if ends.failed:
+            done = actions.fail(*place, ends.failed)
+            if done.missed:
+                missed[place] = missed.get(place, _NOBODY) | done.missed
+            requeued[place] = {job.key.local_id: job for job in done.requeued}
+    return [
+        _result(op, missed, requeued) if missed or op[2] else AckResult(op.jobs, 0, 0, ())
+        for op in ops
+    ]
 
 
 def _result(
@@ -117,9 +132,6 @@ def _result(
     missed: Mapping[_Place, AbstractSet[int]],
     requeued: Mapping[_Place, Mapping[int, Requeued]],
 ) -> AckResult:
-    if not missed and not op.failed:
-        return AckResult(op.jobs, 0, 0, [])
-
     def applied(acks: Sequence[Acks]) -> int:
         jobs = sum([len(alike[1]) for alike in acks])
         for priority, local_ids, *_ in acks if missed else ():
