@@ -211,34 +211,25 @@ class ShardState:
         """Index jobs that a commit has stored, with the payloads of those that are due.
 
         Once for all of a batch: with one job a call, this is a good part of what a call costs."""
+        new = _new
         self.touched.add(queue)
         self.stats.count(f"{queue}_enqueue", len(jobs))
-        self.stats.record_each((f"{BODY_SIZE}{queue}",), [len(job[0]) for job in jobs])
-        priorities = {job[1] for job in jobs}
-        if len(priorities) == 1:
-            self._index(queue, priorities.pop(), jobs, local_ids, now_ms)
+        bodies, priorities, run_afters_ms, attempts, _ = zip(*jobs, strict=True)
+        self.stats.record_each((f"{BODY_SIZE}{queue}",), list(map(len, bodies)))
+        payloads = [new(Payload, row) for row in zip(bodies, attempts, attempts, strict=True)]
+        present = set(priorities)
+        if len(present) == 1 and set(run_afters_ms) == {None}:
+            keys = [new(PendingKey, (now_ms, local_id)) for local_id in local_ids]  # which ascend
+            self.ready.add(queue, priorities[0], keys, now_ms, payloads)
             return
-        for priority in priorities:
-            chosen = [job[1] == priority for job in jobs]
-            of_priority, ids = compress(jobs, chosen), compress(local_ids, chosen)
-            self._index(queue, priority, list(of_priority), list(ids), now_ms)
-
-    def _index(
-        self, queue: str, priority: int, jobs: Sequence[Job], local_ids: Sequence[int], now_ms: int
-    ) -> None:
-        new = _new
-        if {job[2] for job in jobs} == {None}:  # ids ascend
-            keys = [new(PendingKey, (now_ms, local_id)) for local_id in local_ids]
-        else:
-            # Earliest first. Keys differ, so that the jobs beside them are never compared.
-            ordered = sorted(
-                (PendingKey(now_ms if job[2] is None else job[2], local_id), job)
-                for local_id, job in zip(local_ids, jobs, strict=True)
-            )
-            keys = [key for key, _ in ordered]
-            jobs = [job for _, job in ordered]
-        payloads = [new(Payload, (job[0], job[3], job[3])) for job in jobs]
-        self.ready.add(queue, priority, keys, now_ms, payloads)
+        dues = [now_ms if due is None else due for due in run_afters_ms]
+        keys = [PendingKey(*key) for key in zip(dues, local_ids, strict=True)]
+        for priority in present:
+            chosen = [each == priority for each in priorities]
+            # Earliest first. Keys differ, so that the payloads beside them are never compared.
+            ordered = sorted(compress(zip(keys, payloads, strict=True), chosen))
+            of_priority, known = zip(*ordered, strict=True)
+            self.ready.add(queue, priority, of_priority, now_ms, known)
 
     def requeue(self, queue: str, requeued: Sequence[Requeued], now_ms: int) -> None:
         """Jobs became PENDING again."""
