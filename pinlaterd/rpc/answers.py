@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 from pinlaterd.model import ClaimedJob, DequeueResult, Payload
@@ -70,7 +71,8 @@ class DequeueAnswer:
         """The same of jobs of one queue and priority: `prefix` begins their descriptors, `claimer`
         those of their claims, whose numbers count up."""
         claims = range(first_claim, first_claim + len(local_ids))
-        key, claim = counted_text(prefix, local_ids), counted_text(claimer, claims)
+        key = counted_text(prefix, min(local_ids), max(local_ids))
+        claim = counted_text(claimer, first_claim, claims[-1])
         if key is None or claim is None:
             descriptors = [f"{prefix}{local_id}" for local_id in local_ids]
             named = [f"{claimer}{number}" for number in claims]
@@ -78,11 +80,7 @@ class DequeueAnswer:
             return
         keys = [key % local_id for local_id in local_ids]
         attempts = self._add_bodies(keys, payloads)
-        behind = _BEHIND_CLAIM.pack(_TIMEOUT, timeout_seconds, 0).replace(b"%", b"%%")
-        metadata = {
-            each: _before_claim(each).replace(b"%", b"%%") + claim + behind
-            for each in set(attempts)
-        }
+        metadata = {each: _metadata_text(each, claim, timeout_seconds) for each in set(attempts)}
         pairs = zip(attempts, claims, strict=True)
         self._metadata += _interleave(keys, [metadata[each] % number for each, number in pairs])
 
@@ -105,12 +103,22 @@ def _before_claim(attempts: tuple[int, int]) -> bytes:
     return _BEFORE_CLAIM.pack(_ALLOWED, allowed, _REMAINING, remaining, _CLAIM)
 
 
-def counted_text(prefix: str, numbers: Sequence[int]) -> bytes | None:
-    """The format of texts of `prefix` and each of `numbers`, with their length in front; None if
-    these have not equally many digits."""
-    digits = len(str(min(numbers)))
-    if len(str(max(numbers))) != digits:
-        return None
+@lru_cache(maxsize=256)
+def _metadata_text(attempts: tuple[int, int], claim: bytes, timeout_seconds: int) -> bytes:
+    """The format of the metadata of jobs that differ in the number of their claim alone."""
+    behind = _BEHIND_CLAIM.pack(_TIMEOUT, timeout_seconds, 0)
+    return _before_claim(attempts).replace(b"%", b"%%") + claim + behind.replace(b"%", b"%%")
+
+
+def counted_text(prefix: str, least: int, greatest: int) -> bytes | None:
+    """The format of texts of `prefix` and a number from `least` to `greatest`, with their length in
+    front; None if these have not equally many digits."""
+    digits = len(str(least))
+    return _counted_text(prefix, digits) if len(str(greatest)) == digits else None
+
+
+@lru_cache(maxsize=1024)
+def _counted_text(prefix: str, digits: int) -> bytes:
     text = prefix.encode()
     return (pack_u32(len(text) + digits) + text).replace(b"%", b"%%") + b"%d"
 
