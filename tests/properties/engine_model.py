@@ -116,9 +116,11 @@ class QueueMachine(RuleBasedStateMachine):
         assert list(self.model.delete_keys(QUEUE, state, keys)) == keys
         self.gone += keys
 
-    def draw_keys(self, data: st.DataObject) -> list[JobKey]:
-        """Keys of any kind: in any state, deleted, of another priority or of none; some twice."""
-        known = [*self.jobs, *self.gone[-3:], data.draw(st.sampled_from(NO_JOBS))]
+    def draw_keys(self, data: st.DataObject, state: JobState) -> list[JobKey]:
+        """Keys of any kind: in any state, but most in this one, deleted, of another priority or of
+        none; some twice."""
+        known = 3 * [row.key for row in self.model.rows(QUEUE, state)]
+        known += [*self.jobs, *self.gone[-3:], data.draw(st.sampled_from(NO_JOBS))]
         known += [key._replace(priority=3 - key.priority) for key in known[:1]]
         return data.draw(st.lists(st.sampled_from(known), min_size=1, max_size=8))
 
@@ -155,7 +157,7 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.jobs)
     @rule(data=st.data())
     def claim_what_may_not_be_there(self, data: st.DataObject) -> None:
-        claims = [self.store.claim_on(key) for key in self.draw_keys(data)]
+        claims = [self.store.claim_on(key) for key in self.draw_keys(data, JobState.PENDING)]
         middle = data.draw(st.integers(0, len(claims)))
         self.make(claims[:middle], claims[middle:])
 
@@ -171,7 +173,7 @@ class QueueMachine(RuleBasedStateMachine):
     def ack(self, data: st.DataObject) -> None:
         acks = [
             Ack(key, data.draw(texts), data.draw(st.integers(0, 2_000)), self.draw_claim(data, key))
-            for key in self.draw_keys(data)
+            for key in self.draw_keys(data, JobState.IN_PROGRESS)
         ]
         middle = data.draw(st.integers(0, len(acks)))
         self.apply(Batch(acks=[ack_op(QUEUE, acks[:middle], acks[middle:])]))
@@ -189,7 +191,7 @@ class QueueMachine(RuleBasedStateMachine):
                 prepend_custom_status=data.draw(st.none() | texts),
                 claim_descriptor=self.draw_claim(data, key),
             )
-            for key in self.draw_keys(data)
+            for key in self.draw_keys(data, JobState.IN_PROGRESS)
         ]
         self.apply(Batch(checkpoints=[CheckpointOp(QUEUE, source, checkpoints)]))
 
@@ -241,7 +243,7 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.jobs)
     @rule(data=st.data(), state=st.sampled_from(JobState))
     def delete_keys(self, data: st.DataObject, state: JobState) -> None:
-        keys = self.draw_keys(data)
+        keys = self.draw_keys(data, state)
 
         deleted = self.store.engine.delete_keys(QUEUE, state, keys)
 

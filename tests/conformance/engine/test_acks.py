@@ -54,6 +54,22 @@ def test_ops_that_name_the_same_jobs_end_as_if_one_came_after_the_other(store: E
     assert set(store.states([a, b])) == {JobState.PENDING, JobState.SUCCEEDED}
 
 
+def test_acks_with_and_without_claims_go_together(store: EngineHarness):
+    first, second, third, fourth = store.in_progress(b"1", b"2", b"3", b"4")
+
+    result = store.succeed(
+        Ack(first.key),
+        Ack(second.key, claim_descriptor=second.claim_descriptor),
+        Ack(third.key, "not mine", claim_descriptor=second.claim_descriptor),
+        Ack(fourth.key, "done"),
+    )
+
+    assert (result.succeeded, result.noop) == (3, 1)
+    assert store.states([third.key]) == [JobState.IN_PROGRESS]
+    assert store.job(third.key).custom_status == ""
+    assert store.job(fourth.key).custom_status == "done"
+
+
 def test_acks_of_many_queues_and_priorities_in_one_batch(store: EngineHarness):
     store.engine.create_queue("other", store.now_ms)
     high, low = store.enqueue(Job(b"1"), Job(b"2", priority=2))
