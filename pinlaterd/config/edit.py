@@ -8,15 +8,16 @@ mistakes already, or where the file was changed by others meanwhile. All edits a
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pinlaterd.config.active import active_files
-from pinlaterd.config.document import Entry, Node, parse
+from pinlaterd.config.document import DocumentError
 from pinlaterd.config.edit_text import Text, Value
 from pinlaterd.config.layout import QUEUES_FILE, SHARDS_FILE, write_beside
 from pinlaterd.config.load import (
@@ -51,11 +52,24 @@ def edit_file(etc: Path, name: str, change: Callable[[bytes, Config], bytes]) ->
         after = change(before, config)
         if after == before:
             return False
-        config = load_config(etc, lambda read: after if read == path else read.read_bytes())
-        if change(after, config) != after:
-            raise ConfigError([f"{path}: can't be edited by a program; change it by hand"])
+        load_config(etc, lambda read: after if read == path else read.read_bytes())
         _replace(path, before, after)
     return True
+
+
+def _edit_tree(etc: Path, name: str, change: Callable[[Text, Config], None]) -> bool:
+    """The same; `change` turns the tree of the text into what it should be."""
+
+    def changed(before: bytes, config: Config) -> bytes:
+        text = Text(before)
+        change(text, config)
+        after = text.render()
+        with contextlib.suppress(DocumentError):
+            if Text(after).tree == text.tree:
+                return after
+        raise ConfigError([f"{etc / name}: can't be edited by a program; change it by hand"])
+
+    return edit_file(etc, name, changed)
 
 
 # --- shards.yaml ------------------------------------------------------------------------------
@@ -65,25 +79,33 @@ class _Shards(NamedTuple):
     """One entry of shards.yaml. PinLater's form for MySQL has some that are several shards."""
 
     names: Sequence[str]
-    settings: Entry
+    owner: dict[str, Any]
+    key: str  # of the settings
     dequeue_only: str  # what that setting is called here
 
 
-def _entries(root: Node, databases: int) -> Iterator[_Shards]:
+def _entries(text: Text, databases: int) -> Iterator[_Shards]:
     """`databases`: so many shards are in each entry of PinLater's form for MySQL."""
-    form, listed = form_of(root), root.get("shards")
+    assert text.root is not None, "the loader found shards in it"
+    form, tree = form_of(text.root), text.tree
     if form is Form.PINLATER_MYSQL:
-        for entry in root.entries or ():
-            if entry.key != ABANDON:
-                yield _Shards(pinlater_mysql_shards(entry.key, databases), entry, "dequeueOnly")
+        for key in tree.keys() - {ABANDON}:
+            yield _Shards(pinlater_mysql_shards(key, databases), tree, key, "dequeueOnly")
     elif form is Form.PINLATER_REDIS:
-        for item in (listed.items or ()) if listed is not None else ():
-            name, settings = item.get("name"), item.entry("shardConfig")
-            if name is not None and settings is not None:
-                yield _Shards([name.text], settings, "dequeueOnly")
+        for name, item in zip(_texts(text, "shards", "name"), tree["shards"], strict=True):
+            yield _Shards([name], item, "shardConfig", "dequeueOnly")
     else:
-        for entry in (listed.entries or ()) if listed is not None else ():
-            yield _Shards([entry.key], entry, "dequeue_only")
+        for key in tree["shards"]:
+            yield _Shards([key], tree["shards"], key, "dequeue_only")
+
+
+def _texts(text: Text, key: str, inner: str = "") -> Sequence[str]:
+    """The items of a list as they are written, or what each says at `inner`: a name may look like a
+    number."""
+    listed = text.root.get(key) if text.root is not None else None
+    items = (listed.items or ()) if listed is not None else ()
+    found = [item.get(inner) if inner else item for item in items]
+    return [item.text if item is not None else "" for item in found]
 
 
 def shards_alike(etc: Path, shard: str) -> Sequence[str]:
@@ -95,150 +117,99 @@ def shards_alike(etc: Path, shard: str) -> Sequence[str]:
     if shard not in config.shards:
         names = ", ".join(config.shards)
         raise ConfigError([f"{path}: there is no shard {shard!r}; there are: {names}"])
-    root = parse(path.read_bytes())
-    entries = _entries(root, config.server.mysql_num_db_per_queue) if root is not None else ()
+    entries = _entries(Text(path.read_bytes()), config.server.mysql_num_db_per_queue)
     return next((entry.names for entry in entries if shard in entry.names), [shard])
 
 
 def set_servers(etc: Path, shards: Collection[str], *, master: Address, slave: Address) -> bool:
     """Give shards other servers. Returns whether the file had to be changed; so do the others."""
-
-    def change(text: Text, entry: _Shards) -> None:
-        _set_address(text, entry.settings, "master", master)
-        _set_address(text, entry.settings, "slave", slave)
-
-    return _edit_entries(etc, shards, change)
+    servers = {"master": master._asdict(), "slave": slave._asdict()}
+    return _edit_entries(etc, shards, lambda settings, _key: {**settings, **servers})
 
 
 def set_dequeue_only(etc: Path, shard: str, *, on: bool) -> bool:
     """For all shards of its entry."""
 
-    def change(text: Text, entry: _Shards) -> None:
-        found = entry.settings.value.get(entry.dequeue_only)
-        if found is not None:
-            text.replace(found, on)
-        elif on:
-            text.add(entry.settings, entry.dequeue_only, on, first=True)
+    def changed(settings: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+        if key in settings:
+            return {**settings, key: on}
+        return {key: on, **settings} if on else settings
 
-    return _edit_entries(etc, [shard], change)
+    return _edit_entries(etc, [shard], changed)
 
 
 def _edit_entries(
-    etc: Path, shards: Collection[str], change: Callable[[Text, _Shards], None]
+    etc: Path,
+    shards: Collection[str],
+    changed: Callable[[Mapping[str, Any], str], Mapping[str, Any]],
 ) -> bool:
-    """`change` each entry that stands for any of `shards`."""
+    """Put what `changed` makes of them in the place of the settings of any of `shards`."""
 
-    def changed(before: bytes, config: Config) -> bytes:
-        text = Text(before)
-        assert text.root is not None, "the loader found shards in it"
-        for entry in _entries(text.root, config.server.mysql_num_db_per_queue):
-            if not set(entry.names).isdisjoint(shards):
-                change(text, entry)
-        return text.render()
+    def change(text: Text, config: Config) -> None:
+        for names, owner, key, dequeue_only in _entries(text, config.server.mysql_num_db_per_queue):
+            if not set(names).isdisjoint(shards):
+                owner[key] = changed(owner.get(key) or {}, dequeue_only) or owner.get(key)
 
-    return edit_file(etc, SHARDS_FILE, changed)
-
-
-def _set_address(text: Text, settings: Entry, key: str, address: Address) -> None:
-    found = settings.value.get(key)
-    if found is not None and found.entries:
-        for name, value in address._asdict().items():
-            part = found.get(name)
-            assert part is not None, "the loader requires it"
-            text.replace(part, value)
-    elif found is not None:
-        text.replace(found, address._asdict())
-    else:
-        text.add(settings, key, address._asdict())
+    return _edit_tree(etc, SHARDS_FILE, change)
 
 
 def add_shard(etc: Path, shard: str, settings: Mapping[str, Value]) -> bool:
     """At the end of the file; False if it is there with just these settings."""
     path = etc / SHARDS_FILE
 
-    def changed(before: bytes, config: Config) -> bytes:
-        text, shards = _in_our_form(path, before)
-        found = shards.value.get(shard)
-        if found is not None and _plain(found) == settings:
-            return before
+    def change(text: Text, config: Config) -> None:
+        shards = _in_our_form(path, text)
+        if shards.get(shard) == settings:
+            return
         if shard in config.shards:
             raise ConfigError(
                 [f"{path}: shard {shard!r} is there already; change it there, or choose another"]
             )
         _forget_abandoned(text, shard)
-        text.add(shards, shard, settings)
-        return text.render()
+        shards[shard] = settings
 
-    return edit_file(etc, SHARDS_FILE, changed)
+    return _edit_tree(etc, SHARDS_FILE, change)
 
 
 def remove_shard(etc: Path, shard: str, *, abandon: bool) -> bool:
     """`abandon`: with the jobs that it holds."""
     path = etc / SHARDS_FILE
 
-    def changed(before: bytes, config: Config) -> bytes:
-        text, shards = _in_our_form(path, before)
-        if shards.value.get(shard) is not None:
+    def change(text: Text, config: Config) -> None:
+        shards = _in_our_form(path, text)
+        if shard in shards:
             if len(config.shards) == 1:
                 raise ConfigError([f"{path}: {shard!r} is the only shard; add another one first"])
-            text.remove_key(shards, shard)
-        if abandon:
-            _abandon(text, shard)
-        return text.render()
+            del shards[shard]
+        if abandon and shard not in _texts(text, ABANDON):
+            text.tree[ABANDON] = [*(text.tree.get(ABANDON) or ()), shard]
 
-    return edit_file(etc, SHARDS_FILE, changed)
+    return _edit_tree(etc, SHARDS_FILE, change)
 
 
 def forget_abandoned(etc: Path, shard: str) -> bool:
     """The shard has gone: `abandon` need not name it any more."""
-
-    def changed(before: bytes, _config: Config) -> bytes:
-        text = Text(before)
-        _forget_abandoned(text, shard)
-        return text.render()
-
-    return edit_file(etc, SHARDS_FILE, changed)
+    return _edit_tree(etc, SHARDS_FILE, lambda text, _config: _forget_abandoned(text, shard))
 
 
-def _in_our_form(path: Path, before: bytes) -> tuple[Text, Entry]:
-    """The text, and its entry `shards`."""
-    text = Text(before)
+def _in_our_form(path: Path, text: Text) -> dict[str, Any]:
+    """The settings of shards, by name."""
     assert text.root is not None, "the loader found shards in it"
     form = form_of(text.root)
     if form is not Form.OURS:
         raise ConfigError(
             [f"{path}: has {form.value} form; add and remove shards there by hand, it acts soon"]
         )
-    shards = text.root.entry("shards")
-    assert shards is not None, "the loader requires it"
-    return text, shards
-
-
-def _plain(node: Node) -> object:
-    if node.entries is not None:
-        return {entry.key: _plain(entry.value) for entry in node.entries}
-    return node.scalar
-
-
-def _abandoned(text: Text) -> tuple[Entry | None, list[str]]:
-    entry = text.root.entry(ABANDON) if text.root is not None else None
-    return entry, [item.text for item in (entry.value.items or ())] if entry is not None else []
-
-
-def _abandon(text: Text, shard: str) -> None:
-    entry, names = _abandoned(text)
-    if entry is None:
-        text.add(None, ABANDON, [shard])
-    elif shard not in names:
-        text.append(entry, shard)
+    shards: dict[str, Any] = text.tree["shards"]
+    return shards
 
 
 def _forget_abandoned(text: Text, shard: str) -> None:
-    entry, names = _abandoned(text)
+    names = _texts(text, ABANDON)
     if names == [shard]:
-        text.remove_key(None, ABANDON)
-    elif entry is not None and shard in names:
-        text.remove(entry, names.index(shard))
+        del text.tree[ABANDON]
+    elif shard in names:
+        del text.tree[ABANDON][names.index(shard)]
 
 
 # --- queues.yaml ------------------------------------------------------------------------------
@@ -253,11 +224,9 @@ class LimitSettings(NamedTuple):
 
 def limit_settings(etc: Path, queue: str) -> LimitSettings:
     """As the file has it: the limit is the one that holds when the queue is not paused."""
-    queues = _Queues(Text(_read_if_there(etc / QUEUES_FILE)))
-    limit, paused = queues.find(queue, LIMIT), queues.find(queue, "paused")
-    rate = limit.scalar if limit is not None else None
-    assert rate is None or isinstance(rate, int | float)
-    return LimitSettings(rate, paused is not None and bool(paused.scalar))
+    text = Text(_read_if_there(etc / QUEUES_FILE))
+    settings = _queue_settings(text, queue)
+    return LimitSettings(settings.get(_limit_key(text)), bool(settings.get("paused")))
 
 
 def set_limit(etc: Path, queue: str, jobs_per_second: float | None) -> bool:
@@ -265,79 +234,59 @@ def set_limit(etc: Path, queue: str, jobs_per_second: float | None) -> bool:
     value = jobs_per_second
     if value is not None and value.is_integer():
         value = int(value)
-    return _edit_queue(etc, queue, LIMIT, value)
+    return _edit_queue(etc, queue, _limit_key, value)
 
 
 def set_paused(etc: Path, queue: str, *, paused: bool) -> bool:
     """The limit stays in the file, and holds again when the queue is resumed."""
-    return _edit_queue(etc, queue, "paused", True if paused else None)
+    return _edit_queue(etc, queue, lambda _text: "paused", True if paused else None)
 
 
-def _edit_queue(etc: Path, queue: str, name: str, value: float | None) -> bool:
-    def changed(before: bytes, _config: Config) -> bytes:
-        text = Text(before)
-        if value is None:
-            _Queues(text).unset(queue, name)
-        else:
-            _Queues(text).set(queue, name, value)
-        return text.render()
+def _edit_queue(etc: Path, queue: str, key_of: Callable[[Text], str], value: float | None) -> bool:
+    """None removes the setting, and the queue if it has no other."""
 
-    return edit_file(etc, QUEUES_FILE, changed)
+    def change(text: Text, _config: Config) -> None:
+        key, settings = key_of(text), _queue_settings(text, queue)
+        if key in settings and value is None:
+            _put_queue(text, queue, {name: settings[name] for name in settings if name != key})
+        elif key in settings:
+            _put_queue(text, queue, {**settings, key: value})
+        elif value is not None:
+            _put_queue(text, queue, {key: value, **settings})
+
+    return _edit_tree(etc, QUEUES_FILE, change)
 
 
-class _Queues:
-    """queues.yaml in either form, to be changed. Settings have our names here."""
+def _is_pinlaters(text: Text) -> bool:
+    return isinstance(text.tree.get("queues"), list)
 
-    def __init__(self, text: Text) -> None:
-        self._text = text
-        self._listed = text.root.entry("queues") if text.root is not None else None
-        self._items = self._listed.value.items if self._listed is not None else None
 
-    def find(self, queue: str, name: str) -> Node | None:
-        settings = self._settings(queue)
-        return settings.value.get(self._key(name)) if settings is not None else None
+def _limit_key(text: Text) -> str:
+    return PINLATERS_LIMIT if _is_pinlaters(text) else LIMIT
 
-    def set(self, queue: str, name: str, value: float) -> None:
-        key, found, settings = self._key(name), self.find(queue, name), self._settings(queue)
-        if found is not None:
-            self._text.replace(found, value)
-        elif settings is not None:
-            self._text.add(settings, key, value, first=True)
-        elif self._listed is None:
-            self._text.add(None, "queues", {queue: {key: value}})
-        elif self._items is None:
-            self._text.add(self._listed, queue, {key: value})
-        elif (index := self._index(queue)) is not None:
-            item = self._items[index]
-            self._text.add(Entry("", item.line, item, item.start), "queueConfig", {key: value})
-        else:
-            self._text.append(self._listed, {"name": queue, "queueConfig": {key: value}})
 
-    def unset(self, queue: str, name: str) -> None:
-        """And remove the queue if it has no other setting."""
-        settings, index = self._settings(queue), self._index(queue)
-        if settings is None or self.find(queue, name) is None:
-            return
-        if len(settings.value.entries or ()) > 1:
-            self._text.remove_key(settings, self._key(name))
-        elif index is not None:
-            self._text.remove(self._listed, index)
-        else:
-            self._text.remove_key(self._listed, queue)
+def _queue_settings(text: Text, queue: str) -> Mapping[str, Any]:
+    listed = text.tree.get("queues") or {}
+    if not _is_pinlaters(text):
+        return listed.get(queue) or {}
+    items = zip(_texts(text, "queues", "name"), listed, strict=True)
+    return next((item.get("queueConfig") or {} for name, item in items if name == queue), {})
 
-    def _key(self, name: str) -> str:
-        return PINLATERS_LIMIT if self._items is not None and name == LIMIT else name
 
-    def _settings(self, queue: str) -> Entry | None:
-        if self._items is None:
-            return self._listed.value.entry(queue) if self._listed is not None else None
-        index = self._index(queue)
-        return None if index is None else self._items[index].entry("queueConfig")
-
-    def _index(self, queue: str) -> int | None:
-        names = [item.get("name") for item in self._items or ()]
-        found = (n for n, name in enumerate(names) if name is not None and name.text == queue)
-        return next(found, None)
+def _put_queue(text: Text, queue: str, settings: Mapping[str, Any]) -> None:
+    """Nothing: remove it."""
+    listed: Any = text.tree.get("queues")
+    if not _is_pinlaters(text):
+        queues = {**(listed or {}), queue: settings}
+        text.tree["queues"] = {name: one for name, one in queues.items() if name != queue or one}
+        return
+    names = _texts(text, "queues", "name")
+    if queue not in names:
+        listed.append({"name": queue, "queueConfig": settings})
+    elif settings:
+        listed[names.index(queue)]["queueConfig"] = settings
+    else:
+        del listed[names.index(queue)]
 
 
 # --- files ------------------------------------------------------------------------------------

@@ -1,29 +1,44 @@
 """Changes of a YAML or JSON text that leave all else as it stands: comments, order, quotes, blanks.
 
-The nodes that the loader reads know their places, and a change is new text in place of old. Below
-a key of a block, whole lines come and go; within brackets, what stands between two commas.
+A change is made to the plain values that the text holds. What differs becomes new text in place of
+old, at the places that the loader's nodes know: below a key of a block, whole lines come and go;
+within brackets, what stands between two commas.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from pinlaterd.config.document import DocumentError, Entry, Node, is_json, parse
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _STEP = 2  # blanks by which a block is indented where nothing else shows how many
 
+_Part = Entry | Node
 Value = str | float | bool | Mapping[str, "Value"] | Sequence["Value"]
 
 
+def plain(node: Node | None) -> Any:
+    """What it holds: dicts, lists, scalars."""
+    if node is None:
+        return None
+    if node.entries is not None:
+        return {entry.key: plain(entry.value) for entry in node.entries}
+    if node.items is not None:
+        return [plain(item) for item in node.items]
+    return node.scalar
+
+
 class Text:
-    """The text of a file. Changes are gathered, each by the places before all of them."""
+    """The text of a file, and its `tree`, to be changed: an empty mapping if there is nothing."""
 
     def __init__(self, data: bytes) -> None:
         """Raises DocumentError if it can't be read."""
         self.root = parse(data)
+        self.tree = plain(self.root) or {}
         self._mark = _BYTE_ORDER_MARK if data.startswith(_BYTE_ORDER_MARK) else b""
         self._text = data.removeprefix(_BYTE_ORDER_MARK).decode()
         self._is_json = is_json(self._text)
@@ -31,98 +46,132 @@ class Text:
         self._changes: list[tuple[int, int, str]] = []  # from, to, what comes in between
 
     def render(self) -> bytes:
-        """What the file should hold now."""
+        """What the file should hold for `tree`."""
+        self._changes = []
+        if self.root is None:
+            self._add_lines(len(self._text), self._blocks(0, self.tree, self.tree))
+        elif self.tree != (plain(self.root) or {}):
+            self._update(None, self.root, self.tree, in_brackets=self.root.flow)
         text = self._text
         for start, end, new in sorted(self._changes, reverse=True):
             text = text[:start] + new + text[end:]
         return self._mark + text.encode()
 
-    def replace(self, node: Node, value: Value) -> None:
-        """A scalar, or nothing at all, by `value`."""
-        if node.scalar == value and isinstance(node.scalar, bool) == isinstance(value, bool):
+    # --- what differs -------------------------------------------------------------------------
+
+    def _update(self, owner: Entry | None, node: Node, new: Any, *, in_brackets: bool) -> None:
+        """`owner`: the key that `node` is the value of; None: of the document, or of a list."""
+        if isinstance(new, Mapping) and node.entries:
+            self._update_mapping(owner, node, node.entries, new)
+        elif isinstance(new, Sequence) and not isinstance(new, str) and node.items:
+            self._update_list(owner, node, node.items, new)
+        elif plain(node) == new and isinstance(node.scalar, bool) == isinstance(new, bool):
             return
+        elif not isinstance(new, Mapping) or _is_flow(new) or in_brackets or owner is None:
+            self._replace(node, new)
+        else:
+            start = len(self._text[: node.start].rstrip(" "))
+            self._change(start, node.end, "")
+            column = self._column(owner.start) + _STEP
+            self._add_lines(node.end, self._blocks(column, new, new))
+
+    def _update_mapping(
+        self, owner: Entry | None, node: Node, entries: Sequence[Entry], new: Mapping[str, Any]
+    ) -> None:
+        kept = [entry for entry in entries if entry.key in new]
+        is_item = owner is None and node is not self.root  # in a block its first key has the dash
+        if not kept or (is_item and not node.flow and kept[0] is not entries[0]):
+            self._put_in_brackets(owner, node, entries, new)
+            return
+        self._remove(node, entries, kept)
+        for entry in kept:
+            self._update(entry, entry.value, new[entry.key], in_brackets=node.flow)
+        kept_keys = {entry.key for entry in kept}
+        added = [key for key in new if key not in kept_keys]
+        is_first = next(iter(new)) not in kept_keys
+        if added and node.flow:
+            pairs = [f"{self._key(key)}: {self._flow(new[key])}" for key in added]
+            self._add_in_brackets(node, entries, pairs, first=is_first)
+        elif added:
+            lines = self._blocks(self._column(entries[0].start), added, new, node)
+            self._add_lines(owner.start if is_first and owner is not None else node.end, lines)
+
+    def _update_list(
+        self, owner: Entry | None, node: Node, items: Sequence[Node], new: Sequence[Any]
+    ) -> None:
+        """Items change, or are removed, or added at the end; else all of it is written again."""
+        kept = list(items)
+        if len(new) < len(items):
+            left = iter(items)
+            found = (next((item for item in left if plain(item) == value), None) for value in new)
+            kept = [item for item in found if item is not None]
+        if not kept or len(kept) < min(len(new), len(items)):
+            self._put_in_brackets(owner, node, items, new)
+            return
+        self._remove(node, items, kept)
+        for item, value in zip(kept, new, strict=False):
+            self._update(None, item, value, in_brackets=node.flow)
+        added = [self._flow(value) for value in new[len(kept) :]]
+        if added and node.flow:
+            self._add_in_brackets(node, items, added)
+        elif added:
+            start = self._line_start(items[0].start)
+            dash = self._text[start : self._text.index("-", start)]
+            self._add_lines(node.end, [f"{dash}- {value}" for value in added])
+
+    def _remove(self, node: Node, parts: Sequence[_Part], kept: Sequence[_Part]) -> None:
+        """All but those that are `kept`, one at least."""
+        stay = set(map(id, kept))
+        for index, part in enumerate(parts):
+            if id(part) in stay:
+                continue
+            if not node.flow:
+                self._change(self._line_start(part.start), self._line_end(part.end), "")
+            elif part.start < kept[-1].start:
+                self._change(part.start, parts[index + 1].start, "")
+            else:
+                self._change(parts[index - 1].end, part.end, "")
+
+    def _put_in_brackets(
+        self, owner: Entry | None, node: Node, parts: Sequence[_Part], new: Any
+    ) -> None:
+        """Of a block the lines between its parts stay: they may be remarks."""
+        if node.flow or owner is None:
+            self._change(node.start, node.end, self._flow(new))
+            return
+        for part in parts:
+            self._change(self._line_start(part.start), self._line_end(part.end), "")
+        colon = self._text.index(":", owner.start) + 1
+        self._change(colon, colon, f" {self._flow(new)}")
+
+    def _replace(self, node: Node, value: Any) -> None:
+        """A scalar, or nothing at all, by `value`."""
         before = self._text[node.start : node.end]
         new = self._flow(value)
-        if isinstance(value, str) and before.startswith("'"):
+        if isinstance(value, str) and node.is_scalar and before.startswith("'"):
             new = "'" + value.replace("'", "''") + "'"
-        elif isinstance(value, str) and before.startswith('"'):
+        elif isinstance(value, str) and node.is_scalar and before.startswith('"'):
             new = self._quoted(value)
         self._change(node.start, node.end, new if before else f" {new}")
 
-    def add(self, owner: Entry | None, key: str, value: Value, *, first: bool = False) -> None:
-        """A new key behind all others of the mapping that is the value of `owner` (None: of the
-        document), or before them."""
-        mapping = owner.value if owner is not None else self.root
-        if mapping is None:  # a file without anything but comments
-            self._add_line(len(self._text), *self._block(0, key, value))
-        elif mapping.entries and mapping.flow:
-            new = f"{self._key(key)}: {self._flow(value)}"
-            self._add_in_brackets(mapping, mapping.entries, new, first=first)
-        elif mapping.entries:
-            lines = self._block(self._column(mapping.entries[0].start), key, value, mapping)
-            self._add_line(owner.start if first and owner is not None else mapping.end, *lines)
-        elif first or owner is None or (self.root is not None and self.root.flow):
-            self.replace(mapping, {key: value})
-        else:
-            self._begin(owner, self._block(self._column(owner.start) + _STEP, key, value))
-
-    def append(self, owner: Entry, value: Value) -> None:
-        """A new item at the end of the list that is the value of `owner`."""
-        listed = owner.value
-        if not listed.items:
-            self._change(listed.start, listed.end, self._flow([value]))
-        elif listed.flow:
-            self._add_in_brackets(listed, listed.items, self._flow(value))
-        else:
-            start = self._line_start(listed.items[0].start)
-            dash = self._text.index("-", start)
-            self._add_line(listed.end, f"{self._text[start:dash]}- {self._flow(value)}")
-
     def _add_in_brackets(
-        self, node: Node, parts: Sequence[Entry | Node], new: str, *, first: bool = False
+        self, node: Node, parts: Sequence[_Part], added: Sequence[str], *, first: bool = False
     ) -> None:
         start = parts[0].start
         _, line_break, indent = self._text[node.start + 1 : start].rpartition("\n")
         gap = f"{self._newline}{indent}" if line_break else " "
         if first:
-            self._change(start, start, f"{new},{gap}")
+            self._change(start, start, "".join(f"{new},{gap}" for new in added))
         else:
-            self._change(parts[-1].end, parts[-1].end, f",{gap}{new}")
-
-    def remove(self, owner: Entry | None, index: int) -> None:
-        """That entry or item of the value of `owner` (None: of the document)."""
-        node = owner.value if owner is not None else self.root
-        assert node is not None
-        parts: Sequence[Entry | Node] = node.entries or node.items or ()
-        part = parts[index]
-        if not node.flow:
-            self._change(self._line_start(part.start), self._line_end(part.end), "")
-            if len(parts) == 1 and owner is not None:
-                colon = self._text.index(":", owner.start) + 1
-                self._change(colon, colon, " {}" if node.entries else " []")
-        elif index + 1 < len(parts):
-            self._change(part.start, parts[index + 1].start, "")
-        else:
-            self._change(parts[index - 1].end if index else part.start, part.end, "")
-
-    def remove_key(self, owner: Entry | None, key: str) -> None:
-        node = owner.value if owner is not None else self.root
-        assert node is not None
-        self.remove(owner, [entry.key for entry in node.entries or ()].index(key))
+            end = parts[-1].end
+            self._change(end, end, "".join(f",{gap}{new}" for new in added))
 
     # --- places -------------------------------------------------------------------------------
 
     def _change(self, start: int, end: int, new: str) -> None:
         self._changes.append((start, end, new))
 
-    def _begin(self, owner: Entry, lines: Sequence[str]) -> None:
-        """A block below `owner`, which has `{}` for its value, or nothing."""
-        value = owner.value
-        start = len(self._text[: value.start].rstrip(" "))
-        self._change(start, value.end, "")
-        self._add_line(value.end, *lines)
-
-    def _add_line(self, behind: int, *lines: str) -> None:
+    def _add_lines(self, behind: int, lines: Sequence[str]) -> None:
         """Below the line of the place `behind`."""
         at = self._line_end(behind)
         is_open = at > 0 and self._text[at - 1] != "\n"  # the last line, which nothing ends
@@ -141,23 +190,29 @@ class Text:
 
     # --- values -------------------------------------------------------------------------------
 
-    def _block(
-        self, column: int, key: str, value: Value, siblings: Node | None = None
+    def _blocks(
+        self,
+        column: int,
+        keys: Iterable[str],
+        values: Mapping[str, Any],
+        siblings: Node | None = None,
     ) -> list[str]:
-        """Lines for a new key; `siblings` show how far what is below one of them is indented."""
-        indent = " " * column
-        if not isinstance(value, Mapping) or _is_address(value):
-            return [f"{indent}{self._key(key)}: {self._flow(value)}"]
-        step = _STEP
+        """Lines for new keys; `siblings` show how far what is below one of them is indented."""
+        indent, step = " " * column, _STEP
         for entry in (siblings.entries or ()) if siblings is not None else ():
             if entry.value.entries and not entry.value.flow:
                 step = self._column(entry.value.entries[0].start) - column
-        lines = [f"{indent}{self._key(key)}:"]
-        for inner_key, inner in value.items():
-            lines += self._block(column + step, inner_key, inner)
+        lines = []
+        for key in keys:
+            value = values[key]
+            if isinstance(value, Mapping) and not _is_flow(value):
+                below = self._blocks(column + step, value, value)
+                lines += [f"{indent}{self._key(key)}:", *below]
+            else:
+                lines.append(f"{indent}{self._key(key)}: {self._flow(value)}")
         return lines
 
-    def _flow(self, value: Value) -> str:
+    def _flow(self, value: Any) -> str:
         if isinstance(value, Mapping):
             parts = (f"{self._key(key)}: {self._flow(inner)}" for key, inner in value.items())
             return f"{{{', '.join(parts)}}}"
@@ -178,8 +233,9 @@ class Text:
         return json.dumps(text, ensure_ascii=is_ascii or not text.isprintable())
 
 
-def _is_address(value: Mapping[str, Value]) -> bool:
-    return value.keys() == {"host", "port"}
+def _is_flow(value: Mapping[str, Any]) -> bool:
+    """Written in brackets, also within a block: an address, or nothing at all."""
+    return not value or value.keys() == {"host", "port"}
 
 
 def _is_plain(text: str) -> bool:
