@@ -123,8 +123,13 @@ def shards_alike(etc: Path, shard: str) -> Sequence[str]:
 
 def set_servers(etc: Path, shards: Collection[str], *, master: Address, slave: Address) -> bool:
     """Give shards other servers. Returns whether the file had to be changed; so do the others."""
-    servers = {"master": master._asdict(), "slave": slave._asdict()}
-    return _edit_entries(etc, shards, lambda settings, _key: {**settings, **servers})
+    servers = {"master": master, "slave": slave}
+
+    def changed(settings: Mapping[str, Any], _key: str) -> Mapping[str, Any]:
+        found = {key: {**(settings.get(key) or {}), **servers[key]._asdict()} for key in servers}
+        return {**settings, **found}
+
+    return _edit_entries(etc, shards, changed)
 
 
 def set_dequeue_only(etc: Path, shard: str, *, on: bool) -> bool:

@@ -64,7 +64,7 @@ OURS_SWAPPED = _with_servers(MASTER="db-b", M_PORT="3307", SLAVE="db-a", S_PORT=
 PINLATER_MYSQL = """\
 {
     "plshard001": {
-        "master": {"host": "db-a", "port": 3306},
+        "master": {"host": "db-a", "rack": 7, "port": 3306},
         "slave": {"host": "db-b", "port": 3307},
         "user": "pinlater", "passwd": "geheim \\u00fc",
         "dequeueOnly": false
@@ -153,7 +153,8 @@ def test_an_entry_of_pinlaters_stands_for_several_shards(etc, shards_file):
         "2": A,
         "2d1": A,
     }
-    assert shards_file.read_text().startswith('{\n    "plshard001": {\n')
+    kept = '{\n    "plshard001": {\n        "master": {"host": "db-b", "rack": 7, "port": 3307},\n'
+    assert shards_file.read_text().startswith(kept)
 
 
 def test_pinlaters_redis_form_stays_on_its_line(etc, shards_file):
