@@ -48,13 +48,8 @@ class StopSignal:
         self._read_end, self._write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._event = asyncio.Event()
         self.requested = False
-        self._insisted = False
+        self.insisted = False  # whether `catch` has met a second signal: its sender waits no longer
         self._handlers_before: dict[signal.Signals, Any] = {}
-
-    @property
-    def insisted(self) -> bool:
-        """Whether `catch` has met a second signal: its sender waits no longer."""
-        return self._insisted
 
     def fileno(self) -> int:
         return self._read_end
@@ -69,7 +64,7 @@ class StopSignal:
         """For a blocking loop, from the main thread. A call in progress is not interrupted."""
 
         def handle(_number: int, _frame: FrameType | None) -> None:
-            self._insisted = self.requested
+            self.insisted = self.requested
             self.set()
 
         for number in STOP_SIGNALS:

@@ -26,8 +26,7 @@ from pinlaterd.config.layout import shard_program
 from pinlaterd.errors import ConnectionFailed
 from pinlaterd.lifecycle import ExitCode
 from pinlaterd.stats import Histogram, StatsSnapshot, empty, merge
-from pinlaterd.stats.histogram import percentiles
-from pinlaterd.stats.registry import since
+from pinlaterd.stats.registry import percentiles, since
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -15,14 +15,17 @@ from itertools import compress, islice
 from operator import is_not
 from typing import TypedDict
 
-from pinlaterd.stats.histogram import SHOWN_PERCENTILES, Histogram, percentiles, summary
 from pinlaterd.stats.registry import (
     BODY_SIZE,
     COUNTERS,
     GAUGES,
     HISTOGRAMS,
+    SHOWN_PERCENTILES,
     STATES,
+    Histogram,
     StatsSnapshot,
+    percentiles,
+    summary,
 )
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

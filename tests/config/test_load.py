@@ -112,6 +112,7 @@ def test_a_wrong_value_is_told_with_what_is_allowed(etc, setting, what):
         (b'{"shards": ' + b"[" * 100_000, "nested too deeply"),
         (b" " * 5_000_000, "at most"),
         (b"shards: {1: {file: a}, 2: {file: ./a}}", "shard '1' has the file './a' already"),
+        (b"shards: {1: {file: data/shard-2.sqlite}, 2: }", "2.file: shard '1' has the file"),
         (b"shards: {1: {fil: a}}", "shards.1.fil: unknown key; did you mean 'file'?"),
         (b"shards: {1: {dequeue_only: 1}}", "expected true or false, got the number 1"),
         (b"shards: {1: {}, '1': {}}", "shards.1: given twice"),

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from pinlaterd.stats import Stats, StatsSnapshot, empty, merge, texts
-from pinlaterd.stats.histogram import Histogram, percentiles
-from pinlaterd.stats.registry import apply, since, totals
+from pinlaterd.stats.registry import Histogram, apply, percentiles, since, totals
 from pinlaterd.stats.texts import PrometheusText, figures, ostrich
 
 samples = st.lists(st.floats(0.001, 1e9), min_size=1, max_size=200)
