@@ -229,7 +229,11 @@ class LimitSettings(NamedTuple):
 
 def limit_settings(etc: Path, queue: str) -> LimitSettings:
     """As the file has it: the limit is the one that holds when the queue is not paused."""
-    text = Text(_read_if_there(etc / QUEUES_FILE))
+    path = etc / QUEUES_FILE
+    try:
+        text = Text(_read_if_there(path))
+    except DocumentError as error:
+        raise ConfigError([f"{path}:{error.line}: {error.problem}"]) from error
     settings = _queue_settings(text, queue)
     return LimitSettings(settings.get(_limit_key(text)), bool(settings.get("paused")))
 

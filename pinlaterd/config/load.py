@@ -286,8 +286,7 @@ def _read_shards(
     for entry in _entries(file, root, server.mysql_num_db_per_queue):
         shard = _shard(entry, owners)
         for name in entry.names:
-            if not SHARD_NAME.match(name):
-                entry.owner.problem(entry.key, f"{name[:40]!r} is no shard name; {_NAME_RULE}")
+            if not _is_shard(entry.owner, entry.key, name):
                 break
             if name in shards:
                 entry.owner.problem(entry.key, f"a second shard {name!r}; rename one")
@@ -305,30 +304,53 @@ def _entries(file: FileReader, root: Node, databases: int) -> Iterator[_Entry]:
     form = form_of(root)
     section = Section(file, root, refuse_unknown=form is Form.OURS)
     if form is Form.PINLATER_MYSQL:
-        for key in section.values:
-            names = pinlater_mysql_shards(key, databases)
-            if names:
-                yield _Entry(names, section, key, section.section(key), _PINLATER_MYSQL)
-            else:
-                section.problem(key, "expected a name that ends in the shard's number")
+        yield from _pinlater_mysql_entries(section, databases)
         return
     section.allow(("shards",))
     if form is Form.PINLATER_REDIS:
-        for item in section.sections("shards"):
-            item.allow(("name", "shardConfig"))
-            if item.require("name", "shardConfig"):
-                name, settings = item.values["name"].text, item.section("shardConfig")
-                yield _Entry([name], item, "name", settings, _PINLATER_REDIS)
+        yield from _pinlater_redis_entries(section.sections("shards"))
     elif "shards" in section:
-        shards = section.section("shards")
-        for name in shards.values:
-            settings = shards.section(name)
-            has_engine = "engine" in settings
-            engine = settings.get("engine", str, _ENGINE) if has_engine else DEFAULT_ENGINE
-            if engine is not None:
-                yield _Entry([name], shards, name, settings, _OURS[engine])
+        yield from _our_entries(section.section("shards"))
     elif root.entries is not None:
         section.problem("shards", "missing; write `shards:` and the shards below it")
+
+
+def _pinlater_mysql_entries(section: Section, databases: int) -> Iterator[_Entry]:
+    for key in section.values:
+        names = pinlater_mysql_shards(key, databases)
+        if names:
+            yield _Entry(names, section, key, section.section(key), _PINLATER_MYSQL)
+        else:
+            section.problem(key, "expected a name that ends in the shard's number")
+
+
+def _pinlater_redis_entries(items: Sequence[Section]) -> Iterator[_Entry]:
+    for item in items:
+        item.allow(("name", "shardConfig"))
+        if not item.require("name", "shardConfig"):
+            continue
+        name = item.values["name"].text
+        if _is_shard(item, "name", name):
+            yield _Entry([name], item, "name", item.section("shardConfig"), _PINLATER_REDIS)
+
+
+def _our_entries(shards: Section) -> Iterator[_Entry]:
+    for name in shards.values:
+        if not _is_shard(shards, name, name):
+            continue
+        settings = shards.section(name)
+        has_engine = "engine" in settings
+        engine = settings.get("engine", str, _ENGINE) if has_engine else DEFAULT_ENGINE
+        if engine is not None:
+            yield _Entry([name], shards, name, settings, _OURS[engine])
+
+
+def _is_shard(section: Section, key: str, name: str) -> bool:
+    """Whether `name`, which stands at `key`, can be a shard's."""
+    if SHARD_NAME.match(name):
+        return True
+    section.problem(key, f"{name[:40]!r} is no shard name; {_NAME_RULE}")
+    return False
 
 
 def _shard(entry: _Entry, owners: dict[str, str]) -> ShardSettings:

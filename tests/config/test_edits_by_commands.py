@@ -201,6 +201,13 @@ def test_limit_and_pause_in_every_form_of_the_file(etc, text):
         assert "# " in path.read_text()
 
 
+def test_a_limit_of_a_broken_file_is_a_mistake_in_it(etc):
+    (etc / "queues.yaml").write_text("queues: {\n")
+
+    with pytest.raises(ConfigError, match=r"queues\.yaml:2: not valid YAML"):
+        limit_settings(etc, "mail")
+
+
 def test_pause_says_no_more_than_true_or_false(etc):
     (etc / "queues.yaml").write_text("queues:\n  mail:\n    paused: maybe\n")
 
