@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
@@ -139,17 +138,3 @@ def queue(client: Client, request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def load(live: Live, queue: str) -> Load:
     return Load(live.deployment, queue)
-
-
-@pytest.fixture
-def etc_swap(live: Live) -> Callable[[str, str], None]:
-    """Turns a link that stands for the file elsewhere, as mounted configuration does."""
-
-    def swap(name: str, text: str) -> None:
-        target = live.etc / f"{name}.{time.monotonic_ns()}"
-        target.write_text(text)
-        link = live.etc / f".{name}.link"
-        link.symlink_to(os.path.relpath(target, live.etc))
-        link.replace(live.etc / name)
-
-    return swap

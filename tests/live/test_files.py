@@ -102,12 +102,6 @@ def test_an_emptied_or_deleted_file_is_no_configuration(live):
     live.wait_until(lambda s: s["config_version"] > version and not s["config_problems"])
 
 
-def test_a_link_turned_elsewhere(live, etc_swap):
-    etc_swap("shards.yaml", "shards:\n  1: {}\n  2: {dequeue_only: true}\n")
-
-    live.wait_until_followed(lambda s: is_dequeue_only(s, "2"))
-
-
 def test_time_outs_of_a_queue_and_of_all(live, client, queue, wait_until):
     client.enqueue(queue, [Job(b"a", attempts_allowed=9)])
     assert client.dequeue(queue, limit=1)
