@@ -234,16 +234,13 @@ def _swapped_bodies() -> None:
 
 
 def _one_claim_for_all() -> None:
-    """The jobs of one dequeue share a claim descriptor."""
+    """Jobs of one dequeue share claim descriptors, where their priorities differ."""
     from pinlaterd.shard.state import ClaimDescriptors
 
-    begin = ClaimDescriptors.__init__
+    def take(self: Any, source: str, _jobs: int) -> tuple[str, int]:
+        return f"{self._head}{source}:", 7
 
-    def init(self: Any, *arguments: Any, **options: Any) -> None:
-        begin(self, *arguments, **options)
-        self.counter = itertools.repeat(7)
-
-    _replace(ClaimDescriptors, "__init__", init)
+    _replace(ClaimDescriptors, "take", take)
 
 
 def _refused_but_stored() -> None:

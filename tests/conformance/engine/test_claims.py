@@ -183,4 +183,8 @@ def test_no_lower_priority_is_claimed_behind_a_job_that_does_not_fit(store: Engi
     }
 
 
-# --- releases -------------------------------------------------------------------------------
+def test_a_release_ends_no_other_claim(store: EngineHarness):
+    [claimed] = store.in_progress(b"a")
+
+    assert list(store.release(Release(claimed.key, "host:9010:1:worker:0"))) == []
+    assert store.job(claimed.key).claim_descriptor == claimed.claim_descriptor
