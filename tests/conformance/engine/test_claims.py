@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pinlaterd.engines.base import (
-    Batch,
-    ClaimOp,
-    ClaimRoom,
-    EnqueueOp,
-)
+from pinlaterd.engines.base import Batch, Checkpoint, ClaimOp, ClaimRoom, EnqueueOp, Release
 from pinlaterd.model import Job, JobKey, JobState, Payload, PendingKey
 from tests.conformance.engine.harness import Ack, Claim, EngineHarness, ack_op, claim_op
 
@@ -183,8 +178,13 @@ def test_no_lower_priority_is_claimed_behind_a_job_that_does_not_fit(store: Engi
     }
 
 
-def test_a_release_ends_no_other_claim(store: EngineHarness):
-    [claimed] = store.in_progress(b"a")
+def test_a_claim_is_changed_by_its_holder_alone(store: EngineHarness):
+    [claimed] = store.in_progress(b"a", source="web")
+    before, other = store.job(claimed.key), "host:9010:1:web:0"
+    change = Checkpoint(claimed.key, None, new_body=b"b")
 
-    assert list(store.release(Release(claimed.key, "host:9010:1:worker:0"))) == []
-    assert store.job(claimed.key).claim_descriptor == claimed.claim_descriptor
+    assert list(store.release(Release(claimed.key, other))) == []
+    assert store.checkpoint(change, source="web2").noop == 1
+    assert store.checkpoint(change._replace(claim_descriptor=other), source="web").noop == 1
+
+    assert store.job(claimed.key) == before
