@@ -31,8 +31,6 @@ _UNSENT_LOW_BYTES: Final = 64 * KIB
 # No more calls are begun at a time than would fill this, if their answers are as large as the last.
 _AHEAD_BYTES: Final = 8 * KIB * KIB
 _FIRST_GUESS_BYTES: Final = 256 * KIB
-# With so few, whether to read on is looked at as each begins.
-_FEW_CALLS: Final = 2
 # Answers up to this size are put together with others to be written at once.
 _JOIN_BYTES: Final = 16 * KIB
 # A dead peer is found out by TCP after about two minutes of silence.
@@ -57,9 +55,7 @@ _PROGRESS_BYTES: Final = KIB
 
 class Answer:
     """The answer to one call: `send` it once, at any later time. It takes its place in the line of
-    its connection as it is made.
-
-    Defaults belong to the class, so that a call costs only what it sets."""
+    its connection as it is made."""
 
     oneway: bool = False
     sent: bytes | None = None
@@ -85,7 +81,6 @@ class Answer:
 
     @property
     def client_gone(self) -> bool:
-        """Whether nobody would read an answer."""
         return self.connection.is_lost()
 
     @property
@@ -286,7 +281,7 @@ class Connection(asyncio.Protocol):
             or self._unsent_high
             or reader.buffer
             or reader.failure is not None
-            or self.server.max_calls < _FEW_CALLS
+            or self.server.max_calls == 1  # then no more is read as it begins
         )
 
     def _is_idle(self) -> bool:

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from pinlaterd.errors import ProtocolError
 from pinlaterd.model import Method
 from pinlaterd.rpc.binary import I32, STRICT_CALL, U32, VERSION_1, MessageType, pack_i32, pack_u32
-from pinlaterd.rpc.interface import headers
+from pinlaterd.rpc.interface import METHODS, headers
 
 
 class Unusual(Exception):
@@ -213,7 +213,7 @@ def _jobs(message: bytes, at: int) -> _Found:
     return count, 0, None
 
 
-def _acks_or_checkpoints(message: bytes, at: int) -> _Found:
+def _lists(message: bytes, at: int) -> _Found:
     first, items, _ = _first_descriptor(message, at)
     return items, 0, first
 
@@ -272,10 +272,16 @@ def _text(message: bytes, at: int) -> str:
     return message[begin:end].decode()
 
 
+def _has_lists(method: Method) -> bool:
+    """Whether a request is a queue and lists of what begins with a job's descriptor."""
+    request = METHODS[method].arguments.fields[-1].type.struct
+    listed = request.fields[1].type.element if request and len(request.fields) > 1 else None
+    return bool(listed and listed.struct and not listed.struct.fields[0].type.binary)
+
+
 _FINDERS: Final[Mapping[Method | None, Callable[[bytes, int], _Found]]] = {
     Method.ENQUEUE: _jobs,
     Method.DEQUEUE: _dequeue,
-    Method.ACK: _acks_or_checkpoints,
-    Method.CHECKPOINT: _acks_or_checkpoints,
     Method.LOOKUP: _descriptors,
+    **{method: _lists for method in Method if _has_lists(method)},
 }

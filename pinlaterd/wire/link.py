@@ -231,7 +231,7 @@ class ShardLink:
         deadline = self._clock.monotonic() + _RELEASE_SECONDS
         self.call(ShardCall(dequeue_reply, deadline, Op.RELEASE), _ignore)
 
-    # --- sending -----------------------------------------------------------------------
+    # --- messages -----------------------------------------------------------------------
 
     def _flush(self) -> None:
         if self.incarnation == 0 or not self.unsent:
@@ -250,8 +250,6 @@ class ShardLink:
         if self._socket.getsockopt(zmq.EVENTS) & _READABLE:  # type: ignore[operator]
             self._loop.call_soon(self._readable)
         return True
-
-    # --- receiving ---------------------------------------------------------------------
 
     def _readable(self) -> None:
         socket = self._socket
@@ -312,7 +310,6 @@ class ShardLink:
             self._leave(None)
 
     def _finish(self, call: ShardCall, reply: ReplyEntry) -> None:
-        """No answer to it is waited for any more."""
         if self._in_flight.pop(call.call_id, None) is not None:
             self._bytes_in_flight -= len(call.message)
             self._tell(call, reply)
@@ -437,8 +434,7 @@ class ShardLink:
 
     def _give_up(self, is_due: Callable[[ShardCall], bool], reply: ReplyEntry) -> None:
         """Answer those calls with `reply`. The claims of late answers are released."""
-        calls = self._in_flight.values()
-        for call in [call for call in calls if call.on_reply is not None and is_due(call)]:
+        for call in [c for c in self._in_flight.values() if c.on_reply is not None and is_due(c)]:
             self._tell(call, reply)
 
     def _sweep_kept(self, now: float) -> None:
