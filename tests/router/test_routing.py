@@ -140,3 +140,13 @@ def test_other_tokens_are_none_of_ours(token):
     parsed = ScanKey.parse_token(token)
 
     assert parsed is None or parsed.token() == token
+
+
+def test_a_scan_ends_where_a_shard_that_has_not_finished_does():
+    unfinished = ScanResult([record(30, "1")], ScanKey(30, "1", 1, 1).token())
+    whole = ScanResult([record(40, "2"), record(20, "2")])
+
+    merged = routing.merge_scans([unfinished, whole], limit=10)
+
+    assert [job.run_after_ms for job in merged.jobs] == [40, 30]
+    assert merged.continuation == unfinished.continuation
