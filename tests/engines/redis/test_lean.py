@@ -123,6 +123,20 @@ def test_a_job_that_a_hand_took_from_the_midst_of_a_claim_is_not_claimed(
     assert lean.states([keys[2], keys[5]]) == [None, JobState.PENDING]
 
 
+def test_a_slice_takes_a_part_of_a_run(lean: EngineHarness, clock: FakeClock):
+    keys = lean.enqueue(*[b"x"] * 10)
+    lean.claim()
+    clock.advance(1)
+    times = {"claimed_before_ms": lean.now_ms, "now_ms": lean.now_ms}
+
+    assert len(lean.engine.release_expired(QUEUE, limit=3, **times).retried) == 3
+    lean.succeed(*keys[3:])
+    before_ms = lean.now_ms + 1
+    state = JobState.SUCCEEDED
+    assert lean.engine.collect_garbage(QUEUE, state, updated_before_ms=before_ms, limit=4) == 4
+    assert lean.depths() == {(1, JobState.PENDING): 3, (1, JobState.SUCCEEDED): 3}
+
+
 def test_a_batch_of_jobs_that_make_no_runs(lean: EngineHarness):
     keys = lean.enqueue(*[b"x"] * 5000)
     wanted = [
