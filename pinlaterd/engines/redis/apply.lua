@@ -106,7 +106,7 @@ if count > 0 then
         end
       end
       for _, piece in ipairs(runs.cut(range.first, range.last, IN_PROGRESS)) do
-        local number = range.number and range.number + piece.first - range.first
+        local number = range.number and range.number + (piece.first - range.first)
         if named and not (piece.claimer == range.claimer and piece.number == number) then
           runs.put(piece)
         elseif not evicted then

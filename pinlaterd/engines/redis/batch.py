@@ -24,7 +24,8 @@ _ENQUEUE, _CLAIM, _SUCCESS, _ALL = "0b", "01bx", "12x", "0123bux"
 _OF_LEAN_QUEUES = frozenset("bux")
 _TEXT_CHARS = LIMITS.custom_status_chars
 _MOST_EXACT = 2**53  # whole numbers up to here are such in Lua
-_NUMBER = re.compile(r"(0|[1-9][0-9]{0,14})\Z")
+_NUMBER = re.compile(r"(0|[1-9][0-9]{0,15})\Z")
+_NUMBERS_OF_CLAIMS = 9 * 10**15  # they are less, as in runs.lua
 
 
 class _Run:
@@ -96,7 +97,7 @@ def _breaks(ids: Sequence[int], claims: Sequence[tuple[str, int]]) -> Iterable[i
 def _numbered(claim: str) -> tuple[str, int]:
     """What stands before its number, and that; all of it and -2, if it does not end in one."""
     head, colon, digits = claim.rpartition(":")
-    if colon and _NUMBER.match(digits):
+    if colon and _NUMBER.match(digits) and int(digits) < _NUMBERS_OF_CLAIMS:
         return head + colon, int(digits)
     return claim, -2
 
@@ -243,7 +244,10 @@ class Application:
                 if run is None:
                     run = runs[head] = _Run(head)
                     self._keys[queue, priority].add(_CLAIM)
+                named: Iterable[tuple[str, int]]
                 named = zip(repeat(claimer), range(number, number + len(ids)), strict=False)
+                if number + len(ids) > _NUMBERS_OF_CLAIMS:
+                    named = map(_numbered, claims.descriptors)
                 places = range(begin, begin + len(ids))
                 begin = places.stop
                 held = payloads[places.start : places.stop]

@@ -115,7 +115,7 @@ local function take_ranges(named)
   for nth = 1, take_number() do
     local range = { id = take(), size = take_number(), before = jobs }
     range.first = tonumber(range.id)
-    range.last = range.first + range.size - 1
+    range.last = range.first + (range.size - 1) -- exact for one id, however large
     if named then
       range.number, range.claimer = take_number(), take()
     end

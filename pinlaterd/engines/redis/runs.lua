@@ -2,6 +2,7 @@
 
 local MOST_JOBS_OF_A_RUN = 1000 -- as RUN_JOBS in scripts.py
 local MOST_VALUES = 4000
+local NUMBERS_OF_CLAIMS = 9e15 -- they are less, as in batch.py; so they stay exact in Lua
 
 local function runs_key(queue, priority)
   return 'plx_' .. SHARD .. '_' .. queue .. '.p' .. priority
@@ -15,7 +16,8 @@ end
 -- A claim as what stands before its number, and that; all of it and nil, if it does not end in one.
 local function split_claim(claim)
   local claimer, number = string.match(claim, '^(.*:)(%d+)$')
-  if claimer and #number < 16 and (number == '0' or string.byte(number) ~= 48) then
+  local is_plain = claimer and (number == '0' or string.byte(number) ~= 48)
+  if is_plain and tonumber(number) < NUMBERS_OF_CLAIMS then
     return claimer, tonumber(number)
   end
   return claim, nil
@@ -23,7 +25,7 @@ end
 
 local function claim_in(run, id)
   if run.number then
-    return run.claimer .. string.format('%d', run.number + id - run.first)
+    return run.claimer .. string.format('%d', run.number + (id - run.first))
   end
   return run.claimer
 end
@@ -32,7 +34,7 @@ end
 local function part(run, first, last)
   return {
     state = run.state, first = first, last = last, ms = run.ms, claimer = run.claimer,
-    number = run.number and run.number + first - run.first,
+    number = run.number and run.number + (first - run.first),
   }
 end
 

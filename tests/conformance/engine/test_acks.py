@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pinlaterd.engines.base import Batch
 from pinlaterd.model import Job, JobKey, JobState
 from tests.conformance.engine.harness import Ack, EngineHarness, ack_op
+
+
+@pytest.mark.parametrize("local_id", [2**53, 2**53 + 1, 2**53 + 2, 2**63 - 1, 2**63])
+def test_acks_of_ids_that_no_job_has_are_no_ops(store: EngineHarness, local_id: int):
+    held = [claimed.key for claimed in store.in_progress(b"x", b"y")]
+    strangers = [JobKey(1, local_id), JobKey(1, local_id + 1)]
+
+    assert store.succeed(held[0], *strangers)[:3] == (1, 0, 2)
+    assert store.fail(held[1], *strangers)[:3] == (0, 1, 2)
 
 
 def test_a_retry_delay_beyond_all_times_ends_at_the_limit(store: EngineHarness):

@@ -39,6 +39,19 @@ def test_claims_of_many_queues_and_priorities_in_one_batch(store: EngineHarness)
     assert store.depths() == {(1, JobState.IN_PROGRESS): 1, (2, JobState.IN_PROGRESS): 1}
 
 
+@pytest.mark.parametrize("first_claim", [10**15 - 2, 9 * 10**15 - 2, 10**17])
+def test_acks_name_claims_of_any_number(store: EngineHarness, first_claim: int):
+    """Those of the thousandth shard have 16 digits."""
+    keys = store.enqueue(*[b"x"] * 4)
+    names = [f"host:9010:1:worker:{first_claim + at}" for at in range(4)]
+    claims = [Claim(key, name) for key, name in zip(keys, names, strict=True)]
+    store.engine.apply(Batch(claims=[claim_op("mail", claims)]), store.now_ms)
+    acks = [Ack(key, claim_descriptor=name) for key, name, _ in claims]
+
+    assert [store.job(key).claim_descriptor for key in keys] == names
+    assert store.succeed(*acks[1:], *acks[:1]).succeeded == 4
+
+
 def test_a_batch_goes_from_acks_to_claims(store: EngineHarness):
     [claimed] = store.in_progress(b"old")
     retry_at = PendingKey(store.now_ms, claimed.key.local_id)

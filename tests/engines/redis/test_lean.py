@@ -151,10 +151,12 @@ def test_a_batch_of_jobs_that_make_no_runs(lean: EngineHarness):
         claim._replace(claim_descriptor=f"odd {at}:0")
         for at, claim in enumerate(lean.wanted(limit=4000))
     ]
-    batch = Batch(acks=[ack_op(QUEUE, keys[::2], keys[1::2])], claims=[claim_op(QUEUE, again)])
+    batch = Batch(
+        acks=[ack_op(QUEUE, keys[:500:2], keys[1:500:2])], claims=[claim_op(QUEUE, again)]
+    )
     [acked], [claimed] = lean.engine.apply(batch, lean.now_ms)[0::4]
 
-    assert (acked.succeeded, acked.failed, None in claimed) == (2500, 2500, False)
+    assert (acked.succeeded, acked.failed, None in claimed) == (250, 250, False)
     assert lean.job(more[7]).claim_descriptor == "odd 7:0"
 
 
