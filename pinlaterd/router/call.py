@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 
 # Each step of a larger call takes milliseconds.
 LARGE_BYTES = 64 * KIB
+_ENDED = Peek(b"", None, False, False, None, 0, 0, None)
 
 Replies = Sequence[tuple[ShardLink, ReplyEntry]]
 
@@ -88,7 +89,7 @@ class Call(Answer, ShardCall):
     def reply(self, message: bytes, error: ErrorCode | None = None) -> bool:
         """Answer with a Thrift reply; False if nobody is there to read it."""
         sent = self.send(message)
-        self._on_end(self, error)
+        self._end(error)
         return sent
 
     def fail(self, error: BaseException) -> None:
@@ -106,11 +107,16 @@ class Call(Answer, ShardCall):
                 self.on_undelivered = shard.release
             if not self.send(payload) and jobs:
                 shard.release(payload)
-            self._on_end(self, None)
+            self._end(None)
         elif status is Status.FAILED:
             self.reply(payload, codec.peek_error(payload))
         else:
             self.fail(failure([(shard, reply)]))
+
+    def _end(self, error: ErrorCode | None) -> None:
+        self._on_end(self, error)
+        # The answer may wait for those before it; its request would take memory that nobody counts.
+        self.message, self.peek = b"", _ENDED
 
 
 class Query(NamedTuple):

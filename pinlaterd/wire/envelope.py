@@ -82,6 +82,7 @@ class ShardCall:
     Defaults belong to the class, so that a call costs only what it sets."""
 
     call_id: int = -1  # set by the link that sends it
+    size: int = 0  # likewise: of the message, which need not be kept once there is a reply
     op: Op = Op.CALL
     max_jobs: int = -1
     lowest_priority: int = 0

@@ -188,7 +188,7 @@ class ShardLink:
         while others can serve, the reply is SILENT as soon as `call.give_up` allows."""
         if self._unused_sweeps:
             self._sweep_often()
-        size = len(call.message)
+        size = call.size = len(call.message)
         if self._bytes_in_flight + size > self._max_bytes and self._bytes_in_flight:
             on_reply(call, self, _FULL)
             return
@@ -298,7 +298,7 @@ class ShardLink:
             for reply in frame.entries:
                 call = self._in_flight.pop(reply.call_id, None)
                 if call is not None:
-                    self._bytes_in_flight -= len(call.message)
+                    self._bytes_in_flight -= call.size
                     self._tell(call, reply)
         elif isinstance(frame, Pulse):
             self._follow_health(degraded=frame.degraded)
@@ -311,7 +311,7 @@ class ShardLink:
 
     def _finish(self, call: ShardCall, reply: ReplyEntry) -> None:
         if self._in_flight.pop(call.call_id, None) is not None:
-            self._bytes_in_flight -= len(call.message)
+            self._bytes_in_flight -= call.size
             self._tell(call, reply)
 
     def _tell(self, call: ShardCall, reply: ReplyEntry) -> None:
@@ -411,6 +411,7 @@ class ShardLink:
         self._sweeping = self._loop.call_later(self._sweep_seconds, self._sweep)
         if self.incarnation == 0:
             self._sweep_kept(now)
+        self._flush()  # what is given up has been sent: its message may be gone afterwards
         for call in list(self._in_flight.values()):
             if call.deadline + _FORGET_AFTER_SECONDS <= now:
                 self._finish(call, _LATE)

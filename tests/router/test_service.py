@@ -7,6 +7,7 @@ at the worst moment, shards that refuse, and which calls a request takes.
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -967,6 +968,32 @@ async def test_thousands_of_jobs_are_retried_oldest_first_and_deleted_to_the_lim
     assert await site.call(Method.DELETE_JOBS, delete) == 3001
     assert await site.call(Method.DELETE_JOBS, delete) == 2999
     assert await site.call(Method.DELETE_JOBS, delete) == 0
+
+
+@pytest.mark.site(shards=1)
+@pytest.mark.parametrize(
+    ("method", "request_"),
+    [
+        (Method.ENQUEUE, EnqueueRequest(QUEUE, [Job(bytes(1000))])),
+        (Method.ENQUEUE, EnqueueRequest("no such queue", [Job(bytes(1000))])),
+        (Method.ACK, AckRequest(QUEUE, [AckInfo(f"{QUEUE}:s1:p1:1")])),
+        (Method.LOOKUP, LookupRequest([f"{QUEUE}:s9:p1:1"])),
+    ],
+    ids=["stored", "refused", "acked", "fanned out"],
+)
+async def test_an_answer_that_waits_for_earlier_ones_does_not_keep_its_request(
+    site: Site, method, request_
+) -> None:
+    message, client = codec.encode_call(method, 7, CallContext("web:h1"), request_), Client()
+    before = sys.getrefcount(message)
+
+    site.handle(message, client)
+    await asyncio.wait_for(client.message, ANSWER_SECONDS)
+    await asyncio.sleep(0)
+    site.shard("1").calls.clear()
+
+    assert len(client.slots) == 1  # as in the line of its connection
+    assert sys.getrefcount(message) == before
 
 
 @pytest.mark.site(shards=1)

@@ -293,3 +293,46 @@ def test_no_call_waits_beyond_its_deadline_nor_do_too_many(run):
         assert not large.done()
 
     run(test)
+
+
+def test_a_late_answer_frees_what_its_call_took_of_the_bytes_in_flight(run):
+    async def test(scene: Scene) -> None:
+        shard = await scene.serving()
+        large = bytes(MOST_BYTES // 2 + 1)  # two are too many
+        late = _call(large, seconds=1.0)
+        asked = scene.link.ask(late)
+        [sent] = await shard.calls()
+        scene.clock.advance(1.5)
+        assert (await _reply(asked)).status is Status.LATE
+        late.message = b""  # as its caller may, once it has the reply
+        shard.answer(sent)
+        other = scene.link.ask(_call(b""))
+        shard.answer(*await shard.calls())
+        await _reply(other)
+
+        again = scene.link.ask(_call(large))
+        shard.answer(*await shard.calls())
+
+        assert (await _reply(again)).status is Status.DONE
+
+    run(test)
+
+
+def test_what_is_given_up_before_it_was_sent_is_sent_as_it_was(run):
+    async def test(scene: Scene) -> None:
+        shard = await scene.serving()
+        call = _call(b"ack")
+        told: list[Status] = []
+
+        def replied(call: ShardCall, _link: ShardLink, reply: ReplyEntry) -> None:
+            told.append(reply.status)
+            call.message = b""
+
+        scene.link.call(call, replied)
+        for _ in range(GiveUp.STALLED + 1):
+            scene.link._sweep()
+
+        assert told == [Status.SILENT]
+        assert [sent.message for sent in await shard.calls()] == [b"ack"]
+
+    run(test)
