@@ -305,16 +305,13 @@ class StorageEngine(Protocol):
 
     @property
     def failure(self) -> str:
-        """Why it must be reopened, refusing everything until then; "" while it need not be.
-
-        From memory: it is asked for after each step."""
+        """Why it must be reopened, refusing everything until then; "" while it need not be. From
+        memory: it is asked for after each step."""
         ...
 
     def open(self, now_ms: int) -> Ownership:
-        """Take ownership and make the store ready.
-
-        Raises ShardOwned while another process owns it, StorageCorrupt if it can't be read.
-        """
+        """Take ownership and make the store ready. Raises ShardOwned while another process owns
+        it, StorageCorrupt if it can't be read."""
         ...
 
     def close(self) -> None:
@@ -322,9 +319,8 @@ class StorageEngine(Protocol):
         ...
 
     def heartbeat(self) -> None:
-        """Keep ownership alive; called about once a second, also while nothing else is.
-
-        Raises StorageError if it has been lost: the owner closes and reopens it."""
+        """Keep ownership alive; called about once a second, also while nothing else is. Raises
+        StorageError if it has been lost: the owner closes and reopens it."""
         ...
 
     def address(self) -> str:
