@@ -48,9 +48,11 @@ class Text:
     def render(self) -> bytes:
         """What the file should hold for `tree`."""
         self._changes = []
+        if self.tree == (plain(self.root) or {}):
+            return self._mark + self._text.encode()
         if self.root is None:
             self._add_lines(len(self._text), self._blocks(0, self.tree, self.tree))
-        elif self.tree != (plain(self.root) or {}):
+        else:
             self._update(None, self.root, self.tree, in_brackets=self.root.flow)
         text = self._text
         for start, end, new in sorted(self._changes, reverse=True):

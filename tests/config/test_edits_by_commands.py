@@ -181,6 +181,7 @@ def test_limit_and_pause_in_every_form_of_the_file(etc, text):
     if text is not None:
         path.write_text(text)
     before = load_config(etc).queues
+    assert not set_limit(etc, "mail", None)
     for queue in ("mail", "123"):
         assert set_limit(etc, queue, 2.5)
         assert not set_limit(etc, queue, 2.5)
