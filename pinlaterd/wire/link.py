@@ -121,8 +121,7 @@ class ShardLink:
         self.preferred = False  # whether it is answering, and its store can be relied on
         self.degraded = False  # what it says of its store
         self.ready: dict[str, tuple[int, ...]] = {}  # ready jobs by queue and priority: hints
-        # Of those in flight: what goes out after this turn, or to the successor of a shard that
-        # has gone.
+        # In flight: goes out after this turn, or to the successor of a shard that has gone.
         self.unsent: list[ShardCall] = []
         self._listener = listener
         self._clock = clock
