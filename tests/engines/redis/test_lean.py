@@ -286,6 +286,7 @@ def test_a_queue_of_a_release_before_runs_is_converted(
 
     assert lean.engine.lookup(QUEUE, keys, include_body=True) == before
     assert lean.depths() == depths
+    assert stranger.zcard(f"plq_{shard}_{lean_name}.p1_s1") == 1  # which were claimed together
     assert not stranger.keys(f"plc_{shard}*") + stranger.keys(f"pl[rv]_{shard}*")
     assert lean.succeed(keys[3]).succeeded == 1
 
