@@ -247,7 +247,7 @@ class Connection(asyncio.Protocol):
                 self._write_answers()
         else:
             self.server.budget.charge(size)
-            if answer.may_wait and self._waiting:
+            if self._waiting:  # more may be begun: answers are smaller than expected, say
                 self._pump()
         return True
 

@@ -186,6 +186,21 @@ def test_a_oneway_call_is_handled_and_gets_no_answer(start, wait_until):
         assert receive_seqids(client, 1) == [2]
 
 
+def test_small_answers_let_further_calls_begin_behind_one_that_waits(start, wait_until):
+    calls = Collector()
+    server = start(calls)
+    with server.connect() as client:
+        client.sendall(b"".join(framed(queue_names(seqid=number)) for number in range(100)))
+        wait_until(lambda: len(calls.calls) >= 2)  # not all, as their answers may be large
+
+        for number in range(1, 100):
+            wait_until(lambda number=number: len(calls.calls) > number)
+            server.call(calls.answer, number)
+        server.call(calls.answer, 0)
+
+        assert receive_seqids(client, 100) == list(range(100))
+
+
 @pytest.mark.parametrize("oneway", [False, True])
 def test_no_more_calls_are_begun_than_a_connection_may_have(start, wait_until, oneway):
     """Oneway calls, too, count until they end."""
