@@ -162,7 +162,7 @@ def _node(node: yaml.Node, text: str, read_scalar: _ReadScalar, depth: int) -> N
     if depth > MAX_DEPTH:
         raise DocumentError(line, "nested too deeply")
     if isinstance(node, yaml.ScalarNode):
-        scalar, written = read_scalar(node)
+        scalar, written = _read_text(node, read_scalar)
         end = start + len(text[start:end].rstrip())
         return Node(line, scalar=scalar, text=written, start=start, end=end)
     assert isinstance(node, yaml.CollectionNode)
@@ -177,9 +177,22 @@ def _node(node: yaml.Node, text: str, read_scalar: _ReadScalar, depth: int) -> N
         if not isinstance(key, yaml.ScalarNode):
             raise DocumentError(mark.line + 1, "a key has to be text")
         found = _node(value, text, read_scalar, depth + 1)
-        entries.append(Entry(read_scalar(key)[1], mark.line + 1, found, mark.index))
+        _, written = _read_text(key, read_scalar)
+        entries.append(Entry(written, mark.line + 1, found, mark.index))
     end = end if flow else entries[-1].end
     return Node(line, entries=entries, start=start, end=end, flow=flow)
+
+
+def _read_text(node: yaml.Node, read_scalar: _ReadScalar) -> tuple[Scalar, str]:
+    """Refuses what no file name, environment and message can hold."""
+    scalar, written = read_scalar(node)
+    try:
+        written.encode()
+    except UnicodeEncodeError as error:
+        line = node.start_mark.line + 1
+        problem = "a text holds half of a surrogate pair; write the character itself"
+        raise DocumentError(line, problem) from error
+    return scalar, written
 
 
 _BOOLEANS = {"yes": True, "true": True, "on": True, "no": False, "false": False, "off": False}

@@ -120,6 +120,11 @@ def test_a_wrong_value_is_told_with_what_is_allowed(etc, setting, what):
         (b"shards: {1: {engine: mysql}}", "shards.1.master: missing; mysql shards need it"),
         (b"shards: {1: {engine: redis, master: {host: x}}}", "shards.1.master.port: missing"),
         (b"shards: {1: {passwd: x}}", "shards.1.passwd: unknown key"),
+        (
+            b'shards: {1: {engine: redis, master: {host: h, port: 1},\n  passwd_env: "\\ud800"}}',
+            "etc/shards.yaml:2: a text holds half of a surrogate pair",
+        ),
+        (b'{"shards": {"1":\n {"\\ud800": 1}}}', "yaml:2: a text holds half of a surrogate pair"),
     ],
 )
 def test_a_shards_file_that_can_not_be_used(etc, text, what):
