@@ -57,20 +57,6 @@ for _ = 1, take_number() do
 end
 local acks, checkpoints, releases, enqueues, claims = {}, {}, {}, {}, {}
 local jobs -- made when something needs it
-local all_runs = {} -- by queue and priority
-
--- Those of a place; what others change there, too, is written before.
-local function runs_of(queue, priority)
-  local place = queue .. '.' .. priority
-  all_runs[place] = all_runs[place] or open_runs(queue, priority)
-  return all_runs[place]
-end
-
-local function flush_runs()
-  for _, runs in pairs(all_runs) do
-    runs.flush()
-  end
-end
 
 -- Acks of a queue and priority, alike but in their ids, none of which is there twice: when those
 -- that failed are due again, or '' if they succeeded; a text that takes the old status' place, as
@@ -81,7 +67,6 @@ if count > 0 then
   -- Jobs of a lean queue.
   local function succeed_runs(queue, priority, ranges, named, text, missed)
     local runs = runs_of(queue, priority)
-    runs.flush() -- ids may be those of other acks, or lower
     local evicted = redis.call('EXISTS', jobs_key(queue)) == 0
 
     -- Note the texts of a piece; pieces of it without jobs that were evicted.
@@ -176,17 +161,13 @@ if count > 0 then
 
   local function fail(queue, priority, ranges, named, text, missed, retry_ms)
     local ids, names = spell_out(ranges, named)
-    flush_runs()
     for at, id in ipairs(ids) do
-      local job = jobs.held(queue, priority, id, names[at])
+      local job = jobs.take_held(queue, priority, id, names[at])
       local status = job and (text == '' and job.cs or text)
       if not job then
         missed[#missed + 1] = at
-      else
-        jobs.leave(queue, priority, id, IN_PROGRESS)
-        if not jobs.fail(queue, priority, id, job, retry_ms, status, now) then
-          missed[#missed + 1] = -at
-        end
+      elseif not jobs.fail(queue, priority, id, job, retry_ms, status, now) then
+        missed[#missed + 1] = -at
       end
     end
   end
@@ -209,7 +190,6 @@ end
 count = take_number()
 if count > 0 then
   jobs = jobs or open_jobs()
-  flush_runs()
 
   local function cut(text)
     local chars = 0
@@ -231,17 +211,12 @@ if count > 0 then
     return value ~= '-' and string.sub(value, 2) or nil
   end
 
-  -- The source in HOST:PORT:STARTMILLIS:SOURCE:COUNTER; nil if it is not of that form.
-  local function claim_source(claim)
-    return string.match(claim, '^[^:]*:[^:]*:[^:]*:(.*):[^:]*$')
-  end
-
   for at = 1, count do
     local queue, priority, id, source = take(), take(), take(), take()
     local run_after, body, to_pending = take_number(), take_optional(), take() == '1'
     local attempts, text, claim = take_optional(), take(), take_optional()
-    local job = jobs.held(queue, priority, id, claim)
-    if not job or (claim == nil and claim_source(job.cd) ~= source) then
+    local job = jobs.take_held(queue, priority, id, claim, source)
+    if not job then
       checkpoints[at] = 0
     else
       checkpoints[at] = 1
@@ -250,7 +225,6 @@ if count > 0 then
         changes.cs = cut(text .. job.cs)
       end
       jobs.change(queue, id, job, changes)
-      jobs.leave(queue, priority, id, IN_PROGRESS)
       if to_pending then
         jobs.enter(queue, priority, id, PENDING, run_after)
       else
@@ -263,11 +237,9 @@ end
 -- A release: queue, priority, id, claim. Result: the run-after that the job has again, or false.
 for at = 1, take_number() do
   jobs = jobs or open_jobs()
-  flush_runs()
   local queue, priority, id, claim = take(), take(), take(), take()
-  local job = jobs.held(queue, priority, id, claim)
+  local job = jobs.take_held(queue, priority, id, claim)
   if job then
-    jobs.leave(queue, priority, id, IN_PROGRESS)
     jobs.enter(queue, priority, id, PENDING, job.ra)
   end
   releases[at] = job and job.ra or false
@@ -340,12 +312,7 @@ if count > 0 then
     end
     local runs = runs_of(queue, priority)
     for _, range in ipairs(ranges) do
-      local other = runs.from(range.first)
-      if other and other.first <= range.last then -- a hand made jobs PENDING that were in a run
-        runs.flush()
-        runs.cut(range.first, range.last)
-        runs.flush()
-      end
+      runs.cut(range.first, range.last) -- a hand may have made jobs PENDING that are in one
       range.state, range.ms = IN_PROGRESS, now
       runs.put(range)
     end

@@ -122,6 +122,8 @@ class Application:
         self._acks = self._ack_runs() if batch.acks else ()
         self._claims = self._claim_runs() if batch.claims else ()
         self._jobs = self._jobs_by_queue() if batch.enqueues else {}
+        self._checkpointed: Sequence[int] = ()
+        self._released: Sequence[int] = ()
 
     # --- arguments ---------------------------------------------------------------------------
 
@@ -179,32 +181,37 @@ class Application:
         return (*place, retry_ms, status[:_TEXT_CHARS], named)
 
     def _checkpoints(self) -> list[Argument]:
-        arguments: list[Argument] = [sum([len(op.checkpoints) for op in self._batch.checkpoints])]
-        for op in self._batch.checkpoints:
-            queue = self._stored[op.queue]
-            for each in op.checkpoints:
-                priority, local_id = each.key
-                self._keys[queue, priority].add(_ALL)
-                arguments += (
-                    *(queue, priority, local_id, op.source, self._due(each.run_after_ms)),
-                    _optional(each.new_body),
-                    "1" if each.move_to_pending else "0",
-                    _optional(each.attempts),
-                    each.prepend_custom_status or "",
-                    _optional(each.claim_descriptor),
-                )
+        ops = self._batch.checkpoints
+        each_of_all = [(op, each) for op in ops for each in op.checkpoints]
+        jobs = [(self._stored[op.queue], *each.key) for op, each in each_of_all]
+        self._checkpointed = _in_order(jobs)
+        arguments: list[Argument] = [len(jobs)]
+        for at in self._checkpointed:
+            (op, each), (queue, priority, local_id) = each_of_all[at], jobs[at]
+            self._keys[queue, priority].add(_ALL)
+            arguments += (
+                *(queue, priority, local_id, op.source, self._due(each.run_after_ms)),
+                _optional(each.new_body),
+                "1" if each.move_to_pending else "0",
+                _optional(each.attempts),
+                each.prepend_custom_status or "",
+                _optional(each.claim_descriptor),
+            )
         return arguments
 
     def _due(self, run_after_ms: int | None) -> int:
         return self._now_ms if run_after_ms is None else run_after_ms
 
     def _releases(self) -> list[Argument]:
-        arguments: list[Argument] = [sum([len(op.releases) for op in self._batch.releases])]
-        for op in self._batch.releases:
-            queue = self._stored[op.queue]
-            for (priority, local_id), claim in op.releases:
-                self._keys[queue, priority].add(_ALL)
-                arguments += (queue, priority, local_id, claim)
+        ops = self._batch.releases
+        claims = [each.claim_descriptor for op in ops for each in op.releases]
+        jobs = [(self._stored[op.queue], *each.key) for op in ops for each in op.releases]
+        self._released = _in_order(jobs)
+        arguments: list[Argument] = [len(jobs)]
+        for at in self._released:
+            queue, priority, local_id = jobs[at]
+            self._keys[queue, priority].add(_ALL)
+            arguments += (queue, priority, local_id, claims[at])
         return arguments
 
     def _jobs_by_queue(self) -> Mapping[str, Sequence[Job]]:
@@ -263,7 +270,8 @@ class Application:
 
     def result(self, answer: Sequence[Sequence[Any]]) -> BatchResult:
         acks, checkpoints, releases, first_ids, claims = answer
-        applied, run_after_ms = iter(checkpoints), iter(releases)
+        applied = iter(_as_given(self._checkpointed, checkpoints))
+        run_after_ms = iter(_as_given(self._released, releases))
         return BatchResult(
             acks=self._ack_results(acks) if self._batch.acks else (),
             checkpoints=[
@@ -342,6 +350,19 @@ def _answers(
         for begin in range(0, len(run.ids), RUN_JOBS):
             said += [at + begin if at > 0 else at - begin for at in next(answers)]
         yield run, said
+
+
+def _in_order(jobs: Sequence[tuple[str, int, int]]) -> Sequence[int]:
+    """Positions in the order of queue, priority and id, in which scripts meet each run once;
+    those of a job that is named twice stay as they are. What is done to different jobs commutes."""
+    return sorted(range(len(jobs)), key=jobs.__getitem__)
+
+
+def _as_given(order: Sequence[int], answers: Sequence[Any]) -> Sequence[Any]:
+    found = list(answers)
+    for at, answer in zip(order, answers, strict=True):
+        found[at] = answer
+    return found
 
 
 def _alike(job: Job) -> tuple[int, int | None, int, str]:

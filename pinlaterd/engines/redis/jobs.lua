@@ -143,20 +143,17 @@ local function open_jobs()
     if not has_runs(queue, state) then
       return redis.pcall('ZREM', set_key(queue, priority, state), id) == 1
     end
-    local runs, number = open_runs(queue, priority), tonumber(id)
-    local pieces = runs.cut(number, number, state)
-    runs.flush()
-    return #pieces > 0
+    local number = tonumber(id)
+    return #runs_of(queue, priority).cut(number, number, state) > 0
   end
 
   -- Put a job that is in none into a state; PENDING, it is held by nobody.
   function jobs.enter(queue, priority, id, state, ms, claim)
     if has_runs(queue, state) then
-      local runs, number = open_runs(queue, priority), tonumber(id)
+      local number = tonumber(id)
       local run = { state = state, first = number, last = number, ms = ms }
       run.claimer, run.number = split_claim(claim)
-      runs.put(run)
-      runs.flush()
+      runs_of(queue, priority).put(run)
       return
     end
     if state == PENDING and not is_lean(queue) then
@@ -168,7 +165,7 @@ local function open_jobs()
   -- Since when a job is in a state, and its claim if it is in a run; nil if it is not in it.
   function jobs.since(queue, priority, id, state)
     if has_runs(queue, state) then
-      local run = open_runs(queue, priority).holding(tonumber(id))
+      local run = runs_of(queue, priority).holding(tonumber(id))
       if run and run.state == state then
         return run.ms, claim_in(run, tonumber(id))
       end
@@ -178,24 +175,39 @@ local function open_jobs()
     return type(score) == 'string' and ms_of(queue, score) or nil
   end
 
-  -- A job that is IN_PROGRESS, held by `claim` if that is given, or nil.
-  function jobs.held(queue, priority, id, claim)
-    local since, noted = jobs.since(queue, priority, id, IN_PROGRESS)
-    if not since then
-      return nil
-    end
-    local job = jobs.read(queue, id)
-    if not job then
-      jobs.leave(queue, priority, id, IN_PROGRESS) -- evicted
-      return nil
-    end
-    job.cd = noted or job.cd or ''
-    job.ra = job.ra or since
-    return (claim == nil or job.cd == claim) and job or nil
+  -- The source in HOST:PORT:STARTMILLIS:SOURCE:COUNTER; nil if it is not of that form.
+  local function claim_source(claim)
+    return string.match(claim, '^[^:]*:[^:]*:[^:]*:(.*):[^:]*$')
   end
 
-  -- A held job, which has left its state, is PENDING with one attempt less, or FAILED with none;
-  -- true if PENDING.
+  -- Take a job out of IN_PROGRESS that is held by a claim, if one is given, or else by a source, if
+  -- that is; the job, or nil if there is none.
+  function jobs.take_held(queue, priority, id, claim, source)
+    local runs, number = is_lean(queue) and runs_of(queue, priority), tonumber(id)
+    local piece, since
+    if runs then
+      piece = runs.cut(number, number, IN_PROGRESS)[1]
+      since = piece and piece.ms
+    else
+      since = jobs.since(queue, priority, id, IN_PROGRESS)
+    end
+    local job, is_held = since and jobs.read(queue, id), false
+    if job then
+      job.cd = piece and claim_in(piece, number) or job.cd or ''
+      job.ra = job.ra or since
+      is_held = job.cd == claim
+        or (claim == nil and (source == nil or claim_source(job.cd) == source))
+    end
+    if runs and job and not is_held then
+      runs.put(piece)
+    elseif not runs and since and (is_held or not job) then -- held or evicted
+      redis.pcall('ZREM', set_key(queue, priority, IN_PROGRESS), id)
+    end
+    return is_held and job or nil
+  end
+
+  -- A held job that was taken is PENDING with one attempt less, or FAILED with none; true if
+  -- PENDING.
   function jobs.fail(queue, priority, id, job, retry_ms, status, now)
     local remaining = job.ar or 1
     local changes = { ar = math.max(0, remaining - 1), ra = job.ra, ua = now, cs = status }
@@ -214,6 +226,10 @@ local function open_jobs()
   -- if it was in a run), and how many others there were.
   local function pop(queue, priority, state, least, most, limit)
     local set, popped, gone = set_key(queue, priority, state), {}, 0
+    local runs = has_runs(queue, state) and runs_of(queue, priority)
+    if runs then
+      runs.flush()
+    end
     local rows =
       redis.call('ZRANGEBYSCORE', set, least, most, 'WITHSCORES', 'LIMIT', 0, limit)
 
@@ -225,7 +241,6 @@ local function open_jobs()
       end
     end
 
-    local runs = has_runs(queue, state) and open_runs(queue, priority)
     for at = 1, #rows, 2 do
       local member, left = rows[at], limit - #popped - gone
       local run = runs and runs.holding(tonumber(member) or 0)

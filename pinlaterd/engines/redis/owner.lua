@@ -183,17 +183,6 @@ function scripts.delete_queue()
   return { 'OK' }
 end
 
--- Whether a run with one job more can hold a job of the same state.
-local function follows(run, job)
-  local jobs = job.first - run.first
-  return run.last + 1 == job.first
-    and run.ms == job.ms
-    and jobs < MOST_JOBS_OF_A_RUN
-    and run.claimer == job.claimer
-    and run.number ~= nil
-    and job.number == run.number + jobs
-end
-
 -- Convert up to `limit` jobs of lean queues to runs: those that were claimed together, and ended
 -- together, to one, or they would take half as much memory again. Arguments: token, lease in ms,
 -- limit. Returns OK, how many keys are left.
@@ -209,7 +198,7 @@ function scripts.convert()
   if queue and not damage(set, 'zset') and not damage(runs_key(queue, priority), 'zset') then
     rows = redis.call('ZRANGE', set, 0, limit - 1, 'WITHSCORES')
   end
-  local runs, run = queue and open_runs(queue, priority), nil
+  local runs = queue and runs_of(queue, priority)
   for at = 1, #rows, 2 do
     local id = tonumber(rows[at])
     local claim = redis.pcall('HGET', 'plc_' .. SHARD .. '_' .. queue, rows[at])
@@ -217,20 +206,10 @@ function scripts.convert()
       local claimer, number = split_claim(type(claim) == 'string' and claim or '')
       local job = { state = state, first = id, last = id, ms = ms_of(queue, rows[at + 1]) }
       job.claimer, job.number = claimer, number
-      if run and follows(run, job) then
-        run.last = id
-      else
-        if run then
-          runs.put(run)
-        end
-        run = job
-      end
+      runs.put(job)
     end
   end
   if #rows > 0 then
-    if run then
-      runs.put(run)
-    end
     runs.flush()
     redis.call('ZREMRANGEBYRANK', set, 0, #rows / 2 - 1)
   end

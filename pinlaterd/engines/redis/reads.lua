@@ -99,7 +99,7 @@ function scripts.page()
   if not damage(set, 'zset') then
     local first = score and rank_behind(set, score, id) or 0
     local rows = redis.call('ZRANGE', set, first, first + limit - 1, 'WITHSCORES')
-    local runs = has_runs(queue, state) and open_runs(queue, priority)
+    local runs = has_runs(queue, state) and runs_of(queue, priority)
 
     local function add(job, at)
       found[#found + 1] = job

@@ -60,11 +60,25 @@ local function call_for_all(command, key, values)
   end
 end
 
+-- Whether a run goes on with the jobs of another one.
+local function goes_on(run, other)
+  return run.last + 1 == other.first
+    and run.state == other.state
+    and run.ms == other.ms
+    and run.claimer == other.claimer
+    and run.number ~= nil
+    and other.number == run.number + (other.first - run.first)
+    and other.last - run.first < MOST_JOBS_OF_A_RUN
+end
+
 -- The runs of a priority. What is changed is written by `flush`, before anything else reads it.
+-- What was cut out is not found again, and what was put in its place is: a flush comes in between.
+-- But jobs that were in no run before they were put in are found only after a flush.
 local function open_runs(queue, priority)
   local key = runs_key(queue, priority)
-  local gone, new, changes = {}, {}, {}
-  local rest -- of the run that was cut last: what is behind the piece
+  local gone, new, changes = {}, {}, {} -- gone: true if it was cut, false if it is no run
+  local current -- the run found last, or what is left of it behind a cut: then it has no text
+  local put_last -- the run that the next one may go on
   local runs = {}
 
   local function changes_of(state)
@@ -72,29 +86,7 @@ local function open_runs(queue, priority)
     return changes[state]
   end
 
-  -- The first run with a job from this one on, or nil.
-  function runs.from(id)
-    local passed = 0
-    while id < MOST_EXACT do
-      local begin = string.format('%d', id)
-      local member = redis.pcall('ZRANGEBYSCORE', key, begin, '+inf', 'LIMIT', passed, 1)[1]
-      local run = member and read_run(member)
-      if not member or (run and run.last >= id) then
-        return run
-      end
-      gone[#gone + 1] = member
-      passed = passed + 1
-    end
-    return nil
-  end
-
-  -- The run that a job is in, or nil.
-  function runs.holding(id)
-    local run = runs.from(id)
-    return run and run.first <= id and run or nil
-  end
-
-  function runs.put(run)
+  local function write(run)
     local last, others = string.format('%d', run.last), run.last - run.first
     local number = run.number and string.format('%d', run.number) or ''
     new[#new + 1] = last
@@ -107,36 +99,76 @@ local function open_runs(queue, priority)
     by_time.others = by_time.others + others
   end
 
+  -- Put in jobs that are in no run. They may be joined to those before them, or to this run those
+  -- that come next: it is no longer the caller's.
+  function runs.put(run)
+    if put_last and goes_on(put_last, run) then
+      put_last.last = run.last
+      return
+    end
+    if put_last then
+      write(put_last)
+    end
+    put_last = run
+  end
+
   local function remove(run)
     local by_time = changes_of(run.state)
-    gone[#gone + 1] = run.text
+    gone[run.text] = true
     by_time.gone[string.format('%d', run.last)] = true
     by_time.others = by_time.others - (run.last - run.first)
   end
 
+  local function leave_current()
+    if current and not current.text then
+      runs.put(current)
+    end
+    current = nil
+  end
+
+  -- The first run with a job from one id to another, or nil.
+  local function find(first, last)
+    if current and current.first <= first and first <= current.last then
+      return current
+    end
+    leave_current()
+    local passed = 0
+    while first < MOST_EXACT do
+      local begin = string.format('%d', first)
+      local member = redis.pcall('ZRANGEBYSCORE', key, begin, '+inf', 'LIMIT', passed, 1)[1]
+      local run = member and read_run(member)
+      if not member or (run and run.first > last) then
+        return nil
+      elseif run and gone[member] then
+        runs.flush()
+        passed = 0
+      elseif run and run.last >= first then
+        current = run
+        return run
+      else
+        gone[member] = false
+        passed = passed + 1
+      end
+    end
+    return nil
+  end
+
+  -- The run that a job is in, or nil.
+  function runs.holding(id)
+    return find(id, id)
+  end
+
   -- Take jobs out of the runs of a state (nil: of any): all that are there, from one id to another.
-  -- Returns parts of runs, in order. Until the next flush, ids must count up from call to call.
+  -- Returns parts of runs, in order. It is cheap where ids count up from call to call.
   function runs.cut(first, last, state)
     local pieces = {}
     while first <= last do
-      local run = rest
-      rest = nil
-      if run and run.last < first then
-        runs.put(run)
-        run = nil
-      end
-      local is_stored = not run
-      run = run or runs.from(first)
+      local run = find(first, last)
       if not run then
         break
       end
-      if run.first > last or run.state ~= (state or run.state) then
-        rest = not is_stored and run or nil
-        if run.first > last then
-          break
-        end
-      else
-        if is_stored then
+      if run.state == (state or run.state) then
+        if run.text then
           remove(run)
         end
         local from, to = math.max(first, run.first), math.min(last, run.last)
@@ -144,9 +176,7 @@ local function open_runs(queue, priority)
           runs.put(part(run, run.first, from - 1))
         end
         pieces[#pieces + 1] = part(run, from, to)
-        if to < run.last then
-          rest = part(run, to + 1, run.last)
-        end
+        current = to < run.last and part(run, to + 1, run.last) or nil
       end
       first = run.last + 1
     end
@@ -154,9 +184,14 @@ local function open_runs(queue, priority)
   end
 
   function runs.flush()
-    if rest then
-      runs.put(rest)
-      rest = nil
+    leave_current()
+    if put_last then
+      write(put_last)
+      put_last = nil
+    end
+    local members = {}
+    for member in pairs(gone) do
+      members[#members + 1] = member
     end
     for state, by_time in pairs(changes) do
       local set, last = set_key(queue, priority, state), {}
@@ -170,14 +205,30 @@ local function open_runs(queue, priority)
         if others < 0 then
           new[#new + 1], new[#new + 2] = string.format('%d', others), state
         else
-          gone[#gone + 1] = state
+          members[#members + 1] = state
         end
       end
     end
-    call_for_all('ZREM', key, gone)
+    call_for_all('ZREM', key, members)
     call_for_all('ZADD', key, new)
     gone, new, changes = {}, {}, {}
   end
 
   return runs
+end
+
+local all_runs = {} -- by queue and priority
+
+-- Those of a place, in a script the same ones at any time.
+local function runs_of(queue, priority)
+  local place = queue .. '.' .. priority
+  all_runs[place] = all_runs[place] or open_runs(queue, priority)
+  return all_runs[place]
+end
+
+-- What a script that changes runs ends with.
+local function flush_runs()
+  for _, runs in pairs(all_runs) do
+    runs.flush()
+  end
 end

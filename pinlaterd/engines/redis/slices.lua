@@ -145,4 +145,6 @@ if problem then
   return problem
 end
 queue = take()
-return scripts[ARGV[1]]()
+local result = scripts[ARGV[1]]()
+flush_runs()
+return result

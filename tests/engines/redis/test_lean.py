@@ -96,6 +96,70 @@ def test_jobs_that_are_claimed_and_acked_together_are_one_run(
     assert lean.depths() == {(1, JobState.SUCCEEDED): 50}
 
 
+def test_jobs_that_are_renewed_fail_or_are_refused_together_are_few_runs(
+    lean: EngineHarness, stranger: redis.Redis, shard: str, clock: FakeClock
+):
+    keys = lean.enqueue(*[Job(b"x", attempts_allowed=1)] * 50)
+    lean.claim(limit=50)
+    clock.advance(1)
+    strange = [
+        CheckpointOp(QUEUE, "x", [Checkpoint(key, None, claim_descriptor="h:1:2:s:0")])
+        for key in reversed(keys)
+    ]
+    before = stranger.zrange(f"plx_{shard}_+{QUEUE}.p1", 0, -1, withscores=True)
+    results = lean.engine.apply(Batch(checkpoints=strange), lean.now_ms).checkpoints
+    assert [result.done for result in results] == [0] * 50
+    assert stranger.zrange(f"plx_{shard}_+{QUEUE}.p1", 0, -1, withscores=True) == before
+
+    renewed = [Checkpoint(key, None) for key in [*keys[40:], *keys[39::-1], keys[7]]]
+    assert lean.checkpoint(*renewed).done == 51
+    assert stranger.zcard(f"plq_{shard}_+{QUEUE}.p1_s1") == 1
+    assert {job.updated_at_ms for job in map(lean.job, keys)} == {lean.now_ms}
+
+    lean.fail(*keys[10:])
+    assert stranger.zcard(f"plq_{shard}_+{QUEUE}.p1_s3") == 1
+    assert lean.depths() == {(1, JobState.IN_PROGRESS): 10, (1, JobState.FAILED): 40}
+
+
+def test_a_batch_sees_what_it_did_to_a_job_before(lean: EngineHarness):
+    claimed = lean.in_progress(*[b"x"] * 9)
+    keys = [each.key for each in claimed]
+    claims = [each.claim_descriptor for each in claimed]
+    batch = Batch(
+        acks=[ack_op(QUEUE, [keys[4], keys[8]], [keys[2]]), ack_op(QUEUE, [keys[2]], [keys[4]])],
+        checkpoints=[
+            CheckpointOp(
+                QUEUE,
+                "x",
+                [
+                    Checkpoint(keys[6], None, move_to_pending=True, claim_descriptor=claims[6]),
+                    Checkpoint(keys[2], None, claim_descriptor=claims[2]),
+                    Checkpoint(keys[4], None, claim_descriptor=claims[4]),
+                    Checkpoint(keys[6], None, claim_descriptor=claims[6]),
+                    Checkpoint(keys[1], None, claim_descriptor=claims[1]),
+                ],
+            )
+        ],
+        releases=[
+            ReleaseOp(QUEUE, [Release(keys[at], claims[at]) for at in (8, 7, 6, 1, 1)]),
+        ],
+    )
+
+    result = lean.engine.apply(batch, lean.now_ms)
+
+    assert [(ack.succeeded, ack.failed, ack.noop) for ack in result.acks] == [(2, 1, 0), (0, 0, 2)]
+    [checkpoints] = result.checkpoints
+    assert (checkpoints.done, checkpoints.noop) == (2, 3)
+    assert [each.key.local_id for each in checkpoints.requeued] == [keys[6].local_id]
+    assert [each.key.local_id for each in result.releases[0]] == [
+        keys[at].local_id for at in (7, 1)
+    ]
+    expected = [JobState.IN_PROGRESS] * 9
+    expected[1] = expected[2] = expected[6] = expected[7] = JobState.PENDING
+    expected[4] = expected[8] = JobState.SUCCEEDED
+    assert lean.states(keys) == expected
+
+
 def test_a_job_that_a_hand_made_pending_is_in_one_state_once_it_is_claimed(
     lean: EngineHarness, stranger: redis.Redis, shard: str
 ):
