@@ -62,23 +62,18 @@ class StoreHealth:
     def succeeded(self, seconds: float, now: float) -> None:
         """A use went well, and took so long."""
         self._failures_in_row = 0
-        second = int(now)
-        if second in self._used:
-            self._used[second] += 1
-        else:
-            self._note(second, failures=0)
+        self._note(int(now), failures=0)
         part = max(_RECENT_PART, (now - self._last_use) / _RECENT_SECONDS)
         self._recent += min(part, _MOST_RECENT_PART) * (seconds - self._recent)
         self._last_use = now
         if self.reason:
-            slow = self._uses >= LEAST_USES and self._is_slow(seconds)
-            self._good_in_row = 0 if slow else self._good_in_row + 1
+            self._good_in_row = 0 if self._is_slow(seconds) else self._good_in_row + 1
             if self._good_in_row >= GOOD_IN_A_ROW:
                 self._recover()
             return
         self._uses += 1
         part = max(1 / self._uses, _NORMAL_PART)
-        if self._uses >= LEAST_USES and self._is_slow(self._recent):
+        if self._is_slow(self._recent):
             self.reason = (
                 f"its store takes {self._recent * 1000:.0f} ms for a commit, "
                 f"{self._normal * 1000:.0f} ms is normal"
@@ -102,6 +97,8 @@ class StoreHealth:
             self.reason = f"its store failed {failures} of {uses} times within {window}"
 
     def _is_slow(self, seconds: float) -> bool:
+        if self._uses < LEAST_USES:
+            return False
         settings = self._settings
         least = settings.health_slow_ms / 1000
         return seconds > max(least, settings.health_slow_factor * self._normal)

@@ -46,7 +46,6 @@ _READ_BYTES = 1 << 18
 # The shard has made its deployment the current folder; ours may not be installed.
 _PACKAGE_FOLDER = str(Path(__file__).resolve().parents[2])
 
-
 _LENGTH = struct.Struct(">I")
 
 
@@ -58,7 +57,7 @@ class SearchCall(NamedTuple):
     source: str  # who asks for it
 
 
-# A task (see `tasks`): what it yields, is sent, and returns.
+# A task: what it yields, is sent, and returns.
 Steps = Generator[SearchCall | None, Any, Any]
 
 
