@@ -31,7 +31,7 @@ from pinlaterd.cli.callers import Answered, Caller, LoadStopped, OutOfJobs, Plan
 from pinlaterd.client import Client
 from pinlaterd.errors import ConnectionFailed, DequeueRateLimited, PinLaterError, RequestError
 from pinlaterd.lifecycle import StopSignal
-from pinlaterd.stats.registry import Histogram, percentiles
+from pinlaterd.stats import Histogram, percentiles
 
 _TICK_SECONDS = 0.02
 _LINE_EVERY_SECONDS = 1.0

@@ -25,8 +25,7 @@ from pinlaterd.cli import command
 from pinlaterd.config.layout import shard_program
 from pinlaterd.errors import ConnectionFailed
 from pinlaterd.lifecycle import ExitCode
-from pinlaterd.stats import Histogram, StatsSnapshot, empty, merge
-from pinlaterd.stats.registry import percentiles, since
+from pinlaterd.stats import Histogram, StatsSnapshot, empty, merge, percentiles, since
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -25,8 +25,7 @@ from pinlaterd.config.layout import (
     shard_program,
 )
 from pinlaterd.config.schema import Config, ShardSettings
-from pinlaterd.stats import StatsSnapshot, empty, merge
-from pinlaterd.stats.registry import apply, forget, raised, totals
+from pinlaterd.stats import StatsSnapshot, apply, empty, forget, merge, raised, totals
 from pinlaterd.wire.control import ProcessState, Report
 
 SILENT_SECONDS = 3.0  # three reports missed

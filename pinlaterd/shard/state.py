@@ -22,8 +22,7 @@ from pinlaterd.rpc.codec import Head
 from pinlaterd.shard.health import QueueLocks, StoreHealth
 from pinlaterd.shard.ready import ReadyIndex
 from pinlaterd.shard.validation import Rules
-from pinlaterd.stats import Stats
-from pinlaterd.stats.registry import BODY_SIZE
+from pinlaterd.stats import BODY_SIZE, Stats
 from pinlaterd.wire.envelope import CallEntry, ReplyEntry, Status
 
 # Why a shard refuses calls, when the store does not say it better.

@@ -31,8 +31,7 @@ import zmq
 
 from pinlaterd.config.layout import COORDINATOR_ENDPOINT, RATES_FILE, SNAPSHOT_FILE, replace_file
 from pinlaterd.lifecycle import process_place
-from pinlaterd.stats import Stats, StatsSnapshot
-from pinlaterd.stats.registry import Changes
+from pinlaterd.stats import Changes, Stats, StatsSnapshot
 
 log = logging.getLogger(__name__)
 

@@ -15,9 +15,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pinlaterd.client import AckInfo, CheckpointInfo, Client, Job, PinLaterError
-from pinlaterd.stats import Stats
-from pinlaterd.stats.registry import names_of
-from pinlaterd.stats.texts import PrometheusText
+from pinlaterd.coordinator.pages import PrometheusText
+from pinlaterd.stats import Stats, names_of
 from tests.deployment import CALL_SECONDS, Deployment
 from tests.shared_service import ADMIN_PASSWORD
 

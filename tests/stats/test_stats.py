@@ -10,9 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from pinlaterd.stats import Stats, StatsSnapshot, empty, merge, texts
-from pinlaterd.stats.registry import Histogram, apply, percentiles, since, totals
-from pinlaterd.stats.texts import PrometheusText, figures, ostrich
+from pinlaterd.coordinator import pages
+from pinlaterd.coordinator.pages import PrometheusText, figures, ostrich
+from pinlaterd.stats import (
+    Histogram,
+    Stats,
+    StatsSnapshot,
+    apply,
+    empty,
+    merge,
+    percentiles,
+    since,
+    totals,
+)
 
 samples = st.lists(st.floats(0.001, 1e9), min_size=1, max_size=200)
 
@@ -239,11 +249,11 @@ def made(monkeypatch):
     """The names of figures whose lines were made."""
     found: list[str] = []
 
-    def noted(section, name, figure, show=texts._Section._show):
+    def noted(section, name, figure, show=pages._Section._show):
         found.append(name)
         show(section, name, figure)
 
-    monkeypatch.setattr(texts._Section, "_show", noted)
+    monkeypatch.setattr(pages._Section, "_show", noted)
     return found
 
 

@@ -1,4 +1,5 @@
-"""Where a process counts, and its figures at one moment: what is sent, and adds up over processes.
+"""What is counted and measured: one Stats object a process, passed in, never global; and its
+figures at one moment, which are sent, and add up over processes.
 
 Counters and histograms are totals since a process started; figures of the last minute are the
 difference of two snapshots. Names of a queue's figures are `<queue>_<figure>`, but for
@@ -171,21 +172,12 @@ def merge(snapshots: Iterable[StatsSnapshot]) -> StatsSnapshot:
 
 def raised(changed: StatsSnapshot, earlier: StatsSnapshot) -> StatsSnapshot:
     """The totals of `changed` with those that `earlier` has of the same names."""
-    counters, histograms = earlier["counters"], earlier["histograms"]
-    return merge(
-        [
-            changed,
-            empty()
-            | {
-                "counters": {
-                    name: counters[name] for name in changed["counters"] if name in counters
-                },
-                "histograms": {
-                    name: histograms[name] for name in changed["histograms"] if name in histograms
-                },
-            },
-        ]
-    )
+    same = empty()
+    for name in changed["counters"].keys() & earlier["counters"].keys():
+        same["counters"][name] = earlier["counters"][name]
+    for name in changed["histograms"].keys() & earlier["histograms"].keys():
+        same["histograms"][name] = earlier["histograms"][name]
+    return merge([changed, same])
 
 
 def totals(snapshot: StatsSnapshot) -> StatsSnapshot:
