@@ -25,22 +25,24 @@ from pinlaterd.engines.base import (
     TableLimits,
 )
 from pinlaterd.engines.counts import Depths
-from pinlaterd.engines.sqlite import check
 from pinlaterd.engines.sqlite.batch import (
     FailedAttempt,
     apply_batch,
     fail_attempts,
     held_claims,
+    read_payloads,
 )
-from pinlaterd.engines.sqlite.claims import read_payloads
 from pinlaterd.engines.sqlite.file import LIMITS, reading
 from pinlaterd.engines.sqlite.runs import (
     COLUMNS,
     FAILED,
     Run,
+    count_jobs,
+    find_damage,
     first_jobs,
     holding,
     oldest,
+    repair_runs,
     spans,
     split,
 )
@@ -166,7 +168,7 @@ class SqliteEngine(Store, StorageEngine):
         with reading(self.path):
             found = [
                 Finding(self.name_of(queue_id), problem, jobs)
-                for queue_id, problem, jobs in check.find(self.db)
+                for queue_id, problem, jobs in find_damage(self.db)
             ]
             found += [
                 Finding(self.name_of(queue_id), f"{state.name} jobs counted wrong", abs(jobs))
@@ -174,7 +176,7 @@ class SqliteEngine(Store, StorageEngine):
             ]
         if repair and found:
             with self.commit(now_ms=0) as tx:
-                check.repair(tx.db)
+                repair_runs(tx.db)
                 tx.depth_changes.update(self._miscounted())
         if repair or not found:
             self.counts.checked()
@@ -186,7 +188,7 @@ class SqliteEngine(Store, StorageEngine):
             key: jobs
             for queue_id in self.queue_ids.values()
             for key, jobs in self.counts.differences(
-                queue_id, check.count_jobs(self.db, queue_id)
+                queue_id, count_jobs(self.db, queue_id)
             ).items()
         }
 

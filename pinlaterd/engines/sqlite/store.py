@@ -18,18 +18,18 @@ from pathlib import Path
 
 from pinlaterd.clock import Clock
 from pinlaterd.engines.base import Ownership, first_local_id
-from pinlaterd.engines.counts import Counts
-from pinlaterd.engines.sqlite.check import FileSnapshot
+from pinlaterd.engines.counts import Counts, Depths
 from pinlaterd.engines.sqlite.file import (
     FAULTS,
     OwnerLock,
     connect_owner,
+    connect_reader,
     is_damage,
     never_committed,
     reading,
     storage_error,
 )
-from pinlaterd.engines.sqlite.runs import PUT_RUN, Run, merged, split
+from pinlaterd.engines.sqlite.runs import PUT_RUN, Run, count_jobs, find_damage, merged, split
 from pinlaterd.errors import QueueNotFound, StorageError, StorageNotCommitted
 from pinlaterd.model import JobState
 
@@ -64,6 +64,33 @@ class Transaction:
                 "DELETE FROM runs WHERE first_id = ?", [(first_id,) for first_id in gone]
             )
         self.db.executemany(PUT_RUN, new)
+
+
+class FileSnapshot:
+    """What jobs are counted in (see counts.py): a read transaction on a connection of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with reading(path):
+            self._db = connect_reader(path)
+            self._db.execute("BEGIN")
+            self._db.execute("SELECT 1 FROM meta").fetchone()  # the first read fixes what it sees
+
+    def count(self, queue_id: int) -> Depths:
+        with reading(self._path):
+            return count_jobs(self._db, queue_id)
+
+    def find_damage(self) -> str:
+        with reading(self._path):
+            found = find_damage(self._db)
+        return "; ".join(f"{jobs:,} {problem}" for _, problem, jobs in found)
+
+    def cancel(self) -> None:
+        with contextlib.suppress(sqlite3.Error):  # closed
+            self._db.interrupt()
+
+    def close(self) -> None:
+        self._db.close()
 
 
 class Store:

@@ -10,9 +10,8 @@ from typing import NoReturn
 import pytest
 
 from pinlaterd.engines.base import Finding
-from pinlaterd.engines.sqlite import check
-from pinlaterd.engines.sqlite.check import FileSnapshot
 from pinlaterd.engines.sqlite.engine import SqliteEngine
+from pinlaterd.engines.sqlite.store import FileSnapshot
 from pinlaterd.model import JobKey, JobState
 from tests.conformance.engine.harness import QUEUE, EngineHarness
 from tests.conftest import WaitUntil
@@ -88,7 +87,7 @@ def _check_in_part(store: EngineHarness, monkeypatch: pytest.MonkeyPatch) -> Non
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(check, "find", interrupted)
+        patch.setattr("pinlaterd.engines.sqlite.engine.find_damage", interrupted)
         with pytest.raises(KeyboardInterrupt):
             store.engine.check(repair=True)
 
