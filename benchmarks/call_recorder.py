@@ -16,7 +16,6 @@ from typing import Any
 
 STOP_FILE = "stop"
 ROLES = ("router", "shard")
-OURS = f"{os.sep}pinlaterd{os.sep}"
 _NOTED_CALLS = 400_000
 
 
@@ -25,12 +24,14 @@ def install() -> None:
     if "pinlaterd" not in sys.orig_argv or not set(ROLES) & set(sys.orig_argv):
         return
     folder = Path(os.environ["PYTHONPATH"])  # the one that `deployment.patched` was given
+    ours = str(folder / "pinlaterd") + os.sep  # no library, wherever .venv lies
     noted: deque[tuple[int, str, str]] = deque(maxlen=_NOTED_CALLS)
 
     def note(frame: FrameType, event: str, _argument: Any) -> None:
         code = frame.f_code
-        if event == "call" and OURS in code.co_filename:
-            noted.append((time.monotonic_ns(), code.co_filename, code.co_qualname))
+        if event == "call" and code.co_filename.startswith(ours):
+            file = code.co_filename.removeprefix(ours)
+            noted.append((time.monotonic_ns(), file, code.co_qualname))
 
     def write() -> None:
         while not (folder / STOP_FILE).exists():

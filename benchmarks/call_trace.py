@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.call_recorder import OURS, ROLES, STOP_FILE
+from benchmarks.call_recorder import ROLES, STOP_FILE
 from benchmarks.deployment import Deployment, patched
 
 TRIES = 60
@@ -30,7 +30,7 @@ _QUEUE = "traced"
 
 class Noted(NamedTuple):
     at_ns: int  # of the monotonic clock, which all processes share
-    file: str
+    file: str  # within the package
     function: str
 
 
@@ -81,7 +81,10 @@ def _shortest(noted: list[Noted], spans: list[tuple[int, int]]) -> list[Noted]:
     ways = [
         noted[bisect(noted, (began,)) : bisect(noted, (ended + after,))] for began, ended in spans
     ]
-    return min(ways, key=len)
+    shortest = min(ways, key=len)
+    packages = {call.file.partition("/")[0] for call in shortest}
+    assert packages >= {*ROLES, "engines"}, f"a call was noted in {', '.join(packages)} alone"
+    return shortest
 
 
 def main() -> None:
@@ -89,7 +92,7 @@ def main() -> None:
     for kind, way in trace().items():
         print(f"{kind}: {len(way)} calls in {len({call.file for call in way})} files")
         for call in way:
-            print(f"    {call.file.rpartition(OURS)[2]:28} {call.function}")
+            print(f"    {call.file:28} {call.function}")
 
 
 if __name__ == "__main__":

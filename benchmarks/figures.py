@@ -31,6 +31,11 @@ ENGINES = ("sqlite", "mysql", "redis")
 # The method and the ack rule whose spread over files stands for that of others.
 METHOD_NAME = re.compile("checkpoint", re.IGNORECASE)
 ACK_NAME = re.compile("^Ack(Info|Request|Op)?$")
+# Where nodes of the syntax tree have names: of variables, attributes, parameters, definitions,
+# imports, patterns, `global`.
+_NAME_FIELDS = frozenset(
+    ("id", "attr", "arg", "name", "asname", "module", "kwd_attrs", "rest", "names")
+)
 
 
 class Figure(NamedTuple):
@@ -69,17 +74,14 @@ class Module:
                 yield (node.end_lineno or node.lineno) - node.lineno + 1, node.name
 
     def names(self) -> Iterator[tuple[int, str]]:
-        """Every name in the code, with its line; neither comments nor docstrings."""
+        """Every name in the code, with its line: those of imported modules and of patterns, too;
+        neither comments nor docstrings."""
         for node in ast.walk(self.tree):
-            match node:
-                case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name):
-                    yield node.lineno, name
-                case ast.ClassDef(name=name) | ast.FunctionDef(name=name):
-                    yield node.lineno, name
-                case ast.AsyncFunctionDef(name=name) | ast.alias(name=name):
-                    yield node.lineno, name
-                case ast.keyword(arg=str(name)):
-                    yield node.value.lineno, name
+            for field, value in ast.iter_fields(node):
+                if field in _NAME_FIELDS:
+                    line = getattr(node, "lineno", 0)
+                    names = value if isinstance(value, list) else [value]
+                    yield from ((line, name) for name in names if isinstance(name, str))
 
     def strings(self) -> Iterator[tuple[int, str]]:
         """Every constant text, docstrings left out."""

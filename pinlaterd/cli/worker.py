@@ -33,7 +33,7 @@ from pinlaterd.client import (
     ProcessNotStarted,
     Worker,
 )
-from pinlaterd.client.executors import CLEAN_UP_SECONDS, TO_THREAD
+from pinlaterd.client.handlers import CLEAN_UP_SECONDS, TO_THREAD
 from pinlaterd.client.worker import CONNECTIONS_A_QUEUE
 from pinlaterd.config.schema import LOG_LEVELS
 from pinlaterd.errors import DeploymentError, RequestError

@@ -11,18 +11,18 @@
     client.enqueue("mail", [b"to: ada", b"to: grace"])
     Worker(client, handlers).run()
 
-`calls` has the operations; a `pool` of connections makes them, to `addresses` that serve,
-and `client` and `async_client` are its two ways to wait: docs/python.md. A `worker` runs
-`handlers`: docs/worker.md. For each queue it claims as many jobs ahead as its `executors` begin
-soon, and holds them `in_flight`; a handler gets a `running_job`, and may run in `processes`.
-`metrics`, which nothing here imports, is for Prometheus. May rely on `rpc` and below.
+`calls` has the operations; a `pool` of connections makes them, to `addresses` that serve, and
+`client` has its two ways to wait: docs/python.md. A `worker` runs `handlers`: docs/worker.md. For
+each queue it claims as many jobs ahead as its handler begins soon, and holds them `in_flight`; a
+handler gets a `running_job`, and may run in `processes`. `metrics`, which nothing here imports, is
+for Prometheus. May rely on `rpc` and below.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from pinlaterd.client.addresses import AddressInvalid
-from pinlaterd.client.client import Client
+from pinlaterd.client.client import AsyncClient, Client
 from pinlaterd.errors import (
     ConnectionFailed,
     EnqueuedInPart,
@@ -33,7 +33,6 @@ from pinlaterd.errors import (
 from pinlaterd.model import AckInfo, CheckpointInfo, ClaimedJob, Job, JobRecord, JobState
 
 if TYPE_CHECKING:
-    from pinlaterd.client.async_client import AsyncClient
     from pinlaterd.client.handlers import Handlers
     from pinlaterd.client.in_flight import QueueFigures, RunFigures
     from pinlaterd.client.processes import ProcessDied, ProcessNotStarted
@@ -91,7 +90,6 @@ __all__ = [
 # Imported on first use: a worker's modules would double the time in which a command starts. All
 # names that are not here are of `running_job`.
 _ON_FIRST_USE = {
-    "AsyncClient": "async_client",
     "Handlers": "handlers",
     "ProcessDied": "processes",
     "ProcessNotStarted": "processes",

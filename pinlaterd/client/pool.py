@@ -8,6 +8,7 @@ it is repeatable, once after it did. Times are monotonic seconds.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import random
@@ -22,7 +23,7 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar, cast
+from typing import Generic, NamedTuple, TypeVar, cast
 
 from pinlaterd.client import calls
 from pinlaterd.client.addresses import Address, Endpoint, Names, Servers, parse_addresses
@@ -30,9 +31,6 @@ from pinlaterd.client.calls import PreparedCall
 from pinlaterd.config.schema import ServerSettings
 from pinlaterd.errors import ConnectionFailed, EnqueuedInPart, OutcomeUnknown, PinLaterError
 from pinlaterd.model import CallContext, Method
-
-if TYPE_CHECKING:
-    import asyncio
 
 _SERVER_DEFAULTS = ServerSettings()
 # Longer ones are mistakes; the operating system's time-outs end at 24 days.

@@ -33,7 +33,6 @@ from multiprocessing.pool import RemoteTraceback  # type: ignore[attr-defined]
 from typing import Any, NamedTuple, cast
 
 from pinlaterd.client.client import Client
-from pinlaterd.client.handlers import QueueHandler
 from pinlaterd.client.running_job import ClaimLost, RunningJob, error_text, returned
 from pinlaterd.lifecycle import STOP_SIGNALS, end_with_parent, set_title
 from pinlaterd.model import ClaimedJob
@@ -75,7 +74,11 @@ class ChildPlan(NamedTuple):
 
     @classmethod
     def of(
-        cls, handler: QueueHandler, client: Client, set_up: Callable[[], object] | None
+        cls,
+        queue: str,
+        function: Callable[..., object],
+        client: Client,
+        set_up: Callable[[], object] | None,
     ) -> ChildPlan:
         """Raises ValueError for a function that a child could not find: it imports it by name.
         RuntimeError if this is a child, which imports the program."""
@@ -85,8 +88,8 @@ class ChildPlan(NamedTuple):
                 'put that under `if __name__ == "__main__":`'
             )
         plan = cls(
-            handler.queue,
-            _pickled(handler.function, f"the handler of queue {handler.queue!r}"),
+            queue,
+            _pickled(function, f"the handler of queue {queue!r}"),
             _pickled(set_up, "set_up_process"),
         )
         try:

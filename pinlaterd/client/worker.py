@@ -26,8 +26,7 @@ from enum import Enum, auto
 from types import FrameType
 
 from pinlaterd.client.client import Client
-from pinlaterd.client.executors import Executor, executor_of
-from pinlaterd.client.handlers import Handlers, QueueHandler
+from pinlaterd.client.handlers import Executor, Handlers, QueueHandler, executor_of
 from pinlaterd.client.in_flight import (
     FETCHERS,
     REPEAT_SECONDS,

@@ -33,7 +33,7 @@ from pinlaterd.client import (
     constant,
     never,
 )
-from pinlaterd.client.executors import ProcessPlace
+from pinlaterd.client.handlers import ProcessPlace
 from tests.client.process_handlers import Unpicklable, handle
 from tests.client.working import (
     books,
