@@ -1,4 +1,7 @@
-"""The files of a new deployment. Explanations and defaults come from the configuration's schema."""
+"""A deployment's folder: the files that `init` writes, and the lock of the command at work there.
+
+Explanations and defaults come from the configuration's schema.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,22 @@ import contextlib
 import dataclasses
 import os
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from pinlaterd.config.layout import (
     DATA,
     ETC,
+    LOGS,
     QUEUES_FILE,
     RUN,
     SERVER_FILE,
     SHARDS_FILE,
     SUPERVISORD_FILE,
+    enter,
+    lock,
 )
 from pinlaterd.config.schema import (
     Between,
@@ -31,6 +37,7 @@ from pinlaterd.config.schema import (
 from pinlaterd.errors import DeploymentError
 
 _WIDTH = 100
+_COMMAND_LOCK = RUN / "command.lock"
 
 # A Unix socket's path holds 107 bytes; supervisord binds DIR/etc/../run/supervisor.sock.PID
 _LONGEST_DIRECTORY = 107 - len("/etc/../run/supervisor.sock.4194304")
@@ -165,3 +172,34 @@ _SHARD_LINES: Mapping[str, Sequence[str]] = {
     "mysql": _on_server(3306, "user: pinlater", "#passwd_env: PINLATERD_MYSQL_PASSWORD"),
     "redis": _on_server(6379, "#passwd_env: PINLATERD_REDIS_PASSWORD"),
 }
+
+
+# --- the folder ---------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def at_work_in(directory: Path) -> Iterator[None]:
+    """Make the deployment the current folder, and keep other commands out of it meanwhile."""
+    check_depth(directory)
+    before = Path.cwd()
+    try:
+        with _enter_and_lock(directory):
+            yield
+    finally:
+        os.chdir(before)
+
+
+def _enter_and_lock(directory: Path) -> BinaryIO:
+    try:
+        enter(directory / ETC)
+        LOGS.mkdir(mode=0o700, exist_ok=True)
+        return lock(_COMMAND_LOCK, patient=False)
+    except BlockingIOError as error:
+        raise DeploymentError(
+            f"another `pinlaterd up`, `down` or `pinlater-admin restart` works in {directory}; "
+            "wait until it is done"
+        ) from error
+    except OSError as error:
+        raise DeploymentError(
+            f"{error.filename or directory}: {error.strerror}; run this as the deployment's owner"
+        ) from error

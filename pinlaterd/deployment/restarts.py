@@ -11,13 +11,17 @@ turn comes, under the lock of all that change programs.
 
 from __future__ import annotations
 
+import os
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from pinlaterd.client.client import Client
 from pinlaterd.config.active import load_active
-from pinlaterd.config.layout import ETC, router_programs, shard_program
+from pinlaterd.config.layout import ETC, LOGS, router_programs, shard_program
+from pinlaterd.config.load import ConfigFiles
 from pinlaterd.config.schema import Config
 from pinlaterd.coordinator.processes import Status
 from pinlaterd.coordinator.programs import (
@@ -28,17 +32,25 @@ from pinlaterd.coordinator.programs import (
     SupervisorError,
     handover_peer_of,
     lock_programs,
+    log_file,
     stop_seconds,
     wanted_programs,
 )
 from pinlaterd.deployment import stats_page
-from pinlaterd.deployment.service import Startup, Tell, at_work_in
-from pinlaterd.errors import ConnectionFailed, DeploymentError
+from pinlaterd.deployment.files import at_work_in
+from pinlaterd.errors import ConnectionFailed, DeploymentError, PinLaterError
+from pinlaterd.lifecycle import ExitCode
 from pinlaterd.wire.control import ProcessState
 
 ALL_SHARDS = "all"
-_SERVE_SECONDS = 60.0
 _POLL_SECONDS = 0.05
+UP_SECONDS = 60.0  # for all to serve, or for one that is restarted
+_LOG_LINES = 15
+_LOG_BYTES = 64 * 1024
+_CRASHES = 2  # a process that ended so often since `up` began won't come up by itself
+_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104
+
+Tell = Callable[[str], None]
 
 
 class Restarted(NamedTuple):
@@ -110,7 +122,7 @@ class _Restarts:
         found = self._found().get(peer.name)
         if found is None or not self._serves(found):  # else a command before this one got so far
             self._tell(f"starting {peer.name}")
-            startup = Startup(_SERVE_SECONDS)
+            startup = Startup()
             self._supervisord.add(peer)
             try:
                 self._wait_until_serving(peer.name, startup)
@@ -132,7 +144,7 @@ class _Restarts:
         """Returns the new pid."""
         name = program.name
         self._tell(f"stopping {name}")
-        startup = Startup(_SERVE_SECONDS)
+        startup = Startup()
         with lock_programs():
             present = {found.name: found for found in self._supervisord.running()}.get(name)
             before = self._found()[name].pid if present is not None else 0
@@ -183,3 +195,94 @@ def _fetch_status() -> Status:
     """Raises ConnectionFailed."""
     found: Status = stats_page.fetch_json("/status.json", directory=Path(), url=None)
     return found
+
+
+# --- waiting ------------------------------------------------------------------------------
+
+
+class Startup:
+    """Processes that were just started: whether there is still hope, and what they logged since."""
+
+    def __init__(self, seconds: float = UP_SECONDS) -> None:
+        self.started_at = time.time()
+        self.deadline = time.monotonic() + seconds
+        self._log_bytes = {path.stem: path.stat().st_size for path in LOGS.glob("*.log")}
+        self._crashes: defaultdict[str, set[int]] = defaultdict(set)  # when each program ended
+
+    @property
+    def is_late(self) -> bool:
+        return time.monotonic() > self.deadline
+
+    def has_failed(self, program: ProgramInfo) -> bool:
+        """Whether `program` ended in a way that no further try mends."""
+        crashes = self._crashes[program.name]
+        if program.stopped_at >= self.started_at:
+            crashes.add(program.stopped_at)
+            if program.exit_status == ExitCode.CONFIG:
+                return True
+        return program.state == "FATAL" or len(crashes) >= _CRASHES
+
+    def log_tail(self, program: str) -> str:
+        path = log_file(program)
+        return f"The last lines of {path}:\n{last_lines(path, self._log_bytes.get(program, 0))}"
+
+
+def wait_for_all(config: Config, supervisord: Supervisord, startup: Startup, tell: Tell) -> None:
+    """Raises DeploymentError as soon as a process has failed for good, or the deadline passed."""
+    while missing := _missing(config):
+        tell("waiting for " + ", ".join(missing))
+        try:
+            programs = supervisord.programs()
+        except SupervisorError as error:
+            tail = last_lines(LOGS / "supervisord.log")
+            raise DeploymentError(f"supervisord has ended: {error}\n{tail}") from error
+        for program in filter(startup.has_failed, programs):
+            tail = startup.log_tail(program.name)
+            raise DeploymentError(f"{program.name} does not start. {tail}")
+        if startup.is_late:
+            text = f"gave up waiting for {', '.join(missing)}; `pinlaterd status` shows more"
+            tails = [startup.log_tail(name) for name in missing if log_file(name).exists()]
+            raise DeploymentError("\n".join([text, *tails]))
+        time.sleep(_POLL_SECONDS)
+
+
+def _missing(config: Config) -> Sequence[str]:
+    """What does not serve yet; nothing once all do, and a call over Thrift is answered.
+
+    Raises DeploymentError for what the coordinator refuses to carry out."""
+    try:
+        status = stats_page.fetch_json("/status.json", directory=Path(), url=None)
+    except (ConnectionFailed, PinLaterError):
+        return [COORDINATOR]
+    if status["problems"]:
+        return [str(problem).split(" is ")[0] for problem in status["problems"]]
+    # Of the files as they are now: another command may edit them meanwhile.
+    if status["config_judged"] != ConfigFiles(ETC).digest:
+        # what it says of the files before these is no matter
+        return ["the coordinator, which carries out the configuration", *status["config_problems"]]
+    if status["config_problems"]:
+        raise DeploymentError("\n".join(status["config_problems"]))
+    server = config.server
+    serving = {p["name"] for p in status["processes"] if p["state"] == ProcessState.SERVING}
+    missing = [name for name in router_programs(server.routers) if name not in serving]
+    if missing:  # though a handover peer serves in its place
+        return missing
+    try:
+        with Client(_EVERYWHERE.get(server.host, server.host), server.port) as client:
+            client.queue_names()
+    except (ConnectionFailed, PinLaterError):
+        return [f"an answer on port {server.port}"]
+    return []
+
+
+def last_lines(path: Path, since: int = 0) -> str:
+    """The end of a log, from byte `since` on if there is anything behind it."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(since if since < size else 0, size - _LOG_BYTES))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        text = ""
+    lines = text.splitlines()[-_LOG_LINES:]
+    return "\n".join(f"  {line}" for line in lines) or "  (empty)"

@@ -10,19 +10,18 @@ import contextlib
 import dataclasses
 import errno
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import psutil
 
-from pinlaterd.client.client import Client
 from pinlaterd.config.active import (
     Superseded,
     activate,
@@ -34,51 +33,38 @@ from pinlaterd.config.layout import (
     LOGS,
     PROGRAMS_DUE,
     RATES_FILE,
-    RUN,
     SERVER_FILE,
     SNAPSHOT_FILE,
     STATS_SOCKET,
     SUPERVISOR_PID_FILE,
     SUPERVISOR_SOCKET,
     SUPERVISORD_FILE,
-    enter,
     is_handover_peer,
-    lock,
     router_programs,
     shard_program,
 )
-from pinlaterd.config.load import ConfigFiles, load_config
+from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import Config, ServerSettings
 from pinlaterd.coordinator.programs import (
     COORDINATOR,
-    ProgramInfo,
+    PROGRAM_VARIABLE,
     Supervisord,
     SupervisorError,
     SupervisorSilent,
     carry_out,
     lock_programs,
-    log_file,
     plan,
     wanted_programs,
     write_programs,
 )
-from pinlaterd.deployment import orphans, stats_page
-from pinlaterd.deployment.files import check_depth
-from pinlaterd.errors import ConnectionFailed, DeploymentError, PinLaterError
-from pinlaterd.lifecycle import ExitCode
-from pinlaterd.wire.control import ProcessState
+from pinlaterd.deployment.files import at_work_in
+from pinlaterd.deployment.restarts import UP_SECONDS, Startup, Tell, last_lines, wait_for_all
+from pinlaterd.errors import DeploymentError
 
-UP_SECONDS = 60.0
 _SHUT_DOWN_SECONDS = 60.0  # for supervisord to stop its programs, before we do
 _STOP_SECONDS = 15.0  # for orphans, which supervisord does not stop
-POLL_SECONDS = 0.1
-_LOG_LINES = 15
-_LOG_BYTES = 64 * 1024
-_CRASHES = 2  # a process that ended so often since `up` began won't come up by itself
-_COMMAND_LOCK = RUN / "command.lock"
-_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104
-
-Tell = Callable[[str], None]
+_POLL_SECONDS = 0.05
+_TITLE = "pinlaterd: "
 
 
 class UpResult(NamedTuple):
@@ -100,7 +86,7 @@ def up(directory: Path, tell: Tell, seconds: float = UP_SECONDS) -> UpResult:
         else:
             _start(config, supervisord, tell)
         startup.deadline = time.monotonic() + seconds
-        _wait_until_serving(config, supervisord, startup, tell)
+        wait_for_all(config, supervisord, startup, tell)
         _remove_handover_peers(supervisord, tell)
     return UpResult(config, changed)
 
@@ -111,18 +97,18 @@ def down(directory: Path, tell: Tell) -> bool:
         raise DeploymentError(f"{directory}: no deployment there (it has no {ETC} folder)")
     with at_work_in(directory):
         supervisord = Supervisord()
-        running = orphans.processes_of(Path())
+        running = processes_of(Path())
         if not running:
             return False
-        orphans.resume(running)
+        _resume(running)
         try:
             _shut_down(supervisord, running, tell)
         except SupervisorError as error:
             tell(f"{error}; stopping processes without it")
-        orphans.end(orphans.processes_of(Path()), _STOP_SECONDS, tell)
-        left = orphans.processes_of(Path())
+        _end(processes_of(Path()), _STOP_SECONDS, tell)
+        left = processes_of(Path())
         if left:
-            names = ", ".join(f"{orphans.name_of(one)} (pid {one.pid})" for one in left)
+            names = ", ".join(f"{name_of(one)} (pid {one.pid})" for one in left)
             raise DeploymentError(f"still running: {names}; stop them by hand")
         _remove_stale_files()
     return True
@@ -138,41 +124,10 @@ def _shut_down(supervisord: Supervisord, running: Sequence[psutil.Process], tell
     deadline = time.monotonic() + _SHUT_DOWN_SECONDS
     while any(process.pid == pid for process in left) and time.monotonic() < deadline:
         # supervisord itself kills what does not stop in time, one priority after the other
-        left = orphans.wait_for(left, POLL_SECONDS)
+        left = wait_for(left, _POLL_SECONDS)
         with contextlib.suppress(SupervisorError):
             supervisord.pid()  # when called, it reaps at once; else once a second
-        tell("stopping " + ", ".join(sorted({orphans.name_of(process) for process in left})))
-
-
-# --- the folder ---------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def at_work_in(directory: Path) -> Iterator[None]:
-    """Make the deployment the current folder, and keep other commands out of it meanwhile."""
-    check_depth(directory)
-    before = Path.cwd()
-    try:
-        with _enter_and_lock(directory):
-            yield
-    finally:
-        os.chdir(before)
-
-
-def _enter_and_lock(directory: Path) -> BinaryIO:
-    try:
-        enter(directory / ETC)
-        LOGS.mkdir(mode=0o700, exist_ok=True)
-        return lock(_COMMAND_LOCK, patient=False)
-    except BlockingIOError as error:
-        raise DeploymentError(
-            f"another `pinlaterd up`, `down` or `pinlater-admin restart` works in {directory}; "
-            "wait until it is done"
-        ) from error
-    except OSError as error:
-        raise DeploymentError(
-            f"{error.filename or directory}: {error.strerror}; run this as the deployment's owner"
-        ) from error
+        tell("stopping " + ", ".join(sorted({name_of(process) for process in left})))
 
 
 def _remove_stale_files() -> None:
@@ -263,7 +218,7 @@ def _remove_handover_peers(supervisord: Supervisord, tell: Tell) -> None:
 
 def _start(config: Config, supervisord: Supervisord, tell: Tell) -> None:
     """Start a supervisord of our own, over the remains of one that was killed."""
-    orphans.end(orphans.processes_of(Path()), _STOP_SECONDS, tell)
+    _end(processes_of(Path()), _STOP_SECONDS, tell)
     _remove_stale_files()
     wanted = wanted_programs(config)
     _check_ports(config.server, {program.name for program in wanted})
@@ -285,9 +240,9 @@ def _start(config: Config, supervisord: Supervisord, tell: Tell) -> None:
     deadline = time.monotonic() + UP_SECONDS
     while not _runs(supervisord):
         if time.monotonic() > deadline:
-            tail = _last_lines(LOGS / "supervisord.log")
+            tail = last_lines(LOGS / "supervisord.log")
             raise DeploymentError(f"supervisord did not start:\n{tail}")
-        time.sleep(POLL_SECONDS)
+        time.sleep(_POLL_SECONDS)
 
 
 def _check_ports(server: ServerSettings, starting: set[str]) -> None:
@@ -312,9 +267,9 @@ def _check_port(host: str, port: int, key: str) -> None:
             if error.errno != errno.EADDRINUSE:
                 raise DeploymentError(f"can't listen on {host}:{port}: {error.strerror}") from error
             holder = _holder(port)
-            if holder in orphans.processes_of(Path()):
+            if holder in processes_of(Path()):
                 return  # our own predecessor, which supervisord is about to replace
-            by = f" by pid {holder.pid} ({orphans.name_of(holder)})" if holder else ""
+            by = f" by pid {holder.pid} ({name_of(holder)})" if holder else ""
             raise DeploymentError(
                 f"{key} {port} is in use{by}; stop that, or set another {key} in "
                 f"{ETC / SERVER_FILE}"
@@ -333,94 +288,83 @@ def _holder(port: int) -> psutil.Process | None:
     return None
 
 
-# --- waiting ------------------------------------------------------------------------------
+# --- processes, by what the kernel knows of them ----------------------------------------------
+
+# So they are found whatever became of supervisord, its pid file and its socket. Such a process has
+# the deployment as its current folder. Either its environment has the variable that our definitions
+# of programs set, and searchers inherit; or it is supervisord: it holds the socket that is named
+# run/supervisor.sock. Other processes in that folder belong to its users.
 
 
-class Startup:
-    """Processes that were just started: whether there is still hope, and what they logged since."""
-
-    def __init__(self, seconds: float = UP_SECONDS) -> None:
-        self.started_at = time.time()
-        self.deadline = time.monotonic() + seconds
-        self._log_bytes = {path.stem: path.stat().st_size for path in LOGS.glob("*.log")}
-        self._crashes: defaultdict[str, set[int]] = defaultdict(set)  # when each program ended
-
-    @property
-    def is_late(self) -> bool:
-        return time.monotonic() > self.deadline
-
-    def has_failed(self, program: ProgramInfo) -> bool:
-        """Whether `program` ended in a way that no further try mends."""
-        crashes = self._crashes[program.name]
-        if program.stopped_at >= self.started_at:
-            crashes.add(program.stopped_at)
-            if program.exit_status == ExitCode.CONFIG:
-                return True
-        return program.state == "FATAL" or len(crashes) >= _CRASHES
-
-    def log_tail(self, program: str) -> str:
-        path = log_file(program)
-        return f"The last lines of {path}:\n{_last_lines(path, self._log_bytes.get(program, 0))}"
+def processes_of(directory: Path) -> list[psutil.Process]:
+    """All processes that run for the deployment in `directory`, supervisord's too."""
+    home = os.path.realpath(directory)
+    found = []
+    for process in psutil.process_iter():
+        # it has ended, or is another user's
+        with contextlib.suppress(psutil.Error):
+            if process.cwd() == home and (_is_program(process) or _is_supervisord(process, home)):
+                found.append(process)
+    return found
 
 
-def _wait_until_serving(
-    config: Config, supervisord: Supervisord, startup: Startup, tell: Tell
-) -> None:
-    """Raises DeploymentError as soon as a process has failed for good, or the deadline passed."""
-    while missing := _missing(config):
-        tell("waiting for " + ", ".join(missing))
+def _resume(processes: Sequence[psutil.Process]) -> None:
+    """Continue those that were stopped (SIGSTOP): they could not react to a request to end."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGCONT)
+
+
+def _end(processes: Sequence[psutil.Process], seconds: float, tell: Tell) -> None:
+    """Ask processes to stop; kill those that have not within `seconds`."""
+    for process in processes:
         try:
-            programs = supervisord.programs()
-        except SupervisorError as error:
-            tail = _last_lines(LOGS / "supervisord.log")
-            raise DeploymentError(f"supervisord has ended: {error}\n{tail}") from error
-        for program in filter(startup.has_failed, programs):
-            tail = startup.log_tail(program.name)
-            raise DeploymentError(f"{program.name} does not start. {tail}")
-        if startup.is_late:
-            text = f"gave up waiting for {', '.join(missing)}; `pinlaterd status` shows more"
-            tails = [startup.log_tail(name) for name in missing if log_file(name).exists()]
-            raise DeploymentError("\n".join([text, *tails]))
-        time.sleep(POLL_SECONDS)
+            tell(f"stopping {name_of(process)}, pid {process.pid}")
+            process.terminate()
+        except psutil.NoSuchProcess:
+            continue
+    stubborn = wait_for(processes, seconds)
+    for process in stubborn:
+        tell(f"killing pid {process.pid}, which did not stop within {seconds:g} s")
+        process.kill()
+    wait_for(stubborn, seconds)
 
 
-def _missing(config: Config) -> Sequence[str]:
-    """What does not serve yet; nothing once all do, and a call over Thrift is answered.
+def wait_for(processes: Sequence[psutil.Process], seconds: float) -> Sequence[psutil.Process]:
+    """Wait until all have ended, but no longer than `seconds`; return those that still run."""
+    deadline = time.monotonic() + seconds
+    left = [process for process in processes if _is_alive(process)]
+    while left and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+        left = [process for process in left if _is_alive(process)]
+    return left
 
-    Raises DeploymentError for what the coordinator refuses to carry out."""
+
+def name_of(process: psutil.Process) -> str:
+    """The process's role in a deployment, or else the name of its program."""
     try:
-        status = stats_page.fetch_json("/status.json", directory=Path(), url=None)
-    except (ConnectionFailed, PinLaterError):
-        return [COORDINATOR]
-    if status["problems"]:
-        return [str(problem).split(" is ")[0] for problem in status["problems"]]
-    # Of the files as they are now: another command may edit them meanwhile.
-    if status["config_judged"] != ConfigFiles(ETC).digest:
-        # what it says of the files before these is no matter
-        return ["the coordinator, which carries out the configuration", *status["config_problems"]]
-    if status["config_problems"]:
-        raise DeploymentError("\n".join(status["config_problems"]))
-    server = config.server
-    serving = {p["name"] for p in status["processes"] if p["state"] == ProcessState.SERVING}
-    missing = [name for name in router_programs(server.routers) if name not in serving]
-    if missing:  # though a handover peer serves in its place
-        return missing
-    try:
-        with Client(_EVERYWHERE.get(server.host, server.host), server.port) as client:
-            client.queue_names()
-    except (ConnectionFailed, PinLaterError):
-        return [f"an answer on port {server.port}"]
-    return []
+        line = process.cmdline()
+        if line and line[0].startswith(_TITLE):
+            return line[0].removeprefix(_TITLE).strip()
+        return "supervisord" if "supervisord" in " ".join(line[:3]) else process.name()
+    except psutil.Error:
+        return "a process that has ended"
 
 
-def _last_lines(path: Path, since: int = 0) -> str:
-    """The end of a log, from byte `since` on if there is anything behind it."""
+def _is_alive(process: psutil.Process) -> bool:
+    """A zombie has ended: in a container PID 1 may reap it late, or never."""
     try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(since if since < size else 0, size - _LOG_BYTES))
-            text = file.read().decode("utf-8", "replace")
-    except OSError:
-        text = ""
-    lines = text.splitlines()[-_LOG_LINES:]
-    return "\n".join(f"  {line}" for line in lines) or "  (empty)"
+        return process.is_running() and bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _is_program(process: psutil.Process) -> bool:
+    return PROGRAM_VARIABLE in process.environ()
+
+
+def _is_supervisord(process: psutil.Process, home: str) -> bool:
+    """supervisord binds the socket to that name with its pid at the end, then links it."""
+    name = str(Path(home) / SUPERVISOR_SOCKET)
+    bound = [str(socket.laddr) for socket in process.net_connections("unix") if socket.laddr]
+    return any(os.path.realpath(path).startswith(name) for path in bound)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pinlaterd.deployment import orphans
+from pinlaterd.deployment.service import name_of, processes_of
 from tests.cli.program import Done, Program
 from tests.deployment import unused_port
 
@@ -47,7 +47,7 @@ class Operator:
         return self.run("status", *arguments)
 
     def pids(self) -> dict[str, int]:
-        return {orphans.name_of(found): found.pid for found in orphans.processes_of(self.folder)}
+        return {name_of(found): found.pid for found in processes_of(self.folder)}
 
     def write(self, name: str, text: str) -> None:
         (self.folder / "etc" / name).write_text(text)
@@ -70,7 +70,7 @@ def operators():
 
         yield make
         for operator in made:
-            for process in orphans.processes_of(operator.folder):
+            for process in processes_of(operator.folder):
                 process.kill()
 
 

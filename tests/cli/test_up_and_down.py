@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from pinlaterd.client import Client, JobState
-from pinlaterd.deployment import orphans
+from pinlaterd.deployment.service import processes_of, wait_for
 from tests.cli.program import ROOT, Program
 from tests.deployment import unused_port
 
@@ -46,7 +46,7 @@ def kill(*pids):
     processes = [psutil.Process(pid) for pid in pids]
     for process in processes:
         process.kill()
-    assert orphans.wait_for(processes, KILLED_SECONDS) == []
+    assert wait_for(processes, KILLED_SECONDS) == []
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def test_from_nothing_to_serving_and_back(written):
     with Client(port=written.port) as client:
         assert client.queue_names() == frozenset()
     assert set(written.pids()) == ALL
-    assert orphans.processes_of(written.folder.parent) == []
+    assert processes_of(written.folder.parent) == []
 
     again = written.up()
     assert again.returncode == 0
@@ -349,7 +349,7 @@ def test_a_process_that_has_ended_is_not_waited_for_though_nobody_reaps_it():
         try:
             while not (children := psutil.Process(careless.pid).children()):
                 time.sleep(0.01)
-            assert orphans.wait_for(children, KILLED_SECONDS) == []
-            assert orphans.wait_for([psutil.Process(careless.pid)], 0.05) != []
+            assert wait_for(children, KILLED_SECONDS) == []
+            assert wait_for([psutil.Process(careless.pid)], 0.05) != []
         finally:
             careless.kill()

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import accumulate, groupby, pairwise, repeat
-from operator import itemgetter
+from operator import concat, itemgetter
 from typing import NamedTuple
 
 from pinlaterd.engines.base import (
@@ -310,20 +310,18 @@ def _release(store: Store, tx: Transaction, op: ReleaseOp) -> list[Requeued]:
 def _enqueue(store: Store, tx: Transaction, ops: Sequence[EnqueueOp]) -> list[Sequence[int]]:
     """Jobs of one queue, priority and run-after get consecutive ids, in their order: one run."""
     now_ms, most_chars = tx.now_ms, LIMITS.custom_status_chars
+    queue_ids = {queue: store.queue_id(queue) for queue in {op[0] for op in ops}}
     jobs = [
         (
-            queue_id,
+            queue_ids[queue],
             priority,
             now_ms if run_after_ms is None else run_after_ms,
             attempts,
-            attempts,
-            now_ms,
             now_ms,
             status[:most_chars],
             body,
         )
         for queue, of_op in ops
-        for queue_id in (store.queue_id(queue),)
         for body, priority, run_after_ms, attempts, status in of_op
     ]
     local_ids: Sequence[int] = store.take_local_ids(len(jobs))
@@ -336,8 +334,8 @@ def _enqueue(store: Store, tx: Transaction, ops: Sequence[EnqueueOp]) -> list[Se
     tx.db.executemany(
         "INSERT INTO jobs (local_id, queue, priority, run_after, attempts_allowed,"
         " attempts_remaining, created_at, updated_at, custom_status, body)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        [(local_id, *job) for local_id, job in zip(local_ids, jobs, strict=True)],
+        " VALUES (?1, ?2, ?3, ?4, ?5, ?5, ?6, ?6, ?7, ?8)",
+        map(concat, zip(local_ids, strict=True), jobs),
     )
     tx.replace((), runs)
     if len(ops) == 1:
