@@ -1,19 +1,27 @@
-"""Text to nodes that know their place: YAML or JSON, and nothing dangerous.
+"""A file of the configuration: its text as nodes that know their place, and checks of what they
+hold. Every problem is kept, with its place.
 
-PyYAML finds the places; in text that is valid JSON all scalars are read as JSON. In YAML, scalars
-mean what YAML's core types say (numbers, booleans, null, text); aliases and tags are refused. Keys
-are text as written: a shard named 001 stays 001. Duplicate keys are kept, for `load` to report.
+PyYAML finds the places, and nothing dangerous is read. In text that is valid JSON all scalars are
+read as JSON. In YAML, scalars mean what YAML's core types say (numbers, booleans, null, text);
+aliases and tags are refused. Keys are text as written: a shard named 001 stays 001.
 """
 
 from __future__ import annotations
 
 import contextlib
+import difflib
 import json
+import os
 import re
-from collections.abc import Callable, Sequence
+import stat
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar, cast
 
 import yaml
+
+from pinlaterd.config.schema import Setting
 
 MAX_FILE_BYTES = 4 * 1024 * 1024
 MAX_DEPTH = 20
@@ -95,7 +103,7 @@ def parse(data: bytes) -> Node | None:
         raise DocumentError(1, f"the file has {len(data)} bytes; at most {MAX_FILE_BYTES} are read")
     try:
         text = data.decode("utf-8-sig")
-        if not is_json(text):
+        if not _is_json(text):
             return _compose(_Loader, text, lambda node: (_yaml_scalar(node), node.value))
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
@@ -112,7 +120,7 @@ def parse(data: bytes) -> Node | None:
     return _compose(_JsonLoader, re.sub(r"[^\n -~]", " ", text), json_scalar)
 
 
-def is_json(text: str) -> bool:
+def _is_json(text: str) -> bool:
     try:
         json.loads(text)
     except ValueError:
@@ -214,3 +222,231 @@ def _yaml_scalar(node: yaml.Node) -> Scalar:
     if kind in ("str", "int", "float", "timestamp", "merge", "value"):
         return text  # not what YAML 1.1 sees in 0x1F, 1:30, 2026-01-01 or =
     raise DocumentError(node.start_mark.line + 1, f"tag {node.tag} is not accepted")
+
+
+# --- checks -------------------------------------------------------------------------------------
+
+ReadBytes = Callable[[Path], bytes]
+Kind = TypeVar("Kind", str, int, float, bool)
+_ANY = Setting("")
+
+
+class FileReader:
+    """One file: what it holds, and what is wrong with it as `file:line: key: …`."""
+
+    def __init__(self, path: Path, read: ReadBytes = Path.read_bytes) -> None:
+        """`read` gives the file's bytes, or raises OSError."""
+        self.path = path
+        self.blank = True  # whether there was nothing in it
+        self._read = read
+        self._problems: list[tuple[int, str]] = []
+        self.warnings: list[str] = []  # each once
+
+    @property
+    def problems(self) -> list[str]:
+        """In the order of their lines."""
+        return [text for _, text in sorted(self._problems, key=lambda found: found[0])]
+
+    def problem(self, line: int, key: str, text: str) -> None:
+        """`line` 0: about the file as a whole; `key` "": about no key."""
+        self._problems.append((line, self._placed(line, key, text)))
+
+    def warn(self, line: int, key: str, text: str) -> None:
+        """The same of what does not keep the file from being used."""
+        self._warn(self._placed(line, key, text))
+
+    def _warn(self, text: str) -> None:
+        if text not in self.warnings:
+            self.warnings.append(text)
+
+    def _placed(self, line: int, key: str, text: str) -> str:
+        place = f"{self.path}:{line}" if line else f"{self.path}"
+        return ": ".join(part for part in (place, key, text) if part)
+
+    def read(self, *, required: bool = False) -> Node | None:
+        """The file's document; None if there is nothing in it to use."""
+        try:
+            data = self._read(self.path)
+            self.blank = not data.strip()
+            node = parse(data)
+        except FileNotFoundError:
+            if required:
+                self.problem(0, "", "no such file; `pinlaterd init DIR` writes a new deployment")
+            return None
+        except OSError as error:
+            self.problem(0, "", f"can't be read: {error.strerror}")
+            return None
+        except DocumentError as error:
+            self.problem(error.line, "", error.problem)
+            return None
+        if node is not None:
+            self._report_duplicates(node, "")
+        return node
+
+    def _report_duplicates(self, node: Node, prefix: str) -> None:
+        first_lines: dict[str, int] = {}
+        for entry in node.entries or ():
+            key = f"{prefix}{entry.key}"
+            if entry.key in first_lines:
+                first = first_lines[entry.key]
+                text = f"given twice, first in line {first}; keep one of them"
+                self.problem(entry.line, key, text)
+            first_lines.setdefault(entry.key, entry.line)
+            self._report_duplicates(entry.value, f"{key}.")
+        for index, item in enumerate(node.items or ()):
+            self._report_duplicates(item, f"{prefix}{index}.")
+
+    def warn_of_readers(self, path: Path) -> None:
+        """If others may read `path`, which holds a password."""
+        with contextlib.suppress(OSError):
+            if path.stat().st_mode & stat.S_IROTH:
+                self._warn(f"{path}: holds a password, and others can read it; chmod 600 {path}")
+
+
+class Secret(NamedTuple):
+    value: str
+    variable: str = ""  # of the environment, if it comes from there
+
+
+class Section:
+    """A mapping of a file: the first value of each key, and the path by which messages name it."""
+
+    def __init__(
+        self, file: FileReader, node: Node, path: str = "", *, refuse_unknown: bool = True
+    ) -> None:
+        """A problem if `node` is no mapping; nothing at all (`queues:`) is an empty one.
+
+        `refuse_unknown` False: unknown keys are warnings, here and below. PinLater ignores them."""
+        self.file = file
+        self.node = node
+        self.path = path
+        self._refuse_unknown = refuse_unknown
+        self.values: dict[str, Node] = {}
+        for entry in node.entries or ():
+            self.values.setdefault(entry.key, entry.value)
+        if node.entries is None and not node.is_nothing:
+            file.problem(node.line, path, f"expected a mapping, got {node.describe()}")
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.values
+
+    def key(self, name: str) -> str:
+        """As messages call it."""
+        return f"{self.path}.{name}" if self.path else name
+
+    def problem(self, name: str, text: str) -> None:
+        """Of a key that is there, or missing."""
+        self.file.problem(self.values.get(name, self.node).line, self.key(name), text)
+
+    def allow(self, names: Iterable[str]) -> None:
+        """Report keys that are not in `names`, with what may be meant, and forget them."""
+        names = list(names)
+        for entry in self.node.entries or ():
+            if entry.key in names:
+                continue
+            self.values.pop(entry.key, None)
+            close = difflib.get_close_matches(entry.key, names, n=1)
+            cure = f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(names)}"
+            if self._refuse_unknown:
+                self.file.problem(entry.line, self.key(entry.key), f"unknown key; {cure}")
+            else:
+                self.file.warn(entry.line, self.key(entry.key), f"unknown key, ignored; {cure}")
+
+    def require(self, *names: str, reason: str = "") -> bool:
+        """Whether all are there; those that are not are problems."""
+        missing = [name for name in names if name not in self.values]
+        for name in missing:
+            self.problem(name, f"missing{reason}")
+        return not missing
+
+    def section(self, name: str) -> Section:
+        return self._at(self.values.get(name, Node(self.node.line)), self.key(name))
+
+    def sections(self, name: str) -> Sequence[Section]:
+        """The items of a list of mappings."""
+        node = self.values[name]
+        if node.items is None:
+            self.problem(name, f"expected a list, got {node.describe()}")
+        return [self._at(item, f"{self.key(name)}.{n}") for n, item in enumerate(node.items or ())]
+
+    def _at(self, node: Node, path: str) -> Section:
+        return Section(self.file, node, path, refuse_unknown=self._refuse_unknown)
+
+    def get(self, name: str, kind: type[Kind], setting: Setting = _ANY) -> Kind | None:
+        """The value of a key; None without it, and after reporting what is wrong with it."""
+        try:
+            return _scalar(self.values[name], kind, setting) if name in self.values else None
+        except _Wrong as error:
+            self.problem(name, str(error))
+            return None
+
+    def get_all(self, kinds: Mapping[str, Any], settings: Mapping[str, Setting]) -> dict[str, Any]:
+        """The values of all keys of `kinds` that are there, and right."""
+        found = {name: self.get(name, kind, settings[name]) for name, kind in kinds.items()}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def text(self, name: str) -> str:
+        """ "" without that key."""
+        return self.get(name, str) or ""
+
+    def secret(self, name: str) -> Secret:
+        """What `name`, `name_file` or `name_env` gives; "" if none of them is there.
+
+        A file's path is relative to the deployment. The value itself never gets into a message."""
+        ways = [way for way in secret_keys(name) if way in self.values]
+        for extra in ways[1:]:
+            self.problem(extra, f"{self.key(ways[0])} is given too; keep one")
+        if not ways:
+            return Secret("")
+        way = ways[0]
+        given = self.get(way, str, Setting("", secret=way == name))
+        if way == name:
+            self.file.warn_of_readers(self.file.path)
+        if given is None or way == name:
+            return Secret(given or "")
+        if way.endswith("_file"):
+            return Secret(self._secret_file(way, self.file.path.parent.parent / given))
+        if given not in os.environ:
+            self.problem(way, f"the environment has no {given}; set it, and start again")
+        return Secret(os.environ.get(given, ""), given)
+
+    def _secret_file(self, name: str, path: Path) -> str:
+        try:
+            self.file.warn_of_readers(path)
+            return path.read_text(encoding="utf-8").strip("\r\n")
+        except OSError as error:
+            self.problem(name, f"{path}: {error.strerror}")
+        except UnicodeDecodeError:
+            self.problem(name, f"{path} is not valid UTF-8")
+        return ""
+
+
+def secret_keys(name: str) -> tuple[str, str, str]:
+    """Where a secret may come from: its value, a file that holds it, an environment variable."""
+    return name, f"{name}_file", f"{name}_env"
+
+
+# --- scalars ------------------------------------------------------------------------------------
+
+_CALLED = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+
+
+class _Wrong(Exception):
+    """What is wrong with a value."""
+
+
+def _scalar(node: Node, kind: type[Kind], setting: Setting) -> Kind:
+    value, allowed = node.scalar, setting.allowed
+    if kind is int and isinstance(value, float) and value.is_integer():
+        value = int(value)
+    is_number = kind is float and type(value) is int
+    if not (type(value) is kind or is_number) or value != value:  # noqa: PLR0124  (NaN)
+        got = "something else" if setting.secret else node.describe()
+        cure = f"; {allowed}" if allowed else ""
+        if kind is str:
+            cure = "; put it in quotes" if node.is_scalar and node.text else ""
+        raise _Wrong(f"expected {_CALLED[kind]}, got {got}{cure}")
+    problem = allowed.problem(value, node.text) if allowed is not None else ""
+    if problem:
+        raise _Wrong(f"{problem}; {allowed}")
+    return cast("Kind", float(cast("int", value)) if is_number else value)

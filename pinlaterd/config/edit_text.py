@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pinlaterd.config.document import DocumentError, Entry, Node, is_json, parse
+from pinlaterd.config.document import DocumentError, Entry, Node, parse
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _STEP = 2  # blanks by which a block is indented where nothing else shows how many
@@ -41,7 +41,7 @@ class Text:
         self.tree = plain(self.root) or {}
         self._mark = _BYTE_ORDER_MARK if data.startswith(_BYTE_ORDER_MARK) else b""
         self._text = data.removeprefix(_BYTE_ORDER_MARK).decode()
-        self._is_json = is_json(self._text)
+        self._quotes = self.root is not None and self.root.flow  # JSON, or like it
         self._newline = "\r\n" if "\r\n" in self._text else "\n"
         self._changes: list[tuple[int, int, str]] = []  # from, to, what comes in between
 
@@ -221,17 +221,17 @@ class Text:
         if isinstance(value, Sequence) and not isinstance(value, str):
             return f"[{', '.join(map(self._flow, value))}]"
         if isinstance(value, str):
-            return value if not self._is_json and _is_plain(value) else self._quoted(value)
+            return value if not self._quotes and _is_plain(value) else self._quoted(value)
         text = json.dumps(value)
         if isinstance(value, float) and "." not in text:
             return text.replace("e", ".0e")  # 1e-05 would be text in YAML
         return text
 
     def _key(self, key: str) -> str:
-        return self._quoted(key) if self._is_json else key
+        return self._quoted(key) if self._quotes else key
 
     def _quoted(self, text: str) -> str:
-        is_ascii = self._is_json and self._text.isascii()
+        is_ascii = self._quotes and self._text.isascii()
         return json.dumps(text, ensure_ascii=is_ascii or not text.isprintable())
 
 

@@ -25,10 +25,9 @@ from enum import Enum
 from pathlib import Path
 from typing import NamedTuple, get_type_hints
 
-from pinlaterd.config.document import Node
+from pinlaterd.config.document import FileReader, Node, ReadBytes, Section, secret_keys
 from pinlaterd.config.layout import CONFIG_FILES
 from pinlaterd.config.password import is_hash
-from pinlaterd.config.reading import FileReader, ReadBytes, Section, secret_keys
 from pinlaterd.config.schema import (
     DEFAULT_ENGINE,
     ENGINES,
