@@ -251,3 +251,9 @@ class ConnectionFailed(Exception):
 
 class OutcomeUnknown(ConnectionFailed):
     """The call was sent, but no answer came: it may have been carried out, or may yet be."""
+
+
+def how_many(number: int, singular: str, plural: str | None = None) -> str:
+    """In a message: `1 job`, `2,000 jobs`. `plural`: what is not the singular and an s (`job is`,
+    `jobs are`)."""
+    return f"{number:,} {singular if number == 1 else plural or f'{singular}s'}"

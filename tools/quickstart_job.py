@@ -31,8 +31,7 @@ from pinlaterd.client import Client, ConnectionFailed, Job, JobRecord, JobState,
 from pinlaterd.config.layout import ETC, SHARDS_FILE, STATS_SOCKET
 from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import ServerSettings
-from pinlaterd.errors import ConfigError
-from pinlaterd.text import how_many
+from pinlaterd.errors import ConfigError, how_many
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 WORKER = REPOSITORY / "examples" / "wordcount_worker.py"

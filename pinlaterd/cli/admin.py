@@ -14,9 +14,8 @@ from pinlaterd.cli import command, service_status
 from pinlaterd.config.layout import ETC
 from pinlaterd.config.load import load_config
 from pinlaterd.config.password import hash_password
-from pinlaterd.errors import ConfigError
+from pinlaterd.errors import ConfigError, how_many
 from pinlaterd.lifecycle import ExitCode
-from pinlaterd.text import how_many
 
 if TYPE_CHECKING:
     from pinlaterd.deployment.restarts import Restarted

@@ -22,8 +22,8 @@ from pinlaterd.cli.callers import (
     check_for_foreign_jobs,
 )
 from pinlaterd.client import Client
+from pinlaterd.errors import how_many
 from pinlaterd.lifecycle import ExitCode, StopSignal
-from pinlaterd.text import how_many
 
 _MAX_CALLS_PER_SECOND = 10_000.0  # more than one Python process can make
 _DEFAULT_SECONDS = 10.0

@@ -30,9 +30,8 @@ import click
 from pinlaterd.cli import command
 from pinlaterd.client import Client
 from pinlaterd.config.schema import ServerSettings
-from pinlaterd.errors import ConnectionFailed, ErrorCode, OutcomeUnknown, PinLaterError
+from pinlaterd.errors import ConnectionFailed, ErrorCode, OutcomeUnknown, PinLaterError, how_many
 from pinlaterd.model import CheckpointInfo, ClaimedJob, Job, JobState
-from pinlaterd.text import how_many
 
 MIN_BODY_BYTES = 64
 _MAGIC = b"pinlater-load"

@@ -13,8 +13,8 @@ import click
 from pinlaterd import __version__
 from pinlaterd.cli import callers, command, load
 from pinlaterd.cli.callers import AtEmpty, Kind, Plan
+from pinlaterd.errors import how_many
 from pinlaterd.lifecycle import ExitCode
-from pinlaterd.text import how_many
 
 _MAX_CONCURRENCY = 1000
 

@@ -17,9 +17,8 @@ from pinlaterd.cli import command
 from pinlaterd.cli.shards import follow
 from pinlaterd.config import edit
 from pinlaterd.config.layout import ETC
-from pinlaterd.errors import ConnectionFailed, PinLaterError
+from pinlaterd.errors import ConnectionFailed, PinLaterError, how_many
 from pinlaterd.model import QUEUE_NAME, JobState
-from pinlaterd.text import how_many
 
 PASSWORD_ENVIRONMENT = "PINLATERD_ADMIN_PASSWORD"  # noqa: S105  a variable's name
 _MAX_DELAY_SECONDS = 100 * 366 * 86_400.0

@@ -25,8 +25,7 @@ from pinlaterd.config.active import ActiveConfig
 from pinlaterd.config.layout import CONFIG_FILES, ETC, SHARDS_FILE, file_mark
 from pinlaterd.config.load import ConfigFiles, load_config
 from pinlaterd.config.schema import Config, ShardSettings, follow
-from pinlaterd.errors import ConfigError
-from pinlaterd.text import how_many
+from pinlaterd.errors import ConfigError, how_many
 
 log = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from pinlaterd.config.schema import ServerSettings
+from pinlaterd.errors import how_many
 from pinlaterd.rpc.connection import Answer, Connection
 from pinlaterd.stats import Stats
-from pinlaterd.text import how_many
 
 __all__ = ["RETIRE_SECONDS", "Answer", "ThriftServer"]
 
