@@ -265,6 +265,14 @@ class Contradiction(NamedTuple):
 
 def explain(steps: Sequence[Step[S]], rules: Spontaneous[S], start: S) -> Contradiction | None:
     """None if some order of effects agrees with every answer."""
+    found = possible_ends(steps, rules, start)
+    return found if isinstance(found, Contradiction) else None
+
+
+def possible_ends(
+    steps: Sequence[Step[S]], rules: Spontaneous[S], start: S
+) -> set[S] | Contradiction:
+    """What the job can be after all calls, by all orders of effects that agree with the answers."""
     events = sorted(
         [(step.t0, 0, number) for number, step in enumerate(steps)]
         + [(step.t1, 1, number) for number, step in enumerate(steps)]
@@ -289,7 +297,7 @@ def explain(steps: Sequence[Step[S]], rules: Spontaneous[S], start: S) -> Contra
                 return Contradiction(step, sorted({state for state, _ in before}, key=str))
         configs = _oldest({(state, done & ~bit) for state, done in configs}, rules, now)
         del under_way[bit]
-    return None
+    return {state for state, _ in configs}
 
 
 def _oldest(configs: set[tuple[S, int]], rules: Spontaneous[S], now: float) -> set[tuple[S, int]]:
@@ -305,6 +313,14 @@ def _oldest(configs: set[tuple[S, int]], rules: Spontaneous[S], now: float) -> s
         elif not all(map(le, before, since)):
             others.add((state, done))
     return others | {(state, done) for (_, done), (_, state) in found.items()}
+
+
+# Runs have led to a few hundred.
+_MOST_CONFIGS = 20_000
+
+
+class TooManyStates(Exception):
+    """The search would take for ever, or all memory: the job is not judged."""
 
 
 def _reachable(
@@ -328,4 +344,6 @@ def _reachable(
             if config not in found:
                 found.add(config)
                 todo.append(config)
+        if len(found) > _MOST_CONFIGS:
+            raise TooManyStates
     return found

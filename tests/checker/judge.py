@@ -53,7 +53,11 @@ def every_job_is_explained(run: Run) -> None:
         stored = None
         if stored_at is not None:
             stored = Record(stored_at, run.end, "store", "row", {"job": job.name})
-        found = _explain(run, job, stored)
+        try:
+            found = _explain(run, job, stored)
+        except automaton.TooManyStates:
+            run.violate("every job is judged", f"{job.name}: its calls allow too many states")
+            continue
         if found is not None:
             states = "; ".join(map(str, found.states[:4]))
             told = sorted((s.record for s in job.steps if s.t0 <= found.step.t1), key=_span)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.checker import automaton
 from tests.checker.history import FAIL, UNKNOWN
 from tests.checker.test_judge import (
     FAILED,
@@ -56,6 +57,21 @@ def _restored(story: Story) -> Story:
     at = story.now
     story.fault("shard-1", at=at - 0.5, to=at + 0.5, kind="restore")
     return story.tell("restored", {"shards": ["1"]}, at=at)
+
+
+def _moved_among_much_else() -> Story:
+    """Scheduled, copied, claimed, retried and deleted at each place, or not: nobody knows."""
+    story = Story(claim_seconds=5.0).enqueue(A, delay_ms=20_000)
+    _moved(story)
+    story.fault("router", at=104.5, to=140, kind="cut")
+    given: dict[str, Any] = {"queue": "q", "priority": 1}
+    for at in range(105, 150, 2):
+        story.dequeue(outcome=UNKNOWN, at=at)
+        for limit in (2, 100):
+            retry = {**given, "limit": limit, "attempts": limit % 3, "delay_ms": 5000}
+            story.tell("retry", retry, 2, at=at + 0.1)
+        story.tell("delete", {**given, "state": at // 2 % 4, "limit": 2}, 2, at=at + 1)
+    return story.row(A, *_left(), at=200).row(ON_TWO, *stored(PENDING), at=200)
 
 
 def _searched(story: Story, *found: str, pattern: str = "^a/", **given: Any) -> Story:
@@ -137,6 +153,7 @@ ACCEPTED: dict[str, Told] = {
         .row(A, *_left(), at=120)
         .row(ON_TWO, *stored(PENDING), at=120)
     ),
+    "a moved job among much else": _moved_among_much_else,
     "an enqueue beside a shard that is closed": lambda: (
         _closed().enqueue("q:s2:p1:1", at=102).enqueue(A, body="b", at=111)
     ),
@@ -285,3 +302,11 @@ BROKEN: dict[str, dict[str, Told]] = {
 )
 def test_a_history_that_breaks_a_promise(rule: str, story: Told):
     assert rule in {violation.rule for violation in story().violations()}
+
+
+def test_a_job_whose_search_would_not_end_is_told(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(automaton, "_MOST_CONFIGS", 50)
+
+    (violation,) = _moved_among_much_else().violations()
+
+    assert violation.rule == "every job is judged"
