@@ -6,8 +6,8 @@ command           what all have in common: failures, questions, options; which s
 
 pinlaterd         a deployment's life, and the processes that supervisord runs
 
-admin             pinlater-admin: status, config check, hash-password, restart; its groups are
-queues, shards    an edit of etc/ and the wait until the service follows are in shards
+admin             pinlater-admin: queues, jobs, status, config check, hash-password, restart
+shards            its shards; the wait until the service follows an edit of etc/
 service_status    what the coordinator says of the service; pinlater-admin top
 drain             empties a shard; moves its scheduled jobs
 failover          a replica becomes the master

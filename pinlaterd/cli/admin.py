@@ -1,35 +1,50 @@
-"""The command line `pinlater-admin`; its larger groups are modules of their own."""
+"""The command line `pinlater-admin`; `top` and what concerns shards are in modules of their own."""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import math
+import os
 import sys
+import time
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
 from pinlaterd import __version__
 from pinlaterd.cli import command, service_status
+from pinlaterd.cli.shards import follow
+from pinlaterd.config import edit
 from pinlaterd.config.layout import ETC
 from pinlaterd.config.load import load_config
 from pinlaterd.config.password import hash_password
-from pinlaterd.errors import ConfigError, how_many
+from pinlaterd.errors import ConfigError, ConnectionFailed, PinLaterError, how_many
 from pinlaterd.lifecycle import ExitCode
+from pinlaterd.model import QUEUE_NAME, JobState
 
 if TYPE_CHECKING:
     from pinlaterd.deployment.restarts import Restarted
+
+PASSWORD_ENVIRONMENT = "PINLATERD_ADMIN_PASSWORD"  # noqa: S105  a variable's name
+_MAX_DELAY_SECONDS = 100 * 366 * 86_400.0
+
+# what `stats` shows -> the counter behind it, without `<queue>_`
+_RATES = {
+    "enqueued": "enqueue",
+    "dequeued": "dequeue",
+    "succeeded": "ack_succeeded",
+    "failed": "ack_failed",
+}
 
 
 @click.group(
     "pinlater-admin",
     cls=command.CommandLine,
-    modules={
-        "job": ["queues"],
-        "queue": ["queues"],
-        "shard": ["shards", "drain", "failover"],
-        "top": ["service_status"],
-    },
+    modules={"shard": ["shards", "drain", "failover"], "top": ["service_status"]},
     context_settings=command.WIDTH,
 )
 @click.version_option(__version__, prog_name="pinlater-admin")
@@ -168,6 +183,309 @@ def _carry_out(work: Callable[[Path, Callable[[str], None]], Sequence[Restarted]
         done = work(command.directory(), tell)
     lines = [f"{one.program} is restarted, pid {one.pid}, in {one.seconds:.1f} s" for one in done]
     command.show([one._asdict() for one in done], "\n".join(lines) if lines else None)
+
+
+# --- queues -----------------------------------------------------------------------------------
+
+
+@cli.group()
+def queue() -> None:
+    """List, create, delete queues; see what is in them; limit and pause them."""
+
+
+@queue.command("list")
+@command.admin_options
+def list_queues() -> None:
+    """List the queues, a name a line.
+
+    Example: pinlater-admin queue list
+    """
+    command.show_queue_names()
+
+
+@queue.command()
+@click.argument("name")
+@command.target_options
+def create(*, name: str) -> None:
+    """Create a queue. One that exists is left as it is.
+
+    Example: pinlater-admin queue create mail
+    """
+    with command.connect() as client:
+        client.create_queue(name)
+    click.echo(f"queue {name} is there")
+
+
+@queue.command()
+@click.argument("name")
+@command.option(
+    "--password-file", type=click.File("r"), metavar="F|-", help="Its first line is the password."
+)
+@command.target_options
+def delete(*, name: str, password_file: IO[str] | None) -> None:
+    """Delete a queue with all its jobs.
+
+    Asks for the admin password on a terminal; else it is the first line of standard input,
+    unless --password-file or the environment's PINLATERD_ADMIN_PASSWORD has it.
+
+    Examples:
+      pinlater-admin queue delete mail
+      pinlater-admin queue delete mail --password-file /run/secrets/pinlaterd
+    """
+    if password_file is not None:
+        password = password_file.readline().rstrip("\r\n")
+    elif PASSWORD_ENVIRONMENT in os.environ:
+        password = os.environ[PASSWORD_ENVIRONMENT]
+    else:
+        password = command.read_password("Admin password")
+    with command.connect() as client:
+        client.delete_queue(name, password=password)
+    click.echo(f"queue {name} is gone")
+
+
+@queue.command()
+@click.argument("name")
+@command.option(
+    "--seconds",
+    type=command.Amount(command.MAX_SECONDS, least=0.1),
+    default=3.0,
+    help="Over how long rates are taken.",
+)
+@command.admin_options
+def stats(*, name: str, seconds: float) -> None:
+    """Show how many jobs are in each state, and how many come and go in a second.
+
+    SCHEDULED are the PENDING ones whose run-after is still to come. Counts stop at the server's
+    count_limit for each shard and priority.
+
+    Example: pinlater-admin queue stats mail --seconds 10
+    """
+    with command.connect() as client:
+        counts = {"SCHEDULED": client.count(name, JobState.PENDING, future=True)}
+        counts |= {state.name: client.count(name, state) for state in JobState}
+    with command.waiting(f"measuring for {seconds:g} s"):
+        rates = _rates(name, seconds)
+
+    def print_tables() -> None:
+        command.print_table((("state", 0), ("#jobs", 1)), counts.items())
+        click.echo()
+        per_second: command.Column = ("#per second", lambda rate: f"{rate[1]:.1f}")
+        command.print_table((("jobs", 0), per_second), rates.items())
+
+    command.show({"queue": name, "jobs": counts, "per_second": rates}, print_tables)
+
+
+def _rates(name: str, seconds: float) -> dict[str, float]:
+    """What the server's counters grew by, over at least `seconds`."""
+    before, began = _counters(), time.monotonic()
+    time.sleep(seconds)
+    after = _counters()
+    elapsed = time.monotonic() - began
+    return {
+        what: round((after.get(f"{name}_{c}", 0) - before.get(f"{name}_{c}", 0)) / elapsed, 2)
+        for what, c in _RATES.items()
+    }
+
+
+def _counters() -> dict[str, int]:
+    [page] = command.ask_coordinator("/stats.json")
+    counters: dict[str, int] = page["counters"]
+    return counters
+
+
+def _rate(text: str) -> float:
+    """Jobs per second; infinite for none."""
+    with contextlib.suppress(ValueError):
+        if text == "none":
+            return math.inf
+        if 0 <= float(text) < math.inf:
+            return float(text)
+    raise click.BadParameter(f"{text!r} is neither a number of jobs per second nor none")
+
+
+def _queue_name(text: str) -> str:
+    if not QUEUE_NAME.match(text):
+        raise click.BadParameter(f"{text!r} is no queue name; use letters, digits and underscores")
+    return text
+
+
+_name_argument = click.argument("name", type=_queue_name)
+
+
+# a number below 0 is told to be wrong, and not taken for an option
+@queue.command(context_settings={"ignore_unknown_options": True})
+@_name_argument
+@click.argument("rate", type=_rate, metavar="JOBS_PER_SECOND|none")
+@command.files_options
+def limit(*, name: str, rate: float) -> None:
+    """Let no more jobs of queue NAME be dequeued in a second, over the whole cluster.
+
+    Fractions are allowed (0.1: one in ten seconds); 0 stops dequeues; none means no limit.
+
+    Examples:
+      pinlater-admin queue limit mail 100
+      pinlater-admin queue limit mail none
+    """
+    is_limited = math.isfinite(rate)
+    was_changed = edit.set_limit(command.directory() / ETC, name, rate if is_limited else None)
+    shown = f"a limit of {rate:g} jobs/s" if is_limited else "no limit"
+    _finish(name, f"queue {name} has {shown}", was_changed=was_changed)
+
+
+@queue.command()
+@_name_argument
+@command.files_options
+def pause(*, name: str) -> None:
+    """Let no jobs of queue NAME be dequeued until it is resumed. Its limit is kept.
+
+    Example: pinlater-admin queue pause mail
+    """
+    was_changed = edit.set_paused(command.directory() / ETC, name, paused=True)
+    _finish(name, f"queue {name} is paused", was_changed=was_changed)
+
+
+@queue.command()
+@_name_argument
+@command.files_options
+def resume(*, name: str) -> None:
+    """Let jobs of queue NAME be dequeued again, under the limit that it had.
+
+    Example: pinlater-admin queue resume mail
+    """
+    was_changed = edit.set_paused(command.directory() / ETC, name, paused=False)
+    _finish(name, f"queue {name} is resumed", was_changed=was_changed)
+
+
+def _finish(name: str, done: str, *, was_changed: bool) -> None:
+    acts = follow(done, was_changed=was_changed)
+    # Settings may come before their queue; mistyped ones look the same, and do nothing.
+    with contextlib.suppress(PinLaterError, ConnectionFailed), command.connect() as client:
+        if name not in client.queue_names():
+            click.echo(
+                f"warning: there is no queue {name} yet; `pinlater-admin queue list` shows those "
+                "there are",
+                err=True,
+            )
+    facts = edit.limit_settings(command.directory() / ETC, name)
+    command.show({"queue": name, **facts._asdict(), "acts": acts})
+
+
+# --- jobs -------------------------------------------------------------------------------------
+
+_priority_option = command.option(
+    "--priority", type=command.PRIORITY, default=1, help="Jobs of this priority only."
+)
+_regex_option = command.option(
+    "--body-regex", metavar="RE2", help="Only jobs whose body this is found in."
+)
+
+
+def _limit_option(default: int) -> Callable[[command.Decorated], command.Decorated]:
+    return command.option(
+        "--limit", type=command.COUNT, default=default, help="At most so many jobs."
+    )
+
+
+@cli.group()
+def job() -> None:
+    """Look at jobs, retry them, delete them."""
+
+
+@job.command()
+@click.argument("descriptors", nargs=-1, required=True, metavar="DESCRIPTOR...")
+@command.admin_options
+def lookup(*, descriptors: tuple[str, ...]) -> None:
+    """Show all that is known of jobs. Exit 1 if one of them is unknown.
+
+    Example: pinlater-admin job lookup mail:s1:p1:1 mail:s2:p1:7
+    """
+    command.show_jobs(descriptors)
+
+
+_COLUMNS: Sequence[command.Column] = (
+    ("descriptor", attrgetter("descriptor")),
+    ("run after", lambda job: command.shown_time(job.run_after_ms)),
+    ("#attempts left", lambda job: f"{job.attempts_remaining} of {job.attempts_allowed}"),
+    ("custom status", attrgetter("custom_status")),
+)
+
+
+@job.command()
+@click.argument("queue")
+@click.argument("state", type=command.STATE)
+@command.option(
+    "--priority", type=command.PRIORITY, help="Jobs of this priority only  [default: all]"
+)
+@command.option("--future", is_flag=True, help="Jobs whose run-after is still to come.")
+@_regex_option
+@_limit_option(100)
+@command.admin_options
+def scan(*, queue: str, state: str, limit: int, **which: Any) -> None:
+    """List jobs of QUEUE in STATE, the latest run-after first.
+
+    Examples:
+      pinlater-admin job scan mail failed --limit 20
+      pinlater-admin job scan mail pending --future --body-regex '^to: ada'
+    """
+    with command.connect() as client:
+        found = client.scan(queue, command.state_of(state), page_size=min(limit, 1000), **which)
+        records = list(itertools.islice(found, limit))
+    facts = [command.record_facts(record) for record in records]
+    command.show(facts, lambda: command.print_table(_COLUMNS, records))
+
+
+@job.command()
+@click.argument("queue")
+@_priority_option
+@command.option("--attempts", type=command.COUNT, default=1, help="Attempts that each job gets.")
+@command.option(
+    "--delay-seconds",
+    type=command.Amount(_MAX_DELAY_SECONDS, least=0),
+    help="Run them so much later  [default: now]",
+)
+@_limit_option(1000)
+@command.admin_options
+def retry(*, queue: str, attempts: int, delay_seconds: float | None, **which: int) -> None:
+    """Make failed jobs of QUEUE pending again, the oldest first.
+
+    Example: pinlater-admin job retry mail --attempts 3 --limit 10000
+    """
+    at_ms = round((time.time() + delay_seconds) * 1000) if delay_seconds else None
+    with command.connect() as client:
+        retried = client.retry_failed(
+            queue, attempts_to_allow=attempts, run_after_ms=at_ms, **which
+        )
+    command.show({"retried": retried}, f"{how_many(retried, 'job')} made pending again")
+
+
+@job.command("delete")
+@click.argument("queue")
+@click.argument("state", type=command.STATE)
+@_priority_option
+@_regex_option
+@_limit_option(1000)
+@command.yes_option
+@command.admin_options
+def delete_jobs(
+    *, queue: str, state: str, priority: int, body_regex: str | None, limit: int, yes: bool
+) -> None:
+    """Delete jobs of QUEUE in STATE.
+
+    Examples:
+      pinlater-admin job delete mail failed --limit 100
+      pinlater-admin job delete mail pending --body-regex '@example[.]com' --yes
+    """
+    matching = f" whose body matches {body_regex!r}" if body_regex is not None else ""
+    command.confirm(
+        f"Delete up to {how_many(limit, 'job')} of {queue}, priority {priority}, in state "
+        f"{command.state_of(state).name}{matching}?",
+        yes=yes,
+    )
+    with command.connect() as client:
+        deleted = client.delete_jobs(
+            queue, command.state_of(state), priority=priority, body_regex=body_regex, limit=limit
+        )
+    command.show({"deleted": deleted}, f"{how_many(deleted, 'job')} deleted")
 
 
 if __name__ == "__main__":
