@@ -18,11 +18,26 @@ handler gets a `running_job`, and may run in `processes`. `metrics`, which nothi
 for Prometheus. May rely on `rpc` and below.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
 from pinlaterd.client.addresses import AddressInvalid
 from pinlaterd.client.client import AsyncClient, Client
+from pinlaterd.client.handlers import Handlers
+from pinlaterd.client.in_flight import QueueFigures, RunFigures
+from pinlaterd.client.processes import ProcessDied, ProcessNotStarted
+from pinlaterd.client.running_job import (
+    ClaimLost,
+    Discard,
+    Ending,
+    Later,
+    Outcome,
+    Retry,
+    RetryPolicy,
+    RunningJob,
+    constant,
+    exponential,
+    linear,
+    never,
+)
+from pinlaterd.client.worker import Worker
 from pinlaterd.errors import (
     ConnectionFailed,
     EnqueuedInPart,
@@ -31,26 +46,6 @@ from pinlaterd.errors import (
     RequestError,
 )
 from pinlaterd.model import AckInfo, CheckpointInfo, ClaimedJob, Job, JobRecord, JobState
-
-if TYPE_CHECKING:
-    from pinlaterd.client.handlers import Handlers
-    from pinlaterd.client.in_flight import QueueFigures, RunFigures
-    from pinlaterd.client.processes import ProcessDied, ProcessNotStarted
-    from pinlaterd.client.running_job import (
-        ClaimLost,
-        Discard,
-        Ending,
-        Later,
-        Outcome,
-        Retry,
-        RetryPolicy,
-        RunningJob,
-        constant,
-        exponential,
-        linear,
-        never,
-    )
-    from pinlaterd.client.worker import Worker
 
 __all__ = [
     "AckInfo",
@@ -86,25 +81,3 @@ __all__ = [
     "linear",
     "never",
 ]
-
-# Imported on first use: a worker's modules would double the time in which a command starts. All
-# names that are not here are of `running_job`.
-_ON_FIRST_USE = {
-    "Handlers": "handlers",
-    "ProcessDied": "processes",
-    "ProcessNotStarted": "processes",
-    "QueueFigures": "in_flight",
-    "RunFigures": "in_flight",
-    "Worker": "worker",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = _ON_FIRST_USE.get(name, "running_job")
-    return getattr(import_module(f"{__name__}.{module}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

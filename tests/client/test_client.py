@@ -7,7 +7,6 @@ import threading
 
 import pytest
 
-from pinlaterd import client as package
 from pinlaterd.client import AsyncClient, Client
 from pinlaterd.errors import (
     ConnectionFailed,
@@ -323,9 +322,3 @@ def test_a_closed_client_says_so(server, client):
     client.close()
     with pytest.raises(ConnectionFailed, match="closed"):
         client.queue_names()
-
-
-def test_every_public_name_is_in_dir():
-    """Some of them are imported on first use."""
-    assert set(package.__all__) <= set(dir(package))
-    assert all(hasattr(package, name) for name in package.__all__)
