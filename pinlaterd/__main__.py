@@ -1,6 +1,6 @@
 """`python -m pinlaterd`: the command line `pinlaterd`."""
 
-from pinlaterd.cli.entry import pinlaterd
+from pinlaterd.cli import run_pinlaterd
 
 if __name__ == "__main__":
-    pinlaterd()
+    run_pinlaterd()

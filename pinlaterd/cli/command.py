@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 import click
 
-from pinlaterd.cli.entry import Interruptible, told
+from pinlaterd.cli import Interruptible, told
 from pinlaterd.config.layout import ETC
 from pinlaterd.config.schema import ServerSettings
 from pinlaterd.errors import (

@@ -108,21 +108,21 @@ def drain(*, name: str, wait: bool, move: bool, yes: bool) -> None:
         "acts": acts,
         "jobs": jobs,
         "latest_run_after_ms": latest_ms,
-        "moved": work.moved,
-        "kept": [kept._asdict() for kept in work.kept],
+        "moved": work.move.moved,
+        "kept": [kept._asdict() for kept in work.move.kept],
     }
-    command.show(facts, "\n".join(_report(name, work, jobs, latest_ms)))
+    command.show(facts, "\n".join(_report(name, work.move, jobs, latest_ms)))
 
 
 def _report(
-    name: str, work: _Drain, jobs: Mapping[str, int] | None, latest_ms: int | None
+    name: str, move: Move, jobs: Mapping[str, int] | None, latest_ms: int | None
 ) -> Iterator[str]:
-    if work.moved:
-        yield f"{work.moved:,} scheduled jobs were moved to other shards"
-    for kept in work.kept[:_MOST_KEPT_SHOWN]:
+    if move.moved:
+        yield f"{move.moved:,} scheduled jobs were moved to other shards"
+    for kept in move.kept[:_MOST_KEPT_SHOWN]:
         yield f"  not moved: {kept.descriptor}: {command.printable(kept.reason)}"
-    if len(work.kept) > _MOST_KEPT_SHOWN:
-        yield f"  … and {len(work.kept) - _MOST_KEPT_SHOWN:,} more"
+    if len(move.kept) > _MOST_KEPT_SHOWN:
+        yield f"  … and {len(move.kept) - _MOST_KEPT_SHOWN:,} more"
     if jobs is None:
         yield f"shard {name} does not serve, or counts its jobs: what it holds is not known"
         return
@@ -180,8 +180,7 @@ class _Drain:
         self._source = ShardCalls(callers[name])
         self._bar = bar
         self._moves = moves
-        self.moved = 0
-        self.kept: Sequence[Kept] = ()
+        self.move = Move(self._source, self._takers, bar.did)
 
     def run(self, *, wait: bool) -> Mapping[str, int] | None:
         """What the shard holds in the end; None if that is not known."""
@@ -204,7 +203,7 @@ class _Drain:
         )
 
     def _can_move(self, jobs: Mapping[str, int]) -> bool:
-        return self._moves and jobs["scheduled"] > len(self.kept)
+        return self._moves and jobs["scheduled"] > len(self.move.kept)
 
     def _look(self) -> Mapping[str, int] | None:
         found = service_status.find_shard(self._name)
@@ -227,13 +226,7 @@ class _Drain:
                 f"another command moves the jobs of shard {self._name}; wait until it has ended"
             )
         with sole:
-            move = Move(self._source, self._takers, self._note_moved)
-            move.run()
-        self.kept = move.kept
-
-    def _note_moved(self, count: int) -> None:
-        self.moved += count
-        self._bar.did(count)
+            self.move.run()
 
     def _takers(self) -> list[ShardCalls]:
         return [
@@ -265,7 +258,7 @@ class Kept(NamedTuple):
 
 class Move:
     """Of the jobs of `source`. `takers` tells the shards that take jobs at present;
-    `on_moved(count)` is called as jobs are moved."""
+    `on_moved(count)` is called as jobs are moved. `kept`: by the last run; `moved`: by all."""
 
     def __init__(
         self,
@@ -276,12 +269,14 @@ class Move:
         self._source = source
         self._takers = takers
         self._on_moved = on_moved
+        self.moved = 0
         self.kept: list[Kept] = []
 
     def run(self) -> None:
         """Move all jobs that are scheduled by now.
 
         Raises ConnectionFailed, PinLaterError: then some are moved, and a repeat goes on."""
+        self.kept = []
         for queue in self._source.queues():
             found = self._source.scan(queue, JobState.PENDING, future=True)
             with contextlib.suppress(QueueNotFound):  # deleted meanwhile, with its jobs
@@ -324,6 +319,7 @@ class Move:
                 if record.run_after_ms > now_ms
             ],
         )
+        self.moved += len(records)
         self._on_moved(len(records))
 
     def _store(self, queue: str, jobs: Sequence[Job]) -> Enqueued:

@@ -180,17 +180,6 @@ def test_it_ends_after_as_many_calls_as_it_is_told(pinlater, client, queue, sche
     assert client.count(queue, JobState.PENDING, priority=2) == 7
 
 
-def test_some_jobs_fail_if_it_is_told_so(pinlater, client, queue):
-    pinlater(
-        f"bench dequeue --queue {queue} --fill 10 --batch-size 10 --num-queries 1 --warm-up 0 "
-        "--dequeue-success-percent 0"
-    )
-
-    assert client.count(queue, JobState.SUCCEEDED) == 0
-    again = client.dequeue(queue, limit=20)
-    assert [job.attempts_remaining for job in again] == [1] * 10
-
-
 @pytest.mark.parametrize("work", ["dequeue", "cycle"])
 def test_a_queue_with_jobs_of_others_is_refused_and_left_as_it_is(pinlater, client, queue, work):
     [descriptor] = client.enqueue(queue, [b"precious"])

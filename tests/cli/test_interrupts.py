@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pinlaterd.cli.entry import EXIT_INTERRUPTED
+from pinlaterd.cli import EXIT_INTERRUPTED
 
 PROGRAMS = Path(sys.executable).parent
 # Programs started by a background job inherit that SIGINT is ignored, and so leave it.

@@ -158,7 +158,11 @@ def test_lookup_shows_jobs_and_fails_for_unknown_ones(pinlater, client, queue):
     assert "PENDING" in shown.stdout
     assert "\\x1b[2J\\xff" in shown.stdout
     assert not {"\x1b", "\x07"} & {*shown.stdout}
-    found = pinlater.facts("lookup --job-descriptor", descriptor)[descriptor]
+    exact = pinlater("lookup --json --job-descriptor", descriptor).stdout
+    assert exact.isascii()
+    assert not {"\x1b", "\x07"} & {*exact}
+    found = json.loads(exact)[descriptor]
+    assert "body" not in found
     assert (found["body_base64"], found["custom_status"]) == ("G1sySv8=", "\x07\x1b]0;x\x07")
 
     unknown = pinlater(f"lookup --job-descriptor {queue}:s1:p1:99999999")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,14 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pinlaterd.cli.admin import cli as admin
-from pinlaterd.cli.command import printable, printable_body, record_facts, shown_time
+from pinlaterd.cli.command import printable, printable_body, shown_time
 from pinlaterd.cli.pinlater import cli as pinlater
 from pinlaterd.cli.pinlaterd import cli as pinlaterd
-from pinlaterd.model import JobRecord, JobState
 from tests.cli.program import ROOT
 
 HEAVY = "aiohttp rich prometheus_client psutil zmq thriftpy2 supervisor yaml"
-RECORD = JobRecord("q:s1:p1:1", JobState.PENDING, 2, 1, "\x1b[2J", 1, 2, 3, None, b"\xff\x1b")
 
 
 def commands(group: click.Group, *names: str) -> Iterator[tuple[str, ...]]:
@@ -133,17 +130,6 @@ def test_bodies_are_shown_without_control_characters(body):
 )
 def test_bodies_by_example(body, shown):
     assert printable_body(body) == shown
-
-
-def test_json_is_exact_and_plain_ascii():
-    text = json.dumps(record_facts(RECORD))
-    facts = json.loads(text)
-
-    assert text.isascii()
-    assert "\x1b" not in text
-    assert facts["custom_status"] == "\x1b[2J"
-    assert facts["body_base64"] == "/xs="
-    assert "body" not in facts
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,6 @@ def test_the_wheel_offers_the_command_lines(wheel):
 
     text = archive.read(entry_points).decode()
 
-    assert "pinlaterd = pinlaterd.cli.entry:pinlaterd" in text
-    assert "pinlater = pinlaterd.cli.entry:pinlater" in text
-    assert "pinlater-admin = pinlaterd.cli.entry:pinlater_admin" in text
+    assert "pinlaterd = pinlaterd.cli:run_pinlaterd" in text
+    assert "pinlater = pinlaterd.cli:run_pinlater" in text
+    assert "pinlater-admin = pinlaterd.cli:run_pinlater_admin" in text
