@@ -206,6 +206,18 @@ def test_bad_descriptors_fail_alone(client: Client, queue, bad):
     assert len(taken) == sum(map(len, by_shard.values()))
 
 
+def test_one_that_is_no_number_fails_alone_among_others_of_its_length(client: Client, queue):
+    (good,) = client.enqueue(queue, b"x")
+    client.dequeue(queue, 1)
+    head, _, number = good.rpartition(":")
+    bad = f"{head}:{'x' * len(number)}"
+
+    with pytest.raises(Refused, match=f"invalid request: .*{bad}"):
+        client.ack(queue, succeeded=[good, bad])
+
+    assert client.info(good).jobState == SUCCEEDED
+
+
 def test_bad_retry_delay_fails_alone(client: Client, queue):
     good, bad = client.enqueue(queue, b"good", b"bad")
     client.dequeue(queue, 2)

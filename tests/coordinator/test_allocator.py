@@ -335,6 +335,22 @@ def test_a_raise_waits_until_the_cut_that_pays_for_it_is_confirmed(server):
     assert one.shares[QUEUE] == pytest.approx(LIMIT * 0.995)
 
 
+def test_what_a_router_said_before_it_heard_of_a_cut_confirms_nothing(server):
+    one, two = server.routers.values()
+    one.demand = 1000
+    one.report()
+    server.deliver_report(one)
+    assert two.grants  # the cut
+    two.demand = 5
+    two.report()
+    server.deliver_report(two)
+
+    while one.grants:
+        one.hear()
+
+    assert server.spent() <= LIMIT * (1 + 1e-9)
+
+
 def test_tokens_that_a_cut_leaves_over_go_to_who_wants_more(server):
     one, two = server.routers.values()
     demand(server, router_1=1000)
@@ -363,6 +379,28 @@ def test_one_that_is_cut_off_keeps_its_share_for_ever(server):
     server.routers["router-1"].cut_off = False
     demand(server, router_1=0)
     assert server.share("router-2") == pytest.approx(LIMIT * 0.995)
+
+
+def test_a_limit_that_is_lowered_counts_what_one_that_is_cut_off_still_spends(server):
+    demand(server, router_1=1000, router_2=1000)
+    server.routers["router-1"].cut_off = True
+    server.settle(SILENT_SECONDS + 1)
+
+    server.allocator.set_limits({QUEUE: LIMIT / 2})
+    server.act()
+    server.exchange()
+
+    assert server.spent() == pytest.approx(LIMIT / 2)
+
+
+@pytest.mark.parametrize(("running", "share"), [((), 6.0), ((1,), 0.0)])
+def test_one_that_starts_takes_over_what_a_dead_one_of_its_name_held(running, share):
+    held = [
+        Holding(RouterId("router-1", 1, 0), 7, {QUEUE: 6.0}),
+        Holding(RouterId("router-2", 2, 0), 8, {QUEUE: 4.0}),
+    ]
+
+    assert shares_at_start("router-1", [QUEUE], held, running.__contains__) == {QUEUE: share}
 
 
 def test_a_dead_ones_share_is_kept_for_its_successor_but_not_for_ever(server):

@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from typing import cast
+from unittest.mock import Mock
 
 import pytest
 
 from pinlaterd.clock import Clock, FakeClock
-from pinlaterd.router.rate_limits import LimitedQueue, RateLimits
+from pinlaterd.router.rate_limits import LimitedQueue, RateLimits, RateReporter
+from pinlaterd.stats import Stats
+from pinlaterd.wire.control import ControlClient, RateGrant, RouterId
 
 QUEUE = "mail"
 LONG_SECONDS = 30.0
@@ -219,3 +223,19 @@ def test_those_in_line_are_woken_when_their_token_is_there_or_their_time_is_over
         assert await limits.queues["slow"].wait(1, 0.05) == 0
 
     run(scenario)
+
+
+def test_a_grant_that_comes_late_raises_nothing(limits):
+    """As of a coordinator that was killed, after its successor's cut."""
+    cut, late = RateGrant(8, {QUEUE: 4.0}, {}), RateGrant(7, {QUEUE: 10.0}, {})
+    control = cast("ControlClient", Mock(take_grants=Mock(side_effect=[[cut], [late]])))
+    reporter = RateReporter(RouterId("router", 1, 0), limits, control, Stats(), lambda: None)
+
+    async def scenario() -> None:
+        assert reporter.hear()
+        assert not reporter.hear()
+        reporter.stop()
+
+    run(scenario)
+
+    assert limits.shares() == {QUEUE: 4.0}

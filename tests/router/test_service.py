@@ -318,6 +318,25 @@ async def test_what_several_shards_gave_a_client_that_has_gone_is_there_for_othe
     assert [job.attempts_remaining for job in jobs] == [2, 2]
 
 
+@pytest.mark.site(shards=2)
+async def test_what_several_shards_gave_a_client_that_did_not_read_it_is_there_for_others(
+    site: Site,
+) -> None:
+    for name in ("1", "2"):
+        await site.enqueue_on(name, Job(b"x"))
+    client = site.begin(Method.DEQUEUE, DequeueRequest(QUEUE, 5))
+    assert len(await client.bodies()) == 2
+
+    [answer] = client.slots
+    assert answer.on_undelivered is not None
+    answer.on_undelivered(client.message.result())  # as its connection does when that is lost
+
+    jobs = [*await site.dequeue(5, max_wait_ms=9_000)]
+    while len(jobs) < 2:
+        jobs += await site.dequeue(5, max_wait_ms=9_000)
+    assert [job.attempts_remaining for job in jobs] == [2, 2]
+
+
 async def test_better_jobs_that_others_take_first_leave_no_answer_short(
     site: Site, monkeypatch
 ) -> None:
@@ -455,6 +474,56 @@ async def test_a_wait_does_not_begin_once_the_client_has_gone(site: Site) -> Non
     gone.gone = True  # before it has found that it has to wait for a token
 
     await site.settle(waiting=1)
+
+
+async def test_a_dequeue_may_wait_for_longer_than_the_time_of_a_call(site: Site) -> None:
+    wait = DequeueRequest(QUEUE, 1, max_wait_ms=30_000)
+    waiting = site.begin(Method.DEQUEUE, wait)
+    await site.settle(waiting=1)
+
+    site.clock.advance(ServerSettings().request_timeout_ms / 1000 + 1)
+    await site.enqueue_on("1", Job(b"late"))
+
+    assert await waiting.bodies() == [b"late"]
+
+
+async def test_of_two_that_wait_the_second_gets_the_job_that_the_first_does_not_read(
+    site: Site, monkeypatch
+) -> None:
+    wait = DequeueRequest(QUEUE, 1, max_wait_ms=30_000)
+    first, second = (site.begin(Method.DEQUEUE, wait) for _ in range(2))
+    await site.settle(waiting=2)
+    monkeypatch.setattr(first, "room", lambda: 0)
+    first.reads = False
+
+    await site.enqueue_on("1", Job(b"x"))
+
+    assert await second.bodies() == [b"x"]
+    assert await first.bodies() == []
+
+
+@pytest.mark.site(shards=1, max_calls_in_flight=2)
+async def test_so_many_calls_may_be_in_flight_and_no_more(site: Site) -> None:
+    held: list[Tell] = []
+
+    def hold(on_reply: Tell) -> bool:
+        held.append(on_reply)
+        return True
+
+    on_call(site.shard("1"), Method.COUNT, hold)
+    count = CountRequest(QUEUE, JobState.PENDING)
+    counting = [site.begin(Method.COUNT, count) for _ in range(2)]
+
+    with pytest.raises(Overloaded, match="2 calls are in flight already"):
+        await site.enqueue(Job(b"x"))
+
+    while len(held) < 2:  # noqa: ASYNC110 - nobody tells
+        await asyncio.sleep(0)
+    for tell in held:
+        tell(ReplyEntry(0, Status.REFUSED, b"is down"))
+    for client in counting:
+        await asyncio.wait_for(client.message, ANSWER_SECONDS)
+    await site.enqueue(Job(b"x"))
 
 
 async def test_a_oneway_dequeue_does_not_wait(site: Site) -> None:

@@ -197,6 +197,24 @@ def test_acks_that_are_nearly_alike_are_read_alike(message):
     assert normal(found) == normal(outcome(general, message))
 
 
+def test_acks_that_are_shorter_and_longer_than_they_tell_are_read_alike():
+    """Together they have as many bytes as they tell."""
+    acks = [AckInfo(f"mail:s1:p1:{number}") for number in (10, 11, 12)]
+    message = codec.encode_call(Method.ACK, 1, CallContext("a:b"), AckRequest("mail", acks))
+
+    changed = message.replace(b":11", b":1").replace(b":12", b":122")
+
+    assert outcome(codec.decode_call, changed) == outcome(general, changed)
+
+
+def test_jobs_that_differ_in_all_are_read_as_they_were_written():
+    jobs = [Job(b"%d" % number, number, number, number, "x" * number) for number in range(1, 5)]
+    jobs += [Job(b"plain"), *jobs, Job(b"plain")]
+    request = EnqueueRequest("mail", jobs)
+
+    assert codec.decode_call(codec.encode_call(Method.ENQUEUE, 1, CONTEXT, request))[2] == request
+
+
 def test_acks_that_are_alike_are_a_sequence_like_any_other():
     infos = [AckInfo(f"mail:s1:p1:{number}", "ok", 5, "c") for number in (10, 11, 12)]
     message = codec.encode_call(Method.ACK, 1, CallContext("a:b"), AckRequest("mail", infos))

@@ -91,9 +91,11 @@ class PlayedShard:
         assert frame.incarnation == self._incarnation
         return list(frame.calls)
 
-    def answer(self, *calls: CallEntry) -> None:
-        """In one message."""
-        replies = [ReplyEntry(one.call_id, Status.DONE, b"done " + one.message) for one in calls]
+    def answer(self, *calls: CallEntry, jobs: int = 0) -> None:
+        """In one message, each with so many claims."""
+        replies = [
+            ReplyEntry(one.call_id, Status.DONE, b"done " + one.message, jobs) for one in calls
+        ]
         self._send(Replies(self._incarnation, replies, ()))
 
     async def end_in_order(self) -> None:
@@ -144,7 +146,8 @@ class Scene:
         assert (await _reply(in_hand)).status is Status.LOST
 
     def close(self) -> None:
-        self.link.close()
+        if not self.link._socket.closed:
+            self.link.close()
         for shard in self._shards:
             shard.kill()
 
@@ -291,6 +294,36 @@ def test_no_call_waits_beyond_its_deadline_nor_do_too_many(run):
 
         assert (await _reply(short)).status is Status.REFUSED
         assert not large.done()
+
+    run(test)
+
+
+def test_what_was_never_sent_is_refused_when_its_shard_is_removed(run):
+    """It is certain that nothing was done: another shard can be asked."""
+
+    async def test(scene: Scene) -> None:
+        await scene.killed()
+        waits = scene.link.ask(_call(b"waits"))
+
+        scene.link.close()
+
+        assert (await _reply(waits)).status is Status.REFUSED
+
+    run(test)
+
+
+def test_the_claims_of_a_late_answer_are_released(run):
+    async def test(scene: Scene) -> None:
+        shard = await scene.serving()
+        asked = scene.link.ask(_call(b"dequeue", seconds=1.0))
+        [late] = await shard.calls()
+        scene.clock.advance(1.5)
+        assert (await _reply(asked)).status is Status.LATE
+
+        shard.answer(late, jobs=1)
+
+        [release] = await shard.calls()
+        assert (release.op, release.message) == (Op.RELEASE, b"done dequeue")
 
     run(test)
 
